@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spike-and-slab inference for NumPyro programs."""
+
+from typing import Any
+
+from numpyro_spikeslab.cavi import CAVI, CAVIRunResult, annealing
+from numpyro_spikeslab.diagnostics import compare, summary
+from numpyro_spikeslab.gibbs import PairedGibbs, PairedGibbsState
+from numpyro_spikeslab.guide import MeanFieldGuide, PairedGuide
+from numpyro_spikeslab.primitives import SpikeSlab, spike_slab
+from numpyro_spikeslab.structure import paired_sites
+
+__all__ = [
+    "CAVI",
+    "CAVIRunResult",
+    "MeanFieldGuide",
+    "PairedGibbs",
+    "PairedGibbsState",
+    "PairedGuide",
+    "SpikeSlab",
+    "annealing",
+    "compare",
+    "paired_sites",
+    "plot_forest",
+    "plot_inclusion",
+    "spike_slab",
+    "summary",
+]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # pictures take a second to import, and most programs draw none
+    if name in ("plot_forest", "plot_inclusion"):
+        from numpyro_spikeslab import plots
+
+        return getattr(plots, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

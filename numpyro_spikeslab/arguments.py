@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's arguments as a compiled function takes them: arrays, and constants compared by content.
+
+So data of the same shapes need no second compilation, and what sizes a plate stays concrete.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+import jax
+import jax.numpy as jnp
+
+from numpyro.util import is_prng_key, not_jax_tracer
+
+
+class _Constant:
+    """A value that a compiled function may depend on, compared by content."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        if isinstance(value, np.ndarray | jax.Array):
+            self._key: Any = (value.shape, str(value.dtype), np.asarray(value).tobytes())
+        else:
+            self._key = (type(value), value)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Constant) and self._key == other._key
+
+
+def _is_dynamic(leaf: Any) -> bool:
+    """Whether a leaf may be traced: integer arrays often size plates, so they are kept concrete."""
+    if not isinstance(leaf, np.ndarray | jax.Array):
+        return False
+    return not not_jax_tracer(leaf) or is_prng_key(leaf) or jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def are_concrete(tree: Any) -> bool:
+    """Whether no leaf is a tracer."""
+    return all(not_jax_tracer(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def outside_transformations(tree: Any) -> AbstractContextManager:
+    """A context in which functions of concrete data give concrete results, even where the caller
+    is being transformed; for data that are traced themselves it does nothing."""
+    return jax.core.eval_context() if are_concrete(tree) else nullcontext()
+
+
+def on_device(tree: Any) -> Any:
+    """Move numpy's floats to JAX's device, once for all later calls."""
+    return jax.tree.map(
+        lambda leaf: (
+            jnp.asarray(leaf) if isinstance(leaf, np.ndarray) and _is_dynamic(leaf) else leaf
+        ),
+        tree,
+    )
+
+
+def partition(tree: Any) -> tuple[Any, list[Any]]:
+    """Split a tree into a hashable part and a list of arrays."""
+    leaves, treedef = jax.tree.flatten(tree)
+    dynamic = [leaf if _is_dynamic(leaf) else None for leaf in leaves]
+    static = tuple(None if _is_dynamic(leaf) else _Constant(leaf) for leaf in leaves)
+    return (treedef, static), dynamic
+
+
+def merge(static: Any, dynamic: list[Any]) -> Any:
+    """The inverse of :func:`partition`."""
+    treedef, constants = static
+    leaves = [
+        leaf if constant is None else constant.value
+        for leaf, constant in zip(dynamic, constants, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, leaves)

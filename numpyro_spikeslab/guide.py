@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variational families of spike-and-slab weights, as NumPyro autoguides."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.infer import Predictive
+from numpyro.infer.autoguide import AutoDelta, AutoGuide
+from numpyro.ops.provenance import eval_provenance
+
+from numpyro_spikeslab.arguments import are_concrete, merge, outside_transformations, partition
+from numpyro_spikeslab.paired import BLOCK_SIZE, MeanField, PairedMeanField
+from numpyro_spikeslab.primitives import SpikeSlab, weights
+from numpyro_spikeslab.structure import (
+    Pair,
+    Structure,
+    abstract_trace,
+    find_pairs,
+    slab_prior,
+    trace_at,
+)
+
+
+def _is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
+    """Module-level, so that guides pickle."""
+    return site.get("name") in names
+
+
+class _SpikeSlabGuide(AutoGuide):
+    """What the families share: the other latent sites, plates, and posterior summaries."""
+
+    block_size: int | None = BLOCK_SIZE
+
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        prefix: str = "auto",
+        inner_guide: Callable[..., AutoGuide] = AutoDelta,
+    ) -> None:
+        super().__init__(model, prefix=prefix)
+        self.inner_guide = inner_guide
+        self.inner: AutoGuide | None = None
+        self.pairs: tuple[Pair, ...] = ()
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        user = type(self).__name__
+        trace = abstract_trace(self.model, args, kwargs)
+        self.pairs = find_pairs(trace, user)
+        own = {name: pair.shape for pair in self.pairs for name in (pair.spike, pair.slab)}
+        latents = {
+            name: site
+            for name, site in trace.items()
+            if site["type"] == "sample" and not site["is_observed"]
+        }
+        self._others = tuple(name for name in latents if name not in own)
+        discrete = [name for name in self._others if latents[name]["fn"].support.is_discrete]
+        if discrete:
+            raise ValueError(
+                f"{user}: the discrete latent sites {discrete} are not part of a spike-and-slab "
+                "pair. Sample them with `numpyro.infer.DiscreteGibbs` beside `PairedGibbs`."
+            )
+        self._deterministics = tuple(
+            name for name, site in trace.items() if site["type"] == "deterministic"
+        )
+        self._frames = {pair.name: latents[pair.slab]["cond_indep_stack"] for pair in self.pairs}
+        for frames in self._frames.values():
+            self._prototype_frames |= {frame.name: frame for frame in frames}
+        self._prototype_frame_full_sizes = {
+            name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"
+        }
+        self._setup_slabs(args, kwargs, latents)
+        if self._others:
+            self.inner = self.inner_guide(
+                handlers.block(
+                    handlers.substitute(
+                        handlers.seed(self.model, random.key(0)),
+                        data={name: np.zeros(shape) for name, shape in own.items()},
+                    ),
+                    hide_fn=partial(_is_among, frozenset([*own, *self._deterministics])),
+                ),
+                prefix=self.prefix,
+            )
+            # so that the inner guide's start values do not become tracers
+            with outside_transformations((args, kwargs)), handlers.seed(rng_seed=0):
+                with handlers.block():
+                    self.inner(*args, **kwargs)
+        # the values of an abstract trace are no values
+        self.prototype_trace = {
+            name: {key: site[key] for key in ("name", "type", "is_observed") if key in site}
+            for name, site in trace.items()
+        }
+
+    def _setup_slabs(self, args, kwargs, latents) -> None:
+        """Prior scales of the slabs, and whether they are the same at all values of the others."""
+        static, dynamic = partition((args, kwargs))
+
+        def scales(dynamic, values):
+            args, kwargs = merge(static, dynamic)
+            trace = trace_at(self.model, args, kwargs, values)
+            return {pair.name: slab_prior(trace, pair)[1] for pair in self.pairs}
+
+        shapes = {
+            name: jax.ShapeDtypeStruct(
+                jnp.shape(latents[name]["value"]), jnp.result_type(latents[name]["value"])
+            )
+            for name in self._others
+        }
+        sources = eval_provenance(scales, dynamic=dynamic, values=shapes)
+        self._constant_slabs = not any("values" in source for source in sources.values())
+        with outside_transformations((args, kwargs)):
+            found = jax.jit(scales)(dynamic, {})
+        self._slab_scales = found if are_concrete(found) else jax.tree.map(jnp.ones_like, found)
+
+    def _prior_scales(self, latents: dict[str, Any], args, kwargs) -> dict[str, Any]:
+        """Prior scale of each slab, given the other latent sites."""
+        if self._constant_slabs:
+            return self._slab_scales
+        trace = trace_at(self.model, args, kwargs, latents)
+        return {pair.name: slab_prior(trace, pair)[1] for pair in self.pairs}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        plates = self._create_plates(*args, **kwargs)
+        result = {} if self.inner is None else dict(self.inner(*args, **kwargs))
+        scales = self._prior_scales(result, args, kwargs)
+        for pair in self.pairs:
+            result |= self._sample_pair(pair, scales[pair.name], self._within(pair, plates))
+        return result
+
+    @contextmanager
+    def _within(self, pair: Pair, plates: dict[str, Any]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for frame in self._frames[pair.name]:
+                stack.enter_context(plates[frame.name])
+            yield
+
+    @abstractmethod
+    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Any) -> dict[str, Any]:
+        """Declare the parameters of one pair and sample its two sites ``within`` its plates."""
+
+    @abstractmethod
+    def pack(self, structure: Structure, params: dict[str, Any]) -> Any:
+        """The arrays that :class:`~numpyro_spikeslab.CAVI` updates."""
+
+    @abstractmethod
+    def unpack(self, structure: Structure, posterior: Any) -> dict[str, Any]:
+        """The inverse of :meth:`pack`."""
+
+    @abstractmethod
+    def _marginal(self, pair: Pair, params: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Inclusion probability, and mean and standard deviation of the slab where included."""
+
+    def inclusion_probabilities(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Posterior inclusion probability ``gamma`` of each weight.
+
+        :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
+        :return: ``{name: array in the shape of the weights}``.
+        """
+        return {pair.name: self._marginal(pair, params)[0] for pair in self.pairs}
+
+    def posterior_mean(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Posterior mean ``<w> = gamma mu`` of each weight.
+
+        :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
+        :return: ``{name: array in the shape of the weights}``.
+        """
+        return {name: marginal.mean for name, marginal in self._marginals(params).items()}
+
+    def _marginals(self, params: dict[str, Any]) -> dict[str, SpikeSlab]:
+        marginals = {}
+        for pair in self.pairs:
+            probs, loc, scale = self._marginal(pair, params)
+            marginals[pair.name] = SpikeSlab(probs, scale, loc)
+        return marginals
+
+    def sample_posterior(
+        self,
+        rng_key: jax.Array,
+        params: dict[str, Any],
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Draw from the guide: all latent sites and the model's deterministic sites.
+
+        :param rng_key: random key.
+        :param params: parameters of the guide.
+        :param args: arguments of the model, as for the fit.
+        :param sample_shape: leading shape of the draws.
+        :param kwargs: keyword arguments of the model.
+        """
+        key_guide, key_model = random.split(rng_key)
+        sites = [name for pair in self.pairs for name in (pair.spike, pair.slab)]
+        draws = Predictive(
+            self,
+            params=params,
+            num_samples=prod(sample_shape),
+            return_sites=[*self._others, *sites],
+            parallel=True,
+        )(key_guide, *args, **kwargs)
+        draws |= {p.name: weights(draws[p.spike], draws[p.slab]) for p in self.pairs}
+        missing = [name for name in self._deterministics if name not in draws]
+        if missing:
+            predictive = Predictive(self.model, draws, params=params, return_sites=missing)
+            draws |= predictive(key_model, *args, **kwargs)
+        return {name: x.reshape(sample_shape + x.shape[1:]) for name, x in draws.items()}
+
+    def median(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Posterior median of each weight, each spike and each other latent site.
+
+        The entry of a slab is its median given that the weight is included.
+        """
+        medians = {} if self.inner is None else self.inner.median(params)
+        return medians | {name: x[0] for name, x in self._pair_quantiles(params, [0.5]).items()}
+
+    def quantiles(self, params: dict[str, Any], quantiles: Any) -> dict[str, Any]:
+        """Posterior quantiles of each weight, each spike and each other latent site.
+
+        A weight's distribution has an atom at zero, so its quantiles may be exactly 0. The entry
+        of a slab holds its quantiles given that the weight is included.
+
+        :param params: parameters of the guide.
+        :param quantiles: Q probabilities.
+        :return: ``{site: array of shape (Q, ...)}``.
+        """
+        found = self._pair_quantiles(params, quantiles)
+        if isinstance(self.inner, AutoDelta):
+            size = len(quantiles)
+            medians = self.inner.median(params)
+            found |= {k: jnp.broadcast_to(x, (size, *jnp.shape(x))) for k, x in medians.items()}
+        elif self.inner is not None:
+            found |= self.inner.quantiles(params, quantiles)
+        return found
+
+    def _pair_quantiles(self, params: dict[str, Any], quantiles: Any) -> dict[str, Any]:
+        found = {}
+        for pair in self.pairs:
+            probs, loc, scale = self._marginal(pair, params)
+            q = jnp.reshape(jnp.asarray(quantiles), (-1,) + (1,) * len(pair.shape))
+            found[pair.name] = SpikeSlab(probs, scale, loc).icdf(q)
+            found[pair.spike] = (q > 1.0 - probs).astype(int)
+            found[pair.slab] = dist.Normal(loc, scale).icdf(q)
+        return found
+
+
+class PairedGuide(_SpikeSlabGuide):
+    """Paired mean field: each slab and its spike share a factor (paper, eq. 5).
+
+    An :class:`~numpyro.infer.autoguide.AutoGuide`. The weights of ``spike_slab("w", ...)`` get the
+    parameters, each in the shape of the weights,
+
+    - ``w_{prefix}_probs``, the inclusion probability ``gamma``;
+    - ``w_{prefix}_loc``, mean ``mu`` of the slab given inclusion;
+    - ``w_{prefix}_scale``, its standard deviation given inclusion.
+
+    Given exclusion the slab has its prior, as in the true posterior. All other latent sites get an
+    inner autoguide. :class:`~numpyro_spikeslab.CAVI` fits it in closed form; it works as it is in
+    :class:`~numpyro.infer.SVI` with :class:`~numpyro.infer.TraceGraph_ELBO` too.
+
+    :param model: a model with at least one :func:`~numpyro_spikeslab.spike_slab`.
+    :param prefix: part of the parameters' names.
+    :param inner_guide: called with the model of the other latent sites and ``prefix=``. The
+        default, :class:`~numpyro.infer.autoguide.AutoDelta`, is what CAVI needs; with another,
+        such as :class:`~numpyro.infer.autoguide.AutoNormal`, use SVI.
+    :raises ValueError: when first called, if the model has no pairs, a broken pair, or other
+        discrete latent sites.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_spikeslab as nss
+        >>> def model(X, y=None):
+        ...     with numpyro.plate("feature", X.shape[1]):
+        ...         w = nss.spike_slab("w", 0.25)
+        ...     with numpyro.plate("obs", X.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(X @ w, 0.1), obs=y)
+        >>> X = jax.random.normal(jax.random.key(0), (30, 3))
+        >>> guide = nss.PairedGuide(model)
+        >>> svi = nss.CAVI(model, guide)
+        >>> result = svi.run(jax.random.key(1), 120, X, X[:, 0], progress_bar=False)
+        >>> guide.inclusion_probabilities(result.params)["w"].round(1).tolist()
+        [1.0, 0.0, 0.0]
+    """
+
+    def _names(self, pair: Pair) -> tuple[str, str, str]:
+        return tuple(f"{pair.name}_{self.prefix}_{part}" for part in ("probs", "loc", "scale"))
+
+    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Any) -> dict[str, Any]:
+        probs_name, loc_name, scale_name = self._names(pair)
+        start = self._slab_scales[pair.name]
+        with within:
+            probs = numpyro.param(
+                probs_name, jnp.full_like(start, 0.5), constraint=constraints.unit_interval
+            )
+            loc = numpyro.param(loc_name, jnp.zeros_like(start))
+            scale = numpyro.param(scale_name, start, constraint=constraints.softplus_positive)
+            spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))
+            slab = numpyro.sample(
+                pair.slab, dist.Normal(spike * loc, jnp.where(spike, scale, prior_scale))
+            )
+        return {pair.spike: spike, pair.slab: slab}
+
+    def _marginal(self, pair: Pair, params: dict[str, Any]) -> tuple[Any, Any, Any]:
+        probs, loc, scale = (params[name] for name in self._names(pair))
+        return probs, loc, scale
+
+    def pack(self, structure: Structure, params: dict[str, Any]) -> PairedMeanField:
+        return PairedMeanField(
+            *(
+                structure.join(params, f"{{}}_{self.prefix}_{part}")
+                for part in PairedMeanField._fields
+            )
+        )
+
+    def unpack(self, structure: Structure, posterior: PairedMeanField) -> dict[str, Any]:
+        params = {}
+        for part, values in zip(PairedMeanField._fields, posterior, strict=True):
+            params |= structure.split(values, f"{{}}_{self.prefix}_{part}")
+        return params
+
+
+class MeanFieldGuide(_SpikeSlabGuide):
+    """Standard mean field: slabs jointly Gaussian, independent of the spikes (paper, eq. 4).
+
+    The family that the paired one is compared with; it has one mode and is sensitive to its
+    start. The P weights of ``spike_slab("w", ...)``, flattened, get the parameters
+
+    - ``w_slab_{prefix}_loc``, mean of the slabs, shape (P,);
+    - ``w_slab_{prefix}_scale_tril``, Cholesky factor of their covariance, shape (P, P);
+    - ``w_spike_{prefix}_probs``, the inclusion probabilities, in the shape of the weights.
+
+    :param model: a model with exactly one :func:`~numpyro_spikeslab.spike_slab`.
+    :param prefix: part of the parameters' names.
+    :param inner_guide: as in :class:`PairedGuide`.
+    :raises ValueError: when first called, as :class:`PairedGuide`, and for several pairs.
+    """
+
+    # the joint update of the slabs needs the Gram matrix of all features
+    block_size = None
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        super()._setup_prototype(*args, **kwargs)
+        if len(self.pairs) > 1:
+            self.prototype_trace = None
+            raise ValueError(
+                f"MeanFieldGuide: the model has several spike_slab sites, "
+                f"{[pair.name for pair in self.pairs]}; one is supported. Use PairedGuide."
+            )
+
+    def _names(self, pair: Pair) -> tuple[str, str, str]:
+        return (
+            f"{pair.spike}_{self.prefix}_probs",
+            f"{pair.slab}_{self.prefix}_loc",
+            f"{pair.slab}_{self.prefix}_scale_tril",
+        )
+
+    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Any) -> dict[str, Any]:
+        probs_name, loc_name, scale_name = self._names(pair)
+        start = self._slab_scales[pair.name]
+        loc = numpyro.param(loc_name, jnp.zeros(pair.size, start.dtype))
+        scale_tril = numpyro.param(
+            scale_name, jnp.diag(jnp.ravel(start)), constraint=constraints.lower_cholesky
+        )
+        # one event over all weights, so it is sampled outside their plates, as in AutoContinuous
+        joint = numpyro.sample(
+            f"_{pair.slab}_{self.prefix}_latent",
+            dist.MultivariateNormal(loc, scale_tril=scale_tril),
+            infer={"is_auxiliary": True},
+        )
+        with within:
+            probs = numpyro.param(
+                probs_name, jnp.full_like(start, 0.5), constraint=constraints.unit_interval
+            )
+            spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))
+            slab = numpyro.sample(pair.slab, dist.Delta(joint.reshape(pair.shape)))
+        return {pair.spike: spike, pair.slab: slab}
+
+    def _marginal(self, pair: Pair, params: dict[str, Any]) -> tuple[Any, Any, Any]:
+        probs, loc, scale_tril = (params[name] for name in self._names(pair))
+        scale = jnp.sqrt(jnp.sum(scale_tril**2, axis=1))
+        return probs, loc.reshape(pair.shape), scale.reshape(pair.shape)
+
+    def pack(self, structure: Structure, params: dict[str, Any]) -> MeanField:
+        (pair,) = structure.pairs
+        probs, loc, scale_tril = (params[name] for name in self._names(pair))
+        return MeanField(jnp.ravel(probs), loc, scale_tril)
+
+    def unpack(self, structure: Structure, posterior: MeanField) -> dict[str, Any]:
+        (pair,) = structure.pairs
+        probs, loc, scale_tril = posterior
+        values = (probs.reshape(pair.shape), loc, scale_tril)
+        return dict(zip(self._names(pair), values, strict=True))

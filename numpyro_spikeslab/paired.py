@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conditional of one (slab, spike) pair and the sweep over all of them.
+
+A weight is ``w = s * w_tilde`` with ``w_tilde ~ N(0, sigma_w^2)`` and ``s ~ Bernoulli(pi)``. Given
+everything else the pair has one conditional. Paired mean field puts its expectation back into the
+sweep (:func:`expectation`), the paired Gibbs sampler a draw (:func:`draw`); nothing else differs.
+
+Arrays in, arrays out: this module knows no NumPyro.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float, Int
+
+import jax
+from jax import lax, nn
+import jax.numpy as jnp
+from jax.scipy.special import xlogy
+
+# Features per block of a sweep. One feature at a time is bound by the latency of a sum that XLA
+# does not vectorise; beyond about a hundred the Gram matrices outweigh the design itself.
+BLOCK_SIZE = 50
+
+
+class Prior(NamedTuple):
+    """Spike-and-slab prior of P weights.
+
+    - **log_odds** - ``log(pi / (1 - pi))``, shape (P,).
+    - **variance** - ``sigma_w^2`` of the slab, shape (P,).
+    """
+
+    log_odds: Float[Array, " P"]
+    variance: Float[Array, " P"]
+
+
+class Design(NamedTuple):
+    """A whitened design, cut into K blocks of B features each (zero features pad the last block).
+
+    - **rows** - features as rows, each observation scaled by its relative precision's square root.
+    - **gram** - inner products of the features of a block.
+    """
+
+    rows: Float[Array, "K B N"]
+    gram: Float[Array, "K B B"]
+
+
+class Conditional(NamedTuple):
+    """What a pair's conditional owes to precisions alone, so it is computed once for a sweep.
+
+    - **squares** - ``<phi_m, phi_m>``.
+    - **variance** - ``1 / A``, variance of the slab where it is included.
+    - **log_odds** - log odds of inclusion where ``b = 0``.
+    """
+
+    squares: Float[Array, " B"]
+    variance: Float[Array, " B"]
+    log_odds: Float[Array, " B"]
+
+
+Put = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+"""``(logit, loc, variance, noise) -> (weight put back into the sweep, outputs kept)``."""
+
+
+def expectation(temperature: Any = 1.0) -> Put:
+    """Put the expectation ``<w> = gamma mu`` back: paired mean field.
+
+    :param temperature: divides the logit; above 1 it flattens the inclusion probabilities.
+    :return: a :data:`Put` that keeps ``(gamma, mu)``.
+    """
+
+    def put(logit, loc, variance, noise):
+        probs = nn.sigmoid(logit / temperature)
+        return probs * loc, (probs, loc)
+
+    return put
+
+
+def draw(logit, loc, variance, noise):
+    """Put a draw of the pair back: paired Gibbs. A :data:`Put` that keeps ``(logit, s, w_tilde)``.
+
+    :param noise: a standard logistic and a standard normal variate; a logistic variate below the
+        logit has probability ``sigmoid(logit)``.
+    """
+    logistic, normal = noise
+    spike = logit > logistic
+    slab = loc + jnp.sqrt(variance) * normal
+    return jnp.where(spike, slab, 0.0), (logit, spike, slab)
+
+
+def pair_conditional(
+    squares: Float[Array, "*B"], precision: Any, prior: Prior
+) -> Conditional:
+    """Supplement eq. (1): ``A = tau <phi, phi> + 1/sigma_w^2`` and the logit at ``b = 0``.
+
+    :param squares: inner product of each feature with itself.
+    :param precision: noise precision ``tau``.
+    :param prior: prior of the weights, in the shape of ``squares``.
+    """
+    variance = 1.0 / (precision * squares + 1.0 / prior.variance)
+    return Conditional(
+        squares, variance, prior.log_odds + 0.5 * jnp.log(variance / prior.variance)
+    )
+
+
+def gram_sweep(
+    gram: Float[Array, "B B"],
+    cross: Float[Array, " B"],
+    weights: Float[Array, " B"],
+    precision: Any,
+    conditional: Conditional,
+    put: Put,
+    noise: Any = None,
+) -> tuple[Float[Array, " B"], Any]:
+    """Visit B coordinates in turn, carrying ``cross = <phi_m, residual>`` of all of them.
+
+    :param gram: inner products of the features.
+    :param cross: inner products of the features with the residual of the current weights.
+    :param weights: current weights (expectations or draws).
+    :param precision: noise precision ``tau``.
+    :param conditional: from :func:`pair_conditional`.
+    :param put: :func:`expectation` or :func:`draw`.
+    :param noise: variates of the draw, leading axis B.
+    :return: the new weights and the stacked outputs of ``put``.
+    """
+
+    def visit(cross, coordinate):
+        m, gram_m, weight, c, noise_m = coordinate
+        b = precision * (cross[m] + c.squares * weight)
+        loc = b * c.variance
+        new, kept = put(c.log_odds + 0.5 * b * loc, loc, c.variance, noise_m)
+        return cross + gram_m * (weight - new), (new, kept)
+
+    coordinates = (jnp.arange(cross.shape[0]), gram, weights, conditional, noise)
+    return lax.scan(visit, cross, coordinates)[1]
+
+
+def sweep(
+    design: Design,
+    residual: Float[Array, " N"],
+    weights: Float[Array, " P"],
+    precision: Any,
+    prior: Prior,
+    put: Put,
+    noise: Any = None,
+) -> tuple[Float[Array, " N"], Float[Array, " P"], Any]:
+    """One pass over all coordinates: Gauss-Seidel inside blocks whose Gram matrix is known.
+
+    A block costs two matrix-vector products and a :func:`gram_sweep`; the result is that of
+    visiting one coordinate after the other.
+
+    :param design: from :func:`block_design`.
+    :param residual: whitened ``y - D w`` of the current weights.
+    :param weights: current weights.
+    :param precision: common noise precision ``tau``.
+    :param prior: prior of the weights.
+    :param put: :func:`expectation` or :func:`draw`.
+    :param noise: variates of the draw, leading axis P.
+    :return: the new residual, the new weights and the stacked outputs of ``put``.
+    """
+    size = weights.shape[0]
+    num_blocks, block_size = design.rows.shape[:2]
+
+    def cut(x, fill=0.0):
+        padded = pad(x, num_blocks * block_size, fill)
+        return padded.reshape((num_blocks, block_size) + x.shape[1:])
+
+    # a positive variance keeps the conditional of the padded features finite
+    prior = Prior(cut(prior.log_odds), cut(prior.variance, fill=1.0))
+    squares = jnp.diagonal(design.gram, axis1=1, axis2=2)
+    conditional = pair_conditional(squares, precision, prior)
+
+    def visit(residual, block):
+        rows, gram, weights, conditional, noise = block
+        new, kept = gram_sweep(gram, rows @ residual, weights, precision, conditional, put, noise)
+        return residual + (weights - new) @ rows, (new, kept)
+
+    blocks = (design.rows, design.gram, cut(weights), conditional, jax.tree.map(cut, noise))
+    residual, out = lax.scan(visit, residual, blocks)
+    new, kept = jax.tree.map(lambda x: x.reshape((-1,) + x.shape[2:])[:size], out)
+    return residual, new, kept
+
+
+def pad(x: Float[Array, "P ..."], size: int, fill: float = 0.0) -> Float[Array, "P2 ..."]:
+    """Append ``fill`` to the leading axis until it has ``size`` entries."""
+    width = [(0, size - x.shape[0])] + [(0, 0)] * (x.ndim - 1)
+    return jnp.pad(x, width, constant_values=fill)
+
+
+def block_design(
+    rows: Float[Array, "P N"], whitening: Float[Array, " N"] | None, block_size: int = BLOCK_SIZE
+) -> Design:
+    """Whiten a design and cut it into blocks with their Gram matrices.
+
+    :param rows: the design, features as rows.
+    :param whitening: square root of each observation's relative precision, 0 where it is missing;
+        `None` leaves the rows as they are.
+    :param block_size: features per block.
+    """
+    num_features, num_obs = rows.shape
+    # blocks of equal size, so that as few zero features as possible are appended
+    num_blocks = -(-num_features // block_size)
+    block_size = -(-num_features // num_blocks)
+    if whitening is not None:
+        rows = rows * whitening
+    rows = pad(rows, num_blocks * block_size).reshape(num_blocks, block_size, num_obs)
+    return Design(rows, jnp.einsum("kbn,kcn->kbc", rows, rows))
+
+
+def predictor(design: Design, weights: Float[Array, " P"]) -> Float[Array, " N"]:
+    """Whitened ``D w``."""
+    rows = design.rows.reshape(-1, design.rows.shape[-1])
+    return pad(weights, rows.shape[0]) @ rows
+
+
+class PairedMeanField(NamedTuple):
+    """``q(w_tilde, s)`` of eq. (5): P independent pairs, each of shape (P,).
+
+    - **probs** - ``gamma = q(s = 1)``.
+    - **loc** - ``mu``, mean of the slab given ``s = 1``.
+    - **scale** - square root of ``v``, its variance given ``s = 1``.
+
+    Given ``s = 0`` the slab has its prior (Property 2 of the paper).
+    """
+
+    probs: Float[Array, " P"]
+    loc: Float[Array, " P"]
+    scale: Float[Array, " P"]
+
+    @property
+    def mean(self) -> Float[Array, " P"]:
+        """``<w> = gamma mu``."""
+        return self.probs * self.loc
+
+    @property
+    def variance(self) -> Float[Array, " P"]:
+        """``<w^2> - <w>^2``."""
+        return self.probs * (self.loc**2 + self.scale**2) - self.mean**2
+
+    def sweep(
+        self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any
+    ) -> tuple["PairedMeanField", Float[Array, " N"]]:
+        """Update every pair in turn. The residual passed and returned is that of ``<w>``."""
+        residual, _, (probs, loc) = sweep(
+            design, residual, self.mean, precision, prior, expectation(temperature)
+        )
+        squares = feature_squares(design, loc.shape[0])
+        variance = pair_conditional(squares, precision, prior).variance
+        return PairedMeanField(probs, loc, jnp.sqrt(variance)), residual
+
+    def predictor_variance(self, design: Design) -> Float[Array, ""]:
+        """Variance of ``D w``, summed over the whitened observations."""
+        return feature_squares(design, self.probs.shape[0]) @ self.variance
+
+    def predictor_variances(self, rows: Float[Array, "P N"]) -> Float[Array, " N"]:
+        """Variance of ``D w`` at each observation of an unwhitened design."""
+        return self.variance @ rows**2
+
+    def divergence(self, prior: Prior) -> Float[Array, ""]:
+        """``KL(q(w_tilde, s) || p)``."""
+        second_moment = (self.loc**2 + self.scale**2) / prior.variance
+        slab = 0.5 * (second_moment - 1.0 - jnp.log(self.scale**2 / prior.variance))
+        return spike_divergence(self.probs, prior) + jnp.sum(self.probs * slab)
+
+
+def feature_squares(design: Design, size: int) -> Float[Array, " P"]:
+    """Inner product of each whitened feature with itself."""
+    return jnp.diagonal(design.gram, axis1=1, axis2=2).reshape(-1)[:size]
+
+
+def spike_divergence(probs: Float[Array, " P"], prior: Prior) -> Float[Array, ""]:
+    """``KL(Bernoulli(gamma) || Bernoulli(pi))``, summed."""
+    negative_entropy = xlogy(probs, probs) + xlogy(1.0 - probs, 1.0 - probs)
+    cross_entropy = probs * nn.log_sigmoid(prior.log_odds) + (1.0 - probs) * nn.log_sigmoid(
+        -prior.log_odds
+    )
+    return jnp.sum(negative_entropy - cross_entropy)
+
+
+class MeanField(NamedTuple):
+    """``q(w_tilde) q(s)`` of eq. (4), the standard mean field.
+
+    - **probs** - ``gamma = q(s = 1)``, shape (P,).
+    - **loc** - mean of the slab, shape (P,).
+    - **scale_tril** - Cholesky factor of the slab's covariance, shape (P, P).
+    """
+
+    probs: Float[Array, " P"]
+    loc: Float[Array, " P"]
+    scale_tril: Float[Array, "P P"]
+
+    @property
+    def mean(self) -> Float[Array, " P"]:
+        """``<w> = gamma mu``."""
+        return self.probs * self.loc
+
+    @property
+    def covariance(self) -> Float[Array, "P P"]:
+        """Covariance of ``w = s * w_tilde``."""
+        slab = self.scale_tril @ self.scale_tril.T
+        spike = jnp.diag(self.probs * (1.0 - self.probs))
+        outer = self.probs[:, None] * self.probs
+        return (outer + spike) * slab + spike * self.loc[:, None] * self.loc
+
+    def sweep(
+        self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any
+    ) -> tuple["MeanField", Float[Array, " N"]]:
+        """Update ``q(w_tilde)`` jointly, then every ``q(s_m)`` in turn."""
+        size = self.probs.shape[0]
+        rows = design.rows.reshape(-1, design.rows.shape[-1])[:size]
+        gram = precision * rows @ rows.T
+        target = precision * rows @ (residual + self.mean @ rows)
+        spike = jnp.diag(self.probs * (1.0 - self.probs))
+        slab_precision = gram * (self.probs[:, None] * self.probs + spike) + jnp.diag(
+            1.0 / prior.variance
+        )
+        # the inverse's Cholesky factor, from the Cholesky factor of the reversed matrix
+        reverse = jnp.linalg.cholesky(slab_precision[::-1, ::-1])[::-1, ::-1].T
+        scale_tril = jax.scipy.linalg.solve_triangular(reverse, jnp.eye(size), lower=True)
+        covariance = scale_tril @ scale_tril.T
+        loc = covariance @ (self.probs * target)
+        interaction = gram * (loc[:, None] * loc + covariance)
+        squares = jnp.diagonal(interaction)
+
+        def visit(probs, m):
+            logit = prior.log_odds[m] + target[m] * loc[m] - 0.5 * squares[m]
+            logit -= interaction[m] @ probs - squares[m] * probs[m]
+            return probs.at[m].set(nn.sigmoid(logit / temperature)), None
+
+        probs, _ = lax.scan(visit, self.probs, jnp.arange(size))
+        new = MeanField(probs, loc, scale_tril)
+        return new, residual + (self.mean - new.mean) @ rows
+
+    def predictor_variance(self, design: Design) -> Float[Array, ""]:
+        """Variance of ``D w``, summed over the whitened observations."""
+        rows = design.rows.reshape(-1, design.rows.shape[-1])[: self.probs.shape[0]]
+        return jnp.sum(self.predictor_variances(rows))
+
+    def predictor_variances(self, rows: Float[Array, "P N"]) -> Float[Array, " N"]:
+        """Variance of ``D w`` at each observation of an unwhitened design."""
+        return jnp.sum(rows * (self.covariance @ rows), axis=0)
+
+    def divergence(self, prior: Prior) -> Float[Array, ""]:
+        """``KL(q(w_tilde) q(s) || p)``."""
+        diagonal = jnp.diagonal(self.scale_tril)
+        second_moment = (self.loc**2 + jnp.sum(self.scale_tril**2, axis=1)) / prior.variance
+        slab = 0.5 * (second_moment - 1.0 + jnp.log(prior.variance)) - jnp.log(jnp.abs(diagonal))
+        return spike_divergence(self.probs, prior) + jnp.sum(slab)
+
+
+def gibbs_sweep(
+    key: Array,
+    design: Design,
+    residual: Float[Array, " N"],
+    weights: Float[Array, " P"],
+    precision: Any,
+    prior: Prior,
+) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
+    """One exact paired Gibbs sweep (supplement, section 2).
+
+    :param key: random key; a sweep's variates are drawn in one call each.
+    :param residual: whitened ``y - D w`` of the current draw.
+    :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
+    """
+    key_spike, key_slab = jax.random.split(key)
+    logistic = jax.random.logistic(key_spike, weights.shape, weights.dtype)
+    normal = jax.random.normal(key_slab, weights.shape, weights.dtype)
+    _, _, (logit, spike, slab) = sweep(
+        design, residual, weights, precision, prior, draw, (logistic, normal)
+    )
+    # given s = 0 the slab is drawn from its prior
+    slab = jnp.where(spike, slab, jnp.sqrt(prior.variance) * normal)
+    return spike.astype(int), slab, nn.sigmoid(logit)

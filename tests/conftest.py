@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the tests."""
+
+from collections.abc import Iterator
+import os
+
+import jaxtyping
+import pytest
+
+import jax
+
+# read when matplotlib is first imported
+os.environ["MPLBACKEND"] = "Agg"
+
+
+@pytest.fixture(autouse=True)
+def restored_x64() -> Iterator[None]:
+    """Puts back the precision that a test, or `numpyro.enable_x64`, has changed."""
+    before = jax.config.jax_enable_x64
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+@pytest.fixture
+def x64(restored_x64: None) -> None:
+    """Computes in float64 during one test."""
+    jax.config.update("jax_enable_x64", True)
+
+
+@pytest.fixture(params=["float32", "float64"])
+def precision(request: pytest.FixtureRequest, restored_x64: None) -> str:
+    """Runs a test once in each precision, of which it gets the name."""
+    jax.config.update("jax_enable_x64", request.param == "float64")
+    return request.param
+
+
+@pytest.fixture
+def strict_ranks() -> Iterator[None]:
+    """Refuses to broadcast arrays of different ranks during one test.
+
+    Not for every test: NumPyro's distributions count on it when they draw samples and evaluate
+    densities.
+    """
+    with jax.numpy_rank_promotion("raise"):
+        yield
+
+
+@pytest.fixture
+def unchecked_types() -> Iterator[None]:
+    """Leaves the annotations unchecked during one test, which passes wrong types on purpose."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)

@@ -1,0 +1,422 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of diagnostics.py against draws whose answers are known."""
+
+from collections import namedtuple
+
+import arviz_base
+import arviz_stats
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, SVI, TraceGraph_ELBO
+from numpyro.infer.mcmc import MCMCKernel
+
+from numpyro_spikeslab import diagnostics
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+CHAINS, DRAWS = 4, 400
+
+
+def pair(spike, slab=None, **others):
+    """ArviZ data of a pair, of draws shaped (chain, draw, feature) or (sample, feature)."""
+    spike = np.asarray(spike)
+    if slab is None:
+        slab = np.random.default_rng(1).normal(1.0, 0.5, size=spike.shape)
+    sample_dims = ["chain", "draw"] if spike.ndim == 3 else ["sample"]
+    return arviz_base.from_dict(
+        {"posterior": {"w": spike * slab, "w_spike": spike, "w_slab": slab, **others}},
+        dims={name: ["feature"] for name in ("w", "w_spike", "w_slab")},
+        sample_dims=sample_dims,
+    )
+
+
+def with_stats(data, attrs=None, **stats):
+    """The same data with a group of sample statistics."""
+    dims = diagnostics.sample_dims(diagnostics.posterior(data))
+    group = arviz_base.dict_to_dataset(stats, sample_dims=dims)
+    group.attrs.update(attrs or {})
+    data = data.copy()
+    data["sample_stats"] = group
+    return data
+
+
+def coin(p, seed=0, chains=CHAINS, draws=DRAWS):
+    return np.random.default_rng(seed).binomial(1, p, size=(chains, draws, len(p)))
+
+
+def test_summary_counts():
+    spike = np.zeros((2, 8, 1), int)
+    spike[0, :, 0] = [0, 1, 1, 0, 0, 1, 1, 1]  # 5 of 8, 3 changes
+    spike[1, :, 0] = [0, 0, 0, 0, 1, 0, 0, 0]  # 1 of 8, 2 changes
+    slab = np.arange(16.0).reshape(2, 8, 1)
+    row = diagnostics.summary(pair(spike, slab), round_to=None).loc["w[0]"]
+    w = (spike * slab).ravel()
+    assert row["inclusion"] == 6 / 16
+    assert row["flips"] == 2.5
+    assert row["between_chain_sd"] == pytest.approx(np.std([5 / 8, 1 / 8], ddof=1))
+    assert row["mean"] == pytest.approx(w.mean())
+    assert row["sd"] == pytest.approx(w.std(), rel=0.05)
+
+
+def test_summary_agrees_with_arviz():
+    data = pair(coin([0.3, 0.8]), sigma=np.random.default_rng(2).normal(size=(CHAINS, DRAWS)))
+    table = diagnostics.summary(data, round_to=None)
+    expected = arviz_stats.summary(data, var_names=["w", "sigma"], round_to="none")
+    assert list(table.index) == ["w[0]", "w[1]", "sigma"]
+    for column in expected.columns:
+        np.testing.assert_allclose(table[column].astype(float), expected[column].astype(float))
+    assert table.loc["sigma", ["inclusion", "mcse_inclusion", "flips"]].isna().all()
+
+
+def test_summary_without_pairs():
+    data = arviz_base.from_dict(
+        {"posterior": {"mu": np.random.default_rng(0).normal(size=(2, 50))}}
+    )
+    table = diagnostics.summary(data, round_to=None)
+    expected = arviz_stats.summary(data, round_to="none")
+    assert set(table.columns) == set(expected.columns)
+    np.testing.assert_allclose(table[expected.columns].to_numpy(float), expected.to_numpy(float))
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_constant_indicator(value):
+    spike = np.full((CHAINS, DRAWS, 1), value)
+    table = diagnostics.summary(pair(spike), ["w", "w_spike"], round_to=None)
+    row = table.loc["w[0]"]
+    assert row["inclusion"] == value and row["flips"] == 0 and row["between_chain_sd"] == 0
+    assert np.isnan(row["mcse_inclusion"])
+    chain_columns = ["ess_bulk", "ess_tail", "r_hat", "mcse_mean", "mcse_sd"]
+    assert table.loc["w_spike[0]", chain_columns].isna().all()
+    # A weight that is always in still has a slab that moves.
+    assert row[chain_columns].isna().all() == (value == 0)
+
+
+def test_stuck_chain():
+    spike = np.zeros((CHAINS, DRAWS, 1), int)
+    spike[0] = 1
+    table = diagnostics.summary(pair(spike), ["w", "w_spike"], round_to=None)
+    row = table.loc["w[0]"]
+    assert row["inclusion"] == 0.25 and row["flips"] == 0
+    assert row["between_chain_sd"] == 0.5
+    assert row["mcse_inclusion"] > 0.2
+    assert 1.5 < row["r_hat"] < 100
+    assert table.loc["w_spike[0]", ["ess_bulk", "r_hat"]].isna().all()
+
+
+def test_correlated_indicator():
+    """A two-state chain that changes with probability c has lag-one correlation 1 - 2 c."""
+    change, chains, draws = 0.1, 4, 5000
+    rng = np.random.default_rng(3)
+    start = rng.integers(0, 2, size=(chains, 1))
+    changes = rng.random((chains, draws - 1)) < change
+    spike = np.concatenate([start, (start + changes.cumsum(axis=1)) % 2], axis=1)[..., None]
+    row = diagnostics.summary(pair(spike), round_to=None).loc["w[0]"]
+    rho = 1 - 2 * change
+    mcse = np.sqrt(0.25 * (1 + rho) / (1 - rho) / (chains * draws))
+    assert row["mcse_inclusion"] == pytest.approx(mcse, rel=0.2)
+    assert abs(row["inclusion"] - 0.5) < 4 * mcse
+    assert row["flips"] == pytest.approx(change * draws, rel=0.1)
+    assert row["between_chain_sd"] == pytest.approx(2 * mcse, rel=1)
+
+
+def test_autoregressive_weight():
+    rho, chains, draws = 0.8, 4, 4000
+    rng = np.random.default_rng(4)
+    slab = np.zeros((chains, draws, 1))
+    slab[:, 0] = rng.normal(size=(chains, 1)) / np.sqrt(1 - rho**2)
+    for t in range(1, draws):
+        slab[:, t] = rho * slab[:, t - 1] + rng.normal(size=(chains, 1))
+    data = pair(np.ones_like(slab, dtype=int), slab)
+    row = diagnostics.summary(data, round_to=None).loc["w[0]"]
+    assert row["ess_bulk"] == pytest.approx(chains * draws * (1 - rho) / (1 + rho), rel=0.2)
+    assert row["r_hat"] < 1.01
+
+
+@pytest.mark.parametrize(
+    "stat", ["inclusion_probabilities.w", "block_states.0.inclusion_probabilities.w"]
+)
+def test_rao_blackwell(stat):
+    probability = np.random.default_rng(5).uniform(0.2, 0.4, size=(CHAINS, DRAWS, 2))
+    probability[..., 1] = 1.0
+    spike = coin([0.3, 1.0])
+    data = with_stats(pair(spike), **{stat: probability})
+    table = diagnostics.summary(data, round_to=None)
+    row = table.loc["w[0]"]
+    assert row["inclusion"] == pytest.approx(probability[..., 0].mean())
+    mcse = 0.2 / np.sqrt(12 * CHAINS * DRAWS)
+    assert row["mcse_inclusion"] == pytest.approx(mcse, rel=0.2)
+    assert row["flips"] == np.abs(np.diff(spike[..., 0], axis=1)).sum(axis=1).mean()
+    chain_means = probability[..., 0].mean(axis=1)
+    assert row["between_chain_sd"] == pytest.approx(chain_means.std(ddof=1))
+    assert np.isnan(table.loc["w[1]", "mcse_inclusion"])
+
+
+def test_rao_blackwell_constant_probability_is_exact():
+    probability = np.full((CHAINS, DRAWS, 1), 0.3)
+    data = with_stats(pair(coin([0.5])), **{"inclusion_probabilities.w": probability})
+    row = diagnostics.summary(data, round_to=None).loc["w[0]"]
+    assert row["inclusion"] == pytest.approx(0.3)
+    assert row["mcse_inclusion"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_other_statistics_are_not_inclusion_probabilities():
+    spike = coin([0.5])
+    stats = dict.fromkeys(["inclusion_probabilities.ww", "my_inclusion_probabilities.w"], spike * 0)
+    row = diagnostics.summary(with_stats(pair(spike), **stats), round_to=None).loc["w[0]"]
+    assert row["inclusion"] == spike.mean()
+
+
+def test_variational():
+    spike = coin([0.3, 0.0], chains=1)[0]
+    data = pair(spike, sigma=np.random.default_rng(0).normal(size=DRAWS))
+    table = diagnostics.summary(data, round_to=None)
+    columns = ["mean", "sd", "inclusion", "mcse_inclusion"]
+    assert list(table.columns[:4]) == columns
+    assert len(table.columns) == 6 and all(c.startswith("eti") for c in table.columns[4:])
+    p = spike[:, 0].mean()
+    assert table.loc["w[0]", "inclusion"] == p
+    error = np.sqrt(p * (1 - p) / DRAWS)
+    assert table.loc["w[0]", "mcse_inclusion"] == pytest.approx(error, rel=0.25)
+    assert np.isnan(table.loc["w[1]", "mcse_inclusion"])
+
+
+def test_one_chain():
+    row = diagnostics.summary(pair(coin([0.5], chains=1)), round_to=None).loc["w[0]"]
+    assert row[["between_chain_sd", "r_hat"]].isna().all()
+    assert row["mcse_inclusion"] > 0
+
+
+def test_weight_without_plates():
+    spike = coin([0.5])[..., 0]
+    data = arviz_base.from_dict({"posterior": {"w": 2.0 * spike, "w_spike": spike}})
+    assert diagnostics.summary(data, round_to=None).loc["w", "inclusion"] == spike.mean()
+
+
+def test_boolean_indicator():
+    spike = coin([0.5])
+    table = diagnostics.summary(pair(spike == 1, spike * 1.0), round_to=None)
+    assert table.loc["w[0]", "flips"] == np.abs(np.diff(spike[..., 0])).sum() / CHAINS
+
+
+def test_rounding():
+    data = pair(coin([0.3]))
+    raw = diagnostics.summary(data, round_to=None).loc["w[0]"]
+    rounded = diagnostics.summary(data).loc["w[0]"]
+    assert rounded["mean"] == round(raw["mean"], 3)
+    assert rounded["ess_bulk"] == round(raw["ess_bulk"])
+    assert diagnostics.summary(data, round_to=1).loc["w[0]", "sd"] == round(raw["sd"], 1)
+
+
+State = namedtuple("State", ["z", "inclusion_probabilities", "rng_key"])
+
+
+class Exact(MCMCKernel):
+    """Draws from a known spike-and-slab posterior, with probabilities as a paired kernel has."""
+
+    sample_field = "z"
+
+    def __init__(self, model):
+        self.model = model
+
+    def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
+        return self.sample(State(None, None, rng_key), model_args, model_kwargs)
+
+    def sample(self, state, model_args, model_kwargs):
+        key, *keys = jax.random.split(state.rng_key, 4)
+        probability = jnp.full((2, 3), 0.4) + jax.random.uniform(keys[0], (2, 3), maxval=0.2)
+        spike = jax.random.bernoulli(keys[1], probability).astype(int)
+        slab = jax.random.normal(keys[2], (2, 3))
+        z = {"w": spike * slab, "w_spike": spike, "w_slab": slab, "sigma": jnp.exp(slab[0, 0])}
+        return State(z, {"w": probability}, key)
+
+
+def model():
+    numpyro.sample("sigma", dist.LogNormal())
+    with numpyro.plate("task", 2, dim=-2), numpyro.plate("feature", 3, dim=-1):
+        spike = numpyro.sample("w_spike", dist.Bernoulli(0.5))
+        slab = numpyro.sample("w_slab", dist.Normal())
+        numpyro.deterministic("w", spike * slab)
+
+
+def guide():
+    numpyro.sample("sigma", dist.LogNormal(numpyro.param("loc", 0.0)))
+    with numpyro.plate("task", 2, dim=-2), numpyro.plate("feature", 3, dim=-1):
+        spike = numpyro.sample("w_spike", dist.Bernoulli(0.5))
+        slab = numpyro.sample("w_slab", dist.Normal())
+        numpyro.deterministic("w", spike * slab)
+
+
+@pytest.fixture(scope="module")
+def chains():
+    mcmc = MCMC(
+        Exact(model),
+        num_warmup=1,
+        num_samples=100,
+        num_chains=2,
+        chain_method="sequential",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(0), extra_fields=("inclusion_probabilities.w",))
+    return arviz_base.from_numpyro(mcmc, coords={"feature": ["age", "sex", "bmi"]})
+
+
+@pytest.fixture(scope="module")
+def variational():
+    svi = SVI(model, guide, numpyro.optim.Adam(0.01), TraceGraph_ELBO())
+    result = svi.run(jax.random.key(0), 2, progress_bar=False)
+    return arviz_base.from_numpyro_svi(
+        svi, svi_result=result, num_samples=200, coords={"feature": ["age", "sex", "bmi"]}
+    )
+
+
+def test_numpyro_mcmc(chains):
+    table = diagnostics.summary(chains, round_to=None)
+    assert table.index[0] == "sigma" or table.index[-1] == "sigma"
+    assert [f"w[{q}, {m}]" in table.index for q in (0, 1) for m in ("age", "sex", "bmi")] == [1] * 6
+    assert len(table) == 7
+    probability = chains["sample_stats"]["inclusion_probabilities.w"].mean(["chain", "draw"])
+    weights = table.drop("sigma")
+    np.testing.assert_allclose(
+        weights["inclusion"].astype(float), probability.values.ravel(), rtol=1e-5
+    )
+    assert (weights["mcse_inclusion"] < 0.01).all()
+
+
+def test_numpyro_svi(variational):
+    table = diagnostics.summary(variational, "w")
+    assert "w[1, bmi]" in table.index and len(table) == 6
+    assert "r_hat" not in table.columns and "flips" not in table.columns
+
+
+def test_numpyro_compare(chains, variational):
+    table = diagnostics.compare(
+        {"PMF": variational, "Gibbs": chains}, ["w", "sigma"], reference="Gibbs"
+    )
+    assert list(table.index) == ["Gibbs", "PMF"]
+    assert table.loc["PMF", "max_abs_error_inclusion"] < 0.2
+    assert table.loc["Gibbs", "sum_abs_error_mean"] == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "var_names", "message"),
+    [
+        ({"w": 1}, None, "data: got dict"),
+        (arviz_base.from_dict({"prior": {"w": np.zeros((1, 5))}}), None, "data: got DataTree"),
+        (pair(coin([0.5])).isel(draw=0), None, "data: its posterior has the dimensions"),
+        (pair(coin([0.5])), ["w", "v"], r"var_names: got \['v'\], expected one or more of \['w'"),
+        (pair(coin([0.5])), [], r"var_names: got \[\]"),
+        (
+            with_stats(pair(coin([0.5])), **{"inclusion_probabilities.w": coin([0.5, 0.5])}),
+            None,
+            r"`inclusion_probabilities.w` has the shape \(4, 400, 2\), expected \(4, 400, 1\)",
+        ),
+    ],
+)
+def test_summary_errors(data, var_names, message):
+    with pytest.raises(ValueError, match=message):
+        diagnostics.summary(data, var_names)
+
+
+def test_compare_errors_of_means_and_inclusion():
+    reference = pair(np.tile([[[1, 0]], [[1, 1]]], (1, 50, 1)), np.full((2, 50, 2), 2.0))
+    # means 2 and 1, inclusion 1 and 0.5
+    other = pair(np.tile([[0, 1], [1, 1]], (50, 1)), np.full((100, 2), 3.0))
+    # means 1.5 and 3, inclusion 0.5 and 1
+    table = diagnostics.compare({"a": other, "b": reference}, "w", "b")
+    assert list(table.index) == ["b", "a"]
+    assert table.loc["a", "sum_abs_error_mean"] == pytest.approx(2.5)
+    assert table.loc["a", "max_abs_error_mean"] == pytest.approx(2.0)
+    assert table.loc["a", "sum_abs_error_inclusion"] == pytest.approx(1.0)
+    assert table.loc["a", "max_abs_error_inclusion"] == pytest.approx(0.5)
+    assert (table.loc["b"].filter(like="error") == 0).all()
+    assert table.loc["a", ["bound", "min_ess", "max_r_hat", "k_hat"]].isna().all()
+
+
+def test_compare_uses_rao_blackwell():
+    spike = coin([0.5])
+    better = with_stats(
+        pair(spike), **{"inclusion_probabilities.w": np.full((CHAINS, DRAWS, 1), 0.125)}
+    )
+    table = diagnostics.compare({"a": pair(spike), "b": better}, ["w"], "a")
+    assert table.loc["b", "sum_abs_error_inclusion"] == pytest.approx(spike.mean() - 0.125)
+
+
+def test_compare_without_indicators():
+    spike = coin([0.5])
+    dense = arviz_base.from_dict({"posterior": {"w": spike * 1.0}}, dims={"w": ["feature"]})
+    table = diagnostics.compare({"a": pair(spike), "b": dense}, ["w"], "a")
+    assert table.loc["b"].filter(like="inclusion").isna().all()
+    assert table.loc["b", "sum_abs_error_mean"] > 0
+
+
+def test_compare_worst_chain_diagnostics():
+    data = pair(coin([0.5, 0.0, 0.9]))
+    table = diagnostics.compare({"a": data, "b": data}, ["w"], "a")
+    elements = diagnostics.summary(data, round_to=None)
+    assert table.loc["a", "min_ess"] == elements["ess_bulk"].min() < 1e5
+    assert table.loc["a", "max_r_hat"] == elements["r_hat"].max()
+
+
+@pytest.mark.parametrize("k", [0.3, 0.9])
+def test_compare_k_hat(k):
+    """Ratios U^-k with U uniform are Pareto of shape k."""
+    ratios = -k * np.log(np.random.default_rng(6).random(4000)) - 300.0
+    data = pair(coin([0.5], chains=1, draws=4000)[0])
+    data = with_stats(data, {"bound": -12.5}, log_ratio=ratios)
+    table = diagnostics.compare({"a": data, "b": pair(coin([0.5]))}, ["w"], "b")
+    assert table.loc["a", "k_hat"] == pytest.approx(k, abs=0.15)
+    assert table.loc["a", "bound"] == -12.5
+    assert np.isnan(table.loc["b", "k_hat"])
+
+
+@pytest.mark.parametrize("ratios", [np.zeros(100), np.arange(100) % 2.0])
+def test_k_hat_of_equal_ratios_is_undefined(ratios):
+    data = with_stats(pair(coin([0.5], chains=1, draws=100)[0]), log_ratio=ratios)
+    assert np.isnan(diagnostics.k_hat(data))
+
+
+def relabelled(data, **coords):
+    """The same data with other coordinates."""
+    return type(data).from_dict({"posterior": diagnostics.posterior(data).assign_coords(**coords)})
+
+
+PAIR = pair(coin([0.5, 0.5]))
+
+
+@pytest.mark.parametrize(
+    ("data", "var_names", "reference", "message"),
+    [
+        ({"a": PAIR}, "w", "a", r"data: got \['a'\], expected a mapping from two or more names"),
+        (PAIR, "w", "a", "data: got DataTree, expected a mapping"),
+        ([PAIR, PAIR], "w", "a", "data: got list"),
+        ({"a": PAIR, "b": PAIR}, "w", "c", r"reference: got 'c', expected one of .*\['a', 'b'\]"),
+        ({"a": PAIR, "b": PAIR}, "v", "a", r"var_names: got \['v'\]"),
+        ({"a": PAIR, "b": PAIR}, [], "a", r"var_names: got \[\]"),
+        ({"a": PAIR, "b": PAIR}, None, "a", "var_names: got None"),
+        (
+            {"a": pair(coin([0.5, 0.5]), v=coin([0.5])[..., 0]), "b": PAIR},
+            "v",
+            "a",
+            "var_names: `v` is not in the posterior of 'b'",
+        ),
+        (
+            {"a": PAIR, "b": pair(coin([0.5]))},
+            "w",
+            "a",
+            r"data: `w` of 'b' has the shape {'feature': 1}, expected {'feature': 2}",
+        ),
+        (
+            {"a": PAIR, "b": relabelled(PAIR, feature=[1, 0])},
+            "w",
+            "a",
+            r"data: `w` of 'b' has the coordinates {'feature': \[1, 0\]}, expected",
+        ),
+    ],
+)
+def test_compare_errors(data, var_names, reference, message):
+    with pytest.raises(ValueError, match=message):
+        diagnostics.compare(data, var_names, reference)
