@@ -4,7 +4,7 @@
 from typing import Any
 
 from numpyro_spikeslab.cavi import CAVI, CAVIRunResult, annealing
-from numpyro_spikeslab.diagnostics import compare, summary
+from numpyro_spikeslab.diagnostics import add_variational_stats, compare, summary
 from numpyro_spikeslab.gibbs import PairedGibbs, PairedGibbsState
 from numpyro_spikeslab.guide import MeanFieldGuide, PairedGuide
 from numpyro_spikeslab.primitives import SpikeSlab, spike_slab
@@ -18,6 +18,7 @@ __all__ = [
     "PairedGibbsState",
     "PairedGuide",
     "SpikeSlab",
+    "add_variational_stats",
     "annealing",
     "compare",
     "paired_sites",

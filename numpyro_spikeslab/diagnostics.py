@@ -7,6 +7,7 @@ lies. Markov chains have the dimensions ``(chain, draw)``, variational draws (fr
 """
 
 from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
 
 import arviz_base
 import arviz_stats
@@ -14,7 +15,16 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-__all__ = ["compare", "summary"]
+import jax
+import jax.numpy as jnp
+
+from numpyro import handlers
+from numpyro.infer import SVI
+from numpyro.infer.util import log_density
+
+from numpyro_spikeslab.cavi import CAVI
+
+__all__ = ["add_variational_stats", "compare", "summary"]
 
 CHAIN_DIAGNOSTICS = ("ess_bulk", "ess_tail", "r_hat", "mcse_mean", "mcse_sd")
 
@@ -263,6 +273,76 @@ def k_hat(data: xr.DataTree) -> float:
         # Too few draws, or a tail of equal ratios (q is exact, or finitely many models).
         return np.nan
     return float(shape_parameter)
+
+
+def add_variational_stats(
+    data: xr.DataTree,
+    svi: SVI,
+    svi_result: Any,
+    model_args: tuple = (),
+    model_kwargs: dict[str, Any] | None = None,
+) -> xr.DataTree:
+    """Add to variational draws what :func:`compare` needs to judge the approximation by.
+
+    The ``sample_stats`` group of the result has
+
+    - ``log_ratio``: ``log p(y, z) - log q(z)`` of every draw ``z``;
+    - ``inclusion_probabilities.w``: for the guides of this package, the exact inclusion
+      probabilities of each set of weights, the same for all draws;
+    - the attribute ``bound``: the evidence lower bound, exact for
+      :class:`~numpyro_spikeslab.CAVI`, else the mean of ``log_ratio``.
+
+    :param data: what ``arviz_base.from_numpyro_svi`` returns for the same fit.
+    :param svi: the :class:`~numpyro.infer.SVI` or :class:`~numpyro_spikeslab.CAVI` of the fit.
+    :param svi_result: what its ``run`` returned.
+    :param model_args: arguments of the model, as for the fit.
+    :param model_kwargs: keyword arguments of the model.
+    :returns: ArviZ data with the same posterior.
+    :raises ValueError: if ``data`` are not variational draws of all latent sites of the guide.
+    """
+    draws = posterior(data)
+    if sample_dims(draws) != ["sample"]:
+        raise ValueError(
+            "data: got Markov chains, expected variational draws; make them with "
+            "arviz_base.from_numpyro_svi."
+        )
+    kwargs = dict(model_kwargs or {})
+    latents = _latent_draws(draws, svi, svi_result.params, model_args, kwargs)
+
+    def log_ratio(latents):
+        values = {**svi_result.params, **latents}
+        log_p = log_density(svi.model, model_args, kwargs, values)[0]
+        return log_p - log_density(svi.guide, model_args, kwargs, values)[0]
+
+    # the batch bounds the memory, which one map over all draws would multiply by their number
+    ratios = np.asarray(jax.jit(lambda x: jax.lax.map(log_ratio, x, batch_size=100))(latents))
+    stats = xr.Dataset({"log_ratio": ("sample", ratios)}, {"sample": draws["sample"]})
+    if hasattr(svi.guide, "inclusion_probabilities"):
+        for name, probs in svi.guide.inclusion_probabilities(svi_result.params).items():
+            stats[f"inclusion_probabilities.{name}"] = xr.zeros_like(draws[name]) + np.asarray(probs)
+    exact = isinstance(svi, CAVI)
+    bound = -svi.evaluate(svi_result.state, *model_args, **kwargs) if exact else ratios.mean()
+    stats.attrs["bound"] = float(bound)
+    return xr.DataTree.from_dict({**data.to_dict(), "/sample_stats": stats})
+
+
+def _latent_draws(
+    draws: xr.Dataset, svi: SVI, params: dict[str, Any], args: tuple, kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Draws of the guide's latent sites, with those of its auxiliary sites."""
+    guide = handlers.substitute(handlers.seed(svi.guide, 0), data=params)
+    trace = handlers.trace(guide).get_trace(*args, **kwargs)
+    sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
+    auxiliary = [name for name, site in sites.items() if site["infer"].get("is_auxiliary")]
+    missing = [name for name in sites if name not in draws and name not in auxiliary]
+    if missing or (auxiliary and not hasattr(svi.guide, "auxiliary_values")):
+        raise ValueError(
+            f"data: its posterior lacks {missing or auxiliary}, which the guide samples; collect "
+            "all latent sites, and use a guide without auxiliary ones."
+        )
+    values = {name: draws[name].transpose("sample", ...).values for name in sites if name in draws}
+    values = {name: jnp.asarray(x, sites[name]["value"].dtype) for name, x in values.items()}
+    return values | (svi.guide.auxiliary_values(values) if auxiliary else {})
 
 
 def errors(

@@ -156,7 +156,8 @@ class PairedGibbs(MCMCKernel):
         return jax.vmap(lambda one: self._sample_one(one, model_args, model_kwargs))(state)
 
     def _sample_one(self, state, model_args, model_kwargs):
-        (args, kwargs, structure, _, design), values = self._reading(model_args, model_kwargs)
+        reading, values = self._reading(model_args, model_kwargs)
+        args, kwargs, structure, design = *reading[:3], reading.design
         spikes, slabs = (structure.join(state.z, key) for key in ("{}_spike", "{}_slab"))
         current = weights(spikes, slabs)
         at = evaluate(structure, self._model, args, kwargs, values, current)

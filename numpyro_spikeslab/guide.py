@@ -381,7 +381,7 @@ class MeanFieldGuide(_SpikeSlabGuide):
         )
         # one event over all weights, so it is sampled outside their plates, as in AutoContinuous
         joint = numpyro.sample(
-            f"_{pair.slab}_{self.prefix}_latent",
+            self._auxiliary_name(pair),
             dist.MultivariateNormal(loc, scale_tril=scale_tril),
             infer={"is_auxiliary": True},
         )
@@ -392,6 +392,16 @@ class MeanFieldGuide(_SpikeSlabGuide):
             spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))
             slab = numpyro.sample(pair.slab, dist.Delta(joint.reshape(pair.shape)))
         return {pair.spike: spike, pair.slab: slab}
+
+    def _auxiliary_name(self, pair: Pair) -> str:
+        return f"_{pair.slab}_{self.prefix}_latent"
+
+    def auxiliary_values(self, draws: dict[str, Any]) -> dict[str, Any]:
+        """Values of the guide's auxiliary site that give the slabs of ``draws``."""
+        (pair,) = self.pairs
+        slab = draws[pair.slab]
+        batch = slab.shape[: slab.ndim - len(pair.shape)]
+        return {self._auxiliary_name(pair): slab.reshape(*batch, pair.size)}
 
     def _marginal(self, pair: Pair, params: dict[str, Any]) -> tuple[Any, Any, Any]:
         probs, loc, scale_tril = (params[name] for name in self._names(pair))

@@ -256,6 +256,11 @@ class PairedMeanField(NamedTuple):
         """Variance of ``D w`` at each observation of an unwhitened design."""
         return self.variance @ rows**2
 
+    @property
+    def slab_moments(self) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
+        """Expected number of slabs that the bound knows, and their expected squares."""
+        return self.probs, self.probs * (self.loc**2 + self.scale**2)
+
     def divergence(self, prior: Prior) -> Float[Array, ""]:
         """``KL(q(w_tilde, s) || p)``."""
         second_moment = (self.loc**2 + self.scale**2) / prior.variance
@@ -340,10 +345,16 @@ class MeanField(NamedTuple):
         """Variance of ``D w`` at each observation of an unwhitened design."""
         return jnp.sum(rows * (self.covariance @ rows), axis=0)
 
+    @property
+    def slab_moments(self) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
+        """Expected number of slabs that the bound knows, and their expected squares."""
+        squares = self.loc**2 + jnp.sum(self.scale_tril**2, axis=1)
+        return jnp.ones_like(squares), squares
+
     def divergence(self, prior: Prior) -> Float[Array, ""]:
         """``KL(q(w_tilde) q(s) || p)``."""
         diagonal = jnp.diagonal(self.scale_tril)
-        second_moment = (self.loc**2 + jnp.sum(self.scale_tril**2, axis=1)) / prior.variance
+        second_moment = self.slab_moments[1] / prior.variance
         slab = 0.5 * (second_moment - 1.0 + jnp.log(prior.variance)) - jnp.log(jnp.abs(diagonal))
         return spike_divergence(self.probs, prior) + jnp.sum(slab)
 

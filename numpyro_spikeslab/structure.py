@@ -54,6 +54,17 @@ class Pair(NamedTuple):
         return prod(self.shape)
 
 
+class Role(NamedTuple):
+    """A site whose values are the noise scale, inclusion probabilities or slab scales themselves.
+
+    - **site** - its name.
+    - **part** - ``"noise"``, ``"inclusion"`` or ``"slab"``.
+    """
+
+    site: str
+    part: str
+
+
 class Source(NamedTuple):
     """Which constant of a linearised map is its matrix, and whether features are its columns."""
 
@@ -72,6 +83,7 @@ class Structure:
     - **constant_design** - whether the whitened design depends on data alone.
     - **sources** - for each pair, where its columns of the design are among the constants of the
       linearised location, `None` where they are not known to be there.
+    - **roles** - those of the other sites whose maximum may have a closed form.
     """
 
     pairs: tuple[Pair, ...]
@@ -80,6 +92,7 @@ class Structure:
     shared_scale: bool
     constant_design: bool
     sources: tuple["Source | None", ...]
+    roles: tuple["Role", ...]
 
     @property
     def size(self) -> int:
@@ -409,24 +422,60 @@ def read(
         or site["type"] == "param"
         or (site["type"] == "sample" and not site["is_observed"])
     }
-    likelihood = _find_likelihood(model, args, kwargs, trace, own, shapes, user)
+    dependents = _dependents(model, args, kwargs, shapes)
+    likelihood = _find_likelihood(dependents, trace, own, user)
     shared_scale = jnp.size(unwrap(trace[likelihood]["fn"])[0].scale) == 1
     others = tuple(name for name in shapes if name not in own)
     sources = (None,) * len(pairs)
-    structure = Structure(pairs, likelihood, others, shared_scale, False, sources)
+    structure = Structure(pairs, likelihood, others, shared_scale, False, sources, ())
     constant = _has_constant_design(structure, model, args, kwargs, shapes, user)
-    return replace(structure, constant_design=constant)
+    roles = _candidate_roles(structure, trace, dependents)
+    return replace(structure, constant_design=constant, roles=roles)
 
 
-def _find_likelihood(model, args, kwargs, trace, own, shapes, user: str) -> str:
-    """The one observed site that depends on the weights; everything else must not."""
+def _dependents(model, args, kwargs, shapes) -> dict[str, frozenset[str]]:
+    """For each sample site, the sites that its log density depends on."""
 
     def log_probs(**values):
         trace = trace_at(model, args, kwargs, values)
         return {name: _log_prob(site) for name, site in trace.items() if site["type"] == "sample"}
 
+    return eval_provenance(log_probs, **shapes)
+
+
+def _candidate_roles(structure: Structure, trace, dependents) -> tuple[Role, ...]:
+    """Sites that feed nothing but the noise, the spikes or the slabs, with a tractable prior."""
+    parts = {"noise": {structure.likelihood} if structure.shared_scale else set()}
+    parts["inclusion"] = {pair.spike for pair in structure.pairs}
+    parts["slab"] = {pair.slab for pair in structure.pairs}
+    roles = []
+    for name in structure.others:
+        fed = {site for site, sources in dependents.items() if name in sources} - {name}
+        for part, targets in parts.items():
+            if fed and fed <= targets and _is_tractable(trace[name], part):
+                roles.append(Role(name, part))
+    return tuple(roles)
+
+
+TRACTABLE = {
+    "noise": (dist.HalfNormal, dist.ImproperUniform),
+    "slab": (dist.HalfNormal, dist.ImproperUniform),
+    "inclusion": (dist.Beta, dist.Uniform, dist.ImproperUniform),
+}
+"""Priors of each part whose maximum a posteriori has a closed form."""
+
+
+def _is_tractable(site: dict[str, Any], part: str) -> bool:
+    if site["type"] == "param":
+        return True
+    base, mask = unwrap(site["fn"])
+    return type(base) in TRACTABLE[part] and mask is None and site["scale"] is None
+
+
+def _find_likelihood(dependents, trace, own, user: str) -> str:
+    """The one observed site that depends on the weights; everything else must not."""
     observed = []
-    for name, sources in eval_provenance(log_probs, **shapes).items():
+    for name, sources in dependents.items():
         touched = sorted((sources & own) - {name})
         if not touched:
             continue
@@ -493,6 +542,8 @@ class Facts(NamedTuple):
     - **moved** - change of the location after each of the moves along it, see :data:`MOVES`.
     - **alone** - change of the location when every pair has a spike or a slab, none both.
     - **matches** - for each pair and source, whether that constant is the pair's design.
+    - **roles** - for each candidate role, which entry of the site each weight (or the noise) takes,
+      and whether it is that entry.
     """
 
     latents: dict[str, Any]
@@ -501,6 +552,7 @@ class Facts(NamedTuple):
     moved: Any
     alone: Any
     matches: tuple[dict[Source, Any], ...]
+    roles: tuple[tuple[Any, Any], ...]
 
 
 MOVES = (1.0, -100.0)
@@ -529,7 +581,26 @@ def find_facts(structure: Structure, model: Any, args: tuple, kwargs: dict) -> F
     values |= structure.split((1 - spikes) * direction, "{}_slab")
     site = trace_at(model, args, kwargs, latents | values)[structure.likelihood]
     alone = _normal(site, structure.shared_scale)[1] - at.loc
-    return Facts(latents, at, sum(slopes), moved, alone, tuple(matches))
+    roles = tuple(
+        _play(role, structure, model, args, kwargs, latents) for role in structure.roles
+    )
+    return Facts(latents, at, sum(slopes), moved, alone, tuple(matches), roles)
+
+
+def _play(role: Role, structure, model, args, kwargs, latents) -> tuple[Any, Any]:
+    """Give every entry of the role's site a value of its own and see where it turns up."""
+    shape, dtype = latents[role.site].shape, latents[role.site].dtype
+    code = jnp.linspace(0.3, 0.7, prod(shape), dtype=dtype)
+    latents = latents | {role.site: code.reshape(shape)}
+    at = evaluate(structure, model, args, kwargs, latents, jnp.zeros(structure.size))
+    parts = {
+        "noise": at.scale,
+        "inclusion": jax.nn.sigmoid(at.prior.log_odds),
+        "slab": jnp.sqrt(at.prior.variance),
+    }
+    seen = jnp.atleast_1d(parts[role.part])
+    index = jnp.argmin(jnp.abs(seen[:, None] - code), axis=1)
+    return index, agree(seen, code[index])
 
 
 def agree(x: Any, y: Any) -> Any:
@@ -591,7 +662,10 @@ def check(structure: Structure, facts: Facts, user: str) -> Structure:
         next((source for source, match in matches.items() if match), None)
         for matches in facts.matches
     )
-    return replace(structure, sources=sources)
+    roles = tuple(
+        role for role, (_, plays) in zip(structure.roles, facts.roles, strict=True) if plays
+    )
+    return replace(structure, sources=sources, roles=roles)
 
 
 class Reading(NamedTuple):
@@ -601,6 +675,7 @@ class Reading(NamedTuple):
     - **structure** - the model's structure.
     - **at** - the model at zero weights and prototype values of its other sites.
     - **design** - the whitened design, `None` if it depends on other sites.
+    - **indices** - for each site with a role, which of its entries each weight takes.
     """
 
     args: tuple
@@ -608,6 +683,7 @@ class Reading(NamedTuple):
     structure: Structure
     at: Likelihood
     design: Design | None
+    indices: dict[str, Any]
 
 
 class Reader:
@@ -650,12 +726,17 @@ class Reader:
         structure = read(self.model, args, kwargs, self.user, fixed)
         static, dynamic = partition((args, kwargs))
         facts = self._jit_facts(structure, static, dynamic)
+        indices = {
+            role.site: index for role, (index, _) in zip(structure.roles, facts.roles, strict=True)
+        }
         if are_concrete(facts):
             structure = check(structure, facts, self.user)
+        else:
+            structure = replace(structure, roles=())
         design = None
         if structure.constant_design:
             design = self._jit_design(structure, static, dynamic, facts.latents)
-        return Reading(args, kwargs, structure, facts.at, design)
+        return Reading(args, kwargs, structure, facts.at, design, indices)
 
     def _facts(self, structure, static, dynamic):
         return find_facts(structure, self.model, *merge(static, dynamic))

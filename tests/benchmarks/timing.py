@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks share."""
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import jax
+
+
+def enable_x64() -> None:
+    jax.config.update("jax_enable_x64", True)
+
+
+def seconds(function: Callable, *args: Any) -> float:
+    """Wall time of one call, its results awaited."""
+    start = perf_counter()
+    jax.block_until_ready(function(*args))
+    return perf_counter() - start
+
+
+def best_time(function: Callable, *args: Any, repeats: int = 20) -> float:
+    """Shortest of several calls, after one that compiles."""
+    seconds(function, *args)
+    return min(seconds(function, *args) for _ in range(repeats))

@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Truth to test against: exact posteriors, correlated designs, small models with their data.
+
+Everything here is numpy in float64, written from the definition of the model and not from the
+package, but for the models themselves, which call ``spike_slab``.
+"""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+from scipy.special import logsumexp
+
+import jax.numpy as jnp
+
+import numpyro
+import numpyro.distributions as dist
+
+import numpyro_spikeslab as nss
+
+
+class Regression(NamedTuple):
+    """``y_n ~ N(x_n w, scale_n^2)``, each counted ``weight_n`` times; a spike-and-slab prior."""
+
+    X: np.ndarray
+    y: np.ndarray
+    scale: np.ndarray
+    inclusion: np.ndarray
+    slab_scale: np.ndarray
+    weight: np.ndarray
+
+
+def regression(X, y, scale, inclusion, slab_scale, weight=1.0) -> Regression:
+    """Broadcasts everything to the N observations and the P weights."""
+    X, y = np.asarray(X, float), np.asarray(y, float)
+    scale, weight = (np.broadcast_to(np.asarray(x, float), y.shape) for x in (scale, weight))
+    inclusion, slab_scale = (
+        np.broadcast_to(np.asarray(x, float), X.shape[1:]) for x in (inclusion, slab_scale)
+    )
+    return Regression(X, np.where(weight > 0, y, 0.0), scale, inclusion, slab_scale, weight)
+
+
+class Posterior(NamedTuple):
+    """All 2^P models of a regression: their spikes and, given those, the Normal of the slabs."""
+
+    log_evidence: float
+    models: np.ndarray  # (2^P, P)
+    probs: np.ndarray  # (2^P,)
+    locs: np.ndarray  # (2^P, P)
+    covariances: np.ndarray  # (2^P, P, P)
+
+    @property
+    def inclusion(self) -> np.ndarray:
+        return self.probs @ self.models
+
+    @property
+    def mean(self) -> np.ndarray:
+        return self.probs @ (self.models * self.locs)
+
+    @property
+    def second_moments(self) -> np.ndarray:
+        """``<w w^T>``."""
+        outer = self.locs[:, :, None] * self.locs[:, None, :] + self.covariances
+        both = self.models[:, :, None] * self.models[:, None, :]
+        return np.einsum("s,sij->ij", self.probs, both * outer)
+
+    @property
+    def variance(self) -> np.ndarray:
+        return np.diag(self.second_moments) - self.mean**2
+
+    def sample(self, rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Independent exact draws of the spikes and the slabs, each of shape (size, P)."""
+        which = rng.choice(len(self.probs), size=size, p=self.probs)
+        roots = np.linalg.cholesky(self.covariances)
+        normal = rng.normal(size=(size, self.models.shape[1]))
+        slabs = self.locs[which] + np.einsum("nij,nj->ni", roots[which], normal)
+        return self.models[which].astype(int), slabs
+
+
+def enumerate_models(problem: Regression) -> Posterior:
+    """The exact posterior, by summing over all 2^P models."""
+    X, y, scale, inclusion, slab_scale, weight = problem
+    size = X.shape[1]
+    tau = weight / scale**2
+    whitened = X * slab_scale
+    gram = (whitened.T * tau) @ whitened
+    cross = whitened.T @ (tau * y)
+    models = np.array(list(product((0.0, 1.0), repeat=size)))
+    # in units of the slab's scale; where the spike is 0 the slab has its prior, N(0, 1)
+    precisions = np.eye(size) + models[:, :, None] * models[:, None, :] * gram
+    covariances = np.linalg.inv(precisions)
+    linear = models * cross
+    locs = np.einsum("sij,sj->si", covariances, linear)
+    constant = -0.5 * np.sum(weight * np.log(2 * np.pi * scale**2)) - 0.5 * tau @ y**2
+    log_joint = (
+        constant
+        - 0.5 * np.linalg.slogdet(precisions)[1]
+        + 0.5 * np.sum(linear * locs, axis=1)
+        + models @ np.log(inclusion)
+        + (1 - models) @ np.log1p(-inclusion)
+    )
+    log_evidence = logsumexp(log_joint)
+    return Posterior(
+        float(log_evidence),
+        models,
+        np.exp(log_joint - log_evidence),
+        locs * slab_scale,
+        covariances * slab_scale[:, None] * slab_scale,
+    )
+
+
+def mix(posteriors: list[Posterior], log_weights: np.ndarray) -> tuple[np.ndarray, Any, Any]:
+    """Average over a grid of hyperparameters: weights of the grid points, inclusion, mean."""
+    log_joint = log_weights + np.array([p.log_evidence for p in posteriors])
+    grid = np.exp(log_joint - logsumexp(log_joint))
+    inclusion = grid @ np.array([p.inclusion for p in posteriors])
+    return grid, inclusion, grid @ np.array([p.mean for p in posteriors])
+
+
+# Designs
+
+DESIGNS = ("independent", "correlated", "duplicated", "constant", "wide")
+
+
+def design(name: str, num_obs: int = 20, size: int = 4, seed: int = 0) -> np.ndarray:
+    """A random design of shape (N, P)."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(num_obs, size))
+    if name == "correlated":
+        X = np.sqrt(0.1) * X + np.sqrt(0.9) * rng.normal(size=(num_obs, 1))
+    elif name == "duplicated":
+        X[:, 1] = X[:, 0]
+    elif name == "constant":
+        X[:, 0], X[:, 1] = 1.0, 0.0
+    elif name == "wide":
+        X[3:] = 0.0  # three observations of substance
+    elif name != "independent":
+        raise ValueError(name)
+    return X
+
+
+def response(X: np.ndarray, noise: float = 0.5, seed: int = 1) -> np.ndarray:
+    """Responses whose first and last weights are not zero, and not too certain."""
+    rng = np.random.default_rng(seed)
+    w = np.zeros(X.shape[1])
+    w[0], w[-1] = 0.4, -0.25
+    return X @ w + noise * rng.normal(size=len(X))
+
+
+# Models with their data. A `Case` knows its regression at given values of the other latent sites.
+
+
+class Case(NamedTuple):
+    """A model with its arguments, and what the two amount to.
+
+    - **regression** - the regression problem at given values of the model's other sites.
+    - **log_prior** - log density of those values.
+    - **shapes** - shapes of the sets of weights, in the order of the regression's columns.
+    - **linear** - whether there are no other sites.
+    """
+
+    model: Callable
+    args: tuple
+    regression: Callable[[dict[str, Any]], Regression]
+    log_prior: Callable[[dict[str, Any]], float]
+    shapes: dict[str, tuple[int, ...]]
+    linear: bool
+
+    def joined(self, values: dict[str, Any], key: str = "{}", batch: int = 0) -> np.ndarray:
+        """The values of all weights in one array, behind ``batch`` leading axes."""
+        arrays = [np.asarray(values[key.format(name)], float) for name in self.shapes]
+        return np.concatenate([x.reshape(x.shape[:batch] + (-1,)) for x in arrays], axis=-1)
+
+
+def _case(model, args, problem, shapes=None, log_prior=None) -> Case:
+    linear = log_prior is None
+    args = tuple(jnp.asarray(x, float) if x.dtype.kind == "f" else jnp.asarray(x) for x in args)
+    fixed = (lambda _: problem) if linear else problem
+    return Case(model, args, fixed, log_prior or (lambda _: 0.0), shapes or {"w": (4,)}, linear)
+
+
+def fixed_model(X, y=None):
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3, scale=0.8)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+
+def fixed_case(design_name: str = "correlated") -> Case:
+    X = design(design_name)
+    y = response(X)
+    return _case(fixed_model, (X, y), regression(X, y, 0.5, 0.3, 0.8))
+
+
+def hyper_model(X, y=None):
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    inclusion = numpyro.sample("inclusion", dist.Beta(1.5, 3.0))
+    slab_scale = numpyro.sample("slab_scale", dist.LogNormal(0.0, 0.5))
+    intercept = numpyro.sample("intercept", dist.Normal(0.0, 3.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", inclusion, slab_scale)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(intercept + X @ w, sigma), obs=y)
+
+
+def hyper_case() -> Case:
+    X = design("correlated")
+    y = 1.0 + response(X)
+
+    def log_prior(z):
+        return (
+            stats.halfnorm.logpdf(z["sigma"])
+            + stats.beta.logpdf(z["inclusion"], 1.5, 3.0)
+            + stats.lognorm.logpdf(z["slab_scale"], 0.5)
+            + stats.norm.logpdf(z["intercept"], 0.0, 3.0)
+        )
+
+    def at(z):
+        return regression(X, y - z["intercept"], z["sigma"], z["inclusion"], z["slab_scale"])
+
+    return _case(hyper_model, (X, y), at, log_prior=log_prior)
+
+
+def param_model(X, y=None):
+    positive = dist.constraints.positive
+    sigma = numpyro.param("sigma", 1.0, constraint=positive)
+    slab_scale = numpyro.param("slab_scale", 1.0, constraint=positive)
+    inclusion = numpyro.param("inclusion", 0.5, constraint=dist.constraints.unit_interval)
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", inclusion, slab_scale)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
+
+
+def param_case() -> Case:
+    X = design("correlated")
+    y = response(X, noise=0.3) + X[:, 0]
+
+    def at(z):
+        return regression(X, y, z["sigma"], z["inclusion"], z["slab_scale"])
+
+    return _case(param_model, (X, y), at, log_prior=lambda z: 0.0)
+
+
+def heteroscedastic_model(X, scale, y=None):
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3, scale=jnp.linspace(0.5, 2.0, X.shape[1]))
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, scale), obs=y)
+
+
+def heteroscedastic_case() -> Case:
+    X = design("correlated")
+    scale = np.random.default_rng(3).uniform(0.1, 2.0, size=len(X))
+    y = response(X, noise=scale)
+    problem = regression(X, y, scale, 0.3, np.linspace(0.5, 2.0, X.shape[1]))
+    return _case(heteroscedastic_model, (X, scale, y), problem)
+
+
+def latent_scale_model(X, y=None):
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3)
+    with numpyro.plate("obs", X.shape[0]):
+        tau = numpyro.sample("tau", dist.Gamma(3.0, 1.0))
+        numpyro.sample("y", dist.Normal(X @ w, tau**-0.5), obs=y)
+
+
+def latent_scale_case() -> Case:
+    X = design("correlated")
+    y = response(X, noise=0.5 * np.random.default_rng(4).chisquare(2, size=len(X)))
+
+    def at(z):
+        return regression(X, y, z["tau"] ** -0.5, 0.3, 1.0)
+
+    def log_prior(z):
+        return np.sum(stats.gamma.logpdf(z["tau"], 3.0))
+
+    return _case(latent_scale_model, (X, y), at, log_prior=log_prior)
+
+
+def mask_model(X, observed, y=None):
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3)
+    with numpyro.plate("obs", X.shape[0]), numpyro.handlers.mask(mask=observed):
+        numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+
+def mask_case(missing: float = np.nan) -> Case:
+    X = design("correlated")
+    y = response(X)
+    observed = np.arange(len(X)) % 3 > 0
+    problem = regression(X, y, 0.5, 0.3, 1.0, weight=observed)
+    return _case(mask_model, (X, observed, np.where(observed, y, missing)), problem)
+
+
+def scale_model(X, counts, y=None):
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3)
+    with numpyro.plate("obs", X.shape[0]), numpyro.handlers.scale(scale=counts):
+        numpyro.sample("y", dist.Normal(X @ w, 0.7), obs=y)
+
+
+def scale_case() -> Case:
+    X = design("correlated")
+    y = response(X)
+    counts = np.random.default_rng(5).uniform(0.2, 2.0, size=len(X))
+    return _case(scale_model, (X, counts, y), regression(X, y, 0.7, 0.3, 1.0, weight=counts))
+
+
+def offset_model(X, offset, y=None):
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", jnp.linspace(0.1, 0.7, X.shape[1]))
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(2.0 + 0.5 * (X @ w - offset), 0.5), obs=y)
+
+
+def offset_case() -> Case:
+    X = design("correlated")
+    offset = np.linspace(-3.0, 3.0, len(X))
+    y = 2.0 + response(0.5 * X) - 0.5 * offset
+    problem = regression(
+        0.5 * X, y - 2.0 + 0.5 * offset, 0.5, np.linspace(0.1, 0.7, X.shape[1]), 1.0
+    )
+    return _case(offset_model, (X, offset, y), problem)
+
+
+def two_model(X, Z, y=None):
+    with numpyro.plate("x", X.shape[1]):
+        w = nss.spike_slab("w", 0.3, scale=0.5)
+    with numpyro.plate("z", Z.shape[1]):
+        v = nss.spike_slab("v", 0.6, scale=2.0)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w + Z @ v, 0.5), obs=y)
+
+
+def two_case() -> Case:
+    D = design("correlated", size=5)
+    y = response(D)
+    problem = regression(
+        D, y, 0.5, np.array([0.3] * 3 + [0.6] * 2), np.array([0.5] * 3 + [2.0] * 2)
+    )
+    return _case(two_model, (D[:, :3], D[:, 3:], y), problem, {"w": (3,), "v": (2,)})
+
+
+def latent_design_model(t, centres, y=None):
+    width = numpyro.sample("width", dist.LogNormal(0.0, 0.5))
+    with numpyro.plate("feature", centres.shape[0]):
+        w = nss.spike_slab("w", 0.3)
+    features = jnp.exp(-0.5 * ((t[:, None] - centres) / width) ** 2)
+    with numpyro.plate("obs", t.shape[0]):
+        numpyro.sample("y", dist.Normal(features @ w, 0.2), obs=y)
+
+
+def latent_design_case() -> Case:
+    t, centres = np.linspace(-2.0, 2.0, 20), np.linspace(-2.0, 2.0, 4)
+
+    def features(width):
+        return np.exp(-0.5 * ((t[:, None] - centres) / width) ** 2)
+
+    y = response(3.0 * features(0.7), noise=0.2)
+
+    def at(z):
+        return regression(features(z["width"]), y, 0.2, 0.3, 1.0)
+
+    def log_prior(z):
+        return stats.lognorm.logpdf(z["width"], 0.5)
+
+    return _case(latent_design_model, (t, centres, y), at, log_prior=log_prior)
+
+
+def tasks_model(phi, observed, Y=None):
+    Q, M = observed.shape[1], phi.shape[1]
+    inclusion, scale = jnp.array([0.2, 0.6]), jnp.array([[0.5], [2.0]])
+    with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", M, dim=-1):
+        W = nss.spike_slab("W", inclusion, scale)
+    with numpyro.plate("obs", phi.shape[0], dim=-2), numpyro.plate("column", Q, dim=-1):
+        likelihood = dist.Normal(phi @ W.T, jnp.array([0.5, 0.8]))
+        numpyro.sample("Y", likelihood.mask(observed), obs=Y)
+
+
+def tasks_case() -> Case:
+    phi = design("correlated", num_obs=12, size=2)
+    W = np.array([[0.4, -0.3], [0.0, 0.8]])
+    Y = phi @ W.T + 0.5 * np.random.default_rng(6).normal(size=(12, 2))
+    observed = np.random.default_rng(7).random(size=(12, 2)) < 0.8
+    # row (n, q), column (q, m)
+    X = np.einsum("qk,nm->nqkm", np.eye(2), phi).reshape(24, 4)
+    scale = np.broadcast_to([0.5, 0.8], (12, 2)).ravel()
+    problem = regression(
+        X, Y.ravel(), scale, [0.2, 0.6] * 2, [0.5, 0.5, 2.0, 2.0], weight=observed.ravel()
+    )
+    args = (phi, observed, np.where(observed, Y, np.nan))
+    return _case(tasks_model, args, problem, {"W": (2, 2)})
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "fixed hyperparameters": fixed_case,
+    "latent hyperparameters": hyper_case,
+    "params": param_case,
+    "heteroscedastic": heteroscedastic_case,
+    "latent scale of each observation": latent_scale_case,
+    "mask": mask_case,
+    "scale": scale_case,
+    "offset": offset_case,
+    "two sets of weights": two_case,
+    "latent design": latent_design_case,
+    "tasks": tasks_case,
+}
