@@ -4,6 +4,7 @@
 So data of the same shapes need no second compilation, and what sizes a plate stays concrete.
 """
 
+from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,8 +23,10 @@ class _Constant:
         self.value = value
         if isinstance(value, np.ndarray | jax.Array):
             self._key: Any = (value.shape, str(value.dtype), np.asarray(value).tobytes())
-        else:
+        elif isinstance(value, Hashable):
             self._key = (type(value), value)
+        else:
+            self._key = id(value)
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -33,10 +36,13 @@ class _Constant:
 
 
 def _is_dynamic(leaf: Any) -> bool:
-    """Whether a leaf may be traced: integer arrays often size plates, so they are kept concrete."""
+    """Whether a leaf may be traced. Vectors of integers often index groups and so size plates;
+    they are kept concrete."""
     if not isinstance(leaf, np.ndarray | jax.Array):
         return False
-    return not not_jax_tracer(leaf) or is_prng_key(leaf) or jnp.issubdtype(leaf.dtype, jnp.inexact)
+    if not not_jax_tracer(leaf) or is_prng_key(leaf) or leaf.ndim > 1:
+        return True
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def are_concrete(tree: Any) -> bool:

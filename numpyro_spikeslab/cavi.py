@@ -45,7 +45,8 @@ class CAVIRunResult(NamedTuple):
 
     - **params** - the fitted parameters.
     - **state** - the last state.
-    - **losses** - the exact negative evidence lower bound after every step.
+    - **losses** - the exact negative evidence lower bound after every step. Under a transformation
+      of the caller their number is fixed, and the last one fills the steps that ``tol`` saved.
     - **converged** - whether the run stopped by ``tol``; `None` if there was no ``tol``.
     """
 
@@ -71,8 +72,9 @@ class Data(NamedTuple):
 
 
 class _Progress(NamedTuple):
-    """Carried from sweep to sweep."""
+    """Carried from sweep to sweep; ``losses`` begin with that of step ``first``."""
 
+    first: Any
     step: Any
     params: dict[str, Any]
     loss: Any
@@ -93,8 +95,8 @@ class CAVI(SVI):
     :param model: a model whose one observed Normal site is affine in its spike-and-slab weights.
     :param guide: the guide of this model. Its inner guide must be an ``AutoDelta``.
     :param temperature: maps a step to the temperature that divides the logits of the inclusion
-        probabilities; as an optax schedule does. Defaults to :func:`annealing`, which needs at least 99
-        steps; `None` is temperature 1 throughout.
+        probabilities, as an optax schedule maps. Defaults to :func:`annealing`, which needs at
+        least 99 steps; `None` is temperature 1 throughout.
     :param num_restarts: number of starts, run in one :func:`jax.vmap`; :meth:`run` keeps the one
         of the best bound. The first is the guide's own start, the others draw ``gamma`` uniformly
         and ``mu`` from the slab's prior.
@@ -291,10 +293,11 @@ class CAVI(SVI):
             best = jnp.argmin(jnp.where(jnp.isnan(progress.loss), jnp.inf, progress.loss))
             progress = jax.tree.map(lambda x: x[best], progress)
         losses = progress.losses
-        steps = progress.step - state.optim_state[0]
-        if not_jax_tracer(steps):
-            losses = losses[: int(steps)]
-            self._warn_hot(int(progress.step))
+        if not_jax_tracer(progress.step):
+            losses = losses[: int(progress.step - progress.first)]
+            self._check_end(int(progress.step), float(progress.loss))
+        else:
+            losses = jnp.where(jnp.isnan(losses), progress.loss, losses)
         converged = None if tol is None else progress.converged
         return CAVIRunResult(progress.params, self._state(state, progress), losses, converged)
 
@@ -309,9 +312,8 @@ class CAVI(SVI):
         stop: Any,
         threshold: Any,
     ) -> _Progress:
-        """Steps until ``stop`` of them are in ``losses`` or the bound has settled."""
+        """Steps until ``stop`` of them are done or the bound has settled."""
         call = merge(static, data.arguments)
-        first = progress.step - jnp.sum(~jnp.isnan(progress.losses), dtype=progress.step.dtype)
         residual = self._residual(structure, data, progress.params)
 
         def settled(loss, previous, temperature):
@@ -325,32 +327,33 @@ class CAVI(SVI):
             )
             loss = -bound
             progress = _Progress(
+                progress.first,
                 progress.step + 1,
                 params,
                 loss,
                 settled(loss, progress.loss, temperature),
-                progress.losses.at[progress.step - first].set(loss),
+                progress.losses.at[progress.step - progress.first].set(loss),
             )
             return progress, residual
 
         def unfinished(carry):
             progress, _ = carry
-            return (progress.step - first < stop) & ~progress.converged
+            return (progress.step - progress.first < stop) & ~progress.converged
 
         return jax.lax.while_loop(unfinished, step, (progress, residual))[0]
 
     def _step(self, structure, call, data, params, residual, temperature):
+        args, kwargs = call
         posterior = self.guide.pack(structure, params)
-        at, design = data.at, data.design
+        at: Any = data.at
+        design = data.design
         if at is None:
             latents = self._latents(structure, params)
-            at = evaluate(structure, self.model, *call, latents, posterior.mean)
+            at = evaluate(structure, self.model, args, kwargs, latents, posterior.mean)
             residual = at.residual
             if design is None:
-                design = self._read.design(structure, *call, latents)
-        posterior, residual = posterior.sweep(
-            design, residual, at.precision, at.prior, temperature
-        )
+                design = self._read.design(structure, args, kwargs, latents)
+        posterior, residual = posterior.sweep(design, residual, at.precision, at.prior, temperature)
         params = params | self.guide.unpack(structure, posterior)
         if structure.others:
             # the next sweep finds another residual, so this one is not handed on
@@ -361,6 +364,7 @@ class CAVI(SVI):
 
     def _maximise(self, structure, call, data, params, posterior):
         """The M-step: closed forms where they exist, for the rest a few L-BFGS steps."""
+        args, kwargs = call
         names = {site: self._name(site, params) for site in structure.others}
         roles = {role.site for role in structure.roles}
         pairs = self.guide.unpack(structure, posterior)
@@ -370,8 +374,8 @@ class CAVI(SVI):
 
         if roles:
             latents = self._latents(structure, params)
-            trace = trace_at(self.model, *call, latents)
-            at = evaluate(structure, self.model, *call, latents, posterior.mean)
+            trace = trace_at(self.model, args, kwargs, latents)
+            at = evaluate(structure, self.model, args, kwargs, latents, posterior.mean)
             squares = self._squares(structure, call, data.design, latents, at, posterior)
             maxima = {
                 names[role.site]: maximum(role, trace[role.site], at, squares, posterior, index)
@@ -395,15 +399,17 @@ class CAVI(SVI):
 
     def _bound_at(self, structure, call, design, params, posterior) -> Any:
         """The exact evidence lower bound (supplement, eq. 2)."""
+        args, kwargs = call
         latents = self._latents(structure, params)
-        at = evaluate(structure, self.model, *call, latents, posterior.mean)
+        at = evaluate(structure, self.model, args, kwargs, latents, posterior.mean)
         squares = self._squares(structure, call, design, latents, at, posterior)
         return expected_log_density(at, squares) - posterior.divergence(at.prior)
 
     def _squares(self, structure, call, design, latents, at, posterior) -> Any:
         """Expected sum of squared whitened residuals."""
+        args, kwargs = call
         if design is None:
-            design = self._read.design(structure, *call, latents)
+            design = self._read.design(structure, args, kwargs, latents)
         return jnp.sum(at.residual**2) + posterior.predictor_variance(design)
 
     def _residual(self, structure, data, params) -> Any:
@@ -426,24 +432,25 @@ class CAVI(SVI):
     def _problem(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Structure, arguments in compilable form, and what depends on data alone."""
         kwargs = {**kwargs, **self.static_kwargs}
-        args, kwargs, structure, at, design, indices = self._read(args, kwargs)
-        static, dynamic = partition((args, kwargs))
-        at = None if structure.others else at
-        return structure, static, Data(dynamic, design, at, indices)
+        reading = self._read(args, kwargs)
+        structure = reading.structure
+        static, dynamic = partition((reading.args, reading.kwargs))
+        at = None if structure.others else reading.at
+        return structure, static, Data(dynamic, reading.design, at, reading.indices)
 
     def _start(self, state: SVIState, num_steps: int) -> _Progress:
         step, params = state.optim_state
         dtype = jnp.result_type(float)
         losses = jnp.full(num_steps, jnp.nan, dtype)
-        return _Progress(step, params, jnp.array(jnp.inf, dtype), jnp.array(False), losses)
+        return _Progress(step, step, params, jnp.array(jnp.inf, dtype), jnp.array(False), losses)
 
     def _random_starts(self, key, progress, structure, static, data) -> _Progress:
-        at = data.at
+        at: Any = data.at
         if at is None:
             latents = self._latents(structure, progress.params)
             weights = self.guide.pack(structure, progress.params).mean
-            call = merge(static, data.arguments)
-            at = evaluate(structure, self.model, *call, latents, weights)
+            args, kwargs = merge(static, data.arguments)
+            at = evaluate(structure, self.model, args, kwargs, latents, weights)
         scale = jnp.sqrt(at.prior.variance)
 
         def start(key):
@@ -465,7 +472,12 @@ class CAVI(SVI):
         rng_key = random.split(state.rng_key)[0]
         return SVIState((progress.step, progress.params), None, rng_key)
 
-    def _warn_hot(self, step: int) -> None:
+    def _check_end(self, step: int, loss: float) -> None:
+        if loss != loss:
+            raise FloatingPointError(
+                f"CAVI.run: the bound is not a number after step {step}. A noise scale without a "
+                "prior may have collapsed to zero: give it one, or rescale the data."
+            )
         if self.temperature is not None and self.temperature(step - 1) > 1.0:
             warnings.warn(
                 f"CAVI.run ended after step {step} at temperature "

@@ -319,7 +319,9 @@ def add_variational_stats(
     stats = xr.Dataset({"log_ratio": ("sample", ratios)}, {"sample": draws["sample"]})
     if hasattr(svi.guide, "inclusion_probabilities"):
         for name, probs in svi.guide.inclusion_probabilities(svi_result.params).items():
-            stats[f"inclusion_probabilities.{name}"] = xr.zeros_like(draws[name]) + np.asarray(probs)
+            stats[f"inclusion_probabilities.{name}"] = xr.zeros_like(draws[name]) + np.asarray(
+                probs
+            )
     exact = isinstance(svi, CAVI)
     bound = -svi.evaluate(svi_result.state, *model_args, **kwargs) if exact else ratios.mean()
     stats.attrs["bound"] = float(bound)

@@ -2,7 +2,6 @@
 """Exact block updates for :class:`numpyro.infer.Gibbs`."""
 
 from collections.abc import Callable
-import copy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -181,7 +180,9 @@ class PairedGibbs(MCMCKernel):
             model = handlers.substitute(seeded, data={**values, **z})
             with handlers.block():
                 trace = handlers.trace(model).get_trace(*model_args, **kwargs)
-            found = {k: site["value"] for k, site in trace.items() if site["type"] == "deterministic"}
+            found = {
+                k: site["value"] for k, site in trace.items() if site["type"] == "deterministic"
+            }
             return {**z, **found}
 
         return postprocess
@@ -193,9 +194,7 @@ class PairedGibbs(MCMCKernel):
         return state
 
     def wrap_model(self, wrapper: Callable) -> "PairedGibbs":
-        kernel = copy.copy(self)
-        kernel.__init__(wrapper(self._model))
-        return kernel
+        return type(self)(wrapper(self._model))
 
     def get_constrain_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Callable:
         """Identity: spikes and slabs are already constrained."""

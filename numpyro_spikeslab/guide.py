@@ -58,9 +58,8 @@ class _SpikeSlabGuide(AutoGuide):
         self.pairs: tuple[Pair, ...] = ()
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        user = type(self).__name__
         trace = abstract_trace(self.model, args, kwargs)
-        self.pairs = find_pairs(trace, user)
+        self.pairs = self._find_pairs(trace)
         own = {name: pair.shape for pair in self.pairs for name in (pair.spike, pair.slab)}
         latents = {
             name: site
@@ -71,8 +70,8 @@ class _SpikeSlabGuide(AutoGuide):
         discrete = [name for name in self._others if latents[name]["fn"].support.is_discrete]
         if discrete:
             raise ValueError(
-                f"{user}: the discrete latent sites {discrete} are not part of a spike-and-slab "
-                "pair. Sample them with `numpyro.infer.DiscreteGibbs` beside `PairedGibbs`."
+                f"{type(self).__name__}: the discrete latent sites {discrete} are not part of a "
+                "spike-and-slab pair. Sample them with `numpyro.infer.DiscreteGibbs` beside `PairedGibbs`."
             )
         self._deterministics = tuple(
             name for name, site in trace.items() if site["type"] == "deterministic"
@@ -96,14 +95,20 @@ class _SpikeSlabGuide(AutoGuide):
                 prefix=self.prefix,
             )
             # so that the inner guide's start values do not become tracers
-            with outside_transformations((args, kwargs)), handlers.seed(rng_seed=0):
-                with handlers.block():
-                    self.inner(*args, **kwargs)
+            with (
+                outside_transformations((args, kwargs)),
+                handlers.block(),
+                handlers.seed(rng_seed=0),
+            ):
+                self.inner(*args, **kwargs)
         # the values of an abstract trace are no values
         self.prototype_trace = {
             name: {key: site[key] for key in ("name", "type", "is_observed") if key in site}
             for name, site in trace.items()
         }
+
+    def _find_pairs(self, trace: dict[str, Any]) -> tuple[Pair, ...]:
+        return find_pairs(trace, type(self).__name__)
 
     def _setup_slabs(self, args, kwargs, latents) -> None:
         """Prior scales of the slabs, and whether they are the same at all values of the others."""
@@ -300,8 +305,8 @@ class PairedGuide(_SpikeSlabGuide):
         [1.0, 0.0, 0.0]
     """
 
-    def _names(self, pair: Pair) -> tuple[str, str, str]:
-        return tuple(f"{pair.name}_{self.prefix}_{part}" for part in ("probs", "loc", "scale"))
+    def _names(self, pair: Pair) -> list[str]:
+        return [f"{pair.name}_{self.prefix}_{part}" for part in PairedMeanField._fields]
 
     def _sample_pair(self, pair: Pair, prior_scale: Any, within: Any) -> dict[str, Any]:
         probs_name, loc_name, scale_name = self._names(pair)
@@ -331,7 +336,7 @@ class PairedGuide(_SpikeSlabGuide):
         )
 
     def unpack(self, structure: Structure, posterior: PairedMeanField) -> dict[str, Any]:
-        params = {}
+        params: dict[str, Any] = {}
         for part, values in zip(PairedMeanField._fields, posterior, strict=True):
             params |= structure.split(values, f"{{}}_{self.prefix}_{part}")
         return params
@@ -356,14 +361,14 @@ class MeanFieldGuide(_SpikeSlabGuide):
     # the joint update of the slabs needs the Gram matrix of all features
     block_size = None
 
-    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        super()._setup_prototype(*args, **kwargs)
-        if len(self.pairs) > 1:
-            self.prototype_trace = None
+    def _find_pairs(self, trace: dict[str, Any]) -> tuple[Pair, ...]:
+        pairs = super()._find_pairs(trace)
+        if len(pairs) > 1:
             raise ValueError(
                 f"MeanFieldGuide: the model has several spike_slab sites, "
-                f"{[pair.name for pair in self.pairs]}; one is supported. Use PairedGuide."
+                f"{[pair.name for pair in pairs]}; one is supported. Use PairedGuide."
             )
+        return pairs
 
     def _names(self, pair: Pair) -> tuple[str, str, str]:
         return (

@@ -51,11 +51,10 @@ def _inclusion_mode(included: Any, total: Any, prior: Any) -> Any:
     if isinstance(prior, dist.Beta):
         included = included + prior.concentration1 - 1.0
         total = total + prior.concentration1 + prior.concentration0 - 2.0
-    low, high = jnp.finfo(jnp.result_type(included)).eps, 1.0
-    if isinstance(prior, dist.Uniform):
-        low, high = jnp.maximum(low, prior.low), prior.high
+    low, high = (prior.low, prior.high) if isinstance(prior, dist.Uniform) else (0.0, 1.0)
     # a mode at 0 or 1 would never be left again
-    return jnp.clip(included / total, low, high - jnp.finfo(jnp.result_type(included)).eps)
+    eps = jnp.finfo(jnp.result_type(included)).eps
+    return jnp.clip(included / total, low + eps, high - eps)
 
 
 def _scale_mode(count: Any, squares: Any, prior: Any, current: Any) -> Any:

@@ -88,9 +88,7 @@ def draw(logit, loc, variance, noise):
     return jnp.where(spike, slab, 0.0), (logit, spike, slab)
 
 
-def pair_conditional(
-    squares: Float[Array, "*B"], precision: Any, prior: Prior
-) -> Conditional:
+def pair_conditional(squares: Float[Array, "*B"], precision: Any, prior: Prior) -> Conditional:
     """Supplement eq. (1): ``A = tau <phi, phi> + 1/sigma_w^2`` and the logit at ``b = 0``.
 
     :param squares: inner product of each feature with itself.
@@ -98,9 +96,7 @@ def pair_conditional(
     :param prior: prior of the weights, in the shape of ``squares``.
     """
     variance = 1.0 / (precision * squares + 1.0 / prior.variance)
-    return Conditional(
-        squares, variance, prior.log_odds + 0.5 * jnp.log(variance / prior.variance)
-    )
+    return Conditional(squares, variance, prior.log_odds + 0.5 * jnp.log(variance / prior.variance))
 
 
 def gram_sweep(

@@ -6,13 +6,13 @@ from importlib import import_module
 from types import ModuleType
 
 import arviz_base
+from arviz_base.labels import BaseLabeller
 import arviz_plots
+from arviz_plots import PlotCollection, visuals
 import arviz_stats
 import numpy as np
-import xarray as xr
-from arviz_base.labels import BaseLabeller
-from arviz_plots import PlotCollection, visuals
 from numpy.typing import ArrayLike
+import xarray as xr
 
 from numpyro_spikeslab import diagnostics
 

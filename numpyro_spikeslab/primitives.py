@@ -69,9 +69,7 @@ def spike_slab(
         )
     if expected_size is not None:
         size = prod(frame.size for frame in _PYRO_STACK if isinstance(frame, numpyro.plate))
-        _require(
-            name, "expected_size", expected_size, 0, size, f"the number of weights is {size}"
-        )
+        _require(name, "expected_size", expected_size, 0, size, f"the number of weights is {size}")
         inclusion = jnp.asarray(expected_size) / size
     _require(name, "inclusion", inclusion, 0, 1, "it is a probability")
     _require(name, "scale", scale, 0, jnp.inf, "it is a standard deviation")

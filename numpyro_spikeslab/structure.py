@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer.gibbs import prototype_trace
+from numpyro.infer.gibbs import prototype_trace, subsample_plate_sizes
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_spikeslab.arguments import (
@@ -68,7 +68,7 @@ class Role(NamedTuple):
 class Source(NamedTuple):
     """Which constant of a linearised map is its matrix, and whether features are its columns."""
 
-    index: int
+    position: int
     transposed: bool
 
 
@@ -358,7 +358,7 @@ def design_rows(
             # the batch bounds the memory of the intermediates, not of the result
             rows.append(jax.lax.map(tangent, jnp.eye(pair.size), batch_size=256))
         else:
-            constant = jax.tree.leaves(tangent)[source.index]
+            constant = jax.tree.leaves(tangent)[source.position]
             rows.append(constant.T if source.transposed else constant)
     return jnp.concatenate(rows) if len(rows) > 1 else rows[0]
 
@@ -413,6 +413,12 @@ def read(
             f"{user} could not run the model. Do the sizes of its plates match its data?"
         )
         raise
+    subsampled = sorted(subsample_plate_sizes(trace))
+    if subsampled:
+        raise ValueError(
+            f"{user}: the plates {subsampled} are subsampled. Exact updates need all data; remove "
+            "`subsample_size`."
+        )
     pairs = find_pairs(trace, user, fixed)
     own = {name for pair in pairs for name in (pair.spike, pair.slab)}
     shapes = {
@@ -581,9 +587,7 @@ def find_facts(structure: Structure, model: Any, args: tuple, kwargs: dict) -> F
     values |= structure.split((1 - spikes) * direction, "{}_slab")
     site = trace_at(model, args, kwargs, latents | values)[structure.likelihood]
     alone = _normal(site, structure.shared_scale)[1] - at.loc
-    roles = tuple(
-        _play(role, structure, model, args, kwargs, latents) for role in structure.roles
-    )
+    roles = tuple(_play(role, structure, model, args, kwargs, latents) for role in structure.roles)
     return Facts(latents, at, sum(slopes), moved, alone, tuple(matches), roles)
 
 
@@ -707,15 +711,13 @@ class Reader:
         self._jit_facts = jax.jit(self._facts, static_argnames=("structure", "static"))
         self._jit_design = jax.jit(self._design, static_argnames=("structure", "static"))
 
-    def __call__(
-        self, args: tuple, kwargs: dict, fixed: frozenset[str] = frozenset()
-    ) -> Reading:
+    def __call__(self, args: tuple, kwargs: dict, fixed: frozenset[str] = frozenset()) -> Reading:
         """Read the model at these arguments, or return what was read before."""
         if not are_concrete((args, kwargs)):
             return self._read(args, kwargs, fixed)
         leaves, treedef = jax.tree.flatten((args, kwargs))
         # the key holds the leaves themselves, so that no other array can take their identity
-        key = (leaves, treedef, fixed, jax.config.jax_enable_x64)
+        key = (leaves, treedef, fixed, jnp.result_type(float))
         if self._key is None or not _same(self._key, key):
             with outside_transformations((args, kwargs)):
                 args, kwargs = on_device((args, kwargs))
@@ -739,10 +741,12 @@ class Reader:
         return Reading(args, kwargs, structure, facts.at, design, indices)
 
     def _facts(self, structure, static, dynamic):
-        return find_facts(structure, self.model, *merge(static, dynamic))
+        args, kwargs = merge(static, dynamic)
+        return find_facts(structure, self.model, args, kwargs)
 
     def _design(self, structure, static, dynamic, latents):
-        return self.design(structure, *merge(static, dynamic), latents)
+        args, kwargs = merge(static, dynamic)
+        return self.design(structure, args, kwargs, latents)
 
     def design(
         self, structure: Structure, args: tuple, kwargs: dict, latents: dict[str, Any]

@@ -35,6 +35,25 @@ def arrays(X, y, w, log_odds, variance, block_size=paired.BLOCK_SIZE):
     return design, residual, jnp.asarray(w), prior
 
 
+# compiled once for all tests of the same shapes
+run_sweep = jax.jit(paired.sweep, static_argnames="put")
+
+
+@partial(jax.jit, static_argnames="count")
+def sweeps(q, design, residual, prior, temperature=1.0, count=1):
+    """``count`` sweeps of a variational family."""
+
+    def step(carry, _):
+        return carry[0].sweep(design, carry[1], PRECISION, prior, temperature), None
+
+    return lax.scan(step, (q, residual), length=count)[0]
+
+
+def exact_posterior(X, y, _, log_odds, variance):
+    problem = truth.regression(X, y, PRECISION**-0.5, expit(log_odds), np.sqrt(variance))
+    return truth.enumerate_models(problem)
+
+
 def one_by_one(X, y, w, log_odds, variance, put):
     """The sweep of the definition: one coordinate after the other, from the raw data."""
     w, kept = np.array(w), []
@@ -95,7 +114,7 @@ def test_the_conditional_is_that_of_numerical_integration(precision, strength, l
     def keep(logit, loc, variance, noise):
         return loc, (logit, loc, variance)
 
-    _, _, kept = paired.sweep(design, residual, w, PRECISION, prior, keep)
+    _, _, kept = run_sweep(design, residual, w, PRECISION, prior, keep)
     mean = moments[1] / moments[0]
     expected = (log_odds + np.log(moments[0] / null), mean, moments[2] / moments[0] - mean**2)
     tolerance = {"float32": 2e-4, "float64": 1e-6}[precision]
@@ -108,7 +127,8 @@ def test_draws_are_distributed_as_the_conditional(x64):
     loc, variance = 1.5, 0.3
     key_spike, key_slab = random.split(random.key(0))
     noise = random.logistic(key_spike, (4, size)), random.normal(key_slab, (4, size))
-    w, (kept, spike, slab) = paired.draw(log_odds, loc, variance, noise)
+    out = jax.jit(paired.draw)(log_odds, loc, variance, noise)
+    w, (kept, spike, slab) = jax.tree.map(np.asarray, out)
     np.testing.assert_array_equal(kept, log_odds)
     np.testing.assert_array_equal(w, np.where(spike, slab, 0.0))
     # nine tests at 1e-4 each: a false alarm in 1 of 1100 keys
@@ -147,7 +167,7 @@ def test_blocks_do_not_change_the_sweep(precision, put, size, block_size):
             return (odds > noise[0][m]) * slab, (odds, odds > noise[0][m], slab)
 
         noise = tuple(jnp.asarray(x) for x in noise)
-    residual, new, kept = paired.sweep(design, residual, w, PRECISION, prior, chosen, noise)
+    residual, new, kept = run_sweep(design, residual, w, PRECISION, prior, chosen, noise)
     expected, expected_kept = one_by_one(*given, reference)
     close(new, expected, precision)
     close(residual, given[1] - given[0] @ expected, precision)
@@ -189,18 +209,11 @@ def block_size_of(family):
     return 3 if family is paired.PairedMeanField else 10**6
 
 
-def converge(family, given, sweeps=2000):
+def converge(family, given, count=2000):
     """The fixed point of a family's sweeps at temperature 1, from the given weights."""
-    X, y, w, log_odds, variance = given
-    design, residual, w, prior = arrays(X, y, w, log_odds, variance, block_size_of(family))
+    design, residual, w, prior = arrays(*given, block_size_of(family))
     scale = jnp.eye(len(w)) if family is paired.MeanField else jnp.ones(len(w))
-
-    def step(carry, _):
-        q, residual = carry
-        return q.sweep(design, residual, PRECISION, prior, 1.0), None
-
-    start = family(jnp.ones(len(w)), w, scale), residual
-    return jax.jit(lambda: lax.scan(step, start, length=sweeps)[0][0])()
+    return sweeps(family(jnp.ones(len(w)), w, scale), design, residual, prior, count=count)[0]
 
 
 @FAMILIES
@@ -211,9 +224,8 @@ def test_a_fixed_point_does_not_depend_on_the_order_of_the_features(x64, family)
     design, _, _, prior = arrays(
         X[:, order], y, w, log_odds[order], variance[order], block_size_of(family)
     )
-    swept, _ = family(q.probs[order], q.loc[order], permuted_scale(q, order)).sweep(
-        design, jnp.asarray(y - X @ q.mean), PRECISION, prior, 1.0
-    )
+    permuted = family(q.probs[order], q.loc[order], permuted_scale(q, order))
+    swept, _ = sweeps(permuted, design, jnp.asarray(y - X @ q.mean), prior)
     np.testing.assert_allclose(swept.probs, q.probs[order], atol=1e-9)
     np.testing.assert_allclose(swept.mean, q.mean[order], atol=1e-9)
 
@@ -265,7 +277,7 @@ def test_duplicated_features_share_their_weight_and_constant_ones_stay_finite(pr
     q = paired.PairedMeanField(w + 0.5, w, w + 1.0)
     for _ in range(5):
         previous = q.mean
-        q, residual = q.sweep(design, residual, PRECISION, prior, 1.0)
+        q, residual = sweeps(q, design, residual, prior)
         expected, _ = one_by_one(
             X, y, previous, log_odds, variance, lambda m, odds, loc, _: (expit(odds) * loc, (odds,))
         )
@@ -279,7 +291,7 @@ def test_certain_pairs_stay_finite(precision, size):
     log_odds = np.array([1e3, -1e3, 0.0, 90.0, -90.0, 1.0, -1.0])
     design, residual, w, prior = arrays(X, size * y, w, log_odds, variance)
     q = paired.PairedMeanField(w**0, w, w**0)
-    q, residual = q.sweep(design, residual, PRECISION, prior, 1.0)
+    q, residual = sweeps(q, design, residual, prior)
     assert all(bool(jnp.all(jnp.isfinite(x))) for x in (*q, residual, q.divergence(prior)))
     assert q.probs[0] == 1.0 and q.variance.min() >= -1e-6 * size**2
 
@@ -309,9 +321,7 @@ def test_every_step_of_a_sweep_maximises_the_bound_in_its_coordinate(x64, family
     given = X, y, *_ = problem()
     design, _, _, prior = arrays(*given, block_size_of(family))
     start = mean_field(family, 7)
-    end, residual = start.sweep(
-        design, jnp.asarray(y - X @ start.mean), PRECISION, prior, temperature
-    )
+    end, residual = sweeps(start, design, jnp.asarray(y - X @ start.mean), prior, temperature)
     np.testing.assert_allclose(residual, y - X @ end.mean, atol=1e-12)
 
     @jax.jit
@@ -360,29 +370,25 @@ def test_the_bound_has_no_slope_at_a_fixed_point(x64, family):
                 return objective(tuple(moved))
 
             assert abs(at(1e-5) - at(-1e-5)) / 2e-5 < 1e-6
-            assert at(1e-2) <= at(0.0) >= at(-1e-2)
+            assert max(at(1e-2), at(-1e-2)) <= at(0.0) + 1e-10
 
 
 @FAMILIES
 @pytest.mark.parametrize("kind", truth.DESIGNS)
 def test_the_bound_is_below_the_log_evidence(x64, family, kind):
-    given = X, y, _, log_odds, variance = problem(kind=kind)
-    exact = truth.enumerate_models(
-        truth.regression(X, y, PRECISION**-0.5, expit(log_odds), variance**0.5)
-    )
+    given = X, y, *_ = problem(kind=kind)
+    exact = exact_posterior(*given)
     *_, prior = arrays(*given)
     assert bound(mean_field(family, 7), X, y, prior) < exact.log_evidence
-    q = converge(family, given, sweeps=500)
+    q = converge(family, given, count=500)
     gap = exact.log_evidence - bound(q, X, y, prior)
     assert 0.0 < gap < 5.0
 
 
 def test_one_feature_is_exact_in_the_paired_family(precision):
     given = X, y, _, log_odds, variance = problem(1)
-    exact = truth.enumerate_models(
-        truth.regression(X, y, PRECISION**-0.5, expit(log_odds), variance**0.5)
-    )
-    q = converge(paired.PairedMeanField, given, sweeps=1)
+    exact = exact_posterior(*given)
+    q = converge(paired.PairedMeanField, given, count=1)
     prior = paired.Prior(jnp.asarray(log_odds), jnp.asarray(variance))
     close(q.probs, exact.inclusion, precision)
     close(q.mean, exact.mean, precision)
@@ -478,25 +484,41 @@ def test_divergence_of_certain_spikes_is_the_log_of_their_prior(precision):
 # The Gibbs sweep
 
 
-def gibbs(key, given, weights, block_size=3):
-    design, _, _, prior = arrays(*given, block_size)
-    X, y = (jnp.asarray(x) for x in given[:2])
-    return paired.gibbs_sweep(key, design, y - X @ weights, weights, PRECISION, prior)
+@jax.jit
+def gibbs_sweeps(keys, design, residual, weights, prior):
+    """One sweep from each of many weights."""
+
+    def one(key, residual, weights):
+        return paired.gibbs_sweep(key, design, residual, weights, PRECISION, prior)
+
+    return jax.vmap(one)(keys, residual, weights)
+
+
+@jax.jit
+def gibbs_chain(keys, design, y, weights, prior):
+    """Many sweeps, one after the other."""
+
+    def step(weights, key):
+        residual = y - paired.predictor(design, weights)
+        out = paired.gibbs_sweep(key, design, residual, weights, PRECISION, prior)
+        return out[0] * out[1], (*out, out[0] * out[1])
+
+    return lax.scan(step, weights, keys)[1]
 
 
 @pytest.mark.parametrize("kind", truth.DESIGNS)
 def test_a_gibbs_sweep_leaves_the_exact_posterior_invariant(x64, kind):
     size = 20_000
-    given = X, y, _, log_odds, variance = problem(4, kind=kind)
-    exact = truth.enumerate_models(
-        truth.regression(X, y, PRECISION**-0.5, expit(log_odds), variance**0.5)
-    )
+    given = X, y, *_ = problem(4, kind=kind)
+    exact = exact_posterior(*given)
     spikes, slabs = exact.sample(np.random.default_rng(0), size)
-    keys = random.split(random.key(0), size)
-    sweep = jax.jit(jax.vmap(lambda key, w: gibbs(key, given, w)))
-    spikes, slabs, probs = (np.asarray(x) for x in sweep(keys, jnp.asarray(spikes * slabs)))
     w = spikes * slabs
-    # 35 tests of independent draws for each design, at 1e-5 each: a false alarm in 1 of 570 keys
+    keys = random.split(random.key(0), size)
+    design, *_, prior = arrays(*given, 3)
+    out = gibbs_sweeps(keys, design, jnp.asarray(y - w @ X.T), jnp.asarray(w), prior)
+    spikes, slabs, probs = (np.asarray(x) for x in out)
+    w = spikes * slabs
+    # 27 tests of independent draws for each design, at 1e-5 each: a false alarm in 1 of 740 keys
     counts = np.bincount(spikes @ [8, 4, 2, 1], minlength=16)
     # rare models count with the most probable one
     expected = size * exact.probs
@@ -515,7 +537,6 @@ def test_a_gibbs_sweep_leaves_the_exact_posterior_invariant(x64, kind):
         exact.second_moments[np.triu_indices(4)],
     )
     agrees(slabs, exact.probs @ exact.locs)
-    # Rao-Blackwellised: the same mean, and never the larger variance
     agrees(probs, exact.inclusion)
     agrees(slabs**2, exact.probs @ (exact.locs**2 + np.diagonal(exact.covariances, 0, 1, 2)))
 
@@ -523,22 +544,20 @@ def test_a_gibbs_sweep_leaves_the_exact_posterior_invariant(x64, kind):
 @pytest.mark.parametrize("kind", ["correlated", "duplicated"])
 def test_one_long_chain_of_gibbs_sweeps_visits_the_exact_posterior(precision, kind):
     num_sweeps, num_batches = 40_000, 50
-    given = X, y, _, log_odds, variance = problem(4, kind=kind)
-    exact = truth.enumerate_models(
-        truth.regression(X, y, PRECISION**-0.5, expit(log_odds), variance**0.5)
-    )
-
-    def step(w, key):
-        spikes, slabs, probs = gibbs(key, given, w)
-        return spikes * slabs, (spikes, probs, spikes * slabs)
+    given = _, y, *_ = problem(4, kind=kind)
+    exact = exact_posterior(*given)
 
     # a start far away; its influence is forgotten in the first sweeps
-    start = jnp.full(4, 100.0)
+    design, *_, prior = arrays(*given, 3)
     keys = random.split(random.key(1), num_sweeps)
-    _, draws = jax.jit(partial(lax.scan, step))(start, keys)
+    spikes, _, probs, w = gibbs_chain(keys, design, jnp.asarray(y), jnp.full(4, 100.0), prior)
     # twelve tests by batch means, at 4.5 standard errors of 50 batches (t, 49 degrees of freedom:
     # 4e-5 each): a false alarm in 1 of 2000 keys
-    for found, expected in zip(draws, (exact.inclusion, exact.inclusion, exact.mean), strict=True):
+    for found, expected in (
+        (spikes, exact.inclusion),
+        (probs, exact.inclusion),
+        (w, exact.mean),
+    ):
         batches = np.asarray(found, float)[1000:].reshape(num_batches, -1, 4).mean(axis=1)
         error = batches.std(axis=0, ddof=1) / np.sqrt(num_batches)
         assert np.all(np.abs(batches.mean(axis=0) - expected) < 4.5 * error)
@@ -549,8 +568,11 @@ def test_a_gibbs_sweep_draws_excluded_slabs_from_their_prior(x64):
     size = 20_000
     X, y, w, log_odds, variance = given = problem(4, kind="independent")
     given = X, 0.3 * y, w, log_odds, variance
+    design, *_, prior = arrays(*given, 3)
     keys = random.split(random.key(2), size)
-    spikes, slabs, probs = jax.vmap(lambda key: gibbs(key, given, jnp.zeros(4)))(keys)
+    residual, start = jnp.tile(given[1], (size, 1)), jnp.zeros((size, 4))
+    out = gibbs_sweeps(keys, design, residual, start, prior)
+    spikes, slabs, probs = (np.asarray(x) for x in out)
     # eight tests at 1e-4 each: a false alarm in 1 of 1250 keys
     for m in range(4):
         excluded = slabs[:, m][spikes[:, m] == 0]

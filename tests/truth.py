@@ -395,6 +395,86 @@ def tasks_case() -> Case:
     return _case(tasks_model, args, problem, {"W": (2, 2)})
 
 
+def scaled_model(X, y=None):
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(sigma * (X @ w), sigma), obs=y)
+
+
+def scaled_case() -> Case:
+    X = design("correlated")
+    y = response(X)
+
+    def at(z):
+        return regression(z["sigma"] * X, y, z["sigma"], 0.3, 1.0)
+
+    def log_prior(z):
+        return stats.halfnorm.logpdf(z["sigma"])
+
+    return _case(scaled_model, (X, y), at, log_prior=log_prior)
+
+
+def half_latent_model(X, Z, y=None):
+    inclusion = numpyro.sample("inclusion", dist.Beta(1.5, 1.5))
+    with numpyro.plate("x", X.shape[1]):
+        w = nss.spike_slab("w", inclusion)
+    with numpyro.plate("z", Z.shape[1]):
+        v = nss.spike_slab("v", 0.3)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w + Z @ v, 0.5), obs=y)
+
+
+def half_latent_case() -> Case:
+    D = design("correlated")
+    y = response(D, noise=0.3) + 2.0 * D[:, 3]
+
+    def at(z):
+        return regression(D, y, 0.5, np.stack([z["inclusion"]] * 2 + [0.3] * 2), 1.0)
+
+    def log_prior(z):
+        return stats.beta.logpdf(z["inclusion"], 1.5, 1.5)
+
+    shapes = {"w": (2,), "v": (2,)}
+    return _case(half_latent_model, (D[:, :2], D[:, 2:], y), at, shapes, log_prior)
+
+
+def latent_tasks_model(phi, Y=None):
+    num_tasks = 3
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    task = numpyro.plate("task", num_tasks, dim=-2)
+    feature = numpyro.plate("feature", phi.shape[1], dim=-1)
+    with feature:
+        inclusion = numpyro.sample("inclusion", dist.Uniform(0.05, 0.9))
+    with task:
+        scale = numpyro.sample("slab_scale", dist.HalfNormal(2.0))
+    with task, feature:
+        W = nss.spike_slab("W", inclusion, scale)
+    with numpyro.plate("obs", phi.shape[0], dim=-2), numpyro.plate("column", num_tasks, dim=-1):
+        numpyro.sample("Y", dist.Normal(phi @ W.T, sigma), obs=Y)
+
+
+def latent_tasks_case() -> Case:
+    phi = design("correlated", num_obs=12, size=2)
+    W = np.array([[0.4, -0.3], [0.0, 0.8], [0.0, 0.6]])
+    Y = phi @ W.T + 0.5 * np.random.default_rng(6).normal(size=(12, 3))
+    X = np.einsum("qk,nm->nqkm", np.eye(3), phi).reshape(36, 6)
+
+    def at(z):
+        inclusion, slab_scale = np.tile(z["inclusion"], 3), np.repeat(np.ravel(z["slab_scale"]), 2)
+        return regression(X, Y.ravel(), z["sigma"], inclusion, slab_scale)
+
+    def log_prior(z):
+        return (
+            stats.halfnorm.logpdf(z["sigma"])
+            + np.sum(stats.uniform.logpdf(z["inclusion"], 0.05, 0.85))
+            + np.sum(stats.halfnorm.logpdf(z["slab_scale"], scale=2.0))
+        )
+
+    return _case(latent_tasks_model, (phi, Y), at, {"W": (3, 2)}, log_prior)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "fixed hyperparameters": fixed_case,
     "latent hyperparameters": hyper_case,
@@ -407,4 +487,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "two sets of weights": two_case,
     "latent design": latent_design_case,
     "tasks": tasks_case,
+    "latent hyperparameters of tasks": latent_tasks_case,
+    "noise that scales the design": scaled_case,
+    "one latent inclusion of two": half_latent_case,
 }
