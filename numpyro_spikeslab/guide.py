@@ -71,7 +71,8 @@ class _SpikeSlabGuide(AutoGuide):
         if discrete:
             raise ValueError(
                 f"{type(self).__name__}: the discrete latent sites {discrete} are not part of a "
-                "spike-and-slab pair. Sample them with `numpyro.infer.DiscreteGibbs` beside `PairedGibbs`."
+                "spike-and-slab pair. Sample them with `numpyro.infer.DiscreteGibbs` beside "
+                "`PairedGibbs`."
             )
         self._deterministics = tuple(
             name for name, site in trace.items() if site["type"] == "deterministic"

@@ -198,7 +198,7 @@ def block_design(
     num_blocks = -(-num_features // block_size)
     block_size = -(-num_features // num_blocks)
     if whitening is not None:
-        rows = rows * whitening
+        rows = rows * whitening[None, :]
     rows = pad(rows, num_blocks * block_size).reshape(num_blocks, block_size, num_obs)
     return Design(rows, jnp.einsum("kbn,kcn->kbc", rows, rows))
 
@@ -300,8 +300,8 @@ class MeanField(NamedTuple):
         """Covariance of ``w = s * w_tilde``."""
         slab = self.scale_tril @ self.scale_tril.T
         spike = jnp.diag(self.probs * (1.0 - self.probs))
-        outer = self.probs[:, None] * self.probs
-        return (outer + spike) * slab + spike * self.loc[:, None] * self.loc
+        outer = jnp.outer(self.probs, self.probs)
+        return (outer + spike) * slab + spike * jnp.outer(self.loc, self.loc)
 
     def sweep(
         self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any
@@ -312,7 +312,7 @@ class MeanField(NamedTuple):
         gram = precision * rows @ rows.T
         target = precision * rows @ (residual + self.mean @ rows)
         spike = jnp.diag(self.probs * (1.0 - self.probs))
-        slab_precision = gram * (self.probs[:, None] * self.probs + spike) + jnp.diag(
+        slab_precision = gram * (jnp.outer(self.probs, self.probs) + spike) + jnp.diag(
             1.0 / prior.variance
         )
         # the inverse's Cholesky factor, from the Cholesky factor of the reversed matrix
@@ -320,7 +320,7 @@ class MeanField(NamedTuple):
         scale_tril = jax.scipy.linalg.solve_triangular(reverse, jnp.eye(size), lower=True)
         covariance = scale_tril @ scale_tril.T
         loc = covariance @ (self.probs * target)
-        interaction = gram * (loc[:, None] * loc + covariance)
+        interaction = gram * (jnp.outer(loc, loc) + covariance)
         squares = jnp.diagonal(interaction)
 
         def visit(probs, m):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model's author writes: the spike-and-slab prior as a primitive and as a distribution."""
 
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -69,10 +69,10 @@ def spike_slab(
         )
     if expected_size is not None:
         size = prod(frame.size for frame in _PYRO_STACK if isinstance(frame, numpyro.plate))
-        _require(name, "expected_size", expected_size, 0, size, f"the number of weights is {size}")
+        _require(name, "expected_size", expected_size, 0.0, float(size), "the number of weights")
         inclusion = jnp.asarray(expected_size) / size
-    _require(name, "inclusion", inclusion, 0, 1, "it is a probability")
-    _require(name, "scale", scale, 0, jnp.inf, "it is a standard deviation")
+    _require(name, "inclusion", inclusion, 0.0, 1.0, "a probability")
+    _require(name, "scale", scale, 0.0, inf, "a standard deviation")
     spike = numpyro.sample(
         f"{name}_spike", dist.Bernoulli(probs=inclusion), infer={MARK: (name, "spike")}
     )

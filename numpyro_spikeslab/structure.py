@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Num
 import numpy as np
 
 import jax
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from numpyro import handlers
 import numpyro.distributions as dist
+from numpyro.infer import init_to_uniform
 from numpyro.infer.gibbs import prototype_trace, subsample_plate_sizes
 from numpyro.ops.provenance import eval_provenance
 
@@ -99,11 +100,11 @@ class Structure:
         """P, the number of weights."""
         return sum(pair.size for pair in self.pairs)
 
-    def join(self, values: dict[str, Any], key: str) -> Float[Array, " P"]:
+    def join(self, values: dict[str, Any], key: str) -> Num[Array, " P"]:
         """Flatten and join ``values[key.format(pair.name)]`` over the pairs."""
         return jnp.concatenate([jnp.ravel(values[key.format(p.name)]) for p in self.pairs])
 
-    def split(self, flat: Float[Array, " P"], key: str) -> dict[str, Any]:
+    def split(self, flat: Num[Array, " P"], key: str) -> dict[str, Any]:
         """The inverse of :meth:`join`."""
         ends = np.cumsum([pair.size for pair in self.pairs])[:-1]
         return {
@@ -566,7 +567,10 @@ MOVES = (1.0, -100.0)
 
 def find_facts(structure: Structure, model: Any, args: tuple, kwargs: dict) -> Facts:
     """Run the model at points that tell whether it fits; see :func:`check`."""
-    trace = prototype_trace(model, random.key(0), args, kwargs)
+    # generic values, cheaper to compile than draws from the priors
+    seeded = handlers.substitute(handlers.seed(model, random.key(0)), substitute_fn=init_to_uniform)
+    with handlers.block():
+        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
     latents = {name: jnp.asarray(trace[name]["value"]) for name in structure.others}
     location = _locations(structure, model, args, kwargs, latents)
     at = evaluate(structure, model, args, kwargs, latents, jnp.zeros(structure.size))

@@ -25,21 +25,12 @@ from numpyro_spikeslab import datasets
 
 KEY = random.key(0)
 
-# the standard family has one set of weights only
-ONE_SET = [
-    name
-    for name in truth.CASES
-    if name not in ("two sets of weights", "one latent inclusion of two")
-]
 MODELS = [("paired", name) for name in truth.CASES] + [
     ("standard", name)
     for name in (
-        "fixed hyperparameters",
         "latent hyperparameters",
-        "heteroscedastic",
         "mask",
         "latent design",
-        "tasks",
         "latent hyperparameters of tasks",
     )
 ]
@@ -84,7 +75,7 @@ def scramble(name, x):
     if name.endswith("_probs"):
         return jnp.asarray(rng.uniform(0.1, 0.9, x.shape), x.dtype)
     if name.endswith(("w_auto_loc", "W_auto_loc", "v_auto_loc", "slab_auto_loc")):
-        return jnp.asarray(rng.normal(size=x.shape), x.dtype)
+        return jnp.asarray(0.5 * rng.normal(size=x.shape), x.dtype)
     if name.endswith("_scale_tril"):
         return jnp.asarray(np.diag(np.diag(x)) + np.tril(0.2 * rng.normal(size=x.shape), -1))
     return 0.8 * x
@@ -100,12 +91,10 @@ def fitted(family, name):
 def monte_carlo(fit, params, size=20_000):
     """TraceGraph_ELBO of each of many particles."""
 
-    @jax.jit
-    @jax.vmap
     def particle(key):
         return -TraceGraph_ELBO().loss(key, params, fit.case.model, fit.guide, *fit.case.args)
 
-    return np.asarray(particle(random.split(KEY, size)))
+    return jax.vmap(particle)(random.split(KEY, size))
 
 
 # The bound
@@ -114,12 +103,12 @@ def monte_carlo(fit, params, size=20_000):
 @EVERY_MODEL
 def test_the_bound_is_the_mean_of_its_monte_carlo_estimates(x64, family, name):
     fit = fitted(family, name)
-    for params in (fit.start, fit.result.params):
-        particles = monte_carlo(fit, params)
+    estimate = jax.jit(lambda params: monte_carlo(fit, params))
+    for params, accuracy in ((fit.start, 1.0), (fit.result.params, 0.1)):
+        particles = np.asarray(estimate(params))
         error = particles.std() / np.sqrt(len(particles))
-        # 42 comparisons at 4.5 standard errors: a false alarm in 1 of 3500 keys
-        assert abs(particles.mean() - fit.bound(params)) < 4.5 * error
-        assert error < 0.3
+        # 36 comparisons at 4.5 standard errors: a false alarm in 1 of 4000 keys
+        assert abs(particles.mean() - fit.bound(params)) < 4.5 * error < 4.5 * accuracy
 
 
 @EVERY_MODEL
@@ -164,8 +153,12 @@ def test_no_hyperparameter_can_be_improved_at_the_end(x64, family, name):
                 fit.bound({**params, k: params[k].at[where].add(change)})
                 for change in (-step, 0.0, step)
             )
+            if not np.isfinite([below, above]).all():
+                # a maximum at the end of the prior's support
+                assert max(below, above) <= at
+                continue
             slope, curvature = (above - below) / 2.0, below - 2.0 * at + above
-            assert curvature < 0.0
+            assert curvature < 0.0, (k, where)
             # nats that a Newton step would gain
             assert slope**2 / (2.0 * abs(curvature)) < 1e-6, (k, where)
 
@@ -199,7 +192,7 @@ def test_params_have_the_maxima_of_the_closed_form(x64):
     assert params["slab_scale"] ** 2 == pytest.approx(squares.sum() / g.sum(), rel=1e-5)
 
 
-def test_boston_starts_agree_when_annealed_and_not_otherwise(x64):
+def test_boston_starts_agree_when_annealed_and_restarts_find_the_same(x64):
     X, y, _ = datasets.boston_housing()
     exact = truth.enumerate_models(truth.regression(X, y, np.sqrt(0.1), 0.25, 1.0))
     # the figure of design.md
@@ -237,6 +230,15 @@ def test_boston_starts_agree_when_annealed_and_not_otherwise(x64):
     # neither exceeds the log evidence, and annealing finds the best of all bounds
     assert np.min(plain_losses) > np.max(losses) - 1e-6 > -exact.log_evidence
 
+    # restarts find it from the worst of the starts
+    worst = int(np.argmax(plain_losses))
+    start = {k: x[worst] for k, x in starts.items()}
+    svi = nss.CAVI(model, guide, temperature=None, num_restarts=20)
+    result = svi.run(KEY, 200, X, y, init_params=start, progress_bar=False)
+    assert plain_losses[worst] > losses[0] + 0.1
+    assert result.losses[-1] < plain_losses[worst] - 0.1
+    np.testing.assert_allclose(result.losses[-1], svi.evaluate(result.state, X, y), atol=1e-8)
+
 
 # The interface of SVI
 
@@ -256,26 +258,28 @@ def run(svi, case, num_steps=20, **options):
 
 
 def same(x, y, tolerance=1e-12):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), x, y
-    )
+    def compare(a, b):
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = random.key_data(a), random.key_data(b)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+    jax.tree.map(compare, x, y)
 
 
-@pytest.mark.parametrize("name", ["fixed hyperparameters", "latent hyperparameters", "mask"])
+@pytest.mark.parametrize("name", ["fixed hyperparameters", "params", "mask"])
 def test_float32_agrees_with_float64(name):
     found = {}
-    for x64 in (False, True):
-        jax.config.update("jax_enable_x64", x64)
-        case = truth.CASES[name]()
-        svi = nss.CAVI(case.model, nss.PairedGuide(case.model))
-        result = run(svi, case, 200)
-        assert {x.dtype for x in result.params.values()} == {jnp.dtype(float)}
-        assert result.losses.dtype == jnp.dtype(float)
-        found[x64] = result
-    assert jnp.result_type(float) == "float64"
-    for k, x in found[True].params.items():
-        np.testing.assert_allclose(found[False].params[k], x, rtol=2e-3, atol=2e-3)
-    np.testing.assert_allclose(found[False].losses[-1], found[True].losses[-1], rtol=1e-4)
+    for precision in ("float32", "float64"):
+        jax.config.update("jax_enable_x64", precision == "float64")
+        fit = fitted("paired", name) if precision == "float64" else Fit("paired", name)
+        found[precision] = fit.result
+        assert {x.dtype for x in (*fit.result.params.values(), fit.result.losses)} == {
+            jnp.dtype(precision)
+        }
+    for k, x in found["float64"].params.items():
+        np.testing.assert_allclose(found["float32"].params[k], x, rtol=2e-3, atol=2e-3)
+    losses = [result.losses[-1] for result in found.values()]
+    np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
 def test_a_run_goes_on_from_a_state(x64, fixed):
@@ -289,7 +293,7 @@ def test_a_run_goes_on_from_a_state(x64, fixed):
     assert int(second.state.optim_state[0]) == 60
 
 
-@pytest.mark.parametrize("name", ["fixed hyperparameters", "latent hyperparameters"])
+@pytest.mark.parametrize("name", ["fixed hyperparameters", "params"])
 def test_updates_under_jit_are_those_of_a_run(x64, name):
     case = truth.CASES[name]()
     svi = cavi(case)
@@ -333,9 +337,9 @@ def test_starts_may_be_a_batch(x64, fixed):
 
 def test_a_start_is_what_init_params_say(x64, fixed):
     svi = cavi(fixed)
-    start = {"w_auto_probs": [0.1, 0.2, 0.3, 0.4]}
+    start = {"w_auto_probs": jnp.array([0.1, 0.2, 0.3, 0.4])}
     params = svi.get_params(svi.init(KEY, *fixed.args, init_params=start))
-    assert params["w_auto_probs"].tolist() == start["w_auto_probs"]
+    assert params["w_auto_probs"].tolist() == [0.1, 0.2, 0.3, 0.4]
     assert params["w_auto_loc"].tolist() == [0.0] * 4
     with pytest.raises(ValueError, match=r"unknown names \['w_loc'\]"):
         svi.init(KEY, *fixed.args, init_params={"w_loc": jnp.zeros(4)})
@@ -343,7 +347,7 @@ def test_a_start_is_what_init_params_say(x64, fixed):
         run(svi, fixed, init_params={"w_auto_loc": jnp.zeros(3)})
 
 
-@pytest.mark.parametrize("name", ["fixed hyperparameters", "latent hyperparameters"])
+@pytest.mark.parametrize("name", ["fixed hyperparameters", "params"])
 def test_restarts_keep_the_best_bound(x64, name):
     case = truth.CASES[name]()
     single = run(cavi(case), case, 30)
@@ -355,22 +359,6 @@ def test_restarts_keep_the_best_bound(x64, name):
     }
     assert best.losses[-1] <= single.losses[-1] + 1e-9
     assert best.losses[-1] == pytest.approx(float(svi.evaluate(best.state, *case.args)), abs=1e-9)
-
-
-def test_restarts_escape_a_start_that_is_stuck(x64):
-    # two features that explain the same; the guide's start is told the wrong one
-    X = truth.design("correlated", 60, 4)
-    y = 2.0 * X[:, 0]
-    case = truth.fixed_case()._replace(args=(jnp.asarray(X), jnp.asarray(y)))
-    stuck = {
-        "w_auto_probs": jnp.array([1e-3, 0.999, 1e-3, 1e-3]),
-        "w_auto_loc": jnp.array([0.0, 2.0, 0.0, 0.0]),
-    }
-    single = run(cavi(case), case, 100, init_params=stuck)
-    best = run(cavi(case, num_restarts=20), case, 100, init_params=stuck)
-    exact = truth.enumerate_models(truth.regression(X, y, 0.5, 0.3, 0.8))
-    assert best.losses[-1] < single.losses[-1] - 0.1
-    assert -exact.log_evidence < best.losses[-1] < -exact.log_evidence + 0.5
 
 
 def test_a_run_stops_when_the_bound_has_settled(x64, fixed):
@@ -399,7 +387,7 @@ def test_a_hot_run_neither_stops_nor_ends_silently(x64, fixed):
 
 
 def test_new_data_of_the_same_shapes_compile_nothing(x64, caplog):
-    case = truth.hyper_case()
+    case = truth.param_case()
     svi = cavi(case)
 
     def use(X, y):
@@ -412,13 +400,12 @@ def test_new_data_of_the_same_shapes_compile_nothing(x64, caplog):
     first = use(X, y)
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         second = use(*new)
-    compiled = [m for m in caplog.messages if "compil" in m.lower()]
-    assert not compiled
+    assert not [m for m in caplog.messages if "compil" in m.lower()]
     assert first != second
     # the counter counts
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         jax.jit(lambda x: x + 2.0)(y)
-    assert any("compil" in m.lower() for m in caplog.messages)
+    assert [m for m in caplog.messages if "compil" in m.lower()]
 
 
 def test_a_pickled_cavi_and_its_result_are_the_same(x64, fixed):
@@ -442,7 +429,7 @@ def test_the_progress_bar_changes_nothing(x64, fixed, num_steps, capsys):
     assert f"{num_steps}/{num_steps}" in capsys.readouterr().err
 
 
-def test_only_the_guides_of_this_package_are_taken(x64, fixed):
+def test_only_the_guides_of_this_package_are_taken(x64, unchecked_types, fixed):
     with pytest.raises(TypeError, match=r"got AutoDelta.*numpyro\.infer\.SVI"):
         nss.CAVI(fixed.model, AutoDelta(fixed.model))
     with pytest.raises(ValueError, match="num_restarts"):
@@ -452,16 +439,15 @@ def test_only_the_guides_of_this_package_are_taken(x64, fixed):
 
 
 def test_a_guide_with_an_inner_autonormal_is_for_svi_alone(x64):
-    case = truth.hyper_case()
+    case = truth.scaled_case()
     guide = nss.PairedGuide(case.model, inner_guide=AutoNormal)
     with pytest.raises(ValueError, match=r"AutoNormal.*AutoDelta"):
         run(nss.CAVI(case.model, guide), case)
     svi = SVI(case.model, guide, optax.adam(0.02), TraceGraph_ELBO(num_particles=4))
-    result = svi.run(KEY, 600, *case.args, progress_bar=False)
+    result = svi.run(KEY, 500, *case.args, progress_bar=False)
     losses = np.asarray(result.losses)
-    # the start's bound is hundreds of nats below
-    assert losses[-100:].mean() < losses[:20].mean() - 20.0
-    assert {"sigma_auto_scale", "w_auto_probs"} <= set(result.params)
+    assert losses[-100:].mean() < losses[:20].mean() - 5.0
+    assert {"sigma_auto_loc", "sigma_auto_scale", "w_auto_probs"} <= set(result.params)
 
 
 def test_stock_svi_stays_below_the_bound_of_cavi(x64, fixed):

@@ -5,12 +5,14 @@ from collections import namedtuple
 
 import arviz_base
 import arviz_stats
+import numpy as np
+import pytest
+
 import jax
 import jax.numpy as jnp
-import numpy as np
+
 import numpyro
 import numpyro.distributions as dist
-import pytest
 from numpyro.infer import MCMC, SVI, TraceGraph_ELBO
 from numpyro.infer.mcmc import MCMCKernel
 
@@ -301,6 +303,7 @@ def test_numpyro_compare(chains, variational):
     assert table.loc["Gibbs", "sum_abs_error_mean"] == 0
 
 
+@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("data", "var_names", "message"),
     [
@@ -387,6 +390,7 @@ def relabelled(data, **coords):
 PAIR = pair(coin([0.5, 0.5]))
 
 
+@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("data", "var_names", "reference", "message"),
     [

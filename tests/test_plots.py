@@ -206,6 +206,7 @@ def test_savefig(tmp_path):
 PAIR = chains(2)
 
 
+@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("data", "var_names", "reference", "message"),
     [
@@ -231,12 +232,14 @@ def test_inclusion_errors(data, var_names, reference, message):
         plots.plot_inclusion(data, var_names, reference)
 
 
+@pytest.mark.usefixtures("unchecked_types")
 def test_inclusion_needs_indicators_everywhere():
     dense = xr.DataTree.from_dict({"posterior": diagnostics.posterior(PAIR)[["w"]]})
     with pytest.raises(ValueError, match="expected spike-and-slab weights, of which 'b' has"):
         plots.plot_inclusion({"a": PAIR, "b": dense})
 
 
+@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("data", "var_names", "reference", "message"),
     [

@@ -263,7 +263,7 @@ def latent_scale_model(X, y=None):
     with numpyro.plate("feature", X.shape[1]):
         w = nss.spike_slab("w", 0.3)
     with numpyro.plate("obs", X.shape[0]):
-        tau = numpyro.sample("tau", dist.Gamma(3.0, 1.0))
+        tau = numpyro.sample("tau", dist.LogNormal(1.0, 0.5))
         numpyro.sample("y", dist.Normal(X @ w, tau**-0.5), obs=y)
 
 
@@ -275,7 +275,7 @@ def latent_scale_case() -> Case:
         return regression(X, y, z["tau"] ** -0.5, 0.3, 1.0)
 
     def log_prior(z):
-        return np.sum(stats.gamma.logpdf(z["tau"], 3.0))
+        return np.sum(stats.lognorm.logpdf(z["tau"], 0.5, scale=np.e))
 
     return _case(latent_scale_model, (X, y), at, log_prior=log_prior)
 
@@ -417,7 +417,7 @@ def scaled_case() -> Case:
 
 
 def half_latent_model(X, Z, y=None):
-    inclusion = numpyro.sample("inclusion", dist.Beta(1.5, 1.5))
+    inclusion = numpyro.sample("inclusion", dist.Uniform(0.0, 1.0))
     with numpyro.plate("x", X.shape[1]):
         w = nss.spike_slab("w", inclusion)
     with numpyro.plate("z", Z.shape[1]):
@@ -433,11 +433,8 @@ def half_latent_case() -> Case:
     def at(z):
         return regression(D, y, 0.5, np.stack([z["inclusion"]] * 2 + [0.3] * 2), 1.0)
 
-    def log_prior(z):
-        return stats.beta.logpdf(z["inclusion"], 1.5, 1.5)
-
     shapes = {"w": (2,), "v": (2,)}
-    return _case(half_latent_model, (D[:, :2], D[:, 2:], y), at, shapes, log_prior)
+    return _case(half_latent_model, (D[:, :2], D[:, 2:], y), at, shapes, lambda z: 0.0)
 
 
 def latent_tasks_model(phi, Y=None):
@@ -446,7 +443,7 @@ def latent_tasks_model(phi, Y=None):
     task = numpyro.plate("task", num_tasks, dim=-2)
     feature = numpyro.plate("feature", phi.shape[1], dim=-1)
     with feature:
-        inclusion = numpyro.sample("inclusion", dist.Uniform(0.05, 0.9))
+        inclusion = numpyro.sample("inclusion", dist.Uniform(0.05, 1.0))
     with task:
         scale = numpyro.sample("slab_scale", dist.HalfNormal(2.0))
     with task, feature:
@@ -468,7 +465,7 @@ def latent_tasks_case() -> Case:
     def log_prior(z):
         return (
             stats.halfnorm.logpdf(z["sigma"])
-            + np.sum(stats.uniform.logpdf(z["inclusion"], 0.05, 0.85))
+            + np.sum(stats.uniform.logpdf(z["inclusion"], 0.05, 0.95))
             + np.sum(stats.halfnorm.logpdf(z["slab_scale"], scale=2.0))
         )
 
