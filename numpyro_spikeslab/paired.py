@@ -20,7 +20,7 @@ from jax.scipy.special import xlogy
 
 # Features per block of a sweep. One feature at a time is bound by the latency of a sum that XLA
 # does not vectorise; beyond about a hundred the Gram matrices outweigh the design itself.
-BLOCK_SIZE = 50
+BLOCK_SIZE = 64
 
 
 class Prior(NamedTuple):
@@ -45,58 +45,64 @@ class Design(NamedTuple):
     gram: Float[Array, "K B B"]
 
 
-class Conditional(NamedTuple):
-    """What a pair's conditional owes to precisions alone, so it is computed once for a sweep.
+class Coordinates(NamedTuple):
+    """What the conditionals of B pairs owe to precisions alone, computed once for a sweep.
 
     - **squares** - ``<phi_m, phi_m>``.
     - **variance** - ``1 / A``, variance of the slab where it is included.
     - **log_odds** - log odds of inclusion where ``b = 0``.
     """
 
-    squares: Float[Array, " B"]
-    variance: Float[Array, " B"]
-    log_odds: Float[Array, " B"]
+    squares: Float[Array, "*B"]
+    variance: Float[Array, "*B"]
+    log_odds: Float[Array, "*B"]
+
+    def given(self, b: Any) -> "Conditional":
+        """The conditionals, given their linear terms ``b`` (supplement, eq. 1)."""
+        loc = b * self.variance
+        return Conditional(self.log_odds + 0.5 * b * loc, loc, self.variance)
 
 
-Put = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
-"""``(logit, loc, variance, noise) -> (weight put back into the sweep, outputs kept)``."""
+class Conditional(NamedTuple):
+    """A pair given everything else: the logit of its inclusion, and its slab where included."""
+
+    logit: Float[Array, "*B"]
+    loc: Float[Array, "*B"]
+    variance: Float[Array, "*B"]
+
+
+Put = Callable[[Conditional, Any], Any]
+"""``(conditional, noise) -> weight put back into the sweep``, elementwise."""
 
 
 def expectation(temperature: Any = 1.0) -> Put:
     """Put the expectation ``<w> = gamma mu`` back: paired mean field.
 
     :param temperature: divides the logit; above 1 it flattens the inclusion probabilities.
-    :return: a :data:`Put` that keeps ``(gamma, mu)``.
     """
-
-    def put(logit, loc, variance, noise):
-        probs = nn.sigmoid(logit / temperature)
-        return probs * loc, (probs, loc)
-
-    return put
+    return lambda pair, _: nn.sigmoid(pair.logit / temperature) * pair.loc
 
 
-def draw(logit, loc, variance, noise):
-    """Put a draw of the pair back: paired Gibbs. A :data:`Put` that keeps ``(logit, s, w_tilde)``.
+def draw(pair: Conditional, noise: tuple[Any, Any]) -> Any:
+    """Put a draw of the pair back: paired Gibbs.
 
     :param noise: a standard logistic and a standard normal variate; a logistic variate below the
         logit has probability ``sigmoid(logit)``.
     """
     logistic, normal = noise
-    spike = logit > logistic
-    slab = loc + jnp.sqrt(variance) * normal
-    return jnp.where(spike, slab, 0.0), (logit, spike, slab)
+    return jnp.where(pair.logit > logistic, pair.loc + jnp.sqrt(pair.variance) * normal, 0.0)
 
 
-def pair_conditional(squares: Float[Array, "*B"], precision: Any, prior: Prior) -> Conditional:
-    """Supplement eq. (1): ``A = tau <phi, phi> + 1/sigma_w^2`` and the logit at ``b = 0``.
+def coordinates(squares: Float[Array, "*B"], precision: Any, prior: Prior) -> Coordinates:
+    """``A = tau <phi, phi> + 1/sigma_w^2`` and the logit at ``b = 0`` (supplement, eq. 1).
 
     :param squares: inner product of each feature with itself.
     :param precision: noise precision ``tau``.
     :param prior: prior of the weights, in the shape of ``squares``.
     """
     variance = 1.0 / (precision * squares + 1.0 / prior.variance)
-    return Conditional(squares, variance, prior.log_odds + 0.5 * jnp.log(variance / prior.variance))
+    log_odds = prior.log_odds + 0.5 * jnp.log(variance / prior.variance)
+    return Coordinates(squares, variance, log_odds)
 
 
 def gram_sweep(
@@ -104,31 +110,28 @@ def gram_sweep(
     cross: Float[Array, " B"],
     weights: Float[Array, " B"],
     precision: Any,
-    conditional: Conditional,
+    pairs: Coordinates,
     put: Put,
     noise: Any = None,
-) -> tuple[Float[Array, " B"], Any]:
+) -> Float[Array, " B"]:
     """Visit B coordinates in turn, carrying ``cross = <phi_m, residual>`` of all of them.
 
     :param gram: inner products of the features.
     :param cross: inner products of the features with the residual of the current weights.
     :param weights: current weights (expectations or draws).
     :param precision: noise precision ``tau``.
-    :param conditional: from :func:`pair_conditional`.
+    :param pairs: from :func:`coordinates`.
     :param put: :func:`expectation` or :func:`draw`.
     :param noise: variates of the draw, leading axis B.
-    :return: the new weights and the stacked outputs of ``put``.
+    :return: the linear terms ``b`` that the visits found; all else follows from them.
     """
 
     def visit(cross, coordinate):
-        m, gram_m, weight, c, noise_m = coordinate
-        b = precision * (cross[m] + c.squares * weight)
-        loc = b * c.variance
-        new, kept = put(c.log_odds + 0.5 * b * loc, loc, c.variance, noise_m)
-        return cross + gram_m * (weight - new), (new, kept)
+        m, gram_m, weight, pair, noise_m = coordinate
+        b = precision * (cross[m] + pair.squares * weight)
+        return cross + gram_m * (weight - put(pair.given(b), noise_m)), b
 
-    coordinates = (jnp.arange(cross.shape[0]), gram, weights, conditional, noise)
-    return lax.scan(visit, cross, coordinates)[1]
+    return lax.scan(visit, cross, (jnp.arange(cross.shape[0]), gram, weights, pairs, noise))[1]
 
 
 def sweep(
@@ -139,7 +142,7 @@ def sweep(
     prior: Prior,
     put: Put,
     noise: Any = None,
-) -> tuple[Float[Array, " N"], Float[Array, " P"], Any]:
+) -> tuple[Float[Array, " N"], Conditional]:
     """One pass over all coordinates: Gauss-Seidel inside blocks whose Gram matrix is known.
 
     A block costs two matrix-vector products and a :func:`gram_sweep`; the result is that of
@@ -152,9 +155,8 @@ def sweep(
     :param prior: prior of the weights.
     :param put: :func:`expectation` or :func:`draw`.
     :param noise: variates of the draw, leading axis P.
-    :return: the new residual, the new weights and the stacked outputs of ``put``.
+    :return: the new residual, and the conditional that each visit found.
     """
-    size = weights.shape[0]
     num_blocks, block_size = design.rows.shape[:2]
 
     def cut(x, fill=0.0):
@@ -164,17 +166,17 @@ def sweep(
     # a positive variance keeps the conditional of the padded features finite
     prior = Prior(cut(prior.log_odds), cut(prior.variance, fill=1.0))
     squares = jnp.diagonal(design.gram, axis1=1, axis2=2)
-    conditional = pair_conditional(squares, precision, prior)
+    pairs = coordinates(squares, precision, prior)
 
     def visit(residual, block):
-        rows, gram, weights, conditional, noise = block
-        new, kept = gram_sweep(gram, rows @ residual, weights, precision, conditional, put, noise)
-        return residual + (weights - new) @ rows, (new, kept)
+        rows, gram, weights, pairs, noise = block
+        b = gram_sweep(gram, rows @ residual, weights, precision, pairs, put, noise)
+        return residual + (weights - put(pairs.given(b), noise)) @ rows, b
 
-    blocks = (design.rows, design.gram, cut(weights), conditional, jax.tree.map(cut, noise))
-    residual, out = lax.scan(visit, residual, blocks)
-    new, kept = jax.tree.map(lambda x: x.reshape((-1,) + x.shape[2:])[:size], out)
-    return residual, new, kept
+    blocks = (design.rows, design.gram, cut(weights), pairs, jax.tree.map(cut, noise))
+    residual, b = lax.scan(visit, residual, blocks)
+    found = pairs.given(b)
+    return residual, Conditional(*(x.reshape(-1)[: weights.shape[0]] for x in found))
 
 
 def pad(x: Float[Array, "P ..."], size: int, fill: float = 0.0) -> Float[Array, "P2 ..."]:
@@ -237,12 +239,11 @@ class PairedMeanField(NamedTuple):
         self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any
     ) -> tuple["PairedMeanField", Float[Array, " N"]]:
         """Update every pair in turn. The residual passed and returned is that of ``<w>``."""
-        residual, _, (probs, loc) = sweep(
+        residual, pair = sweep(
             design, residual, self.mean, precision, prior, expectation(temperature)
         )
-        squares = feature_squares(design, loc.shape[0])
-        variance = pair_conditional(squares, precision, prior).variance
-        return PairedMeanField(probs, loc, jnp.sqrt(variance)), residual
+        probs = nn.sigmoid(pair.logit / temperature)
+        return PairedMeanField(probs, pair.loc, jnp.sqrt(pair.variance)), residual
 
     def predictor_variance(self, design: Design) -> Float[Array, ""]:
         """Variance of ``D w``, summed over the whitened observations."""
@@ -372,9 +373,9 @@ def gibbs_sweep(
     key_spike, key_slab = jax.random.split(key)
     logistic = jax.random.logistic(key_spike, weights.shape, weights.dtype)
     normal = jax.random.normal(key_slab, weights.shape, weights.dtype)
-    _, _, (logit, spike, slab) = sweep(
-        design, residual, weights, precision, prior, draw, (logistic, normal)
-    )
+    _, pair = sweep(design, residual, weights, precision, prior, draw, (logistic, normal))
+    spike = pair.logit > logistic
     # given s = 0 the slab is drawn from its prior
-    slab = jnp.where(spike, slab, jnp.sqrt(prior.variance) * normal)
-    return spike.astype(int), slab, nn.sigmoid(logit)
+    included = pair.loc + jnp.sqrt(pair.variance) * normal
+    slab = jnp.where(spike, included, jnp.sqrt(prior.variance) * normal)
+    return spike.astype(int), slab, nn.sigmoid(pair.logit)

@@ -110,34 +110,27 @@ def test_the_conditional_is_that_of_numerical_integration(precision, strength, l
     moments = [np.trapezoid(grid**power * joint, grid) for power in range(3)]
     null = np.exp(stats.norm.logpdf(y, scale=PRECISION**-0.5).sum())
     design, residual, w, prior = arrays(feature[:, None], y, np.zeros(1), [log_odds], [variance])
-
-    def keep(logit, loc, variance, noise):
-        return loc, (logit, loc, variance)
-
-    _, _, kept = run_sweep(design, residual, w, PRECISION, prior, keep)
+    _, found = run_sweep(design, residual, w, PRECISION, prior, paired.expectation())
     mean = moments[1] / moments[0]
     expected = (log_odds + np.log(moments[0] / null), mean, moments[2] / moments[0] - mean**2)
     tolerance = {"float32": 2e-4, "float64": 1e-6}[precision]
-    np.testing.assert_allclose(np.ravel(kept), expected, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(np.ravel(found), expected, rtol=tolerance, atol=tolerance)
 
 
 def test_draws_are_distributed_as_the_conditional(x64):
     size = 20_000
-    log_odds = jnp.array([-3.0, -0.5, 0.0, 2.0])[:, None]
+    log_odds = jnp.array([-3.0, -0.5, 0.0, 2.0])
     loc, variance = 1.5, 0.3
     key_spike, key_slab = random.split(random.key(0))
     noise = random.logistic(key_spike, (4, size)), random.normal(key_slab, (4, size))
-    out = jax.jit(paired.draw)(log_odds, loc, variance, noise)
-    w, (kept, spike, slab) = jax.tree.map(np.asarray, out)
-    np.testing.assert_array_equal(kept, log_odds)
-    np.testing.assert_array_equal(w, np.where(spike, slab, 0.0))
-    # nine tests at 1e-4 each: a false alarm in 1 of 1100 keys
-    for count, p in zip(np.sum(spike, axis=1), np.ravel(expit(log_odds)), strict=True):
-        assert stats.binomtest(int(count), size, float(p)).pvalue > 1e-4
-    for draws in slab:
-        assert stats.kstest(draws, "norm", (loc, variance**0.5)).pvalue > 1e-4
-    # spike and slab are independent in a conditional
-    assert stats.ks_2samp(slab[2][spike[2]], slab[2][~spike[2]]).pvalue > 1e-4
+    logit = jnp.broadcast_to(log_odds[:, None], (4, size))
+    pair = paired.Conditional(logit, jnp.full_like(logit, loc), jnp.full_like(logit, variance))
+    w = np.asarray(jax.jit(paired.draw)(pair, noise))
+    # eight tests at 1e-4 each: a false alarm in 1 of 1250 keys
+    for draws, p in zip(w, expit(log_odds), strict=True):
+        included = draws[draws != 0.0]
+        assert stats.binomtest(len(included), size, float(p)).pvalue > 1e-4
+        assert stats.kstest(included, "norm", (loc, variance**0.5)).pvalue > 1e-4
 
 
 # The sweep
@@ -151,32 +144,29 @@ def test_blocks_do_not_change_the_sweep(precision, put, size, block_size):
     given = problem(size)
     design, residual, w, prior = arrays(*given, block_size)
     if put == "expectation":
-        noise, temperature = None, 1.7
-        chosen = paired.expectation(temperature)
+        noise, chosen = None, paired.expectation(1.7)
 
-        def reference(m, odds, loc, variance):
-            return expit(odds / temperature) * loc, (expit(odds / temperature), loc)
+        def weight(m, odds, loc, variance):
+            return expit(odds / 1.7) * loc
 
     else:
         rng = np.random.default_rng(1)
-        noise = rng.logistic(size=size), rng.normal(size=size)
-        chosen = paired.draw
+        logistic, normal = rng.logistic(size=size), rng.normal(size=size)
+        noise, chosen = (jnp.asarray(logistic), jnp.asarray(normal)), paired.draw
 
-        def reference(m, odds, loc, variance):
-            slab = loc + np.sqrt(variance) * noise[1][m]
-            return (odds > noise[0][m]) * slab, (odds, odds > noise[0][m], slab)
+        def weight(m, odds, loc, variance):
+            return (odds > logistic[m]) * (loc + np.sqrt(variance) * normal[m])
 
-        noise = tuple(jnp.asarray(x) for x in noise)
-    residual, new, kept = run_sweep(design, residual, w, PRECISION, prior, chosen, noise)
-    expected, expected_kept = one_by_one(*given, reference)
-    close(new, expected, precision)
+    residual, found = run_sweep(design, residual, w, PRECISION, prior, chosen, noise)
+    expected, conditionals = one_by_one(*given, lambda m, *pair: (weight(m, *pair), pair))
     close(residual, given[1] - given[0] @ expected, precision)
-    for x, y in zip(kept, expected_kept, strict=True):
-        close(x.astype(new.dtype), y, precision)
+    close(chosen(found, noise), expected, precision)
+    for x, y in zip(found, conditionals, strict=True):
+        close(x, y, precision)
 
 
 def test_blocks_cover_the_design_with_few_zero_features():
-    for size in (1, 49, 50, 51, 100, 101, 149):
+    for size in (1, 63, 64, 65, 128, 129, 191):
         rows = jnp.ones((size, 3))
         design = paired.block_design(rows, None)
         blocks, features = design.rows.shape[:2]
