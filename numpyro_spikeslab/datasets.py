@@ -48,4 +48,6 @@ def boston_housing() -> Regression:
     training = frame.iloc[50:]
     standardised = (training - training.mean()) / training.std(ddof=0)
     inputs = standardised.drop(columns="medv")
-    return Regression(inputs.to_numpy(), standardised["medv"].to_numpy(), list(inputs))
+    return Regression(
+        inputs.to_numpy(), standardised["medv"].to_numpy(), [str(name) for name in inputs]
+    )

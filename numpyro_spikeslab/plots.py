@@ -275,7 +275,7 @@ def plot_forest(
     gap = 1 + max(map(sum, zip(right, left, strict=False)))
     margin = LETTER * gap * max(1.0, len(letters) - 0.8)
     picture = arviz_plots.plot_forest(
-        mean.expand_dims(sample=1),
+        xr.DataTree.from_dict({"posterior": mean.expand_dims(sample=1)}),
         sample_dims="sample",
         combined=True,
         stats={"point_estimate": mean, "trunk": trunk, "twig": twig},

@@ -27,12 +27,7 @@ KEY = random.key(0)
 
 MODELS = [("paired", name) for name in truth.CASES] + [
     ("standard", name)
-    for name in (
-        "latent hyperparameters",
-        "mask",
-        "latent design",
-        "latent hyperparameters of tasks",
-    )
+    for name in ("latent hyperparameters", "mask", "latent hyperparameters of tasks")
 ]
 EVERY_MODEL = pytest.mark.parametrize(("family", "name"), MODELS)
 GUIDES = {"paired": nss.PairedGuide, "standard": nss.MeanFieldGuide}
@@ -104,7 +99,7 @@ def monte_carlo(fit, params, size=20_000):
 def test_the_bound_is_the_mean_of_its_monte_carlo_estimates(x64, family, name):
     fit = fitted(family, name)
     estimate = jax.jit(lambda params: monte_carlo(fit, params))
-    for params, accuracy in ((fit.start, 1.0), (fit.result.params, 0.1)):
+    for params, accuracy in ((fit.start, 3.0), (fit.result.params, 0.1)):
         particles = np.asarray(estimate(params))
         error = particles.std() / np.sqrt(len(particles))
         # 36 comparisons at 4.5 standard errors: a false alarm in 1 of 4000 keys
@@ -409,12 +404,12 @@ def test_new_data_of_the_same_shapes_compile_nothing(x64, caplog):
 
 
 def test_a_pickled_cavi_and_its_result_are_the_same(x64, fixed):
-    svi = cavi(fixed, temperature=nss.annealing, num_restarts=2)
+    svi = cavi(fixed)
     fresh = pickle.loads(pickle.dumps(svi))
-    result = run(svi, fixed, 110)
+    result = run(svi, fixed)
     used = pickle.loads(pickle.dumps(svi))
     for copy in (fresh, used):
-        same(run(copy, fixed, 110), result)
+        same(run(copy, fixed), result)
     copied = pickle.loads(pickle.dumps(result))
     assert type(copied) is nss.CAVIRunResult
     same(used.evaluate(copied.state, *fixed.args), result.losses[-1])

@@ -111,14 +111,6 @@ def enumerate_models(problem: Regression) -> Posterior:
     )
 
 
-def mix(posteriors: list[Posterior], log_weights: np.ndarray) -> tuple[np.ndarray, Any, Any]:
-    """Average over a grid of hyperparameters: weights of the grid points, inclusion, mean."""
-    log_joint = log_weights + np.array([p.log_evidence for p in posteriors])
-    grid = np.exp(log_joint - logsumexp(log_joint))
-    inclusion = grid @ np.array([p.inclusion for p in posteriors])
-    return grid, inclusion, grid @ np.array([p.mean for p in posteriors])
-
-
 # Designs
 
 DESIGNS = ("independent", "correlated", "duplicated", "constant", "wide")
@@ -172,6 +164,26 @@ class Case(NamedTuple):
         """The values of all weights in one array, behind ``batch`` leading axes."""
         arrays = [np.asarray(values[key.format(name)], float) for name in self.shapes]
         return np.concatenate([x.reshape(x.shape[:batch] + (-1,)) for x in arrays], axis=-1)
+
+
+class Marginal(NamedTuple):
+    """Posterior means of a case whose only other site is ``sigma``."""
+
+    sigma: float
+    inclusion: np.ndarray
+    mean: np.ndarray
+
+
+def integrate_sigma(case: Case) -> Marginal:
+    """All models at each of a fine grid of noise scales."""
+    sigma = np.linspace(0.02, 3.0, 300)
+    posteriors = [enumerate_models(case.regression({"sigma": x})) for x in sigma]
+    log_joint = np.array([p.log_evidence for p in posteriors])
+    log_joint += [case.log_prior({"sigma": x}) for x in sigma]
+    grid = np.exp(log_joint - logsumexp(log_joint))
+    assert max(grid[0], grid[-1]) < 1e-6
+    inclusion = grid @ np.array([p.inclusion for p in posteriors])
+    return Marginal(float(grid @ sigma), inclusion, grid @ np.array([p.mean for p in posteriors]))
 
 
 def _case(model, args, problem, shapes=None, log_prior=None) -> Case:
@@ -393,6 +405,24 @@ def tasks_case() -> Case:
     )
     args = (phi, observed, np.where(observed, Y, np.nan))
     return _case(tasks_model, args, problem, {"W": (2, 2)})
+
+
+def noise_model(X, y=None):
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
+
+
+def noise_case(seed: int = 1) -> Case:
+    X = design("independent", seed=seed)
+    y = response(X, seed=seed)
+
+    def at(z):
+        return regression(X, y, z["sigma"], 0.3, 1.0)
+
+    return _case(noise_model, (X, y), at, log_prior=lambda z: stats.halfnorm.logpdf(z["sigma"]))
 
 
 def scaled_model(X, y=None):
