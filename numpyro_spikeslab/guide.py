@@ -40,6 +40,10 @@ def _is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
     return site.get("name") in names
 
 
+def _is_no_param(site: dict[str, Any]) -> bool:
+    return site["type"] != "param"
+
+
 class _SpikeSlabGuide(AutoGuide):
     """What the families share: the other latent sites, plates, and posterior summaries."""
 
@@ -64,9 +68,10 @@ class _SpikeSlabGuide(AutoGuide):
         latents = {
             name: site
             for name, site in trace.items()
-            if site["type"] == "sample" and not site["is_observed"]
+            if site["type"] == "param" or (site["type"] == "sample" and not site["is_observed"])
         }
-        self._others = tuple(name for name in latents if name not in own)
+        self._params = tuple(name for name, site in latents.items() if site["type"] == "param")
+        self._others = tuple(name for name in latents if name not in {*own, *self._params})
         discrete = [name for name in self._others if latents[name]["fn"].support.is_discrete]
         if discrete:
             raise ValueError(
@@ -112,7 +117,7 @@ class _SpikeSlabGuide(AutoGuide):
         return find_pairs(trace, type(self).__name__)
 
     def _setup_slabs(self, args, kwargs, latents) -> None:
-        """Prior scales of the slabs, and whether they are the same at all values of the others."""
+        """Prior scales of the slabs, and whether they are the same whatever the model is given."""
         static, dynamic = partition((args, kwargs))
 
         def scales(dynamic, values):
@@ -120,23 +125,29 @@ class _SpikeSlabGuide(AutoGuide):
             trace = trace_at(self.model, args, kwargs, values)
             return {pair.name: slab_prior(trace, pair)[1] for pair in self.pairs}
 
-        shapes = {
-            name: jax.ShapeDtypeStruct(
-                jnp.shape(latents[name]["value"]), jnp.result_type(latents[name]["value"])
-            )
-            for name in self._others
-        }
+        values = {name: latents[name]["value"] for name in self._others + self._params}
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), values
+        )
         sources = eval_provenance(scales, dynamic=dynamic, values=shapes)
-        self._constant_slabs = not any("values" in source for source in sources.values())
+        self._constant_slabs = not any(sources.values())
         with outside_transformations((args, kwargs)):
             found = jax.jit(scales)(dynamic, {})
-        self._slab_scales = found if are_concrete(found) else jax.tree.map(jnp.ones_like, found)
+        # starts must not be tracers, which outlive no transformation
+        self._slab_scales = (
+            found
+            if are_concrete(found)
+            else jax.tree.map(lambda x: np.ones(x.shape, x.dtype), found)
+        )
 
     def _prior_scales(self, latents: dict[str, Any], args, kwargs) -> dict[str, Any]:
         """Prior scale of each slab, given the other latent sites."""
         if self._constant_slabs:
             return self._slab_scales
-        trace = trace_at(self.model, args, kwargs, latents)
+        seeded = handlers.substitute(handlers.seed(self.model, random.key(0)), data=latents)
+        # the model's params stay in sight: what is fitted to them must arrive here
+        with handlers.block(hide_fn=_is_no_param):
+            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
         return {pair.name: slab_prior(trace, pair)[1] for pair in self.pairs}
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -60,10 +60,12 @@ class Role(NamedTuple):
 
     - **site** - its name.
     - **part** - ``"noise"``, ``"inclusion"`` or ``"slab"``.
+    - **pairs** - names of the pairs whose inclusion or slab it is.
     """
 
     site: str
     part: str
+    pairs: tuple[str, ...]
 
 
 class Source(NamedTuple):
@@ -435,8 +437,9 @@ def read(
     others = tuple(name for name in shapes if name not in own)
     sources = (None,) * len(pairs)
     structure = Structure(pairs, likelihood, others, shared_scale, False, sources, ())
-    constant = _has_constant_design(structure, model, args, kwargs, shapes, user)
-    roles = _candidate_roles(structure, trace, dependents)
+    sources = _location_sources(structure, model, args, kwargs, shapes, user)
+    roles = _candidate_roles(structure, trace, dependents, sources.location)
+    constant = not sources.design & set(others)
     return replace(structure, constant_design=constant, roles=roles)
 
 
@@ -450,17 +453,23 @@ def _dependents(model, args, kwargs, shapes) -> dict[str, frozenset[str]]:
     return eval_provenance(log_probs, **shapes)
 
 
-def _candidate_roles(structure: Structure, trace, dependents) -> tuple[Role, ...]:
+def _candidate_roles(structure: Structure, trace, dependents, location) -> tuple[Role, ...]:
     """Sites that feed nothing but the noise, the spikes or the slabs, with a tractable prior."""
-    parts = {"noise": {structure.likelihood} if structure.shared_scale else set()}
-    parts["inclusion"] = {pair.spike for pair in structure.pairs}
-    parts["slab"] = {pair.slab for pair in structure.pairs}
+    spikes = {pair.spike: pair.name for pair in structure.pairs}
+    slabs = {pair.slab: pair.name for pair in structure.pairs}
     roles = []
     for name in structure.others:
         fed = {site for site, sources in dependents.items() if name in sources} - {name}
-        for part, targets in parts.items():
-            if fed and fed <= targets and _is_tractable(trace[name], part):
-                roles.append(Role(name, part))
+        if fed == {structure.likelihood} and structure.shared_scale and name not in location:
+            candidate = Role(name, "noise", ())
+        elif fed and fed <= set(spikes):
+            candidate = Role(name, "inclusion", tuple(spikes[site] for site in sorted(fed)))
+        elif fed and fed <= set(slabs):
+            candidate = Role(name, "slab", tuple(slabs[site] for site in sorted(fed)))
+        else:
+            continue
+        if _is_tractable(trace[name], candidate.part):
+            roles.append(candidate)
     return tuple(roles)
 
 
@@ -519,25 +528,33 @@ def _find_likelihood(dependents, trace, own, user: str) -> str:
     return name
 
 
-def _has_constant_design(structure, model, args, kwargs, shapes, user: str) -> bool:
-    """Whether the whitened design depends on data alone."""
+class LocationSources(NamedTuple):
+    """Names of the other sites that the whitened design and the location depend on."""
 
-    # a site may be called anything, so the weights travel in an argument of their own
-    def parts(weights, latents):
+    design: frozenset[str]
+    location: frozenset[str]
+
+
+def _location_sources(structure, model, args, kwargs, shapes, user: str) -> LocationSources:
+    # a site may be called anything, so its name gets a prefix that the weights have not
+    def parts(weights, **values):
+        latents = {name.removeprefix("site "): value for name, value in values.items()}
         location = _locations(structure, model, args, kwargs, latents)
         at = evaluate(structure, model, args, kwargs, latents, weights)
         design = jax.jvp(location, (weights,), (jnp.ones(structure.size),))[1]
-        return design, at.whitening, (at.scale, at.weight)
+        return (design, at.whitening), (at.loc, at.weight), at.scale
 
     weights = jax.ShapeDtypeStruct((structure.size,), jnp.result_type(float))
-    latents = {name: shapes[name] for name in structure.others}
-    design, whitening, noise = eval_provenance(parts, weights=weights, latents=latents)
-    if any("weights" in source for source in noise):
+    values = {f"site {name}": shapes[name] for name in structure.others}
+    *found, noise = eval_provenance(parts, weights=weights, **values)
+    if "weights" in noise:
         raise ValueError(
             f"{user}: the noise scale of {structure.likelihood!r} depends on the weights. Only its "
             "location may."
         )
-    return "latents" not in design | whitening
+    return LocationSources(
+        *(frozenset(name.removeprefix("site ") for name in a | b) for a, b in found)
+    )
 
 
 class Facts(NamedTuple):
@@ -596,19 +613,26 @@ def find_facts(structure: Structure, model: Any, args: tuple, kwargs: dict) -> F
 
 
 def _play(role: Role, structure, model, args, kwargs, latents) -> tuple[Any, Any]:
-    """Give every entry of the role's site a value of its own and see where it turns up."""
+    """Give every entry of the role's site a value of its own and see where it turns up.
+
+    The index of weights that the role has nothing to do with lies beyond the entries.
+    """
     shape, dtype = latents[role.site].shape, latents[role.site].dtype
-    code = jnp.linspace(0.3, 0.7, prod(shape), dtype=dtype)
+    # values that no model has by chance
+    code = jnp.linspace(0.31830988, 0.70710678, prod(shape), dtype=dtype)
     latents = latents | {role.site: code.reshape(shape)}
     at = evaluate(structure, model, args, kwargs, latents, jnp.zeros(structure.size))
-    parts = {
-        "noise": at.scale,
-        "inclusion": jax.nn.sigmoid(at.prior.log_odds),
-        "slab": jnp.sqrt(at.prior.variance),
-    }
-    seen = jnp.atleast_1d(parts[role.part])
+    if role.part == "noise":
+        return jnp.zeros(1, int), agree(at.scale[None], code)
+    inclusion = role.part == "inclusion"
+    seen = jax.nn.sigmoid(at.prior.log_odds) if inclusion else jnp.sqrt(at.prior.variance)
     index = jnp.argmin(jnp.abs(seen[:, None] - code), axis=1)
-    return index, agree(seen, code[index])
+    own = np.repeat(
+        [pair.name in role.pairs for pair in structure.pairs],
+        [pair.size for pair in structure.pairs],
+    )
+    plays = agree(jnp.where(own, seen, 0.0), jnp.where(own, code[index], 0.0))
+    return jnp.where(own, index, code.size), plays
 
 
 def agree(x: Any, y: Any) -> Any:

@@ -26,8 +26,7 @@ from numpyro_spikeslab import datasets
 KEY = random.key(0)
 
 MODELS = [("paired", name) for name in truth.CASES] + [
-    ("standard", name)
-    for name in ("latent hyperparameters", "mask", "latent hyperparameters of tasks")
+    ("standard", name) for name in ("mask", "latent hyperparameters of tasks")
 ]
 EVERY_MODEL = pytest.mark.parametrize(("family", "name"), MODELS)
 GUIDES = {"paired": nss.PairedGuide, "standard": nss.MeanFieldGuide}
@@ -83,13 +82,18 @@ def fitted(family, name):
     return Fit(family, name)
 
 
-def monte_carlo(fit, params, size=20_000):
-    """TraceGraph_ELBO of each of many particles."""
+def monte_carlo(model, guide, size=20_000):
+    """Mean of TraceGraph_ELBO at many particles and its standard error, as a function."""
 
-    def particle(key):
-        return -TraceGraph_ELBO().loss(key, params, fit.case.model, fit.guide, *fit.case.args)
+    @jax.jit
+    def estimate(params, *args):
+        def particle(key):
+            return -TraceGraph_ELBO().loss(key, params, model, guide, *args)
 
-    return jax.vmap(particle)(random.split(KEY, size))
+        particles = jax.vmap(particle)(random.split(KEY, size))
+        return jnp.mean(particles), jnp.std(particles) / jnp.sqrt(size)
+
+    return estimate
 
 
 # The bound
@@ -98,12 +102,11 @@ def monte_carlo(fit, params, size=20_000):
 @EVERY_MODEL
 def test_the_bound_is_the_mean_of_its_monte_carlo_estimates(x64, family, name):
     fit = fitted(family, name)
-    estimate = jax.jit(lambda params: monte_carlo(fit, params))
+    estimate = monte_carlo(fit.case.model, fit.guide)
     for params, accuracy in ((fit.start, 3.0), (fit.result.params, 0.1)):
-        particles = np.asarray(estimate(params))
-        error = particles.std() / np.sqrt(len(particles))
-        # 36 comparisons at 4.5 standard errors: a false alarm in 1 of 4000 keys
-        assert abs(particles.mean() - fit.bound(params)) < 4.5 * error < 4.5 * accuracy
+        mean, error = estimate(params, *fit.case.args)
+        # 32 comparisons at 4.5 standard errors: a false alarm in 1 of 4500 keys
+        assert abs(mean - fit.bound(params)) < 4.5 * error < 4.5 * accuracy
 
 
 @EVERY_MODEL
@@ -153,6 +156,10 @@ def test_no_hyperparameter_can_be_improved_at_the_end(x64, family, name):
                 assert max(below, above) <= at
                 continue
             slope, curvature = (above - below) / 2.0, below - 2.0 * at + above
+            if max(abs(slope), abs(curvature)) < 1e-12:
+                # a probability that has gone to the end of its support: flat to rounding
+                assert params[k][where] < 1e-12
+                continue
             assert curvature < 0.0, (k, where)
             # nats that a Newton step would gain
             assert slope**2 / (2.0 * abs(curvature)) < 1e-6, (k, where)
@@ -214,7 +221,7 @@ def test_boston_starts_agree_when_annealed_and_restarts_find_the_same(x64):
             result = svi.run(KEY, 200, X, y, init_params=start, progress_bar=False)
             return guide.posterior_mean(result.params)["w"], result.losses[-1]
 
-        return jax.vmap(run)(starts)
+        return jax.jit(jax.vmap(run))(starts)
 
     annealed, losses = means(nss.annealing)
     assert np.max(np.ptp(annealed, axis=0)) < 1e-6
@@ -438,18 +445,38 @@ def test_a_guide_with_an_inner_autonormal_is_for_svi_alone(x64):
     guide = nss.PairedGuide(case.model, inner_guide=AutoNormal)
     with pytest.raises(ValueError, match=r"AutoNormal.*AutoDelta"):
         run(nss.CAVI(case.model, guide), case)
-    svi = SVI(case.model, guide, optax.adam(0.02), TraceGraph_ELBO(num_particles=4))
-    result = svi.run(KEY, 500, *case.args, progress_bar=False)
+    svi = SVI(case.model, guide, optax.adam(0.02), TraceGraph_ELBO())
+    result = svi.run(KEY, 1000, *case.args, progress_bar=False)
     losses = np.asarray(result.losses)
     assert losses[-100:].mean() < losses[:20].mean() - 5.0
     assert {"sigma_auto_loc", "sigma_auto_scale", "w_auto_probs"} <= set(result.params)
 
 
+def slab_data_model(X, slab_scale, y=None):
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3, slab_scale)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+
+@pytest.mark.parametrize("family", GUIDES)
+def test_a_guide_takes_the_slab_scale_from_the_data_it_is_given(x64, fixed, family):
+    X, y = fixed.args
+    guide = GUIDES[family](slab_data_model)
+    svi = nss.CAVI(slab_data_model, guide, temperature=None)
+    estimate = monte_carlo(slab_data_model, guide)
+    for scale in (jnp.array(1.0), jnp.array(5.0)):
+        result = svi.run(KEY, 50, X, scale, y, progress_bar=False)
+        mean, error = estimate(result.params, X, scale, y)
+        # four comparisons at 4.5 standard errors: a false alarm in 1 of 36000 keys
+        assert abs(mean + result.losses[-1]) < 4.5 * error < 0.5
+
+
 def test_stock_svi_stays_below_the_bound_of_cavi(x64, fixed):
     best = run(cavi(fixed, num_restarts=10), fixed, 100)
     guide = nss.PairedGuide(fixed.model)
-    svi = SVI(fixed.model, guide, optax.adam(0.03), TraceGraph_ELBO(num_particles=8))
-    params = svi.run(KEY, 500, *fixed.args, progress_bar=False).params
+    svi = SVI(fixed.model, guide, optax.adam(0.03), TraceGraph_ELBO())
+    params = svi.run(KEY, 1000, *fixed.args, progress_bar=False).params
     exact = cavi(fixed)
     state = exact.init(KEY, *fixed.args, init_params=params)
     gap = exact.evaluate(state, *fixed.args) - best.losses[-1]
