@@ -60,7 +60,7 @@ def on_device(tree: Any) -> Any:
     """Move numpy's floats to JAX's device, once for all later calls."""
     return jax.tree.map(
         lambda leaf: (
-            jnp.asarray(leaf) if isinstance(leaf, np.ndarray) and _is_dynamic(leaf) else leaf
+            jnp.array(leaf) if isinstance(leaf, np.ndarray) and _is_dynamic(leaf) else leaf
         ),
         tree,
     )

@@ -21,9 +21,10 @@ import jax.numpy as jnp
 
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer import init_to_uniform
-from numpyro.infer.gibbs import prototype_trace, subsample_plate_sizes
+from numpyro.infer import init_to_sample, init_to_uniform
+from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.ops.provenance import eval_provenance
+from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.arguments import (
     are_concrete,
@@ -181,7 +182,8 @@ def find_pairs(
     """
     parts: dict[str, dict[str, Any]] = {}
     for name in paired_sites(trace):
-        if name in fixed:
+        # in an abstract trace, only what somebody has set has a value
+        if name in fixed or not_jax_tracer(trace[name]["value"]):
             continue
         owner, part = trace[name]["infer"][MARK]
         parts.setdefault(owner, {})[part] = trace[name]
@@ -195,8 +197,8 @@ def find_pairs(
             if part not in sites:
                 raise ValueError(
                     f"{user}: the pair {owner!r} is broken: '{owner}_{other}' has lost its "
-                    f"'{owner}_{part}', which is observed, conditioned, reparameterised or hidden. "
-                    f"Leave both sites of spike_slab({owner!r}, ...) latent."
+                    f"'{owner}_{part}', which is set, observed, reparameterised or hidden. Leave "
+                    f"both sites of spike_slab({owner!r}, ...) latent."
                 )
         _check_prior(owner, sites, user)
     return tuple(Pair(owner, jnp.shape(sites["slab"]["value"])) for owner, sites in parts.items())
@@ -236,11 +238,19 @@ def abstract_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
     found = {}
 
     def run():
+        seeded = handlers.substitute(
+            handlers.seed(model, random.key(0)), substitute_fn=_sample_if_unset
+        )
         with handlers.block():
-            found.update(prototype_trace(model, random.key(0), args, kwargs))
+            found.update(handlers.trace(seeded).get_trace(*args, **kwargs))
 
     jax.eval_shape(run)
     return found
+
+
+def _sample_if_unset(site: dict[str, Any]) -> Any:
+    """As ``init_to_sample``, but a value that somebody has substituted stays to be seen."""
+    return init_to_sample(site) if site["type"] == "sample" and site["value"] is None else None
 
 
 def trace_at(model: Any, args: tuple, kwargs: dict, values: dict[str, Any]) -> dict[str, Any]:
@@ -363,7 +373,8 @@ def design_rows(
         else:
             constant = jax.tree.leaves(tangent)[source.position]
             rows.append(constant.T if source.transposed else constant)
-    return jnp.concatenate(rows) if len(rows) > 1 else rows[0]
+    joined = jnp.concatenate(rows) if len(rows) > 1 else rows[0]
+    return joined.astype(jnp.result_type(joined, float))
 
 
 def _candidates(tangent: Any, size: int, num_obs: int) -> dict[Source, Any]:
@@ -409,12 +420,14 @@ def read(
     :param fixed: names of sites whose values another kernel holds; they are no pairs here.
     :raises ValueError: if the model does not fit; the message names the site and the remedy.
     """
+    hint = "Do the sizes of its plates match its data?"
     try:
         trace = abstract_trace(model, args, kwargs)
+    except AssertionError as error:
+        # such as that of a plate without data
+        raise ValueError(f"{user} could not run the model: {error}. {hint}") from error
     except (TypeError, ValueError) as error:
-        error.add_note(
-            f"{user} could not run the model. Do the sizes of its plates match its data?"
-        )
+        error.add_note(f"{user} could not run the model. {hint}")
         raise
     subsampled = sorted(subsample_plate_sizes(trace))
     if subsampled:
@@ -431,6 +444,9 @@ def read(
         or site["type"] == "param"
         or (site["type"] == "sample" and not site["is_observed"])
     }
+    for name, site in trace.items():
+        if site["type"] == "sample" and site["is_observed"]:
+            _check_shape(name, site, user)
     dependents = _dependents(model, args, kwargs, shapes)
     likelihood = _find_likelihood(dependents, trace, own, user)
     shared_scale = jnp.size(unwrap(trace[likelihood]["fn"])[0].scale) == 1
@@ -490,22 +506,21 @@ def _is_tractable(site: dict[str, Any], part: str) -> bool:
 
 def _find_likelihood(dependents, trace, own, user: str) -> str:
     """The one observed site that depends on the weights; everything else must not."""
-    observed = []
-    for name, sources in dependents.items():
-        touched = sorted((sources & own) - {name})
-        if not touched:
-            continue
-        if not trace[name]["is_observed"]:
-            raise ValueError(
-                f"{user}: the prior of the latent site {name!r} depends on {touched}, so the "
-                "conditional of the pairs is not the spike-and-slab one. Only an observed Normal "
-                "site may depend on the weights."
-            )
-        observed.append(name)
+    touched = {name: sorted((sources & own) - {name}) for name, sources in dependents.items()}
+    touched = {name: sites for name, sites in touched.items() if sites}
+    observed = [name for name in touched if trace[name]["is_observed"]]
+    latent = [name for name in touched if name not in observed]
     if not observed:
         raise ValueError(
-            f"{user}: no observed site depends on {sorted(own)}. Pass the observations to the "
-            "model, as in `numpyro.sample('y', dist.Normal(X @ w, sigma), obs=y)`."
+            f"{user}: no observed site depends on {sorted(own)}, only the latent ones {latent} do. "
+            "Pass the observations to the model, as in `numpyro.sample('y', dist.Normal(X @ w, "
+            "sigma), obs=y)`."
+        )
+    for name in latent:
+        raise ValueError(
+            f"{user}: the prior of the latent site {name!r} depends on {touched[name]}, so the "
+            "conditional of the pairs is not the spike-and-slab one. Only an observed Normal site "
+            "may depend on the weights."
         )
     if len(observed) > 1:
         raise ValueError(
@@ -519,13 +534,18 @@ def _find_likelihood(dependents, trace, own, user: str) -> str:
             f"{user}: the observed site {name!r} has the likelihood {type(base).__name__}; Normal "
             "is supported. Transform the response, or use another method, such as DiscreteHMCGibbs."
         )
-    shape, expected = jnp.shape(trace[name]["value"]), tuple(trace[name]["fn"].shape())
-    if shape != expected:
+    return name
+
+
+def _check_shape(name: str, site: dict[str, Any], user: str) -> None:
+    """Broadcasting observations against another shape would make more of them than there are."""
+    shape, expected = jnp.shape(site["value"]), tuple(site["fn"].shape())
+    # one distribution for all of them is no mistake
+    if expected not in (shape, ()):
         raise ValueError(
             f"{user}: the observations of {name!r} have shape {shape} and their distribution has "
             f"shape {expected}. Give both the same shape; a column needs `y[:, 0]`."
         )
-    return name
 
 
 class LocationSources(NamedTuple):
@@ -564,7 +584,8 @@ class Facts(NamedTuple):
     - **at** - the model at zero weights.
     - **slope** - derivative of the location along a direction in the space of the weights.
     - **moved** - change of the location after each of the moves along it, see :data:`MOVES`.
-    - **alone** - change of the location when every pair has a spike or a slab, none both.
+    - **alone** - change of the location when all pairs have a slab and no spike, or the reverse.
+    - **slab_loc** - largest absolute prior mean of the slabs of each pair.
     - **matches** - for each pair and source, whether that constant is the pair's design.
     - **roles** - for each candidate role, which entry of the site each weight (or the noise) takes,
       and whether it is that entry.
@@ -575,6 +596,7 @@ class Facts(NamedTuple):
     slope: Any
     moved: Any
     alone: Any
+    slab_loc: Any
     matches: tuple[dict[Source, Any], ...]
     roles: tuple[tuple[Any, Any], ...]
 
@@ -603,13 +625,17 @@ def find_facts(structure: Structure, model: Any, args: tuple, kwargs: dict) -> F
         matches.append({k: agree(probe @ rows, slopes[-1]) for k, rows in candidates.items()})
     moved = jnp.stack([location(factor * direction) - at.loc for factor in MOVES])
     # the likelihood may see a pair only through its product
-    spikes = random.bernoulli(random.key(2), 0.5, (structure.size,)).astype(int)
-    values = structure.split(spikes, "{}_spike")
-    values |= structure.split((1 - spikes) * direction, "{}_slab")
-    site = trace_at(model, args, kwargs, latents | values)[structure.likelihood]
-    alone = _normal(site, structure.shared_scale)[1] - at.loc
+    nothing, ones = jnp.zeros(structure.size, int), jnp.ones(structure.size, int)
+    alone = []
+    for spikes, slabs in ((nothing, direction), (ones, 0.0 * direction)):
+        values = structure.split(spikes, "{}_spike") | structure.split(slabs, "{}_slab")
+        site = trace_at(model, args, kwargs, latents | values)[structure.likelihood]
+        alone.append(_normal(site, structure.shared_scale)[1] - at.loc)
+    slab_loc = jnp.stack(
+        [jnp.max(jnp.abs(unwrap(trace[p.slab]["fn"])[0].loc)) for p in structure.pairs]
+    )
     roles = tuple(_play(role, structure, model, args, kwargs, latents) for role in structure.roles)
-    return Facts(latents, at, sum(slopes), moved, alone, tuple(matches), roles)
+    return Facts(latents, at, sum(slopes), moved, jnp.stack(alone), slab_loc, tuple(matches), roles)
 
 
 def _play(role: Role, structure, model, args, kwargs, latents) -> tuple[Any, Any]:
@@ -669,10 +695,16 @@ def check(structure: Structure, facts: Facts, user: str) -> Structure:
                 "`numpyro.handlers.mask`."
             )
     log_odds, variance = at.prior
-    if not (np.all(variance > 0.0) and np.all(np.isfinite(log_odds)) and np.all(at.scale > 0.0)):
+    scales = np.append(np.ravel(at.scale), variance)
+    if not (np.all((scales > 0.0) & (scales < np.inf)) and np.all(np.isfinite(log_odds))):
         raise ValueError(
             f"{user}: inclusion probabilities of {names} must lie strictly between 0 and 1, their "
-            f"slab scales and the noise scale of {site!r} must be positive."
+            f"slab scales and the noise scale of {site!r} must be positive and finite."
+        )
+    if np.any(facts.slab_loc):
+        raise ValueError(
+            f"{user}: the prior mean of the slabs of {names} must be 0, got {facts.slab_loc}. "
+            "Leave the prior to spike_slab, and put a known mean into an offset."
         )
     eps = np.finfo(slope.dtype).eps
     # differences of locations cancel digits that the offset has more than they
@@ -744,9 +776,11 @@ class Reader:
         if not are_concrete((args, kwargs)):
             return self._read(args, kwargs, fixed)
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        # the key holds the leaves themselves, so that no other array can take their identity
         key = (leaves, treedef, fixed, jnp.result_type(float))
         if self._key is None or not _same(self._key, key):
+            # numpy's arrays may change in place, so the key keeps copies; it keeps others
+            # themselves, so that nothing else can take their identity
+            key = ([x.copy() if isinstance(x, np.ndarray) else x for x in leaves], *key[1:])
             with outside_transformations((args, kwargs)):
                 args, kwargs = on_device((args, kwargs))
                 self._key, self._last = key, self._read(args, kwargs, fixed)
@@ -795,6 +829,11 @@ def _same(key: tuple, other: tuple) -> bool:
     leaves, *rest = key
     other_leaves, *other_rest = other
     return rest == other_rest and all(
-        a is b or (not hasattr(a, "shape") and type(a) is type(b) and a == b)
-        for a, b in zip(leaves, other_leaves, strict=True)
+        _same_leaf(a, b) for a, b in zip(leaves, other_leaves, strict=True)
     )
+
+
+def _same_leaf(a: Any, b: Any) -> bool:
+    if isinstance(b, np.ndarray):
+        return isinstance(a, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
+    return a is b or (not hasattr(a, "shape") and type(a) is type(b) and bool(a == b))
