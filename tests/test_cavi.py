@@ -26,7 +26,8 @@ from numpyro_spikeslab import datasets
 KEY = random.key(0)
 
 MODELS = [("paired", name) for name in truth.CASES] + [
-    ("standard", name) for name in ("mask", "latent hyperparameters of tasks")
+    ("standard", name)
+    for name in ("offset, mask, counts and scales", "latent hyperparameters of tasks")
 ]
 EVERY_MODEL = pytest.mark.parametrize(("family", "name"), MODELS)
 GUIDES = {"paired": nss.PairedGuide, "standard": nss.MeanFieldGuide}
@@ -105,7 +106,7 @@ def test_the_bound_is_the_mean_of_its_monte_carlo_estimates(x64, family, name):
     estimate = monte_carlo(fit.case.model, fit.guide)
     for params, accuracy in ((fit.start, 3.0), (fit.result.params, 0.1)):
         mean, error = estimate(params, *fit.case.args)
-        # 32 comparisons at 4.5 standard errors: a false alarm in 1 of 4500 keys
+        # 24 comparisons at 4.5 standard errors: a false alarm in 1 of 6000 keys
         assert abs(mean - fit.bound(params)) < 4.5 * error < 4.5 * accuracy
 
 
@@ -268,7 +269,7 @@ def same(x, y, tolerance=1e-12):
     jax.tree.map(compare, x, y)
 
 
-@pytest.mark.parametrize("name", ["fixed hyperparameters", "params", "mask"])
+@pytest.mark.parametrize("name", ["params", "offset, mask, counts and scales"])
 def test_float32_agrees_with_float64(name):
     found = {}
     for precision in ("float32", "float64"):
@@ -295,20 +296,18 @@ def test_a_run_goes_on_from_a_state(x64, fixed):
     assert int(second.state.optim_state[0]) == 60
 
 
-@pytest.mark.parametrize("name", ["fixed hyperparameters", "params"])
-def test_updates_under_jit_are_those_of_a_run(x64, name):
-    case = truth.CASES[name]()
-    svi = cavi(case)
-    result = run(svi, case, 5)
-    state = svi.init(KEY, *case.args)
-    update = jax.jit(lambda state: svi.update(state, *case.args))
+def test_updates_under_jit_are_those_of_a_run(x64, fixed):
+    svi = cavi(fixed)
+    result = run(svi, fixed, 5)
+    state = svi.init(KEY, *fixed.args)
+    update = jax.jit(lambda state: svi.update(state, *fixed.args))
     losses = []
     for _ in range(5):
         state, loss = update(state)
         losses.append(loss)
     same(jnp.stack(losses), result.losses, 1e-10)
     same(svi.get_params(state), result.params, 1e-10)
-    assert loss == pytest.approx(float(svi.evaluate(state, *case.args)))
+    assert loss == pytest.approx(float(svi.evaluate(state, *fixed.args)))
 
 
 def test_data_may_be_traced(x64, fixed):
@@ -349,9 +348,8 @@ def test_a_start_is_what_init_params_say(x64, fixed):
         run(svi, fixed, init_params={"w_auto_loc": jnp.zeros(3)})
 
 
-@pytest.mark.parametrize("name", ["fixed hyperparameters", "params"])
-def test_restarts_keep_the_best_bound(x64, name):
-    case = truth.CASES[name]()
+def test_restarts_keep_the_best_bound(x64):
+    case = truth.param_case()
     single = run(cavi(case), case, 30)
     svi = cavi(case, num_restarts=20)
     best = run(svi, case, 30)
@@ -389,11 +387,11 @@ def test_a_hot_run_neither_stops_nor_ends_silently(x64, fixed):
 
 
 def test_new_data_of_the_same_shapes_compile_nothing(x64, caplog):
-    case = truth.param_case()
-    svi = cavi(case)
+    fit = fitted("paired", "params")
+    svi, case = fit.svi, fit.case
 
     def use(X, y):
-        result = svi.run(KEY, 10, X, y, progress_bar=False)
+        result = svi.run(KEY, 600, X, y, progress_bar=False)
         svi.evaluate(result.state, X, y)
         return svi.update(result.state, X, y)[1]
 
@@ -411,18 +409,16 @@ def test_new_data_of_the_same_shapes_compile_nothing(x64, caplog):
 
 
 def test_a_pickled_cavi_and_its_result_are_the_same(x64, fixed):
-    svi = cavi(fixed)
-    fresh = pickle.loads(pickle.dumps(svi))
+    svi = pickle.loads(pickle.dumps(cavi(fixed)))
     result = run(svi, fixed)
     used = pickle.loads(pickle.dumps(svi))
-    for copy in (fresh, used):
-        same(run(copy, fixed), result)
+    same(run(used, fixed), result)
     copied = pickle.loads(pickle.dumps(result))
     assert type(copied) is nss.CAVIRunResult
     same(used.evaluate(copied.state, *fixed.args), result.losses[-1])
 
 
-@pytest.mark.parametrize("num_steps", [1, 7, 45])
+@pytest.mark.parametrize("num_steps", [1, 45])
 def test_the_progress_bar_changes_nothing(x64, fixed, num_steps, capsys):
     svi = cavi(fixed)
     silent = run(svi, fixed, num_steps)
@@ -459,28 +455,16 @@ def slab_data_model(X, slab_scale, y=None):
         numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
 
 
-@pytest.mark.parametrize("family", GUIDES)
-def test_a_guide_takes_the_slab_scale_from_the_data_it_is_given(x64, fixed, family):
+def test_a_guide_takes_the_slab_scale_from_the_data_it_is_given(x64, fixed):
     X, y = fixed.args
-    guide = GUIDES[family](slab_data_model)
+    guide = nss.PairedGuide(slab_data_model)
     svi = nss.CAVI(slab_data_model, guide, temperature=None)
     estimate = monte_carlo(slab_data_model, guide)
     for scale in (jnp.array(1.0), jnp.array(5.0)):
         result = svi.run(KEY, 50, X, scale, y, progress_bar=False)
         mean, error = estimate(result.params, X, scale, y)
-        # four comparisons at 4.5 standard errors: a false alarm in 1 of 36000 keys
+        # two comparisons at 4.5 standard errors: a false alarm in 1 of 73000 keys
         assert abs(mean + result.losses[-1]) < 4.5 * error < 0.5
-
-
-def test_stock_svi_stays_below_the_bound_of_cavi(x64, fixed):
-    best = run(cavi(fixed, num_restarts=10), fixed, 100)
-    guide = nss.PairedGuide(fixed.model)
-    svi = SVI(fixed.model, guide, optax.adam(0.03), TraceGraph_ELBO())
-    params = svi.run(KEY, 1000, *fixed.args, progress_bar=False).params
-    exact = cavi(fixed)
-    state = exact.init(KEY, *fixed.args, init_params=params)
-    gap = exact.evaluate(state, *fixed.args) - best.losses[-1]
-    assert 0.0 < gap < 1.0
 
 
 def test_arviz_takes_the_fit(x64):

@@ -45,7 +45,7 @@ def composite(case, chain_method="sequential", **options):
     return MCMC(
         kernel,
         num_warmup=300,
-        num_samples=6000,
+        num_samples=5000,
         num_chains=2,
         chain_method=chain_method,
         progress_bar=False,
@@ -111,7 +111,7 @@ def run_of(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["heteroscedastic", "mask", "scale", "offset", "two sets of weights", "tasks", "params"],
+    ["offset, mask, counts and scales", "two sets of weights", "tasks", "params"],
 )
 def test_the_posterior_of_every_model_is_exact(name):
     case, mcmc = run_of(name)
@@ -134,9 +134,6 @@ def test_chain_methods_give_the_same_chains():
         chains.append(mcmc.get_samples(group_by_chain=True))
         assert chains[-1]["w"].shape == (2, 50, 4)
         assert not np.array_equal(chains[-1]["w"][0], chains[-1]["w"][1])
-    single = alone(case, 50, num_chains=1)
-    single.run(random.split(KEY, 2)[1], *case.args, init_params={k: x[1] for k, x in start.items()})
-    chains.append({k: jnp.stack([chains[0][k][0], x]) for k, x in single.get_samples().items()})
     for other in chains[1:]:
         assert set(other) == set(chains[0])
         for k, x in chains[0].items():

@@ -98,7 +98,7 @@ def test_enumeration_equals_the_marginal_normal_densities(kind):
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.3, 3.0])
-@pytest.mark.parametrize("log_odds", [-4.0, 0.0, 2.0])
+@pytest.mark.parametrize("log_odds", [-4.0, 2.0])
 def test_the_conditional_is_that_of_numerical_integration(precision, strength, log_odds):
     rng = np.random.default_rng(0)
     feature = strength * rng.normal(size=12)
@@ -137,9 +137,7 @@ def test_draws_are_distributed_as_the_conditional(x64):
 
 
 @pytest.mark.parametrize("put", ["expectation", "draw"])
-@pytest.mark.parametrize(
-    ("size", "block_size"), [(1, 50), (7, 1), (7, 2), (7, 7), (7, 50), (11, 4)]
-)
+@pytest.mark.parametrize(("size", "block_size"), [(1, 50), (7, 1), (7, 50), (11, 4)])
 def test_blocks_do_not_change_the_sweep(precision, put, size, block_size):
     given = problem(size)
     design, residual, w, prior = arrays(*given, block_size)

@@ -256,19 +256,26 @@ def param_case() -> Case:
     return _case(param_model, (X, y), at, log_prior=lambda z: 0.0)
 
 
-def heteroscedastic_model(X, scale, y=None):
+def weighted_model(X, offset, scale, observed, counts, y=None):
+    slab_scale = jnp.linspace(0.5, 2.0, X.shape[1])
     with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.3, scale=jnp.linspace(0.5, 2.0, X.shape[1]))
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X @ w, scale), obs=y)
+        w = nss.spike_slab("w", jnp.linspace(0.1, 0.7, X.shape[1]), slab_scale)
+    handlers = numpyro.handlers.mask(mask=observed), numpyro.handlers.scale(scale=counts)
+    with numpyro.plate("obs", X.shape[0]), handlers[0], handlers[1]:
+        numpyro.sample("y", dist.Normal(2.0 + 0.5 * (X @ w - offset), scale), obs=y)
 
 
-def heteroscedastic_case() -> Case:
+def weighted_case(missing: float = np.nan) -> Case:
     X = design("correlated")
-    scale = np.random.default_rng(3).uniform(0.1, 2.0, size=len(X))
-    y = response(X, noise=scale)
-    problem = regression(X, y, scale, 0.3, np.linspace(0.5, 2.0, X.shape[1]))
-    return _case(heteroscedastic_model, (X, scale, y), problem)
+    rng = np.random.default_rng(3)
+    offset = np.linspace(-3.0, 3.0, len(X))
+    scale, counts = rng.uniform(0.1, 1.5, len(X)), rng.uniform(0.2, 2.0, len(X))
+    observed = np.arange(len(X)) % 5 > 0
+    y = response(0.5 * X, noise=scale)
+    inclusion, slab_scale = np.linspace(0.1, 0.7, 4), np.linspace(0.5, 2.0, 4)
+    problem = regression(0.5 * X, y, scale, inclusion, slab_scale, weight=observed * counts)
+    y = np.where(observed, 2.0 + y - 0.5 * offset, missing)
+    return _case(weighted_model, (X, offset, scale, observed, counts, y), problem)
 
 
 def latent_scale_model(X, y=None):
@@ -292,52 +299,6 @@ def latent_scale_case() -> Case:
     return _case(latent_scale_model, (X, y), at, log_prior=log_prior)
 
 
-def mask_model(X, observed, y=None):
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.3)
-    with numpyro.plate("obs", X.shape[0]), numpyro.handlers.mask(mask=observed):
-        numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
-
-
-def mask_case(missing: float = np.nan) -> Case:
-    X = design("correlated")
-    y = response(X)
-    observed = np.arange(len(X)) % 3 > 0
-    problem = regression(X, y, 0.5, 0.3, 1.0, weight=observed)
-    return _case(mask_model, (X, observed, np.where(observed, y, missing)), problem)
-
-
-def scale_model(X, counts, y=None):
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.3)
-    with numpyro.plate("obs", X.shape[0]), numpyro.handlers.scale(scale=counts):
-        numpyro.sample("y", dist.Normal(X @ w, 0.7), obs=y)
-
-
-def scale_case() -> Case:
-    X = design("correlated")
-    y = response(X)
-    counts = np.random.default_rng(5).uniform(0.2, 2.0, size=len(X))
-    return _case(scale_model, (X, counts, y), regression(X, y, 0.7, 0.3, 1.0, weight=counts))
-
-
-def offset_model(X, offset, y=None):
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", jnp.linspace(0.1, 0.7, X.shape[1]))
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(2.0 + 0.5 * (X @ w - offset), 0.5), obs=y)
-
-
-def offset_case() -> Case:
-    X = design("correlated")
-    offset = np.linspace(-3.0, 3.0, len(X))
-    y = 2.0 + response(0.5 * X) - 0.5 * offset
-    problem = regression(
-        0.5 * X, y - 2.0 + 0.5 * offset, 0.5, np.linspace(0.1, 0.7, X.shape[1]), 1.0
-    )
-    return _case(offset_model, (X, offset, y), problem)
-
-
 def two_model(X, Z, y=None):
     with numpyro.plate("x", X.shape[1]):
         w = nss.spike_slab("w", 0.3, scale=0.5)
@@ -358,11 +319,12 @@ def two_case() -> Case:
 
 def latent_design_model(t, centres, y=None):
     width = numpyro.sample("width", dist.LogNormal(0.0, 0.5))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
     with numpyro.plate("feature", centres.shape[0]):
-        w = nss.spike_slab("w", 0.3)
+        w = nss.spike_slab("w", 0.3, 3.0)
     features = jnp.exp(-0.5 * ((t[:, None] - centres) / width) ** 2)
     with numpyro.plate("obs", t.shape[0]):
-        numpyro.sample("y", dist.Normal(features @ w, 0.2), obs=y)
+        numpyro.sample("y", dist.Normal(sigma * (features @ w), sigma), obs=y)
 
 
 def latent_design_case() -> Case:
@@ -371,13 +333,13 @@ def latent_design_case() -> Case:
     def features(width):
         return np.exp(-0.5 * ((t[:, None] - centres) / width) ** 2)
 
-    y = response(3.0 * features(0.7), noise=0.2)
+    y = response(3.0 * features(0.7), noise=0.3)
 
     def at(z):
-        return regression(features(z["width"]), y, 0.2, 0.3, 1.0)
+        return regression(z["sigma"] * features(z["width"]), y, z["sigma"], 0.3, 3.0)
 
     def log_prior(z):
-        return stats.lognorm.logpdf(z["width"], 0.5)
+        return stats.lognorm.logpdf(z["width"], 0.5) + stats.halfnorm.logpdf(z["sigma"])
 
     return _case(latent_design_model, (t, centres, y), at, log_prior=log_prior)
 
@@ -506,15 +468,11 @@ CASES: dict[str, Callable[[], Case]] = {
     "fixed hyperparameters": fixed_case,
     "latent hyperparameters": hyper_case,
     "params": param_case,
-    "heteroscedastic": heteroscedastic_case,
+    "offset, mask, counts and scales": weighted_case,
     "latent scale of each observation": latent_scale_case,
-    "mask": mask_case,
-    "scale": scale_case,
-    "offset": offset_case,
     "two sets of weights": two_case,
+    "one latent inclusion of two": half_latent_case,
     "latent design": latent_design_case,
     "tasks": tasks_case,
     "latent hyperparameters of tasks": latent_tasks_case,
-    "noise that scales the design": scaled_case,
-    "one latent inclusion of two": half_latent_case,
 }

@@ -19,6 +19,19 @@ def seconds(function: Callable, *args: Any) -> float:
     return perf_counter() - start
 
 
+class Compilations:
+    """Number of compilations since the start, and the seconds they took, tracing included."""
+
+    def __init__(self) -> None:
+        self.count, self.seconds = 0, 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, name: str, duration: float, **_: Any) -> None:
+        if name.startswith("/jax/core/compile/"):
+            self.seconds += duration
+            self.count += "backend_compile" in name
+
+
 def best_time(function: Callable, *args: Any, repeats: int = 20) -> float:
     """Shortest of several calls, after one that compiles."""
     seconds(function, *args)

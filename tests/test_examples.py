@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data set that comes with the package, and the example that repeats the paper's Table 1."""
+
+from pathlib import Path
+import sys
+from types import ModuleType
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from numpyro_spikeslab.datasets import Regression, boston_housing
+
+pytestmark = pytest.mark.usefixtures("x64")
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    if not (EXAMPLES / "boston_housing.py").exists():
+        pytest.skip("the examples are not installed with the package")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    import boston_housing
+
+    return boston_housing
+
+
+def test_boston_housing_is_standardised_and_labelled():
+    X, y, features = boston_housing()
+    assert X.shape == (456, 13) and y.shape == (456,) and len(set(features)) == 13
+    np.testing.assert_allclose(X.mean(axis=0), 0.0, atol=1e-12)
+    np.testing.assert_allclose(X.std(axis=0), 1.0, rtol=1e-12)
+    np.testing.assert_allclose([y.mean(), y.std()], [0.0, 1.0], atol=1e-12)
+    # by far the strongest two, with their known signs
+    correlation = dict(zip(features, X.T @ y / len(y), strict=True))
+    assert sorted(correlation, key=lambda name: -abs(correlation[name]))[:2] == ["lstat", "rm"]
+    assert correlation["lstat"] < -0.7 < 0.6 < correlation["rm"]
+
+
+def test_the_exact_posterior_is_a_sum_over_models(example):
+    """Against one model after the other, each a Gaussian with the covariance of its inputs."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(20, 3))
+    y = X[:, 0] + 0.3 * rng.normal(size=20)
+    exact = example.exact_posterior(X, y)
+    log_joint, means, spikes = [], [], []
+    for code in range(8):
+        spike = np.array([code >> m & 1 for m in range(3)])
+        used = X * spike
+        covariance = 0.1 * np.eye(20) + used @ used.T
+        solved = np.linalg.solve(covariance, y)
+        log_joint.append(
+            -0.5 * (20 * np.log(2 * np.pi) + np.linalg.slogdet(covariance)[1] + y @ solved)
+            + np.sum(np.where(spike, np.log(0.25), np.log(0.75)))
+        )
+        means.append(used.T @ solved)
+        spikes.append(spike)
+    probs = np.exp(log_joint - np.logaddexp.reduce(log_joint))
+    np.testing.assert_allclose(exact.log_evidence, np.logaddexp.reduce(log_joint), rtol=1e-12)
+    np.testing.assert_allclose(exact.mean, probs @ means, atol=1e-12)
+    np.testing.assert_allclose(exact.inclusion, probs @ spikes, atol=1e-12)
+
+
+def test_table_1(example):
+    data = boston_housing()
+    exact = example.exact_posterior(data.X, data.y)
+    assert abs(exact.log_evidence + 548.91) < 0.005
+    fits = example.fit_families(data, exact, num_starts=60)
+    for kind in ("soft", "extreme"):
+        mf, pmf, annealed = (fits[name][kind] for name in ("MF", "PMF", "annealed PMF"))
+        assert annealed.error.max() < 0.001
+        assert 0.1 < pmf.error.mean() < 0.3 and pmf.error.max() < 0.5
+        assert mf.error.mean() > 3 * pmf.error.mean()
+        # the bounds are bounds, and the best of PMF is what annealing finds every time
+        for fit in (mf, pmf, annealed):
+            assert fit.bounds.max() < exact.log_evidence
+        np.testing.assert_allclose(annealed.bounds[:, -1], pmf.bounds[:, -1].max(), atol=1e-4)
+        np.testing.assert_allclose(annealed.bounds[:, -1], -552.23, atol=0.01)
+    assert fits["MF"]["extreme"].error.mean() > 1.5 > fits["MF"]["soft"].error.mean()
+    table = example.table_1(fits)
+    assert table.index.tolist() == ["MF, paper", "PMF, paper", "MF", "PMF", "annealed PMF"]
+    assert not table.isna().any(axis=None)
+    figures = [example.plot_errors(fits), example.plot_bounds(fits, exact)]
+    assert [len(figure.axes) for figure in figures] == [1, 3]
+    plt.close("all")
+
+
+def test_a_data_set_unpacks():
+    data = boston_housing()
+    assert isinstance(data, Regression)
+    X, y, features = data
+    assert X is data.X and y is data.y and features is data.features

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guides keep the contract of NumPyro's autoguides, and their summaries are true."""
+
+from functools import lru_cache
+import pickle
+from typing import Any, NamedTuple
+
+import arviz_base
+import numpy as np
+import optax
+import pytest
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer import SVI, Predictive, TraceGraph_ELBO
+from numpyro.infer.autoguide import AutoGuide, AutoNormal
+
+import numpyro_spikeslab as nss
+
+# one precision throughout, for the fits are shared
+pytestmark = pytest.mark.usefixtures("x64")
+KEY = random.key(0)
+N, P, Q = 30, 4, 2
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, P)) + RNG.normal(size=(N, 1))
+Y = X @ [1.0, 0.0, 0.3, 0.0] + 0.5 * RNG.normal(size=N)
+NUM_DRAWS = 20_000
+
+
+def plain(X, y=None):
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3, 1.5)
+    signal = numpyro.deterministic("signal", X @ w)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(signal, 0.5), obs=y)
+
+
+def hyper(X, y=None):
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    inclusion = numpyro.sample("inclusion", dist.Beta(2.0, 2.0))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", inclusion, scale)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
+
+
+def tasks(X, Y=None):
+    with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", X.shape[1], dim=-1):
+        W = nss.spike_slab("w", 0.3)
+    with numpyro.plate("obs", X.shape[0], dim=-2), numpyro.plate("response", Q, dim=-1):
+        numpyro.sample("y", dist.Normal(X @ W.T, 0.5), obs=Y)
+
+
+def two_sets(X, y=None):
+    with numpyro.plate("first", 1):
+        a = nss.spike_slab("a", 0.3)
+    with numpyro.plate("rest", X.shape[1] - 1):
+        b = nss.spike_slab("b", 0.5, 2.0)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X[:, :1] @ a + X[:, 1:] @ b, 0.5), obs=y)
+
+
+GUIDES = {"paired": nss.PairedGuide, "mean field": nss.MeanFieldGuide}
+MODELS = {"plain": (plain, Y), "hyper": (hyper, Y), "tasks": (tasks, np.stack([Y, -Y], 1))}
+EVERY_GUIDE = pytest.mark.parametrize("family", GUIDES)
+EVERY_MODEL = pytest.mark.parametrize("name", MODELS)
+SHAPES = {"plain": (P,), "hyper": (P,), "tasks": (Q, P)}
+
+
+class Fit(NamedTuple):
+    guide: Any
+    svi: nss.CAVI
+    result: nss.CAVIRunResult
+    args: tuple
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return self.result.params
+
+
+@lru_cache
+def fitted(family: str, name: str) -> Fit:
+    model, y = MODELS[name]
+    guide = GUIDES[family](model)
+    svi = nss.CAVI(model, guide, temperature=None)
+    return Fit(guide, svi, svi.run(KEY, 50, X, y, progress_bar=False), (X, y))
+
+
+@lru_cache
+def drawn(family: str, name: str) -> dict[str, np.ndarray]:
+    fit = fitted(family, name)
+    draws = fit.guide.sample_posterior(KEY, fit.params, *fit.args, sample_shape=(NUM_DRAWS,))
+    return {name: np.asarray(x) for name, x in draws.items()}
+
+
+class Marginal(NamedTuple):
+    """A weight's distribution: its inclusion probability, and its slab given inclusion."""
+
+    probs: np.ndarray
+    loc: np.ndarray
+    variance: np.ndarray
+
+    @property
+    def moments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """``<w>``, ``<w^2>`` and ``<w^4>``."""
+        probs, loc, variance = self
+        fourth = loc**4 + 6 * loc**2 * variance + 3 * variance**2
+        return probs * loc, probs * (loc**2 + variance), probs * fourth
+
+
+def marginal(family: str, name: str) -> Marginal:
+    params = {key: np.asarray(x) for key, x in fitted(family, name).params.items()}
+    if family == "paired":
+        return Marginal(
+            *(params[f"w_auto_{x}"] for x in ("probs", "loc")), params["w_auto_scale"] ** 2
+        )
+    variance = np.sum(params["w_slab_auto_scale_tril"] ** 2, axis=1)
+    parts = params["w_spike_auto_probs"], params["w_slab_auto_loc"], variance
+    return Marginal(*(part.reshape(SHAPES[name]) for part in parts))
+
+
+def assert_mean(draws: np.ndarray, mean: Any, second_moment: Any) -> None:
+    """At most six standard errors: a false alarm in one of 10^8 comparisons."""
+    error = 6 * np.sqrt(second_moment / len(draws))
+    np.testing.assert_array_less(np.abs(draws.mean(axis=0) - mean), error + 1e-12)
+
+
+# Sites and parameters
+
+
+@EVERY_GUIDE
+@EVERY_MODEL
+def test_parameters_have_their_names_and_shapes(family, name):
+    shape, size = SHAPES[name], int(np.prod(SHAPES[name]))
+    if family == "paired":
+        expected = {f"w_auto_{part}": shape for part in ("probs", "loc", "scale")}
+    else:
+        expected = {"w_spike_auto_probs": shape, "w_slab_auto_loc": (size,)}
+        expected["w_slab_auto_scale_tril"] = (size, size)
+    if name == "hyper":
+        expected |= {f"{site}_auto_loc": () for site in ("sigma", "inclusion", "scale")}
+    assert {name: x.shape for name, x in fitted(family, name).params.items()} == expected
+
+
+@EVERY_GUIDE
+@EVERY_MODEL
+def test_a_guide_samples_the_latent_sites_of_its_model(family, name):
+    fit = fitted(family, name)
+    guide = handlers.substitute(handlers.seed(fit.guide, 0), fit.params)
+    trace = handlers.trace(guide).get_trace(*fit.args)
+    latent = {
+        site
+        for site, value in trace.items()
+        if value["type"] == "sample" and not value["infer"].get("is_auxiliary")
+    }
+    hypers = {"sigma", "inclusion", "scale"} if name == "hyper" else set()
+    assert latent == {"w_spike", "w_slab"} | hypers
+    assert set(guide(*fit.args)) == latent
+
+
+@EVERY_GUIDE
+def test_a_guide_is_an_autoguide_with_a_prefix(family):
+    guide = GUIDES[family](hyper, prefix="q")
+    assert isinstance(guide, AutoGuide)
+    params = nss.CAVI(hyper, guide).init(KEY, X, Y).optim_state[1]
+    assert all("_q_" in name for name in params) and "sigma_q_loc" in params
+    assert guide.posterior_mean(params)["w"].shape == (P,)
+
+
+@EVERY_GUIDE
+def test_another_discrete_site_is_refused(family):
+    def model(X, y=None):
+        shift = numpyro.sample("shift", dist.Poisson(1.0))
+        plain(X - shift, y)
+
+    with pytest.raises(ValueError, match=r"discrete latent sites \['shift'\].*DiscreteGibbs"):
+        handlers.seed(GUIDES[family](model), 0)(X, Y)
+
+
+def test_several_pairs():
+    guide = nss.PairedGuide(two_sets)
+    svi = nss.CAVI(two_sets, guide, temperature=None)
+    params = svi.run(KEY, 50, X, Y, progress_bar=False).params
+    assert {name: x.shape for name, x in guide.posterior_mean(params).items()} == {
+        "a": (1,),
+        "b": (P - 1,),
+    }
+    draws = guide.sample_posterior(KEY, params, X, Y, sample_shape=(3,))
+    np.testing.assert_array_equal(draws["a"], draws["a_spike"] * draws["a_slab"])
+    assert draws["b"].shape == (3, P - 1)
+
+
+def test_mean_field_of_several_pairs_is_refused():
+    guide = nss.MeanFieldGuide(two_sets)
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=r"several spike_slab sites, \['a', 'b'\].*PairedGuide"
+        ):
+            handlers.seed(guide, 0)(X, Y)
+
+
+# Stock SVI
+
+
+@EVERY_GUIDE
+@pytest.mark.parametrize("name", ["plain", "hyper"])
+def test_stock_svi_climbs_towards_the_bound_of_cavi(family, name):
+    fit = fitted(family, name)
+    model = MODELS[name][0]
+    svi = SVI(model, GUIDES[family](model), optax.adam(0.02), TraceGraph_ELBO(num_particles=10))
+    result = svi.run(KEY, 2000, *fit.args, progress_bar=False)
+    gaps = np.asarray(result.losses) - float(fit.result.losses[-1])
+    assert set(result.params) == set(fit.params)
+    assert -0.5 < gaps[-500:].mean() < 0.2 * gaps[:50].mean()
+
+
+def test_summaries_with_another_inner_guide():
+    guide = nss.PairedGuide(hyper, inner_guide=AutoNormal)
+    trace = handlers.trace(handlers.seed(guide, 0)).get_trace(X, Y)
+    params = {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
+    draws = guide.sample_posterior(KEY, params, X, Y, sample_shape=(1000,))
+    assert {name: x.shape for name, x in draws.items()} == {
+        **dict.fromkeys(("w", "w_spike", "w_slab"), (1000, P)),
+        **dict.fromkeys(("sigma", "inclusion", "scale"), (1000,)),
+    }
+    assert (draws["sigma"] > 0).all() and draws["sigma"].std() > 0
+    # the prior scale of an excluded slab is that of the same draw
+    excluded = np.asarray(draws["w_slab"] / draws["scale"][:, None])[draws["w_spike"] == 0]
+    assert abs(excluded.std() - 1.0) < 6 / np.sqrt(2 * excluded.size)
+    quantiles = guide.quantiles(params, [0.25, 0.5, 0.75])
+    medians = guide.median(params)
+    for name in ("sigma", "inclusion", "scale", "w"):
+        np.testing.assert_allclose(quantiles[name][1], medians[name], rtol=1e-6)
+        assert (np.diff(quantiles[name], axis=0) >= 0).all()
+
+
+# Draws
+
+
+@EVERY_GUIDE
+@pytest.mark.parametrize(
+    ("name", "sample_shape"),
+    [("plain", ()), ("plain", (5,)), ("plain", (2, 3)), ("hyper", (2, 3)), ("tasks", (2, 3))],
+)
+def test_posterior_draws_have_their_shapes_and_all_sites(family, name, sample_shape):
+    fit = fitted(family, name)
+    draws = fit.guide.sample_posterior(KEY, fit.params, *fit.args, sample_shape=sample_shape)
+    shapes = dict.fromkeys(("w", "w_spike", "w_slab"), SHAPES[name])
+    if name == "plain":
+        shapes["signal"] = (N,)
+        np.testing.assert_allclose(draws["signal"], draws["w"] @ X.T, atol=1e-12)
+    if name == "hyper":
+        shapes |= dict.fromkeys(("sigma", "inclusion", "scale"), ())
+    assert {site: x.shape for site, x in draws.items()} == {
+        site: sample_shape + shape for site, shape in shapes.items()
+    }
+    np.testing.assert_array_equal(draws["w"], draws["w_spike"] * draws["w_slab"])
+
+
+@EVERY_GUIDE
+@EVERY_MODEL
+def test_moments_of_draws_are_the_summaries(family, name):
+    fit, draws, expected = fitted(family, name), drawn(family, name), marginal(family, name)
+    first, second, fourth = expected.moments
+    np.testing.assert_allclose(fit.guide.posterior_mean(fit.params)["w"], first, atol=1e-15)
+    probs = fit.guide.inclusion_probabilities(fit.params)["w"]
+    np.testing.assert_array_equal(probs, expected.probs)
+    assert_mean(draws["w"], first, second)
+    assert_mean(draws["w"] ** 2, second, fourth)
+    assert_mean(draws["w_spike"], expected.probs, expected.probs)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_excluded_slab_has_its_prior_in_the_paired_family(name):
+    fit = fitted("paired", name)
+    draws = drawn("paired", name)
+    scale = {"plain": 1.5, "hyper": fit.params.get("scale_auto_loc"), "tasks": 1.0}[name]
+    excluded = draws["w_slab"][draws["w_spike"] == 0] / scale
+    assert abs(excluded.mean()) < 6 / np.sqrt(excluded.size)
+    assert abs(excluded.std() - 1.0) < 6 / np.sqrt(2 * excluded.size)
+
+
+def test_slabs_are_jointly_normal_in_the_mean_field_family():
+    params = fitted("mean field", "plain").params
+    draws = drawn("mean field", "plain")
+    centred = draws["w_slab"] - params["w_slab_auto_loc"]
+    white = np.linalg.solve(params["w_slab_auto_scale_tril"], centred.T)
+    np.testing.assert_allclose(white @ white.T / NUM_DRAWS, np.eye(P), atol=9 / NUM_DRAWS**0.5)
+
+
+@EVERY_GUIDE
+def test_predictive_takes_the_guide(family):
+    fit = fitted(family, "plain")
+    predictive = Predictive(plain, guide=fit.guide, params=fit.params, num_samples=NUM_DRAWS)
+    inputs = X[:5] + 1.0
+    draws = np.asarray(predictive(KEY, inputs)["y"])
+    assert draws.shape == (NUM_DRAWS, 5)
+    mean = inputs @ fit.guide.posterior_mean(fit.params)["w"]
+    assert_mean(draws, mean, draws.var(axis=0))
+    assert (draws.std(axis=0) > 0.5 * 0.95).all()
+
+
+# Medians and quantiles
+
+
+@EVERY_GUIDE
+@EVERY_MODEL
+def test_quantiles_are_those_of_the_draws(family, name):
+    guide, params = fitted(family, name).guide, fitted(family, name).params
+    probs = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
+    found = guide.quantiles(params, probs)
+    assert found["w"].shape == found["w_spike"].shape == (5, *SHAPES[name])
+    w = drawn(family, name)["w"]
+    # a quantile is the value that the draws reach with its probability, at the atom and beside it
+    error = 6 * np.sqrt(probs * (1 - probs) / NUM_DRAWS)
+    for q, value, tolerance in zip(probs, np.asarray(found["w"]), error, strict=True):
+        assert ((w < value).mean(axis=0) <= q + tolerance).all()
+        assert ((w <= value).mean(axis=0) >= q - tolerance).all()
+    medians = guide.median(params)
+    for site in ("w", "w_spike", "w_slab"):
+        np.testing.assert_allclose(found[site][2], medians[site], rtol=1e-12)
+
+
+def test_quantiles_inside_the_atom_are_exactly_zero():
+    guide, params = fitted("paired", "plain").guide, dict(fitted("paired", "plain").params)
+    params["w_auto_probs"] = jnp.array([1.0, 0.4, 0.4, 0.0])
+    params["w_auto_loc"] = jnp.array([2.0, 2.0, -2.0, 2.0])
+    params["w_auto_scale"] = jnp.full(4, 0.1)
+    found = guide.quantiles(params, [0.1, 0.5, 0.9])
+    np.testing.assert_array_equal(found["w_spike"], [[1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]])
+    assert (np.asarray(found["w"][1:, 3]) == 0.0).all()
+    np.testing.assert_array_equal(found["w"][1], [2.0, 0.0, 0.0, 0.0])
+    # 0.4 of the mass is about 2, above the atom: the quantile at 0.9 leaves a quarter of it above
+    np.testing.assert_allclose(found["w"][2, 1], 2.0 + 0.1 * 0.6744897502, rtol=1e-6)
+    np.testing.assert_allclose(found["w"][0, 2], -2.0 - 0.1 * 0.6744897502, rtol=1e-6)
+    np.testing.assert_allclose(found["w_slab"][1], [2.0, 2.0, -2.0, 2.0])
+
+
+@EVERY_GUIDE
+def test_point_estimates_are_their_own_quantiles(family):
+    fit = fitted(family, "hyper")
+    found = fit.guide.quantiles(fit.params, [0.1, 0.9])
+    for name in ("sigma", "inclusion", "scale"):
+        np.testing.assert_array_equal(found[name], np.full(2, fit.params[f"{name}_auto_loc"]))
+        assert fit.guide.median(fit.params)[name] == fit.params[f"{name}_auto_loc"]
+
+
+# Pickles and ArviZ
+
+
+@EVERY_GUIDE
+def test_a_pickled_guide_is_the_same(family):
+    fit = fitted(family, "hyper")
+    used = pickle.loads(pickle.dumps(fit.guide))
+    fresh = pickle.loads(pickle.dumps(GUIDES[family](hyper)))
+    handlers.seed(fresh, 0)(X, Y)
+    expected = fit.guide.sample_posterior(KEY, fit.params, X, Y, sample_shape=(3,))
+    for copy in (used, fresh):
+        draws = copy.sample_posterior(KEY, fit.params, X, Y, sample_shape=(3,))
+        jax.tree.map(np.testing.assert_array_equal, draws, expected)
+
+
+@EVERY_GUIDE
+def test_arviz_labels_the_draws(family):
+    fit = fitted(family, "tasks")
+    features = [f"x{i}" for i in range(P)]
+    data = arviz_base.from_numpyro_svi(
+        fit.svi,
+        svi_result=fit.result,
+        model_args=fit.args,
+        coords={"feature": features},
+        num_samples=500,
+    )
+    for name in ("w", "w_spike", "w_slab"):
+        assert data["posterior"][name].dims == ("sample", "task", "feature")
+    assert data["posterior"]["w"]["feature"].values.tolist() == features
+    assert data["observed_data"]["y"].shape == (N, Q)
+    table = nss.summary(data, "w", round_to=None)
+    expected = np.ravel(fit.guide.posterior_mean(fit.params)["w"])
+    np.testing.assert_allclose(table["mean"].astype(float), expected, atol=0.15)

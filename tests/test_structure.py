@@ -1,0 +1,623 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What structure.py reads off a model, and what it says of models and data that do not fit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, Gibbs
+from numpyro.infer.reparam import LocScaleReparam
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.primitives import MARK
+from numpyro_spikeslab.structure import Pair, Reader
+
+N, P = 8, 3
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, P))
+Y = X @ [1.0, 0.0, -0.5] + 0.1 * RNG.normal(size=N)
+
+
+def fit(model: Any, *args: Any, **kwargs: Any) -> nss.CAVIRunResult:
+    svi = nss.CAVI(model, nss.PairedGuide(model), temperature=None)
+    return svi.run(random.key(0), 3, *args, progress_bar=False, **kwargs)
+
+
+def sample(model: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    mcmc = MCMC(nss.PairedGibbs(model), num_warmup=0, num_samples=2, progress_bar=False)
+    mcmc.run(random.key(0), *args, **kwargs)
+    return mcmc.get_samples()
+
+
+# in one precision: JAX, given a numpy array once in each, may take its buffer from the other
+pytestmark = pytest.mark.usefixtures("x64")
+EVERY_USER = pytest.mark.parametrize("use", [fit, sample])
+
+
+def regression(
+    likelihood: Callable = lambda X, w: dist.Normal(X @ w, 0.5),
+    weights: Callable = lambda size: nss.spike_slab("w", 0.25),
+) -> Callable:
+    def model(X, y=None):
+        with numpyro.plate("feature", X.shape[1]):
+            w = weights(X.shape[1])
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", likelihood(X, w), obs=y)
+
+    return model
+
+
+def located(location: Callable) -> Callable:
+    return regression(lambda X, w: dist.Normal(location(X, w), 0.5))
+
+
+def with_entry(array: np.ndarray, index: Any, value: float) -> np.ndarray:
+    array = array.copy()
+    array[index] = value
+    return array
+
+
+def assert_says(use: Callable, model: Any, args: tuple, *parts: str, **kwargs: Any) -> None:
+    """An early error whose message, notes included, has all the parts."""
+    with pytest.raises((ValueError, TypeError, AssertionError)) as caught:
+        use(model, *args, **kwargs)
+    message = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert [part for part in parts if part not in message] == [], message
+
+
+# Data
+
+
+@EVERY_USER
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_the_design_must_be_finite(use, value):
+    bad = with_entry(X, (2, 1), value)
+    assert_says(use, regression(), (bad, Y), "['w']", "'y'", "not finite", "Remove NaN")
+
+
+@EVERY_USER
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_the_observations_must_be_finite(use, value):
+    bad = with_entry(Y, 3, value)
+    assert_says(use, regression(), (X, bad), "observations of 'y'", "first at 3", "handlers.mask")
+
+
+@EVERY_USER
+def test_the_offset_must_be_finite(use):
+    offset = with_entry(np.zeros(N), 5, np.nan)
+    model = located(lambda X, w: offset + X @ w)
+    assert_says(use, model, (X, Y), "location", "'y'", "first at 5", "Remove NaN")
+
+
+def test_masked_observations_may_be_anything():
+    def model(X, y, mask):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.25)
+        with numpyro.plate("obs", X.shape[0]), handlers.mask(mask=mask):
+            numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+    seen = np.arange(N) != 3
+    data = [(X, with_entry(Y, 3, value), seen) for value in (0.0, np.nan)]
+    finite, missing = (Reader(model, "test")(args, {}) for args in data)
+    jax.tree.map(np.testing.assert_array_equal, missing.at, finite.at)
+    np.testing.assert_array_equal(missing.at.weight, seen)
+
+
+@EVERY_USER
+@pytest.mark.parametrize("column", [np.ones(N), X[:, 0]], ids=["constant", "duplicated"])
+def test_constant_and_duplicated_features_are_no_errors(use, column):
+    result = use(regression(), np.column_stack([X, column]), Y)
+    values = result.params if use is fit else result
+    assert all(np.all(np.isfinite(x)) for x in values.values())
+
+
+@EVERY_USER
+def test_there_must_be_observations(use):
+    assert_says(use, regression(), (X, None), "'y'", "observ", "obs=y")
+
+
+@EVERY_USER
+@pytest.mark.parametrize("mask", [np.zeros(N, bool), False], ids=["array", "scalar"])
+def test_some_observations_must_be_unmasked(use, mask):
+    model = regression(lambda X, w: dist.Normal(X @ w, 0.5).mask(mask))
+    assert_says(use, model, (X, Y), "no observ")
+
+
+@EVERY_USER
+def test_there_must_be_rows(use):
+    assert_says(use, regression(), (X[:0], Y[:0]), "plate", "data")
+
+
+@EVERY_USER
+@pytest.mark.parametrize(
+    "y", [Y[:, None], Y[None], Y[:5], np.append(Y, 0.0), Y[0]], ids=lambda y: str(np.shape(y))
+)
+def test_observations_must_have_the_shape_of_their_distribution(use, y):
+    assert_says(use, regression(), (X, y), "'y'", str(y.shape), "(8,)", "same shape")
+
+
+@EVERY_USER
+def test_a_plate_must_have_the_size_of_the_features(use):
+    def model(X, y=None):
+        with numpyro.plate("feature", X.shape[1] + 1):
+            w = nss.spike_slab("w", 0.25)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+    assert_says(use, model, (X, Y), "(3,)", "(4,)", "sizes of its plates")
+
+
+@EVERY_USER
+def test_plates_must_not_be_subsampled(use):
+    def model(X, y=None):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.25)
+        with numpyro.plate("obs", X.shape[0], subsample_size=4) as rows:
+            numpyro.sample("y", dist.Normal(X[rows] @ w, 0.5), obs=y[rows])
+
+    assert_says(use, model, (X, Y), "['obs']", "subsample_size")
+
+
+# Likelihoods
+
+
+@EVERY_USER
+@pytest.mark.parametrize(
+    "location",
+    [lambda X, w: jnp.exp(X @ w), lambda X, w: X @ w**2, lambda X, w: jax.nn.relu(X @ w)],
+    ids=["exp", "square", "relu"],
+)
+def test_the_location_must_be_affine(use, location):
+    assert_says(use, located(location), (X, Y), "'y'", "not affine", "['w']", "X @ w + offset")
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        lambda X, w: X @ w + w[0] * w[1],
+        lambda X, w: X @ jnp.tanh(0.01 * w),
+        lambda X, w: X @ (w != 0.0),
+        lambda X, w: X @ jnp.sort(w),
+        lambda X, w: X @ jnp.where(w > 0.0, w, 1.001 * w),
+    ],
+    ids=["product", "tanh", "indicator", "sort", "kink"],
+)
+def test_almost_affine_is_not_affine(location):
+    with pytest.raises(ValueError, match="not affine in the weights"):
+        Reader(located(location), "test")((X, Y), {})
+
+
+@EVERY_USER
+@pytest.mark.parametrize(
+    ("likelihood", "name"),
+    [
+        (lambda X, w: dist.StudentT(4.0, X @ w, 0.5), "StudentT"),
+        (lambda X, w: dist.Bernoulli(logits=X @ w), "Bernoulli"),
+        (lambda X, w: dist.Poisson(jnp.exp(X @ w)), "Poisson"),
+    ],
+    ids=["StudentT", "Bernoulli", "Poisson"],
+)
+def test_the_likelihood_must_be_normal(use, likelihood, name):
+    y = (Y > 0).astype(int)
+    assert_says(use, regression(likelihood), (X, y), "'y'", name, "Normal", "DiscreteHMCGibbs")
+
+
+@EVERY_USER
+def test_one_observed_site_may_depend_on_the_weights(use):
+    def model(X, y=None):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.25)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+            numpyro.sample("z", dist.Normal(X @ w, 0.1), obs=y)
+
+    assert_says(use, model, (X, Y), "['y', 'z']", "one is supported", "Concatenate")
+
+
+@EVERY_USER
+def test_the_noise_must_not_depend_on_the_weights(use):
+    model = regression(lambda X, w: dist.Normal(X @ w, jnp.exp(w[0])))
+    assert_says(use, model, (X, Y), "noise scale of 'y'", "weights", "Only its location may")
+
+
+@EVERY_USER
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf])
+def test_the_noise_must_be_positive_and_finite(use, scale):
+    def model(X, y, scale):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.25)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, scale, validate_args=False), obs=y)
+
+    assert_says(use, model, (X, Y, scale), "noise scale of 'y'", "positive")
+
+
+@EVERY_USER
+def test_the_prior_of_another_site_must_not_depend_on_the_weights(use):
+    def model(X, y=None):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.25)
+        shift = numpyro.sample("shift", dist.Normal(w[0], 1.0))
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(shift + X @ w, 0.5), obs=y)
+
+    assert_says(use, model, (X, Y), "'shift'", "depends on", "Only an observed Normal site")
+
+
+# Pairs
+
+
+def by_hand(spike_prior: Any, slab_prior: Any, location: Callable) -> Callable:
+    """A regression whose pair somebody has written without `spike_slab`."""
+
+    def model(X, y=None):
+        with numpyro.plate("feature", X.shape[1]):
+            spike = numpyro.sample("w_spike", spike_prior, infer={MARK: ("w", "spike")})
+            slab = numpyro.sample("w_slab", slab_prior, infer={MARK: ("w", "slab")})
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(location(X, spike, slab), 0.5), obs=y)
+
+    return model
+
+
+SPIKE, SLAB = dist.Bernoulli(probs=0.25), dist.Normal(0.0, 1.0)
+
+
+def within(handler: Callable) -> Callable:
+    def weights(size):
+        with handler():
+            return nss.spike_slab("w", 0.25)
+
+    return regression(weights=weights)
+
+
+@EVERY_USER
+@pytest.mark.parametrize(
+    ("model", "lost"),
+    [
+        (handlers.condition(regression(), {"w_spike": np.ones(P, int)}), "w_spike"),
+        (handlers.condition(regression(), {"w_slab": np.ones(P)}), "w_slab"),
+        (handlers.substitute(regression(), {"w_spike": np.ones(P, int)}), "w_spike"),
+        (handlers.substitute(regression(), {"w_slab": np.ones(P)}), "w_slab"),
+        (handlers.block(regression(), hide=["w_slab"]), "w_slab"),
+        (handlers.reparam(regression(), config={"w_slab": LocScaleReparam(0.0)}), "w_slab"),
+    ],
+    ids=["spike observed", "slab observed", "spike set", "slab set", "hidden", "reparameterised"],
+)
+@pytest.mark.filterwarnings("ignore:init_to")
+def test_both_sites_of_a_pair_must_be_latent(use, model, lost):
+    assert_says(use, model, (X, Y), "'w' is broken", f"'{lost}'", "Leave both sites")
+
+
+@EVERY_USER
+@pytest.mark.parametrize(
+    "model",
+    [
+        within(lambda: handlers.mask(mask=False)),
+        within(lambda: handlers.mask(mask=np.arange(P) > 0)),
+        within(lambda: handlers.scale(scale=0.5)),
+        by_hand(SPIKE, dist.Laplace(0.0, 1.0), lambda X, s, v: X @ (s * v)),
+        by_hand(dist.Binomial(2, 0.25), SLAB, lambda X, s, v: X @ (s * v)),
+    ],
+    ids=["masked", "partly masked", "scaled", "Laplace slab", "Binomial spike"],
+)
+def test_the_prior_of_a_pair_must_be_that_of_spike_slab(use, model):
+    assert_says(use, model, (X, Y), "'w' is broken", "the prior of", "Leave the prior to")
+
+
+@EVERY_USER
+def test_the_slab_must_have_mean_zero(use):
+    model = by_hand(SPIKE, dist.Normal(1.0, 1.0), lambda X, s, v: X @ (s * v))
+    assert_says(use, model, (X, Y), "w", "slab", "mean")
+
+
+@EVERY_USER
+@pytest.mark.parametrize(
+    "location",
+    [lambda X, s, v: X @ v, lambda X, s, v: X @ (s * v) + s[0], lambda X, s, v: X @ (s * v) + v[0]],
+    ids=["slab for weight", "spike", "slab"],
+)
+def test_the_likelihood_must_see_the_product_alone(use, location):
+    model = by_hand(SPIKE, SLAB, location)
+    assert_says(use, model, (X, Y), "'y'", "spike or a slab of ['w'] on its own", "product")
+
+
+@EVERY_USER
+@pytest.mark.parametrize("inclusion", [0.0, 1.0, 1.5, -0.1, np.nan, np.array([0.1, 0.2, 1.0])])
+def test_inclusion_must_lie_between_0_and_1(use, inclusion):
+    model = regression(weights=lambda size: nss.spike_slab("w", inclusion))
+    assert_says(use, model, (X, Y), "spike_slab('w')", "`inclusion`", str(inclusion), "between 0")
+
+
+@EVERY_USER
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.array([1.0, 0.0, 1.0])])
+def test_scale_must_be_positive(use, scale):
+    model = regression(weights=lambda size: nss.spike_slab("w", 0.25, scale))
+    assert_says(use, model, (X, Y), "spike_slab('w')", "`scale`", str(scale), "between 0")
+
+
+def no_pairs(X, y=None):
+    with numpyro.plate("feature", X.shape[1]):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+
+@pytest.mark.parametrize("guide", [nss.PairedGuide, nss.MeanFieldGuide])
+def test_a_guide_needs_pairs(guide):
+    with pytest.raises(ValueError, match=rf"{guide.__name__}.*no spike-and-slab.*spike_slab\("):
+        handlers.seed(guide(no_pairs), 0)(X, Y)
+
+
+@EVERY_USER
+def test_a_fit_needs_pairs(use):
+    assert_says(use, no_pairs, (X, Y), "no spike-and-slab weights", "spike_slab(name")
+
+
+@EVERY_USER
+@pytest.mark.parametrize(("name", "known"), [("v", "w_")], ids=["unknown"])
+def test_init_params_must_be_known(use, name, known):
+    params = {name: np.zeros(P)}
+    assert_says(use, regression(), (X, Y), "init_params", f"'{name}'", known, init_params=params)
+
+
+@pytest.mark.parametrize(("use", "name"), [(fit, "w_auto_loc"), (sample, "w_slab")])
+def test_init_params_must_have_the_shape_of_the_site(use, name):
+    params = {name: np.zeros(P + 1)}
+    assert_says(use, regression(), (X, Y), f"'{name}'", "(4,)", "(3,)", init_params=params)
+
+
+def test_other_latent_sites_need_a_block_of_their_own():
+    model = regression(
+        lambda X, w: dist.Normal(X @ w, numpyro.sample("sigma", dist.HalfNormal(1.0)))
+    )
+    assert_says(sample, model, (X, Y), "['sigma']", "Gibbs([(PairedGibbs(model)")
+
+
+def test_a_composite_reports_the_same_errors():
+    model = regression()
+    kernel = Gibbs([(nss.PairedGibbs(model), nss.paired_sites)])
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=2, progress_bar=False)
+    with pytest.raises(ValueError, match="PairedGibbs: the observations of 'y' are not finite"):
+        mcmc.run(random.key(0), X, with_entry(Y, 3, np.nan))
+
+
+# The design
+
+
+def noisy(X, y=None):
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.25)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(numpyro.param("shift", 0.5) + X @ w, sigma), obs=y)
+
+
+def two_sets(X, y=None):
+    with numpyro.plate("first", 1):
+        a = nss.spike_slab("a", 0.25)
+    with numpyro.plate("rest", X.shape[1] - 1):
+        b = nss.spike_slab("b", 0.5)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X[:, :1] @ a + X[:, 1:] @ b, 0.5), obs=y)
+
+
+def without_plate(X, y=None):
+    w = nss.spike_slab("w", 0.25)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X[:, 0] * w, 0.5), obs=y)
+
+
+SD = X.std(axis=0)
+GROUP = np.arange(N) % P
+DESIGNS = {
+    "matrix product": (located(lambda X, w: X @ w), X),
+    "offset": (located(lambda X, w: 2.0 + X @ w - 1.0), X),
+    "standardised": (located(lambda X, w: (X / X.std(0)) @ w), X / SD),
+    "rescaled weights": (located(lambda X, w: X @ (w / SD)), X / SD),
+    "einsum": (located(lambda X, w: jnp.einsum("nm,m->n", X, w)), X),
+    "sum": (located(lambda X, w: jnp.sum(X * w, -1)), X),
+    "transposed": (located(lambda X, w: w @ X.T), X),
+    "permuted": (located(lambda X, w: X @ w[::-1]), X[:, ::-1]),
+    "groups": (located(lambda X, w: w[GROUP]), np.eye(P)[GROUP]),
+    "two sets": (two_sets, X),
+    "no plate": (without_plate, X[:, :1]),
+    "other latent sites": (noisy, X),
+    "noise per observation": (
+        regression(lambda X, w: dist.Normal(X @ w, jnp.linspace(1.0, 2.0, N))),
+        X / np.linspace(1.0, 2.0, N)[:, None],
+    ),
+    "masked": (
+        regression(lambda X, w: dist.Normal(X @ w, 0.5).mask(jnp.arange(N) > 2)),
+        X * (np.arange(N) > 2)[:, None],
+    ),
+}
+
+
+def rows(design: Any, size: int) -> np.ndarray:
+    return np.asarray(design.rows).reshape(-1, design.rows.shape[-1])[:size]
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_the_design_is_what_multiplies_the_weights(name):
+    model, expected = DESIGNS[name]
+    reading = Reader(model, "test")((X, Y), {})
+    assert reading.structure.constant_design
+    assert reading.structure.size == expected.shape[1]
+    found = rows(reading.design, reading.structure.size)
+    np.testing.assert_allclose(found, expected.T, rtol=1e-12, atol=1e-14)
+
+
+def test_a_copied_design_is_exact():
+    reading = Reader(regression(), "test")((X, Y), {})
+    np.testing.assert_array_equal(rows(reading.design, P), X.T)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 50, None])
+def test_blocks_hold_all_features_and_their_gram(block_size):
+    design = Reader(regression(), "test", block_size)((X, Y), {}).design
+    np.testing.assert_allclose(rows(design, P), X.T)
+    for block, gram in zip(design.rows, design.gram, strict=True):
+        np.testing.assert_allclose(gram, block @ block.T, atol=1e-14)
+
+
+def test_tasks_share_no_weights():
+    def model(X, Y=None):
+        with numpyro.plate("task", 2, dim=-2), numpyro.plate("feature", X.shape[1], dim=-1):
+            W = nss.spike_slab("W", 0.25)
+        with numpyro.plate("obs", X.shape[0], dim=-2), numpyro.plate("task_", 2, dim=-1):
+            numpyro.sample("Y", dist.Normal(X @ W.T, 0.5), obs=Y)
+
+    reading = Reader(model, "test")((X, np.stack([Y, -Y], axis=1)), {})
+    found = rows(reading.design, 2 * P).reshape(2, P, N, 2)
+    expected = np.einsum("nm,qr->qmnr", X, np.eye(2))
+    np.testing.assert_allclose(found, expected, atol=1e-14)
+    assert reading.structure.pairs == (Pair("W", (2, P)),)
+
+
+def test_what_a_structure_says():
+    structure = Reader(noisy, "test")((X, Y), {}).structure
+    assert structure.pairs == (Pair("w", (P,)),)
+    assert structure.likelihood == "y"
+    assert set(structure.others) == {"sigma", "shift"}
+    assert structure.shared_scale
+
+
+def rescaled(X, y=None):
+    gain = numpyro.sample("gain", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.25)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal((X * gain) @ w, 0.5), obs=y)
+
+
+def heteroscedastic(X, y=None):
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.25)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, jnp.exp(slope * X[:, 0])), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "latents", "expected"),
+    [
+        (rescaled, {"gain": 3.0}, 3.0 * X),
+        (heteroscedastic, {"slope": 0.5}, X * np.exp(-0.5 * X[:, :1])),
+    ],
+    ids=["location", "noise"],
+)
+def test_a_design_may_depend_on_other_sites(model, latents, expected):
+    reader = Reader(model, "test")
+    reading = reader((X, Y), {})
+    assert not reading.structure.constant_design
+    assert reading.design is None
+    latents = {name: jnp.asarray(value) for name, value in latents.items()}
+    design = reader.design(reading.structure, reading.args, reading.kwargs, latents)
+    np.testing.assert_allclose(rows(design, P), expected.T, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [np.float64, np.float32, np.int32, jnp.float32, jnp.float64, jnp.int32],
+    ids=["numpy f64", "numpy f32", "numpy int", "jax f32", "jax f64", "jax int"],
+)
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
+def test_data_may_have_any_type(precision, convert):
+    inputs = convert(np.round(4 * X))
+    reading = Reader(regression(), "test")((inputs, convert(np.round(Y))), {})
+    assert reading.design.rows.dtype == precision
+    np.testing.assert_array_equal(rows(reading.design, P), np.round(4 * X).T)
+
+
+# Reading again
+
+
+def counted(calls: list) -> Callable:
+    model = regression()
+
+    def counting(X, y=None, scale=1.0):
+        calls.append(None)
+        model(scale * X, y)
+
+    return counting
+
+
+def test_the_same_arguments_are_read_once():
+    calls: list = []
+    read = Reader(counted(calls), "test")
+    first = read((X, Y), {})
+    count = len(calls)
+    assert read((X, Y), {}) is first
+    assert read((X, Y), {"scale": 1.0}) is not first
+    again = read((X, Y), {"scale": 1.0})
+    assert read((X, Y), {"scale": 1.0}) is again
+    assert len(calls) > count
+
+
+def test_new_arguments_are_read():
+    read = Reader(counted([]), "test")
+    first = read((X, Y), {})
+    np.testing.assert_allclose(rows(read((2 * X, Y), {}).design, P), 2 * X.T)
+    np.testing.assert_allclose(rows(read((X, Y), {"scale": 3.0}).design, P), 3 * X.T)
+    np.testing.assert_allclose(rows(read((X[:5], Y[:5]), {}).design, P), X[:5].T)
+    np.testing.assert_array_equal(read((X, 2 * Y), {}).at.value, 2 * Y)
+    np.testing.assert_array_equal(read((X, Y), {}).design.rows, first.design.rows)
+
+
+def test_an_array_changed_in_place_is_read_again():
+    inputs = X.copy()
+    read = Reader(regression(), "test")
+    read((inputs, Y), {})
+    inputs *= 2.0
+    np.testing.assert_allclose(rows(read((inputs, Y), {}).design, P), 2 * X.T)
+
+
+def test_another_precision_is_read_again():
+    read = Reader(regression(), "test")
+    data = X.copy(), Y.copy()
+    assert read(data, {}).design.rows.dtype == "float64"
+    jax.config.update("jax_enable_x64", False)
+    assert read(data, {}).design.rows.dtype == "float32"
+
+
+def test_reading_works_under_transformations_of_the_caller():
+    read = Reader(regression(), "test")
+    data = jnp.asarray(X), jnp.asarray(Y)
+
+    def gram(X, y):
+        return read((X, y), {}).design.gram
+
+    np.testing.assert_allclose(jax.jit(gram)(*data), gram(*data))
+    stacked = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), data)
+    batch = jax.vmap(gram)(*stacked)
+    np.testing.assert_allclose(batch, jnp.stack([gram(*data), 4 * gram(*data)]))
+
+
+def test_constant_data_stay_constant_under_transformations():
+    """What a caller's transformation does not touch is read once, outside of it."""
+    calls: list = []
+    read = Reader(counted(calls), "test")
+    first = read((X, Y), {})
+    count = len(calls)
+    found = jax.jit(lambda x: x * read((X, Y), {}).design.gram)(2.0)
+    np.testing.assert_allclose(found, 2 * first.design.gram)
+    assert len(calls) == count
+
+
+def test_traced_data_are_checked_as_far_as_they_can_be():
+    model = located(lambda X, w: X @ w)
+    with pytest.raises(ValueError, match="likelihood StudentT"):
+        jax.jit(lambda X, y: fit(regression(lambda X, w: dist.StudentT(4.0, X @ w)), X, y).losses)(
+            X, Y
+        )
+    assert np.isfinite(jax.jit(lambda X, y: fit(model, X, y).losses)(X, Y)).all()
