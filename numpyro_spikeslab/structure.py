@@ -451,8 +451,8 @@ def read(
     likelihood = _find_likelihood(dependents, trace, own, user)
     shared_scale = jnp.size(unwrap(trace[likelihood]["fn"])[0].scale) == 1
     others = tuple(name for name in shapes if name not in own)
-    sources = (None,) * len(pairs)
-    structure = Structure(pairs, likelihood, others, shared_scale, False, sources, ())
+    unknown = (None,) * len(pairs)
+    structure = Structure(pairs, likelihood, others, shared_scale, False, unknown, ())
     sources = _location_sources(structure, model, args, kwargs, shapes, user)
     roles = _candidate_roles(structure, trace, dependents, sources.location)
     constant = not sources.design & set(others)
