@@ -333,7 +333,7 @@ def test_steps_from_an_exact_draw_stay_exact():
     """Parameters from the prior, data given those, then a few steps of the sampler: the joint
     distribution of parameters and data must not change (Geweke 2004, with independent replicates
     as in Gandy and Scott 2020)."""
-    size, num_steps = 4000, 4
+    size, num_steps = 20_000, 6
     rng = np.random.default_rng(0)
     X = truth.design("correlated", num_obs=4, size=2)
     before = {

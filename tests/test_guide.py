@@ -185,8 +185,7 @@ def test_another_discrete_site_is_refused(family):
 
 def test_several_pairs():
     guide = nss.PairedGuide(two_sets)
-    svi = nss.CAVI(two_sets, guide, temperature=None)
-    params = svi.run(KEY, 50, X, Y, progress_bar=False).params
+    params = nss.CAVI(two_sets, guide).init(KEY, X, Y).optim_state[1]
     assert {name: x.shape for name, x in guide.posterior_mean(params).items()} == {
         "a": (1,),
         "b": (P - 1,),
@@ -209,11 +208,9 @@ def test_mean_field_of_several_pairs_is_refused():
 
 
 @EVERY_GUIDE
-@pytest.mark.parametrize("name", ["plain", "hyper"])
-def test_stock_svi_climbs_towards_the_bound_of_cavi(family, name):
-    fit = fitted(family, name)
-    model = MODELS[name][0]
-    svi = SVI(model, GUIDES[family](model), optax.adam(0.02), TraceGraph_ELBO(num_particles=10))
+def test_stock_svi_climbs_towards_the_bound_of_cavi(family):
+    fit = fitted(family, "hyper")
+    svi = SVI(hyper, GUIDES[family](hyper), optax.adam(0.02), TraceGraph_ELBO(num_particles=10))
     result = svi.run(KEY, 2000, *fit.args, progress_bar=False)
     gaps = np.asarray(result.losses) - float(fit.result.losses[-1])
     assert set(result.params) == set(fit.params)
@@ -233,8 +230,8 @@ def test_summaries_with_another_inner_guide():
     # the prior scale of an excluded slab is that of the same draw
     excluded = np.asarray(draws["w_slab"] / draws["scale"][:, None])[draws["w_spike"] == 0]
     assert abs(excluded.std() - 1.0) < 6 / np.sqrt(2 * excluded.size)
-    quantiles = guide.quantiles(params, [0.25, 0.5, 0.75])
-    medians = guide.median(params)
+    quantiles = jax.jit(lambda x: guide.quantiles(x, [0.25, 0.5, 0.75]))(params)
+    medians = jax.jit(guide.median)(params)
     for name in ("sigma", "inclusion", "scale", "w"):
         np.testing.assert_allclose(quantiles[name][1], medians[name], rtol=1e-6)
         assert (np.diff(quantiles[name], axis=0) >= 0).all()
@@ -246,7 +243,7 @@ def test_summaries_with_another_inner_guide():
 @EVERY_GUIDE
 @pytest.mark.parametrize(
     ("name", "sample_shape"),
-    [("plain", ()), ("plain", (5,)), ("plain", (2, 3)), ("hyper", (2, 3)), ("tasks", (2, 3))],
+    [("plain", ()), ("plain", (2, 3)), ("hyper", (2, 3)), ("tasks", (5,))],
 )
 def test_posterior_draws_have_their_shapes_and_all_sites(family, name, sample_shape):
     fit = fitted(family, name)
@@ -314,7 +311,7 @@ def test_predictive_takes_the_guide(family):
 def test_quantiles_are_those_of_the_draws(family, name):
     guide, params = fitted(family, name).guide, fitted(family, name).params
     probs = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
-    found = guide.quantiles(params, probs)
+    found = jax.jit(lambda x: guide.quantiles(x, probs))(params)
     assert found["w"].shape == found["w_spike"].shape == (5, *SHAPES[name])
     w = drawn(family, name)["w"]
     # a quantile is the value that the draws reach with its probability, at the atom and beside it

@@ -215,14 +215,17 @@ def test_quantiles_are_the_smallest_values_that_reach_them(x64, inclusion, scale
     ],
 )
 def test_batch_shapes(inclusion, scale, loc, shape):
-    prior = nss.SpikeSlab(inclusion, scale, loc)
-    assert prior.batch_shape == shape and prior.event_shape == ()
-    draws = prior.sample(random.key(0), (5, 2))
-    assert draws.shape == (5, 2, *shape)
-    assert prior.log_prob(draws).shape == (5, 2, *shape)
-    assert prior.cdf(draws).shape == (5, 2, *shape)
-    assert prior.mean.shape == prior.variance.shape == shape
-    assert prior.expand((7, *shape)).sample(random.key(0)).shape == (7, *shape)
+    def summaries(key):
+        prior = nss.SpikeSlab(inclusion, scale, loc)
+        draws = prior.sample(key, (5, 2))
+        expanded = prior.expand((7, *shape)).sample(key)
+        return draws, prior.log_prob(draws), prior.cdf(draws), prior.mean, prior.variance, expanded
+
+    assert nss.SpikeSlab(inclusion, scale, loc).batch_shape == shape
+    *of_draws, mean, variance, expanded = jax.eval_shape(summaries, random.key(0))
+    assert {x.shape for x in of_draws} == {(5, 2, *shape)}
+    assert mean.shape == variance.shape == shape
+    assert expanded.shape == (7, *shape)
 
 
 def test_a_distribution_passes_through_jit_and_vmap():
