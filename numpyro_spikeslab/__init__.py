@@ -3,11 +3,12 @@
 
 from typing import Any
 
+from numpyro_spikeslab import models
 from numpyro_spikeslab.cavi import CAVI, CAVIRunResult, annealing
 from numpyro_spikeslab.diagnostics import add_variational_stats, compare, summary
 from numpyro_spikeslab.gibbs import PairedGibbs, PairedGibbsState
 from numpyro_spikeslab.guide import MeanFieldGuide, PairedGuide
-from numpyro_spikeslab.primitives import SpikeSlab, spike_slab
+from numpyro_spikeslab.primitives import SpikeSlab, latent_functions, spike_slab
 from numpyro_spikeslab.structure import paired_sites
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "add_variational_stats",
     "annealing",
     "compare",
+    "latent_functions",
+    "models",
     "paired_sites",
     "plot_forest",
     "plot_inclusion",

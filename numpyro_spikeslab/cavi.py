@@ -21,11 +21,20 @@ from numpyro.infer.svi import SVIState
 from numpyro.optim import optax_to_numpyro
 from numpyro.util import identity, not_jax_tracer
 
+from numpyro_spikeslab import multitask
 from numpyro_spikeslab.arguments import are_concrete, merge, partition
 from numpyro_spikeslab.guide import MeanFieldGuide, PairedGuide
 from numpyro_spikeslab.maximisation import climb, maximum
 from numpyro_spikeslab.paired import Design, predictor
-from numpyro_spikeslab.structure import Likelihood, Reader, Structure, evaluate, trace_at
+from numpyro_spikeslab.structure import (
+    Likelihood,
+    Reader,
+    Structure,
+    abstract_trace,
+    evaluate,
+    trace_at,
+)
+from numpyro_spikeslab.tasks import TaskReader, find_functions, starts, steps
 
 
 def annealing(step: Any) -> Any:
@@ -99,11 +108,23 @@ class CAVI(SVI):
         least 99 steps; `None` is temperature 1 throughout.
     :param num_restarts: number of starts, run in one :func:`jax.vmap`; :meth:`run` keeps the one
         of the best bound. The first is the guide's own start, the others draw ``gamma`` uniformly
-        and ``mu`` from the slab's prior.
+        and ``mu`` from the slab's prior. Defaults to 1, and to 2 with latent functions.
+    :param plain: with latent functions, the plain variational EM of the paper's supplement, for
+        comparison: one random start, no moves.
     :param static_kwargs: static keyword arguments of the model, as in SVI.
     :raises TypeError: if the guide is of another class.
     :raises ValueError: at ``init`` or ``run``, if the model does not fit or the data are bad; the
         message names the site and the remedy.
+
+    A model whose observed Normal site has the location ``offset + W phi``, with ``phi`` from
+    :func:`~numpyro_spikeslab.latent_functions`, such as :func:`~numpyro_spikeslab.models.mtmkl`, is
+    fitted by sweeps that visit each function with the scale of its weights and the parameters of
+    its kernel. Between them come rounds of moves (rotations of the functions, dropping one), each
+    accepted if the exact bound says so after twelve sweeps; a round is one step, and a run goes on
+    with sweeps when no move is accepted any more. Its other latent sites must be noise scales, one
+    inclusion probability, one slab scale and parameters of kernels, all at their maximum a
+    posteriori. Starts are the random one of :meth:`init`, the singular vectors of the tasks, and
+    random ones, run one after the other. The temperature is not used. Fit in float64.
 
     **Example**
 
@@ -132,7 +153,8 @@ class CAVI(SVI):
         guide: PairedGuide | MeanFieldGuide,
         *,
         temperature: Callable[[Any], Any] | None = annealing,
-        num_restarts: int = 1,
+        num_restarts: int | None = None,
+        plain: bool = False,
         **static_kwargs: Any,
     ) -> None:
         if not isinstance(guide, PairedGuide | MeanFieldGuide):
@@ -140,24 +162,36 @@ class CAVI(SVI):
                 f"CAVI: guide must be a PairedGuide or a MeanFieldGuide, got "
                 f"{type(guide).__name__}. Fit other guides with numpyro.infer.SVI."
             )
-        if num_restarts < 1:
+        if num_restarts is not None and num_restarts < 1:
             raise ValueError(f"CAVI: num_restarts must be at least 1, got {num_restarts}.")
         # the optimiser has nothing to do: a state holds the parameters themselves
         super().__init__(model, guide, _NO_OPTIMISER, TraceGraph_ELBO(), **static_kwargs)
         self.temperature = temperature
-        self.num_restarts = num_restarts
+        self._num_restarts = num_restarts
+        self.num_restarts = num_restarts or 1
+        self.plain = plain
         self._transforms: dict[str, Any] = {}
         self._setup()
 
     def _setup(self) -> None:
         self.optim = _NO_OPTIMISER
         self._read = Reader(self.model, "CAVI", self.guide.block_size)
+        self._read_tasks = TaskReader(self.model, "CAVI")
+        self._has_functions: bool | None = None
         self._jit_params = jax.jit(self._params, static_argnames=("static",))
         self._jit_advance = jax.jit(self._advance, static_argnames=("structure", "static"))
         self._jit_bound = jax.jit(self._bound, static_argnames=("structure", "static"))
 
     def __getstate__(self) -> dict[str, Any]:
-        caches = ("optim", "_read", "_jit_params", "_jit_advance", "_jit_bound")
+        caches = (
+            "optim",
+            "_read",
+            "_read_tasks",
+            "_has_functions",
+            "_jit_params",
+            "_jit_advance",
+            "_jit_bound",
+        )
         return {name: value for name, value in self.__dict__.items() if name not in caches}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -178,6 +212,8 @@ class CAVI(SVI):
         :raises ValueError: if the model does not fit, or for unknown names or other shapes in
             ``init_params``.
         """
+        if self._is_multitask(args, kwargs):
+            return self._init_tasks(rng_key, init_params, args, kwargs)
         args, kwargs, *_ = self._read(args, {**kwargs, **self.static_kwargs})
         rng_key, key_params = random.split(rng_key)
         if self.guide.prototype_trace is None:
@@ -224,6 +260,8 @@ class CAVI(SVI):
         :param kwargs: keyword arguments of the model.
         :return: the new state and the exact negative bound at it.
         """
+        if self._is_multitask(args, kwargs):
+            return self._update_tasks(svi_state, args, kwargs)
         problem = self._problem(args, kwargs)
         progress = self._jit_advance(*problem, self._start(svi_state, 1), 1, -1.0)
         return self._state(svi_state, progress), progress.loss
@@ -239,6 +277,10 @@ class CAVI(SVI):
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
         """
+        if self._is_multitask(args, kwargs):
+            tasks = self._tasks(args, kwargs)
+            state = tasks.pack(self.get_params(svi_state), self.guide.prefix)
+            return -_bound(tasks.problem, state)
         return -self._jit_bound(*self._problem(args, kwargs), self.get_params(svi_state))
 
     def run(
@@ -269,6 +311,9 @@ class CAVI(SVI):
         state = init_state
         if state is None:
             state = self.init(rng_key, *args, init_params=init_params, **kwargs)
+        if self._is_multitask(args, kwargs):
+            given = init_state is not None or init_params is not None
+            return self._run_tasks(state, num_steps, given, tol, progress_bar, args, kwargs)
         problem = self._problem(args, kwargs)
         progress = self._start(state, num_steps)
         threshold = -1.0 if tol is None else tol
@@ -303,6 +348,74 @@ class CAVI(SVI):
             losses = jnp.where(jnp.isnan(losses), progress.loss, losses)
         converged = None if tol is None else progress.converged
         return CAVIRunResult(progress.params, self._state(state, progress), losses, converged)
+
+    # Models with latent functions
+
+    def _is_multitask(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        if self._has_functions is None:
+            if self.guide.prototype_trace is not None:
+                self._has_functions = bool(self.guide.functions)
+            else:
+                trace = abstract_trace(self.model, args, {**kwargs, **self.static_kwargs})
+                self._has_functions = bool(find_functions(trace))
+        return self._has_functions
+
+    def _tasks(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        return self._read_tasks(args, {**kwargs, **self.static_kwargs})
+
+    def _init_tasks(self, rng_key, init_params, args, kwargs) -> SVIState:
+        kwargs = {**kwargs, **self.static_kwargs}
+        tasks = self._read_tasks(args, kwargs)
+        rng_key, key_params, key_start = random.split(rng_key, 3)
+        if self.guide.prototype_trace is None:
+            self.guide._setup_prototype(*args, **kwargs)
+        # so that the guide reads nothing twice
+        self.guide._task_reader = self._read_tasks
+        self._check_inner()
+        params, _ = self._jit_params(*partition((args, kwargs)), key_params)
+        self.constrain_fn = identity
+        prefix = self.guide.prefix
+        theta = tasks.pack(params, prefix).theta
+        state = multitask.start_random(key_start, tasks.problem, theta)
+        params |= tasks.unpack(state, params, prefix)
+        params |= _checked(init_params or {}, params)
+        return SVIState((jnp.array(0), params), None, rng_key)
+
+    def _update_tasks(self, svi_state, args, kwargs):
+        tasks, (step, params) = self._tasks(args, kwargs), svi_state.optim_state
+        state = tasks.pack(params, self.guide.prefix)
+        (stage,) = steps(tasks, state, 1, self.plain)
+        params = params | tasks.unpack(stage.state, params, self.guide.prefix)
+        key = random.split(svi_state.rng_key)[0]
+        return SVIState((step + 1, params), None, key), -stage.bounds[-1]
+
+    def _run_tasks(self, svi_state, num_steps, given, tol, progress_bar, args, kwargs):
+        tasks, (step, params) = self._tasks(args, kwargs), svi_state.optim_state
+        first = tasks.pack(params, self.guide.prefix)
+        number = self._num_restarts or (1 if given or self.plain else 2)
+        runs = []
+        with tqdm(total=number * num_steps, disable=not progress_bar) as bar:
+            for state in starts(tasks, svi_state.rng_key, first, number):
+                runs.append(self._climb(tasks, state, num_steps, tol, bar))
+        state, losses, converged = min(runs, key=lambda run: _order(run[1][-1]))
+        self._check_end(0, float(losses[-1]))
+        params = params | tasks.unpack(state, params, self.guide.prefix)
+        key = random.split(svi_state.rng_key)[0]
+        svi_state = SVIState((step + losses.size, params), None, key)
+        flag = None if tol is None else jnp.array(converged)
+        return CAVIRunResult(params, svi_state, losses, flag)
+
+    def _climb(self, tasks, state, num_steps, tol, bar) -> tuple[Any, Any, bool]:
+        losses = []
+        for stage in steps(tasks, state, num_steps, self.plain):
+            state = stage.state
+            losses.append(-stage.bounds)
+            bar.update(stage.bounds.size)
+            bar.set_postfix_str(f"bound: {float(stage.bounds[-1]):.4f}", refresh=False)
+            gains = jnp.abs(jnp.diff(stage.bounds))
+            if tol is not None and stage.last and bool(jnp.any(gains <= tol)):
+                return state, jnp.concatenate(losses), True
+        return state, jnp.concatenate(losses), False
 
     # One step
 
@@ -478,7 +591,9 @@ class CAVI(SVI):
                 f"CAVI.run: the bound is not a number after step {step}. A noise scale without a "
                 "prior may have collapsed to zero: give it one, or rescale the data."
             )
-        if self.temperature is not None and self.temperature(step - 1) > 1.0:
+        if self.temperature is None or self._has_functions:
+            return
+        if self.temperature(step - 1) > 1.0:
             warnings.warn(
                 f"CAVI.run ended after step {step} at temperature "
                 f"{float(self.temperature(step - 1)):.3g}, where inclusion probabilities are still "
@@ -492,6 +607,14 @@ class CAVI(SVI):
                 f"CAVI: the guide's inner guide is {type(self.guide.inner).__name__}, whose bound "
                 "has no closed form. Use AutoDelta, or fit with numpyro.infer.SVI."
             )
+
+
+_bound = jax.jit(multitask.bound)
+
+
+def _order(loss: Any) -> float:
+    """A start that went wrong must not win."""
+    return float("inf") if bool(jnp.isnan(loss)) else float(loss)
 
 
 def expected_log_density(at: Likelihood, squares: Any) -> Any:

@@ -22,9 +22,10 @@ from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 from numpyro.ops.provenance import eval_provenance
 
+from numpyro_spikeslab import latent
 from numpyro_spikeslab.arguments import are_concrete, merge, outside_transformations, partition
 from numpyro_spikeslab.paired import BLOCK_SIZE, MeanField, PairedMeanField
-from numpyro_spikeslab.primitives import SpikeSlab, weights
+from numpyro_spikeslab.primitives import Functions, SpikeSlab, weights
 from numpyro_spikeslab.structure import (
     Pair,
     Structure,
@@ -33,6 +34,7 @@ from numpyro_spikeslab.structure import (
     slab_prior,
     trace_at,
 )
+from numpyro_spikeslab.tasks import TaskReader, concrete_functions, find_functions
 
 
 def _is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
@@ -42,6 +44,10 @@ def _is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
 
 def _is_no_param(site: dict[str, Any]) -> bool:
     return site["type"] != "param"
+
+
+def _standard_normal(shape: tuple[int, ...], key: jax.Array) -> Any:
+    return random.normal(key, shape)
 
 
 class _SpikeSlabGuide(AutoGuide):
@@ -60,11 +66,14 @@ class _SpikeSlabGuide(AutoGuide):
         self.inner_guide = inner_guide
         self.inner: AutoGuide | None = None
         self.pairs: tuple[Pair, ...] = ()
+        self.functions: dict[str, Functions] = {}
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         trace = abstract_trace(self.model, args, kwargs)
         self.pairs = self._find_pairs(trace)
         own = {name: pair.shape for pair in self.pairs for name in (pair.spike, pair.slab)}
+        self._setup_functions(trace, args, kwargs)
+        own |= {name: jnp.shape(trace[name]["value"]) for name in self.functions}
         latents = {
             name: site
             for name, site in trace.items()
@@ -116,6 +125,18 @@ class _SpikeSlabGuide(AutoGuide):
     def _find_pairs(self, trace: dict[str, Any]) -> tuple[Pair, ...]:
         return find_pairs(trace, type(self).__name__)
 
+    def _setup_functions(self, trace: dict[str, Any], args, kwargs) -> None:
+        """Find latent functions; only :class:`PairedGuide` has factors for them."""
+        names = find_functions(trace)
+        if names:
+            raise ValueError(
+                f"{type(self).__name__}: the model has the latent functions {list(names)}. Use "
+                "PairedGuide."
+            )
+
+    def _sample_functions(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
     def _setup_slabs(self, args, kwargs, latents) -> None:
         """Prior scales of the slabs, and whether they are the same whatever the model is given."""
         static, dynamic = partition((args, kwargs))
@@ -158,7 +179,7 @@ class _SpikeSlabGuide(AutoGuide):
         scales = self._prior_scales(result, args, kwargs)
         for pair in self.pairs:
             result |= self._sample_pair(pair, scales[pair.name], self._within(pair, plates))
-        return result
+        return result | self._sample_functions(result)
 
     @contextmanager
     def _within(self, pair: Pair, plates: dict[str, Any]) -> Iterator[None]:
@@ -224,6 +245,7 @@ class _SpikeSlabGuide(AutoGuide):
         """
         key_guide, key_model = random.split(rng_key)
         sites = [name for pair in self.pairs for name in (pair.spike, pair.slab)]
+        sites += list(self.functions)
         draws = Predictive(
             self,
             params=params,
@@ -286,7 +308,12 @@ class PairedGuide(_SpikeSlabGuide):
     - ``w_{prefix}_loc``, mean ``mu`` of the slab given inclusion;
     - ``w_{prefix}_scale``, its standard deviation given inclusion.
 
-    Given exclusion the slab has its prior, as in the true posterior. All other latent sites get an
+    Given exclusion the slab has its prior, as in the true posterior. The functions of
+    ``latent_functions("phi", ...)`` are Gaussian, independent of each other: their prior times
+    ``exp(linear * phi - precision * phi**2 / 2)`` at each input, with the parameters
+    ``phi_{prefix}_precision`` and ``phi_{prefix}_linear``, each of shape (M, N). The optimum is of
+    this form, and neither parameter needs the inverse of a covariance; :meth:`posterior_mean` has
+    the means. Draws need dense covariances, N up to some thousands. All other latent sites get an
     inner autoguide. :class:`~numpyro_spikeslab.CAVI` fits it in closed form; it works as it is in
     :class:`~numpyro.infer.SVI` with :class:`~numpyro.infer.TraceGraph_ELBO` too.
 
@@ -352,6 +379,126 @@ class PairedGuide(_SpikeSlabGuide):
         for part, values in zip(PairedMeanField._fields, posterior, strict=True):
             params |= structure.split(values, f"{{}}_{self.prefix}_{part}")
         return params
+
+    # Latent functions
+
+    def _setup_functions(self, trace: dict[str, Any], args, kwargs) -> None:
+        self.functions = {
+            name: concrete_functions(self.model, trace, name, args, kwargs)
+            for name in find_functions(trace)
+        }
+        if self.functions:
+            frames = {name: trace[name]["cond_indep_stack"] for name in self.functions}
+            self._function_plates = {name: [f.name for f in x] for name, x in frames.items()}
+            # predictions need the data
+            self._call = (args, kwargs) if are_concrete((args, kwargs)) else None
+            self._task_reader = TaskReader(self.model, type(self).__name__)
+
+    def _site_names(self, name: str) -> tuple[str, str]:
+        return f"{name}_{self.prefix}_precision", f"{name}_{self.prefix}_linear"
+
+    def _sample_functions(self, values: dict[str, Any]) -> dict[str, Any]:
+        result = {}
+        for name, functions in self.functions.items():
+            M, N = len(functions.templates), functions.num_inputs
+            precision_name, linear_name = self._site_names(name)
+            alpha = numpyro.param(
+                precision_name, jnp.ones((M, N)), constraint=constraints.nonnegative
+            )
+            h = numpyro.param(linear_name, partial(_standard_normal, (M, N)))
+            # the values of parameters that are observed are not the guide's
+            missing = [site for site in functions.site_names if site not in values]
+            if missing:
+                values = values | self._observed_values(missing)
+            mu = functions.mean_at(functions.X)
+            means, roots = [], []
+            for m in range(M):
+                prior = functions.covariance(values, m)
+                q = latent.condition(prior, alpha[m], h[m], mu[m])
+                means.append(q.mean)
+                if isinstance(prior, latent.Diagonal):
+                    roots.append(jnp.sqrt(q.variance))
+                else:
+                    K, a = latent.as_matrix(prior), jnp.sqrt(alpha[m])
+                    half = prior.solve_lower(q.cholesky, a[:, None] * K)
+                    Sigma = latent.add_jitter(latent.Dense(K - half.T @ half))
+                    roots.append(jnp.linalg.cholesky(latent.as_matrix(Sigma)))
+            loc, root = jnp.stack(means), jnp.stack(roots)
+            if root.ndim == 2:
+                posterior: Any = dist.Normal(loc, root).to_event(1)
+            else:
+                posterior = dist.MultivariateNormal(loc, scale_tril=root)
+            plate = self._function_plates[name][-1]
+            with numpyro.plate(plate, M, dim=-1):
+                result[name] = numpyro.sample(name, posterior)
+        return result
+
+    def _observed_values(self, names: list[str]) -> dict[str, Any]:
+        args, kwargs = self._data
+        with handlers.block():
+            seeded = handlers.seed(self.model, random.key(0))
+            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        return {name: trace[name]["value"] for name in names}
+
+    def _function_moments(self, params: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Means and variances of the functions at the inputs."""
+        found = {}
+        for name in self.functions:
+            tasks = self._read_tasks()
+            state = tasks.pack(params, self.prefix)
+            found[name] = (state.mean, state.var)
+        return found
+
+    def _read_tasks(self) -> Any:
+        return self._task_reader(*self._data)
+
+    @property
+    def _data(self) -> tuple[tuple, dict[str, Any]]:
+        if self._call is None:
+            raise ValueError(
+                f"{type(self).__name__}: the guide was set up under a transformation such as jit, "
+                "so it does not know the data. Call it, or CAVI.init, outside of it first."
+            )
+        return self._call
+
+    def posterior_mean(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Posterior mean ``<w> = gamma mu`` of each weight, and of the latent functions.
+
+        :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
+        :return: ``{name: array in the shape of the site}``.
+        """
+        functions = {name: mean for name, (mean, _) in self._function_moments(params).items()}
+        return super().posterior_mean(params) | functions
+
+    def _pair_quantiles(self, params: dict[str, Any], quantiles: Any) -> dict[str, Any]:
+        found = super()._pair_quantiles(params, quantiles)
+        for name, (mean, variance) in self._function_moments(params).items():
+            q = jnp.reshape(jnp.asarray(quantiles), (-1, 1, 1))
+            found[name] = dist.Normal(mean, jnp.sqrt(variance)).icdf(q)
+        return found
+
+    def predict(
+        self, params: dict[str, Any], X_new: Any, *, noise: bool = False
+    ) -> tuple[Any, Any]:
+        """Mean and variance of each task at new inputs, in closed form.
+
+        For models with :func:`~numpyro_spikeslab.latent_functions`.
+
+        :param params: parameters, as from ``result.params``.
+        :param X_new: new inputs, shape (S,) or (S, D) as in the model.
+        :param noise: whether to add the noise: predictions of observations instead of those of the
+            noise-free tasks.
+        :return: mean and variance, each of shape (S, Q).
+        :raises ValueError: if the model has no latent functions, the guide has not been set up, or
+            the inputs are not finite or of another width.
+        """
+        if not self.functions:
+            raise ValueError(
+                "PairedGuide.predict: the model has no latent functions, or the guide has not run "
+                "yet. Use numpyro.infer.Predictive."
+            )
+        mean, variance, noises = self._read_tasks().predict(params, self.prefix, X_new)
+        return mean, variance + noises if noise else variance
 
 
 class MeanFieldGuide(_SpikeSlabGuide):

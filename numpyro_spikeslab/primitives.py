@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model's author writes: the spike-and-slab prior as a primitive and as a distribution."""
+"""What a model's author writes: spike-and-slab weights and latent functions."""
 
+from contextlib import nullcontext
 from math import inf, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from tinygp.kernels import Kernel
 
+import jax
 from jax import lax, random
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
 
@@ -19,8 +23,99 @@ from numpyro.distributions.util import promote_shapes, validate_sample
 from numpyro.primitives import _PYRO_STACK
 from numpyro.util import is_prng_key, not_jax_tracer
 
+from numpyro_spikeslab.latent import Dense, Template, add_jitter, as_matrix
+
 MARK = "spike_slab"
 """Key in the ``infer`` dictionary of both sites of a pair; its value is ``(name, part)``."""
+
+FUNCTIONS_MARK = "latent_functions"
+"""Key in the ``infer`` dictionary of latent functions; its value is their :class:`Functions`."""
+
+KERNEL_PRIOR_SCALE = 2.0
+"""Scale of the LogNormal prior of a kernel parameter; its median is the value in the kernel."""
+
+
+class Functions(NamedTuple):
+    """What defines the prior of M latent functions.
+
+    - **name** - name of their site.
+    - **templates** - their M kernels.
+    - **X** - the N inputs.
+    - **mean** - prior mean: `None`, an array or a function of the inputs.
+    - **sites** - names of the sites of the kernels' parameters: one for each parameter of the
+      kernels where all are alike, else one for each function and parameter.
+    - **alike** - whether all kernels have the same parameters.
+    """
+
+    name: str
+    templates: tuple[Template, ...]
+    X: Any
+    mean: Any
+    sites: tuple[tuple[str, ...], ...]
+    alike: bool
+
+    @property
+    def num_inputs(self) -> int:
+        return jnp.shape(self.X)[0]
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for names in self.sites for name in names))
+
+    def values(self, sites: dict[str, Any], m: int) -> list[Any]:
+        """Values of the parameters of one kernel, from those of their sites."""
+        return [sites[name][m] if self.alike else sites[name] for name in self.sites[m]]
+
+    def mean_at(self, X: Any) -> Any:
+        """Prior means at inputs, shape (M, S).
+
+        :raises ValueError: if the mean is an array and the inputs are new, or for wrong shapes.
+        """
+        shape = (len(self.templates), jnp.shape(X)[0])
+        if self.mean is None:
+            return jnp.zeros(shape)
+        if not callable(self.mean) and X is not self.X:
+            raise ValueError(
+                f"latent_functions({self.name!r}): the mean is an array, which says nothing about "
+                "new inputs. Give `mean` as a function of the inputs."
+            )
+        mean = jnp.asarray(self.mean(X) if callable(self.mean) else self.mean, float)
+        if mean.shape not in (shape, shape[1:], ()):
+            raise ValueError(
+                f"latent_functions({self.name!r}): `mean` has shape {mean.shape}, expected "
+                f"{shape} or {shape[1:]}."
+            )
+        return jnp.broadcast_to(mean, shape)
+
+    def covariance(self, sites: dict[str, Any], m: int) -> Any:
+        """Prior covariance of one function at the inputs, with its jitter."""
+        covariance = self.templates[m].covariance(self.values(sites, m), self.X)
+        return add_jitter(covariance if self.is_uniform else Dense(as_matrix(covariance)))
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether the covariances of all functions have the same representation."""
+        kinds = {template.kind for template in self.templates}
+        return len(kinds) == 1 or kinds == {"kernel", "matrix"}
+
+    def conditional(self, sites: dict[str, Any], phi: Any, X_new: Any) -> dist.Distribution:
+        """The functions at new inputs given their values at the inputs."""
+        means, roots = [], []
+        mean, mean_new = self.mean_at(self.X), self.mean_at(X_new)
+        for m, template in enumerate(self.templates):
+            values = self.values(sites, m)
+            root = jnp.linalg.cholesky(as_matrix(self.covariance(sites, m)))
+            cross = template.cross(values, self.X, X_new)
+            half = solve_triangular(root, cross, lower=True)
+            weights = solve_triangular(root, phi[m] - mean[m], lower=True)
+            if template.kind in ("white", "zero"):
+                left = jnp.diag(template.variance(values, X_new))
+            else:
+                left = template.cross(values, X_new, X_new)
+            means.append(mean_new[m] + half.T @ weights)
+            left = as_matrix(add_jitter(Dense(left - half.T @ half)))
+            roots.append(jnp.linalg.cholesky(left))
+        return dist.MultivariateNormal(jnp.stack(means), scale_tril=jnp.stack(roots))
 
 
 def spike_slab(
@@ -78,6 +173,189 @@ def spike_slab(
     )
     slab = numpyro.sample(f"{name}_slab", dist.Normal(0.0, scale), infer={MARK: (name, "slab")})
     return numpyro.deterministic(name, weights(spike, slab))
+
+
+def latent_functions(name: str, kernels: Any, X: Any, mean: Any = None) -> Any:
+    r"""M latent functions with Gaussian process priors, at N inputs.
+
+    Makes the sample site ``name`` with M functions along the innermost plate and the event shape
+    (N,), :math:`\phi_m \sim \mathcal{N}(\mu_m, K_m + \epsilon I)`. The jitter
+    :math:`\epsilon` is ``max(1e-9, 4 N eps)`` times the largest entry of :math:`K_m`. Without an
+    enclosing plate it makes the plate ``latent``.
+
+    Each positive float inside a kernel is a parameter to be learned: the sample site
+    ``{name}_{parameter}``, such as ``phi_scale``, with a LogNormal prior whose median is the value
+    in the kernel and whose scale is 2, one for each function. Where the kernels of a list have
+    different parameters, the sites are ``{name}_{m}_{parameter}``. To hold one, condition on it:
+    ``handlers.condition(model, {"phi_scale": ...})``.
+
+    The covariances are dense matrices, so N is limited to some thousands.
+
+    :param name: name of the functions.
+    :param kernels: a list of M, or one for all functions, whose number the enclosing plate tells.
+        Each is a tinygp kernel, an ``(N, N)`` covariance matrix, ``"white"`` (independent values,
+        as in factor analysis) or ``"zero"`` (no deviation from the mean). If all are ``"zero"``,
+        the functions are a deterministic site and the model is a linear one.
+    :param X: inputs, shape (N,) or (N, D).
+    :param mean: prior means, shape (M, N) or (N,), or a function that maps inputs to them. Zero if
+        not given.
+    :return: the functions' values, shape (M, N).
+    :raises ValueError: if there are no functions or inputs, the number of kernels is not that of
+        the plate, the inputs are not finite, a kernel does not take them, or a matrix is not a
+        covariance of the inputs.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro
+        >>> from tinygp import kernels
+        >>> import numpyro_spikeslab as nss
+        >>> def model(X):
+        ...     return nss.latent_functions("phi", [kernels.ExpSquared(2.0)] * 3, X)
+        >>> with numpyro.handlers.seed(rng_seed=0):
+        ...     model(jnp.linspace(0, 1, 5)).shape
+        (3, 5)
+    """
+    return sample_functions(name, kernels, X, mean)[0]
+
+
+def sample_functions(
+    name: str, kernels: Any, X: Any, mean: Any = None
+) -> tuple[Any, Functions, dict[str, Any]]:
+    """:func:`latent_functions`, also what defines the functions and the kernels' parameters."""
+    plates = [frame for frame in _PYRO_STACK if isinstance(frame, numpyro.plate)]
+    inner = max(plates, key=lambda plate: plate.dim, default=None)
+    functions = _functions(name, kernels, X, mean, None if inner is None else inner.size)
+    M = len(functions.templates)
+    plate = numpyro.plate("latent", M) if inner is None else nullcontext()
+    mu = functions.mean_at(functions.X)
+    kinds = {template.kind for template in functions.templates}
+    if kinds == {"zero"}:
+        with plate:
+            return numpyro.deterministic(name, mu), functions, {}
+    if not functions.alike and inner is not None:
+        raise ValueError(
+            f"latent_functions({name!r}): kernels with different parameters cannot stand inside "
+            f"the plate {inner.name!r}. Move latent_functions out of it; it makes its own plate."
+        )
+    with plate if functions.alike else nullcontext():
+        sites = _sample_parameters(functions)
+    if kinds == {"white"}:
+        prior: dist.Distribution = dist.Normal(mu, 1.0).to_event(1)
+    else:
+        K = jnp.stack([as_matrix(functions.covariance(sites, m)) for m in range(M)])
+        prior = dist.MultivariateNormal(mu, covariance_matrix=K)
+    with plate:
+        phi = numpyro.sample(name, prior, infer={FUNCTIONS_MARK: functions})
+    return phi, functions, sites
+
+
+def _sample_parameters(functions: Functions) -> dict[str, Any]:
+    """Sample the parameters of the kernels."""
+    sites: dict[str, Any] = {}
+    if functions.alike:
+        starts = [list(template.parameters.values()) for template in functions.templates]
+        for k, name in enumerate(functions.sites[0]):
+            start = jnp.stack([values[k] for values in starts])
+            prior = dist.LogNormal(jnp.log(start), KERNEL_PRIOR_SCALE).to_event(start.ndim - 1)
+            sites[name] = numpyro.sample(name, prior)
+        return sites
+    for template, names in zip(functions.templates, functions.sites, strict=True):
+        for name, start in zip(names, template.parameters.values(), strict=True):
+            prior = dist.LogNormal(jnp.log(start), KERNEL_PRIOR_SCALE).to_event(start.ndim)
+            sites[name] = numpyro.sample(name, prior)
+    return sites
+
+
+def _functions(name: str, kernels: Any, X: Any, mean: Any, size: int | None) -> Functions:
+    """Check the arguments of :func:`latent_functions`."""
+    where = f"latent_functions({name!r})"
+    if jnp.ndim(X) not in (1, 2) or jnp.size(X) == 0:
+        raise ValueError(f"{where}: the inputs must have shape (N,) or (N, D), got {jnp.shape(X)}.")
+    if not_jax_tracer(X) and not np.all(np.isfinite(np.asarray(X, float))):
+        finite = np.isfinite(np.asarray(X, float)).reshape(jnp.shape(X)[0], -1)
+        bad = np.flatnonzero(~finite.all(1))
+        raise ValueError(
+            f"{where}: the inputs are not finite at {bad.size} points, the first at {bad[0]}. "
+            "Remove these points; missing responses are allowed, missing inputs are not."
+        )
+    if not isinstance(kernels, list | tuple):
+        if size is None:
+            raise ValueError(
+                f"{where}: one kernel for all functions needs an enclosing plate that tells their "
+                "number. Give a list of kernels, or write it inside `numpyro.plate('latent', M)`."
+            )
+        kernels = [kernels] * size
+    if not kernels:
+        raise ValueError(f"{where}: there must be at least one latent function, got no kernels.")
+    if size is not None and len(kernels) != size:
+        raise ValueError(
+            f"{where}: {len(kernels)} kernels inside a plate of size {size}. Give a kernel for "
+            "each, or a single one for all."
+        )
+    same = all(kernel is kernels[0] for kernel in kernels)
+    distinct = kernels[:1] if same else kernels
+    found = [_template(where, m, kernel, X) for m, kernel in enumerate(distinct)]
+    templates = tuple(found * len(kernels) if same else found)
+    if {template.kind for template in templates} == {"zero"} and mean is None:
+        raise ValueError(f"{where}: functions that are all zero need a `mean`.")
+    kinds = {(jax.tree.structure(t), *map(jnp.shape, t.parameters.values())) for t in templates}
+    alike = same or len(kinds) == 1
+    sites = tuple(
+        tuple(f"{name}_{path}" if alike else f"{name}_{m}_{path}" for path in t.parameters)
+        for m, t in enumerate(templates)
+    )
+    return Functions(name, templates, X, mean, sites, alike)
+
+
+def _template(where: str, m: int, kernel: Any, X: Any) -> Template:
+    N = jnp.shape(X)[0]
+    if isinstance(kernel, str):
+        if kernel not in ("white", "zero"):
+            raise ValueError(
+                f"{where}: kernel {m} is {kernel!r}; the names are 'white' and 'zero'."
+            )
+        return Template.of(kernel, X)
+    if isinstance(kernel, Kernel):
+        if not all(map(not_jax_tracer, jax.tree.leaves(kernel))):
+            raise ValueError(
+                f"{where}: kernel {m} is made inside the model. Make kernels outside of it; their "
+                "parameters become latent sites."
+            )
+        template = Template.of(kernel, X if not_jax_tracer(X) else np.zeros((2, 2)))
+        try:
+            values = list(template.parameters.values())
+            shape = jax.eval_shape(lambda: template.cross(values, X, X)).shape
+        except (TypeError, ValueError, AssertionError) as error:
+            raise ValueError(
+                f"{where}: kernel {m}, {type(kernel).__name__}, does not take inputs of shape "
+                f"{jnp.shape(X)}: {error}"
+            ) from error
+        if shape != (N, N):
+            raise ValueError(
+                f"{where}: kernel {m}, {type(kernel).__name__}, makes a matrix of shape {shape} of "
+                f"inputs of shape {jnp.shape(X)}, expected {(N, N)}. Does it take inputs of this "
+                "dimension?"
+            )
+        return template
+    if jnp.shape(kernel) != (N, N):
+        raise ValueError(
+            f"{where}: kernel {m} must be a tinygp kernel, 'white', 'zero' or a matrix of shape "
+            f"{(N, N)}, got {type(kernel).__name__} of shape {jnp.shape(kernel)}."
+        )
+    if not_jax_tracer(kernel):
+        K = np.asarray(kernel, float)
+        size = np.max(np.abs(K))
+        if not np.isfinite(size) or np.max(np.abs(K - K.T)) > 1e-5 * size:
+            raise ValueError(f"{where}: matrix {m} is not finite and symmetric.")
+        lowest = np.linalg.eigvalsh(K)[0]
+        if lowest < -1e-5 * size:
+            raise ValueError(
+                f"{where}: matrix {m} is not positive semidefinite, its smallest eigenvalue is "
+                f"{lowest:.3g}."
+            )
+    return Template.of(kernel, X)
 
 
 def weights(spike: ArrayLike, slab: ArrayLike) -> Any:

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ready-made models: plain NumPyro models that use the primitives."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+
+from numpyro_spikeslab.primitives import sample_functions, spike_slab
+
+__all__ = ["mtmkl"]
+
+
+def mtmkl(
+    kernels: Any,
+    num_functions: int | None = None,
+    *,
+    num_tasks: int | None = None,
+    mean: Any = None,
+    noise_scale: float = 10.0,
+    slab_scale: float = 10.0,
+    inclusion: tuple[float, float] = (1.0, 1.0),
+) -> Callable[..., Any]:
+    r"""The multi-task multiple-kernel model of Titsias and Lazaro-Gredilla (2011), section 3.
+
+    Q tasks are sparse mixtures of M latent functions,
+    :math:`y_{nq} \sim \mathcal{N}(\sum_m w_{qm} \phi_m(x_n), \sigma_q^2)`, with spike-and-slab
+    weights. The sites are
+
+    - ``phi``, the functions, shape (M, N), and the parameters of their kernels, ``phi_scale`` for
+      example, see :func:`~numpyro_spikeslab.latent_functions`;
+    - ``W_spike``, ``W_slab`` and ``W``, the weights, shape (Q, M);
+    - ``inclusion``, with a Beta prior, and ``slab_scale`` and ``noise`` (one for each task), with
+      HalfNormal priors;
+    - ``f``, deterministic, and ``Y``, shape (N, Q);
+    - with ``X_new``: ``phi_new`` given ``phi``, (M, S), and ``f_new`` and ``Y_new``, (S, Q).
+
+    The plates are ``task``, ``latent`` and ``point``.
+
+    :param kernels: a list of M, or one for all functions.
+    :param num_functions: M, if there is one kernel for all.
+    :param num_tasks: Q, needed where the model runs without ``Y``.
+    :param mean: prior means of the functions, see :func:`~numpyro_spikeslab.latent_functions`.
+    :param noise_scale: scale of the HalfNormal prior of the noise standard deviations. The default
+        is weak for responses of about unit scale.
+    :param slab_scale: scale of the HalfNormal prior of the slab's standard deviation, likewise.
+    :param inclusion: concentrations of the Beta prior of the inclusion probability.
+    :return: ``model(X, Y=None, X_new=None)``. ``Y`` has shape (N, Q), or (N,) for one task; NaN
+        is a missing entry. ``X_new`` is for predictions from samples with ``Predictive``; leave it
+        out of fits.
+    :raises ValueError: when the model runs, if the number of functions or of tasks is not known,
+        or shapes do not match.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro.infer import Predictive
+        >>> from tinygp import kernels
+        >>> import numpyro_spikeslab as nss
+        >>> model = nss.models.mtmkl([kernels.ExpSquared(1.0)] * 3, num_tasks=4)
+        >>> prior = Predictive(model, num_samples=2)(jax.random.key(0), jnp.linspace(0, 1, 5))
+        >>> prior["Y"].shape, prior["phi"].shape, prior["W"].shape
+        ((2, 5, 4), (2, 3, 5), (2, 4, 3))
+    """
+    is_list = isinstance(kernels, list | tuple)
+    M = len(kernels) if is_list else num_functions
+    if M is None:
+        raise ValueError("mtmkl: one kernel for all functions needs `num_functions`.")
+    if M < 1 or (num_functions is not None and num_functions != M):
+        raise ValueError(
+            f"mtmkl: there must be at least one function and a kernel for each, got {M} and "
+            f"num_functions={num_functions}."
+        )
+    every = list(kernels) if is_list else [kernels] * M
+
+    def model(X, Y=None, X_new=None):
+        N = jnp.shape(X)[0]
+        Q = _num_tasks(N, Y, num_tasks)
+        pi = numpyro.sample("inclusion", dist.Beta(*inclusion))
+        slab = numpyro.sample("slab_scale", dist.HalfNormal(slab_scale))
+        task = numpyro.plate("task", Q, dim=-1)
+        with task:
+            noise = numpyro.sample("noise", dist.HalfNormal(noise_scale))
+        phi, functions, sites = sample_functions("phi", every, X, mean)
+        with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
+            W = spike_slab("W", pi, slab)
+        with numpyro.plate("point", N, dim=-2), task, ExitStack() as stack:
+            f = numpyro.deterministic("f", (W @ phi).T)
+            if Y is not None:
+                Y = jnp.reshape(jnp.asarray(Y), (N, Q))
+                observed = ~jnp.isnan(Y)
+                stack.enter_context(handlers.mask(mask=observed))
+                Y = jnp.where(observed, Y, 0.0)
+            numpyro.sample("Y", dist.Normal(f, noise), obs=Y)
+        if X_new is None:
+            return
+        if jnp.shape(X_new)[1:] != jnp.shape(X)[1:]:
+            raise ValueError(
+                f"mtmkl: X_new has shape {jnp.shape(X_new)} and X has shape {jnp.shape(X)}; they "
+                "must have the same width."
+            )
+        with numpyro.plate("latent", M):
+            phi_new = numpyro.sample("phi_new", functions.conditional(sites, phi, X_new))
+        with numpyro.plate("new_point", jnp.shape(X_new)[0], dim=-2), task:
+            f_new = numpyro.deterministic("f_new", (W @ phi_new).T)
+            numpyro.sample("Y_new", dist.Normal(f_new, noise))
+
+    return model
+
+
+def _num_tasks(N: int, Y: Any, num_tasks: int | None) -> int:
+    if Y is None:
+        if num_tasks is None:
+            raise ValueError("mtmkl: without Y the model needs `num_tasks`.")
+        return num_tasks
+    shape = jnp.shape(Y)
+    if len(shape) not in (1, 2) or shape[0] != N:
+        raise ValueError(f"mtmkl: Y must have shape ({N}, Q) or ({N},), as X says, got {shape}.")
+    Q = 1 if len(shape) == 1 else shape[1]
+    if num_tasks is not None and num_tasks != Q:
+        raise ValueError(f"mtmkl: Y has {Q} tasks, num_tasks is {num_tasks}.")
+    return Q

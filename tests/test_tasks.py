@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latent functions in models, in PairedGuide and in CAVI."""
+
+import pickle
+
+import arviz_base
+import numpy as np
+import pytest
+from tinygp import kernels, transforms
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer import Predictive
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.datasets import toy_multioutput
+from numpyro_spikeslab.tasks import read_tasks
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+KEY = random.key(0)
+N, Q = 24, 4
+X = np.linspace(0, 3, N)
+EXPONENTIAL = kernels.ExpSquared(1.0)
+
+
+def observations():
+    rng = np.random.default_rng(0)
+    f = np.stack([np.sin(2 * X), np.cos(3 * X + 1)], 1) @ rng.normal(size=(2, Q))
+    Y = f + 0.1 * rng.normal(size=(N, Q))
+    Y[3:8, 1] = np.nan
+    return Y
+
+
+Y = observations()
+
+
+class Fit:
+    """The small data fitted once, for the tests that only look."""
+
+    def __init__(self):
+        self.model = nss.models.mtmkl([EXPONENTIAL] * 3)
+        self.guide = nss.PairedGuide(self.model)
+        self.svi = nss.CAVI(self.model, self.guide, num_restarts=1)
+        self.result = self.svi.run(KEY, 40, X, Y, progress_bar=False)
+        self.params = self.result.params
+
+
+@pytest.fixture(scope="module")
+def fit():
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    found = Fit()
+    jax.config.update("jax_enable_x64", before)
+    return found
+
+
+def test_fit_explains_the_tasks(fit):
+    mean, variance = fit.guide.predict(fit.params, X)
+    assert mean.shape == variance.shape == (N, Q)
+    assert np.nanmax(np.abs(mean - Y)) < 0.5
+    noisy = fit.guide.predict(fit.params, X, noise=True)[1]
+    noise = np.broadcast_to(fit.params["noise_auto_loc"] ** 2, (N, Q))
+    np.testing.assert_allclose(noisy - variance, noise)
+    assert np.all((noise > 0.001) & (noise < 0.03))
+
+
+def test_losses_never_rise_and_are_those_of_evaluate(fit):
+    losses = np.asarray(fit.result.losses)
+    assert losses.shape == (40,) and np.max(np.diff(losses)) < 1e-8
+    np.testing.assert_allclose(fit.svi.evaluate(fit.result.state, X, Y), losses[-1], rtol=1e-9)
+    state, loss = fit.svi.update(fit.result.state, X, Y)
+    assert loss <= losses[-1] + 1e-8
+    np.testing.assert_allclose(fit.svi.evaluate(state, X, Y), loss, rtol=1e-8)
+
+
+def test_bound_is_what_draws_of_the_guide_give(fit):
+    """Loss = -E[log p(model) - log q(guide)], priors of the hyperparameters included."""
+
+    def densities(key):
+        guide = handlers.substitute(handlers.seed(fit.guide, key), data=fit.params)
+        drawn = handlers.trace(guide).get_trace(X, Y)
+        model = handlers.replay(handlers.seed(fit.model, key), drawn)
+        trace = handlers.trace(model).get_trace(X, Y)
+        return sum(
+            sign * jnp.sum(site["fn"].log_prob(site["value"]))
+            for sites, sign in ((trace, 1), (drawn, -1))
+            for site in sites.values()
+            if site["type"] == "sample"
+        )
+
+    found = jax.jit(jax.vmap(densities))(random.split(KEY, 1000))
+    error = np.std(found) / np.sqrt(1000)
+    # jitter of the guide's covariances
+    assert abs(np.mean(found) + fit.result.losses[-1]) < 5 * error + 0.02
+
+
+def test_draws_have_the_moments_of_the_prediction(fit):
+    draws = fit.guide.sample_posterior(KEY, fit.params, X, Y, sample_shape=(500,))
+    mean, variance = fit.guide.predict(fit.params, X)
+    assert draws["phi"].shape == (500, 3, N) and draws["W"].shape == (500, Q, 3)
+    sd = np.sqrt(np.asarray(variance))
+    assert np.max(np.abs(draws["f"].mean(0) - mean) / (5 * sd / np.sqrt(500) + 1e-3)) < 1
+    np.testing.assert_allclose(draws["f"].var(0), variance, rtol=0.5, atol=1e-4)
+    found = fit.guide.posterior_mean(fit.params)
+    np.testing.assert_allclose((found["W"] @ found["phi"]).T, mean, atol=1e-6)
+    medians = fit.guide.median(fit.params)
+    np.testing.assert_allclose(medians["phi"], found["phi"])
+
+
+def test_posterior_predictive_at_new_inputs(fit):
+    X_new = X[:5] + 0.06
+    predictive = Predictive(fit.model, guide=fit.guide, params=fit.params, num_samples=300)
+    draws = predictive(KEY, X, Y, X_new)
+    mean, variance = fit.guide.predict(fit.params, X_new)
+    assert draws["Y_new"].shape == (300, 5, Q)
+    sd = np.sqrt(np.asarray(variance))
+    assert np.max(np.abs(draws["f_new"].mean(0) - mean) / (5 * sd / np.sqrt(300) + 1e-3)) < 1
+
+
+def test_arviz_takes_the_fit(fit):
+    data = arviz_base.from_numpyro_svi(
+        fit.svi, svi_result=fit.result, model_args=(X, Y), num_samples=10
+    )
+    assert data.posterior["W"].dims[-2:] == ("task", "latent")
+    assert data.posterior["phi"].shape[-2:] == (3, N)
+
+
+def test_guide_and_svi_pickle(fit):
+    svi = pickle.loads(pickle.dumps(fit.svi.guide.inclusion_probabilities(fit.params)))
+    assert svi["W"].shape == (Q, 3)
+
+
+def test_plain_updates_and_going_on_from_a_state(fit):
+    svi = nss.CAVI(fit.model, fit.guide, plain=True)
+    first = svi.run(KEY, 5, X, Y, progress_bar=False)
+    more = svi.run(KEY, 3, X, Y, progress_bar=False, init_state=first.state)
+    assert more.losses[-1] < more.losses[0] < first.losses[-1]
+    assert int(more.state.optim_state[0]) == 8
+
+
+def test_hand_written_model_with_shared_noise_offset_and_fixed_parameter():
+    @handlers.condition(data={"g_scale": jnp.array([0.7, 0.7])})
+    def model(X, Y):
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+        with numpyro.plate("component", 2):
+            g = nss.latent_functions("g", EXPONENTIAL, X)
+            with numpyro.plate("output", Q, dim=-2):
+                v = nss.spike_slab("v", 0.5, 2.0)
+        with numpyro.plate("output", Q, dim=-2), numpyro.plate("n", N, dim=-1):
+            numpyro.sample("obs", dist.Normal(1.0 + v @ g, sigma), obs=Y)
+
+    full = np.where(np.isnan(Y), 0.0, Y).T + 1.0
+    guide = nss.PairedGuide(model)
+    svi = nss.CAVI(model, guide, num_restarts=1)
+    tasks = read_tasks(model, (X, full), {}, "test")
+    assert tasks.roles == {"noise": "sigma"} and bool(tasks.problem.hyper.shared_noise)
+    np.testing.assert_allclose(tasks.offset, 1.0)
+    state = svi.init(KEY, X, full)
+    losses = []
+    for _ in range(8):
+        state, loss = svi.update(state, X, full)
+        losses.append(float(loss))
+    assert np.max(np.diff(losses)) < 1e-8
+    params = svi.get_params(state)
+    assert params["sigma_auto_loc"].shape == () and "g_scale_auto_loc" not in params
+    assert np.abs(np.asarray(guide.predict(params, X)[0]).T - full).mean() < 0.3
+
+
+def read(model, *args):
+    return read_tasks(model, args, {}, "test")
+
+
+def test_one_task_may_be_a_vector():
+    tasks = read(nss.models.mtmkl([EXPONENTIAL] * 2), X, Y[:, 0])
+    assert tasks.problem.Y.shape == (N, 1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "names"),
+    [
+        (["white"] * 2, ()),
+        ([1.5 * EXPONENTIAL] * 2, ("phi_kernel1_value", "phi_kernel2_scale")),
+        (
+            [EXPONENTIAL, kernels.RationalQuadratic(alpha=1.0)],
+            ("phi_0_scale", "phi_1_scale", "phi_1_alpha"),
+        ),
+        ([EXPONENTIAL, "white", "zero"], ("phi_0_scale",)),
+        ([np.eye(N), np.ones((N, N))], ()),
+        ([kernels.quasisep.Matern32(1.0)] * 2, ("phi_scale", "phi_sigma")),
+    ],
+    ids=["white", "product", "different", "mixed", "matrices", "quasiseparable"],
+)  # fmt: skip
+def test_kernels_and_their_sites(kernel, names):
+    tasks = read(nss.models.mtmkl(kernel), X, Y)
+    assert set(tasks.functions.site_names) == set(names)
+    sites = {name: jnp.exp(random.normal(KEY, tasks_shape(tasks, name))) for name in names}
+    back = tasks.sites(tasks.theta(sites))
+    for name in names:
+        np.testing.assert_allclose(back[name], sites[name])
+
+
+def tasks_shape(tasks, name):
+    return (len(tasks.functions.templates),) if tasks.functions.alike else ()
+
+
+def test_zero_functions_make_a_linear_model():
+    features = np.stack([X, X**2])
+    model = nss.models.mtmkl(["zero"] * 2, mean=features)
+    guide = nss.PairedGuide(model)
+    Z = np.where(np.isnan(Y), 0.0, Y)
+    state = nss.CAVI(model, guide).init(KEY, X, Z)
+    assert not guide.functions and set(state.optim_state[1]) >= {"W_auto_probs"}
+
+
+ERRORS = {
+    "no functions": (lambda: nss.models.mtmkl([])(X, Y), "at least one"),
+    "number": (lambda: nss.models.mtmkl(EXPONENTIAL), "num_functions"),
+    "no plate": (lambda: seeded(EXPONENTIAL, X), "enclosing plate"),
+    "empty list": (lambda: seeded([], X), "at least one latent function"),
+    "NaN in X": (lambda: seeded([EXPONENTIAL], np.where(X > 2, np.nan, X)), "not finite at"),
+    "name": (lambda: seeded(["pink"], X), "'white' and 'zero'"),
+    "zero without mean": (lambda: seeded(["zero"], X), "need a `mean`"),
+    "dimension": (
+        lambda: seeded([transforms.Linear(jnp.ones(3), EXPONENTIAL)], np.ones((N, 2))),
+        "does not take inputs|dimension",
+    ),
+    "square": (lambda: seeded([np.ones((N, 3))], X), "matrix of shape"),
+    "symmetric": (lambda: seeded([np.triu(np.ones((N, N)))], X), "symmetric"),
+    "semidefinite": (lambda: seeded([-np.eye(N)], X), "positive semidefinite"),
+    "mean": (lambda: seeded([EXPONENTIAL], X, np.ones(3)), "`mean` has shape"),
+    "no tasks": (lambda: handlers.seed(nss.models.mtmkl([EXPONENTIAL]), KEY)(X), "num_tasks"),
+    "rows": (lambda: handlers.seed(nss.models.mtmkl([EXPONENTIAL]), KEY)(X, Y[:5]), "shape"),
+    "X_new": (
+        lambda: handlers.seed(nss.models.mtmkl([EXPONENTIAL]), KEY)(X, Y, np.ones((3, 2))),
+        "same width",
+    ),
+}
+
+
+def seeded(kernel, X, mean=None):
+    with handlers.seed(rng_seed=0):
+        return nss.latent_functions("phi", kernel, X, mean)
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_mistakes_have_errors(name):
+    call, message = ERRORS[name]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_predict_checks_new_inputs(fit):
+    with pytest.raises(ValueError, match="same width"):
+        fit.guide.predict(fit.params, np.ones((3, 2)))
+    with pytest.raises(ValueError, match="not finite"):
+        fit.guide.predict(fit.params, np.array([np.nan]))
+
+
+def test_models_that_do_not_fit():
+    def nonlinear(X, Y):
+        phi = nss.latent_functions("phi", [EXPONENTIAL] * 2, X)
+        with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", 2, dim=-1):
+            W = nss.spike_slab("W", 0.5)
+        numpyro.sample("Y", dist.Normal((W @ phi**2).T, 0.1), obs=Y)
+
+    def with_intercept(X, Y):
+        phi = nss.latent_functions("phi", [EXPONENTIAL] * 2, X)
+        b = numpyro.sample("b", dist.Normal())
+        with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", 2, dim=-1):
+            W = nss.spike_slab("W", 0.5)
+        numpyro.sample("Y", dist.Normal(b + (W @ phi).T, 0.1), obs=Y)
+
+    full = np.where(np.isnan(Y), 0.0, Y)
+    with pytest.raises(ValueError, match="is not `offset"):
+        read(nonlinear, X, full)
+    with pytest.raises(ValueError, match="'b' is none of them"):
+        read(with_intercept, X, full)
+    with pytest.raises(ValueError, match="Use PairedGuide"):
+        nss.MeanFieldGuide(nss.models.mtmkl([EXPONENTIAL]))(X, Y)
+
+
+def test_empty_tasks_and_points_are_named():
+    missing = Y.copy()
+    missing[:, 2] = np.nan
+    missing[5] = np.nan
+    model = nss.models.mtmkl([EXPONENTIAL] * 2)
+    with (
+        pytest.warns(UserWarning, match="1 tasks .* no observation: 2"),
+        pytest.warns(UserWarning, match="1 points .* no observation: 5"),
+    ):
+        read(model, X, missing)
+
+
+@pytest.mark.slow
+def test_toy_data_of_the_paper():
+    toy = toy_multioutput(0)
+    model = nss.models.mtmkl([EXPONENTIAL] * 7)
+    guide = nss.PairedGuide(model)
+    svi = nss.CAVI(model, guide, num_restarts=1)
+    result = svi.run(KEY, 60, toy.X, np.where(toy.observed, toy.Y, np.nan), progress_bar=False)
+    mean, _ = guide.predict(result.params, toy.X)
+    errors = np.sum(~toy.observed * (toy.Y - np.asarray(mean)) ** 2, axis=0)
+    assert errors[toy.related].mean() < 3.5
+    np.testing.assert_allclose(result.params["noise_auto_loc"][[6, 2]], [0.1, 0.4], rtol=0.2)
