@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coordinate ascent variational inference behind NumPyro's SVI interface."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 import warnings
 
@@ -34,7 +35,7 @@ from numpyro_spikeslab.structure import (
     evaluate,
     trace_at,
 )
-from numpyro_spikeslab.tasks import TaskReader, find_functions, starts, steps
+from numpyro_spikeslab.tasks import TaskReader, find_functions, problem_at, starts, steps
 
 
 def annealing(step: Any) -> Any:
@@ -179,6 +180,7 @@ class CAVI(SVI):
         self._read_tasks = TaskReader(self.model, "CAVI")
         self._has_functions: bool | None = None
         self._jit_params = jax.jit(self._params, static_argnames=("static",))
+        self._jit_improve = jax.jit(self._improve, static_argnums=(0, 1))
         self._jit_advance = jax.jit(self._advance, static_argnames=("structure", "static"))
         self._jit_bound = jax.jit(self._bound, static_argnames=("structure", "static"))
 
@@ -189,6 +191,7 @@ class CAVI(SVI):
             "_read_tasks",
             "_has_functions",
             "_jit_params",
+            "_jit_improve",
             "_jit_advance",
             "_jit_bound",
         )
@@ -278,9 +281,8 @@ class CAVI(SVI):
         :param kwargs: keyword arguments of the model.
         """
         if self._is_multitask(args, kwargs):
-            tasks = self._tasks(args, kwargs)
-            state = tasks.pack(self.get_params(svi_state), self.guide.prefix)
-            return -_bound(tasks.problem, state)
+            _, problem, state = self._tasks_point(self.get_params(svi_state), args, kwargs)
+            return -_bound(problem, state)
         return -self._jit_bound(*self._problem(args, kwargs), self.get_params(svi_state))
 
     def run(
@@ -361,7 +363,9 @@ class CAVI(SVI):
         return self._has_functions
 
     def _tasks(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        return self._read_tasks(args, {**kwargs, **self.static_kwargs})
+        kwargs = {**kwargs, **self.static_kwargs}
+        self.guide.remember((args, kwargs))
+        return self._read_tasks(args, kwargs)
 
     def _init_tasks(self, rng_key, init_params, args, kwargs) -> SVIState:
         kwargs = {**kwargs, **self.static_kwargs}
@@ -371,51 +375,80 @@ class CAVI(SVI):
             self.guide._setup_prototype(*args, **kwargs)
         # so that the guide reads nothing twice
         self.guide._task_reader = self._read_tasks
+        self.guide.remember((args, kwargs))
         self._check_inner()
-        params, _ = self._jit_params(*partition((args, kwargs)), key_params)
+        params, constraint = self._jit_params(*partition((args, kwargs)), key_params)
+        self._transforms = {name: biject_to(constraint[name]) for name in params}
         self.constrain_fn = identity
-        prefix = self.guide.prefix
-        theta = tasks.pack(params, prefix).theta
-        state = multitask.start_random(key_start, tasks.problem, theta)
-        params |= tasks.unpack(state, params, prefix)
+        params |= _checked(init_params or {}, params)
+        problem, _ = tasks.hold(self.model, (args, kwargs), params, self.guide.prefix)
+        theta = tasks.pack(params, self.guide.prefix, problem).theta
+        state = multitask.start_random(key_start, problem, theta)
+        params |= tasks.unpack(state, params, self.guide.prefix)
         params |= _checked(init_params or {}, params)
         return SVIState((jnp.array(0), params), None, rng_key)
 
+    def _improve(self, form, static, dynamic, problem, state):
+        """A few L-BFGS steps of the other sites up the exact bound."""
+
+        def at(held):
+            return problem_at(self.model, merge(static, dynamic), form, problem, held)
+
+        transforms = {x: self._transforms[self._name(x, self._transforms)] for x in form.others}
+        held, loss = climb(lambda held: multitask.bound(at(held), state), problem.held, transforms)
+        return at(held), -loss
+
+    def _improvement(self, tasks, args, kwargs) -> multitask.Improve | None:
+        form = tasks.form
+        if not form.others:
+            return None
+        static, dynamic = partition((args, {**kwargs, **self.static_kwargs}))
+        return partial(self._jit_improve, form, static, dynamic)
+
+    def _tasks_point(self, params, args, kwargs):
+        """What a step needs: the reading, the problem and the state."""
+        tasks = self._tasks(args, kwargs)
+        call = (args, {**kwargs, **self.static_kwargs})
+        problem, _ = tasks.hold(self.model, call, params, self.guide.prefix)
+        return tasks, problem, tasks.pack(params, self.guide.prefix, problem)
+
+    def _unpack_tasks(self, tasks, problem, state, params) -> dict[str, Any]:
+        held = {self._name(site, params): x for site, x in dict(problem.held).items()}
+        return params | held | tasks.unpack(state, params, self.guide.prefix)
+
     def _update_tasks(self, svi_state, args, kwargs):
-        tasks, (step, params) = self._tasks(args, kwargs), svi_state.optim_state
-        state = tasks.pack(params, self.guide.prefix)
-        (stage,) = steps(tasks, state, 1, self.plain)
-        params = params | tasks.unpack(stage.state, params, self.guide.prefix)
+        step, params = svi_state.optim_state
+        tasks, problem, state = self._tasks_point(params, args, kwargs)
+        improve = self._improvement(tasks, args, kwargs)
+        (stage,) = steps(tasks, problem, state, 1, self.plain, improve)
+        params = self._unpack_tasks(tasks, stage.problem, stage.state, params)
         key = random.split(svi_state.rng_key)[0]
         return SVIState((step + 1, params), None, key), -stage.bounds[-1]
 
     def _run_tasks(self, svi_state, num_steps, given, tol, progress_bar, args, kwargs):
-        tasks, (step, params) = self._tasks(args, kwargs), svi_state.optim_state
-        first = tasks.pack(params, self.guide.prefix)
+        step, params = svi_state.optim_state
+        tasks, problem, first = self._tasks_point(params, args, kwargs)
+        improve = self._improvement(tasks, args, kwargs)
         number = self._num_restarts or (1 if given or self.plain else 2)
-        runs = []
+        losses, converged = [], False
         with tqdm(total=number * num_steps, disable=not progress_bar) as bar:
-            for state in starts(tasks, svi_state.rng_key, first, number):
-                runs.append(self._climb(tasks, state, num_steps, tol, bar))
-        state, losses, converged = min(runs, key=lambda run: _order(run[1][-1]))
+            climbs = [
+                _watched(steps(tasks, problem, state, num_steps, self.plain, improve), bar)
+                for state in starts(tasks, svi_state.rng_key, problem, first, number)
+            ]
+            for stage in multitask.best_of(climbs):
+                losses.append(-stage.bounds)
+                gains = jnp.abs(jnp.diff(stage.bounds))
+                if tol is not None and stage.last and bool(jnp.any(gains <= tol)):
+                    converged = True
+                    break
+        losses = jnp.concatenate(losses)
         self._check_end(0, float(losses[-1]))
-        params = params | tasks.unpack(state, params, self.guide.prefix)
+        params = self._unpack_tasks(tasks, stage.problem, stage.state, params)
         key = random.split(svi_state.rng_key)[0]
         svi_state = SVIState((step + losses.size, params), None, key)
         flag = None if tol is None else jnp.array(converged)
         return CAVIRunResult(params, svi_state, losses, flag)
-
-    def _climb(self, tasks, state, num_steps, tol, bar) -> tuple[Any, Any, bool]:
-        losses = []
-        for stage in steps(tasks, state, num_steps, self.plain):
-            state = stage.state
-            losses.append(-stage.bounds)
-            bar.update(stage.bounds.size)
-            bar.set_postfix_str(f"bound: {float(stage.bounds[-1]):.4f}", refresh=False)
-            gains = jnp.abs(jnp.diff(stage.bounds))
-            if tol is not None and stage.last and bool(jnp.any(gains <= tol)):
-                return state, jnp.concatenate(losses), True
-        return state, jnp.concatenate(losses), False
 
     # One step
 
@@ -612,9 +645,11 @@ class CAVI(SVI):
 _bound = jax.jit(multitask.bound)
 
 
-def _order(loss: Any) -> float:
-    """A start that went wrong must not win."""
-    return float("inf") if bool(jnp.isnan(loss)) else float(loss)
+def _watched(climb: Iterator[multitask.Stage], bar: tqdm) -> Iterator[multitask.Stage]:
+    for stage in climb:
+        bar.update(stage.bounds.size)
+        bar.set_postfix_str(f"bound: {float(stage.bounds[-1]):.4f}", refresh=False)
+        yield stage
 
 
 def expected_log_density(at: Likelihood, squares: Any) -> Any:

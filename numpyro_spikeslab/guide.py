@@ -22,10 +22,9 @@ from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_spikeslab import latent
 from numpyro_spikeslab.arguments import are_concrete, merge, outside_transformations, partition
 from numpyro_spikeslab.paired import BLOCK_SIZE, MeanField, PairedMeanField
-from numpyro_spikeslab.primitives import Functions, SpikeSlab, weights
+from numpyro_spikeslab.primitives import Functions, GaussianFunctions, SpikeSlab, weights
 from numpyro_spikeslab.structure import (
     Pair,
     Structure,
@@ -34,7 +33,11 @@ from numpyro_spikeslab.structure import (
     slab_prior,
     trace_at,
 )
-from numpyro_spikeslab.tasks import TaskReader, concrete_functions, find_functions
+from numpyro_spikeslab.tasks import (
+    TaskReader,
+    concrete_functions,
+    find_functions,
+)
 
 
 def _is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
@@ -109,24 +112,43 @@ class _SpikeSlabGuide(AutoGuide):
                 ),
                 prefix=self.prefix,
             )
-            # so that the inner guide's start values do not become tracers
-            with (
-                outside_transformations((args, kwargs)),
-                handlers.block(),
-                handlers.seed(rng_seed=0),
-            ):
-                self.inner(*args, **kwargs)
+            self._setup_inner(args, kwargs)
         # the values of an abstract trace are no values
         self.prototype_trace = {
             name: {key: site[key] for key in ("name", "type", "is_observed") if key in site}
             for name, site in trace.items()
         }
 
+    def _setup_inner(self, args, kwargs) -> None:
+        """Run the inner guide once, outside of transformations: its start values stay arrays."""
+        inner = self.inner
+        static, dynamic = partition((args, kwargs))
+
+        def run(dynamic):
+            args, kwargs = merge(static, dynamic)
+            with handlers.block(), handlers.seed(rng_seed=0):
+                inner(*args, **kwargs)
+
+        def found(dynamic):
+            run(dynamic)
+            sites = {k: x for k, x in inner.prototype_trace.items() if k in self._others}
+            return inner._init_locs, {k: (x["fn"], x["value"]) for k, x in sites.items()}
+
+        with outside_transformations((args, kwargs)):
+            if type(inner) is not AutoDelta:
+                return run(dynamic)
+            # op by op this is hundreds of compilations
+            inner._init_locs, sites = jax.jit(found)(dynamic)
+        inner.prototype_trace = {
+            name: inner.prototype_trace[name] | {"fn": fn, "value": value}
+            for name, (fn, value) in sites.items()
+        }
+
     def _find_pairs(self, trace: dict[str, Any]) -> tuple[Pair, ...]:
         return find_pairs(trace, type(self).__name__)
 
     def _setup_functions(self, trace: dict[str, Any], args, kwargs) -> None:
-        """Find latent functions; only :class:`PairedGuide` has factors for them."""
+        """Refuse latent functions; only :class:`PairedGuide` has factors for them."""
         names = find_functions(trace)
         if names:
             raise ValueError(
@@ -387,12 +409,25 @@ class PairedGuide(_SpikeSlabGuide):
             name: concrete_functions(self.model, trace, name, args, kwargs)
             for name in find_functions(trace)
         }
-        if self.functions:
-            frames = {name: trace[name]["cond_indep_stack"] for name in self.functions}
-            self._function_plates = {name: [f.name for f in x] for name, x in frames.items()}
-            # predictions need the data
-            self._call = (args, kwargs) if are_concrete((args, kwargs)) else None
-            self._task_reader = TaskReader(self.model, type(self).__name__)
+        frames = {name: trace[name]["cond_indep_stack"] for name in self.functions}
+        self._function_plates = {name: [f.name for f in x] for name, x in frames.items()}
+        self._task_reader = TaskReader(self.model, type(self).__name__)
+        # predictions need the data
+        self.remember((args, kwargs) if are_concrete((args, kwargs)) else None)
+
+    def remember(self, call: tuple[tuple, dict[str, Any]] | None) -> None:
+        """Set the data, which :meth:`predict` needs: positional and keyword arguments."""
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if self.functions and are_concrete((args, kwargs)):
+            # other inputs than those at the first call
+            trace = abstract_trace(self.model, args, kwargs)
+            self.functions = {
+                name: concrete_functions(self.model, trace, name, args, kwargs)
+                for name in self.functions
+            }
+        return super().__call__(*args, **kwargs)
 
     def _site_names(self, name: str) -> tuple[str, str]:
         return f"{name}_{self.prefix}_precision", f"{name}_{self.prefix}_linear"
@@ -411,23 +446,7 @@ class PairedGuide(_SpikeSlabGuide):
             if missing:
                 values = values | self._observed_values(missing)
             mu = functions.mean_at(functions.X)
-            means, roots = [], []
-            for m in range(M):
-                prior = functions.covariance(values, m)
-                q = latent.condition(prior, alpha[m], h[m], mu[m])
-                means.append(q.mean)
-                if isinstance(prior, latent.Diagonal):
-                    roots.append(jnp.sqrt(q.variance))
-                else:
-                    K, a = latent.as_matrix(prior), jnp.sqrt(alpha[m])
-                    half = prior.solve_lower(q.cholesky, a[:, None] * K)
-                    Sigma = latent.add_jitter(latent.Dense(K - half.T @ half))
-                    roots.append(jnp.linalg.cholesky(latent.as_matrix(Sigma)))
-            loc, root = jnp.stack(means), jnp.stack(roots)
-            if root.ndim == 2:
-                posterior: Any = dist.Normal(loc, root).to_event(1)
-            else:
-                posterior = dist.MultivariateNormal(loc, scale_tril=root)
+            posterior = GaussianFunctions(functions.covariances(values), mu, alpha, h)
             plate = self._function_plates[name][-1]
             with numpyro.plate(plate, M, dim=-1):
                 result[name] = numpyro.sample(name, posterior)
@@ -442,15 +461,16 @@ class PairedGuide(_SpikeSlabGuide):
 
     def _function_moments(self, params: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Means and variances of the functions at the inputs."""
-        found = {}
-        for name in self.functions:
-            tasks = self._read_tasks()
-            state = tasks.pack(params, self.prefix)
-            found[name] = (state.mean, state.var)
-        return found
+        if not self.functions:
+            return {}
+        tasks, problem, _ = self._tasks_at(params)
+        state = tasks.pack(params, self.prefix, problem)
+        return {tasks.form.functions: (state.mean, state.var)}
 
-    def _read_tasks(self) -> Any:
-        return self._task_reader(*self._data)
+    def _tasks_at(self, params: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """The model as read, the problem and the location without functions."""
+        tasks = self._task_reader(*self._data)
+        return tasks, *tasks.hold(self.model, self._data, params, self.prefix)
 
     @property
     def _data(self) -> tuple[tuple, dict[str, Any]]:
@@ -478,26 +498,30 @@ class PairedGuide(_SpikeSlabGuide):
         return found
 
     def predict(
-        self, params: dict[str, Any], X_new: Any, *, noise: bool = False
+        self, params: dict[str, Any], X_new: Any = None, *, noise: bool = False
     ) -> tuple[Any, Any]:
         """Mean and variance of each task at new inputs, in closed form.
 
         For models with :func:`~numpyro_spikeslab.latent_functions`.
 
         :param params: parameters, as from ``result.params``.
-        :param X_new: new inputs, shape (S,) or (S, D) as in the model.
+        :param X_new: new inputs, shape (S,) or (S, D) as in the model. The default, the inputs of
+            the data, is the only choice where a kernel is a matrix; give objects to be predicted
+            there as inputs without responses.
         :param noise: whether to add the noise: predictions of observations instead of those of the
             noise-free tasks.
         :return: mean and variance, each of shape (S, Q).
-        :raises ValueError: if the model has no latent functions, the guide has not been set up, or
-            the inputs are not finite or of another width.
+        :raises ValueError: if the model has no latent functions, the guide has not been set up,
+            the inputs are not finite or of another width, a kernel is a matrix, or the location
+            without functions changes from input to input.
         """
         if not self.functions:
             raise ValueError(
                 "PairedGuide.predict: the model has no latent functions, or the guide has not run "
                 "yet. Use numpyro.infer.Predictive."
             )
-        mean, variance, noises = self._read_tasks().predict(params, self.prefix, X_new)
+        tasks, problem, offset = self._tasks_at(params)
+        mean, variance, noises = tasks.predict(params, self.prefix, problem, offset, X_new)
         return mean, variance + noises if noise else variance
 
 

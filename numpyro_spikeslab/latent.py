@@ -46,10 +46,10 @@ from jax.scipy.linalg import solve_triangular
 class Dense:
     """A covariance matrix.
 
-    :param K: ``(N, N)``, symmetric and positive semidefinite.
+    :param K: ``(N, N)``, symmetric and positive semidefinite; several may be stacked for ``vmap``.
     """
 
-    K: Float[Array, "N N"]
+    K: Float[Array, "*M N N"]
 
     def diagonal(self) -> Float[Array, " N"]:
         return jnp.diagonal(self.K)
@@ -79,6 +79,9 @@ class Dense:
         """Diagonal of ``K D^1/2 B^-1 D^1/2 K``."""
         return jnp.sum(self.solve_lower(L, a[:, None] * self.K) ** 2, axis=0)
 
+    def log_density(self, x: Float[Array, " N"]) -> Float[Array, ""]:
+        return _log_density(self, jnp.linalg.cholesky(self.K), x)
+
     def draw(self, key: Array) -> Float[Array, " N"]:
         # Rounding makes a nearly singular K indefinite by at most about N eps.
         N = self.K.shape[0]
@@ -92,10 +95,10 @@ class Dense:
 class Diagonal:
     """Independent values: ones for a white process, zeros for a deterministic function.
 
-    :param d: ``(N,)``, the variances.
+    :param d: ``(N,)``, the variances; several may be stacked for ``vmap``.
     """
 
-    d: Float[Array, " N"]
+    d: Float[Array, "*M N"]
 
     def diagonal(self) -> Float[Array, " N"]:
         return self.d
@@ -116,6 +119,9 @@ class Diagonal:
 
     def explained(self, L: Float[Array, " N"], a: Float[Array, " N"]) -> Float[Array, " N"]:
         return (a * self.d / L) ** 2
+
+    def log_density(self, x: Float[Array, " N"]) -> Float[Array, ""]:
+        return _log_density(self, jnp.sqrt(self.d), x)
 
     def draw(self, key: Array) -> Float[Array, " N"]:
         return jnp.sqrt(self.d) * jax.random.normal(key, self.d.shape, self.d.dtype)
@@ -165,6 +171,9 @@ class Quasisep:
             upper=StrictUpperTriQSM(p=p, q=a[:, None] * q, a=transition),
         )
         return (L.inv() @ scaled).gram().diag.d
+
+    def log_density(self, x: Float[Array, " N"]) -> Float[Array, ""]:
+        return _log_density(self, self.matrix.cholesky(), x)
 
     def draw(self, key: Array) -> Float[Array, " N"]:
         d = self.diagonal()
@@ -438,6 +447,13 @@ def _solve(
     x = direct(h)
     # The subtraction above cancels when D K is large; one step of refinement restores the digits.
     return x + direct(h - x - alpha * covariance.matvec(x))
+
+
+def _log_density(covariance: Any, root: Any, x: Float[Array, " N"]) -> Float[Array, ""]:
+    """Log density of the prior at a deviation from its mean, given the covariance's root."""
+    half = covariance.solve_lower(root, x)
+    size = x.size * math.log(2 * math.pi)
+    return -0.5 * (half @ half + size) - covariance.half_logdet(root)
 
 
 def _at_prior_mean(

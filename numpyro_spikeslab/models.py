@@ -2,7 +2,7 @@
 """Ready-made models: plain NumPyro models that use the primitives."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,6 +25,8 @@ def mtmkl(
     noise_scale: float = 10.0,
     slab_scale: float = 10.0,
     inclusion: tuple[float, float] = (1.0, 1.0),
+    shared_noise: bool = False,
+    shared_inclusion: bool = True,
 ) -> Callable[..., Any]:
     r"""The multi-task multiple-kernel model of Titsias and Lazaro-Gredilla (2011), section 3.
 
@@ -35,8 +37,7 @@ def mtmkl(
     - ``phi``, the functions, shape (M, N), and the parameters of their kernels, ``phi_scale`` for
       example, see :func:`~numpyro_spikeslab.latent_functions`;
     - ``W_spike``, ``W_slab`` and ``W``, the weights, shape (Q, M);
-    - ``inclusion``, with a Beta prior, and ``slab_scale`` and ``noise`` (one for each task), with
-      HalfNormal priors;
+    - ``inclusion``, with a Beta prior, and ``slab_scale`` and ``noise``, with HalfNormal priors;
     - ``f``, deterministic, and ``Y``, shape (N, Q);
     - with ``X_new``: ``phi_new`` given ``phi``, (M, S), and ``f_new`` and ``Y_new``, (S, Q).
 
@@ -49,10 +50,15 @@ def mtmkl(
     :param noise_scale: scale of the HalfNormal prior of the noise standard deviations. The default
         is weak for responses of about unit scale.
     :param slab_scale: scale of the HalfNormal prior of the slab's standard deviation, likewise.
-    :param inclusion: concentrations of the Beta prior of the inclusion probability.
-    :return: ``model(X, Y=None, X_new=None)``. ``Y`` has shape (N, Q), or (N,) for one task; NaN
-        is a missing entry. ``X_new`` is for predictions from samples with ``Predictive``; leave it
-        out of fits.
+    :param inclusion: concentrations of the Beta prior of the inclusion probability. The default is
+        uniform.
+    :param shared_noise: whether all tasks have one noise standard deviation instead of one each.
+    :param shared_inclusion: whether all functions have one inclusion probability, as in the paper,
+        instead of one each.
+    :return: ``model(X, Y=None, X_new=None, mask=None)``. ``Y`` has shape (N, Q), or (N,) for one
+        task; NaN is a missing entry, and so is one where the boolean ``mask``, of the same shape,
+        is false. ``X_new`` is for predictions from samples with ``Predictive``; leave it out of
+        fits.
     :raises ValueError: when the model runs, if the number of functions or of tasks is not known,
         or shapes do not match.
 
@@ -80,13 +86,14 @@ def mtmkl(
         )
     every = list(kernels) if is_list else [kernels] * M
 
-    def model(X, Y=None, X_new=None):
+    def model(X, Y=None, X_new=None, mask=None):
         N = jnp.shape(X)[0]
         Q = _num_tasks(N, Y, num_tasks)
-        pi = numpyro.sample("inclusion", dist.Beta(*inclusion))
+        with nullcontext() if shared_inclusion else numpyro.plate("latent", M):
+            pi = numpyro.sample("inclusion", dist.Beta(*inclusion))
         slab = numpyro.sample("slab_scale", dist.HalfNormal(slab_scale))
         task = numpyro.plate("task", Q, dim=-1)
-        with task:
+        with nullcontext() if shared_noise else task:
             noise = numpyro.sample("noise", dist.HalfNormal(noise_scale))
         phi, functions, sites = sample_functions("phi", every, X, mean)
         with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
@@ -96,6 +103,8 @@ def mtmkl(
             if Y is not None:
                 Y = jnp.reshape(jnp.asarray(Y), (N, Q))
                 observed = ~jnp.isnan(Y)
+                if mask is not None:
+                    observed &= _checked_mask(mask, N, Q)
                 stack.enter_context(handlers.mask(mask=observed))
                 Y = jnp.where(observed, Y, 0.0)
             numpyro.sample("Y", dist.Normal(f, noise), obs=Y)
@@ -113,6 +122,15 @@ def mtmkl(
             numpyro.sample("Y_new", dist.Normal(f_new, noise))
 
     return model
+
+
+def _checked_mask(mask: Any, N: int, Q: int) -> Any:
+    if jnp.size(mask) != N * Q or not jnp.issubdtype(jnp.result_type(mask), jnp.bool_):
+        raise ValueError(
+            f"mtmkl: mask must be boolean and have the shape {(N, Q)} of Y, got "
+            f"{jnp.result_type(mask)} of shape {jnp.shape(mask)}."
+        )
+    return jnp.reshape(mask, (N, Q))
 
 
 def _num_tasks(N: int, Y: Any, num_tasks: int | None) -> int:

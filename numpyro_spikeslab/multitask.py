@@ -11,8 +11,8 @@ The model of Titsias and Lazaro-Gredilla (2011), eq. (1):
 
 under :math:`q = \prod_{qm} q(\tilde w_{qm}, s_{qm}) \prod_m q(\phi_m)`, eq. (8).
 :func:`sweep_plain` is the algorithm of the paper's supplement; :func:`sweep` adds the scale of a
-latent function to its marginalised step; :func:`fit` adds restarts and moves between local optima,
-each accepted by the exact bound.  Axes: ``N`` inputs, ``Q`` tasks, ``M`` latent functions, ``P``
+latent function to its marginalised step; :func:`stages` adds moves between local optima, each
+accepted by the exact bound.  Axes: ``N`` inputs, ``Q`` tasks, ``M`` latent functions, ``P``
 log-parameters of a kernel.
 """
 
@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
+import numpy as np
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,8 @@ MAX_GRAPH = 4000
 # A function that explains less than this (in nats) keeps q(phi_m) or returns it to its prior.
 SILENT = 1e-3
 LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)
+# A proposal that is this many nats behind after a few sweeps is given up.
+HOPELESS = 60.0
 # Functions form two groups where the log of their roughness jumps by more than this.
 SPLIT = 0.7
 
@@ -61,6 +64,7 @@ class Hyper(NamedTuple):
     :param fixed_slab: the slab's standard deviation if it is known, else NaN.
     :param fixed_inclusion: ``pi`` if it is known, else NaN.
     :param shared_noise: whether all tasks have the same noise.
+    :param shared_inclusion: whether all functions have the same ``pi``.
     """
 
     noise: ArrayLike = jnp.inf
@@ -73,6 +77,7 @@ class Hyper(NamedTuple):
     fixed_slab: ArrayLike = jnp.nan
     fixed_inclusion: ArrayLike = jnp.nan
     shared_noise: ArrayLike = False
+    shared_inclusion: ArrayLike = True
 
 
 class Problem(NamedTuple):
@@ -83,6 +88,8 @@ class Problem(NamedTuple):
     :param kernel: one kernel shared by all functions, or a tuple of ``M``.
     :param mu: ``(M, N)``, prior means of the latent functions.
     :param hyper: priors of the hyperparameters.
+    :param held: values of other sites, which are already a part of ``Y`` and ``hyper``.
+    :param log_density: their log density, a part of the bound.
     """
 
     Y: Float[Array, "N Q"]
@@ -95,6 +102,8 @@ class Problem(NamedTuple):
     kernel: Kernel | tuple[Kernel, ...]
     mu: Float[Array, "M N"]
     hyper: Hyper = Hyper()
+    held: Any = ()
+    log_density: ArrayLike = 0.0
 
 
 class State(NamedTuple):
@@ -111,7 +120,7 @@ class State(NamedTuple):
     :param theta: ``(M, P)``, log-parameters of the kernels.
     :param step: ``(M, P)``, current step of the search over ``theta``.
     :param sigma2: ``(Q,)``, noise variances.
-    :param pi: prior inclusion probability.
+    :param pi: ``(M,)``, prior inclusion probabilities.
     :param sigma_w2: slab variance.
     """
 
@@ -126,7 +135,7 @@ class State(NamedTuple):
     theta: Float[Array, "M P"]
     step: Float[Array, "M P"]
     sigma2: Float[Array, " Q"]
-    pi: Float[Array, ""]
+    pi: Float[Array, " M"]
     sigma_w2: Float[Array, ""]
 
     @property
@@ -182,7 +191,11 @@ def as_arrays(hyper: Hyper, Y: Float[Array, "N Q"]) -> Hyper:
     """The same priors in arrays of fixed shapes, so that all share one compilation."""
     hyper = Hyper(*(jnp.asarray(x, Y.dtype) for x in hyper))
     noise = jnp.broadcast_to(hyper.fixed_noise, Y.shape[1:])
-    return hyper._replace(fixed_noise=noise, shared_noise=jnp.asarray(hyper.shared_noise) > 0)
+    return hyper._replace(
+        fixed_noise=noise,
+        shared_noise=jnp.asarray(hyper.shared_noise) > 0,
+        shared_inclusion=jnp.asarray(hyper.shared_inclusion) > 0,
+    )
 
 
 def _as_pytree(kernel: Kernel) -> Partial:
@@ -242,7 +255,7 @@ def update_weights(stats: Gram, state: State) -> State:
         W = (gamma * mu).at[:, m].set(0)
         A = tau * (G[:, m] + stats.c[:, m]) + 1 / state.sigma_w2
         b = tau * (stats.b[:, m] - jnp.sum(G * W, axis=1))
-        logit = log_odds - 0.5 * jnp.log(A) + b**2 / (2 * A)
+        logit = log_odds[m] - 0.5 * jnp.log(A) + b**2 / (2 * A)
         return (
             gamma.at[:, m].set(jax.nn.sigmoid(logit)),
             mu.at[:, m].set(b / A),
@@ -500,8 +513,11 @@ def update_hyperparameters(prob: Problem, stats: Gram, state: State) -> State:
     squares = jnp.where(hyper.shared_noise, jnp.sum(squares), squares)
     sigma2 = jnp.maximum(_variance_mode(jnp.maximum(num, 1), squares, hyper.noise), floor)
     sigma2 = jnp.where(num > 0, sigma2, state.sigma2)
-    total = state.gamma.size + hyper.included + hyper.excluded - 2
-    pi = jnp.clip((jnp.sum(state.gamma) + hyper.included - 1) / total, eps, 1 - eps)
+    chosen, size = jnp.sum(state.gamma, axis=0), state.gamma.shape[0]
+    chosen = jnp.where(hyper.shared_inclusion, jnp.sum(chosen), chosen)
+    size = jnp.where(hyper.shared_inclusion, state.gamma.size, size)
+    pi = (chosen + hyper.included - 1) / (size + hyper.included + hyper.excluded - 2)
+    pi = jnp.clip(pi, eps, 1 - eps)
     count, second = jnp.sum(state.gamma), jnp.sum(state.W2)
     state = state._replace(
         sigma2=sigma2, pi=pi, sigma_w2=_slab_variance(prob, state, count, second)
@@ -537,12 +553,14 @@ def log_prior(prob: Problem, state: State) -> Float[Array, ""]:
     slab = _log_half_normal(state.sigma_w2, hyper.slab)
     a, b = hyper.included, hyper.excluded
     pi = xlogy(a - 1, state.pi) + xlog1py(b - 1, -state.pi) - betaln(a, b)
+    pi = jnp.where(hyper.shared_inclusion, pi[0], jnp.sum(pi))
     theta = jax.vmap(lambda m: _log_prior_theta(prob, state, m, state.theta[m]))(numbers)
     return (
         noise
         + jnp.where(jnp.isnan(jnp.asarray(hyper.fixed_slab)), slab, 0)
-        + jnp.where(jnp.isnan(jnp.asarray(hyper.fixed_inclusion)), pi, 0)
+        + jnp.where(jnp.all(jnp.isnan(jnp.asarray(hyper.fixed_inclusion))), pi, 0)
         + jnp.sum(theta)
+        + prob.log_density
     )
 
 
@@ -664,7 +682,7 @@ def start_prior(
         theta=theta,
         step=jnp.full_like(theta, 0.3),
         sigma2=sigma2,
-        pi=jnp.mean(gamma),
+        pi=jnp.full(M, jnp.mean(gamma)),
         sigma_w2=jnp.sum(gamma * (mu**2 + v)) / jnp.maximum(jnp.sum(gamma), 1e-10),
     )
     return _hold_fixed(prob, state)
@@ -998,43 +1016,67 @@ def mix(
 # Fit
 
 
-class Fit(NamedTuple):
-    """Result of :func:`fit`.
-
-    :param state: the state with the best bound.
-    :param bounds: the bound after each step on the way to it; never falls.
-    """
-
-    state: State
-    bounds: Float[Array, " num_steps"]
-
-
 def move(
     prob: Problem, state: State, roughness: Roughness, num_sweeps: int
 ) -> tuple[State, Float[Array, ""], bool]:
     """One round of moves: the proposals and the state itself, each after as many sweeps.
 
+    Those that are far behind after a third of the sweeps are given up.
+
     :param roughness: see :func:`unmix`.
     :return: the state with the best bound, that bound, and whether it comes from a proposal.
     """
     fewer = drop(prob, state)
-    proposals = [rotate(prob, state, roughness), fewer, rotate(prob, fewer, roughness)]
-    runs = [run(prob, candidate, num_sweeps) for candidate in [state, *proposals]]
-    best = max(range(len(runs)), key=lambda k: float(runs[k][1][-1]))
-    return runs[best][0], runs[best][1][-1], best > 0
+    contenders = [state, rotate(prob, state, roughness), fewer, rotate(prob, fewer, roughness)]
+    reached = np.zeros(len(contenders))
+    heat = num_sweeps // 3
+    for size in (heat, num_sweeps - heat):
+        for k in range(len(contenders)):
+            if reached[k] > -np.inf:
+                contenders[k], bounds = run(prob, contenders[k], size)
+                reached[k] = np.nan_to_num(bounds[-1], nan=-np.inf)
+        reached[reached < np.max(reached) - HOPELESS] = -np.inf
+    best = int(np.argmax(reached))
+    return contenders[best], jnp.asarray(reached[best]), best > 0
+
+
+Improve = Callable[[Problem, State], tuple[Problem, Float[Array, ""]]]
+"""Finds better values of the sites that a problem holds; also the bound there."""
 
 
 class Stage(NamedTuple):
     """Some steps of a fit.
 
+    :param problem: the problem after them.
     :param state: the state after them.
     :param bounds: the bound after each; a round of moves is one step.
+    :param rejected: whether it is a round of moves without success.
     :param last: whether no moves follow.
     """
 
+    problem: Problem
     state: State
     bounds: Float[Array, " num_steps"]
+    rejected: bool = False
     last: bool = False
+
+
+def advance(
+    prob: Problem,
+    state: State,
+    num_sweeps: int,
+    improve: Improve | None = None,
+    sweep: Callable[[Problem, State], State] = sweep,
+) -> tuple[Problem, State, Float[Array, " num_sweeps"]]:
+    """Repeat a sweep, each followed by ``improve`` where there is something to improve."""
+    if improve is None:
+        return prob, *run(prob, state, num_sweeps, sweep)
+    bounds = []
+    for _ in range(num_sweeps):
+        state, _ = run(prob, state, 1, sweep)
+        prob, reached = improve(prob, state)
+        bounds.append(reached)
+    return prob, state, jnp.stack(bounds)
 
 
 def stages(
@@ -1045,41 +1087,9 @@ def stages(
     tolerance: float = 0.2,
     max_rounds: int = 8,
     max_settling: int = 20,
+    improve: Improve | None = None,
 ) -> Iterator[Stage]:
-    """The stages of :func:`fit`, which has the parameters.
-
-    :param max_settling: most stages of sweeps between two rounds of moves.
-    """
-    state, trace = run(prob, state, num_sweeps)
-    yield Stage(state, trace)
-    settled = False
-    for _ in range(max_rounds):
-        state, reached, accepted = move(prob, state, roughness, num_sweeps)
-        yield Stage(state, reached[None])
-        if accepted:
-            settled = False
-            continue
-        if settled:
-            return
-        for _ in range(max_settling):
-            before = reached
-            state, trace = run(prob, state, num_sweeps)
-            yield Stage(state, trace)
-            reached = trace[-1]
-            if reached - before < tolerance:
-                break
-        settled = True
-
-
-def fit(
-    prob: Problem,
-    state: State,
-    roughness: Roughness,
-    num_sweeps: int = 12,
-    tolerance: float = 0.2,
-    max_rounds: int = 8,
-) -> Fit:
-    """Rounds of moves from one start until none from a settled state is accepted.
+    """A fit: rounds of moves until none from a settled state is accepted. The bound never falls.
 
     :param state: from :func:`start_random`, :func:`start_svd` or :func:`start`.
     :param roughness: orders functions by smoothness; see :func:`roughness_of_inputs` and
@@ -1087,14 +1097,46 @@ def fit(
     :param num_sweeps: sweeps in a stage, and from each proposal before it is judged.
     :param tolerance: gain of the bound in a stage at which a state has settled.
     :param max_rounds: most rounds of moves.
+    :param max_settling: most stages of sweeps between two rounds of moves.
+    :param improve: see :func:`advance`.
     """
-    bounds = []
-    for stage in stages(prob, state, roughness, num_sweeps, tolerance, max_rounds):
-        state = stage.state
-        bounds.append(stage.bounds)
-    return Fit(state, jnp.concatenate(bounds))
+    prob, state, trace = advance(prob, state, num_sweeps, improve)
+    yield Stage(prob, state, trace)
+    settled = False
+    for _ in range(max_rounds):
+        state, reached, accepted = move(prob, state, roughness, num_sweeps)
+        yield Stage(prob, state, reached[None], rejected=not accepted)
+        if accepted:
+            settled = False
+            continue
+        if settled:
+            return
+        for _ in range(max_settling):
+            before = reached
+            prob, state, trace = advance(prob, state, num_sweeps, improve)
+            yield Stage(prob, state, trace)
+            reached = trace[-1]
+            if reached - before < tolerance:
+                break
+        settled = True
 
 
-def best_fit(prob: Problem, starts: Sequence[State], roughness: Roughness) -> Fit:
-    """The fit with the highest bound among those from several starts."""
-    return max((fit(prob, s, roughness) for s in starts), key=lambda f: float(f.bounds[-1]))
+def best_of(climbs: Sequence[Iterator[Stage]]) -> Iterator[Stage]:
+    """Stages of the climb that is highest where a first round of moves brings nothing.
+
+    Only this one goes on from there.
+    """
+
+    def heat(climb):
+        found = []
+        for stage in climb:
+            found.append(stage)
+            if stage.rejected:
+                break
+        return found
+
+    heats = [heat(climb) for climb in climbs]
+    reached = np.array([float(found[-1].bounds[-1]) for found in heats])
+    best = int(np.argmax(np.nan_to_num(reached, nan=-np.inf)))
+    yield from heats[best]
+    yield from climbs[best]

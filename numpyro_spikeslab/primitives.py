@@ -23,6 +23,7 @@ from numpyro.distributions.util import promote_shapes, validate_sample
 from numpyro.primitives import _PYRO_STACK
 from numpyro.util import is_prng_key, not_jax_tracer
 
+from numpyro_spikeslab import latent
 from numpyro_spikeslab.latent import Dense, Template, add_jitter, as_matrix
 
 MARK = "spike_slab"
@@ -96,7 +97,14 @@ class Functions(NamedTuple):
     def is_uniform(self) -> bool:
         """Whether the covariances of all functions have the same representation."""
         kinds = {template.kind for template in self.templates}
+        if kinds == {"quasisep"}:
+            return self.alike
         return len(kinds) == 1 or kinds == {"kernel", "matrix"}
+
+    def covariances(self, sites: dict[str, Any]) -> Any:
+        """Prior covariances of all functions at the inputs, stacked."""
+        every = [self.covariance(sites, m) for m in range(len(self.templates))]
+        return jax.tree.map(lambda *x: jnp.stack(x), *every)
 
     def conditional(self, sites: dict[str, Any], phi: Any, X_new: Any) -> dist.Distribution:
         """The functions at new inputs given their values at the inputs."""
@@ -243,9 +251,11 @@ def sample_functions(
         sites = _sample_parameters(functions)
     if kinds == {"white"}:
         prior: dist.Distribution = dist.Normal(mu, 1.0).to_event(1)
+    elif kinds == {"quasisep"} and functions.is_uniform:
+        zero = jnp.zeros_like(mu)
+        prior = GaussianFunctions(functions.covariances(sites), mu, zero, zero)
     else:
-        K = jnp.stack([as_matrix(functions.covariance(sites, m)) for m in range(M)])
-        prior = dist.MultivariateNormal(mu, covariance_matrix=K)
+        prior = dist.MultivariateNormal(mu, covariance_matrix=functions.covariances(sites).K)
     with plate:
         phi = numpyro.sample(name, prior, infer={FUNCTIONS_MARK: functions})
     return phi, functions, sites
@@ -356,6 +366,67 @@ def _template(where: str, m: int, kernel: Any, X: Any) -> Template:
                 f"{lowest:.3g}."
             )
     return Template.of(kernel, X)
+
+
+class GaussianFunctions(dist.Distribution):
+    r"""M independent Gaussian functions: each its prior, times
+    :math:`\exp(h^\top \phi - \tfrac12 \phi^\top \mathrm{diag}(\alpha) \phi)`.
+
+    :param covariances: M prior covariances of :mod:`~numpyro_spikeslab.latent`, stacked.
+    :param mu: prior means, shape (M, N).
+    :param alpha: site precisions, shape (M, N); zeros for the prior.
+    :param h: site linear terms, shape (M, N).
+    """
+
+    arg_constraints = {
+        "mu": constraints.real_vector,
+        "alpha": constraints.independent(constraints.nonnegative, 1),
+        "h": constraints.real_vector,
+    }
+    reparametrized_params = ["mu", "alpha", "h"]
+    pytree_data_fields = ("covariances", "mu", "alpha", "h")
+    support = constraints.real_vector
+
+    def __init__(
+        self, covariances: Any, mu: Any, alpha: Any, h: Any, *, validate_args: bool | None = None
+    ) -> None:
+        self.covariances, self.mu, self.alpha, self.h = covariances, mu, alpha, h
+        super().__init__(mu.shape[:-1], mu.shape[-1:], validate_args=validate_args)
+
+    def sample(self, key, sample_shape=()):
+        assert is_prng_key(key)
+        M, size = self.mu.shape[0], prod(sample_shape)
+        keys = random.split(key, (M, size))
+
+        def draw(keys, *one):
+            return jax.vmap(lambda key: latent.sample(key, *one))(keys)
+
+        draws = jax.vmap(draw)(keys, self.covariances, self.alpha, self.h, self.mu)
+        return jnp.moveaxis(draws, 0, 1).reshape(*sample_shape, *self.mu.shape)
+
+    @validate_sample
+    def log_prob(self, value):
+        def of(phi, covariance, mu, alpha, h):
+            sites = h @ phi - 0.5 * alpha @ phi**2
+            evidence = latent.log_evidence(covariance, alpha, h, mu)
+            return covariance.log_density(phi - mu) + sites - evidence
+
+        batch = value.reshape(-1, *self.mu.shape)
+        one = jax.vmap(of)
+        found = jax.vmap(lambda x: one(x, self.covariances, self.mu, self.alpha, self.h))(batch)
+        return found.reshape(value.shape[:-1])
+
+    @property
+    def _posterior(self) -> latent.Posterior:
+        return jax.vmap(latent.condition)(self.covariances, self.alpha, self.h, self.mu)
+
+    @property
+    def mean(self):
+        return self._posterior.mean
+
+    @property
+    def variance(self):
+        return self._posterior.variance
 
 
 def weights(spike: ArrayLike, slab: ArrayLike) -> Any:

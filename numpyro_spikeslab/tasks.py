@@ -8,6 +8,7 @@ probability, a slab scale or parameters of kernels.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 import warnings
 
@@ -39,6 +40,7 @@ from numpyro_spikeslab.structure import (
     _dependents,
     _find_likelihood,
     _is_tractable,
+    _log_prob,
     _normal,
     _same,
     abstract_trace,
@@ -50,29 +52,72 @@ from numpyro_spikeslab.structure import (
 )
 
 
-class Tasks(NamedTuple):
-    """What reading a model gives.
+class Form(NamedTuple):
+    """What about a model does not depend on the values of its arrays; hashable.
 
     - **pair** - its weights.
-    - **functions** - its latent functions.
-    - **roles** - names of the sites that are ``"noise"``, ``"inclusion"`` and ``"slab"``.
-    - **fixed** - values of the kernel parameters that are observed.
-    - **problem** - the arrays.
-    - **roughness** - what orders the functions in moves.
-    - **offset** - location of the observations without functions, shape (N, Q).
+    - **functions** - name of its latent functions.
+    - **num_inputs** - N.
+    - **likelihood** - the observed site.
+    - **layout** - whether tasks are rows or columns of the observations.
+    - **roles** - pairs of ``"noise"``, ``"inclusion"`` or ``"slab"`` and the name of a site.
+    - **kernels** - names of the latent sites that are parameters of kernels.
+    - **others** - names of all other latent sites and of the model's params.
     """
 
     pair: Pair
-    functions: Functions
-    roles: dict[str, str]
-    fixed: dict[str, Any]
-    problem: Problem
-    roughness: Any
-    offset: Float[Array, "N Q"]
+    functions: str
+    num_inputs: int
+    likelihood: str
+    layout: str
+    roles: tuple[tuple[str, str], ...]
+    kernels: tuple[str, ...]
+    others: tuple[str, ...]
 
     @property
-    def free_sites(self) -> tuple[str, ...]:
-        return tuple(name for name in self.functions.site_names if name not in self.fixed)
+    def num_functions(self) -> int:
+        return self.pair.shape[-1]
+
+    @property
+    def num_tasks(self) -> int:
+        return self.pair.size // self.num_functions
+
+    def tasks_last(self, x: Any) -> Any:
+        """Observations in the shape (N, Q)."""
+        N, Q = self.num_inputs, self.num_tasks
+        return jnp.reshape(x, (Q, N)).T if self.layout == DIRECT else jnp.reshape(x, (N, Q))
+
+
+class Tasks(NamedTuple):
+    """What reading a model gives.
+
+    - **form** - names and shapes.
+    - **functions** - its latent functions.
+    - **fixed** - values of the kernel parameters that are observed.
+    - **problem** - the arrays, where the other sites have generic values.
+    - **offset** - location of the observations without functions there, shape (N, Q).
+    - **roughness** - what orders the functions in moves.
+    """
+
+    form: Form
+    functions: Functions
+    fixed: dict[str, Any]
+    problem: Problem
+    offset: Any
+    roughness: Any
+
+    def hold(
+        self, model: Any, call: Any, params: dict[str, Any], prefix: str
+    ) -> tuple[Problem, Any]:
+        """The problem and the offset at the values of the other sites in ``params``.
+
+        :param call: positional and keyword arguments of the model.
+        """
+        names = {site: f"{site}_{prefix}_loc" for site in self.form.others}
+        held = {site: params[x if x in params else site] for site, x in names.items()}
+        if not held:
+            return self.problem, self.offset
+        return _hold(model, self.form, *partition(call), self.problem, held)
 
     def theta(self, sites: dict[str, Any]) -> Float[Array, "M P"]:
         """Logs of the kernels' parameters, padded with zeros where there are fewer."""
@@ -82,25 +127,28 @@ class Tasks(NamedTuple):
         """The inverse of :meth:`theta`."""
         return scatter(self.functions, theta)
 
-    def pack(self, params: dict[str, Any], prefix: str) -> State:
-        """The state that a guide's parameters stand for."""
-        pair, name = self.pair, self.functions.name
-        M, hyper = len(self.functions.templates), self.problem.hyper
+    def pack(self, params: dict[str, Any], prefix: str, problem: Problem) -> State:
+        """The state that a guide's parameters stand for.
+
+        :param problem: at the values of the other sites in ``params``.
+        """
+        name, hyper, roles = self.form.functions, problem.hyper, dict(self.form.roles)
+        M, Q = self.form.num_functions, self.form.num_tasks
         probs, loc, scale = (
-            jnp.reshape(params[f"{pair.name}_{prefix}_{part}"], (-1, M))
+            jnp.reshape(params[f"{self.form.pair.name}_{prefix}_{part}"], (Q, M))
             for part in ("probs", "loc", "scale")
         )
 
-        def value(part, default):
-            site = self.roles.get(part)
-            return default if site is None else params[f"{site}_{prefix}_loc"]
+        def value(part, default, shape):
+            site = roles.get(part)
+            found = default if site is None else jnp.ravel(params[f"{site}_{prefix}_loc"])
+            return jnp.broadcast_to(jnp.asarray(found, probs.dtype), shape)
 
-        noise = value("noise", hyper.fixed_noise)
         theta = self.theta(
-            self.fixed | {site: params[f"{site}_{prefix}_loc"] for site in self.free_sites}
+            self.fixed | {site: params[f"{site}_{prefix}_loc"] for site in self.form.kernels}
         )
         alpha, h = params[f"{name}_{prefix}_precision"], params[f"{name}_{prefix}_linear"]
-        mean, var, kl = moments(self.problem, theta, alpha, h)
+        mean, var, kl = moments(problem, theta, alpha, h)
         return State(
             gamma=probs,
             mu=loc,
@@ -112,14 +160,14 @@ class Tasks(NamedTuple):
             kl=kl,
             theta=theta,
             step=jnp.full_like(theta, 0.3),
-            sigma2=jnp.broadcast_to(noise, probs.shape[:1]) ** 2,
-            pi=jnp.asarray(value("inclusion", hyper.fixed_inclusion), probs.dtype),
-            sigma_w2=jnp.asarray(value("slab", hyper.fixed_slab), probs.dtype) ** 2,
+            sigma2=value("noise", hyper.fixed_noise, (Q,)) ** 2,
+            pi=value("inclusion", hyper.fixed_inclusion, (M,)),
+            sigma_w2=jnp.ravel(value("slab", hyper.fixed_slab, (1,)))[0] ** 2,
         )
 
     def unpack(self, state: State, params: dict[str, Any], prefix: str) -> dict[str, Any]:
         """A guide's parameters for a state; ``params`` tells their shapes."""
-        pair, name = self.pair, self.functions.name
+        pair, name = self.form.pair, self.form.functions
         new = {
             f"{pair.name}_{prefix}_probs": state.gamma,
             f"{pair.name}_{prefix}_loc": state.mu,
@@ -128,50 +176,68 @@ class Tasks(NamedTuple):
             f"{name}_{prefix}_linear": state.h,
         }
         sites = self.sites(state.theta)
-        new |= {f"{site}_{prefix}_loc": sites[site] for site in self.free_sites}
+        new |= {f"{site}_{prefix}_loc": sites[site] for site in self.form.kernels}
         values = {
             "noise": jnp.sqrt(state.sigma2),
             "inclusion": state.pi,
             "slab": jnp.sqrt(state.sigma_w2),
         }
-        for part, site in self.roles.items():
+        for part, site in self.form.roles:
             known = f"{site}_{prefix}_loc"
-            # noise that all tasks share
-            single = jnp.size(params[known]) == 1 and jnp.size(values[part]) > 1
-            new[known] = values[part][:1] if single else values[part]
+            # one value that all tasks or functions share
+            single = jnp.size(params[known]) == 1
+            new[known] = jnp.ravel(values[part])[0] if single else values[part]
         return {k: jnp.reshape(x, params[k].shape).astype(params[k].dtype) for k, x in new.items()}
 
-    def predict(self, params: dict[str, Any], prefix: str, X_new: Any) -> tuple[Any, Any, Any]:
-        """Mean and variance of the noise-free tasks at new inputs, and the noise variances."""
-        X, user = self.functions.X, "predict"
-        if jnp.ndim(X_new) != jnp.ndim(X) or jnp.shape(X_new)[1:] != jnp.shape(X)[1:]:
-            raise ValueError(
-                f"{user}: X_new has shape {jnp.shape(X_new)} and the model's inputs have shape "
-                f"{jnp.shape(X)}; they must have the same width."
-            )
-        if not np.all(np.isfinite(np.asarray(X_new, float))):
-            raise ValueError(f"{user}: X_new is not finite.")
-        offset = np.asarray(self.offset)
+    def predict(
+        self, params: dict[str, Any], prefix: str, problem: Problem, offset: Any, X_new: Any
+    ) -> tuple[Any, Any, Any]:
+        """Mean and variance of the noise-free tasks at new inputs, and the noise variances.
+
+        :param problem: at the values of the other sites in ``params``.
+        :param offset: location of the observations without functions, shape (N, Q).
+        :param X_new: `None` for the inputs of the model.
+        """
+        state = self.pack(params, prefix, problem)
+        if X_new is None:
+            mean, variance = multitask.mix(state, state.mean, state.var)
+            return mean + offset, variance, state.sigma2
+        _check_new_inputs(self.functions.X, X_new)
+        offset = np.asarray(offset)
         if np.any(offset != offset[0]):
             raise ValueError(
-                f"{user}: the location of the tasks without functions is not the same at all "
-                "inputs, so it is not known at new ones. Subtract it from the responses."
+                "predict: the location of the tasks without functions is not the same at all "
+                "inputs, so it is not known at new ones. Use numpyro.infer.Predictive with a model "
+                "that knows it."
             )
-        state = self.pack(params, prefix)
-        sites = self.sites(state.theta)
+        sites = self.sites(state.theta) | self.fixed
         K_star, k_star = [], []
         for m, template in enumerate(self.functions.templates):
             values = self.functions.values(sites, m)
-            K_star.append(template.cross(values, X, X_new).T)
+            K_star.append(template.cross(values, self.functions.X, X_new).T)
             k_star.append(template.variance(values, X_new))
-        mean, variance = multitask.predict(
-            self.problem,
-            state,
-            jnp.stack(K_star),
-            jnp.stack(k_star),
-            self.functions.mean_at(X_new),
+        mean, variance = _predict(
+            problem, state, jnp.stack(K_star), jnp.stack(k_star), self.functions.mean_at(X_new)
         )
-        return mean + self.offset[0], variance, state.sigma2
+        return mean + offset[0], variance, state.sigma2
+
+
+_predict = jax.jit(multitask.predict)
+
+
+def _check_new_inputs(X: Any, X_new: Any) -> None:
+    if jnp.ndim(X_new) != jnp.ndim(X) or jnp.shape(X_new)[1:] != jnp.shape(X)[1:]:
+        raise ValueError(
+            f"predict: X_new has shape {jnp.shape(X_new)} and the model's inputs have shape "
+            f"{jnp.shape(X)}; they must have the same width."
+        )
+    finite = np.isfinite(np.asarray(X_new, float)).reshape(jnp.shape(X_new)[0], -1).all(1)
+    if not finite.all():
+        bad = np.flatnonzero(~finite)
+        raise ValueError(
+            f"predict: X_new is not finite at {bad.size} points, the first at {bad[0]}. Remove "
+            "them."
+        )
 
 
 @jax.jit
@@ -274,23 +340,31 @@ def concrete_functions(model: Any, trace: dict, name: str, args: tuple, kwargs: 
 class Facts(NamedTuple):
     """What only running a model tells; see :func:`_find_facts`."""
 
-    value: Any
-    offset: Any
-    scale: Any
-    weight: Any
-    log_odds: Any
-    slab: Any
+    at: "Values"
     mixes: Any
     plays: dict[str, Any]
     priors: dict[str, Any]
     kernels: dict[str, Any]
 
 
+class Values(NamedTuple):
+    """A model without functions, at values of its other sites; observations have shape (N, Q).
+
+    - **value**, **offset**, **scale**, **weight** - of the observations.
+    - **log_odds**, **slab** - prior of the weights, shape (Q, M).
+    - **log_density** - of the sites that are neither pairs nor functions, nor have a role.
+    """
+
+    value: Any
+    offset: Any
+    scale: Any
+    weight: Any
+    log_odds: Any
+    slab: Any
+    log_density: Any
+
+
 DIRECT, TRANSPOSED = "Q N", "N Q"
-
-
-def _flat_location(site: dict[str, Any]) -> Any:
-    return _normal(site, False)
 
 
 def read_tasks(model: Any, args: tuple, kwargs: dict, user: str) -> Tasks:
@@ -320,13 +394,36 @@ def read_tasks(model: Any, args: tuple, kwargs: dict, user: str) -> Tasks:
         )
     (pair,), (name,) = pairs, names
     functions = concrete_functions(model, trace, name, args, kwargs)
-    M, N = len(functions.templates), functions.num_inputs
+    form = _find_form(model, args, kwargs, trace, pair, functions, user)
+    static, dynamic = partition((args, kwargs))
+    shape = jnp.shape(trace[form.likelihood]["value"])
+    N, Q = form.num_inputs, form.num_tasks
+    layouts = {DIRECT: (Q, N), TRANSPOSED: (N, Q)}
+    fits = [k for k, x in layouts.items() if shape == x or (Q == 1 and shape == (N,))]
+    for layout in fits:
+        form = form._replace(layout=layout)
+
+        def run(dynamic, form=form):
+            return _find_facts(model, merge(static, dynamic), trace, form, functions.site_names)
+
+        facts = jax.device_get(jax.jit(run)(dynamic))
+        if facts.mixes:
+            return _assemble(functions, form, facts, user)
+    raise ValueError(
+        f"{user}: the location of {form.likelihood!r}, of shape {shape}, is not `offset + "
+        f"{pair.name} @ {name}` (or its transpose) with {pair.name!r} of shape "
+        f"{(Q, form.num_functions)} and {name!r} of shape {(form.num_functions, N)}."
+    )
+
+
+def _find_form(model, args, kwargs, trace, pair, functions, user) -> Form:
+    """The form of a model, with a preliminary layout."""
+    name, M = functions.name, len(functions.templates)
     if pair.shape[-1:] != (M,) or len(pair.shape) > 2:
         raise ValueError(
             f"{user}: the weights {pair.name!r} have shape {pair.shape}, expected (Q, {M}) for Q "
             f"tasks and the {M} functions of {name!r}."
         )
-    Q = pair.size // M
     own = {pair.spike, pair.slab, name}
     shapes = {
         site: jax.ShapeDtypeStruct(jnp.shape(x["value"]), jnp.result_type(x["value"]))
@@ -335,108 +432,101 @@ def read_tasks(model: Any, args: tuple, kwargs: dict, user: str) -> Tasks:
     }
     dependents = _dependents(model, args, kwargs, shapes)
     likelihood = _find_likelihood(dependents, trace, own, user)
-    others = [site for site in shapes if site not in own]
-    kernel_sites = functions.site_names
-    roles = _find_roles(
-        [site for site in others if site not in kernel_sites],
-        trace, dependents, likelihood, pair, name, user,
-    )  # fmt: skip
-    shape = jnp.shape(trace[likelihood]["value"])
-    layouts = {DIRECT: (Q, N), TRANSPOSED: (N, Q)}
-    fits = [k for k, x in layouts.items() if shape == x or (Q == 1 and shape == (N,))]
-    static, dynamic = partition((args, kwargs))
-
-    def run(dynamic):
-        args, kwargs = merge(static, dynamic)
-        return _find_facts(
-            model, args, kwargs, trace, pair, functions, likelihood, others, roles, fits
-        )
-
-    facts = jax.device_get(jax.jit(run)(dynamic))
-    layout = next((k for k, mixes in zip(fits, facts.mixes, strict=True) if mixes), None)
-    if layout is None:
+    latents = [site for site in shapes if site not in own]
+    kernels = tuple(site for site in latents if site in functions.site_names)
+    strangers = sorted(dependents[name] - {name, *kernels})
+    if strangers:
         raise ValueError(
-            f"{user}: the location of {likelihood!r}, of shape {shape}, is not `offset + "
-            f"{pair.name} @ {name}` (or its transpose) with {pair.name!r} of shape {(Q, M)} and "
-            f"{name!r} of shape {(M, N)}."
+            f"{user}: the prior of the latent functions {name!r} depends on {strangers}. Only the "
+            "kernel parameters that `latent_functions` makes itself are supported."
         )
-
-    def tasks_last(x):
-        return np.asarray(x).reshape((Q, N)).T if layout == DIRECT else np.reshape(x, (N, Q))
-
-    return _assemble(
-        pair, functions, roles, facts, tasks_last, likelihood, kernel_sites, others, user
+    targets = {"noise": {likelihood}, "inclusion": {pair.spike}, "slab": {pair.slab}}
+    roles: dict[str, str] = {}
+    for site in latents:
+        fed = {other for other, sources in dependents.items() if site in sources} - {site}
+        part = next((part for part, target in targets.items() if fed == target), None)
+        alone = site not in kernels and not dependents.get(site, frozenset()) - {site}
+        if part not in {None, *roles} and alone and _is_tractable(trace[site], part):
+            roles[part] = site
+    return Form(
+        pair=pair,
+        functions=name,
+        num_inputs=functions.num_inputs,
+        likelihood=likelihood,
+        layout=DIRECT,
+        roles=tuple(sorted(roles.items())),
+        kernels=kernels,
+        others=tuple(site for site in latents if site not in {*kernels, *roles.values()}),
     )
 
 
-def _find_roles(sites, trace, dependents, likelihood, pair, name, user) -> dict[str, str]:
-    targets = {"noise": {likelihood}, "inclusion": {pair.spike}, "slab": {pair.slab}}
-    roles: dict[str, str] = {}
-    for site in sites:
-        fed = {other for other, sources in dependents.items() if site in sources} - {site}
-        part = next((part for part, target in targets.items() if fed == target), None)
-        if part is None or part in roles or not _is_tractable(trace[site], part):
-            raise ValueError(
-                f"{user}: beside latent functions, a latent site must be the noise scale "
-                "(HalfNormal prior), the inclusion probability (Beta prior), the slab scale "
-                f"(HalfNormal prior) or a kernel's parameter; {site!r} is none of them. Condition "
-                "it on a value."
-            )
-        roles[part] = site
-    return roles
+def evaluate_tasks(model: Any, call: Any, form: Form, latents: dict[str, Any]) -> Values:
+    """Run a model with functions and weights at zero.
+
+    :param call: positional and keyword arguments.
+    :param latents: values of all other sites that are to be set.
+    """
+    trace = _trace_at(model, call, form, latents, None, None)
+    observations = map(form.tasks_last, _normal(trace[form.likelihood], False))
+    log_odds, slab = slab_prior(trace, form.pair)
+    matrix = (form.num_tasks, form.num_functions)
+    counted = {form.pair.spike, form.pair.slab, form.functions, form.likelihood, *form.kernels}
+    counted |= {site for _, site in form.roles}
+    log_density = sum(
+        (
+            jnp.sum(_log_prob(site))
+            for name, site in trace.items()
+            if site["type"] == "sample" and name not in counted
+        ),
+        start=jnp.zeros(()),
+    )
+    return Values(*observations, log_odds.reshape(matrix), slab.reshape(matrix), log_density)
 
 
-def _find_facts(
-    model, args, kwargs, trace, pair, functions, likelihood, others, roles, fits
-) -> Facts:
+def _trace_at(model, call, form, latents, W, phi) -> dict[str, Any]:
+    args, kwargs = call
+    own = {
+        form.pair.spike: jnp.ones(form.pair.shape, int),
+        form.pair.slab: jnp.zeros(form.pair.shape) if W is None else W.reshape(form.pair.shape),
+        form.functions: (jnp.zeros((form.num_functions, form.num_inputs)) if phi is None else phi),
+    }
+    return trace_at(model, args, kwargs, own | latents)
+
+
+def _find_facts(model, call, trace, form, kernel_sites) -> Facts:
     """Run the model at generic values."""
-    M, N = len(functions.templates), functions.num_inputs
-    Q = pair.size // M
+    M, N, Q = form.num_functions, form.num_inputs, form.num_tasks
     with handlers.block():
         seeded = handlers.seed(model, random.key(0))
         seeded = handlers.substitute(seeded, substitute_fn=init_to_uniform)
-        found = handlers.trace(seeded).get_trace(*args, **kwargs)
-    latents = {name: found[name]["value"] for name in others}
+        found = handlers.trace(seeded).get_trace(*call[0], **call[1])
+    roles = dict(form.roles)
+    latents = {
+        name: found[name]["value"] for name in (*form.others, *form.kernels, *roles.values())
+    }
     keys = random.split(random.key(1), 4)
-
-    def at(W, phi, **changed):
-        values = {
-            pair.spike: jnp.ones(pair.shape, int),
-            pair.slab: W.reshape(pair.shape),
-            functions.name: phi,
-        }
-        return trace_at(model, args, kwargs, latents | values | changed)
-
-    def flat(trace):
-        return _normal(trace[likelihood], False)
-
-    zero, phi = jnp.zeros((Q, M)), random.normal(keys[0], (M, N))
-    base = at(zero, phi)
-    value, offset, scale, weight = flat(base)
+    base = evaluate_tasks(model, call, form, latents)
     mixes = []
-    moves = []
     for factor, key_w, key_phi in ((1.0, keys[1], keys[0]), (-3.0, keys[2], keys[3])):
-        W, moved = factor * random.normal(key_w, (Q, M)), random.normal(key_phi, (M, N))
-        moves.append((flat(at(W, moved))[1] - offset, W @ moved))
-    for layout in fits:
-        good = [
-            agree(moved, jnp.ravel(product if layout == DIRECT else product.T))
-            for moved, product in moves
-        ]
-        mixes.append(jnp.all(jnp.stack(good)))
+        W, phi = factor * random.normal(key_w, (Q, M)), random.normal(key_phi, (M, N))
+        moved = _trace_at(model, call, form, latents, W, phi)[form.likelihood]
+        location = form.tasks_last(_normal(moved, False)[1])
+        mixes.append(agree(location - base.offset, (W @ phi).T))
     plays, priors = {}, {}
     for part, site in roles.items():
         shape, dtype = jnp.shape(latents[site]), jnp.result_type(latents[site])
         code = jnp.linspace(0.3, 0.7, max(jnp.size(latents[site]), 1)).reshape(shape).astype(dtype)
-        played = at(zero, phi, **{site: code})
-        log_odds, slab = slab_prior(played, pair)
-        seen = {"noise": flat(played)[2], "inclusion": jax.nn.sigmoid(log_odds), "slab": slab}
+        played = evaluate_tasks(model, call, form, latents | {site: code})
+        seen = {
+            "noise": played.scale[0],
+            "inclusion": jax.nn.sigmoid(played.log_odds[0]),
+            "slab": played.slab[0],
+        }
         # what is also a part of the location has no closed form
-        plays[part] = (code, seen[part], agree(flat(played)[1], offset))
-        priors[part] = _prior(base[site])
-    kernels = {site: _kernel_prior(base[site]) for site in functions.site_names}
-    log_odds, slab = slab_prior(base, pair)
-    return Facts(value, offset, scale, weight, log_odds, slab, mixes, plays, priors, kernels)
+        plays[part] = (code, seen[part], agree(played.offset, base.offset))
+        priors[part] = _prior(found[site])
+    kernels = {site: _kernel_prior(found[site]) for site in kernel_sites}
+    return Facts(base, jnp.all(jnp.stack(mixes)), plays, priors, kernels)
 
 
 def _prior(site: dict[str, Any]) -> tuple[Any, Any]:
@@ -458,22 +548,21 @@ def _kernel_prior(site: dict[str, Any]) -> tuple[Any, Any, Any]:
     return site["value"], jnp.broadcast_to(base.loc, shape), jnp.broadcast_to(base.scale, shape)
 
 
-def _assemble(
-    pair, functions, roles, facts, tasks_last, likelihood, kernel_sites, others, user
-) -> Tasks:
-    Y, weight, scale = map(tasks_last, (facts.value, facts.weight, facts.scale))
-    offset = tasks_last(facts.offset)
+def _assemble(functions: Functions, form: Form, facts: Facts, user: str) -> Tasks:
+    value, offset, _, weight, *_ = facts.at
     if not np.all((weight == 0) | (weight == 1)):
         raise ValueError(
-            f"{user}: {likelihood!r} is scaled. Beside latent functions an observation counts once "
-            "or, masked, not at all."
+            f"{user}: {form.likelihood!r} is scaled. Beside latent functions an observation counts "
+            "once or, masked, not at all."
         )
     seen = weight > 0
     if not seen.any():
-        raise ValueError(f"{user}: {likelihood!r} has no observations: all of them are masked.")
-    if not np.all(np.isfinite(np.where(seen, Y - offset, 0))):
         raise ValueError(
-            f"{user}: the observations of {likelihood!r} are not finite. Missing ones need "
+            f"{user}: {form.likelihood!r} has no observations: all of them are masked."
+        )
+    if not np.all(np.isfinite(np.where(seen, value - offset, 0))):
+        raise ValueError(
+            f"{user}: the observations of {form.likelihood!r} are not finite. Missing ones need "
             "`numpyro.handlers.mask`."
         )
     for axis, what in ((0, "tasks"), (1, "points")):
@@ -481,66 +570,102 @@ def _assemble(
         if empty.size:
             shown = ", ".join(map(str, empty[:10])) + (", ..." if empty.size > 10 else "")
             warnings.warn(
-                f"{user}: {empty.size} {what} of {likelihood!r} have no observation: {shown}.",
+                f"{user}: {empty.size} {what} of {form.likelihood!r} have no observation: {shown}. "
+                "Their predictions are those of the prior or of their neighbours.",
                 stacklevel=4,
             )
-    hyper = _hyper(pair, functions, roles, facts, tasks_last, scale, kernel_sites, others, user)
-    fixed = {k: jnp.asarray(facts.kernels[k][0]) for k in kernel_sites if k not in others}
+    form, hyper = _hyper(functions, form, facts, user)
+    kernels = set(form.kernels)
+    fixed = {k: jnp.asarray(x[0]) for k, x in facts.kernels.items() if k not in kernels}
     mu = functions.mean_at(functions.X)
-    kinds = {template.kind for template in functions.templates}
     problem = multitask.problem(
-        np.where(seen, Y - offset, np.nan), kernel_of(functions), mu.shape[0], mu, hyper
-    )
+        np.where(seen, value - offset, np.nan), kernel_of(functions), mu.shape[0], mu, hyper
+    )._replace(held={}, log_density=jnp.asarray(facts.at.log_density, float))
+    kinds = {template.kind for template in functions.templates}
     if kinds <= {"white", "zero"}:
         roughness: Any = Partial(multitask.no_roughness)
     else:
         roughness = multitask.roughness_of_inputs(jnp.asarray(functions.X, float))
-    return Tasks(pair, functions, roles, fixed, problem, roughness, jnp.asarray(offset))
+    return Tasks(form, functions, fixed, problem, jnp.asarray(offset), roughness)
 
 
-def _hyper(pair, functions, roles, facts, tasks_last, scale, kernel_sites, others, user) -> Hyper:
+def _hyper(functions: Functions, form: Form, facts: Facts, user: str) -> tuple[Form, Hyper]:
+    """Priors of the hyperparameters; a site that does not play its role alone loses it."""
+
     def refuse(what):
         raise ValueError(f"{user}: beside latent functions, {what}.")
 
-    if np.any(scale != scale[0]):
+    at, shared = facts.at, {"noise": False, "inclusion": True}
+    if np.any(at.scale != at.scale[0]):
         refuse("the noise scale must be the same at all points of a task")
-    for name, x in (("inclusion probability", facts.log_odds), ("slab scale", facts.slab)):
-        if not np.allclose(x, np.ravel(x)[0], rtol=1e-5):
-            refuse(f"all weights of {pair.name!r} must have the same {name}")
-    shared = False
-    for part, (code, found, alone) in facts.plays.items():
-        if not alone:
-            refuse(f"{roles[part]!r} must not be a part of the location")
-        found = tasks_last(found)[0] if part == "noise" else np.ravel(found)[0]
-        shared = shared or (part == "noise" and np.size(code) == 1 and np.size(found) > 1)
-        if not np.allclose(np.ravel(code), np.unique(found) if shared else found, rtol=1e-4):
-            refuse(f"{roles[part]!r} must be the {part} scale or probability itself")
-    noise, slab = (facts.priors.get(part, (np.inf, 0.0))[0] for part in ("noise", "slab"))
-    included, excluded = facts.priors.get("inclusion", (1.0, 1.0))
-    if np.isinf(included):
+    if not np.allclose(at.slab, at.slab[0, 0], rtol=1e-5):
+        refuse(f"all weights of {form.pair.name!r} must have the same slab scale")
+    if not np.allclose(at.log_odds, at.log_odds[0], rtol=1e-5):
+        refuse(f"all tasks in {form.pair.name!r} must have the same inclusion probabilities")
+    played = []
+    for part, site in form.roles:
+        code, found, alone = facts.plays[part]
+        single = np.size(code) == 1
+        if alone and np.allclose(np.ravel(code), found[0] if single else found, rtol=1e-4):
+            played.append((part, site))
+            shared[part] = single and np.allclose(found, found[0])
+    form = form._replace(
+        roles=tuple(played),
+        others=form.others + tuple(site for part, site in form.roles if (part, site) not in played),
+    )
+    roles = dict(played)
+    noise, slab = (facts.priors[x][0] if x in roles else np.inf for x in ("noise", "slab"))
+    included, excluded = facts.priors["inclusion"] if "inclusion" in roles else (1.0, 1.0)
+    if np.any(np.isinf(included)):
         included = excluded = 1.0
     locs, scales = {}, {}
-    for name in kernel_sites:
-        value, loc, spread = facts.kernels[name]
-        if name in others and np.any(np.isnan(spread)):
+    for name, (value, loc, spread) in facts.kernels.items():
+        free = name in form.kernels
+        if free and np.any(np.isnan(spread)):
             refuse(f"the prior of {name!r} must be LogNormal")
-        free = name in others
         locs[name] = np.exp(loc) if free else value
         scales[name] = np.exp(spread) if free else np.ones_like(value)
-    return Hyper(
-        noise=jnp.asarray(np.max(noise)),
-        slab=jnp.asarray(slab),
+    hyper = Hyper(
+        noise=jnp.asarray(noise, float),
+        slab=jnp.asarray(slab, float),
         included=jnp.asarray(included, float),
         excluded=jnp.asarray(excluded, float),
         theta_loc=gather(functions, locs),
         # padded entries get scale log(1) = 0: they are fixed
         theta_scale=gather(functions, scales),
-        fixed_noise=jnp.asarray(np.full(scale.shape[1], np.nan) if "noise" in roles else scale[0]),
-        fixed_slab=jnp.asarray(np.nan if "slab" in roles else np.ravel(facts.slab)[0]),
-        fixed_inclusion=jnp.asarray(
-            np.nan if "inclusion" in roles else 1 / (1 + np.exp(-np.ravel(facts.log_odds)[0]))
-        ),
-        shared_noise=jnp.asarray(shared),
+        shared_noise=jnp.asarray(shared["noise"]),
+        shared_inclusion=jnp.asarray(shared["inclusion"]),
+    )
+    return form, hold(hyper, form, at)
+
+
+def hold(hyper: Hyper, form: Form, at: Values) -> Hyper:
+    """Fix what no site with a role tells."""
+    roles = dict(form.roles)
+    return hyper._replace(
+        fixed_noise=jnp.where("noise" in roles, jnp.nan, at.scale[0]),
+        fixed_slab=jnp.where("slab" in roles, jnp.nan, at.slab[0, 0]),
+        fixed_inclusion=jnp.where("inclusion" in roles, jnp.nan, jax.nn.sigmoid(at.log_odds[0])),
+    )
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _hold(model, form, static, dynamic, problem, held) -> tuple[Problem, Any]:
+    call = merge(static, dynamic)
+    offset = evaluate_tasks(model, call, form, held).offset
+    return problem_at(model, call, form, problem, held), offset
+
+
+def problem_at(model: Any, call: Any, form: Form, problem: Problem, held: dict) -> Problem:
+    """The problem where the other sites have the values ``held``."""
+    at = evaluate_tasks(model, call, form, held)
+    seen = at.weight > 0
+    hyper = multitask.as_arrays(hold(problem.hyper, form, at), problem.Y)
+    return problem._replace(
+        Y=jnp.where(seen, at.value - at.offset, 0).astype(problem.Y.dtype),
+        hyper=hyper,
+        held=held,
+        log_density=at.log_density.astype(problem.Y.dtype),
     )
 
 
@@ -575,28 +700,35 @@ class TaskReader:
 # Fits
 
 
-def starts(tasks: Tasks, key: Any, state: State, number: int) -> Iterator[State]:
+def starts(tasks: Tasks, key: Any, problem: Problem, state: State, number: int) -> list[State]:
     """The given state, the singular vectors of the tasks, then random ones."""
-    theta = state.theta
-    yield state
+    found = [state]
     if number > 1:
-        yield multitask.start_svd(tasks.problem, theta)
+        found.append(multitask.start_svd(problem, state.theta))
     for one in random.split(key, max(number - 2, 0)):
-        yield multitask.start_random(one, tasks.problem, theta)
+        found.append(multitask.start_random(one, problem, state.theta))
+    return found
 
 
-def steps(tasks: Tasks, state: State, num_steps: int, plain: bool) -> Iterator[multitask.Stage]:
+def steps(
+    tasks: Tasks,
+    problem: Problem,
+    state: State,
+    num_steps: int,
+    plain: bool,
+    improve: multitask.Improve | None,
+) -> Iterator[multitask.Stage]:
     """At most ``num_steps`` steps: sweeps, and rounds of moves unless ``plain``."""
     left, size = num_steps, 12
     if not plain and left >= size:
-        for stage in multitask.stages(tasks.problem, state, tasks.roughness, size):
-            state = stage.state
+        for stage in multitask.stages(problem, state, tasks.roughness, size, improve=improve):
+            problem, state = stage.problem, stage.state
             left -= stage.bounds.size
             yield stage
             if left < size:
                 break
     sweep = multitask.sweep_plain if plain else multitask.sweep
     while left > 0:
-        state, bounds = multitask.run(tasks.problem, state, min(size, left), sweep)
+        problem, state, bounds = multitask.advance(problem, state, min(size, left), improve, sweep)
         left -= bounds.size
-        yield multitask.Stage(state, bounds, last=True)
+        yield multitask.Stage(problem, state, bounds, last=True)
