@@ -4,7 +4,7 @@
 So data of the same shapes need no second compilation, and what sizes a plate stays concrete.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -82,3 +82,31 @@ def merge(static: Any, dynamic: list[Any]) -> Any:
         for leaf, constant in zip(dynamic, constants, strict=True)
     ]
     return jax.tree.unflatten(treedef, leaves)
+
+
+class LastCall:
+    """Keeps the result for the arguments of the last call."""
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._result: Any = None
+
+    def __call__(self, compute: Callable[[], Any], *arguments: Any) -> Any:
+        """``compute()``, or what it returned before for the same concrete arguments."""
+        leaves, treedef = jax.tree.flatten(arguments)
+        rest, key = (treedef, jnp.result_type(float)), self._key
+        if key is None or key[1:] != rest or not all(map(_same, key[0], leaves)):
+            # numpy's arrays may change in place, so the key keeps copies; it keeps others
+            # themselves, so that nothing else can take their identity
+            copies = [x.copy() if isinstance(x, np.ndarray) else x for x in leaves]
+            self._result = compute()
+            self._key = (copies, *rest)
+        return self._result
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(b, np.ndarray):
+        if not isinstance(a, np.ndarray) or a.dtype != b.dtype:
+            return False
+        return np.array_equal(a, b, equal_nan=np.issubdtype(a.dtype, np.inexact))
+    return a is b or (not hasattr(a, "shape") and type(a) is type(b) and bool(a == b))

@@ -23,7 +23,7 @@ from numpyro.optim import optax_to_numpyro
 from numpyro.util import identity, not_jax_tracer
 
 from numpyro_spikeslab import multitask
-from numpyro_spikeslab.arguments import are_concrete, merge, partition
+from numpyro_spikeslab.arguments import are_concrete, merge, on_device, partition
 from numpyro_spikeslab.guide import MeanFieldGuide, PairedGuide
 from numpyro_spikeslab.maximisation import climb, maximum
 from numpyro_spikeslab.paired import Design, predictor
@@ -31,7 +31,7 @@ from numpyro_spikeslab.structure import (
     Likelihood,
     Reader,
     Structure,
-    abstract_trace,
+    checked_trace,
     evaluate,
     trace_at,
 )
@@ -358,7 +358,8 @@ class CAVI(SVI):
             if self.guide.prototype_trace is not None:
                 self._has_functions = bool(self.guide.functions)
             else:
-                trace = abstract_trace(self.model, args, {**kwargs, **self.static_kwargs})
+                call = on_device((args, {**kwargs, **self.static_kwargs}))
+                trace = checked_trace(self.model, *call, "CAVI")
                 self._has_functions = bool(find_functions(trace))
         return self._has_functions
 

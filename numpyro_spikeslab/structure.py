@@ -27,6 +27,7 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.arguments import (
+    LastCall,
     are_concrete,
     merge,
     on_device,
@@ -248,6 +249,19 @@ def abstract_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
     return found
 
 
+def checked_trace(model: Any, args: tuple, kwargs: dict, user: str) -> dict[str, Any]:
+    """:func:`abstract_trace`, with a hint where the model does not run."""
+    hint = "Do the sizes of its plates match its data?"
+    try:
+        return abstract_trace(model, args, kwargs)
+    except AssertionError as error:
+        # such as that of a plate without data
+        raise ValueError(f"{user} could not run the model: {error}. {hint}") from error
+    except (TypeError, ValueError) as error:
+        error.add_note(f"{user} could not run the model. {hint}")
+        raise
+
+
 def _sample_if_unset(site: dict[str, Any]) -> Any:
     """As ``init_to_sample``, but a value that somebody has substituted stays to be seen."""
     return init_to_sample(site) if site["type"] == "sample" and site["value"] is None else None
@@ -420,15 +434,7 @@ def read(
     :param fixed: names of sites whose values another kernel holds; they are no pairs here.
     :raises ValueError: if the model does not fit; the message names the site and the remedy.
     """
-    hint = "Do the sizes of its plates match its data?"
-    try:
-        trace = abstract_trace(model, args, kwargs)
-    except AssertionError as error:
-        # such as that of a plate without data
-        raise ValueError(f"{user} could not run the model: {error}. {hint}") from error
-    except (TypeError, ValueError) as error:
-        error.add_note(f"{user} could not run the model. {hint}")
-        raise
+    trace = checked_trace(model, args, kwargs, user)
     subsampled = sorted(subsample_plate_sizes(trace))
     if subsampled:
         raise ValueError(
@@ -765,8 +771,7 @@ class Reader:
         self._reset()
 
     def _reset(self) -> None:
-        self._key: Any = None
-        self._last: Any = None
+        self._last = LastCall()
         # two compilations for all checks and the design, where op by op there would be hundreds
         self._jit_facts = jax.jit(self._facts, static_argnames=("structure", "static"))
         self._jit_design = jax.jit(self._design, static_argnames=("structure", "static"))
@@ -775,16 +780,12 @@ class Reader:
         """Read the model at these arguments, or return what was read before."""
         if not are_concrete((args, kwargs)):
             return self._read(args, kwargs, fixed)
-        leaves, treedef = jax.tree.flatten((args, kwargs))
-        key = (leaves, treedef, fixed, jnp.result_type(float))
-        if self._key is None or not _same(self._key, key):
-            # numpy's arrays may change in place, so the key keeps copies; it keeps others
-            # themselves, so that nothing else can take their identity
-            key = ([x.copy() if isinstance(x, np.ndarray) else x for x in leaves], *key[1:])
+
+        def compute():
             with outside_transformations((args, kwargs)):
-                args, kwargs = on_device((args, kwargs))
-                self._key, self._last = key, self._read(args, kwargs, fixed)
-        return self._last
+                return self._read(*on_device((args, kwargs)), fixed)
+
+        return self._last(compute, args, kwargs, fixed)
 
     def _read(self, args, kwargs, fixed):
         structure = read(self.model, args, kwargs, self.user, fixed)
@@ -823,17 +824,3 @@ class Reader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
-
-
-def _same(key: tuple, other: tuple) -> bool:
-    leaves, *rest = key
-    other_leaves, *other_rest = other
-    return rest == other_rest and all(
-        _same_leaf(a, b) for a, b in zip(leaves, other_leaves, strict=True)
-    )
-
-
-def _same_leaf(a: Any, b: Any) -> bool:
-    if isinstance(b, np.ndarray):
-        return isinstance(a, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
-    return a is b or (not hasattr(a, "shape") and type(a) is type(b) and bool(a == b))

@@ -27,6 +27,7 @@ from numpyro.infer.gibbs import subsample_plate_sizes
 
 from numpyro_spikeslab import latent, multitask
 from numpyro_spikeslab.arguments import (
+    LastCall,
     are_concrete,
     merge,
     on_device,
@@ -42,9 +43,8 @@ from numpyro_spikeslab.structure import (
     _is_tractable,
     _log_prob,
     _normal,
-    _same,
-    abstract_trace,
     agree,
+    checked_trace,
     find_pairs,
     slab_prior,
     trace_at,
@@ -379,7 +379,7 @@ def read_tasks(model: Any, args: tuple, kwargs: dict, user: str) -> Tasks:
             f"{user}: models with latent functions cannot be fitted under a transformation such "
             "as jit or vmap; the moves between optima are decided outside of compiled code."
         )
-    trace = abstract_trace(model, args, kwargs)
+    trace = checked_trace(model, args, kwargs, user)
     subsampled = sorted(subsample_plate_sizes(trace))
     if subsampled:
         raise ValueError(
@@ -402,11 +402,8 @@ def read_tasks(model: Any, args: tuple, kwargs: dict, user: str) -> Tasks:
     fits = [k for k, x in layouts.items() if shape == x or (Q == 1 and shape == (N,))]
     for layout in fits:
         form = form._replace(layout=layout)
-
-        def run(dynamic, form=form):
-            return _find_facts(model, merge(static, dynamic), trace, form, functions.site_names)
-
-        facts = jax.device_get(jax.jit(run)(dynamic))
+        found = _jit_facts(model, form, functions.site_names, static, dynamic)
+        facts = jax.device_get(found)
         if facts.mixes:
             return _assemble(functions, form, facts, user)
     raise ValueError(
@@ -493,7 +490,12 @@ def _trace_at(model, call, form, latents, W, phi) -> dict[str, Any]:
     return trace_at(model, args, kwargs, own | latents)
 
 
-def _find_facts(model, call, trace, form, kernel_sites) -> Facts:
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _jit_facts(model, form, kernel_sites, static, dynamic) -> Facts:
+    return _find_facts(model, merge(static, dynamic), form, kernel_sites)
+
+
+def _find_facts(model, call, form, kernel_sites) -> Facts:
     """Run the model at generic values."""
     M, N, Q = form.num_functions, form.num_inputs, form.num_tasks
     with handlers.block():
@@ -679,16 +681,13 @@ class TaskReader:
     def __init__(self, model: Any, user: str) -> None:
         self.model = model
         self.user = user
-        self._key: Any = None
-        self._last: Any = None
+        self._last = LastCall()
 
     def __call__(self, args: tuple, kwargs: dict) -> Tasks:
-        leaves, treedef = jax.tree.flatten((args, kwargs))
-        key = (leaves, treedef, jnp.result_type(float))
-        if self._key is None or not _same(self._key, key):
-            args, kwargs = on_device((args, kwargs))
-            self._key, self._last = key, read_tasks(self.model, args, kwargs, self.user)
-        return self._last
+        """Read the model at these arguments, or return what was read before."""
+        return self._last(
+            lambda: read_tasks(self.model, *on_device((args, kwargs)), self.user), args, kwargs
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self.model, "user": self.user}
