@@ -47,6 +47,9 @@ def annealing(step: Any) -> Any:
     return jnp.maximum(20.0 * 0.97**step, 1.0)
 
 
+NUM_IMPROVEMENTS = 10
+"""Of the sites beside latent functions, before a fit of these starts."""
+
 _NO_OPTIMISER = optax_to_numpyro(optax.identity())
 
 
@@ -384,6 +387,13 @@ class CAVI(SVI):
         params |= _checked(init_params or {}, params)
         problem, _ = tasks.hold(self.model, (args, kwargs), params, self.guide.prefix)
         theta = tasks.pack(params, self.guide.prefix, problem).theta
+        improve = self._improvement(tasks, args, kwargs)
+        if improve is not None and not init_params:
+            # or else the functions explain what the other sites should
+            alone = multitask.start_alone(problem, theta)
+            for _ in range(NUM_IMPROVEMENTS):
+                problem, alone, _ = improve(problem, alone)
+            params |= {self._name(site, params): x for site, x in problem.held.items()}
         state = multitask.start_random(key_start, problem, theta)
         params |= tasks.unpack(state, params, self.guide.prefix)
         params |= _checked(init_params or {}, params)
@@ -393,11 +403,12 @@ class CAVI(SVI):
         """A few L-BFGS steps of the other sites up the exact bound."""
 
         def at(held):
-            return problem_at(self.model, merge(static, dynamic), form, problem, held)
+            moved = problem_at(self.model, merge(static, dynamic), form, problem, held)
+            return moved, multitask.hold_fixed(moved, state)
 
         transforms = {x: self._transforms[self._name(x, self._transforms)] for x in form.others}
-        held, loss = climb(lambda held: multitask.bound(at(held), state), problem.held, transforms)
-        return at(held), -loss
+        held, loss = climb(lambda held: multitask.bound(*at(held)), problem.held, transforms)
+        return *at(held), -loss
 
     def _improvement(self, tasks, args, kwargs) -> multitask.Improve | None:
         form = tasks.form

@@ -49,6 +49,11 @@ def _is_no_param(site: dict[str, Any]) -> bool:
     return site["type"] != "param"
 
 
+def _run_once(guide: AutoGuide, args: tuple, kwargs: dict[str, Any]) -> None:
+    with handlers.block(), handlers.seed(rng_seed=0):
+        guide(*args, **kwargs)
+
+
 def _standard_normal(shape: tuple[int, ...], key: jax.Array) -> Any:
     return random.normal(key, shape)
 
@@ -102,47 +107,46 @@ class _SpikeSlabGuide(AutoGuide):
         }
         self._setup_slabs(args, kwargs, latents)
         if self._others:
-            self.inner = self.inner_guide(
-                handlers.block(
-                    handlers.substitute(
-                        handlers.seed(self.model, random.key(0)),
-                        data={name: np.zeros(shape) for name, shape in own.items()},
-                    ),
-                    hide_fn=partial(_is_among, frozenset([*own, *self._deterministics])),
-                ),
-                prefix=self.prefix,
-            )
-            self._setup_inner(args, kwargs)
+            hidden = frozenset([*own, *self._deterministics])
+            self.inner = self._make_inner(own, hidden)
+            if type(self.inner) is AutoDelta:
+                self._setup_delta(self._make_inner(own, hidden), args, kwargs)
+            else:
+                # so that its start values do not become tracers
+                with outside_transformations((args, kwargs)):
+                    _run_once(self.inner, args, kwargs)
         # the values of an abstract trace are no values
         self.prototype_trace = {
             name: {key: site[key] for key in ("name", "type", "is_observed") if key in site}
             for name, site in trace.items()
         }
 
-    def _setup_inner(self, args, kwargs) -> None:
-        """Run the inner guide once, outside of transformations: its start values stay arrays."""
-        inner = self.inner
+    def _make_inner(self, own: dict[str, Any], hidden: frozenset[str]) -> AutoGuide:
+        model = handlers.substitute(
+            handlers.seed(self.model, random.key(0)),
+            data={name: np.zeros(shape) for name, shape in own.items()},
+        )
+        blocked = handlers.block(model, hide_fn=partial(_is_among, hidden))
+        return self.inner_guide(blocked, prefix=self.prefix)
+
+    def _setup_delta(self, probe: AutoDelta, args, kwargs) -> None:
+        """Set up the inner guide in one compilation, where op by op there would be hundreds."""
         static, dynamic = partition((args, kwargs))
 
-        def run(dynamic):
-            args, kwargs = merge(static, dynamic)
-            with handlers.block(), handlers.seed(rng_seed=0):
-                inner(*args, **kwargs)
-
         def found(dynamic):
-            run(dynamic)
-            sites = {k: x for k, x in inner.prototype_trace.items() if k in self._others}
-            return inner._init_locs, {k: (x["fn"], x["value"]) for k, x in sites.items()}
+            _run_once(probe, *merge(static, dynamic))
+            sites = {name: probe.prototype_trace[name] for name in self._others}
+            return probe._init_locs, {k: (x["fn"], x["value"]) for k, x in sites.items()}
 
         with outside_transformations((args, kwargs)):
-            if type(inner) is not AutoDelta:
-                return run(dynamic)
-            # op by op this is hundreds of compilations
-            inner._init_locs, sites = jax.jit(found)(dynamic)
-        inner.prototype_trace = {
-            name: inner.prototype_trace[name] | {"fn": fn, "value": value}
-            for name, (fn, value) in sites.items()
+            self.inner._init_locs, sites = jax.jit(found)(dynamic)
+        keys = ("name", "type", "is_observed", "cond_indep_stack")
+        self.inner.prototype_trace = {
+            name: {key: probe.prototype_trace[name][key] for key in keys} | {"fn": fn, "value": x}
+            for name, (fn, x) in sites.items()
         }
+        for attribute in ("_event_dims", "_prototype_frames", "_prototype_frame_full_sizes"):
+            setattr(self.inner, attribute, getattr(probe, attribute))
 
     def _find_pairs(self, trace: dict[str, Any]) -> tuple[Pair, ...]:
         return find_pairs(trace, type(self).__name__)
@@ -335,8 +339,7 @@ class PairedGuide(_SpikeSlabGuide):
     ``exp(linear * phi - precision * phi**2 / 2)`` at each input, with the parameters
     ``phi_{prefix}_precision`` and ``phi_{prefix}_linear``, each of shape (M, N). The optimum is of
     this form, and neither parameter needs the inverse of a covariance; :meth:`posterior_mean` has
-    the means. Draws need dense covariances, N up to some thousands. All other latent sites get an
-    inner autoguide. :class:`~numpyro_spikeslab.CAVI` fits it in closed form; it works as it is in
+    the means. All other latent sites get an inner autoguide. :class:`~numpyro_spikeslab.CAVI` fits it in closed form; it works as it is in
     :class:`~numpyro.infer.SVI` with :class:`~numpyro.infer.TraceGraph_ELBO` too.
 
     :param model: a model with at least one :func:`~numpyro_spikeslab.spike_slab`.

@@ -13,18 +13,18 @@ covariance may be singular and a site precision zero (a missing value).  Everyth
     \Sigma = K - K D^{1/2} B^{-1} D^{1/2} K .
 
 A covariance is :class:`Dense`, :class:`Diagonal` (white noise, or zero for a deterministic
-function) or :class:`Quasisep` (a state-space kernel on sorted one-dimensional inputs, O(N)).
+function) or :class:`Quasisep` (a state-space kernel on one-dimensional inputs, O(N)).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 import math
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 import numpy as np
 from tinygp.kernels import Kernel, quasisep
 from tinygp.solvers.quasisep.core import (
@@ -132,53 +132,68 @@ class Diagonal:
 class Quasisep:
     """A quasiseparable covariance, in O(N).
 
-    :param matrix: tinygp's symmetric quasiseparable matrix; see :meth:`from_kernel`.
+    Roots and what they are multiplied with have sorted inputs; all else has the given order.
+
+    :param matrix: tinygp's symmetric quasiseparable matrix at sorted inputs; see
+        :meth:`from_kernel`.
+    :param order: ``(N,)``, sorts the inputs.
+    :param rank: ``(N,)``, the inverse of ``order``.
     """
 
     matrix: SymmQSM
+    order: Int[Array, "*M N"]
+    rank: Int[Array, "*M N"]
 
     @classmethod
     def from_kernel(cls, kernel: quasisep.Quasisep, x: Float[Array, " N"]) -> Quasisep:
-        """The covariance of a ``tinygp.kernels.quasisep`` kernel at sorted inputs ``x``."""
-        return cls(kernel.to_symm_qsm(x))
+        """The covariance of a ``tinygp.kernels.quasisep`` kernel at inputs ``x``."""
+        order = jnp.argsort(x)
+        return cls(kernel.to_symm_qsm(x[order]), order, jnp.argsort(order))
 
     def diagonal(self) -> Float[Array, " N"]:
-        return self.matrix.diag.d
+        return self.matrix.diag.d[self.rank]
 
     def matvec(self, x: Float[Array, " N"]) -> Float[Array, " N"]:
-        return self.matrix @ x
+        return (self.matrix @ x[self.order])[self.rank]
 
     def cholesky(self, a: Float[Array, " N"]) -> LowerTriQSM:
+        a = a[self.order]
         p, q, transition = self.matrix.lower
         lower = StrictLowerTriQSM(p=a[:, None] * p, q=a[:, None] * q, a=transition)
-        return SymmQSM(diag=DiagQSM(1 + a * self.diagonal() * a), lower=lower).cholesky()
+        return SymmQSM(diag=DiagQSM(1 + a * self.matrix.diag.d * a), lower=lower).cholesky()
 
     def half_logdet(self, L: LowerTriQSM) -> Float[Array, ""]:
         return jnp.sum(jnp.log(L.diag.d))
 
     def solve_lower(self, L: LowerTriQSM, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
-        return L.solve(x)
+        return L.solve(x[self.order])
 
     def solve_upper(self, L: LowerTriQSM, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
-        return L.transpose().solve(x)
+        return L.transpose().solve(x)[self.rank]
 
     def explained(self, L: LowerTriQSM, a: Float[Array, " N"]) -> Float[Array, " N"]:
+        a = a[self.order]
         # tinygp's product of a diagonal and a symmetric matrix comes back as symmetric (0.3.1).
         p, q, transition = self.matrix.lower
         scaled = SquareQSM(
-            diag=DiagQSM(a * self.diagonal()),
+            diag=DiagQSM(a * self.matrix.diag.d),
             lower=StrictLowerTriQSM(p=a[:, None] * p, q=q, a=transition),
             upper=StrictUpperTriQSM(p=p, q=a[:, None] * q, a=transition),
         )
-        return (L.inv() @ scaled).gram().diag.d
+        return (L.inv() @ scaled).gram().diag.d[self.rank]
 
     def log_density(self, x: Float[Array, " N"]) -> Float[Array, ""]:
         return _log_density(self, self.matrix.cholesky(), x)
 
+    def plus(self, variance: Float[Array, ""]) -> Quasisep:
+        """With something added to the diagonal."""
+        more = DiagQSM(jnp.full_like(self.matrix.diag.d, variance))
+        return replace(self, matrix=self.matrix + more)
+
     def draw(self, key: Array) -> Float[Array, " N"]:
         d = self.diagonal()
-        root = (self.matrix + DiagQSM(jnp.full_like(d, _jitter(d, d.size)))).cholesky()
-        return root @ jax.random.normal(key, d.shape, d.dtype)
+        root = self.plus(_jitter(d, d.size)).matrix.cholesky()
+        return (root @ jax.random.normal(key, d.shape, d.dtype))[self.rank]
 
 
 Covariance = Dense | Diagonal | Quasisep
@@ -215,8 +230,8 @@ class Template:
 
     :param kernel: a tinygp kernel, or an ``(N, N)`` covariance matrix.
     :param free: which of the kernel's leaves are parameters.
-    :param kind: ``"kernel"``, ``"quasisep"`` (on sorted inputs), ``"matrix"``, ``"white"`` or
-        ``"zero"``.
+    :param kind: ``"kernel"``, ``"quasisep"`` (on inputs of one dimension), ``"matrix"``,
+        ``"white"`` or ``"zero"``.
     """
 
     kernel: Any
@@ -235,9 +250,7 @@ class Template:
         if not isinstance(kernel, Kernel):
             return cls(jnp.asarray(kernel), (False,), "matrix")
         free = tuple(_is_parameter(leaf) for leaf in jax.tree.leaves(kernel))
-        x = np.asarray(X)
-        ordered = x.size == x.shape[0] and bool(np.all(np.diff(x.ravel()) >= 0))
-        state_space = isinstance(kernel, quasisep.Quasisep) and ordered
+        state_space = isinstance(kernel, quasisep.Quasisep) and jnp.size(X) == jnp.shape(X)[0]
         return cls(kernel, free, "quasisep" if state_space else "kernel")
 
     @property
@@ -323,7 +336,7 @@ def add_jitter(covariance: Covariance) -> Covariance:
     jitter = max(1e-9, 4 * N * float(eps)) * jnp.where(largest > 0, largest, 1)
     if isinstance(covariance, Dense):
         return Dense(covariance.K + jitter * jnp.eye(N, dtype=diagonal.dtype))
-    return Quasisep(covariance.matrix + DiagQSM(jnp.full_like(diagonal, jitter)))
+    return covariance.plus(jitter)
 
 
 def as_matrix(covariance: Covariance) -> Float[Array, "N N"]:
@@ -332,7 +345,7 @@ def as_matrix(covariance: Covariance) -> Float[Array, "N N"]:
         return covariance.K
     if isinstance(covariance, Diagonal):
         return jnp.diag(covariance.d)
-    return covariance.matrix.to_dense()
+    return covariance.matrix.to_dense()[covariance.rank][:, covariance.rank]
 
 
 def condition(

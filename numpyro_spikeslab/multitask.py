@@ -522,10 +522,11 @@ def update_hyperparameters(prob: Problem, stats: Gram, state: State) -> State:
     state = state._replace(
         sigma2=sigma2, pi=pi, sigma_w2=_slab_variance(prob, state, count, second)
     )
-    return _hold_fixed(prob, state)
+    return hold_fixed(prob, state)
 
 
-def _hold_fixed(prob: Problem, state: State) -> State:
+def hold_fixed(prob: Problem, state: State) -> State:
+    """Set the hyperparameters that are known."""
     noise, slab, pi = map(
         jnp.asarray, (prob.hyper.fixed_noise, prob.hyper.fixed_slab, prob.hyper.fixed_inclusion)
     )
@@ -685,7 +686,7 @@ def start_prior(
         pi=jnp.full(M, jnp.mean(gamma)),
         sigma_w2=jnp.sum(gamma * (mu**2 + v)) / jnp.maximum(jnp.sum(gamma), 1e-10),
     )
-    return _hold_fixed(prob, state)
+    return hold_fixed(prob, state)
 
 
 def start(
@@ -737,6 +738,13 @@ def _power(prob: Problem) -> Float[Array, " Q"]:
     num, squares = _num_observed(prob), jnp.sum(prob.Y**2, axis=0)
     mean = jnp.sum(squares) / jnp.maximum(jnp.sum(num), 1)
     return jnp.where(squares > 0, squares / jnp.maximum(num, 1), jnp.where(mean > 0, mean, 1))
+
+
+@jax.jit
+def start_alone(prob: Problem, theta: Float[Array, "M P"]) -> State:
+    """All functions switched off."""
+    power = _power(prob)
+    return start_prior(prob, theta, jnp.zeros((power.size, theta.shape[0])), power)
 
 
 @jax.jit
@@ -1040,8 +1048,8 @@ def move(
     return contenders[best], jnp.asarray(reached[best]), best > 0
 
 
-Improve = Callable[[Problem, State], tuple[Problem, Float[Array, ""]]]
-"""Finds better values of the sites that a problem holds; also the bound there."""
+Improve = Callable[[Problem, State], tuple[Problem, State, Float[Array, ""]]]
+"""Finds better values of the sites that a problem holds; also the state and the bound there."""
 
 
 class Stage(NamedTuple):
@@ -1074,7 +1082,7 @@ def advance(
     bounds = []
     for _ in range(num_sweeps):
         state, _ = run(prob, state, 1, sweep)
-        prob, reached = improve(prob, state)
+        prob, state, reached = improve(prob, state)
         bounds.append(reached)
     return prob, state, jnp.stack(bounds)
 

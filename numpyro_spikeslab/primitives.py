@@ -3,6 +3,7 @@
 
 from contextlib import nullcontext
 from math import inf, prod
+import os
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -197,7 +198,9 @@ def latent_functions(name: str, kernels: Any, X: Any, mean: Any = None) -> Any:
     different parameters, the sites are ``{name}_{m}_{parameter}``. To hold one, condition on it:
     ``handlers.condition(model, {"phi_scale": ...})``.
 
-    The covariances are dense matrices, so N is limited to some thousands.
+    Covariances are dense matrices, so N is limited to some thousands, unless inputs have one
+    dimension and all kernels are of one kind of ``tinygp.kernels.quasisep``: then time and memory
+    are linear in N.
 
     :param name: name of the functions.
     :param kernels: a list of M, or one for all functions, whose number the enclosing plate tells.
@@ -209,8 +212,8 @@ def latent_functions(name: str, kernels: Any, X: Any, mean: Any = None) -> Any:
         not given.
     :return: the functions' values, shape (M, N).
     :raises ValueError: if there are no functions or inputs, the number of kernels is not that of
-        the plate, the inputs are not finite, a kernel does not take them, or a matrix is not a
-        covariance of the inputs.
+        the plate, the inputs are not finite, a kernel does not take them, a matrix is not a
+        covariance of the inputs, or the matrices need more memory than the machine has.
 
     **Example**
 
@@ -316,7 +319,24 @@ def _functions(name: str, kernels: Any, X: Any, mean: Any, size: int | None) -> 
         tuple(f"{name}_{path}" if alike else f"{name}_{m}_{path}" for path in t.parameters)
         for m, t in enumerate(templates)
     )
-    return Functions(name, templates, X, mean, sites, alike)
+    functions = Functions(name, templates, X, mean, sites, alike)
+    _check_memory(where, functions)
+    return functions
+
+
+def _check_memory(where: str, functions: Functions) -> None:
+    kinds = {template.kind for template in functions.templates}
+    if functions.is_uniform and kinds <= {"white", "zero", "quasisep"}:
+        return
+    M, N = len(functions.templates), functions.num_inputs
+    needed = M * N**2 * jnp.finfo(jnp.result_type(float)).bits // 8
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
+        raise ValueError(
+            f"{where}: {M} covariance matrices of {N} inputs take {needed:,} bytes, and the "
+            f"machine has {available:,}. Use kernels of tinygp.kernels.quasisep, all of one kind, "
+            "on inputs of one dimension, or fewer inputs."
+        )
 
 
 def _template(where: str, m: int, kernel: Any, X: Any) -> Template:
@@ -333,7 +353,7 @@ def _template(where: str, m: int, kernel: Any, X: Any) -> Template:
                 f"{where}: kernel {m} is made inside the model. Make kernels outside of it; their "
                 "parameters become latent sites."
             )
-        template = Template.of(kernel, X if not_jax_tracer(X) else np.zeros((2, 2)))
+        template = Template.of(kernel, X)
         try:
             values = list(template.parameters.values())
             shape = jax.eval_shape(lambda: template.cross(values, X, X)).shape

@@ -387,7 +387,7 @@ def design_rows(
         else:
             constant = jax.tree.leaves(tangent)[source.position]
             rows.append(constant.T if source.transposed else constant)
-    joined = jnp.concatenate(rows) if len(rows) > 1 else rows[0]
+    joined = jnp.concatenate(rows) if len(rows) > 1 else jnp.asarray(rows[0])
     return joined.astype(jnp.result_type(joined, float))
 
 
