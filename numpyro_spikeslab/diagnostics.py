@@ -212,6 +212,10 @@ class Mixture(NamedTuple):
         length = np.linalg.norm(phi, axis=2, keepdims=True)
         return cls(W * length, phi / np.where(length > 0, length, 1))
 
+    def mean(self) -> "Mixture":
+        """One draw: the mean of weights and of functions."""
+        return Mixture(*(x.mean(axis=0, keepdims=True) for x in self))
+
     def relabelled(self, labels: "Labels") -> "Mixture":
         """The same draws with their functions in other places."""
         order, sign = labels.order[..., None], labels.sign[..., None]
@@ -266,9 +270,19 @@ def centre(draws: Mixture) -> Mixture:
     first = np.argmin(squares - 2 * products)
     reference = Mixture(*(x[first][None] for x in draws))
     for _ in range(2):
-        placed = draws.relabelled(match(draws, reference))
-        reference = Mixture(*(x.mean(axis=0, keepdims=True) for x in placed))
+        reference = draws.relabelled(match(draws, reference)).mean()
     return reference
+
+
+def representative(draws: xr.Dataset, weights: str, functions: str) -> Mixture:
+    """One draw that stands for all."""
+    found = Mixture.of(draws, weights, functions)
+    return found.mean() if are_one_fit(draws) else centre(found)
+
+
+def are_one_fit(draws: xr.Dataset) -> bool:
+    """Whether all draws are of one variational fit, in which every function has its place."""
+    return "chain" not in {*draws.dims, *draws.coords}
 
 
 def strongest_first(reference: Mixture) -> Mixture:
@@ -288,13 +302,13 @@ def as_reference(
 ) -> Mixture:
     """What :func:`align` matches to."""
     if reference is None:
-        return strongest_first(centre(Mixture.of(draws, weights, functions)))
+        return strongest_first(representative(draws, weights, functions))
     names = (weights, functions)
     like = first_draw(draws)
     if isinstance(reference, xr.DataTree):
         found = posterior(reference)
         check_reference_draw(first_draw(found), like, names)
-        return centre(Mixture.of(found, weights, functions))
+        return representative(found, weights, functions)
     check_reference_draw(reference, like, names)
     given = {name: like[name].copy(data=np.asarray(reference[name])) for name in names}
     return Mixture.of(xr.Dataset(given).expand_dims("sample"), weights, functions)
@@ -335,7 +349,8 @@ def align(
     likelihood nor prior. So R-hat, means and intervals of weights or functions say nothing until
     the draws are aligned. Each draw gets the permutation and the signs that bring its products
     ``w_m phi_m`` nearest to those of the reference. A function without weights in a draw takes a
-    place that is left, and keeps its sign.
+    place that is left, and keeps its sign. In the draws of one variational fit every function has
+    its place already, so they all get the permutation and the signs of their mean.
 
     Alignment cannot repair chains that have found different functions: look at R-hat of what needs
     no alignment (:func:`invariants`) first. The functions must have alike priors, of mean zero.
@@ -374,9 +389,10 @@ def align(
     draws = posterior(data)
     dims, plate = sample_dims(draws), function_plate(draws, weights, functions)
     found = Mixture.of(draws, weights, functions)
-    labels = match(found, as_reference(reference, draws, weights, functions))
-    shape = (*(draws.sizes[dim] for dim in dims), -1)
-    order, sign = (x.reshape(shape) for x in labels)
+    target = as_reference(reference, draws, weights, functions)
+    labels = match(found.mean() if are_one_fit(draws) else found, target)
+    shape = (*(draws.sizes[dim] for dim in dims), draws.sizes[plate])
+    order, sign = (np.broadcast_to(x, found.W.shape[:2]).reshape(shape) for x in labels)
     flipped = {weights, f"{weights}_slab", functions, f"{functions}_new"}
 
     def placed(values: xr.DataArray) -> xr.DataArray:
@@ -472,7 +488,7 @@ def has_functions(draws: xr.Dataset) -> bool:
 def aligned_with_invariants(data: xr.DataTree) -> xr.DataTree:
     """The same data with :func:`invariants`, and chains aligned unless they are."""
     draws = posterior(data)
-    if "chain" in sample_dims(draws) and "aligned" not in draws.attrs:
+    if not are_one_fit(draws) and "aligned" not in draws.attrs:
         data = align(data)
     both = posterior(invariants(data))
     both = both.assign({k: x for k, x in posterior(data).data_vars.items() if k not in both})

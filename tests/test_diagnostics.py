@@ -492,11 +492,15 @@ def exchanged(draws, order, sign):
 
 
 def shuffled(draws, shape, seed=1):
-    """Each draw in an order of its own, with signs of its own; the unused function keeps its."""
+    """Each draw in an order of its own, with signs of its own; the unused function keeps its.
+
+    The draws of a variational fit, without chains, all get the same order and signs.
+    """
     rng = np.random.default_rng(seed)
-    order = rng.permuted(np.broadcast_to(np.arange(FUNCTIONS), (*shape, FUNCTIONS)), axis=-1)
+    each = shape if len(shape) == 2 else (1,)
+    order = rng.permuted(np.broadcast_to(np.arange(FUNCTIONS), (*each, FUNCTIONS)), axis=-1)
     sign = np.where(order == USED, 1, rng.choice([-1, 1], size=order.shape))
-    return exchanged(draws, order, sign)
+    return exchanged(draws, *(np.broadcast_to(x, (*shape, FUNCTIONS)) for x in (order, sign)))
 
 
 def mixture(draws, sample_dims=("chain", "draw")):
@@ -558,7 +562,7 @@ def test_align_without_reference_puts_the_strongest_first():
 def test_align_to_other_data():
     draws, _ = planted((2, 50))
     first = diagnostics.align(mixture(shuffled(draws, (2, 50))))
-    other = {name: x[0] for name, x in shuffled(draws, (2, 50), seed=2).items()}
+    other = shuffled({name: x[0] for name, x in draws.items()}, (50,), seed=2)
     found = diagnostics.align(mixture(other, ("sample",)), reference=first)
     for name in ("W", "phi", "phi_scale"):
         expected = first["posterior"][name].sel(chain=0)
@@ -594,6 +598,23 @@ def test_match_is_the_best_of_all_permutations():
             phi[order][None], reference.phi[0]
         )
         assert (sign == np.where(used & (agreement[0] < 0), -1, 1)).all()
+
+
+def test_draws_of_a_fit_move_together():
+    """A function that few draws use keeps its own kernel parameter."""
+    draws, _ = planted((200,))
+    used = np.random.default_rng(5).random((200, TASKS, 1)) < 0.1
+    for part in ("W", "W_spike"):
+        draws[part][..., USED:] = used
+    draws = {
+        name: np.concatenate([x, x[..., USED:]], -1) if name[0] == "W" else x
+        for name, x in draws.items()
+    }
+    draws["phi"] = np.concatenate([draws["phi"], draws["phi"][::-1, USED:]], axis=-2)
+    draws["phi_scale"] = np.tile(np.arange(FUNCTIONS + 1.0), (200, 1))
+    del draws["phi_new"]
+    found = diagnostics.align(mixture(draws, ["sample"]))["posterior"]["phi_scale"]
+    assert (found == found[0]).all() and sorted(found[0]) == list(range(FUNCTIONS + 1))
 
 
 def test_unused_functions_keep_order_and_signs():
