@@ -274,12 +274,6 @@ def centre(draws: Mixture) -> Mixture:
     return reference
 
 
-def representative(draws: xr.Dataset, weights: str, functions: str) -> Mixture:
-    """One draw that stands for all."""
-    found = Mixture.of(draws, weights, functions)
-    return found.mean() if are_one_fit(draws) else centre(found)
-
-
 def are_one_fit(draws: xr.Dataset) -> bool:
     """Whether all draws are of one variational fit, in which every function has its place."""
     return "chain" not in {*draws.dims, *draws.coords}
@@ -294,21 +288,20 @@ def strongest_first(reference: Mixture) -> Mixture:
     return reference.relabelled(Labels(order, sign))
 
 
-def as_reference(
-    reference: xr.DataTree | Mapping[str, ArrayLike] | None,
+def as_one_draw(
+    reference: xr.DataTree | Mapping[str, ArrayLike],
     draws: xr.Dataset,
     weights: str,
     functions: str,
 ) -> Mixture:
-    """What :func:`align` matches to."""
-    if reference is None:
-        return strongest_first(representative(draws, weights, functions))
+    """The reference of :func:`align`."""
     names = (weights, functions)
     like = first_draw(draws)
     if isinstance(reference, xr.DataTree):
         found = posterior(reference)
         check_reference_draw(first_draw(found), like, names)
-        return representative(found, weights, functions)
+        mixture = Mixture.of(found, weights, functions)
+        return mixture.mean() if are_one_fit(found) else centre(mixture)
     check_reference_draw(reference, like, names)
     given = {name: like[name].copy(data=np.asarray(reference[name])) for name in names}
     return Mixture.of(xr.Dataset(given).expand_dims("sample"), weights, functions)
@@ -389,8 +382,12 @@ def align(
     draws = posterior(data)
     dims, plate = sample_dims(draws), function_plate(draws, weights, functions)
     found = Mixture.of(draws, weights, functions)
-    target = as_reference(reference, draws, weights, functions)
-    labels = match(found.mean() if are_one_fit(draws) else found, target)
+    to_place = found.mean() if are_one_fit(draws) else found
+    if reference is None:
+        target = strongest_first(centre(to_place))
+    else:
+        target = as_one_draw(reference, draws, weights, functions)
+    labels = match(to_place, target)
     shape = (*(draws.sizes[dim] for dim in dims), draws.sizes[plate])
     order, sign = (np.broadcast_to(x, found.W.shape[:2]).reshape(shape) for x in labels)
     flipped = {weights, f"{weights}_slab", functions, f"{functions}_new"}

@@ -39,6 +39,7 @@ LETTER = 0.085  # inches of a letter of 10 point type
 CELL = 0.36  # inches of the side of a cell, wide enough for "-0.53" in 7 point type
 CURVES = (3.0, 1.8)  # inches of a panel with curves
 FITTED = ("posterior_predictive", "predictions", "posterior")
+ENTRY = 1.2  # inches of width of an entry of a legend
 INK = "black"
 OBSERVED, MISSING = "#808080", "#ededed"
 
@@ -669,15 +670,16 @@ def plot_fit(
             "the columns of Y."
         )
     columns = [names.index(task) for task in drawn]
+    values, seen = values[:, columns], seen[:, columns]
     x = positions(X, table.index)
     x_new = x if X_new is None else positions(X_new, np.empty(len(np.asarray(X_new))))
     shape = (x_new.size, len(names))
 
     def labelled(array: np.ndarray) -> xr.DataArray:
-        return xr.DataArray(array.T[columns], {"task": drawn}, ["task", "point"])
+        return xr.DataArray(array.T, {"task": drawn}, ["task", "point"])
 
     fits = [
-        [labelled(array) for array in fit_of(fit, method, var_name, shape)]
+        [labelled(array[:, columns]) for array in fit_of(fit, method, var_name, shape)]
         for method, fit in methods.items()
     ]
     statistics = [by_method(each, methods) for each in zip(*fits, strict=True)]
@@ -702,7 +704,7 @@ def plot_fit(
                 "the fits by tasks; give known values at all of them."
             )
         style = {"color": INK, "linestyle": ":", "width": 1.2}
-        known = np.reshape(np.asarray(reference, float), shape)
+        known = np.reshape(np.asarray(reference, float), shape)[:, columns]
         legend["reference"] = draw(visuals.line_xy, "reference", x_new, known, **style)
     style = {"color": OBSERVED, "size": 3, "zorder": 1}
     legend["observed"] = draw(
@@ -715,5 +717,8 @@ def plot_fit(
         held_out = np.where(seen, np.nan, values)
         legend["held out"] = draw(visuals.scatter_xy, "held out", x, held_out, **style)
     figure = picture.viz["figure"].item()
-    figure.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=len(legend))
+    ncols = min(len(legend), int(figure.get_figwidth() / ENTRY))
+    style = {"loc": "outside upper center", "ncols": ncols, "fontsize": 9, "frameon": False}
+    figure.legend(legend.values(), legend.keys(), **style)
+    figure.set_figheight(figure.get_figheight() + ROW * ((len(legend) - 1) // ncols))
     return picture

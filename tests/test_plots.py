@@ -395,6 +395,8 @@ def test_fit_of_means_and_variances():
             np.testing.assert_allclose(np.ma.filled(xy, np.nan)[:, 1], drawn[:, 1])
         assert picture.get_target("fit", {"task": q}).get_title() == f"task {q}"
     assert shaded(picture, 0) == [(1.5, 3.5), (4.5, 5.0)] and shaded(picture, 1) == []
+    one = plots.plot_fit((Y, variance), X, Y, observed, tasks=[1])
+    assert set(one.viz.children) >= {"observed"} and "missing" not in one.viz.children
     (legend,) = picture.viz["figure"].item().legends
     texts = [text.get_text() for text in legend.get_texts()]
     assert texts == ["fit", "reference", "observed", "missing", "held out"]
