@@ -5,7 +5,7 @@ from typing import Any
 
 from numpyro_spikeslab import models
 from numpyro_spikeslab.cavi import CAVI, CAVIRunResult, annealing
-from numpyro_spikeslab.diagnostics import add_variational_stats, compare, summary
+from numpyro_spikeslab.diagnostics import add_variational_stats, align, compare, invariants, summary
 from numpyro_spikeslab.gibbs import PairedGibbs, PairedGibbsState
 from numpyro_spikeslab.guide import MeanFieldGuide, PairedGuide
 from numpyro_spikeslab.primitives import SpikeSlab, latent_functions, spike_slab
@@ -20,13 +20,18 @@ __all__ = [
     "PairedGuide",
     "SpikeSlab",
     "add_variational_stats",
+    "align",
     "annealing",
     "compare",
+    "invariants",
     "latent_functions",
     "models",
     "paired_sites",
+    "plot_fit",
     "plot_forest",
     "plot_inclusion",
+    "plot_latent_functions",
+    "plot_weights",
     "spike_slab",
     "summary",
 ]
@@ -35,7 +40,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     # pictures take a second to import, and most programs draw none
-    if name in ("plot_forest", "plot_inclusion"):
+    if name.startswith("plot_") and name in __all__:
         from numpyro_spikeslab import plots
 
         return getattr(plots, name)

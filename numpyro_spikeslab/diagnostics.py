@@ -3,16 +3,21 @@
 
 A *pair* is a weight ``w`` of the ``posterior`` group beside which its indicator ``w_spike``
 lies. Markov chains have the dimensions ``(chain, draw)``, variational draws (from
-``arviz_base.from_numpyro_svi``) the one dimension ``sample``.
+``arviz_base.from_numpyro_svi``) the one dimension ``sample``. A *mixture* is weights ``W`` and
+latent functions ``phi`` that share the dimension of the functions, and no other.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import arviz_base
 import arviz_stats
+from jaxtyping import Float, Int
 import numpy as np
+from numpy.typing import ArrayLike
 import pandas as pd
+from scipy.optimize import linear_sum_assignment
 import xarray as xr
 
 import jax
@@ -24,9 +29,11 @@ from numpyro.infer.util import log_density
 
 from numpyro_spikeslab.cavi import CAVI
 
-__all__ = ["add_variational_stats", "compare", "summary"]
+__all__ = ["add_variational_stats", "align", "compare", "invariants", "summary"]
 
 CHAIN_DIAGNOSTICS = ("ess_bulk", "ess_tail", "r_hat", "mcse_mean", "mcse_sd")
+WEIGHTS, FUNCTIONS = "W", "phi"  # as the sites of `models.mtmkl` are called
+GROUPS_OF_POSTERIOR = {"/posterior", "/sample_stats", "/posterior_predictive", "/predictions"}
 
 
 def posterior(data: xr.DataTree) -> xr.Dataset:
@@ -98,12 +105,16 @@ def inclusion_draws(data: xr.DataTree, name: str) -> xr.DataArray:
     Rao-Blackwellised probabilities win over the indicator: they have its mean and less noise.
     """
     draws = posterior(data)
-    suffix = f"inclusion_probabilities.{name}"
     stats = data["sample_stats"].data_vars if "sample_stats" in data.children else {}
     for key, values in stats.items():
-        if f".{key}".endswith(f".{suffix}"):
+        if are_inclusion_probabilities(key, name):
             return shaped_like(values, draws[name], sample_dims(draws))
     return spike_draws(data, name)
+
+
+def are_inclusion_probabilities(key: Hashable, name: str) -> bool:
+    """Whether a sampler, or a block of one, has stored those of the pair ``name`` as ``key``."""
+    return f".{key}".endswith(f".inclusion_probabilities.{name}")
 
 
 def is_constant(draws: xr.DataArray, dims: list[str]) -> xr.DataArray:
@@ -143,15 +154,361 @@ def inclusion_statistics(data: xr.DataTree, name: str) -> xr.DataArray:
     return xr.concat([row.expand_dims(summary=[key]) for key, row in rows.items()], dim="summary")
 
 
+def function_plate(draws: xr.Dataset, weights: str, functions: str) -> str:
+    """The dimension of the latent functions, which is the one that the weights share with them."""
+    for argument, name in (("weights", weights), ("functions", functions)):
+        if name not in draws.data_vars:
+            raise ValueError(
+                f"{argument}: got {name!r}, expected one of {sorted(map(str, draws.data_vars))}; "
+                f"name the variable of the {argument}, or collect the site when sampling."
+            )
+    shared = shared_plates(draws, weights, functions)
+    if len(shared) != 1:
+        raise ValueError(
+            f"data: `{weights}` has the dimensions {draws[weights].dims} and `{functions}` "
+            f"{draws[functions].dims}, expected one plate in common, that of the functions; make "
+            f"the data with dims={{{weights!r}: ['task', 'latent'], "
+            f"{functions!r}: ['latent', 'point']}}."
+        )
+    return shared[0]
+
+
+def shared_plates(draws: xr.Dataset, *names: str) -> list[str]:
+    """Dimensions that all of the variables have, without those of the samples."""
+    dims = set.intersection(*(set(draws[name].dims) for name in names))
+    return sorted(map(str, dims - set(sample_dims(draws))))
+
+
+def plates_besides(draws: xr.Dataset, name: str, plate: str) -> list[str]:
+    """Plates of a variable except one, in its order."""
+    return [str(dim) for dim in draws[name].dims if dim not in (*sample_dims(draws), plate)]
+
+
+class Mixture(NamedTuple):
+    """Weights and latent functions of S draws, in which every function has the length one.
+
+    The data determine products of weights and functions, so the scale of both is in the weights.
+    """
+
+    W: Float[np.ndarray, "S M Q"]
+    phi: Float[np.ndarray, "S M N"]
+
+    @classmethod
+    def of(cls, draws: xr.Dataset, weights: str, functions: str) -> "Mixture":
+        """Gather all draws."""
+        dims, plate = sample_dims(draws), function_plate(draws, weights, functions)
+
+        def rows(name: str) -> np.ndarray:
+            values = draws[name].transpose(*dims, plate, ...).values.astype(float)
+            if not np.isfinite(values).all():
+                raise ValueError(
+                    f"data: `{name}` is not finite in some draws; leave these draws out, and look "
+                    "for what went wrong in them."
+                )
+            shape = values.shape[: len(dims) + 1]
+            return values.reshape(prod(shape[:-1]), shape[-1], -1)
+
+        W, phi = rows(weights), rows(functions)
+        length = np.linalg.norm(phi, axis=2, keepdims=True)
+        return cls(W * length, phi / np.where(length > 0, length, 1))
+
+    def mean(self) -> "Mixture":
+        """One draw: the mean of weights and of functions."""
+        return Mixture(*(x.mean(axis=0, keepdims=True) for x in self))
+
+    def relabelled(self, labels: "Labels") -> "Mixture":
+        """The same draws with their functions in other places."""
+        order, sign = labels.order[..., None], labels.sign[..., None]
+        return Mixture(*(sign * np.take_along_axis(x, order, axis=1) for x in self))
+
+
+class Labels(NamedTuple):
+    """New places of latent functions.
+
+    - **order** - which function of a draw takes each place.
+    - **sign** - by what it is multiplied.
+    """
+
+    order: Int[np.ndarray, "S M"]
+    sign: Int[np.ndarray, "S M"]
+
+
+def match(draws: Mixture, reference: Mixture) -> Labels:
+    """Labels that bring the products of weights and functions nearest to those of a reference.
+
+    The squared distance of two such products is that of the matrices ``w phi^T``, so scales and
+    signs that weights and functions exchange do not matter.
+    """
+    W, phi = reference.W[0], reference.phi[0]
+    products = (draws.W @ W.T) * (draws.phi @ phi.T)  # of function m with the place k, (S, M, K)
+    order = np.stack([linear_sum_assignment(x.T, maximize=True)[1] for x in products])
+    # Functions without weights fit everywhere equally well; in their old order nothing moves
+    # without need.
+    is_used = np.take_along_axis(draws.W.any(axis=2), order, axis=1)
+    left = [np.sort(row[~used]) for row, used in zip(order, is_used, strict=True)]
+    order[~is_used] = np.concatenate(left)
+    placed = draws.relabelled(Labels(order, np.ones_like(order)))
+    cosines = cosine(placed.W, W) + cosine(placed.phi, phi)
+    # Signs of functions without weights are chance, and must not be made to agree.
+    return Labels(order, np.where(is_used & (cosines < 0), -1, 1))
+
+
+def cosine(x: Float[np.ndarray, "S M D"], y: Float[np.ndarray, "M D"]) -> Float[np.ndarray, "S M"]:
+    """Cosines of the angles between rows, 0 where one is zero."""
+    lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
+    return np.einsum("smd,md->sm", x, y) / np.where(lengths > 0, lengths, 1)
+
+
+def centre(draws: Mixture) -> Mixture:
+    """One draw to match all to: twice the mean of draws matched to the one before.
+
+    The first is the draw whose fit, the sum of all products, is nearest to the mean of the fits.
+    """
+    mean = np.tensordot(draws.W, draws.phi, axes=([0, 1], [0, 1])) / len(draws.W)
+    squares = np.sum((draws.W @ draws.W.mT) * (draws.phi @ draws.phi.mT), axis=(1, 2))
+    products = np.sum((draws.W @ mean) * draws.phi, axis=(1, 2))
+    first = np.argmin(squares - 2 * products)
+    reference = Mixture(*(x[first][None] for x in draws))
+    for _ in range(2):
+        reference = draws.relabelled(match(draws, reference)).mean()
+    return reference
+
+
+def are_one_fit(draws: xr.Dataset) -> bool:
+    """Whether all draws are of one variational fit, in which every function has its place."""
+    return "chain" not in {*draws.dims, *draws.coords}
+
+
+def strongest_first(reference: Mixture) -> Mixture:
+    """The same functions in the order of what they explain, their largest weights positive."""
+    order = np.argsort(-np.linalg.norm(reference.W, axis=2), axis=1, kind="stable")
+    largest = np.argmax(np.abs(reference.W), axis=2, keepdims=True)
+    negative = np.take_along_axis(reference.W, largest, axis=2)[..., 0] < 0
+    sign = np.where(np.take_along_axis(negative, order, axis=1), -1, 1)
+    return reference.relabelled(Labels(order, sign))
+
+
+def as_one_draw(
+    reference: xr.DataTree | Mapping[str, ArrayLike],
+    draws: xr.Dataset,
+    weights: str,
+    functions: str,
+) -> Mixture:
+    """The reference of :func:`align`."""
+    names = (weights, functions)
+    like = first_draw(draws)
+    if isinstance(reference, xr.DataTree):
+        found = posterior(reference)
+        check_reference_draw(first_draw(found), like, names)
+        mixture = Mixture.of(found, weights, functions)
+        return mixture.mean() if are_one_fit(found) else centre(mixture)
+    check_reference_draw(reference, like, names)
+    given = {name: like[name].copy(data=np.asarray(reference[name])) for name in names}
+    return Mixture.of(xr.Dataset(given).expand_dims("sample"), weights, functions)
+
+
+def first_draw(draws: xr.Dataset) -> xr.Dataset:
+    """The first of the draws."""
+    return draws.isel(dict.fromkeys(sample_dims(draws), 0))
+
+
+def check_reference_draw(given: Mapping[Any, Any], like: xr.Dataset, names: Iterable[str]) -> None:
+    """Raise unless a draw has variables of the same names and shapes as another."""
+    for name in names:
+        if name not in given:
+            raise ValueError(
+                f"reference: got values of {sorted(map(str, given))}, expected `{name}` among "
+                "them; give weights and functions."
+            )
+        if np.shape(given[name]) != like[name].shape:
+            raise ValueError(
+                f"reference: `{name}` has the shape {np.shape(given[name])}, expected "
+                f"{like[name].shape}, that of a draw of `data`; give one draw, or ArviZ data of "
+                "the same model."
+            )
+
+
+def align(
+    data: xr.DataTree,
+    reference: xr.DataTree | Mapping[str, ArrayLike] | None = None,
+    *,
+    weights: str = WEIGHTS,
+    functions: str = FUNCTIONS,
+) -> xr.DataTree:
+    """Give latent functions the same order and signs in all draws and chains.
+
+    Nothing in a model such as :func:`~numpyro_spikeslab.models.mtmkl` tells its latent functions
+    apart: exchanging two of them, or the sign of one with that of its weights, changes neither
+    likelihood nor prior. So R-hat, means and intervals of weights or functions say nothing until
+    the draws are aligned. Each draw gets the permutation and the signs that bring its products
+    ``w_m phi_m`` nearest to those of the reference. A function without weights in a draw takes a
+    place that is left, and keeps its sign. In the draws of one variational fit every function has
+    its place already, so they all get the permutation and the signs of their mean.
+
+    Alignment cannot repair chains that have found different functions: look at R-hat of what needs
+    no alignment (:func:`invariants`) first. The functions must have alike priors, of mean zero.
+
+    :param data: ArviZ data with the weights, Q tasks by M functions, and the functions, M by N
+        points, of every draw. They share one dimension, that of the functions.
+    :param reference: what to match: one draw, as values of ``weights`` and ``functions`` by name
+        (of :meth:`PairedGuide.posterior_mean <numpyro_spikeslab.PairedGuide.posterior_mean>`, for
+        example); or ArviZ data, aligned in themselves, whose centre is matched. None, the default,
+        matches the centre of ``data``, with the functions in the order of what they explain, the
+        strongest first, and the largest weight of each positive.
+    :param weights: variable of the weights; its slab goes with it.
+    :param functions: variable of the functions; their values at new points, such as ``phi_new``,
+        go with it.
+    :returns: ArviZ data like ``data``. All variables with the dimension of the functions have their
+        new order, spikes, kernel parameters and inclusion probabilities among them; labels stay in
+        their places. The attribute ``aligned`` of the posterior tells :func:`summary` that it is.
+    :raises ValueError: if there is no posterior, if a variable is missing or not finite, if weights
+        and functions do not share exactly one dimension, or if shapes differ.
+
+    .. doctest::
+
+        >>> import arviz_base, numpy as np
+        >>> from numpyro_spikeslab import align
+        >>> rng = np.random.default_rng(0)
+        >>> W = rng.normal([[0.0, 2.0], [1.0, -3.0]], 0.01, size=(2, 100, 2, 2))
+        >>> phi = rng.normal([[1.0, 0.0, 0.0], [0.0, 1.0, -1.0]], 0.01, size=(2, 100, 2, 3))
+        >>> W[1], phi[1] = -W[1, :, :, ::-1], -phi[1, :, ::-1]  # the second chain differs
+        >>> data = arviz_base.from_dict(
+        ...     {"posterior": {"W": W, "phi": phi}},
+        ...     dims={"W": ["task", "latent"], "phi": ["latent", "point"]},
+        ... )
+        >>> align(data)["posterior"]["W"].mean("draw").round(1).values[..., 0].tolist()
+        [[-2.0, 3.0], [-2.0, 3.0]]
+    """
+    draws = posterior(data)
+    dims, plate = sample_dims(draws), function_plate(draws, weights, functions)
+    found = Mixture.of(draws, weights, functions)
+    to_place = found.mean() if are_one_fit(draws) else found
+    if reference is None:
+        target = strongest_first(centre(to_place))
+    else:
+        target = as_one_draw(reference, draws, weights, functions)
+    labels = match(to_place, target)
+    shape = (*(draws.sizes[dim] for dim in dims), draws.sizes[plate])
+    order, sign = (np.broadcast_to(x, found.W.shape[:2]).reshape(shape) for x in labels)
+    flipped = {weights, f"{weights}_slab", functions, f"{functions}_new"}
+
+    def placed(values: xr.DataArray) -> xr.DataArray:
+        moved = values.transpose(*dims, plate, ...)
+        if moved.shape[: order.ndim] != order.shape:
+            raise ValueError(
+                f"data: `{values.name}` has the sizes {dict(values.sizes)}, expected those of the "
+                f"posterior, {dict(draws.sizes)}, among them; thin all groups alike."
+            )
+        extra = tuple(range(order.ndim, moved.ndim))
+        taken = np.take_along_axis(moved.values, np.expand_dims(order, extra), axis=len(dims))
+        if values.name in flipped:
+            taken = taken * np.expand_dims(sign, extra).astype(taken.dtype)
+        return moved.copy(data=taken).transpose(*values.dims)
+
+    groups = data.to_dict()
+    for path in GROUPS_OF_POSTERIOR & set(groups):
+        changed = {}
+        for name, values in groups[path].data_vars.items():
+            if are_inclusion_probabilities(name, weights):
+                # their plates may have other names
+                values = shaped_like(values, draws[weights], dims).rename(name)
+            if plate in values.dims:
+                changed[name] = placed(values)
+        groups[path] = groups[path].assign(changed)
+    groups["/posterior"].attrs["aligned"] = f"{weights}, {functions}"
+    return xr.DataTree.from_dict(groups, name=data.name)
+
+
+def invariants(
+    data: xr.DataTree, *, weights: str = WEIGHTS, functions: str = FUNCTIONS
+) -> xr.DataTree:
+    """What is the same whatever the order and the signs of latent functions are.
+
+    R-hat, effective sample sizes and intervals of these variables need no :func:`align`. All
+    functions for ArviZ data take the result: ``arviz_stats.rhat(nss.invariants(data))``.
+
+    - every variable without the dimension of the functions: noise, scales, ``f``;
+    - ``num_active``: number of functions with a weight that is not zero;
+    - ``WWT``: the matrix ``W W^T`` of Q by Q tasks (after the name of ``weights``);
+    - ``f``: the fit ``(W phi)^T`` at all points, if the posterior has no ``f``. For chosen points
+      take ``data.sel(point=...)`` first, or ``coords`` in :func:`summary`.
+
+    :param data: ArviZ data with weights and functions, see :func:`align`.
+    :param weights: variable of the weights.
+    :param functions: variable of the functions.
+    :returns: ArviZ data with a ``posterior`` only.
+    :raises ValueError: if there is no posterior, if a variable is missing, or if weights and
+        functions do not share exactly one dimension.
+
+    .. doctest::
+
+        >>> import arviz_base, numpy as np
+        >>> from numpyro_spikeslab import invariants
+        >>> rng = np.random.default_rng(0)
+        >>> draws = {"W": rng.normal(size=(4, 50, 3, 2)), "phi": rng.normal(size=(4, 50, 2, 5))}
+        >>> dims = {"W": ["task", "latent"], "phi": ["latent", "point"]}
+        >>> found = invariants(arviz_base.from_dict({"posterior": draws}, dims=dims))["posterior"]
+        >>> {str(name): values.shape[2:] for name, values in found.data_vars.items()}
+        {'num_active': (), 'WWT': (3, 3), 'f': (5, 3)}
+    """
+    draws = posterior(data)
+    dims, plate = sample_dims(draws), function_plate(draws, weights, functions)
+    W = draws[weights]
+    found = draws.drop_vars([name for name, x in draws.data_vars.items() if plate in x.dims])
+    tasks = plates_besides(draws, weights, plate)
+    found["num_active"] = (W != 0).any(tasks).sum(plate)
+    columns = W.rename({dim: f"{dim}_column" for dim in tasks})
+    found[f"{weights}{weights}T"] = xr.dot(W, columns, dim=plate)
+    if "f" not in found:
+        found["f"] = xr.dot(W, draws[functions], dim=plate).transpose(*dims, ..., *tasks)
+    found = found.drop_dims(plate, errors="ignore")
+    found.attrs.pop("aligned", None)
+    return xr.DataTree.from_dict({"/posterior": found})
+
+
 def to_frame(table: xr.Dataset) -> pd.DataFrame:
     """One row per element, labelled the way ArviZ does; one column per statistic."""
-    return arviz_base.dataset_to_dataframe(table, sample_dims=["summary"]).T
+    # one by one: together, variables whose dimensions are in different orders get wrong labels
+    frames = [
+        arviz_base.dataset_to_dataframe(values.to_dataset(), sample_dims=["summary"])
+        for values in table.data_vars.values()
+    ]
+    return pd.concat(frames, axis=1).T
+
+
+def has_functions(draws: xr.Dataset) -> bool:
+    """Whether there are weights and latent functions with their usual names."""
+    names = {WEIGHTS, FUNCTIONS}
+    return names <= set(draws.data_vars) and len(shared_plates(draws, *names)) == 1
+
+
+def aligned_with_invariants(data: xr.DataTree) -> xr.DataTree:
+    """The same data with :func:`invariants`, and chains aligned unless they are."""
+    draws = posterior(data)
+    if not are_one_fit(draws) and "aligned" not in draws.attrs:
+        data = align(data)
+    both = posterior(invariants(data))
+    both = both.assign({k: x for k, x in posterior(data).data_vars.items() if k not in both})
+    return xr.DataTree.from_dict({**data.to_dict(), "/posterior": both})
+
+
+def chosen(draws: xr.Dataset, coords: Mapping[Hashable, Any]) -> xr.Dataset:
+    """The elements with these labels."""
+    labels = {dim: np.atleast_1d(labels) for dim, labels in coords.items() if dim in draws.dims}
+    try:
+        return draws.sel(labels)
+    except KeyError as error:
+        raise ValueError(
+            f"coords: {error.args[0]}; give labels that the data have, of "
+            f"{ {dim: draws[dim].values.tolist() for dim in labels}!s:.200}."
+        ) from error
 
 
 def summary(
     data: xr.DataTree,
     var_names: str | Iterable[str] | None = None,
     round_to: int | None = 3,
+    coords: Mapping[Hashable, Any] | None = None,
 ) -> pd.DataFrame:
     """Summarise a posterior, with the inclusion probabilities of its spike-and-slab weights.
 
@@ -172,15 +529,23 @@ def summary(
     ever moves. Variational draws are independent: they have none of these five columns, no
     ``flips`` and no ``between_chain_sd``.
 
+    With weights ``W`` and latent functions ``phi``, as in
+    :func:`~numpyro_spikeslab.models.mtmkl`, the variables of :func:`invariants` come first. Chains
+    are aligned as :func:`align` does by default, unless they are already; for variables of other
+    names call both yourself. Choose points for ``f`` by ``coords``; it has a row for each
+    otherwise, and ``phi`` has rows if it is named.
+
     :param data: ArviZ data with a ``posterior`` group: dimensions ``(chain, draw)``, or
         ``sample`` for variational draws, then the plates.
-    :param var_names: variables to summarise. The default is all of them, with the indicators and
-        slabs of the pairs left to the rows of their weights.
+    :param var_names: variables to summarise. The default is all of them except latent functions,
+        with the indicators and slabs of the pairs left to the rows of their weights.
     :param round_to: decimals, 3 by default so that the table can be read; effective sample sizes
         are rounded to whole draws. None keeps the raw numbers.
+    :param coords: labels to keep by dimension, as in ArviZ: ``{"point": [0, 100]}``. The default
+        is all.
     :returns: a DataFrame with one row per element, labelled by variable and coordinates.
-    :raises ValueError: if ``data`` has no posterior, if ``var_names`` is unknown, or if the
-        inclusion probabilities do not have the shape of their weight.
+    :raises ValueError: if ``data`` has no posterior, if ``var_names`` or ``coords`` are unknown,
+        or if the inclusion probabilities do not have the shape of their weight.
 
     .. doctest::
 
@@ -193,15 +558,26 @@ def summary(
         >>> table.loc["w[0]", ["inclusion", "flips", "between_chain_sd"]].tolist()
         [0.75, 49.0, 0.0]
     """
+    left_out = set()
+    if has_functions(posterior(data)):
+        data = aligned_with_invariants(data)
+        left_out = {FUNCTIONS}
     draws = posterior(data)
     weights = pairs(draws)
-    parts = {f"{name}_{part}" for name in weights for part in ("spike", "slab")}
-    everything = [str(name) for name in draws.data_vars if name not in parts]
+    left_out |= {f"{name}_{part}" for name in weights for part in ("spike", "slab")}
+    everything = [str(name) for name in draws.data_vars if name not in left_out]
     names = select(draws, var_names, default=everything)
-    table = statistics(draws[names])
+    coords = coords or {}
+    unknown = set(coords) - set(draws[names].dims)
+    if unknown:
+        raise ValueError(
+            f"coords: got the dimensions {sorted(map(str, unknown))}, expected some of "
+            f"{sorted(map(str, draws[names].dims))}; correct the spelling."
+        )
+    table = statistics(chosen(draws[names], coords))
     inclusion = {name: inclusion_statistics(data, name) for name in names if name in weights}
     if inclusion:
-        table = xr.concat([table, xr.Dataset(inclusion)], dim="summary")
+        table = xr.concat([table, chosen(xr.Dataset(inclusion), coords)], dim="summary")
     frame = to_frame(table)
     # A narrow terminal hides the columns in the middle, so these go to the two ends.
     lead = ["mean", "sd", "inclusion", "mcse_inclusion"]
