@@ -339,7 +339,8 @@ class PairedGuide(_SpikeSlabGuide):
     ``exp(linear * phi - precision * phi**2 / 2)`` at each input, with the parameters
     ``phi_{prefix}_precision`` and ``phi_{prefix}_linear``, each of shape (M, N). The optimum is of
     this form, and neither parameter needs the inverse of a covariance; :meth:`posterior_mean` has
-    the means. All other latent sites get an inner autoguide. :class:`~numpyro_spikeslab.CAVI` fits it in closed form; it works as it is in
+    the means. All other latent sites get an inner autoguide.
+    :class:`~numpyro_spikeslab.CAVI` fits it in closed form; it works as it is in
     :class:`~numpyro.infer.SVI` with :class:`~numpyro.infer.TraceGraph_ELBO` too.
 
     :param model: a model with at least one :func:`~numpyro_spikeslab.spike_slab`.

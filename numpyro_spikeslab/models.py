@@ -3,7 +3,8 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -86,42 +87,59 @@ def mtmkl(
         )
     every = list(kernels) if is_list else [kernels] * M
 
-    def model(X, Y=None, X_new=None, mask=None):
-        N = jnp.shape(X)[0]
-        Q = _num_tasks(N, Y, num_tasks)
-        with nullcontext() if shared_inclusion else numpyro.plate("latent", M):
-            pi = numpyro.sample("inclusion", dist.Beta(*inclusion))
-        slab = numpyro.sample("slab_scale", dist.HalfNormal(slab_scale))
-        task = numpyro.plate("task", Q, dim=-1)
-        with nullcontext() if shared_noise else task:
-            noise = numpyro.sample("noise", dist.HalfNormal(noise_scale))
-        phi, functions, sites = sample_functions("phi", every, X, mean)
-        with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
-            W = spike_slab("W", pi, slab)
-        with numpyro.plate("point", N, dim=-2), task, ExitStack() as stack:
-            f = numpyro.deterministic("f", (W @ phi).T)
-            if Y is not None:
-                Y = jnp.reshape(jnp.asarray(Y), (N, Q))
-                observed = ~jnp.isnan(Y)
-                if mask is not None:
-                    observed &= _checked_mask(mask, N, Q)
-                stack.enter_context(handlers.mask(mask=observed))
-                Y = jnp.where(observed, Y, 0.0)
-            numpyro.sample("Y", dist.Normal(f, noise), obs=Y)
-        if X_new is None:
-            return
-        if jnp.shape(X_new)[1:] != jnp.shape(X)[1:]:
-            raise ValueError(
-                f"mtmkl: X_new has shape {jnp.shape(X_new)} and X has shape {jnp.shape(X)}; they "
-                "must have the same width."
-            )
-        with numpyro.plate("latent", M):
-            phi_new = numpyro.sample("phi_new", functions.conditional(sites, phi, X_new))
-        with numpyro.plate("new_point", jnp.shape(X_new)[0], dim=-2), task:
-            f_new = numpyro.deterministic("f_new", (W @ phi_new).T)
-            numpyro.sample("Y_new", dist.Normal(f_new, noise))
+    options = _Options(
+        every, num_tasks, mean, noise_scale, slab_scale, inclusion, shared_noise, shared_inclusion
+    )
+    return partial(_mtmkl, options)
 
-    return model
+
+class _Options(NamedTuple):
+    """Arguments of :func:`mtmkl`, with a kernel for each function."""
+
+    kernels: list[Any]
+    num_tasks: int | None
+    mean: Any
+    noise_scale: float
+    slab_scale: float
+    inclusion: tuple[float, float]
+    shared_noise: bool
+    shared_inclusion: bool
+
+
+def _mtmkl(options, X, Y=None, X_new=None, mask=None):
+    N = jnp.shape(X)[0]
+    M, Q = len(options.kernels), _num_tasks(N, Y, options.num_tasks)
+    with nullcontext() if options.shared_inclusion else numpyro.plate("latent", M):
+        pi = numpyro.sample("inclusion", dist.Beta(*options.inclusion))
+    slab = numpyro.sample("slab_scale", dist.HalfNormal(options.slab_scale))
+    task = numpyro.plate("task", Q, dim=-1)
+    with nullcontext() if options.shared_noise else task:
+        noise = numpyro.sample("noise", dist.HalfNormal(options.noise_scale))
+    phi, functions, sites = sample_functions("phi", options.kernels, X, options.mean, point="point")
+    with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
+        W = spike_slab("W", pi, slab)
+    with numpyro.plate("point", N, dim=-2), task, ExitStack() as stack:
+        f = numpyro.deterministic("f", (W @ phi).T)
+        if Y is not None:
+            Y = jnp.reshape(jnp.asarray(Y), (N, Q))
+            observed = ~jnp.isnan(Y)
+            if mask is not None:
+                observed &= _checked_mask(mask, N, Q)
+            stack.enter_context(handlers.mask(mask=observed))
+            Y = jnp.where(observed, Y, 0.0)
+        numpyro.sample("Y", dist.Normal(f, noise), obs=Y)
+    if X_new is None:
+        return
+    if jnp.shape(X_new)[1:] != jnp.shape(X)[1:]:
+        raise ValueError(
+            f"mtmkl: X_new has shape {jnp.shape(X_new)} and X has shape {jnp.shape(X)}; they "
+            "must have the same width."
+        )
+    with numpyro.plate("latent", M):
+        phi_new = numpyro.sample("phi_new", functions.conditional(sites, phi, X_new))
+    with numpyro.plate("new_point", jnp.shape(X_new)[0], dim=-2), task:
+        f_new = numpyro.deterministic("f_new", (W @ phi_new).T)
+        numpyro.sample("Y_new", dist.Normal(f_new, noise))
 
 
 def _checked_mask(mask: Any, N: int, Q: int) -> Any:

@@ -232,9 +232,12 @@ def latent_functions(name: str, kernels: Any, X: Any, mean: Any = None) -> Any:
 
 
 def sample_functions(
-    name: str, kernels: Any, X: Any, mean: Any = None
+    name: str, kernels: Any, X: Any, mean: Any = None, point: str | None = None
 ) -> tuple[Any, Functions, dict[str, Any]]:
-    """:func:`latent_functions`, also what defines the functions and the kernels' parameters."""
+    """:func:`latent_functions`, also what defines the functions and the kernels' parameters.
+
+    :param point: ArviZ's name for the dimension of the inputs, ``{name}_point`` if not given.
+    """
     plates = [frame for frame in _PYRO_STACK if isinstance(frame, numpyro.plate)]
     inner = max(plates, key=lambda plate: plate.dim, default=None)
     functions = _functions(name, kernels, X, mean, None if inner is None else inner.size)
@@ -260,7 +263,8 @@ def sample_functions(
     else:
         prior = dist.MultivariateNormal(mu, covariance_matrix=functions.covariances(sites).K)
     with plate:
-        phi = numpyro.sample(name, prior, infer={FUNCTIONS_MARK: functions})
+        infer = {FUNCTIONS_MARK: functions, "event_dims": (point or f"{name}_point",)}
+        phi = numpyro.sample(name, prior, infer=infer)
     return phi, functions, sites
 
 

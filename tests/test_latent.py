@@ -31,6 +31,9 @@ COVARIANCES = {
     "quasiseparable": lambda: latent.Quasisep.from_kernel(
         quasisep.Matern32(scale=0.7), jnp.asarray(X)
     ),
+    "quasiseparable, unsorted": lambda: latent.Quasisep.from_kernel(
+        quasisep.Matern32(scale=0.7), jnp.asarray(np.random.default_rng(3).permutation(X))
+    ),
 }
 
 

@@ -223,7 +223,7 @@ def test_other_sites_of_a_hand_written_model(slopes):
     mean, _ = guide.predict(result.params)
     assert np.std(np.asarray(mean) - full) < 0.2
     if slopes:
-        np.testing.assert_allclose(result.params["slope_auto_loc"], 5 * np.arange(Q), atol=0.5)
+        np.testing.assert_allclose(result.params["slope_auto_loc"], np.arange(Q), atol=0.2)
         with pytest.raises(ValueError, match="not the same at all inputs"):
             guide.predict(result.params, X[:2])
     else:
@@ -284,8 +284,8 @@ def test_white_functions_are_sparse_factors(seed):
 
 def test_long_series_need_no_matrices():
     """A state-space kernel at more inputs than a matrix could hold."""
-    size = 30_000
-    x = np.linspace(0, 3000, size)
+    size = 20_000
+    x = random.permutation(KEY, np.linspace(0, 2000, size))
     rng = np.random.default_rng(0)
     f = np.sin(0.5 * x)
     series = np.outer(f, [1.0, -2.0, 0.0]) + 0.3 * rng.normal(size=(size, 3))
@@ -300,19 +300,16 @@ def test_long_series_need_no_matrices():
     assert np.std(drawn["f"] - np.outer(f, [1.0, -2.0, 0.0])) < 0.15
 
 
-def test_single_precision_agrees_with_double():
-    found = {}
-    for precise in (False, True):
-        with jax.enable_x64(precise):
-            model = nss.models.mtmkl([EXPONENTIAL] * 2)
-            guide = nss.PairedGuide(model)
-            svi = nss.CAVI(model, guide, num_restarts=1)
-            result = svi.run(KEY, 30, X, Y, progress_bar=False)
-            mean, variance = guide.predict(result.params, X)
-            assert mean.dtype == (np.float64 if precise else np.float32)
-            assert np.all(np.isfinite(result.losses)) and np.all(variance >= 0)
-            found[precise] = mean
-    np.testing.assert_allclose(found[False], found[True], atol=0.05)
+def test_single_precision_agrees_with_double(fit):
+    with jax.enable_x64(False):
+        model = nss.models.mtmkl([EXPONENTIAL] * 3)
+        guide = nss.PairedGuide(model)
+        svi = nss.CAVI(model, guide, num_restarts=1)
+        result = svi.run(KEY, 30, X, Y, progress_bar=False)
+        mean, variance = guide.predict(result.params)
+    assert mean.dtype == variance.dtype == np.float32
+    assert np.all(np.isfinite(result.losses)) and np.all(variance >= 0)
+    np.testing.assert_allclose(mean, fit.guide.predict(fit.params)[0], atol=0.05)
 
 
 def test_nearly_singular_covariances_give_no_nan():
