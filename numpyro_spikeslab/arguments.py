@@ -15,6 +15,9 @@ import jax.numpy as jnp
 
 from numpyro.util import is_prng_key, not_jax_tracer
 
+RUN_ONCE = {"xla_backend_optimization_level": 0}
+"""Compiler options of functions whose compilation takes longer than they do."""
+
 
 class _Constant:
     """A value that a compiled function may depend on, compared by content."""

@@ -22,7 +22,13 @@ from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_spikeslab.arguments import are_concrete, merge, outside_transformations, partition
+from numpyro_spikeslab.arguments import (
+    RUN_ONCE,
+    are_concrete,
+    merge,
+    outside_transformations,
+    partition,
+)
 from numpyro_spikeslab.paired import BLOCK_SIZE, MeanField, PairedMeanField
 from numpyro_spikeslab.primitives import Functions, GaussianFunctions, SpikeSlab, weights
 from numpyro_spikeslab.structure import (
@@ -110,7 +116,9 @@ class _SpikeSlabGuide(AutoGuide):
             hidden = frozenset([*own, *self._deterministics])
             self.inner = self._make_inner(own, hidden)
             if type(self.inner) is AutoDelta:
-                self._setup_delta(self._make_inner(own, hidden), args, kwargs)
+                # its start is that of the prior
+                observed = {k for k, x in trace.items() if x.get("is_observed")}
+                self._setup_delta(self._make_inner(own, hidden | observed), args, kwargs)
             else:
                 # so that its start values do not become tracers
                 with outside_transformations((args, kwargs)):
@@ -139,7 +147,7 @@ class _SpikeSlabGuide(AutoGuide):
             return probe._init_locs, {k: (x["fn"], x["value"]) for k, x in sites.items()}
 
         with outside_transformations((args, kwargs)):
-            self.inner._init_locs, sites = jax.jit(found)(dynamic)
+            self.inner._init_locs, sites = jax.jit(found, compiler_options=RUN_ONCE)(dynamic)
         keys = ("name", "type", "is_observed", "cond_indep_stack")
         self.inner.prototype_trace = {
             name: {key: probe.prototype_trace[name][key] for key in keys} | {"fn": fn, "value": x}

@@ -414,15 +414,19 @@ def _search(
     def free(p, carry):
         theta, best, step = carry
 
-        def at(offset):
-            return value(theta.at[p].add(offset * step[p]))
+        # a loop, so that the value is compiled once
+        def trial(k, tried):
+            offsets, values = tried
+            _, below, above, _ = values
+            curvature = below - 2 * best + above
+            uphill = 2 * jnp.sign(above - below)
+            vertex = jnp.where(curvature < 0, 0.5 * (below - above) / curvature, uphill)
+            offset = jnp.where(k == 3, jnp.clip(vertex, -2, 2), offsets[k])
+            reached = value(theta.at[p].add(offset * step[p]))
+            return offsets.at[k].set(offset), values.at[k].set(reached)
 
-        below, above = at(-1.0), at(1.0)
-        curvature = below - 2 * best + above
-        uphill = 2 * jnp.sign(above - below)
-        vertex = jnp.where(curvature < 0, 0.5 * (below - above) / curvature, uphill)
-        offsets = jnp.array([0.0, -1.0, 1.0, 0.0]).at[3].set(jnp.clip(vertex, -2, 2))
-        values = jnp.stack([best, below, above, at(offsets[3])])
+        offsets = jnp.array([0.0, -1.0, 1.0, 0.0], theta.dtype)
+        offsets, values = jax.lax.fori_loop(1, 4, trial, (offsets, jnp.full(4, best)))
         winner = jnp.argmax(jnp.nan_to_num(values, nan=-jnp.inf))
         moved = offsets[winner] * step[p]
         wider = jnp.clip(2 * jnp.abs(offsets[winner]), 0.25, 2) * step[p]
@@ -612,7 +616,7 @@ def sweep(prob: Problem, state: State) -> State:
         return jax.lax.cond(silent, rest, refresh, m, carry)
 
     state, stats = jax.lax.fori_loop(0, state.kl.size, visit, (state, gram(prob, state)))
-    state = update_weights(stats, update_weights(stats, state))
+    state = jax.lax.fori_loop(0, 2, lambda _, s: update_weights(stats, s), state)
     return update_hyperparameters(prob, stats, state)
 
 
@@ -689,6 +693,7 @@ def start_prior(
     return hold_fixed(prob, state)
 
 
+@jax.jit
 def start(
     prob: Problem,
     theta: Float[Array, "M P"],
@@ -760,16 +765,21 @@ def start_random(key: Array, prob: Problem, theta: Float[Array, "M P"]) -> State
     return jax.lax.fori_loop(0, M, lambda m, s: update_function_plain(prob, s, m), state)
 
 
-@jax.jit
 def start_svd(prob: Problem, theta: Float[Array, "M P"]) -> State:
     """The leading singular vectors of the tasks, scaled to unit power, missing entries zero."""
-    M, N = theta.shape[0], prob.Y.shape[0]
+    W, phi = _singular_vectors(prob)
+    return start(prob, theta, W, phi, 0.1 * _power(prob))
+
+
+@jax.jit
+def _singular_vectors(prob: Problem) -> tuple[Float[Array, "Q M"], Float[Array, "M N"]]:
+    M, N = prob.mu.shape
     sd = jnp.sqrt(_power(prob))
     U, S, V = jnp.linalg.svd(prob.Y / sd, full_matrices=False)
     rank = min(M, S.size)
     phi = jnp.zeros((M, N)).at[:rank].set(U[:, :rank].T * jnp.sqrt(N))
     W = jnp.zeros((sd.size, M)).at[:, :rank].set(sd[:, None] * V[:rank].T * S[:rank] / jnp.sqrt(N))
-    return start(prob, theta, W, phi + prob.mu, 0.1 * _power(prob))
+    return W, phi + prob.mu
 
 
 # Moves
@@ -874,6 +884,7 @@ def unmix(
     return whiten @ V, jnp.where(rank < number, group, -1)
 
 
+@partial(jax.jit, static_argnames=("num_angles",))
 def sharpen(
     prob: Problem, state: State, group: Int[Array, " M"], num_angles: int = 32
 ) -> tuple[Float[Array, "Q M"], Float[Array, "M N"]]:
@@ -920,7 +931,6 @@ def sharpen(
     return state.W, state.mean
 
 
-@jax.jit
 def rotate(prob: Problem, state: State, roughness: Roughness) -> State:
     """The 'sfaq' proposal: the active functions, smooth and rough ones apart, each group sparse.
 
@@ -929,6 +939,17 @@ def rotate(prob: Problem, state: State, roughness: Roughness) -> State:
 
     :param roughness: see :func:`unmix`.
     """
+    W, phi, group = _simplify(prob, state, roughness)
+    turned = start(prob, state.theta, W, phi, state.sigma2)
+    W, phi = sharpen(prob, turned, group)
+    return start(prob, turned.theta, W, phi, state.sigma2)
+
+
+@jax.jit
+def _simplify(
+    prob: Problem, state: State, roughness: Roughness
+) -> tuple[Float[Array, "Q M"], Float[Array, "M N"], Int[Array, " M"]]:
+    """Turned weights and functions, and the group of each."""
     active = is_active(prob, state)
     U, group = unmix(prob, state, active, roughness)
     W = jnp.where(active, state.W, 0) @ jnp.linalg.inv(U).T
@@ -940,9 +961,7 @@ def rotate(prob: Problem, state: State, roughness: Roughness) -> State:
     slot = jnp.argsort(jnp.where(active, own, jnp.inf))
     W = jnp.zeros_like(W).at[:, slot].set(jnp.where(group >= 0, W @ T, 0))
     phi = prob.mu.at[slot].add(jnp.where(group[:, None] >= 0, phi, 0))
-    turned = start(prob, state.theta, W, phi, state.sigma2)
-    W, phi = sharpen(prob, turned, jnp.full_like(group, -1).at[slot].set(group))
-    return start(prob, turned.theta, W, phi, state.sigma2)
+    return W, phi, jnp.full_like(group, -1).at[slot].set(group)
 
 
 def switch_off(prob: Problem, state: State, keep: Bool[Array, " M"]) -> State:
@@ -975,9 +994,11 @@ def drop(prob: Problem, state: State) -> State:
     def bound_without(m):
         fewer = without(m)
         stats = gram(prob, fewer)
-        for _ in range(2):
-            fewer = update_hyperparameters(prob, stats, update_weights(stats, fewer))
-        return bound(prob, fewer)
+
+        def pass_weights(_, state):
+            return update_hyperparameters(prob, stats, update_weights(stats, state))
+
+        return bound(prob, jax.lax.fori_loop(0, 2, pass_weights, fewer))
 
     bounds = jax.lax.map(bound_without, numbers)
     return without(jnp.argmax(jnp.where(active, bounds, -jnp.inf)))

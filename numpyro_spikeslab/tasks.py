@@ -27,6 +27,7 @@ from numpyro.infer.gibbs import subsample_plate_sizes
 
 from numpyro_spikeslab import latent, multitask
 from numpyro_spikeslab.arguments import (
+    RUN_ONCE,
     LastCall,
     are_concrete,
     merge,
@@ -490,7 +491,7 @@ def _trace_at(model, call, form, latents, W, phi) -> dict[str, Any]:
     return trace_at(model, args, kwargs, own | latents)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3), compiler_options=RUN_ONCE)
 def _jit_facts(model, form, kernel_sites, static, dynamic) -> Facts:
     return _find_facts(model, merge(static, dynamic), form, kernel_sites)
 
