@@ -181,7 +181,6 @@ def draws(toy: MultiOutput, fit: Fit) -> xr.DataTree:
         svi_result=fit.result,
         model_args=(toy.X, training_data(toy)),
         coords={"task": task_names(toy), "point": toy.X},
-        extra_event_dims={"phi": ["point"]},
         num_samples=NUM_DRAWS,
     )
     return nss.align(tree)
