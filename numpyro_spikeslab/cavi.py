@@ -361,8 +361,8 @@ class CAVI(SVI):
             if self.guide.prototype_trace is not None:
                 self._has_functions = bool(self.guide.functions)
             else:
-                call = on_device((args, {**kwargs, **self.static_kwargs}))
-                trace = checked_trace(self.model, *call, "CAVI")
+                args, kwargs = on_device((args, {**kwargs, **self.static_kwargs}))
+                trace = checked_trace(self.model, args, kwargs, "CAVI")
                 self._has_functions = bool(find_functions(trace))
         return self._has_functions
 
@@ -442,19 +442,19 @@ class CAVI(SVI):
         tasks, problem, first = self._tasks_point(params, args, kwargs)
         improve = self._improvement(tasks, args, kwargs)
         number = self._num_restarts or (1 if given or self.plain else 2)
-        losses, converged = [], False
+        found, converged = [], False
         with tqdm(total=number * num_steps, disable=not progress_bar) as bar:
             climbs = [
                 _watched(steps(tasks, problem, state, num_steps, self.plain, improve), bar)
                 for state in starts(tasks, svi_state.rng_key, problem, first, number)
             ]
             for stage in multitask.best_of(climbs):
-                losses.append(-stage.bounds)
+                found.append(-stage.bounds)
                 gains = jnp.abs(jnp.diff(stage.bounds))
                 if tol is not None and stage.last and bool(jnp.any(gains <= tol)):
                     converged = True
                     break
-        losses = jnp.concatenate(losses)
+        losses = jnp.concatenate(found)
         self._check_end(0, float(losses[-1]))
         params = self._unpack_tasks(tasks, stage.problem, stage.state, params)
         key = random.split(svi_state.rng_key)[0]

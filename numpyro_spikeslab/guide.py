@@ -118,7 +118,8 @@ class _SpikeSlabGuide(AutoGuide):
             if type(self.inner) is AutoDelta:
                 # its start is that of the prior
                 observed = {k for k, x in trace.items() if x.get("is_observed")}
-                self._setup_delta(self._make_inner(own, hidden | observed), args, kwargs)
+                probe = self._make_inner(own, hidden | observed)
+                self._setup_delta(self.inner, probe, args, kwargs)
             else:
                 # so that its start values do not become tracers
                 with outside_transformations((args, kwargs)):
@@ -137,24 +138,28 @@ class _SpikeSlabGuide(AutoGuide):
         blocked = handlers.block(model, hide_fn=partial(_is_among, hidden))
         return self.inner_guide(blocked, prefix=self.prefix)
 
-    def _setup_delta(self, probe: AutoDelta, args, kwargs) -> None:
-        """Set up the inner guide in one compilation, where op by op there would be hundreds."""
+    def _setup_delta(self, inner: AutoGuide, probe: AutoGuide, args, kwargs) -> None:
+        """Set up an AutoDelta in one compilation, where op by op there would be hundreds.
+
+        :param probe: another one of the same sites, which may keep tracers.
+        """
         static, dynamic = partition((args, kwargs))
 
         def found(dynamic):
-            _run_once(probe, *merge(static, dynamic))
+            args, kwargs = merge(static, dynamic)
+            _run_once(probe, args, kwargs)
             sites = {name: probe.prototype_trace[name] for name in self._others}
             return probe._init_locs, {k: (x["fn"], x["value"]) for k, x in sites.items()}
 
         with outside_transformations((args, kwargs)):
-            self.inner._init_locs, sites = jax.jit(found, compiler_options=RUN_ONCE)(dynamic)
+            inner._init_locs, sites = jax.jit(found, compiler_options=RUN_ONCE)(dynamic)
         keys = ("name", "type", "is_observed", "cond_indep_stack")
-        self.inner.prototype_trace = {
+        inner.prototype_trace = {
             name: {key: probe.prototype_trace[name][key] for key in keys} | {"fn": fn, "value": x}
             for name, (fn, x) in sites.items()
         }
         for attribute in ("_event_dims", "_prototype_frames", "_prototype_frame_full_sizes"):
-            setattr(self.inner, attribute, getattr(probe, attribute))
+            setattr(inner, attribute, getattr(probe, attribute))
 
     def _find_pairs(self, trace: dict[str, Any]) -> tuple[Pair, ...]:
         return find_pairs(trace, type(self).__name__)

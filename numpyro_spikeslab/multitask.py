@@ -534,10 +534,10 @@ def update_hyperparameters(prob: Problem, stats: Gram, state: State) -> State:
     squares = jnp.where(hyper.shared_noise, jnp.sum(squares), squares)
     sigma2 = jnp.maximum(_variance_mode(jnp.maximum(num, 1), squares, hyper.noise), floor)
     sigma2 = jnp.where(num > 0, sigma2, state.sigma2)
-    chosen, size = jnp.sum(state.gamma, axis=0), state.gamma.shape[0]
+    chosen = jnp.sum(state.gamma, axis=0)
     chosen = jnp.where(hyper.shared_inclusion, jnp.sum(chosen), chosen)
-    size = jnp.where(hyper.shared_inclusion, state.gamma.size, size)
-    pi = (chosen + hyper.included - 1) / (size + hyper.included + hyper.excluded - 2)
+    total = jnp.where(hyper.shared_inclusion, state.gamma.size, state.gamma.shape[0])
+    pi = (chosen + hyper.included - 1) / (total + hyper.included + hyper.excluded - 2)
     pi = jnp.clip(pi, eps, 1 - eps)
     count, second = jnp.sum(state.gamma), jnp.sum(state.W2)
     state = state._replace(

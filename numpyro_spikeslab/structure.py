@@ -783,7 +783,8 @@ class Reader:
 
         def compute():
             with outside_transformations((args, kwargs)):
-                return self._read(*on_device((args, kwargs)), fixed)
+                moved_args, moved_kwargs = on_device((args, kwargs))
+                return self._read(moved_args, moved_kwargs, fixed)
 
         return self._last(compute, args, kwargs, fixed)
 

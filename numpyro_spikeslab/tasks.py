@@ -448,7 +448,7 @@ def _find_form(model, args, kwargs, trace, pair, functions, user) -> Form:
         fed = {other for other, sources in dependents.items() if site in sources} - {site}
         part = next((part for part, target in targets.items() if fed == target), None)
         alone = site not in kernels and not dependents.get(site, frozenset()) - {site}
-        if part not in {None, *roles} and alone and _is_tractable(trace[site], part):
+        if part and part not in roles and alone and _is_tractable(trace[site], part):
             roles[part] = site
     return Form(
         pair=pair,
@@ -469,7 +469,7 @@ def evaluate_tasks(model: Any, call: Any, form: Form, latents: dict[str, Any]) -
     :param latents: values of all other sites that are to be set.
     """
     trace = _trace_at(model, call, form, latents, None, None)
-    observations = map(form.tasks_last, _normal(trace[form.likelihood], False))
+    value, offset, scale, weight = map(form.tasks_last, _normal(trace[form.likelihood], False))
     log_odds, slab = slab_prior(trace, form.pair)
     matrix = (form.num_tasks, form.num_functions)
     counted = {form.pair.spike, form.pair.slab, form.functions, form.likelihood, *form.kernels}
@@ -482,7 +482,15 @@ def evaluate_tasks(model: Any, call: Any, form: Form, latents: dict[str, Any]) -
         ),
         start=jnp.zeros(()),
     )
-    return Values(*observations, log_odds.reshape(matrix), slab.reshape(matrix), log_density)
+    return Values(
+        value,
+        offset,
+        scale,
+        weight,
+        log_odds=log_odds.reshape(matrix),
+        slab=slab.reshape(matrix),
+        log_density=log_density,
+    )
 
 
 def _trace_at(model, call, form, latents, W, phi) -> dict[str, Any]:
@@ -690,9 +698,12 @@ class TaskReader:
 
     def __call__(self, args: tuple, kwargs: dict) -> Tasks:
         """Read the model at these arguments, or return what was read before."""
-        return self._last(
-            lambda: read_tasks(self.model, *on_device((args, kwargs)), self.user), args, kwargs
-        )
+
+        def compute():
+            moved_args, moved_kwargs = on_device((args, kwargs))
+            return read_tasks(self.model, moved_args, moved_kwargs, self.user)
+
+        return self._last(compute, args, kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self.model, "user": self.user}
