@@ -3,8 +3,10 @@
 
 A sweep with dense covariances is bound by its Cholesky decompositions, so it is compared with the
 plain decompositions of as many matrices. With quasiseparable covariances its time is linear in N.
-Run: ``python tests/benchmarks/bench_multitask.py``.
+Run: ``OPENBLAS_NUM_THREADS=1 python tests/benchmarks/bench_multitask.py``; the matrices are small.
 """
+
+from time import perf_counter, process_time
 
 import numpy as np
 from timing import best_time, enable_x64
@@ -38,17 +40,24 @@ def mixtures(N, Q, M, seed=0):
     return jnp.asarray(x), f @ rng.normal(size=(M, Q)) + 0.2 * rng.normal(size=(N, Q))
 
 
-def sweep_time(prob, M, repeats):
-    state = multitask.start_random(random.key(0), prob, jnp.zeros((M, 1)))
+def start(prob, M):
+    return multitask.start_random(random.key(0), prob, jnp.zeros((M, 1)))
+
+
+def sweep_time(prob, state, repeats):
     return best_time(lambda: multitask.run(prob, state, 1), repeats=repeats)
+
+
+def dense_problem(x, Y, M):
+    return multitask.problem(Y, Partial(squared_exponential, (x[:, None] - x) ** 2), M)
 
 
 def dense(x, Y, M, repeats):
     """Seconds of a sweep and of its Cholesky decompositions."""
-    prob = multitask.problem(Y, Partial(squared_exponential, (x[:, None] - x) ** 2), M)
+    prob = dense_problem(x, Y, M)
     B = jnp.eye(x.size) + squared_exponential((x[:, None] - x) ** 2, jnp.zeros(1))
     cholesky = best_time(jax.jit(jnp.linalg.cholesky), B, repeats=repeats)
-    return sweep_time(prob, M, repeats), CHOLESKYS * M * cholesky
+    return sweep_time(prob, start(prob, M), repeats), CHOLESKYS * M * cholesky
 
 
 def main() -> None:
@@ -65,11 +74,23 @@ def main() -> None:
             f"{sweep / choleskys:.2f}",
             flush=True,
         )
+    prob = dense_problem(jnp.asarray(toy.X), Y, 7)
+    roughness = multitask.roughness_of_inputs(jnp.asarray(toy.X))
+    for _ in range(2):
+        begin = perf_counter(), process_time()
+        *_, fit = multitask.stages(prob, start(prob, 7), roughness)
+        wall, cpu = perf_counter() - begin[0], process_time() - begin[1]
+    print(
+        f"toy, one start until no move is accepted: {wall:.1f} s ({cpu:.1f} s of CPU), then "
+        f"{int(multitask.is_active(prob, fit.state).sum())} functions are active and a sweep takes "
+        f"{1e3 * sweep_time(prob, fit.state, 10):.1f} ms",
+        flush=True,
+    )
     times, sizes = [], (1_000, 10_000, 100_000)
     for N in sizes:
         x, Y = mixtures(N, 12, 3)
         prob = multitask.problem(Y, Partial(matern, x), 3)
-        times.append(sweep_time(prob, 3, 2))
+        times.append(sweep_time(prob, start(prob, 3), 2))
         print(f"quasiseparable, N={N}, Q=12, M=3: {1e3 * times[-1]:.1f} ms a sweep", flush=True)
     slope = np.polyfit(np.log(sizes), np.log(times), 1)[0]
     print(f"slope of log time over log N: {slope:.2f} (wanted: about 1)")
