@@ -834,8 +834,12 @@ def roughness_of_inputs(X: Float[Array, " N"] | Float[Array, "N D"]) -> Roughnes
         return (
             Partial(_apply_path, jnp.argsort(X[:, 0])) if X.shape[1] == 1 else Partial(no_roughness)
         )
-    squared = jnp.sum((X[:, None] - X) ** 2, axis=2)
-    nearest = jnp.min(jnp.where(squared > 0, squared, jnp.inf), axis=1)
+    X = X - jnp.mean(X, axis=0)
+    norms = jnp.sum(X**2, axis=1)
+    # as a product, for the differences of all inputs need D times the memory
+    squared = jnp.maximum(norms[:, None] + norms - 2 * X @ X.T, 0)
+    apart = squared > 1e-6 * jnp.max(squared) / X.shape[0] ** 2
+    nearest = jnp.min(jnp.where(apart, squared, jnp.inf), axis=1)
     similarity = jnp.exp(-0.5 * squared / jnp.median(nearest))
     return Partial(_apply_matrix, graph_laplacian(similarity))
 
