@@ -75,12 +75,23 @@ class Hyper(NamedTuple):
     shared_noise: ArrayLike = False
 
 
+class Mixed(NamedTuple):
+    """Several kernels and which of them each function has; compiled once for each kernel.
+
+    :param kernels: the distinct kernels.
+    :param which: ``(M,)``, positions in ``kernels``.
+    """
+
+    kernels: tuple[Kernel, ...]
+    which: Int[Array, " M"]
+
+
 class Problem(NamedTuple):
     """Data and prior; build it with :func:`problem`.
 
     :param Y: ``(N, Q)``, zero where missing.
     :param Z: ``(N, Q)``, 1 where observed; ``(N, 1)`` when all tasks are observed together.
-    :param kernel: one kernel shared by all functions, or a tuple of ``M``.
+    :param kernel: one kernel shared by all functions, or several.
     :param mu: ``(M, N)``, prior means of the latent functions.
     :param hyper: priors of the hyperparameters.
     """
@@ -92,7 +103,7 @@ class Problem(NamedTuple):
             N  # Q
         ),
     ]
-    kernel: Kernel | tuple[Kernel, ...]
+    kernel: Kernel | Mixed
     mu: Float[Array, "M N"]
     hyper: Hyper = Hyper()
 
@@ -154,7 +165,7 @@ class Gram(NamedTuple):
 
 def problem(
     Y: ArrayLike,
-    kernel: Kernel | tuple[Kernel, ...],
+    kernel: Kernel | tuple[Kernel, ...] | Mixed,
     M: int,
     mu: ArrayLike | None = None,
     hyper: Hyper | None = None,
@@ -163,7 +174,7 @@ def problem(
 
     :param Y: ``(N, Q)``, NaN where missing.
     :param kernel: maps ``(P,)`` log-parameters to a covariance of :mod:`latent` or an ``(N, N)``
-        matrix; one for all functions or a tuple of ``M``. A ``jax.tree_util.Partial`` over arrays
+        matrix; one for all functions, a tuple of ``M`` or :class:`Mixed`. A ``jax.tree_util.Partial`` over arrays
         (inputs, precomputed matrices) compiles once for all arrays of the same shapes.
     :param M: number of latent functions.
     :param mu: ``(M, N)``, prior means, zero if not given.
@@ -174,7 +185,12 @@ def problem(
     complete = bool(jnp.all(observed == observed[:, :1]))
     Z = (observed[:, :1] if complete else observed).astype(Y.dtype)
     mu = jnp.zeros((M, Y.shape[0]), Y.dtype) if mu is None else jnp.asarray(mu, Y.dtype)
-    kernel = tuple(map(_as_pytree, kernel)) if isinstance(kernel, tuple) else _as_pytree(kernel)
+    if isinstance(kernel, tuple) and not isinstance(kernel, Mixed):
+        kernel = Mixed(kernel, jnp.arange(M))
+    if isinstance(kernel, Mixed):
+        kernel = kernel._replace(kernels=tuple(map(_as_pytree, kernel.kernels)))
+    else:
+        kernel = _as_pytree(kernel)
     return Problem(jnp.where(observed, Y, 0), Z, kernel, mu, as_arrays(hyper or Hyper(), Y))
 
 
@@ -194,9 +210,9 @@ def covariance(
     prob: Problem, m: Int[Array, ""] | int, theta: Float[Array, " P"]
 ) -> latent.Covariance:
     """Prior covariance of function ``m``."""
-    if isinstance(prob.kernel, tuple):
-        branches = [lambda x, k=k: latent.as_covariance(k(x)) for k in prob.kernel]
-        return jax.lax.switch(m, branches, theta)
+    if isinstance(prob.kernel, Mixed):
+        branches = [lambda x, k=k: latent.as_covariance(k(x)) for k in prob.kernel.kernels]
+        return jax.lax.switch(prob.kernel.which[m], branches, theta)
     return latent.as_covariance(prob.kernel(theta))
 
 

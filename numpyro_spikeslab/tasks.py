@@ -32,6 +32,7 @@ from numpyro_spikeslab.arguments import (
     outside_transformations,
     partition,
 )
+from numpyro_spikeslab.latent import Template
 from numpyro_spikeslab.multitask import Hyper, Problem, State
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.structure import (
@@ -223,25 +224,28 @@ def kernel_of(functions: Functions) -> Any:
     """The kernels as :func:`multitask.problem` takes them."""
     X = jnp.asarray(functions.X, float)
     function = _covariance_uniform if functions.is_uniform else _covariance_dense
-    templates = functions.templates
-    if all(template is templates[0] for template in templates) or _differ_in_parameters(templates):
-        return Partial(function, templates[0], X)
-    return tuple(Partial(function, template, X) for template in templates)
+    kernels: list[Template] = []
+    which = []
+    for template in functions.templates:
+        same = (k for k, other in enumerate(kernels) if _differ_in_parameters(template, other))
+        which.append(next(same, len(kernels)))
+        if which[-1] == len(kernels):
+            kernels.append(template)
+    every = tuple(Partial(function, template, X) for template in kernels)
+    return every[0] if len(every) == 1 else multitask.Mixed(every, jnp.array(which))
 
 
-def _differ_in_parameters(templates: tuple[Any, ...]) -> bool:
-    """Whether the kernels are the same but for the values of their parameters."""
-    first, structure = templates[0], str(jax.tree.structure(templates[0]))
-    for other in templates[1:]:
-        if str(jax.tree.structure(other)) != structure:
-            return False
-        leaves = zip(
-            jax.tree.leaves(first.kernel), jax.tree.leaves(other.kernel), first.free, strict=True
-        )
-        for a, b, free in leaves:
-            if np.shape(a) != np.shape(b) or not (free or np.array_equal(a, b)):
-                return False
-    return True
+def _differ_in_parameters(one: Template, other: Template) -> bool:
+    """Whether two kernels are the same but for the values of their parameters."""
+    if one is other:
+        return True
+    if str(jax.tree.structure(one)) != str(jax.tree.structure(other)):
+        return False
+    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), one.free, strict=True)
+    return all(
+        a is b or (np.shape(a) == np.shape(b) and (free or np.array_equal(a, b)))
+        for a, b, free in leaves
+    )
 
 
 def has_functions(trace: dict[str, Any]) -> bool:
