@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data set that comes with the package, and the example that repeats the paper's Table 1."""
+"""The data set that comes with the package, and the examples."""
 
 from pathlib import Path
 import sys
@@ -84,6 +84,29 @@ def test_table_1(example):
     figures = [example.plot_errors(fits), example.plot_bounds(fits, exact)]
     assert [len(figure.axes) for figure in figures] == [1, 3]
     plt.close("all")
+
+
+def test_digits_are_told_apart(monkeypatch):
+    """Three classes and two sets of features, 20 labelled digits of each class."""
+    pytest.importorskip("sklearn", reason="scikit-learn is needed by this example only")
+    folder = EXAMPLES.parent.parent / "shared" / "data" / "mfeat"
+    if not folder.exists():
+        pytest.skip("the multiple features of digits are not here")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    import mfeat_classification as example
+
+    every = example.load(folder)
+    assert every.X.shape == (2000, 649) and len(every.sets) == 6
+    few = every.classes < 3
+    digits = example.Digits({k: every.sets[k][few] for k in ("fou", "zer")}, every.classes[few])
+    labelled, rest = example.split(digits.classes, 0)
+    assert labelled.size == 60 and not set(labelled) & set(rest)
+    found = example.measures(digits.classes[rest], example.mtmkl(digits, labelled, rest))
+    assert found["accuracy"] > 0.93 and found["AUC"] > 0.98
+    # what knows nothing
+    random_scores = np.random.default_rng(0).normal(size=(rest.size, 3))
+    assert example.measures(digits.classes[rest], random_scores)["BEP"] < 0.45
 
 
 def test_a_data_set_unpacks():
