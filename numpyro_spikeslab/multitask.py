@@ -850,22 +850,24 @@ def is_active(prob: Problem, state: State) -> Bool[Array, " M"]:
     return (jnp.max(state.gamma, axis=0) > 0.5) & (power > 1.0)
 
 
-def quartimax(
+def varimax(
     A: Float[Array, "Q M"], group: Int[Array, " M"], num_rounds: int = 10
 ) -> Float[Array, "M M"]:
-    """Orthogonal ``T`` that maximises ``sum (A T)^4``, rotating only inside groups.
+    """Orthogonal ``T`` that maximises the variances of ``(A T)^2``, rotating only inside groups.
 
     :param A: ``(Q, M)``, loadings.
     :param group: ``(M,)``, columns are rotated against columns of the same group; negative: never.
     """
-    M = A.shape[1]
+    Q, M = A.shape
     first, second = jnp.triu_indices(M, 1)
 
     def rotate_pair(k, carry):
         A, T = carry
         i, j = first[k % first.size], second[k % first.size]
         u, v = A[:, i] ** 2 - A[:, j] ** 2, 2 * A[:, i] * A[:, j]
-        angle = 0.25 * jnp.arctan2(2 * u @ v, u @ u - v @ v)
+        sum_u, sum_v = jnp.sum(u), jnp.sum(v)
+        cross = 2 * (u @ v - sum_u * sum_v / Q)
+        angle = 0.25 * jnp.arctan2(cross, u @ u - v @ v - (sum_u**2 - sum_v**2) / Q)
         angle = jnp.where((group[i] == group[j]) & (group[i] >= 0), angle, 0.0)
         c, s = jnp.cos(angle), jnp.sin(angle)
 
@@ -905,17 +907,22 @@ def unmix(
     return whiten @ V, jnp.where(rank < number, group, -1)
 
 
-@partial(jax.jit, static_argnames=("num_angles",))
+@partial(jax.jit, static_argnames=("num_angles", "num_passes"))
 def sharpen(
-    prob: Problem, state: State, group: Int[Array, " M"], num_angles: int = 32
+    prob: Problem,
+    state: State,
+    group: Int[Array, " M"],
+    num_angles: int = 32,
+    num_passes: int = 3,
 ) -> tuple[Float[Array, "Q M"], Float[Array, "M N"]]:
     """Weights and functions with each pair of a group turned to the angle of the highest bound.
 
     The bound is the one after three passes over the weights. Nothing is factorised: the two
     functions of a pair are taken to have about the same prior, which a turn does not change.
 
-    :param group: ``(M,)``, as in :func:`quartimax`.
+    :param group: ``(M,)``, as in :func:`varimax`.
     :param num_angles: size of the grid on a quarter turn.
+    :param num_passes: how often all pairs are visited.
     """
     M = group.size
     first, second = jnp.triu_indices(M, 1)
@@ -939,7 +946,7 @@ def sharpen(
         return jax.lax.fori_loop(0, 3, pass_weights, state)
 
     def visit(k, state):
-        i, j = first[k], second[k]
+        i, j = first[k % first.size], second[k % first.size]
 
         def best_turn():
             reached = jax.lax.map(lambda angle: bound(prob, turn(state, i, j, angle)), angles)
@@ -948,7 +955,7 @@ def sharpen(
         together = (group[i] == group[j]) & (group[i] >= 0)
         return jax.lax.cond(together, best_turn, lambda: state)
 
-    state = jax.lax.fori_loop(0, first.size, visit, state)
+    state = jax.lax.fori_loop(0, num_passes * first.size, visit, state)
     return state.W, state.mean
 
 
@@ -956,7 +963,7 @@ def rotate(prob: Problem, state: State, roughness: Roughness) -> State:
     """The 'sfaq' proposal: the active functions, smooth and rough ones apart, each group sparse.
 
     A new start from ``phi' = R phi``, ``W' = W R^-1``; all other functions are switched off.
-    Inside a group quartimax gives the rotation and :func:`sharpen` improves it.
+    Inside a group varimax gives the rotation and :func:`sharpen` improves it.
 
     :param roughness: see :func:`unmix`.
     """
@@ -974,7 +981,7 @@ def _simplify(
     active = is_active(prob, state)
     U, group = unmix(prob, state, active, roughness)
     W = jnp.where(active, state.W, 0) @ jnp.linalg.inv(U).T
-    T = quartimax(W / jnp.sqrt(state.sigma2)[:, None], group)
+    T = varimax(W / jnp.sqrt(state.sigma2)[:, None], group)
     phi = (U @ T).T @ jnp.where(active[:, None], state.mean - prob.mu, 0)
     # The kernel of a function goes to the new one of the same rank in smoothness.
     deviation = state.mean - prob.mu
