@@ -33,6 +33,7 @@ from numpyro_spikeslab.structure import (
     Structure,
     checked_trace,
     evaluate,
+    param_name,
     trace_at,
 )
 from numpyro_spikeslab.tasks import TaskReader, find_functions, problem_at, starts, steps
@@ -407,7 +408,7 @@ class CAVI(SVI):
         """A few L-BFGS steps of the other sites up the exact bound."""
 
         def at(held):
-            moved = problem_at(self.model, merge(static, dynamic), form, problem, held)
+            moved, _ = problem_at(self.model, merge(static, dynamic), form, problem, held)
             return moved, multitask.hold_fixed(moved, state)
 
         transforms = {x: self._transforms[self._name(x, self._transforms)] for x in form.others}
@@ -581,9 +582,7 @@ class CAVI(SVI):
         return data.at.residual - predictor(data.design, self.guide.pack(structure, params).mean)
 
     def _name(self, site: str, params: dict[str, Any]) -> str:
-        """Name of the parameter that holds the value of a latent site or a model's param."""
-        name = f"{site}_{self.guide.prefix}_loc"
-        return name if name in params else site
+        return param_name(site, self.guide.prefix, params)
 
     def _latents(self, structure: Structure, params: dict[str, Any]) -> dict[str, Any]:
         """Values of the other latent sites and the model's params."""

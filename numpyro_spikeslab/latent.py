@@ -290,6 +290,14 @@ class Template:
             return Quasisep.from_kernel(self.at(values), jnp.reshape(jnp.asarray(X), N))
         return Dense(self.cross(values, X, X))
 
+    def prior(self, values: Sequence[Any], X: Any, dense: bool) -> Covariance:
+        """Prior covariance at the inputs, with its jitter.
+
+        :param dense: whether it must be a matrix, as where functions of several kinds meet.
+        """
+        covariance = self.covariance(values, X)
+        return add_jitter(Dense(as_matrix(covariance)) if dense else covariance)
+
     def cross(self, values: Sequence[Any], X: Any, X_new: Any) -> Float[Array, "N S"]:
         """Prior covariance between inputs and others.
 

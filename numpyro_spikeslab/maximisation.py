@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 import numpyro.distributions as dist
 
+from numpyro_spikeslab.paired import scale_mode
 from numpyro_spikeslab.structure import Likelihood, Role, unwrap
 
 NUM_CLIMBING_STEPS = 5
@@ -62,13 +63,8 @@ def _scale_mode(count: Any, squares: Any, prior: Any, current: Any) -> Any:
     # slabs that are all excluded say nothing about their scale
     known = count > 1e-3
     count = jnp.where(known, count, 1.0)
-    if isinstance(prior, dist.HalfNormal):
-        # the positive root of sigma^4 / s^2 + count sigma^2 - squares = 0, without cancellation
-        root = jnp.sqrt(count**2 + 4.0 * squares / prior.scale**2)
-        variance = 2.0 * squares / (count + root)
-    else:
-        variance = squares / count
-    return jnp.where(known, jnp.sqrt(variance), current)
+    prior_scale = prior.scale if isinstance(prior, dist.HalfNormal) else jnp.inf
+    return jnp.where(known, jnp.sqrt(scale_mode(count, squares, prior_scale)), current)
 
 
 def climb(

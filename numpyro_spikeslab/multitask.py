@@ -33,6 +33,7 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 from numpyro_spikeslab import latent
+from numpyro_spikeslab.paired import PairedMeanField, Prior, coordinates, scale_mode
 
 Kernel = Callable[[Float[Array, " P"]], latent.Covariance | Float[Array, "N N"]]
 
@@ -104,12 +105,7 @@ class Problem(NamedTuple):
     """
 
     Y: Float[Array, "N Q"]
-    Z: Float[
-        Array,
-        (
-            N  # Q
-        ),
-    ]
+    Z: Float[Array, " N #Q"]
     kernel: Kernel | Mixed
     mu: Float[Array, "M N"]
     hyper: Hyper = Hyper()
@@ -230,6 +226,11 @@ def covariance(
     return latent.as_covariance(prob.kernel(theta))
 
 
+def _prior_variances(prob: Problem, theta: Float[Array, "M P"]) -> Float[Array, "M N"]:
+    numbers = jnp.arange(theta.shape[0])
+    return jax.lax.map(lambda m: covariance(prob, m, theta[m]).diagonal(), numbers)
+
+
 def gram(prob: Problem, state: State) -> Gram:
     """The sufficient statistics of the weights."""
     G = jnp.einsum("nq,mn,kn->qmk", prob.Z, state.mean, state.mean)
@@ -245,7 +246,7 @@ def _refresh_gram(prob: Problem, state: State, stats: Gram, m: Int[Array, ""] | 
     )
 
 
-def _over_tasks(prob: Problem, x: Float[Array, Q * K]) -> Float[Array, N * K]:
+def _over_tasks(prob: Problem, x: Float[Array, " Q *K"]) -> Float[Array, " N *K"]:
     """``sum_q z_nq x_q``."""
     shared = prob.Z.shape[1] == 1
     return prob.Z @ (jnp.sum(x, axis=0, keepdims=True) if shared else x)
@@ -261,27 +262,41 @@ def explained(stats: Gram, state: State) -> Float[Array, " M"]:
 # E-step
 
 
+def pair_prior(state: State) -> Prior:
+    """Prior of the pairs, ``(M,)`` and a scalar."""
+    return Prior(jnp.log(state.pi) - jnp.log1p(-state.pi), state.sigma_w2)
+
+
 def update_weights(stats: Gram, state: State) -> State:
     """One pass over the latent functions of ``q(w_qm, s_qm)``, all tasks at once (eq. 7)."""
-    tau = 1 / state.sigma2
-    log_odds = jnp.log(state.pi) - jnp.log1p(-state.pi) - 0.5 * jnp.log(state.sigma_w2)
+    tau, prior = 1 / state.sigma2, pair_prior(state)
 
     def update(m, pair):
         gamma, mu, v = pair
         G = stats.G[:, m]
         W = (gamma * mu).at[:, m].set(0)
-        A = tau * (G[:, m] + stats.c[:, m]) + 1 / state.sigma_w2
         b = tau * (stats.b[:, m] - jnp.sum(G * W, axis=1))
-        logit = log_odds[m] - 0.5 * jnp.log(A) + b**2 / (2 * A)
+        own = Prior(prior.log_odds[m], prior.variance)
+        found = coordinates(G[:, m] + stats.c[:, m], tau, own).given(b)
         return (
-            gamma.at[:, m].set(jax.nn.sigmoid(logit)),
-            mu.at[:, m].set(b / A),
-            v.at[:, m].set(1 / A),
+            gamma.at[:, m].set(jax.nn.sigmoid(found.logit)),
+            mu.at[:, m].set(found.loc),
+            v.at[:, m].set(found.variance),
         )
 
     M = state.gamma.shape[1]
     gamma, mu, v = jax.lax.fori_loop(0, M, update, (state.gamma, state.mu, state.v))
     return state._replace(gamma=gamma, mu=mu, v=v)
+
+
+def _refit_weights(prob: Problem, state: State, num_passes: int) -> State:
+    """Passes over the weights, each with its hyperparameters, while the functions stay."""
+    stats = gram(prob, state)
+
+    def pass_weights(_, state):
+        return update_hyperparameters(prob, stats, update_weights(stats, state))
+
+    return jax.lax.fori_loop(0, num_passes, pass_weights, state)
 
 
 def sites(
@@ -503,19 +518,12 @@ def _num_observed(prob: Problem) -> Float[Array, " Q"]:
     return jnp.broadcast_to(jnp.sum(prob.Z, axis=0), prob.Y.shape[1:])
 
 
-def _variance_mode(
-    count: Float[Array, "*Q"], squares: Float[Array, "*Q"], scale: ArrayLike
-) -> Float[Array, "*Q"]:
-    """Maximum of ``-count log sigma - squares / (2 sigma^2) - sigma^2 / (2 scale^2)``, squared."""
-    return 2 * squares / (count + jnp.sqrt(count**2 + 4 * squares / scale**2))
-
-
 def _slab_variance(
     prob: Problem, state: State, count: Float[Array, ""], squares: Float[Array, ""]
 ) -> Float[Array, ""]:
     """Best slab variance given the sums of ``gamma`` and of ``<w^2>``."""
     known = count > SILENT
-    best = _variance_mode(jnp.where(known, count, 1), squares, prob.hyper.slab)
+    best = scale_mode(jnp.where(known, count, 1), squares, prob.hyper.slab)
     best = jnp.where(known, best, state.sigma_w2)
     fixed = jnp.asarray(prob.hyper.fixed_slab)
     return jnp.where(jnp.isnan(fixed), best, fixed**2)
@@ -532,7 +540,7 @@ def update_hyperparameters(prob: Problem, stats: Gram, state: State) -> State:
     floor = eps * jnp.sum(prob.Y**2) / jnp.maximum(jnp.sum(num), 1) + jnp.finfo(prob.Y.dtype).tiny
     num = jnp.where(hyper.shared_noise, jnp.sum(num), num)
     squares = jnp.where(hyper.shared_noise, jnp.sum(squares), squares)
-    sigma2 = jnp.maximum(_variance_mode(jnp.maximum(num, 1), squares, hyper.noise), floor)
+    sigma2 = jnp.maximum(scale_mode(jnp.maximum(num, 1), squares, hyper.noise), floor)
     sigma2 = jnp.where(num > 0, sigma2, state.sigma2)
     chosen = jnp.sum(state.gamma, axis=0)
     chosen = jnp.where(hyper.shared_inclusion, jnp.sum(chosen), chosen)
@@ -594,11 +602,9 @@ def bound(prob: Problem, state: State) -> Float[Array, ""]:
     stats = gram(prob, state)
     fit = _num_observed(prob) * jnp.log(2 * jnp.pi * state.sigma2)
     fit = -0.5 * jnp.sum(fit + _squared_error(prob, stats, state) / state.sigma2)
-    g = state.gamma
-    slab = 1 + jnp.log(state.v / state.sigma_w2) - (state.mu**2 + state.v) / state.sigma_w2
-    pair = xlogy(g, state.pi) - xlogy(g, g) + xlog1py(1 - g, -state.pi) - xlog1py(1 - g, -g)
-    fit = fit + jnp.sum(pair + 0.5 * g * slab) - jnp.sum(state.kl)
-    return fit + log_prior(prob, state)
+    pairs = PairedMeanField(*map(jnp.ravel, (state.gamma, state.mu, jnp.sqrt(state.v))))
+    prior = Prior(*(jnp.broadcast_to(x, state.gamma.shape).ravel() for x in pair_prior(state)))
+    return fit - pairs.divergence(prior) - jnp.sum(state.kl) + log_prior(prob, state)
 
 
 # Sweeps
@@ -691,7 +697,7 @@ def start_prior(
     v = jnp.ones_like(W) * (sigma2 / prob.Y.shape[0])[:, None]
     zero = jnp.zeros_like(prob.mu)
     M = theta.shape[0]
-    var = jax.lax.map(lambda m: covariance(prob, m, theta[m]).diagonal(), jnp.arange(M))
+    var = _prior_variances(prob, theta)
     state = State(
         gamma=gamma,
         mu=mu,
@@ -938,12 +944,7 @@ def sharpen(
             mean=prob.mu + T.T @ (state.mean - prob.mu),
             var=(T**2).T @ state.var,
         )
-        stats = gram(prob, state)
-
-        def pass_weights(_, state):
-            return update_hyperparameters(prob, stats, update_weights(stats, state))
-
-        return jax.lax.fori_loop(0, 3, pass_weights, state)
+        return _refit_weights(prob, state, 3)
 
     def visit(k, state):
         i, j = first[k % first.size], second[k % first.size]
@@ -994,8 +995,7 @@ def _simplify(
 
 def switch_off(prob: Problem, state: State, keep: Bool[Array, " M"]) -> State:
     """Only the functions in ``keep`` stay; the others return to their prior, with zero weights."""
-    numbers = jnp.arange(keep.size)
-    var = jax.lax.map(lambda m: covariance(prob, m, state.theta[m]).diagonal(), numbers)
+    var = _prior_variances(prob, state.theta)
     row = keep[:, None]
     return state._replace(
         gamma=jnp.where(keep, state.gamma, 0),
@@ -1020,13 +1020,7 @@ def drop(prob: Problem, state: State) -> State:
         return switch_off(prob, state, active & (numbers != m))
 
     def bound_without(m):
-        fewer = without(m)
-        stats = gram(prob, fewer)
-
-        def pass_weights(_, state):
-            return update_hyperparameters(prob, stats, update_weights(stats, state))
-
-        return bound(prob, jax.lax.fori_loop(0, 2, pass_weights, fewer))
+        return bound(prob, _refit_weights(prob, without(m), 2))
 
     bounds = jax.lax.map(bound_without, numbers)
     return without(jnp.argmax(jnp.where(active, bounds, -jnp.inf)))

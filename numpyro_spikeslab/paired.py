@@ -265,6 +265,14 @@ class PairedMeanField(NamedTuple):
         return spike_divergence(self.probs, prior) + jnp.sum(self.probs * slab)
 
 
+def scale_mode(count: Any, squares: Any, prior_scale: Any) -> Any:
+    """Square of the ``sigma`` that maximises ``-count log sigma - squares / (2 sigma^2)`` plus the
+    log density of a HalfNormal prior; a prior of infinite scale is flat.
+    """
+    # the positive root of sigma^4 / s^2 + count sigma^2 - squares = 0, without cancellation
+    return 2.0 * squares / (count + jnp.sqrt(count**2 + 4.0 * squares / prior_scale**2))
+
+
 def feature_squares(design: Design, size: int) -> Float[Array, " P"]:
     """Inner product of each whitened feature with itself."""
     return jnp.diagonal(design.gram, axis1=1, axis2=2).reshape(-1)[:size]

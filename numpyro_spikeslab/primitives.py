@@ -91,8 +91,7 @@ class Functions(NamedTuple):
 
     def covariance(self, sites: dict[str, Any], m: int) -> Any:
         """Prior covariance of one function at the inputs, with its jitter."""
-        covariance = self.templates[m].covariance(self.values(sites, m), self.X)
-        return add_jitter(covariance if self.is_uniform else Dense(as_matrix(covariance)))
+        return self.templates[m].prior(self.values(sites, m), self.X, not self.is_uniform)
 
     @property
     def is_uniform(self) -> bool:
@@ -290,13 +289,7 @@ def _functions(name: str, kernels: Any, X: Any, mean: Any, size: int | None) -> 
     where = f"latent_functions({name!r})"
     if jnp.ndim(X) not in (1, 2) or jnp.size(X) == 0:
         raise ValueError(f"{where}: the inputs must have shape (N,) or (N, D), got {jnp.shape(X)}.")
-    if not_jax_tracer(X) and not np.all(np.isfinite(np.asarray(X, float))):
-        finite = np.isfinite(np.asarray(X, float)).reshape(jnp.shape(X)[0], -1)
-        bad = np.flatnonzero(~finite.all(1))
-        raise ValueError(
-            f"{where}: the inputs are not finite at {bad.size} points, the first at {bad[0]}. "
-            "Remove these points; missing responses are allowed, missing inputs are not."
-        )
+    check_finite(where, "the inputs are", X)
     if not isinstance(kernels, list | tuple):
         if size is None:
             raise ValueError(
@@ -326,6 +319,19 @@ def _functions(name: str, kernels: Any, X: Any, mean: Any, size: int | None) -> 
     functions = Functions(name, templates, X, mean, sites, alike)
     _check_memory(where, functions)
     return functions
+
+
+def check_finite(where: str, inputs_are: str, X: Any) -> None:
+    """Raise unless all inputs are finite, or traced."""
+    if not not_jax_tracer(X):
+        return
+    finite = np.isfinite(np.asarray(X, float)).reshape(jnp.shape(X)[0], -1).all(axis=1)
+    if not finite.all():
+        bad = np.flatnonzero(~finite)
+        raise ValueError(
+            f"{where}: {inputs_are} not finite at {bad.size} points, the first at {bad[0]}. "
+            "Remove these points; missing responses are allowed, missing inputs are not."
+        )
 
 
 def _check_memory(where: str, functions: Functions) -> None:

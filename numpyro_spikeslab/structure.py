@@ -274,6 +274,12 @@ def trace_at(model: Any, args: tuple, kwargs: dict, values: dict[str, Any]) -> d
         return handlers.trace(handlers.substitute(seeded, data=values)).get_trace(*args, **kwargs)
 
 
+def param_name(site: str, prefix: str, params: dict[str, Any]) -> str:
+    """Name of the parameter that holds the value of a latent site or a model's param."""
+    name = f"{site}_{prefix}_loc"
+    return name if name in params else site
+
+
 def pair_values(pairs: Sequence[Pair], weights: dict[str, Any]) -> dict[str, Any]:
     """Values of the spikes and slabs that make the given weights."""
     ones = {pair.spike: jnp.ones(pair.shape, int) for pair in pairs}

@@ -3,8 +3,8 @@
 
 A model fits when one observed Normal site has the location ``offset + W phi``, with weights ``W``
 from :func:`~numpyro_spikeslab.spike_slab` and functions ``phi`` from
-:func:`~numpyro_spikeslab.latent_functions`, and when its other sites are noise scales, an inclusion
-probability, a slab scale or parameters of kernels.
+:func:`~numpyro_spikeslab.latent_functions`. All other latent sites may be a part of the offset, of
+the noise of a task or of the prior of the weights.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ from numpyro_spikeslab.arguments import (
 )
 from numpyro_spikeslab.latent import Template
 from numpyro_spikeslab.multitask import Hyper, Problem, State
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions, check_finite
 from numpyro_spikeslab.structure import (
     Pair,
     _dependents,
@@ -48,6 +48,7 @@ from numpyro_spikeslab.structure import (
     agree,
     checked_trace,
     find_pairs,
+    param_name,
     slab_prior,
     trace_at,
     unwrap,
@@ -115,8 +116,7 @@ class Tasks(NamedTuple):
 
         :param call: positional and keyword arguments of the model.
         """
-        names = {site: f"{site}_{prefix}_loc" for site in self.form.others}
-        held = {site: params[x if x in params else site] for site, x in names.items()}
+        held = {site: params[param_name(site, prefix, params)] for site in self.form.others}
         if not held:
             return self.problem, self.offset
         return _hold(model, self.form, *partition(call), self.problem, held)
@@ -233,13 +233,7 @@ def _check_new_inputs(X: Any, X_new: Any) -> None:
             f"predict: X_new has shape {jnp.shape(X_new)} and the model's inputs have shape "
             f"{jnp.shape(X)}; they must have the same width."
         )
-    finite = np.isfinite(np.asarray(X_new, float)).reshape(jnp.shape(X_new)[0], -1).all(1)
-    if not finite.all():
-        bad = np.flatnonzero(~finite)
-        raise ValueError(
-            f"predict: X_new is not finite at {bad.size} points, the first at {bad[0]}. Remove "
-            "them."
-        )
+    check_finite("predict", "X_new is", X_new)
 
 
 @jax.jit
@@ -272,25 +266,20 @@ def scatter(functions: Functions, theta: Float[Array, "M P"]) -> dict[str, Any]:
     return {k: jnp.stack(x) if functions.alike else x[0] for k, x in found.items()}
 
 
-def _covariance(template: Any, X: Any, uniform: bool, theta: Any) -> Any:
-    covariance = template.covariance(template.split(theta), X)
-    covariance = covariance if uniform else latent.Dense(latent.as_matrix(covariance))
+def _covariance(template: Any, X: Any, theta: Any, dense: bool = False) -> Any:
+    covariance = template.prior(template.split(theta), X, dense)
     # else XLA evaluates the kernel again in each product with the matrix
-    return jax.lax.optimization_barrier(latent.add_jitter(covariance))
-
-
-def _covariance_uniform(template: Any, X: Any, theta: Any) -> Any:
-    return _covariance(template, X, True, theta)
+    return jax.lax.optimization_barrier(covariance)
 
 
 def _covariance_dense(template: Any, X: Any, theta: Any) -> Any:
-    return _covariance(template, X, False, theta)
+    return _covariance(template, X, theta, dense=True)
 
 
 def kernel_of(functions: Functions) -> Any:
     """The kernels as :func:`multitask.problem` takes them."""
     X = jnp.asarray(functions.X, float)
-    function = _covariance_uniform if functions.is_uniform else _covariance_dense
+    function = _covariance if functions.is_uniform else _covariance_dense
     kernels: list[Template] = []
     which = []
     for template in functions.templates:
@@ -313,11 +302,6 @@ def _differ_in_parameters(one: Template, other: Template) -> bool:
         a is b or (np.shape(a) == np.shape(b) and (free or np.array_equal(a, b)))
         for a, b, free in leaves
     )
-
-
-def has_functions(trace: dict[str, Any]) -> bool:
-    """Whether a trace has latent functions that are not observed."""
-    return bool(find_functions(trace))
 
 
 def find_functions(trace: dict[str, Any]) -> tuple[str, ...]:
@@ -666,22 +650,23 @@ def hold(hyper: Hyper, form: Form, at: Values) -> Hyper:
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _hold(model, form, static, dynamic, problem, held) -> tuple[Problem, Any]:
-    call = merge(static, dynamic)
-    offset = evaluate_tasks(model, call, form, held).offset
-    return problem_at(model, call, form, problem, held), offset
+    return problem_at(model, merge(static, dynamic), form, problem, held)
 
 
-def problem_at(model: Any, call: Any, form: Form, problem: Problem, held: dict) -> Problem:
-    """The problem where the other sites have the values ``held``."""
+def problem_at(
+    model: Any, call: Any, form: Form, problem: Problem, held: dict[str, Any]
+) -> tuple[Problem, Any]:
+    """The problem and the offset where the other sites have the values ``held``."""
     at = evaluate_tasks(model, call, form, held)
     seen = at.weight > 0
     hyper = multitask.as_arrays(hold(problem.hyper, form, at), problem.Y)
-    return problem._replace(
+    moved = problem._replace(
         Y=jnp.where(seen, at.value - at.offset, 0).astype(problem.Y.dtype),
         hyper=hyper,
         held=held,
         log_density=at.log_density.astype(problem.Y.dtype),
     )
+    return moved, at.offset
 
 
 class TaskReader:
