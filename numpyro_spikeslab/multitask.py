@@ -33,7 +33,7 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 from numpyro_spikeslab import latent
-from numpyro_spikeslab.paired import PairedMeanField, Prior, coordinates, scale_mode
+from numpyro_spikeslab.paired import PairedMeanField, Prior, expectation, scale_mode, task_sweep
 
 Kernel = Callable[[Float[Array, " P"]], latent.Covariance | Float[Array, "N N"]]
 
@@ -263,30 +263,18 @@ def explained(stats: Gram, state: State) -> Float[Array, " M"]:
 
 
 def pair_prior(state: State) -> Prior:
-    """Prior of the pairs, ``(M,)`` and a scalar."""
-    return Prior(jnp.log(state.pi) - jnp.log1p(-state.pi), state.sigma_w2)
+    """Prior of the pairs."""
+    log_odds = jnp.log(state.pi) - jnp.log1p(-state.pi)
+    return Prior(*(jnp.broadcast_to(x, state.gamma.shape) for x in (log_odds, state.sigma_w2)))
 
 
 def update_weights(stats: Gram, state: State) -> State:
     """One pass over the latent functions of ``q(w_qm, s_qm)``, all tasks at once (eq. 7)."""
-    tau, prior = 1 / state.sigma2, pair_prior(state)
-
-    def update(m, pair):
-        gamma, mu, v = pair
-        G = stats.G[:, m]
-        W = (gamma * mu).at[:, m].set(0)
-        b = tau * (stats.b[:, m] - jnp.sum(G * W, axis=1))
-        own = Prior(prior.log_odds[m], prior.variance)
-        found = coordinates(G[:, m] + stats.c[:, m], tau, own).given(b)
-        return (
-            gamma.at[:, m].set(jax.nn.sigmoid(found.logit)),
-            mu.at[:, m].set(found.loc),
-            v.at[:, m].set(found.variance),
-        )
-
-    M = state.gamma.shape[1]
-    gamma, mu, v = jax.lax.fori_loop(0, M, update, (state.gamma, state.mu, state.v))
-    return state._replace(gamma=gamma, mu=mu, v=v)
+    squares = stats.G + stats.c[:, None] * jnp.eye(state.gamma.shape[1])[None]
+    found = task_sweep(
+        squares, stats.b, state.W, 1 / state.sigma2, pair_prior(state), expectation()
+    )
+    return state._replace(gamma=jax.nn.sigmoid(found.logit), mu=found.loc, v=found.variance)
 
 
 def _refit_weights(prob: Problem, state: State, num_passes: int) -> State:
@@ -603,7 +591,7 @@ def bound(prob: Problem, state: State) -> Float[Array, ""]:
     fit = _num_observed(prob) * jnp.log(2 * jnp.pi * state.sigma2)
     fit = -0.5 * jnp.sum(fit + _squared_error(prob, stats, state) / state.sigma2)
     pairs = PairedMeanField(*map(jnp.ravel, (state.gamma, state.mu, jnp.sqrt(state.v))))
-    prior = Prior(*(jnp.broadcast_to(x, state.gamma.shape).ravel() for x in pair_prior(state)))
+    prior = Prior(*(x.ravel() for x in pair_prior(state)))
     return fit - pairs.divergence(prior) - jnp.sum(state.kl) + log_prior(prob, state)
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 import jax
 from jax import lax, nn
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import xlogy
 
 # Features per block of a sweep. One feature at a time is bound by the latency of a sum that XLA
@@ -24,14 +25,14 @@ BLOCK_SIZE = 64
 
 
 class Prior(NamedTuple):
-    """Spike-and-slab prior of P weights.
+    """Spike-and-slab prior of P weights, or of Q tasks with M weights each.
 
-    - **log_odds** - ``log(pi / (1 - pi))``, shape (P,).
-    - **variance** - ``sigma_w^2`` of the slab, shape (P,).
+    - **log_odds** - ``log(pi / (1 - pi))``, shape (P,) or (Q, M).
+    - **variance** - ``sigma_w^2`` of the slab, likewise.
     """
 
-    log_odds: Float[Array, " P"]
-    variance: Float[Array, " P"]
+    log_odds: Float[Array, "*P"]
+    variance: Float[Array, "*P"]
 
 
 class Design(NamedTuple):
@@ -132,6 +133,40 @@ def gram_sweep(
         return cross + gram_m * (weight - put(pair.given(b), noise_m)), b
 
     return lax.scan(visit, cross, (jnp.arange(cross.shape[0]), gram, weights, pairs, noise))[1]
+
+
+def task_sweep(
+    gram: Float[Array, "#Q M M"],
+    linear: Float[Array, "Q M"],
+    weights: Float[Array, "Q M"],
+    precision: Float[Array, " Q"],
+    prior: Prior,
+    put: Put,
+    noise: Any = None,
+) -> Conditional:
+    """Visit the M coordinates of Q tasks in turn, all tasks at once: a :func:`gram_sweep` each.
+
+    :param gram: inner products of the M features over the observations of each task (their
+        expectations, where the features are random), or one for all tasks.
+    :param linear: inner products of the features with the observations of each task.
+    :param weights: current weights (expectations or draws).
+    :param precision: noise precision of each task.
+    :param prior: prior of the weights, in their shape.
+    :param put: :func:`expectation` or :func:`draw`.
+    :param noise: variates of the draw, of shape (Q, M).
+    """
+    squares = jnp.broadcast_to(jnp.diagonal(gram, axis1=1, axis2=2), weights.shape)
+    pairs = coordinates(squares, precision[:, None], prior)
+    cross = linear - jnp.sum(gram * weights[:, None], axis=2)
+    shared = gram.shape[0] == 1
+
+    def of_task(gram, cross, weights, precision, pairs, noise):
+        return gram_sweep(gram, cross, weights, precision, pairs, put, noise)
+
+    b = jax.vmap(of_task, in_axes=(None if shared else 0, 0, 0, 0, 0, 0))(
+        gram[0] if shared else gram, cross, weights, precision, pairs, noise
+    )
+    return pairs.given(b)
 
 
 def sweep(
@@ -378,10 +413,94 @@ def gibbs_sweep(
     :param residual: whitened ``y - D w`` of the current draw.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
     """
+    noise = _variates(key, weights)
+    _, pair = sweep(design, residual, weights, precision, prior, draw, noise)
+    return _drawn(pair, noise, prior)
+
+
+def gibbs_task_sweep(
+    key: Array,
+    gram: Float[Array, "#Q M M"],
+    linear: Float[Array, "Q M"],
+    weights: Float[Array, "Q M"],
+    precision: Float[Array, " Q"],
+    prior: Prior,
+) -> tuple[Int[Array, "Q M"], Float[Array, "Q M"], Float[Array, "Q M"]]:
+    """:func:`gibbs_sweep` of all tasks at once; see :func:`task_sweep`.
+
+    :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (Q, M).
+    """
+    noise = _variates(key, weights)
+    pair = task_sweep(gram, linear, weights, precision, prior, draw, noise)
+    return _drawn(pair, noise, prior)
+
+
+class Slabs(NamedTuple):
+    """B slabs that are integrated out, given which of them are included.
+
+    - **gram** - products of the features, with the precision of the noise.
+    - **linear** - products of the features with the observations, likewise.
+    - **prior** - prior of the weights.
+    """
+
+    gram: Float[Array, "B B"]
+    linear: Float[Array, " B"]
+    prior: Prior
+
+    def _factor(self, spikes: Float[Array, " B"]) -> tuple[Any, Any, Any]:
+        """Prior scales, zero where excluded; ``L`` of the precision in these units; ``L^-1 b``."""
+        scale = spikes * jnp.sqrt(self.prior.variance)
+        precision = scale[:, None] * self.gram * scale + jnp.eye(scale.size, dtype=scale.dtype)
+        L = jnp.linalg.cholesky(precision)
+        return scale, L, solve_triangular(L, scale * self.linear, lower=True)
+
+    def log_evidence(self, spikes: Float[Array, " B"]) -> Float[Array, ""]:
+        """Log of how much better the included features explain the observations than none does."""
+        _, L, half = self._factor(spikes)
+        return 0.5 * half @ half - jnp.sum(jnp.log(jnp.diagonal(L)))
+
+    def mean(self, spikes: Float[Array, " B"], noise: Any = 0.0) -> Float[Array, " B"]:
+        """Means of the weights; a draw, with standard normal variates as ``noise``."""
+        scale, L, half = self._factor(spikes)
+        return scale * solve_triangular(L, half + noise, lower=True, trans=1)
+
+
+def gibbs_block(
+    key: Array, slabs: Slabs, spikes: Float[Array, " B"], may_be_empty: Any = True
+) -> Float[Array, " B"]:
+    """Draw each of B spikes in turn with all slabs integrated out, then the slabs together.
+
+    :param spikes: current ones.
+    :param may_be_empty: if not, the last spike stays.
+    :return: the weights.
+    """
+    key_spike, key_slab = jax.random.split(key)
+    logistic = jax.random.logistic(key_spike, spikes.shape, spikes.dtype)
+
+    def visit(carry, coordinate):
+        spikes, value = carry
+        m, log_odds, logistic_m = coordinate
+        other = spikes.at[m].set(1 - spikes[m])
+        reached = slabs.log_evidence(other)
+        logit = log_odds + jnp.where(spikes[m] > 0, value - reached, reached - value)
+        moves = (logit > logistic_m) != (spikes[m] > 0)
+        moves &= may_be_empty | jnp.any(other > 0)
+        return (jnp.where(moves, other, spikes), jnp.where(moves, reached, value)), None
+
+    items = (jnp.arange(spikes.size), slabs.prior.log_odds, logistic)
+    (spikes, _), _ = lax.scan(visit, (spikes, slabs.log_evidence(spikes)), items)
+    return slabs.mean(spikes, jax.random.normal(key_slab, spikes.shape, spikes.dtype))
+
+
+def _variates(key: Array, weights: Float[Array, "*P"]) -> tuple[Any, Any]:
     key_spike, key_slab = jax.random.split(key)
     logistic = jax.random.logistic(key_spike, weights.shape, weights.dtype)
-    normal = jax.random.normal(key_slab, weights.shape, weights.dtype)
-    _, pair = sweep(design, residual, weights, precision, prior, draw, (logistic, normal))
+    return logistic, jax.random.normal(key_slab, weights.shape, weights.dtype)
+
+
+def _drawn(pair: Conditional, noise: tuple[Any, Any], prior: Prior) -> tuple[Any, Any, Any]:
+    """What :func:`draw` has put back, taken apart."""
+    logistic, normal = noise
     spike = pair.logit > logistic
     # given s = 0 the slab is drawn from its prior
     included = pair.loc + jnp.sqrt(pair.variance) * normal

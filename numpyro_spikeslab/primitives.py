@@ -56,6 +56,16 @@ class Functions(NamedTuple):
     sites: tuple[tuple[str, ...], ...]
     alike: bool
 
+    # NumPyro makes `infer` a part of a pytree's structure, which JAX compares; arrays have no truth
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
+
     @property
     def num_inputs(self) -> int:
         return jnp.shape(self.X)[0]
