@@ -8,12 +8,20 @@ from numpyro_spikeslab.cavi import CAVI, CAVIRunResult, annealing
 from numpyro_spikeslab.diagnostics import add_variational_stats, align, compare, invariants, summary
 from numpyro_spikeslab.gibbs import PairedGibbs, PairedGibbsState
 from numpyro_spikeslab.guide import MeanFieldGuide, PairedGuide
+from numpyro_spikeslab.latent_gibbs import (
+    LatentGibbs,
+    LatentGibbsState,
+    latent_sites,
+    mtmkl_kernel,
+)
 from numpyro_spikeslab.primitives import SpikeSlab, latent_functions, spike_slab
 from numpyro_spikeslab.structure import paired_sites
 
 __all__ = [
     "CAVI",
     "CAVIRunResult",
+    "LatentGibbs",
+    "LatentGibbsState",
     "MeanFieldGuide",
     "PairedGibbs",
     "PairedGibbsState",
@@ -25,7 +33,9 @@ __all__ = [
     "compare",
     "invariants",
     "latent_functions",
+    "latent_sites",
     "models",
+    "mtmkl_kernel",
     "paired_sites",
     "plot_fit",
     "plot_forest",

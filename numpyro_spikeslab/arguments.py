@@ -113,3 +113,20 @@ def _same(a: Any, b: Any) -> bool:
             return False
         return np.array_equal(a, b, equal_nan=np.issubdtype(a.dtype, np.inexact))
     return a is b or (not hasattr(a, "shape") and type(a) is type(b) and bool(a == b))
+
+
+def stand_ins(tree: Any) -> Any:
+    """The tree with arbitrary arrays in place of tracers: enough to tell what a model looks like,
+    which never depends on the values of data that are traced."""
+    rng = np.random.default_rng(0)
+
+    def of(leaf):
+        if not_jax_tracer(leaf) or is_prng_key(leaf):
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            # positive, for models that take logarithms
+            return rng.uniform(0.1, 1.0, leaf.shape).astype(leaf.dtype)
+        # masks let everything through
+        return np.full(leaf.shape, leaf.dtype == bool, leaf.dtype)
+
+    return jax.tree.map(of, tree)

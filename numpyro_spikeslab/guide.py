@@ -2,12 +2,13 @@
 """Variational families of spike-and-slab weights, as NumPyro autoguides."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import prod
 from typing import Any
 
+from jaxtyping import Array
 import numpy as np
 
 import jax
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.distributions import constraints
+from numpyro.distributions import biject_to, constraints
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 from numpyro.ops.provenance import eval_provenance
@@ -36,6 +37,7 @@ from numpyro_spikeslab.structure import (
     Structure,
     abstract_trace,
     find_pairs,
+    is_latent,
     slab_prior,
     trace_at,
 )
@@ -540,6 +542,64 @@ class PairedGuide(_SpikeSlabGuide):
         tasks, problem, offset = self._tasks_at(params)
         mean, variance, noises = tasks.predict(params, self.prefix, problem, offset, X_new)
         return mean, variance + noises if noise else variance
+
+    def to_init_params(
+        self,
+        params: dict[str, Any],
+        rng_key: Array | None = None,
+        num_chains: int | None = None,
+        unconstrained: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Start values of chains from a fit, for ``MCMC.run(..., init_params=...)``.
+
+        :param params: parameters, as from ``result.params``.
+        :param rng_key: random key of draws from the guide; without it, chains start at the guide's
+            medians.
+        :param num_chains: number of chains, the leading axis of the values; `None` for a single
+            one.
+        :param unconstrained: names of those sites that are left to an HMC block of
+            :class:`~numpyro.infer.Gibbs`, which takes unconstrained values.
+        :return: ``{site: value}`` for all latent sites.
+        :raises ValueError: if ``unconstrained`` has names that are not latent sites.
+
+        **Example**
+
+        .. doctest::
+
+            >>> import jax, jax.numpy as jnp
+            >>> from tinygp import kernels
+            >>> import numpyro_spikeslab as nss
+            >>> model = nss.models.mtmkl([kernels.ExpSquared(1.0)] * 2)
+            >>> guide = nss.PairedGuide(model)
+            >>> X = jnp.linspace(0, 4, 20)
+            >>> Y = jnp.stack([jnp.sin(X), -jnp.sin(X), jnp.cos(X)], axis=1)
+            >>> svi = nss.CAVI(model, guide, plain=True, num_restarts=1)
+            >>> result = svi.run(jax.random.key(0), 3, X, Y, progress_bar=False)
+            >>> start = guide.to_init_params(result.params, jax.random.key(1), num_chains=4)
+            >>> start["W_spike"].shape, start["phi"].shape, start["noise"].shape
+            ((4, 3, 2), (4, 2, 20), (4, 3))
+        """
+        args, kwargs = self._data
+        shape = () if num_chains is None else (num_chains,)
+        if rng_key is None:
+            found = self.median(params)
+            found = {k: jnp.broadcast_to(x, (*shape, *jnp.shape(x))) for k, x in found.items()}
+        else:
+            found = self.sample_posterior(rng_key, params, *args, sample_shape=shape, **kwargs)
+        trace = abstract_trace(self.model, args, kwargs)
+        values = {name: found[name] for name in trace if is_latent(trace, name)}
+        # a fit may reach the end of the interval, where no chain can start
+        for name, value in values.items():
+            if trace[name]["fn"].support == constraints.unit_interval:
+                values[name] = jnp.clip(value, 1e-6, 1 - 1e-6)
+        if unknown := sorted(set(unconstrained) - set(values)):
+            raise ValueError(
+                f"PairedGuide.to_init_params: `unconstrained` has unknown names {unknown}; the "
+                f"latent sites are {sorted(values)}."
+            )
+        for name in unconstrained:
+            values[name] = biject_to(trace[name]["fn"].support).inv(values[name])
+        return values
 
 
 class MeanFieldGuide(_SpikeSlabGuide):

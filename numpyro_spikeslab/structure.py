@@ -231,6 +231,11 @@ def unwrap(fn: Any) -> tuple[Any, Any]:
     return fn, mask
 
 
+def is_latent(trace: dict[str, Any], name: str) -> bool:
+    """Whether a site is there, is sampled and has not been observed."""
+    return name in trace and trace[name]["type"] == "sample" and not trace[name]["is_observed"]
+
+
 def abstract_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
     """A trace without values: only types, shapes, names and plates may be read off it.
 
