@@ -233,6 +233,22 @@ def take_column(
     return column, residual
 
 
+def put_column(
+    column: Column,
+    phi_k: Float[Array, " N"],
+    k: Any,
+    new: Float[Array, " B"],
+    W: Float[Array, "Q M"],
+    residual: Float[Array, "N Q"],
+) -> tuple[Float[Array, "Q M"], Float[Array, "N Q"]]:
+    """Put new weights in the place of those that :func:`take_column` has taken out.
+
+    :return: all weights, and what is left with function k again.
+    """
+    residual = residual.at[:, column.tasks].add(-jnp.outer(phi_k, new))
+    return W.at[column.tasks, k].set(new), residual
+
+
 def linear_terms(
     prob: Problem, residual: Float[Array, "N Q"], w: Float[Array, "Q S"]
 ) -> Float[Array, "S N"]:
@@ -290,8 +306,7 @@ def draw_columns(
         elsewhere = jnp.any(W[:, k].at[column.tasks].set(0) != 0)
         spikes = shear(key_shear, column, slabs, elsewhere)
         new = gibbs_block(key_draw, slabs, spikes, elsewhere)
-        residual = rest.at[:, column.tasks].add(-jnp.outer(phi[k], new))
-        return W.at[column.tasks, k].set(new), residual
+        return put_column(column, phi[k], k, new, W, rest)
 
     def visit(carry, item):
         keep = lambda carry, _: carry  # noqa: E731
@@ -432,8 +447,7 @@ def draw_one(
         x = draw_parameters(key_theta, prob, m, theta[m], evidence)
         # the slabs that were integrated out, before anything is drawn given them
         new = draw_column_slabs(key_draw, root, column, mu, multitask.covariance(prob, m, x))
-        left = rest.at[:, column.tasks].add(-jnp.outer(phi[k], new))
-        return x, W.at[column.tasks, k].set(new), left
+        return x, *put_column(column, phi[k], k, new, W, rest)
 
     def draw_idle():
         loc, scale = (jnp.asarray(x)[m] for x in (prob.hyper.theta_loc, prob.hyper.theta_scale))
@@ -505,8 +519,9 @@ def draw_column_slabs(
 ) -> Float[Array, " B"]:
     """Draw a column's weights given their spikes, while the function is integrated out."""
     L: Any = covariance.cholesky(root.diagonal[0])
-    y = (column.y - root.times(mu[None]))[:, None]
-    half = covariance.solve_lower(L, jnp.hstack([y, column.seen]))
+    half = covariance.solve_lower(
+        L, jnp.column_stack([column.y - root.times(mu[None]), column.seen])
+    )
     noise = random.normal(key, column.spikes.shape, column.spikes.dtype)
     return slabs_of(column, half).mean(column.spikes, noise)
 

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.collapsed import Draw, Moves, draw_functions, slice_sample
 from numpyro_spikeslab.gibbs import BlockKernel, start_inclusion, sweep_tasks
-from numpyro_spikeslab.mixture import Mixture, View, check_functions, find_function_sites, view
+from numpyro_spikeslab.mixture import Mixture, View, check_functions, view
 from numpyro_spikeslab.multitask import Hyper, Problem
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
-from numpyro_spikeslab.structure import abstract_trace, is_latent, unwrap
+from numpyro_spikeslab.structure import abstract_trace, find_function_sites, is_latent, unwrap
 from numpyro_spikeslab.tasks import gather, kernel_of, scatter
 
 

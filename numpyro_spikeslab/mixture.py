@@ -38,6 +38,7 @@ from numpyro_spikeslab.structure import (
     _normal,
     abstract_trace,
     agree,
+    find_function_sites,
     slab_prior,
     trace_at,
     unwrap,
@@ -135,15 +136,6 @@ def gram(
     products = (phi[:, None] * phi).reshape(M * M, N)
     G = (products @ at.precision).T.reshape(-1, M, M)
     return G, (at.precision * at.Y).T @ phi.T, jnp.ones(at.Y.shape[1])
-
-
-def find_function_sites(trace: dict[str, Any]) -> tuple[str, ...]:
-    """Names of the sites of latent functions, observed ones included."""
-    return tuple(
-        name
-        for name, site in trace.items()
-        if site["type"] == "sample" and FUNCTIONS_MARK in site["infer"]
-    )
 
 
 def read_mixture(model: Any, reading: Reading) -> Mixture | None:

@@ -35,7 +35,7 @@ from numpyro_spikeslab.arguments import (
     partition,
 )
 from numpyro_spikeslab.paired import BLOCK_SIZE, Design, Prior, block_design
-from numpyro_spikeslab.primitives import MARK
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK, MARK
 
 
 class Pair(NamedTuple):
@@ -229,6 +229,15 @@ def unwrap(fn: Any) -> tuple[Any, Any]:
             mask = fn._mask if mask is None else mask & fn._mask
         fn = fn.base_dist
     return fn, mask
+
+
+def find_function_sites(trace: dict[str, Any]) -> tuple[str, ...]:
+    """Names of the sites of latent functions, observed ones included."""
+    return tuple(
+        name
+        for name, site in trace.items()
+        if site["type"] == "sample" and FUNCTIONS_MARK in site["infer"]
+    )
 
 
 def is_latent(trace: dict[str, Any], name: str) -> bool:

@@ -47,7 +47,9 @@ from numpyro_spikeslab.structure import (
     _normal,
     agree,
     checked_trace,
+    find_function_sites,
     find_pairs,
+    is_latent,
     param_name,
     slab_prior,
     trace_at,
@@ -305,12 +307,8 @@ def _differ_in_parameters(one: Template, other: Template) -> bool:
 
 
 def find_functions(trace: dict[str, Any]) -> tuple[str, ...]:
-    """Names of the sites of latent functions."""
-    return tuple(
-        name
-        for name, site in trace.items()
-        if site["type"] == "sample" and FUNCTIONS_MARK in site["infer"] and not site["is_observed"]
-    )
+    """Names of the sites of latent functions that are not observed."""
+    return tuple(name for name in find_function_sites(trace) if is_latent(trace, name))
 
 
 def concrete_functions(model: Any, trace: dict, name: str, args: tuple, kwargs: dict) -> Functions:
