@@ -6,6 +6,7 @@ from typing import Any
 from numpyro_spikeslab import models
 from numpyro_spikeslab.cavi import CAVI, CAVIRunResult, annealing
 from numpyro_spikeslab.diagnostics import add_variational_stats, align, compare, invariants, summary
+from numpyro_spikeslab.distributions import SpikeSlab
 from numpyro_spikeslab.gibbs import PairedGibbs, PairedGibbsState
 from numpyro_spikeslab.guide import MeanFieldGuide, PairedGuide
 from numpyro_spikeslab.latent_gibbs import (
@@ -14,7 +15,7 @@ from numpyro_spikeslab.latent_gibbs import (
     latent_sites,
     mtmkl_kernel,
 )
-from numpyro_spikeslab.primitives import SpikeSlab, latent_functions, spike_slab
+from numpyro_spikeslab.primitives import latent_functions, spike_slab
 from numpyro_spikeslab.structure import paired_sites
 
 __all__ = [

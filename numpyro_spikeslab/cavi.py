@@ -23,10 +23,10 @@ from numpyro.optim import optax_to_numpyro
 from numpyro.util import identity, not_jax_tracer
 
 from numpyro_spikeslab import multitask
-from numpyro_spikeslab.arguments import are_concrete, merge, on_device, partition
 from numpyro_spikeslab.guide import MeanFieldGuide, PairedGuide
 from numpyro_spikeslab.maximisation import climb, maximum
 from numpyro_spikeslab.paired import Design, predictor
+from numpyro_spikeslab.reading.call import are_concrete, merge, on_device, partition
 from numpyro_spikeslab.structure import (
     Likelihood,
     Reader,

@@ -23,15 +23,16 @@ from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_spikeslab.arguments import (
+from numpyro_spikeslab.distributions import GaussianFunctions, SpikeSlab
+from numpyro_spikeslab.paired import BLOCK_SIZE, MeanField, PairedMeanField
+from numpyro_spikeslab.primitives import Functions, weights
+from numpyro_spikeslab.reading.call import (
     RUN_ONCE,
     are_concrete,
     merge,
     outside_transformations,
     partition,
 )
-from numpyro_spikeslab.paired import BLOCK_SIZE, MeanField, PairedMeanField
-from numpyro_spikeslab.primitives import Functions, GaussianFunctions, SpikeSlab, weights
 from numpyro_spikeslab.structure import (
     Pair,
     Structure,

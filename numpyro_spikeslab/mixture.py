@@ -20,15 +20,16 @@ from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import init_to_uniform
 
-from numpyro_spikeslab.arguments import (
+from numpyro_spikeslab.distributions import GaussianFunctions
+from numpyro_spikeslab.paired import Prior
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
+from numpyro_spikeslab.reading.call import (
     are_concrete,
     merge,
     outside_transformations,
     partition,
     stand_ins,
 )
-from numpyro_spikeslab.paired import Prior
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions, GaussianFunctions
 from numpyro_spikeslab.structure import (
     Pair,
     Reader,

@@ -10,28 +10,26 @@ import numpy as np
 from tinygp.kernels import Kernel
 
 import jax
-from jax import lax, random
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
-from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
 
 import numpyro
 import numpyro.distributions as dist
-from numpyro.distributions import constraints
-from numpyro.distributions.transforms import biject_to
-from numpyro.distributions.util import promote_shapes, validate_sample
 from numpyro.primitives import _PYRO_STACK
-from numpyro.util import is_prng_key, not_jax_tracer
+from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab import latent
-from numpyro_spikeslab.latent import Dense, Template, add_jitter, as_matrix
+from numpyro_spikeslab.algebra.covariance import Dense, add_jitter, as_matrix
+from numpyro_spikeslab.algebra.kernels import Template
+from numpyro_spikeslab.distributions import GaussianFunctions
 
 MARK = "spike_slab"
 """Key in the ``infer`` dictionary of both sites of a pair; its value is ``(name, part)``."""
 
+
 FUNCTIONS_MARK = "latent_functions"
 """Key in the ``infer`` dictionary of latent functions; its value is their :class:`Functions`."""
+
 
 KERNEL_PRIOR_SCALE = 2.0
 """Scale of the LogNormal prior of a kernel parameter; its median is the value in the kernel."""
@@ -408,67 +406,6 @@ def _template(where: str, m: int, kernel: Any, X: Any) -> Template:
     return Template.of(kernel, X)
 
 
-class GaussianFunctions(dist.Distribution):
-    r"""M independent Gaussian functions: each its prior, times
-    :math:`\exp(h^\top \phi - \tfrac12 \phi^\top \mathrm{diag}(\alpha) \phi)`.
-
-    :param covariances: M prior covariances of :mod:`~numpyro_spikeslab.latent`, stacked.
-    :param mu: prior means, shape (M, N).
-    :param alpha: site precisions, shape (M, N); zeros for the prior.
-    :param h: site linear terms, shape (M, N).
-    """
-
-    arg_constraints = {
-        "mu": constraints.real_vector,
-        "alpha": constraints.independent(constraints.nonnegative, 1),
-        "h": constraints.real_vector,
-    }
-    reparametrized_params = ["mu", "alpha", "h"]
-    pytree_data_fields = ("covariances", "mu", "alpha", "h")
-    support = constraints.real_vector
-
-    def __init__(
-        self, covariances: Any, mu: Any, alpha: Any, h: Any, *, validate_args: bool | None = None
-    ) -> None:
-        self.covariances, self.mu, self.alpha, self.h = covariances, mu, alpha, h
-        super().__init__(mu.shape[:-1], mu.shape[-1:], validate_args=validate_args)
-
-    def sample(self, key, sample_shape=()):
-        assert is_prng_key(key)
-        M, size = self.mu.shape[0], prod(sample_shape)
-        keys = random.split(key, (M, size))
-
-        def draw(keys, *one):
-            return jax.vmap(lambda key: latent.sample(key, *one))(keys)
-
-        draws = jax.vmap(draw)(keys, self.covariances, self.alpha, self.h, self.mu)
-        return jnp.moveaxis(draws, 0, 1).reshape(*sample_shape, *self.mu.shape)
-
-    @validate_sample
-    def log_prob(self, value):
-        def of(phi, covariance, mu, alpha, h):
-            sites = h @ phi - 0.5 * alpha @ phi**2
-            evidence = latent.log_evidence(covariance, alpha, h, mu)
-            return covariance.log_density(phi - mu) + sites - evidence
-
-        batch = value.reshape(-1, *self.mu.shape)
-        one = jax.vmap(of)
-        found = jax.vmap(lambda x: one(x, self.covariances, self.mu, self.alpha, self.h))(batch)
-        return found.reshape(value.shape[:-1])
-
-    @property
-    def _posterior(self) -> latent.Posterior:
-        return jax.vmap(latent.condition)(self.covariances, self.alpha, self.h, self.mu)
-
-    @property
-    def mean(self):
-        return self._posterior.mean
-
-    @property
-    def variance(self):
-        return self._posterior.variance
-
-
 def weights(spike: ArrayLike, slab: ArrayLike) -> Any:
     """``w = s * w_tilde``, without the negative zeros of a product."""
     return jnp.where(jnp.asarray(spike, bool), slab, 0.0)
@@ -485,106 +422,3 @@ def _require(name: str, argument: str, value: Any, low: float, high: float, why:
             f"spike_slab({name!r}): every `{argument}` must lie strictly between {low} and {high} "
             f"({why}), got {value}."
         )
-
-
-class _RealWithAtom(constraints.Constraint):
-    """The real line under a measure with an atom at zero."""
-
-    def __call__(self, x):
-        return (x == x) & (x != float("inf")) & (x != float("-inf"))
-
-    def feasible_like(self, prototype):
-        return jnp.zeros_like(prototype)
-
-    def tree_flatten(self):
-        return (), ((), dict())
-
-
-@biject_to.register(_RealWithAtom)
-def _no_bijection(constraint):
-    raise NotImplementedError(
-        "SpikeSlab has an atom at zero, so gradient-based inference of a SpikeSlab site would be "
-        "wrong. Write `numpyro_spikeslab.spike_slab(name, ...)` in the model instead."
-    )
-
-
-class SpikeSlab(dist.Distribution):
-    """The spike-and-slab distribution of a weight: zero with probability ``1 - pi``, else Normal.
-
-    A distribution for priors, plots and predictive use; in a model to be inferred write
-    :func:`spike_slab`. The log density is with respect to Lebesgue measure plus a unit atom at
-    zero (paper, eq. 1c).
-
-    :param inclusion: ``pi``, probability of the slab.
-    :param scale: ``sigma_w``, standard deviation of the slab.
-    :param loc: mean of the slab, 0 in a prior and not in a posterior.
-
-    **Example**
-
-    .. doctest::
-
-        >>> import numpyro_spikeslab as nss
-        >>> prior = nss.SpikeSlab(0.25, scale=2.0)
-        >>> float(prior.variance)
-        1.0
-        >>> float(prior.cdf(0.0) - prior.cdf(-1e-6)) > 0.75
-        True
-    """
-
-    arg_constraints = {
-        "inclusion": constraints.unit_interval,
-        "scale": constraints.positive,
-        "loc": constraints.real,
-    }
-    support = _RealWithAtom()
-
-    def __init__(
-        self,
-        inclusion: ArrayLike,
-        scale: ArrayLike = 1.0,
-        loc: ArrayLike = 0.0,
-        *,
-        validate_args: bool | None = None,
-    ) -> None:
-        self.inclusion, self.scale, self.loc = promote_shapes(inclusion, scale, loc)
-        batch_shape = lax.broadcast_shapes(*map(jnp.shape, (inclusion, scale, loc)))
-        super().__init__(batch_shape=batch_shape, validate_args=validate_args)
-
-    @property
-    def _slab(self) -> dist.Normal:
-        return dist.Normal(self.loc, self.scale)
-
-    def sample(self, key, sample_shape=()):
-        assert is_prng_key(key)
-        key_spike, key_slab = random.split(key)
-        shape = sample_shape + self.batch_shape
-        spike = random.bernoulli(key_spike, self.inclusion, shape)
-        slab = self.loc + self.scale * random.normal(key_slab, shape)
-        return jnp.where(spike, slab, 0.0)
-
-    @validate_sample
-    def log_prob(self, value):
-        slab = jnp.log(self.inclusion) + self._slab.log_prob(value)
-        return jnp.where(value == 0.0, jnp.log1p(-self.inclusion), slab)
-
-    @property
-    def mean(self):
-        return jnp.broadcast_to(self.inclusion * self.loc, self.batch_shape)
-
-    @property
-    def variance(self):
-        second_moment = self.inclusion * (self.scale**2 + self.loc**2)
-        return jnp.broadcast_to(second_moment - (self.inclusion * self.loc) ** 2, self.batch_shape)
-
-    def cdf(self, value):
-        """Probability of a weight at most ``value``; jumps by ``1 - pi`` at zero."""
-        return self.inclusion * self._slab.cdf(value) + (1.0 - self.inclusion) * (value >= 0.0)
-
-    def icdf(self, q):
-        """Quantile function; exactly 0 for every ``q`` inside the jump of :meth:`cdf`."""
-        slab_below_zero = self._slab.cdf(0.0)
-        below = self.inclusion * slab_below_zero
-        inside = (q >= below) & (q <= below + 1.0 - self.inclusion)
-        tail = jnp.where(q < below, q, q - (1.0 - self.inclusion)) / self.inclusion
-        slab = self.loc + self.scale * ndtri(jnp.clip(jnp.where(inside, 0.5, tail), 0.0, 1.0))
-        return jnp.where(inside, 0.0, slab)

@@ -26,7 +26,9 @@ from numpyro.infer.gibbs import subsample_plate_sizes
 from numpyro.ops.provenance import eval_provenance
 from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab.arguments import (
+from numpyro_spikeslab.paired import BLOCK_SIZE, Design, Prior, block_design
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK, MARK
+from numpyro_spikeslab.reading.call import (
     LastCall,
     are_concrete,
     merge,
@@ -34,8 +36,6 @@ from numpyro_spikeslab.arguments import (
     outside_transformations,
     partition,
 )
-from numpyro_spikeslab.paired import BLOCK_SIZE, Design, Prior, block_design
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK, MARK
 
 
 class Pair(NamedTuple):

@@ -26,7 +26,10 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.gibbs import subsample_plate_sizes
 
 from numpyro_spikeslab import latent, multitask
-from numpyro_spikeslab.arguments import (
+from numpyro_spikeslab.latent import Template
+from numpyro_spikeslab.multitask import Hyper, Problem, State
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions, check_finite
+from numpyro_spikeslab.reading.call import (
     RUN_ONCE,
     LastCall,
     are_concrete,
@@ -35,9 +38,6 @@ from numpyro_spikeslab.arguments import (
     outside_transformations,
     partition,
 )
-from numpyro_spikeslab.latent import Template
-from numpyro_spikeslab.multitask import Hyper, Problem, State
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions, check_finite
 from numpyro_spikeslab.structure import (
     Pair,
     _dependents,

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Gaussian conditional and marginal likelihood of one latent function.
+
+A latent function :math:`\phi \sim \mathcal{N}(\mu, K)` of ``N`` values meets the Gaussian sites
+:math:`\exp(h^\top \phi - \tfrac12 \phi^\top \mathrm{diag}(\alpha) \phi)`, which is all that the
+other factors of a linear model (their expectations in variational inference, their draws in a
+Gibbs sampler) ever say about it.  Neither :math:`K^{-1}` nor :math:`1/\alpha` is formed: the
+covariance may be singular and a site precision zero (a missing value).  Everything goes through
+
+.. math::
+
+    B = I + D^{1/2} K D^{1/2} = L L^\top, \qquad D = \mathrm{diag}(\alpha), \qquad
+    \Sigma = K - K D^{1/2} B^{-1} D^{1/2} K .
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_spikeslab.algebra.covariance import Covariance
+
+
+class Posterior(NamedTuple):
+    r"""The conditional :math:`q(\phi) = \mathcal{N}(\mathrm{mean}, \Sigma)`.
+
+    :param mean: ``(N,)``
+    :param variance: ``(N,)``, the diagonal of :math:`\Sigma`.
+    :param weights: ``(N,)``, :math:`K^{-1} (\mathrm{mean} - \mu)`.
+    :param cholesky: the factor :math:`L` of :math:`B`, in the covariance's own representation.
+    :param log_evidence: ``log F`` of :func:`log_evidence`.
+    :param kl: :math:`\mathrm{KL}(q(\phi) \| p(\phi))`.
+    """
+
+    mean: Float[Array, " N"]
+    variance: Float[Array, " N"]
+    weights: Float[Array, " N"]
+    cholesky: Any
+    log_evidence: Float[Array, ""]
+    kl: Float[Array, ""]
+
+
+def condition(
+    covariance: Covariance,
+    alpha: Float[Array, " N"],
+    h: Float[Array, " N"],
+    mu: Float[Array, " N"] | float = 0.0,
+) -> Posterior:
+    r"""Conditional of a latent function given its sites.
+
+    :param covariance: prior covariance.
+    :param alpha: ``(N,)``, site precisions, at least zero.
+    :param h: ``(N,)``, site linear terms.
+    :param mu: prior mean.
+    """
+    a = jnp.sqrt(alpha)
+    L: Any = covariance.cholesky(a)
+    shifted = h - alpha * mu
+    weights = _solve(covariance, L, alpha, shifted)
+    deviation = covariance.matvec(weights)
+    variance = jnp.maximum(covariance.diagonal() - covariance.explained(L, a), 0)
+    half_logdet = covariance.half_logdet(L)
+    # tr(B^-1) - N = -tr(D Sigma)
+    kl = 0.5 * (deviation @ weights - alpha @ variance) + half_logdet
+    log_f = 0.5 * shifted @ deviation - half_logdet + _at_prior_mean(alpha, h, mu)
+    return Posterior(mu + deviation, variance, weights, L, log_f, kl)
+
+
+def log_evidence(
+    covariance: Covariance,
+    alpha: Float[Array, " N"],
+    h: Float[Array, " N"],
+    mu: Float[Array, " N"] | float = 0.0,
+) -> Float[Array, ""]:
+    r"""Log of the integral of the sites under the prior (the marginalised step, supplement 1.3).
+
+    .. math::
+
+        \log F = \log \int e^{h^\top\phi - \frac12 \phi^\top D \phi}
+            \mathcal{N}(\phi | \mu, K) \, d\phi
+
+    :param covariance: prior covariance.
+    :param alpha: ``(N,)``, site precisions, at least zero.
+    :param h: ``(N,)``, site linear terms.
+    :param mu: prior mean.
+    """
+    L: Any = covariance.cholesky(jnp.sqrt(alpha))
+    shifted = h - alpha * mu
+    deviation = covariance.matvec(_solve(covariance, L, alpha, shifted))
+    return 0.5 * shifted @ deviation - covariance.half_logdet(L) + _at_prior_mean(alpha, h, mu)
+
+
+def predict(
+    covariance: Covariance,
+    alpha: Float[Array, " N"],
+    posterior: Posterior,
+    K_star: Float[Array, "S N"],
+    k_star: Float[Array, " S"],
+    mu_star: Float[Array, " S"] | float = 0.0,
+) -> tuple[Float[Array, " S"], Float[Array, " S"]]:
+    """Mean and variance of the function at new inputs.
+
+    :param covariance: prior covariance at the training inputs.
+    :param alpha: ``(N,)``, the site precisions that gave ``posterior``.
+    :param posterior: the result of :func:`condition`.
+    :param K_star: ``(S, N)``, prior covariance between new and training inputs.
+    :param k_star: ``(S,)``, prior variance at the new inputs.
+    :param mu_star: prior mean at the new inputs.
+    """
+    half = covariance.solve_lower(posterior.cholesky, jnp.sqrt(alpha)[:, None] * K_star.T)
+    variance = jnp.maximum(k_star - jnp.sum(half**2, axis=0), 0)
+    return mu_star + K_star @ posterior.weights, variance
+
+
+def sample(
+    key: Array,
+    covariance: Covariance,
+    alpha: Float[Array, " N"],
+    h: Float[Array, " N"],
+    mu: Float[Array, " N"] | float = 0.0,
+) -> Float[Array, " N"]:
+    r"""A joint draw from the conditional, by Matheron's rule.
+
+    With :math:`f \sim \mathcal{N}(0, K)` and :math:`\epsilon \sim \mathcal{N}(0, I)`, the vector
+    :math:`f + \Sigma (h - D (\mu + f) - D^{1/2} \epsilon)` has mean ``mean - mu`` and covariance
+    :math:`\Sigma`.
+
+    :param key: random key.
+    :param covariance: prior covariance.
+    :param alpha: ``(N,)``, site precisions, at least zero.
+    :param h: ``(N,)``, site linear terms.
+    :param mu: prior mean.
+    """
+    key_prior, key_site = jax.random.split(key)
+    a = jnp.sqrt(alpha)
+    L = covariance.cholesky(a)
+    f = mu + covariance.draw(key_prior)
+    noise = a * jax.random.normal(key_site, alpha.shape, alpha.dtype)
+    return f + covariance.matvec(_solve(covariance, L, alpha, h - alpha * f - noise))
+
+
+def _solve(
+    covariance: Covariance, L: Any, alpha: Float[Array, " N"], h: Float[Array, " N"]
+) -> Float[Array, " N"]:
+    """Solve ``(I + D K) x = h``, so that ``K x = Sigma h``."""
+    a = jnp.sqrt(alpha)
+
+    def direct(r):
+        half = covariance.solve_lower(L, a * covariance.matvec(r))
+        return r - a * covariance.solve_upper(L, half)
+
+    x = direct(h)
+    # The subtraction above cancels when D K is large; one step of refinement restores the digits.
+    return x + direct(h - x - alpha * covariance.matvec(x))
+
+
+def _at_prior_mean(
+    alpha: Float[Array, " N"], h: Float[Array, " N"], mu: Float[Array, " N"] | float
+) -> Float[Array, ""]:
+    return jnp.sum(mu * (h - 0.5 * alpha * mu))
