@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running a model at given values of its sites, and what is kept of a run."""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Array
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer import init_to_uniform
+
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
+from numpyro_spikeslab.reading.form import WRAPPERS, Pair, base_of, find_function_sites
+from numpyro_spikeslab.reading.program import Program, trace_program
+
+
+class Observed(NamedTuple):
+    """An observed Normal site. All have the number of axes of the observations, and broadcast.
+
+    - **value** - the observations.
+    - **loc**, **scale** - of their distribution.
+    - **count** - how often each counts: masks times ``handlers.scale``.
+    """
+
+    value: Array
+    loc: Array
+    scale: Array
+    count: Array
+
+
+class PairPrior(NamedTuple):
+    """Prior of one pair, in its shape.
+
+    - **probs**, **log_odds** - of inclusion.
+    - **scale**, **loc** - of the slab.
+    """
+
+    probs: Array
+    log_odds: Array
+    scale: Array
+    loc: Array
+
+
+class FunctionArrays(NamedTuple):
+    """Arrays that define the prior of latent functions.
+
+    - **X** - inputs.
+    - **templates** - kernels.
+    - **mean** - prior means at the inputs, (M, N).
+    - **parameters** - values of the sites of the kernels' parameters.
+    """
+
+    X: Any
+    templates: tuple[Any, ...]
+    mean: Array
+    parameters: dict[str, Any]
+
+
+class Run(NamedTuple):
+    """What inference needs of one run of a model.
+
+    - **observed** - its observed Normal sites.
+    - **pairs** - the priors of its pairs.
+    - **log_probs** - log density of every sample site, summed, but of the pairs' own.
+    - **priors** - distributions of its other latent sites.
+    - **functions** - what defines the prior of its latent functions, see :class:`FunctionArrays`.
+    """
+
+    observed: dict[str, Observed]
+    pairs: dict[str, PairPrior]
+    log_probs: dict[str, Array]
+    priors: dict[str, Any]
+    functions: dict[str, FunctionArrays]
+
+
+def run_model(model: Any, args: tuple, kwargs: dict, data: dict[str, Any]) -> dict[str, Any]:
+    """Trace of the model with its sites set to ``data``."""
+    seeded = handlers.seed(model, random.key(0))
+    with handlers.block():
+        return handlers.trace(handlers.substitute(seeded, data=data)).get_trace(*args, **kwargs)
+
+
+def trace_generic(model: Any, args: tuple, kwargs: dict) -> tuple[dict[str, Any], Program, tuple]:
+    """A trace without values (only types, shapes, names and plates may be read off it), and the
+    program that computes generic values of all latent sites and params.
+    """
+    found: dict[str, Any] = {}
+
+    def run():
+        seeded = handlers.seed(model, random.key(0))
+        seeded = handlers.substitute(seeded, substitute_fn=_generic_if_unset)
+        with handlers.block():
+            found.update(handlers.trace(seeded).get_trace(*args, **kwargs))
+        return {
+            name: jax.tree.map(jnp.asarray, site["value"])
+            for name, site in found.items()
+            if site["type"] == "param" or (site["type"] == "sample" and not site["is_observed"])
+        }
+
+    return found, *trace_program(run)
+
+
+def abstract_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """A trace without values; see :func:`trace_generic`."""
+    return trace_generic(model, args, kwargs)[0]
+
+
+def checked_generic(
+    model: Any, args: tuple, kwargs: dict, user: str
+) -> tuple[dict[str, Any], Program, tuple]:
+    """:func:`trace_generic`, with a hint where the model does not run."""
+    try:
+        return trace_generic(model, args, kwargs)
+    except AssertionError as error:
+        # such as that of a plate without data
+        raise ValueError(
+            f"{user} could not run the model: {error}. Do the sizes of its plates match its data?"
+        ) from error
+    except (TypeError, ValueError) as error:
+        hint = ""
+        if any(word in str(error) for word in ("shape", "broadcast", "plate", "size")):
+            hint = " Do the sizes of its plates match its data?"
+        error.add_note(f"{user} could not run the model.{hint}")
+        raise
+
+
+def _generic_if_unset(site: dict[str, Any]) -> Any:
+    """A value that somebody has substituted stays to be seen."""
+    if site["type"] != "sample" or site["value"] is not None:
+        return None
+    return init_to_uniform(site)
+
+
+def program_of(
+    model: Any, args: tuple, kwargs: dict, pairs: tuple[Pair, ...], shapes: dict[str, Any]
+) -> tuple[Program, tuple]:
+    """The model as a program ``(values, weights, own) -> Run`` and its constants.
+
+    ``values`` are those of all other latent sites and params; ``weights`` those of the pairs'
+    products; ``own`` those of spikes and slabs, on which nothing may depend.
+
+    :param shapes: of all latent sites and params.
+    """
+    own = {name for pair in pairs for name in (pair.spike, pair.slab)}
+
+    def run(values, weights, own):
+        trace = run_model(model, args, kwargs, values | weights | own)
+        return _keep(trace, pairs, frozenset(values), frozenset(own))
+
+    dtype = jnp.result_type(float)
+    return trace_program(
+        run,
+        {name: x for name, x in shapes.items() if name not in own},
+        {pair.name: jax.ShapeDtypeStruct(pair.shape, dtype) for pair in pairs},
+        {name: shapes[name] for name in sorted(own)},
+    )
+
+
+def _keep(trace: dict[str, Any], pairs: tuple[Pair, ...], values, own) -> Run:
+    sites = {k: x for k, x in trace.items() if x["type"] == "sample" and k not in own}
+    functions = {k: trace[k]["infer"][FUNCTIONS_MARK] for k in find_function_sites(trace)}
+    return Run(
+        observed={
+            k: observed_normal(x)
+            for k, x in sites.items()
+            if x["is_observed"] and type(base_of(x["fn"])) is dist.Normal
+        },
+        pairs={pair.name: _pair_prior(trace, pair) for pair in pairs},
+        log_probs={k: jnp.sum(site_log_prob(x)) for k, x in sites.items()},
+        priors={k: x["fn"] for k, x in sites.items() if k in values and k not in functions},
+        functions={k: _function_arrays(trace, f) for k, f in functions.items()},
+    )
+
+
+def _function_arrays(trace: dict[str, Any], functions: Functions) -> FunctionArrays:
+    known = {name: trace[name]["value"] for name in functions.site_names if name in trace}
+    mean = functions.mean_at(functions.X)
+    return FunctionArrays(functions.X, functions.templates, mean, known)
+
+
+def site_log_prob(site: dict[str, Any]) -> Any:
+    """Log density of a site's value."""
+    log_prob = site["fn"].log_prob(site["value"])
+    return log_prob if site["scale"] is None else log_prob * site["scale"]
+
+
+def observed_normal(site: dict[str, Any]) -> Observed:
+    """Value, location, scale and count of each observation of a Normal site."""
+    fn, value = site["fn"], jnp.asarray(site["value"])
+    factors = []
+    if site["scale"] is not None:
+        factors.append((site["scale"], fn.event_dim))
+    while isinstance(fn, WRAPPERS):
+        if isinstance(fn, dist.MaskedDistribution):
+            factors.append((fn._mask, fn.event_dim))
+        fn = fn.base_dist
+    dtype = jnp.result_type(fn.loc, float)
+    rank = jnp.ndim(value)
+
+    def aligned(x, event_dim=0):
+        # a factor of whole events has no axes for their parts
+        x = jnp.asarray(x, dtype)
+        x = x.reshape(x.shape + (1,) * event_dim)
+        return x.reshape((1,) * (rank - x.ndim) + x.shape)
+
+    count = jnp.ones((1,) * rank, dtype)
+    for factor, event_dim in factors:
+        count = count * aligned(factor, event_dim)
+    return Observed(value.astype(dtype), aligned(fn.loc), aligned(fn.scale), count)
+
+
+def _pair_prior(trace: dict[str, Any], pair: Pair) -> PairPrior:
+    spike, slab = (base_of(trace[name]["fn"]) for name in (pair.spike, pair.slab))
+    if isinstance(spike, dist.BernoulliLogits):
+        probs, log_odds = jax.nn.sigmoid(spike.logits), spike.logits
+    else:
+        probs = spike.probs
+        log_odds = jnp.log(probs) - jnp.log1p(-probs)
+    dtype = jnp.result_type(float)
+    return PairPrior(
+        *(
+            jnp.broadcast_to(jnp.asarray(x, dtype), pair.shape)
+            for x in (probs, log_odds, slab.scale, slab.loc)
+        )
+    )

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What about a model does not change with the values of its sites: names, shapes, roles."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+from jaxtyping import Num
+import numpy as np
+
+import jax.numpy as jnp
+
+import numpyro.distributions as dist
+from numpyro.util import not_jax_tracer
+
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK, MARK
+
+COLUMNS, SHARED, FUNCTIONS = "columns", "shared", "functions"
+"""Kinds of features: a design whose columns are multiplied by one weight each; features that are
+known and the same for all tasks; latent functions."""
+
+
+class Pair(NamedTuple):
+    """Name and shape of the weights of one :func:`~numpyro_spikeslab.spike_slab`."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def spike(self) -> str:
+        return f"{self.name}_spike"
+
+    @property
+    def slab(self) -> str:
+        return f"{self.name}_slab"
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+class Role(NamedTuple):
+    """A site whose values are the noise scales, inclusion probabilities or slab scales themselves.
+
+    - **site** - its name.
+    - **part** - ``"noise"``, ``"inclusion"`` or ``"slab"``.
+    """
+
+    site: str
+    part: str
+
+
+class Source(NamedTuple):
+    """Which constant of a linearised map is its matrix, and whether features are its columns."""
+
+    position: int
+    transposed: bool
+
+
+@dataclass(frozen=True)
+class Form:
+    """Facts about a model, proved from its program; hashable.
+
+    - **pairs** - its spike-and-slab weights; flattened and joined they are the P coordinates.
+    - **likelihood** - name of the observed Normal site.
+    - **others** - names of all other latent sample sites and of the model's params, without the
+      functions that weights mix.
+    - **kind** - :data:`COLUMNS`, :data:`SHARED` or :data:`FUNCTIONS`.
+    - **functions** - name of the latent functions that the weights mix, or `None`.
+    - **kernels** - names of those of ``others`` that are parameters of their kernels alone.
+    - **num_tasks**, **num_features**, **num_obs** - Q, M, N; one task of N observations and P
+      features where the kind is :data:`COLUMNS`.
+    - **tasks_first** - whether the observations are (Q, N), not (N, Q).
+    - **roles** - those of the other sites that are a noise scale, inclusion or slab scale.
+    - **complete** - whether all tasks count and weigh the same observations alike, so that one
+      matrix of weights (N, 1) serves all.
+    - **varying_noise** - whether noise may change along a task.
+    - **constant_rows** - whether the design depends on data alone.
+    - **constant_design** - whether it does so with the weights of the observations.
+    - **sources** - for each pair, where its columns of the design are among the constants of the
+      linearised location, `None` where they are not known to be there.
+    """
+
+    pairs: tuple[Pair, ...]
+    likelihood: str
+    others: tuple[str, ...]
+    kind: str
+    functions: str | None
+    kernels: tuple[str, ...]
+    num_tasks: int
+    num_features: int
+    num_obs: int
+    tasks_first: bool
+    roles: tuple[Role, ...]
+    complete: bool
+    varying_noise: bool
+    constant_rows: bool
+    constant_design: bool
+    sources: tuple[Source | None, ...]
+
+    @property
+    def size(self) -> int:
+        """P, the number of weights."""
+        return sum(pair.size for pair in self.pairs)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(Q, M)."""
+        return self.num_tasks, self.num_features
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """The other sites that neither have a role nor belong to kernels."""
+        known = {*self.kernels, *(role.site for role in self.roles)}
+        return tuple(name for name in self.others if name not in known)
+
+    def role(self, part: str) -> tuple[Role, ...]:
+        """The roles of one part."""
+        return tuple(role for role in self.roles if role.part == part)
+
+    def join(self, values: dict[str, Any], key: str) -> Num[Any, " P"]:
+        """Flatten and join ``values[key.format(pair.name)]`` over the pairs."""
+        return jnp.concatenate([jnp.ravel(values[key.format(p.name)]) for p in self.pairs])
+
+    def split(self, flat: Num[Any, " P"], key: str) -> dict[str, Any]:
+        """The inverse of :meth:`join`."""
+        ends = np.cumsum([pair.size for pair in self.pairs])[:-1]
+        return {
+            key.format(pair.name): part.reshape(pair.shape)
+            for pair, part in zip(self.pairs, jnp.split(flat, ends), strict=True)
+        }
+
+    def tasks_last(self, x: Any) -> Any:
+        """Something of each observation, of a shape that broadcasts, as (N or 1, Q or 1)."""
+        if self.kind == COLUMNS:
+            return jnp.reshape(x, (-1, 1))
+        if jnp.ndim(x) == 1 and self.num_tasks == 1:
+            return jnp.reshape(x, (-1, 1))
+        x = jnp.reshape(x, (1,) * (2 - jnp.ndim(x)) + jnp.shape(x))
+        return x.T if self.tasks_first else x
+
+
+def paired_sites(trace: dict[str, Any]) -> tuple[str, ...]:
+    """Names of the spikes and slabs of a trace: a selector for :class:`numpyro.infer.Gibbs`.
+
+    :param trace: a trace of the model.
+    :return: names of the sample sites that :func:`~numpyro_spikeslab.spike_slab` made.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro.infer import NUTS, Gibbs
+        >>> import numpyro_spikeslab as nss
+        >>> def kernel(model):
+        ...     return Gibbs([(nss.PairedGibbs(model), nss.paired_sites), (NUTS(model), None)])
+    """
+    return tuple(
+        name
+        for name, site in trace.items()
+        if site["type"] == "sample" and MARK in site["infer"] and not site["is_observed"]
+    )
+
+
+def find_pairs(
+    trace: dict[str, Any], user: str, fixed: frozenset[str] = frozenset()
+) -> tuple[Pair, ...]:
+    """The pairs of a trace, in order.
+
+    :param user: who needs them, for the error message.
+    :param fixed: names of sites whose values another kernel holds.
+    :raises ValueError: if there is none or one is broken.
+    """
+    parts: dict[str, dict[str, Any]] = {}
+    for name in paired_sites(trace):
+        # in an abstract trace, only what somebody has set has a value
+        if name in fixed or not_jax_tracer(trace[name]["value"]):
+            continue
+        part = trace[name]["infer"][MARK][1]
+        # a scope may have renamed the site, not its mark
+        parts.setdefault(name.removesuffix(f"_{part}"), {})[part] = trace[name]
+    if not parts:
+        raise ValueError(
+            f"{user}: the model has no spike-and-slab weights. Write "
+            "`numpyro_spikeslab.spike_slab(name, inclusion, scale)` in it."
+        )
+    for owner, sites in parts.items():
+        for part, other in (("spike", "slab"), ("slab", "spike")):
+            if part not in sites:
+                raise ValueError(
+                    f"{user}: the pair {owner!r} is broken: '{owner}_{other}' has lost its "
+                    f"'{owner}_{part}', which is set, observed, reparameterised or hidden. Leave "
+                    f"both sites of spike_slab({owner!r}, ...) latent."
+                )
+        _check_prior(owner, sites, user)
+    return tuple(Pair(owner, jnp.shape(sites["slab"]["value"])) for owner, sites in parts.items())
+
+
+def _check_prior(owner: str, sites: dict[str, Any], user: str) -> None:
+    shapes = [jnp.shape(sites[part]["value"]) for part in ("spike", "slab")]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"{user}: the pair {owner!r} is broken: '{owner}_spike' has shape {shapes[0]} and "
+            f"'{owner}_slab' has shape {shapes[1]}. Leave both to spike_slab({owner!r}, ...)."
+        )
+    for part, families in (
+        ("spike", (dist.BernoulliProbs, dist.BernoulliLogits)),
+        ("slab", (dist.Normal,)),
+    ):
+        site = sites[part]
+        if not is_plain(site, families):
+            wanted = " or ".join(family.__name__ for family in families)
+            raise ValueError(
+                f"{user}: the pair {owner!r} is broken: the prior of '{owner}_{part}' must be "
+                f"{wanted}, neither masked nor scaled, got {type(site['fn']).__name__}. Leave the "
+                f"prior to spike_slab({owner!r}, ...)."
+            )
+
+
+WRAPPERS = (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)
+
+
+def base_of(fn: Any) -> Any:
+    """The distribution under expansion, independence and masks."""
+    while isinstance(fn, WRAPPERS):
+        fn = fn.base_dist
+    return fn
+
+
+def is_plain(site: dict[str, Any], families: Sequence[type]) -> bool:
+    """Whether the prior of a site is one of these, neither masked nor scaled."""
+    fn = site["fn"]
+    while isinstance(fn, WRAPPERS):
+        if isinstance(fn, dist.MaskedDistribution):
+            return False
+        fn = fn.base_dist
+    return type(fn) in families and site["scale"] is None
+
+
+def find_function_sites(trace: dict[str, Any]) -> tuple[str, ...]:
+    """Names of the sites of latent functions, observed ones included."""
+    return tuple(
+        name
+        for name, site in trace.items()
+        if site["type"] == "sample" and FUNCTIONS_MARK in site["infer"]
+    )
+
+
+def is_latent(trace: dict[str, Any], name: str) -> bool:
+    """Whether a site is there, is sampled and has not been observed."""
+    return name in trace and trace[name]["type"] == "sample" and not trace[name]["is_observed"]
+
+
+def param_name(site: str, prefix: str, params: dict[str, Any]) -> str:
+    """Name of the parameter that holds the value of a latent site or a model's param."""
+    name = f"{site}_{prefix}_loc"
+    return name if name in params else site

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prior of latent functions, with the parameters of their kernels as an array."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+
+from numpyro_spikeslab.algebra.covariance import Covariance, as_covariance
+from numpyro_spikeslab.algebra.kernels import Template
+from numpyro_spikeslab.primitives import Functions
+
+Kernel = Callable[[Float[Array, " P"]], Covariance | Float[Array, "N N"]]
+
+
+class Mixed(NamedTuple):
+    """Several kernels and which of them each function has; compiled once for each kernel.
+
+    - **kernels** - the distinct kernels.
+    - **which** - positions in ``kernels``, shape (M,).
+    """
+
+    kernels: tuple[Kernel, ...]
+    which: Int[Array, " M"]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Which entries of which sites the parameters of each kernel are; hashable.
+
+    - **sites** - for each function the names of its parameters' sites.
+    - **shapes** - for each function the shapes of its parameters.
+    - **alike** - whether a site has one entry for each function, not one function its own sites.
+    - **latent** - names of the sites that are latent.
+    """
+
+    sites: tuple[tuple[str, ...], ...]
+    shapes: tuple[tuple[tuple[int, ...], ...], ...]
+    alike: bool
+    latent: tuple[str, ...]
+
+    @classmethod
+    def of(cls, functions: Functions, latent: tuple[str, ...]) -> "Parameters":
+        shapes = tuple(
+            tuple(jnp.shape(x) for x in template.parameters.values())
+            for template in functions.templates
+        )
+        return cls(functions.sites, shapes, functions.alike, latent)
+
+    def gather(self, values: dict[str, Any]) -> Float[Array, "M P"]:
+        """Logs of the parameters of each kernel, padded with zeros where there are fewer."""
+        return self._rows({name: jnp.log(values[name]) for name in self._names})
+
+    def scatter(self, theta: Float[Array, "M P"]) -> dict[str, Any]:
+        """The inverse of :meth:`gather`."""
+        found: dict[str, list[Any]] = {}
+        for m, names in enumerate(self.sites):
+            sizes = [int(np.prod(shape)) for shape in self.shapes[m]]
+            parts = jnp.split(jnp.exp(theta[m]), np.cumsum(sizes))[: len(names)]
+            for name, part, shape in zip(names, parts, self.shapes[m], strict=True):
+                found.setdefault(name, []).append(part.reshape(shape))
+        return {k: jnp.stack(x) if self.alike else x[0] for k, x in found.items()}
+
+    @property
+    def is_free(self) -> Bool[np.ndarray, "M P"]:
+        """Which entries of :meth:`gather` are latent."""
+        shapes = {
+            name: ((len(self.sites),) if self.alike else ()) + shape
+            for names, every in zip(self.sites, self.shapes, strict=True)
+            for name, shape in zip(names, every, strict=True)
+        }
+        marks = {k: np.full(shape, float(k in self.latent)) for k, shape in shapes.items()}
+        return np.asarray(self._rows(marks, np)) > 0
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for names in self.sites for name in names))
+
+    def _rows(self, values: dict[str, Any], xp: Any = jnp) -> Any:
+        rows = []
+        for m, names in enumerate(self.sites):
+            parts = [xp.ravel(values[name][m] if self.alike else values[name]) for name in names]
+            rows.append(xp.concatenate([xp.zeros(0), *parts]))
+        size = max(row.size for row in rows)
+        return xp.stack([xp.pad(row, (0, size - row.size)) for row in rows])
+
+
+class FunctionPrior(NamedTuple):
+    """Prior of M latent functions; theta are the logs of their kernels' parameters.
+
+    - **kernel** - one kernel of all functions, or several.
+    - **mean** - prior means, (M, N).
+    - **parameters** - what the entries of theta are.
+    - **priors** - distributions of the sites of the kernels' parameters.
+    """
+
+    kernel: Kernel | Mixed
+    mean: Float[Array, "M N"]
+    parameters: Parameters
+    priors: dict[str, Any]
+
+    def covariance(self, m: Any, theta: Float[Array, " P"]) -> Any:
+        """Prior covariance of function ``m``."""
+        if isinstance(self.kernel, Mixed):
+            branches = [lambda x, k=k: as_covariance(k(x)) for k in self.kernel.kernels]
+            return jax.lax.switch(self.kernel.which[m], branches, theta)
+        return as_covariance(self.kernel(theta))
+
+    def variances(self, theta: Float[Array, "M P"]) -> Float[Array, "M N"]:
+        """Prior variances of all functions."""
+        numbers = jnp.arange(theta.shape[0])
+        return jax.lax.map(lambda m: self.covariance(m, theta[m]).diagonal(), numbers)
+
+    def log_density(self, m: Any, theta: Float[Array, " P"]) -> Float[Array, ""]:
+        """Log density of the latent parameters ``exp(theta)`` of the kernel of function ``m``."""
+        M = len(self.parameters.sites)
+        values = self.parameters.scatter(jnp.broadcast_to(theta, (M, *theta.shape)))
+        total = jnp.zeros(M)
+        for name in self.parameters.latent:
+            log_prob = self.priors[name].log_prob(values[name])
+            if self.parameters.alike:
+                total += log_prob
+            else:
+                total = total.at[self._owner(name)].add(log_prob)
+        return total[m]
+
+    def draw(self, key: Array, theta: Float[Array, "M P"]) -> Float[Array, "M P"]:
+        """Theta with its latent entries drawn from their prior."""
+        values = self.parameters.scatter(theta)
+        keys = jax.random.split(key, max(len(self.parameters.latent), 1))
+        for one, name in zip(keys, self.parameters.latent, strict=False):
+            values[name] = self.priors[name].sample(one).reshape(values[name].shape)
+        return self.parameters.gather(values)
+
+    def _owner(self, name: str) -> int:
+        return next(m for m, names in enumerate(self.parameters.sites) if name in names)
+
+
+def kernel_of(functions: Functions) -> Kernel | Mixed:
+    """The kernels of functions, the distinct ones compiled once each."""
+    X = jnp.asarray(functions.X, float)
+    function = _covariance if functions.is_uniform else _covariance_dense
+    kernels: list[Template] = []
+    which = []
+    for template in functions.templates:
+        same = (k for k, other in enumerate(kernels) if _differ_in_parameters(template, other))
+        which.append(next(same, len(kernels)))
+        if which[-1] == len(kernels):
+            kernels.append(template)
+    every = tuple(Partial(function, template, X) for template in kernels)
+    return every[0] if len(every) == 1 else Mixed(every, jnp.array(which))
+
+
+def _covariance(template: Any, X: Any, theta: Any, dense: bool = False) -> Any:
+    covariance = template.prior(template.split(theta), X, dense)
+    # else XLA evaluates the kernel again in each product with the matrix
+    return jax.lax.optimization_barrier(covariance)
+
+
+def _covariance_dense(template: Any, X: Any, theta: Any) -> Any:
+    return _covariance(template, X, theta, dense=True)
+
+
+def _differ_in_parameters(one: Template, other: Template) -> bool:
+    """Whether two kernels are the same but for the values of their parameters."""
+    if one is other:
+        return True
+    if str(jax.tree.structure(one)) != str(jax.tree.structure(other)):
+        return False
+    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), one.free, strict=True)
+    return all(
+        a is b or (np.shape(a) == np.shape(b) and (free or np.array_equal(a, b)))
+        for a, b, free in leaves
+    )

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only running a model tells: one compiled function of verdicts and counts, not of data.
+
+It runs at generic values of the sites. A verdict about coefficients that are constants, which
+:mod:`~numpyro_spikeslab.reading.proof` has shown, holds at all values; one about data, such as that
+they are finite, holds for these data.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+from numpyro_spikeslab.reading.form import FUNCTIONS, Form, Source
+from numpyro_spikeslab.reading.program import RUN_ONCE, Program
+from numpyro_spikeslab.reading.view import (
+    candidates,
+    linear_maps,
+    run_at,
+    task_rows,
+)
+
+
+class Verdict(NamedTuple):
+    """
+    - **counted** - for each observation, whether it counts.
+    - **bad_values**, **bad_offsets** - which of them are not finite.
+    - **finite_design** - whether the design is, where observations count.
+    - **proper** - whether inclusion probabilities lie between 0 and 1 and scales are positive.
+    - **slab_locs** - largest absolute prior mean of the slabs of each pair.
+    - **matches** - for each pair and source, whether that constant is the pair's design.
+    - **indices** - for each role, which entry of its site each weight or task takes.
+    - **plays** - for each role, whether they are that entry.
+    - **layouts** - for tasks as columns and as rows, whether features are known and the same for
+      all tasks, or are the latent functions.
+    - **alike** - whether all tasks count the same observations equally often, in both layouts.
+    """
+
+    counted: Any
+    bad_values: Any
+    bad_offsets: Any
+    finite_design: Any
+    proper: Any
+    slab_locs: Any
+    matches: tuple[dict[Source, Any], ...]
+    indices: tuple[Any, ...]
+    plays: tuple[Any, ...]
+    layouts: tuple[Any, ...]
+    alike: tuple[Any, ...]
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=RUN_ONCE)
+def probe(
+    forms: tuple[Form, ...], generic: Program, program: Program, constants: tuple, more: tuple
+) -> Verdict:
+    """Run the model at generic values.
+
+    :param forms: the form as a plain design, then those with tasks as columns and as rows.
+    :param generic: computes the values.
+    :param more: its constants.
+    """
+    form = forms[0]
+    values = generic(more)
+    run = run_at(form, program, constants, values)
+    seen = run.observed[form.likelihood]
+    shape = jnp.shape(seen.value)
+    counted = jnp.broadcast_to(seen.count > 0, shape)
+    finite_design, matches = _judge_design(form, program, constants, values, counted)
+    # the trees that JAX hands out sort their names
+    pairs = [run.pairs[pair.name] for pair in form.pairs]
+    scale = jnp.concatenate([jnp.ravel(x) for x in (seen.scale, *(p.scale for p in pairs))])
+    log_odds = jnp.concatenate([jnp.ravel(p.log_odds) for p in pairs])
+    indices, plays = _play_all(form, program, constants, values)
+    return Verdict(
+        counted=counted,
+        bad_values=counted & ~jnp.isfinite(seen.value),
+        bad_offsets=counted & ~jnp.isfinite(jnp.broadcast_to(seen.loc, shape)),
+        finite_design=finite_design,
+        proper=jnp.all((scale > 0) & (scale < jnp.inf)) & jnp.all(jnp.isfinite(log_odds)),
+        slab_locs=jnp.stack([jnp.max(jnp.abs(p.loc)) for p in pairs]),
+        matches=matches,
+        indices=indices,
+        plays=plays,
+        layouts=tuple(_has_layout(other, program, constants, values) for other in forms[1:]),
+        alike=tuple(_are_alike(other, seen) for other in forms[1:]),
+    )
+
+
+def _judge_design(form, program, constants, values, counted) -> tuple[Any, tuple]:
+    """Whether the design is finite, and which constants are its parts."""
+    finite, matches = jnp.ones((), bool), []
+    maps = linear_maps(form, program, constants, values)
+    for number, (pair, tangent) in enumerate(zip(form.pairs, maps, strict=True)):
+        signs = random.normal(random.key(number + 1), (pair.size,))
+        finite &= jnp.all(jnp.isfinite(jnp.where(jnp.ravel(counted), tangent(signs), 0)))
+        found = candidates(tangent, pair.size, counted.size) if form.constant_rows else {}
+        matches.append({k: _is_design(tangent, signs, rows) for k, rows in found.items()})
+    return finite, tuple(matches)
+
+
+def _is_design(tangent: Any, signs: Any, rows: Any) -> Any:
+    """Whether rows are the matrix of a map, every row judged at its own size."""
+    size = jnp.max(jnp.where(jnp.isfinite(rows), jnp.abs(rows), 0), axis=1)
+    direction = signs / jnp.where(size > 0, size, 1)
+    return agree(direction @ rows, tangent(direction))
+
+
+def agree(x: Any, y: Any) -> Any:
+    """Whether two arrays agree to rounding, relative to the larger one's size, NaN with NaN."""
+    both = jnp.isnan(x) & jnp.isnan(y)
+    x, y = jnp.where(both, 0, x), jnp.where(both, 0, y)
+    tolerance = 100.0 * jnp.finfo(x.dtype).eps * jnp.sqrt(x.size + 1.0)
+    size = jnp.maximum(jnp.max(jnp.abs(x), initial=0), jnp.max(jnp.abs(y), initial=0))
+    return jnp.isfinite(size) & (jnp.max(jnp.abs(x - y), initial=0) <= tolerance * size)
+
+
+# Roles
+
+
+def _play_all(form, program, constants, values) -> tuple[tuple, tuple]:
+    played = [_play(role, form, program, constants, values) for role in form.roles]
+    return tuple(index for index, _ in played), tuple(plays for _, plays in played)
+
+
+def _play(role, form, program, constants, values) -> tuple[Any, Any]:
+    """Give every entry of the role's site a value of its own and see where it turns up, twice.
+
+    The index of weights that the role has nothing to do with lies beyond the entries.
+    """
+    shape, dtype = jnp.shape(values[role.site]), jnp.result_type(values[role.site])
+
+    def seen(code):
+        run = run_at(form, program, constants, values | {role.site: code.reshape(shape)})
+        if role.part == "noise":
+            return jnp.ravel(run.observed[form.likelihood].scale)
+        part = "probs" if role.part == "inclusion" else "scale"
+        return jnp.concatenate([jnp.ravel(getattr(run.pairs[p.name], part)) for p in form.pairs])
+
+    # values that no model has by chance
+    size = max(jnp.size(values[role.site]), 1)
+    codes = [random.uniform(random.key(k), (size,), dtype, 0.3, 0.7) for k in (11, 12)]
+    first, second = map(seen, codes)
+    touched = first != second
+    index = jnp.argmin(jnp.abs(first[:, None] - codes[0]), axis=1)
+    plays = [
+        agree(jnp.where(touched, found, 0), jnp.where(touched, code[index], 0))
+        for found, code in zip((first, second), codes, strict=True)
+    ]
+    return jnp.where(touched, index, size), plays[0] & plays[1]
+
+
+# Tasks
+
+
+def _has_layout(form, program, constants, values) -> Any:
+    """Whether the location is ``offset + W phi`` in a layout, with the form's kind of features."""
+    Q, M = form.shape
+    N = form.num_obs
+    keys = random.split(random.key(7), 2)
+    W = random.normal(keys[0], (Q, M))
+    (pair,) = form.pairs
+
+    def location(weights, values):
+        run = run_at(form, program, constants, values, {pair.name: weights.reshape(pair.shape)})
+        seen = run.observed[form.likelihood]
+        return form.tasks_last(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
+
+    if form.kind == FUNCTIONS:
+        phi = random.normal(keys[1], (M, N))
+        at_phi = values | {form.functions: phi}
+        zero = values | {form.functions: jnp.zeros((M, N))}
+        nothing = jnp.zeros_like(W)
+        offset = location(nothing, zero)
+        # the coefficients are constants, so a few random directions tell all of them
+        slope = jax.jvp(lambda w: location(w, at_phi), (nothing,), (W,))[1]
+        alone = jnp.where(jnp.isfinite(offset), location(nothing, at_phi) - offset, 0)
+        apart = jnp.where(jnp.isfinite(offset), location(W, zero) - offset, 0)
+        return agree(slope, (W @ phi).T) & jnp.all(alone == 0) & jnp.all(apart == 0)
+    rows = task_rows(form, program, constants, values)
+    size = jnp.max(jnp.abs(rows), axis=(1, 2), initial=0)
+    scaled = rows / jnp.where(size > 0, size, 1)[:, None, None]
+    tangent = jax.jvp(
+        lambda w: location(w, values), (jnp.zeros_like(W),), (W / jnp.where(size > 0, size, 1),)
+    )[1]
+    same = agree(scaled, jnp.broadcast_to(scaled[..., :1], scaled.shape))
+    return same & agree(tangent, jnp.einsum("qm,mnq->nq", W, scaled))
+
+
+def _are_alike(form: Form, seen: Any) -> Any:
+    count = jnp.broadcast_to(seen.count, jnp.shape(seen.value))
+    count = form.tasks_last(count)
+    return jnp.all(count == count[:, :1])

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's model as a program: traced with its data, run at values of its sites.
+
+:func:`trace_program` traces a function once. Arrays of the caller become the program's constants,
+which compiled functions take as arguments, so data of the same shapes need no second compilation;
+whatever else the function has read is part of the program's text. So nothing that a model sees can
+change unnoticed: neither an array that is changed in place nor a global that is bound anew.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+import jax.numpy as jnp
+
+from numpyro.util import is_prng_key, not_jax_tracer
+
+RUN_ONCE = {"xla_backend_optimization_level": 0}
+"""Compiler options of functions whose compilation takes longer than they do."""
+
+# derivative rules are printed with their address in memory, which is new in each trace
+_RULES = re.compile(r"(?:jvp|fwd|bwd)\w*=.*? at 0x[0-9a-f]+>")
+
+
+class Program:
+    """A traced function without its constants, compared by content: a static argument of ``jit``.
+
+    :param closed: the trace.
+    :param out_tree: structure of the result.
+    """
+
+    def __init__(self, closed: ClosedJaxpr, out_tree: Any) -> None:
+        self.closed = closed
+        self.out_tree = out_tree
+        hidden = tuple(map(_content, _hidden_constants(closed.jaxpr)))
+        shapes = tuple((c.shape, str(c.dtype)) for c in map(jnp.asarray, _plain(closed.consts)))
+        self._key = (_RULES.sub("", str(closed.jaxpr)), hidden, shapes, out_tree)
+
+    def __hash__(self) -> int:
+        return hash(self._key[0])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self._key == other._key
+
+    def __call__(self, constants: tuple, *args: Any) -> Any:
+        """Run the program.
+
+        :param constants: in the order of the trace.
+        :param args: in the structure with which it was traced.
+        """
+        # the trace knows one type only
+        leaves = [
+            jnp.asarray(leaf, variable.aval.dtype)
+            for leaf, variable in zip(jax.tree.leaves(args), self.closed.jaxpr.invars, strict=True)
+        ]
+        found = jax.core.eval_jaxpr(self.closed.jaxpr, constants, *leaves)
+        return jax.tree.unflatten(self.out_tree, found)
+
+
+def trace_program(function: Callable, *args: Any) -> tuple[Program, tuple]:
+    """Trace a function.
+
+    :param args: arrays, or their shapes.
+    :return: the program and its constants.
+    """
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+    return Program(closed, jax.tree.structure(shapes)), tuple(closed.consts)
+
+
+@partial(jax.jit, static_argnums=0)
+def _run(program: Program, constants: tuple, *args: Any) -> Any:
+    return program(constants, *args)
+
+
+@partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
+def _run_once(program: Program, constants: tuple, *args: Any) -> Any:
+    return program(constants, *args)
+
+
+def compiled(function: Callable, *args: Any, once: bool = False) -> Any:
+    """``function(*args)``, compiled once for all calls that trace to the same program.
+
+    :param once: whether it runs so seldom that its compilation matters more.
+    """
+    program, constants = trace_program(function, *args)
+    return (_run_once if once else _run)(program, constants, *args)
+
+
+def _plain(constants: Any) -> list[Any]:
+    return [
+        jax.random.key_data(c) if is_prng_key(c) and not _is_legacy(c) else c for c in constants
+    ]
+
+
+def _is_legacy(key: Any) -> bool:
+    return not jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+
+
+def _subprograms(parameter: Any) -> Iterator[Any]:
+    if isinstance(parameter, Jaxpr | ClosedJaxpr):
+        yield parameter
+    elif isinstance(parameter, tuple | list):
+        for part in parameter:
+            yield from _subprograms(part)
+
+
+def _hidden_constants(jaxpr: Any) -> Iterator[Any]:
+    """Arrays inside of a program, which its text does not show."""
+    for equation in jaxpr.eqns:
+        for variable in equation.invars:
+            if isinstance(variable, Literal) and np.ndim(variable.val) > 0:
+                yield variable.val
+        for parameter in equation.params.values():
+            for inner in _subprograms(parameter):
+                yield from getattr(inner, "consts", ())
+                yield from _hidden_constants(getattr(inner, "jaxpr", inner))
+
+
+def _content(constant: Any) -> Any:
+    if not not_jax_tracer(constant):
+        return id(constant)
+    array = np.asarray(_plain([constant])[0])
+    return array.shape, str(array.dtype), array.tobytes()
+
+
+def are_concrete(tree: Any) -> bool:
+    """Whether no leaf is a tracer."""
+    return all(not_jax_tracer(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def outside_transformations(tree: Any = ()) -> AbstractContextManager:
+    """A context in which functions of concrete data give concrete results, even where the caller
+    is being transformed; for data that are traced themselves it does nothing."""
+    return jax.core.eval_context() if are_concrete(tree) else nullcontext()
+
+
+def same_constants(kept: tuple, new: tuple) -> bool:
+    """Whether constants that were kept by :func:`keep_constants` are the new ones."""
+    return len(kept) == len(new) and all(map(_same, kept, new))
+
+
+def _same(kept: "_Kept", new: Any) -> bool:
+    if kept.source is new:
+        return True
+    if isinstance(new, jax.Array) or not not_jax_tracer(new) or kept.copy is None:
+        return False
+    return np.array_equal(kept.copy, new, equal_nan=np.issubdtype(kept.copy.dtype, np.inexact))
+
+
+class _Kept(NamedTuple):
+    """A constant as it was: JAX's arrays do not change, of numpy's there is a copy."""
+
+    source: Any
+    copy: Any
+
+
+def keep_constants(constants: tuple) -> tuple:
+    """What :func:`same_constants` compares with."""
+    return tuple(
+        _Kept(c, None) if isinstance(c, jax.Array) else _Kept(None, np.array(c)) for c in constants
+    )
+
+
+def on_device(constants: tuple) -> tuple:
+    """Copies of numpy's arrays on JAX's device, once for all later calls."""
+    return tuple(c if isinstance(c, jax.Array) else jnp.array(c) for c in constants)
+
+
+def stand_ins(constants: tuple) -> tuple:
+    """Arbitrary arrays in place of tracers: enough to tell what a program is, which never depends
+    on the values of data that are traced."""
+    rng = np.random.default_rng(0)
+
+    def of(constant):
+        if not_jax_tracer(constant) or is_prng_key(constant):
+            return constant
+        if jnp.issubdtype(constant.dtype, jnp.inexact):
+            # positive, for models that take logarithms
+            return rng.uniform(0.1, 1.0, constant.shape).astype(constant.dtype)
+        # masks let everything through
+        return np.full(constant.shape, constant.dtype == bool, constant.dtype)
+
+    return tuple(map(of, constants))

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is true of a model at all values of its sites, proved from its program.
+
+A result that cannot depend on a site does not change with it. So a location whose derivative in
+the weights does not depend on the weights is affine in them, whatever the values of other sites;
+and a noise scale whose derivative in a site depends on nothing is an affine function of that site.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import numpyro.distributions as dist
+
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
+from numpyro_spikeslab.reading.form import Pair, Role, base_of, is_latent, is_plain
+from numpyro_spikeslab.reading.program import Program
+from numpyro_spikeslab.reading.provenance import NONE, Names, provenance, union
+
+TRACTABLE = {
+    "noise": (dist.HalfNormal, dist.ImproperUniform),
+    "slab": (dist.HalfNormal, dist.ImproperUniform),
+    "inclusion": (dist.Beta, dist.Uniform, dist.ImproperUniform),
+}
+"""Priors of each part whose maximum a posteriori has a closed form."""
+
+
+class Subject(NamedTuple):
+    """A model that is being read.
+
+    - **trace** - its trace, without values.
+    - **shapes** - of all its latent sites and params.
+    - **pairs** - its pairs.
+    - **program**, **constants** - from :func:`~numpyro_spikeslab.reading.evaluate.program_of`.
+    - **user** - who reads, for the error messages.
+    """
+
+    trace: dict[str, Any]
+    shapes: dict[str, Any]
+    pairs: tuple[Pair, ...]
+    program: Program
+    constants: tuple
+    user: str
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Names of the spikes and slabs."""
+        return tuple(name for pair in self.pairs for name in (pair.spike, pair.slab))
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Names of all other latent sites and params."""
+        return tuple(name for name in self.shapes if name not in self.own)
+
+    def inputs(self) -> dict[str, Any]:
+        """Shapes of what the program takes, each under a name that tells what it is."""
+        dtype = jnp.result_type(float)
+        weights = {f"weight {p.name}": jax.ShapeDtypeStruct(p.shape, dtype) for p in self.pairs}
+        own = {f"own {name}": self.shapes[name] for name in self.own}
+        return {f"site {name}": self.shapes[name] for name in self.others} | weights | own
+
+    def run(self, inputs: dict[str, Any]) -> Any:
+        """Run the program on inputs with these names."""
+        parts: dict[str, dict[str, Any]] = {"site": {}, "weight": {}, "own": {}}
+        for key, value in inputs.items():
+            part, _, name = key.partition(" ")
+            parts[part][name] = value
+        return self.program(self.constants, *parts.values())
+
+    def location(self, inputs: dict[str, Any]) -> Any:
+        seen = self.run(inputs)
+        (observed,) = seen.observed.values()
+        return jnp.broadcast_to(observed.loc, jnp.shape(observed.value))
+
+
+class Proof(NamedTuple):
+    """
+    - **likelihood** - the one observed site that depends on the weights, a Normal one.
+    - **location**, **design**, **scale**, **count** - names of the other sites that these parts of
+      it can depend on.
+    - **roles** - sites that can have no part but one, of which that part is an affine function
+      whose coefficients are constants.
+    - **mixed** - name of the latent functions in which the location may be bilinear with constant
+      coefficients, together with the weights.
+    - **kernels** - other latent sites on which the prior of these functions alone depends.
+    """
+
+    likelihood: str
+    location: Names
+    design: Names
+    scale: Names
+    count: Names
+    roles: tuple[Role, ...]
+    mixed: str | None
+    kernels: tuple[str, ...]
+
+
+def prove(subject: Subject) -> Proof:
+    """What the program says of the model.
+
+    :raises ValueError: if the model does not fit; the message names the site and the remedy.
+    """
+    inputs = subject.inputs()
+    run = provenance(lambda **x: subject.run(x), **inputs)
+    likelihood = _find_likelihood(subject, run)
+    seen = run.observed[likelihood]
+    subject = subject._replace(program=_only(subject.program, likelihood))
+    _check_parts(subject, likelihood, seen)
+    design = _prove_affine(subject, likelihood, inputs)
+    mixed = _find_mixed(subject, run, likelihood)
+    if mixed is not None and not _is_bilinear(subject, inputs, mixed):
+        mixed = None
+    kernels = () if mixed is None else _kernels(subject, run, mixed)
+    return Proof(
+        likelihood,
+        location=_sites(seen.loc),
+        design=_sites(design),
+        scale=_sites(seen.scale),
+        count=_sites(seen.count),
+        roles=_find_roles(subject, run, likelihood, inputs),
+        mixed=mixed,
+        kernels=kernels,
+    )
+
+
+def _only(program: Program, likelihood: str) -> Any:
+    """The program with one observed site."""
+
+    def run(constants, *args):
+        found = program(constants, *args)
+        return found._replace(observed={likelihood: found.observed[likelihood]})
+
+    return run
+
+
+def _sites(names: Names) -> Names:
+    return frozenset(name.removeprefix("site ") for name in names if name.startswith("site "))
+
+
+def _own(names: Names) -> list[str]:
+    """Those names that belong to pairs."""
+    own = (name.partition(" ") for name in names if not name.startswith(("site ", "direction ")))
+    return sorted(name for _, _, name in own)
+
+
+def _find_likelihood(subject: Subject, run: Any) -> str:
+    """The one observed site that depends on the weights; everything else must not."""
+    trace, user = subject.trace, subject.user
+    touched = {name: _own(sources) for name, sources in run.log_probs.items()}
+    touched = {name: sites for name, sites in touched.items() if sites}
+    for pair in subject.pairs:
+        if names := _own(union(run.pairs[pair.name])):
+            raise ValueError(
+                f"{user}: the prior of {pair.name!r} depends on {names}, so the conditional of "
+                "the pairs is not the spike-and-slab one. Only an observed Normal site may depend "
+                "on the weights."
+            )
+    observed = [name for name in touched if trace[name]["is_observed"]]
+    latent = [name for name in touched if name not in observed]
+    if latent and not all(_is_response(trace[name]) for name in latent):
+        raise ValueError(
+            f"{user}: the prior of the latent site {latent[0]!r} depends on {touched[latent[0]]}, "
+            "so the conditional of the pairs is not the spike-and-slab one. Only an observed "
+            "Normal site may depend on the weights."
+        )
+    if not observed:
+        raise ValueError(
+            f"{user}: no observed site depends on {sorted(subject.own)}, only the latent ones "
+            f"{latent} do. Pass the observations to the model, as in `numpyro.sample('y', "
+            "dist.Normal(X @ w, sigma), obs=y)`. If they were passed, the weights are the mean of "
+            "a latent site, which is not supported."
+        )
+    for name in latent:
+        raise ValueError(
+            f"{user}: the prior of the latent site {name!r} depends on {touched[name]}, so the "
+            "conditional of the pairs is not the spike-and-slab one. Only an observed Normal site "
+            "may depend on the weights."
+        )
+    if len(observed) > 1:
+        raise ValueError(
+            f"{user}: the observed sites {observed} all depend on the weights; one is supported. "
+            "Concatenate their observations in one Normal site."
+        )
+    (name,) = observed
+    base = base_of(trace[name]["fn"])
+    if type(base) is not dist.Normal:
+        raise ValueError(
+            f"{user}: the observed site {name!r} has the likelihood {type(base).__name__}; Normal "
+            "is supported. Transform the response, or use another method, such as DiscreteHMCGibbs."
+        )
+    return name
+
+
+def _is_response(site: dict[str, Any]) -> bool:
+    return isinstance(base_of(site["fn"]), dist.Normal)
+
+
+def _check_parts(subject: Subject, name: str, seen: Any) -> None:
+    """Only the location may depend on the weights."""
+    user = subject.user
+    for part, what in (
+        ("value", "observations"),
+        ("count", "mask or the scale (of handlers.mask, handlers.scale)"),
+        ("scale", "noise scale"),
+    ):
+        if names := _own(getattr(seen, part)):
+            raise ValueError(
+                f"{user}: the {what} of {name!r} depend{'' if part != 'scale' else 's'} on the "
+                f"weights {names}. Only its location may."
+            )
+    sites = {x.partition(" ")[2] for x in seen.value if x.startswith("site ")}
+    latent = sorted(x for x in sites if x in subject.shapes)
+    if latent:
+        raise ValueError(
+            f"{user}: the observations of {name!r} depend on the latent sites {latent}, so they "
+            "are no data. Move these sites into the location of the likelihood."
+        )
+    alone = [x.partition(" ")[2] for x in seen.loc if x.startswith("own ")]
+    if alone:
+        names = [pair.name for pair in subject.pairs]
+        raise ValueError(
+            f"{user}: the location of {name!r} depends on a spike or a slab of {names} on its own. "
+            "Use the product that spike_slab returns."
+        )
+
+
+def _tangent(subject: Subject, inputs: dict[str, Any], along: dict[str, Any]) -> Any:
+    """Derivative of the location along ``along``."""
+    names = list(along)
+
+    def location(*values):
+        return subject.location(inputs | dict(zip(names, values, strict=True)))
+
+    start = tuple(jnp.asarray(inputs[name]) for name in names)
+    return jax.jvp(location, start, tuple(along.values()))[1]
+
+
+def _split(inputs: dict[str, Any], prefix: str = "direction ") -> tuple[dict, dict]:
+    """Inputs, and directions by the names of the inputs that they belong to."""
+    along = {k.removeprefix(prefix): x for k, x in inputs.items() if k.startswith(prefix)}
+    return {k: x for k, x in inputs.items() if not k.startswith(prefix)}, along
+
+
+def _prove_affine(subject: Subject, likelihood: str, inputs: dict[str, Any]) -> Names:
+    """What the derivative of the location in the weights can depend on."""
+    directions = {f"direction {k}": x for k, x in inputs.items() if k.startswith("weight ")}
+
+    def tangent(**x):
+        return _tangent(subject, *_split(x))
+
+    found = provenance(tangent, **inputs, **directions)
+    if bent := _own(found):
+        raise ValueError(
+            f"{subject.user}: the location of {likelihood!r} is not affine in the weights {bent} "
+            "at all values of the other sites. Write it as `X @ w + offset`; a nonlinear link "
+            "needs another method, such as DiscreteHMCGibbs."
+        )
+    return found
+
+
+# Roles
+
+
+def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tuple[Role, ...]:
+    """Sites that are nothing but noise, inclusion or slab scales, with a tractable prior."""
+    seen = run.observed[likelihood]
+    elsewhere = [seen.loc, seen.count, *(x for k, x in run.log_probs.items() if k != likelihood)]
+    parts = {
+        "noise": seen.scale,
+        "inclusion": union([run.pairs[p.name].probs for p in subject.pairs]),
+        "slab": union([run.pairs[p.name].scale for p in subject.pairs]),
+    }
+    roles = []
+    for name in subject.others:
+        key = f"site {name}"
+        fed = [part for part, sources in parts.items() if key in sources]
+        own = run.log_probs.get(name, NONE)
+        others = [x for x in elsewhere if x is not own]
+        if len(fed) != 1 or any(key in sources for sources in others):
+            continue
+        (part,) = fed
+        if is_tractable(subject.trace[name], part) and _is_linear(subject, inputs, key, part):
+            roles.append(Role(name, part))
+    return tuple(roles)
+
+
+def is_tractable(site: dict[str, Any], part: str) -> bool:
+    """Whether the maximum of a part has a closed form under the prior of a site."""
+    return site["type"] == "param" or is_plain(site, TRACTABLE[part])
+
+
+def _is_linear(subject: Subject, inputs: dict[str, Any], key: str, part: str) -> bool:
+    """Whether a part is an affine function of a site whose coefficients are constants."""
+    if not jnp.issubdtype(jnp.result_type(inputs[key]), jnp.inexact):
+        return False
+
+    def tangent(**x):
+        direction = x.pop("direction")
+
+        def of(value):
+            run = subject.run(x | {key: value})
+            if part == "noise":
+                return [seen.scale for seen in run.observed.values()]
+            which = "probs" if part == "inclusion" else "scale"
+            return [getattr(prior, which) for prior in run.pairs.values()]
+
+        return jax.jvp(of, (x[key],), (direction,))[1]
+
+    return union(provenance(tangent, **inputs, direction=inputs[key])) <= {"direction"}
+
+
+# Latent functions
+
+
+def _find_mixed(subject: Subject, run: Any, likelihood: str) -> str | None:
+    """The latent functions that the weights can mix, if shapes allow it."""
+    names = [n for n in subject.others if FUNCTIONS_MARK in subject.trace[n].get("infer", {})]
+    if len(names) != 1 or len(subject.pairs) != 1:
+        return None
+    (name,), (pair,) = names, subject.pairs
+    functions: Functions = subject.trace[name]["infer"][FUNCTIONS_MARK]
+    M, N = len(functions.templates), functions.num_inputs
+    fits = jnp.shape(subject.shapes[name]) == (M, N) and pair.shape[-1:] == (M,)
+    seen = run.observed[likelihood]
+    moves = f"site {name}" in seen.scale | seen.count
+    return name if fits and not moves else None
+
+
+def _is_bilinear(subject: Subject, inputs: dict[str, Any], mixed: str) -> bool:
+    """Whether the location is ``offset + C(W, phi)``, C bilinear with constant coefficients."""
+    (pair,) = subject.pairs
+    phi, w = f"site {mixed}", f"weight {pair.name}"
+
+    def along_both(**x):
+        x, along = _split(x)
+
+        def along_weights(value):
+            return _tangent(subject, x | {phi: value}, {w: along[w]})
+
+        return jax.jvp(along_weights, (x[phi],), (along[phi],))[1]
+
+    def alone(**x):
+        x, along = _split(x)
+        zero = x | {w: jnp.zeros_like(x[w])}, x | {phi: jnp.zeros_like(x[phi])}
+        return _tangent(subject, zero[0], {phi: along[phi]}), _tangent(
+            subject, zero[1], {w: along[w]}
+        )
+
+    directions = {f"direction {name}": inputs[name] for name in (phi, w)}
+    both = provenance(along_both, **inputs, **directions)
+    one = provenance(alone, **inputs, **directions)
+    return both | union(one) <= set(directions)
+
+
+def _kernels(subject: Subject, run: Any, mixed: str) -> tuple[str, ...]:
+    """The latent sites on which the prior of the functions, and nothing else, depends."""
+    fed: dict[str, set[str]] = {name: set() for name in subject.others}
+    for target, sources in run.log_probs.items():
+        for name in _sites(sources) & set(fed):
+            fed[name] |= {target} - {name}
+    pairs = _sites(union(run.pairs))
+    functions: Functions = subject.trace[mixed]["infer"][FUNCTIONS_MARK]
+    return tuple(
+        name
+        for name in functions.site_names
+        if is_latent(subject.trace, name) and fed[name] == {mixed} and name not in pairs
+    )

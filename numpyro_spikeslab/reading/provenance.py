@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the results of a function can depend on, read off its program: a proof, not a sample.
+
+Like :func:`numpyro.ops.provenance.eval_provenance`, and sharper where a result of a loop, a branch
+or a function with its own derivative depends on some of the inputs only.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import Literal
+
+Names = frozenset[str]
+NONE: Names = frozenset()
+
+
+def provenance(function: Callable, **inputs: Any) -> Any:
+    """Names of the inputs that each result can depend on.
+
+    :param inputs: arrays or their shapes, in trees.
+    :return: a tree like that of the results, with sets of names.
+    """
+    closed, shapes = jax.make_jaxpr(lambda kw: function(**kw), return_shape=True)(inputs)
+    names = {name: jax.tree.map(lambda _, n=name: n, tree) for name, tree in inputs.items()}
+    sources = [frozenset([name]) for name in jax.tree.leaves(names)]
+    return jax.tree.unflatten(jax.tree.structure(shapes), _follow(closed.jaxpr, sources))
+
+
+def union(tree: Any) -> Names:
+    """All names in a tree of results."""
+    return NONE.union(*jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, frozenset)))
+
+
+def _follow(jaxpr: Any, sources: list[Names]) -> list[Names]:
+    known = dict(zip(jaxpr.invars, sources, strict=True))
+
+    def read(variable):
+        return NONE if isinstance(variable, Literal) else known.get(variable, NONE)
+
+    for equation in jaxpr.eqns:
+        rule = _RULES.get(equation.primitive.name, _follow_all)
+        found = rule(equation, [read(v) for v in equation.invars])
+        known |= dict(zip(equation.outvars, found, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _open(jaxpr: Any) -> Any:
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _follow_all(equation: Any, sources: list[Names]) -> list[Names]:
+    return [NONE.union(*sources)] * len(equation.outvars)
+
+
+def _follow_call(equation: Any, sources: list[Names]) -> list[Names]:
+    params = equation.params
+    inner = _open(params.get("jaxpr", params.get("call_jaxpr")))
+    if inner is None or len(inner.invars) != len(sources):
+        return _follow_all(equation, sources)
+    return _follow(inner, sources)
+
+
+def _follow_scan(equation: Any, sources: list[Names]) -> list[Names]:
+    body = _open(equation.params["jaxpr"])
+    # what is carried has the same shape inside of the loop; slices and stacks have an axis more
+    carried = _count_alike(equation.outvars, body.outvars)
+    first = _count_alike(equation.invars, body.invars) - carried
+    carry = sources[first : first + carried]
+    while True:
+        found = _follow(body, [*sources[:first], *carry, *sources[first + carried :]])
+        new = [old | more for old, more in zip(carry, found[:carried], strict=True)]
+        if new == carry:
+            return found
+        carry = new
+
+
+def _count_alike(outer: Any, inner: Any) -> int:
+    pairs = zip(outer, inner, strict=True)
+    return sum(x.aval.ndim == y.aval.ndim for x, y in pairs)
+
+
+def _follow_while(equation: Any, sources: list[Names]) -> list[Names]:
+    params = equation.params
+    condition, body = _open(params["cond_jaxpr"]), _open(params["body_jaxpr"])
+    split, end = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    carry = sources[end:]
+    while True:
+        steers = NONE.union(*_follow(condition, [*sources[:split], *carry]))
+        found = _follow(body, [*sources[split:end], *carry])
+        new = [old | more | steers for old, more in zip(carry, found, strict=True)]
+        if new == carry:
+            return carry
+        carry = new
+
+
+def _follow_cond(equation: Any, sources: list[Names]) -> list[Names]:
+    branches = [_follow(_open(branch), sources[1:]) for branch in equation.params["branches"]]
+    return [sources[0].union(*found) for found in zip(*branches, strict=True)]
+
+
+_RULES = dict.fromkeys(
+    (
+        "jit",
+        "pjit",
+        "closed_call",
+        "core_call",
+        "remat2",
+        "checkpoint",
+        "custom_jvp_call",
+        "custom_vjp_call",
+        "custom_vjp_call_jaxpr",
+    ),
+    _follow_call,
+) | {"scan": _follow_scan, "while": _follow_while, "cond": _follow_cond}

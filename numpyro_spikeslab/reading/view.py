@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model at given values of its other sites, and the design that multiplies its weights."""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, Prior, block_design
+from numpyro_spikeslab.reading.evaluate import Observed, Run
+from numpyro_spikeslab.reading.form import COLUMNS, Form, Source
+from numpyro_spikeslab.reading.program import Program
+
+
+class View(NamedTuple):
+    """The model at given values of its other sites: Q tasks with N observations each.
+
+    An observation has the precision ``relative / sigma2``, 0 where it is missing.
+
+    - **Y** - observations less their location at the given weights, 0 where they are missing.
+    - **relative** - precisions relative to those of the task, one column where all tasks agree.
+    - **sigma2** - noise variance of each task; 1 where noise varies along tasks, which is then a
+      part of ``relative``.
+    - **count** - how many observations each task has.
+    - **log_scale** - sum of ``log(sigma sqrt(2 pi))`` over all observations.
+    - **prior** - prior of the weights.
+    - **priors** - distributions of the other latent sites.
+    - **log_density** - of all sites but the likelihood, the pairs and the functions they mix.
+    """
+
+    Y: Float[Array, "N Q"]
+    relative: Float[Array, "N #Q"]
+    sigma2: Float[Array, " Q"]
+    count: Float[Array, " Q"]
+    log_scale: Float[Array, ""]
+    prior: Prior
+    priors: dict[str, Any]
+    log_density: Float[Array, ""]
+
+    @property
+    def precision(self) -> Float[Array, "N Q"]:
+        """Of each observation."""
+        return self.relative / self.sigma2
+
+
+def run_at(
+    form: Form,
+    program: Program,
+    constants: tuple,
+    values: dict[str, Any],
+    weights: dict[str, Any] | None = None,
+) -> Run:
+    """Run the model.
+
+    :param values: of ``form.others``; of the functions where they are not to be zero.
+    :param weights: by the names of the pairs; zero if not given.
+    """
+    # spikes and slabs change nothing, but a trace wants values of them
+    nothing = {name: jnp.zeros(p.shape) for p in form.pairs for name in (p.spike, p.slab)}
+    zero = {pair.name: jnp.zeros(pair.shape) for pair in form.pairs}
+    known = {name: values[name] for name in form.others}
+    if form.functions is not None:
+        phi = values.get(form.functions)
+        shape = (form.num_features, form.num_obs)
+        known[form.functions] = jnp.zeros(shape) if phi is None else phi
+    return program(constants, known, zero if weights is None else weights, nothing)
+
+
+def view(
+    form: Form,
+    program: Program,
+    constants: tuple,
+    values: dict[str, Any],
+    weights: dict[str, Any] | None = None,
+) -> View:
+    """The model at given values; see :func:`run_at`."""
+    run = run_at(form, program, constants, values, weights)
+    seen: Observed = run.observed[form.likelihood]
+    shape = (form.num_obs, form.num_tasks)
+    counts = jnp.broadcast_to(form.tasks_last(_full(seen.count, seen, form)), shape)
+    scales = form.tasks_last(_full(seen.scale, seen, form) if form.varying_noise else seen.scale)
+    residual = jnp.where(seen.count > 0, seen.value - seen.loc, 0)
+    relative = counts / scales**2 if form.varying_noise else counts
+    one = jnp.ones((), relative.dtype)
+    sigma2 = one if form.varying_noise else scales[0] ** 2
+    mixed = {form.likelihood, form.functions}
+    return View(
+        Y=form.tasks_last(jnp.broadcast_to(residual, jnp.shape(seen.value))),
+        relative=relative[:, :1] if form.complete else relative,
+        sigma2=jnp.broadcast_to(sigma2, shape[1:]),
+        count=jnp.sum(counts, axis=0),
+        log_scale=jnp.sum(counts * (jnp.log(scales) + 0.5 * jnp.log(2 * jnp.pi))),
+        prior=prior_of(form, run),
+        priors=run.priors,
+        log_density=sum(
+            (x for name, x in run.log_probs.items() if name not in mixed), start=jnp.zeros(())
+        ),
+    )
+
+
+def _full(x: Array, seen: Observed, form: Form) -> Array:
+    """Columns are flattened, so what broadcasts must be made large first."""
+    return jnp.broadcast_to(x, jnp.shape(seen.value)) if form.kind == COLUMNS else x
+
+
+def prior_of(form: Form, run: Run) -> Prior:
+    """Prior of all weights, (Q, M)."""
+    log_odds, scale = (
+        jnp.concatenate([jnp.ravel(getattr(run.pairs[p.name], part)) for p in form.pairs])
+        for part in ("log_odds", "scale")
+    )
+    return Prior(log_odds.reshape(form.shape), scale.reshape(form.shape) ** 2)
+
+
+# The design
+
+
+def linear_maps(
+    form: Form, program: Program, constants: tuple, values: dict[str, Any]
+) -> list[Any]:
+    """The location's derivative with respect to the weights of each pair: linear maps of flat
+    weights to flat observations."""
+
+    def of(pair):
+        def location(flat):
+            zero = {other.name: jnp.zeros(other.shape, flat.dtype) for other in form.pairs}
+            weights = zero | {pair.name: flat.reshape(pair.shape)}
+            seen = run_at(form, program, constants, values, weights).observed[form.likelihood]
+            return jnp.ravel(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
+
+        return jax.linearize(location, jnp.zeros(pair.size))[1]
+
+    return [of(pair) for pair in form.pairs]
+
+
+def candidates(tangent: Any, size: int, num_obs: int) -> dict[Source, Any]:
+    """Constants of a linear map that may be its matrix, features as rows.
+
+    In ``X @ w`` the matrix is a constant of the linearised map. To copy it costs less than a
+    sweep, where ``size`` products of X with unit vectors cost thousands.
+    """
+    found = {}
+    for index, constant in enumerate(jax.tree.leaves(tangent)):
+        if jnp.shape(constant) == (size, num_obs):
+            found[Source(index, False)] = constant
+        if jnp.shape(constant) == (num_obs, size):
+            found[Source(index, True)] = constant.T
+    return found
+
+
+def design_rows(
+    form: Form, program: Program, constants: tuple, values: dict[str, Any]
+) -> Float[Array, "P N"]:
+    """The design that multiplies the weights, features as rows: the location's Jacobian."""
+    maps = linear_maps(form, program, constants, values)
+    rows = []
+    for pair, source, tangent in zip(form.pairs, form.sources, maps, strict=True):
+        if source is None:
+            # the batch bounds the memory of the intermediates, not of the result
+            rows.append(jax.lax.map(tangent, jnp.eye(pair.size), batch_size=256))
+        else:
+            constant = jax.tree.leaves(tangent)[source.position]
+            rows.append(constant.T if source.transposed else constant)
+    joined = jnp.concatenate(rows) if len(rows) > 1 else jnp.asarray(rows[0])
+    return joined.astype(jnp.result_type(joined, float))
+
+
+def task_rows(
+    form: Form, program: Program, constants: tuple, values: dict[str, Any]
+) -> Float[Array, "M N Q"]:
+    """For each feature, what a weight of one in every task adds to the observations."""
+    (tangent,) = linear_maps(form, program, constants, values)
+    Q, M = form.shape
+    units = jnp.broadcast_to(jnp.eye(M)[:, None], (M, Q, M)).reshape(M, Q * M)
+    rows = jax.lax.map(tangent, units, batch_size=256)
+    N = form.num_obs
+    return rows.reshape(M, Q, N).mT if form.tasks_first else rows.reshape(M, N, Q)
+
+
+def whitened_design(
+    form: Form,
+    program: Program,
+    constants: tuple,
+    values: dict[str, Any],
+    block_size: int = BLOCK_SIZE,
+) -> Design:
+    """The design of :func:`design_rows`, whitened and cut into blocks.
+
+    :param values: any will do when the design is constant.
+    """
+    rows = design_rows(form, program, constants, values)
+    relative = view(form, program, constants, values).relative[:, 0]
+    # what is not observed may be NaN
+    return block_design(jnp.where(relative > 0, rows, 0), jnp.sqrt(relative), block_size)
+
+
+def shared_features(
+    form: Form, program: Program, constants: tuple, values: dict[str, Any]
+) -> Float[Array, "M N"]:
+    """Features that are the same for all tasks, 0 where no task has an observation."""
+    rows = task_rows(form, program, constants, values)[..., 0]
+    seen = jnp.any(view(form, program, constants, values).relative > 0, axis=1)
+    return jnp.where(seen, rows, 0)

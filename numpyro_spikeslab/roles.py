@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Noise scales, inclusion probabilities, slab scales: their mode in a fit, their draw in a chain.
+
+All that the rest of the model says of them are counts and sums. Which entry of a site each weight
+(or, of a noise scale, each task) takes is its *index*; one beyond the last entry takes none.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import Array, Float
+
+import jax
+import jax.numpy as jnp
+
+import numpyro.distributions as dist
+
+from numpyro_spikeslab.algebra.search import slice_sample
+from numpyro_spikeslab.reading.form import base_of
+
+# Slabs whose expected number is smaller say nothing about their scale.
+UNKNOWN = 1e-3
+
+
+def tally(x: Any, index: Any, value: Any) -> Any:
+    """Sums of ``x`` over the weights or tasks that take the same entry of a site, in its shape."""
+    size = max(jnp.size(value), 1)
+    total = jnp.zeros(size, jnp.result_type(x)).at[jnp.ravel(index)].add(jnp.ravel(x), mode="drop")
+    return total.reshape(jnp.shape(value))
+
+
+def spread(value: Any, index: Any, other: Any) -> Any:
+    """The entries of a site that weights or tasks take; ``other`` where they take none."""
+    index = jnp.reshape(index, jnp.shape(other))
+    taken = jnp.ravel(value).at[index].get(mode="clip")
+    return jnp.where(index < jnp.size(value), taken, other)
+
+
+# Modes
+
+
+def inclusion_mode(included: Any, total: Any, prior: Any) -> Any:
+    """Maximises ``included log pi + (total - included) log(1 - pi) + log p(pi)``.
+
+    :param prior: a Beta or Uniform distribution; `None` and others are flat.
+    """
+    base = base_of(prior)
+    if isinstance(base, dist.Beta):
+        included = included + base.concentration1 - 1.0
+        total = total + base.concentration1 + base.concentration0 - 2.0
+    low, high = (base.low, base.high) if isinstance(base, dist.Uniform) else (0.0, 1.0)
+    # a mode at 0 or 1 would never be left again
+    eps = jnp.finfo(jnp.result_type(included)).eps
+    return jnp.clip(included / total, low + eps, high - eps)
+
+
+def variance_mode(count: Any, squares: Any, prior: Any) -> Any:
+    """Square of the ``sigma`` that maximises ``-count log sigma - squares / (2 sigma^2)`` plus the
+    log density of its prior.
+
+    :param prior: a HalfNormal distribution; `None` and others are flat.
+    """
+    base = base_of(prior)
+    scale = base.scale if isinstance(base, dist.HalfNormal) else jnp.inf
+    # the positive root of sigma^4 / s^2 + count sigma^2 - squares = 0, without cancellation
+    return 2.0 * squares / (count + jnp.sqrt(count**2 + 4.0 * squares / scale**2))
+
+
+def scale_mode(count: Any, squares: Any, prior: Any, current: Any, floor: Any = 0.0) -> Any:
+    """:func:`variance_mode` as a scale; ``current`` where nothing is known of it.
+
+    :param floor: smallest variance.
+    """
+    known = count > UNKNOWN
+    best = variance_mode(jnp.where(known, count, 1.0), squares, prior)
+    return jnp.where(known, jnp.sqrt(jnp.maximum(best, floor)), current)
+
+
+# Draws
+
+
+def draw_scales(key: Array, prior: Any, current: Any, count: Any, squares: Any) -> Any:
+    """Standard deviations of as many centred Normal numbers, with that sum of squares.
+
+    :param prior: distribution of the site.
+    :param current: its value, positive.
+    :param count: how many numbers there are for each entry.
+    """
+    log_prior = elementwise(prior, jnp.shape(current))
+
+    def log_density(log_x):
+        likelihood = -count * log_x - 0.5 * squares * jnp.exp(-2 * log_x)
+        return log_prior(jnp.exp(log_x)) + log_x + likelihood
+
+    log_x = jnp.log(current)
+    return jnp.exp(slice_sample(key, log_density, log_x, log_density(log_x))[0])
+
+
+def draw_inclusion(key: Array, prior: Any, current: Any, included: Any, excluded: Any) -> Any:
+    """Inclusion probabilities, given how many spikes of each entry are 1 and 0."""
+    log_prior = elementwise(prior, jnp.shape(current))
+
+    def log_density(logit):
+        # the derivative of the probability is the product of it and its complement
+        likelihood = (included + 1) * jax.nn.log_sigmoid(logit)
+        likelihood += (excluded + 1) * jax.nn.log_sigmoid(-logit)
+        return log_prior(jax.nn.sigmoid(logit)) + likelihood
+
+    logit = jnp.log(current) - jnp.log1p(-current)
+    return jax.nn.sigmoid(slice_sample(key, log_density, logit, log_density(logit))[0])
+
+
+def elementwise(prior: Any, shape: tuple[int, ...]) -> Callable[[Any], Float[Array, "..."]]:
+    """Log density of each entry of a site whose entries are independent."""
+    base = base_of(prior)
+
+    def log_density(x):
+        inside = jnp.where(base.support(x), base.log_prob(x), -jnp.inf)
+        return jnp.broadcast_to(inside, shape)
+
+    return log_density
