@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pictures of plots.py show, read back from their artists."""
+"""What the pictures show, read back from their artists."""
 
 from itertools import pairwise
 
@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-from numpyro_spikeslab import diagnostics, plots
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.reporting import data as reading, pictures
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -37,13 +38,13 @@ def chains(count, seed=0, **others):
 
 
 def variational(count, seed=1):
-    draws = diagnostics.posterior(chains(count, seed)).stack(sample=["chain", "draw"])
+    draws = reading.posterior(chains(count, seed)).stack(sample=["chain", "draw"])
     draws = draws.drop_vars(["sample", "chain", "draw"]).transpose("sample", ...)
     return xr.DataTree.from_dict({"posterior": draws})
 
 
 def table(data):
-    return diagnostics.summary(data, "w", round_to=None)
+    return nss.summary(data, "w", round_to=None)
 
 
 def artist(picture, kind, name="w", **sel):
@@ -67,7 +68,7 @@ def overlap(texts):
 
 def test_inclusion_points_bars_and_labels():
     data = chains(5)
-    picture = plots.plot_inclusion(data)
+    picture = nss.plot_inclusion(data)
     rows = table(data)
     xy = artist(picture, "inclusion").get_offsets()
     np.testing.assert_allclose(xy[:, 0], rows["inclusion"].astype(float))
@@ -89,13 +90,13 @@ def test_inclusion_bars_stay_inside_the_unit_interval():
     spike = np.zeros((2, 100, 1), int)
     spike[0, 50] = 1
     data = arviz_base.from_dict({"posterior": {"w": 1.0 * spike, "w_spike": spike}})
-    x = artist(plots.plot_inclusion(data), "mcse").get_xdata()
+    x = artist(nss.plot_inclusion(data), "mcse").get_xdata()
     assert np.nanmin(x) == 0
 
 
 def test_inclusion_methods_are_overlaid():
     methods = {"Gibbs": chains(3), "PMF": variational(3)}
-    picture = plots.plot_inclusion(methods, "w", reference="Gibbs")
+    picture = nss.plot_inclusion(methods, "w", reference="Gibbs")
     for method, data in methods.items():
         xy = artist(picture, "inclusion", model=method).get_offsets()
         np.testing.assert_allclose(xy[:, 0], table(data)["inclusion"].astype(float))
@@ -114,7 +115,7 @@ def test_inclusion_of_several_variables_against_given_values():
     v = np.random.default_rng(2).binomial(1, 0.5, size=(4, 100, 2, 2))
     data = chains(3, v=1.0 * v, v_spike=v)
     exact = {"w": [0.0, 0.5, 1.0], "v": np.full((2, 2), 0.5)}
-    picture = plots.plot_inclusion(data, reference=exact)
+    picture = nss.plot_inclusion(data, reference=exact)
     assert tick_labels(panel(picture, "v")) == ["0, 0", "0, 1", "1, 0", "1, 1"]
     np.testing.assert_allclose(
         artist(picture, "inclusion", "v").get_offsets()[:, 0], v.mean((0, 1)).ravel()
@@ -126,25 +127,25 @@ def test_inclusion_of_several_variables_against_given_values():
 def test_inclusion_of_a_weight_without_plates():
     spike = np.random.default_rng(0).binomial(1, 0.5, size=(4, 100))
     data = arviz_base.from_dict({"posterior": {"w": 1.0 * spike, "w_spike": spike}})
-    picture = plots.plot_inclusion(data)
+    picture = nss.plot_inclusion(data)
     assert artist(picture, "inclusion").get_offsets()[0, 0] == spike.mean()
 
 
 @pytest.mark.parametrize("count", [100, 400])
 def test_labels_of_many_weights_do_not_overlap(count):
-    picture = plots.plot_inclusion({"a": chains(count), "b": chains(count, 1)})
+    picture = nss.plot_inclusion({"a": chains(count), "b": chains(count, 1)})
     figure = picture.viz["figure"].item()
     figure.canvas.draw()
     labels = panel(picture).get_yticklabels()
     assert not overlap(labels)
     assert len(labels) == count if count == 100 else 100 <= len(labels) < count
-    assert figure.get_size_inches()[1] <= plots.MAX_HEIGHT + 1
+    assert figure.get_size_inches()[1] <= pictures.MAX_HEIGHT + 1
 
 
 def test_forest_statistics():
     data = chains(4, sigma=np.random.default_rng(3).normal(size=(4, 100)))
-    picture = plots.plot_forest(data, ["w", "sigma"], reference={"w": np.ones(4), "sigma": 2.0})
-    draws = diagnostics.posterior(data)
+    picture = nss.plot_forest(data, ["w", "sigma"], reference={"w": np.ones(4), "sigma": 2.0})
+    draws = reading.posterior(data)
     for i in range(4):
         w = draws["w"].isel(feature=i).values
         label = f"x{i}"
@@ -164,7 +165,7 @@ def test_forest_statistics():
 
 def test_forest_of_chains_and_variational_draws():
     methods = {"Gibbs": chains(3), "PMF": variational(3)}
-    picture = plots.plot_forest(methods, "w", reference="Gibbs")
+    picture = nss.plot_forest(methods, "w", reference="Gibbs")
     for method, data in methods.items():
         point = artist(picture, "point_estimate", model=method, feature="x1").get_offsets()[0]
         assert point[0] == pytest.approx(table(data).loc["w[x1]", "mean"])
@@ -185,7 +186,7 @@ def test_forest_labels_do_not_overlap():
         dims={"w": ["organ", "gene"]},
         coords={"organ": ["liver", "spleen"], "gene": [f"a long gene name {i}" for i in range(40)]},
     )
-    picture = plots.plot_forest(data, "w")
+    picture = nss.plot_forest(data, "w")
     figure = picture.viz["figure"].item()
     figure.canvas.draw()
     texts = [
@@ -200,7 +201,7 @@ def test_forest_labels_do_not_overlap():
 
 
 def test_savefig(tmp_path):
-    plots.plot_inclusion(chains(3)).savefig(tmp_path / "inclusion.png")
+    nss.plot_inclusion(chains(3)).savefig(tmp_path / "inclusion.png")
     assert (tmp_path / "inclusion.png").stat().st_size > 1000
 
 
@@ -230,14 +231,14 @@ PAIR = chains(2)
 )
 def test_inclusion_errors(data, var_names, reference, message):
     with pytest.raises(ValueError, match=message):
-        plots.plot_inclusion(data, var_names, reference)
+        nss.plot_inclusion(data, var_names, reference)
 
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_inclusion_needs_indicators_everywhere():
-    dense = xr.DataTree.from_dict({"posterior": diagnostics.posterior(PAIR)[["w"]]})
+    dense = xr.DataTree.from_dict({"posterior": reading.posterior(PAIR)[["w"]]})
     with pytest.raises(ValueError, match="expected spike-and-slab weights, of which 'b' has"):
-        plots.plot_inclusion({"a": PAIR, "b": dense})
+        nss.plot_inclusion({"a": PAIR, "b": dense})
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -253,7 +254,7 @@ def test_inclusion_needs_indicators_everywhere():
 )
 def test_forest_errors(data, var_names, reference, message):
     with pytest.raises(ValueError, match=message):
-        plots.plot_forest(data, var_names, reference)
+        nss.plot_forest(data, var_names, reference)
 
 
 def mixture(seed=0, dims=("chain", "draw"), **coords):
@@ -284,10 +285,10 @@ def mixture(seed=0, dims=("chain", "draw"), **coords):
 
 def test_weights_are_a_heat_map_with_means():
     methods = {"Gibbs": mixture(), "PMF": mixture(1, ("sample",))}
-    picture = plots.plot_weights(methods)
+    picture = nss.plot_weights(methods)
     for method, data in methods.items():
         draws = data["posterior"].to_dataset()
-        dims = diagnostics.sample_dims(draws)
+        dims = reading.sample_dims(draws)
         probs, mean = (draws[name].mean(dims).values for name in ("W_spike", "W"))
         mesh = artist(picture, "inclusion", "W", model=method)
         np.testing.assert_allclose(mesh.get_array(), probs)
@@ -310,11 +311,11 @@ def test_weights_of_many_tasks():
         dims={"W": ["gene", "factor"]},
         coords={"factor": ["growth factor", "other factor", "third factor"]},
     )
-    picture = plots.plot_weights(data)
+    picture = nss.plot_weights(data)
     figure = picture.viz["figure"].item()
     figure.canvas.draw()
     axes = picture.get_target("W", {"model": "posterior"})
-    assert figure.get_size_inches()[1] < plots.MAX_HEIGHT + 3
+    assert figure.get_size_inches()[1] < pictures.MAX_HEIGHT + 3
     assert not axes.texts and not axes.get_title()
     assert 50 < len(axes.get_yticklabels()) < 100 and not overlap(axes.get_yticklabels())
     boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
@@ -332,7 +333,7 @@ def edges_of(band):
 def test_latent_functions_are_means_and_bands():
     X = np.array([3.0, 0.0, 1.0, 2.0])
     data = mixture(latent=["a", "b", "c"])
-    picture = plots.plot_latent_functions(data, X[:, None])
+    picture = nss.plot_latent_functions(data, X[:, None])
     phi = data["posterior"]["phi"].values.reshape(100, 3, 4)[:, :, X.argsort()]
     tail = (1 - arviz_base.rcParams["stats.ci_prob"]) / 2
     for m, label in enumerate("abc"):
@@ -349,7 +350,7 @@ def test_latent_functions_are_means_and_bands():
 def test_active_functions_of_several_methods():
     points = {"point": [0.5, 1.0, 1.5, 9.0]}
     methods = {"Gibbs": mixture(**points), "PMF": mixture(1, ("sample",), **points)}
-    picture = plots.plot_latent_functions(methods, active_only=True)
+    picture = nss.plot_latent_functions(methods, active_only=True)
     assert picture.viz["mean"]["phi"]["latent"].values.tolist() == [0, 1]
     lines = [artist(picture, "mean", "phi", latent=0, model=name) for name in methods]
     for line, data in zip(lines, methods.values(), strict=True):
@@ -379,7 +380,7 @@ def shaded(picture, task):
 def test_fit_of_means_and_variances():
     X, Y, observed = fit_data()
     variance = 0.1 + 0.2 * np.arange(12.0).reshape(6, 2)
-    picture = plots.plot_fit((Y + 0.5, variance), X, Y, observed, reference=Y - 0.5)
+    picture = nss.plot_fit((Y + 0.5, variance), X, Y, observed, reference=Y - 0.5)
     half = 1.5982 * np.sqrt(variance)  # of the 89% interval of a Gaussian
     assert arviz_base.rcParams["stats.ci_prob"] == 0.89
     for q in (0, 1):
@@ -395,7 +396,7 @@ def test_fit_of_means_and_variances():
             np.testing.assert_allclose(np.ma.filled(xy, np.nan)[:, 1], drawn[:, 1])
         assert picture.get_target("fit", {"task": q}).get_title() == f"task {q}"
     assert shaded(picture, 0) == [(1.5, 3.5), (4.5, 5.0)] and shaded(picture, 1) == []
-    one = plots.plot_fit((Y, variance), X, Y, observed, tasks=[1])
+    one = nss.plot_fit((Y, variance), X, Y, observed, tasks=[1])
     assert set(one.viz.children) >= {"observed"} and "missing" not in one.viz.children
     (legend,) = picture.viz["figure"].item().legends
     texts = [text.get_text() for text in legend.get_texts()]
@@ -404,7 +405,7 @@ def test_fit_of_means_and_variances():
 
 def test_fit_without_missing_responses():
     X, Y, _ = fit_data()
-    picture = plots.plot_fit((Y[:, 0], Y[:, 0] ** 2), X, Y[:, 0])
+    picture = nss.plot_fit((Y[:, 0], Y[:, 0] ** 2), X, Y[:, 0])
     assert picture.viz["mean"]["fit"].sizes == {"model": 1, "task": 1}
     (legend,) = picture.viz["figure"].item().legends
     assert [text.get_text() for text in legend.get_texts()] == ["fit", "observed"]
@@ -419,7 +420,7 @@ def test_fit_of_several_methods_at_new_inputs():
     X_new = np.array([[2.5], [0.0], [7.0], [1.0]])
     pair = (np.zeros((4, 3)), np.ones((4, 3)))
     methods = {"draws": data, "pair": pair}
-    picture = plots.plot_fit(methods, X, table, X_new=X_new, tasks=["heart", "liver"])
+    picture = nss.plot_fit(methods, X, table, X_new=X_new, tasks=["heart", "liver"])
     assert picture.viz["mean"]["fit"]["task"].values.tolist() == ["heart", "liver"]
     order = X_new[:, 0].argsort()
     fit = data["posterior"]["f"].mean(["chain", "draw"]).values[order]
@@ -429,7 +430,7 @@ def test_fit_of_several_methods_at_new_inputs():
         assert not artist(picture, "mean", "fit", task=task, model="pair").get_ydata().any()
     assert shaded(picture, "liver") == [(3.5, 4.5)] and shaded(picture, "heart") == []
     assert "held out" not in picture.viz
-    observed = plots.plot_fit(data, X, table, X_new=X_new, var_name="Y")
+    observed = nss.plot_fit(data, X, table, X_new=X_new, var_name="Y")
     wide, narrow = (
         edges_of(artist(each, "band", "fit", task="heart", model=model))[1]
         for each, model in ((observed, "fit"), (picture, "draws"))
@@ -454,7 +455,7 @@ def test_fit_of_several_methods_at_new_inputs():
 )
 def test_weights_errors(data, weights, message):
     with pytest.raises(ValueError, match=message):
-        plots.plot_weights(data, weights)
+        nss.plot_weights(data, weights)
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -475,7 +476,7 @@ def test_weights_errors(data, weights, message):
 )
 def test_latent_functions_errors(data, arguments, message):
     with pytest.raises(ValueError, match=message):
-        plots.plot_latent_functions(data, **arguments)
+        nss.plot_latent_functions(data, **arguments)
 
 
 FIT_X, FIT_Y, FIT_OBSERVED = fit_data()
@@ -505,4 +506,4 @@ FIT = (FIT_Y, np.ones_like(FIT_Y))
 )
 def test_fit_errors(data, arguments, message):
     with pytest.raises(ValueError, match=message):
-        plots.plot_fit(data, **{"X": FIT_X, "Y": FIT_Y} | arguments)
+        nss.plot_fit(data, **{"X": FIT_X, "Y": FIT_Y} | arguments)
