@@ -15,8 +15,9 @@ from scipy.optimize import linear_sum_assignment
 class Factors(NamedTuple):
     """Weights of M latent functions and the functions, of S draws.
 
-    The data determine only their products, so all below but the class itself expects functions
-    of length one, as ``normalised`` makes them: the scale of both is then in the weights.
+    The data determine only their products. Functions of length one, as ``normalised`` makes them,
+    leave the scale of both to the weights, so that averages and strengths mean the same in all
+    draws.
     """
 
     W: Float[np.ndarray, "S M Q"]
