@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spike-and-slab inference for NumPyro programs."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from numpyro_spikeslab import models
 from numpyro_spikeslab.cavi import CAVI, CAVIRunResult, annealing
-from numpyro_spikeslab.diagnostics import add_variational_stats, align, compare, invariants, summary
 from numpyro_spikeslab.distributions import SpikeSlab
 from numpyro_spikeslab.gibbs import PairedGibbs, PairedGibbsState
 from numpyro_spikeslab.guide import MeanFieldGuide, PairedGuide
@@ -17,6 +17,16 @@ from numpyro_spikeslab.latent_gibbs import (
 )
 from numpyro_spikeslab.primitives import latent_functions, spike_slab
 from numpyro_spikeslab.structure import paired_sites
+
+if TYPE_CHECKING:
+    from numpyro_spikeslab.reporting.align import align, invariants
+    from numpyro_spikeslab.reporting.fit import plot_fit
+    from numpyro_spikeslab.reporting.forest import plot_forest
+    from numpyro_spikeslab.reporting.functions import plot_latent_functions
+    from numpyro_spikeslab.reporting.inclusion import plot_inclusion
+    from numpyro_spikeslab.reporting.tables import compare, summary
+    from numpyro_spikeslab.reporting.variational import add_variational_stats
+    from numpyro_spikeslab.reporting.weights import plot_weights
 
 __all__ = [
     "CAVI",
@@ -48,11 +58,27 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
+# Tables and pictures take seconds to import, and most programs make none.
+_LAZY = {
+    "add_variational_stats": "variational",
+    "align": "align",
+    "compare": "tables",
+    "invariants": "align",
+    "plot_fit": "fit",
+    "plot_forest": "forest",
+    "plot_inclusion": "inclusion",
+    "plot_latent_functions": "functions",
+    "plot_weights": "weights",
+    "summary": "tables",
+}
 
-def __getattr__(name: str) -> Any:
-    # pictures take a second to import, and most programs draw none
-    if name.startswith("plot_") and name in __all__:
-        from numpyro_spikeslab import plots
+if not TYPE_CHECKING:  # for type checkers all names above are there, and no others
 
-        return getattr(plots, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.reporting.{_LAZY[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

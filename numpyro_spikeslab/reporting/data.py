@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ArviZ data of a spike-and-slab posterior hold.
+
+A *pair* is a weight ``w`` of the ``posterior`` group beside which its indicator ``w_spike``
+lies. Markov chains have the dimensions ``(chain, draw)``, variational draws (from
+``arviz_base.from_numpyro_svi``) the one dimension ``sample``. All other dimensions are *plates*.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+
+import arviz_base
+import arviz_stats
+import numpy as np
+import xarray as xr
+
+WEIGHTS, FUNCTIONS = "W", "phi"  # as the sites of `models.mtmkl` are called
+
+
+def posterior(data: xr.DataTree) -> xr.Dataset:
+    """The posterior draws of ``data``, after a check that there are some."""
+    if not isinstance(data, xr.DataTree) or "posterior" not in data.children:
+        raise ValueError(
+            f"data: got {type(data).__name__} without a `posterior` group, expected an xarray "
+            "DataTree with one; make it with arviz_base.from_numpyro or "
+            "arviz_base.from_numpyro_svi."
+        )
+    return data["posterior"].to_dataset()
+
+
+def sample_dims(draws: xr.Dataset | xr.DataArray) -> list[str]:
+    """``["chain", "draw"]`` of Markov chains, ``["sample"]`` of variational draws."""
+    for dims in (["chain", "draw"], ["sample"]):
+        if set(dims) <= set(draws.dims):
+            return dims
+    raise ValueError(
+        f"data: its posterior has the dimensions {tuple(map(str, draws.dims))}, expected "
+        "('chain', 'draw') or 'sample' among them; make it with arviz_base.from_numpyro or "
+        "arviz_base.from_numpyro_svi."
+    )
+
+
+def pairs(draws: xr.Dataset) -> list[str]:
+    """Names of the spike-and-slab weights, in the order of ``draws``."""
+    return [str(name) for name in draws.data_vars if f"{name}_spike" in draws.data_vars]
+
+
+def select(
+    draws: xr.Dataset, var_names: str | Iterable[str] | None, default: Iterable[str] = ()
+) -> list[str]:
+    """``var_names``, or ``default`` for None, as a list of variables that ``draws`` has."""
+    wanted = default if var_names is None else var_names
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    unknown = [name for name in names if name not in draws.data_vars]
+    if unknown or not names:
+        raise ValueError(
+            f"var_names: got {unknown or var_names}, expected one or more of "
+            f"{sorted(map(str, draws.data_vars))}; correct the spelling, or collect the site when "
+            "sampling."
+        )
+    return names
+
+
+def shaped_like(values: xr.DataArray, weight: xr.DataArray, dims: list[str]) -> xr.DataArray:
+    """``values`` as floats with the dimensions and coordinates of ``weight``."""
+    weight = weight.transpose(*dims, ...)
+    values = values.transpose(*dims, ..., missing_dims="ignore")
+    # Their plates may be unnamed where those of the weight are named, so only shapes can match.
+    if values.shape != weight.shape:
+        raise ValueError(
+            f"data: `{values.name}` has the shape {values.shape}, expected {weight.shape}, that "
+            f"of `{weight.name}`; store both with the same thinning and the same plates."
+        )
+    return weight.copy(data=values.values.astype(float))
+
+
+def spike_draws(data: xr.DataTree, name: str) -> xr.DataArray:
+    """Draws of the indicator of the pair ``name``, shaped like it."""
+    draws = posterior(data)
+    return shaped_like(draws[f"{name}_spike"], draws[name], sample_dims(draws))
+
+
+def inclusion_draws(data: xr.DataTree, name: str) -> xr.DataArray:
+    """Draws whose mean is the inclusion probability of the pair ``name``, shaped like it.
+
+    Rao-Blackwellised probabilities win over the indicator: they have its mean and less noise.
+    """
+    draws = posterior(data)
+    stats = data["sample_stats"].data_vars if "sample_stats" in data.children else {}
+    for key, values in stats.items():
+        if are_inclusion_probabilities(key, name):
+            return shaped_like(values, draws[name], sample_dims(draws))
+    return spike_draws(data, name)
+
+
+def are_inclusion_probabilities(key: Hashable, name: str) -> bool:
+    """Whether a sampler, or a block of one, has stored those of the pair ``name`` as ``key``."""
+    return f".{key}".endswith(f".inclusion_probabilities.{name}")
+
+
+def inclusion(data: xr.DataTree, name: str) -> xr.DataArray:
+    """Inclusion probabilities of a pair, shaped like its weight."""
+    draws = inclusion_draws(data, name)
+    return draws.mean(sample_dims(draws))
+
+
+def posterior_mean(data: xr.DataTree, name: str) -> xr.DataArray:
+    """Posterior mean of a variable."""
+    draws = posterior(data)[name]
+    return draws.mean(sample_dims(draws))
+
+
+def central_interval(draws: xr.Dataset | xr.DataArray, prob: float | None = None) -> Any:
+    """Lower and upper end, ``arviz_base.rcParams["stats.ci_prob"]`` of the draws apart."""
+    prob = arviz_base.rcParams["stats.ci_prob"] if prob is None else prob
+    return arviz_stats.eti(draws, prob=prob, dim=sample_dims(draws))
+
+
+def mean_and_interval(draws: xr.DataArray) -> list[xr.DataArray]:
+    """Posterior mean, and the ends of the central interval."""
+    interval = central_interval(draws)
+    ends = [interval.sel(ci_bound=end, drop=True) for end in ("lower", "upper")]
+    return [draws.mean(sample_dims(draws)), *ends]
+
+
+def function_plate(draws: xr.Dataset, weights: str, functions: str) -> str:
+    """The dimension of the latent functions, which is the one that the weights share with them."""
+    for argument, name in (("weights", weights), ("functions", functions)):
+        if name not in draws.data_vars:
+            raise ValueError(
+                f"{argument}: got {name!r}, expected one of {sorted(map(str, draws.data_vars))}; "
+                f"name the variable of the {argument}, or collect the site when sampling."
+            )
+    shared = shared_plates(draws, weights, functions)
+    if len(shared) != 1:
+        raise ValueError(
+            f"data: `{weights}` has the dimensions {draws[weights].dims} and `{functions}` "
+            f"{draws[functions].dims}, expected one plate in common, that of the functions; make "
+            f"the data with dims={{{weights!r}: ['task', 'latent'], "
+            f"{functions!r}: ['latent', 'point']}}."
+        )
+    return shared[0]
+
+
+def shared_plates(draws: xr.Dataset, *names: str) -> list[str]:
+    """Dimensions that all of the variables have, without those of the samples."""
+    dims = set.intersection(*(set(draws[name].dims) for name in names))
+    return sorted(map(str, dims - set(sample_dims(draws))))
+
+
+def plates_besides(draws: xr.Dataset, name: str, plate: str) -> list[str]:
+    """Plates of a variable except one, in its order."""
+    return [str(dim) for dim in draws[name].dims if dim not in (*sample_dims(draws), plate)]
+
+
+def are_one_fit(draws: xr.Dataset) -> bool:
+    """Whether all draws are of one variational fit, in which every function has its place."""
+    return "chain" not in {*draws.dims, *draws.coords}
+
+
+def has_functions(draws: xr.Dataset) -> bool:
+    """Whether there are weights and latent functions with their usual names."""
+    names = {WEIGHTS, FUNCTIONS}
+    return names <= set(draws.data_vars) and len(shared_plates(draws, *names)) == 1
+
+
+def first_draw(draws: xr.Dataset) -> xr.Dataset:
+    """The first of the draws."""
+    return draws.isel(dict.fromkeys(sample_dims(draws), 0))
+
+
+def given_values(
+    reference: Mapping[Any, Any], like: Mapping[Any, xr.DataArray], names: Iterable[str]
+) -> xr.Dataset:
+    """The user's values of some variables, after a check that each is shaped like its own."""
+    values = {}
+    for name in names:
+        if name not in reference:
+            raise ValueError(
+                f"reference: got values of {sorted(map(str, reference))}, expected `{name}` among "
+                "them; give values of all variables that are drawn or matched."
+            )
+        if np.shape(reference[name]) != like[name].shape:
+            raise ValueError(
+                f"reference: `{name}` has the shape {np.shape(reference[name])}, expected "
+                f"{like[name].shape}; give one value per element of the same model, in the order "
+                f"of the dimensions {like[name].dims}."
+            )
+        values[name] = like[name].copy(data=np.asarray(reference[name], dtype=float))
+    return xr.Dataset(values)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How near the draws of a variational fit are to the posterior."""
+
+from typing import Any
+
+import arviz_stats  # noqa: F401, registers the accessor `azstats`
+import numpy as np
+import xarray as xr
+
+import jax
+import jax.numpy as jnp
+
+from numpyro import handlers
+from numpyro.infer import SVI
+from numpyro.infer.util import log_density
+
+from numpyro_spikeslab.reporting.data import posterior, sample_dims
+
+
+def add_variational_stats(
+    data: xr.DataTree,
+    svi: Any,
+    svi_result: Any,
+    model_args: tuple = (),
+    model_kwargs: dict[str, Any] | None = None,
+) -> xr.DataTree:
+    """Add to variational draws what :func:`compare` needs to judge the approximation by.
+
+    The ``sample_stats`` group of the result has
+
+    - ``log_ratio``: ``log p(y, z) - log q(z)`` of every draw ``z``;
+    - ``inclusion_probabilities.w``: for the guides of this package, the exact inclusion
+      probabilities of each set of weights, the same for all draws;
+    - the attribute ``bound``: the evidence lower bound, exact for
+      :class:`~numpyro_spikeslab.CAVI`, else the mean of ``log_ratio``.
+
+    :param data: what ``arviz_base.from_numpyro_svi`` returns for the same fit.
+    :param svi: the :class:`~numpyro.infer.SVI` or :class:`~numpyro_spikeslab.CAVI` of the fit.
+    :param svi_result: what its ``run`` returned.
+    :param model_args: arguments of the model, as for the fit.
+    :param model_kwargs: keyword arguments of the model.
+    :returns: ArviZ data with the same posterior.
+    :raises ValueError: if ``data`` are not variational draws of all latent sites of the guide.
+    """
+    draws = posterior(data)
+    if sample_dims(draws) != ["sample"]:
+        raise ValueError(
+            "data: got Markov chains, expected variational draws; make them with "
+            "arviz_base.from_numpyro_svi."
+        )
+    kwargs = dict(model_kwargs or {})
+    latents = latent_draws(draws, svi.guide, svi_result.params, model_args, kwargs)
+
+    def log_ratio(latents):
+        values = {**svi_result.params, **latents}
+        log_p = log_density(svi.model, model_args, kwargs, values)[0]
+        return log_p - log_density(svi.guide, model_args, kwargs, values)[0]
+
+    # the batch bounds the memory, which one map over all draws would multiply by their number
+    ratios = np.asarray(jax.jit(lambda x: jax.lax.map(log_ratio, x, batch_size=100))(latents))
+    stats = xr.Dataset({"log_ratio": ("sample", ratios)}, {"sample": draws["sample"]})
+    if hasattr(svi.guide, "inclusion_probabilities"):
+        for name, probs in svi.guide.inclusion_probabilities(svi_result.params).items():
+            every = xr.zeros_like(draws[name]) + np.asarray(probs)
+            stats[f"inclusion_probabilities.{name}"] = every
+    # SVI itself evaluates one random estimate; a fit with a formula of its own is exact
+    is_exact = type(svi).evaluate is not SVI.evaluate
+    best = -svi.evaluate(svi_result.state, *model_args, **kwargs) if is_exact else ratios.mean()
+    stats.attrs["bound"] = float(best)
+    return xr.DataTree.from_dict({**data.to_dict(), "/sample_stats": stats})
+
+
+def latent_draws(
+    draws: xr.Dataset, guide: Any, params: dict[str, Any], args: tuple, kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Draws of the guide's latent sites, with those of its auxiliary sites."""
+    fitted = handlers.substitute(handlers.seed(guide, 0), data=params)
+    trace = handlers.trace(fitted).get_trace(*args, **kwargs)
+    sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
+    auxiliary = [name for name, site in sites.items() if site["infer"].get("is_auxiliary")]
+    missing = [name for name in sites if name not in draws and name not in auxiliary]
+    if missing or (auxiliary and not hasattr(guide, "auxiliary_values")):
+        raise ValueError(
+            f"data: its posterior lacks {missing or auxiliary}, which the guide samples; collect "
+            "all latent sites, and use a guide without auxiliary ones."
+        )
+    values = {name: draws[name].transpose("sample", ...).values for name in sites if name in draws}
+    values = {name: jnp.asarray(x, sites[name]["value"].dtype) for name, x in values.items()}
+    return values | (guide.auxiliary_values(values) if auxiliary else {})
+
+
+def bound(data: xr.DataTree) -> float:
+    """The evidence lower bound stored with the draws, NaN where there is none."""
+    stats = data.children.get("sample_stats", xr.DataTree())
+    return float(stats.attrs.get("bound", np.nan))
+
+
+def k_hat(data: xr.DataTree) -> float:
+    """Pareto k-hat of the importance ratios p / q, NaN where there are none to fit."""
+    if "sample_stats" not in data.children or "log_ratio" not in data["sample_stats"]:
+        return np.nan
+    ratios = data["sample_stats"]["log_ratio"].astype(float)
+    try:
+        # ArviZ takes log-likelihoods, whose negatives are the log-ratios of leave-one-out.
+        _, tail = (-ratios).azstats.psislw(dim=list(ratios.dims))
+    except ValueError:
+        # Too few draws, or a tail of equal ratios (q is exact, or finitely many models).
+        return np.nan
+    return float(tail)

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the pictures."""
+
+from collections.abc import Iterator
+
+import matplotlib.pyplot as plt
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def figures() -> Iterator[None]:
+    """Draws off the screen, and closes what a test has drawn."""
+    plt.switch_backend("Agg")
+    yield
+    plt.close("all")

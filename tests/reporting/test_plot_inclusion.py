@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inclusion probabilities as they are drawn."""
+
+import arviz_base
+from drawn import artist, chains, overlap, panel, tick_labels, variational
+import numpy as np
+import pytest
+import xarray as xr
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.reporting import data as reading, pictures
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def table(data):
+    return nss.summary(data, "w", round_to=None)
+
+
+def test_inclusion_points_bars_and_labels():
+    data = chains(5)
+    picture = nss.plot_inclusion(data)
+    rows = table(data)
+    xy = artist(picture, "inclusion").get_offsets()
+    np.testing.assert_allclose(xy[:, 0], rows["inclusion"].astype(float))
+    np.testing.assert_allclose(xy[:, 1], range(5))
+    x, y = artist(picture, "mcse").get_data()
+    x = np.reshape(x, (5, 3))
+    half = 2 * rows["mcse_inclusion"].astype(float).to_numpy()
+    np.testing.assert_allclose((x[1:4, 1] - x[1:4, 0]) / 2, half[1:4])
+    assert np.isnan(x[[0, 4]]).all() and np.isnan(x[:, 2]).all()
+    np.testing.assert_allclose(np.reshape(y, (5, 3))[:, 0], range(5))
+    axes = panel(picture)
+    assert tick_labels(axes) == [f"x{i}" for i in range(5)]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]
+    assert axes.get_ylabel() == "w" and axes.get_xlabel() == "inclusion probability"
+    assert not picture.viz["figure"].item().legends
+
+
+def test_inclusion_bars_stay_inside_the_unit_interval():
+    spike = np.zeros((2, 100, 1), int)
+    spike[0, 50] = 1
+    data = arviz_base.from_dict({"posterior": {"w": 1.0 * spike, "w_spike": spike}})
+    x = artist(nss.plot_inclusion(data), "mcse").get_xdata()
+    assert np.nanmin(x) == 0
+
+
+def test_inclusion_methods_are_overlaid():
+    methods = {"Gibbs": chains(3), "PMF": variational(3)}
+    picture = nss.plot_inclusion(methods, "w", reference="Gibbs")
+    for method, data in methods.items():
+        xy = artist(picture, "inclusion", model=method).get_offsets()
+        np.testing.assert_allclose(xy[:, 0], table(data)["inclusion"].astype(float))
+    gibbs, pmf = (artist(picture, "inclusion", model=name) for name in methods)
+    assert (gibbs.get_offsets()[:, 1] < pmf.get_offsets()[:, 1]).all()
+    assert gibbs.get_facecolor().tolist() != pmf.get_facecolor().tolist()
+    (legend,) = picture.viz["figure"].item().legends
+    assert [text.get_text() for text in legend.get_texts()] == ["Gibbs", "PMF"]
+    marks = artist(picture, "reference").get_offsets()
+    np.testing.assert_allclose(marks[:, 0], gibbs.get_offsets()[:, 0])
+    np.testing.assert_allclose(marks[:, 1], range(3))
+    assert panel(picture).get_xlabel() == "inclusion probability (black ticks: Gibbs)"
+
+
+def test_inclusion_of_several_variables_against_given_values():
+    v = np.random.default_rng(2).binomial(1, 0.5, size=(4, 100, 2, 2))
+    data = chains(3, v=1.0 * v, v_spike=v)
+    exact = {"w": [0.0, 0.5, 1.0], "v": np.full((2, 2), 0.5)}
+    picture = nss.plot_inclusion(data, reference=exact)
+    assert tick_labels(panel(picture, "v")) == ["0, 0", "0, 1", "1, 0", "1, 1"]
+    np.testing.assert_allclose(
+        artist(picture, "inclusion", "v").get_offsets()[:, 0], v.mean((0, 1)).ravel()
+    )
+    np.testing.assert_allclose(artist(picture, "reference").get_offsets()[:, 0], exact["w"])
+    np.testing.assert_allclose(artist(picture, "reference", "v").get_offsets()[:, 0], 0.5)
+
+
+def test_inclusion_of_a_weight_without_plates():
+    spike = np.random.default_rng(0).binomial(1, 0.5, size=(4, 100))
+    data = arviz_base.from_dict({"posterior": {"w": 1.0 * spike, "w_spike": spike}})
+    picture = nss.plot_inclusion(data)
+    assert artist(picture, "inclusion").get_offsets()[0, 0] == spike.mean()
+
+
+@pytest.mark.parametrize("count", [100, 400])
+def test_labels_of_many_weights_do_not_overlap(count):
+    picture = nss.plot_inclusion({"a": chains(count), "b": chains(count, 1)})
+    figure = picture.viz["figure"].item()
+    figure.canvas.draw()
+    labels = panel(picture).get_yticklabels()
+    assert not overlap(labels)
+    assert len(labels) == count if count == 100 else 100 <= len(labels) < count
+    assert figure.get_size_inches()[1] <= pictures.MAX_HEIGHT + 1
+
+
+def test_savefig(tmp_path):
+    nss.plot_inclusion(chains(3)).savefig(tmp_path / "inclusion.png")
+    assert (tmp_path / "inclusion.png").stat().st_size > 1000
+
+
+PAIR = chains(2)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("data", "var_names", "reference", "message"),
+    [
+        ({}, None, None, "data: got {}, expected ArviZ data or a mapping"),
+        ([PAIR], None, None, "data: got "),
+        ({"a": 1}, None, None, "data: got int without a `posterior` group"),
+        (PAIR, "v", None, r"var_names: got \['v'\], expected one or more of"),
+        (PAIR, "w_spike", None, r"var_names: got \['w_spike'\], expected spike-and-slab weights"),
+        (
+            arviz_base.from_dict({"posterior": {"mu": np.zeros((2, 10))}}),
+            None,
+            None,
+            "var_names: got None",
+        ),
+        ({"a": PAIR, "b": chains(3)}, None, None, "data: `w` of 'b' has the shape"),
+        ({"a": PAIR}, None, "b", r"reference: got 'b', expected one of the methods \['a'\]"),
+        (PAIR, "w", {"v": 1.0}, r"reference: got values of \['v'\], expected `w`"),
+        (PAIR, "w", {"w": [1.0]}, r"reference: `w` has the shape \(1,\), expected \(2,\)"),
+    ],
+)
+def test_inclusion_errors(data, var_names, reference, message):
+    with pytest.raises(ValueError, match=message):
+        nss.plot_inclusion(data, var_names, reference)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_inclusion_needs_indicators_everywhere():
+    dense = xr.DataTree.from_dict({"posterior": reading.posterior(PAIR)[["w"]]})
+    with pytest.raises(ValueError, match="expected spike-and-slab weights, of which 'b' has"):
+        nss.plot_inclusion({"a": PAIR, "b": dense})
