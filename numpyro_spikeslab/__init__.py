@@ -5,10 +5,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from numpyro_spikeslab import models
-from numpyro_spikeslab.cavi import CAVI, CAVIRunResult, annealing
 from numpyro_spikeslab.distributions import SpikeSlab
+from numpyro_spikeslab.fitting.cavi import CAVI, CAVIRunResult, annealing
+from numpyro_spikeslab.fitting.mean_field import MeanFieldGuide
+from numpyro_spikeslab.fitting.paired import PairedGuide
 from numpyro_spikeslab.gibbs import PairedGibbs, PairedGibbsState
-from numpyro_spikeslab.guide import MeanFieldGuide, PairedGuide
 from numpyro_spikeslab.latent_gibbs import (
     LatentGibbs,
     LatentGibbsState,

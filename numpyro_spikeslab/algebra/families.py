@@ -17,7 +17,7 @@ from numpyro_spikeslab.algebra.pairs import Design, Prior, expectation, feature_
 
 
 class PairedMeanField(NamedTuple):
-    """``q(w_tilde, s)`` of eq. (5): P independent pairs, each of shape (P,).
+    """``q(w_tilde, s)`` of eq. (5): independent pairs, of any shape.
 
     - **probs** - ``gamma = q(s = 1)``.
     - **loc** - ``mu``, mean of the slab given ``s = 1``.
@@ -26,17 +26,17 @@ class PairedMeanField(NamedTuple):
     Given ``s = 0`` the slab has its prior (Property 2 of the paper).
     """
 
-    probs: Float[Array, " P"]
-    loc: Float[Array, " P"]
-    scale: Float[Array, " P"]
+    probs: Float[Array, "*P"]
+    loc: Float[Array, "*P"]
+    scale: Float[Array, "*P"]
 
     @property
-    def mean(self) -> Float[Array, " P"]:
+    def mean(self) -> Float[Array, "*P"]:
         """``<w> = gamma mu``."""
         return self.probs * self.loc
 
     @property
-    def variance(self) -> Float[Array, " P"]:
+    def variance(self) -> Float[Array, "*P"]:
         """``<w^2> - <w>^2``."""
         return self.probs * (self.loc**2 + self.scale**2) - self.mean**2
 
@@ -59,7 +59,7 @@ class PairedMeanField(NamedTuple):
         return self.variance @ rows**2
 
     @property
-    def slab_moments(self) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
+    def slab_moments(self) -> tuple[Float[Array, "*P"], Float[Array, "*P"]]:
         """Expected number of slabs that the bound knows, and their expected squares."""
         return self.probs, self.probs * (self.loc**2 + self.scale**2)
 
@@ -147,7 +147,7 @@ class MeanField(NamedTuple):
         return spike_divergence(self.probs, prior) + jnp.sum(slab)
 
 
-def spike_divergence(probs: Float[Array, " P"], prior: Prior) -> Float[Array, ""]:
+def spike_divergence(probs: Float[Array, "*P"], prior: Prior) -> Float[Array, ""]:
     """``KL(Bernoulli(gamma) || Bernoulli(pi))``, summed."""
     negative_entropy = xlogy(probs, probs) + xlogy(1.0 - probs, 1.0 - probs)
     cross_entropy = probs * nn.log_sigmoid(prior.log_odds) + (1.0 - probs) * nn.log_sigmoid(

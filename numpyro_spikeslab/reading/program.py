@@ -92,6 +92,14 @@ def compiled(function: Callable, *args: Any, once: bool = False) -> Any:
     return (_run_once if once else _run)(program, constants, *args)
 
 
+def computed(function: Callable[[], Any]) -> Any:
+    """``function()`` in one compilation, concrete even where data are traced, for which arbitrary
+    arrays stand in."""
+    program, constants = trace_program(function)
+    with outside_transformations():
+        return _run_once(program, stand_ins(constants))
+
+
 def _plain(constants: Any) -> list[Any]:
     return [
         jax.random.key_data(c) if is_prng_key(c) and not _is_legacy(c) else c for c in constants

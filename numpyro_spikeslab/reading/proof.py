@@ -84,6 +84,7 @@ class Proof(NamedTuple):
     - **mixed** - name of the latent functions in which the location may be bilinear with constant
       coefficients, together with the weights.
     - **kernels** - other latent sites on which the prior of these functions alone depends.
+    - **strangers** - all other sites on which it depends.
     """
 
     likelihood: str
@@ -94,6 +95,7 @@ class Proof(NamedTuple):
     roles: tuple[Role, ...]
     mixed: str | None
     kernels: tuple[str, ...]
+    strangers: tuple[str, ...]
 
 
 def prove(subject: Subject) -> Proof:
@@ -121,6 +123,9 @@ def prove(subject: Subject) -> Proof:
         roles=_find_roles(subject, run, likelihood, inputs),
         mixed=mixed,
         kernels=kernels,
+        strangers=()
+        if mixed is None
+        else tuple(sorted(_sites(run.log_probs[mixed]) - {mixed, *kernels})),
     )
 
 

@@ -100,6 +100,14 @@ class Reading:
             return _view(self.form, self.program, self.constants, self.generic)
 
     @cached_property
+    def base(self) -> View | None:
+        """The view, where no site can change it but those that have a role or belong to kernels."""
+        if self.form.free:
+            return None
+        with outside_transformations(self.constants):
+            return _view(self.form, self.program, self.constants, self.generic)
+
+    @cached_property
     def design(self) -> Design | None:
         """The whitened design, `None` if it depends on other sites or features are shared."""
         if self.form.kind != COLUMNS or not self.form.constant_design:
@@ -116,6 +124,8 @@ class Reading:
             return _features(self.form, self.program, self.constants, self.generic)
 
     block_size: int = BLOCK_SIZE
+    strangers: tuple[str, ...] = ()
+    """Other sites than the kernels' parameters on which the functions' prior depends."""
 
     def design_at(self, values: dict[str, Any]) -> Design:
         """The whitened design at given values of the other sites."""
@@ -235,6 +245,7 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
     )
     if joint:
         reading.block_size = form.size
+    reading.strangers = proof.strangers
     return reading
 
 

@@ -27,7 +27,8 @@ class View(NamedTuple):
     - **log_scale** - sum of ``log(sigma sqrt(2 pi))`` over all observations.
     - **prior** - prior of the weights.
     - **priors** - distributions of the other latent sites.
-    - **log_density** - of all sites but the likelihood, the pairs and the functions they mix.
+    - **log_density** - of all sites but the likelihood, the pairs, the functions they mix and those
+      that have a role or belong to kernels, whose densities ``priors`` has.
     """
 
     Y: Float[Array, "N Q"]
@@ -85,7 +86,7 @@ def view(
     relative = counts / scales**2 if form.varying_noise else counts
     one = jnp.ones((), relative.dtype)
     sigma2 = one if form.varying_noise else scales[0] ** 2
-    mixed = {form.likelihood, form.functions}
+    apart = {form.likelihood, form.functions, *form.kernels, *(role.site for role in form.roles)}
     return View(
         Y=form.tasks_last(jnp.broadcast_to(residual, jnp.shape(seen.value))),
         relative=relative[:, :1] if form.complete else relative,
@@ -95,7 +96,7 @@ def view(
         prior=prior_of(form, run),
         priors=run.priors,
         log_density=sum(
-            (x for name, x in run.log_probs.items() if name not in mixed), start=jnp.zeros(())
+            (x for name, x in run.log_probs.items() if name not in apart), start=jnp.zeros(())
         ),
     )
 

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ascent of the bound: one step for all models, repeated in compiled code; fits with moves."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float
+import numpy as np
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_spikeslab.algebra.pairs import Prior
+from numpyro_spikeslab.algebra.search import climb
+from numpyro_spikeslab.fitting import functions
+from numpyro_spikeslab.fitting.moves import drop, rotate
+from numpyro_spikeslab.fitting.posterior import (
+    Data,
+    Posterior,
+    Spec,
+    bound,
+    bound_given,
+    design_at,
+    residual_of,
+    squares_of,
+    stats_at,
+    view_at,
+    with_modes,
+    with_roles,
+)
+from numpyro_spikeslab.fitting.roughness import Roughness
+from numpyro_spikeslab.fitting.tasks import squared_errors, update_weights
+from numpyro_spikeslab.reading.form import COLUMNS
+from numpyro_spikeslab.reading.view import View
+
+CHUNK = 64
+"""Steps in one call of compiled code. Their number is no part of what is compiled."""
+
+# A proposal that is this many nats behind after a few sweeps is given up.
+HOPELESS = 60.0
+# Sweeps in a stage of a fit with moves, and from each proposal before it is judged.
+STAGE = 12
+# Gain of the bound in a stage at which a posterior has settled.
+TOLERANCE = 0.2
+MAX_ROUNDS = 8
+MAX_SETTLING = 20
+
+
+class Progress(NamedTuple):
+    """Carried from step to step.
+
+    - **step** - number of the next step.
+    - **posterior** - the posterior.
+    - **loss** - negative bound after the last step.
+    - **converged** - whether it has settled.
+    """
+
+    step: Any
+    posterior: Posterior
+    loss: Any
+    converged: Any
+
+
+def begin(spec: Spec, data: Data, posterior: Posterior, step: Any = 0) -> Progress:
+    """Before the first step."""
+    if spec.form.kind == COLUMNS and data.view is not None and posterior.residual is None:
+        posterior = with_residual(spec, data, posterior)
+    dtype = jnp.result_type(float)
+    return Progress(jnp.asarray(step), posterior, jnp.array(jnp.inf, dtype), jnp.array(False))
+
+
+@partial(jax.jit, static_argnums=0)
+def advance(
+    spec: Spec, data: Data, progress: Progress, num_steps: Any, threshold: Any
+) -> tuple[Progress, Float[Array, " chunk"]]:
+    """Steps until ``num_steps`` of them, at most :data:`CHUNK`, are done or the bound has settled.
+
+    :param threshold: change of the bound in a step at temperature 1 at which it has; negative for
+        never.
+    :return: the progress and the losses after each step, NaN beyond the last.
+    """
+
+    def one(carry):
+        progress, losses, done = carry
+        temperature = 1.0 if spec.temperature is None else spec.temperature(progress.step)
+        posterior, reached = step(spec, data, progress.posterior, temperature)
+        settled = (temperature <= 1.0) & (jnp.abs(progress.loss + reached) <= threshold)
+        progress = Progress(progress.step + 1, posterior, -reached, settled)
+        return progress, losses.at[done].set(-reached), done + 1
+
+    def unfinished(carry):
+        progress, _, done = carry
+        return (done < num_steps) & ~progress.converged
+
+    losses = jnp.full(CHUNK, jnp.nan, jnp.result_type(float))
+    start = (_strong(progress), losses, jnp.zeros((), int))
+    progress, losses, _ = jax.lax.while_loop(unfinished, one, start)
+    return progress, losses
+
+
+def _strong(tree: Any) -> Any:
+    """Without weak types, which would compile every function twice."""
+    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.result_type(x)), tree)
+
+
+@partial(jax.jit, static_argnums=0)
+def with_residual(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
+    """The posterior with the residual that its sweeps hand on."""
+    at = view_at(spec, data, posterior.values)
+    return posterior._replace(residual=residual_of(spec, data, at, posterior))
+
+
+def step(
+    spec: Spec, data: Data, posterior: Posterior, temperature: Any
+) -> tuple[Posterior, Float[Array, ""]]:
+    """One sweep over the pairs, and functions; then everything else goes to its maximum.
+
+    :param temperature: divides the logits of the inclusion probabilities.
+    :return: the posterior and its exact bound.
+    """
+    sweep = _sweep_columns if spec.form.kind == COLUMNS else _sweep_tasks
+    at, posterior, squares = sweep(spec, data, posterior, temperature)
+    posterior = with_modes(spec, data, at, posterior, squares)
+    if spec.form.free:
+        return _climb(spec, data, posterior)
+    at = with_roles(spec, data, at, posterior.values)
+    return posterior, bound_given(spec, at, posterior, squares)
+
+
+def _sweep_columns(spec, data, posterior, temperature) -> tuple[View, Posterior, Any]:
+    """A pass over the columns of a design, carrying the residual."""
+    mean = posterior.weights.mean
+    at = view_at(spec, data, posterior.values, mean)
+    residual = posterior.residual
+    if data.view is None:
+        residual = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0]
+    design = design_at(spec, data, posterior.values)
+    prior = Prior(at.prior.log_odds[0], at.prior.variance[0])
+    weights, residual = posterior.weights.sweep(
+        design, residual, 1 / at.sigma2[0], prior, temperature
+    )
+    posterior = posterior._replace(weights=weights, residual=residual)
+    return at, posterior, squares_of(spec, data._replace(design=design), at, posterior)
+
+
+def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, Any]:
+    """A pass over the weights of all tasks; before each feature that is latent, over it."""
+    at = view_at(spec, data, posterior.values)
+    if posterior.functions is None:
+        stats = stats_at(data, at, posterior)
+        weights = update_weights(at, stats, posterior.weights, temperature)
+        posterior = posterior._replace(weights=weights)
+    else:
+        sweep = functions.sweep_plain if spec.plain else functions.sweep
+        posterior, stats = sweep(spec, data, at, posterior, temperature)
+        parameters: Any = spec.parameters
+        found = parameters.scatter(posterior.functions.theta)
+        known = {name: found[name] for name in spec.form.kernels}
+        posterior = posterior._replace(values=posterior.values | known)
+        at = with_roles(spec, data, at, posterior.values)
+    return at, posterior, squared_errors(at, stats, posterior.weights)
+
+
+def _climb(spec, data, posterior) -> tuple[Posterior, Any]:
+    """A few L-BFGS steps of the free sites up the bound."""
+    values = posterior.values
+    start = {name: values[name] for name in spec.form.free}
+
+    def reached(free):
+        return bound(spec, data, posterior._replace(values=values | free, residual=None))
+
+    free, value = climb(reached, start, data.transforms)
+    # the next sweep finds another residual, so this one is not handed on
+    return posterior._replace(values=values | free, residual=None), value
+
+
+@partial(jax.jit, static_argnums=0)
+def improve(spec: Spec, data: Data, posterior: Posterior, num_times: Any) -> Posterior:
+    """Free sites at their maximum, for functions as they are."""
+    return jax.lax.fori_loop(0, num_times, lambda _, p: _climb(spec, data, p)[0], posterior)
+
+
+# Fits with moves
+
+
+class Stage(NamedTuple):
+    """Some steps of a fit.
+
+    - **progress** - after them.
+    - **losses** - after each; a round of moves is one step.
+    - **rejected** - whether it is a round of moves without success.
+    - **last** - whether no moves follow.
+    """
+
+    progress: Progress
+    losses: Float[Array, " steps"]
+    rejected: bool = False
+    last: bool = False
+
+
+class Fit(NamedTuple):
+    """What a fit is made of.
+
+    - **spec**, **data** - see :mod:`~numpyro_spikeslab.fitting.posterior`.
+    - **threshold** - see :func:`advance`.
+    - **roughness** - what orders functions in moves, `None` where there are none.
+    """
+
+    spec: Spec
+    data: Data
+    threshold: float
+    roughness: Roughness | None
+
+    def sweeps(self, progress: Progress, num_steps: int) -> Stage:
+        """At most ``num_steps`` steps without moves."""
+        progress, losses = advance(self.spec, self.data, progress, num_steps, self.threshold)
+        done = int(np.sum(~np.isnan(losses[:num_steps])))
+        # a loss that is not a number is a step all the same
+        done = done if bool(progress.converged) else num_steps
+        return Stage(progress, losses[:done])
+
+    def steps(self, progress: Progress, num_steps: int) -> Iterator[Stage]:
+        """At most ``num_steps`` steps: sweeps, and rounds of moves where there are functions."""
+        left = num_steps
+        if self.roughness is not None and left >= STAGE:
+            for stage in self._with_moves(progress):
+                progress = stage.progress
+                left -= len(stage.losses)
+                yield stage
+                if left < STAGE:
+                    break
+        while left > 0:
+            stage = self.sweeps(progress, min(CHUNK, left))
+            progress = stage.progress
+            left -= len(stage.losses)
+            yield stage._replace(last=True)
+            if bool(progress.converged):
+                return
+
+    def _with_moves(self, progress: Progress) -> Iterator[Stage]:
+        """Rounds of moves until none from a settled state is accepted. The bound never falls."""
+        never = self._replace(threshold=-1.0)
+        stage = never.sweeps(progress, STAGE)
+        yield stage
+        settled = False
+        for _ in range(MAX_ROUNDS):
+            stage = never.move(stage.progress)
+            yield stage
+            if not stage.rejected:
+                settled = False
+                continue
+            if settled:
+                return
+            for _ in range(MAX_SETTLING):
+                before = stage.losses[-1]
+                stage = never.sweeps(stage.progress, STAGE)
+                yield stage
+                if before - stage.losses[-1] < TOLERANCE:
+                    break
+            settled = True
+
+    def move(self, progress: Progress) -> Stage:
+        """One round of moves: the proposals and the state itself, each after as many sweeps.
+
+        Those that are far behind after a third of the sweeps are given up.
+        """
+        spec, data, now = self.spec, self.data, progress.posterior
+        assert self.roughness is not None
+        fewer = drop(spec, data, now)
+        proposals = [
+            now,
+            rotate(spec, data, now, self.roughness),
+            fewer,
+            rotate(spec, data, fewer, self.roughness),
+        ]
+        contenders = [progress._replace(posterior=proposal) for proposal in proposals]
+        reached = np.zeros(len(contenders))
+        heat = STAGE // 3
+        for size in (heat, STAGE - heat):
+            for k, contender in enumerate(contenders):
+                if reached[k] > -np.inf:
+                    stage = self.sweeps(contender, size)
+                    contenders[k] = stage.progress
+                    reached[k] = np.nan_to_num(-stage.losses[-1], nan=-np.inf)
+            reached[reached < np.max(reached) - HOPELESS] = -np.inf
+        best = int(np.argmax(reached))
+        end = contenders[best]._replace(step=progress.step + 1)
+        return Stage(end, jnp.asarray([-reached[best]]), rejected=best == 0)
+
+
+def best_of(climbs: Sequence[Iterator[Stage]]) -> Iterator[Stage]:
+    """Stages of the climb that is highest where a first round of moves brings nothing.
+
+    Only this one goes on from there.
+    """
+
+    def heat(climb):
+        found = []
+        for stage in climb:
+            found.append(stage)
+            if stage.rejected:
+                break
+        return found
+
+    heats = [heat(climb) for climb in climbs]
+    reached = np.array([-float(found[-1].losses[-1]) for found in heats])
+    best = int(np.argmax(np.nan_to_num(reached, nan=-np.inf)))
+    yield from heats[best]
+    yield from climbs[best]

@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the variational families share as NumPyro autoguides."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer import Predictive
+from numpyro.infer.autoguide import AutoDelta, AutoGuide
+
+from numpyro_spikeslab.distributions import SpikeSlab
+from numpyro_spikeslab.fitting.posterior import Posterior
+from numpyro_spikeslab.primitives import weights
+from numpyro_spikeslab.reading.evaluate import abstract_trace
+from numpyro_spikeslab.reading.form import (
+    Form,
+    Pair,
+    base_of,
+    find_function_sites,
+    find_pairs,
+    is_latent,
+    param_name,
+)
+from numpyro_spikeslab.reading.program import computed, outside_transformations
+from numpyro_spikeslab.reading.reader import Reading
+
+
+def _is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
+    """Module-level, so that guides pickle."""
+    return site.get("name") in names
+
+
+def _is_no_param(site: dict[str, Any]) -> bool:
+    return site["type"] != "param"
+
+
+def _run_once(guide: AutoGuide, args: tuple, kwargs: dict[str, Any]) -> None:
+    with handlers.block(), handlers.seed(rng_seed=0):
+        guide(*args, **kwargs)
+
+
+class SpikeSlabGuide(AutoGuide):
+    """What the families share: the other latent sites, plates, and posterior summaries.
+
+    A guide keeps names, shapes and start values of what it has been called with, and no data: all
+    summaries depend on their arguments alone.
+    """
+
+    joint = False
+    """Whether the family needs all features as columns of one design, in one block."""
+
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        prefix: str = "auto",
+        inner_guide: Callable[..., AutoGuide] = AutoDelta,
+    ) -> None:
+        super().__init__(model, prefix=prefix)
+        self.inner_guide = inner_guide
+        self.inner: AutoGuide | None = None
+        self.pairs: tuple[Pair, ...] = ()
+        self.functions: tuple[str, ...] = ()
+
+    # Setting up
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        trace = abstract_trace(self.model, args, kwargs)
+        self.pairs = self._find_pairs(trace)
+        self.functions = self._find_functions(trace)
+        own = {name: pair.shape for pair in self.pairs for name in (pair.spike, pair.slab)}
+        own |= {name: jnp.shape(trace[name]["value"]) for name in self.functions}
+        latents = {
+            name: site
+            for name, site in trace.items()
+            if site["type"] == "param" or is_latent(trace, name)
+        }
+        self._params = tuple(name for name, site in latents.items() if site["type"] == "param")
+        self._others = tuple(name for name in latents if name not in {*own, *self._params})
+        self._refuse_discrete(latents)
+        self._deterministics = tuple(
+            name for name, site in trace.items() if site["type"] == "deterministic"
+        )
+        self._frames = {p.name: latents[p.slab]["cond_indep_stack"] for p in self.pairs}
+        self._function_plates = {
+            name: [frame.name for frame in trace[name]["cond_indep_stack"]]
+            for name in self.functions
+        }
+        for frames in self._frames.values():
+            self._prototype_frames |= {frame.name: frame for frame in frames}
+        self._prototype_frame_full_sizes = {
+            name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"
+        }
+        self._setup_start(own, trace, args, kwargs)
+        # the values of an abstract trace are no values
+        self.prototype_trace = {
+            name: {key: site[key] for key in ("name", "type", "is_observed") if key in site}
+            for name, site in trace.items()
+        }
+
+    def _find_pairs(self, trace: dict[str, Any]) -> tuple[Pair, ...]:
+        return find_pairs(trace, type(self).__name__)
+
+    def _find_functions(self, trace: dict[str, Any]) -> tuple[str, ...]:
+        """Refuse latent functions; only :class:`PairedGuide` has factors for them."""
+        names = tuple(name for name in find_function_sites(trace) if is_latent(trace, name))
+        if names:
+            raise ValueError(
+                f"{type(self).__name__}: the model has the latent functions {list(names)}. Use "
+                "PairedGuide."
+            )
+        return ()
+
+    def _refuse_discrete(self, latents: dict[str, Any]) -> None:
+        discrete = [name for name in self._others if latents[name]["fn"].support.is_discrete]
+        if discrete:
+            raise ValueError(
+                f"{type(self).__name__}: the discrete latent sites {discrete} are not part of a "
+                "spike-and-slab pair. Sample them with `numpyro.infer.DiscreteGibbs` beside "
+                "`PairedGibbs`."
+            )
+
+    def _setup_start(self, own: dict[str, Any], trace: dict[str, Any], args, kwargs) -> None:
+        """Start values of the slabs' scales and of the inner guide, compiled in one piece."""
+        hidden = frozenset([*own, *self._deterministics])
+        probe = None
+        if self._others:
+            self.inner = self._make_inner(own, hidden)
+            if type(self.inner) is AutoDelta:
+                # its start is that of the prior
+                observed = {k for k, x in trace.items() if x.get("is_observed")}
+                probe = self._make_inner(own, hidden | observed)
+
+        def found():
+            zero = {name: jnp.zeros(shape) for name, shape in own.items()}
+            values = {}
+            if probe is not None:
+                _run_once(probe, args, kwargs)
+                values = probe._init_locs
+            seeded = handlers.seed(self.model, random.key(0))
+            with handlers.block():
+                model = handlers.substitute(seeded, data=zero | values)
+                run = handlers.trace(model).get_trace(*args, **kwargs)
+            scales = {
+                p.name: jnp.broadcast_to(base_of(run[p.slab]["fn"]).scale, p.shape) * jnp.ones(())
+                for p in self.pairs
+            }
+            sites = {} if probe is None else probe.prototype_trace
+            return values, {k: (sites[k]["fn"], sites[k]["value"]) for k in values}, scales
+
+        # start values must not be tracers, which outlive no transformation
+        init_locs, sites, self._slab_scales = computed(found)
+        if self.inner is not None and probe is None:
+            with outside_transformations((args, kwargs)):
+                _run_once(self.inner, args, kwargs)
+        if probe is None or self.inner is None:
+            return
+        self.inner._init_locs = init_locs
+        keys = ("name", "type", "is_observed", "cond_indep_stack")
+        self.inner.prototype_trace = {
+            name: {key: probe.prototype_trace[name][key] for key in keys} | {"fn": fn, "value": x}
+            for name, (fn, x) in sites.items()
+        }
+        for attribute in ("_event_dims", "_prototype_frames", "_prototype_frame_full_sizes"):
+            setattr(self.inner, attribute, getattr(probe, attribute))
+
+    def _make_inner(self, own: dict[str, Any], hidden: frozenset[str]) -> AutoGuide:
+        model = handlers.substitute(
+            handlers.seed(self.model, random.key(0)),
+            data={name: np.zeros(shape) for name, shape in own.items()},
+        )
+        blocked = handlers.block(model, hide_fn=partial(_is_among, hidden))
+        return self.inner_guide(blocked, prefix=self.prefix)
+
+    # Calling
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        plates = self._create_plates(*args, **kwargs)
+        result = {} if self.inner is None else dict(self.inner(*args, **kwargs))
+        model = self._model_at(result, args, kwargs)
+        for pair in self.pairs:
+            scale = jnp.broadcast_to(base_of(model[pair.slab]["fn"]).scale, pair.shape)
+            result |= self._sample_pair(pair, scale, self._within(pair, plates))
+        return result | self._sample_functions(model, result)
+
+    def _model_at(self, values: dict[str, Any], args, kwargs) -> dict[str, Any]:
+        """A run of the model at given values of its other latent sites, for its priors."""
+        shapes = {name: p.shape for p in self.pairs for name in (p.spike, p.slab)}
+        zero = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+        seeded = handlers.seed(self.model, random.key(0))
+        model = handlers.substitute(seeded, data=zero | values)
+        # the model's params stay in sight: what is fitted to them must arrive here
+        with handlers.block(hide_fn=_is_no_param):
+            return handlers.trace(model).get_trace(*args, **kwargs)
+
+    @contextmanager
+    def _within(self, pair: Pair, plates: dict[str, Any]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for frame in self._frames[pair.name]:
+                stack.enter_context(plates[frame.name])
+            yield
+
+    @abstractmethod
+    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Any) -> dict[str, Any]:
+        """Declare the parameters of one pair and sample its two sites ``within`` its plates."""
+
+    def _sample_functions(self, model: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        """Declare the parameters of latent functions and sample them.
+
+        :param model: a trace at ``values``.
+        """
+        return {}
+
+    # Between parameters and what CAVI updates
+
+    @abstractmethod
+    def pack_weights(self, form: Form, params: dict[str, Any]) -> Any:
+        """The factors of the pairs."""
+
+    @abstractmethod
+    def unpack_weights(self, form: Form, factors: Any) -> dict[str, Any]:
+        """The inverse of :meth:`pack_weights`."""
+
+    def pack(self, reading: Reading, params: dict[str, Any]) -> Posterior:
+        """The posterior that parameters stand for."""
+        form = reading.form
+        values = {site: params[param_name(site, self.prefix, params)] for site in form.others}
+        return Posterior(self.pack_weights(form, params), None, values, None)
+
+    def unpack(
+        self, reading: Reading, posterior: Posterior, params: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The parameters of a posterior; ``params`` tells their names and shapes."""
+        new = self.unpack_weights(reading.form, posterior.weights)
+        for site, value in posterior.values.items():
+            new[param_name(site, self.prefix, params)] = value
+        return params | {
+            name: jax.tree.map(_shaped_like, value, params[name]) for name, value in new.items()
+        }
+
+    # Summaries
+
+    @abstractmethod
+    def _marginal(self, name: str, params: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Inclusion probability, and mean and standard deviation of the slab where included."""
+
+    @abstractmethod
+    def _pair_names(self, params: dict[str, Any]) -> list[str]:
+        """Names of the weights, from those of the parameters."""
+
+    def inclusion_probabilities(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Posterior inclusion probability ``gamma`` of each weight.
+
+        :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
+        :return: ``{name: array in the shape of the weights}``.
+        """
+        return {name: self._marginal(name, params)[0] for name in self._pair_names(params)}
+
+    def posterior_mean(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Posterior mean ``<w> = gamma mu`` of each weight; with the model's arguments, also that
+        of its latent functions.
+
+        :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
+        :param args: arguments of the model; without them latent functions are left out.
+        :param kwargs: keyword arguments of the model.
+        :return: ``{name: array in the shape of the site}``.
+        """
+        means = {name: marginal.mean for name, marginal in self._marginals(params).items()}
+        moments = self._function_moments(params, args, kwargs) if args or kwargs else {}
+        return means | {name: mean for name, (mean, _) in moments.items()}
+
+    def _marginals(self, params: dict[str, Any]) -> dict[str, SpikeSlab]:
+        marginals = {}
+        for name in self._pair_names(params):
+            probs, loc, scale = self._marginal(name, params)
+            marginals[name] = SpikeSlab(probs, scale, loc)
+        return marginals
+
+    def _function_moments(
+        self, params: dict[str, Any], args: tuple, kwargs: dict[str, Any]
+    ) -> dict[str, tuple[Any, Any]]:
+        """Means and variances of the latent functions at the inputs."""
+        return {}
+
+    def sample_posterior(
+        self,
+        rng_key: jax.Array,
+        params: dict[str, Any],
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Draw from the guide: all latent sites and the model's deterministic sites.
+
+        :param rng_key: random key.
+        :param params: parameters of the guide.
+        :param args: arguments of the model, as for the fit.
+        :param sample_shape: leading shape of the draws.
+        :param kwargs: keyword arguments of the model.
+        """
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        key_guide, key_model = random.split(rng_key)
+        sites = [name for pair in self.pairs for name in (pair.spike, pair.slab)]
+        sites += self.functions
+        draws = Predictive(
+            self,
+            params=params,
+            num_samples=prod(sample_shape),
+            return_sites=[*self._others, *sites],
+            parallel=True,
+        )(key_guide, *args, **kwargs)
+        draws |= {p.name: weights(draws[p.spike], draws[p.slab]) for p in self.pairs}
+        missing = [name for name in self._deterministics if name not in draws]
+        if missing:
+            predictive = Predictive(self.model, draws, params=params, return_sites=missing)
+            draws |= predictive(key_model, *args, **kwargs)
+        return {name: x.reshape(sample_shape + x.shape[1:]) for name, x in draws.items()}
+
+    def median(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Posterior median of each weight, each spike and each other latent site.
+
+        The entry of a slab is its median given that the weight is included.
+
+        :param params: parameters of the guide.
+        :param args: arguments of the model; without them latent functions are left out.
+        :param kwargs: keyword arguments of the model.
+        """
+        medians = self._inner_median(params)
+        found = self._own_quantiles(params, np.array([0.5]), args, kwargs)
+        return medians | {name: x[0] for name, x in found.items()}
+
+    def _inner_median(self, params: dict[str, Any]) -> dict[str, Any]:
+        if self.inner is not None:
+            return self.inner.median(params)
+        end = f"_{self.prefix}_loc"
+        own = {f"{name}{end}" for name in self._pair_names(params)}
+        # a guide that has not been called knows the sites by their parameters alone
+        return {
+            k.removesuffix(end): x for k, x in params.items() if k.endswith(end) and k not in own
+        }
+
+    def quantiles(
+        self, params: dict[str, Any], quantiles: Any, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Posterior quantiles of each weight, each spike and each other latent site.
+
+        A weight's distribution has an atom at zero, so its quantiles may be exactly 0. The entry
+        of a slab holds its quantiles given that the weight is included.
+
+        :param params: parameters of the guide.
+        :param quantiles: Q probabilities, or one.
+        :param args: arguments of the model; without them latent functions are left out.
+        :param kwargs: keyword arguments of the model.
+        :return: ``{site: array of shape (Q, ...)}``; without the leading axis for one probability.
+        """
+        levels = np.asarray(quantiles, float)
+        if levels.ndim > 1 or not np.all((levels >= 0) & (levels <= 1)):
+            raise ValueError(
+                f"{type(self).__name__}.quantiles: expected probabilities between 0 and 1, got "
+                f"{quantiles!r}."
+            )
+        every = levels.reshape(-1)
+        found = self._own_quantiles(params, every, args, kwargs)
+        if self.inner is None or isinstance(self.inner, AutoDelta):
+            medians = self._inner_median(params)
+            found |= {
+                k: jnp.broadcast_to(x, (every.size, *jnp.shape(x))) for k, x in medians.items()
+            }
+        else:
+            found |= self.inner.quantiles(params, every)
+        return found if levels.ndim else {name: x[0] for name, x in found.items()}
+
+    def _own_quantiles(self, params, levels, args, kwargs) -> dict[str, Any]:
+        """Quantiles of weights, spikes, slabs and latent functions."""
+        found = {}
+        for name in self._pair_names(params):
+            probs, loc, scale = self._marginal(name, params)
+            q = jnp.reshape(jnp.asarray(levels, loc.dtype), (-1,) + (1,) * loc.ndim)
+            found[name] = SpikeSlab(probs, scale, loc).icdf(q)
+            found[f"{name}_spike"] = (q > 1.0 - probs).astype(int)
+            found[f"{name}_slab"] = dist.Normal(loc, scale).icdf(q)
+        moments = self._function_moments(params, args, kwargs) if args or kwargs else {}
+        for name, (mean, variance) in moments.items():
+            q = jnp.reshape(jnp.asarray(levels, mean.dtype), (-1, 1, 1))
+            found[name] = dist.Normal(mean, jnp.sqrt(variance)).icdf(q)
+        return found
+
+
+def _shaped_like(value: Any, like: Any) -> Any:
+    return jnp.reshape(value, jnp.shape(like)).astype(jnp.result_type(like))

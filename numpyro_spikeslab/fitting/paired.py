@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paired mean field as a guide."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from jaxtyping import Array
+
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import biject_to, constraints
+
+from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.distributions import GaussianFunctions
+from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
+from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior
+from numpyro_spikeslab.fitting.predict import function_moments, predict_tasks
+from numpyro_spikeslab.fitting.starts import STEP
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
+from numpyro_spikeslab.reading.evaluate import abstract_trace
+from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair, find_function_sites, is_latent
+from numpyro_spikeslab.reading.reader import Reader, Reading
+
+PARTS = PairedMeanField._fields
+
+
+def _standard_normal(shape: tuple[int, ...], key: Array) -> Any:
+    return random.normal(key, shape)
+
+
+class PairedGuide(SpikeSlabGuide):
+    """Paired mean field: each slab and its spike share a factor (paper, eq. 5).
+
+    An :class:`~numpyro.infer.autoguide.AutoGuide`. The weights of ``spike_slab("w", ...)`` get the
+    parameters, each in the shape of the weights,
+
+    - ``w_{prefix}_probs``, the inclusion probability ``gamma``;
+    - ``w_{prefix}_loc``, mean ``mu`` of the slab given inclusion;
+    - ``w_{prefix}_scale``, its standard deviation given inclusion.
+
+    Given exclusion the slab has its prior, as in the true posterior. The functions of
+    ``latent_functions("phi", ...)`` are Gaussian, independent of each other: their prior times
+    ``exp(linear * phi - precision * phi**2 / 2)`` at each input, with the parameters
+    ``phi_{prefix}_precision`` and ``phi_{prefix}_linear``, each of shape (M, N). The optimum is of
+    this form, and neither parameter needs the inverse of a covariance; :meth:`posterior_mean` has
+    the means. All other latent sites get an inner autoguide.
+    :class:`~numpyro_spikeslab.CAVI` fits it in closed form; it works as it is in
+    :class:`~numpyro.infer.SVI` with :class:`~numpyro.infer.TraceGraph_ELBO` too.
+
+    A guide keeps no data: what it says follows from parameters and the model's arguments alone.
+
+    :param model: a model with at least one :func:`~numpyro_spikeslab.spike_slab`.
+    :param prefix: part of the parameters' names.
+    :param inner_guide: called with the model of the other latent sites and ``prefix=``. The
+        default, :class:`~numpyro.infer.autoguide.AutoDelta`, is what CAVI needs; with another,
+        such as :class:`~numpyro.infer.autoguide.AutoNormal`, use SVI.
+    :raises ValueError: when first called, if the model has no pairs, a broken pair, or other
+        discrete latent sites.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_spikeslab as nss
+        >>> def model(X, y=None):
+        ...     with numpyro.plate("feature", X.shape[1]):
+        ...         w = nss.spike_slab("w", 0.25)
+        ...     with numpyro.plate("obs", X.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(X @ w, 0.1), obs=y)
+        >>> X = jax.random.normal(jax.random.key(0), (30, 3))
+        >>> guide = nss.PairedGuide(model)
+        >>> svi = nss.CAVI(model, guide)
+        >>> result = svi.run(jax.random.key(1), 120, X, X[:, 0], progress_bar=False)
+        >>> guide.inclusion_probabilities(result.params)["w"].round(1).tolist()
+        [1.0, 0.0, 0.0]
+    """
+
+    def _names(self, name: str) -> list[str]:
+        return [f"{name}_{self.prefix}_{part}" for part in PARTS]
+
+    def _pair_names(self, params: dict[str, Any]) -> list[str]:
+        end = f"_{self.prefix}_probs"
+        return [name.removesuffix(end) for name in params if name.endswith(end)]
+
+    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Any) -> dict[str, Any]:
+        probs_name, loc_name, scale_name = self._names(pair.name)
+        start = self._slab_scales[pair.name]
+        with within:
+            probs = numpyro.param(
+                probs_name, jnp.full_like(start, 0.5), constraint=constraints.unit_interval
+            )
+            loc = numpyro.param(loc_name, jnp.zeros_like(start))
+            scale = numpyro.param(scale_name, start, constraint=constraints.softplus_positive)
+            spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))
+            slab = numpyro.sample(
+                pair.slab, dist.Normal(spike * loc, jnp.where(spike, scale, prior_scale))
+            )
+        return {pair.spike: spike, pair.slab: slab}
+
+    def _marginal(self, name: str, params: dict[str, Any]) -> tuple[Any, Any, Any]:
+        probs, loc, scale = (params[key] for key in self._names(name))
+        return probs, loc, scale
+
+    def pack_weights(self, form: Form, params: dict[str, Any]) -> PairedMeanField:
+        joined = (form.join(params, f"{{}}_{self.prefix}_{part}") for part in PARTS)
+        shape = (-1,) if form.kind == COLUMNS else form.shape
+        return PairedMeanField(*(x.reshape(shape) for x in joined))
+
+    def unpack_weights(self, form: Form, factors: PairedMeanField) -> dict[str, Any]:
+        params: dict[str, Any] = {}
+        for part, values in zip(PARTS, factors, strict=True):
+            params |= form.split(jnp.ravel(values), f"{{}}_{self.prefix}_{part}")
+        return params
+
+    # Latent functions
+
+    def _find_functions(self, trace: dict[str, Any]) -> tuple[str, ...]:
+        return tuple(name for name in find_function_sites(trace) if is_latent(trace, name))
+
+    def _site_names(self, name: str) -> tuple[str, str]:
+        return f"{name}_{self.prefix}_precision", f"{name}_{self.prefix}_linear"
+
+    def _sample_functions(self, model: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        result = {}
+        for name in self.functions:
+            functions: Functions = model[name]["infer"][FUNCTIONS_MARK]
+            M, N = len(functions.templates), functions.num_inputs
+            precision_name, linear_name = self._site_names(name)
+            alpha = numpyro.param(
+                precision_name, jnp.ones((M, N)), constraint=constraints.nonnegative
+            )
+            h = numpyro.param(linear_name, partial(_standard_normal, (M, N)))
+            parameters = {site: model[site]["value"] for site in functions.site_names}
+            mu = functions.mean_at(functions.X)
+            posterior = GaussianFunctions(functions.covariances(parameters), mu, alpha, h)
+            with numpyro.plate(self._function_plates[name][-1], M, dim=-1):
+                result[name] = numpyro.sample(name, posterior)
+        return result
+
+    def pack(self, reading: Reading, params: dict[str, Any]) -> Posterior:
+        posterior = super().pack(reading, params)
+        known, form = reading.functions, reading.form
+        if known is None or form.functions is None:
+            return posterior
+        alpha, h = (params[name] for name in self._site_names(form.functions))
+        theta = known.theta(posterior.values)
+        mean, var, kl = function_moments(reading, posterior.values, alpha, h)
+        step = STEP * jnp.asarray(known.parameters.is_free, theta.dtype)
+        functions = FunctionFactors(alpha, h, mean, var, kl, theta, step)
+        return posterior._replace(functions=functions)
+
+    def unpack(
+        self, reading: Reading, posterior: Posterior, params: dict[str, Any]
+    ) -> dict[str, Any]:
+        new = super().unpack(reading, posterior, params)
+        if posterior.functions is None or reading.form.functions is None:
+            return new
+        precision, linear = self._site_names(reading.form.functions)
+        return new | {precision: posterior.functions.alpha, linear: posterior.functions.h}
+
+    def _read(self, args: tuple, kwargs: dict[str, Any]) -> Reading:
+        return Reader(self.model, type(self).__name__)(args, kwargs)
+
+    def _function_moments(self, params, args, kwargs) -> dict[str, tuple[Any, Any]]:
+        if not find_function_sites(abstract_trace(self.model, args, kwargs)):
+            return {}
+        reading = self._read(args, kwargs)
+        functions = self.pack(reading, params).functions
+        if functions is None or reading.form.functions is None:
+            return {}
+        return {reading.form.functions: (functions.mean, functions.var)}
+
+    def predict(
+        self,
+        params: dict[str, Any],
+        *args: Any,
+        X_new: Any = None,
+        noise: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Any, Any]:
+        """Mean and variance of each task at new inputs, in closed form.
+
+        For models with :func:`~numpyro_spikeslab.latent_functions`. The variance is that of the
+        factorised posterior at one value of each hyperparameter, so intervals are narrower than
+        those of a chain; see the documentation.
+
+        :param params: parameters, as from ``result.params``.
+        :param args: arguments of the model, as for the fit.
+        :param X_new: new inputs, shape (S,) or (S, D) as in the model. The default, the inputs of
+            the data, is the only choice where a kernel is a matrix; give objects to be predicted
+            there as inputs without responses.
+        :param noise: whether to add the noise: predictions of observations instead of those of the
+            noise-free tasks.
+        :param kwargs: keyword arguments of the model.
+        :return: mean and variance, each of shape (S, Q).
+        :raises ValueError: if the model has no latent functions that its weights mix, the inputs
+            are not finite, empty or of another width, a kernel is a matrix, or the location
+            without functions changes from input to input.
+        """
+        if not args and not kwargs:
+            raise ValueError(
+                "PairedGuide.predict: a guide keeps no data. Give the model's arguments, as in "
+                "`guide.predict(result.params, X, Y, X_new=X_new)`."
+            )
+        reading = self._read(args, kwargs)
+        if reading.functions is None:
+            raise ValueError(
+                "PairedGuide.predict: the weights of the model mix no latent functions. Use "
+                "numpyro.infer.Predictive."
+            )
+        return predict_tasks(reading, self.pack(reading, params), X_new, noise)
+
+    def to_init_params(
+        self,
+        params: dict[str, Any],
+        *args: Any,
+        rng_key: Array | None = None,
+        num_chains: int | None = None,
+        unconstrained: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Start values of chains from a fit, for ``MCMC.run(..., init_params=...)``.
+
+        :param params: parameters, as from ``result.params``.
+        :param args: arguments of the model, as for the fit.
+        :param rng_key: random key of draws from the guide; without it, chains start at the guide's
+            medians.
+        :param num_chains: number of chains, the leading axis of the values; `None` for a single
+            one.
+        :param unconstrained: names of those sites that are left to an HMC block of
+            :class:`~numpyro.infer.Gibbs`, which takes unconstrained values.
+        :param kwargs: keyword arguments of the model.
+        :return: ``{site: value}`` for all latent sites.
+        :raises ValueError: if ``unconstrained`` has names that are not latent sites.
+
+        **Example**
+
+        .. doctest::
+
+            >>> import jax, jax.numpy as jnp
+            >>> from tinygp import kernels
+            >>> import numpyro_spikeslab as nss
+            >>> model = nss.models.mtmkl([kernels.ExpSquared(1.0)] * 2)
+            >>> guide = nss.PairedGuide(model)
+            >>> X = jnp.linspace(0, 4, 20)
+            >>> Y = jnp.stack([jnp.sin(X), -jnp.sin(X), jnp.cos(X)], axis=1)
+            >>> svi = nss.CAVI(model, guide, plain=True, num_restarts=1)
+            >>> result = svi.run(jax.random.key(0), 3, X, Y, progress_bar=False)
+            >>> start = guide.to_init_params(
+            ...     result.params, X, Y, rng_key=jax.random.key(1), num_chains=4
+            ... )
+            >>> start["W_spike"].shape, start["phi"].shape, start["noise"].shape
+            ((4, 3, 2), (4, 2, 20), (4, 3))
+        """
+        shape = () if num_chains is None else (num_chains,)
+        if rng_key is None:
+            found = self.median(params, *args, **kwargs)
+            found = {k: jnp.broadcast_to(x, (*shape, *jnp.shape(x))) for k, x in found.items()}
+        else:
+            found = self.sample_posterior(rng_key, params, *args, sample_shape=shape, **kwargs)
+        trace = abstract_trace(self.model, args, kwargs)
+        values = {name: found[name] for name in trace if is_latent(trace, name)}
+        # a fit may reach the end of the interval, where no chain can start
+        for name, value in values.items():
+            if trace[name]["fn"].support == constraints.unit_interval:
+                values[name] = jnp.clip(value, 1e-6, 1 - 1e-6)
+        if unknown := sorted(set(unconstrained) - set(values)):
+            raise ValueError(
+                f"PairedGuide.to_init_params: `unconstrained` has unknown names {unknown}; the "
+                f"latent sites are {sorted(values)}."
+            )
+        for name in unconstrained:
+            values[name] = biject_to(trace[name]["fn"].support).inv(values[name])
+        return values

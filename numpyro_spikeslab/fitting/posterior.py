@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The variational posterior of a model, and the exact bound that it reaches."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float
+import numpy as np
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
+from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
+from numpyro_spikeslab.fitting.tasks import Gram, gram, squared_errors
+from numpyro_spikeslab.reading.form import COLUMNS, Form
+from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
+from numpyro_spikeslab.reading.program import Program
+from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.reading.view import View, view, whitened_design
+from numpyro_spikeslab.roles import inclusion_mode, scale_mode, spread, tally
+
+
+class FunctionFactors(NamedTuple):
+    r"""``q(phi_m)`` of M latent functions, and the logs of their kernels' parameters.
+
+    - **alpha**, **h** - precisions and linear terms of the sites that define it, shape (M, N).
+    - **mean**, **var** - its means and variances, shape (M, N).
+    - **kl** - its divergence from the prior, shape (M,).
+    - **theta** - logs of the kernels' parameters, shape (M, P).
+    - **step** - steps of the search over theta, 0 where a parameter is fixed.
+    """
+
+    alpha: Float[Array, "M N"]
+    h: Float[Array, "M N"]
+    mean: Float[Array, "M N"]
+    var: Float[Array, "M N"]
+    kl: Float[Array, " M"]
+    theta: Float[Array, "M P"]
+    step: Float[Array, "M P"]
+
+
+class Posterior(NamedTuple):
+    """The variational posterior.
+
+    - **weights** - of the pairs; shape (P,) for columns of a design, (Q, M) for tasks.
+    - **functions** - of the latent functions that weights mix, or `None`.
+    - **values** - of all other sites, each at one point.
+    - **residual** - whitened residual of ``<w>``, where a sweep can hand it on to the next.
+    """
+
+    weights: PairedMeanField | MeanField
+    functions: FunctionFactors | None
+    values: dict[str, Any]
+    residual: Float[Array, " N"] | None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What compiled code is compiled for; hashable.
+
+    - **form**, **program** - of the model.
+    - **parameters** - of the kernels of its latent functions.
+    - **block_size** - features in a block of the design.
+    - **plain** - whether sweeps are those of the paper's supplement.
+    - **temperature** - maps a step to the temperature of the logits; `None` for 1.
+    - **profiled** - the site that is, with one number, the scale of all slabs, or `None`.
+    """
+
+    form: Form
+    program: Program
+    parameters: Parameters | None
+    block_size: int
+    plain: bool
+    temperature: Callable[[Any], Any] | None
+    profiled: str | None
+
+
+class Data(NamedTuple):
+    """What compiled code takes of its data.
+
+    - **constants** - of the program.
+    - **indices** - for each site with a role, which of its entries each weight or task takes.
+    - **transforms** - onto the supports of the free sites.
+    - **view** - the model, where no free site can change it.
+    - **design** - of columns, where it depends on data alone.
+    - **features** - of tasks, where they are known.
+    - **stats** - their products with the observations, where no free site can change them.
+    - **kernel**, **mean**, **fixed** - of latent functions.
+    """
+
+    constants: tuple
+    indices: dict[str, Any]
+    transforms: dict[str, Any]
+    view: View | None
+    design: Design | None
+    features: Any
+    stats: Gram | None
+    kernel: Any
+    mean: Any
+    fixed: dict[str, Any]
+
+
+def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
+    """What to compile for."""
+    known, form = reading.functions, reading.form
+    profiled = None
+    for role in form.role("slab"):
+        if np.size(reading.generic[role.site]) == 1 and not np.any(reading.indices[role.site]):
+            profiled = role.site
+    return Spec(
+        form=form,
+        program=reading.program,
+        parameters=None if known is None else known.parameters,
+        block_size=reading.block_size,
+        plain=plain,
+        temperature=temperature,
+        profiled=profiled,
+    )
+
+
+def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
+    """The data of a reading, with what depends on them alone."""
+    known, at = reading.functions, reading.base
+    stats = None
+    if reading.features is not None and at is not None:
+        features = reading.features
+        stats = jax.jit(gram)(at, features, jnp.zeros_like(features))
+    return Data(
+        reading.constants,
+        reading.indices,
+        {name: transforms[name] for name in reading.form.free},
+        at,
+        reading.design,
+        reading.features,
+        stats,
+        None if known is None else known.kernel,
+        None if known is None else known.mean,
+        {} if known is None else known.fixed,
+    )
+
+
+def view_at(spec: Spec, data: Data, values: dict[str, Any], weights: Any = None) -> View:
+    """The model at given values of its other sites.
+
+    :param weights: joined values of the weights, zero if not given.
+    """
+    if data.view is not None:
+        return with_roles(spec, data, data.view, values)
+    form = spec.form
+    every = None if weights is None else form.split(jnp.ravel(weights), "{}")
+    return view(form, spec.program, data.constants, values, every)
+
+
+def with_roles(spec: Spec, data: Data, at: View, values: dict[str, Any]) -> View:
+    """A view with other values of the sites that have a role; nothing is run for it."""
+    log_odds, variance, sigma2 = *at.prior, at.sigma2
+    for role in spec.form.roles:
+        value, index = values[role.site], data.indices[role.site]
+        if role.part == "noise":
+            index = jnp.broadcast_to(index, sigma2.shape)
+            sigma2 = spread(value**2, index, sigma2)
+        elif role.part == "inclusion":
+            log_odds = spread(jnp.log(value) - jnp.log1p(-value), index, log_odds)
+        else:
+            variance = spread(value**2, index, variance)
+    log_scale = at.log_scale
+    if not spec.form.varying_noise:
+        log_scale = 0.5 * jnp.sum(at.count * jnp.log(2 * jnp.pi * sigma2))
+    return at._replace(prior=Prior(log_odds, variance), sigma2=sigma2, log_scale=log_scale)
+
+
+def function_prior(spec: Spec, data: Data, at: View) -> FunctionPrior:
+    """Prior of the latent functions."""
+    assert spec.parameters is not None
+    return FunctionPrior(data.kernel, data.mean, spec.parameters, at.priors)
+
+
+def log_prior(spec: Spec, at: View, values: dict[str, Any]) -> Any:
+    """Log density of the sites with a role and of the kernels' parameters."""
+    names = [*spec.form.kernels, *(role.site for role in spec.form.roles)]
+    total = jnp.zeros(())
+    for name in names:
+        if name in at.priors:
+            total += jnp.sum(at.priors[name].log_prob(values[name]))
+    return total
+
+
+def design_at(spec: Spec, data: Data, values: dict[str, Any]) -> Design:
+    """The whitened design of columns."""
+    if data.design is not None:
+        return data.design
+    return whitened_design(spec.form, spec.program, data.constants, values, spec.block_size)
+
+
+def stats_at(data: Data, at: View, posterior: Posterior) -> Gram:
+    """Products of the features of tasks with each other and the observations."""
+    if data.stats is not None:
+        return data.stats
+    if posterior.functions is not None:
+        return gram(at, posterior.functions.mean, posterior.functions.var)
+    return gram(at, data.features, jnp.zeros_like(data.features))
+
+
+def squares_of(spec: Spec, data: Data, at: View, posterior: Posterior) -> Float[Array, " Q"]:
+    """Expected sum of squares of what each task leaves, weighted by relative precisions.
+
+    :param at: for columns, the view at the expectation of the weights unless a residual is there.
+    """
+    if spec.form.kind != COLUMNS:
+        return squared_errors(at, stats_at(data, at, posterior), posterior.weights)
+    residual = posterior.residual
+    if residual is None:
+        residual = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0]
+    design = design_at(spec, data, posterior.values)
+    spread_ = posterior.weights.predictor_variance(design)
+    return (jnp.sum(residual**2) + spread_)[None]
+
+
+def bound_given(spec: Spec, at: View, posterior: Posterior, squares: Any) -> Float[Array, ""]:
+    """The exact evidence lower bound (supplement, eq. 2), given the expected squares."""
+    prior = at.prior
+    if spec.form.kind == COLUMNS:
+        prior = Prior(prior.log_odds[0], prior.variance[0])
+    value = at.log_density + log_prior(spec, at, posterior.values)
+    value -= at.log_scale + 0.5 * jnp.sum(squares / at.sigma2)
+    value -= posterior.weights.divergence(prior)
+    return value if posterior.functions is None else value - jnp.sum(posterior.functions.kl)
+
+
+def bound(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, ""]:
+    """The exact evidence lower bound of a posterior; its residual is computed anew."""
+    mean = posterior.weights.mean if spec.form.kind == COLUMNS else None
+    at = view_at(spec, data, posterior.values, mean)
+    posterior = posterior._replace(residual=None)
+    if data.view is not None and spec.form.kind == COLUMNS:
+        posterior = posterior._replace(residual=residual_of(spec, data, at, posterior))
+    return bound_given(spec, at, posterior, squares_of(spec, data, at, posterior))
+
+
+def residual_of(spec: Spec, data: Data, at: View, posterior: Posterior) -> Float[Array, " N"]:
+    """Whitened residual of columns, of a view at zero weights."""
+    design = design_at(spec, data, posterior.values)
+    return jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0] - predictor(design, posterior.weights.mean)
+
+
+def with_modes(spec: Spec, data: Data, at: View, posterior: Posterior, squares: Any) -> Posterior:
+    """Sites with a role at their maximum a posteriori (supplement 1.2)."""
+    values = dict(posterior.values)
+    count, second = posterior.weights.slab_moments
+    probs = posterior.weights.probs
+    for role in spec.form.roles:
+        value, index, prior = values[role.site], data.indices[role.site], at.priors.get(role.site)
+        if role.part == "inclusion":
+            total = tally(jnp.ones_like(probs), index, value)
+            new = inclusion_mode(tally(probs, index, value), total, prior)
+        elif role.part == "slab":
+            new = scale_mode(tally(count, index, value), tally(second, index, value), prior, value)
+        else:
+            index = jnp.broadcast_to(index, squares.shape)
+            counts, sums = tally(at.count, index, value), tally(squares, index, value)
+            new = scale_mode(counts, sums, prior, value, floor=_noise_floor(at))
+        values[role.site] = jnp.asarray(new, jnp.result_type(value))
+    return posterior._replace(values=values)
+
+
+def _noise_floor(at: View) -> Any:
+    """A noise variance that rounding alone would leave."""
+    info = jnp.finfo(at.Y.dtype)
+    power = jnp.sum(at.relative * at.Y**2) / jnp.maximum(jnp.sum(at.count), 1)
+    return info.eps * power + info.tiny

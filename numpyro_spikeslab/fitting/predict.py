@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predictions of a fit of latent functions, in closed form."""
+
+from functools import partial
+from typing import Any
+
+from jaxtyping import Array, Float
+import numpy as np
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_spikeslab.algebra import gaussian
+from numpyro_spikeslab.fitting.functions import moments
+from numpyro_spikeslab.fitting.posterior import Posterior
+from numpyro_spikeslab.primitives import check_finite
+from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
+from numpyro_spikeslab.reading.program import compiled
+from numpyro_spikeslab.reading.reader import Known, Reading
+from numpyro_spikeslab.reading.view import View, run_at
+
+
+def function_moments(reading: Reading, values: dict[str, Any], alpha: Any, h: Any) -> Any:
+    """Means, variances and divergences of the functions from their terms."""
+    known = reading.functions
+    assert known is not None
+    return _moments(known.parameters, known.kernel, known.mean, known.theta(values), alpha, h)
+
+
+@partial(jax.jit, static_argnums=0)
+def _moments(parameters: Parameters, kernel: Any, mean: Any, theta: Any, alpha: Any, h: Any):
+    return moments(FunctionPrior(kernel, mean, parameters, {}), theta, alpha, h)
+
+
+def mix(
+    posterior: Posterior, mean: Float[Array, "M S"], var: Float[Array, "M S"]
+) -> tuple[Float[Array, "S Q"], Float[Array, "S Q"]]:
+    """Mean and variance of the tasks from those of the functions, at any inputs."""
+    W, W2 = posterior.weights.mean, posterior.weights.slab_moments[1]
+    return (W @ mean).T, (W2 @ (mean**2 + var) - W**2 @ mean**2).T
+
+
+def predict_tasks(
+    reading: Reading, posterior: Posterior, X_new: Any, noise: bool
+) -> tuple[Any, Any]:
+    """Mean and variance of each task.
+
+    :param X_new: `None` for the inputs of the model.
+    :param noise: whether to add the noise.
+    """
+    known, functions, form = reading.functions, posterior.functions, reading.form
+    assert known is not None and functions is not None
+    at: View = compiled(lambda values: reading.view(values), posterior.values)
+    seen = compiled(lambda values: _offset(reading, values), posterior.values)
+    if X_new is None:
+        mean, variance = mix(posterior, functions.mean, functions.var)
+    else:
+        _check_new_inputs(known.functions.X, X_new)
+        _check_offset(np.asarray(seen))
+        seen = seen[:1]
+        mean, variance = compiled(lambda p: _at_new(known, p, X_new), posterior)
+    if noise:
+        if form.varying_noise:
+            raise ValueError(
+                "predict: the noise changes along tasks, so it is not known at new inputs. Leave "
+                "`noise` out, or use numpyro.infer.Predictive."
+            )
+        variance = variance + at.sigma2
+    return mean + seen, variance
+
+
+def _offset(reading: Reading, values: dict[str, Any]) -> Any:
+    """Location of the observations without functions, (N, Q)."""
+    form: Form = reading.form
+    run = run_at(form, reading.program, reading.constants, values)
+    seen = run.observed[form.likelihood]
+    return form.tasks_last(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
+
+
+def _at_new(known: Known, posterior: Posterior, X_new: Any) -> tuple[Any, Any]:
+    """Mean and variance of the tasks at new inputs, without their offset."""
+    functions: Any = posterior.functions
+    theta = functions.theta
+    prior = known.prior({})
+    values = known.parameters.scatter(theta)
+    mean_new = known.functions.mean_at(X_new)
+    means, variances = [], []
+    for m, template in enumerate(known.functions.templates):
+        own = known.functions.values(values, m)
+        cross = template.cross(own, known.functions.X, X_new).T
+        covariance = prior.covariance(m, theta[m])
+        q = gaussian.condition(covariance, functions.alpha[m], functions.h[m], known.mean[m])
+        mean, variance = gaussian.predict(
+            covariance, functions.alpha[m], q, cross, template.variance(own, X_new), mean_new[m]
+        )
+        means.append(mean)
+        variances.append(variance)
+    return mix(posterior, jnp.stack(means), jnp.stack(variances))
+
+
+def _check_new_inputs(X: Any, X_new: Any) -> None:
+    if jnp.size(X_new) == 0 or jnp.ndim(X_new) != jnp.ndim(X):
+        raise ValueError(
+            f"predict: X_new has shape {jnp.shape(X_new)} and the model's inputs have shape "
+            f"{jnp.shape(X)}; they must have the same number of axes, and X_new at least one point."
+        )
+    if jnp.shape(X_new)[1:] != jnp.shape(X)[1:]:
+        raise ValueError(
+            f"predict: X_new has shape {jnp.shape(X_new)} and the model's inputs have shape "
+            f"{jnp.shape(X)}; they must have the same width."
+        )
+    check_finite("predict", "X_new is", X_new)
+
+
+def _check_offset(offset: np.ndarray) -> None:
+    if np.any(offset != offset[0]):
+        raise ValueError(
+            "predict: the location of the tasks without functions is not the same at all "
+            "inputs, so it is not known at new ones. Use numpyro.infer.Predictive with a model "
+            "that knows it."
+        )

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of Q tasks that share M features, in Gram form: nothing of the size of a design."""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float, Int
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.pairs import expectation, task_sweep
+from numpyro_spikeslab.reading.view import View
+
+
+class Gram(NamedTuple):
+    r"""Sums over the observations of each task, weighted by their relative precisions.
+
+    - **G** - products of the features' means; the leading axis is 1 where all tasks weigh alike.
+    - **c** - sums of the features' variances, likewise.
+    - **b** - products of the means with the observations.
+    - **yy** - of the observations with themselves.
+    """
+
+    G: Float[Array, "#Q M M"]
+    c: Float[Array, "#Q M"]
+    b: Float[Array, "Q M"]
+    yy: Float[Array, " Q"]
+
+
+def gram(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"]) -> Gram:
+    """The sufficient statistics of the weights.
+
+    :param mean: means of the features.
+    :param var: their variances, 0 where features are known.
+    """
+    M, N = mean.shape
+    weighted = at.relative * at.Y
+    products = (mean[:, None] * mean).reshape(M * M, N)
+    return Gram(
+        (products @ at.relative).T.reshape(-1, M, M),
+        at.relative.T @ var.T,
+        weighted.T @ mean.T,
+        jnp.sum(weighted * at.Y, axis=0),
+    )
+
+
+def refresh(
+    at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"], stats: Gram, m: Int[Array, ""]
+) -> Gram:
+    """The statistics after a change of feature ``m``."""
+    row = at.relative.T @ (mean * mean[m]).T
+    return stats._replace(
+        G=stats.G.at[:, m].set(row).at[:, :, m].set(row),
+        c=stats.c.at[:, m].set(at.relative.T @ var[m]),
+        b=stats.b.at[:, m].set((at.relative * at.Y).T @ mean[m]),
+    )
+
+
+def update_weights(
+    at: View, stats: Gram, weights: PairedMeanField, temperature: Any = 1.0
+) -> PairedMeanField:
+    """One pass over the features of ``q(w_qm, s_qm)``, all tasks at once (eq. 7)."""
+    M = stats.b.shape[1]
+    diagonal = jnp.arange(M)
+    squares = stats.G.at[:, diagonal, diagonal].add(stats.c)
+    found = task_sweep(
+        squares, stats.b, weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
+    )
+    probs = jax.nn.sigmoid(found.logit / temperature)
+    return PairedMeanField(probs, found.loc, jnp.sqrt(found.variance))
+
+
+def squared_errors(at: View, stats: Gram, weights: Any) -> Float[Array, " Q"]:
+    """Expected sum of squares of what each task leaves."""
+    W, W2 = weights.mean, weights.slab_moments[1]
+    own = jnp.diagonal(stats.G, axis1=1, axis2=2)
+    if stats.G.shape[0] == 1:
+        fit = jnp.sum((W @ stats.G[0]) * W, axis=1)
+    else:
+        fit = jnp.einsum("qm,qmk,qk->q", W, stats.G, W)
+    spread = jnp.sum(W2 * (own + stats.c) - W**2 * own, axis=1)
+    return stats.yy - 2 * jnp.sum(W * stats.b, axis=1) + fit + spread
+
+
+def explained(at: View, stats: Gram, weights: Any) -> Float[Array, " M"]:
+    r"""What each feature explains, :math:`\sum_{nq} z_{nq} (\langle w_{qm}\rangle
+    \langle\phi_{nm}\rangle)^2 / \sigma_q^2`."""
+    own = jnp.diagonal(stats.G, axis1=1, axis2=2)
+    return jnp.sum(weights.mean**2 * own / at.sigma2[:, None], axis=0)
