@@ -252,7 +252,7 @@ class CAVI(SVI):
         self._check_inner()
         params = self._start_params(args, every)
         task = self._task(args, kwargs)
-        rng_key, key_start = random.split(rng_key)
+        rng_key, _, key_start = random.split(rng_key, 3)
         posterior = None
         if task.reading.functions is not None:
             posterior = self._start_functions(task, params, init_params, key_start)
@@ -415,7 +415,7 @@ class CAVI(SVI):
                     stacklevel=2,
                 )
         joined = jnp.asarray(np.concatenate(losses))
-        self._check_end(task.spec, int(progress.step), np.asarray(joined), tol)
+        self._check_end(task.spec, int(progress.step), np.asarray(joined), bool(progress.converged))
         new = self._state(task, state, progress)
         converged = None if tol is None else progress.converged
         return CAVIRunResult(self.get_params(new), new, joined, converged)
@@ -499,7 +499,7 @@ class CAVI(SVI):
         params = self.guide.unpack(task.reading, progress.posterior, self.get_params(state))
         return SVIState((progress.step, params, progress.posterior), None, rng_key)
 
-    def _check_end(self, spec: Spec, step: int, losses: Any, tol: float | None) -> None:
+    def _check_end(self, spec: Spec, step: int, losses: Any, converged: bool) -> None:
         if np.isnan(losses[-1]):
             raise FloatingPointError(
                 f"CAVI.run: the bound is not a number after step {step}. Look for values that are "
@@ -517,7 +517,7 @@ class CAVI(SVI):
             )
             return
         gain = _mean_gain(losses)
-        if gain > max(STILL, tol or 0.0, 100 * np.finfo(losses.dtype).eps * abs(losses[-1])):
+        if not converged and gain > max(STILL, 100 * np.finfo(losses.dtype).eps * abs(losses[-1])):
             warnings.warn(
                 f"CAVI.run: the bound still moves at the end of the run, by {gain:.2g} nats a "
                 "step. Go on with `svi.run(key, num_steps, ..., init_state=result.state)`, or "
@@ -540,8 +540,8 @@ _bound = jax.jit(bound, static_argnums=0)
 
 
 def _mean_gain(losses: Any) -> float:
-    """Gain of the bound in each of the last steps, ten at most."""
-    last = losses[-11:]
+    """Gain of the bound in each of the last steps, three at most."""
+    last = losses[-4:]
     return float(last[0] - last[-1]) / max(len(last) - 1, 1)
 
 
