@@ -2,7 +2,7 @@
 """Maxima and draws of a density that can be evaluated: parabolas, L-BFGS, slice sampling."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 import optax
@@ -17,49 +17,86 @@ NUM_CLIMBING_STEPS = 5
 MAX_SHRINKS = 100
 
 
-def climb_coordinates(
-    value: Callable[[Float[Array, " P"]], Float[Array, ""]],
-    x: Float[Array, " P"],
-    best: Float[Array, ""],
-    step: Float[Array, " P"],
-) -> tuple[Float[Array, " P"], Float[Array, ""], Float[Array, " P"]]:
-    """Climb by a parabola along each coordinate, never below ``best = value(x)``.
+class Ascent(NamedTuple):
+    """Where a search along coordinates has come.
 
-    :param step: first step along each coordinate; a coordinate with step 0 stays.
-    :return: the new point, its value, and steps for the next search.
+    - **x** - the point.
+    - **t** - a scale that it is tried with; 1 where the first trial does not reach what is known.
+    - **best** - the value there, or what is known to be no more than it.
+    - **step** - steps for the next search.
     """
 
-    def along(p, carry):
+    x: Float[Array, " P"]
+    t: Any
+    best: Any
+    step: Float[Array, " P"]
+
+
+def climb_coordinates(
+    value: Callable[[Float[Array, " P"], Any], Float[Array, ""]],
+    x: Float[Array, " P"],
+    step: Float[Array, " P"],
+    t: Any = 1.0,
+    known: Any = -jnp.inf,
+) -> Ascent:
+    """Climb ``value(x, t)`` by a parabola along each coordinate of ``x``.
+
+    :param step: first step along each coordinate; a coordinate with step 0 stays.
+    :param t: a scale, proposed. It becomes 1 if the value is below ``known`` there.
+    :param known: a value that ``(x, 1)`` is known to reach; the end is never below it.
+    """
+    t, known = jnp.asarray(t, x.dtype), jnp.asarray(known, x.dtype)
+
+    # One loop over all trials, of the start and then three for each coordinate, so that the value
+    # is compiled once.
+    def trial(k, carry):
+        now, offsets, values = carry
+        p, j = (k - 1) // 3, (k + 2) % 3 + 1
+        is_first = k == 0
+        offset = jnp.where(is_first, 0, _offset(j, offsets, values))
+        step = now.step[p] if x.size else jnp.zeros(())
+        tried = now.x.at[p].add(offset * step) if x.size else now.x
         # what stays costs nothing
-        return jax.lax.cond(carry[2][p] > 0, lambda: free(p, carry), lambda: carry)
+        reached = jax.lax.cond(is_first | (step > 0), lambda: value(tried, now.t), lambda: now.best)
+        offsets = offsets.at[j].set(offset)
+        values = values.at[j].set(jnp.nan_to_num(reached, nan=-jnp.inf))
+        fits = ~(reached < known)
+        begun = now._replace(t=jnp.where(fits, now.t, 1), best=jnp.where(fits, reached, known))
+        done = (j == 3) & (step > 0)
+        now = _choose(is_first, begun, _choose(done, _end(now, p, offsets, values), now))
+        # the centre of the next parabola
+        return now, offsets, values.at[0].set(now.best)
 
-    def free(p, carry):
-        x, best, step = carry
+    start = Ascent(x, t, known, step)
+    begin = (start, jnp.array([0.0, -1.0, 1.0, 0.0], x.dtype), jnp.full(4, -jnp.inf, x.dtype))
+    return jax.lax.fori_loop(0, 1 + 3 * x.size, trial, begin)[0]
 
-        # a loop, so that the value is compiled once
-        def trial(k, tried):
-            offsets, values = tried
-            _, below, above, _ = values
-            curvature = below - 2 * best + above
-            uphill = 2 * jnp.sign(above - below)
-            vertex = jnp.where(curvature < 0, 0.5 * (below - above) / curvature, uphill)
-            offset = jnp.where(k == 3, jnp.clip(vertex, -2, 2), offsets[k])
-            reached = value(x.at[p].add(offset * step[p]))
-            return offsets.at[k].set(offset), values.at[k].set(reached)
 
-        offsets = jnp.array([0.0, -1.0, 1.0, 0.0], x.dtype)
-        offsets, values = jax.lax.fori_loop(1, 4, trial, (offsets, jnp.full(4, best)))
-        winner = jnp.argmax(jnp.nan_to_num(values, nan=-jnp.inf))
-        wider = jnp.clip(2 * jnp.abs(offsets[winner]), 0.25, 2) * step[p]
-        return (
-            x.at[p].add(offsets[winner] * step[p]),
-            values[winner],
-            step.at[p].set(jnp.clip(wider, 1e-3, 2)),
-        )
+def _choose(condition: Any, one: Ascent, other: Ascent) -> Ascent:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
 
-    if not x.size:
-        return x, best, step
-    return jax.lax.fori_loop(0, x.size, along, (x, best, step))
+
+def _offset(j: Any, offsets: Any, values: Any) -> Any:
+    """Below, above, and the vertex of the parabola through the three values, in steps."""
+    centre, below, above, _ = values
+    curvature = below - 2 * centre + above
+    uphill = 2 * jnp.sign(above - below)
+    vertex = jnp.where(curvature < 0, 0.5 * (below - above) / curvature, uphill)
+    return jnp.where(j == 3, jnp.clip(vertex, -2, 2), offsets[j])
+
+
+def _end(now: Ascent, p: Any, offsets: Any, values: Any) -> Ascent:
+    """The best of the trials along a coordinate, and the step for the next search."""
+    if not now.x.size:
+        return now
+    winner = jnp.argmax(values)
+    wider = jnp.clip(2 * jnp.abs(offsets[winner]), 0.25, 2) * now.step[p]
+    return Ascent(
+        now.x.at[p].add(offsets[winner] * now.step[p]),
+        now.t,
+        values[winner],
+        now.step.at[p].set(jnp.clip(wider, 1e-3, 2)),
+    )
 
 
 def climb(

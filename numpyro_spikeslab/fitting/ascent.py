@@ -25,6 +25,7 @@ from numpyro_spikeslab.fitting.posterior import (
     residual_of,
     squares_of,
     stats_at,
+    strong,
     view_at,
     with_modes,
     with_roles,
@@ -67,7 +68,8 @@ def begin(spec: Spec, data: Data, posterior: Posterior, step: Any = 0) -> Progre
     if spec.form.kind == COLUMNS and data.view is not None and posterior.residual is None:
         posterior = with_residual(spec, data, posterior)
     dtype = jnp.result_type(float)
-    return Progress(jnp.asarray(step), posterior, jnp.array(jnp.inf, dtype), jnp.array(False))
+    step = jnp.asarray(step, jnp.result_type(int))
+    return Progress(step, posterior, jnp.array(jnp.inf, dtype), jnp.array(False))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -94,21 +96,16 @@ def advance(
         return (done < num_steps) & ~progress.converged
 
     losses = jnp.full(CHUNK, jnp.nan, jnp.result_type(float))
-    start = (_strong(progress), losses, jnp.zeros((), int))
+    start = (strong(progress), losses, jnp.zeros((), int))
     progress, losses, _ = jax.lax.while_loop(unfinished, one, start)
     return progress, losses
-
-
-def _strong(tree: Any) -> Any:
-    """Without weak types, which would compile every function twice."""
-    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.result_type(x)), tree)
 
 
 @partial(jax.jit, static_argnums=0)
 def with_residual(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
     """The posterior with the residual that its sweeps hand on."""
     at = view_at(spec, data, posterior.values)
-    return posterior._replace(residual=residual_of(spec, data, at, posterior))
+    return strong(posterior._replace(residual=residual_of(spec, data, at, posterior)))
 
 
 def step(
@@ -178,7 +175,7 @@ def _climb(spec, data, posterior) -> tuple[Posterior, Any]:
 @partial(jax.jit, static_argnums=0)
 def improve(spec: Spec, data: Data, posterior: Posterior, num_times: Any) -> Posterior:
     """Free sites at their maximum, for functions as they are."""
-    return jax.lax.fori_loop(0, num_times, lambda _, p: _climb(spec, data, p)[0], posterior)
+    return strong(jax.lax.fori_loop(0, num_times, lambda _, p: _climb(spec, data, p)[0], posterior))
 
 
 # Fits with moves
@@ -215,6 +212,7 @@ class Fit(NamedTuple):
     def sweeps(self, progress: Progress, num_steps: int) -> Stage:
         """At most ``num_steps`` steps without moves."""
         progress, losses = advance(self.spec, self.data, progress, num_steps, self.threshold)
+        losses = np.asarray(losses)
         done = int(np.sum(~np.isnan(losses[:num_steps])))
         # a loss that is not a number is a step all the same
         done = done if bool(progress.converged) else num_steps
@@ -286,7 +284,7 @@ class Fit(NamedTuple):
             reached[reached < np.max(reached) - HOPELESS] = -np.inf
         best = int(np.argmax(reached))
         end = contenders[best]._replace(step=progress.step + 1)
-        return Stage(end, jnp.asarray([-reached[best]]), rejected=best == 0)
+        return Stage(end, np.asarray([-reached[best]]), rejected=best == 0)
 
 
 def best_of(climbs: Sequence[Iterator[Stage]]) -> Iterator[Stage]:

@@ -317,7 +317,7 @@ class CAVI(SVI):
         known = reading.functions
         assert known is not None
         zero, theta = jnp.zeros_like(known.mean), known.theta(values)
-        functions = FunctionFactors(zero, zero, zero, zero, zero[:, 0], theta, theta)
+        functions = FunctionFactors(zero, zero, zero, zero, zero[:, 0], zero, theta, theta)
         return Posterior(weights, functions, values, None)
 
     def get_params(self, svi_state: SVIState) -> dict[str, Any]:
@@ -405,7 +405,7 @@ class CAVI(SVI):
             try:
                 for stage in self._stages(task, state, progress, number, num_steps, threshold, bar):
                     progress = stage.progress
-                    losses.append(np.asarray(stage.losses))
+                    losses.append(stage.losses)
             except KeyboardInterrupt:
                 if not losses:
                     raise
@@ -432,7 +432,8 @@ class CAVI(SVI):
         starts = [progress]
         if number > 1:
             starts.append(begin(spec, data, start_svd(spec, data, progress.posterior)))
-        for key in random.split(state.rng_key, max(number - 2, 0)):
+        for k in range(number - 2):
+            key = random.fold_in(state.rng_key, k)
             starts.append(begin(spec, data, start_random(spec, data, progress.posterior, key)))
         starts = [one._replace(step=progress.step) for one in starts]
         climbs = [_watched(fit.steps(one, num_steps), bar) for one in starts]
@@ -590,7 +591,7 @@ def _roughness(reading: Reading) -> Any:
     kinds = {template.kind for template in known.functions.templates}
     if kinds <= {"white", "zero"}:
         return jax.tree_util.Partial(no_roughness)
-    return roughness_of_inputs(jnp.asarray(known.functions.X, float))
+    return roughness_of_inputs(known.functions.X)
 
 
 def _watched(climb: Iterator[Stage], bar: tqdm) -> Iterator[Stage]:

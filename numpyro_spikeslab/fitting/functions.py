@@ -86,7 +86,8 @@ def condition(
 ) -> Posterior:
     """Set ``q(phi_m)`` to its optimum under given kernel parameters and terms."""
     m, alpha, h = terms
-    q = gaussian.condition(prior.covariance(m, theta), alpha, h, prior.mean[m])
+    covariance = prior.covariance(m, theta)
+    q = gaussian.condition(covariance, alpha, h, prior.mean[m])
     return set_function(
         posterior,
         m,
@@ -95,6 +96,7 @@ def condition(
         mean=q.mean,
         var=q.variance,
         kl=q.kl,
+        prior_var=covariance.diagonal(),
         theta=theta,
         step=step,
     )
@@ -102,8 +104,7 @@ def condition(
 
 def to_prior(prior: FunctionPrior, posterior: Posterior, m: Any) -> Posterior:
     """Return ``q(phi_m)`` to its prior."""
-    zero = jnp.zeros_like(prior.mean[m])
-    variance = prior.covariance(m, _functions(posterior).theta[m]).diagonal()
+    zero, variance = jnp.zeros_like(prior.mean[m]), _functions(posterior).prior_var[m]
     return set_function(
         posterior, m, alpha=zero, h=zero, mean=prior.mean[m], var=variance, kl=jnp.zeros(())
     )
@@ -125,12 +126,11 @@ def update_function_plain(prior: FunctionPrior, at: View, posterior: Posterior, 
     """Joint update of ``q(phi_m)`` and ``theta_m`` (supplement 1.3)."""
     terms, functions = terms_of(at, posterior, m), _functions(posterior)
 
-    def value(theta):
+    def value(theta, _):
         return log_joint(prior, terms, theta)
 
-    theta = functions.theta[m]
-    theta, _, step = climb_coordinates(value, theta, value(theta), functions.step[m])
-    return condition(prior, posterior, terms, theta, step)
+    end = climb_coordinates(value, functions.theta[m], functions.step[m])
+    return condition(prior, posterior, terms, end.x, end.step)
 
 
 class SlabScale(NamedTuple):
@@ -225,17 +225,12 @@ def update_function(
     deviation = mean - prior.mean[m]
     Qf = deviation @ (functions.h[m] - functions.alpha[m] * mean)
     scale = slab.stationary(Qf, functions.alpha[m] @ var)
-    scaled = value(theta, scale)
+    # What the present q(phi_m) gives; at t = 1 its optimum cannot be below it.
     current = _expected_terms(terms, mean, var) - functions.kl[m] + prior.log_density(m, theta)
-    # At t = 1 the value cannot be below what the present q(phi_m) gives.
-    t, best = jax.lax.cond(
-        scaled >= current,
-        lambda: (scale, scaled),
-        lambda: (jnp.ones_like(scale), value(theta, 1.0)),
-    )
     due = jnp.where(step > SETTLED, step, 0)
-    theta, _, found = climb_coordinates(lambda x: value(x, t), theta, best, due)
-    step = jnp.where(due > 0, found, REST * step)
+    end = climb_coordinates(value, theta, due, scale, current)
+    theta, t = end.x, end.t
+    step = jnp.where(due > 0, end.step, REST * step)
     weights = posterior.weights
     weights = weights._replace(
         loc=weights.loc.at[:, m].multiply(jnp.sqrt(t)),
@@ -254,9 +249,8 @@ def _prior_is_better(
 ) -> Bool[Array, ""]:
     """Whether the bound does not fall when ``q(phi_m)`` returns to its prior."""
     terms, functions = terms_of(at, posterior, m), _functions(posterior)
-    prior_var = prior.covariance(m, functions.theta[m]).diagonal()
     current = _expected_terms(terms, functions.mean[m], functions.var[m]) - functions.kl[m]
-    return _expected_terms(terms, prior.mean[m], prior_var) >= current
+    return _expected_terms(terms, prior.mean[m], functions.prior_var[m]) >= current
 
 
 def sweep_plain(
@@ -324,11 +318,12 @@ def is_active(at: View, stats: Gram, posterior: Posterior) -> Bool[Array, " M"]:
     return (jnp.max(posterior.weights.probs, axis=0) > 0.5) & (power > 1.0)
 
 
-def moments(prior: FunctionPrior, theta: Any, alpha: Any, h: Any) -> tuple[Any, Any, Any]:
-    """Means, variances and divergences of the functions from their terms."""
+def moments(prior: FunctionPrior, theta: Any, alpha: Any, h: Any) -> tuple[Any, Any, Any, Any]:
+    """Means, variances, divergences and prior variances of the functions from their terms."""
 
     def of(m):
-        q = gaussian.condition(prior.covariance(m, theta[m]), alpha[m], h[m], prior.mean[m])
-        return q.mean, q.variance, q.kl
+        covariance = prior.covariance(m, theta[m])
+        q = gaussian.condition(covariance, alpha[m], h[m], prior.mean[m])
+        return q.mean, q.variance, q.kl, covariance.diagonal()
 
     return jax.lax.map(of, jnp.arange(theta.shape[0]))

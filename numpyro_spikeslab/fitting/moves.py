@@ -18,13 +18,13 @@ from numpyro_spikeslab.fitting.posterior import (
     Posterior,
     Spec,
     bound_given,
-    function_prior,
+    strong,
     view_at,
     with_modes,
     with_roles,
 )
 from numpyro_spikeslab.fitting.roughness import Roughness
-from numpyro_spikeslab.fitting.starts import start
+from numpyro_spikeslab.fitting.starts import start_at
 from numpyro_spikeslab.fitting.tasks import gram, squared_errors, update_weights
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reading.view import View
@@ -158,9 +158,14 @@ def sharpen(
     def visit(k, posterior):
         i, j = first[k % first.size], second[k % first.size]
 
+        # one loop that keeps the best, so that a turn is compiled once
+        def try_turn(best, angle):
+            turned, reached = turn(posterior, i, j, angle)
+            better = reached > best[1]
+            return jax.tree.map(lambda x, y: jnp.where(better, x, y), (turned, reached), best), None
+
         def best_turn():
-            reached = jax.lax.map(lambda angle: turn(posterior, i, j, angle)[1], angles)
-            return turn(posterior, i, j, angles[jnp.argmax(reached)])[0]
+            return jax.lax.scan(try_turn, (posterior, -jnp.inf * jnp.ones(())), angles)[0][0]
 
         together = (group[i] == group[j]) & (group[i] >= 0)
         return jax.lax.cond(together, best_turn, lambda: posterior)
@@ -180,9 +185,9 @@ def rotate(spec: Spec, data: Data, posterior: Posterior, roughness: Roughness) -
     :param roughness: see :func:`unmix`.
     """
     W, phi, group, sigma2 = _simplify(spec, data, posterior, roughness)
-    turned = start(spec, data, posterior, W, phi, sigma2)
+    turned = start_at(spec, data, posterior, W, phi, sigma2)
     W, phi = sharpen(spec, data, turned, group)
-    return start(spec, data, turned, W, phi, sigma2)
+    return start_at(spec, data, turned, W, phi, sigma2)
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
@@ -206,13 +211,10 @@ def _simplify(
     return W, phi, jnp.full_like(group, -1).at[slot].set(group), at.sigma2
 
 
-def switch_off(
-    posterior: Posterior, keep: Bool[Array, " M"], mean: Any, variances: Any
-) -> Posterior:
+def switch_off(posterior: Posterior, keep: Bool[Array, " M"], mean: Any) -> Posterior:
     """Only the functions in ``keep`` stay; the others return to their prior, with zero weights.
 
     :param mean: prior means of the functions.
-    :param variances: their prior variances.
     """
     functions: Any = posterior.functions
     row = keep[:, None]
@@ -221,7 +223,7 @@ def switch_off(
         alpha=jnp.where(row, functions.alpha, 0),
         h=jnp.where(row, functions.h, 0),
         mean=jnp.where(row, functions.mean, mean),
-        var=jnp.where(row, functions.var, variances),
+        var=jnp.where(row, functions.var, functions.prior_var),
         kl=jnp.where(keep, functions.kl, 0),
     )
     return posterior._replace(weights=weights, functions=functions)
@@ -235,13 +237,11 @@ def drop(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
     """
     base = view_at(spec, data, posterior.values)
     functions: Any = posterior.functions
-    prior = function_prior(spec, data, base)
-    variances = prior.variances(functions.theta)
     active = is_active(base, gram(base, functions.mean, functions.var), posterior)
     numbers = jnp.arange(active.size)
 
     def without(m):
-        return switch_off(posterior, active & (numbers != m), prior.mean, variances)
+        return switch_off(posterior, active & (numbers != m), data.mean)
 
     bounds = jax.lax.map(lambda m: refit_weights(spec, data, base, without(m), 2)[1], numbers)
-    return without(jnp.argmax(jnp.where(active, bounds, -jnp.inf)))
+    return strong(without(jnp.argmax(jnp.where(active, bounds, -jnp.inf))))

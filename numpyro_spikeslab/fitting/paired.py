@@ -149,9 +149,9 @@ class PairedGuide(SpikeSlabGuide):
             return posterior
         alpha, h = (params[name] for name in self._site_names(form.functions))
         theta = known.theta(posterior.values)
-        mean, var, kl = function_moments(reading, posterior.values, alpha, h)
+        mean, var, kl, prior_var = function_moments(reading, posterior.values, alpha, h)
         step = STEP * jnp.asarray(known.parameters.is_free, theta.dtype)
-        functions = FunctionFactors(alpha, h, mean, var, kl, theta, step)
+        functions = FunctionFactors(alpha, h, mean, var, kl, prior_var, theta, step)
         return posterior._replace(functions=functions)
 
     def unpack(

@@ -28,6 +28,7 @@ class FunctionFactors(NamedTuple):
     - **alpha**, **h** - precisions and linear terms of the sites that define it, shape (M, N).
     - **mean**, **var** - its means and variances, shape (M, N).
     - **kl** - its divergence from the prior, shape (M,).
+    - **prior_var** - variances of that prior, shape (M, N).
     - **theta** - logs of the kernels' parameters, shape (M, P).
     - **step** - steps of the search over theta, 0 where a parameter is fixed.
     """
@@ -37,6 +38,7 @@ class FunctionFactors(NamedTuple):
     mean: Float[Array, "M N"]
     var: Float[Array, "M N"]
     kl: Float[Array, " M"]
+    prior_var: Float[Array, "M N"]
     theta: Float[Array, "M P"]
     step: Float[Array, "M P"]
 
@@ -270,3 +272,8 @@ def _noise_floor(at: View) -> Any:
     info = jnp.finfo(at.Y.dtype)
     power = jnp.sum(at.relative * at.Y**2) / jnp.maximum(jnp.sum(at.count), 1)
     return info.eps * power + info.tiny
+
+
+def strong(tree: Any) -> Any:
+    """Without weak types, which would compile the next function twice."""
+    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.result_type(x)), tree)

@@ -2,7 +2,7 @@
 """Where fits of latent functions start, and where proposals do."""
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
@@ -12,22 +12,17 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.search import climb_coordinates
-from numpyro_spikeslab.fitting.functions import (
-    Terms,
-    condition,
-    log_joint,
-    update_function_plain,
-)
+from numpyro_spikeslab.fitting.functions import Terms, condition, log_joint, terms_of
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     FunctionFactors,
     Posterior,
     Spec,
     function_prior,
+    strong,
     view_at,
     with_roles,
 )
-from numpyro_spikeslab.reading.functions import FunctionPrior
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import tally
@@ -57,12 +52,14 @@ def start_at_prior(
     scale = jnp.sqrt(sigma2 / at.Y.shape[0])[:, None] * jnp.ones_like(W)
     weights = PairedMeanField(probs, W / 0.9, scale)
     zero = jnp.zeros_like(prior.mean)
+    variances = prior.variances(theta)
     functions = FunctionFactors(
         alpha=zero,
         h=zero,
         mean=prior.mean,
-        var=prior.variances(theta),
+        var=variances,
         kl=jnp.zeros(len(theta)),
+        prior_var=variances,
         theta=theta,
         step=STEP * spec.parameters.is_free.astype(theta.dtype),
     )
@@ -93,33 +90,16 @@ def _values_of_start(spec, data, values, weights, sigma2) -> dict[str, Any]:
     return values
 
 
-def fit_kernels(prior: FunctionPrior, posterior: Posterior, phi: Float[Array, "M N"]) -> Posterior:
-    """Fit the kernel of each function that is in use to its row of ``phi``, seen with noise of a
-    hundredth of its power."""
-    power = jnp.mean((phi - prior.mean) ** 2, axis=1)
-    used = jnp.any(posterior.weights.probs > 0, axis=0) & (power > 0)
+class Sight(NamedTuple):
+    """What the functions of a start are fitted to.
 
-    def fit_kernel(m, posterior):
-        functions = posterior.functions
-        alpha = jnp.full_like(phi[m], 100 / power[m])
-        terms = Terms(m, alpha, alpha * phi[m])
+    - **from_tasks** - whether that is the tasks; else ``phi``, seen with noise of a hundredth of
+      its power.
+    - **phi** - values of the functions.
+    """
 
-        def value(theta):
-            return log_joint(prior, terms, theta)
-
-        def climb(_, search):
-            theta, step = search
-            theta, _, step = climb_coordinates(value, theta, value(theta), step)
-            return theta, step
-
-        search = (functions.theta[m], jnp.sign(functions.step[m]))
-        theta, _ = jax.lax.fori_loop(0, 5, climb, search)
-        return condition(prior, posterior, terms, theta, functions.step[m])
-
-    def visit(m, posterior):
-        return jax.lax.cond(used[m], fit_kernel, lambda m, p: p, m, posterior)
-
-    return jax.lax.fori_loop(0, len(phi), visit, posterior)
+    from_tasks: Any
+    phi: Float[Array, "M N"]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -128,12 +108,41 @@ def start(
     data: Data,
     posterior: Posterior,
     W: Float[Array, "Q M"],
-    phi: Float[Array, "M N"],
     sigma2: Float[Array, " Q"],
+    sight: Sight,
 ) -> Posterior:
-    """Given weights and functions; a zero column of ``W`` is switched off."""
+    """Given weights, and functions with kernels that fit what is seen; a zero column of ``W`` is
+    switched off.
+
+    :param sigma2: noise variances.
+    """
     at, posterior = start_at_prior(spec, data, posterior, W, sigma2)
-    return fit_kernels(function_prior(spec, data, at), posterior, phi)
+    prior = function_prior(spec, data, at)
+    from_tasks, phi = sight
+    power = jnp.mean((phi - prior.mean) ** 2, axis=1)
+    used = jnp.any(posterior.weights.probs > 0, axis=0) & (from_tasks | (power > 0))
+    num_climbs = jnp.where(from_tasks, 1, 5)
+
+    def fit_kernel(m, posterior):
+        functions = posterior.functions
+        alpha = jnp.full_like(phi[m], 100 / jnp.where(power[m] > 0, power[m], 1))
+        seen, told = Terms(m, alpha, alpha * phi[m]), terms_of(at, posterior, m)
+        terms = jax.tree.map(lambda x, y: jnp.where(from_tasks, x, y), told, seen)
+
+        def climb(_, search):
+            end = climb_coordinates(lambda x, _: log_joint(prior, terms, x), *search)
+            return end.x, end.step
+
+        step = functions.step[m]
+        search = (functions.theta[m], jnp.where(from_tasks, step, jnp.sign(step)))
+        theta, found = jax.lax.fori_loop(0, num_climbs, climb, search)
+        step = jnp.where(from_tasks, found, step)
+        return condition(prior, posterior, terms, theta, step)
+
+    def visit(m, posterior):
+        return jax.lax.cond(used[m], fit_kernel, lambda m, p: p, m, posterior)
+
+    return strong(jax.lax.fori_loop(0, len(phi), visit, posterior))
 
 
 def power(at: View) -> Float[Array, " Q"]:
@@ -153,27 +162,38 @@ def start_alone(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
     """All functions switched off."""
     variances = power(view_at(spec, data, posterior.values))
     W = jnp.zeros_like(posterior.weights.probs)
-    return start_at_prior(spec, data, posterior, W, variances)[1]
+    return strong(start_at_prior(spec, data, posterior, W, variances)[1])
 
 
-@partial(jax.jit, static_argnums=0)
 def start_random(spec: Spec, data: Data, posterior: Posterior, key: Array) -> Posterior:
     """Random weights and the functions that follow from them.
 
     The noise starts small: a large one would switch off most functions at once.
     """
+    W, sigma2 = _random_weights(spec, data, posterior, key)
+    sight = Sight(jnp.array(True), jnp.zeros_like(data.mean))
+    return start(spec, data, posterior, W, sigma2, sight)
+
+
+@partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
+def _random_weights(spec: Spec, data: Data, posterior: Posterior, key: Array) -> tuple[Any, Any]:
     variances = power(view_at(spec, data, posterior.values))
     Q, M = spec.form.shape
     W = jnp.sqrt(variances / M)[:, None] * random.normal(key, (Q, M), variances.dtype)
-    at, posterior = start_at_prior(spec, data, posterior, W, 0.1 * variances)
-    prior = function_prior(spec, data, at)
-    return jax.lax.fori_loop(0, M, lambda m, p: update_function_plain(prior, at, p, m), posterior)
+    return W, 0.1 * variances
+
+
+def start_at(
+    spec: Spec, data: Data, posterior: Posterior, W: Any, phi: Any, sigma2: Any
+) -> Posterior:
+    """Given weights and functions; see :func:`start`."""
+    return start(spec, data, posterior, W, sigma2, Sight(jnp.array(False), phi))
 
 
 def start_svd(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
     """The leading singular vectors of the tasks, scaled to unit power, missing entries zero."""
     W, phi, sigma2 = _singular_vectors(spec, data, posterior)
-    return start(spec, data, posterior, W, phi, sigma2)
+    return start_at(spec, data, posterior, W, phi, sigma2)
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)

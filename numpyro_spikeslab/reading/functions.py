@@ -55,7 +55,7 @@ class Parameters:
 
     def gather(self, values: dict[str, Any]) -> Float[Array, "M P"]:
         """Logs of the parameters of each kernel, padded with zeros where there are fewer."""
-        return self._rows({name: jnp.log(values[name]) for name in self._names})
+        return self._rows({name: jnp.log(values[name]) for name in self.names})
 
     def scatter(self, theta: Float[Array, "M P"]) -> dict[str, Any]:
         """The inverse of :meth:`gather`."""
@@ -79,7 +79,8 @@ class Parameters:
         return np.asarray(self._rows(marks, np)) > 0
 
     @property
-    def _names(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
+        """Names of all sites."""
         return tuple(dict.fromkeys(name for names in self.sites for name in names))
 
     def _rows(self, values: dict[str, Any], xp: Any = jnp) -> Any:

@@ -61,7 +61,8 @@ class Known(NamedTuple):
 
     def theta(self, values: dict[str, Any]) -> Any:
         """Logs of the kernels' parameters."""
-        return self.parameters.gather(values | self.fixed)
+        known = {name: (values | self.fixed)[name] for name in self.parameters.names}
+        return _gather(self.parameters, known)
 
 
 class Reading:
@@ -132,6 +133,7 @@ class Reading:
         return whitened_design(self.form, self.program, self.constants, values, self.block_size)
 
 
+_gather = jax.jit(Parameters.gather, static_argnums=0)
 _view = jax.jit(view, static_argnums=(0, 1))
 _features = jax.jit(shared_features, static_argnums=(0, 1))
 
