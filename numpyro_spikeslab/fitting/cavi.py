@@ -13,7 +13,6 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 from numpyro.infer import SVI, TraceGraph_ELBO
 from numpyro.infer.autoguide import AutoDelta
@@ -40,12 +39,13 @@ from numpyro_spikeslab.fitting.posterior import (
     bound,
     data_of,
     spec_of,
+    strong,
     view_at,
 )
 from numpyro_spikeslab.fitting.roughness import no_roughness, roughness_of_inputs
 from numpyro_spikeslab.fitting.starts import start_alone, start_random, start_svd
 from numpyro_spikeslab.reading.form import FUNCTIONS, param_name
-from numpyro_spikeslab.reading.program import are_concrete, computed
+from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reader, Reading
 
 
@@ -246,11 +246,11 @@ class CAVI(SVI):
             ``init_params``.
         """
         every = {**kwargs, **self.static_kwargs}
+        reading = self._read(args, every)
         if self.guide.prototype_trace is None:
-            self._read(args, every)  # its errors say more
             self.guide._setup_prototype(*args, **every)
         self._check_inner()
-        params = self._start_params(args, every)
+        params = self._start_params(reading)
         task = self._task(args, kwargs)
         rng_key, _, key_start = random.split(rng_key, 3)
         posterior = None
@@ -263,32 +263,17 @@ class CAVI(SVI):
         self.constrain_fn = identity
         return SVIState((jnp.array(0), params, posterior), None, rng_key)
 
-    def _start_params(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _start_params(self, reading: Reading) -> dict[str, Any]:
         """Start values of the guide's and the model's params."""
-        supports: dict[str, Any] = {}
-
-        def found():
-            key_guide, key_model = random.split(random.key(0))
-            with handlers.block():
-                guide = handlers.seed(self.guide, key_guide)
-                guide_trace = handlers.trace(guide).get_trace(*args, **kwargs)
-                model = handlers.replay(handlers.seed(self.model, key_model), guide_trace)
-                model_trace = handlers.trace(model).get_trace(*args, **kwargs)
-            sites = {**model_trace, **guide_trace}
-            sites = {name: site for name, site in sites.items() if site["type"] == "param"}
-            for name, site in sites.items():
-                supports[name] = site["kwargs"].get("constraint", constraints.real)
-            return {name: jax.tree.map(jnp.asarray, site["value"]) for name, site in sites.items()}
-
-        params = computed(found)
-        end = f"_{self.guide.prefix}_loc"
+        guide: Any = self.guide
+        found = guide.start()
+        for name, constraint in guide._params.items():
+            found[name] = reading.generic[name], constraint
+        end = f"_{guide.prefix}_loc"
         # by the names of the sites, and those of the params themselves
-        self._supports = {name.removesuffix(end): x for name, x in supports.items()} | supports
-        # weak types would compile every function twice
-        return {
-            name: jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), value)
-            for name, value in params.items()
-        }
+        self._supports = {name.removesuffix(end): x for name, (_, x) in found.items()}
+        self._supports |= {name: x for name, (_, x) in found.items()}
+        return strong({name: value for name, (value, _) in found.items()})
 
     def _start_functions(
         self, task: Task, params: dict[str, Any], init_params: dict[str, Any] | None, key: Any

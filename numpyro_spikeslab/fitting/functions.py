@@ -274,42 +274,38 @@ def sweep(
     """Functions with their scales, all weights after each of them."""
     prior = function_prior(spec, data, base)
 
-    def view(posterior):
-        return with_roles(spec, data, base, posterior.values)
+    M = spec.form.num_features
 
-    def renewed(posterior, stats, m):
-        functions = _functions(posterior)
-        return refresh(base, functions.mean, functions.var, stats, m)
+    def update(m, at, posterior):
+        return update_function(spec, prior, at, posterior, m)
 
-    def update(m, carry):
+    def rest(m, at, posterior):
+        better = _prior_is_better(prior, at, posterior, m)
+        return _choose(better, to_prior(prior, posterior, m), posterior)
+
+    def visit(k, carry):
         posterior, stats = carry
-        posterior = update_function(spec, prior, view(posterior), posterior, m)
-        stats = renewed(posterior, stats, m)
-        weights = update_weights(view(posterior), stats, posterior.weights, temperature)
-        return posterior._replace(weights=weights), stats
-
-    def rest(m, carry):
-        posterior, stats = carry
-        better = _prior_is_better(prior, view(posterior), posterior, m)
-        posterior = jax.lax.cond(better, lambda: to_prior(prior, posterior, m), lambda: posterior)
-        return posterior, renewed(posterior, stats, m)
-
-    def visit(m, carry):
-        posterior, stats = carry
+        m = jnp.minimum(k, M - 1)
+        at = with_roles(spec, data, base, posterior.values)
         # Only what explains something is worth a factorisation.
-        silent = explained(view(posterior), stats, posterior.weights)[m] < SILENT
-        return jax.lax.cond(silent, rest, update, m, carry)
+        silent = explained(at, stats, posterior.weights)[m] < SILENT
+        # two more passes over the weights follow the last function
+        which = jnp.where(k < M, jnp.where(silent, 1, 0), 2)
+        keep = lambda m, at, posterior: posterior  # noqa: E731
+        posterior = jax.lax.switch(which, (update, rest, keep), m, at, posterior)
+        functions = _functions(posterior)
+        stats = refresh(base, functions.mean, functions.var, stats, m)
+        at = with_roles(spec, data, base, posterior.values)
+        weights = update_weights(at, stats, posterior.weights, temperature)
+        return posterior._replace(weights=weights), stats
 
     functions = _functions(posterior)
     start = posterior, gram(base, functions.mean, functions.var)
-    posterior, stats = jax.lax.fori_loop(0, spec.form.num_features, visit, start)
-    at = view(posterior)
+    return jax.lax.fori_loop(0, M + 2, visit, start)
 
-    def pass_weights(_, weights):
-        return update_weights(at, stats, weights, temperature)
 
-    weights = jax.lax.fori_loop(0, 2, pass_weights, posterior.weights)
-    return posterior._replace(weights=weights), stats
+def _choose(condition: Any, one: Posterior, other: Posterior) -> Posterior:
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
 
 
 def is_active(at: View, stats: Gram, posterior: Posterior) -> Bool[Array, " M"]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from numpyro import handlers
 import numpyro.distributions as dist
+from numpyro.distributions import constraints
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
@@ -86,7 +87,11 @@ class SpikeSlabGuide(AutoGuide):
             for name, site in trace.items()
             if site["type"] == "param" or is_latent(trace, name)
         }
-        self._params = tuple(name for name, site in latents.items() if site["type"] == "param")
+        self._params = {
+            name: site["kwargs"].get("constraint", constraints.real)
+            for name, site in latents.items()
+            if site["type"] == "param"
+        }
         self._others = tuple(name for name in latents if name not in {*own, *self._params})
         self._refuse_discrete(latents)
         self._deterministics = tuple(
@@ -97,6 +102,7 @@ class SpikeSlabGuide(AutoGuide):
             name: [frame.name for frame in trace[name]["cond_indep_stack"]]
             for name in self.functions
         }
+        self._function_shapes = {name: jnp.shape(trace[name]["value"]) for name in self.functions}
         for frames in self._frames.values():
             self._prototype_frames |= {frame.name: frame for frame in frames}
         self._prototype_frame_full_sizes = {
@@ -212,6 +218,30 @@ class SpikeSlabGuide(AutoGuide):
             for frame in self._frames[pair.name]:
                 stack.enter_context(plates[frame.name])
             yield
+
+    @abstractmethod
+    def _start_pair(self, pair: Pair) -> dict[str, tuple[Any, Any]]:
+        """Start value and constraint of each parameter of one pair, in the order of the family."""
+
+    def _start_functions(self, name: str) -> dict[str, tuple[Any, Any]]:
+        """The same of latent functions."""
+        return {}
+
+    def start(self) -> dict[str, tuple[Any, Any]]:
+        """Start value and constraint of each parameter, once the guide has been set up.
+
+        The inner guide must be an AutoDelta.
+        """
+        found: dict[str, tuple[Any, Any]] = {}
+        if self.inner is not None:
+            for name, value in self.inner._init_locs.items():
+                support = self.inner.prototype_trace[name]["fn"].support
+                found[f"{name}_{self.prefix}_loc"] = value, support
+        for pair in self.pairs:
+            found |= self._start_pair(pair)
+        for name in self.functions:
+            found |= self._start_functions(name)
+        return found
 
     @abstractmethod
     def _sample_pair(self, pair: Pair, prior_scale: Any, within: Any) -> dict[str, Any]:

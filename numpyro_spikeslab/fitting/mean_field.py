@@ -53,12 +53,20 @@ class MeanFieldGuide(SpikeSlabGuide):
         end = f"_spike_{self.prefix}_probs"
         return [name.removesuffix(end) for name in params if name.endswith(end)]
 
-    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Any) -> dict[str, Any]:
+    def _start_pair(self, pair: Pair) -> dict[str, tuple[Any, Any]]:
+        scale = self._slab_scales[pair.name]
         probs_name, loc_name, scale_name = self._names(pair.name)
-        start = self._slab_scales[pair.name]
-        loc = numpyro.param(loc_name, jnp.zeros(pair.size, start.dtype))
-        scale_tril = numpyro.param(
-            scale_name, jnp.diag(jnp.ravel(start)), constraint=constraints.lower_cholesky
+        return {
+            probs_name: (jnp.full_like(scale, 0.5), constraints.unit_interval),
+            loc_name: (jnp.zeros(pair.size, scale.dtype), constraints.real),
+            scale_name: (jnp.diag(jnp.ravel(scale)), constraints.lower_cholesky),
+        }
+
+    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Any) -> dict[str, Any]:
+        (probs_name, start), *others = self._start_pair(pair).items()
+        loc, scale_tril = (
+            numpyro.param(name, value, constraint=constraint)
+            for name, (value, constraint) in others
         )
         # one event over all weights, so it is sampled outside their plates, as in AutoContinuous
         joint = numpyro.sample(
@@ -67,9 +75,7 @@ class MeanFieldGuide(SpikeSlabGuide):
             infer={"is_auxiliary": True},
         )
         with within:
-            probs = numpyro.param(
-                probs_name, jnp.full_like(start, 0.5), constraint=constraints.unit_interval
-            )
+            probs = numpyro.param(probs_name, start[0], constraint=start[1])
             spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))
             slab = numpyro.sample(pair.slab, dist.Delta(joint.reshape(pair.shape)))
         return {pair.spike: spike, pair.slab: slab}

@@ -5,9 +5,11 @@ Each proposal is a start that is judged by the exact bound after some sweeps.
 """
 
 from functools import partial
-from typing import Any
+from itertools import combinations
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
+import numpy as np
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +33,13 @@ from numpyro_spikeslab.reading.view import View
 
 # Functions form two groups where the log of their roughness jumps by more than this.
 SPLIT = 0.7
+# Angles on a quarter turn that are tried, and how often all pairs of functions are turned.
+NUM_ANGLES = 32
+NUM_TURNS = 3
 
 
 def refit_weights(
-    spec: Spec, data: Data, base: View, posterior: Posterior, num_passes: int
+    spec: Spec, data: Data, base: View, posterior: Posterior, num_passes: Any
 ) -> tuple[Posterior, Float[Array, ""]]:
     """Passes over the weights, each with the sites that have a role, while the functions stay.
 
@@ -117,61 +122,78 @@ def unmix(
     return whiten @ V, jnp.where(rank < number, group, -1)
 
 
-@partial(jax.jit, static_argnums=0, static_argnames=("num_angles", "num_passes"))
+class Change(NamedTuple):
+    """Changes of weights and functions that leave their product about the same; K of them.
+
+    - **turn** - what multiplies the columns of the weights, and functions, shape (K, M, M).
+    - **keep** - functions that are not switched off, shape (K, M).
+    - **reset** - functions whose weights begin anew, shape (M,).
+    """
+
+    turn: Float[Array, "K M M"]
+    keep: Bool[Array, "K M"]
+    reset: Bool[Array, " M"]
+
+
+@partial(jax.jit, static_argnums=0)
+def best_change(
+    spec: Spec, data: Data, posterior: Posterior, changes: Change, num_passes: Any
+) -> tuple[Posterior, Any]:
+    """The change after which the bound is highest.
+
+    The bound is the one after some passes over the weights. Nothing is factorised: the functions
+    of a turn are taken to have about the same prior, which a turn does not change.
+
+    :return: the posterior after these passes, and which change it was.
+    """
+    base = view_at(spec, data, posterior.values)
+
+    def try_change(best, change):
+        turn, keep = change
+        changed = _change(posterior, turn, keep, changes.reset, data.mean)
+        changed, reached = refit_weights(spec, data, base, changed, num_passes)
+        better = reached > best[1]
+        found = (changed, reached, best[2] + 1, jnp.where(better, best[2], best[3]))
+        kept = jax.tree.map(lambda x, y: jnp.where(better, x, y), found[:2], best[:2])
+        return (*kept, *found[2:]), None
+
+    none = jnp.zeros((), int)
+    start = (posterior, -jnp.inf * jnp.ones(()), none, none)
+    (best, _, _, which), _ = jax.lax.scan(try_change, start, (changes.turn, changes.keep))
+    return strong(best), which
+
+
+def _change(posterior: Posterior, turn: Any, keep: Any, reset: Any, mean: Any) -> Posterior:
+    weights, functions = posterior.weights, posterior.functions
+    assert functions is not None
+    weights = weights._replace(
+        probs=jnp.where(reset, 0.9, weights.probs),
+        loc=jnp.where(reset, weights.mean @ turn / 0.9, weights.loc),
+    )
+    functions = functions._replace(
+        mean=mean + turn.T @ (functions.mean - mean), var=(turn**2).T @ functions.var
+    )
+    return switch_off(posterior._replace(weights=weights, functions=functions), keep, mean)
+
+
 def sharpen(
-    spec: Spec,
-    data: Data,
-    posterior: Posterior,
-    group: Int[Array, " M"],
-    num_angles: int = 32,
-    num_passes: int = 3,
+    spec: Spec, data: Data, posterior: Posterior, group: Int[np.ndarray, " M"]
 ) -> tuple[Float[Array, "Q M"], Float[Array, "M N"]]:
     """Weights and functions with each pair of a group turned to the angle of the highest bound.
 
-    The bound is the one after three passes over the weights. Nothing is factorised: the two
-    functions of a pair are taken to have about the same prior, which a turn does not change.
-
     :param group: ``(M,)``, as in :func:`varimax`.
-    :param num_angles: size of the grid on a quarter turn.
-    :param num_passes: how often all pairs are visited.
     """
-    base = view_at(spec, data, posterior.values)
-    M = group.size
-    first, second = jnp.triu_indices(M, 1)
-    angles = (jnp.arange(num_angles) / num_angles - 0.5) * jnp.pi / 2
-
-    def turn(posterior, i, j, angle):
-        c, s = jnp.cos(angle), jnp.sin(angle)
-        T = jnp.eye(M).at[i, i].set(c).at[j, j].set(c).at[i, j].set(-s).at[j, i].set(s)
-        weights, functions = posterior.weights, posterior.functions
-        grouped = group >= 0
-        weights = weights._replace(
-            probs=jnp.where(grouped, 0.9, weights.probs),
-            loc=jnp.where(grouped, weights.mean @ T / 0.9, weights.loc),
-        )
-        functions = functions._replace(
-            mean=data.mean + T.T @ (functions.mean - data.mean), var=(T**2).T @ functions.var
-        )
-        turned = posterior._replace(weights=weights, functions=functions)
-        return refit_weights(spec, data, base, turned, 3)
-
-    def visit(k, posterior):
-        i, j = first[k % first.size], second[k % first.size]
-
-        # one loop that keeps the best, so that a turn is compiled once
-        def try_turn(best, angle):
-            turned, reached = turn(posterior, i, j, angle)
-            better = reached > best[1]
-            return jax.tree.map(lambda x, y: jnp.where(better, x, y), (turned, reached), best), None
-
-        def best_turn():
-            return jax.lax.scan(try_turn, (posterior, -jnp.inf * jnp.ones(())), angles)[0][0]
-
-        together = (group[i] == group[j]) & (group[i] >= 0)
-        return jax.lax.cond(together, best_turn, lambda: posterior)
-
-    if first.size:
-        posterior = jax.lax.fori_loop(0, num_passes * first.size, visit, posterior)
+    M = len(group)
+    angles = (np.arange(NUM_ANGLES) / NUM_ANGLES - 0.5) * np.pi / 2
+    keep = np.ones((NUM_ANGLES, M), bool)
+    for _ in range(NUM_TURNS):
+        for i, j in combinations(range(M), 2):
+            if group[i] == group[j] and group[i] >= 0:
+                turn = np.tile(np.eye(M), (NUM_ANGLES, 1, 1))
+                turn[:, i, i] = turn[:, j, j] = np.cos(angles)
+                turn[:, j, i], turn[:, i, j] = np.sin(angles), -np.sin(angles)
+                changes = Change(turn, keep, group >= 0)
+                posterior, _ = best_change(spec, data, posterior, changes, 3)
     functions: Any = posterior.functions
     return posterior.weights.mean, functions.mean
 
@@ -186,7 +208,7 @@ def rotate(spec: Spec, data: Data, posterior: Posterior, roughness: Roughness) -
     """
     W, phi, group, sigma2 = _simplify(spec, data, posterior, roughness)
     turned = start_at(spec, data, posterior, W, phi, sigma2)
-    W, phi = sharpen(spec, data, turned, group)
+    W, phi = sharpen(spec, data, turned, np.asarray(group))
     return start_at(spec, data, turned, W, phi, sigma2)
 
 
@@ -229,19 +251,31 @@ def switch_off(posterior: Posterior, keep: Bool[Array, " M"], mean: Any) -> Post
     return posterior._replace(weights=weights, functions=functions)
 
 
-@partial(jax.jit, static_argnums=0)
 def drop(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
     """The proposal without the active function that is missed least, and inactive ones.
 
     It is the one without which the bound is highest after two passes over the weights.
     """
-    base = view_at(spec, data, posterior.values)
-    functions: Any = posterior.functions
-    active = is_active(base, gram(base, functions.mean, functions.var), posterior)
-    numbers = jnp.arange(active.size)
+    active = np.asarray(_active(spec, data, posterior))
+    M = active.size
+    used = np.flatnonzero(active)
+    # as many changes as a turn has, so that both share one compilation
+    size = max(NUM_ANGLES, len(used))
+    keep = np.tile(active, (size, 1))
+    keep[np.arange(len(used)), used] = False
+    keep[len(used) :] = keep[0]
+    changes = Change(np.tile(np.eye(M), (size, 1, 1)), keep, np.zeros(M, bool))
+    _, which = best_change(spec, data, posterior, changes, 2)
+    return _switch_off(spec, data, posterior, keep[int(which)])
 
-    def without(m):
-        return switch_off(posterior, active & (numbers != m), data.mean)
 
-    bounds = jax.lax.map(lambda m: refit_weights(spec, data, base, without(m), 2)[1], numbers)
-    return strong(without(jnp.argmax(jnp.where(active, bounds, -jnp.inf))))
+@partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
+def _active(spec: Spec, data: Data, posterior: Posterior) -> Bool[Array, " M"]:
+    at, functions = view_at(spec, data, posterior.values), posterior.functions
+    assert functions is not None
+    return is_active(at, gram(at, functions.mean, functions.var), posterior)
+
+
+@partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
+def _switch_off(spec: Spec, data: Data, posterior: Posterior, keep: Any) -> Posterior:
+    return strong(switch_off(posterior, keep, data.mean))

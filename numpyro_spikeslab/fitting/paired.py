@@ -87,15 +87,21 @@ class PairedGuide(SpikeSlabGuide):
         end = f"_{self.prefix}_probs"
         return [name.removesuffix(end) for name in params if name.endswith(end)]
 
-    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Any) -> dict[str, Any]:
+    def _start_pair(self, pair: Pair) -> dict[str, tuple[Any, Any]]:
+        scale = self._slab_scales[pair.name]
         probs_name, loc_name, scale_name = self._names(pair.name)
-        start = self._slab_scales[pair.name]
+        return {
+            probs_name: (jnp.full_like(scale, 0.5), constraints.unit_interval),
+            loc_name: (jnp.zeros_like(scale), constraints.real),
+            scale_name: (scale, constraints.softplus_positive),
+        }
+
+    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Any) -> dict[str, Any]:
         with within:
-            probs = numpyro.param(
-                probs_name, jnp.full_like(start, 0.5), constraint=constraints.unit_interval
+            probs, loc, scale = (
+                numpyro.param(name, value, constraint=constraint)
+                for name, (value, constraint) in self._start_pair(pair).items()
             )
-            loc = numpyro.param(loc_name, jnp.zeros_like(start))
-            scale = numpyro.param(scale_name, start, constraint=constraints.softplus_positive)
             spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))
             slab = numpyro.sample(
                 pair.slab, dist.Normal(spike * loc, jnp.where(spike, scale, prior_scale))
@@ -125,16 +131,23 @@ class PairedGuide(SpikeSlabGuide):
     def _site_names(self, name: str) -> tuple[str, str]:
         return f"{name}_{self.prefix}_precision", f"{name}_{self.prefix}_linear"
 
+    def _start_functions(self, name: str) -> dict[str, tuple[Any, Any]]:
+        precision, linear = self._site_names(name)
+        shape = self._function_shapes[name]
+        return {
+            precision: (jnp.ones(shape), constraints.nonnegative),
+            linear: (jnp.zeros(shape), constraints.real),
+        }
+
     def _sample_functions(self, model: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         result = {}
         for name in self.functions:
             functions: Functions = model[name]["infer"][FUNCTIONS_MARK]
             M, N = len(functions.templates), functions.num_inputs
-            precision_name, linear_name = self._site_names(name)
-            alpha = numpyro.param(
-                precision_name, jnp.ones((M, N)), constraint=constraints.nonnegative
-            )
-            h = numpyro.param(linear_name, partial(_standard_normal, (M, N)))
+            precision, linear = self._site_names(name)
+            alpha = numpyro.param(precision, jnp.ones((M, N)), constraint=constraints.nonnegative)
+            # a start at zero would be a saddle point of the weights and functions
+            h = numpyro.param(linear, partial(_standard_normal, (M, N)))
             parameters = {site: model[site]["value"] for site in functions.site_names}
             mu = functions.mean_at(functions.X)
             posterior = GaussianFunctions(functions.covariances(parameters), mu, alpha, h)

@@ -36,6 +36,7 @@ class Verdict(NamedTuple):
     - **layouts** - for tasks as columns and as rows, whether features are known and the same for
       all tasks, or are the latent functions.
     - **alike** - whether all tasks count the same observations equally often, in both layouts.
+    - **values** - the generic values.
     """
 
     counted: Any
@@ -49,6 +50,7 @@ class Verdict(NamedTuple):
     plays: tuple[Any, ...]
     layouts: tuple[Any, ...]
     alike: tuple[Any, ...]
+    values: dict[str, Any]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=RUN_ONCE)
@@ -85,6 +87,7 @@ def probe(
         plays=plays,
         layouts=tuple(_has_layout(other, program, constants, values) for other in forms[1:]),
         alike=tuple(_are_alike(other, seen) for other in forms[1:]),
+        values=values,
     )
 
 

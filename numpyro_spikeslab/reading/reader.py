@@ -226,7 +226,7 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
         if not concrete:
             constants, rest = stand_ins(constants), stand_ins(rest)
         found: Verdict = jax.device_get(probe(forms, generic, subject.program, constants, rest))
-        values = _generic(generic, rest)
+    values = jax.tree.map(jnp.asarray, found.values)
     if concrete:
         check(subject, forms[0], found)
     form = _settle(forms, found, concrete)
@@ -249,9 +249,6 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
         reading.block_size = form.size
     reading.strangers = proof.strangers
     return reading
-
-
-_generic = jax.jit(lambda program, constants: program(constants), static_argnums=0)
 
 
 def _forms(subject: Subject, proof: Proof, joint: bool) -> tuple[Form, ...]:
