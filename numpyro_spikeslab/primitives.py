@@ -143,7 +143,7 @@ def spike_slab(
 ) -> Any:
     """Weights that are exactly zero or Normal: ``w = s * w_tilde`` (paper, eq. 3).
 
-    Inside plates, makes the sample sites ``{name}_spike`` (Bernoulli) and ``{name}_slab`` (the
+    Makes the sample sites ``{name}_spike`` (Bernoulli) and ``{name}_slab`` (the
     slab's Normal prior) and the deterministic site ``name``, their product. Both sites are marked
     in their ``infer`` dictionaries, which is how :class:`~numpyro_spikeslab.PairedGuide`,
     :class:`~numpyro_spikeslab.CAVI` and :class:`~numpyro_spikeslab.PairedGibbs` find them.
@@ -154,11 +154,13 @@ def spike_slab(
     :param scale: standard deviation ``sigma_w`` of the slab, positive; likewise. Defaults to 1,
         which suits standardised features and responses.
     :param expected_size: instead of ``inclusion``, the prior expected number of nonzero weights
-        among all the weights of the enclosing plates.
-    :return: the weights, in the shape of the enclosing plates.
-    :raises ValueError: if ``inclusion`` is outside (0, 1) or ``scale`` is not positive, if not
-        exactly one of ``inclusion`` and ``expected_size`` is given, or if ``expected_size`` is not
-        between 0 and the number of weights.
+        among all the weights of this call.
+    :return: the weights, one pair each, in the shape of ``inclusion``, ``scale`` and the enclosing
+        plates broadcast against each other: that of the plates, where there are any.
+    :raises ValueError: if ``inclusion`` is outside (0, 1) or ``scale`` is not positive, if their
+        shapes do not fit each other or the plates, if not exactly one of ``inclusion`` and
+        ``expected_size`` is given, or if ``expected_size`` is not between 0 and the number of
+        weights.
 
     **Example**
 
@@ -178,12 +180,16 @@ def spike_slab(
         raise ValueError(
             f"spike_slab({name!r}): give either `inclusion` or `expected_size`, not both or none."
         )
+    shape = _pair_shape(name, {"inclusion": inclusion, "scale": scale})
     if expected_size is not None:
-        size = prod(frame.size for frame in _PYRO_STACK if isinstance(frame, numpyro.plate))
+        size = prod(_full_shape(shape))
         _require(name, "expected_size", expected_size, 0.0, float(size), "the number of weights")
         inclusion = jnp.asarray(expected_size) / size
     _require(name, "inclusion", inclusion, 0.0, 1.0, "a probability")
     _require(name, "scale", scale, 0.0, inf, "a standard deviation")
+    if shape != _plate_shape():
+        # what plates decide they also expand; a spike alone would be shared by all its slabs
+        inclusion, scale = jnp.broadcast_to(inclusion, shape), jnp.broadcast_to(scale, shape)
     spike = numpyro.sample(
         f"{name}_spike", dist.Bernoulli(probs=inclusion), infer={MARK: (name, "spike")}
     )
@@ -245,8 +251,7 @@ def sample_functions(
 
     :param point: ArviZ's name for the dimension of the inputs, ``{name}_point`` if not given.
     """
-    plates = [frame for frame in _PYRO_STACK if isinstance(frame, numpyro.plate)]
-    inner = max(plates, key=lambda plate: plate.dim, default=None)
+    inner = max(_plates(), key=lambda plate: plate.dim, default=None)
     functions = _functions(name, kernels, X, mean, None if inner is None else inner.size)
     M = len(functions.templates)
     plate = numpyro.plate("latent", M) if inner is None else nullcontext()
@@ -404,6 +409,46 @@ def _template(where: str, m: int, kernel: Any, X: Any) -> Template:
                 f"{lowest:.3g}."
             )
     return Template.of(kernel, X)
+
+
+def _plates() -> list[Any]:
+    return [frame for frame in _PYRO_STACK if isinstance(frame, numpyro.plate)]
+
+
+def _plate_shape() -> tuple[int, ...]:
+    """Batch shape of the enclosing plates, with 1 at dimensions between them."""
+    sizes = {plate.dim: plate.subsample_size for plate in _plates()}
+    return tuple(sizes.get(dim, 1) for dim in range(min(sizes, default=0), 0))
+
+
+def _pair_shape(name: str, arguments: dict[str, Any]) -> tuple[int, ...]:
+    """Shape of the weights: that of the arguments and the enclosing plates together.
+
+    :raises ValueError: if an argument does not fit the others or the plates.
+    """
+    shape = plates = _plate_shape()
+    for argument, value in arguments.items():
+        if value is None:
+            continue
+        try:
+            shape = jnp.broadcast_shapes(shape, jnp.shape(value))
+            fits = all(shape[plate.dim] == plate.subsample_size for plate in _plates())
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"spike_slab({name!r}): `{argument}` has shape {jnp.shape(value)}, which does not "
+                f"fit the other argument and the enclosing plates, of shape {plates}."
+            )
+    return shape
+
+
+def _full_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of all weights, of which the plates may take a subsample."""
+    full = list(shape)
+    for plate in _plates():
+        full[plate.dim] = plate.size
+    return tuple(full)
 
 
 def weights(spike: ArrayLike, slab: ArrayLike) -> Any:
