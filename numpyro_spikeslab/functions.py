@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What defines the prior of latent functions, and the checks of what an author gives."""
 
+import datetime
 import os
 from typing import Any, NamedTuple
 
@@ -46,7 +47,7 @@ class Functions(NamedTuple):
 
     @property
     def num_inputs(self) -> int:
-        return jnp.shape(self.X)[0]
+        return np.shape(self.X)[0]
 
     @property
     def site_names(self) -> tuple[str, ...]:
@@ -61,7 +62,7 @@ class Functions(NamedTuple):
 
         :raises ValueError: if the mean is an array and the inputs are new, or for wrong shapes.
         """
-        shape = (len(self.templates), jnp.shape(X)[0])
+        shape = (len(self.templates), np.shape(X)[0])
         if self.mean is None:
             return jnp.zeros(shape)
         if not callable(self.mean) and X is not self.X:
@@ -105,12 +106,11 @@ class Functions(NamedTuple):
         :raises ValueError: if a prior covariance or mean is known at the old inputs only, or the
             new inputs have another width.
         """
-        shape = jnp.shape(self.X)[1:]
-        check_finite(f"latent_functions({self.name!r})", "new inputs are", X_new)
-        if jnp.shape(X_new)[1:] != shape:
+        check_finite(f"latent_functions({self.name!r})", "the new inputs are", X_new)
+        if np.shape(X_new)[1:] != np.shape(self.X)[1:]:
             raise ValueError(
-                f"latent_functions({self.name!r}): the new inputs have shape {jnp.shape(X_new)} "
-                f"and the inputs have shape {jnp.shape(self.X)}; they must have the same width."
+                f"latent_functions({self.name!r}): the new inputs have shape {np.shape(X_new)} "
+                f"and the inputs have shape {np.shape(self.X)}; they must have the same width."
             )
         deviation, mean_new = phi - self.mean_at(self.X), self.mean_at(X_new)
         found = [
@@ -128,8 +128,8 @@ def define(name: str, kernels: Any, X: Any, mean: Any, size: int | None) -> Func
     :raises ValueError: if an argument is wrong or does not fit the others.
     """
     where = f"latent_functions({name!r})"
-    if jnp.ndim(X) not in (1, 2) or jnp.size(X) == 0:
-        raise ValueError(f"{where}: the inputs must have shape (N,) or (N, D), got {jnp.shape(X)}.")
+    if np.ndim(X) not in (1, 2) or np.size(X) == 0:
+        raise ValueError(f"{where}: the inputs must have shape (N,) or (N, D), got {np.shape(X)}.")
     check_finite(where, "the inputs are", X)
     if not isinstance(kernels, list | tuple):
         if size is None:
@@ -163,16 +163,41 @@ def define(name: str, kernels: Any, X: Any, mean: Any, size: int | None) -> Func
 
 
 def check_finite(where: str, inputs_are: str, X: Any) -> None:
-    """Raise unless all inputs are finite, or traced."""
+    """Raise unless all inputs are finite real numbers, or traced.
+
+    :param where: who asks, for the error message.
+    :param inputs_are: the beginning of what it says, such as ``"the inputs are"``.
+    :raises ValueError: if they are dates, complex or other than numbers, or not finite.
+    """
     if not not_jax_tracer(X):
         return
-    finite = np.isfinite(np.asarray(X, float)).reshape(jnp.shape(X)[0], -1).all(axis=1)
+    values = np.asarray(X)
+    if values.dtype.kind in "mM" or _are_dates(values):
+        raise ValueError(
+            f"{where}: {inputs_are} dates or times. Convert them to numbers in the unit of the "
+            "kernels' scales, years for example: "
+            "`(dates - dates[0]) / np.timedelta64(1, 'D') / 365.25`."
+        )
+    try:
+        if values.dtype.kind in "cSU":
+            raise TypeError(f"no real numbers: {values.dtype}")
+        values = values.astype(float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{where}: {inputs_are} of type {values.dtype}. They must be real numbers."
+        ) from error
+    finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if not finite.all():
         bad = np.flatnonzero(~finite)
         raise ValueError(
             f"{where}: {inputs_are} not finite at {bad.size} points, the first at {bad[0]}. "
             "Remove these points; missing responses are allowed, missing inputs are not."
         )
+
+
+def _are_dates(values: np.ndarray) -> bool:
+    kinds = (datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
+    return values.dtype.kind == "O" and any(isinstance(x, kinds) for x in values.flat)
 
 
 def _check_memory(where: str, functions: Functions) -> None:
@@ -191,7 +216,7 @@ def _check_memory(where: str, functions: Functions) -> None:
 
 
 def _template(where: str, m: int, kernel: Any, X: Any) -> Template:
-    N = jnp.shape(X)[0]
+    N = np.shape(X)[0]
     if isinstance(kernel, str):
         if kernel not in ("white", "zero"):
             raise ValueError(
@@ -211,19 +236,19 @@ def _template(where: str, m: int, kernel: Any, X: Any) -> Template:
         except (TypeError, ValueError, AssertionError) as error:
             raise ValueError(
                 f"{where}: kernel {m}, {type(kernel).__name__}, does not take inputs of shape "
-                f"{jnp.shape(X)}: {error}"
+                f"{np.shape(X)}: {error}"
             ) from error
         if shape != (N, N):
             raise ValueError(
                 f"{where}: kernel {m}, {type(kernel).__name__}, makes a matrix of shape {shape} of "
-                f"inputs of shape {jnp.shape(X)}, expected {(N, N)}. Does it take inputs of this "
+                f"inputs of shape {np.shape(X)}, expected {(N, N)}. Does it take inputs of this "
                 "dimension?"
             )
         return template
-    if jnp.shape(kernel) != (N, N):
+    if np.shape(kernel) != (N, N):
         raise ValueError(
             f"{where}: kernel {m} must be a tinygp kernel, 'white', 'zero' or a matrix of shape "
-            f"{(N, N)}, got {type(kernel).__name__} of shape {jnp.shape(kernel)}."
+            f"{(N, N)}, got {type(kernel).__name__} of shape {np.shape(kernel)}."
         )
     if not_jax_tracer(kernel):
         K = np.asarray(kernel, float)

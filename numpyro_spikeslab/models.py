@@ -6,6 +6,8 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import jax.numpy as jnp
 
 import numpyro
@@ -107,7 +109,7 @@ class _Options(NamedTuple):
 
 
 def _mtmkl(options, X, Y=None, X_new=None, mask=None):
-    N = jnp.shape(X)[0]
+    N = np.shape(X)[0]
     M, Q = len(options.kernels), _num_tasks(N, Y, options.num_tasks)
     with nullcontext() if options.shared_inclusion else numpyro.plate("latent", M):
         pi = numpyro.sample("inclusion", dist.Beta(*options.inclusion))
@@ -130,14 +132,14 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
         numpyro.sample("Y", dist.Normal(f, noise), obs=Y)
     if X_new is None:
         return
-    if jnp.shape(X_new)[1:] != jnp.shape(X)[1:]:
+    if np.shape(X_new)[1:] != np.shape(X)[1:]:
         raise ValueError(
-            f"mtmkl: X_new has shape {jnp.shape(X_new)} and X has shape {jnp.shape(X)}; they "
+            f"mtmkl: X_new has shape {np.shape(X_new)} and X has shape {np.shape(X)}; they "
             "must have the same width."
         )
     with numpyro.plate("latent", M):
         phi_new = numpyro.sample("phi_new", functions.conditional(sites, phi, X_new))
-    with numpyro.plate("new_point", jnp.shape(X_new)[0], dim=-2), task:
+    with numpyro.plate("new_point", np.shape(X_new)[0], dim=-2), task:
         f_new = numpyro.deterministic("f_new", (W @ phi_new).T)
         numpyro.sample("Y_new", dist.Normal(f_new, noise))
 

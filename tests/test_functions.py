@@ -2,8 +2,9 @@
 """What defines latent functions: their values at new inputs, and the checks of the arguments."""
 
 import numpy as np
+import pandas as pd
 import pytest
-from tinygp import kernels
+from tinygp import kernels, transforms
 from tinygp.kernels import quasisep
 
 from jax import random
@@ -94,3 +95,101 @@ def test_new_inputs_have_the_width_of_the_old_ones():
     functions = define("phi", ["white"], np.ones((3, 2)), None, None)
     with pytest.raises(ValueError, match="same width"):
         functions.conditional({}, jnp.zeros((1, 3)), np.ones((4, 3)))
+
+
+# Inputs that are no numbers
+
+DAYS = pd.date_range("2020-01-01", periods=4)
+DATES = {
+    "index": DAYS,
+    "array": DAYS.to_numpy(),
+    "column": DAYS.to_numpy()[:, None],
+    "series": pd.Series(DAYS),
+    "since the first": DAYS - DAYS[0],
+    "Python": [day.to_pydatetime() for day in DAYS],
+}
+
+
+@pytest.mark.parametrize("name", DATES)
+def test_dates_are_refused(name):
+    model = nss.models.mtmkl([kernels.ExpSquared(1.0)], num_tasks=1)
+    with pytest.raises(ValueError, match=r"are dates or times. Convert them .* years for example"):
+        trace(model, DATES[name])
+
+
+def test_the_remedy_for_dates_makes_years():
+    days = DAYS.to_numpy()
+    years = (days - days[0]) / np.timedelta64(1, "D") / 365.25
+    functions = define("phi", [kernels.ExpSquared(1.0)], years, None, None)
+    np.testing.assert_allclose(functions.X, np.arange(4) / 365.25)
+    with pytest.raises(ValueError, match="new inputs are dates"):
+        functions.conditional({"phi_scale": jnp.ones(1)}, jnp.zeros((1, 4)), days)
+
+
+@pytest.mark.parametrize("inputs", [np.arange(4) * 1j, np.array(list("1234")), [object()] * 4])
+def test_inputs_are_real_numbers(inputs):
+    with pytest.raises(ValueError, match="must be real numbers"):
+        define("phi", ["white"], inputs, None, None)
+
+
+# Parameters of kernels
+
+
+class Repeated(kernels.Kernel):
+    """A kernel of one's own that counts."""
+
+    times: int
+    scale: float
+
+    def evaluate(self, X1, X2):
+        return self.times * jnp.exp(-0.5 * ((X1 - X2) / self.scale) ** 2)
+
+
+def learned(kernel, x):
+    return define("phi", [kernel], x, None, None).templates[0].parameters
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        (kernels.ExpSquared(1), {"scale": 1.0}),
+        (kernels.ExpSquared(np.int32(2)), {"scale": 2.0}),
+        (3 * kernels.Matern32(2.5), {"kernel1_value": 3.0, "kernel2_scale": 2.5}),
+        (kernels.RationalQuadratic(2, alpha=1), {"scale": 2.0, "alpha": 1.0}),
+        (quasisep.Matern52(scale=1, sigma=2), {"scale": 1.0, "sigma": 2.0}),
+        (transforms.Subspace(1, kernels.ExpSquared(1)), {"kernel_scale": 1.0}),
+        (kernels.Constant(0), {}),
+        (kernels.Constant(-1.0), {}),
+        (kernels.Constant(True), {}),
+        (Repeated(2, 1), {"scale": 1.0}),
+    ],
+)
+def test_positive_numbers_are_learned(kernel, expected):
+    x = np.ones((4, 2)) if isinstance(kernel, transforms.Subspace) else np.linspace(0.0, 1.0, 4)
+    found = learned(kernel, x)
+    assert {name: float(value) for name, value in found.items()} == expected
+    assert all(jnp.issubdtype(value.dtype, jnp.floating) for value in found.values())
+
+
+@pytest.mark.parametrize("order", [2, 2.0])
+def test_the_order_of_a_polynomial_is_no_parameter(order):
+    kernel = kernels.Polynomial(order=order, scale=2, sigma=jnp.array(1))
+    assert set(learned(kernel, np.ones((4, 2)))) == {"scale", "sigma"}
+
+
+def test_integer_arrays_are_learned_as_floats():
+    kernel = transforms.Linear(jnp.array([1, 2]), kernels.ExpSquared())
+    found = learned(kernel, np.ones((4, 2)))
+    np.testing.assert_array_equal(found["scale"], [1.0, 2.0])
+    assert jnp.issubdtype(found["scale"].dtype, jnp.floating)
+
+
+def test_an_integer_scale_has_the_site_and_the_density_of_a_float():
+    x = np.linspace(0.0, 1.0, 4)
+    one, other = (
+        trace(lambda scale=scale: nss.latent_functions("phi", [kernels.ExpSquared(scale)] * 2, x))
+        for scale in (1, 1.0)
+    )
+    assert set(one) == set(other) and "phi_scale" in one
+    for name in ("phi_scale", "phi"):
+        np.testing.assert_array_equal(one[name]["value"], other[name]["value"])

@@ -62,7 +62,7 @@ class Template:
             return cls(jnp.asarray(kernel, float), (False,), "matrix")
         leaves, _ = jax.tree_util.tree_flatten_with_path(kernel)
         free = tuple(_is_positive(x) and not _is_structure(kernel, path) for path, x in leaves)
-        state_space = _is_state_space(kernel) and jnp.size(X) == jnp.shape(X)[0]
+        state_space = _is_state_space(kernel) and np.size(X) == np.shape(X)[0]
         return cls(kernel, free, "quasisep" if state_space else "kernel")
 
     @property
@@ -96,7 +96,7 @@ class Template:
 
     def covariance(self, values: Sequence[Any], X: Any) -> Covariance:
         """Prior covariance at the inputs, without jitter."""
-        N = jnp.shape(X)[0]
+        N = np.shape(X)[0]
         if self.kind == "white":
             return Diagonal(jnp.ones(N))
         if self.kind == "zero":
@@ -149,19 +149,20 @@ class Template:
         if _is_state_space(self.kernel):
             # tinygp evaluates them at single numbers only
             X, X_new = (x.ravel() if x.size == x.shape[0] else x for x in (X, X_new))
-        return self.at(values)(X, X_new)
+        # constants that are integers make integers
+        return jnp.asarray(self.at(values)(X, X_new), float)
 
     def variance(self, values: Sequence[Any], X: Any) -> Float[Array, " S"]:
         """Prior variance at inputs."""
         if self.is_independent:
-            return jnp.full(jnp.shape(X)[0], 1.0 if self.kind == "white" else 0.0)
+            return jnp.full(np.shape(X)[0], 1.0 if self.kind == "white" else 0.0)
         if self.kind == "matrix":
             return jnp.diagonal(self.kernel)
         x = jnp.asarray(X, float)
         kernel = self.at(values)
         if _is_state_space(self.kernel) and x.size == x.shape[0]:
             x = x.ravel()
-        return jax.vmap(kernel.evaluate)(x, x)
+        return jnp.asarray(jax.vmap(kernel.evaluate)(x, x), float)
 
 
 def _is_positive(leaf: Any) -> bool:
