@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ready-made models: plain NumPyro models that use the primitives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ def mtmkl(
     inclusion: tuple[float, float] = (1.0, 1.0),
     shared_noise: bool = False,
     shared_inclusion: bool = True,
+    priors: Mapping[str, dist.Distribution] | None = None,
 ) -> Callable[..., Any]:
     r"""The multi-task multiple-kernel model of Titsias and Lazaro-Gredilla (2011), section 3.
 
@@ -58,6 +59,8 @@ def mtmkl(
     :param shared_noise: whether all tasks have one noise standard deviation instead of one each.
     :param shared_inclusion: whether all functions have one inclusion probability, as in the paper,
         instead of one each.
+    :param priors: priors of the kernels' parameters by their path, such as ``"scale"``; see
+        :func:`~numpyro_spikeslab.latent_functions`. The default is LogNormal.
     :return: ``model(X, Y=None, X_new=None, mask=None)``. ``Y`` has shape (N, Q), or (N,) for one
         task; NaN is a missing entry, and so is one where the boolean ``mask``, of the same shape,
         is false. ``X_new`` is for predictions from samples with ``Predictive``; leave it out of
@@ -90,7 +93,15 @@ def mtmkl(
     every = list(kernels) if is_list else [kernels] * M
 
     options = _Options(
-        every, num_tasks, mean, noise_scale, slab_scale, inclusion, shared_noise, shared_inclusion
+        kernels=every,
+        num_tasks=num_tasks,
+        mean=mean,
+        noise_scale=noise_scale,
+        slab_scale=slab_scale,
+        inclusion=inclusion,
+        shared_noise=shared_noise,
+        shared_inclusion=shared_inclusion,
+        priors=priors,
     )
     return partial(_mtmkl, options)
 
@@ -106,6 +117,7 @@ class _Options(NamedTuple):
     inclusion: tuple[float, float]
     shared_noise: bool
     shared_inclusion: bool
+    priors: Mapping[str, dist.Distribution] | None
 
 
 def _mtmkl(options, X, Y=None, X_new=None, mask=None):
@@ -117,7 +129,9 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
     task = numpyro.plate("task", Q, dim=-1)
     with nullcontext() if options.shared_noise else task:
         noise = numpyro.sample("noise", dist.HalfNormal(options.noise_scale))
-    phi, functions, sites = sample_functions("phi", options.kernels, X, options.mean, point="point")
+    phi, functions, sites = sample_functions(
+        "phi", options.kernels, X, options.mean, options.priors, point="point"
+    )
     with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
         W = spike_slab("W", pi, slab)
     with numpyro.plate("point", N, dim=-2), task, ExitStack() as stack:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model's author writes: spike-and-slab weights and latent functions."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from math import inf, prod
 from typing import Any
@@ -17,6 +18,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.distributions import GaussianFunctions
 from numpyro_spikeslab.functions import Functions, check_finite as check_finite, define
+from numpyro_spikeslab.kernel_priors import parameter_priors
 
 MARK = "spike_slab"
 """Key in the ``infer`` dictionary of both sites of a pair; its value is ``(name, part)``."""
@@ -24,10 +26,6 @@ MARK = "spike_slab"
 
 FUNCTIONS_MARK = "latent_functions"
 """Key in the ``infer`` dictionary of latent functions; its value is their :class:`Functions`."""
-
-
-KERNEL_PRIOR_SCALE = 2.0
-"""Scale of the LogNormal prior of a kernel parameter; its median is the value in the kernel."""
 
 
 def spike_slab(
@@ -93,7 +91,14 @@ def spike_slab(
     return numpyro.deterministic(name, weights(spike, slab))
 
 
-def latent_functions(name: str, kernels: Any, X: Any, mean: Any = None) -> Any:
+def latent_functions(
+    name: str,
+    kernels: Any,
+    X: Any,
+    mean: Any = None,
+    *,
+    priors: Mapping[str, dist.Distribution] | None = None,
+) -> Any:
     r"""M latent functions with Gaussian process priors, at N inputs.
 
     Makes the sample site ``name`` with M functions along the innermost plate and the event shape
@@ -101,11 +106,14 @@ def latent_functions(name: str, kernels: Any, X: Any, mean: Any = None) -> Any:
     :math:`\epsilon` is ``max(1e-9, 4 N eps)`` times the largest entry of :math:`K_m`. Without an
     enclosing plate it makes the plate ``latent``.
 
-    Each positive float inside a kernel is a parameter to be learned: the sample site
-    ``{name}_{parameter}``, such as ``phi_scale``, with a LogNormal prior whose median is the value
-    in the kernel and whose scale is 2, one for each function. Where the kernels of a list have
-    different parameters, the sites are ``{name}_{m}_{parameter}``. To hold one, condition on it:
-    ``handlers.condition(model, {"phi_scale": ...})``.
+    Each positive number inside a kernel is a parameter to be learned: the sample site
+    ``{name}_{path}``, such as ``phi_scale`` or, of ``2.0 * kernels.ExpSquared(1.0)``,
+    ``phi_kernel1_value`` and ``phi_kernel2_scale``. Its prior is LogNormal, with the value in the
+    kernel as its median and the scale 2, unless ``priors`` has another. The site has one entry for
+    each function, shape (M,) before the parameter's own; where the kernels of a list have different
+    parameters, there is a site ``{name}_{m}_{path}`` for each function instead. To hold one,
+    condition on it: ``handlers.condition(model, {"phi_scale": ...})``. The order of a
+    ``Polynomial``, and what a kernel of one's own annotates as ``int``, is held.
 
     Covariances are dense matrices, so N is limited to some thousands, unless inputs have one
     dimension and all kernels are of one kind of ``tinygp.kernels.quasisep``: then time and memory
@@ -116,13 +124,20 @@ def latent_functions(name: str, kernels: Any, X: Any, mean: Any = None) -> Any:
         Each is a tinygp kernel, an ``(N, N)`` covariance matrix, ``"white"`` (independent values,
         as in factor analysis) or ``"zero"`` (no deviation from the mean). If all are ``"zero"``,
         the functions are a deterministic site and the model is a linear one.
-    :param X: inputs, shape (N,) or (N, D).
+    :param X: inputs, real numbers of shape (N,) or (N, D), in the unit of the kernels' scales.
     :param mean: prior means, shape (M, N) or (N,), or a function that maps inputs to them. Zero if
         not given.
+    :param priors: priors of kernel parameters by their path, for example
+        ``{"scale": dist.InverseGamma(3.0, 1.0)}``, each on positive numbers. A prior holds for all
+        functions with this parameter; where sites are numbered, ``{"0_scale": ...}`` is that of the
+        first function alone. Its shape must broadcast to that of the site: (M,) for a number,
+        (M, D) for an array of shape (D,), without M where sites are numbered. Parameters without an
+        entry keep the default.
     :return: the functions' values, shape (M, N).
     :raises ValueError: if there are no functions or inputs, the number of kernels is not that of
-        the plate, the inputs are not finite, a kernel does not take them, a matrix is not a
-        covariance of the inputs, or the matrices need more memory than the machine has.
+        the plate, the inputs are dates or not finite numbers, a kernel does not take them, a matrix
+        is not a covariance of the inputs, the matrices need more memory than the machine has, or a
+        prior is of no parameter, not on positive numbers or of another shape.
 
     **Example**
 
@@ -136,12 +151,29 @@ def latent_functions(name: str, kernels: Any, X: Any, mean: Any = None) -> Any:
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     model(jnp.linspace(0, 1, 5)).shape
         (3, 5)
+
+    With a prior that keeps length scales away from zero:
+
+    .. doctest::
+
+        >>> import numpyro.distributions as dist
+        >>> def model(X):
+        ...     kernel, scale = kernels.ExpSquared(2.0), dist.InverseGamma(3.0, 1.0)
+        ...     return nss.latent_functions("phi", [kernel] * 3, X, priors={"scale": scale})
+        >>> trace = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(jnp.ones(5))
+        >>> type(trace["phi_scale"]["fn"].base_dist).__name__, trace["phi_scale"]["value"].shape
+        ('InverseGamma', (3,))
     """
-    return sample_functions(name, kernels, X, mean)[0]
+    return sample_functions(name, kernels, X, mean, priors)[0]
 
 
 def sample_functions(
-    name: str, kernels: Any, X: Any, mean: Any = None, point: str | None = None
+    name: str,
+    kernels: Any,
+    X: Any,
+    mean: Any = None,
+    priors: Mapping[str, dist.Distribution] | None = None,
+    point: str | None = None,
 ) -> tuple[Any, Functions, dict[str, Any]]:
     """:func:`latent_functions`, also what defines the functions and the kernels' parameters.
 
@@ -149,6 +181,7 @@ def sample_functions(
     """
     inner = max(_plates(), key=lambda plate: plate.dim, default=None)
     functions = define(name, kernels, X, mean, None if inner is None else inner.size)
+    given = parameter_priors(functions, priors or {})
     M = len(functions.templates)
     plate = numpyro.plate("latent", M) if inner is None else nullcontext()
     mu = functions.mean_at(functions.X)
@@ -162,7 +195,7 @@ def sample_functions(
             f"the plate {inner.name!r}. Move latent_functions out of it; it makes its own plate."
         )
     with plate if functions.alike else nullcontext():
-        sites = _sample_parameters(functions)
+        sites = {site: numpyro.sample(site, prior) for site, prior in given.items()}
     if kinds == {"white"}:
         prior: dist.Distribution = dist.Normal(mu, 1.0).to_event(1)
     elif kinds == {"quasisep"} and functions.is_uniform:
@@ -174,23 +207,6 @@ def sample_functions(
         infer = {FUNCTIONS_MARK: functions, "event_dims": (point or f"{name}_point",)}
         phi = numpyro.sample(name, prior, infer=infer)
     return phi, functions, sites
-
-
-def _sample_parameters(functions: Functions) -> dict[str, Any]:
-    """Sample the parameters of the kernels."""
-    sites: dict[str, Any] = {}
-    if functions.alike:
-        starts = [list(template.parameters.values()) for template in functions.templates]
-        for k, name in enumerate(functions.sites[0]):
-            start = jnp.stack([values[k] for values in starts])
-            prior = dist.LogNormal(jnp.log(start), KERNEL_PRIOR_SCALE).to_event(start.ndim - 1)
-            sites[name] = numpyro.sample(name, prior)
-        return sites
-    for template, names in zip(functions.templates, functions.sites, strict=True):
-        for name, start in zip(names, template.parameters.values(), strict=True):
-            prior = dist.LogNormal(jnp.log(start), KERNEL_PRIOR_SCALE).to_event(start.ndim)
-            sites[name] = numpyro.sample(name, prior)
-    return sites
 
 
 def _plates() -> list[Any]:
