@@ -120,7 +120,7 @@ def test_priors_that_do_not_fit_are_refused(priors, message):
 
 
 def test_values_are_no_priors(unchecked_types):
-    with pytest.raises(ValueError, match="distribution of NumPyro, got float.*condition on its"):
+    with pytest.raises(ValueError, match=r"distribution of NumPyro, got float.*condition on its"):
         trace(ALIKE, {"scale": 2.0})
 
 
