@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ready-made models: plain NumPyro models that use the primitives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
+
+import numpy as np
 
 import jax.numpy as jnp
 
@@ -28,6 +30,7 @@ def mtmkl(
     inclusion: tuple[float, float] = (1.0, 1.0),
     shared_noise: bool = False,
     shared_inclusion: bool = True,
+    priors: Mapping[str, dist.Distribution] | None = None,
 ) -> Callable[..., Any]:
     r"""The multi-task multiple-kernel model of Titsias and Lazaro-Gredilla (2011), section 3.
 
@@ -56,6 +59,8 @@ def mtmkl(
     :param shared_noise: whether all tasks have one noise standard deviation instead of one each.
     :param shared_inclusion: whether all functions have one inclusion probability, as in the paper,
         instead of one each.
+    :param priors: priors of the kernels' parameters by their path, such as ``"scale"``; see
+        :func:`~numpyro_spikeslab.latent_functions`. The default is LogNormal.
     :return: ``model(X, Y=None, X_new=None, mask=None)``. ``Y`` has shape (N, Q), or (N,) for one
         task; NaN is a missing entry, and so is one where the boolean ``mask``, of the same shape,
         is false. ``X_new`` is for predictions from samples with ``Predictive``; leave it out of
@@ -88,7 +93,15 @@ def mtmkl(
     every = list(kernels) if is_list else [kernels] * M
 
     options = _Options(
-        every, num_tasks, mean, noise_scale, slab_scale, inclusion, shared_noise, shared_inclusion
+        kernels=every,
+        num_tasks=num_tasks,
+        mean=mean,
+        noise_scale=noise_scale,
+        slab_scale=slab_scale,
+        inclusion=inclusion,
+        shared_noise=shared_noise,
+        shared_inclusion=shared_inclusion,
+        priors=priors,
     )
     return partial(_mtmkl, options)
 
@@ -104,10 +117,11 @@ class _Options(NamedTuple):
     inclusion: tuple[float, float]
     shared_noise: bool
     shared_inclusion: bool
+    priors: Mapping[str, dist.Distribution] | None
 
 
 def _mtmkl(options, X, Y=None, X_new=None, mask=None):
-    N = jnp.shape(X)[0]
+    N = np.shape(X)[0]
     M, Q = len(options.kernels), _num_tasks(N, Y, options.num_tasks)
     with nullcontext() if options.shared_inclusion else numpyro.plate("latent", M):
         pi = numpyro.sample("inclusion", dist.Beta(*options.inclusion))
@@ -115,7 +129,9 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
     task = numpyro.plate("task", Q, dim=-1)
     with nullcontext() if options.shared_noise else task:
         noise = numpyro.sample("noise", dist.HalfNormal(options.noise_scale))
-    phi, functions, sites = sample_functions("phi", options.kernels, X, options.mean, point="point")
+    phi, functions, sites = sample_functions(
+        "phi", options.kernels, X, options.mean, options.priors, point="point"
+    )
     with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
         W = spike_slab("W", pi, slab)
     with numpyro.plate("point", N, dim=-2), task, ExitStack() as stack:
@@ -130,14 +146,14 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
         numpyro.sample("Y", dist.Normal(f, noise), obs=Y)
     if X_new is None:
         return
-    if jnp.shape(X_new)[1:] != jnp.shape(X)[1:]:
+    if np.shape(X_new)[1:] != np.shape(X)[1:]:
         raise ValueError(
-            f"mtmkl: X_new has shape {jnp.shape(X_new)} and X has shape {jnp.shape(X)}; they "
+            f"mtmkl: X_new has shape {np.shape(X_new)} and X has shape {np.shape(X)}; they "
             "must have the same width."
         )
     with numpyro.plate("latent", M):
         phi_new = numpyro.sample("phi_new", functions.conditional(sites, phi, X_new))
-    with numpyro.plate("new_point", jnp.shape(X_new)[0], dim=-2), task:
+    with numpyro.plate("new_point", np.shape(X_new)[0], dim=-2), task:
         f_new = numpyro.deterministic("f_new", (W @ phi_new).T)
         numpyro.sample("Y_new", dist.Normal(f_new, noise))
 

@@ -16,6 +16,7 @@ import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Predictive
+from numpyro.infer.util import log_density
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.primitives import MARK
@@ -67,6 +68,69 @@ def test_spike_slab_takes_an_inclusion_and_a_scale_per_weight():
     sites = trace(two_plates, inclusion, scale)
     np.testing.assert_allclose(sites["w_spike"]["fn"].mean[2], inclusion, rtol=1e-6)
     np.testing.assert_allclose(sites["w_slab"]["fn"].variance[3], scale**2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("inclusion", "scale", "shape"),
+    [
+        (0.3, np.ones(3), (3,)),
+        (np.full(3, 0.3), 2.0, (3,)),
+        (np.full((4, 1), 0.3), np.ones(3), (4, 3)),
+        (np.full(3, 0.3), np.ones(3), (3,)),
+    ],
+)
+def test_without_plates_there_is_one_pair_for_each_entry(inclusion, scale, shape):
+    def model():
+        return nss.spike_slab("w", inclusion, scale)
+
+    sites = trace(model)
+    assert [sites[name]["value"].shape for name in ("w_spike", "w_slab", "w")] == [shape] * 3
+    rng = np.random.default_rng(0)
+    spikes, slabs = rng.integers(0, 2, shape), rng.normal(size=shape)
+    value, _ = log_density(model, (), {}, {"w_spike": spikes, "w_slab": slabs})
+    p, s = np.broadcast_to(inclusion, shape), np.broadcast_to(scale, shape)
+    expected = np.where(spikes, np.log(p), np.log1p(-p)) + stats.norm.logpdf(slabs, 0.0, s)
+    np.testing.assert_allclose(value, expected.sum(), rtol=1e-5)
+
+
+def test_arguments_may_have_dimensions_that_no_plate_has():
+    def model():
+        with numpyro.plate("task", 4, dim=-2):
+            return nss.spike_slab("w", np.full(3, 0.3), 2.0)
+
+    sites = trace(model)
+    assert [sites[name]["value"].shape for name in ("w_spike", "w_slab", "w")] == [(4, 3)] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((np.full(3, 0.3),), r"`inclusion` has shape \(3,\).* plates, of shape \(4, 5\)"),
+        ((0.3, np.ones((2, 1))), r"`scale` has shape \(2, 1\)"),
+    ],
+)
+def test_shapes_that_do_not_fit_the_plates_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=rf"spike_slab\('w'\): {message}"):
+        trace(two_plates, *arguments)
+
+
+def test_shapes_that_do_not_fit_each_other_are_refused():
+    with pytest.raises(ValueError, match=r"spike_slab\('w'\): `scale` has shape \(4,\)"):
+        trace(lambda: nss.spike_slab("w", np.full(3, 0.3), np.ones(4)))
+
+
+def test_a_plate_of_one_weight_is_not_expanded():
+    def model():
+        with numpyro.plate("feature", 1):
+            nss.spike_slab("w", np.full(3, 0.3))
+
+    with pytest.raises(ValueError, match="does not fit"):
+        trace(model)
+
+
+def test_expected_size_counts_the_weights_of_the_scale():
+    model = lambda: nss.spike_slab("w", scale=np.ones(8), expected_size=2.0)  # noqa: E731
+    np.testing.assert_allclose(trace(model)["w_spike"]["fn"].mean, np.full(8, 0.25))
 
 
 def test_inclusion_and_scale_may_be_latent():

@@ -116,6 +116,40 @@ def predict(
     return mu_star + K_star @ posterior.weights, variance
 
 
+def extend(
+    covariance: Covariance,
+    joint: Covariance,
+    deviation: Float[Array, " N"],
+    cross: Float[Array, "N S"],
+) -> tuple[Float[Array, " S"], Float[Array, "S S"]]:
+    r"""The function at S new inputs given its values at N old ones.
+
+    The values have the prior :math:`K + \epsilon I` with its jitter. With the weights
+    :math:`W = (K + \epsilon I)^{-1} K_*^\top` and the root :math:`R` of the joint prior with its
+    jitter, the covariance is :math:`Z^\top Z` with
+
+    .. math::
+
+        Z = R^\top \begin{pmatrix} -W \\ I \end{pmatrix} .
+
+    Nothing as large as the prior is subtracted from it, so that rounding cannot make it indefinite,
+    and an error of :math:`W` changes it by its square only.
+
+    :param covariance: prior covariance at the old inputs, without its jitter.
+    :param joint: prior covariance at the old and then the new inputs, without its jitter.
+    :param deviation: ``(N,)``, values less their prior mean.
+    :param cross: ``(N, S)``, :math:`K_*^\top`, prior covariance between old and new inputs.
+    :return: deviation of the means from the prior mean, shape ``(S,)``, and the lower triangular
+        root of the covariance, shape ``(S, S)``.
+    """
+    noisy, noisy_joint = covariance.jittered(), joint.jittered()
+    L: Any = noisy.root()
+    W = noisy.solve_upper(L, noisy.solve_lower(L, cross))
+    contrast = jnp.concatenate([-W, jnp.eye(cross.shape[1], dtype=cross.dtype)])
+    Z = noisy_joint.times_upper(noisy_joint.root(), contrast)
+    return W.T @ deviation, jnp.linalg.cholesky(Z.T @ Z)
+
+
 def sample(
     key: Array,
     covariance: Covariance,

@@ -4,26 +4,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import accumulate
 import math
+import sys
 from typing import Any
 
 from jaxtyping import Array, Float
 import numpy as np
-from tinygp.kernels import Kernel, quasisep
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.covariance import (
-    Covariance,
-    Dense,
-    Diagonal,
-    Quasisep,
-    add_jitter,
-    as_matrix,
-)
+from numpyro_spikeslab.algebra import gaussian
+from numpyro_spikeslab.algebra.covariance import Covariance, Dense, Diagonal
+
+
+def is_kernel(value: Any) -> bool:
+    """Whether this is a tinygp kernel."""
+    return _is_instance(value, "tinygp.kernels.base", "Kernel")
+
+
+def _is_instance(value: Any, module: str, name: str) -> bool:
+    # what is of a class has imported it; importing tinygp here would cost those who do not use it
+    return module in sys.modules and isinstance(value, getattr(sys.modules[module], name))
+
+
+def _is_state_space(kernel: Any) -> bool:
+    return _is_instance(kernel, "tinygp.kernels.quasisep", "Quasisep")
 
 
 @jax.tree_util.register_dataclass
@@ -43,18 +51,24 @@ class Template:
 
     @classmethod
     def of(cls, kernel: Any, X: Any) -> Template:
-        """The template of a kernel, whose positive floats are its parameters.
+        """The template of a kernel, whose positive numbers are its parameters.
 
         :param kernel: a tinygp kernel, a matrix, ``"white"`` or ``"zero"``.
         :param X: ``(N,)`` or ``(N, D)``, the inputs.
         """
         if isinstance(kernel, str):
             return cls((), (), kernel)
-        if not isinstance(kernel, Kernel):
-            return cls(jnp.asarray(kernel), (False,), "matrix")
-        free = tuple(_is_parameter(leaf) for leaf in jax.tree.leaves(kernel))
-        state_space = isinstance(kernel, quasisep.Quasisep) and jnp.size(X) == jnp.shape(X)[0]
+        if not is_kernel(kernel):
+            return cls(jnp.asarray(kernel, float), (False,), "matrix")
+        leaves, _ = jax.tree_util.tree_flatten_with_path(kernel)
+        free = tuple(_is_positive(x) and not _is_structure(kernel, path) for path, x in leaves)
+        state_space = _is_state_space(kernel) and np.size(X) == np.shape(X)[0]
         return cls(kernel, free, "quasisep" if state_space else "kernel")
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether values at different inputs are independent."""
+        return self.kind in ("white", "zero")
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -82,7 +96,7 @@ class Template:
 
     def covariance(self, values: Sequence[Any], X: Any) -> Covariance:
         """Prior covariance at the inputs, without jitter."""
-        N = jnp.shape(X)[0]
+        N = np.shape(X)[0]
         if self.kind == "white":
             return Diagonal(jnp.ones(N))
         if self.kind == "zero":
@@ -90,7 +104,9 @@ class Template:
         if self.kind == "matrix":
             return Dense(self.kernel)
         if self.kind == "quasisep":
-            return Quasisep.from_kernel(self.at(values), jnp.reshape(jnp.asarray(X), N))
+            from numpyro_spikeslab.algebra.quasisep import Quasisep
+
+            return Quasisep.from_kernel(self.at(values), jnp.reshape(jnp.asarray(X, float), N))
         return Dense(self.cross(values, X, X))
 
     def prior(self, values: Sequence[Any], X: Any, dense: bool) -> Covariance:
@@ -99,7 +115,26 @@ class Template:
         :param dense: whether it must be a matrix, as where functions of several kinds meet.
         """
         covariance = self.covariance(values, X)
-        return add_jitter(Dense(as_matrix(covariance)) if dense else covariance)
+        return (Dense(covariance.to_dense()) if dense else covariance).jittered()
+
+    def extend(
+        self, values: Sequence[Any], X: Any, X_new: Any, deviation: Float[Array, " N"]
+    ) -> tuple[Float[Array, " S"], Float[Array, "S S"]]:
+        """The function at new inputs given its values; see :func:`gaussian.extend`.
+
+        :param deviation: its values at ``X``, less their prior mean.
+        :return: deviation of the means from the prior mean, and root of the covariance.
+        :raises ValueError: if all that is known is a matrix.
+        """
+        cross = self.cross(values, X, X_new)
+        if self.is_independent:
+            variance = self.variance(values, X_new)
+            # zeros would be no root of a distribution
+            root = jnp.sqrt(jnp.maximum(variance, jnp.finfo(variance.dtype).tiny))
+            return jnp.zeros_like(variance), jnp.diag(root)
+        old = self.covariance(values, X)
+        joint = self.covariance(values, jnp.concatenate([jnp.asarray(X), jnp.asarray(X_new)]))
+        return gaussian.extend(old, joint, deviation, cross)
 
     def cross(self, values: Sequence[Any], X: Any, X_new: Any) -> Float[Array, "N S"]:
         """Prior covariance between inputs and others.
@@ -107,28 +142,54 @@ class Template:
         :raises ValueError: if all that is known is a matrix.
         """
         X, X_new = jnp.asarray(X, float), jnp.asarray(X_new, float)
-        if self.kind in ("white", "zero"):
+        if self.is_independent:
             return jnp.zeros((X.shape[0], X_new.shape[0]))
         if self.kind == "matrix":
             raise ValueError("A covariance matrix says nothing about new inputs; give a kernel.")
-        if isinstance(self.kernel, quasisep.Quasisep):
+        if _is_state_space(self.kernel):
             # tinygp evaluates them at single numbers only
             X, X_new = (x.ravel() if x.size == x.shape[0] else x for x in (X, X_new))
-        return self.at(values)(X, X_new)
+        # constants that are integers make integers
+        return jnp.asarray(self.at(values)(X, X_new), float)
 
     def variance(self, values: Sequence[Any], X: Any) -> Float[Array, " S"]:
         """Prior variance at inputs."""
-        if self.kind in ("white", "zero"):
-            return jnp.full(jnp.shape(X)[0], 1.0 if self.kind == "white" else 0.0)
+        if self.is_independent:
+            return jnp.full(np.shape(X)[0], 1.0 if self.kind == "white" else 0.0)
         if self.kind == "matrix":
             return jnp.diagonal(self.kernel)
         x = jnp.asarray(X, float)
         kernel = self.at(values)
-        if isinstance(self.kernel, quasisep.Quasisep) and x.size == x.shape[0]:
+        if _is_state_space(self.kernel) and x.size == x.shape[0]:
             x = x.ravel()
-        return jax.vmap(kernel.evaluate)(x, x)
+        return jnp.asarray(jax.vmap(kernel.evaluate)(x, x), float)
 
 
-def _is_parameter(leaf: Any) -> bool:
+def _is_positive(leaf: Any) -> bool:
     value = np.asarray(leaf)
-    return np.issubdtype(value.dtype, np.floating) and value.size > 0 and bool(np.all(value > 0))
+    return value.dtype.kind in "iuf" and value.size > 0 and bool(np.all(value > 0))
+
+
+def _is_structure(kernel: Any, path: tuple[Any, ...]) -> bool:
+    """Whether a number in a kernel says what kernel it is, so that it cannot be learned.
+
+    That is the order of a polynomial kernel, what a kernel of one's own annotates as ``int``, and
+    what a kernel keeps for itself, with a leading underscore.
+    """
+    node = kernel
+    for key in path:
+        name = getattr(key, "name", None)
+        if name is None:
+            # an entry of a container
+            return False
+        if name.startswith("_") or _field_type(node, name) in (int, "int"):
+            return True
+        if name == "order" and _is_instance(node, "tinygp.kernels.base", "Polynomial"):
+            return True
+        node = getattr(node, name)
+    return False
+
+
+def _field_type(node: Any, name: str) -> Any:
+    found = fields(node) if is_dataclass(node) else ()
+    return next((f.type for f in found if f.name == name), None)

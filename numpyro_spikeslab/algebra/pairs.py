@@ -111,6 +111,7 @@ def gram_sweep(
     precision: Any,
     pairs: Coordinates,
     put: Put,
+    *,
     noise: Any = None,
 ) -> Float[Array, " B"]:
     """Visit B coordinates in turn, carrying ``cross = <phi_m, residual>`` of all of them.
@@ -140,6 +141,7 @@ def task_sweep(
     precision: Float[Array, " Q"],
     prior: Prior,
     put: Put,
+    *,
     noise: Any = None,
 ) -> Conditional:
     """Visit the M coordinates of Q tasks in turn, all tasks at once: a :func:`gram_sweep` each.
@@ -159,7 +161,7 @@ def task_sweep(
     shared = gram.shape[0] == 1
 
     def of_task(gram, cross, weights, precision, pairs, noise):
-        return gram_sweep(gram, cross, weights, precision, pairs, put, noise)
+        return gram_sweep(gram, cross, weights, precision, pairs, put, noise=noise)
 
     b = jax.vmap(of_task, in_axes=(None if shared else 0, 0, 0, 0, 0, 0))(
         gram[0] if shared else gram, cross, weights, precision, pairs, noise
@@ -174,6 +176,7 @@ def sweep(
     precision: Any,
     prior: Prior,
     put: Put,
+    *,
     noise: Any = None,
 ) -> tuple[Float[Array, " N"], Conditional]:
     """One pass over all coordinates: Gauss-Seidel inside blocks whose Gram matrix is known.
@@ -203,7 +206,7 @@ def sweep(
 
     def visit(residual, block):
         rows, gram, weights, pairs, noise = block
-        b = gram_sweep(gram, rows @ residual, weights, precision, pairs, put, noise)
+        b = gram_sweep(gram, rows @ residual, weights, precision, pairs, put, noise=noise)
         return residual + (weights - put(pairs.given(b), noise)) @ rows, b
 
     blocks = (design.rows, design.gram, cut(weights), pairs, jax.tree.map(cut, noise))
@@ -264,7 +267,7 @@ def gibbs_sweep(
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
     """
     noise = _variates(key, weights)
-    _, pair = sweep(design, residual, weights, precision, prior, draw, noise)
+    _, pair = sweep(design, residual, weights, precision, prior, draw, noise=noise)
     return _drawn(pair, noise, prior)
 
 
@@ -281,7 +284,7 @@ def gibbs_task_sweep(
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (Q, M).
     """
     noise = _variates(key, weights)
-    pair = task_sweep(gram, linear, weights, precision, prior, draw, noise)
+    pair = task_sweep(gram, linear, weights, precision, prior, draw, noise=noise)
     return _drawn(pair, noise, prior)
 
 

@@ -9,7 +9,9 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab import latent
+from numpyro_spikeslab.algebra import gaussian
+from numpyro_spikeslab.algebra.covariance import Dense, Diagonal
+from numpyro_spikeslab.algebra.quasisep import Quasisep
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -22,16 +24,14 @@ def squared_exponential(scale=1.0):
 
 
 COVARIANCES = {
-    "dense": lambda: latent.Dense(jnp.asarray(squared_exponential(0.5))),
+    "dense": lambda: Dense(jnp.asarray(squared_exponential(0.5))),
     # condition number beyond 1 / eps
-    "nearly singular": lambda: latent.Dense(jnp.asarray(squared_exponential(20.0))),
-    "rank one": lambda: latent.Dense(jnp.ones((N, N))),
-    "white": lambda: latent.Diagonal(jnp.ones(N)),
-    "zero": lambda: latent.Diagonal(jnp.zeros(N)),
-    "quasiseparable": lambda: latent.Quasisep.from_kernel(
-        quasisep.Matern32(scale=0.7), jnp.asarray(X)
-    ),
-    "quasiseparable, unsorted": lambda: latent.Quasisep.from_kernel(
+    "nearly singular": lambda: Dense(jnp.asarray(squared_exponential(20.0))),
+    "rank one": lambda: Dense(jnp.ones((N, N))),
+    "white": lambda: Diagonal(jnp.ones(N)),
+    "zero": lambda: Diagonal(jnp.zeros(N)),
+    "quasiseparable": lambda: Quasisep.from_kernel(quasisep.Matern32(scale=0.7), jnp.asarray(X)),
+    "quasiseparable, unsorted": lambda: Quasisep.from_kernel(
         quasisep.Matern32(scale=0.7), jnp.asarray(np.random.default_rng(3).permutation(X))
     ),
 }
@@ -64,7 +64,7 @@ def test_conditional_is_that_of_a_gaussian_process(name):
     covariance = COVARIANCES[name]()
     alpha, h, mu = sites()
     K = dense(covariance)
-    q = latent.condition(covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
+    q = gaussian.condition(covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
     mean, Sigma, noisy, y = truth(K, alpha, h, mu)
     np.testing.assert_allclose(q.mean, mean, atol=1e-8)
     np.testing.assert_allclose(q.variance, np.diag(Sigma), atol=1e-8)
@@ -76,7 +76,7 @@ def test_conditional_is_that_of_a_gaussian_process(name):
     log_density -= 0.5 * np.linalg.slogdet(noisy)[1]
     rest = 0.5 * np.sum(np.log(alpha[seen])) - 0.5 * np.sum(h[seen] ** 2 / alpha[seen])
     np.testing.assert_allclose(q.log_evidence, log_density - rest, rtol=1e-8)
-    again = latent.log_evidence(covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
+    again = gaussian.log_evidence(covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
     np.testing.assert_allclose(again, q.log_evidence, rtol=1e-12)
     # log evidence = expected sites - KL
     expected = h @ mean - 0.5 * alpha @ (mean**2 + np.diag(Sigma))
@@ -88,7 +88,7 @@ def test_divergence_is_that_of_two_gaussians(name):
     covariance = COVARIANCES[name]()
     alpha, h, mu = sites()
     K = dense(covariance)
-    q = latent.condition(covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
+    q = gaussian.condition(covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
     mean, Sigma, *_ = truth(K, alpha, h, mu)
     kl = 0.5 * (
         np.trace(np.linalg.solve(K, Sigma))
@@ -104,7 +104,7 @@ def test_divergence_is_that_of_two_gaussians(name):
 def test_without_observations_a_function_stays_at_its_prior(name):
     covariance = COVARIANCES[name]()
     zero, mu = jnp.zeros(N), jnp.linspace(-1, 1, N)
-    q = latent.condition(covariance, zero, zero, mu)
+    q = gaussian.condition(covariance, zero, zero, mu)
     np.testing.assert_allclose(q.mean, mu)
     np.testing.assert_allclose(q.variance, covariance.diagonal())
     assert q.kl == 0 and q.log_evidence == 0
@@ -113,8 +113,8 @@ def test_without_observations_a_function_stays_at_its_prior(name):
 def test_quasiseparable_and_dense_agree():
     kernel, x = quasisep.Matern52(scale=0.9, sigma=1.3), jnp.asarray(X)
     alpha, h, mu = map(jnp.asarray, sites())
-    fast = latent.condition(latent.Quasisep.from_kernel(kernel, x), alpha, h, mu)
-    slow = latent.condition(latent.Dense(kernel(x, x)), alpha, h, mu)
+    fast = gaussian.condition(Quasisep.from_kernel(kernel, x), alpha, h, mu)
+    slow = gaussian.condition(Dense(kernel(x, x)), alpha, h, mu)
     for name in ("mean", "variance", "log_evidence", "kl"):
         np.testing.assert_allclose(getattr(fast, name), getattr(slow, name), rtol=1e-8)
 
@@ -127,8 +127,8 @@ def test_prediction_is_that_of_a_gaussian_process(name):
     rng = np.random.default_rng(3)
     mixing = rng.normal(size=(5, N)) / N
     K_star, k_star = mixing @ K, np.diag(mixing @ K @ mixing.T) + 0.1
-    q = latent.condition(covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
-    mean, variance = latent.predict(
+    q = gaussian.condition(covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
+    mean, variance = gaussian.predict(
         covariance, jnp.asarray(alpha), q, jnp.asarray(K_star), jnp.asarray(k_star), 0.3
     )
     true_mean, Sigma, *_ = truth(K, alpha, h, mu)
@@ -144,15 +144,72 @@ def test_draws_have_the_moments_of_the_conditional(name):
     args = (covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
     number = 4_000
     keys = random.split(random.key(0), number)
-    draws = np.asarray(jax.jit(jax.vmap(lambda key: latent.sample(key, *args)))(keys))
+    draws = np.asarray(jax.jit(jax.vmap(lambda key: gaussian.sample(key, *args)))(keys))
     mean, Sigma, *_ = truth(dense(covariance), alpha, h, mu)
     sd = np.sqrt(np.maximum(np.diag(Sigma), 1e-12))
     assert np.max(np.abs(draws.mean(0) - mean) / (sd / np.sqrt(number) + 1e-4)) < 5
     np.testing.assert_allclose(np.cov(draws.T), Sigma, atol=0.12)
 
 
-def test_a_matrix_is_a_dense_covariance():
-    K = jnp.eye(3)
-    assert latent.as_covariance(K).K is K
-    white = latent.Diagonal(jnp.ones(3))
-    assert latent.as_covariance(white) is white
+# New inputs
+
+
+def stationary(kind, scale, A, B):
+    distance = np.abs(A[:, None] - B) / scale
+    if kind == "smooth":
+        return np.exp(-0.5 * distance**2)
+    return (1 + np.sqrt(3) * distance) * np.exp(-np.sqrt(3) * distance)
+
+
+def priors(kind, scale, old, new):
+    """Covariances of the package at old and at all inputs, and the matrices they stand for."""
+    every = np.concatenate([old, new])
+    if kind == "state space":
+        kernel = quasisep.Matern32(scale=scale)
+        of = lambda x: Quasisep.from_kernel(kernel, jnp.asarray(x))  # noqa: E731
+    else:
+        of = lambda x: Dense(jnp.asarray(stationary(kind, scale, x, x)))  # noqa: E731
+    return of(old), of(every), stationary(kind, scale, every, every)
+
+
+def in_precision(x):
+    """The numbers that the current precision can tell, in float64."""
+    return np.asarray(jnp.asarray(x), np.float64)
+
+
+@pytest.mark.parametrize("kind", ["smooth", "rough", "state space"])
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 20.0, 1e3])
+@pytest.mark.parametrize(("old_size", "new_size"), [(120, 50), (3, 40)])
+def test_functions_at_new_inputs_have_the_dense_formula(precision, kind, scale, old_size, new_size):
+    rng = np.random.default_rng(0)
+    old = in_precision(rng.uniform(0.0, 10.0, old_size))
+    # in the range, outside of it, and equal to old ones
+    new = in_precision(np.concatenate([rng.uniform(-2.0, 12.0, new_size - 2), old[:2]]))
+    covariance, joint, K = priors(kind, scale, old, new)
+    n, eps = old_size, np.finfo(precision).eps
+    noise, noise_joint = (max(1e-9, 4 * size * eps) for size in (n, n + new_size))
+    root = np.linalg.cholesky(K[:n, :n] + noise * np.eye(n))
+    phi = in_precision(root @ rng.normal(size=n))
+    mean, tril = gaussian.extend(covariance, joint, jnp.asarray(phi), jnp.asarray(K[:n, n:]))
+    W = np.linalg.solve(K[:n, :n] + noise * np.eye(n), K[:n, n:])
+    contrast = np.vstack([-W, np.eye(new_size)])
+    expected = contrast.T @ (K + noise_joint * np.eye(n + new_size)) @ contrast
+    sd = np.sqrt(np.diag(expected))
+    tolerance = {"float32": 0.1, "float64": 0.05}[precision]
+    np.testing.assert_allclose(mean / sd, W.T @ phi / sd, atol=tolerance)
+    found = np.asarray(tril, float) @ np.asarray(tril, float).T
+    np.testing.assert_allclose(found / np.outer(sd, sd), expected / np.outer(sd, sd), atol=0.05)
+    assert np.all(np.diagonal(tril) > 0)
+
+
+def test_smooth_functions_are_interpolated(precision):
+    old, new = np.linspace(0.0, 10.0, 120), np.linspace(0.04, 9.96, 50)
+    covariance, joint, K = priors("smooth", 1.0, old, new)
+    mean, tril = gaussian.extend(
+        covariance, joint, jnp.asarray(np.sin(old)), jnp.asarray(K[:120, 120:])
+    )
+    np.testing.assert_allclose(
+        mean, np.sin(new), atol={"float32": 2e-3, "float64": 1e-5}[precision]
+    )
+    sd = np.sqrt(np.sum(np.asarray(tril, float) ** 2, axis=1))
+    assert np.all(sd < {"float32": 0.02, "float64": 1e-4}[precision])

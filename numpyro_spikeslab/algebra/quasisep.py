@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prior covariances of state-space kernels, in O(N).
+
+Apart from the others because tinygp's quasiseparable matrices take long to import.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jaxtyping import Array, Float, Int
+from tinygp.kernels import quasisep
+from tinygp.solvers.quasisep.core import (
+    DiagQSM,
+    LowerTriQSM,
+    SquareQSM,
+    StrictLowerTriQSM,
+    StrictUpperTriQSM,
+    SymmQSM,
+)
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_spikeslab.algebra.covariance import Covariance, jitter
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Quasisep(Covariance):
+    """A quasiseparable covariance. Its inner values have sorted inputs.
+
+    :param matrix: tinygp's symmetric quasiseparable matrix at sorted inputs; see
+        :meth:`from_kernel`.
+    :param order: ``(N,)``, sorts the inputs.
+    :param rank: ``(N,)``, the inverse of ``order``.
+    """
+
+    matrix: SymmQSM
+    order: Int[Array, "*M N"]
+    rank: Int[Array, "*M N"]
+
+    @classmethod
+    def from_kernel(cls, kernel: quasisep.Quasisep, x: Float[Array, " N"]) -> Quasisep:
+        """The covariance of a ``tinygp.kernels.quasisep`` kernel at inputs ``x``."""
+        order = jnp.argsort(x)
+        return cls(kernel.to_symm_qsm(x[order]), order, jnp.argsort(order))
+
+    def diagonal(self) -> Float[Array, " N"]:
+        return self.matrix.diag.d[self.rank]
+
+    def matvec(self, x: Float[Array, " N"]) -> Float[Array, " N"]:
+        return (self.matrix @ x[self.order])[self.rank]
+
+    def to_dense(self) -> Float[Array, "N N"]:
+        return self.matrix.to_dense()[self.rank][:, self.rank]
+
+    def plus(self, variance: Float[Array, ""]) -> Quasisep:
+        more = DiagQSM(jnp.full_like(self.matrix.diag.d, variance))
+        return replace(self, matrix=self.matrix + more)
+
+    def jittered(self) -> Quasisep:
+        return self.plus(jitter(self.diagonal()))
+
+    def root(self) -> LowerTriQSM:
+        return self.matrix.cholesky()
+
+    def cholesky(self, a: Float[Array, " N"]) -> LowerTriQSM:
+        a = a[self.order]
+        p, q, transition = self.matrix.lower
+        lower = StrictLowerTriQSM(p=a[:, None] * p, q=a[:, None] * q, a=transition)
+        return SymmQSM(diag=DiagQSM(1 + a * self.matrix.diag.d * a), lower=lower).cholesky()
+
+    def half_logdet(self, L: LowerTriQSM) -> Float[Array, ""]:
+        return jnp.sum(jnp.log(L.diag.d))
+
+    def solve_lower(self, L: LowerTriQSM, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
+        return L.solve(x[self.order])
+
+    def solve_upper(self, L: LowerTriQSM, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
+        return L.transpose().solve(x)[self.rank]
+
+    def times_lower(self, L: LowerTriQSM, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
+        return (L @ x)[self.rank]
+
+    def times_upper(self, L: LowerTriQSM, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
+        return L.transpose() @ x[self.order]
+
+    def explained(self, L: LowerTriQSM, a: Float[Array, " N"]) -> Float[Array, " N"]:
+        a = a[self.order]
+        # tinygp's product of a diagonal and a symmetric matrix comes back as symmetric (0.3.1).
+        p, q, transition = self.matrix.lower
+        scaled = SquareQSM(
+            diag=DiagQSM(a * self.matrix.diag.d),
+            lower=StrictLowerTriQSM(p=a[:, None] * p, q=q, a=transition),
+            upper=StrictUpperTriQSM(p=p, q=a[:, None] * q, a=transition),
+        )
+        return (L.inv() @ scaled).gram().diag.d[self.rank]
