@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.form import Pair, Role, base_of, is_latent, is_plain
 from numpyro_spikeslab.reading.program import Program
-from numpyro_spikeslab.reading.provenance import NONE, Names, provenance, union
+from numpyro_spikeslab.reading.provenance import NONE, STEP, Names, provenance, union
 
 TRACTABLE = {
     "noise": (dist.HalfNormal, dist.ImproperUniform),
@@ -107,7 +107,7 @@ def prove(subject: Subject) -> Proof:
     seen = run.observed[likelihood]
     subject = subject._replace(program=_only(subject.program, likelihood))
     _check_parts(subject, likelihood, seen)
-    design = _prove_affine(subject, likelihood, inputs)
+    design = _prove_affine(subject, likelihood, seen.loc, inputs)
     mixed = _find_mixed(subject, run, likelihood)
     if mixed is not None and not _is_bilinear(subject, inputs, mixed):
         mixed = None
@@ -140,8 +140,8 @@ def _sites(names: Names) -> Names:
 
 def _own(names: Names) -> list[str]:
     """Those names that belong to pairs."""
-    own = (name.partition(" ") for name in names if not name.startswith(("site ", "direction ")))
-    return sorted(name for _, _, name in own)
+    own = (name.partition(" ") for name in names if name.startswith(("weight ", "own ")))
+    return sorted({name for _, _, name in own})
 
 
 def _find_likelihood(subject: Subject, run: Any) -> str:
@@ -242,15 +242,19 @@ def _split(inputs: dict[str, Any], prefix: str = "direction ") -> tuple[dict, di
     return {k: x for k, x in inputs.items() if not k.startswith(prefix)}, along
 
 
-def _prove_affine(subject: Subject, likelihood: str, inputs: dict[str, Any]) -> Names:
-    """What the derivative of the location in the weights can depend on."""
+def _prove_affine(subject: Subject, likelihood: str, location: Names, inputs: dict) -> Names:
+    """What the derivative of the location in the weights can depend on.
+
+    :param location: what the location itself can depend on.
+    """
     directions = {f"direction {k}": x for k, x in inputs.items() if k.startswith("weight ")}
 
     def tangent(**x):
         return _tangent(subject, *_split(x))
 
     found = provenance(tangent, **inputs, **directions)
-    if bent := _own(found):
+    steps = [x.removeprefix(STEP) for x in location if x.startswith(STEP)]
+    if bent := _own(found.union(steps)):
         raise ValueError(
             f"{subject.user}: the location of {likelihood!r} is not affine in the weights {bent} "
             "at all values of the other sites. Write it as `X @ w + offset`; a nonlinear link "
@@ -280,6 +284,8 @@ def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tu
         if len(fed) != 1 or any(key in sources for sources in others):
             continue
         (part,) = fed
+        if STEP + key in parts[part]:
+            continue
         if is_tractable(subject.trace[name], part) and _is_linear(subject, inputs, key, part):
             roles.append(Role(name, part))
     return tuple(roles)
@@ -323,7 +329,7 @@ def _find_mixed(subject: Subject, run: Any, likelihood: str) -> str | None:
     M, N = len(functions.templates), functions.num_inputs
     fits = jnp.shape(subject.shapes[name]) == (M, N) and pair.shape[-1:] == (M,)
     seen = run.observed[likelihood]
-    moves = f"site {name}" in seen.scale | seen.count
+    moves = f"site {name}" in seen.scale | seen.count or f"{STEP}site {name}" in seen.loc
     return name if fits and not moves else None
 
 

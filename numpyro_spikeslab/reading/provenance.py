@@ -14,9 +14,15 @@ from jax.extend.core import Literal
 Names = frozenset[str]
 NONE: Names = frozenset()
 
+STEP = "step "
+"""Prefix of the name of an input on which a result depends in steps, which no derivative shows."""
+
 
 def provenance(function: Callable, **inputs: Any) -> Any:
     """Names of the inputs that each result can depend on.
+
+    A result that may depend on an input other than its derivative says, such as through rounding, a
+    comparison or a function with a derivative of its own, has also the name with :data:`STEP`.
 
     :param inputs: arrays or their shapes, in trees.
     :return: a tree like that of the results, with sets of names.
@@ -41,8 +47,19 @@ def _follow(jaxpr: Any, sources: list[Names]) -> list[Names]:
     for equation in jaxpr.eqns:
         rule = _RULES.get(equation.primitive.name, _follow_all)
         found = rule(equation, [read(v) for v in equation.invars])
-        known |= dict(zip(equation.outvars, found, strict=True))
+        smooth = equation.primitive.name not in _STEPS
+        for variable, names in zip(equation.outvars, found, strict=True):
+            known[variable] = names if smooth and _is_inexact(variable) else names | in_steps(names)
     return [read(v) for v in jaxpr.outvars]
+
+
+def in_steps(names: Names) -> Names:
+    """The same names with :data:`STEP`."""
+    return frozenset(name if name.startswith(STEP) else STEP + name for name in names)
+
+
+def _is_inexact(variable: Any) -> bool:
+    return jax.numpy.issubdtype(variable.aval.dtype, jax.numpy.inexact)
 
 
 def _open(jaxpr: Any) -> Any:
@@ -99,6 +116,10 @@ def _follow_cond(equation: Any, sources: list[Names]) -> list[Names]:
     return [sources[0].union(*found) for found in zip(*branches, strict=True)]
 
 
+_OWN_DERIVATIVE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+_STEPS = frozenset(
+    ("ceil", "floor", "nextafter", "rem", "round", "sign", "stop_gradient", *_OWN_DERIVATIVE)
+)
 _RULES = dict.fromkeys(
     (
         "jit",
@@ -107,9 +128,7 @@ _RULES = dict.fromkeys(
         "core_call",
         "remat2",
         "checkpoint",
-        "custom_jvp_call",
-        "custom_vjp_call",
-        "custom_vjp_call_jaxpr",
+        *_OWN_DERIVATIVE,
     ),
     _follow_call,
 ) | {"scan": _follow_scan, "while": _follow_while, "cond": _follow_cond}

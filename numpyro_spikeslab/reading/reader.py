@@ -151,6 +151,7 @@ class Reader:
         :raises ValueError: if the model does not fit; the message names the site and the remedy.
         """
         with outside_transformations((args, kwargs)):
+            args, kwargs = _seen_anew((args, kwargs))
             trace, generic, more = checked_generic(self.model, args, kwargs, self.user)
             _check_trace(trace, self.user)
             pairs = find_pairs(trace, self.user, fixed)
@@ -170,6 +171,11 @@ class Reader:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": None}
+
+
+def _seen_anew(arguments: Any) -> Any:
+    """Views of numpy's arrays: JAX remembers in which precision it has seen an array before."""
+    return jax.tree.map(lambda x: x.view() if type(x) is np.ndarray else x, arguments)
 
 
 def _shapes(generic: Program) -> dict[str, Any]:
