@@ -88,7 +88,8 @@ def _follow_scan(equation: Any, sources: list[Names]) -> list[Names]:
         found = _follow(body, [*sources[:first], *carry, *sources[first + carried :]])
         new = [old | more for old, more in zip(carry, found[:carried], strict=True)]
         if new == carry:
-            return found
+            # a loop of no turns returns what it began with
+            return [*carry, *found[carried:]]
         carry = new
 
 
