@@ -30,7 +30,7 @@ class Observed(NamedTuple):
     value: Array
     loc: Array
     scale: Array
-    count: Array
+    count: Array  # type: ignore[assignment]
 
 
 class PairPrior(NamedTuple):

@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.form import Pair, Role, base_of, is_latent, is_plain
 from numpyro_spikeslab.reading.program import Program
-from numpyro_spikeslab.reading.provenance import NONE, STEP, Names, provenance, union
+from numpyro_spikeslab.reading.provenance import STEP, Names, provenance, union
 
 TRACTABLE = {
     "noise": (dist.HalfNormal, dist.ImproperUniform),
@@ -90,7 +90,7 @@ class Proof(NamedTuple):
     location: Names
     design: Names
     scale: Names
-    count: Names
+    count: Names  # type: ignore[assignment]
     roles: tuple[Role, ...]
     mixed: str | None
     kernels: tuple[str, ...]
@@ -155,6 +155,11 @@ def _find_likelihood(subject: Subject, run: Any) -> str:
                 f"{user}: the prior of {pair.name!r} depends on {names}, so the conditional of "
                 "the pairs is not the spike-and-slab one. Only an observed Normal site may depend "
                 "on the weights."
+            )
+        if sites := sorted(_sites(run.pairs[pair.name].loc)):
+            raise ValueError(
+                f"{user}: the prior mean of the slabs of {pair.name!r} must be 0, it depends on "
+                f"{sites}. Leave the prior to spike_slab, and put a mean into the location."
             )
     observed = [name for name in touched if trace[name]["is_observed"]]
     latent = [name for name in touched if name not in observed]
@@ -269,7 +274,7 @@ def _prove_affine(subject: Subject, likelihood: str, location: Names, inputs: di
 def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tuple[Role, ...]:
     """Sites that are nothing but noise, inclusion or slab scales, with a tractable prior."""
     seen = run.observed[likelihood]
-    elsewhere = [seen.loc, seen.count, *(x for k, x in run.log_probs.items() if k != likelihood)]
+    priors = {k: x for k, x in run.log_probs.items() if k != likelihood}
     parts = {
         "noise": seen.scale,
         "inclusion": union([run.pairs[p.name].probs for p in subject.pairs]),
@@ -279,9 +284,8 @@ def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tu
     for name in subject.others:
         key = f"site {name}"
         fed = [part for part, sources in parts.items() if key in sources]
-        own = run.log_probs.get(name, NONE)
-        others = [x for x in elsewhere if x is not own]
-        if len(fed) != 1 or any(key in sources for sources in others):
+        elsewhere = [seen.loc, seen.count, *(x for k, x in priors.items() if k != name)]
+        if len(fed) != 1 or any(key in sources for sources in elsewhere):
             continue
         (part,) = fed
         if STEP + key in parts[part]:

@@ -8,6 +8,8 @@ or a function with its own derivative depends on some of the inputs only.
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import jax
 from jax.extend.core import Literal
 
@@ -114,7 +116,19 @@ def _follow_while(equation: Any, sources: list[Names]) -> list[Names]:
 
 def _follow_cond(equation: Any, sources: list[Names]) -> list[Names]:
     branches = [_follow(_open(branch), sources[1:]) for branch in equation.params["branches"]]
-    return [sources[0].union(*found) for found in zip(*branches, strict=True)]
+    results = zip(*(_open(branch).outvars for branch in equation.params["branches"]), strict=True)
+    return [
+        NONE if _are_one_number(variables) else sources[0].union(*found)
+        for found, variables in zip(zip(*branches, strict=True), results, strict=True)
+    ]
+
+
+def _are_one_number(variables: tuple) -> bool:
+    """Whether all branches return the same number."""
+    if not all(isinstance(variable, Literal) for variable in variables):
+        return False
+    first, *others = (variable.val for variable in variables)
+    return np.ndim(first) == 0 and all(other == first for other in others)
 
 
 _OWN_DERIVATIVE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")

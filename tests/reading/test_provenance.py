@@ -58,7 +58,7 @@ def crossed(a, b, c):
 
 
 def branched(a, b, c):
-    return lax.cond(a[0] > 0.0, lambda: (b, 2.0 * b), lambda: (c, 3.0 * b))
+    return lax.cond(a[0] > 0.0, lambda: (b, 2.0 * b, 5.0), lambda: (c, 3.0 * b, 5.0))
 
 
 def looped(a, b, c):
@@ -90,7 +90,7 @@ CASES: dict[str, tuple[Callable, Any]] = {
         lambda a, b, c: lax.scan(lambda x, _: (b, None), a, None, length=0)[0],
         "ab",
     ),
-    "cond": (branched, ("abc", "ab")),
+    "cond": (branched, ("abc", "ab", "")),
     "while": (looped, ("abc", "ab")),
     "where": (lambda a, b, c: (jnp.where(a > 0, b, 1.0), jnp.where(a > 0, b, c)), ("ab", "abc")),
     "cumsum": (lambda a, b, c: (jnp.cumsum(a), jnp.cumsum(b * c)), ("a", "bc")),
