@@ -2,6 +2,7 @@
 """Running a model at given values of its sites, and what is kept of a run."""
 
 from typing import Any, NamedTuple
+import warnings
 
 from jaxtyping import Array
 
@@ -29,7 +30,7 @@ class Observed(NamedTuple):
     value: Array
     loc: Array
     scale: Array
-    count: Array
+    count: Array  # type: ignore[assignment]
 
 
 class PairPrior(NamedTuple):
@@ -80,8 +81,18 @@ class Run(NamedTuple):
 def run_model(model: Any, args: tuple, kwargs: dict, data: dict[str, Any]) -> dict[str, Any]:
     """Trace of the model with its sites set to ``data``."""
     seeded = handlers.seed(model, random.key(0))
+    seeded = handlers.substitute(seeded, substitute_fn=_concrete_rows)
     with handlers.block():
         return handlers.trace(handlers.substitute(seeded, data=data)).get_trace(*args, **kwargs)
+
+
+def _concrete_rows(site: dict[str, Any]) -> Any:
+    """Indices of a plate as numbers, with which a model may index numpy's arrays."""
+    if site["type"] != "plate":
+        return None
+    size, subsample_size = site["args"]
+    with jax.ensure_compile_time_eval():
+        return jnp.arange(size if subsample_size is None else subsample_size)
 
 
 def trace_generic(model: Any, args: tuple, kwargs: dict) -> tuple[dict[str, Any], Program, tuple]:
@@ -131,7 +142,7 @@ def checked_generic(
 def _generic_if_unset(site: dict[str, Any]) -> Any:
     """A value that somebody has substituted stays to be seen."""
     if site["type"] != "sample" or site["value"] is not None:
-        return None
+        return _concrete_rows(site)
     return init_to_uniform(site)
 
 
@@ -184,7 +195,10 @@ def _function_arrays(trace: dict[str, Any], functions: Functions) -> FunctionArr
 
 def site_log_prob(site: dict[str, Any]) -> Any:
     """Log density of a site's value."""
-    log_prob = site["fn"].log_prob(site["value"])
+    with warnings.catch_warnings():
+        # of missing observations, and of values that a better message will name
+        warnings.filterwarnings("ignore", "Out-of-support values")
+        log_prob = site["fn"].log_prob(site["value"])
     return log_prob if site["scale"] is None else log_prob * site["scale"]
 
 

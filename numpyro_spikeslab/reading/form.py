@@ -179,7 +179,15 @@ def find_pairs(
             continue
         part = trace[name]["infer"][MARK][1]
         # a scope may have renamed the site, not its mark
-        parts.setdefault(name.removesuffix(f"_{part}"), {})[part] = trace[name]
+        owner = name.removesuffix(f"_{part}")
+        # the mark with which NumPyro's scan tells its sites from others
+        if "_scan_current_index" in trace[name]["infer"]:
+            raise ValueError(
+                f"{user}: spike_slab({owner!r}, ...) stands inside of a `scan`, where each turn "
+                "has weights of its own. Write it before the loop, in a plate as long as the loop, "
+                "and let `scan` run over the weights."
+            )
+        parts.setdefault(owner, {})[part] = trace[name]
     if not parts:
         raise ValueError(
             f"{user}: the model has no spike-and-slab weights. Write "

@@ -6,7 +6,6 @@ It runs at generic values of the sites. A verdict about coefficients that are co
 they are finite, holds for these data.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -53,8 +52,7 @@ class Verdict(NamedTuple):
     values: dict[str, Any]
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=RUN_ONCE)
-def probe(
+def find_verdict(
     forms: tuple[Form, ...], generic: Program, program: Program, constants: tuple, more: tuple
 ) -> Verdict:
     """Run the model at generic values.
@@ -89,6 +87,9 @@ def probe(
         alike=tuple(_are_alike(other, seen) for other in forms[1:]),
         values=values,
     )
+
+
+probe = jax.jit(find_verdict, static_argnums=(0, 1, 2), compiler_options=RUN_ONCE)
 
 
 def _judge_design(form, program, constants, values, counted) -> tuple[Any, tuple]:
@@ -175,11 +176,13 @@ def _has_layout(form, program, constants, values) -> Any:
         at_phi = values | {form.functions: phi}
         zero = values | {form.functions: jnp.zeros((M, N))}
         nothing = jnp.zeros_like(W)
-        offset = location(nothing, zero)
         # the coefficients are constants, so a few random directions tell all of them
-        slope = jax.jvp(lambda w: location(w, at_phi), (nothing,), (W,))[1]
-        alone = jnp.where(jnp.isfinite(offset), location(nothing, at_phi) - offset, 0)
-        apart = jnp.where(jnp.isfinite(offset), location(W, zero) - offset, 0)
+        slope, apart = (
+            jax.jvp(lambda w, at=at: location(w, at), (nothing,), (W,))[1] for at in (at_phi, zero)
+        )
+        alone = jax.jvp(lambda x: location(nothing, at_phi | {form.functions: x}), (phi,), (phi,))[
+            1
+        ]
         return agree(slope, (W @ phi).T) & jnp.all(alone == 0) & jnp.all(apart == 0)
     rows = task_rows(form, program, constants, values)
     size = jnp.max(jnp.abs(rows), axis=(1, 2), initial=0)

@@ -56,8 +56,8 @@ class Program:
         """
         # the trace knows one type only
         leaves = [
-            jnp.asarray(leaf, variable.aval.dtype)
-            for leaf, variable in zip(jax.tree.leaves(args), self.closed.jaxpr.invars, strict=True)
+            jnp.asarray(leaf, aval.dtype)
+            for leaf, aval in zip(jax.tree.leaves(args), self.closed.in_avals, strict=True)
         ]
         found = jax.core.eval_jaxpr(self.closed.jaxpr, constants, *leaves)
         return jax.tree.unflatten(self.out_tree, found)
@@ -177,7 +177,9 @@ def keep_constants(constants: tuple) -> tuple:
 
 def on_device(constants: tuple) -> tuple:
     """Copies of numpy's arrays on JAX's device, once for all later calls."""
-    return tuple(c if isinstance(c, jax.Array) else jnp.array(c) for c in constants)
+    # where the caller is being transformed, data that are not stay what they are
+    with jax.core.eval_context():
+        return tuple(c if isinstance(c, jax.Array) else jnp.array(c) for c in constants)
 
 
 def stand_ins(constants: tuple) -> tuple:

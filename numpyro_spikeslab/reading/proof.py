@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.form import Pair, Role, base_of, is_latent, is_plain
 from numpyro_spikeslab.reading.program import Program
-from numpyro_spikeslab.reading.provenance import NONE, Names, provenance, union
+from numpyro_spikeslab.reading.provenance import STEP, Names, provenance, union
 
 TRACTABLE = {
     "noise": (dist.HalfNormal, dist.ImproperUniform),
@@ -91,7 +91,7 @@ class Proof(NamedTuple):
     location: Names
     design: Names
     scale: Names
-    count: Names
+    count: Names  # type: ignore[assignment]
     roles: tuple[Role, ...]
     mixed: str | None
     kernels: tuple[str, ...]
@@ -109,7 +109,7 @@ def prove(subject: Subject) -> Proof:
     seen = run.observed[likelihood]
     subject = subject._replace(program=_only(subject.program, likelihood))
     _check_parts(subject, likelihood, seen)
-    design = _prove_affine(subject, likelihood, inputs)
+    design = _prove_affine(subject, likelihood, seen.loc, inputs)
     mixed = _find_mixed(subject, run, likelihood)
     if mixed is not None and not _is_bilinear(subject, inputs, mixed):
         mixed = None
@@ -145,8 +145,8 @@ def _sites(names: Names) -> Names:
 
 def _own(names: Names) -> list[str]:
     """Those names that belong to pairs."""
-    own = (name.partition(" ") for name in names if not name.startswith(("site ", "direction ")))
-    return sorted(name for _, _, name in own)
+    own = (name.partition(" ") for name in names if name.startswith(("weight ", "own ")))
+    return sorted({name for _, _, name in own})
 
 
 def _find_likelihood(subject: Subject, run: Any) -> str:
@@ -160,6 +160,11 @@ def _find_likelihood(subject: Subject, run: Any) -> str:
                 f"{user}: the prior of {pair.name!r} depends on {names}, so the conditional of "
                 "the pairs is not the spike-and-slab one. Only an observed Normal site may depend "
                 "on the weights."
+            )
+        if sites := sorted(_sites(run.pairs[pair.name].loc)):
+            raise ValueError(
+                f"{user}: the prior mean of the slabs of {pair.name!r} must be 0, it depends on "
+                f"{sites}. Leave the prior to spike_slab, and put a mean into the location."
             )
     observed = [name for name in touched if trace[name]["is_observed"]]
     latent = [name for name in touched if name not in observed]
@@ -247,15 +252,19 @@ def _split(inputs: dict[str, Any], prefix: str = "direction ") -> tuple[dict, di
     return {k: x for k, x in inputs.items() if not k.startswith(prefix)}, along
 
 
-def _prove_affine(subject: Subject, likelihood: str, inputs: dict[str, Any]) -> Names:
-    """What the derivative of the location in the weights can depend on."""
+def _prove_affine(subject: Subject, likelihood: str, location: Names, inputs: dict) -> Names:
+    """What the derivative of the location in the weights can depend on.
+
+    :param location: what the location itself can depend on.
+    """
     directions = {f"direction {k}": x for k, x in inputs.items() if k.startswith("weight ")}
 
     def tangent(**x):
         return _tangent(subject, *_split(x))
 
     found = provenance(tangent, **inputs, **directions)
-    if bent := _own(found):
+    steps = [x.removeprefix(STEP) for x in location if x.startswith(STEP)]
+    if bent := _own(found.union(steps)):
         raise ValueError(
             f"{subject.user}: the location of {likelihood!r} is not affine in the weights {bent} "
             "at all values of the other sites. Write it as `X @ w + offset`; a nonlinear link "
@@ -270,7 +279,7 @@ def _prove_affine(subject: Subject, likelihood: str, inputs: dict[str, Any]) -> 
 def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tuple[Role, ...]:
     """Sites that are nothing but noise, inclusion or slab scales, with a tractable prior."""
     seen = run.observed[likelihood]
-    elsewhere = [seen.loc, seen.count, *(x for k, x in run.log_probs.items() if k != likelihood)]
+    priors = {k: x for k, x in run.log_probs.items() if k != likelihood}
     parts = {
         "noise": seen.scale,
         "inclusion": union([run.pairs[p.name].probs for p in subject.pairs]),
@@ -280,11 +289,12 @@ def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tu
     for name in subject.others:
         key = f"site {name}"
         fed = [part for part, sources in parts.items() if key in sources]
-        own = run.log_probs.get(name, NONE)
-        others = [x for x in elsewhere if x is not own]
-        if len(fed) != 1 or any(key in sources for sources in others):
+        elsewhere = [seen.loc, seen.count, *(x for k, x in priors.items() if k != name)]
+        if len(fed) != 1 or any(key in sources for sources in elsewhere):
             continue
         (part,) = fed
+        if STEP + key in parts[part]:
+            continue
         if is_tractable(subject.trace[name], part) and _is_linear(subject, inputs, key, part):
             roles.append(Role(name, part))
     return tuple(roles)
@@ -328,7 +338,7 @@ def _find_mixed(subject: Subject, run: Any, likelihood: str) -> str | None:
     M, N = len(functions.templates), functions.num_inputs
     fits = jnp.shape(subject.shapes[name]) == (M, N) and pair.shape[-1:] == (M,)
     seen = run.observed[likelihood]
-    moves = f"site {name}" in seen.scale | seen.count
+    moves = f"site {name}" in seen.scale | seen.count or f"{STEP}site {name}" in seen.loc
     return name if fits and not moves else None
 
 

@@ -8,15 +8,23 @@ or a function with its own derivative depends on some of the inputs only.
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import jax
 from jax.extend.core import Literal
 
 Names = frozenset[str]
 NONE: Names = frozenset()
 
+STEP = "step "
+"""Prefix of the name of an input on which a result depends in steps, which no derivative shows."""
+
 
 def provenance(function: Callable, **inputs: Any) -> Any:
     """Names of the inputs that each result can depend on.
+
+    A result that may depend on an input other than its derivative says, such as through rounding, a
+    comparison or a function with a derivative of its own, has also the name with :data:`STEP`.
 
     :param inputs: arrays or their shapes, in trees.
     :return: a tree like that of the results, with sets of names.
@@ -41,8 +49,19 @@ def _follow(jaxpr: Any, sources: list[Names]) -> list[Names]:
     for equation in jaxpr.eqns:
         rule = _RULES.get(equation.primitive.name, _follow_all)
         found = rule(equation, [read(v) for v in equation.invars])
-        known |= dict(zip(equation.outvars, found, strict=True))
+        smooth = equation.primitive.name not in _STEPS
+        for variable, names in zip(equation.outvars, found, strict=True):
+            known[variable] = names if smooth and _is_inexact(variable) else names | in_steps(names)
     return [read(v) for v in jaxpr.outvars]
+
+
+def in_steps(names: Names) -> Names:
+    """The same names with :data:`STEP`."""
+    return frozenset(name if name.startswith(STEP) else STEP + name for name in names)
+
+
+def _is_inexact(variable: Any) -> bool:
+    return jax.numpy.issubdtype(variable.aval.dtype, jax.numpy.inexact)
 
 
 def _open(jaxpr: Any) -> Any:
@@ -71,7 +90,8 @@ def _follow_scan(equation: Any, sources: list[Names]) -> list[Names]:
         found = _follow(body, [*sources[:first], *carry, *sources[first + carried :]])
         new = [old | more for old, more in zip(carry, found[:carried], strict=True)]
         if new == carry:
-            return found
+            # a loop of no turns returns what it began with
+            return [*carry, *found[carried:]]
         carry = new
 
 
@@ -96,9 +116,25 @@ def _follow_while(equation: Any, sources: list[Names]) -> list[Names]:
 
 def _follow_cond(equation: Any, sources: list[Names]) -> list[Names]:
     branches = [_follow(_open(branch), sources[1:]) for branch in equation.params["branches"]]
-    return [sources[0].union(*found) for found in zip(*branches, strict=True)]
+    results = zip(*(_open(branch).outvars for branch in equation.params["branches"]), strict=True)
+    return [
+        NONE if _are_one_number(variables) else sources[0].union(*found)
+        for found, variables in zip(zip(*branches, strict=True), results, strict=True)
+    ]
 
 
+def _are_one_number(variables: tuple) -> bool:
+    """Whether all branches return the same number."""
+    if not all(isinstance(variable, Literal) for variable in variables):
+        return False
+    first, *others = (variable.val for variable in variables)
+    return np.ndim(first) == 0 and all(other == first for other in others)
+
+
+_OWN_DERIVATIVE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+_STEPS = frozenset(
+    ("ceil", "floor", "nextafter", "rem", "round", "sign", "stop_gradient", *_OWN_DERIVATIVE)
+)
 _RULES = dict.fromkeys(
     (
         "jit",
@@ -107,9 +143,7 @@ _RULES = dict.fromkeys(
         "core_call",
         "remat2",
         "checkpoint",
-        "custom_jvp_call",
-        "custom_vjp_call",
-        "custom_vjp_call_jaxpr",
+        *_OWN_DERIVATIVE,
     ),
     _follow_call,
 ) | {"scan": _follow_scan, "while": _follow_while, "cond": _follow_cond}

@@ -1,24 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a user's model once for each data set, or says why it cannot."""
 
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
-import warnings
 
 import numpy as np
 
 import jax
 import jax.numpy as jnp
 
-from numpyro.infer.gibbs import subsample_plate_sizes
-
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
+from numpyro_spikeslab.reading.checks import check_trace, check_verdict, name_empty
 from numpyro_spikeslab.reading.evaluate import FunctionArrays, checked_generic, program_of
 from numpyro_spikeslab.reading.form import (
     COLUMNS,
-    FUNCTIONS,
     SHARED,
     Form,
     find_pairs,
@@ -35,7 +31,8 @@ from numpyro_spikeslab.reading.program import (
     same_constants,
     stand_ins,
 )
-from numpyro_spikeslab.reading.proof import Proof, Subject, prove
+from numpyro_spikeslab.reading.proof import Subject, prove
+from numpyro_spikeslab.reading.settle import only_known, possible_forms, settle
 from numpyro_spikeslab.reading.view import View, shared_features, view, whitened_design
 
 
@@ -163,8 +160,9 @@ class Reader:
         :raises ValueError: if the model does not fit; the message names the site and the remedy.
         """
         with outside_transformations((args, kwargs)):
+            args, kwargs = _seen_anew((args, kwargs))
             trace, generic, more = checked_generic(self.model, args, kwargs, self.user)
-            _check_trace(trace, self.user)
+            check_trace(trace, self.user)
             pairs = find_pairs(trace, self.user, fixed)
             shapes = _shapes(generic)
             program, constants = program_of(self.model, args, kwargs, pairs, shapes)
@@ -184,42 +182,19 @@ class Reader:
         return self.__dict__ | {"_last": None}
 
 
+def _seen_anew(arguments: Any) -> Any:
+    """Views of numpy's arrays: JAX remembers in which precision it has seen an array before."""
+    return jax.tree.map(lambda x: x.view() if type(x) is np.ndarray else x, arguments)
+
+
 def _shapes(generic: Program) -> dict[str, Any]:
     outputs = jax.tree.unflatten(generic.out_tree, generic.closed.out_avals)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), outputs)
 
 
-def _check_trace(trace: dict[str, Any], user: str) -> None:
-    subsampled = sorted(subsample_plate_sizes(trace))
-    if subsampled:
-        raise ValueError(
-            f"{user}: the plates {subsampled} are subsampled. Exact updates need all data; remove "
-            "`subsample_size`."
-        )
-    for name, site in trace.items():
-        if site["type"] == "sample" and site["is_observed"]:
-            _check_shape(name, site, user)
-
-
-def _check_shape(name: str, site: dict[str, Any], user: str) -> None:
-    """Broadcasting observations against another shape would make more of them than there are."""
-    shape, expected = jnp.shape(site["value"]), tuple(site["fn"].shape())
-    # one distribution for all of them is no mistake
-    if expected not in (shape, ()):
-        raise ValueError(
-            f"{user}: the observations of {name!r} have shape {shape} and their distribution has "
-            f"shape {expected}. Give both the same shape; a column needs `y[:, 0]`."
-        )
-    if jnp.issubdtype(jnp.result_type(site["value"]), jnp.complexfloating):
-        raise ValueError(
-            f"{user}: the observations of {name!r} are complex. Stack their real and imaginary "
-            "parts."
-        )
-
-
 def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Reading:
     proof = prove(subject)
-    forms = _forms(subject, proof, joint)
+    forms = possible_forms(subject, proof, joint)
     concrete = are_concrete((subject.constants, more))
     with outside_transformations():
         constants, rest = subject.constants, more
@@ -228,15 +203,17 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
         found: Verdict = jax.device_get(probe(forms, generic, subject.program, constants, rest))
     values = jax.tree.map(jnp.asarray, found.values)
     if concrete:
-        check(subject, forms[0], found)
-    form = _settle(forms, found, concrete)
+        check_verdict(subject, forms[0], found)
+    else:
+        found = only_known(found, forms, generic, subject, more)
+    form = settle(forms, found, concrete)
     plays = zip(forms[0].roles, found.indices, found.plays, strict=True)
     indices = {role.site: index for role, index, played in plays if played}
     functions = None
     if form.functions is not None:
         functions = _functions(subject, form.functions, values)
         if concrete:
-            _name_empty(subject.user, form, found.counted)
+            name_empty(subject.user, form, found.counted)
     reading = Reading(
         form,
         subject.program,
@@ -249,90 +226,6 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
         reading.block_size = form.size
     reading.strangers = proof.strangers
     return reading
-
-
-def _forms(subject: Subject, proof: Proof, joint: bool) -> tuple[Form, ...]:
-    """What the model may be, to be confirmed by the probe: a plain design, or tasks."""
-    site = subject.trace[proof.likelihood]
-    shape = jnp.shape(site["value"])
-    others, data = frozenset(subject.others), frozenset[str]()
-    spread = subject.program
-    scale_shape = _scale_shape(spread, proof.likelihood, len(shape))
-    weighs = proof.count | (proof.scale if int(np.prod(scale_shape)) > 1 else data)
-    form = Form(
-        pairs=subject.pairs,
-        likelihood=proof.likelihood,
-        others=subject.others,
-        kind=COLUMNS,
-        functions=None,
-        kernels=(),
-        num_tasks=1,
-        num_features=sum(pair.size for pair in subject.pairs),
-        num_obs=int(np.prod(shape)),
-        tasks_first=False,
-        roles=proof.roles,
-        complete=True,
-        varying_noise=int(np.prod(scale_shape)) > 1,
-        constant_rows=not proof.design & others,
-        constant_design=not (proof.design | weighs) & others,
-        sources=(None,) * len(subject.pairs),
-    )
-    return form, *_task_forms(subject, proof, form, shape, scale_shape, joint)
-
-
-def _scale_shape(program: Program, likelihood: str, rank: int) -> tuple[int, ...]:
-    """Shape of the noise scale as the program has it: along an axis of size 1 it cannot change."""
-    run = jax.tree.unflatten(program.out_tree, program.closed.out_avals)
-    return tuple(run.observed[likelihood].scale.shape)
-
-
-def _task_forms(subject, proof, form, shape, scale_shape, joint) -> tuple[Form, ...]:
-    """The forms of Q tasks, with tasks as columns and as rows of the observations."""
-    if joint or len(form.pairs) != 1 or len(form.pairs[0].shape) not in (1, 2):
-        return ()
-    (pair,) = form.pairs
-    M = pair.shape[-1]
-    Q = pair.size // M
-    if proof.mixed is not None:
-        N = subject.shapes[proof.mixed].shape[1]
-        kind: dict[str, Any] = dict(kind=FUNCTIONS, functions=proof.mixed, kernels=proof.kernels)
-    elif Q > 1 and form.constant_rows and len(shape) == 2:
-        N, kind = form.num_obs // Q, dict(kind=SHARED)
-        # beyond this the Gram matrix costs more than the design of all tasks
-        if form.num_obs != Q * N or M > Q * Q * N:
-            return ()
-    else:
-        return ()
-    forms = []
-    for tasks_first, layout in ((False, (N, Q)), (True, (Q, N))):
-        fits = shape == layout or (Q == 1 and shape == (N,) and not tasks_first)
-        if fits:
-            others = tuple(name for name in form.others if name != proof.mixed)
-            new = replace(form, num_tasks=Q, num_features=M, num_obs=N, others=others, **kind)
-            new = replace(new, tasks_first=tasks_first)
-            along, across = new.tasks_last(jnp.ones(scale_shape)).shape
-            known = not proof.count & frozenset(form.others)
-            complete = known and (along == 1 or across == 1)
-            forms.append(replace(new, varying_noise=along > 1, complete=complete))
-    return tuple(forms)
-
-
-def _settle(forms: tuple[Form, ...], found: Verdict, concrete: bool) -> Form:
-    """The form that the probe confirms."""
-    plays = dict(zip(forms[0].roles, found.plays, strict=True))
-    roles = tuple(role for role, played in plays.items() if played)
-    for form, fits, alike in zip(forms[1:], found.layouts, found.alike, strict=True):
-        if fits:
-            # noise that changes along tasks is no number of a task
-            kept = tuple(r for r in roles if r.part != "noise" or not form.varying_noise)
-            return replace(form, roles=kept, complete=form.complete and bool(alike) and concrete)
-    sources = tuple(
-        next((source for source, match in matches.items() if match), None)
-        for matches in found.matches
-    )
-    form = forms[0]
-    kept = tuple(r for r in roles if r.part != "noise" or not form.varying_noise)
-    return replace(form, roles=kept, sources=sources)
 
 
 def _functions(subject: Subject, name: str, values: dict[str, Any]) -> Known:
@@ -354,57 +247,3 @@ def _functions(subject: Subject, name: str, values: dict[str, Any]) -> Known:
 @partial(jax.jit, static_argnums=(0, 1))
 def _function_arrays(program, name, constants, inputs) -> FunctionArrays:
     return program(constants, *inputs).functions[name]
-
-
-def check(subject: Subject, form: Form, found: Verdict) -> None:
-    """Finite data, at least one observation, proper priors.
-
-    :raises ValueError: if one is missing; the message names the site and the remedy.
-    """
-    site, user = form.likelihood, subject.user
-    names = [pair.name for pair in form.pairs]
-    if not np.any(found.counted):
-        raise ValueError(
-            f"{user}: {site!r} has no observations: {found.counted.size} values, none of them "
-            "unmasked."
-        )
-    if not found.finite_design:
-        raise ValueError(
-            f"{user}: the design that multiplies {names} in {site!r} is not finite. Remove NaN and "
-            "infinity from it; impute missing covariates."
-        )
-    for what, bad in (
-        ("observations", found.bad_values),
-        ("location at zero weights", found.bad_offsets),
-    ):
-        first = np.flatnonzero(bad)
-        if first.size:
-            raise ValueError(
-                f"{user}: the {what} of {site!r} are not finite at {first.size} entries, the first "
-                f"at {first[0]}. Remove NaN and infinity from the data; missing observations need "
-                "`numpyro.handlers.mask`."
-            )
-    if not found.proper:
-        raise ValueError(
-            f"{user}: inclusion probabilities of {names} must lie strictly between 0 and 1, their "
-            f"slab scales and the noise scale of {site!r} must be positive and finite."
-        )
-    if np.any(found.slab_locs):
-        raise ValueError(
-            f"{user}: the prior mean of the slabs of {names} must be 0, got {found.slab_locs}. "
-            "Leave the prior to spike_slab, and put a known mean into an offset."
-        )
-
-
-def _name_empty(user: str, form: Form, counted: Any) -> None:
-    """Warn of tasks and points without observations."""
-    seen = np.asarray(form.tasks_last(counted))
-    for axis, what in ((0, "tasks"), (1, "points")):
-        empty = np.flatnonzero(~seen.any(axis=axis))
-        if empty.size:
-            shown = ", ".join(map(str, empty[:10])) + (", ..." if empty.size > 10 else "")
-            warnings.warn(
-                f"{user}: {empty.size} {what} of {form.likelihood!r} have no observation: {shown}. "
-                "Their predictions are those of the prior or of their neighbours.",
-                stacklevel=6,
-            )

@@ -34,7 +34,7 @@ class View(NamedTuple):
     Y: Float[Array, "N Q"]
     relative: Float[Array, "N #Q"]
     sigma2: Float[Array, " Q"]
-    count: Float[Array, " Q"]
+    count: Float[Array, " Q"]  # type: ignore[assignment]
     log_scale: Float[Array, ""]
     prior: Prior
     priors: dict[str, Any]

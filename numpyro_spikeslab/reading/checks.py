@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reader says of models and data that do not fit."""
+
+from typing import Any
+import warnings
+
+import numpy as np
+
+import jax.numpy as jnp
+
+from numpyro.infer.gibbs import subsample_plate_sizes
+
+from numpyro_spikeslab.reading.form import Form, base_of
+from numpyro_spikeslab.reading.probe import Verdict
+from numpyro_spikeslab.reading.proof import Subject
+
+
+def check_trace(trace: dict[str, Any], user: str) -> None:
+    """All data, and observations of the shape and type of their distribution.
+
+    :raises ValueError: if not; the message names the site and the remedy.
+    """
+    subsampled = sorted(subsample_plate_sizes(trace))
+    if subsampled:
+        raise ValueError(
+            f"{user}: the plates {subsampled} are subsampled. Exact updates need all data; remove "
+            "`subsample_size`."
+        )
+    for name, site in trace.items():
+        if site["type"] == "sample" and site["is_observed"]:
+            _check_shape(name, site, user)
+
+
+def _check_shape(name: str, site: dict[str, Any], user: str) -> None:
+    """Broadcasting observations against another shape would make more of them than there are."""
+    shape, expected = jnp.shape(site["value"]), tuple(site["fn"].shape())
+    # one distribution for all of them is no mistake
+    if expected not in (shape, ()):
+        raise ValueError(
+            f"{user}: the observations of {name!r} have shape {shape} and their distribution has "
+            f"shape {expected}. Give both the same shape; a column needs `y[:, 0]`."
+        )
+    types = {"observations": site["value"], "location": getattr(base_of(site["fn"]), "loc", 0.0)}
+    for what, x in types.items():
+        if jnp.issubdtype(jnp.result_type(x), jnp.complexfloating):
+            raise ValueError(
+                f"{user}: the {what} of {name!r} {'is' if what == 'location' else 'are'} complex. "
+                "Stack real and imaginary parts."
+            )
+    batch = shape[: len(shape) - site["fn"].event_dim]
+    factor = jnp.shape(site["scale"] if site["scale"] is not None else 1.0)
+    pairs = zip(reversed(factor), reversed(batch), strict=False)
+    if len(factor) > len(batch) or any(one not in (1, size) for one, size in pairs):
+        raise ValueError(
+            f"{user}: the scale of {name!r} (of handlers.scale) has shape {factor} and its log "
+            f"density has shape {batch}. Give both the same shape."
+        )
+
+
+def check_verdict(subject: Subject, form: Form, found: Verdict) -> None:
+    """Finite data, at least one observation, proper priors.
+
+    :raises ValueError: if one is missing; the message names the site and the remedy.
+    """
+    site, user = form.likelihood, subject.user
+    names = [pair.name for pair in form.pairs]
+    if not np.any(found.counted):
+        raise ValueError(
+            f"{user}: {site!r} has no observations: {found.counted.size} values, none of them "
+            "unmasked."
+        )
+    if not found.finite_design:
+        raise ValueError(
+            f"{user}: the design that multiplies {names} in {site!r} is not finite. Remove NaN and "
+            "infinity from it; impute missing covariates."
+        )
+    for what, bad in (
+        ("observations", found.bad_values),
+        ("location at zero weights", found.bad_offsets),
+    ):
+        first = np.flatnonzero(bad)
+        if first.size:
+            raise ValueError(
+                f"{user}: the {what} of {site!r} are not finite at {first.size} entries, the first "
+                f"at {first[0]}. Remove NaN and infinity from the data; missing observations need "
+                "`numpyro.handlers.mask`."
+            )
+    if not found.proper:
+        raise ValueError(
+            f"{user}: inclusion probabilities of {names} must lie strictly between 0 and 1, their "
+            f"slab scales and the noise scale of {site!r} must be positive and finite."
+        )
+    if np.any(found.slab_locs):
+        raise ValueError(
+            f"{user}: the prior mean of the slabs of {names} must be 0, got {found.slab_locs}. "
+            "Leave the prior to spike_slab, and put a known mean into an offset."
+        )
+
+
+def name_empty(user: str, form: Form, counted: Any) -> None:
+    """Warn of tasks and points without observations."""
+    seen = np.asarray(form.tasks_last(counted))
+    for axis, what in ((0, "tasks"), (1, "points")):
+        empty = np.flatnonzero(~seen.any(axis=axis))
+        if empty.size:
+            shown = ", ".join(map(str, empty[:10])) + (", ..." if empty.size > 10 else "")
+            warnings.warn(
+                f"{user}: {empty.size} {what} of {form.likelihood!r} have no observation: {shown}. "
+                "Their predictions are those of the prior or of their neighbours.",
+                stacklevel=6,
+            )

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forms that a model may have by its proof, and which of them a verdict confirms."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS, SHARED, Form
+from numpyro_spikeslab.reading.probe import Verdict, find_verdict
+from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
+from numpyro_spikeslab.reading.proof import Proof, Subject
+from numpyro_spikeslab.reading.provenance import provenance
+
+
+def possible_forms(subject: Subject, proof: Proof, joint: bool) -> tuple[Form, ...]:
+    """What the model may be, to be confirmed by the probe: a plain design, or tasks."""
+    site = subject.trace[proof.likelihood]
+    shape = jnp.shape(site["value"])
+    others, data = frozenset(subject.others), frozenset[str]()
+    spread = subject.program
+    scale_shape = _scale_shape(spread, proof.likelihood, len(shape))
+    weighs = proof.count | (proof.scale if int(np.prod(scale_shape)) > 1 else data)
+    form = Form(
+        pairs=subject.pairs,
+        likelihood=proof.likelihood,
+        others=subject.others,
+        kind=COLUMNS,
+        functions=None,
+        kernels=(),
+        num_tasks=1,
+        num_features=sum(pair.size for pair in subject.pairs),
+        num_obs=int(np.prod(shape)),
+        tasks_first=False,
+        roles=proof.roles,
+        complete=True,
+        varying_noise=int(np.prod(scale_shape)) > 1,
+        constant_rows=not proof.design & others,
+        constant_design=not (proof.design | weighs) & others,
+        sources=(None,) * len(subject.pairs),
+    )
+    return form, *_task_forms(subject, proof, form, shape, scale_shape, joint)
+
+
+def _scale_shape(program: Program, likelihood: str, rank: int) -> tuple[int, ...]:
+    """Shape of the noise scale as the program has it: along an axis of size 1 it cannot change."""
+    run = jax.tree.unflatten(program.out_tree, program.closed.out_avals)
+    return tuple(run.observed[likelihood].scale.shape)
+
+
+def _task_forms(subject, proof, form, shape, scale_shape, joint) -> tuple[Form, ...]:
+    """The forms of Q tasks, with tasks as columns and as rows of the observations."""
+    if joint or len(form.pairs) != 1 or len(form.pairs[0].shape) not in (1, 2):
+        return ()
+    (pair,) = form.pairs
+    M = pair.shape[-1]
+    Q = pair.size // M
+    if proof.mixed is not None:
+        N = subject.shapes[proof.mixed].shape[1]
+        kind: dict[str, Any] = dict(kind=FUNCTIONS, functions=proof.mixed, kernels=proof.kernels)
+    elif Q > 1 and form.constant_rows and len(shape) == 2:
+        N, kind = form.num_obs // Q, dict(kind=SHARED)
+        # beyond this the Gram matrix costs more than the design of all tasks
+        if form.num_obs != Q * N or M > Q * Q * N:
+            return ()
+    else:
+        return ()
+    forms = []
+    for tasks_first, layout in ((False, (N, Q)), (True, (Q, N))):
+        fits = shape == layout or (Q == 1 and shape == (N,) and not tasks_first)
+        if fits:
+            others = tuple(name for name in form.others if name != proof.mixed)
+            new = replace(form, num_tasks=Q, num_features=M, num_obs=N, others=others, **kind)
+            new = replace(new, tasks_first=tasks_first)
+            along, across = new.tasks_last(jnp.ones(scale_shape)).shape
+            known = not proof.count & frozenset(form.others)
+            complete = known and (along == 1 or across == 1)
+            forms.append(replace(new, varying_noise=along > 1, complete=complete))
+    return tuple(forms)
+
+
+def settle(forms: tuple[Form, ...], found: Verdict, concrete: bool) -> Form:
+    """The form that the probe confirms."""
+    plays = dict(zip(forms[0].roles, found.plays, strict=True))
+    roles = tuple(role for role, played in plays.items() if played)
+    for form, fits, alike in zip(forms[1:], found.layouts, found.alike, strict=True):
+        if fits:
+            # noise that changes along tasks is no number of a task
+            kept = tuple(r for r in roles if r.part != "noise" or not form.varying_noise)
+            return replace(form, roles=kept, complete=form.complete and bool(alike) and concrete)
+    sources = tuple(
+        next((source for source, match in matches.items() if match), None)
+        for matches in found.matches
+    )
+    form = forms[0]
+    kept = tuple(r for r in roles if r.part != "noise" or not form.varying_noise)
+    return replace(form, roles=kept, sources=sources)
+
+
+def only_known(
+    found: Verdict, forms: tuple[Form, ...], generic: Program, subject: Subject, more: tuple
+) -> Verdict:
+    """What was found with stand-ins for traced data, as far as it cannot depend on such data.
+
+    :param more: constants of ``generic``.
+    """
+    given = (*subject.constants, *more)
+    traced = [k for k, constant in enumerate(given) if not are_concrete(constant)]
+
+    def verdict(data):
+        every = list(given)
+        for k, x in zip(traced, data, strict=True):
+            every[k] = x
+        size = len(subject.constants)
+        return find_verdict(
+            forms, generic, subject.program, tuple(every[:size]), tuple(every[size:])
+        )
+
+    unknown = provenance(verdict, data=stand_ins(tuple(given[k] for k in traced)))
+
+    def known(what, *sources):
+        return jax.tree.map(lambda x, *names: x and not any(names), what, *sources)
+
+    return found._replace(
+        plays=known(found.plays, unknown.plays, unknown.indices),
+        layouts=known(found.layouts, unknown.layouts),
+        matches=known(found.matches, unknown.matches),
+    )

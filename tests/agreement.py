@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a reading says of a model what NumPyro says of it, at any values of all its sites."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+from numpyro import handlers
+from numpyro.infer import init_to_uniform
+from numpyro.infer.util import log_density
+
+from numpyro_spikeslab.reading.reader import Reader, Reading
+
+
+def draw_values(model: Callable, args: tuple, kwargs: dict, seed: int) -> dict[str, Any]:
+    """Values of all latent sites and params, wherever they may be."""
+    seeded = handlers.seed(model, random.key(seed))
+    seeded = handlers.substitute(seeded, substitute_fn=init_to_uniform)
+    trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+    return {
+        name: site["value"]
+        for name, site in trace.items()
+        if site["type"] == "param" or (site["type"] == "sample" and not site["is_observed"])
+    }
+
+
+def log_joint(reading: Reading, values: dict[str, Any]) -> float:
+    """Log joint density by the arrays of a view."""
+    form = reading.form
+    spikes, slabs = (
+        np.concatenate([np.ravel(values[getattr(pair, part)]) for pair in form.pairs])
+        for part in ("spike", "slab")
+    )
+    view = reading.view(values, form.split(jnp.asarray(spikes * slabs), "{}"))
+    precision = np.broadcast_to(view.precision, view.Y.shape)
+    likelihood = -0.5 * np.sum(precision * view.Y**2) - view.log_scale
+    log_odds, variance = map(np.ravel, view.prior)
+    spike_prior = np.sum(spikes * log_odds - np.logaddexp(0, log_odds))
+    slab_prior = np.sum(stats.norm.logpdf(slabs, 0.0, np.sqrt(variance)))
+    functions = 0.0
+    if form.functions is not None:
+        functions = view.priors[form.functions].log_prob(values[form.functions]).sum()
+    return float(likelihood + spike_prior + slab_prior + view.log_density + functions)
+
+
+def whitened_move(reading: Reading, values: dict[str, Any], weights: np.ndarray) -> np.ndarray:
+    """What weights add to the location, whitened, by running the model."""
+    form = reading.form
+    zero, moved = (
+        reading.view(values, form.split(jnp.asarray(w), "{}")) for w in (0 * weights, weights)
+    )
+    return np.asarray(np.sqrt(zero.relative) * (zero.Y - moved.Y))
+
+
+def assert_agrees(
+    model: Callable, *args: Any, draws: int = 3, rtol: float = 1e-9, **kwargs: Any
+) -> Reading:
+    """Reads a model and compares; returns the reading."""
+    reading = Reader(model, "test")(args, kwargs)
+    rng = np.random.default_rng(0)
+    for seed in range(draws):
+        values = draw_values(model, args, kwargs, seed)
+        expected = float(log_density(model, args, kwargs, values)[0])
+        found = log_joint(reading, values)
+        np.testing.assert_allclose(found, expected, rtol=rtol, err_msg="log joint density")
+        weights = rng.normal(size=reading.form.size)
+        moved = whitened_move(reading, values, weights)
+        np.testing.assert_allclose(
+            by_design(reading, values, weights), moved, atol=rtol * (1 + np.max(np.abs(moved)))
+        )
+        check_roles(reading, values)
+    return reading
+
+
+def by_design(reading: Reading, values: dict[str, Any], weights: np.ndarray) -> np.ndarray:
+    """What weights add to the location, whitened, by the arrays that inference uses."""
+    form = reading.form
+    if form.kind == "columns":
+        design = reading.design or reading.design_at(values)
+        rows = np.asarray(design.rows).reshape(-1, form.num_obs)[: form.size]
+        return (weights @ rows)[:, None]
+    features = reading.features if form.kind == "shared" else values[form.functions]
+    relative = np.asarray(reading.view(values).relative)
+    moved = (weights.reshape(form.shape) @ np.asarray(features)).T
+    return np.sqrt(relative) * moved
+
+
+def check_roles(reading: Reading, values: dict[str, Any]) -> None:
+    """A role's site has the values that the view has where its index says so."""
+    view = reading.view(values)
+    parts = {
+        "noise": np.sqrt(view.sigma2),
+        "inclusion": np.asarray(jax.nn.sigmoid(view.prior.log_odds)).ravel(),
+        "slab": np.sqrt(view.prior.variance).ravel(),
+    }
+    for role in reading.form.roles:
+        index = np.ravel(reading.indices[role.site])
+        value = np.ravel(values[role.site])
+        taken = index < value.size
+        assert taken.any(), role
+        found = np.broadcast_to(parts[role.part], index.shape)
+        np.testing.assert_allclose(found[taken], value[index[taken]], rtol=1e-6, err_msg=role.site)

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs are told apart by what they compute, and nothing that a model has read goes stale."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+import numpyro.distributions as dist
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.reading.program import (
+    Program,
+    compiled,
+    keep_constants,
+    same_constants,
+    trace_program,
+)
+from numpyro_spikeslab.reading.reader import Reader
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+N, P = 8, 3
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, P))
+Y = RNG.normal(size=N)
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """Names of what is compiled inside of it."""
+    found: list[str] = []
+    active = [True]
+
+    def listen(name: str, duration: float, **_: Any) -> None:
+        if active[0] and name.endswith("backend_compile_duration"):
+            found.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        active[0] = False
+
+
+# Programs
+
+
+def program(function: Callable, *args: Any) -> Program:
+    return trace_program(function, *args)[0]
+
+
+def closing_over(array: Any) -> Callable:
+    return lambda x: x @ jnp.asarray(array)
+
+
+def within_jit(array: Any) -> Callable:
+    inner = jax.jit(lambda x: x @ array)
+    return lambda x: inner(x) + 1.0
+
+
+SHAPE = jax.ShapeDtypeStruct((P,), float)
+
+
+def test_a_program_runs_with_its_constants():
+    closure, constants = trace_program(closing_over(X.T), SHAPE)
+    x = np.arange(3.0)
+    np.testing.assert_allclose(closure(constants, x), x @ X.T)
+    np.testing.assert_allclose(closure((2 * X.T,), x), 2 * x @ X.T)
+
+
+def test_data_are_no_part_of_a_program():
+    one, two = program(closing_over(X.T), SHAPE), program(closing_over(2 * X.T), SHAPE)
+    assert one == two and hash(one) == hash(two)
+
+
+def test_what_is_hidden_in_a_nested_function_is_part_of_a_program_or_a_constant():
+    """Whichever JAX makes of it."""
+    for wrap in (np.asarray, jnp.asarray):
+        (one, first), (two, second) = (
+            trace_program(within_jit(wrap(k * X.T)), SHAPE) for k in (1.0, 2.0)
+        )
+        x = np.arange(3.0)
+        np.testing.assert_allclose(two(second, x), 2 * x @ X.T + 1)
+        np.testing.assert_allclose(one(first, x), x @ X.T + 1)
+        assert one != two or not np.array_equal(first[0], second[0])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: x @ jnp.asarray(X.T) + 1.0,
+        lambda x: x @ jnp.asarray(X[:5].T),
+        lambda x: (x @ jnp.asarray(X.T),),
+        lambda x: x @ jnp.asarray(X.T.astype("float32")),
+    ],
+    ids=["text", "shape", "tree", "type"],
+)
+def test_other_programs_are_others(other):
+    assert program(closing_over(X.T), SHAPE) != program(other, SHAPE)
+
+
+def test_derivative_rules_are_compared_by_name():
+    """Their addresses in memory are new in each trace."""
+    assert program(lambda x: jax.nn.softplus(x), SHAPE) == program(jax.nn.softplus, SHAPE)
+    assert program(jax.nn.relu, SHAPE) == program(lambda x: jax.nn.relu(x), SHAPE)
+
+
+def test_functions_of_the_same_name_that_differ_are_others():
+    def own(scale):
+        @jax.custom_jvp
+        def rule(x):
+            return jnp.sin(x)
+
+        rule.defjvps(lambda dx, _, x: scale * dx)
+        return rule
+
+    def slope(rule):
+        return compiled(lambda x: jax.jvp(rule, (x,), (jnp.ones(P),))[1], jnp.ones(P))
+
+    slopes = [slope(own(k)) for k in (1.0, 2.0)]
+    np.testing.assert_allclose(slopes[1], 2 * slopes[0])
+
+
+def test_random_keys_are_constants_like_others():
+    def drawing(key):
+        return lambda x: x + random.normal(key, (P,))
+
+    found = [compiled(drawing(random.key(k)), jnp.zeros(P)) for k in (0, 1, 0)]
+    assert np.array_equal(found[0], found[2]) and not np.array_equal(found[0], found[1])
+
+
+def test_the_same_program_of_other_data_compiles_nothing():
+    x = jnp.ones(P)
+    first = compiled(closing_over(X.T), x)
+    with compilations() as found:
+        second = compiled(closing_over(np.ascontiguousarray(3 * X.T)), x)
+    assert found == []
+    np.testing.assert_allclose(second, 3 * first)
+    with compilations() as found:
+        compiled(closing_over(X[:5].T), x)
+    assert found
+
+
+def test_kept_constants_are_compared_by_content():
+    array, device = X.copy(), jnp.asarray(X)
+    kept = keep_constants((array, device))
+    assert same_constants(kept, (array, device))
+    assert same_constants(kept, (array.copy(), device))
+    array[0, 0] += 1.0
+    assert not same_constants(kept, (array, device))
+    assert not same_constants(kept, (X, 2 * device))
+    assert not same_constants(kept, (X,))
+    holes = np.where(X > 0, X, np.nan)
+    assert same_constants(keep_constants((holes,)), (holes.copy(),))
+
+
+# Readings
+
+
+def model(X, y=None, scale=1.0):
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.25)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(scale * (X @ w), 0.5), obs=y)
+
+
+def rows(reading: Any) -> np.ndarray:
+    return np.asarray(reading.design.rows).reshape(-1, N)[:P]
+
+
+def test_an_array_changed_in_place_is_read_anew():
+    inputs, y = X.copy(), Y.copy()
+    read = Reader(model, "test")
+    first = read((inputs, y), {})
+    inputs *= 2.0
+    np.testing.assert_allclose(rows(read((inputs, y), {})), 2 * X.T)
+    y[0] = 9.0
+    assert read((inputs, y), {}).still.Y[0, 0] == 9.0
+    # what was read before stays what it was
+    np.testing.assert_allclose(rows(first), X.T)
+    assert first.still.Y[0, 0] == Y[0]
+
+
+def of_table(table):
+    model(table[["a", "b", "c"]].to_numpy(), table["y"].to_numpy())
+
+
+def test_a_table_changed_in_place_is_read_anew():
+    table = pd.DataFrame(X, columns=["a", "b", "c"]).assign(y=Y)
+    read = Reader(of_table, "test")
+    first = read((table,), {})
+    assert read((table,), {}) is first
+    table.loc[:, "b"] = 7.0
+    table.loc[2, "y"] = 5.0
+    second = read((table,), {})
+    np.testing.assert_array_equal(rows(second)[1], np.full(N, 7.0))
+    assert second.still.Y[2, 0] == 5.0
+
+
+def test_a_namespace_is_read_anew():
+    data = SimpleNamespace(X=X, y=Y, scale=1.0)
+    read = Reader(lambda data: model(data.X, data.y, data.scale), "test")
+    first = read((data,), {})
+    assert read((data,), {}) is first
+    data.scale = 2.0
+    np.testing.assert_allclose(rows(read((data,), {})), 2 * X.T)
+    data.y = 2 * Y
+    np.testing.assert_allclose(read((data,), {}).still.Y[:, 0], 2 * Y)
+    data.X = X[:, :2]
+    assert read((data,), {}).form.size == 2
+
+
+FACTOR: Any = 1.0
+
+
+@pytest.mark.parametrize("factor", [2.0, np.full(P, 3.0)], ids=["number", "array"])
+def test_a_global_is_read_anew(monkeypatch, factor):
+    read = Reader(lambda X, y: model(X * FACTOR, y), "test")
+    first = read((X, Y), {})
+    monkeypatch.setitem(globals(), "FACTOR", factor)
+    np.testing.assert_allclose(rows(read((X, Y), {})), (X * factor).T)
+    np.testing.assert_allclose(rows(first), X.T)
+
+
+def test_a_flag_is_read_anew():
+    flags = {"square": False}
+    read = Reader(lambda X, y: model(X**2 if flags["square"] else X, y), "test")
+    read((X, Y), {})
+    flags["square"] = True
+    np.testing.assert_allclose(rows(read((X, Y), {})), X.T**2)
+
+
+# Costs
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        lambda k: RNG.normal(size=N),
+        lambda k: RNG.integers(0, 9, size=N),
+        lambda k: jnp.asarray(RNG.integers(0, 9, size=N)),
+        lambda k: jnp.asarray(RNG.normal(size=N)),
+    ],
+    ids=["floats", "integers", "JAX's integers", "JAX's floats"],
+)
+def test_a_new_response_compiles_nothing(response):
+    read = Reader(model, "test")
+    used = read((X, response(0)), {})
+    assert used.design is not None and used.still is not None
+    y = response(1)
+    with compilations() as found:
+        new = read((X, y), {})
+        assert new.design is not None
+        residual = new.still.Y
+    assert found == []
+    np.testing.assert_array_equal(residual[:, 0], y)
+
+
+def test_another_reader_of_the_same_model_compiles_nothing():
+    used = Reader(model, "test")((X, Y), {})
+    assert used.design is not None
+    with compilations() as found:
+        assert Reader(model, "another")((2 * X, Y + 1.0), {}).design is not None
+    assert found == []
+
+
+def test_reading_again_runs_the_model_twice_and_compiles_nothing():
+    calls = []
+
+    def counting(X, y):
+        calls.append(None)
+        model(X, y)
+
+    read = Reader(counting, "test")
+    first = read((X, Y), {})
+    calls.clear()
+    with compilations() as found:
+        assert read((X, Y), {}) is first
+    assert len(calls) == 2 and found == []
+
+
+def test_many_features_cost_no_larger_program():
+    """What is known of a model is traced, not unrolled."""
+    texts = []
+    for size in (3, 300):
+        wide = RNG.normal(size=(N, size))
+        texts.append(str(Reader(model, "test")((wide, Y), {}).program.closed.jaxpr))
+    assert len(texts[1]) < 1.1 * len(texts[0])
+
+
+def test_a_reader_is_pickled_without_what_it_has_read():
+    read = Reader(model, "test")
+    first = read((X, Y), {})
+    copied = pickle.loads(pickle.dumps(read))
+    np.testing.assert_array_equal(rows(copied((X, Y), {})), rows(first))
