@@ -67,9 +67,9 @@ def begin(spec: Spec, data: Data, posterior: Posterior, step: Any = 0) -> Progre
     """Before the first step."""
     if spec.form.kind == COLUMNS and data.view is not None and posterior.residual is None:
         posterior = with_residual(spec, data, posterior)
-    dtype = jnp.result_type(float)
-    step = jnp.asarray(step, jnp.result_type(int))
-    return Progress(step, posterior, jnp.array(jnp.inf, dtype), jnp.array(False))
+    # a step of weak type would compile everything once more
+    step, loss = jnp.asarray(step, int), jnp.array(jnp.inf, jnp.result_type(float))
+    return Progress(step, posterior, loss, jnp.array(False))
 
 
 @partial(jax.jit, static_argnums=0)

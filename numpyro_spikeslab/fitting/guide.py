@@ -404,14 +404,14 @@ class SpikeSlabGuide(AutoGuide):
                 f"{quantiles!r}."
             )
         every = levels.reshape(-1)
-        found = self._own_quantiles(params, every, args, kwargs)
         if self.inner is None or isinstance(self.inner, AutoDelta):
             medians = self._inner_median(params)
-            found |= {
+            found = {
                 k: jnp.broadcast_to(x, (every.size, *jnp.shape(x))) for k, x in medians.items()
             }
         else:
-            found |= self.inner.quantiles(params, every)
+            found = self.inner.quantiles(params, every)
+        found |= self._own_quantiles(params, every, args, kwargs)
         return found if levels.ndim else {name: x[0] for name, x in found.items()}
 
     def _own_quantiles(self, params, levels, args, kwargs) -> dict[str, Any]:
