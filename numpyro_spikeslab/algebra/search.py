@@ -120,16 +120,18 @@ def climb(
     solver = optax.lbfgs(memory_size=NUM_CLIMBING_STEPS)
     value_and_grad = optax.value_and_grad_from_state(loss)
 
-    def step(_, carry):
-        free, state = carry
+    def step(k, carry):
+        free, state, before = carry
         reached, grad = value_and_grad(free, state=state)
         updates, state = solver.update(grad, state, free, value=reached, grad=grad, value_fn=loss)
-        return optax.apply_updates(free, updates), state
+        return optax.apply_updates(free, updates), state, jnp.where(k == 0, reached, before)
 
-    before = loss(free)
-    new, _ = jax.lax.fori_loop(0, NUM_CLIMBING_STEPS, step, (free, solver.init(free)))
-    after = loss(new)
-    # a line search at the limit of the precision may fail; the value must not fall
+    state = solver.init(free)
+    none = jnp.full_like(optax.tree.get(state, "value"), jnp.inf)
+    new, state, before = jax.lax.fori_loop(0, NUM_CLIMBING_STEPS, step, (free, state, none))
+    # the line search keeps the value that it has reached, so the loss is compiled less often
+    after = optax.tree.get(state, "value")
+    # it may fail at the limit of the precision; the value must not fall
     better = after < before
     best = jax.tree.map(lambda x, y: jnp.where(better, x, y), new, free)
     return constrain(best), -jnp.where(better, after, before)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.infer import Predictive
+from numpyro.infer import Predictive, init_to_uniform
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.distributions import SpikeSlab
@@ -44,6 +44,20 @@ def _is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
 
 def _is_no_param(site: dict[str, Any]) -> bool:
     return site["type"] != "param"
+
+
+def _at_mean(site: dict[str, Any] | None = None) -> Any:
+    """Start of a site at its prior mean, where there is one; its median takes draws to find."""
+    if site is None:
+        return partial(_at_mean)
+    start = init_to_uniform(site)
+    if site["type"] != "sample" or site["is_observed"] or start is None:
+        return start
+    try:
+        mean = 1.0 * site["fn"].mean
+    except (NotImplementedError, ValueError):
+        return start
+    return jnp.where(jnp.isfinite(mean), mean, start)
 
 
 def _run_once(guide: AutoGuide, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -187,6 +201,8 @@ class SpikeSlabGuide(AutoGuide):
             data={name: np.zeros(shape) for name, shape in own.items()},
         )
         blocked = handlers.block(model, hide_fn=partial(_is_among, hidden))
+        if self.inner_guide is AutoDelta:
+            return AutoDelta(blocked, prefix=self.prefix, init_loc_fn=partial(_at_mean))
         return self.inner_guide(blocked, prefix=self.prefix)
 
     # Calling
