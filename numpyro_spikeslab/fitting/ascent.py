@@ -191,7 +191,7 @@ class Stage(NamedTuple):
     """
 
     progress: Progress
-    losses: Float[Array, " steps"]
+    losses: Float[np.ndarray, " steps"]
     rejected: bool = False
     last: bool = False
 

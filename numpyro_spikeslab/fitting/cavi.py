@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coordinate ascent variational inference behind NumPyro's SVI interface."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 import warnings
 
@@ -21,30 +21,30 @@ from numpyro.optim import _NumPyroOptim
 from numpyro.util import identity
 
 from numpyro_spikeslab.fitting.ascent import (
-    CHUNK,
-    Fit,
     Progress,
-    Stage,
     advance,
     begin,
-    best_of,
     improve,
 )
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.posterior import (
-    Data,
     FunctionFactors,
     Posterior,
-    Spec,
     bound,
     data_of,
     spec_of,
     strong,
-    view_at,
 )
-from numpyro_spikeslab.fitting.roughness import no_roughness, roughness_of_inputs
-from numpyro_spikeslab.fitting.starts import start_alone, start_random, start_svd
-from numpyro_spikeslab.reading.form import FUNCTIONS, param_name
+from numpyro_spikeslab.fitting.run import (
+    Plan,
+    Task,
+    check_end,
+    one_blas_thread,
+    run_traced,
+    stages,
+)
+from numpyro_spikeslab.fitting.starts import start_alone, start_random
+from numpyro_spikeslab.reading.form import param_name
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reader, Reading
 
@@ -79,18 +79,6 @@ class CAVIRunResult(NamedTuple):
     state: SVIState
     losses: Float[Array, " steps"]
     converged: Any
-
-
-class Task(NamedTuple):
-    """What a call works with.
-
-    - **reading** - the model as read.
-    - **spec**, **data** - what compiled code is compiled for, and takes.
-    """
-
-    reading: Reading
-    spec: Spec
-    data: Data
 
 
 class CAVI(SVI):
@@ -381,14 +369,17 @@ class CAVI(SVI):
             given = init_state is not None or init_params is not None
             number = 1 if given or self.plain else 2
         progress = self._progress(task, state)
+        plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
         if not are_concrete((task.data, progress)):
-            return self._run_traced(task, state, progress, number, num_steps, tol)
-        threshold = -1.0 if tol is None else tol
+            progress, joined = run_traced(task, state.rng_key, progress, plan)
+            new = self._state(task, state, progress)
+            converged = None if tol is None else progress.converged
+            return CAVIRunResult(self.get_params(new), new, joined, converged)
         total = num_steps * (number if task.reading.functions is not None else 1)
         losses: list[Any] = []
-        with tqdm(total=total, disable=not progress_bar) as bar:
+        with one_blas_thread(task), tqdm(total=total, disable=not progress_bar) as bar:
             try:
-                for stage in self._stages(task, state, progress, number, num_steps, threshold, bar):
+                for stage in stages(task, state.rng_key, progress, plan, bar):
                     progress = stage.progress
                     losses.append(stage.losses)
             except KeyboardInterrupt:
@@ -400,72 +391,10 @@ class CAVI(SVI):
                     stacklevel=2,
                 )
         joined = jnp.asarray(np.concatenate(losses))
-        self._check_end(task.spec, int(progress.step), np.asarray(joined), bool(progress.converged))
+        check_end(task.spec, int(progress.step), np.asarray(joined), bool(progress.converged))
         new = self._state(task, state, progress)
         converged = None if tol is None else progress.converged
         return CAVIRunResult(self.get_params(new), new, joined, converged)
-
-    def _stages(self, task, state, progress, number, num_steps, threshold, bar) -> Iterator[Stage]:
-        """The stages of a run, of the best of its starts."""
-        spec, data = task.spec, task.data
-        if task.reading.functions is None:
-            if number > 1:
-                progress = self._random_starts(task, state.rng_key, progress, number)
-            yield from _watched(_chunks(task, progress, number, num_steps, threshold), bar)
-            return
-        fit = Fit(spec, data, threshold, None if self.plain else _roughness(task.reading))
-        starts = [progress]
-        if number > 1:
-            starts.append(begin(spec, data, start_svd(spec, data, progress.posterior)))
-        for k in range(number - 2):
-            key = random.fold_in(state.rng_key, k)
-            starts.append(begin(spec, data, start_random(spec, data, progress.posterior, key)))
-        starts = [one._replace(step=progress.step) for one in starts]
-        climbs = [_watched(fit.steps(one, num_steps), bar) for one in starts]
-        yield from best_of(climbs)
-
-    def _run_traced(self, task, state, progress, number, num_steps, tol) -> CAVIRunResult:
-        """A run under a transformation of the caller."""
-        if task.reading.functions is not None:
-            raise ValueError(
-                "CAVI.run: models with latent functions cannot be fitted under a transformation "
-                "such as jit or vmap; the moves between optima are decided outside of compiled "
-                "code."
-            )
-        if number > 1:
-            progress = self._random_starts(task, state.rng_key, progress, number)
-        run = _steps(task, number, -1.0 if tol is None else tol)
-        losses = []
-        for first in range(0, num_steps, CHUNK):
-            progress, found = run(progress, min(CHUNK, num_steps - first))
-            losses.append(found[..., : min(CHUNK, num_steps - first)])
-        joined = jnp.concatenate(losses, axis=-1)
-        progress, joined = _best(progress, joined, number)
-        joined = jnp.where(jnp.isnan(joined), progress.loss, joined)
-        new = self._state(task, state, progress)
-        converged = None if tol is None else progress.converged
-        return CAVIRunResult(self.get_params(new), new, joined, converged)
-
-    def _random_starts(self, task, key, progress, number) -> Progress:
-        """A batch of starts, the first the given one."""
-        posterior = progress.posterior
-        at = view_at(task.spec, task.data, posterior.values)
-        scale = jnp.sqrt(at.prior.variance).reshape(posterior.weights.probs.shape)
-
-        def start(key):
-            key_probs, key_loc = random.split(key)
-            weights = posterior.weights._replace(
-                probs=random.uniform(key_probs, scale.shape, scale.dtype),
-                loc=scale * random.normal(key_loc, scale.shape, scale.dtype),
-            )
-            return begin(
-                task.spec, task.data, posterior._replace(weights=weights, residual=None)
-            ).posterior
-
-        others = jax.vmap(start)(random.split(key, number - 1))
-        progress = jax.tree.map(lambda x: jnp.broadcast_to(x, (number, *x.shape)), progress)
-        posterior = jax.tree.map(lambda x, y: x.at[1:].set(y), progress.posterior, others)
-        return progress._replace(posterior=posterior)
 
     # States
 
@@ -485,32 +414,6 @@ class CAVI(SVI):
         params = self.guide.unpack(task.reading, progress.posterior, self.get_params(state))
         return SVIState((progress.step, params, progress.posterior), None, rng_key)
 
-    def _check_end(self, spec: Spec, step: int, losses: Any, converged: bool) -> None:
-        if np.isnan(losses[-1]):
-            raise FloatingPointError(
-                f"CAVI.run: the bound is not a number after step {step}. Look for values that are "
-                "not finite in init_params and for columns of extreme size; a noise scale without "
-                "a prior may have collapsed to zero: give it one, or rescale the data. In single "
-                "precision, `numpyro.enable_x64()` may be enough."
-            )
-        temperature = 1.0 if spec.temperature is None else float(spec.temperature(step - 1))
-        if temperature > 1.0:
-            warnings.warn(
-                f"CAVI.run ended after step {step} at temperature {temperature:.3g}, where "
-                "inclusion probabilities are still flattened. Run more steps, or pass "
-                "`temperature=None` to CAVI.",
-                stacklevel=3,
-            )
-            return
-        gain = _mean_gain(losses)
-        if not converged and gain > max(STILL, 100 * np.finfo(losses.dtype).eps * abs(losses[-1])):
-            warnings.warn(
-                f"CAVI.run: the bound still moves at the end of the run, by {gain:.2g} nats a "
-                "step. Go on with `svi.run(key, num_steps, ..., init_state=result.state)`, or "
-                "start anew with more steps.",
-                stacklevel=3,
-            )
-
     def _check_inner(self) -> None:
         if self.guide.inner is not None and not isinstance(self.guide.inner, AutoDelta):
             raise ValueError(
@@ -519,71 +422,7 @@ class CAVI(SVI):
             )
 
 
-STILL = 0.05
-"""Nats a step below which a bound counts as still."""
-
 _bound = jax.jit(bound, static_argnums=0)
-
-
-def _mean_gain(losses: Any) -> float:
-    """Gain of the bound in each of the last steps, three at most."""
-    last = losses[-4:]
-    return float(last[0] - last[-1]) / max(len(last) - 1, 1)
-
-
-def _steps(task: Task, number: int, threshold: float) -> Callable:
-    def run(progress, num_steps):
-        return advance(task.spec, task.data, progress, num_steps, threshold)
-
-    return run if number == 1 else jax.vmap(run, in_axes=(0, None))
-
-
-def _best(progress: Progress, losses: Any, number: int) -> tuple[Progress, Any]:
-    """The start with the best bound."""
-    if number == 1:
-        return progress, losses
-    # a start that went wrong must not win
-    best = jnp.argmin(jnp.where(jnp.isnan(progress.loss), jnp.inf, progress.loss))
-    return jax.tree.map(lambda x: x[best], progress), losses[best]
-
-
-def _chunks(
-    task: Task, progress: Progress, number: int, num_steps: int, threshold: float
-) -> Iterator[Stage]:
-    """A run of one start, or of several at once of which the last stage keeps the best."""
-    run, every, left = _steps(task, number, threshold), [], num_steps
-    while left > 0 and not bool(jnp.all(progress.converged)):
-        size = min(CHUNK, left)
-        progress, found = run(progress, size)
-        every.append(np.asarray(found)[..., :size])
-        left -= size
-        if number == 1:
-            yield Stage(progress, _done(every.pop(), bool(progress.converged)))
-    if number > 1:
-        progress, losses = _best(progress, np.concatenate(every, axis=-1), number)
-        yield Stage(progress, _done(losses, bool(progress.converged)))
-
-
-def _done(losses: Any, converged: bool) -> Any:
-    """Without the steps that convergence saved."""
-    return losses[: np.flatnonzero(~np.isnan(losses))[-1] + 1] if converged else losses
-
-
-def _roughness(reading: Reading) -> Any:
-    """What orders the functions of a model in moves."""
-    known = reading.functions
-    assert known is not None and reading.form.kind == FUNCTIONS
-    kinds = {template.kind for template in known.functions.templates}
-    if kinds <= {"white", "zero"}:
-        return jax.tree_util.Partial(no_roughness)
-    return roughness_of_inputs(known.functions.X)
-
-
-def _watched(climb: Iterator[Stage], bar: tqdm) -> Iterator[Stage]:
-    for stage in climb:
-        bar.update(len(stage.losses))
-        bar.set_postfix_str(f"bound: {-float(stage.losses[-1]):.4f}", refresh=False)
-        yield stage
 
 
 def _checked(init_params: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:

@@ -137,17 +137,17 @@ class SlabScale(NamedTuple):
     r"""How the bound depends on the scale of the weights of one function.
 
     With :math:`w_{\cdot m} \to \sqrt t\, w_{\cdot m}` the weights of this function count as
-    ``count`` slabs whose squares, in units of their prior variances, sum to ``share`` times
+    ``slabs`` slabs whose squares, in units of their prior variances, sum to ``share`` times
     ``total``. Where one number is the scale of all slabs it follows ``t`` and is profiled out; else
     the prior is held, and ``total`` is of this function alone.
 
-    - **count**, **total_count** - expected number of slabs of this function, and of all.
+    - **slabs**, **total_slabs** - expected number of slabs of this function, and of all.
     - **share**, **total** - this function's share of the sum of expected squares, and the sum.
     - **current** - the scale that is profiled out.
     """
 
-    count: Float[Array, ""]
-    total_count: Float[Array, ""]
+    slabs: Float[Array, ""]
+    total_slabs: Float[Array, ""]
     share: Float[Array, ""]
     total: Float[Array, ""]
     current: Float[Array, ""] | None
@@ -157,17 +157,17 @@ class SlabScale(NamedTuple):
 
     def scale_at(self, t: Any, density: Any) -> Any:
         """The slab scale at its maximum."""
-        return scale_mode(self.total_count, self.sum_at(t), density, self.current)
+        return scale_mode(self.total_slabs, self.sum_at(t), density, self.current)
 
     def gain(self, t: Any, density: Any) -> Float[Array, ""]:
         """Gain of the bound over ``t = 1``, but for the function's own evidence."""
-        return 0.5 * self.count * jnp.log(t) + self._term(t, density) - self._term(1.0, density)
+        return 0.5 * self.slabs * jnp.log(t) + self._term(t, density) - self._term(1.0, density)
 
     def _term(self, t: Any, density: Any) -> Any:
         if self.current is None:
             return -0.5 * self.sum_at(t)
         scale = self.scale_at(t, density)
-        value = -0.5 * self.sum_at(t) / scale**2 - self.total_count * jnp.log(scale)
+        value = -0.5 * self.sum_at(t) / scale**2 - self.total_slabs * jnp.log(scale)
         return value if density is None else value + elementwise(density, ())(scale)
 
     def stationary(self, Qf: Any, dof: Any) -> Float[Array, ""]:
@@ -179,11 +179,11 @@ class SlabScale(NamedTuple):
         :param Qf: ``<phi>^T K^-1 <phi>``.
         :param dof: ``sum_n alpha_n Sigma_nn``.
         """
-        excess = self.count - dof
+        excess = self.slabs - dof
         if self.current is None:
             root = (excess + jnp.sqrt(excess**2 + 4 * self.total * Qf)) / (2 * self.total)
         else:
-            quadratic = self.share * (excess - self.total_count)
+            quadratic = self.share * (excess - self.total_slabs)
             linear = Qf * self.share + excess * (1 - self.share)
             constant = Qf * (1 - self.share)
             root = linear + jnp.sqrt(linear**2 - 4 * quadratic * constant)
@@ -231,7 +231,7 @@ def update_function(
     end = climb_coordinates(value, theta, due, scale, current)
     theta, t = end.x, end.t
     step = jnp.where(due > 0, end.step, REST * step)
-    weights = posterior.weights
+    weights: Any = posterior.weights
     weights = weights._replace(
         loc=weights.loc.at[:, m].multiply(jnp.sqrt(t)),
         scale=weights.scale.at[:, m].multiply(jnp.sqrt(t)),
@@ -264,7 +264,8 @@ def sweep_plain(
     )
     functions = _functions(posterior)
     stats = gram(at, functions.mean, functions.var)
-    weights = update_weights(at, stats, posterior.weights, temperature)
+    paired: Any = posterior.weights
+    weights = update_weights(at, stats, paired, temperature)
     return posterior._replace(weights=weights), stats
 
 
@@ -296,7 +297,8 @@ def sweep(
         functions = _functions(posterior)
         stats = refresh(base, functions.mean, functions.var, stats, m)
         at = with_roles(spec, data, base, posterior.values)
-        weights = update_weights(at, stats, posterior.weights, temperature)
+        paired: Any = posterior.weights
+        weights = update_weights(at, stats, paired, temperature)
         return posterior._replace(weights=weights), stats
 
     functions = _functions(posterior)

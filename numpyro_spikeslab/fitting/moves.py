@@ -130,9 +130,9 @@ class Change(NamedTuple):
     - **reset** - functions whose weights begin anew, shape (M,).
     """
 
-    turn: Float[Array, "K M M"]
-    keep: Bool[Array, "K M"]
-    reset: Bool[Array, " M"]
+    turn: Float[Array | np.ndarray, "K M M"]
+    keep: Bool[Array | np.ndarray, "K M"]
+    reset: Bool[Array | np.ndarray, " M"]
 
 
 @partial(jax.jit, static_argnums=0)

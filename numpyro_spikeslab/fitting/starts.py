@@ -61,7 +61,7 @@ def start_at_prior(
         kl=jnp.zeros(len(theta)),
         prior_var=variances,
         theta=theta,
-        step=STEP * spec.parameters.is_free.astype(theta.dtype),
+        step=STEP * jnp.asarray(spec.parameters.is_free, theta.dtype),
     )
     values = _values_of_start(spec, data, posterior.values, weights, sigma2)
     posterior = Posterior(weights, functions, values, None)

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of an ascent: several starts, chunks of compiled steps, progress."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+import warnings
+
+from jaxtyping import Array
+import numpy as np
+from threadpoolctl import threadpool_limits
+from tqdm import tqdm
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+from numpyro_spikeslab.fitting.ascent import CHUNK, Fit, Progress, Stage, advance, begin, best_of
+from numpyro_spikeslab.fitting.posterior import Data, Spec, view_at
+from numpyro_spikeslab.fitting.roughness import no_roughness, roughness_of_inputs
+from numpyro_spikeslab.fitting.starts import start_random, start_svd
+from numpyro_spikeslab.reading.form import FUNCTIONS
+from numpyro_spikeslab.reading.reader import Reading
+
+# Matrices of this size are decomposed faster by one thread than by several that wait for each
+# other, and much faster where the cores are taken.
+SMALL = 1000
+
+
+class Task(NamedTuple):
+    """What a call works with.
+
+    - **reading** - the model as read.
+    - **spec**, **data** - what compiled code is compiled for, and takes.
+    """
+
+    reading: Reading
+    spec: Spec
+    data: Data
+
+
+class Plan(NamedTuple):
+    """What a run is asked for.
+
+    - **number** - of starts.
+    - **num_steps** - at most as many steps from each.
+    - **threshold** - change of the bound in a step at which it has settled; negative for never.
+    """
+
+    number: int
+    num_steps: int
+    threshold: float
+
+
+def one_blas_thread(task: Task) -> AbstractContextManager:
+    """A context for a run whose matrices are small."""
+    known = task.reading.functions
+    size = task.reading.block_size if known is None else known.mean.shape[1]
+    return threadpool_limits(1, user_api="blas") if size <= SMALL else nullcontext()
+
+
+def stages(task: Task, key: Array, progress: Progress, plan: Plan, bar: tqdm) -> Iterator[Stage]:
+    """The stages of a run, of the best of its starts."""
+    number, num_steps, threshold = plan
+    spec, data = task.spec, task.data
+    if task.reading.functions is None:
+        if number > 1:
+            progress = random_starts(task, key, progress, number)
+        yield from _watched(_chunks(task, progress, plan), bar)
+        return
+    fit = Fit(spec, data, threshold, None if spec.plain else _roughness(task.reading))
+    starts = [progress]
+    if number > 1:
+        starts.append(begin(spec, data, start_svd(spec, data, progress.posterior)))
+    for k in range(number - 2):
+        own = random.fold_in(key, k)
+        starts.append(begin(spec, data, start_random(spec, data, progress.posterior, own)))
+    starts = [one._replace(step=progress.step) for one in starts]
+    climbs = [_watched(fit.steps(one, num_steps), bar) for one in starts]
+    yield from best_of(climbs)
+
+
+def run_traced(task: Task, key: Array, progress: Progress, plan: Plan) -> tuple[Progress, Any]:
+    """A run under a transformation of the caller.
+
+    :return: the end and the loss after each step; the last one fills steps that were saved.
+    """
+    number, num_steps, threshold = plan
+    if task.reading.functions is not None:
+        raise ValueError(
+            "CAVI.run: models with latent functions cannot be fitted under a transformation "
+            "such as jit or vmap; the moves between optima are decided outside of compiled "
+            "code."
+        )
+    if number > 1:
+        progress = random_starts(task, key, progress, number)
+    run = _steps(task, number, threshold)
+    losses = []
+    for first in range(0, num_steps, CHUNK):
+        size = min(CHUNK, num_steps - first)
+        progress, found = run(progress, size)
+        losses.append(found[..., :size])
+    progress, joined = _best(progress, jnp.concatenate(losses, axis=-1), number)
+    return progress, jnp.where(jnp.isnan(joined), progress.loss, joined)
+
+
+def random_starts(task: Task, key: Array, progress: Progress, number: int) -> Progress:
+    """A batch of starts, the first the given one."""
+    posterior = progress.posterior
+    at = view_at(task.spec, task.data, posterior.values)
+    scale = jnp.sqrt(at.prior.variance).reshape(posterior.weights.probs.shape)
+
+    def start(key):
+        key_probs, key_loc = random.split(key)
+        weights = posterior.weights._replace(
+            probs=random.uniform(key_probs, scale.shape, scale.dtype),
+            loc=scale * random.normal(key_loc, scale.shape, scale.dtype),
+        )
+        return begin(
+            task.spec, task.data, posterior._replace(weights=weights, residual=None)
+        ).posterior
+
+    others = jax.vmap(start)(random.split(key, number - 1))
+    progress = jax.tree.map(lambda x: jnp.broadcast_to(x, (number, *x.shape)), progress)
+    posterior = jax.tree.map(lambda x, y: x.at[1:].set(y), progress.posterior, others)
+    return progress._replace(posterior=posterior)
+
+
+def _steps(task: Task, number: int, threshold: float) -> Callable:
+    def run(progress, num_steps):
+        return advance(task.spec, task.data, progress, num_steps, threshold)
+
+    return run if number == 1 else jax.vmap(run, in_axes=(0, None))
+
+
+def _best(progress: Progress, losses: Any, number: int) -> tuple[Progress, Any]:
+    """The start with the best bound."""
+    if number == 1:
+        return progress, losses
+    # a start that went wrong must not win
+    best = jnp.argmin(jnp.where(jnp.isnan(progress.loss), jnp.inf, progress.loss))
+    return jax.tree.map(lambda x: x[best], progress), losses[best]
+
+
+def _chunks(task: Task, progress: Progress, plan: Plan) -> Iterator[Stage]:
+    """A run of one start, or of several at once of which the last stage keeps the best."""
+    number, left, threshold = plan
+    run, every = _steps(task, number, threshold), []
+    while left > 0 and not bool(jnp.all(progress.converged)):
+        size = min(CHUNK, left)
+        progress, found = run(progress, size)
+        every.append(np.asarray(found)[..., :size])
+        left -= size
+        if number == 1:
+            yield Stage(progress, _done(every.pop(), bool(progress.converged)))
+    if number > 1:
+        progress, losses = _best(progress, np.concatenate(every, axis=-1), number)
+        yield Stage(progress, _done(losses, bool(progress.converged)))
+
+
+def _done(losses: Any, converged: bool) -> Any:
+    """Without the steps that convergence saved."""
+    return losses[: np.flatnonzero(~np.isnan(losses))[-1] + 1] if converged else losses
+
+
+def _roughness(reading: Reading) -> Any:
+    """What orders the functions of a model in moves."""
+    known = reading.functions
+    assert known is not None and reading.form.kind == FUNCTIONS
+    kinds = {template.kind for template in known.functions.templates}
+    if kinds <= {"white", "zero"}:
+        return jax.tree_util.Partial(no_roughness)
+    return roughness_of_inputs(known.functions.X)
+
+
+def _watched(climb: Iterator[Stage], bar: tqdm) -> Iterator[Stage]:
+    for stage in climb:
+        bar.update(len(stage.losses))
+        bar.set_postfix_str(f"bound: {-float(stage.losses[-1]):.4f}", refresh=False)
+        yield stage
+
+
+STILL = 0.05
+"""Nats a step below which a bound counts as still."""
+
+
+def _mean_gain(losses: Any) -> float:
+    """Gain of the bound in each of the last steps, three at most."""
+    last = losses[-4:]
+    return float(last[0] - last[-1]) / max(len(last) - 1, 1)
+
+
+def check_end(spec: Spec, step: int, losses: Any, converged: bool) -> None:
+    """Raise or warn where a run has not ended well."""
+    if np.isnan(losses[-1]):
+        raise FloatingPointError(
+            f"CAVI.run: the bound is not a number after step {step}. Look for values that are "
+            "not finite in init_params and for columns of extreme size; a noise scale without "
+            "a prior may have collapsed to zero: give it one, or rescale the data. In single "
+            "precision, `numpyro.enable_x64()` may be enough."
+        )
+    temperature = 1.0 if spec.temperature is None else float(spec.temperature(step - 1))
+    if temperature > 1.0:
+        warnings.warn(
+            f"CAVI.run ended after step {step} at temperature {temperature:.3g}, where "
+            "inclusion probabilities are still flattened. Run more steps, or pass "
+            "`temperature=None` to CAVI.",
+            stacklevel=3,
+        )
+        return
+    gain = _mean_gain(losses)
+    if not converged and gain > max(STILL, 100 * np.finfo(losses.dtype).eps * abs(losses[-1])):
+        warnings.warn(
+            f"CAVI.run: the bound still moves at the end of the run, by {gain:.2g} nats a "
+            "step. Go on with `svi.run(key, num_steps, ..., init_state=result.state)`, or "
+            "start anew with more steps.",
+            stacklevel=3,
+        )
