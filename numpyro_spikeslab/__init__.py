@@ -7,16 +7,16 @@ from numpyro_spikeslab import models
 from numpyro_spikeslab.cavi import CAVI, CAVIRunResult, annealing
 from numpyro_spikeslab.diagnostics import add_variational_stats, align, compare, invariants, summary
 from numpyro_spikeslab.distributions import SpikeSlab
-from numpyro_spikeslab.sampling.paired import PairedGibbs, PairedGibbsState
 from numpyro_spikeslab.guide import MeanFieldGuide, PairedGuide
-from numpyro_spikeslab.latent_gibbs import (
+from numpyro_spikeslab.primitives import latent_functions, spike_slab
+from numpyro_spikeslab.reading.form import paired_sites
+from numpyro_spikeslab.sampling.functions import (
     LatentGibbs,
     LatentGibbsState,
     latent_sites,
     mtmkl_kernel,
 )
-from numpyro_spikeslab.primitives import latent_functions, spike_slab
-from numpyro_spikeslab.reading.form import paired_sites
+from numpyro_spikeslab.sampling.paired import PairedGibbs, PairedGibbsState
 
 __all__ = [
     "CAVI",

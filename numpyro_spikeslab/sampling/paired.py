@@ -133,10 +133,21 @@ def _sweep_tasks(
     key: Array, reading: Reading, values: dict[str, Any], current: Float[Array, " P"]
 ) -> tuple[Array, Array, Array]:
     form = reading.form
-    at = reading.view(values)
-    phi = values[form.functions] if reading.features is None else reading.features
+    phi = values[str(form.functions)] if reading.features is None else reading.features
+    return draw_tasks(key, reading.view(values), phi, current.reshape(form.shape))
+
+
+def draw_tasks(
+    key: Array, at: View, phi: Float[Array, "M N"], current: Float[Array, "Q M"]
+) -> tuple[Array, Array, Array]:
+    """Spikes, slabs and inclusion probabilities of weights that share or mix features.
+
+    :param at: the model at zero weights.
+    :param phi: the features.
+    :param current: current weights.
+    """
     G, linear, precision = gram_form(at, phi)
-    return gibbs_task_sweep(key, G, linear, current.reshape(form.shape), precision, at.prior)
+    return gibbs_task_sweep(key, G, linear, current, precision, at.prior)
 
 
 def gram_form(
