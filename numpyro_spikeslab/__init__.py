@@ -9,15 +9,15 @@ from numpyro_spikeslab.distributions import SpikeSlab
 from numpyro_spikeslab.fitting.cavi import CAVI, CAVIRunResult, annealing
 from numpyro_spikeslab.fitting.mean_field import MeanFieldGuide
 from numpyro_spikeslab.fitting.paired import PairedGuide
-from numpyro_spikeslab.gibbs import PairedGibbs, PairedGibbsState
-from numpyro_spikeslab.latent_gibbs import (
+from numpyro_spikeslab.primitives import latent_functions, spike_slab
+from numpyro_spikeslab.reading.form import paired_sites
+from numpyro_spikeslab.sampling.functions import (
     LatentGibbs,
     LatentGibbsState,
     latent_sites,
     mtmkl_kernel,
 )
-from numpyro_spikeslab.primitives import latent_functions, spike_slab
-from numpyro_spikeslab.structure import paired_sites
+from numpyro_spikeslab.sampling.paired import PairedGibbs, PairedGibbsState
 
 if TYPE_CHECKING:
     from numpyro_spikeslab.reporting.align import align, invariants

@@ -12,11 +12,19 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab import collapsed
-from numpyro_spikeslab.collapsed import Root
-from numpyro_spikeslab.latent import Dense
-from numpyro_spikeslab.multitask import Problem
-from numpyro_spikeslab.paired import Prior, gibbs_block
+from numpyro_spikeslab.algebra.covariance import Dense
+from numpyro_spikeslab.algebra.pairs import Prior
+from numpyro_spikeslab.algebra.slabs import gibbs_block
+from numpyro_spikeslab.sampling.columns import (
+    Hidden,
+    Left,
+    Mixing,
+    Root,
+    shear,
+    slabs_of,
+    take_column,
+)
+from numpyro_spikeslab.sampling.turn import Found
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -40,14 +48,14 @@ def covariance(length):
 
 
 def integrated(members):
-    """The last function's column, with these functions integrated out: its arrays."""
+    """The last function's column, with these functions integrated out."""
     w = jnp.asarray(W[:, members])
     residual = jnp.asarray(Y - PHI.T @ W.T + PHI[members].T @ W[:, members].T)
-    Z, prior = jnp.asarray(SEEN / NOISE**2), Prior(jnp.full((Q, M), -0.4), jnp.asarray(VARIANCE))
-    kernel = lambda theta: kernels.Matern32(jnp.exp(theta[0]))(X, X)  # noqa: E731
-    prob, root = Problem(jnp.asarray(Y), Z, kernel, jnp.asarray(MU)), Root.of(Z, w)
-    args = prob, prior, jnp.asarray(PHI[2]), 2, jnp.asarray(W), w, root, residual
-    return root, *collapsed.take_column(KEY, *args)
+    left = Left(residual, jnp.asarray(SEEN / NOISE**2))
+    prior = Prior(jnp.full((Q, M), -0.4), jnp.asarray(VARIANCE))
+    mixing, root = Mixing(jnp.asarray(PHI), jnp.asarray(W), prior), Root.of(left.Z, w)
+    hidden = Hidden(w, root, root.times(jnp.asarray(MU[members])), lambda x: x)
+    return hidden, take_column(KEY, 2, mixing, left, hidden)[0]
 
 
 def log_density(members, lengths, spikes, tasks):
@@ -71,22 +79,22 @@ PATTERNS = list(product([0.0, 1.0], repeat=Q))
 
 
 def test_one_function_and_the_slabs_are_integrated_out():
-    root, column, _ = integrated([0])
+    hidden, column = integrated([0])
     found, expected = [], []
     for length in (0.5, 2.0):
         for spikes in PATTERNS[::3]:
-            at = column._replace(spikes=jnp.asarray(spikes))
-            evidence = collapsed.log_evidence(
-                root, column.y, jnp.asarray(MU[0]), Dense(jnp.asarray(covariance(length))), at
-            )
-            found.append(float(evidence))
+            K, observed = Dense(jnp.asarray(covariance(length))), column.observed(hidden.mean)
+            at = Found.of(K, K.cholesky(hidden.root.diagonal[0]), observed)
+            slabs = slabs_of(column, at.half)
+            found.append(float(at.value + slabs.log_evidence(jnp.asarray(spikes))))
             expected.append(log_density([0], [length], spikes, column.tasks))
     # what depends on the observations alone is left out
     np.testing.assert_allclose(np.diff(found), np.diff(expected), rtol=1e-8)
 
 
 def test_two_functions_are_integrated_out():
-    root, column, _ = integrated([0, 1])
+    hidden, column = integrated([0, 1])
+    root = hidden.root
     lengths = [0.7, 1.6]
     # R^T R is what the tasks say of both functions
     w = W[:, :2]
@@ -101,9 +109,8 @@ def test_two_functions_are_integrated_out():
     L = np.linalg.cholesky(np.eye(2 * N) + R @ K @ R.T)
     A = np.block([[np.diag(A[:, s, t]) for t in range(2)] for s in range(2)])
     np.testing.assert_allclose(R.T @ R, A, atol=1e-12)
-    mean = root.times(jnp.asarray(MU[:2]))
-    half = np.linalg.solve(L, np.column_stack([column.y - mean, column.seen]))
-    slabs = collapsed.slabs_of(column, jnp.asarray(half))
+    half = np.linalg.solve(L, column.observed(hidden.mean))
+    slabs = slabs_of(column, jnp.asarray(half))
     found = [float(slabs.log_evidence(jnp.asarray(spikes))) for spikes in PATTERNS]
     expected = [log_density([0, 1], lengths, spikes, column.tasks) for spikes in PATTERNS]
     np.testing.assert_allclose(np.diff(found), np.diff(expected), rtol=1e-8)
@@ -119,10 +126,10 @@ def exact_spikes(slabs):
 
 
 def block(members):
-    _, column, _ = integrated(members)
+    _, column = integrated(members)
     half = jnp.column_stack([column.y, column.seen])
     # as if the prior of the functions resisted a fifth of everything
-    return column, collapsed.slabs_of(column, 0.45 * half)
+    return column, slabs_of(column, 0.45 * half)
 
 
 @pytest.mark.parametrize("may_be_empty", [True, False])
@@ -140,7 +147,7 @@ def test_spikes_from_an_exact_draw_stay_exact(move, may_be_empty):
         key, spikes = item
         if move == "gibbs":
             return gibbs_block(key, slabs, spikes, may_be_empty) != 0
-        return collapsed.shear(key, column._replace(spikes=spikes), slabs, may_be_empty) > 0
+        return shear(key, column._replace(spikes=spikes), slabs, may_be_empty) > 0
 
     args = random.split(KEY, size), jnp.asarray(PATTERNS)[start]
     found = np.asarray(jax.jit(lambda args: jax.lax.map(step, args))(args))

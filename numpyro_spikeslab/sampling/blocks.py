@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernels of this package share, as blocks of :class:`numpyro.infer.Gibbs`."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from copy import copy
+from functools import partial
+from typing import Any
+
+from jaxtyping import Array, Bool
+import numpy as np
+
+import jax
+from jax import random
+from jax.custom_batching import custom_vmap
+import jax.numpy as jnp
+
+from numpyro import handlers
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import identity, is_prng_key
+
+from numpyro_spikeslab.reading.evaluate import abstract_trace
+from numpyro_spikeslab.reading.form import Form, is_latent
+from numpyro_spikeslab.reading.reader import Reader, Reading
+
+
+class BlockKernel(MCMCKernel):
+    """A kernel that draws some sites of a model exactly, given the values of all others.
+
+    Its values are constrained, and nothing that depends on the other blocks is kept.
+    """
+
+    sample_field = "z"
+
+    def __init__(self, model: Callable) -> None:
+        self._model = model
+        self._user = type(self).__name__
+        self._reader = Reader(model, self._user)
+        # MCMC takes this for the sign of an initialised kernel
+        self._sample_fn: Callable | None = None
+
+    @property
+    def model(self) -> Callable:
+        return self._model
+
+    def _split(
+        self, model_args: tuple, model_kwargs: dict[str, Any] | None
+    ) -> tuple[tuple, dict[str, Any], dict[str, Any]]:
+        """Arguments of the model, and the values of the sites that other blocks hold."""
+        kwargs = dict(model_kwargs or {})
+        values = kwargs.pop(GIBBS_SITES_KWARG, {})
+        return model_args, kwargs, values
+
+    def _read(self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]) -> Reading:
+        return self._reader(args, kwargs, frozenset(values))
+
+    def init(
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: dict[str, Any] | None,
+        model_args: tuple,
+        model_kwargs: dict[str, Any] | None,
+    ) -> Any:
+        """Start at a draw from the prior, or at ``init_params``.
+
+        :param init_params: values of some of the kernel's sites, for example draws from a fitted
+            guide; with several chains, one of each per chain.
+        :raises ValueError: for unknown names or other shapes in ``init_params``, and if the model
+            has other latent sites that no block holds.
+        """
+        args, kwargs, values = self._split(model_args, model_kwargs)
+        sites = self._own_sites(args, kwargs, values)
+        self._sample_fn = self._sample_one
+        init_one = partial(self._init_one, sites, num_warmup, values, args, kwargs)
+        single = is_prng_key(rng_key)
+        _check_init_params(self._user, init_params, sites, () if single else rng_key.shape[:1])
+        if single:
+            return init_one(rng_key, init_params)
+        return jax.vmap(init_one)(rng_key, init_params)
+
+    @abstractmethod
+    def _own_sites(
+        self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]
+    ) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the sites that the kernel draws.
+
+        :param values: those of the sites that other blocks hold.
+        """
+
+    def _latent_shapes(
+        self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]
+    ) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the latent sites that no other block holds."""
+        trace = abstract_trace(self._model, args, kwargs)
+        return {
+            name: jnp.shape(site["value"])
+            for name, site in trace.items()
+            if is_latent(trace, name) and name not in values
+        }
+
+    def _init_one(self, sites, num_warmup, values, args, kwargs, rng_key, init_params):
+        rng_key, key_prior = random.split(rng_key)
+
+        @jax.jit
+        def prior(key):
+            model = handlers.substitute(handlers.seed(self._model, key), data=values)
+            with handlers.block():
+                trace = handlers.trace(model).get_trace(*args, **kwargs)
+            return {name: jnp.asarray(trace[name]["value"]) for name in sites}
+
+        z = self._from_prior(prior(key_prior), num_warmup)
+        z |= {name: jnp.asarray(x, z[name].dtype) for name, x in (init_params or {}).items()}
+        return self._start(z, num_warmup, rng_key)
+
+    def _from_prior(self, z: dict[str, Any], num_warmup: int) -> dict[str, Any]:
+        """Where to start without ``init_params``, from a draw from the prior."""
+        return z
+
+    @abstractmethod
+    def _start(self, z: dict[str, Any], num_warmup: int, rng_key: Array) -> Any:
+        """The state at the start."""
+
+    def sample(
+        self,
+        state: Any,
+        model_args: tuple,
+        model_kwargs: dict[str, Any] | None,
+    ) -> Any:
+        """One sweep.
+
+        :param state: the current state.
+        :param model_args: arguments of the model.
+        :param model_kwargs: keyword arguments of the model.
+        :raises RuntimeError: when the chain's values, or those of another block, are not finite;
+            the message names the sites. Compiled code raises it while it runs, as JAX's own
+            runtime error.
+        """
+        if is_prng_key(state.rng_key):
+            return self._sample_one(state, model_args, model_kwargs)
+        return jax.vmap(lambda one: self._sample_one(one, model_args, model_kwargs))(state)
+
+    @abstractmethod
+    def _sample_one(self, state, model_args, model_kwargs):
+        """One sweep of one chain."""
+
+    def postprocess_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Callable:
+        """Adds the model's deterministic sites to the values."""
+
+        def postprocess(z):
+            args, kwargs, values = self._split(model_args, model_kwargs)
+            seeded = handlers.seed(self._model, random.key(0))
+            model = handlers.substitute(seeded, data={**values, **z})
+            with handlers.block():
+                trace = handlers.trace(model).get_trace(*args, **kwargs)
+            found = {
+                k: site["value"] for k, site in trace.items() if site["type"] == "deterministic"
+            }
+            return {**z, **found}
+
+        return postprocess
+
+    def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
+        """Identity: nothing that depends on the other blocks is kept."""
+        return state
+
+    def wrap_model(self, wrapper: Callable) -> "BlockKernel":
+        kernel = copy(self)
+        BlockKernel.__init__(kernel, wrapper(self._model))
+        return kernel
+
+    def get_constrain_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Callable:
+        """Identity: the values are already constrained."""
+        return identity
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a kernel read from a pickle is initialised anew, its bound method would pull in the model
+        return self.__dict__ | {"_sample_fn": None}
+
+
+def start_inclusion(z: dict[str, Any]) -> dict[str, Any]:
+    """The inclusion probabilities that stand in a state before the first sweep."""
+    end = "_spike"
+    return {name.removesuffix(end): 1.0 * x for name, x in z.items() if name.endswith(end)}
+
+
+def complete(reading: Reading, values: dict[str, Any]) -> dict[str, Any]:
+    """Values of all other sites: a model's params, which no block holds, stay where they start."""
+    return reading.generic | values
+
+
+def latents(form: Form) -> tuple[str, ...]:
+    """Names of all sites and params beside the pairs."""
+    return form.others if form.functions is None else (*form.others, form.functions)
+
+
+def require_finite(user: str, values: dict[str, Any]) -> None:
+    """Raise where a chain has reached values that are not finite, at the time when it does.
+
+    Nothing but the flags' disjunction is computed in each step; a callback runs only where they are
+    up, also under ``vmap``, which would else run both branches of a condition.
+
+    :param values: by what they are called in the message.
+    """
+    known = {k: x for k, x in values.items() if jnp.issubdtype(jnp.result_type(x), jnp.inexact)}
+    tell = partial(_tell, user, tuple(known))
+
+    @custom_vmap
+    def check(bad):
+        jax.lax.cond(jnp.any(bad), lambda: jax.debug.callback(tell, bad), lambda: None)
+        return bad
+
+    @check.def_vmap
+    def _(axis_size, in_batched, bad):
+        check(jnp.any(bad, axis=0))
+        return bad, True
+
+    if known:
+        check(jnp.stack([~jnp.all(jnp.isfinite(x)) for x in known.values()]))
+
+
+def _tell(user: str, names: tuple[str, ...], bad: Bool[np.ndarray, " K"]) -> None:
+    found = [name for name, is_bad in zip(names, bad, strict=True) if is_bad]
+    raise FloatingPointError(
+        f"{user}: the chain has reached values of {found} that are not finite. Computations in "
+        "double precision (numpyro.enable_x64()), data of unit scale and tighter priors help."
+    )
+
+
+def _check_init_params(
+    user: str,
+    init_params: dict[str, Any] | None,
+    sites: dict[str, tuple[int, ...]],
+    batch: tuple[int, ...],
+) -> None:
+    unknown = sorted(set(init_params or {}) - set(sites))
+    if unknown:
+        raise ValueError(
+            f"{user}: init_params has unknown names {unknown}; its sites are {sorted(sites)}."
+        )
+    for name, value in (init_params or {}).items():
+        if jnp.shape(value) != batch + sites[name]:
+            raise ValueError(
+                f"{user}: init_params[{name!r}] has shape {jnp.shape(value)}, expected "
+                f"{batch + sites[name]}."
+            )

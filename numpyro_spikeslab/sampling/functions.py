@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact draws of latent functions, and of all else in the multi-task model."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxtyping import Array
+import numpy as np
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro.distributions as dist
+from numpyro.util import not_jax_tracer
+
+from numpyro_spikeslab.distributions import GaussianFunctions
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK, weights
+from numpyro_spikeslab.reading.evaluate import abstract_trace
+from numpyro_spikeslab.reading.form import (
+    FUNCTIONS,
+    base_of,
+    find_function_sites,
+    is_latent,
+    is_plain,
+)
+from numpyro_spikeslab.reading.provenance import provenance, union
+from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.reading.view import run_at
+from numpyro_spikeslab.sampling.blocks import (
+    BlockKernel,
+    require_finite,
+    start_inclusion,
+)
+from numpyro_spikeslab.sampling.collapsed import draw_functions
+from numpyro_spikeslab.sampling.step import Step, recruit
+
+
+def latent_sites(trace: dict[str, Any]) -> tuple[str, ...]:
+    """Names of the latent functions of a trace and of the parameters of their kernels.
+
+    A selector for :class:`numpyro.infer.Gibbs`.
+
+    :param trace: a trace of the model.
+    :return: names of the sample sites that :func:`~numpyro_spikeslab.latent_functions` made.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro.infer import NUTS, Gibbs
+        >>> import numpyro_spikeslab as nss
+        >>> def kernel(model):
+        ...     return Gibbs([
+        ...         (nss.PairedGibbs(model), nss.paired_sites),
+        ...         (nss.LatentGibbs(model), nss.latent_sites),
+        ...         (NUTS(model), None),
+        ...     ])
+    """
+    names = [
+        site
+        for name in find_function_sites(trace)
+        for site in (name, *trace[name]["infer"][FUNCTIONS_MARK].site_names)
+    ]
+    return tuple(name for name in names if is_latent(trace, name))
+
+
+class LatentGibbsState(NamedTuple):
+    """
+    - **z** - dict of the current values of the kernel's sites.
+    - **inclusion_probabilities** - where the weights are among them, the conditional probability
+      with which each spike was drawn at the start of the step, as in
+      :class:`~numpyro_spikeslab.PairedGibbsState`; else empty.
+    - **num_accelerated** - how many accelerated steps of the warm-up are left.
+    - **rng_key** - random key for the next step.
+    """
+
+    z: dict[str, Any]
+    inclusion_probabilities: dict[str, Any]
+    num_accelerated: Array
+    rng_key: Array
+
+
+class LatentGibbs(BlockKernel):
+    """Draws latent functions jointly with the parameters of their kernels.
+
+    Each function in turn: with its values integrated out, the parameters of its kernel are drawn by
+    slice sampling; then its values from their Gaussian conditional. Given the values the
+    parameters would barely move. The parameters may have any prior with positive support.
+
+    With the weights among its sites it also draws weights of other functions while a function, or
+    two, are integrated out; for weights and functions are known only together, and given the one
+    the other barely moves. It lets tasks join or leave a function that few of them use, and moves
+    the length of each function's weights. For each function, a step decomposes ten to fifteen
+    matrices of N by N and, where covariances are dense, one of 2N by 2N. Where rounding makes one
+    of them fail, as may happen in single precision, what depends on it stays what it is.
+
+    As a block of :class:`numpyro.infer.Gibbs` it draws the sites it is given. These are the
+    functions and the parameters of their kernels (:func:`~numpyro_spikeslab.latent_sites`), and may
+    be more: the weights, the noise scales (HalfNormal prior, one for each task or one for all), the
+    inclusion probabilities (Beta or Uniform) and the slab scales (HalfNormal). Alone it samples
+    models that have no other sites, see :func:`~numpyro_spikeslab.mtmkl_kernel`. There is nothing
+    to tune. Parameters of kernels that the model conditions on stay what they are.
+
+    :param model: a model whose one observed Normal site has the location ``offset + W phi``, with
+        weights of shape (Q, M) from :func:`~numpyro_spikeslab.spike_slab` and M functions from
+        :func:`~numpyro_spikeslab.latent_functions`.
+    :param rescale: where the weights are among the sites, whether a function and its weights also
+        move along ``(c * phi, w / c)``, a change that the data do not see, in turn with the slab
+        scales, and change their signs where the prior mean is zero. Both are exact.
+    :param accelerate: share of the warm-up, from its start, in each step of which one function that
+        no task uses is given to a task that is explained badly, where the exact sampler would wait
+        for a draw from the prior to fit one (Zhang and Perez-Cruz, 2017). These steps leave no
+        distribution invariant, which is why they are confined to the warm-up. 0 leaves them out.
+        It takes the weights among the sites. Chains without ``init_params`` then start with no
+        function in use, so that all are given away one after the other; chains that start at a fit
+        need no acceleration.
+    :raises ValueError: if ``accelerate`` is not in [0, 1]. When initialised, if the model does not
+        fit, the data are bad, or there are sites that the kernel cannot draw; the message names the
+        site and the remedy.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro.infer import MCMC, NUTS, Gibbs
+        >>> from tinygp import kernels
+        >>> import numpyro_spikeslab as nss
+        >>> model = nss.models.mtmkl([kernels.ExpSquared(1.0)] * 2)
+        >>> X = jnp.linspace(0, 4, 20)
+        >>> Y = jnp.stack([jnp.sin(X), -jnp.sin(X), jnp.cos(X)], axis=1)
+        >>> kernel = Gibbs([
+        ...     (nss.PairedGibbs(model), nss.paired_sites),
+        ...     (nss.LatentGibbs(model), nss.latent_sites),
+        ...     (NUTS(model), None),
+        ... ])
+        >>> mcmc = MCMC(kernel, num_warmup=20, num_samples=10, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), X, Y)
+        >>> mcmc.get_samples()["phi"].shape
+        (10, 2, 20)
+    """
+
+    def __init__(self, model: Callable, *, rescale: bool = True, accelerate: float = 0.0) -> None:
+        super().__init__(model)
+        if not 0 <= accelerate <= 1:
+            raise ValueError(
+                f"LatentGibbs: `accelerate` is a share of the warm-up, in [0, 1], got {accelerate}."
+            )
+        self._rescale = rescale
+        self._accelerate = accelerate
+
+    def _own_sites(
+        self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]
+    ) -> dict[str, tuple[int, ...]]:
+        reading = self._read_functions(args, kwargs)
+        check_functions(reading, abstract_trace(self._model, args, kwargs), self._user)
+        own = self._latent_shapes(args, kwargs, values)
+        form = reading.form
+        (pair,) = form.pairs
+        known = {form.functions, *form.kernels, pair.spike, pair.slab, *reading.indices}
+        unknown = [name for name in own if name not in known]
+        if unknown:
+            kept = [name for name in own if name in known]
+            raise ValueError(
+                f"LatentGibbs cannot sample the latent sites {unknown}. Leave them to another "
+                f"block: Gibbs([(LatentGibbs(model), {kept}), (NUTS(model), None)])."
+            )
+        if form.functions not in own:
+            raise ValueError(
+                f"LatentGibbs needs the latent functions {form.functions!r} among its sites, got "
+                f"{list(own)}. Give it `latent_sites`."
+            )
+        if (pair.spike in own) != (pair.slab in own):
+            raise ValueError(
+                f"LatentGibbs needs both {pair.spike!r} and {pair.slab!r} among its sites or none, "
+                f"got {list(own)}."
+            )
+        if self._accelerate and pair.spike not in own:
+            raise ValueError(
+                f"LatentGibbs: `accelerate` is {self._accelerate}, but the weights {pair.name!r} "
+                "that it changes are not among the kernel's sites. Give it these too, or set "
+                "accelerate=0."
+            )
+        return own
+
+    def _read_functions(self, args: tuple, kwargs: dict[str, Any]) -> Reading:
+        # the weights are a pair of this reading, whoever draws them
+        reading = self._read(args, kwargs, {})
+        if reading.form.kind != FUNCTIONS:
+            raise ValueError(
+                "LatentGibbs: the location of the observations is not affine in latent functions, "
+                "or their noise depends on these. It must be "
+                "`offset + W @ phi` or its transpose with one set of weights W of shape (Q, M) "
+                "from spike_slab and one set of M functions phi from latent_functions. For other "
+                "models use NUTS."
+            )
+        return reading
+
+    def _num_accelerated(self, z: dict[str, Any], num_warmup: int) -> int:
+        return round(self._accelerate * num_warmup) if start_inclusion(z) else 0
+
+    def _from_prior(self, z: dict[str, Any], num_warmup: int) -> dict[str, Any]:
+        if not self._num_accelerated(z, num_warmup):
+            return z
+        # all functions are idle: each is to be given to a task
+        return {name: jnp.zeros_like(x) if name.endswith("_spike") else x for name, x in z.items()}
+
+    def _start(self, z: dict[str, Any], num_warmup: int, rng_key: Array) -> LatentGibbsState:
+        num_steps = jnp.asarray(self._num_accelerated(z, num_warmup))
+        return LatentGibbsState(z, start_inclusion(z), num_steps, rng_key)
+
+    def _sample_one(self, state, model_args, model_kwargs):
+        args, kwargs, values = self._split(model_args, model_kwargs)
+        reading = self._read_functions(args, kwargs)
+        rng_key, key_weights, key_recruit, key_functions, key_numbers = random.split(
+            state.rng_key, 5
+        )
+        step = Step.of(reading, values, state.z)
+        (spikes, slabs), inclusion = step.weights(), state.inclusion_probabilities
+        if step.owns_weights:
+            spikes, slabs, inclusion = step.draw_weights(key_weights, (spikes, slabs))
+            if self._accelerate:
+                spikes, slabs = jax.lax.cond(
+                    state.num_accelerated > 0,
+                    lambda: recruit(key_recruit, step.at, step.phi, spikes, slabs),
+                    lambda: (spikes, slabs),
+                )
+        problem, draw = step.problem(self._rescale), step.start(weights(spikes, slabs))
+        new = step.finish(
+            key_numbers, (spikes, slabs), draw_functions(key_functions, problem, draw)
+        )
+        z = {name: new[name].reshape(x.shape).astype(x.dtype) for name, x in state.z.items()}
+        require_finite(self._user, values | z)
+        left = jnp.maximum(state.num_accelerated - 1, 0)
+        return LatentGibbsState(z, inclusion, left, rng_key)
+
+
+# What does not fit
+
+
+def check_functions(reading: Reading, trace: dict[str, Any], user: str) -> None:
+    """Whether the functions and their kernels can be drawn.
+
+    :raises ValueError: if not; the message names the site and the remedy.
+    """
+    form = reading.form
+    name = str(form.functions)
+    if not is_plain(trace[name], (dist.Normal, dist.MultivariateNormal, GaussianFunctions)):
+        raise ValueError(
+            f"{user}: the prior of the latent functions {name!r} must be Gaussian, neither masked "
+            f"nor scaled, got {type(trace[name]['fn']).__name__}. Leave it to latent_functions."
+        )
+    if more := _dependents(reading):
+        raise ValueError(
+            f"{user}: besides {form.likelihood!r}, {more} depend on the latent functions {name!r}, "
+            "which would be drawn as if they did not. Use NUTS."
+        )
+    for parameter in trace[name]["infer"][FUNCTIONS_MARK].site_names:
+        _check_parameter(reading, trace, parameter, user)
+
+
+def _dependents(reading: Reading) -> list[str]:
+    """Names of what depends on the functions beside the likelihood."""
+    form, name = reading.form, str(reading.form.functions)
+
+    def run(phi):
+        found = run_at(form, reading.program, reading.constants, reading.generic | {name: phi})
+        return found.log_probs, found.pairs
+
+    phi = jax.ShapeDtypeStruct((form.num_features, form.num_obs), jnp.result_type(float))
+    log_probs, pairs = provenance(run, phi=phi)
+    fed = [site for site, sources in log_probs.items() if sources]
+    fed += [pair for pair, sources in pairs.items() if union(sources)]
+    return [site for site in fed if site not in (name, form.likelihood)]
+
+
+def _check_parameter(reading: Reading, trace: dict[str, Any], name: str, user: str) -> None:
+    functions = reading.form.functions
+    if name not in trace or trace[name]["type"] != "sample":
+        raise ValueError(
+            f"{user}: the kernel parameter {name!r} of {functions!r} is not a sample site; "
+            "it has been reparameterised or set. Leave it latent, or condition on it."
+        )
+    site = trace[name]
+    if site["is_observed"]:
+        return
+    base = base_of(site["fn"])
+    if not is_plain(site, (type(base),)) or not _is_positive(base):
+        raise ValueError(
+            f"{user}: the prior of the kernel parameter {name!r} must be a distribution of "
+            f"positive numbers, neither masked nor scaled, got {type(site['fn']).__name__}."
+        )
+    if name not in reading.form.kernels:
+        raise ValueError(
+            f"{user}: the kernel parameter {name!r} is shared with something else than the "
+            f"functions {functions!r}, so it cannot be drawn with them. Condition on it."
+        )
+
+
+def _is_positive(base: Any) -> bool:
+    """Whether a prior can be drawn from, and gives positive numbers only."""
+    lower = getattr(base.support, "lower_bound", None)
+    if lower is None or base.is_discrete or isinstance(base, dist.ImproperUniform):
+        return False
+    return not not_jax_tracer(lower) or bool(np.all(np.asarray(lower) >= 0))
+
+
+def mtmkl_kernel(model: Callable, *, rescale: bool = True, accelerate: float = 0.25) -> LatentGibbs:
+    """A kernel that samples the whole of :func:`numpyro_spikeslab.models.mtmkl`.
+
+    One :class:`LatentGibbs` for the weights, the functions with the parameters of their kernels,
+    the noise, the inclusion probability and the slab scale. Unlike the composite of
+    :class:`~numpyro_spikeslab.PairedGibbs`, :class:`LatentGibbs` and NUTS, which serves models with
+    other sites too, it can move weights and functions together, and it draws slab scales without
+    the slabs that are excluded. Chains start apart from each other and find the functions in the
+    accelerated part of the warm-up, or they start at a fit, see :meth:`PairedGuide.to_init_params
+    <numpyro_spikeslab.PairedGuide.to_init_params>`.
+
+    :param model: the model.
+    :param rescale: see :class:`LatentGibbs`.
+    :param accelerate: share of the warm-up that is accelerated, see :class:`LatentGibbs`; 0 leaves
+        the acceleration out.
+    :return: the kernel, for :class:`~numpyro.infer.MCMC` with any ``chain_method``.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro.infer import MCMC
+        >>> from tinygp import kernels
+        >>> import numpyro_spikeslab as nss
+        >>> model = nss.models.mtmkl([kernels.ExpSquared(1.0)] * 2)
+        >>> X = jnp.linspace(0, 4, 20)
+        >>> Y = jnp.stack([jnp.sin(X), -jnp.sin(X), jnp.cos(X)], axis=1)
+        >>> mcmc = MCMC(nss.mtmkl_kernel(model), num_warmup=50, num_samples=50, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), X, Y, extra_fields=("inclusion_probabilities.W",))
+        >>> mcmc.get_samples()["W"].shape
+        (50, 3, 2)
+    """
+    return LatentGibbs(model, rescale=rescale, accelerate=accelerate)

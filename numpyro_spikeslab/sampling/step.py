@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step of a sampler of latent functions: from values of sites to arrays, and back."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxtyping import Array, Float, Int
+
+from jax import random
+import jax.numpy as jnp
+
+from numpyro_spikeslab.primitives import weights
+from numpyro_spikeslab.reading.form import Role
+from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.reading.view import View
+from numpyro_spikeslab.roles import draw_inclusion, draw_scales, elementwise, spread, tally
+from numpyro_spikeslab.sampling.blocks import complete
+from numpyro_spikeslab.sampling.paired import draw_tasks
+from numpyro_spikeslab.sampling.turn import Draw, Moves, Problem
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the kernel.
+
+    - **reading** - the model.
+    - **values** - of all sites.
+    - **own** - names of those that are drawn.
+    - **at** - the model at these values.
+    """
+
+    reading: Reading
+    values: dict[str, Any]
+    own: frozenset[str]
+    at: View
+
+    @classmethod
+    def of(cls, reading: Reading, values: dict[str, Any], z: dict[str, Any]) -> "Step":
+        """
+        :param values: of the sites that other blocks hold.
+        :param z: of the kernel's own.
+        """
+        every = complete(reading, values | z)
+        return cls(reading, every, frozenset(z), reading.view(every))
+
+    @property
+    def owns_weights(self) -> bool:
+        return self.reading.form.pairs[0].spike in self.own
+
+    @property
+    def phi(self) -> Float[Array, "M N"]:
+        return self.values[str(self.reading.form.functions)]
+
+    def roles(self, part: str) -> tuple[Role, ...]:
+        """The roles of one part that are drawn."""
+        return tuple(role for role in self.reading.form.role(part) if role.site in self.own)
+
+    def entries(self, role: Role) -> Int[Array, "..."]:
+        """Which entry of its site each weight takes, (Q, M), or each task, (Q,)."""
+        Q, M = self.reading.form.shape
+        index = self.reading.indices[role.site]
+        return jnp.broadcast_to(index, Q) if role.part == "noise" else index.reshape(Q, M)
+
+    def weights(self) -> tuple[Float[Array, "Q M"], Float[Array, "Q M"]]:
+        """Spikes and slabs."""
+        (pair,) = self.reading.form.pairs
+        spikes, slabs = (
+            jnp.asarray(self.values[name], self.at.Y.dtype).reshape(self.reading.form.shape)
+            for name in (pair.spike, pair.slab)
+        )
+        return spikes, slabs
+
+    def draw_weights(self, key: Array, now: tuple[Any, Any]) -> tuple[Any, Any, dict[str, Any]]:
+        """Spikes, slabs and the inclusion probabilities of these spikes."""
+        (pair,) = self.reading.form.pairs
+        spikes, slabs, inclusion = draw_tasks(key, self.at, self.phi, weights(*now))
+        shaped = {pair.name: inclusion.reshape(pair.shape)}
+        return spikes.astype(slabs.dtype), slabs, shaped
+
+    def problem(self, rescale: bool) -> Problem:
+        """What stays while the functions are drawn."""
+        at, form, known = self.at, self.reading.form, self.reading.functions
+        assert known is not None
+        own = tuple(name for name in form.kernels if name in self.own)
+        prior = known.prior(at.priors)._replace(parameters=replace(known.parameters, latent=own))
+        moves = self.moves(rescale) if self.owns_weights else None
+        return Problem(at.Y, jnp.broadcast_to(at.relative, at.Y.shape), prior, moves)
+
+    def moves(self, rescale: bool) -> Moves:
+        """What may move with the functions."""
+        at, noises = self.at, self.roles("noise")
+        known = self.reading.functions
+        assert known is not None
+        owned = [self._owns_entry(role) for role in noises]
+        own = sum(owned, jnp.zeros(at.sigma2.shape, bool))
+
+        def log_prior_of_noise(sigma, q):
+            total = jnp.zeros_like(sigma)
+            for role, is_own in zip(noises, owned, strict=True):
+                shape = jnp.shape(self.values[role.site])
+                each = elementwise(at.priors[role.site], shape)(jnp.full(shape, sigma))
+                total += spread(each, self.entries(role)[q], total) * is_own[q]
+            return total
+
+        def draw_slabs(key, scales, w):
+            if not rescale:
+                return scales, at.prior.variance
+            return self.draw_slab_scales(key, scales, w, w != 0)
+
+        flip = rescale and known.functions.mean is None
+        return Moves(at.prior.log_odds, draw_slabs, own, log_prior_of_noise, rescale, flip)
+
+    def _owns_entry(self, role: Role) -> Any:
+        """Which tasks take an entry of a noise scale's site that no other task takes."""
+        index, value = self.entries(role), self.values[role.site]
+        takers = tally(jnp.ones(index.shape), index, value)
+        return spread(takers, index, jnp.zeros(index.shape)) == 1
+
+    def start(self, w: Float[Array, "Q M"]) -> Draw:
+        known = self.reading.functions
+        assert known is not None
+        scales = {role.site: self.values[role.site] for role in self.roles("slab")}
+        return Draw(self.phi, known.theta(self.values), w, scales, jnp.sqrt(self.at.sigma2))
+
+    def finish(self, key: Array, now: tuple[Any, Any], draw: Draw) -> dict[str, Any]:
+        """Values of all sites that may be the kernel's, after the numbers have been drawn.
+
+        :param now: spikes and slabs before the functions were drawn.
+        """
+        form, known = self.reading.form, self.reading.functions
+        assert known is not None
+        (pair,), (spikes, slabs) = form.pairs, now
+        key_slabs, key_excluded, key_noise, key_inclusion = random.split(key, 4)
+        if self.owns_weights:
+            spikes = (draw.weights != 0).astype(spikes.dtype)
+        slabs = jnp.where(spikes > 0, draw.weights, slabs)
+        # excluded slabs have their prior, so scales are drawn without them and they after these
+        counted = spikes > 0 if self.owns_weights else jnp.ones_like(spikes)
+        scales, variance = self.draw_slab_scales(key_slabs, draw.slab_scales, slabs, counted)
+        excluded = jnp.sqrt(variance) * random.normal(key_excluded, slabs.shape, slabs.dtype)
+        return (
+            known.parameters.scatter(draw.theta)
+            | scales
+            | self._draw_noise(key_noise, draw)
+            | self._draw_inclusion(key_inclusion, spikes)
+            | {
+                str(form.functions): draw.phi,
+                pair.spike: spikes,
+                pair.slab: jnp.where(spikes > 0, slabs, excluded),
+            }
+        )
+
+    def draw_slab_scales(
+        self, key: Array, values: dict[str, Any], slabs: Float[Array, "Q M"], counted: Any
+    ) -> tuple[dict[str, Any], Float[Array, "Q M"]]:
+        """Draw the slab scales.
+
+        :param values: the current ones, by the names of their sites.
+        :param counted: which slabs are known.
+        :return: the new scales, and the prior variances of all slabs.
+        """
+        new, scale = dict(values), jnp.sqrt(self.at.prior.variance)
+        for number, role in enumerate(self.roles("slab")):
+            index, value = self.entries(role), values[role.site]
+            count, squares = (
+                tally(counted * x, index, value) for x in (jnp.ones_like(slabs), slabs**2)
+            )
+            one = random.fold_in(key, number)
+            new[role.site] = draw_scales(one, self.at.priors[role.site], value, count, squares)
+            scale = spread(new[role.site], index, scale)
+        return new, jnp.square(scale)
+
+    def _draw_noise(self, key: Array, draw: Draw) -> dict[str, Any]:
+        residual = self.at.Y - draw.phi.T @ draw.weights.T
+        squares = jnp.sum(self.at.relative * residual**2, axis=0)
+        new = {}
+        for number, role in enumerate(self.roles("noise")):
+            index = self.entries(role)
+            value = self._moved_noise(role, draw.noise)
+            sums = (tally(x, index, value) for x in (self.at.count, squares))
+            one = random.fold_in(key, number)
+            new[role.site] = draw_scales(one, self.at.priors[role.site], value, *sums)
+        return new
+
+    def _moved_noise(self, role: Role, noise: Float[Array, " Q"]) -> Any:
+        """The values of a noise scale's site, given those of the tasks."""
+        value = jnp.asarray(self.values[role.site])
+        flat = jnp.ravel(value).at[self.entries(role)].set(noise, mode="drop")
+        return flat.reshape(value.shape)
+
+    def _draw_inclusion(self, key: Array, spikes: Float[Array, "Q M"]) -> dict[str, Any]:
+        new = {}
+        for number, role in enumerate(self.roles("inclusion")):
+            index, value = self.entries(role), self.values[role.site]
+            sums = (tally(x, index, value) for x in (spikes, 1 - spikes))
+            one = random.fold_in(key, number)
+            new[role.site] = draw_inclusion(one, self.at.priors[role.site], value, *sums)
+        return new
+
+
+def recruit(
+    key: Array,
+    at: View,
+    phi: Float[Array, "M N"],
+    spikes: Float[Array, "Q M"],
+    slabs: Float[Array, "Q M"],
+) -> tuple[Float[Array, "Q M"], Float[Array, "Q M"]]:
+    """Give a function that no task uses to a task, drawn by the share that is left unexplained.
+
+    The function's next draw then comes from the residual of this task. No step of a Markov chain
+    with the right distribution: for warm-up only.
+    """
+    idle = jnp.sum(spikes, axis=0) == 0
+    m = jnp.argmax(idle)
+    residual = at.Y - phi.T @ jnp.where(spikes > 0, slabs, 0).T
+    total, left = (jnp.sum(at.relative * x**2, axis=0) for x in (at.Y, residual))
+    q = random.categorical(key, jnp.log(left / jnp.where(total > 0, total, 1)))
+    slab = jnp.where(idle[m], jnp.sqrt(at.prior.variance[q, m]), slabs[q, m])
+    spike = jnp.where(idle[m], 1, spikes[q, m])
+    return spikes.at[q, m].set(spike), slabs.at[q, m].set(slab)
