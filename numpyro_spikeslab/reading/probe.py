@@ -24,6 +24,7 @@ from numpyro_spikeslab.reading.view import (
 
 class Verdict(NamedTuple):
     """
+    - **values** - the generic values of the other sites.
     - **counted** - for each observation, whether it counts.
     - **bad_values**, **bad_offsets** - which of them are not finite.
     - **finite_design** - whether the design is, where observations count.
@@ -37,6 +38,7 @@ class Verdict(NamedTuple):
     - **alike** - whether all tasks count the same observations equally often, in both layouts.
     """
 
+    values: dict[str, Any]
     counted: Any
     bad_values: Any
     bad_offsets: Any
@@ -72,6 +74,7 @@ def find_verdict(
     log_odds = jnp.concatenate([jnp.ravel(p.log_odds) for p in pairs])
     indices, plays = _play_all(form, program, constants, values)
     return Verdict(
+        values={name: values[name] for name in form.others},
         counted=counted,
         bad_values=counted & ~jnp.isfinite(seen.value),
         bad_offsets=counted & ~jnp.isfinite(jnp.broadcast_to(seen.loc, shape)),

@@ -188,8 +188,9 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
         constants, rest = subject.constants, more
         if not concrete:
             constants, rest = stand_ins(constants), stand_ins(rest)
-        found: Verdict = jax.device_get(probe(forms, generic, subject.program, constants, rest))
-        values = _generic(generic, rest)
+        found: Verdict = probe(forms, generic, subject.program, constants, rest)
+        values = found.values
+        found = jax.device_get(found._replace(values={}))
     if concrete:
         check_verdict(subject, forms[0], found)
     else:
@@ -213,9 +214,6 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
     if joint:
         reading.block_size = form.size
     return reading
-
-
-_generic = jax.jit(lambda program, constants: program(constants), static_argnums=0)
 
 
 def _functions(subject: Subject, name: str, values: dict[str, Any]) -> Known:
