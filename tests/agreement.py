@@ -45,8 +45,16 @@ def log_joint(reading: Reading, values: dict[str, Any]) -> float:
     slab_prior = np.sum(stats.norm.logpdf(slabs, 0.0, np.sqrt(variance)))
     functions = 0.0
     if form.functions is not None:
-        functions = view.priors[form.functions].log_prob(values[form.functions]).sum()
+        functions = log_prior_of_functions(reading, values, view)
     return float(likelihood + spike_prior + slab_prior + view.log_density + functions)
+
+
+def log_prior_of_functions(reading: Reading, values: dict[str, Any], view: Any) -> float:
+    prior = reading.functions.prior(view.priors)
+    theta = reading.functions.theta(values)
+    phi = np.asarray(values[reading.form.functions])
+    covariances = (prior.covariance(m, row) for m, row in enumerate(theta))
+    return float(sum(map(lambda c, x: c.log_density(x), covariances, phi - prior.mean)))
 
 
 def whitened_move(reading: Reading, values: dict[str, Any], weights: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ from numpyro_spikeslab.reading.view import (
 
 class Verdict(NamedTuple):
     """
+    - **values** - the generic values of the other sites.
     - **counted** - for each observation, whether it counts.
     - **bad_values**, **bad_offsets** - which of them are not finite.
     - **finite_design** - whether the design is, where observations count.
@@ -35,9 +36,9 @@ class Verdict(NamedTuple):
     - **layouts** - for tasks as columns and as rows, whether features are known and the same for
       all tasks, or are the latent functions.
     - **alike** - whether all tasks count the same observations equally often, in both layouts.
-    - **values** - the generic values.
     """
 
+    values: dict[str, Any]
     counted: Any
     bad_values: Any
     bad_offsets: Any
@@ -49,7 +50,6 @@ class Verdict(NamedTuple):
     plays: tuple[Any, ...]
     layouts: tuple[Any, ...]
     alike: tuple[Any, ...]
-    values: dict[str, Any]
 
 
 def find_verdict(
@@ -74,6 +74,7 @@ def find_verdict(
     log_odds = jnp.concatenate([jnp.ravel(p.log_odds) for p in pairs])
     indices, plays = _play_all(form, program, constants, values)
     return Verdict(
+        values={name: values[name] for name in form.others},
         counted=counted,
         bad_values=counted & ~jnp.isfinite(seen.value),
         bad_offsets=counted & ~jnp.isfinite(jnp.broadcast_to(seen.loc, shape)),
@@ -85,7 +86,6 @@ def find_verdict(
         plays=plays,
         layouts=tuple(_has_layout(other, program, constants, values) for other in forms[1:]),
         alike=tuple(_are_alike(other, seen) for other in forms[1:]),
-        values=values,
     )
 
 

@@ -177,9 +177,10 @@ def keep_constants(constants: tuple) -> tuple:
 
 def on_device(constants: tuple) -> tuple:
     """Copies of numpy's arrays on JAX's device, once for all later calls."""
-    # where the caller is being transformed, data that are not stay what they are
+    # where the caller is being transformed, data that are not stay what they are; JAX may have seen
+    # them in another precision, whose type it keeps unless numpy strips it
     with jax.core.eval_context():
-        return tuple(c if isinstance(c, jax.Array) else jnp.array(c) for c in constants)
+        return tuple(c if isinstance(c, jax.Array) else jnp.array(np.array(c)) for c in constants)
 
 
 def stand_ins(constants: tuple) -> tuple:

@@ -200,8 +200,9 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
         constants, rest = subject.constants, more
         if not concrete:
             constants, rest = stand_ins(constants), stand_ins(rest)
-        found: Verdict = jax.device_get(probe(forms, generic, subject.program, constants, rest))
-    values = jax.tree.map(jnp.asarray, found.values)
+        found: Verdict = probe(forms, generic, subject.program, constants, rest)
+        values = found.values
+        found = jax.device_get(found._replace(values={}))
     if concrete:
         check_verdict(subject, forms[0], found)
     else:
