@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random models, each with the dense regression that it amounts to at given values of its sites.
+
+A model is a structure, what its author has written, and data, which it takes as arguments. Few
+structures with many data compile little. The regression is numpy's, from the definition.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import numpy as np
+import truth
+
+import jax
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+
+import numpyro_spikeslab as nss
+
+LAYOUTS = ("one pair", "two pairs", "grid", "tasks", "tasks first", "own features")
+"""Of the weights and observations. A grid has weights in nested plates, all of one response;
+tasks share their features, unless these are their own."""
+
+SITES = (
+    "none",
+    "intercept",
+    "held intercept",
+    "gate",
+    "switch",
+    "steep switch",
+    "assignment",
+    "row gain",
+    "noise",
+    "noise of each",
+    "noise switch",
+    "hyperparameters",
+    "mask switch",
+    "scale",
+)
+"""What else is unknown."""
+
+LINKS = (
+    "tanh",
+    "square on one side",
+    "kink",
+    "product of weights",
+    "rounding",
+    "own response",
+    "noise of weights",
+    "mask of weights",
+    "likelihood",
+    "prior of weights",
+)
+"""What must be refused."""
+
+
+class Structure(NamedTuple):
+    """What the author of a model has written; see :data:`LAYOUTS`, :data:`SITES`, :data:`LINKS`.
+
+    - **event** - whether the last axis of the observations is an event.
+    - **varying** - whether noise is given for each observation, not once.
+    - **counts** - which masks and scales there are.
+    """
+
+    layout: str
+    sites: str
+    link: str | None
+    event: bool
+    varying: bool
+    counts: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the observations."""
+        tasks = {"tasks": (6, 2), "tasks first": (2, 6), "own features": (6, 2)}
+        return tasks.get(self.layout, (9,))
+
+    @property
+    def pairs(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the weights."""
+        if self.layout == "two pairs":
+            return {"w": (3,), "v": (1,)}
+        return {"w": (4,) if self.layout == "one pair" else (2, 2)}
+
+    @property
+    def is_event(self) -> bool:
+        return self.event and len(self.shape) == 2
+
+
+class Generated(NamedTuple):
+    """A model with its data.
+
+    - **draw** - values of its other sites.
+    - **regression** - what it amounts to at such values, observations flattened as they stand.
+    """
+
+    structure: Structure
+    model: Callable
+    data: dict[str, np.ndarray]
+    draw: Callable[[np.random.Generator], dict[str, np.ndarray]]
+    regression: Callable[[dict[str, np.ndarray]], truth.Regression]
+
+
+COUNTS = ("mask", "own mask", "inner mask", "scale", "constant scale")
+
+
+def structures(seed: int, size: int) -> list[Structure]:
+    """Random ones; every fifth must be refused."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for k in range(size):
+        refused = k % 5 == 4
+        counts = rng.permutation(COUNTS)[: rng.integers(0, 4)]
+        structure = Structure(
+            layout=LAYOUTS[k % len(LAYOUTS)],
+            sites=str(rng.choice(SITES)) if refused or k % 3 else "none",
+            link=LINKS[k // 5 % len(LINKS)] if refused else None,
+            event=bool(rng.random() < 0.4),
+            varying=bool(rng.random() < 0.5),
+            counts=tuple(sorted(str(x) for x in counts)),
+        )
+        found.append(structure)
+    return found
+
+
+def generate(structure: Structure, seed: int) -> Generated:
+    """A model of this structure with random data."""
+    rng = np.random.default_rng([seed, 1])
+    data = _data(structure, rng)
+
+    def regression(values):
+        return _regression(structure, data, values)
+
+    def model(data):
+        _write(structure, data)
+
+    if structure.sites == "held intercept":
+        model = handlers.condition(model, {"b": jnp.asarray(0.7)})
+    return Generated(structure, model, data, lambda rng: _draw(structure, rng), regression)
+
+
+# Data
+
+
+def _data(structure: Structure, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    shape, P = structure.shape, 4
+    rows = shape[0]
+    data: dict[str, Any] = {
+        "X": _features(structure, rng),
+        "X2": _features(structure, rng),
+        "offset": rng.normal(size=shape),
+        "y": rng.normal(size=shape) * 2.0,
+        "noise": rng.uniform(0.3, 1.5, shape) if structure.varying else rng.uniform(0.3, 1.5),
+        "inclusion": rng.uniform(0.05, 0.9, P),
+        "slab": rng.uniform(0.3, 2.0, P),
+        "rows": rng.random(rows) < 0.8,
+        "cells": rng.random(shape) < 0.8,
+        "last": rng.random(shape[-1]) < 0.8,
+        "row_scale": rng.uniform(0.4, 2.0, rows),
+        "time": np.linspace(-1.0, 1.0, rows),
+    }
+    # one observation is always there
+    data["rows"][0] = data["last"][0] = True
+    data["cells"][(0,) * len(shape)] = True
+    if rng.random() < 0.3:
+        data["X"] = data["X"] * np.where(np.arange(data["X"].shape[-1]) == 0, 1e4, 1.0)
+    missing = ~np.broadcast_to(_mask(structure, data), shape)
+    if rng.random() < 0.5:
+        data["y"] = np.where(missing, np.nan, data["y"])
+        data["offset"] = np.where(missing, np.nan, data["offset"])
+    return data
+
+
+def _features(structure: Structure, rng: np.random.Generator) -> np.ndarray:
+    rows = max(structure.shape)
+    if structure.layout == "own features":
+        return rng.normal(size=(2, rows, 2))
+    return rng.normal(size=(rows, 2 if structure.layout.startswith("tasks") else 4))
+
+
+def _aligned(x: Any, structure: Structure) -> Any:
+    """Something of each row, beside the observations."""
+    return x.reshape(x.shape + (1,) * (len(structure.shape) - 1))
+
+
+def _mask(structure: Structure, data: dict[str, Any]) -> np.ndarray:
+    mask = np.ones(structure.shape, bool)
+    if "mask" in structure.counts:
+        mask = mask & _aligned(data["rows"], structure)
+    if "own mask" in structure.counts:
+        mask = mask & data["cells"]
+    if "inner mask" in structure.counts:
+        mask = mask & data["last"]
+    return mask
+
+
+# The model
+
+
+def _sites(structure: Structure) -> dict[str, Any]:
+    """Priors of its other sites."""
+    normal, positive = dist.Normal(0.0, 1.0), dist.HalfNormal(1.0)
+    rows = structure.shape[0]
+    tasks = min(structure.shape) if len(structure.shape) == 2 else 1
+    return {
+        "none": {},
+        "intercept": {"b": normal},
+        "held intercept": {"b": normal},
+        "gate": {"z": dist.Bernoulli(0.5)},
+        "switch": {"b": normal},
+        "steep switch": {"b": normal},
+        "assignment": {"z": dist.Bernoulli(0.5).expand([rows]).to_event(1)},
+        "row gain": {"g": dist.LogNormal(0.0, 0.3).expand([rows]).to_event(1)},
+        "noise": {"s": positive},
+        "noise of each": {"s": positive.expand([tasks]).to_event(1)},
+        "noise switch": {"b": normal, "s": positive},
+        "hyperparameters": {"pi": dist.Uniform(0.1, 0.8), "t": positive},
+        "mask switch": {"b": normal},
+        "scale": {"s": positive},
+    }[structure.sites]
+
+
+def _write(structure: Structure, data: dict[str, Any]) -> None:
+    values = {name: numpyro.sample(name, prior) for name, prior in _sites(structure).items()}
+    weights = _weights(structure, data, values)
+    location = _location(structure, data, values, weights)
+    noise = data["noise"] * _noise_factor(jnp, structure, data, values)
+    y, mask = data["y"], None
+    flat = weights["w"].ravel()
+    if structure.link == "own response":
+        y = y + 1e-3 * flat[0]
+    elif structure.link == "noise of weights":
+        noise = noise * jnp.where(flat[0] > 1e6, 2.0, 1.0)
+    elif structure.link == "mask of weights":
+        mask = flat[0] < 1e6
+    elif structure.link == "prior of weights":
+        numpyro.sample("other", dist.Normal(flat[0], 1.0))
+    likelihood: Any = dist.Normal(location, noise)
+    if structure.link == "likelihood":
+        likelihood = dist.Laplace(location, noise)
+    if "inner mask" in structure.counts:
+        likelihood = likelihood.mask(data["last"])
+    if "own mask" in structure.counts:
+        likelihood = likelihood.mask(data["cells"])
+    likelihood = likelihood.to_event(1) if structure.is_event else likelihood
+    with ExitStack() as stack:
+        for handler in _handlers(structure, data, values, mask):
+            stack.enter_context(handler)
+        numpyro.sample("y", likelihood, obs=y)
+
+
+def _handlers(structure: Structure, data, values, mask) -> list[Any]:
+    def rows(x):
+        return x if structure.is_event else _aligned(x, structure)
+
+    found = [] if mask is None else [handlers.mask(mask=mask)]
+    if "mask" in structure.counts:
+        found.append(handlers.mask(mask=rows(data["rows"])))
+    if "scale" in structure.counts:
+        found.append(handlers.scale(scale=rows(data["row_scale"])))
+    if "constant scale" in structure.counts:
+        found.append(handlers.scale(scale=0.5))
+    if structure.sites == "mask switch":
+        found.append(handlers.mask(mask=rows(jnp.asarray(data["time"]) > -0.5 + 0.1 * values["b"])))
+    if structure.sites == "scale":
+        found.append(handlers.scale(scale=values["s"]))
+    return found
+
+
+def _weights(structure: Structure, data, values) -> dict[str, Any]:
+    hyper = structure.sites == "hyperparameters"
+    found, start = {}, 0
+    for name, shape in structure.pairs.items():
+        end = start + int(np.prod(shape))
+        inclusion = data["inclusion"][start:end].reshape(shape)
+        slab = data["slab"][start:end].reshape(shape)
+        with ExitStack() as stack:
+            for dim, size in enumerate(reversed(shape), start=1):
+                stack.enter_context(numpyro.plate(f"{name}_{dim}", size, dim=-dim))
+            # the last pair keeps numbers of its own
+            last = hyper and name == "w"
+            found[name] = nss.spike_slab(
+                name, values["pi"] if last else inclusion, values["t"] if last else slab
+            )
+        start = end
+    return found
+
+
+def _predict(structure: Structure, X, weights) -> Any:
+    if structure.layout == "two pairs":
+        return X[:, :3] @ weights["w"] + X[:, 3:] @ weights["v"]
+    w = weights["w"]
+    if structure.layout == "own features":
+        return jnp.stack([X[0] @ w[0], X[1] @ w[1]], axis=-1)
+    if structure.layout == "tasks":
+        return X @ w.T
+    if structure.layout == "tasks first":
+        return w @ X.T
+    return X @ w.reshape(-1)
+
+
+def _location(structure: Structure, data, values, weights) -> Any:
+    first = _predict(structure, data["X"], weights)
+    second = _predict(structure, data["X2"], weights)
+    time = _aligned(data["time"], structure)
+    sites = structure.sites
+    if sites == "gate":
+        first = values["z"] * first
+    elif sites == "switch":
+        first = jnp.where(values["b"] > 0.2, first, second)
+    elif sites == "steep switch":
+        first = jax.nn.sigmoid(200.0 * (time - values["b"])) * first
+    elif sites == "assignment":
+        first = jnp.where(_aligned(values["z"], structure) == 1, first, second)
+    elif sites == "row gain":
+        first = _aligned(values["g"], structure) * first
+    first = _bend(structure.link, first, values, weights)
+    if sites in ("intercept", "held intercept"):
+        first = first + values["b"]
+    return data["offset"] + first
+
+
+def _bend(link: str | None, location, values, weights) -> Any:
+    if link == "tanh":
+        return 50.0 * jnp.tanh(location / 50.0)
+    if link == "square on one side":
+        return jnp.where(sum(jnp.sum(x) for x in values.values()) < 1e3, location, location**2)
+    if link == "kink":
+        return jnp.maximum(location, -1e6)
+    if link == "product of weights":
+        flat = weights["w"].ravel()
+        return location + 1e-4 * flat[0] * flat[1]
+    if link == "rounding":
+        return location + jnp.floor(1e-6 * location)
+    return location
+
+
+def _noise_factor(xp: Any, structure: Structure, data, values) -> Any:
+    if structure.sites == "noise":
+        return values["s"]
+    if structure.sites == "noise of each":
+        return values["s"][:, None] if structure.layout == "tasks first" else values["s"]
+    if structure.sites == "noise switch":
+        return xp.where(_aligned(data["time"], structure) > values["b"], values["s"], 2.0)
+    return 1.0
+
+
+# The regression
+
+
+def _draw(structure: Structure, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    if structure.sites == "held intercept":
+        return {}
+    key = jax.random.key(int(rng.integers(2**31)))
+    priors = _sites(structure).items()
+    return {name: np.asarray(prior.sample(key)) for name, prior in priors}
+
+
+def dense(structure: Structure, X: np.ndarray) -> np.ndarray:
+    """The matrix that multiplies all weights, a row for each observation as they stand."""
+    if len(structure.shape) == 1:
+        return X
+    N, Q, M = 6, 2, 2
+    full = np.zeros((N, Q, Q, M))
+    for q in range(Q):
+        full[:, q, q] = X[q] if structure.layout == "own features" else X
+    if structure.layout == "tasks first":
+        full = full.swapaxes(0, 1)
+    return full.reshape(N * Q, Q * M)
+
+
+def _regression(structure: Structure, data, values) -> truth.Regression:
+    shape, sites = structure.shape, structure.sites
+    X, X2 = (dense(structure, data[name]).reshape(*shape, 4) for name in ("X", "X2"))
+    time = _aligned(data["time"], structure)[..., None]
+    offset, weight = data["offset"], _mask(structure, data).astype(float)
+    if sites == "gate":
+        X = values["z"] * X
+    elif sites == "switch":
+        X = X if values["b"] > 0.2 else X2
+    elif sites == "steep switch":
+        X = X / (1.0 + np.exp(np.minimum(-200.0 * (time - values["b"]), 700.0)))
+    elif sites == "assignment":
+        X = np.where(_aligned(values["z"], structure)[..., None] == 1, X, X2)
+    elif sites == "row gain":
+        X = _aligned(values["g"], structure)[..., None] * X
+    elif sites in ("intercept", "held intercept"):
+        offset = offset + (values["b"] if sites == "intercept" else 0.7)
+    elif sites == "mask switch":
+        weight = weight * (time[..., 0] > -0.5 + 0.1 * values["b"])
+    elif sites == "scale":
+        weight = weight * values["s"]
+    if "scale" in structure.counts:
+        weight = weight * _aligned(data["row_scale"], structure)
+    if "constant scale" in structure.counts:
+        weight = weight * 0.5
+    noise = np.broadcast_to(data["noise"] * _noise_factor(np, structure, data, values), shape)
+    inclusion, slab = data["inclusion"].copy(), data["slab"].copy()
+    if sites == "hyperparameters":
+        mine = slice(0, int(np.prod(structure.pairs["w"])))
+        inclusion[mine], slab[mine] = values["pi"], values["t"]
+    y = np.where(weight > 0, data["y"] - offset, 0.0)
+    return truth.regression(
+        X.reshape(-1, 4), y.ravel(), noise.ravel(), inclusion, slab, weight.ravel()
+    )
+
+
+def join(structure: Structure, values: dict[str, Any], key: str = "{}", batch: int = 0) -> Any:
+    """Values of all weights in the order of the regression, behind ``batch`` leading axes."""
+    arrays = [np.asarray(values[key.format(name)], float) for name in structure.pairs]
+    return np.concatenate([x.reshape(*x.shape[:batch], -1) for x in arrays], axis=-1)
