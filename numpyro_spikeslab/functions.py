@@ -92,8 +92,21 @@ class Functions(NamedTuple):
 
     def covariances(self, sites: dict[str, Any]) -> Any:
         """Prior covariances of all functions at the inputs, stacked."""
+        if self.is_one_kernel:
+            template = self.templates[0]
+            return self._for_all(lambda values: template.prior(values, self.X, False), sites)
         every = [self.covariance(sites, m) for m in range(len(self.templates))]
         return jax.tree.map(lambda *x: jnp.stack(x), *every)
+
+    @property
+    def is_one_kernel(self) -> bool:
+        """Whether all functions have one kernel, so that one program serves all of them."""
+        return all(template is self.templates[0] for template in self.templates)
+
+    def _for_all(self, function: Any, sites: dict[str, Any], *args: Any) -> Any:
+        """``function(values, ...)`` of the parameters of each function, in one batch."""
+        values = [sites[name] for name in self.sites[0]]
+        return jax.vmap(function, axis_size=len(self.templates))(values, *args)
 
     def conditional(self, sites: dict[str, Any], phi: Any, X_new: Any) -> dist.Distribution:
         """The functions at new inputs given their values at the inputs.
@@ -113,11 +126,17 @@ class Functions(NamedTuple):
                 f"and the inputs have shape {np.shape(self.X)}; they must have the same width."
             )
         deviation, mean_new = phi - self.mean_at(self.X), self.mean_at(X_new)
-        found = [
-            template.extend(self.values(sites, m), self.X, X_new, deviation[m])
-            for m, template in enumerate(self.templates)
-        ]
-        moved, roots = (jnp.stack(parts) for parts in zip(*found, strict=True))
+        if self.is_one_kernel:
+            template = self.templates[0]
+            moved, roots = self._for_all(
+                lambda values, own: template.extend(values, self.X, X_new, own), sites, deviation
+            )
+        else:
+            found = [
+                template.extend(self.values(sites, m), self.X, X_new, deviation[m])
+                for m, template in enumerate(self.templates)
+            ]
+            moved, roots = (jnp.stack(parts) for parts in zip(*found, strict=True))
         return dist.MultivariateNormal(mean_new + moved, scale_tril=roots)
 
 

@@ -4,6 +4,9 @@
 from collections.abc import Iterator
 import os
 
+# Before numpy and scipy read it: the processes of a test run share the cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import jaxtyping
 import pytest
 
