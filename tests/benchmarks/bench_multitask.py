@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time of a sweep of the multi-task model on arrays.
+"""Time of a sweep of the multi-task model, and of a whole fit.
 
 A sweep with dense covariances is bound by its Cholesky decompositions, so it is compared with the
 plain decompositions of as many matrices. With quasiseparable covariances its time is linear in N.
@@ -10,27 +10,19 @@ from time import perf_counter, process_time
 
 import numpy as np
 from timing import best_time, enable_x64
-from tinygp.kernels import quasisep
+from tinygp.kernels import ExpSquared, quasisep
 
 import jax
 from jax import random
 import jax.numpy as jnp
-from jax.tree_util import Partial
 
-from numpyro_spikeslab import latent, multitask
+import numpyro_spikeslab as nss
 from numpyro_spikeslab.datasets import toy_multioutput
+from numpyro_spikeslab.fitting.ascent import advance
 
 CHOLESKYS = 5
-"""Of each function in a sweep: one at the scale, three in the search over the
-length scale, one for the function itself."""
-
-
-def squared_exponential(squared_distance, theta):
-    return jnp.exp(-0.5 * squared_distance * jnp.exp(-2 * theta[0]))
-
-
-def matern(x, theta):
-    return latent.Quasisep.from_kernel(quasisep.Matern32(jnp.exp(theta[0])), x)
+"""Of each function in a sweep that searches: one at the scale, three in the search over the
+length scale, one for the function itself; two where the search rests."""
 
 
 def mixtures(N, Q, M, seed=0):
@@ -40,32 +32,47 @@ def mixtures(N, Q, M, seed=0):
     return jnp.asarray(x), f @ rng.normal(size=(M, Q)) + 0.2 * rng.normal(size=(N, Q))
 
 
-def start(prob, M):
-    return multitask.start_random(random.key(0), prob, jnp.zeros((M, 1)))
-
-
-def sweep_time(prob, state, repeats):
-    return best_time(lambda: multitask.run(prob, state, 1), repeats=repeats)
-
-
-def dense_problem(x, Y, M):
-    return multitask.problem(Y, Partial(squared_exponential, (x[:, None] - x) ** 2), M)
+def sweep_time(kernel, M, x, Y, repeats):
+    """Seconds of a sweep at the start of a fit."""
+    model = nss.models.mtmkl(kernel, M)
+    svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=1)
+    state = svi.init(random.key(0), x, Y)
+    task = svi._task((x, Y), {})
+    progress = svi._progress(task, state)
+    return best_time(lambda: advance(task.spec, task.data, progress, 1, -1.0), repeats=repeats)
 
 
 def dense(x, Y, M, repeats):
     """Seconds of a sweep and of its Cholesky decompositions."""
-    prob = dense_problem(x, Y, M)
-    B = jnp.eye(x.size) + squared_exponential((x[:, None] - x) ** 2, jnp.zeros(1))
+    B = jnp.eye(x.size) + jnp.exp(-0.5 * (x[:, None] - x) ** 2)
     cholesky = best_time(jax.jit(jnp.linalg.cholesky), B, repeats=repeats)
-    return sweep_time(prob, start(prob, M), repeats), CHOLESKYS * M * cholesky
+    return sweep_time(ExpSquared(1.0), M, x, Y, repeats), CHOLESKYS * M * cholesky
+
+
+def whole_fits(X, Y) -> None:
+    """The first fit of a process, and one more."""
+    model = nss.models.mtmkl(ExpSquared(1.0), 7)
+    guide = nss.PairedGuide(model)
+    svi = nss.CAVI(model, guide)
+    for name in ("first", "second"):
+        begin = perf_counter(), process_time()
+        result = svi.run(random.key(0), 150, X, Y, progress_bar=False)
+        wall, cpu = perf_counter() - begin[0], process_time() - begin[1]
+        used = np.max(guide.inclusion_probabilities(result.params)["W"], axis=0) > 0.5
+        print(
+            f"toy, {name} fit: {wall:.1f} s ({cpu:.1f} s of CPU), {used.sum()} functions in use, "
+            f"bound {-float(result.losses[-1]):.2f}",
+            flush=True,
+        )
 
 
 def main() -> None:
     enable_x64()
     toy = toy_multioutput(0)
-    Y = np.where(toy.observed, toy.Y, np.nan)
+    X, Y = jnp.asarray(toy.X), np.where(toy.observed, toy.Y, np.nan)
+    whole_fits(X, Y)
     for name, case, repeats in (
-        ("toy, N=201, Q=12, M=7", (jnp.asarray(toy.X), Y, 7), 10),
+        ("toy, N=201, Q=12, M=7", (X, Y, 7), 10),
         ("N=2000, Q=50, M=5", (*mixtures(2000, 50, 5), 5), 2),
     ):
         sweep, choleskys = dense(*case, repeats)
@@ -74,23 +81,9 @@ def main() -> None:
             f"{sweep / choleskys:.2f}",
             flush=True,
         )
-    prob = dense_problem(jnp.asarray(toy.X), Y, 7)
-    roughness = multitask.roughness_of_inputs(jnp.asarray(toy.X))
-    for _ in range(2):
-        begin = perf_counter(), process_time()
-        *_, fit = multitask.stages(prob, start(prob, 7), roughness)
-        wall, cpu = perf_counter() - begin[0], process_time() - begin[1]
-    print(
-        f"toy, one start until no move is accepted: {wall:.1f} s ({cpu:.1f} s of CPU), then "
-        f"{int(multitask.is_active(prob, fit.state).sum())} functions are active and a sweep takes "
-        f"{1e3 * sweep_time(prob, fit.state, 10):.1f} ms",
-        flush=True,
-    )
     times, sizes = [], (1_000, 10_000, 100_000)
     for N in sizes:
-        x, Y = mixtures(N, 12, 3)
-        prob = multitask.problem(Y, Partial(matern, x), 3)
-        times.append(sweep_time(prob, start(prob, 3), 2))
+        times.append(sweep_time(quasisep.Matern32(1.0), 3, *mixtures(N, 12, 3), 2))
         print(f"quasiseparable, N={N}, Q=12, M=3: {1e3 * times[-1]:.1f} ms a sweep", flush=True)
     slope = np.polyfit(np.log(sizes), np.log(times), 1)[0]
     print(f"slope of log time over log N: {slope:.2f} (wanted: about 1)")

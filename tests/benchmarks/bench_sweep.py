@@ -11,7 +11,8 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.paired import PairedMeanField, Prior, block_design
+from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.pairs import Prior, block_design
 
 SHAPES = ((1000, 5000), (2000, 20000))
 
