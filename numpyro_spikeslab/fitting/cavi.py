@@ -248,7 +248,7 @@ class CAVI(SVI):
         every = {**kwargs, **self.static_kwargs}
         if self.guide.prototype_trace is None:
             self._read(args, every)  # its errors say more
-            self.guide._setup_prototype(*args, **every)
+        self.guide.set_up(args, every)
         self._check_inner()
         params = self._start_params(args, every)
         task = self._task(args, kwargs)

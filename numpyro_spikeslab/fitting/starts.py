@@ -17,6 +17,7 @@ from numpyro_spikeslab.fitting.functions import (
     condition,
     log_joint,
     update_function_plain,
+    with_kernels,
 )
 from numpyro_spikeslab.fitting.posterior import (
     Data,
@@ -133,7 +134,7 @@ def start(
 ) -> Posterior:
     """Given weights and functions; a zero column of ``W`` is switched off."""
     at, posterior = start_at_prior(spec, data, posterior, W, sigma2)
-    return fit_kernels(function_prior(spec, data, at), posterior, phi)
+    return with_kernels(spec, fit_kernels(function_prior(spec, data, at), posterior, phi))
 
 
 def power(at: View) -> Float[Array, " Q"]:
@@ -167,7 +168,10 @@ def start_random(spec: Spec, data: Data, posterior: Posterior, key: Array) -> Po
     W = jnp.sqrt(variances / M)[:, None] * random.normal(key, (Q, M), variances.dtype)
     at, posterior = start_at_prior(spec, data, posterior, W, 0.1 * variances)
     prior = function_prior(spec, data, at)
-    return jax.lax.fori_loop(0, M, lambda m, p: update_function_plain(prior, at, p, m), posterior)
+    posterior = jax.lax.fori_loop(
+        0, M, lambda m, p: update_function_plain(prior, at, p, m), posterior
+    )
+    return with_kernels(spec, posterior)
 
 
 def start_svd(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
