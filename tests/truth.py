@@ -464,6 +464,37 @@ def latent_tasks_case() -> Case:
     return _case(latent_tasks_model, (phi, Y), at, {"W": (3, 2)}, log_prior)
 
 
+def shared_features_model(phi, observed, Y=None):
+    Q, M = observed.shape[1], phi.shape[1]
+    with numpyro.plate("column", Q, dim=-1):
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", M, dim=-1):
+        W = nss.spike_slab("W", 0.3, jnp.linspace(0.5, 1.0, M))
+    with numpyro.plate("obs", phi.shape[0], dim=-2), numpyro.plate("column", Q, dim=-1):
+        numpyro.sample("Y", dist.Normal(phi @ W.T, sigma).mask(observed), obs=Y)
+
+
+def shared_features_case() -> Case:
+    num_obs, Q, M = 15, 4, 3
+    phi = design("correlated", num_obs=num_obs, size=M)
+    rng = np.random.default_rng(8)
+    W = rng.normal(size=(Q, M)) * (rng.uniform(size=(Q, M)) < 0.5)
+    Y = phi @ W.T + 0.5 * rng.normal(size=(num_obs, Q))
+    observed = rng.random(size=Y.shape) < 0.8
+    X = np.einsum("qk,nm->nqkm", np.eye(Q), phi).reshape(num_obs * Q, Q * M)
+
+    def at(z):
+        scale = np.broadcast_to(z["sigma"], Y.shape).ravel()
+        slab_scale = np.tile(np.linspace(0.5, 1.0, M), Q)
+        return regression(X, Y.ravel(), scale, 0.3, slab_scale, weight=observed.ravel())
+
+    def log_prior(z):
+        return np.sum(stats.halfnorm.logpdf(z["sigma"]))
+
+    args = (phi, observed, np.where(observed, Y, np.nan))
+    return _case(shared_features_model, args, at, {"W": (Q, M)}, log_prior)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "fixed hyperparameters": fixed_case,
     "latent hyperparameters": hyper_case,
@@ -475,4 +506,5 @@ CASES: dict[str, Callable[[], Case]] = {
     "latent design": latent_design_case,
     "tasks": tasks_case,
     "latent hyperparameters of tasks": latent_tasks_case,
+    "shared features with a mask": shared_features_case,
 }

@@ -151,10 +151,7 @@ def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, A
     else:
         sweep = functions.sweep_plain if spec.plain else functions.sweep
         posterior, stats = sweep(spec, data, at, posterior, temperature)
-        parameters: Any = spec.parameters
-        found = parameters.scatter(posterior.functions.theta)
-        known = {name: found[name] for name in spec.form.kernels}
-        posterior = posterior._replace(values=posterior.values | known)
+        posterior = functions.with_kernels(spec, posterior)
         at = with_roles(spec, data, at, posterior.values)
     return at, posterior, squared_errors(at, stats, posterior.weights)
 

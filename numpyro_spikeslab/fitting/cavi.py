@@ -235,8 +235,7 @@ class CAVI(SVI):
         """
         every = {**kwargs, **self.static_kwargs}
         reading = self._read(args, every)
-        if self.guide.prototype_trace is None:
-            self.guide._setup_prototype(*args, **every)
+        self.guide.set_up(args, every)
         self._check_inner()
         params = self._start_params(reading)
         task = self._task(args, kwargs)

@@ -310,6 +310,14 @@ def _choose(condition: Any, one: Posterior, other: Posterior) -> Posterior:
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
 
 
+def with_kernels(spec: Spec, posterior: Posterior) -> Posterior:
+    """The values of the kernels' sites as the functions have them."""
+    assert spec.parameters is not None
+    found = spec.parameters.scatter(_functions(posterior).theta)
+    known = {name: found[name] for name in spec.form.kernels}
+    return posterior._replace(values=posterior.values | known)
+
+
 def is_active(at: View, stats: Gram, posterior: Posterior) -> Bool[Array, " M"]:
     """Functions that some task includes and that explain more than a nat."""
     power = explained(at, stats, posterior.weights)

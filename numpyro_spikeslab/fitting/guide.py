@@ -87,8 +87,18 @@ class SpikeSlabGuide(AutoGuide):
         self.inner: AutoGuide | None = None
         self.pairs: tuple[Pair, ...] = ()
         self.functions: tuple[str, ...] = ()
+        self._precision: Any = None
 
     # Setting up
+
+    def set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Note names, shapes and start values, once in each precision.
+
+        :param args: arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        """
+        if self.prototype_trace is None or self._precision != jnp.result_type(float):
+            self._setup_prototype(*args, **kwargs)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         trace = abstract_trace(self.model, args, kwargs)
@@ -123,6 +133,7 @@ class SpikeSlabGuide(AutoGuide):
             name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"
         }
         self._setup_start(own, trace, args, kwargs)
+        self._precision = jnp.result_type(float)
         # the values of an abstract trace are no values
         self.prototype_trace = {
             name: {key: site[key] for key in ("name", "type", "is_observed") if key in site}
@@ -208,8 +219,7 @@ class SpikeSlabGuide(AutoGuide):
     # Calling
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        if self.prototype_trace is None:
-            self._setup_prototype(*args, **kwargs)
+        self.set_up(args, kwargs)
         plates = self._create_plates(*args, **kwargs)
         result = {} if self.inner is None else dict(self.inner(*args, **kwargs))
         model = self._model_at(result, args, kwargs)
@@ -357,8 +367,7 @@ class SpikeSlabGuide(AutoGuide):
         :param sample_shape: leading shape of the draws.
         :param kwargs: keyword arguments of the model.
         """
-        if self.prototype_trace is None:
-            self._setup_prototype(*args, **kwargs)
+        self.set_up(args, kwargs)
         key_guide, key_model = random.split(rng_key)
         sites = [name for pair in self.pairs for name in (pair.spike, pair.slab)]
         sites += self.functions

@@ -12,7 +12,13 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.search import climb_coordinates
-from numpyro_spikeslab.fitting.functions import Terms, condition, log_joint, terms_of
+from numpyro_spikeslab.fitting.functions import (
+    Terms,
+    condition,
+    log_joint,
+    terms_of,
+    with_kernels,
+)
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     FunctionFactors,
@@ -142,7 +148,7 @@ def start(
     def visit(m, posterior):
         return jax.lax.cond(used[m], fit_kernel, lambda m, p: p, m, posterior)
 
-    return strong(jax.lax.fori_loop(0, len(phi), visit, posterior))
+    return strong(with_kernels(spec, jax.lax.fori_loop(0, len(phi), visit, posterior)))
 
 
 def power(at: View) -> Float[Array, " Q"]:
