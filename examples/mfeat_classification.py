@@ -150,7 +150,8 @@ def fit_mtmkl(
 
 def mtmkl(digits: Digits, labelled: np.ndarray, rest: np.ndarray) -> np.ndarray:
     guide, params = fit_mtmkl(digits, labelled)
-    return np.asarray(guide.predict(params, digits.X[rest])[0])
+    X, Y = digits.X[labelled], targets(digits.classes[labelled])
+    return np.asarray(guide.predict(params, X, Y, X_new=digits.X[rest])[0])
 
 
 def independent_mkl(digits: Digits, labelled: np.ndarray, rest: np.ndarray) -> np.ndarray:

@@ -83,7 +83,7 @@ def fit_mtmkl(toy: MultiOutput, seed: int = 0, **settings: Any) -> Fit:
     svi = nss.CAVI(model, guide, **settings)
     data = (toy.X, training_data(toy))
     result = svi.run(random.key(seed), NUM_STEPS, *data, progress_bar=False)
-    mean, variance = guide.predict(result.params, toy.X, noise=True)
+    mean, variance = guide.predict(result.params, *data, noise=True)
     noise = np.asarray(result.params["noise_auto_loc"])
     seconds = time.perf_counter() - begin
     return Fit(svi, result, Prediction(np.asarray(mean), np.asarray(variance), noise, seconds))
@@ -164,10 +164,11 @@ def calibration(toy: MultiOutput, predictions: dict[str, Prediction]) -> pd.Data
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def num_active(fit: Fit) -> int:
+def num_active(toy: MultiOutput, fit: Fit) -> int:
     """Number of latent functions that some task uses and that explain more than 1% of the data."""
     guide, params = fit.svi.guide, fit.result.params
-    mean = {name: np.asarray(x) for name, x in guide.posterior_mean(params).items()}
+    means = guide.posterior_mean(params, toy.X, training_data(toy))
+    mean = {name: np.asarray(x) for name, x in means.items()}
     noise = fit.prediction.noise[:, None]
     power = np.sum((mean["W"] / noise) ** 2, axis=0) * np.sum(mean["phi"] ** 2, axis=1)
     included = np.asarray(guide.inclusion_probabilities(params)["W"]).max(axis=0) > 0.5
@@ -234,7 +235,7 @@ def other_data_sets(seeds: Iterable[int]) -> pd.DataFrame:
         found = {"independent GPs": fit_independent(toy), "MTMKL": fit.prediction}
         errors = table_2(toy, found | {"the truth": truth(toy)})["mean of related"]
         rows[seed] = {name: errors[name] for name in (*found, "the truth")} | {
-            "functions in use": num_active(fit),
+            "functions in use": num_active(toy, fit),
             "noise of task 7": fit.prediction.noise[6],
             "noise of task 3": fit.prediction.noise[2],
             "seconds": fit.prediction.seconds,
@@ -253,7 +254,7 @@ def main(folder: Path | None, data_sets: int) -> None:
     print(table_2(toy, shown).round(2).to_string())
     print("\n" + calibration(toy, shown).round(2).to_string(na_rep=""))
     bound = -float(fit.result.losses[-1])
-    print(f"\n{num_active(fit)} of {NUM_FUNCTIONS} functions in use, bound {bound:.2f}")
+    print(f"\n{num_active(toy, fit)} of {NUM_FUNCTIONS} functions in use, bound {bound:.2f}")
     if folder is not None:
         save_pictures(folder, toy, fit, predictions)
         print(f"\nPictures: {folder}")
