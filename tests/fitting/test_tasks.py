@@ -19,7 +19,7 @@ import numpyro.distributions as dist
 from numpyro.infer import SVI, Predictive, TraceGraph_ELBO
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.tasks import read_tasks
+from numpyro_spikeslab.reading.reader import Reader
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -61,10 +61,10 @@ def fit():
 
 
 def test_fit_explains_the_tasks(fit):
-    mean, variance = fit.guide.predict(fit.params, X)
+    mean, variance = fit.guide.predict(fit.params, X, Y, X_new=X)
     assert mean.shape == variance.shape == (N, Q)
     assert np.nanmax(np.abs(mean - Y)) < 0.5
-    noisy = fit.guide.predict(fit.params, X, noise=True)[1]
+    noisy = fit.guide.predict(fit.params, X, Y, X_new=X, noise=True)[1]
     noise = np.broadcast_to(fit.params["noise_auto_loc"] ** 2, (N, Q))
     np.testing.assert_allclose(noisy - variance, noise)
     assert np.all((noise > 0.001) & (noise < 0.03))
@@ -88,14 +88,14 @@ def test_bound_is_what_draws_of_the_guide_give(fit):
 
 def test_draws_have_the_moments_of_the_prediction(fit):
     draws = fit.guide.sample_posterior(KEY, fit.params, X, Y, sample_shape=(500,))
-    mean, variance = fit.guide.predict(fit.params, X)
+    mean, variance = fit.guide.predict(fit.params, X, Y, X_new=X)
     assert draws["phi"].shape == (500, 3, N) and draws["W"].shape == (500, Q, 3)
     sd = np.sqrt(np.asarray(variance))
     assert np.max(np.abs(draws["f"].mean(0) - mean) / (5 * sd / np.sqrt(500) + 1e-3)) < 1
     np.testing.assert_allclose(draws["f"].var(0), variance, rtol=0.5, atol=1e-4)
-    found = fit.guide.posterior_mean(fit.params)
+    found = fit.guide.posterior_mean(fit.params, X, Y)
     np.testing.assert_allclose((found["W"] @ found["phi"]).T, mean, atol=1e-6)
-    medians = fit.guide.median(fit.params)
+    medians = fit.guide.median(fit.params, X, Y)
     np.testing.assert_allclose(medians["phi"], found["phi"])
 
 
@@ -103,7 +103,7 @@ def test_posterior_predictive_at_new_inputs(fit):
     X_new = X[:5] + 0.06
     predictive = Predictive(fit.model, guide=fit.guide, params=fit.params, num_samples=300)
     draws = predictive(KEY, X, Y, X_new)
-    mean, variance = fit.guide.predict(fit.params, X_new)
+    mean, variance = fit.guide.predict(fit.params, X, Y, X_new=X_new)
     assert draws["Y_new"].shape == (300, 5, Q)
     sd = np.sqrt(np.asarray(variance))
     assert np.max(np.abs(draws["f_new"].mean(0) - mean) / (5 * sd / np.sqrt(300) + 1e-3)) < 1
@@ -120,7 +120,8 @@ def test_arviz_takes_the_fit(fit):
 def test_a_pickled_guide_predicts_the_same(fit):
     guide = pickle.loads(pickle.dumps(fit.guide))
     for found, expected in zip(
-        guide.predict(fit.params, X[:3] + 0.05), fit.guide.predict(fit.params, X[:3] + 0.05),
+        guide.predict(fit.params, X, Y, X_new=X[:3] + 0.05),
+        fit.guide.predict(fit.params, X, Y, X_new=X[:3] + 0.05),
         strict=True,
     ):  # fmt: skip
         np.testing.assert_array_equal(found, expected)
@@ -128,7 +129,9 @@ def test_a_pickled_guide_predicts_the_same(fit):
 
 def test_predictions_at_the_inputs_need_no_new_ones(fit):
     for found, expected in zip(
-        fit.guide.predict(fit.params), fit.guide.predict(fit.params, X), strict=True
+        fit.guide.predict(fit.params, X, Y),
+        fit.guide.predict(fit.params, X, Y, X_new=X),
+        strict=True,
     ):
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
@@ -174,9 +177,10 @@ def test_hand_written_model_with_shared_noise_offset_and_fixed_parameter():
     full = np.where(np.isnan(Y), 0.0, Y).T + 1.0
     guide = nss.PairedGuide(model)
     svi = nss.CAVI(model, guide, num_restarts=1)
-    tasks = read_tasks(model, (X, full), {}, "test")
-    assert dict(tasks.form.roles) == {"noise": "sigma"} and bool(tasks.problem.hyper.shared_noise)
-    np.testing.assert_allclose(tasks.offset, 1.0)
+    reading = read(model, X, full)
+    assert [tuple(role) for role in reading.form.roles] == [("sigma", "noise")]
+    assert reading.form.kind == "functions" and reading.form.tasks_first
+    np.testing.assert_allclose(reading.base.Y, (full - 1.0).T)
     state = svi.init(KEY, X, full)
     losses = []
     for _ in range(8):
@@ -185,7 +189,7 @@ def test_hand_written_model_with_shared_noise_offset_and_fixed_parameter():
     assert np.max(np.diff(losses)) < 1e-8
     params = svi.get_params(state)
     assert params["sigma_auto_loc"].shape == () and "g_scale_auto_loc" not in params
-    assert np.abs(np.asarray(guide.predict(params, X)[0]).T - full).mean() < 0.3
+    assert np.abs(np.asarray(guide.predict(params, X, full, X_new=X)[0]).T - full).mean() < 0.3
 
 
 def shifted(slopes):
@@ -220,14 +224,14 @@ def test_other_sites_of_a_hand_written_model(slopes):
     np.testing.assert_allclose(svi.evaluate(result.state, X, x, full), losses[-1], rtol=1e-8)
     found = densities(model, guide, result.params, X, x, full)
     assert abs(np.mean(found) + losses[-1]) < 5 * np.std(found) / np.sqrt(found.size)
-    mean, _ = guide.predict(result.params)
+    mean, _ = guide.predict(result.params, X, x, full)
     assert np.std(np.asarray(mean) - full) < 0.2
     if slopes:
         np.testing.assert_allclose(result.params["slope_auto_loc"], np.arange(Q), atol=0.2)
         with pytest.raises(ValueError, match="not the same at all inputs"):
-            guide.predict(result.params, X[:2])
+            guide.predict(result.params, X, x, full, X_new=X[:2])
     else:
-        there, _ = guide.predict(result.params, X)
+        there, _ = guide.predict(result.params, X, x, full, X_new=X)
         np.testing.assert_allclose(there, mean, atol=1e-5)
 
 
@@ -268,7 +272,7 @@ def test_white_functions_are_sparse_factors(seed):
     svi = nss.CAVI(model, guide, num_restarts=1)
     params = svi.run(KEY, 30, np.arange(200), responses, progress_bar=False).params
     assert params["noise_auto_loc"].shape == () and params["inclusion_auto_loc"].shape == (4,)
-    found = np.asarray(guide.posterior_mean(params)["phi"])
+    found = np.asarray(guide.posterior_mean(params, np.arange(200), responses)["phi"])
     correlation = np.abs(np.corrcoef(phi, found)[:4, 4:])
     match = np.argmax(correlation, axis=1)
     assert sorted(match) == [0, 1, 2, 3] and np.min(np.max(correlation, axis=1)) > 0.95
@@ -294,7 +298,7 @@ def test_long_series_need_no_matrices():
     svi = nss.CAVI(model, guide, num_restarts=1)
     result = svi.run(KEY, 6, x, series, progress_bar=False)
     assert np.max(np.diff(result.losses)) < 1e-6
-    error = np.asarray(guide.predict(result.params)[0]) - np.outer(f, [1.0, -2.0, 0.0])
+    error = np.asarray(guide.predict(result.params, x, series)[0]) - np.outer(f, [1.0, -2.0, 0.0])
     assert np.sqrt(np.mean(error**2)) < 0.1
     drawn = guide.sample_posterior(KEY, result.params, x, series)
     assert np.std(drawn["f"] - np.outer(f, [1.0, -2.0, 0.0])) < 0.15
@@ -306,10 +310,10 @@ def test_single_precision_agrees_with_double(fit):
         guide = nss.PairedGuide(model)
         svi = nss.CAVI(model, guide, num_restarts=1)
         result = svi.run(KEY, 30, X, Y, progress_bar=False)
-        mean, variance = guide.predict(result.params)
+        mean, variance = guide.predict(result.params, X, Y)
     assert mean.dtype == variance.dtype == np.float32
     assert np.all(np.isfinite(result.losses)) and np.all(variance >= 0)
-    np.testing.assert_allclose(mean, fit.guide.predict(fit.params)[0], atol=0.05)
+    np.testing.assert_allclose(mean, fit.guide.predict(fit.params, X, Y)[0], atol=0.05)
 
 
 def test_nearly_singular_covariances_give_no_nan():
@@ -322,7 +326,7 @@ def test_nearly_singular_covariances_give_no_nan():
     assert np.all(np.isfinite(result.losses))
     assert all(np.all(np.isfinite(x)) for x in result.params.values())
     with pytest.raises(ValueError, match="says nothing about new inputs"):
-        guide.predict(result.params, X)
+        guide.predict(result.params, repeated, Y, X_new=X)
 
 
 def test_stock_svi_climbs_towards_the_bound(fit):
@@ -336,21 +340,22 @@ def test_stock_svi_climbs_towards_the_bound(fit):
 def test_missing_entries_by_mask_or_nan(fit):
     model = nss.models.mtmkl([EXPONENTIAL] * 3)
     full = np.where(np.isnan(Y), 7.0, Y)
-    found = read_tasks(model, (X, full), {"mask": ~np.isnan(Y)}, "test").problem
-    expected = read_tasks(model, (X, Y), {}, "test").problem
+    found = read(model, X, full, mask=~np.isnan(Y)).base
+    expected = read(model, X, Y).base
     np.testing.assert_array_equal(found.Y, expected.Y)
-    np.testing.assert_array_equal(found.Z, expected.Z)
+    np.testing.assert_array_equal(found.relative, expected.relative)
+    np.testing.assert_array_equal(found.relative > 0, ~np.isnan(Y))
     with pytest.raises(ValueError, match="mask must be boolean"):
         handlers.seed(model, KEY)(X, Y, mask=np.ones(3, bool))
 
 
-def read(model, *args):
-    return read_tasks(model, args, {}, "test")
+def read(model, *args, **kwargs):
+    return Reader(model, "test")(args, kwargs)
 
 
 def test_one_task_may_be_a_vector():
-    tasks = read(nss.models.mtmkl([EXPONENTIAL] * 2), X, Y[:, 0])
-    assert tasks.problem.Y.shape == (N, 1)
+    reading = read(nss.models.mtmkl([EXPONENTIAL] * 2), X, Y[:, 0])
+    assert reading.base.Y.shape == (N, 1)
 
 
 @pytest.mark.parametrize(
@@ -369,16 +374,13 @@ def test_one_task_may_be_a_vector():
     ids=["white", "product", "different", "mixed", "matrices", "quasiseparable"],
 )  # fmt: skip
 def test_kernels_and_their_sites(kernel, names):
-    tasks = read(nss.models.mtmkl(kernel), X, Y)
-    assert set(tasks.functions.site_names) == set(names)
-    sites = {name: jnp.exp(random.normal(KEY, tasks_shape(tasks, name))) for name in names}
-    back = tasks.sites(tasks.theta(sites))
+    known = read(nss.models.mtmkl(kernel), X, Y).functions
+    assert set(known.functions.site_names) == set(names)
+    shape = (len(known.functions.templates),) if known.functions.alike else ()
+    sites = {name: jnp.exp(random.normal(KEY, shape)) for name in names}
+    back = known.parameters.scatter(known.parameters.gather(sites))
     for name in names:
         np.testing.assert_allclose(back[name], sites[name])
-
-
-def tasks_shape(tasks, name):
-    return (len(tasks.functions.templates),) if tasks.functions.alike else ()
 
 
 def test_zero_functions_make_a_linear_model():
@@ -393,7 +395,7 @@ def test_zero_functions_make_a_linear_model():
 ERRORS = {
     "no functions": (lambda: nss.models.mtmkl([]), "at least one"),
     "functions that feed themselves": (
-        lambda: read(with_own_scale, X, np.where(np.isnan(Y), 0.0, Y)),
+        lambda: fit_of(with_own_scale, X, np.where(np.isnan(Y), 0.0, Y)),
         "depends on .*'scale'",
     ),
     "number": (lambda: nss.models.mtmkl(EXPONENTIAL), "num_functions"),
@@ -423,6 +425,10 @@ ERRORS = {
 }
 
 
+def fit_of(model, *args):
+    return nss.CAVI(model, nss.PairedGuide(model)).run(KEY, 2, *args, progress_bar=False)
+
+
 def with_own_scale(X, Y):
     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
     phi = nss.latent_functions("phi", [EXPONENTIAL] * 2, X, lambda X: scale * X)
@@ -444,10 +450,10 @@ def test_mistakes_have_errors(name):
 
 
 def test_predict_checks_new_inputs(fit):
-    with pytest.raises(ValueError, match="same width"):
-        fit.guide.predict(fit.params, np.ones((3, 2)))
+    with pytest.raises(ValueError, match="same number of axes"):
+        fit.guide.predict(fit.params, X, Y, X_new=np.ones((3, 2)))
     with pytest.raises(ValueError, match="not finite"):
-        fit.guide.predict(fit.params, np.array([np.nan]))
+        fit.guide.predict(fit.params, X, Y, X_new=np.array([np.nan]))
 
 
 def test_models_that_do_not_fit():
@@ -459,7 +465,7 @@ def test_models_that_do_not_fit():
 
     full = np.where(np.isnan(Y), 0.0, Y)
     with pytest.raises(ValueError, match="is not `offset"):
-        read(nonlinear, X, full)
+        fit_of(nonlinear, X, full)
     with pytest.raises(ValueError, match="Use PairedGuide"):
         nss.MeanFieldGuide(nss.models.mtmkl([EXPONENTIAL]))(X, Y)
 
