@@ -281,10 +281,10 @@ def _weights(structure: Structure, data, values) -> dict[str, Any]:
         with ExitStack() as stack:
             for dim, size in enumerate(reversed(shape), start=1):
                 stack.enter_context(numpyro.plate(f"{name}_{dim}", size, dim=-dim))
-            # the last pair keeps numbers of its own
-            last = hyper and name == "w"
+            # another pair keeps numbers of its own
+            shared = hyper and name == "w"
             found[name] = nss.spike_slab(
-                name, values["pi"] if last else inclusion, values["t"] if last else slab
+                name, values["pi"] if shared else inclusion, values["t"] if shared else slab
             )
         start = end
     return found

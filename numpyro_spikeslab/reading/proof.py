@@ -262,9 +262,10 @@ def _prove_affine(subject: Subject, likelihood: str, location: Names, inputs: di
     def tangent(**x):
         return _tangent(subject, *_split(x))
 
-    found = provenance(tangent, **inputs, **directions)
-    steps = [x.removeprefix(STEP) for x in location if x.startswith(STEP)]
-    if bent := _own(found.union(steps)):
+    bent = _own(frozenset(x.removeprefix(STEP) for x in location if x.startswith(STEP)))
+    # what has steps may have no derivative at all
+    found = frozenset() if bent else provenance(tangent, **inputs, **directions)
+    if bent := bent or _own(found):
         raise ValueError(
             f"{subject.user}: the location of {likelihood!r} is not affine in the weights {bent} "
             "at all values of the other sites. Write it as `X @ w + offset`; a nonlinear link "

@@ -133,7 +133,18 @@ def _are_one_number(variables: tuple) -> bool:
 
 _OWN_DERIVATIVE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 _STEPS = frozenset(
-    ("ceil", "floor", "nextafter", "rem", "round", "sign", "stop_gradient", *_OWN_DERIVATIVE)
+    (
+        "ceil",
+        "floor",
+        "io_callback",
+        "nextafter",
+        "pure_callback",
+        "rem",
+        "round",
+        "sign",
+        "stop_gradient",
+        *_OWN_DERIVATIVE,
+    )
 )
 _RULES = dict.fromkeys(
     (

@@ -149,7 +149,17 @@ def straight_through(x):
 
 
 straight_through.defjvps(lambda dx, _, x: dx)
+
+
+@jax.custom_vjp
+def with_own_gradient(x):
+    return x
+
+
+with_own_gradient.defvjp(lambda x: (x, None), lambda _, dx: (jnp.clip(dx, -1.0, 1.0),))
 BENT = {
+    "own gradient": lambda b, x: b + with_own_gradient(x),
+    "callback": lambda b, x: jax.pure_callback(lambda x: x, x, x),
     "square on one side": lambda b, x: jnp.where(b < 0, x, x**2),
     "square far away": lambda b, x: jnp.where(b < 1e6, x, x**2),
     "link inside of cond": lambda b, x: jax.lax.cond(b < 9.0, lambda x: x, jnp.tanh, x),
