@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of tasks that mix latent functions, with their data, one of each kind."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import integrate, stats
+from tinygp import kernels
+
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+
+import numpyro_spikeslab as nss
+
+N, Q, M = 14, 3, 2
+X = np.linspace(0.0, 3.0, N)
+SMOOTH = kernels.ExpSquared(1.0)
+COVARIATE = np.random.default_rng(1).normal(size=N)
+
+
+def responses(num_tasks: int = Q) -> np.ndarray:
+    """Tasks that are mixtures of a slow and a fast wave, with noise; shape (N, Q)."""
+    waves = np.stack([np.sin(2 * X), np.cos(4 * X + 1)], 1)
+    weights = np.array([[1.0, 0.0], [-0.7, 0.6], [0.0, 1.2]])[:num_tasks]
+    return waves @ weights.T + 0.2 * np.random.default_rng(0).normal(size=(N, num_tasks))
+
+
+def with_gaps(Y: np.ndarray) -> np.ndarray:
+    Y = Y.copy()
+    Y[2:6, 1] = np.nan
+    Y[9, 0] = np.nan
+    return Y
+
+
+class Model(NamedTuple):
+    """A model with its arguments, the responses last.
+
+    - **log_evidence** - log density of the responses and of given values of all sites but weights
+      and functions, where it is known.
+    """
+
+    model: Callable
+    args: tuple
+    log_evidence: Callable[[dict[str, Any]], float] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class HandWritten:
+    """Tasks as rows, which `mtmkl` has as columns.
+
+    :param slab: shape of latent slab scales; `None` for a scale of 1.
+    :param inclusion: shape of latent inclusion probabilities; `None` for 0.4.
+    :param noise: prior of a noise scale of each task; `None` for HalfNormal(1).
+    :param varies: whether the noise grows along the tasks.
+    :param shifted: whether tasks have an intercept and a slope on a covariate.
+    :param counts: of the observations.
+    :param held: values of sites that are no longer latent.
+    """
+
+    slab: tuple[int, ...] | None = None
+    inclusion: tuple[int, ...] | None = None
+    noise: Any = None
+    varies: bool = False
+    shifted: bool = False
+    counts: Any = 1.0
+    held: Any = None
+
+    def __call__(self, X, Y=None):
+        with handlers.condition(data=self.held or {}):
+            self._model(X, Y)
+
+    def _model(self, X, Y):
+        scale, inclusion, shift = 1.0, 0.4, 0.0
+        if self.slab is not None:
+            prior = dist.HalfNormal(2.0).expand(self.slab).to_event()
+            scale = numpyro.sample("slab_scale", prior)
+        if self.inclusion is not None:
+            prior = dist.Beta(2.0, 2.0).expand(self.inclusion).to_event()
+            inclusion = numpyro.sample("inclusion", prior)
+        latent = numpyro.plate("latent", M, dim=-1)
+        with latent:
+            phi = nss.latent_functions("phi", SMOOTH, X)
+        with numpyro.plate("task", Q, dim=-2):
+            with latent:
+                W = nss.spike_slab("W", inclusion, scale)
+            sigma = numpyro.sample("noise", self.noise or dist.HalfNormal(1.0))
+            if self.shifted:
+                shift = numpyro.sample("intercept", dist.Normal(0.0, 10.0))
+                shift += numpyro.sample("slope", dist.Normal(0.0, 10.0)) * COVARIATE
+            if self.varies:
+                sigma *= jnp.linspace(0.5, 1.5, N)
+            with numpyro.plate("point", N, dim=-1), handlers.scale(scale=self.counts):
+                numpyro.sample("Y", dist.Normal(shift + W @ phi, sigma), obs=Y)
+
+
+def single_model(X, y=None):
+    sigma = numpyro.sample("noise", dist.HalfNormal(1.0))
+    phi = nss.latent_functions("phi", [SMOOTH], X)
+    with numpyro.plate("latent", 1):
+        w = nss.spike_slab("w", 0.4, 0.8)
+    with numpyro.plate("point", N):
+        numpyro.sample("y", dist.Normal(w @ phi, sigma), obs=y)
+
+
+def single_evidence(values: dict[str, Any]) -> float:
+    """All that is left of one function of one task is an integral over its weight."""
+    y = responses(1)[:, 0]
+    length, sigma = float(np.ravel(values["phi_scale"])[0]), float(values["noise"])
+    K = np.exp(-0.5 * (X[:, None] - X) ** 2 / length**2) + 1e-9 * np.eye(N)
+
+    def log_density(w):
+        return stats.multivariate_normal(cov=w**2 * K + sigma**2 * np.eye(N)).logpdf(y)
+
+    largest = max(log_density(w) for w in np.linspace(0.0, 4.0, 41))
+
+    def integrand(w):
+        return np.exp(log_density(w) - largest) * stats.norm.pdf(w, 0.0, 0.8)
+
+    # both signs of the weight are alike
+    slab = 2 * integrate.quad(integrand, 0.0, 6.0)[0]
+    evidence = np.log(0.4 * slab + 0.6 * np.exp(log_density(0.0) - largest)) + largest
+    # the prior of a kernel's parameter has its median at the value in the kernel
+    return evidence + stats.lognorm.logpdf(length, 2.0) + stats.halfnorm.logpdf(sigma)
+
+
+def columns(kernel: Any, *args: Any, Y: Any = None, **kwargs: Any) -> Model:
+    Y = responses() if Y is None else Y
+    model = nss.models.mtmkl(kernel, *args, num_tasks=np.size(Y) // N, **kwargs)
+    return Model(model, (X, Y))
+
+
+def rows(shift: Any = 0.0, **kwargs: Any) -> Model:
+    return Model(HandWritten(**kwargs), (X, (responses() + shift).T))
+
+
+COUNTS = np.random.default_rng(2).uniform(0.2, 2.0, (Q, N))
+MODELS: dict[str, Callable[[], Model]] = {
+    "missing entries": lambda: columns([SMOOTH] * M, Y=with_gaps(responses())),
+    "intercepts, a covariate and Exponential noise": lambda: rows(
+        np.array([3.0, 0.0, -2.0]), shifted=True, noise=dist.Exponential(2.0)
+    ),
+    "noise that varies along tasks": lambda: rows(varies=True),
+    "counts of observations": lambda: rows(counts=COUNTS),
+    "a slab scale of each weight": lambda: rows(slab=(Q, M)),
+    "a slab scale of each function": lambda: rows(slab=(M,)),
+    "an inclusion of each task": lambda: rows(slab=(), inclusion=(Q, 1)),
+    "a parameter that is held": lambda: rows(held={"phi_scale": jnp.array([0.5, 0.9])}),
+    "one latent function": lambda: columns([SMOOTH]),
+    "one task": lambda: columns([SMOOTH] * M, Y=responses(1)[:, 0]),
+    "one function of one task": lambda: Model(
+        single_model, (X, responses(1)[:, 0]), single_evidence
+    ),
+    "kernels of two kinds": lambda: columns([SMOOTH, kernels.quasisep.Matern32(0.5)]),
+    "state-space kernels": lambda: columns(kernels.quasisep.Matern32(1.0), M),
+    "white functions": lambda: columns("white", M, shared_inclusion=False),
+}

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks that mix latent functions, as the sweeps have them, and their dense algebra."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from tinygp import kernels
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.algebra.covariance import as_matrix
+from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.fitting.ascent import advance, begin
+from numpyro_spikeslab.fitting.functions import Terms, condition
+from numpyro_spikeslab.fitting.posterior import (
+    Data,
+    FunctionFactors,
+    Posterior,
+    Spec,
+    bound,
+    data_of,
+    function_prior,
+    spec_of,
+    view_at,
+)
+from numpyro_spikeslab.fitting.starts import start_random
+from numpyro_spikeslab.reading.reader import Reader, Reading
+from numpyro_spikeslab.reading.view import View
+
+N, Q, M = 15, 6, 2
+SMOOTH = kernels.ExpSquared(1.0)
+PRIORS = ("weak", "flat", "shared", "own inclusion", "fixed")
+
+
+def observations(num_points: int = N, num_tasks: int = Q, num_functions: int = M) -> Any:
+    """Inputs, and responses with gaps."""
+    rng = np.random.default_rng(0)
+    x = np.linspace(0, 3, num_points)
+    f = np.stack([np.sin(2 * x), np.cos(3 * x + 1), x - 1.5][:num_functions], 1)
+    shape = (num_tasks, num_functions)
+    W = rng.normal(size=shape) * (rng.uniform(size=shape) < 0.7)
+    Y = f @ W.T + 0.2 * rng.normal(size=(num_points, num_tasks))
+    Y[rng.uniform(size=Y.shape) < 0.2] = np.nan
+    return x, Y
+
+
+def model_of(prior: str, functions: list[Any], mean: Any = None) -> Any:
+    """Tasks with these priors of noise, inclusion and slab scale.
+
+    :param prior: one of :data:`PRIORS`; what it does not name is a param, which has none.
+    """
+
+    def number(site, start, density=None, shape=()):
+        if density is None:
+            support = {"inclusion": dist.constraints.unit_interval}
+            constraint = support.get(site, dist.constraints.positive)
+            return numpyro.param(site, jnp.full(shape, start), constraint=constraint)
+        return numpyro.sample(site, density.expand(shape).to_event())
+
+    def model(X, Y):
+        num_tasks, num_functions = Y.shape[1], len(functions)
+        noise, slab, inclusion = 0.3, 1.2, 0.4
+        phi = nss.latent_functions("phi", functions, X, mean)
+        if prior != "fixed":
+            weak, shared, own = (prior == x for x in ("weak", "shared", "own inclusion"))
+            density = dist.HalfNormal(2.0) if weak or shared else None
+            noise = number("noise", 1.0, density, () if shared else (num_tasks,))
+            slab = number("slab_scale", 1.0, dist.HalfNormal(1.5) if weak else None)
+            density = dist.Beta(2.0, 3.0) if weak or own else None
+            inclusion = number("inclusion", 0.5, density, (num_functions,) if own else ())
+        with numpyro.plate("task", num_tasks, dim=-2), numpyro.plate("latent", num_functions):
+            W = nss.spike_slab("W", inclusion, slab)
+        seen = ~np.isnan(Y)
+        with handlers.mask(mask=seen):
+            numpyro.sample("Y", dist.Normal((W @ phi).T, noise), obs=np.where(seen, Y, 0.0))
+
+    held = {"phi_scale": jnp.full(len(functions), 0.8)}
+    return handlers.condition(model, data=held) if prior == "fixed" else model
+
+
+class Problem(NamedTuple):
+    """A model as it was read, what its code is compiled for and takes, and a posterior."""
+
+    reading: Reading
+    spec: Spec
+    data: Data
+    posterior: Posterior
+
+    @property
+    def at(self) -> View:
+        return view_at(self.spec, self.data, self.posterior.values)
+
+    @property
+    def functions(self) -> FunctionFactors:
+        assert self.posterior.functions is not None
+        return self.posterior.functions
+
+    @property
+    def prior(self) -> Any:
+        return function_prior(self.spec, self.data, self.at)
+
+    def bound(self, posterior: Posterior) -> Any:
+        return _bound(self.spec, self.data, posterior)
+
+    def run(self, num_steps: int) -> tuple["Problem", np.ndarray]:
+        """After some sweeps, and the bounds."""
+        progress, bounds = begin(self.spec, self.data, self.posterior), []
+        for first in range(0, num_steps, 64):
+            size = min(64, num_steps - first)
+            progress, losses = advance(self.spec, self.data, progress, size, -1.0)
+            bounds.append(-np.asarray(losses[:size]))
+        return self._replace(posterior=progress.posterior), np.concatenate(bounds)
+
+    def with_function(
+        self, m: Any, theta: Any, alpha: Any, h: Any, posterior: Posterior | None = None
+    ) -> Posterior:
+        """The posterior with another ``q(phi_m)``."""
+        posterior = posterior or self.posterior
+        terms = Terms(m, alpha, h)
+        prior = function_prior(
+            self.spec, self.data, view_at(self.spec, self.data, posterior.values)
+        )
+        found = condition(prior, posterior, terms, theta, self.functions.step[m])
+        values = self.spec.parameters.scatter(found.functions.theta)
+        known = {name: values[name] for name in self.spec.form.kernels}
+        return found._replace(values=found.values | known)
+
+    def covariance(self, m: int) -> np.ndarray:
+        return np.asarray(as_matrix(self.prior.covariance(m, self.functions.theta[m])))
+
+
+_bound = jax.jit(bound, static_argnums=0)
+
+
+def problem(model: Any, args: tuple, plain: bool = False, start: Any = None) -> Problem:
+    """A model at a random start.
+
+    :param start: the start; it gets a problem whose posterior is blank.
+    """
+    reading = Reader(model, "test")(args, {})
+    spec, data = spec_of(reading, plain, None), data_of(reading, {})
+    values = {name: jnp.ones_like(x) for name, x in reading.generic.items()}
+    known: Any = reading.functions
+    zero, theta = jnp.zeros_like(known.mean), known.theta(values)
+    weights = PairedMeanField(*jnp.zeros((3, *spec.form.shape)))
+    functions = FunctionFactors(zero, zero, zero, zero, zero[:, 0], theta, theta)
+    blank = Posterior(weights, functions, values, None)
+    if start is None:
+        return Problem(reading, spec, data, start_random(spec, data, blank, random.key(0)))
+    return Problem(reading, spec, data, start(spec, data, blank))
+
+
+@cache
+def started(prior: str, plain: bool) -> Problem:
+    """Shared by the tests, for its compilations."""
+    assert jax.config.jax_enable_x64
+    mean = 0.3 * np.random.default_rng(1).normal(size=(M, N))
+    return problem(model_of(prior, [SMOOTH] * M, mean), observations(), plain)
+
+
+@cache
+def small(prior: str = "weak") -> Problem:
+    """After two sweeps, which are optimal for nothing."""
+    return started(prior, True).run(2)[0]
+
+
+def dense_moments(found: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """Precision and linear term of all function values together, from the N Q observations."""
+    at, weights = found.at, found.posterior.weights
+    num_points, num_tasks = at.Y.shape
+    W = np.asarray(weights.mean)
+    num_functions = W.shape[1]
+    spread = np.asarray(weights.slab_moments[1]) - W**2
+    tau = np.broadcast_to(at.relative / at.sigma2, at.Y.shape)
+    design = np.zeros((num_points, num_tasks, num_functions, num_points))
+    for n in range(num_points):
+        design[n, :, :, n] = W
+    design = design.reshape(num_points * num_tasks, num_functions * num_points)
+    P = design.T @ (tau.ravel()[:, None] * design)
+    P += np.diag(np.einsum("nq,qm->mn", tau, spread).ravel())
+    return P, design.T @ (tau * np.asarray(at.Y)).ravel()
+
+
+def slope(f: Any, eps: float = 1e-4) -> float:
+    return float((f(eps) - f(-eps)) / (2 * eps))

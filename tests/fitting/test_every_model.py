@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is true of a fit, of every kind of model that a fit takes."""
+
+from collections.abc import Sequence
+from functools import cache
+import pickle
+from typing import Any
+
+import arviz_base
+import function_models
+import numpy as np
+import pytest
+import truth
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+from numpyro import handlers
+from numpyro.infer import Predictive, Trace_ELBO
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.fitting import ascent
+
+KEY = random.key(0)
+OBSERVED = ("y", "Y")
+NUM_DRAWS = 2000
+
+NAMES = [
+    *(f"paired: {name}" for name in truth.CASES),
+    "standard: offset, mask, counts and scales",
+    "standard: latent hyperparameters of tasks",
+    *(f"functions: {name}" for name in function_models.MODELS),
+]
+ENUMERATED = [name for name in NAMES if not name.startswith("functions")]
+# Of the others too many are compiled to be quick.
+QUICK = [
+    "paired: params",
+    "paired: offset, mask, counts and scales",
+    "paired: shared features with a mask",
+    "standard: offset, mask, counts and scales",
+]
+
+
+def every_model(*names: str, quick: Sequence[str] = QUICK) -> pytest.MarkDecorator:
+    marks = {True: (), False: pytest.mark.slow}
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=marks[name in quick]) for name in names or NAMES]
+    )
+
+
+class Fit:
+    """A model with its fit at temperature 1 and without moves, from a start far from optimal."""
+
+    def __init__(self, name: str) -> None:
+        family, _, kind = name.partition(": ")
+        self.mixes = family == "functions"
+        source: Any = (function_models.MODELS if self.mixes else truth.CASES)[kind]()
+        self.source, self.model, self.args = source, source.model, source.args
+        self.guide = {"standard": nss.MeanFieldGuide}.get(family, nss.PairedGuide)(self.model)
+        self.svi = nss.CAVI(self.model, self.guide, temperature=None)
+        self.first = self.svi.init(KEY, *self.args)
+        if not self.mixes:
+            start = {k: scramble(k, x) for k, x in self.svi.get_params(self.first).items()}
+            self.first = self.svi.init(KEY, *self.args, init_params=start)
+        self.start = self.svi.get_params(self.first)
+        with pytest.MonkeyPatch.context() as patch:
+            # or else a long run would make moves
+            patch.setattr(ascent, "STAGE", 10**9)
+            self.result = self.run(400, self.first)
+        self.params = self.result.params
+
+    def run(self, num_steps: int, state: Any, args: tuple = ()) -> nss.CAVIRunResult:
+        args = args or self.args
+        return self.svi.run(KEY, num_steps, *args, init_state=state, progress_bar=False)
+
+    def bound(self, params: dict[str, Any]) -> float:
+        state = self.first._replace(optim_state=(jnp.array(0), params))
+        return -float(self.svi.evaluate(state, *self.args))
+
+    def latents(self, params: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Values of the model's other sites and params, by the names the model gives them."""
+        inner = {} if self.guide.inner is None else self.guide.inner.median(params)
+        return {k: np.asarray(x, float) for k, x in {**params, **inner}.items()}
+
+    def best_bound(self, params: dict[str, Any]) -> float | None:
+        """What no bound at these hyperparameters can exceed, where it is known."""
+        latents = self.latents(params)
+        if not self.mixes:
+            exact = truth.enumerate_models(self.source.regression(latents))
+            return exact.log_evidence + self.source.log_prior(latents)
+        known = self.source.log_evidence
+        return None if known is None else known(latents)
+
+    @property
+    def new_args(self) -> tuple:
+        """The same with other responses."""
+        return *self.args[:-1], 1.0 - 2.0 * self.args[-1]
+
+    def location(self, values: dict[str, Any], args: tuple) -> np.ndarray:
+        """Mean of the observations at values of all sites."""
+        model = handlers.substitute(handlers.seed(self.model, 0), values)
+        trace = handlers.trace(model).get_trace(*args)
+        (site,) = (site for name, site in trace.items() if name in OBSERVED)
+        return np.asarray(site["fn"].mean)
+
+    def summaries(self, args: tuple) -> dict[str, Any]:
+        found = self.guide.quantiles(self.params, [0.1, 0.9], *args)
+        found |= {f"{k}_mean": x for k, x in self.guide.posterior_mean(self.params, *args).items()}
+        if self.mixes:
+            found["tasks"] = jnp.stack(self.guide.predict(self.params, *args))
+        return found
+
+
+def scramble(name: str, x: Any) -> Any:
+    rng = np.random.default_rng(len(name))
+    if name.endswith("_probs"):
+        return jnp.asarray(rng.uniform(0.1, 0.9, x.shape), x.dtype)
+    if name.endswith(("w_auto_loc", "W_auto_loc", "v_auto_loc", "slab_auto_loc")):
+        return jnp.asarray(0.5 * rng.normal(size=x.shape), x.dtype)
+    if name.endswith("_scale_tril"):
+        return jnp.asarray(np.diag(np.diag(x)) + np.tril(0.2 * rng.normal(size=x.shape), -1))
+    return 0.8 * x
+
+
+@cache
+def fitted(name: str) -> Fit:
+    """In float64; made once for all tests."""
+    assert jax.config.jax_enable_x64
+    return Fit(name)
+
+
+def assert_same(found: Any, expected: Any, tolerance: float = 0.0) -> None:
+    def compare(a, b):
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = random.key_data(a), random.key_data(b)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+    jax.tree.map(compare, found, expected)
+
+
+# The bound
+
+
+@every_model()
+def test_the_bound_is_the_mean_of_its_monte_carlo_estimates(x64, name):
+    fit = fitted(name)
+    size = 4_000 if fit.mixes else 20_000
+
+    @jax.jit
+    def estimate(params):
+        def particle(key):
+            return -Trace_ELBO().loss(key, params, fit.model, fit.guide, *fit.args)
+
+        particles = jax.vmap(particle)(random.split(KEY, size))
+        return jnp.mean(particles), jnp.std(particles) / jnp.sqrt(size)
+
+    for params, accuracy in ((fit.start, 3.0), (fit.params, 0.1)):
+        mean, error = estimate(params)
+        # 56 comparisons at 4.5 standard errors: a false alarm in 1 of 2600 keys
+        assert abs(mean - fit.bound(params)) < 4.5 * error < 4.5 * accuracy
+
+
+@every_model()
+def test_parameters_say_all_of_a_state(x64, name):
+    fit = fitted(name)
+    for state in (fit.first, fit.result.state):
+        bound = -float(fit.svi.evaluate(state, *fit.args))
+        assert fit.bound(fit.svi.get_params(state)) == pytest.approx(bound, abs=1e-7)
+    assert fit.result.losses[-1] == pytest.approx(-bound, abs=1e-8)
+
+
+@every_model()
+def test_the_bound_never_falls_at_temperature_one(x64, name):
+    fit = fitted(name)
+    losses = np.asarray(fit.result.losses)
+    assert losses.shape == (400,) and np.all(np.isfinite(losses))
+    # but for rounding
+    assert np.max(np.diff(losses)) < 1e-9
+    assert losses[-1] < losses[0] < -fit.bound(fit.start)
+
+
+@every_model(*ENUMERATED, "functions: one function of one task")
+def test_the_bound_never_exceeds_the_log_evidence(x64, name):
+    fit = fitted(name)
+    for params in (fit.start, fit.params):
+        assert fit.bound(params) < fit.best_bound(params) + 1e-9
+    # and a fit comes close
+    assert fit.bound(fit.params) > fit.best_bound(fit.params) - 4.0
+
+
+OF_FACTORS = (
+    "_probs",
+    *(f"{name}_auto_{part}" for name in "wWv" for part in ("loc", "scale")),
+    "slab_auto_loc",
+    "_scale_tril",
+    "phi_auto_precision",
+    "phi_auto_linear",
+)
+
+
+@every_model()
+def test_no_hyperparameter_can_be_improved_at_the_end(x64, name):
+    fit = fitted(name)
+    params = fit.params
+    free = [k for k in params if not k.endswith(OF_FACTORS)]
+    assert bool(free) != (not fit.mixes and fit.source.linear)
+    for k in free:
+        of_kernel = k.startswith("phi_")
+        for where in np.ndindex(params[k].shape):
+            if of_kernel and is_silent(fit, int(k.split("_")[1]) if not where else where[0]):
+                continue
+            step = 1e-4 * abs(float(params[k][where]))
+            below, at, above = (
+                fit.bound({**params, k: params[k].at[where].add(change)})
+                for change in (-step, 0.0, step)
+            )
+            if not np.isfinite([below, above]).all():
+                # a maximum at the end of the prior's support
+                assert np.nanmax([below, above]) <= at
+                continue
+            slope, curvature = (above - below) / 2.0, below - 2.0 * at + above
+            if max(abs(slope), abs(curvature)) < 1e-12:
+                # a probability that has gone to the end of its support: flat to rounding
+                assert params[k][where] < 1e-12
+                continue
+            assert curvature < 0.0, (k, where)
+            # nats that a Newton step would gain; the search over kernels' parameters takes rests
+            assert slope**2 / (2.0 * abs(curvature)) < (1e-3 if of_kernel else 1e-6), (k, where)
+
+
+def is_silent(fit: Fit, m: int) -> bool:
+    """A function that nothing mixes is at its prior and keeps the parameters of its kernel."""
+    probs = next(x for name, x in fit.params.items() if name.endswith("_probs"))
+    return float(jnp.max(probs.reshape(-1, fit.params["phi_auto_linear"].shape[0])[:, m])) < 0.01
+
+
+# Runs
+
+
+@every_model()
+def test_updates_and_runs_in_pieces_are_one_run_to_the_last_bit(x64, name):
+    fit = fitted(name)
+    whole = fit.run(7, fit.first)
+    state, losses = fit.first, []
+    for _ in range(7):
+        state, loss = fit.svi.update(state, *fit.args)
+        losses.append(loss)
+    assert_same(jnp.stack(losses), whole.losses)
+    assert_same(fit.svi.get_params(state), whole.params)
+    pieces = fit.run(3, fit.first)
+    losses = [pieces.losses]
+    pieces = fit.run(4, pieces.state)
+    assert_same(jnp.concatenate([*losses, pieces.losses]), whole.losses)
+    assert_same(pieces.params, whole.params)
+    assert int(pieces.state.optim_state[0]) == 7
+
+
+@every_model()
+def test_a_fit_of_other_data_leaves_the_old_one_alone(x64, name):
+    fit = fitted(name)
+    kept = jax.tree.map(np.array, fit.params)
+    before = fit.summaries(fit.args)
+    bound = fit.svi.evaluate(fit.result.state, *fit.args)
+    other = fit.svi.run(KEY, 3, *fit.new_args, init_params=fit.start, progress_bar=False)
+    assert all(
+        np.any(np.asarray(other.params[k]) != x) for k, x in kept.items() if k.endswith("auto_loc")
+    )
+    assert_same(fit.params, kept)
+    assert_same(fit.summaries(fit.args), before)
+    assert_same(fit.svi.evaluate(fit.result.state, *fit.args), bound)
+
+
+@every_model()
+def test_pickles_are_the_same(x64, name):
+    fit = fitted(name)
+    guide, svi, result = pickle.loads(pickle.dumps((fit.guide, fit.svi, fit.first)))
+    assert type(guide) is type(fit.guide)
+    expected = fit.guide.posterior_mean(fit.params, *fit.args)
+    assert_same(guide.posterior_mean(fit.params, *fit.args), expected)
+    state, loss = svi.update(result, *fit.args)
+    assert_same((state, loss), fit.svi.update(fit.first, *fit.args))
+    copied = pickle.loads(pickle.dumps(fit.result))
+    assert type(copied) is nss.CAVIRunResult
+    assert_same(svi.evaluate(copied.state, *fit.args), -fit.bound(fit.params), 1e-8)
+
+
+@every_model(quick=QUICK[:2])
+def test_single_precision_agrees_with_double(name):
+    jax.config.update("jax_enable_x64", True)
+    double = fitted(name)
+    start = jax.tree.map(lambda x: np.asarray(x, np.float32), double.start)
+    found = {}
+    for precision in ("float64", "float32"):
+        jax.config.update("jax_enable_x64", precision == "float64")
+        # what has been read in one precision must not be used in the other
+        args = tuple(np.asarray(x) for x in double.args)
+        args = tuple(jnp.asarray(x, float) if x.dtype.kind == "f" else x for x in args)
+        state = double.svi.init(KEY, *args, init_params=jax.tree.map(jnp.asarray, start))
+        found[precision] = double.run(8, state, args)
+        assert {x.dtype for x in (*found[precision].params.values(), found[precision].losses)} == {
+            jnp.dtype(precision)
+        }
+    single, double = found["float32"], found["float64"]
+    np.testing.assert_allclose(single.losses, double.losses, rtol=1e-3, atol=1e-2)
+    for k, x in double.params.items():
+        np.testing.assert_allclose(single.params[k], x, rtol=1e-2, atol=1e-2 * np.max(np.abs(x)))
+
+
+# Draws
+
+
+# ArviZ reads a model with an array of counts once
+@every_model(
+    *(name for name in NAMES if name != "standard: offset, mask, counts and scales"),
+    quick=QUICK[2:3],
+)
+def test_arviz_takes_the_fit(x64, name):
+    fit = fitted(name)
+    data = arviz_base.from_numpyro_svi(
+        fit.svi, svi_result=fit.result, model_args=fit.args, num_samples=NUM_DRAWS
+    )["posterior"]
+    means = fit.guide.posterior_mean(fit.params, *fit.args)
+    assert ("phi" in means) == fit.mixes
+    for site, mean in means.items():
+        assert data[site].dims[0] == "sample" and data[site].shape[1:] == mean.shape
+        error = data[site].values.std(axis=0) / np.sqrt(NUM_DRAWS)
+        # some 200 numbers at five standard errors: a false alarm in 1 of 8000 keys
+        assert np.all(np.abs(data[site].values.mean(axis=0) - mean) < 5.0 * error + 1e-9)
+
+
+@every_model(quick=QUICK[2:3])
+def test_predictive_draws_have_the_mean_of_the_fit(x64, name):
+    fit = fitted(name)
+    args = (*fit.args[:-1], None)
+    predictive = Predictive(fit.model, guide=fit.guide, params=fit.params, num_samples=NUM_DRAWS)
+    draws = next(x for k, x in predictive(KEY, *args).items() if k in OBSERVED)
+    inner = {} if fit.guide.inner is None else fit.guide.inner.median(fit.params)
+    values = fit.params | inner
+    for site, mean in fit.guide.posterior_mean(fit.params, *fit.args).items():
+        values |= {site: mean, f"{site}_slab": mean, f"{site}_spike": jnp.ones(mean.shape, int)}
+    error = np.std(draws, axis=0) / np.sqrt(NUM_DRAWS)
+    assert np.all(np.abs(np.mean(draws, axis=0) - fit.location(values, args)) < 5.0 * error)
