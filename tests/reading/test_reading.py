@@ -45,7 +45,7 @@ def read(model: Any, *args: Any, **kwargs: Any) -> Reading:
 
 # in one precision: JAX, given a numpy array once in each, may take its buffer from the other
 pytestmark = pytest.mark.usefixtures("x64")
-USERS: list[Callable] = [read]  # fit and sample join once they use this reader
+USERS: list[Callable] = [read, fit, sample]
 EVERY_USER = pytest.mark.parametrize("use", USERS)
 
 
