@@ -33,7 +33,7 @@ from numpyro_spikeslab.reading.form import (
     is_latent,
     param_name,
 )
-from numpyro_spikeslab.reading.program import computed, outside_transformations
+from numpyro_spikeslab.reading.program import computed, outside_transformations, seen_anew
 from numpyro_spikeslab.reading.reader import Reading
 
 
@@ -101,6 +101,7 @@ class SpikeSlabGuide(AutoGuide):
             self._setup_prototype(*args, **kwargs)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        args, kwargs = seen_anew((args, kwargs))
         trace = abstract_trace(self.model, args, kwargs)
         self.pairs = self._find_pairs(trace)
         self.functions = self._find_functions(trace)

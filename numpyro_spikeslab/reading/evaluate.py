@@ -16,7 +16,7 @@ from numpyro.infer import init_to_uniform
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.form import WRAPPERS, Pair, base_of, find_function_sites
-from numpyro_spikeslab.reading.program import Program, trace_program
+from numpyro_spikeslab.reading.program import Program, seen_anew, trace_program
 
 
 class Observed(NamedTuple):
@@ -117,7 +117,7 @@ def trace_generic(model: Any, args: tuple, kwargs: dict) -> tuple[dict[str, Any]
 
 def abstract_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
     """A trace without values; see :func:`trace_generic`."""
-    return trace_generic(model, args, kwargs)[0]
+    return trace_generic(model, *seen_anew((args, kwargs)))[0]
 
 
 def checked_generic(

@@ -183,6 +183,11 @@ def on_device(constants: tuple) -> tuple:
         return tuple(c if isinstance(c, jax.Array) else jnp.array(np.array(c)) for c in constants)
 
 
+def seen_anew(arguments: Any) -> Any:
+    """Views of numpy's arrays: JAX remembers in which precision it has seen an array before."""
+    return jax.tree.map(lambda x: x.view() if type(x) is np.ndarray else x, arguments)
+
+
 def stand_ins(constants: tuple) -> tuple:
     """Arbitrary arrays in place of tracers: enough to tell what a program is, which never depends
     on the values of data that are traced."""

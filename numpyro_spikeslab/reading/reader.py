@@ -4,8 +4,6 @@
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
 import jax
 import jax.numpy as jnp
 
@@ -29,6 +27,7 @@ from numpyro_spikeslab.reading.program import (
     on_device,
     outside_transformations,
     same_constants,
+    seen_anew,
     stand_ins,
 )
 from numpyro_spikeslab.reading.proof import Subject, prove
@@ -160,7 +159,7 @@ class Reader:
         :raises ValueError: if the model does not fit; the message names the site and the remedy.
         """
         with outside_transformations((args, kwargs)):
-            args, kwargs = _seen_anew((args, kwargs))
+            args, kwargs = seen_anew((args, kwargs))
             trace, generic, more = checked_generic(self.model, args, kwargs, self.user)
             check_trace(trace, self.user)
             pairs = find_pairs(trace, self.user, fixed)
@@ -180,11 +179,6 @@ class Reader:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": None}
-
-
-def _seen_anew(arguments: Any) -> Any:
-    """Views of numpy's arrays: JAX remembers in which precision it has seen an array before."""
-    return jax.tree.map(lambda x: x.view() if type(x) is np.ndarray else x, arguments)
 
 
 def _shapes(generic: Program) -> dict[str, Any]:
