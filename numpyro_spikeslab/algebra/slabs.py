@@ -62,7 +62,8 @@ def gibbs_block(
         reached = slabs.log_evidence(other)
         logit = log_odds + jnp.where(spikes[m] > 0, value - reached, reached - value)
         moves = (logit > logistic_m) != (spikes[m] > 0)
-        moves &= may_be_empty | jnp.any(other > 0)
+        # what is not a number is no place to go to
+        moves &= (may_be_empty | jnp.any(other > 0)) & ~jnp.isnan(reached)
         return (jnp.where(moves, other, spikes), jnp.where(moves, reached, value)), None
 
     items = (jnp.arange(spikes.size), slabs.prior.log_odds, logistic)

@@ -124,7 +124,10 @@ class FunctionPrior(NamedTuple):
         values = self.parameters.scatter(jnp.broadcast_to(theta, (M, *theta.shape)))
         total = jnp.zeros(M)
         for name in self.parameters.latent:
-            log_prob = self.priors[name].log_prob(values[name])
+            prior = self.priors[name]
+            # outside of their support some distributions have a density all the same
+            inside = prior.support(values[name])
+            log_prob = jnp.where(inside, prior.log_prob(values[name]), -jnp.inf)
             if self.parameters.alike:
                 total += log_prob
             else:
