@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latent functions in models: how they are read, what a fit of them finds."""
+
+import numpy as np
+import optax
+import pytest
+from tinygp import kernels, transforms
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer import SVI, TraceGraph_ELBO
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK
+from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS
+from numpyro_spikeslab.reading.functions import Parameters
+from numpyro_spikeslab.reading.reader import Reader
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+KEY = random.key(0)
+N, Q = 24, 4
+X = np.linspace(0, 3, N)
+SMOOTH = kernels.ExpSquared(1.0)
+
+
+def observations():
+    rng = np.random.default_rng(0)
+    f = np.stack([np.sin(2 * X), np.cos(3 * X + 1)], 1) @ rng.normal(size=(2, Q))
+    Y = f + 0.1 * rng.normal(size=(N, Q))
+    Y[3:8, 1] = np.nan
+    return Y
+
+
+Y = observations()
+FULL = np.where(np.isnan(Y), 0.0, Y)
+
+
+def read(model, *args, **kwargs):
+    return Reader(model, "test")(args, kwargs)
+
+
+def cavi(model, **options):
+    return nss.CAVI(model, nss.PairedGuide(model), num_restarts=1, **options)
+
+
+# Reading
+
+
+def test_missing_entries_by_mask_or_nan():
+    model = nss.models.mtmkl([SMOOTH] * 2)
+    full = np.where(np.isnan(Y), 7.0, Y)
+    found = read(model, X, full, mask=~np.isnan(Y)).base
+    expected = read(model, X, Y).base
+    np.testing.assert_array_equal(found.Y, expected.Y)
+    np.testing.assert_array_equal(found.relative, expected.relative)
+    np.testing.assert_array_equal(np.asarray(found.relative) > 0, ~np.isnan(Y))
+    with pytest.raises(ValueError, match="mask must be boolean"):
+        handlers.seed(model, KEY)(X, Y, mask=np.ones(3, bool))
+
+
+def test_one_task_may_be_a_vector():
+    reading = read(nss.models.mtmkl([SMOOTH] * 2), X, Y[:, 0])
+    assert reading.form.kind == FUNCTIONS and reading.form.shape == (1, 2)
+    np.testing.assert_array_equal(reading.base.Y, Y[:, :1])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "names"),
+    [
+        (["white"] * 2, ()),
+        ([1.5 * SMOOTH] * 2, ("phi_kernel1_value", "phi_kernel2_scale")),
+        (
+            [SMOOTH, kernels.RationalQuadratic(alpha=1.0)],
+            ("phi_0_scale", "phi_1_scale", "phi_1_alpha"),
+        ),
+        ([SMOOTH, "white", "zero"], ("phi_0_scale",)),
+        ([np.eye(N), np.ones((N, N))], ()),
+        ([kernels.quasisep.Matern32(1.0)] * 2, ("phi_scale", "phi_sigma")),
+    ],
+    ids=["white", "product", "different", "mixed", "matrices", "state space"],
+)
+def test_kernels_and_their_sites(kernel, names):
+    with handlers.seed(rng_seed=0):
+        trace = handlers.trace(nss.models.mtmkl(kernel)).get_trace(X, Y)
+    functions = trace["phi"]["infer"][FUNCTIONS_MARK]
+    assert set(functions.site_names) == set(names) <= set(trace)
+    parameters = Parameters.of(functions, functions.site_names)
+    shape = (len(kernel),) if functions.alike else ()
+    keys = random.split(KEY, len(names))
+    sites = {
+        name: jnp.exp(random.normal(key, shape)) for key, name in zip(keys, names, strict=True)
+    }
+    back = parameters.scatter(parameters.gather(sites))
+    assert set(back) == set(names)
+    for name in names:
+        np.testing.assert_allclose(back[name], sites[name])
+
+
+def test_empty_tasks_and_points_are_named():
+    missing = Y.copy()
+    missing[:, 2] = np.nan
+    missing[5] = np.nan
+    with (
+        pytest.warns(UserWarning, match="1 tasks .* no observation: 2"),
+        pytest.warns(UserWarning, match="1 points .* no observation: 5"),
+    ):
+        read(nss.models.mtmkl([SMOOTH] * 2), X, missing)
+
+
+def test_zero_functions_make_a_linear_model():
+    model = nss.models.mtmkl(["zero"] * 2, mean=np.stack([X, X**2]))
+    svi = cavi(model)
+    state = svi.init(KEY, X, FULL)
+    assert not svi.guide.functions and read(model, X, FULL).functions is None
+    assert set(state.optim_state[1]) >= {"W_auto_probs"}
+
+
+# Models that do not fit, and mistakes
+
+
+def test_functions_that_are_not_mixed_linearly_are_refused():
+    def model(X, Y):
+        phi = nss.latent_functions("phi", [SMOOTH] * 2, X)
+        with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", 2, dim=-1):
+            W = nss.spike_slab("W", 0.5)
+        numpyro.sample("Y", dist.Normal((W @ phi**2).T, 0.1), obs=Y)
+
+    # a sampler takes the functions for one more site
+    assert read(model, X, FULL).form.kind == COLUMNS
+    svi = cavi(model)
+    for use in (svi.init, lambda *args: svi.run(args[0], 3, *args[1:], progress_bar=False)):
+        with pytest.raises(ValueError, match="is not `offset \\+ W @ phi`"):
+            use(KEY, X, FULL)
+    with pytest.raises(ValueError, match="Use PairedGuide"):
+        nss.MeanFieldGuide(nss.models.mtmkl([SMOOTH]))(X, Y)
+
+
+def test_a_prior_of_functions_that_depends_on_other_sites_is_refused():
+    def model(X, Y):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        phi = nss.latent_functions("phi", [SMOOTH] * 2, X, lambda X: scale * X)
+        with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", 2, dim=-1):
+            W = nss.spike_slab("W", 0.5)
+        numpyro.sample("Y", dist.Normal((W @ phi).T, 0.1), obs=Y)
+
+    with pytest.raises(ValueError, match=r"depends on \['scale'\]"):
+        cavi(model).init(KEY, X, FULL)
+
+
+def seeded(kernel, X, mean=None):
+    with handlers.seed(rng_seed=0):
+        return nss.latent_functions("phi", kernel, X, mean)
+
+
+MISTAKES = {
+    "no functions": (lambda: nss.models.mtmkl([]), "at least one"),
+    "number": (lambda: nss.models.mtmkl(SMOOTH), "num_functions"),
+    "no plate": (lambda: seeded(SMOOTH, X), "enclosing plate"),
+    "empty list": (lambda: seeded([], X), "at least one latent function"),
+    "NaN in X": (lambda: seeded([SMOOTH], np.where(X > 2, np.nan, X)), "not finite at"),
+    "name": (lambda: seeded(["pink"], X), "'white' and 'zero'"),
+    "zero without mean": (lambda: seeded(["zero"], X), "need a `mean`"),
+    "dimension": (
+        lambda: seeded([transforms.Linear(jnp.ones(3), SMOOTH)], np.ones((N, 2))),
+        "does not take inputs|dimension",
+    ),
+    "square": (lambda: seeded([np.ones((N, 3))], X), "matrix of shape"),
+    "symmetric": (lambda: seeded([np.triu(np.ones((N, N)))], X), "symmetric"),
+    "semidefinite": (lambda: seeded([-np.eye(N)], X), "positive semidefinite"),
+    "memory": (
+        lambda: jax.eval_shape(lambda: seeded([SMOOTH], np.arange(1e6))),
+        "8,000,000,000,000 bytes",
+    ),
+    "mean": (lambda: seeded([SMOOTH], X, np.ones(3)), "`mean` has shape"),
+    "no tasks": (lambda: handlers.seed(nss.models.mtmkl([SMOOTH]), KEY)(X), "num_tasks"),
+    "rows": (lambda: handlers.seed(nss.models.mtmkl([SMOOTH]), KEY)(X, Y[:5]), "shape"),
+    "X_new": (
+        lambda: handlers.seed(nss.models.mtmkl([SMOOTH]), KEY)(X, Y, np.ones((3, 2))),
+        "same width",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_have_errors(name):
+    call, message = MISTAKES[name]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+# Fits
+
+
+@pytest.mark.slow
+def test_plain_updates_and_going_on_from_a_state():
+    svi = nss.CAVI(model := nss.models.mtmkl([SMOOTH] * 3), nss.PairedGuide(model), plain=True)
+    first = svi.run(KEY, 5, X, Y, progress_bar=False)
+    more = svi.run(KEY, 3, X, Y, progress_bar=False, init_state=first.state)
+    assert more.losses[-1] < more.losses[0] < first.losses[-1]
+    assert int(more.state.optim_state[0]) == 8
+    # no moves however long the run
+    long = svi.run(KEY, 40, X, Y, progress_bar=False)
+    np.testing.assert_array_equal(long.losses[:8], np.concatenate([first.losses, more.losses]))
+
+
+@pytest.mark.slow
+def test_hand_written_model_with_shared_noise_offset_and_fixed_parameter():
+    @handlers.condition(data={"g_scale": jnp.array([0.7, 0.7])})
+    def model(X, Y):
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+        with numpyro.plate("component", 2):
+            g = nss.latent_functions("g", SMOOTH, X)
+            with numpyro.plate("output", Q, dim=-2):
+                v = nss.spike_slab("v", 0.5, 2.0)
+        with numpyro.plate("output", Q, dim=-2), numpyro.plate("n", N, dim=-1):
+            numpyro.sample("obs", dist.Normal(1.0 + v @ g, sigma), obs=Y)
+
+    full = FULL.T + 1.0
+    svi = cavi(model)
+    reading = read(model, X, full)
+    assert [tuple(role) for role in reading.form.roles] == [("sigma", "noise")]
+    assert reading.form.tasks_first and reading.form.complete
+    # observations less the offset
+    np.testing.assert_allclose(reading.base.Y, FULL, atol=1e-12)
+    np.testing.assert_allclose(reading.functions.fixed["g_scale"], 0.7)
+    state = svi.init(KEY, X, full)
+    losses = []
+    for _ in range(8):
+        state, loss = svi.update(state, X, full)
+        losses.append(float(loss))
+    assert np.max(np.diff(losses)) < 1e-8
+    params = svi.get_params(state)
+    assert params["sigma_auto_loc"].shape == () and "g_scale_auto_loc" not in params
+    assert np.abs(np.asarray(svi.guide.predict(params, X, full)[0]).T - full).mean() < 0.3
+
+
+def shifted(slopes):
+    """Tasks with intercepts, the covariate ``x`` with ``slopes``, and noise of another prior."""
+
+    def model(X, x, Y=None):
+        phi = nss.latent_functions("phi", [SMOOTH] * 2, X)
+        sigma = numpyro.sample("sigma", dist.Exponential(2.0))
+        with numpyro.plate("task", Q, dim=-1):
+            intercept = numpyro.sample("intercept", dist.Normal(0.0, 10.0))
+            slope = numpyro.sample("slope", dist.Normal(0.0, 10.0)) if slopes else 0.0
+        with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", 2, dim=-1):
+            W = nss.spike_slab("W", 0.5)
+        with numpyro.plate("point", N, dim=-2), numpyro.plate("task", Q, dim=-1):
+            location = intercept + slope * x[:, None] + (W @ phi).T
+            numpyro.sample("Y", dist.Normal(location, sigma), obs=Y)
+
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slopes", [False, True], ids=["intercepts", "covariate"])
+def test_predictions_contain_the_other_sites(slopes):
+    x = np.random.default_rng(1).normal(size=N)
+    full = FULL + np.arange(Q) * (5.0 + slopes * x[:, None])
+    model = shifted(slopes)
+    svi = cavi(model)
+    args = X, x, full
+    result = svi.run(KEY, 40, *args, progress_bar=False)
+    losses = np.asarray(result.losses)
+    assert np.max(np.diff(losses)) < 1e-6
+    np.testing.assert_allclose(svi.evaluate(result.state, *args), losses[-1], rtol=1e-8)
+    mean, _ = svi.guide.predict(result.params, *args)
+    assert np.std(np.asarray(mean) - full) < 0.2
+    if slopes:
+        np.testing.assert_allclose(result.params["slope_auto_loc"], np.arange(Q), atol=0.2)
+        with pytest.raises(ValueError, match="not the same at all inputs"):
+            svi.guide.predict(result.params, *args, X_new=X[:2])
+    else:
+        there, _ = svi.guide.predict(result.params, *args, X_new=X)
+        np.testing.assert_allclose(there, mean, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_noise_that_varies_is_unknown_at_new_inputs():
+    def model(X, Y):
+        phi = nss.latent_functions("phi", [SMOOTH], X)
+        with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", 1, dim=-1):
+            W = nss.spike_slab("W", 0.5)
+        numpyro.sample("Y", dist.Normal((W @ phi).T, jnp.linspace(0.1, 0.3, N)[:, None]), obs=Y)
+
+    svi = cavi(model)
+    params = svi.run(KEY, 3, X, FULL, progress_bar=False).params
+    assert np.all(np.isfinite(svi.guide.predict(params, X, FULL, X_new=X[:3] + 0.1)))
+    with pytest.raises(ValueError, match="noise changes along tasks"):
+        svi.guide.predict(params, X, FULL, X_new=X[:3] + 0.1, noise=True)
+
+
+def test_functions_without_variance_are_features():
+    """Zero covariances give the sparse regression on the means, to the last digit."""
+    features, y = np.random.default_rng(0).normal(size=(2, N)), Y[:, 0]
+
+    def regression(X, mean, y):
+        with numpyro.plate("feature", 2):
+            phi = nss.latent_functions("phi", "zero", X, mean) if mean is not None else features
+            w = nss.spike_slab("w", 0.3)
+        with numpyro.plate("obs", N):
+            numpyro.sample("y", dist.Normal(w @ phi, 0.5), obs=y)
+
+    found = []
+    for mean in (features, None):
+        svi = nss.CAVI(regression, nss.PairedGuide(regression))
+        found.append(svi.run(KEY, 120, X, mean, y, progress_bar=False).params)
+    for name, value in found[1].items():
+        np.testing.assert_array_equal(found[0][name], value)
+
+
+def planted_factors(seed, num_points=200, num_tasks=60, num_factors=4):
+    rng = np.random.default_rng(seed)
+    included = rng.uniform(size=(num_tasks, num_factors)) < 0.3
+    size = np.abs(rng.normal(size=included.shape)) + 0.5
+    W = rng.choice([-1, 1], included.shape) * size
+    phi = rng.normal(size=(num_factors, num_points))
+    noise = 0.3 * rng.normal(size=(num_points, num_tasks))
+    return included, phi, (W * included @ phi).T + noise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_white_functions_are_sparse_factors(seed):
+    included, phi, responses = planted_factors(seed)
+    svi = cavi(nss.models.mtmkl("white", 4, shared_noise=True, shared_inclusion=False))
+    args = np.arange(200), responses
+    params = svi.run(KEY, 30, *args, progress_bar=False).params
+    assert params["noise_auto_loc"].shape == () and params["inclusion_auto_loc"].shape == (4,)
+    found = np.asarray(svi.guide.posterior_mean(params, *args)["phi"])
+    correlation = np.abs(np.corrcoef(phi, found)[:4, 4:])
+    match = np.argmax(correlation, axis=1)
+    assert sorted(match) == [0, 1, 2, 3] and np.min(np.max(correlation, axis=1)) > 0.95
+    probability = np.asarray(svi.guide.inclusion_probabilities(params)["W"])[:, match]
+    # the share of pairs in the right order
+    order = probability[included][:, None] > probability[~included]
+    assert np.mean(order) > 0.98
+    np.testing.assert_allclose(params["noise_auto_loc"], 0.3, rtol=0.05)
+    # each probability is that of its own function
+    mean = np.mean(probability, axis=0)
+    np.testing.assert_allclose(params["inclusion_auto_loc"][match], mean, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_long_series_need_no_matrices():
+    """A state-space kernel at more inputs than a matrix could hold."""
+    size = 20_000
+    x = np.asarray(random.permutation(KEY, np.linspace(0, 2000, size)))
+    rng = np.random.default_rng(0)
+    f = np.sin(0.5 * x)
+    series = np.outer(f, [1.0, -2.0, 0.0]) + 0.3 * rng.normal(size=(size, 3))
+    svi = cavi(nss.models.mtmkl(kernels.quasisep.Matern52(3.0), 2))
+    result = svi.run(KEY, 6, x, series, progress_bar=False)
+    assert np.max(np.diff(result.losses)) < 1e-6
+    truth = np.outer(f, [1.0, -2.0, 0.0])
+    error = np.asarray(svi.guide.predict(result.params, x, series)[0]) - truth
+    assert np.sqrt(np.mean(error**2)) < 0.1
+    drawn = svi.guide.sample_posterior(KEY, result.params, x, series)
+    assert np.std(drawn["f"] - truth) < 0.15
+
+
+@pytest.mark.slow
+def test_nearly_singular_covariances_give_no_nan():
+    """Repeated inputs, and a length scale beyond all distances."""
+    repeated = np.repeat(X[::2], 2)
+    svi = cavi(nss.models.mtmkl([kernels.ExpSquared(1e4), np.ones((N, N)), kernels.Constant(1.0)]))
+    result = svi.run(KEY, 15, repeated, Y, progress_bar=False)
+    assert np.all(np.isfinite(result.losses))
+    assert all(np.all(np.isfinite(x)) for x in result.params.values())
+    with pytest.raises(ValueError, match="says nothing about new inputs"):
+        svi.guide.predict(result.params, repeated, Y, X_new=X)
+
+
+@pytest.mark.slow
+def test_stock_svi_climbs_towards_the_bound():
+    model = nss.models.mtmkl([SMOOTH] * 2)
+    guide = nss.PairedGuide(model)
+    best = nss.CAVI(model, guide, num_restarts=1).run(KEY, 40, X, Y, progress_bar=False)
+    svi = SVI(model, guide, optax.adam(0.02), TraceGraph_ELBO(num_particles=5))
+    result = svi.run(KEY, 300, X, Y, progress_bar=False)
+    assert set(result.params) == set(best.params)
+    early, late = np.mean(result.losses[:20]), np.mean(result.losses[-20:])
+    assert best.losses[-1] - 5 < late < early

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predictions of latent functions in closed form, against draws and dense algebra."""
+
+import pickle
+
+import arviz_base
+import numpy as np
+import pytest
+from tinygp import kernels
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+from numpyro.infer import Predictive
+
+import numpyro_spikeslab as nss
+
+# one fit of a model with moves takes half a minute
+pytestmark = [pytest.mark.usefixtures("x64"), pytest.mark.slow]
+
+KEY = random.key(0)
+N, Q = 24, 4
+X = np.linspace(0, 3, N)
+SMOOTH = kernels.ExpSquared(1.0)
+
+
+def observations():
+    rng = np.random.default_rng(0)
+    f = np.stack([np.sin(2 * X), np.cos(3 * X + 1)], 1) @ rng.normal(size=(2, Q))
+    Y = f + 0.1 * rng.normal(size=(N, Q))
+    Y[3:8, 1] = np.nan
+    return Y
+
+
+Y = observations()
+
+
+class Fit:
+    """Fitted once, for the tests that only look."""
+
+    def __init__(self):
+        self.model = nss.models.mtmkl([SMOOTH] * 3)
+        self.guide = nss.PairedGuide(self.model)
+        self.svi = nss.CAVI(self.model, self.guide, num_restarts=1)
+        self.result = self.svi.run(KEY, 40, X, Y, progress_bar=False)
+        self.params = self.result.params
+
+    def predict(self, **options):
+        return self.guide.predict(self.params, X, Y, **options)
+
+
+@pytest.fixture(scope="module")
+def fit():
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    found = Fit()
+    jax.config.update("jax_enable_x64", before)
+    return found
+
+
+def test_a_fit_explains_the_tasks(fit):
+    losses = np.asarray(fit.result.losses)
+    assert losses.shape == (40,) and np.max(np.diff(losses)) < 1e-8
+    mean, variance = fit.predict()
+    assert mean.shape == variance.shape == (N, Q)
+    assert np.nanmax(np.abs(mean - Y)) < 0.5
+    noisy = fit.predict(noise=True)[1]
+    noise = np.broadcast_to(fit.params["noise_auto_loc"] ** 2, (N, Q))
+    np.testing.assert_allclose(noisy - variance, noise)
+    assert np.all((noise > 0.001) & (noise < 0.03))
+
+
+def test_draws_have_the_moments_of_the_prediction(fit):
+    draws = fit.guide.sample_posterior(KEY, fit.params, X, Y, sample_shape=(500,))
+    mean, variance = fit.predict()
+    assert draws["phi"].shape == (500, 3, N) and draws["W"].shape == (500, Q, 3)
+    sd = np.sqrt(np.asarray(variance))
+    assert np.max(np.abs(draws["f"].mean(0) - mean) / (5 * sd / np.sqrt(500) + 1e-3)) < 1
+    np.testing.assert_allclose(draws["f"].var(0), variance, rtol=0.5, atol=1e-4)
+
+
+def test_summaries_of_functions_need_the_arguments_of_the_model(fit):
+    found = fit.guide.posterior_mean(fit.params, X, Y)
+    np.testing.assert_allclose((found["W"] @ found["phi"]).T, fit.predict()[0], atol=1e-6)
+    assert set(fit.guide.posterior_mean(fit.params)) == {"W"}
+    medians = fit.guide.median(fit.params, X, Y)
+    np.testing.assert_allclose(medians["phi"], found["phi"])
+    assert "phi" not in fit.guide.median(fit.params)
+    low, middle, high = fit.guide.quantiles(fit.params, [0.025, 0.5, 0.975], X, Y)["phi"]
+    np.testing.assert_allclose(middle, found["phi"], atol=1e-12)
+    variance = fit.result.state.optim_state[2].functions.var
+    np.testing.assert_allclose(high - low, 2 * 1.9599639845 * np.sqrt(variance), rtol=1e-5)
+    with pytest.raises(ValueError, match="keeps no data"):
+        fit.guide.predict(fit.params)
+
+
+def test_predictions_at_the_inputs_need_no_new_ones(fit):
+    for found, expected in zip(fit.predict(), fit.predict(X_new=X), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_predictions_follow_from_the_posterior_of_each_function(fit):
+    """Given its values at the inputs a function is Gaussian elsewhere: dense algebra."""
+    X_new = X[:5] + 0.06
+    mean, variance = fit.predict(X_new=X_new)
+    functions = fit.result.state.optim_state[2].functions
+    weights = fit.result.state.optim_state[2].weights
+    W, W2 = np.asarray(weights.mean), np.asarray(weights.slab_moments[1])
+    expected, spread = np.zeros((5, Q)), np.zeros((5, Q))
+    for m in range(3):
+        length = float(fit.params["phi_scale_auto_loc"][m])
+
+        def K(a, b, length=length):
+            return np.exp(-0.5 * (a[:, None] - b) ** 2 / length**2)
+
+        prior = K(X, X) + 1e-9 * np.eye(N)
+        alpha, h = np.asarray(functions.alpha[m]), np.asarray(functions.h[m])
+        B = np.eye(N) + alpha[:, None] * prior
+        at_inputs = np.linalg.solve(B, h)
+        cross = K(X, X_new)
+        phi = cross.T @ at_inputs
+        left = np.diag(K(X_new, X_new) - cross.T @ np.linalg.solve(B, alpha[:, None] * cross))
+        expected += np.outer(phi, W[:, m])
+        spread += np.outer(phi**2 + left, W2[:, m]) - np.outer(phi**2, W[:, m] ** 2)
+    np.testing.assert_allclose(mean, expected, atol=1e-6)
+    np.testing.assert_allclose(variance, spread, atol=1e-6)
+
+
+def test_posterior_predictive_at_new_inputs(fit):
+    X_new = X[:5] + 0.06
+    predictive = Predictive(fit.model, guide=fit.guide, params=fit.params, num_samples=300)
+    draws = predictive(KEY, X, Y, X_new)
+    mean, variance = fit.predict(X_new=X_new)
+    assert draws["Y_new"].shape == (300, 5, Q)
+    sd = np.sqrt(np.asarray(variance))
+    assert np.max(np.abs(draws["f_new"].mean(0) - mean) / (5 * sd / np.sqrt(300) + 1e-3)) < 1
+
+
+def test_arviz_knows_the_dimensions(fit):
+    data = arviz_base.from_numpyro_svi(
+        fit.svi, svi_result=fit.result, model_args=(X, Y), num_samples=10
+    )
+    assert data.posterior["W"].dims[-2:] == ("task", "latent")
+    assert data.posterior["phi"].shape[-2:] == (3, N)
+
+
+def test_a_pickled_guide_predicts_the_same(fit):
+    guide = pickle.loads(pickle.dumps(fit.guide))
+    options = dict(X_new=X[:3] + 0.05)
+    found = guide.predict(fit.params, X, Y, **options)
+    for one, other in zip(found, fit.predict(**options), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_data_that_change_in_place_change_predictions(fit):
+    data = Y.copy()
+    before = fit.guide.predict(fit.params, X, data)[0]
+    np.testing.assert_array_equal(before, fit.predict()[0])
+    inputs = X.copy()
+    at = fit.guide.predict(fit.params, inputs, data, X_new=X)[0]
+    inputs *= 2.0
+    # what a function is at the new inputs follows from the old ones, as they are now
+    changed = fit.guide.predict(fit.params, inputs, data, X_new=X)[0]
+    assert np.max(np.abs(changed - at)) > 0.1
+    inputs /= 2.0
+    np.testing.assert_array_equal(fit.guide.predict(fit.params, inputs, data, X_new=X)[0], at)
+
+
+def test_new_inputs_are_checked(fit):
+    with pytest.raises(ValueError, match="same number of axes"):
+        fit.predict(X_new=np.ones((3, 2)))
+    with pytest.raises(ValueError, match="at least one point"):
+        fit.predict(X_new=np.ones(0))
+    with pytest.raises(ValueError, match="not finite"):
+        fit.predict(X_new=np.array([np.nan]))
+
+    model = nss.models.mtmkl([SMOOTH] * 3)
+    plane = np.stack([X, X**2], 1)
+    guide = nss.PairedGuide(model)
+    with pytest.raises(ValueError, match="same width"):
+        guide.predict(fit.params, plane, Y, X_new=np.ones((3, 3)))
+
+
+def test_single_precision_agrees_with_double(fit):
+    with jax.enable_x64(False):
+        model = nss.models.mtmkl([SMOOTH] * 3)
+        guide = nss.PairedGuide(model)
+        svi = nss.CAVI(model, guide, num_restarts=1)
+        inputs, data = X.astype(np.float32), Y.astype(np.float32)
+        result = svi.run(KEY, 30, inputs, data, progress_bar=False)
+        mean, variance = guide.predict(result.params, inputs, data)
+    assert mean.dtype == variance.dtype == np.float32
+    assert np.all(np.isfinite(result.losses)) and np.all(variance >= 0)
+    np.testing.assert_allclose(mean, fit.predict()[0], atol=0.05)
+
+
+def test_a_chain_can_start_from_the_fit(fit):
+    start = fit.guide.to_init_params(fit.params, X, Y, num_chains=2)
+    assert start["phi"].shape == (2, 3, N) and start["noise"].shape == (2, Q)
+    np.testing.assert_allclose(start["phi"][1], fit.guide.median(fit.params, X, Y)["phi"])
+    drawn = fit.guide.to_init_params(
+        fit.params, X, Y, rng_key=KEY, num_chains=2, unconstrained=["noise"]
+    )
+    assert np.any(drawn["phi"][0] != drawn["phi"][1])
+    np.testing.assert_allclose(np.exp(drawn["noise"][0]), fit.params["noise_auto_loc"])
+    assert jnp.all((drawn["inclusion"] > 0) & (drawn["inclusion"] < 1))
+    with pytest.raises(ValueError, match=r"unknown names \['sigma'\]"):
+        fit.guide.to_init_params(fit.params, X, Y, unconstrained=["sigma"])
