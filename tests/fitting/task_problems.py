@@ -16,7 +16,6 @@ from numpyro import handlers
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.algebra.covariance import as_matrix
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.fitting.ascent import advance, begin
 from numpyro_spikeslab.fitting.functions import Terms, condition
@@ -134,7 +133,7 @@ class Problem(NamedTuple):
         return found._replace(values=found.values | known)
 
     def covariance(self, m: int) -> np.ndarray:
-        return np.asarray(as_matrix(self.prior.covariance(m, self.functions.theta[m])))
+        return np.asarray(self.prior.covariance(m, self.functions.theta[m]).to_dense())
 
 
 _bound = jax.jit(bound, static_argnums=0)
@@ -151,7 +150,7 @@ def problem(model: Any, args: tuple, plain: bool = False, start: Any = None) -> 
     known: Any = reading.functions
     zero, theta = jnp.zeros_like(known.mean), known.theta(values)
     weights = PairedMeanField(*jnp.zeros((3, *spec.form.shape)))
-    functions = FunctionFactors(zero, zero, zero, zero, zero[:, 0], theta, theta)
+    functions = FunctionFactors(zero, zero, zero, zero, zero[:, 0], zero, theta, theta)
     blank = Posterior(weights, functions, values, None)
     if start is None:
         return Problem(reading, spec, data, start_random(spec, data, blank, random.key(0)))

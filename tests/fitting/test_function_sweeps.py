@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from numpyro import handlers
 
 from numpyro_spikeslab.algebra import gaussian
-from numpyro_spikeslab.algebra.covariance import Quasisep
+from numpyro_spikeslab.algebra.quasisep import Quasisep
 from numpyro_spikeslab.fitting.functions import is_active, moments, terms_of, to_prior
 from numpyro_spikeslab.fitting.tasks import gram
 
@@ -52,10 +52,11 @@ def test_a_function_is_the_conditional_of_the_joint_gaussian():
 def test_moments_are_those_of_the_factors():
     found = small()
     functions = found.functions
-    mean, var, kl = moments(found.prior, functions.theta, functions.alpha, functions.h)
+    mean, var, kl, prior_var = moments(found.prior, functions.theta, functions.alpha, functions.h)
     np.testing.assert_allclose(mean, functions.mean, atol=1e-9)
     np.testing.assert_allclose(var, functions.var, atol=1e-9)
     np.testing.assert_allclose(kl, functions.kl, atol=1e-8)
+    np.testing.assert_allclose(prior_var[1], np.diag(found.covariance(1)))
     back = to_prior(found.prior, found.posterior, 1).functions
     np.testing.assert_allclose(back.var[1], np.diag(found.covariance(1)))
     np.testing.assert_allclose(back.mean[1], found.data.mean[1])
@@ -111,7 +112,7 @@ def test_the_limit_is_stationary(plain):
             curvature = below - 2 * at + above
             assert curvature < 0.0
             # nats that a Newton step would gain
-            assert (above - below) ** 2 / (8 * abs(curvature)) < 1e-5
+            assert (above - below) ** 2 / (8 * abs(curvature)) < 1e-4
 
 
 @pytest.mark.slow

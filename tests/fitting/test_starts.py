@@ -12,7 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.fitting.starts import power, start, start_alone, start_svd
+from numpyro_spikeslab.fitting.starts import power, start_alone, start_at, start_svd
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -62,7 +62,7 @@ def test_a_zero_column_is_switched_off():
     rng = np.random.default_rng(0)
     W = jnp.asarray(rng.normal(size=(Q, M))).at[:, 0].set(0.0)
     phi = jnp.asarray(rng.normal(size=(M, N)))
-    found = begun(start, W, phi, jnp.full(Q, 0.2))
+    found = begun(start_at, W, phi, jnp.full(Q, 0.2))
     assert not np.any(found.posterior.weights.probs[:, 0])
     np.testing.assert_allclose(found.posterior.weights.mean, W)
     assert not np.any(found.functions.alpha[0]) and np.any(found.functions.alpha[1])
