@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The blocks of the README as one script, in NumPyro's default precision and without warnings."""
 
-from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
 import re
@@ -25,7 +24,7 @@ def blocks() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def after(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
+def after(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What the script knows after each block."""
     if not README.exists():
         pytest.skip("the README is not installed with the package")
@@ -37,7 +36,7 @@ def after(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, A
         for block in blocks():
             exec(compile(block, str(README), "exec"), names)
             known.append(dict(names) | {"folder": folder})
-    yield known
+    return known
 
 
 def test_chains_and_fit_find_the_two_weights(after):
