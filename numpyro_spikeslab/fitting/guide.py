@@ -4,7 +4,6 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -17,10 +16,11 @@ import jax.numpy as jnp
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.infer import Predictive, init_to_uniform
+from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.distributions import SpikeSlab
+from numpyro_spikeslab.fitting.inner import make_inner, run_once, set_delta
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.evaluate import abstract_trace
@@ -37,32 +37,8 @@ from numpyro_spikeslab.reading.program import computed, outside_transformations,
 from numpyro_spikeslab.reading.reader import Reading
 
 
-def _is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
-    """Module-level, so that guides pickle."""
-    return site.get("name") in names
-
-
 def _is_no_param(site: dict[str, Any]) -> bool:
     return site["type"] != "param"
-
-
-def _at_mean(site: dict[str, Any] | None = None) -> Any:
-    """Start of a site at its prior mean, where there is one; its median takes draws to find."""
-    if site is None:
-        return partial(_at_mean)
-    start = init_to_uniform(site)
-    if site["type"] != "sample" or site["is_observed"] or start is None:
-        return start
-    try:
-        mean = 1.0 * site["fn"].mean
-    except (NotImplementedError, ValueError):
-        return start
-    return jnp.where(jnp.isfinite(mean), mean, start)
-
-
-def _run_once(guide: AutoGuide, args: tuple, kwargs: dict[str, Any]) -> None:
-    with handlers.block(), handlers.seed(rng_seed=0):
-        guide(*args, **kwargs)
 
 
 class SpikeSlabGuide(AutoGuide):
@@ -168,17 +144,17 @@ class SpikeSlabGuide(AutoGuide):
         hidden = frozenset([*own, *self._deterministics])
         probe = None
         if self._others:
-            self.inner = self._make_inner(own, hidden)
+            self.inner = make_inner(self, own, hidden)
             if type(self.inner) is AutoDelta:
                 # its start is that of the prior
                 observed = {k for k, x in trace.items() if x.get("is_observed")}
-                probe = self._make_inner(own, hidden | observed)
+                probe = make_inner(self, own, hidden | observed)
 
         def found():
             zero = {name: jnp.zeros(shape) for name, shape in own.items()}
             values = {}
             if probe is not None:
-                _run_once(probe, args, kwargs)
+                run_once(probe, args, kwargs)
                 values = probe._init_locs
             seeded = handlers.seed(self.model, random.key(0))
             with handlers.block():
@@ -195,27 +171,9 @@ class SpikeSlabGuide(AutoGuide):
         init_locs, sites, self._slab_scales = computed(found)
         if self.inner is not None and probe is None:
             with outside_transformations((args, kwargs)):
-                _run_once(self.inner, args, kwargs)
-        if probe is None or self.inner is None:
-            return
-        self.inner._init_locs = init_locs
-        keys = ("name", "type", "is_observed", "cond_indep_stack")
-        self.inner.prototype_trace = {
-            name: {key: probe.prototype_trace[name][key] for key in keys} | {"fn": fn, "value": x}
-            for name, (fn, x) in sites.items()
-        }
-        for attribute in ("_event_dims", "_prototype_frames", "_prototype_frame_full_sizes"):
-            setattr(self.inner, attribute, getattr(probe, attribute))
-
-    def _make_inner(self, own: dict[str, Any], hidden: frozenset[str]) -> AutoGuide:
-        model = handlers.substitute(
-            handlers.seed(self.model, random.key(0)),
-            data={name: np.zeros(shape) for name, shape in own.items()},
-        )
-        blocked = handlers.block(model, hide_fn=partial(_is_among, hidden))
-        if self.inner_guide is AutoDelta:
-            return AutoDelta(blocked, prefix=self.prefix, init_loc_fn=partial(_at_mean))
-        return self.inner_guide(blocked, prefix=self.prefix)
+                run_once(self.inner, args, kwargs)
+        if self.inner is not None and probe is not None:
+            set_delta(self.inner, probe, init_locs, sites)
 
     # Calling
 

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inner guide: an autoguide of the sites that are neither pairs nor latent functions."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jax import random
+import jax.numpy as jnp
+
+from numpyro import handlers
+from numpyro.infer import init_to_uniform
+from numpyro.infer.autoguide import AutoDelta, AutoGuide
+
+from numpyro_spikeslab.reading.program import outside_transformations
+
+
+def _is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
+    """Module-level, so that guides pickle."""
+    return site.get("name") in names
+
+
+def _at_mean(site: dict[str, Any] | None = None) -> Any:
+    """Start of a site at its prior mean, where there is one; its median takes draws to find."""
+    if site is None:
+        return partial(_at_mean)
+    start = init_to_uniform(site)
+    if site["type"] != "sample" or site["is_observed"] or start is None:
+        return start
+    try:
+        mean = 1.0 * site["fn"].mean
+    except (NotImplementedError, ValueError):
+        return start
+    return jnp.where(jnp.isfinite(mean), mean, start)
+
+
+def run_once(guide: AutoGuide, args: tuple, kwargs: dict[str, Any]) -> None:
+    with handlers.block(), handlers.seed(rng_seed=0):
+        guide(*args, **kwargs)
+
+
+def make_inner(outer: Any, own: dict[str, Any], hidden: frozenset[str]) -> AutoGuide:
+    """The inner guide of a guide.
+
+    :param outer: has the model, the prefix and what makes the inner guide.
+    :param own: shapes of the outer guide's own sites.
+    :param hidden: names of sites that the inner guide does not see.
+    """
+    # the inner guide keeps its key, which must not be a tracer
+    with outside_transformations():
+        key = random.key(0)
+    model = handlers.substitute(
+        handlers.seed(outer.model, key),
+        data={name: np.zeros(shape) for name, shape in own.items()},
+    )
+    blocked = handlers.block(model, hide_fn=partial(_is_among, hidden))
+    if outer.inner_guide is AutoDelta:
+        return AutoDelta(blocked, prefix=outer.prefix, init_loc_fn=partial(_at_mean))
+    return outer.inner_guide(blocked, prefix=outer.prefix)
+
+
+def set_delta(inner: AutoGuide, probe: AutoGuide, init_locs: Any, sites: Any) -> None:
+    """Set up an AutoDelta with what another one of the same sites has found under a trace.
+
+    :param init_locs: its start values.
+    :param sites: distribution and value of each site.
+    """
+    inner._init_locs = init_locs
+    keys = ("name", "type", "is_observed", "cond_indep_stack")
+    inner.prototype_trace = {
+        name: {key: probe.prototype_trace[name][key] for key in keys} | {"fn": fn, "value": x}
+        for name, (fn, x) in sites.items()
+    }
+    for attribute in ("_event_dims", "_prototype_frames", "_prototype_frame_full_sizes"):
+        setattr(inner, attribute, getattr(probe, attribute))
