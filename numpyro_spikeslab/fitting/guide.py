@@ -23,7 +23,7 @@ from numpyro_spikeslab.distributions import SpikeSlab
 from numpyro_spikeslab.fitting.inner import make_inner, run_once, set_delta
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.reading.evaluate import abstract_trace
+from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
 from numpyro_spikeslab.reading.form import (
     Form,
     Pair,
@@ -34,6 +34,7 @@ from numpyro_spikeslab.reading.form import (
     param_name,
 )
 from numpyro_spikeslab.reading.program import computed, outside_transformations, seen_anew
+from numpyro_spikeslab.reading.provenance import provenance, union
 from numpyro_spikeslab.reading.reader import Reading
 
 
@@ -88,6 +89,8 @@ class SpikeSlabGuide(AutoGuide):
             for name, site in trace.items()
             if site["type"] == "param" or is_latent(trace, name)
         }
+        predicted = self._predicted(trace, latents, args, kwargs)
+        latents = {name: site for name, site in latents.items() if name not in predicted}
         self._params = {
             name: site["kwargs"].get("constraint", constraints.real)
             for name, site in latents.items()
@@ -109,7 +112,7 @@ class SpikeSlabGuide(AutoGuide):
         self._prototype_frame_full_sizes = {
             name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"
         }
-        self._setup_start(own, trace, args, kwargs)
+        self._setup_start(own, trace, predicted, args, kwargs)
         self._precision = jnp.result_type(float)
         # the values of an abstract trace are no values
         self.prototype_trace = {
@@ -139,9 +142,37 @@ class SpikeSlabGuide(AutoGuide):
                 "`PairedGibbs`."
             )
 
-    def _setup_start(self, own: dict[str, Any], trace: dict[str, Any], args, kwargs) -> None:
+    def _predicted(
+        self, trace: dict[str, Any], latents: dict[str, Any], args: tuple, kwargs: dict[str, Any]
+    ) -> frozenset[str]:
+        """Where nothing is observed, the sites that depend on the weights: a guide that is first
+        called for predictions must not take what it is to predict for latent."""
+        if any(site["type"] == "sample" and site["is_observed"] for site in trace.values()):
+            return frozenset()
+        of_pairs = {name for pair in self.pairs for name in (pair.spike, pair.slab)}
+
+        def distributions(**values):
+            run = run_model(self.model, args, kwargs, values)
+            fns = {k: x["fn"] for k, x in run.items() if k in values and x["type"] == "sample"}
+            return {name: jax.tree.leaves(fn) for name, fn in fns.items()}
+
+        shapes = {
+            name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), site["value"])
+            for name, site in latents.items()
+        }
+        found = provenance(distributions, **shapes)
+        return frozenset(name for name, leaves in found.items() if union(leaves) & of_pairs)
+
+    def _setup_start(
+        self,
+        own: dict[str, Any],
+        trace: dict[str, Any],
+        predicted: frozenset[str],
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> None:
         """Start values of the slabs' scales and of the inner guide, compiled in one piece."""
-        hidden = frozenset([*own, *self._deterministics])
+        hidden = frozenset([*own, *self._deterministics, *predicted])
         probe = None
         if self._others:
             self.inner = make_inner(self, own, hidden)

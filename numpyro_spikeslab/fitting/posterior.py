@@ -16,7 +16,7 @@ from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
 from numpyro_spikeslab.fitting.tasks import Gram, gram, squared_errors
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
-from numpyro_spikeslab.reading.program import Program
+from numpyro_spikeslab.reading.program import Program, are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View, view, whitened_design
 from numpyro_spikeslab.roles import inclusion_mode, scale_mode, spread, tally
@@ -109,7 +109,10 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
     known, form = reading.functions, reading.form
     profiled = None
     for role in form.role("slab"):
-        if np.size(reading.generic[role.site]) == 1 and not np.any(reading.indices[role.site]):
+        index = reading.indices[role.site]
+        # traced data do not tell
+        every = are_concrete(index) and not np.any(np.asarray(index))
+        if np.size(reading.generic[role.site]) == 1 and every:
             profiled = role.site
     return Spec(
         form=form,

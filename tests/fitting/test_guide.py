@@ -207,6 +207,7 @@ def test_mean_field_of_several_pairs_is_refused():
 # Stock SVI
 
 
+@pytest.mark.slow
 @EVERY_GUIDE
 def test_stock_svi_climbs_towards_the_bound_of_cavi(family):
     fit = fitted(family, "hyper")
@@ -319,9 +320,15 @@ def test_quantiles_are_those_of_the_draws(family, name):
     for q, value, tolerance in zip(probs, np.asarray(found["w"]), error, strict=True):
         assert ((w < value).mean(axis=0) <= q + tolerance).all()
         assert ((w <= value).mean(axis=0) >= q - tolerance).all()
-    medians = guide.median(params)
+    medians, middle = guide.median(params), guide.quantiles(params, 0.5)
+    assert set(medians) == set(middle) == set(found)
     for site in ("w", "w_spike", "w_slab"):
         np.testing.assert_allclose(found[site][2], medians[site], rtol=1e-12)
+        np.testing.assert_array_equal(middle[site], medians[site])
+    expected = marginal(family, name)
+    z = np.array([-1.6448536270, -0.6744897502, 0.0, 0.6744897502, 1.6448536270])
+    slab = np.multiply.outer(z, np.sqrt(expected.variance)) + expected.loc
+    np.testing.assert_allclose(found["w_slab"], slab, rtol=1e-6, atol=1e-12)
 
 
 def test_quantiles_inside_the_atom_are_exactly_zero():
@@ -339,6 +346,13 @@ def test_quantiles_inside_the_atom_are_exactly_zero():
     np.testing.assert_allclose(found["w_slab"][1], [2.0, 2.0, -2.0, 2.0])
 
 
+@pytest.mark.parametrize("levels", [[[0.5]], 1.5, [-0.1, 0.5]])
+def test_levels_are_probabilities(levels):
+    fit = fitted("paired", "plain")
+    with pytest.raises(ValueError, match="probabilities between 0 and 1"):
+        fit.guide.quantiles(fit.params, levels)
+
+
 @EVERY_GUIDE
 def test_point_estimates_are_their_own_quantiles(family):
     fit = fitted(family, "hyper")
@@ -346,6 +360,46 @@ def test_point_estimates_are_their_own_quantiles(family):
     for name in ("sigma", "inclusion", "scale"):
         np.testing.assert_array_equal(found[name], np.full(2, fit.params[f"{name}_auto_loc"]))
         assert fit.guide.median(fit.params)[name] == fit.params[f"{name}_auto_loc"]
+
+
+# A guide keeps no data
+
+
+@EVERY_GUIDE
+def test_a_fresh_guide_says_the_same_of_saved_parameters(family):
+    fit = fitted(family, "hyper")
+    saved = {name: np.asarray(x) for name, x in fit.params.items()}
+    expected = fit.guide.inclusion_probabilities(fit.params)["w"]
+
+    def fresh():
+        return GUIDES[family](hyper)
+
+    np.testing.assert_array_equal(fresh().inclusion_probabilities(saved)["w"], expected)
+    for summary in ("posterior_mean", "median"):
+        found = getattr(fresh(), summary)(saved)
+        jax.tree.map(np.testing.assert_array_equal, found, getattr(fit.guide, summary)(saved))
+    found, known = (guide.quantiles(saved, [0.1, 0.9]) for guide in (fresh(), fit.guide))
+    jax.tree.map(np.testing.assert_array_equal, found, known)
+    expected = fit.guide.sample_posterior(KEY, saved, X, Y, sample_shape=(2, 3))
+    found = fresh().sample_posterior(KEY, saved, X, Y, sample_shape=(2, 3))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    found, known = (
+        Predictive(hyper, guide=guide, params=saved, num_samples=3)(KEY, X)
+        for guide in (fresh(), fit.guide)
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, known)
+
+
+@EVERY_GUIDE
+def test_another_run_leaves_what_was_said_alone(family):
+    fit = fitted(family, "hyper")
+    before = fit.guide.quantiles(fit.params, [0.1, 0.9])
+    draws = fit.guide.sample_posterior(KEY, fit.params, X, Y, sample_shape=(2, 3))
+    other = fit.svi.run(KEY, 50, X, -2.0 * Y, progress_bar=False)
+    assert np.all(other.losses != fit.result.losses)
+    jax.tree.map(np.testing.assert_array_equal, fit.guide.quantiles(fit.params, [0.1, 0.9]), before)
+    again = fit.guide.sample_posterior(KEY, fit.params, X, Y, sample_shape=(2, 3))
+    jax.tree.map(np.testing.assert_array_equal, again, draws)
 
 
 # Pickles and ArviZ
