@@ -132,8 +132,7 @@ def latent_functions(
         functions with this parameter; where sites are numbered, ``{"0_scale": ...}`` is that of the
         first function alone. Its shape must broadcast to that of the site: (M,) for a number,
         (M, D) for an array of shape (D,), without M where sites are numbered. Parameters without an
-        entry keep the default. NUTS takes any prior; :class:`~numpyro_spikeslab.CAVI` and
-        :class:`~numpyro_spikeslab.LatentGibbs` take LogNormal ones.
+        entry keep the default.
     :return: the functions' values, shape (M, N).
     :raises ValueError: if there are no functions or inputs, the number of kernels is not that of
         the plate, the inputs are dates or not finite numbers, a kernel does not take them, a matrix

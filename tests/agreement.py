@@ -46,7 +46,14 @@ def log_joint(reading: Reading, values: dict[str, Any]) -> float:
     functions = 0.0
     if form.functions is not None:
         functions = log_prior_of_functions(reading, values, view)
-    return float(likelihood + spike_prior + slab_prior + view.log_density + functions)
+    # of the sites that a view leaves to their priors
+    apart = (*form.kernels, *(role.site for role in form.roles))
+    apart = sum(
+        float(jnp.sum(view.priors[name].log_prob(values[name])))
+        for name in apart
+        if name in view.priors
+    )
+    return float(likelihood + spike_prior + slab_prior + view.log_density + apart + functions)
 
 
 def log_prior_of_functions(reading: Reading, values: dict[str, Any], view: Any) -> float:
