@@ -220,8 +220,9 @@ def require_finite(user: str, values: dict[str, Any]) -> None:
         check(jnp.stack([~jnp.all(jnp.isfinite(x)) for x in known.values()]))
 
 
-def _tell(user: str, names: tuple[str, ...], bad: Bool[np.ndarray, " K"]) -> None:
-    found = [name for name, is_bad in zip(names, bad, strict=True) if is_bad]
+def _tell(user: str, names: tuple[str, ...], bad: Bool[Array, " K"]) -> None:
+    # by numpy, because computations of JAX in a callback may wait for each other
+    found = [name for name, is_bad in zip(names, np.asarray(bad), strict=True) if is_bad]
     raise FloatingPointError(
         f"{user}: the chain has reached values of {found} that are not finite. Computations in "
         "double precision (numpyro.enable_x64()), data of unit scale and tighter priors help."

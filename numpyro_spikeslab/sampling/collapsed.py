@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 import jax
 from jax import random
@@ -84,14 +84,20 @@ def draw_one(
         slab_scales,
         turn.noise,
     )
-    residual_now = turn.left.residual - jnp.outer(phi, w)
-    return *keep_finite((new, residual_now), (draw, residual)), prior_draws
+    now = new, turn.left.residual - jnp.outer(phi, w)
+    # draws of the prior that belong to another kernel are of no use to anybody
+    prior_draws = jnp.where(is_finite(now), prior_draws, jnp.nan)
+    return *keep_finite(now, (draw, residual)), prior_draws
 
 
 def keep_finite(new: Any, old: Any) -> Any:
     """The new state, or the old one if anything in the new one is not finite."""
-    is_finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(new)]))
-    return jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), new, old)
+    good = is_finite(new)
+    return jax.tree.map(lambda new, old: jnp.where(good, new, old), new, old)
+
+
+def is_finite(tree: Any) -> Bool[Array, ""]:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
 
 
 def draw_kernel(key: Array, problem: Problem, turn: Turn) -> Turn:

@@ -21,6 +21,7 @@ from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Gibbs, Predictive
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
+from numpyro.primitives import Messenger
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.pairs import Prior
@@ -215,6 +216,61 @@ def test_kernel_parameters_have_the_density_with_the_functions_integrated_out():
         assert stats.kstest(uniform, stats.uniform().cdf).pvalue > LEVEL
 
 
+class Replaced(Messenger):
+    """Gives a site another distribution."""
+
+    def __init__(self, fn, name, prior):
+        super().__init__(fn)
+        self.name, self.prior = name, prior
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and msg["name"] == self.name:
+            msg["fn"] = self.prior
+
+
+PRIORS = {
+    "Gamma": (dist.Gamma(2.0, 1.5), stats.gamma(2.0, scale=1 / 1.5)),
+    "Uniform": (dist.Uniform(0.4, 2.5), stats.uniform(0.4, 2.1)),
+    "InverseGamma": (dist.InverseGamma(3.0, 2.0), stats.invgamma(3.0, scale=2.0)),
+}
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_kernel_parameters_may_have_any_positive_prior(name):
+    """One function in use, and one that is not, which keeps the prior."""
+    prior, truth = PRIORS[name]
+    model = Replaced(
+        partial(plain_model, kernel=kernels.ExpSquared(1.0)), "phi_scale", prior.expand([M])
+    )
+    _, Y = simulate()
+    values = WEIGHTS | {"W_spike": jnp.array([[1, 0], [1, 0], [0, 0]])}
+    z, _ = final_states(nss.LatentGibbs(model), (X, Y), values, 20, 2000)
+    w = np.array([0.8, -0.6, 0.0])
+    seen = ~np.isnan(np.asarray(Y)).T.ravel()
+    grid = np.exp(np.linspace(-5, 5, 2001))
+    logs = []
+    for scale in grid:
+        K = np.asarray(kernels.ExpSquared(scale)(X, X)) + 1e-9 * np.eye(N)
+        full = np.kron(np.outer(w, w), K) + 0.09 * np.eye(Q * N)
+        normal = stats.multivariate_normal(np.zeros(seen.sum()), full[np.ix_(seen, seen)])
+        # the grid is one of logs
+        logs.append(normal.logpdf(np.asarray(Y).T.ravel()[seen]) + np.log(scale))
+    density = np.exp(logs - np.max(logs)) * truth.pdf(grid)
+    cdf = np.cumsum(density)
+    reached = np.interp(z["phi_scale"][:, 0], grid, cdf / cdf[-1])
+    for uniform in (reached, truth.cdf(z["phi_scale"][:, 1])):
+        assert stats.kstest(uniform, stats.uniform().cdf).pvalue > LEVEL
+
+
+@pytest.mark.parametrize(
+    "prior", [dist.Normal(1.0, 1.0), dist.ImproperUniform(dist.constraints.positive, (), ())]
+)
+def test_kernel_parameters_are_positive_and_can_be_drawn(prior):
+    model = Replaced(plain_model, "phi_scale", prior.expand([M]))
+    with pytest.raises(ValueError, match="'phi_scale' must be a distribution of positive numbers"):
+        nss.LatentGibbs(model).init(KEY, 0, None, (X, simulate()[1]), {})
+
+
 # The whole model
 
 
@@ -278,6 +334,7 @@ INVARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["alone", "three functions", "two blocks", "three blocks"])
 def test_steps_from_an_exact_draw_stay_exact(name, monkeypatch):
     """Parameters from the prior, data given those, then a few steps of the sampler: the joint
@@ -704,3 +761,35 @@ def test_single_precision_draws_are_finite_and_fit(restored_x64):
     w = np.where(draws["W_spike"], draws["W_slab"], 0)[60:]
     found = np.mean(w @ draws["phi"][60:], axis=0).T
     assert found.dtype == np.float32 and np.max(np.abs(found - f)) < 0.4
+
+
+@pytest.mark.slow
+def test_single_precision_recovers_where_decompositions_fail(restored_x64):
+    """Functions so much stronger than the noise that no step's matrix is positive definite."""
+    jax.config.update("jax_enable_x64", False)
+    x, Y, _ = waves()
+    x = jnp.where(x > 3, x + 2, x)
+    model = nss.models.mtmkl([kernels.ExpSquared(3.0)] * 3, noise_scale=1.0, slab_scale=2.0)
+    start = {
+        "noise": jnp.full(4, 1e-6),
+        "W_spike": jnp.ones((4, 3), int),
+        "W_slab": 100 * random.normal(KEY, (4, 3)),
+        "phi_scale": jnp.full(3, 3.0),
+    }
+    kernel = nss.mtmkl_kernel(model, accelerate=0.0)
+    state = kernel.init(KEY, 0, start, (x, Y), {})
+    step = lambda state, _: ((state := kernel.sample(state, (x, Y), {})), state.z)  # noqa: E731
+    draws = jax.jit(lambda state: jax.lax.scan(step, state, length=40)[1])(state)
+    assert all(np.all(np.isfinite(x)) for x in draws.values())
+    assert np.all(np.diff(draws["noise"][:, 0]) != 0)
+    assert np.all(np.any(np.diff(draws["phi"][20:], axis=0) != 0, axis=(0, 2)))
+    # a length scale may have nowhere to go, not for ever
+    assert np.any(np.diff(draws["phi_scale"], axis=0) != 0)
+
+
+def test_a_chain_that_is_not_finite_says_where():
+    kernel, args = nss.LatentGibbs(plain_model), (X, simulate()[1])
+    kwargs = {GIBBS_SITES_KWARG: WEIGHTS}
+    state = kernel.init(KEY, 0, {"phi": jnp.full((M, N), jnp.nan)}, args, kwargs)
+    with pytest.raises(RuntimeError, match=r"LatentGibbs: the chain has reached values of .*'phi'"):
+        jax.block_until_ready(jax.jit(lambda state: kernel.sample(state, args, kwargs))(state))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpyro
 from numpyro.diagnostics import effective_sample_size
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS, Gibbs
+from numpyro.infer import MCMC, NUTS, CustomGibbs, Gibbs
 
 import numpyro_spikeslab as nss
 
@@ -329,6 +329,7 @@ def tiny_model(X, y=None):
         numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
 
 
+@pytest.mark.slow
 def test_steps_from_an_exact_draw_stay_exact():
     """Parameters from the prior, data given those, then a few steps of the sampler: the joint
     distribution of parameters and data must not change (Geweke 2004, with independent replicates
@@ -395,3 +396,36 @@ def test_steps_from_an_exact_draw_stay_exact():
     ):
         difference = np.reshape(function(after) - function(before), (size, -1))
         assert np.all(stats.ttest_1samp(difference, 0.0).pvalue > level)
+
+
+def lost_noise(rng_key, gibbs_sites, hmc_sites):
+    """A noise scale that is soon no number."""
+    is_lost = random.bernoulli(rng_key, 0.2)
+    return {"sigma": jnp.where(is_lost, jnp.nan, gibbs_sites["sigma"])}
+
+
+@pytest.mark.parametrize("chain_method", ["sequential", jax.vmap])
+def test_a_chain_that_is_not_finite_says_where(chain_method):
+    case = truth.noise_case()
+    blocks = [
+        (CustomGibbs(lost_noise), ["sigma"]),
+        (nss.PairedGibbs(case.model), nss.paired_sites),
+    ]
+    mcmc = MCMC(
+        Gibbs(blocks),
+        num_warmup=0,
+        num_samples=200,
+        num_chains=2,
+        chain_method=chain_method,
+        progress_bar=False,
+    )
+    message = r"PairedGibbs: the chain has reached values of \['sigma', 'inclusion of w'\]"
+    with pytest.raises(RuntimeError, match=message):
+        jax.block_until_ready(mcmc.run(KEY, *case.args) or mcmc.get_samples())
+
+
+def test_vectorized_chains_that_are_not_finite_say_where():
+    case = truth.fixed_case()
+    start = {"w_slab": jnp.full((2, 4), jnp.nan).at[0].set(1.0), "w_spike": jnp.ones((2, 4), int)}
+    with pytest.raises(RuntimeError, match=r"PairedGibbs: the chain has reached values"):
+        alone(case, 20).run(KEY, *case.args, init_params=start)
