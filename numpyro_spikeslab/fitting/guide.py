@@ -42,6 +42,12 @@ def _is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
     return site.get("name") in names
 
 
+def _shapes_of(tree: Any) -> tuple[str, ...]:
+    """Of the arrays; other arguments as they are, for they may be numbers of something."""
+    leaves, structure = jax.tree.flatten(tree)
+    return str(structure), *(str(getattr(x, "shape", x)) for x in leaves)
+
+
 def _is_no_param(site: dict[str, Any]) -> bool:
     return site["type"] != "param"
 
@@ -74,17 +80,30 @@ class SpikeSlabGuide(AutoGuide):
         self.pairs: tuple[Pair, ...] = ()
         self.functions: tuple[str, ...] = ()
         self._precision: Any = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._known: set[tuple[str, ...]] = set()
 
     # Setting up
 
     def set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Note names, shapes and start values, once in each precision.
+        """Note names, shapes and start values, anew where they are others.
 
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
         """
-        if self.prototype_trace is None or self._precision != jnp.result_type(float):
+        new = self.prototype_trace is None or self._precision != jnp.result_type(float)
+        seen = _shapes_of((args, kwargs))
+        if new or (seen not in self._known and not self._fits(args, kwargs)):
             self._setup_prototype(*args, **kwargs)
+        self._known.add(seen)
+
+    def _fits(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Whether the latent sites have the shapes that were noted."""
+        trace = abstract_trace(self.model, args, kwargs)
+        return all(
+            name in trace and jnp.shape(trace[name]["value"]) == shape
+            for name, shape in self._shapes.items()
+        )
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         trace = abstract_trace(self.model, args, kwargs)
@@ -110,13 +129,19 @@ class SpikeSlabGuide(AutoGuide):
             name: [frame.name for frame in trace[name]["cond_indep_stack"]]
             for name in self.functions
         }
+        self._prototype_frames = {}
         for frames in self._frames.values():
             self._prototype_frames |= {frame.name: frame for frame in frames}
         self._prototype_frame_full_sizes = {
             name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"
         }
         self._setup_start(own, trace, predicted, args, kwargs)
-        self._precision = jnp.result_type(float)
+        self._precision, self._known = jnp.result_type(float), set()
+        self._shapes = {
+            name: jnp.shape(site["value"])
+            for name, site in latents.items()
+            if site["type"] == "sample"
+        }
         # the values of an abstract trace are no values
         self.prototype_trace = {
             name: {key: site[key] for key in ("name", "type", "is_observed") if key in site}
