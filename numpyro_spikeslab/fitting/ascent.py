@@ -290,16 +290,24 @@ def best_of(climbs: Sequence[Iterator[Stage]]) -> Iterator[Stage]:
     Only this one goes on from there.
     """
 
-    def heat(climb):
-        found = []
-        for stage in climb:
-            found.append(stage)
-            if stage.rejected:
-                break
-        return found
-
-    heats = [heat(climb) for climb in climbs]
-    reached = np.array([-float(found[-1].losses[-1]) for found in heats])
-    best = int(np.argmax(np.nan_to_num(reached, nan=-np.inf)))
-    yield from heats[best]
+    heats: list[list[Stage]] = []
+    try:
+        for climb in climbs:
+            heats.append([])
+            for stage in climb:
+                heats[-1].append(stage)
+                if stage.rejected:
+                    break
+    except KeyboardInterrupt:
+        yield from _highest(heats)[0]
+        raise
+    stages, best = _highest(heats)
+    yield from stages
     yield from climbs[best]
+
+
+def _highest(heats: list[list[Stage]]) -> tuple[list[Stage], int]:
+    """The stages of the highest climb, and which it is."""
+    reached = [-float(found[-1].losses[-1]) if found else -np.inf for found in heats]
+    best = int(np.argmax(np.nan_to_num(reached, nan=-np.inf)))
+    return heats[best], best

@@ -195,9 +195,18 @@ class CAVI(SVI):
         """Support of a free site; the start of the guide has to have been made."""
         return self._supports.get(site, constraints.real)
 
+    def _refuse_other_guide(self, reading: Reading) -> None:
+        given, own = ([pair.name for pair in x] for x in (reading.form.pairs, self.guide.pairs))
+        if own and own != given:
+            raise ValueError(
+                f"CAVI: the weights of the model are {given} and those of the guide {own}. A guide "
+                "is made for one model: give CAVI that of its own."
+            )
+
     def _refuse(self, reading: Reading) -> None:
         """Models that the samplers take and a fit does not."""
         form = reading.form
+        self._refuse_other_guide(reading)
         names = [name for name in self.guide.functions if name in form.others]
         if names:
             shape = form.pairs[0].shape
@@ -234,7 +243,9 @@ class CAVI(SVI):
             ``init_params``.
         """
         every = {**kwargs, **self.static_kwargs}
+        # its errors say more than those of the guide
         reading = self._read(args, every)
+        self._refuse_other_guide(reading)
         self.guide.set_up(args, every)
         self._check_inner()
         params = self._start_params(reading)
@@ -402,6 +413,14 @@ class CAVI(SVI):
         posterior = state.optim_state[2] if len(state.optim_state) > 2 else None
         if posterior is None:
             posterior = self.guide.pack(task.reading, self.get_params(state))
+        functions, known = posterior.functions, task.reading.functions
+        fits = jnp.size(posterior.weights.probs) == task.spec.form.size
+        if functions is not None and known is not None:
+            fits = fits and functions.mean.shape == known.mean.shape
+        if not fits:
+            raise ValueError(
+                "CAVI: the state is one of data of other sizes. Begin anew, without `init_state`."
+            )
         return posterior
 
     def _progress(self, task: Task, state: SVIState) -> Progress:

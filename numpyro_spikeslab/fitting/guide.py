@@ -20,10 +20,16 @@ from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.distributions import SpikeSlab
-from numpyro_spikeslab.fitting.inner import make_inner, run_once, set_delta
+from numpyro_spikeslab.fitting.inner import (
+    make_inner,
+    predicted_sites,
+    run_once,
+    set_delta,
+    shapes_of,
+)
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
+from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import (
     Form,
     Pair,
@@ -34,7 +40,6 @@ from numpyro_spikeslab.reading.form import (
     param_name,
 )
 from numpyro_spikeslab.reading.program import computed, outside_transformations, seen_anew
-from numpyro_spikeslab.reading.provenance import provenance, union
 from numpyro_spikeslab.reading.reader import Reading
 
 
@@ -65,17 +70,30 @@ class SpikeSlabGuide(AutoGuide):
         self.pairs: tuple[Pair, ...] = ()
         self.functions: tuple[str, ...] = ()
         self._precision: Any = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._known: set[tuple[str, ...]] = set()
 
     # Setting up
 
     def set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Note names, shapes and start values, once in each precision.
+        """Note names, shapes and start values, anew where they are others.
 
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
         """
-        if self.prototype_trace is None or self._precision != jnp.result_type(float):
+        new = self.prototype_trace is None or self._precision != jnp.result_type(float)
+        seen = shapes_of((args, kwargs))
+        if new or (seen not in self._known and not self._fits(args, kwargs)):
             self._setup_prototype(*args, **kwargs)
+        self._known.add(seen)
+
+    def _fits(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Whether the latent sites have the shapes that were noted."""
+        trace = abstract_trace(self.model, args, kwargs)
+        return all(
+            name in trace and jnp.shape(trace[name]["value"]) == shape
+            for name, shape in self._shapes.items()
+        )
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         args, kwargs = seen_anew((args, kwargs))
@@ -89,7 +107,7 @@ class SpikeSlabGuide(AutoGuide):
             for name, site in trace.items()
             if site["type"] == "param" or is_latent(trace, name)
         }
-        predicted = self._predicted(trace, latents, args, kwargs)
+        predicted = predicted_sites(self, trace, latents, (args, kwargs))
         latents = {name: site for name, site in latents.items() if name not in predicted}
         self._params = {
             name: site["kwargs"].get("constraint", constraints.real)
@@ -107,13 +125,19 @@ class SpikeSlabGuide(AutoGuide):
             for name in self.functions
         }
         self._function_shapes = {name: jnp.shape(trace[name]["value"]) for name in self.functions}
+        self._prototype_frames = {}
         for frames in self._frames.values():
             self._prototype_frames |= {frame.name: frame for frame in frames}
         self._prototype_frame_full_sizes = {
             name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"
         }
         self._setup_start(own, trace, predicted, args, kwargs)
-        self._precision = jnp.result_type(float)
+        self._precision, self._known = jnp.result_type(float), set()
+        self._shapes = {
+            name: jnp.shape(site["value"])
+            for name, site in latents.items()
+            if site["type"] == "sample"
+        }
         # the values of an abstract trace are no values
         self.prototype_trace = {
             name: {key: site[key] for key in ("name", "type", "is_observed") if key in site}
@@ -141,27 +165,6 @@ class SpikeSlabGuide(AutoGuide):
                 "spike-and-slab pair. Sample them with `numpyro.infer.DiscreteGibbs` beside "
                 "`PairedGibbs`."
             )
-
-    def _predicted(
-        self, trace: dict[str, Any], latents: dict[str, Any], args: tuple, kwargs: dict[str, Any]
-    ) -> frozenset[str]:
-        """Where nothing is observed, the sites that depend on the weights: a guide that is first
-        called for predictions must not take what it is to predict for latent."""
-        if any(site["type"] == "sample" and site["is_observed"] for site in trace.values()):
-            return frozenset()
-        of_pairs = {name for pair in self.pairs for name in (pair.spike, pair.slab)}
-
-        def distributions(**values):
-            run = run_model(self.model, args, kwargs, values)
-            fns = {k: x["fn"] for k, x in run.items() if k in values and x["type"] == "sample"}
-            return {name: jax.tree.leaves(fn) for name, fn in fns.items()}
-
-        shapes = {
-            name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), site["value"])
-            for name, site in latents.items()
-        }
-        found = provenance(distributions, **shapes)
-        return frozenset(name for name, leaves in found.items() if union(leaves) & of_pairs)
 
     def _setup_start(
         self,

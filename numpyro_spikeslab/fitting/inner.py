@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+import jax
 from jax import random
 import jax.numpy as jnp
 
@@ -13,7 +14,9 @@ from numpyro import handlers
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
+from numpyro_spikeslab.reading.evaluate import run_model
 from numpyro_spikeslab.reading.program import outside_transformations
+from numpyro_spikeslab.reading.provenance import provenance, union
 
 
 def _is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
@@ -74,3 +77,35 @@ def set_delta(inner: AutoGuide, probe: AutoGuide, init_locs: Any, sites: Any) ->
     }
     for attribute in ("_event_dims", "_prototype_frames", "_prototype_frame_full_sizes"):
         setattr(inner, attribute, getattr(probe, attribute))
+
+
+def shapes_of(tree: Any) -> tuple[str, ...]:
+    """Of the arrays; other arguments as they are, for they may be numbers of something."""
+    leaves, structure = jax.tree.flatten(tree)
+    return str(structure), *(str(getattr(x, "shape", x)) for x in leaves)
+
+
+def predicted_sites(
+    outer: Any, trace: dict[str, Any], latents: dict[str, Any], call: tuple[tuple, dict[str, Any]]
+) -> frozenset[str]:
+    """Where nothing is observed, the sites that depend on the weights: a guide that is first
+    called for predictions must not take what it is to predict for latent.
+
+    :param outer: the guide, which has the model and its pairs.
+    :param call: arguments of the model.
+    """
+    if any(site["type"] == "sample" and site["is_observed"] for site in trace.values()):
+        return frozenset()
+    of_pairs = {name for pair in outer.pairs for name in (pair.spike, pair.slab)}
+
+    def distributions(**values):
+        run = run_model(outer.model, *call, values)
+        fns = {k: x["fn"] for k, x in run.items() if k in values and x["type"] == "sample"}
+        return {name: jax.tree.leaves(fn) for name, fn in fns.items()}
+
+    shapes = {
+        name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), site["value"])
+        for name, site in latents.items()
+    }
+    found = provenance(distributions, **shapes)
+    return frozenset(name for name, leaves in found.items() if union(leaves) & of_pairs)

@@ -146,16 +146,23 @@ def _chunks(task: Task, progress: Progress, plan: Plan) -> Iterator[Stage]:
     """A run of one start, or of several at once of which the last stage keeps the best."""
     number, left, threshold = plan
     run, every = _steps(task, number, threshold), []
-    while left > 0 and not bool(jnp.all(progress.converged)):
+    interrupt: KeyboardInterrupt | None = None
+    while left > 0 and interrupt is None and not bool(jnp.all(progress.converged)):
         size = min(CHUNK, left)
-        progress, found = run(progress, size)
+        try:
+            progress, found = run(progress, size)
+        except KeyboardInterrupt as error:
+            interrupt = error
+            continue
         every.append(np.asarray(found)[..., :size])
         left -= size
         if number == 1:
             yield Stage(progress, _done(every.pop(), bool(progress.converged)))
-    if number > 1:
+    if every:
         progress, losses = _best(progress, np.concatenate(every, axis=-1), number)
         yield Stage(progress, _done(losses, bool(progress.converged)))
+    if interrupt is not None:
+        raise interrupt
 
 
 def _done(losses: Any, converged: bool) -> Any:

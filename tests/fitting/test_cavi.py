@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CAVI against Monte Carlo estimates of its bound, exact posteriors and the interface of SVI."""
+"""The interface of CAVI: that of SVI, its refusals, its warnings, what it compiles."""
 
-from functools import cache
 import logging
-import pickle
+import re
+import time
+import warnings
 
-import arviz_base
+import function_models
 import numpy as np
 import optax
 import pytest
@@ -16,21 +17,17 @@ from jax import random
 import jax.numpy as jnp
 
 import numpyro
+from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import SVI, TraceGraph_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab import datasets
+from numpyro_spikeslab.fitting import ascent, cavi as cavi_module
+from numpyro_spikeslab.reading.form import SHARED
 
 KEY = random.key(0)
-
-MODELS = [("paired", name) for name in truth.CASES] + [
-    ("standard", name)
-    for name in ("offset, mask, counts and scales", "latent hyperparameters of tasks")
-]
-EVERY_MODEL = pytest.mark.parametrize(("family", "name"), MODELS)
-GUIDES = {"paired": nss.PairedGuide, "standard": nss.MeanFieldGuide}
 
 
 class Fit:
@@ -273,22 +270,6 @@ def same(x, y, tolerance=1e-12):
     jax.tree.map(compare, x, y)
 
 
-@pytest.mark.parametrize("name", ["params", "offset, mask, counts and scales"])
-def test_float32_agrees_with_float64(name):
-    found = {}
-    for precision in ("float32", "float64"):
-        jax.config.update("jax_enable_x64", precision == "float64")
-        fit = fitted("paired", name) if precision == "float64" else Fit("paired", name)
-        found[precision] = fit.result
-        assert {x.dtype for x in (*fit.result.params.values(), fit.result.losses)} == {
-            jnp.dtype(precision)
-        }
-    for k, x in found["float64"].params.items():
-        np.testing.assert_allclose(found["float32"].params[k], x, rtol=2e-3, atol=2e-3)
-    losses = [result.losses[-1] for result in found.values()]
-    np.testing.assert_allclose(*losses, rtol=1e-4)
-
-
 def test_a_run_goes_on_from_a_state(x64, fixed):
     svi = cavi(fixed, temperature=lambda step: jnp.maximum(5.0 * 0.9**step, 1.0))
     whole = run(svi, fixed, 60)
@@ -390,12 +371,18 @@ def test_a_hot_run_neither_stops_nor_ends_silently(x64, fixed):
     assert nss.annealing(98) > 1.0 == nss.annealing(99) == nss.annealing(1000)
 
 
+def compilations(caplog):
+    """Names of what was compiled, but for the copy of losses, which have the length of the run."""
+    names = re.findall(r"Compiling jit\((.*?)\)", "\n".join(caplog.messages))
+    return [name for name in names if name != "stage"]
+
+
 def test_new_data_of_the_same_shapes_compile_nothing(x64, caplog):
-    fit = fitted("paired", "params")
-    svi, case = fit.svi, fit.case
+    case = truth.param_case()
+    svi = cavi(case)
 
     def use(X, y):
-        result = svi.run(KEY, 600, X, y, progress_bar=False)
+        result = svi.run(KEY, 100, X, y, progress_bar=False)
         svi.evaluate(result.state, X, y)
         return svi.update(result.state, X, y)[1]
 
@@ -404,22 +391,12 @@ def test_new_data_of_the_same_shapes_compile_nothing(x64, caplog):
     first = use(X, y)
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         second = use(*new)
-    assert not [m for m in caplog.messages if "compil" in m.lower()]
+    assert not compilations(caplog)
     assert first != second
     # the counter counts
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         jax.jit(lambda x: x + 2.0)(y)
-    assert [m for m in caplog.messages if "compil" in m.lower()]
-
-
-def test_a_pickled_cavi_and_its_result_are_the_same(x64, fixed):
-    svi = pickle.loads(pickle.dumps(cavi(fixed)))
-    result = run(svi, fixed)
-    used = pickle.loads(pickle.dumps(svi))
-    same(run(used, fixed), result)
-    copied = pickle.loads(pickle.dumps(result))
-    assert type(copied) is nss.CAVIRunResult
-    same(used.evaluate(copied.state, *fixed.args), result.losses[-1])
+    assert compilations(caplog)
 
 
 @pytest.mark.parametrize("num_steps", [1, 45])
@@ -438,6 +415,243 @@ def test_only_the_guides_of_this_package_are_taken(x64, unchecked_types, fixed):
         cavi(fixed, num_restarts=0)
     with pytest.raises(ValueError, match="num_steps"):
         run(cavi(fixed), fixed, 0)
+    with pytest.raises(ValueError, match=r"num_steps must be a positive integer, got 1\.5"):
+        run(cavi(fixed), fixed, 1.5)
+    with pytest.raises(ValueError, match=r"map a step to a temperature, got 2\.0"):
+        cavi(fixed, temperature=2.0)
+    with pytest.raises(ValueError, match="forward_mode_differentiation"):
+        run(cavi(fixed), fixed, forward_mode_differentiation=True)
+    with pytest.raises(ValueError, match="`plain` has no effect on a model without latent"):
+        run(cavi(fixed, plain=True), fixed)
+
+
+def test_stable_updates_are_updates(x64, fixed):
+    svi = cavi(fixed)
+    same(run(svi, fixed, 5, stable_update=True), run(svi, fixed, 5))
+    state = svi.init(KEY, *fixed.args)
+    same(svi.stable_update(state, *fixed.args), svi.update(state, *fixed.args))
+
+
+def test_another_number_of_steps_compiles_nothing(x64, fixed, caplog):
+    svi = cavi(fixed)
+    run(svi, fixed, 3)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        some, many = run(svi, fixed, 7), run(svi, fixed, 150, tol=-1.0)
+    assert (len(some.losses), len(many.losses)) == (7, 150)
+    assert not compilations(caplog)
+
+
+# Other data, other models, other precisions
+
+
+def test_a_guide_of_another_model_is_refused(fixed):
+    guide = nss.PairedGuide(truth.two_model)
+    svi = nss.CAVI(fixed.model, guide)
+    two = truth.two_case()
+    handlers.seed(guide, 0)(*two.args)
+    for use in (svi.init, svi.run):
+        steps = () if use == svi.init else (3,)
+        with pytest.raises(ValueError, match=r"weights of the model are \['w'\] and those"):
+            use(KEY, *steps, *fixed.args)
+
+
+def test_data_of_other_sizes_are_fitted(x64):
+    case = truth.param_case()
+    X, y = case.args
+    svi = cavi(case)
+    first = run(svi, case)
+    kept = svi.guide.sample_posterior(KEY, first.params, X, y)
+    for args in ((X[:15], y[:15]), (X[:, :3], y)):
+        result = svi.run(KEY, 20, *args, progress_bar=False)
+        alone = cavi(case).run(KEY, 20, *args, progress_bar=False)
+        same(result.losses, alone.losses)
+        same(result.params, alone.params)
+        assert result.params["w_auto_loc"].shape == args[0].shape[1:]
+        draws = svi.guide.sample_posterior(KEY, result.params, *args)
+        assert draws["w"].shape == args[0].shape[1:]
+    same(svi.guide.sample_posterior(KEY, first.params, X, y), kept)
+    same(run(svi, case).losses, first.losses)
+    with pytest.raises(ValueError, match=r"data of other sizes.*without `init_state`"):
+        svi.update(first.state, X[:, :3], y)
+
+
+def test_precision_may_change_between_runs(fixed):
+    X, y = (np.asarray(x) for x in fixed.args)
+    svi = nss.CAVI(fixed.model, nss.PairedGuide(fixed.model), temperature=None)
+    found = []
+    for x64 in (False, True, False):
+        jax.config.update("jax_enable_x64", x64)
+        args = jnp.asarray(X, float), jnp.asarray(y, float)
+        found.append(svi.run(KEY, 20, *args, progress_bar=False))
+        dtype = jnp.dtype(float if x64 else np.float32)
+        assert {x.dtype for x in found[-1].params.values()} == {dtype}
+    np.testing.assert_allclose(found[1].losses, found[0].losses, rtol=1e-5)
+    np.testing.assert_array_equal(found[2].losses, found[0].losses)
+
+
+def fresh_run(case, *args):
+    return cavi(case).run(KEY, 5, *args, progress_bar=False)
+
+
+def fresh_updates(case, *args):
+    svi = cavi(case)
+    state = svi.init(KEY, *args)
+    for _ in range(5):
+        state, _ = svi.update(state, *args)
+    return svi.get_params(state)
+
+
+@pytest.mark.parametrize(
+    "name", ["params", pytest.param("latent hyperparameters", marks=pytest.mark.slow)]
+)
+def test_what_is_fresh_may_be_used_first_under_jit(x64, name):
+    case = truth.CASES[name]()
+    expected = fresh_run(case, *case.args)
+    same(jax.jit(lambda *args: fresh_run(case, *args))(*case.args), expected, 1e-9)
+    same(jax.jit(lambda: fresh_updates(case, *case.args))(), expected.params, 1e-9)
+    # and nothing of it stays behind
+    svi = cavi(case)
+    jax.jit(lambda *args: svi.init(KEY, *args).optim_state[1])(*case.args)
+    same(run(svi, case, 5), expected)
+
+
+def test_svi_under_jit_takes_a_fresh_guide(x64):
+    case = truth.noise_case()
+
+    def losses(guide, *args):
+        svi = SVI(case.model, guide, optax.adam(0.01), TraceGraph_ELBO())
+        state = svi.init(KEY, *args)
+        state, first = svi.update(state, *args)
+        return first, svi.update(state, *args)[1]
+
+    guide = nss.PairedGuide(case.model)
+    found = jax.jit(lambda *args: losses(guide, *args))(*case.args)
+    same(losses(guide, *case.args), found, 1e-9)
+
+
+@pytest.mark.slow
+def test_latent_functions_are_refused_under_jit(x64):
+    model, args, _ = function_models.MODELS["one latent function"]()
+    svi = nss.CAVI(model, nss.PairedGuide(model))
+    X, Y = args
+    with pytest.raises(ValueError, match="cannot start under a transformation"):
+        jax.jit(lambda Y: svi.init(KEY, X, Y).optim_state[1])(Y)
+    with pytest.raises(ValueError, match="cannot be fitted under a transformation"):
+        jax.jit(lambda: svi.run(KEY, 3, *args, progress_bar=False).params)()
+    state = svi.init(KEY, *args)
+    new, loss = svi.update(state, *args)
+    found, reached = jax.jit(lambda state: svi.update(state, *args))(state)
+    same(svi.get_params(found), svi.get_params(new), 1e-9)
+    np.testing.assert_allclose(reached, loss)
+
+
+# Interruptions and warnings
+
+
+def interrupted(monkeypatch, calls):
+    """Ctrl-C in the middle of the call after so many."""
+    real, count = ascent.advance, [0]
+
+    def advance(*args):
+        count[0] += 1
+        if count[0] > calls:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    for module in (ascent, cavi_module):
+        monkeypatch.setattr(module, "advance", advance)
+
+
+@pytest.mark.parametrize("num_restarts", [1, 3])
+def test_an_interrupted_run_returns_its_last_state(x64, fixed, monkeypatch, num_restarts):
+    svi = cavi(fixed, num_restarts=num_restarts)
+    whole = run(svi, fixed, 200)
+    interrupted(monkeypatch, 2)
+    with pytest.warns(UserWarning, match="interrupted; its last state is the result"):
+        part = run(svi, fixed, 200)
+    assert len(part.losses) == 128 and int(part.state.optim_state[0]) == 128
+    if num_restarts == 1:
+        same(part.losses, whole.losses[:128])
+    np.testing.assert_allclose(svi.evaluate(part.state, *fixed.args), part.losses[-1])
+    monkeypatch.undo()
+    rest = run(svi, fixed, 72, init_state=part.state)
+    np.testing.assert_allclose(rest.losses[-1], whole.losses[-1], atol=1e-9)
+
+
+def test_a_run_interrupted_before_its_first_steps_has_no_result(x64, fixed, monkeypatch):
+    interrupted(monkeypatch, 0)
+    with pytest.raises(KeyboardInterrupt):
+        run(cavi(fixed), fixed)
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_of_latent_functions_returns_its_best_state(x64, monkeypatch):
+    model, args, _ = function_models.MODELS["one latent function"]()
+    svi = nss.CAVI(model, nss.PairedGuide(model))
+    # in the first round of moves of the second start
+    whole = svi.run(KEY, 40, *args, progress_bar=False)
+    interrupted(monkeypatch, 2)
+    with pytest.warns(UserWarning, match="interrupted"):
+        part = svi.run(KEY, 40, *args, progress_bar=False)
+    np.testing.assert_allclose(svi.evaluate(part.state, *args), part.losses[-1])
+    assert 0 < len(part.losses) < 40 and part.losses[-1] >= whole.losses[-1] - 1e-6
+
+
+def correlated(num_obs=200, size=10):
+    rng = np.random.default_rng(0)
+    X = np.sqrt(0.05) * rng.normal(size=(num_obs, size)) + rng.normal(size=(num_obs, 1))
+    y = X @ np.linspace(-2.0, 2.0, size) + 0.5 * rng.normal(size=num_obs)
+    return jnp.asarray(X), jnp.asarray(y)
+
+
+def test_a_run_that_has_not_settled_says_so(x64):
+    X, y = correlated()
+    svi = nss.CAVI(truth.noise_model, nss.PairedGuide(truth.noise_model), temperature=None)
+    with pytest.warns(UserWarning, match="the bound still moves at the end of the run, by"):
+        part = svi.run(KEY, 10, X, y, progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rest = svi.run(KEY, 2000, X, y, init_state=part.state, tol=1e-6, progress_bar=False)
+    assert bool(rest.converged) and rest.losses[-1] < part.losses[-1] - 1.0
+
+
+def test_a_bound_that_is_no_number_is_an_error(x64, fixed):
+    svi = cavi(fixed)
+    with pytest.raises(FloatingPointError, match="the bound is not a number after step 3"):
+        run(svi, fixed, 3, init_params={"w_auto_loc": jnp.full(4, jnp.nan)})
+
+
+# Many tasks
+
+
+@pytest.mark.slow
+def test_ten_thousand_tasks_need_no_design_of_all_weights(x64):
+    num_tasks, num_features, num_obs = 10_000, 50, 500
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(num_obs, num_features))
+    W = rng.normal(size=(num_tasks, num_features)) * (rng.random((num_tasks, num_features)) < 0.1)
+    Y = X @ W.T + 0.5 * rng.normal(size=(num_obs, num_tasks))
+
+    def model(X, Y=None):
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+        inclusion = numpyro.sample("inclusion", dist.Beta(1.0, 1.0))
+        with numpyro.plate("task", num_tasks, dim=-2), numpyro.plate("feature", num_features):
+            W = nss.spike_slab("W", inclusion)
+        with numpyro.plate("obs", num_obs, dim=-2), numpyro.plate("column", num_tasks):
+            numpyro.sample("Y", dist.Normal(X @ W.T, sigma), obs=Y)
+
+    svi = nss.CAVI(model, nss.PairedGuide(model), temperature=None)
+    reading = svi._read((X, Y), {})
+    assert reading.form.kind == SHARED and reading.features.shape == (num_features, num_obs)
+    # a column of each weight would be 2 TB
+    assert reading.design is None
+    began = time.process_time()
+    result = svi.run(KEY, 10, X, Y, progress_bar=False)
+    assert time.process_time() - began < 60
+    probs = np.asarray(result.params["W_auto_probs"])
+    assert np.mean((probs > 0.5) == (W != 0)) > 0.97
+    np.testing.assert_allclose(result.params["sigma_auto_loc"], 0.5, rtol=0.02)
+    np.testing.assert_allclose(result.params["inclusion_auto_loc"], 0.1, rtol=0.2)
 
 
 def test_a_guide_with_an_inner_autonormal_is_for_svi_alone(x64):
@@ -463,22 +677,17 @@ def test_a_guide_takes_the_slab_scale_from_the_data_it_is_given(x64, fixed):
     X, y = fixed.args
     guide = nss.PairedGuide(slab_data_model)
     svi = nss.CAVI(slab_data_model, guide, temperature=None)
-    estimate = monte_carlo(slab_data_model, guide)
+
+    @jax.jit
+    def estimate(params, *args):
+        def particle(key):
+            return -TraceGraph_ELBO().loss(key, params, slab_data_model, guide, *args)
+
+        particles = jax.vmap(particle)(random.split(KEY, 20_000))
+        return jnp.mean(particles), jnp.std(particles) / jnp.sqrt(20_000)
+
     for scale in (jnp.array(1.0), jnp.array(5.0)):
         result = svi.run(KEY, 50, X, scale, y, progress_bar=False)
         mean, error = estimate(result.params, X, scale, y)
         # two comparisons at 4.5 standard errors: a false alarm in 1 of 73000 keys
         assert abs(mean + result.losses[-1]) < 4.5 * error < 0.5
-
-
-def test_arviz_takes_the_fit(x64):
-    fit = fitted("paired", "two sets of weights")
-    data = arviz_base.from_numpyro_svi(
-        fit.svi, svi_result=fit.result, model_args=fit.case.args, num_samples=4000
-    )
-    posterior = data["posterior"]
-    assert posterior["w"].dims == ("sample", "x") and posterior["v_spike"].dims == ("sample", "z")
-    # five tests at 4.5 standard errors: a false alarm in 1 of 29000 keys
-    for name, mean in fit.guide.posterior_mean(fit.result.params).items():
-        error = posterior[name].std("sample") / np.sqrt(4000)
-        assert np.all(np.abs(posterior[name].mean("sample") - mean) < 4.5 * error + 1e-9)

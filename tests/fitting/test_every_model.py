@@ -235,6 +235,29 @@ def is_silent(fit: Fit, m: int) -> bool:
     return float(jnp.max(probs.reshape(-1, fit.params["phi_auto_linear"].shape[0])[:, m])) < 0.01
 
 
+@every_model("paired: fixed hyperparameters", "paired: two sets of weights", "paired: tasks")
+def test_the_paired_posterior_is_near_the_exact_one(x64, name):
+    fit = fitted(name)
+    exact = truth.enumerate_models(fit.source.regression(fit.latents(fit.params)))
+    inclusion = fit.source.joined(fit.guide.inclusion_probabilities(fit.params))
+    mean = fit.source.joined(fit.guide.posterior_mean(fit.params))
+    # no bound on the error of mean field is known; a wrong order of the weights errs by more
+    assert np.max(np.abs(inclusion - exact.inclusion)) < 0.25
+    assert np.max(np.abs(mean - exact.mean)) < 0.25
+
+
+def test_params_have_the_maxima_of_the_closed_form(x64):
+    fit = fitted("paired: params")
+    params = {k: np.asarray(x) for k, x in fit.params.items()}
+    g, mu, v = (params[f"w_auto_{part}"] for part in ("probs", "loc", "scale"))
+    X, y = (np.asarray(x) for x in fit.args)
+    squares = g * (mu**2 + v**2)
+    error = np.sum((y - X @ (g * mu)) ** 2) + np.sum(X**2 @ (squares - (g * mu) ** 2))
+    assert params["sigma"] ** 2 == pytest.approx(error / len(y), rel=1e-5)
+    assert params["inclusion"] == pytest.approx(g.mean(), rel=1e-5)
+    assert params["slab_scale"] ** 2 == pytest.approx(squares.sum() / g.sum(), rel=1e-5)
+
+
 # Runs
 
 
