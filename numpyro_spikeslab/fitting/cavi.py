@@ -39,6 +39,7 @@ from numpyro_spikeslab.fitting.run import (
     Plan,
     Task,
     check_end,
+    checked_params,
     one_blas_thread,
     run_traced,
     stages,
@@ -256,7 +257,7 @@ class CAVI(SVI):
             posterior = self._start_functions(task, params, init_params, key_start)
             params = self.guide.unpack(task.reading, posterior, params)
         if init_params:
-            params |= _checked(init_params, params)
+            params |= checked_params(init_params, params)
             posterior = None
         self.constrain_fn = identity
         return SVIState((jnp.array(0), params, posterior), None, rng_key)
@@ -284,7 +285,7 @@ class CAVI(SVI):
                 "such as jit or vmap; the moves between optima are decided outside of compiled "
                 "code. Call init and run outside of it."
             )
-        posterior = self._blank(task, params | _checked(init_params or {}, params))
+        posterior = self._blank(task, params | checked_params(init_params or {}, params))
         if spec.form.free and not init_params:
             # or else the functions explain what the free sites should
             alone = improve(spec, data, start_alone(spec, data, posterior), NUM_IMPROVEMENTS)
@@ -441,18 +442,3 @@ class CAVI(SVI):
 
 
 _bound = jax.jit(bound, static_argnums=0)
-
-
-def _checked(init_params: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
-    unknown = sorted(set(init_params) - set(params))
-    if unknown:
-        raise ValueError(
-            f"CAVI: init_params has unknown names {unknown}; the parameters are {sorted(params)}."
-        )
-    for name, value in init_params.items():
-        if jnp.shape(value) != jnp.shape(params[name]):
-            raise ValueError(
-                f"CAVI: init_params[{name!r}] has shape {jnp.shape(value)}, expected "
-                f"{jnp.shape(params[name])}."
-            )
-    return {name: jnp.asarray(x, params[name].dtype) for name, x in init_params.items()}

@@ -125,9 +125,7 @@ class SpikeSlabGuide(AutoGuide):
             for name in self.functions
         }
         self._function_shapes = {name: jnp.shape(trace[name]["value"]) for name in self.functions}
-        self._prototype_frames = {}
-        for frames in self._frames.values():
-            self._prototype_frames |= {frame.name: frame for frame in frames}
+        self._prototype_frames = {f.name: f for frames in self._frames.values() for f in frames}
         self._prototype_frame_full_sizes = {
             name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"
         }

@@ -223,3 +223,19 @@ def check_end(spec: Spec, step: int, losses: Any, converged: bool) -> None:
             "start anew with more steps.",
             stacklevel=3,
         )
+
+
+def checked_params(init_params: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+    """Start values of a user in the types of the parameters, which they must be among."""
+    unknown = sorted(set(init_params) - set(params))
+    if unknown:
+        raise ValueError(
+            f"CAVI: init_params has unknown names {unknown}; the parameters are {sorted(params)}."
+        )
+    for name, value in init_params.items():
+        if jnp.shape(value) != jnp.shape(params[name]):
+            raise ValueError(
+                f"CAVI: init_params[{name!r}] has shape {jnp.shape(value)}, expected "
+                f"{jnp.shape(params[name])}."
+            )
+    return {name: jnp.asarray(x, params[name].dtype) for name, x in init_params.items()}
