@@ -12,7 +12,8 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro.infer import Predictive
+# not `from numpyro.infer`, which after ArviZ's lazy import of NumPyro makes a second module
+from numpyro import infer
 
 import numpyro_spikeslab as nss
 
@@ -129,7 +130,7 @@ def test_predictions_follow_from_the_posterior_of_each_function(fit):
 
 def test_posterior_predictive_at_new_inputs(fit):
     X_new = X[:5] + 0.06
-    predictive = Predictive(fit.model, guide=fit.guide, params=fit.params, num_samples=300)
+    predictive = infer.Predictive(fit.model, guide=fit.guide, params=fit.params, num_samples=300)
     draws = predictive(KEY, X, Y, X_new)
     mean, variance = fit.predict(X_new=X_new)
     assert draws["Y_new"].shape == (300, 5, Q)
