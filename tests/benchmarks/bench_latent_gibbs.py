@@ -27,8 +27,8 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab import collapsed
 from numpyro_spikeslab.datasets import toy_multioutput
+from numpyro_spikeslab.sampling import collapsed
 
 compilations = Compilations()
 
@@ -96,9 +96,9 @@ def scale_moves(X, Y) -> None:
 
 # the moves of weights whose functions are integrated out, which move scales as well
 NO_OTHER_MOVES = dict(
-    draw_columns=lambda *args: (args[4], args[-1]),
-    join_or_leave=lambda *args: args[-2:],
-    draw_two=lambda key, prob, draw, moves: draw,
+    draw_others=lambda key, problem, turn: turn,
+    change_users=lambda key, problem, turn: turn,
+    draw_two=lambda key, problem, draw, prior_draws: draw,
 )
 
 
