@@ -73,7 +73,7 @@ class BlockKernel(MCMCKernel):
         args, kwargs, values = self._split(model_args, model_kwargs)
         sites = self._own_sites(args, kwargs, values)
         self._sample_fn = self._sample_one
-        init_one = partial(self._init_one, sites, num_warmup, values, args, kwargs)
+        init_one = partial(self._init_one, self._prior(sites, args, kwargs, values), num_warmup)
         single = is_prng_key(rng_key)
         _check_init_params(self._user, init_params, sites, () if single else rng_key.shape[:1])
         if single:
@@ -100,8 +100,14 @@ class BlockKernel(MCMCKernel):
             if is_latent(trace, name) and name not in values
         }
 
-    def _init_one(self, sites, num_warmup, values, args, kwargs, rng_key, init_params):
-        rng_key, key_prior = random.split(rng_key)
+    def _prior(
+        self,
+        sites: dict[str, tuple[int, ...]],
+        args: tuple,
+        kwargs: dict[str, Any],
+        values: dict[str, Any],
+    ) -> Callable[[Array], dict[str, Any]]:
+        """Draws the sites from their prior, given a key."""
 
         @jax.jit
         def prior(key):
@@ -110,6 +116,10 @@ class BlockKernel(MCMCKernel):
                 trace = handlers.trace(model).get_trace(*args, **kwargs)
             return {name: jnp.asarray(trace[name]["value"]) for name in sites}
 
+        return prior
+
+    def _init_one(self, prior, num_warmup, rng_key, init_params):
+        rng_key, key_prior = random.split(rng_key)
         z = self._from_prior(prior(key_prior), num_warmup)
         z |= {name: jnp.asarray(x, z[name].dtype) for name, x in (init_params or {}).items()}
         return self._start(z, num_warmup, rng_key)
