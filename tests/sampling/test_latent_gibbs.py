@@ -235,7 +235,10 @@ PRIORS = {
 }
 
 
-@pytest.mark.parametrize("name", PRIORS)
+@pytest.mark.parametrize(
+    "name",
+    ["Uniform", *(pytest.param(x, marks=pytest.mark.slow) for x in PRIORS if x != "Uniform")],
+)
 def test_kernel_parameters_may_have_any_positive_prior(name):
     """One function in use, and one that is not, which keeps the prior."""
     prior, truth = PRIORS[name]
@@ -466,8 +469,11 @@ def test_acceleration_starts_with_idle_functions_and_ends(share, steps):
     args = (jnp.asarray(X), simulate()[1])
     start = kernel.init(random.split(KEY, 8), 4, None, args, {})
     assert bool(np.any(start.z["W_spike"])) == (steps == 0)
-    step = lambda state, _: ((state := kernel.sample(state, args, {})), state.num_accelerated)  # noqa: E731
     state = kernel.init(KEY, 4, None, args, {})
+    assert state.num_accelerated == steps
+    if not steps:
+        return
+    step = lambda state, _: ((state := kernel.sample(state, args, {})), state.num_accelerated)  # noqa: E731
     left = jax.jit(lambda state: jax.lax.scan(step, state, length=4)[1])(state)
     assert left.tolist() == [max(steps - 1, 0), 0, 0, 0]
 
@@ -541,6 +547,7 @@ def test_a_composite_with_nuts_starts_at_a_fit(fit):
         np.testing.assert_allclose(constrained[name], value, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_functions_at_new_inputs_are_conditioned_draw_by_draw(fit):
     x, _, model, guide, params = fit
     start = guide.to_init_params(params)
@@ -602,6 +609,7 @@ def with_extra():
     return extended
 
 
+@pytest.mark.slow
 def test_other_sites_are_left_to_other_blocks():
     _, Y = simulate(seen=np.ones((N, Q), bool))
     model = with_extra()
