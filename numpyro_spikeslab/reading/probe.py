@@ -16,7 +16,8 @@ from numpyro_spikeslab.reading.form import FUNCTIONS, Form, Source
 from numpyro_spikeslab.reading.program import RUN_ONCE, Program
 from numpyro_spikeslab.reading.view import (
     candidates,
-    linear_maps,
+    linear_map,
+    no_weights,
     run_at,
     task_rows,
 )
@@ -94,13 +95,20 @@ probe = jax.jit(find_verdict, static_argnums=(0, 1, 2), compiler_options=RUN_ONC
 
 def _judge_design(form, program, constants, values, counted) -> tuple[Any, tuple]:
     """Whether the design is finite, and which constants are its parts."""
-    finite, matches = jnp.ones((), bool), []
-    maps = linear_maps(form, program, constants, values)
-    for number, (pair, tangent) in enumerate(zip(form.pairs, maps, strict=True)):
-        signs = random.normal(random.key(number + 1), (pair.size,))
-        finite &= jnp.all(jnp.isfinite(jnp.where(jnp.ravel(counted), tangent(signs), 0)))
+    tangent, zero = linear_map(form, program, constants, values), no_weights(form)
+    signs = {
+        pair.name: random.normal(random.key(number + 1), (pair.size,))
+        for number, pair in enumerate(form.pairs)
+    }
+    finite = jnp.all(jnp.isfinite(jnp.where(jnp.ravel(counted), tangent(signs), 0)))
+    matches = []
+    for pair in form.pairs:
         found = candidates(tangent, pair.size, counted.size) if form.constant_rows else {}
-        matches.append({k: _is_design(tangent, signs, rows) for k, rows in found.items()})
+
+        def alone(flat, name=pair.name):
+            return tangent(zero | {name: flat})
+
+        matches.append({k: _is_design(alone, signs[pair.name], x) for k, x in found.items()})
     return finite, tuple(matches)
 
 

@@ -4,6 +4,7 @@
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
+import numpy as np
 
 import jax
 import jax.numpy as jnp
@@ -118,26 +119,25 @@ def prior_of(form: Form, run: Run) -> Prior:
 # The design
 
 
-def linear_maps(
-    form: Form, program: Program, constants: tuple, values: dict[str, Any]
-) -> list[Any]:
-    """The location's derivative with respect to the weights of each pair: linear maps of flat
-    weights to flat observations."""
+def linear_map(form: Form, program: Program, constants: tuple, values: dict[str, Any]) -> Any:
+    """The location's derivative with respect to the weights: a linear map of flat weights, by the
+    names of their pairs, to flat observations."""
 
-    def of(pair):
-        def location(flat):
-            zero = {other.name: jnp.zeros(other.shape, flat.dtype) for other in form.pairs}
-            weights = zero | {pair.name: flat.reshape(pair.shape)}
-            seen = run_at(form, program, constants, values, weights).observed[form.likelihood]
-            return jnp.ravel(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
+    def location(flat):
+        weights = {pair.name: flat[pair.name].reshape(pair.shape) for pair in form.pairs}
+        seen = run_at(form, program, constants, values, weights).observed[form.likelihood]
+        return jnp.ravel(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
 
-        return jax.linearize(location, jnp.zeros(pair.size))[1]
+    return jax.linearize(location, no_weights(form))[1]
 
-    return [of(pair) for pair in form.pairs]
+
+def no_weights(form: Form) -> dict[str, Any]:
+    """Flat weights of zero, by the names of their pairs."""
+    return {pair.name: jnp.zeros(pair.size) for pair in form.pairs}
 
 
 def candidates(tangent: Any, size: int, num_obs: int) -> dict[Source, Any]:
-    """Constants of a linear map that may be its matrix, features as rows.
+    """Constants of a linear map that may be the matrix of ``size`` weights, features as rows.
 
     In ``X @ w`` the matrix is a constant of the linearised map. To copy it costs less than a
     sweep, where ``size`` products of X with unit vectors cost thousands.
@@ -155,16 +155,26 @@ def design_rows(
     form: Form, program: Program, constants: tuple, values: dict[str, Any]
 ) -> Float[Array, "P N"]:
     """The design that multiplies the weights, features as rows: the location's Jacobian."""
-    maps = linear_maps(form, program, constants, values)
-    rows = []
-    for pair, source, tangent in zip(form.pairs, form.sources, maps, strict=True):
-        if source is None:
-            # the batch bounds the memory of the intermediates, not of the result
-            rows.append(jax.lax.map(tangent, jnp.eye(pair.size), batch_size=256))
-        else:
+    tangent = linear_map(form, program, constants, values)
+    zero, parts = no_weights(form), {}
+    known = dict(zip(form.pairs, form.sources, strict=True))
+    unknown = [pair for pair, source in known.items() if source is None]
+    for pair, source in known.items():
+        if source is not None:
             constant = jax.tree.leaves(tangent)[source.position]
-            rows.append(constant.T if source.transposed else constant)
-    joined = jnp.concatenate(rows) if len(rows) > 1 else jnp.asarray(rows[0])
+            parts[pair.name] = constant.T if source.transposed else constant
+    if unknown:
+        ends = np.cumsum([pair.size for pair in unknown])
+
+        def row(unit):
+            given = zip(unknown, jnp.split(unit, ends[:-1]), strict=True)
+            return tangent(zero | {pair.name: part for pair, part in given})
+
+        # the batch bounds the memory of the intermediates, not of the result
+        rows = jax.lax.map(row, jnp.eye(int(ends[-1])), batch_size=256)
+        names = (pair.name for pair in unknown)
+        parts |= dict(zip(names, jnp.split(rows, ends[:-1]), strict=True))
+    joined = jnp.concatenate([parts[pair.name] for pair in form.pairs])
     return joined.astype(jnp.result_type(joined, float))
 
 
@@ -172,10 +182,10 @@ def task_rows(
     form: Form, program: Program, constants: tuple, values: dict[str, Any]
 ) -> Float[Array, "M N Q"]:
     """For each feature, what a weight of one in every task adds to the observations."""
-    (tangent,) = linear_maps(form, program, constants, values)
-    Q, M = form.shape
+    tangent = linear_map(form, program, constants, values)
+    (pair,), (Q, M) = form.pairs, form.shape
     units = jnp.broadcast_to(jnp.eye(M)[:, None], (M, Q, M)).reshape(M, Q * M)
-    rows = jax.lax.map(tangent, units, batch_size=256)
+    rows = jax.lax.map(lambda unit: tangent({pair.name: unit}), units, batch_size=256)
     N = form.num_obs
     return rows.reshape(M, Q, N).mT if form.tasks_first else rows.reshape(M, N, Q)
 

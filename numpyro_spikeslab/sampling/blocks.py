@@ -22,6 +22,7 @@ from numpyro.util import identity, is_prng_key
 
 from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import Form, is_latent
+from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reading.reader import Reader, Reading
 
 
@@ -109,7 +110,7 @@ class BlockKernel(MCMCKernel):
     ) -> Callable[[Array], dict[str, Any]]:
         """Draws the sites from their prior, given a key."""
 
-        @jax.jit
+        @partial(jax.jit, compiler_options=RUN_ONCE)
         def prior(key):
             model = handlers.substitute(handlers.seed(self._model, key), data=values)
             with handlers.block():

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact draws of spike-and-slab weights: each pair from its conditional."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
+import jax
 from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.pairs import Prior, gibbs_sweep, gibbs_task_sweep
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.form import COLUMNS
+from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.sampling.blocks import (
@@ -88,6 +92,26 @@ class PairedGibbs(BlockKernel):
                 "Gibbs([(PairedGibbs(model), paired_sites), (NUTS(model), None)])."
             )
         return own
+
+    def _prior(
+        self,
+        sites: dict[str, tuple[int, ...]],
+        args: tuple,
+        kwargs: dict[str, Any],
+        values: dict[str, Any],
+    ) -> Callable[[Array], dict[str, Any]]:
+        reading = self._read(args, kwargs, values)
+
+        @partial(jax.jit, compiler_options=RUN_ONCE)
+        def prior(key):
+            log_odds, variance = reading.view(complete(reading, values)).prior
+            key_spike, key_slab = random.split(key)
+            spikes = random.bernoulli(key_spike, jax.nn.sigmoid(log_odds)).astype(int)
+            slabs = jnp.sqrt(variance) * random.normal(key_slab, variance.shape)
+            split = reading.form.split
+            return split(spikes.ravel(), "{}_spike") | split(slabs.ravel(), "{}_slab")
+
+        return prior
 
     def _start(self, z: dict[str, Any], num_warmup: int, rng_key: Array) -> PairedGibbsState:
         return PairedGibbsState(z, start_inclusion(z), rng_key)
