@@ -60,7 +60,7 @@ def mtmkl(
     :param shared_inclusion: whether all functions have one inclusion probability, as in the paper,
         instead of one each.
     :param priors: priors of the kernels' parameters by their path, such as ``"scale"``; see
-        :func:`~numpyro_spikeslab.latent_functions`. The default is LogNormal.
+        :func:`~numpyro_spikeslab.latent_functions`. The defaults are there.
     :return: ``model(X, Y=None, X_new=None, mask=None)``. ``Y`` has shape (N, Q), or (N,) for one
         task; NaN is a missing entry, and so is one where the boolean ``mask``, of the same shape,
         is false. ``X_new`` is for predictions from samples with ``Predictive``; leave it out of

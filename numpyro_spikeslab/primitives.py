@@ -108,8 +108,11 @@ def latent_functions(
 
     Each positive number inside a kernel is a parameter to be learned: the sample site
     ``{name}_{path}``, such as ``phi_scale`` or, of ``2.0 * kernels.ExpSquared(1.0)``,
-    ``phi_kernel1_value`` and ``phi_kernel2_scale``. Its prior is LogNormal, with the value in the
-    kernel as its median and the scale 2, unless ``priors`` has another. The site has one entry for
+    ``phi_kernel1_value`` and ``phi_kernel2_scale``. Fits start at the value in the kernel. The
+    prior of a length scale is the InverseGamma distribution that has 1% of its mass below the
+    spacing of the inputs, where a function would stand in for noise, and 5% above their extent,
+    where it is nearly constant. That of any other parameter is LogNormal, with the value in the
+    kernel as its median and the scale 2. ``priors`` replaces both. The site has one entry for
     each function, shape (M,) before the parameter's own; where the kernels of a list have different
     parameters, there is a site ``{name}_{m}_{path}`` for each function instead. To hold one,
     condition on it: ``handlers.condition(model, {"phi_scale": ...})``. The order of a

@@ -2,10 +2,15 @@
 """Fixtures of the tests."""
 
 from collections.abc import Iterator
+import gc
 import os
+from pathlib import Path
 
 # Before numpy and scipy read it: the processes of a test run share the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Most of the time of small tests is compilation. Empty, for XLA's usual optimisation, suits the
+# slow ones.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jaxtyping
 import pytest
@@ -22,6 +27,17 @@ def restored_x64() -> Iterator[None]:
     before = jax.config.jax_enable_x64
     yield
     jax.config.update("jax_enable_x64", before)
+
+
+@pytest.fixture(autouse=True)
+def few_mappings() -> Iterator[None]:
+    """Forgets compiled code before it takes more memory mappings than Linux gives to a process,
+    beyond which XLA crashes."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 25_000:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture

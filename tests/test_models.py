@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from tinygp import kernels, transforms
+from tinygp.kernels import quasisep
 
 from jax import random
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from numpyro.distributions import transforms as bijections
 from numpyro.infer.util import log_density
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.kernel_priors import length_scale_prior
 
 X = np.linspace(0.0, 1.0, 4)
 ALIKE = [kernels.ExpSquared(2.0)] * 3
@@ -27,12 +29,78 @@ def trace(every, priors=None, x=X):
     return handlers.trace(handlers.seed(model, random.key(0))).get_trace()
 
 
-def test_the_default_prior_has_the_kernels_value_as_its_median():
-    site = trace(ALIKE)["phi_scale"]
-    values = np.array([0.5, 2.0, 7.0])
-    np.testing.assert_allclose(
-        site["fn"].log_prob(values), stats.lognorm(2.0, scale=2.0).logpdf(values), rtol=1e-5
-    )
+def tails(prior, low, high):
+    """Shares of the draws below and above, and their standard error where they are 5%."""
+    draws = np.asarray(prior.sample(random.key(1), (20_000,)))
+    return np.mean(draws < low), np.mean(draws > high), np.sqrt(0.05 * 0.95 / draws.size)
+
+
+@pytest.mark.parametrize("num", [30, 201, 5000])
+@pytest.mark.parametrize("unit", [1.0, 365.25])
+def test_length_scales_lie_between_the_spacing_and_the_extent_of_the_inputs(num, unit):
+    x = unit * np.linspace(-3.0, 7.0, num)
+    prior = length_scale_prior(x)
+    below, above, error = tails(prior, unit * 10 / (num - 1), unit * 10)
+    assert abs(below - 0.01) < 4 * error and abs(above - 0.05) < 4 * error
+
+
+def test_inputs_of_several_dimensions_have_one_extent():
+    x = np.random.default_rng(0).uniform(0.0, 2.0, (300, 4)) * np.array([1.0, 2.0, 3.0, 0.0])
+    prior = length_scale_prior(x)
+    extent = np.linalg.norm(np.ptp(x, axis=0))
+    below, above, error = tails(prior, extent / 10, extent)
+    assert abs(below - 0.01) < 4 * error and abs(above - 0.05) < 4 * error
+
+
+def lognormal(median):
+    return stats.lognorm(2.0, scale=median).logpdf(0.5)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "lengths"),
+    [
+        (
+            kernels.ExpSquared(3.0) + 3.0 * kernels.Matern52(3.0),
+            {"kernel1_scale", "kernel2_kernel2_scale"},
+        ),
+        (kernels.RationalQuadratic(3.0, alpha=3.0), {"scale"}),
+        (quasisep.Matern32(3.0, 3.0), {"scale"}),
+        (3.0 * quasisep.Exp(3.0, 3.0), {"kernel_scale"}),
+        (kernels.Polynomial(2, 3.0, 3.0), set()),
+        (transforms.Linear(3.0, kernels.ExpSquared(3.0)), set()),
+        (kernels.DotProduct() * 3.0, set()),
+    ],
+)
+def test_other_parameters_have_the_kernels_value_as_their_median(kernel, lengths):
+    sites = trace([kernel], x=X[:, None])
+    found = {
+        name.removeprefix("phi_")
+        for name, site in sites.items()
+        if name.startswith("phi_") and isinstance(site["fn"].base_dist, dist.InverseGamma)
+    }
+    assert found == lengths
+    expected = length_scale_prior(X)
+    for name in found:
+        prior = sites[f"phi_{name}"]["fn"]
+        np.testing.assert_allclose(prior.log_prob(0.5), expected.log_prob(0.5), rtol=1e-6)
+    for name in set(sites) - {f"phi_{x}" for x in lengths} - {"phi", "latent"}:
+        np.testing.assert_allclose(sites[name]["fn"].log_prob(0.5), lognormal(3.0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("x", [np.array([0.3]), np.full(4, 0.3)], ids=["one input", "no extent"])
+def test_inputs_without_an_extent_have_a_proper_prior(x):
+    prior = trace([kernels.ExpSquared(2.0)], x=x)["phi_scale"]["fn"]
+    assert np.all(np.isfinite(prior.log_prob(jnp.array([0.1, 10.0]))))
+
+
+def test_fits_start_at_the_kernels_values():
+    model = nss.models.mtmkl([k * kernels.ExpSquared(k) for k in (0.5, 2.0)], num_tasks=3)
+    Y = np.random.default_rng(0).standard_normal((len(X), 3))
+    with handlers.seed(rng_seed=0):
+        values = handlers.trace(nss.PairedGuide(model)).get_trace(X, Y)
+    values = {name: site["value"] for name, site in values.items()}
+    np.testing.assert_allclose(values["phi_kernel2_scale_auto_loc"], [0.5, 2.0], rtol=1e-6)
+    np.testing.assert_allclose(values["phi_kernel1_value_auto_loc"], [0.5, 2.0], rtol=1e-6)
 
 
 def test_a_prior_by_the_path_of_its_parameter():
@@ -56,7 +124,7 @@ def test_parameters_without_a_prior_keep_the_default():
     value, scale = (
         sites[f"phi_{path}"]["fn"].log_prob(0.5) for path in ("kernel1_value", "kernel2_scale")
     )
-    np.testing.assert_allclose(value, stats.lognorm(2.0, scale=2.0).logpdf(0.5), rtol=1e-5)
+    np.testing.assert_allclose(value, lognormal(2.0), rtol=1e-5)
     np.testing.assert_allclose(scale, stats.halfnorm.logpdf(0.5), rtol=1e-5)
 
 

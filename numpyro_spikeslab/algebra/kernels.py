@@ -80,6 +80,16 @@ class Template:
             if free
         }
 
+    @property
+    def length_scales(self) -> frozenset[str]:
+        """Paths to those parameters that are lengths in the unit of the inputs."""
+        leaves, _ = jax.tree_util.tree_flatten_with_path(self.kernel)
+        return frozenset(
+            jax.tree_util.keystr(path, simple=True, separator="_")
+            for path, _ in leaves
+            if is_kernel(self.kernel) and _is_length(self.kernel, path)
+        )
+
     def at(self, values: Sequence[Any]) -> Any:
         """The kernel with these values of its parameters."""
         leaves, treedef = jax.tree.flatten(self.kernel)
@@ -188,6 +198,20 @@ def _is_structure(kernel: Any, path: tuple[Any, ...]) -> bool:
             return True
         node = getattr(node, name)
     return False
+
+
+def _is_length(kernel: Any, path: tuple[Any, ...]) -> bool:
+    """Whether a number in a kernel is the scale of a stationary one that sees the inputs as they
+    are."""
+    node = kernel
+    for key in path[:-1]:
+        if type(node).__module__ == "tinygp.transforms" or not hasattr(key, "name"):
+            return False
+        node = getattr(node, key.name)
+    stationary = _is_instance(node, "tinygp.kernels.stationary", "Stationary")
+    # such as quasisep.Matern32; the scale of a quasisep.Scale is a variance
+    state_space = _is_state_space(node) and hasattr(node, "sigma")
+    return getattr(path[-1], "name", None) == "scale" and (stationary or state_space)
 
 
 def _field_type(node: Any, name: str) -> Any:

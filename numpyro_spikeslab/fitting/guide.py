@@ -21,6 +21,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.distributions import SpikeSlab
 from numpyro_spikeslab.fitting.inner import (
+    kernel_starts,
     make_inner,
     predicted_sites,
     run_once,
@@ -182,12 +183,15 @@ class SpikeSlabGuide(AutoGuide):
                 observed = {k for k, x in trace.items() if x.get("is_observed")}
                 probe = make_inner(self, own, hidden | observed)
 
+        starts = kernel_starts(trace)
+
         def found():
             zero = {name: jnp.zeros(shape) for name, shape in own.items()}
             values = {}
             if probe is not None:
                 run_once(probe, args, kwargs)
                 values = probe._init_locs
+                values |= {name: starts[name] for name in values if name in starts}
             seeded = handlers.seed(self.model, random.key(0))
             with handlers.block():
                 model = handlers.substitute(seeded, data=zero | values)

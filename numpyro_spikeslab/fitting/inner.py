@@ -14,7 +14,10 @@ from numpyro import handlers
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
+from numpyro_spikeslab.kernel_priors import start_values
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.reading.evaluate import run_model
+from numpyro_spikeslab.reading.form import find_function_sites
 from numpyro_spikeslab.reading.program import outside_transformations
 from numpyro_spikeslab.reading.provenance import provenance, union
 
@@ -36,6 +39,14 @@ def _at_mean(site: dict[str, Any] | None = None) -> Any:
     except (NotImplementedError, ValueError):
         return start
     return jnp.where(jnp.isfinite(mean), mean, start)
+
+
+def kernel_starts(trace: dict[str, Any]) -> dict[str, Any]:
+    """The values in the kernels of a model, where their parameters start whatever their priors."""
+    starts: dict[str, Any] = {}
+    for name in find_function_sites(trace):
+        starts |= start_values(trace[name]["infer"][FUNCTIONS_MARK])
+    return starts
 
 
 def run_once(guide: AutoGuide, args: tuple, kwargs: dict[str, Any]) -> None:
