@@ -22,7 +22,7 @@ from numpyro.util import identity, is_prng_key
 
 from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import Form, is_latent
-from numpyro_spikeslab.reading.program import RUN_ONCE
+from numpyro_spikeslab.reading.program import RUN_ONCE, are_concrete
 from numpyro_spikeslab.reading.reader import Reader, Reading
 
 
@@ -74,7 +74,10 @@ class BlockKernel(MCMCKernel):
         args, kwargs, values = self._split(model_args, model_kwargs)
         sites = self._own_sites(args, kwargs, values)
         self._sample_fn = self._sample_one
-        init_one = partial(self._init_one, self._prior(sites, args, kwargs, values), num_warmup)
+        # within a compiled function nothing is concrete, and options of a part are refused
+        options = RUN_ONCE if are_concrete((rng_key, jnp.zeros(()))) else None
+        prior = jax.jit(self._prior(sites, args, kwargs, values), compiler_options=options)
+        init_one = partial(self._init_one, prior, num_warmup)
         single = is_prng_key(rng_key)
         _check_init_params(self._user, init_params, sites, () if single else rng_key.shape[:1])
         if single:
@@ -110,7 +113,6 @@ class BlockKernel(MCMCKernel):
     ) -> Callable[[Array], dict[str, Any]]:
         """Draws the sites from their prior, given a key."""
 
-        @partial(jax.jit, compiler_options=RUN_ONCE)
         def prior(key):
             model = handlers.substitute(handlers.seed(self._model, key), data=values)
             with handlers.block():

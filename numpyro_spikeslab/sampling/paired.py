@@ -2,7 +2,6 @@
 """Exact draws of spike-and-slab weights: each pair from its conditional."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
@@ -14,7 +13,6 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.pairs import Prior, gibbs_sweep, gibbs_task_sweep
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.form import COLUMNS
-from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.sampling.blocks import (
@@ -102,7 +100,6 @@ class PairedGibbs(BlockKernel):
     ) -> Callable[[Array], dict[str, Any]]:
         reading = self._read(args, kwargs, values)
 
-        @partial(jax.jit, compiler_options=RUN_ONCE)
         def prior(key):
             log_odds, variance = reading.view(complete(reading, values)).prior
             key_spike, key_slab = random.split(key)

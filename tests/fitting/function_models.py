@@ -16,6 +16,7 @@ from numpyro import handlers
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.kernel_priors import length_scale_prior
 
 N, Q, M = 14, 3, 2
 X = np.linspace(0.0, 3.0, N)
@@ -124,8 +125,8 @@ def single_evidence(values: dict[str, Any]) -> float:
     # both signs of the weight are alike
     slab = 2 * integrate.quad(integrand, 0.0, 6.0)[0]
     evidence = np.log(0.4 * slab + 0.6 * np.exp(log_density(0.0) - largest)) + largest
-    # the prior of a kernel's parameter has its median at the value in the kernel
-    return evidence + stats.lognorm.logpdf(length, 2.0) + stats.halfnorm.logpdf(sigma)
+    prior = float(length_scale_prior(X).log_prob(length))
+    return evidence + prior + stats.halfnorm.logpdf(sigma)
 
 
 def columns(kernel: Any, *args: Any, Y: Any = None, **kwargs: Any) -> Model:

@@ -4,12 +4,13 @@
 import numpy as np
 import pytest
 from scipy import stats
-from task_problems import dense_moments, slope, small
+from task_problems import dense_moments, observations, slope, small
 
 import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.fitting.posterior import squares_of, with_modes, with_roles
+from numpyro_spikeslab.kernel_priors import length_scale_prior
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -44,7 +45,7 @@ def test_the_bound_agrees_with_dense_expectations():
         np.sum(stats.halfnorm.logpdf(values["noise"], scale=2.0))
         + stats.halfnorm.logpdf(values["slab_scale"], scale=1.5)
         + stats.beta.logpdf(pi, 2.0, 3.0)
-        + np.sum(stats.lognorm.logpdf(values["phi_scale"], 2.0))
+        + np.sum(length_scale_prior(observations()[0]).log_prob(values["phi_scale"]))
     )
     expected = fit - kl - np.sum(pair) + log_prior
     np.testing.assert_allclose(found.bound(found.posterior), expected, rtol=1e-6)

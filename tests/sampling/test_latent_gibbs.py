@@ -35,6 +35,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 KEY = random.key(0)
 LEVEL = 1e-4
 N, Q, M = 8, 3, 2
+WIDE = {"scale": dist.LogNormal(0.0, 2.0)}
 X = np.sort(np.random.default_rng(0).uniform(0, 4, N))
 SEEN = np.ones((N, Q), bool)
 SEEN[[1, 2, 5], [0, 0, 2]] = False
@@ -152,7 +153,7 @@ def conditional(W, Y, K, scale=0.3):
 
 
 def plain_model(X, Y=None, *, kernel=kernels.Matern32(1.0)):  # noqa: B008
-    phi = nss.latent_functions("phi", [kernel] * M, X)
+    phi = nss.latent_functions("phi", [kernel] * M, X, priors=None if kernel == "white" else WIDE)
     with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
         W = nss.spike_slab("W", 0.4)
     seen = ~jnp.isnan(Y)
@@ -284,6 +285,7 @@ def whole_model(num_functions, noise_scale=1.0):
         noise_scale=noise_scale,
         slab_scale=1.5,
         inclusion=(2.0, 2.0),
+        priors=WIDE,
     )
     # Matern32 has an amplitude too; one of the two is enough to tell the functions' scale
     return handlers.condition(model, {"phi_sigma": jnp.ones(num_functions)})
