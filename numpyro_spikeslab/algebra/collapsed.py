@@ -28,8 +28,8 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.pairs import Prior, coordinates
 
-CAPACITY = 64
-"""How many weights may be included where spikes move."""
+MAX_CAPACITY = 64
+"""How many weights may be included where spikes move; :func:`default_capacity` of fewer."""
 
 NUM_SWAPS = 8
 """Swaps after each sweep of flips."""
@@ -40,6 +40,11 @@ CHUNK = 16
 # Relative rounding error, times squared signal to noise ratio, above which flips would be decided
 # by rounding.
 MAX_ROUNDING = 0.05
+
+
+def default_capacity(size: int) -> int:
+    """Half of the weights, since slots take time even where they are empty, but some at least."""
+    return min(MAX_CAPACITY, max(MAX_CAPACITY // 2, size // 2))
 
 
 class Features(NamedTuple):
@@ -215,17 +220,16 @@ def flip(now: Included, m: Int[Array, ""], row: Float[Array, " P"], happens: Any
     change = jnp.where(enters, row - explained, explained)
     pivot = jnp.where(enters, 1 + now.squares[m], column[slot])
     step = jnp.where(happens, jnp.where(enters, -1.0, 1.0), 0.0).astype(row.dtype) / pivot
-    side = jnp.where(enters, here - column, column)
-    covariance = now.covariance - step * side[:, None] * side
-    # what is left of an excluded weight is rounding
-    gone = here & happens & ~enters
+    # what would be left of an excluded weight is rounding
+    stays = jnp.where(here & happens & ~enters, 0, jnp.ones((), row.dtype))
+    side = jnp.where(enters, here - column, stays * column)
     return Included(
         jnp.where(here & happens, jnp.where(enters, m, size), now.slots),
         now.spikes.at[m].set(now.spikes[m] ^ happens),
         now.count + happens * jnp.where(enters, 1, -1),
-        # empty slots do not count, but what is written must follow what is read, or XLA makes a copy
+        # empty slots do not count; but unless what is written needs what is read, XLA makes a copy
         now.products.at[slot].set(jnp.where(enters, row, explained)),
-        jnp.where(gone[:, None] | gone, 0, covariance),
+        stays[:, None] * now.covariance * stays - (step * side)[:, None] * side,
         now.linear + step * now.linear[m] * change,
         now.squares + step * change**2,
     )
@@ -283,7 +287,7 @@ def sweep(
     problem: Regression,
     spikes: Int[Array, " P"],
     slabs: Float[Array, " P"],
-    capacity: int = CAPACITY,
+    capacity: int | None = None,
     num_swaps: int = NUM_SWAPS,
 ) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
     """A sweep of flips, some swaps, and a draw of all slabs; the identity where more than
@@ -293,12 +297,13 @@ def sweep(
     :param problem: the regression.
     :param spikes: current ones.
     :param slabs: current ones.
-    :param capacity: how many may be included, K; rounded up to whole chunks.
+    :param capacity: how many may be included, K, rounded up to whole chunks; by default
+        :func:`default_capacity`.
     :param num_swaps: how many swaps.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
     """
     key_flips, key_swaps, key_slabs = jax.random.split(key, 3)
-    capacity = min(capacity, spikes.size)
+    capacity = min(capacity or default_capacity(spikes.size), spikes.size)
     capacity += -capacity % min(CHUNK, capacity)
     bound = jnp.where(problem.is_precise(), capacity, -1)
     moves = jnp.sum(spikes) <= bound

@@ -34,7 +34,8 @@ class PairedGibbsState(NamedTuple):
     """
     - **z** - dict of the current spikes and slabs.
     - **inclusion_probabilities** - for each set of weights, the conditional probability of each
-      spike: averaged over draws, the Rao-Blackwellised inclusion probability. Collect it with ``extra_fields=("inclusion_probabilities.w",)``, or as
+      spike: averaged over draws, the Rao-Blackwellised inclusion probability. Collect it with
+      ``extra_fields=("inclusion_probabilities.w",)``, or as
       ``"block_states.0.inclusion_probabilities.w"`` from a composite.
     - **rng_key** - random key for the next step.
     """
