@@ -31,8 +31,6 @@ from numpyro_spikeslab.algebra.pairs import Prior, coordinates
 MAX_CAPACITY = 64
 """How many weights may be included where spikes move; :func:`default_capacity` of fewer."""
 
-NUM_SWAPS = 8
-"""Swaps after each sweep of flips."""
 
 # Weights that are put into slots at once, before a sweep.
 CHUNK = 16
@@ -45,6 +43,11 @@ MAX_ROUNDING = 0.05
 def default_capacity(size: int) -> int:
     """Half of the weights, since slots take time even where they are empty, but some at least."""
     return min(MAX_CAPACITY, max(MAX_CAPACITY // 2, size // 2))
+
+
+def default_swaps(size: int) -> int:
+    """Some, and more where a sweep of flips takes so long that they hardly count."""
+    return min(32, max(8, size // 128))
 
 
 class Features(NamedTuple):
@@ -288,7 +291,7 @@ def sweep(
     spikes: Int[Array, " P"],
     slabs: Float[Array, " P"],
     capacity: int | None = None,
-    num_swaps: int = NUM_SWAPS,
+    num_swaps: int | None = None,
 ) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
     """A sweep of flips, some swaps, and a draw of all slabs; the identity where more than
     ``capacity`` weights are included, or where precision does not suffice.
@@ -299,7 +302,7 @@ def sweep(
     :param slabs: current ones.
     :param capacity: how many may be included, K, rounded up to whole chunks; by default
         :func:`default_capacity`.
-    :param num_swaps: how many swaps.
+    :param num_swaps: how many swaps; by default :func:`default_swaps`.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
     """
     key_flips, key_swaps, key_slabs = jax.random.split(key, 3)
@@ -309,6 +312,7 @@ def sweep(
     moves = jnp.sum(spikes) <= bound
     now = include(problem, moves & (spikes > 0), capacity)
     now = flips(key_flips, problem, now, moves)
+    num_swaps = default_swaps(spikes.size) if num_swaps is None else num_swaps
     keys = jax.random.split(key_swaps, num_swaps)
     now = lax.scan(lambda now, one: (swap(one, problem, now, moves), None), now, keys)[0]
     spikes = jnp.where(moves, now.spikes, spikes).astype(spikes.dtype)
