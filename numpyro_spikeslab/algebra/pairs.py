@@ -241,6 +241,11 @@ def block_design(
     return Design(rows, jnp.einsum("kbn,kcn->kbc", rows, rows))
 
 
+def feature_rows(design: Design, size: int) -> Float[Array, "P N"]:
+    """The whitened features as rows, without those that pad the last block."""
+    return design.rows.reshape(-1, design.rows.shape[-1])[:size]
+
+
 def predictor(design: Design, weights: Float[Array, " P"]) -> Float[Array, " N"]:
     """Whitened ``D w``."""
     rows = design.rows.reshape(-1, design.rows.shape[-1])

@@ -113,6 +113,14 @@ class Reading:
             return _design(self.form, self.block_size, self.program, self.constants, self.generic)
 
     @cached_property
+    def gram(self) -> Any:
+        """Products of the design's columns, (P, P), if it is constant and they are few."""
+        if self.form.size > MAX_GRAM or self.design is None or not are_concrete(self.design):
+            return None
+        with outside_transformations(self.constants):
+            return _products(self.design.rows)[: self.form.size, : self.form.size]
+
+    @cached_property
     def features(self) -> Any:
         """Features that are known and the same for all tasks, (M, N); else `None`."""
         if self.form.kind != SHARED:
@@ -129,9 +137,18 @@ class Reading:
         return whitened_design(self.form, self.program, self.constants, values, self.block_size)
 
 
+MAX_GRAM = 1024
+"""Above as many columns, their products take more memory than they save time."""
+
 _gather = jax.jit(Parameters.gather, static_argnums=0)
 _view = jax.jit(view, static_argnums=(0, 1))
 _features = jax.jit(shared_features, static_argnums=(0, 1))
+
+
+@jax.jit
+def _products(rows):
+    rows = rows.reshape(-1, rows.shape[-1])
+    return rows @ rows.T
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

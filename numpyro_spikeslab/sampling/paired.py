@@ -10,7 +10,14 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.pairs import Prior, gibbs_sweep, gibbs_task_sweep
+from numpyro_spikeslab.algebra import collapsed
+from numpyro_spikeslab.algebra.pairs import (
+    Prior,
+    feature_rows,
+    gibbs_sweep,
+    gibbs_task_sweep,
+    predictor,
+)
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.reader import Reading
@@ -27,9 +34,9 @@ from numpyro_spikeslab.sampling.blocks import (
 class PairedGibbsState(NamedTuple):
     """
     - **z** - dict of the current spikes and slabs.
-    - **inclusion_probabilities** - for each set of weights, the conditional probability with which
-      each spike was drawn: averaged over draws, the Rao-Blackwellised inclusion probability.
-      Collect it with ``extra_fields=("inclusion_probabilities.w",)``, or as
+    - **inclusion_probabilities** - for each set of weights, the conditional probability of each
+      spike: averaged over draws, the Rao-Blackwellised inclusion probability. Collect it with
+      ``extra_fields=("inclusion_probabilities.w",)``, or as
       ``"block_states.0.inclusion_probabilities.w"`` from a composite.
     - **rng_key** - random key for the next step.
     """
@@ -46,11 +53,18 @@ class PairedGibbs(BlockKernel):
     of :class:`numpyro.infer.Gibbs`. There is nothing to tune and no warm-up to adapt. The design
     may depend on the sites of other blocks, discrete ones too: it is evaluated in every step then.
 
+    Correlated columns stand in for each other, and pairs drawn one by one hardly ever trade places.
+    So each step goes on with moves of the spikes alone, all slabs integrated out: each spike is
+    offered a flip, and some included weights another place. This is exact, too; where more than 64
+    weights are included, or single precision does not suffice, the step is that of the pairs alone.
+
     Weights of shape (Q, M) of Q tasks that share M features, or that mix
     :func:`~numpyro_spikeslab.latent_functions`, are drawn for all tasks at once, from the features'
     Gram matrices; entries may be missing and noise may differ from one to the next.
 
     :param model: a model whose one observed Normal site is affine in its spike-and-slab weights.
+    :param collapsed: whether steps go on with the moves that integrate the slabs out. They take
+        time, which designs without correlations do not pay back.
     :raises ValueError: when initialised, if the model does not fit or the data are bad; the
         message names the site and the remedy.
 
@@ -75,6 +89,10 @@ class PairedGibbs(BlockKernel):
         >>> bool(mcmc.get_samples()["w_spike"].mean(0)[1] > 0.99)
         True
     """
+
+    def __init__(self, model: Callable, *, collapsed: bool = True) -> None:
+        super().__init__(model)
+        self._collapsed = collapsed
 
     def _own_sites(
         self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]
@@ -116,38 +134,49 @@ class PairedGibbs(BlockKernel):
     def _sample_one(self, state, model_args, model_kwargs):
         args, kwargs, values = self._split(model_args, model_kwargs)
         rng_key, key = random.split(state.rng_key)
-        z, inclusion = draw_pairs(key, self._read(args, kwargs, values), values, state.z)
+        reading = self._read(args, kwargs, values)
+        z, inclusion = draw_pairs(key, reading, values, state.z, self._collapsed)
         probabilities = {f"inclusion of {k}": x for k, x in inclusion.items()}
         require_finite(self._user, values | z | probabilities)
         return PairedGibbsState(z, inclusion, rng_key)
 
 
 def draw_pairs(
-    key: Array, reading: Reading, values: dict[str, Any], z: dict[str, Any]
+    key: Array, reading: Reading, values: dict[str, Any], z: dict[str, Any], moves: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Draw all pairs of a model.
 
     :param values: those of all other sites.
     :param z: current spikes and slabs.
+    :param moves: whether columns of a design may trade places, with all slabs integrated out.
     :return: the new ones, and the inclusion probabilities.
     """
     form, values = reading.form, complete(reading, values)
-    spikes, slabs = (form.join(z, name) for name in ("{}_spike", "{}_slab"))
-    sweep = _sweep_columns if form.kind == COLUMNS else _sweep_tasks
-    drawn = sweep(key, reading, values, weights(spikes, slabs))
+    current = weights(*(form.join(z, name) for name in ("{}_spike", "{}_slab")))
+    if form.kind == COLUMNS:
+        drawn = _draw_columns(key, reading, values, current, moves)
+    else:
+        drawn = _sweep_tasks(key, reading, values, current)
     spikes, slabs, inclusion = (jnp.ravel(x) for x in drawn)
     new = form.split(spikes, "{}_spike") | form.split(slabs, "{}_slab")
     return {name: x.astype(z[name].dtype) for name, x in new.items()}, form.split(inclusion, "{}")
 
 
-def _sweep_columns(
-    key: Array, reading: Reading, values: dict[str, Any], current: Float[Array, " P"]
+def _draw_columns(
+    key: Array, reading: Reading, values: dict[str, Any], current: Float[Array, " P"], moves: bool
 ) -> tuple[Array, Array, Array]:
+    key_pairs, key_moves = random.split(key)
     at = reading.view(values, reading.form.split(current, "{}"))
     design = reading.design_at(values) if reading.design is None else reading.design
     residual = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0]
-    prior = Prior(*(x[0] for x in at.prior))
-    return gibbs_sweep(key, design, residual, current, 1 / at.sigma2[0], prior)
+    precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
+    drawn = gibbs_sweep(key_pairs, design, residual, current, precision, prior)
+    if not moves:
+        return drawn
+    features = collapsed.Features(feature_rows(design, current.size), reading.gram)
+    target = residual + predictor(design, current)
+    problem = collapsed.Regression(features, target, precision, prior)
+    return collapsed.sweep(key_moves, problem, *drawn[:2])
 
 
 def _sweep_tasks(

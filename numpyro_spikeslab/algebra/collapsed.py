@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves among sets of included weights with all slabs integrated out: flips and swaps.
+
+Correlated columns stand in for each other, so a draw of one pair given the slabs of the others
+hardly ever trades one for the next. With the slabs integrated out it does: a sweep offers every
+spike a flip, and a swap takes an included weight to the best of all other places (the moves of
+add-delete-swap samplers). A move costs :math:`O(K P)` for K included weights, and an inclusion one
+product with the design; nothing of shape (P, P) is needed.
+
+**Exactness.** A flip and a swap are reversible for the collapsed posterior of the spikes restricted
+to at most K included, whose bounds they never leave; the slabs are then drawn from their
+conditional. Where more than K are included nothing moves at all. A kernel that keeps the posterior
+on a set and stays in it, and is the identity outside, keeps the posterior. Alternated with
+sweeps of single pairs, which know no bound, the two reach every set of spikes.
+
+Arrays in, arrays out: this module knows no NumPyro. Inside, weights are in units of their slabs'
+standard deviations and the noise in units of its own, so all prior variances are 1.
+"""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Bool, Float, Int
+
+import jax
+from jax import lax, nn
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+
+from numpyro_spikeslab.algebra.pairs import Prior, coordinates
+
+MAX_CAPACITY = 64
+"""How many weights may be included where spikes move; :func:`default_capacity` of fewer."""
+
+
+# Weights that are put into slots at once, before a sweep.
+CHUNK = 16
+
+# Relative rounding error, times squared signal to noise ratio, above which flips would be decided
+# by rounding.
+MAX_ROUNDING = 0.05
+
+
+def default_capacity(size: int) -> int:
+    """Half of the weights, since slots take time even where they are empty, but some at least."""
+    return min(MAX_CAPACITY, max(MAX_CAPACITY // 2, size // 2))
+
+
+def default_swaps(size: int) -> int:
+    """Some, and more where a sweep of flips takes so long that they hardly count."""
+    return min(32, max(8, size // 128))
+
+
+class Features(NamedTuple):
+    """
+    - **rows** - whitened features as rows.
+    - **gram** - their products with each other where they are at hand, else `None`.
+    """
+
+    rows: Float[Array, "P N"]
+    gram: Float[Array, "P P"] | None
+
+    @property
+    def squares(self) -> Float[Array, " P"]:
+        return jnp.sum(self.rows**2, axis=1) if self.gram is None else jnp.diagonal(self.gram)
+
+    def products(self, index: Int[Array, "*K"]) -> Float[Array, "*K P"]:
+        """Products of some features with all."""
+        return self.rows[index] @ self.rows.T if self.gram is None else self.gram[index]
+
+
+class Regression(NamedTuple):
+    """A whitened regression on P features, and the prior of its weights.
+
+    - **features** - the whitened features.
+    - **target** - whitened observations.
+    - **precision** - common noise precision.
+    - **prior** - prior of the weights.
+    """
+
+    features: Features
+    target: Float[Array, " N"]
+    precision: Float[Array, ""]
+    prior: Prior
+
+    @property
+    def scale(self) -> Float[Array, " P"]:
+        """What takes features to the units in which prior and noise have variance 1."""
+        return jnp.sqrt(self.precision * self.prior.variance)
+
+    @property
+    def linear(self) -> Float[Array, " P"]:
+        """Products of features and observations, in these units."""
+        return self.scale * jnp.sqrt(self.precision) * (self.features.rows @ self.target)
+
+    @property
+    def squares(self) -> Float[Array, " P"]:
+        """Products of the features with themselves, in these units."""
+        return self.scale**2 * self.features.squares
+
+    def products(self, index: Int[Array, "*K"]) -> Float[Array, "*K P"]:
+        """Products of some features with all, in these units."""
+        return self.scale[index][..., None] * self.features.products(index) * self.scale
+
+    def is_precise(self) -> Bool[Array, ""]:
+        """Whether rounding leaves the odds of a flip alone; no spike and no slab decides this."""
+        largest = jnp.maximum(jnp.max(self.squares), jnp.max(jnp.abs(self.linear)))
+        return largest * jnp.finfo(largest.dtype).eps < MAX_ROUNDING
+
+    def pair_logits(self, weights: Float[Array, " P"]) -> Float[Array, " P"]:
+        """Log odds of each spike given all other weights."""
+        rows, squares = self.features.rows, self.features.squares
+        cross = rows @ (self.target - weights @ rows) + squares * weights
+        pairs = coordinates(squares, self.precision, self.prior)
+        return pairs.given(self.precision * cross).logit
+
+
+class Included(NamedTuple):
+    """The included weights, in K slots, and what the others add to them.
+
+    - **slots** - which weight each slot holds; P where it is empty.
+    - **spikes** - whether each weight is included.
+    - **count** - how many are.
+    - **products** - products of the slots' features with all, anything where a slot is empty.
+    - **covariance** - posterior covariance of the slots' weights, 0 where a slot is empty.
+    - **linear** - products of all features with what the slots leave unexplained. For an included
+      weight this is its posterior mean.
+    - **squares** - squares of the features less what the slots explain of them.
+    """
+
+    slots: Int[Array, " K"]
+    spikes: Bool[Array, " P"]
+    count: Int[Array, ""]  # type: ignore[assignment]
+    products: Float[Array, "K P"]
+    covariance: Float[Array, "K K"]
+    linear: Float[Array, " P"]
+    squares: Float[Array, " P"]
+
+    def logits(self, prior: Prior) -> Float[Array, " P"]:
+        """Log odds of each spike given all others."""
+        variance = jnp.diagonal(self.covariance)
+        mean = _take(self.linear, self.slots)
+        inside = _take(prior.log_odds, self.slots) + 0.5 * (mean**2 / variance + jnp.log(variance))
+        outside = prior.log_odds + gain(self.linear, self.squares)
+        return outside.at[self.slots].set(inside, mode="drop")
+
+
+def gain(linear: Float[Array, " P"], squares: Float[Array, " P"]) -> Float[Array, " P"]:
+    """By how much the log evidence grows with each weight that is included."""
+    precision = 1 + jnp.maximum(squares, 0)
+    return 0.5 * (linear**2 / precision - jnp.log(precision))
+
+
+def include(problem: Regression, spikes: Bool[Array, " P"], capacity: int) -> Included:
+    """Put the included weights into slots: some at a time, up to the last.
+
+    :param capacity: number of slots, no fewer than weights; whole chunks.
+    """
+    size, chunk = spikes.shape[0], min(CHUNK, capacity)
+    order = jnp.nonzero(spikes, size=capacity, fill_value=size)[0]
+    dtype, count = problem.linear.dtype, jnp.sum(spikes)
+    nothing = Included(
+        jnp.full(capacity, size),
+        spikes,
+        count,
+        jnp.zeros((capacity, size), dtype),
+        jnp.zeros((capacity, capacity), dtype),
+        problem.linear,
+        problem.squares,
+    )
+
+    def turn(i, now):
+        new = lax.dynamic_slice(order, (i * chunk,), (chunk,))
+        return _include_chunk(problem, now, new, i * chunk)
+
+    return lax.fori_loop(0, -(-count // chunk), turn, nothing)
+
+
+def _include_chunk(
+    problem: Regression, now: Included, new: Int[Array, " C"], start: Any
+) -> Included:
+    """Put some weights into empty slots: :func:`flip` of all at once.
+
+    :param new: which; P for none.
+    :param start: the first of their slots.
+    """
+    size, filled = now.spikes.size, new < now.spikes.size
+    rows = jnp.where(filled[:, None], problem.products(jnp.minimum(new, size - 1)), 0)
+    columns = _take(rows, now.slots) @ now.covariance
+    change = rows - columns @ now.products
+    one = jnp.eye(new.size, dtype=rows.dtype)
+    # its inverse is small and safe, all precisions are at least 1; long triangular solves are slow
+    root = solve_triangular(jnp.linalg.cholesky(one + _take(change, new)), one, lower=True)
+    half = root @ change
+    here = filled[:, None] & (start + jnp.arange(new.size)[:, None] == jnp.arange(now.slots.size))
+    side = root @ (here - columns)
+    step = root @ _take(now.linear, new)
+    return now._replace(
+        slots=lax.dynamic_update_slice(now.slots, new, (start,)),
+        products=lax.dynamic_update_slice(now.products, rows, (start, 0)),
+        covariance=now.covariance + side.T @ side,
+        linear=now.linear - step @ half,
+        squares=now.squares - jnp.sum(half**2, axis=0),
+    )
+
+
+def _take(x: Float[Array, "... P"], index: Int[Array, " K"]) -> Float[Array, "... K"]:
+    """Entries of some weights, 0 where a slot is empty."""
+    return jnp.take(x, index, axis=-1, mode="fill", fill_value=0)
+
+
+def flip(now: Included, m: Int[Array, ""], row: Float[Array, " P"], happens: Any) -> Included:
+    """Include a weight that is not, or exclude one that is: an update of rank one.
+
+    :param m: which weight.
+    :param row: products of its feature with all; not looked at where it is to be excluded.
+    :param happens: if not, nothing changes; no weight may be included then.
+    """
+    size, enters = row.shape[0], ~now.spikes[m]
+    slot = jnp.argmax(now.slots == jnp.where(enters, size, m))
+    here = jnp.arange(now.slots.size) == slot
+    column = jnp.where(enters, now.covariance @ _take(row, now.slots), now.covariance[slot])
+    explained = column @ now.products
+    change = jnp.where(enters, row - explained, explained)
+    pivot = jnp.where(enters, 1 + now.squares[m], column[slot])
+    step = jnp.where(happens, jnp.where(enters, -1.0, 1.0), 0.0).astype(row.dtype) / pivot
+    # what would be left of an excluded weight is rounding
+    stays = jnp.where(here & happens & ~enters, 0, jnp.ones((), row.dtype))
+    side = jnp.where(enters, here - column, stays * column)
+    return Included(
+        jnp.where(here & happens, jnp.where(enters, m, size), now.slots),
+        now.spikes.at[m].set(now.spikes[m] ^ happens),
+        now.count + happens * jnp.where(enters, 1, -1),
+        # empty slots do not count; but unless what is written needs what is read, XLA makes a copy
+        now.products.at[slot].set(jnp.where(enters, row, explained)),
+        stays[:, None] * now.covariance * stays - (step * side)[:, None] * side,
+        now.linear + step * now.linear[m] * change,
+        now.squares + step * change**2,
+    )
+
+
+def flips(key: Array, problem: Regression, now: Included, moves: Any) -> Included:
+    """Offer each spike in turn a flip (Metropolis), refusing to include more than there are slots.
+
+    Between two flips nothing changes, so the next one is found at once: a sweep costs as much as
+    the flips that happen, not as the weights that are visited.
+
+    :param moves: if not, nothing does.
+    """
+    size, capacity = now.spikes.size, now.slots.size
+    # exponential variates, since logs of uniform ones may be infinite
+    bar = -jax.random.exponential(key, (size,), now.linear.dtype)
+
+    def following(now, start):
+        logits = now.logits(problem.prior)
+        ratio = jnp.where(now.spikes, -logits, logits)
+        may = (now.spikes | (now.count < capacity)) & (jnp.arange(size) >= start)
+        happens = may & (ratio > bar) & moves
+        return jnp.where(jnp.any(happens), jnp.argmax(happens), size)
+
+    def turn(carry):
+        now, m = carry
+        now = flip(now, m, problem.products(m), True)
+        return now, following(now, m + 1)
+
+    return lax.while_loop(lambda carry: carry[1] < size, turn, (now, following(now, 0)))[0]
+
+
+def swap(key: Array, problem: Regression, now: Included, moves: Any) -> Included:
+    """Draw a new place for one of the included weights, from all that are free and its own.
+
+    :param moves: if not, nothing does.
+    """
+    key_old, key_new = jax.random.split(key)
+    old = _draw(key_old, jnp.where(now.spikes, 0.0, -jnp.inf))
+    moves &= now.count > 0
+    without = flip(now, old, jnp.zeros_like(now.linear), moves)
+    logits = problem.prior.log_odds + gain(without.linear, without.squares)
+    new = _draw(key_new, jnp.where(without.spikes, -jnp.inf, logits))
+    # where no place has any probability, any may be drawn: then it goes back
+    new = jnp.where(without.spikes[new], old, new)
+    return flip(without, new, problem.products(new), moves)
+
+
+def _draw(key: Array, logits: Float[Array, " P"]) -> Int[Array, ""]:
+    return jnp.argmax(logits + jax.random.gumbel(key, logits.shape, logits.dtype))
+
+
+def sweep(
+    key: Array,
+    problem: Regression,
+    spikes: Int[Array, " P"],
+    slabs: Float[Array, " P"],
+    capacity: int | None = None,
+    num_swaps: int | None = None,
+) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
+    """A sweep of flips, some swaps, and a draw of all slabs; the identity where more than
+    ``capacity`` weights are included, or where precision does not suffice.
+
+    :param key: random key.
+    :param problem: the regression.
+    :param spikes: current ones.
+    :param slabs: current ones.
+    :param capacity: how many may be included, K, rounded up to whole chunks; by default
+        :func:`default_capacity`.
+    :param num_swaps: how many swaps; by default :func:`default_swaps`.
+    :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
+    """
+    key_flips, key_swaps, key_slabs = jax.random.split(key, 3)
+    capacity = min(capacity or default_capacity(spikes.size), spikes.size)
+    capacity += -capacity % min(CHUNK, capacity)
+    bound = jnp.where(problem.is_precise(), capacity, -1)
+    moves = jnp.sum(spikes) <= bound
+    now = include(problem, moves & (spikes > 0), capacity)
+    now = flips(key_flips, problem, now, moves)
+    num_swaps = default_swaps(spikes.size) if num_swaps is None else num_swaps
+    keys = jax.random.split(key_swaps, num_swaps)
+    now = lax.scan(lambda now, one: (swap(one, problem, now, moves), None), now, keys)[0]
+    spikes = jnp.where(moves, now.spikes, spikes).astype(spikes.dtype)
+    slabs = jnp.where(moves, draw_slabs(key_slabs, problem, now), slabs)
+    # both are computed: a condition would make a copy of the design
+    probs = _given_spikes(problem, now), _given_weights(problem, spikes, slabs, bound)
+    return spikes, slabs, jnp.where(moves, *probs)
+
+
+def draw_slabs(key: Array, problem: Regression, now: Included) -> Float[Array, " P"]:
+    """Slabs given the spikes: included ones from their posterior, others from their prior."""
+    normal = jax.random.normal(key, now.spikes.shape, now.linear.dtype)
+    filled = now.slots < now.spikes.size
+    gram = jnp.where(filled[:, None], _take(now.products, now.slots), 0)
+    L = jnp.linalg.cholesky(jnp.eye(now.slots.size, dtype=gram.dtype) + gram)
+    half = solve_triangular(L, _take(problem.linear, now.slots), lower=True)
+    drawn = solve_triangular(L, half + _take(normal, now.slots), lower=True, trans=1)
+    return jnp.sqrt(problem.prior.variance) * normal.at[now.slots].set(drawn, mode="drop")
+
+
+# Rao-Blackwellised inclusion is the conditional of a spike in the part of the posterior, at most K
+# included or more, that the spikes are in: so the mean over both parts is that of the spikes.
+
+
+def _given_spikes(problem: Regression, now: Included) -> Float[Array, " P"]:
+    probs = nn.sigmoid(now.logits(problem.prior))
+    return jnp.where(now.spikes | (now.count < now.slots.size), probs, 0)
+
+
+def _given_weights(
+    problem: Regression, spikes: Int[Array, " P"], slabs: Float[Array, " P"], bound: Any
+) -> Float[Array, " P"]:
+    probs = nn.sigmoid(problem.pair_logits(spikes * slabs))
+    return jnp.where((spikes > 0) & (jnp.sum(spikes) == bound + 1), 1, probs)

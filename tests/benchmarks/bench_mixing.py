@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paired Gibbs with its collapsed moves against the sweep of single pairs, on correlated columns.
+
+Minimum effective sample size per second of the spikes with inclusion between 0.03 and 0.97, and
+milliseconds of a step beside NUTS. Run: ``python tests/benchmarks/bench_mixing.py``, with names of
+designs for these alone. The diabetes data need scikit-learn.
+"""
+
+import sys
+from time import perf_counter
+import warnings
+
+import numpy as np
+from timing import Compilations
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+from numpyro.diagnostics import effective_sample_size
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, Gibbs
+
+import numpyro_spikeslab as nss
+
+compilations = Compilations()
+
+
+def diabetes():
+    """With squares and interactions, and without columns that are there twice: 442 x 64."""
+    from sklearn.datasets import load_diabetes
+
+    X, y = load_diabetes(return_X_y=True)
+    first, second = np.triu_indices(X.shape[1])
+    X = np.column_stack([X, X[:, first] * X[:, second]])
+    X, y = ((x - x.mean(0)) / x.std(0) for x in (X, y))
+    twice = np.triu(np.abs(X.T @ X) / len(X) > 1 - 1e-8, 1).any(0)
+    return X[:, ~twice], y, (0.7, 0.5, 0.1)
+
+
+def autoregressive():
+    """Neighbours with a correlation of 0.97."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 100))
+    for j in range(1, 100):
+        X[:, j] = 0.97 * X[:, j - 1] + np.sqrt(1 - 0.97**2) * X[:, j]
+    return respond(rng, X, rng.choice(100, 8, replace=False), rng.choice([-1, 1], 8))
+
+
+def equicorrelated():
+    """All columns with a correlation of 0.7."""
+    rng = np.random.default_rng(0)
+    X = np.sqrt(0.7) * rng.normal(size=(400, 1)) + np.sqrt(0.3) * rng.normal(size=(400, 500))
+    return respond(rng, X, np.arange(10), rng.normal(size=10))
+
+
+def blocks():
+    """Blocks of ten columns with a correlation of 0.9."""
+    rng = np.random.default_rng(0)
+    common = np.repeat(rng.normal(size=(1000, 500)), 10, axis=1)
+    X = np.sqrt(0.9) * common + np.sqrt(0.1) * rng.normal(size=(1000, 5000))
+    return respond(rng, X, rng.choice(5000, 20, replace=False), rng.normal(size=20))
+
+
+def respond(rng, X, included, effects):
+    y = X[:, included] @ effects + rng.normal(size=len(X))
+    return X, y, (1.0, 1.0, len(included) / X.shape[1])
+
+
+def fixed_model(sigma, scale, inclusion):
+    def model(X, y=None):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", inclusion, scale)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
+
+    return model
+
+
+def latent_model(X, y=None):
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    inclusion = numpyro.sample("inclusion", dist.Beta(1.0, 9.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", inclusion)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
+
+
+def run(kernel, num_samples, X, y):
+    """Spikes, and seconds of a step, compilation out."""
+    num_warmup = min(500, num_samples // 2)
+    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
+    mcmc.warmup(random.key(0), X, y)
+    before, start = compilations.seconds, perf_counter()
+    mcmc.run(random.key(1), X, y)
+    spikes = np.asarray(jax.block_until_ready(mcmc.get_samples()["w_spike"]), float)
+    elapsed = perf_counter() - start - (compilations.seconds - before)
+    return spikes, elapsed / num_samples
+
+
+def compare(make, num_single, num_collapsed):
+    X, y, fixed = make()
+    X, y, model = jnp.asarray(X), jnp.asarray(y), fixed_model(*fixed)
+    print(f"{make.__name__}, {X.shape[0]} x {X.shape[1]}")
+    rates = []
+    for collapsed, num_samples in ((False, num_single), (True, num_collapsed)):
+        kernel = nss.PairedGibbs(model, collapsed=collapsed)
+        spikes, seconds = run(kernel, num_samples, X, y)
+        mean = spikes.mean(0)
+        counted = spikes[None, :, (mean > 0.03) & (mean < 0.97)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            ess = effective_sample_size(counted).min()
+        rates.append(ess / num_samples / seconds)
+        name = "collapsed moves" if collapsed else "single pairs"
+        print(f"  {name}: {rates[-1]:.3g} min ESS/s, {seconds * 1e3:.3f} ms a step", flush=True)
+    print(f"  ratio {rates[1] / rates[0]:.0f}", flush=True)
+
+
+def beside_nuts(make):
+    X, y, _ = make()
+    for collapsed in (False, True):
+        kernel = nss.PairedGibbs(latent_model, collapsed=collapsed)
+        composite = Gibbs([(kernel, nss.paired_sites), (NUTS(latent_model), None)])
+        _, seconds = run(composite, 1500, jnp.asarray(X), jnp.asarray(y))
+        print(f"  beside NUTS, collapsed={collapsed}: {seconds * 1e3:.3f} ms a step", flush=True)
+
+
+CASES = (
+    (diabetes, 80_000, 20_000),
+    (autoregressive, 80_000, 10_000),
+    (equicorrelated, 20_000, 4_000),
+    (blocks, 4_000, 800),
+)
+
+
+def main() -> None:
+    for make, num_single, num_collapsed in CASES:
+        if len(sys.argv) < 2 or make.__name__ in sys.argv:
+            compare(make, num_single, num_collapsed)
+            if make in (autoregressive, equicorrelated):
+                beside_nuts(make)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves of spikes with all slabs integrated out, against exact posteriors."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import expit, logit
+import truth
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, Gibbs
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.algebra import collapsed, pairs
+
+KEY = random.key(0)
+SIZE, PRECISION = 5, 4.0
+# they differ from weight to weight, also between columns that are the same
+LOG_ODDS = np.array([-1.0, 0.3, -2.0, 0.0, -0.5])
+VARIANCE = np.array([0.5, 2.0, 0.3, 1.0, 3.0])
+
+
+def data(kind):
+    X = truth.design(kind, num_obs=12, size=SIZE)
+    return X, np.random.default_rng(1).normal(size=12) + X[:, 0]
+
+
+def exact_of(X, y):
+    arguments = PRECISION**-0.5, expit(LOG_ODDS), np.sqrt(VARIANCE)
+    return truth.enumerate_models(truth.regression(X, y, *arguments))
+
+
+def problem_of(X, y, with_gram):
+    rows = jnp.asarray(X.T)
+    prior = pairs.Prior(jnp.asarray(LOG_ODDS), jnp.asarray(VARIANCE))
+    features = collapsed.Features(rows, rows @ rows.T if with_gram else None)
+    return collapsed.Regression(features, jnp.asarray(y), jnp.asarray(PRECISION), prior)
+
+
+# The arrays
+
+
+def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision):
+    X, y = data("correlated")
+    X[:, 1] = X[:, 0]
+    problem, exact = problem_of(X, y, precision == "float32"), exact_of(X, y)
+    log_probs = dict(zip(map(tuple, exact.models), np.log(exact.probs), strict=True))
+    flip = jax.jit(lambda now, m: collapsed.flip(now, m, problem.products(m), True))
+    start = jnp.array([1, 0, 1, 1, 0]) > 0
+    now = jax.jit(collapsed.include, static_argnums=2)(problem, start, 4)
+    spikes = np.asarray(start, float)
+    for m in (None, 1, 0, 3, 2, 1, 4, 0, 2):
+        if m is not None:
+            now = flip(now, m)
+            spikes[m] = 1 - spikes[m]
+        np.testing.assert_array_equal(now.spikes, spikes)
+        assert now.count == spikes.sum() and set(now.slots[now.slots < SIZE].tolist()) == set(
+            np.flatnonzero(spikes).tolist()
+        )
+        odds = []
+        for other in range(SIZE):
+            with_it, without = np.array(spikes), np.array(spikes)
+            with_it[other], without[other] = 1, 0
+            odds.append(log_probs[tuple(with_it)] - log_probs[tuple(without)])
+        tolerance = {"float32": 1e-3, "float64": 1e-9}[precision]
+        np.testing.assert_allclose(now.logits(problem.prior), odds, tolerance, tolerance)
+        included = np.flatnonzero(spikes)
+        which = np.flatnonzero(np.all(exact.models == spikes, axis=1))[0]
+        mean = now.linear * np.sqrt(VARIANCE)
+        np.testing.assert_allclose(mean[included], exact.locs[which][included], atol=tolerance)
+
+
+def agrees(draws, mean, level=1e-5):
+    """Whether the mean of independent draws is what it should be."""
+    draws = np.asarray(draws, float)
+    error = np.std(draws, axis=0) / np.sqrt(len(draws))
+    bound = stats.norm.isf(level / 2) * error + 1e-5
+    return bool(np.all(np.abs(np.mean(draws, axis=0) - mean) < bound))
+
+
+@pytest.mark.parametrize(
+    ("kind", "capacity", "with_gram", "num_swaps", "dtype"),
+    [
+        ("correlated", 2, True, 3, np.float64),
+        ("duplicated", SIZE, False, 2, np.float32),
+        ("constant", 3, False, 0, np.float64),
+    ],
+)
+def test_a_sweep_leaves_the_exact_posterior_invariant(
+    x64, kind, capacity, with_gram, num_swaps, dtype
+):
+    """Independent exact draws, one sweep each: in one batch, as chains are vectorized."""
+    size = 20_000
+    X, y = data(kind)
+    exact = exact_of(X, y)
+    before, slabs = exact.sample(np.random.default_rng(0), size)
+    problem = jax.tree.map(lambda x: x.astype(dtype), problem_of(X, y, with_gram))
+
+    @jax.jit
+    @jax.vmap
+    def steps(key, spikes, slabs):
+        return collapsed.sweep(key, problem, spikes, slabs, capacity, num_swaps)
+
+    keys = random.split(KEY, size)
+    out = steps(keys, jnp.asarray(before), jnp.asarray(slabs, dtype))
+    spikes, slabs, probs = (np.asarray(x) for x in out)
+    assert slabs.dtype == probs.dtype == dtype
+    moved = np.any(spikes != before, axis=1)
+    assert moved.mean() > 0.1 and not np.any(moved[before.sum(1) > capacity])
+    # nothing leaves the two parts of the posterior
+    assert np.array_equal(spikes.sum(1) > capacity, before.sum(1) > capacity)
+    # 53 comparisons at 1e-5 each: a false alarm in 1 of 1900 keys
+    counts = np.bincount(spikes @ [16, 8, 4, 2, 1], minlength=32)
+    expected = size * exact.probs
+    cells = np.where(expected > 5, np.arange(32), expected.argmax())
+    counts, expected = np.bincount(cells, counts), np.bincount(cells, expected)
+    assert stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue > 1e-5
+    w = spikes * slabs
+    assert agrees(w, exact.mean)
+    # what is rarely included together has no normal error
+    often = np.einsum("s,si,sj->ij", exact.probs, exact.models, exact.models) > 0.02
+    assert agrees((w[:, :, None] * w[:, None])[:, often], exact.second_moments[often])
+    assert agrees(slabs, exact.probs @ exact.locs)
+    assert agrees(slabs**2, exact.probs @ (exact.locs**2 + np.diagonal(exact.covariances, 0, 1, 2)))
+    assert agrees(probs, exact.inclusion)
+    # some places are certain, and then the probability says so
+    assert np.all(probs.var(axis=0) <= spikes.var(axis=0) + 1e-12)
+
+
+def test_a_posterior_that_needs_more_weights_than_slots_is_right():
+    X, y = data("correlated")
+    y = y + X @ [0.5, -1.0, 1.0, 0.0, 1.0]
+    exact, problem = exact_of(X, y), problem_of(X, y, True)
+    capacity, num_batches = 2, 40
+    share = exact.probs @ (exact.models.sum(1) > capacity)
+    assert 0.2 < share < 0.95
+    design = pairs.block_design(problem.features.rows, None)
+
+    @jax.jit
+    def chain(keys):
+        def step(now, key):
+            w, (key_pairs, key_moves) = now, random.split(key)
+            residual = problem.target - pairs.predictor(design, w)
+            arrays = design, residual, w, problem.precision, problem.prior
+            spikes, slabs, _ = pairs.gibbs_sweep(key_pairs, *arrays)
+            out = collapsed.sweep(key_moves, problem, spikes, slabs, capacity, 2)
+            return out[0] * out[1], out
+
+        return lax.scan(step, jnp.zeros(SIZE), keys)[1]
+
+    spikes, slabs, probs = (np.asarray(x, float) for x in chain(random.split(KEY, 40_000)))
+    # 15 comparisons with batch means at 4.5 standard errors: a false alarm in 1 of 1500 keys
+    for draws, mean in (
+        (spikes, exact.inclusion),
+        (probs, exact.inclusion),
+        (spikes * slabs, exact.mean),
+    ):
+        batches = draws.reshape(num_batches, -1, SIZE).mean(axis=1)
+        error = batches.std(axis=0, ddof=1) / np.sqrt(num_batches)
+        assert np.all(error < 0.05)
+        assert np.all(np.abs(batches.mean(axis=0) - mean) < 4.5 * error)
+
+
+def test_where_precision_does_not_suffice_nothing_moves():
+    X, y = data("correlated")
+    problem = problem_of(X, y, True)
+    spikes, slabs = jnp.array([1, 0, 1, 0, 0]), jnp.linspace(0.5, 1.0, SIZE)
+    sharp = problem._replace(precision=jnp.asarray(1e7))
+    sweep = jax.jit(collapsed.sweep)
+    for inexact in (sharp, sharp._replace(precision=jnp.asarray(np.nan))):
+        out = sweep(KEY, inexact, spikes, slabs)
+        np.testing.assert_array_equal(out[0], spikes)
+        np.testing.assert_array_equal(out[1], slabs)
+    probs = sweep(KEY, sharp, spikes, slabs)[2]
+    expected = expit(sharp.pair_logits(spikes * slabs))
+    np.testing.assert_allclose(probs, expected, atol=1e-6)
+
+
+def test_inclusion_that_is_certain_stays_so():
+    problem = problem_of(*data("correlated"), False)
+    log_odds = jnp.array([-jnp.inf, jnp.inf, 0.0, -jnp.inf, jnp.inf])
+    problem = problem._replace(prior=problem.prior._replace(log_odds=log_odds))
+    sweep = jax.jit(jax.vmap(lambda key, s: collapsed.sweep(key, problem, s, jnp.ones(SIZE))))
+    starts = jnp.array([[0, 1, 0, 0, 1], [1, 0, 1, 1, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]] * 50)
+    spikes, slabs, probs = sweep(random.split(KEY, 200), starts)
+    for found in (spikes, probs):
+        assert np.all(found[:, [0, 3]] == 0) and np.all(found[:, [1, 4]] == 1)
+    assert np.all(np.isfinite(slabs)) and 0 < np.mean(spikes[:, 2]) < 1
+
+
+# The kernel
+
+
+def run(kernel, args):
+    mcmc = MCMC(
+        kernel,
+        num_warmup=100,
+        num_samples=4000,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(KEY, *args, extra_fields=("inclusion_probabilities.w",))
+    return mcmc
+
+
+def sharp_model(X, observed, y):
+    scale = jnp.linspace(0.5, 1.5, X.shape[1])
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", jnp.linspace(0.2, 0.4, X.shape[1]), scale)
+    with numpyro.plate("obs", X.shape[0]), numpyro.handlers.mask(mask=observed):
+        numpyro.sample("y", dist.Normal(1.0 + X @ w, 0.1), obs=y)
+
+
+def sharp_case():
+    """Two pairs of columns that are nearly the same, a column of zeros, fewer observations than
+    weights, and some of them are missing."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(8, 9))
+    X[:, 1], X[:, 3], X[:, 4] = X[:, 0], X[:, 2] + 0.05 * X[:, 3], 0.0
+    observed = np.arange(8) % 4 > 0
+    y = X[:, 0] - X[:, 2] + 0.1 * rng.normal(size=8)
+    arguments = 0.1, np.linspace(0.2, 0.4, 9), np.linspace(0.5, 1.5, 9)
+    exact = truth.enumerate_models(truth.regression(X, y, *arguments, weight=observed))
+    X = np.where(observed[:, None], X, 100.0)
+    return (X, observed, np.where(observed, 1.0 + y, np.nan)), exact
+
+
+def test_columns_that_are_nearly_the_same_take_turns():
+    args, exact = sharp_case()
+    args = tuple(map(jnp.asarray, args))
+    mcmc = run(nss.PairedGibbs(sharp_model), args)
+    spikes = np.asarray(mcmc.get_samples(group_by_chain=True)["w_spike"], float)
+    probs = mcmc.get_extra_fields(group_by_chain=True)["inclusion_probabilities.w"]
+    for found in (spikes, np.asarray(probs)):
+        np.testing.assert_allclose(found.mean((0, 1)), exact.inclusion, atol=0.03)
+    # each chain by itself, so they mix
+    np.testing.assert_allclose(probs.mean(1), np.tile(exact.inclusion, (2, 1)), atol=0.05)
+
+
+def test_single_pairs_do_not():
+    args, exact = sharp_case()
+    kernel = nss.PairedGibbs(sharp_model, collapsed=False)
+    spikes = run(kernel, tuple(map(jnp.asarray, args))).get_samples(group_by_chain=True)["w_spike"]
+    assert np.max(np.abs(np.mean(spikes, axis=1) - exact.inclusion)) > 0.15
+
+
+def model(X, y=None):
+    sigma = numpyro.sample("sigma", dist.LogNormal(0.0, 0.5))
+    inclusion = numpyro.sample("inclusion", dist.Uniform(0.05, 0.95))
+    scale = numpyro.sample("scale", dist.LogNormal(0.5, 0.5))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", inclusion, scale)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
+
+
+@pytest.mark.slow
+def test_steps_from_an_exact_draw_stay_exact():
+    """Parameters from the prior, data given those, then a few steps of the composite sampler: the
+    joint distribution of parameters and data must not change (Geweke 2004, with independent
+    replicates as in Gandy and Scott 2020)."""
+    size, num_steps, P = 20_000, 5, 3
+    rng = np.random.default_rng(0)
+    X = truth.design("correlated", num_obs=4, size=P)
+    X[:, 1] = X[:, 0]
+    z = {
+        "sigma": np.exp(0.5 * rng.normal(size=size)),
+        "inclusion": rng.uniform(0.05, 0.95, size=size),
+        "scale": np.exp(0.5 + 0.5 * rng.normal(size=size)),
+    }
+    z["slab"] = z["scale"][:, None] * rng.normal(size=(size, P))
+    z["spike"] = (rng.random((size, P)) < z["inclusion"][:, None]).astype(int)
+    z["w"] = z["spike"] * z["slab"]
+    y = z["w"] @ X.T + z["sigma"][:, None] * rng.normal(size=(size, 4))
+    nuts = NUTS(
+        model, step_size=0.4, adapt_step_size=False, adapt_mass_matrix=False, max_tree_depth=3
+    )
+    kernel = Gibbs([(nss.PairedGibbs(model), nss.paired_sites), (nuts, None)])
+    start = {
+        "sigma": np.log(z["sigma"]),
+        "inclusion": logit((z["inclusion"] - 0.05) / 0.9),
+        "scale": np.log(z["scale"]),
+        "w_spike": z["spike"],
+        "w_slab": z["slab"],
+    }
+
+    @jax.jit
+    @jax.vmap
+    def steps(key, start, y):
+        args = (jnp.asarray(X), y)
+        state = kernel.init(key, 0, start, args, {})
+        step = lambda state, _: (kernel.sample(state, args, {}), None)  # noqa: E731
+        state = lax.scan(step, state, length=num_steps)[0]
+        return kernel.postprocess_fn(args, {})(state.z)
+
+    out = steps(random.split(KEY, size), jax.tree.map(jnp.asarray, start), jnp.asarray(y))
+    after = {k.removeprefix("w_"): np.asarray(x, float) for k, x in out.items()}
+    # 40 tests at 1e-4 each: a false alarm in 1 of 250 keys
+    level = 1e-4
+    assert np.mean(z["spike"] != after["spike"]) > 0.1
+    assert stats.kstest(np.log(after["sigma"]), stats.norm(0.0, 0.5).cdf).pvalue > level
+    assert stats.kstest(np.log(after["scale"]), stats.norm(0.5, 0.5).cdf).pvalue > level
+    assert stats.kstest(after["inclusion"], stats.uniform(0.05, 0.9).cdf).pvalue > level
+    for m in range(P):
+        slab = after["slab"][:, m] / after["scale"]
+        assert stats.kstest(slab, stats.norm.cdf).pvalue > level
+    one = lambda x: x[:, None]  # noqa: E731
+    # moments of parameters and data together, as paired differences
+    for function in (
+        lambda z: z["spike"],
+        lambda z: z["w"] * (y @ X) / one(np.sum(y**2, axis=1)),
+        lambda z: z["spike"] * np.log(one(np.sum(y**2, axis=1))),
+        lambda z: z["spike"] * one(z["inclusion"]),
+        lambda z: z["spike"] * np.log(one(z["sigma"])),
+        lambda z: z["spike"] * np.log(one(z["scale"])),
+        lambda z: z["spike"][:, :1] * z["spike"][:, 1:],
+        lambda z: np.log(np.abs(z["slab"])) * z["spike"],
+        lambda z: np.log(z["sigma"]) * np.log(np.sum(y**2, axis=1)),
+        lambda z: np.log(z["scale"]) * np.log(np.sum(y**2, axis=1)),
+        lambda z: np.log(np.sum((y - z["w"] @ X.T) ** 2, axis=1)),
+        lambda z: np.sum((y - z["w"] @ X.T) ** 2, axis=1) / z["sigma"] ** 2,
+    ):
+        difference = np.reshape(function(after) - function(z), (size, -1))
+        assert np.all(stats.ttest_1samp(difference, 0.0).pvalue > level)
