@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,7 +73,8 @@ class HandWritten:
     held: Any = None
 
     def __call__(self, X, Y=None):
-        with handlers.condition(data=self.held or {}):
+        # copies, because JAX remembers in which precision it has first seen an array of numpy
+        with handlers.condition(data={k: np.array(x) for k, x in (self.held or {}).items()}):
             self._model(X, Y)
 
     def _model(self, X, Y):
@@ -89,10 +91,10 @@ class HandWritten:
         with numpyro.plate("task", Q, dim=-2):
             with latent:
                 W = nss.spike_slab("W", inclusion, scale)
-            sigma = numpyro.sample("noise", self.noise or dist.HalfNormal(1.0))
+            sigma = numpyro.sample("noise", (self.noise or dist.HalfNormal)())
             if self.shifted:
                 shift = numpyro.sample("intercept", dist.Normal(0.0, 10.0))
-                shift += numpyro.sample("slope", dist.Normal(0.0, 10.0)) * COVARIATE
+                shift += numpyro.sample("slope", dist.Normal(0.0, 10.0)) * np.array(COVARIATE)
             if self.varies:
                 sigma *= jnp.linspace(0.5, 1.5, N)
             with numpyro.plate("point", N, dim=-1), handlers.scale(scale=self.counts):
@@ -143,14 +145,14 @@ COUNTS = np.random.default_rng(2).uniform(0.2, 2.0, (Q, N))
 MODELS: dict[str, Callable[[], Model]] = {
     "missing entries": lambda: columns([SMOOTH] * M, Y=with_gaps(responses())),
     "intercepts, a covariate and Exponential noise": lambda: rows(
-        np.array([3.0, 0.0, -2.0]), shifted=True, noise=dist.Exponential(2.0)
+        np.array([3.0, 0.0, -2.0]), shifted=True, noise=partial(dist.Exponential, 2.0)
     ),
     "noise that varies along tasks": lambda: rows(varies=True),
     "counts of observations": lambda: rows(counts=COUNTS),
     "a slab scale of each weight": lambda: rows(slab=(Q, M)),
     "a slab scale of each function": lambda: rows(slab=(M,)),
     "an inclusion of each task": lambda: rows(slab=(), inclusion=(Q, 1)),
-    "a parameter that is held": lambda: rows(held={"phi_scale": jnp.array([0.5, 0.9])}),
+    "a parameter that is held": lambda: rows(held={"phi_scale": np.array([0.5, 0.9])}),
     "one latent function": lambda: columns([SMOOTH]),
     "one task": lambda: columns([SMOOTH] * M, Y=responses(1)[:, 0]),
     "one function of one task": lambda: Model(
