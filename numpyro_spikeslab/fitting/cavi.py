@@ -386,9 +386,8 @@ class CAVI(SVI):
             new = self._state(task, state, progress)
             converged = None if tol is None else progress.converged
             return CAVIRunResult(self.get_params(new), new, joined, converged)
-        total = num_steps * (number if task.reading.functions is not None else 1)
         losses: list[Any] = []
-        with one_blas_thread(task), tqdm(total=total, disable=not progress_bar) as bar:
+        with one_blas_thread(task), tqdm(total=num_steps, disable=not progress_bar) as bar:
             try:
                 for stage in stages(task, state.rng_key, progress, plan, bar):
                     progress = stage.progress

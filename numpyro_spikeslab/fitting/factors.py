@@ -94,9 +94,7 @@ def _at_hand(*arrays: Any) -> Any:
 
 def _terms(at: View, posterior: Posterior, left: Any, m: Any) -> tuple[Terms, Float[Array, ""]]:
     """What the tasks say of a function, from what all functions leave; what it explains."""
-    w, second = _at_hand(
-        posterior.weights.mean[:, m], posterior.weights.slab_moments[1][:, m]
-    )
+    w, second = _at_hand(posterior.weights.mean[:, m], posterior.weights.slab_moments[1][:, m])
     phi: Any = posterior.functions
     own = over_tasks(at, w**2 / at.sigma2) * phi.mean[m]
     alpha = over_tasks(at, second / at.sigma2)
@@ -115,7 +113,9 @@ def _at_slab(spec: Spec, at: View, values: dict[str, Any]) -> View:
     if spec.profiled is None:
         return at
     variance = jnp.reshape(values[spec.profiled] ** 2, ())
-    return at._replace(prior=at.prior._replace(variance=variance * jnp.ones_like(at.prior.variance)))
+    return at._replace(
+        prior=at.prior._replace(variance=variance * jnp.ones_like(at.prior.variance))
+    )
 
 
 def _conditional(at: View, m: Any, squares: Any, linear: Any) -> Conditional:

@@ -49,7 +49,7 @@ def function_moves(roughness: Roughness, fit: Fit, progress: Progress) -> Iterat
 
 
 def factor_moves(fit: Fit, progress: Progress) -> Iterator[Stage]:
-    """Moves of functions without order: a warm-up, drops, and turns, each until none is accepted."""
+    """Moves of functions without order: a warm-up, then drops, then turns."""
     stage = fit.sweeps(progress, STAGE)
     yield stage
     stage = warm_up(fit, stage.progress)

@@ -185,8 +185,11 @@ def _moves(task: Task) -> Any:
 
 
 def _watched(climb: Iterator[Stage], bar: tqdm) -> Iterator[Stage]:
+    done = 0
     for stage in climb:
-        bar.update(len(stage.losses))
+        done += len(stage.losses)
+        # starts that run one after the other count from the beginning
+        bar.update(done - bar.n)
         bar.set_postfix_str(f"bound: {-float(stage.losses[-1]):.4f}", refresh=False)
         yield stage
 

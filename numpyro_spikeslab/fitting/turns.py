@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Turns of functions without order towards sparse weights, judged by a surrogate of the bound.
 
-Weights and functions are determined up to ``W phi = (W T^-1) (T phi)``, and sweeps hardly move along
-``T``. With the product held, the bound as a function of the weights is about
+Weights and functions are determined up to ``W phi = (W T^-1) (T phi)``, and sweeps hardly move
+along ``T``. With the product held, the bound as a function of the weights is about
 
 .. math::
 
@@ -235,9 +235,7 @@ def shear_pairs(J: Surrogate, found: Turned, i: Any, j: Any) -> tuple[Turned, An
     """``w_i - a w_j`` and ``phi_j + a phi_i`` with the best ``a``; how many moved."""
     load = _products(J, found, i, j)
     own, both = found.S[i, i], found.S[i, j]
-    few, (one, other, A, D, X, own, both) = _narrow(
-        J, (found.W[i], found.W[j], *load, own, both)
-    )
+    few, (one, other, A, D, X, own, both) = _narrow(J, (found.W[i], found.W[j], *load, own, both))
 
     def value(a):
         u = one - a[..., None] * other
@@ -308,8 +306,11 @@ def _begin(at: View, found: Turned, used: Any, manner: Manner) -> Turned:
     E, U = jnp.linalg.eigh(C)
     root = jnp.sqrt(jnp.maximum(E, 1e-10 * jnp.max(E)))
     half, inverse = (U * root) @ U.T, (U / root) @ U.T
-    whitened = _linear(found, jnp.where(manner.whiten, half, jnp.eye(len(E))),
-                       jnp.where(manner.whiten, inverse, jnp.eye(len(E))))
+    whitened = _linear(
+        found,
+        jnp.where(manner.whiten, half, jnp.eye(len(E))),
+        jnp.where(manner.whiten, inverse, jnp.eye(len(E))),
+    )
     group = jnp.where(used, 0, -1)
     size = (whitened.W / jnp.sqrt(at.sigma2)).T
     none = jnp.eye(len(E), dtype=size.dtype)
@@ -322,9 +323,7 @@ def _linear(found: Turned, of_weights: Any, of_functions: Any) -> Turned:
     return Turned(of_weights @ found.W, of_functions @ found.B, S)
 
 
-def _posterior(
-    spec: Spec, data: Data, posterior: Posterior, found: Turned, used: Any
-) -> Posterior:
+def _posterior(spec: Spec, data: Data, posterior: Posterior, found: Turned, used: Any) -> Posterior:
     """Weights at what a pair that is seen as ``w`` has; functions around given means."""
     at, functions = view_at(spec, data, posterior.values), posterior.functions
     assert functions is not None
@@ -341,7 +340,5 @@ def _posterior(
     theta = functions.theta
     prior = function_prior(spec, data, at)
     mean, var, kl, prior_var = moments(prior, theta, alpha, h)
-    functions = functions._replace(
-        alpha=alpha, h=h, mean=mean, var=var, kl=kl, prior_var=prior_var
-    )
+    functions = functions._replace(alpha=alpha, h=h, mean=mean, var=var, kl=kl, prior_var=prior_var)
     return posterior._replace(weights=seen, functions=functions)
