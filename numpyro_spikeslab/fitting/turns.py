@@ -8,8 +8,8 @@ along ``T``. With the product held, the bound as a function of the weights is ab
 
     J = \sum_{qm} s_{qm}(w_{qm}) - \frac N2 \sum_m \log(1 + A_m) - \frac12 \mathrm{tr} S,
 
-where :math:`s_{qm}(w) = -w^2 / 2v_q + \mathrm{softplus}(o_{qm} + c_{qm} w^2)` is the log evidence
-of a pair that is seen as ``w`` with the variance :math:`v_q = \sigma_q^2 / n_q`,
+where :math:`s_{qm}(w) = \log(e^{-w^2 / 2v_q} + e^{o_{qm} - w^2 / 2(v_q + \sigma_w^2)})` is the log
+evidence of a pair that is seen as ``w`` with the variance :math:`v_q = \sigma_q^2 / n_q`,
 :math:`A_m = \sum_q n_q w_{qm}^2 / N \sigma_q^2` is the precision that the tasks give to a function
 (its log is what mean field loses since the functions are independent in it) and ``S`` the
 expected products of the functions. Pairs of functions are turned and sheared one after the other,
@@ -54,31 +54,42 @@ NUM_SOLVES = 6
 class Surrogate(NamedTuple):
     """What ``J`` is made of.
 
-    - **odds**, **slope** - ``o`` and ``c`` of the pairs.
-    - **half** - ``1 / 2 v``, of each task.
+    - **odds** - ``o``, log odds of a slab that is seen as zero.
+    - **variance** - ``sigma_w^2``.
+    - **slab** - ``1 / 2 (v + sigma_w^2)``.
+    - **spike** - ``1 / 2 v``, of each task.
     - **load** - ``n_q / N sigma_q^2``, of each task.
     - **num_points** - ``N``.
     """
 
     odds: Float[Array, "M Q"]
-    slope: Float[Array, "M Q"]
-    half: Float[Array, " Q"]
+    variance: Float[Array, "M Q"]
+    slab: Float[Array, "M Q"]
+    spike: Float[Array, " Q"]
     load: Float[Array, " Q"]
     num_points: Float[Array, ""]
 
-    def evidence(self, m: Int[Array, " P"], w: Float[Array, "K P Q"]) -> Float[Array, "K P"]:
-        """``sum_q softplus(o + c w^2)`` of functions ``m`` at other weights."""
-        x = self.odds[m] + self.slope[m] * w**2
-        # a softplus that costs half as much and is exact to the last digits of the sum
-        return jnp.sum(jnp.maximum(x, 0) + jnp.log(1 + jnp.exp(-jnp.abs(x))), axis=2)
+    def evidence(self, m: Any, w: Float[Array, "*K Q"]) -> Float[Array, "*K"]:
+        """``sum_q s`` of functions ``m`` at other weights."""
+        without, included = -self.spike * w**2, self.odds[m] - self.slab[m] * w**2
+        # logaddexp takes twice the time
+        small = jnp.log(1 + jnp.exp(-jnp.abs(without - included)))
+        return jnp.sum(jnp.maximum(without, included) + small, axis=-1)
 
-    def loss(self, A: Float[Array, "K P"]) -> Float[Array, "K P"]:
+    def loss(self, A: Float[Array, "*K"]) -> Float[Array, "*K"]:
         return 0.5 * self.num_points * jnp.log1p(A)
 
     def value(self, W: Float[Array, "M Q"], S: Float[Array, "M M"]) -> Float[Array, ""]:
         """``J``."""
-        pairs = jax.nn.softplus(self.odds + self.slope * W**2) - self.half * W**2
-        return jnp.sum(pairs) - jnp.sum(self.loss(W**2 @ self.load)) - 0.5 * jnp.trace(S)
+        pairs = self.evidence(slice(None), W) - self.loss(W**2 @ self.load)
+        return jnp.sum(pairs) - 0.5 * jnp.trace(S)
+
+    def conditional(self, w: Float[Array, "M Q"]) -> PairedMeanField:
+        """Of the pairs that are seen as ``w``; tasks first."""
+        logit = self.odds + (self.spike - self.slab) * w**2
+        variance = 1 / (2 * self.spike + 1 / self.variance)
+        loc = 2 * self.spike * variance * w
+        return PairedMeanField(jax.nn.sigmoid(logit).T, loc.T, jnp.sqrt(variance).T)
 
 
 class Turned(NamedTuple):
@@ -99,9 +110,10 @@ def surrogate(at: View) -> Surrogate:
     num_points = jnp.asarray(at.Y.shape[0], at.Y.dtype)
     seen = over_points(at, jnp.ones_like(at.Y[:, 0])) / at.sigma2
     v = 1 / jnp.maximum(seen, jnp.finfo(seen.dtype).tiny)
-    ratio = at.prior.variance.T / v
-    odds = at.prior.log_odds.T - 0.5 * jnp.log1p(ratio)
-    return Surrogate(odds, 0.5 * ratio / (1 + ratio) / v, 0.5 / v, seen / num_points, num_points)
+    variance = at.prior.variance.T
+    odds = at.prior.log_odds.T - 0.5 * jnp.log1p(variance / v)
+    load = seen / num_points
+    return Surrogate(odds, variance, 0.5 / (v + variance), 0.5 / v, load, num_points)
 
 
 def ridge(
@@ -239,8 +251,11 @@ def shear_pairs(J: Surrogate, found: Turned, i: Any, j: Any) -> tuple[Turned, An
 
     def value(a):
         u = one - a[..., None] * other
-        loss = few.loss(A - 2 * a * X + a**2 * D) + jnp.sum(few.half * u**2, axis=2)
-        return few.evidence(i, u) - loss - 0.5 * (2 * a * both + a**2 * own)
+        return (
+            few.evidence(i, u)
+            - few.loss(A - 2 * a * X + a**2 * D)
+            - 0.5 * (2 * a * both + a**2 * own)
+        )
 
     shears = LARGEST_SHEAR * jnp.arange(-NUM_SHEARS, NUM_SHEARS + 1) / NUM_SHEARS
     a, moves = _best(value, shears.astype(one.dtype), NUM_SHEARS, False)
@@ -327,13 +342,8 @@ def _posterior(spec: Spec, data: Data, posterior: Posterior, found: Turned, used
     """Weights at what a pair that is seen as ``w`` has; functions around given means."""
     at, functions = view_at(spec, data, posterior.values), posterior.functions
     assert functions is not None
-    J = surrogate(at)
-    variance = 1 / (2 * J.half[:, None] + 1 / at.prior.variance)
-    seen = PairedMeanField(
-        jnp.where(used, jax.nn.sigmoid(J.odds + J.slope * found.W**2).T, 0),
-        2 * J.half[:, None] * found.W.T * variance,
-        jnp.sqrt(variance),
-    )
+    seen = surrogate(at).conditional(found.W)
+    seen = seen._replace(probs=jnp.where(used, seen.probs, 0))
     alpha = over_tasks(at, seen.slab_moments[1] / at.sigma2[:, None]).T
     alpha = jnp.where(used[:, None], jnp.broadcast_to(alpha, data.mean.shape), 0)
     h = (1 + alpha) * found.B
