@@ -115,9 +115,11 @@ class CAVI(SVI):
     its kernel. Between them come rounds of moves (rotations of the functions, dropping one), each
     accepted if the exact bound says so after twelve sweeps. A round is one step, and a run goes on
     with sweeps when no move is accepted any more: some 50 steps from the start on the paper's toy
-    data. A run of fewer than twelve steps, and :meth:`update`, make no moves. Starts are the random
-    one of :meth:`init`, the singular vectors of the tasks, and random ones; they run one after the
-    other, and only the best goes on after the first round without success. Fit in float64.
+    data. Functions that are all ``"white"`` have other moves, of which the first, a warm-up of
+    turns towards sparse weights, is one step too. A run of fewer than twelve steps, and
+    :meth:`update`, make no moves. Starts are the random one of :meth:`init`, the singular vectors
+    of the tasks, and random ones; they run one after the other, and only the best goes on after the
+    first round without success, or after the warm-up. Fit in float64.
 
     **Example**
 

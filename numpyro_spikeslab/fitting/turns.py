@@ -239,7 +239,8 @@ def rotate_pairs(J: Surrogate, found: Turned, i: Any, j: Any) -> tuple[Turned, A
 
     angles = (jnp.arange(NUM_ANGLES) / NUM_ANGLES - 0.5) * jnp.pi / 2
     angle, moves = _best(value, angles.astype(one.dtype), NUM_ANGLES // 2, True)
-    c, s = (f(angle).astype(found.W.dtype) for f in (jnp.cos, jnp.sin))
+    # to all digits, or the product of weights and functions would change
+    c, s = (f(angle.astype(found.W.dtype)) for f in (jnp.cos, jnp.sin))
     return turn_pairs(found, i, j, (c, s, -s, c)), jnp.sum(moves & (i < len(found.W)))
 
 
@@ -312,7 +313,7 @@ def turn(spec: Spec, data: Data, posterior: Posterior, manner: Manner) -> Poster
     S = phi @ phi.T + jnp.diag(jnp.sum(var, axis=1))
     found = _begin(at, Turned(W, jnp.eye(len(W), dtype=W.dtype), S), used, manner)
     found = climb(surrogate(at), found, used)
-    return strong(_posterior(spec, data, posterior, found._replace(B=found.B @ phi), used))
+    return strong(posterior_of(spec, data, posterior, found._replace(B=found.B @ phi), used))
 
 
 def _begin(at: View, found: Turned, used: Any, manner: Manner) -> Turned:
@@ -338,7 +339,9 @@ def _linear(found: Turned, of_weights: Any, of_functions: Any) -> Turned:
     return Turned(of_weights @ found.W, of_functions @ found.B, S)
 
 
-def _posterior(spec: Spec, data: Data, posterior: Posterior, found: Turned, used: Any) -> Posterior:
+def posterior_of(
+    spec: Spec, data: Data, posterior: Posterior, found: Turned, used: Any
+) -> Posterior:
     """Weights at what a pair that is seen as ``w`` has; functions around given means."""
     at, functions = view_at(spec, data, posterior.values), posterior.functions
     assert functions is not None
