@@ -186,6 +186,7 @@ class Stage(NamedTuple):
     - **rejected** - whether it is a round of moves without success.
     - **comparable** - whether starts are compared after it.
     - **last** - whether no moves follow.
+    - **restarts** - the bound of each start, where this stage has compared them.
     """
 
     progress: Progress
@@ -193,6 +194,7 @@ class Stage(NamedTuple):
     rejected: bool = False
     comparable: bool = False
     last: bool = False
+    restarts: Float[np.ndarray, " starts"] | None = None
 
 
 class Fit(NamedTuple):
@@ -281,15 +283,16 @@ def best_of(climbs: Sequence[Iterator[Stage]]) -> Iterator[Stage]:
                 if stage.comparable:
                     break
     except KeyboardInterrupt:
-        yield from _highest(heats)[0]
+        yield from heats[int(np.argmax(_reached(heats)))]
         raise
-    stages, best = _highest(heats)
-    yield from stages
+    reached = _reached(heats)
+    best = int(np.argmax(reached))
+    for k, stage in enumerate(heats[best], 1):
+        yield stage._replace(restarts=reached) if k == len(heats[best]) else stage
     yield from climbs[best]
 
 
-def _highest(heats: list[list[Stage]]) -> tuple[list[Stage], int]:
-    """The stages of the highest climb, and which it is."""
+def _reached(heats: list[list[Stage]]) -> Float[np.ndarray, " starts"]:
+    """The bound of each climb; what is not a number is the lowest."""
     reached = [-float(found[-1].losses[-1]) if found else -np.inf for found in heats]
-    best = int(np.argmax(np.nan_to_num(reached, nan=-np.inf)))
-    return heats[best], best
+    return np.nan_to_num(np.asarray(reached), nan=-np.inf, posinf=np.inf, neginf=-np.inf)

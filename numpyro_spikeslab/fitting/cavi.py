@@ -67,19 +67,22 @@ AUTOMATIC: Any = "automatic"
 
 
 class CAVIRunResult(NamedTuple):
-    """What :meth:`CAVI.run` returns: the fields of NumPyro's ``SVIRunResult`` and one more.
+    """What :meth:`CAVI.run` returns: the fields of NumPyro's ``SVIRunResult`` and two more.
 
     - **params** - the fitted parameters.
     - **state** - the last state.
     - **losses** - the exact negative evidence lower bound after every step. Under a transformation
       of the caller their number is fixed, and the last one fills the steps that ``tol`` saved.
     - **converged** - whether the run stopped by ``tol``; `None` if there was no ``tol``.
+    - **restarts** - the bound of each start, at the end or, with latent functions, where they were
+      compared; `None` for a single start, after Ctrl-C, and under a transformation.
     """
 
     params: dict[str, Any]
     state: SVIState
     losses: Float[Array, " steps"]
     converged: Any
+    restarts: Float[np.ndarray, " starts"] | None = None
 
 
 class CAVI(SVI):
@@ -389,11 +392,13 @@ class CAVI(SVI):
             converged = None if tol is None else progress.converged
             return CAVIRunResult(self.get_params(new), new, joined, converged)
         losses: list[Any] = []
+        restarts = None
         with one_blas_thread(task), tqdm(total=num_steps, disable=not progress_bar) as bar:
             try:
                 for stage in stages(task, state.rng_key, progress, plan, bar):
                     progress = stage.progress
                     losses.append(stage.losses)
+                    restarts = stage.restarts if number > 1 and restarts is None else restarts
             except KeyboardInterrupt:
                 if not losses:
                     raise
@@ -406,7 +411,7 @@ class CAVI(SVI):
         check_end(task.spec, int(progress.step), np.asarray(joined), bool(progress.converged))
         new = self._state(task, state, progress)
         converged = None if tol is None else progress.converged
-        return CAVIRunResult(self.get_params(new), new, joined, converged)
+        return CAVIRunResult(self.get_params(new), new, joined, converged, restarts)
 
     # States
 

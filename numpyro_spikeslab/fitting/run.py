@@ -161,8 +161,9 @@ def _chunks(task: Task, progress: Progress, plan: Plan) -> Iterator[Stage]:
         if number == 1:
             yield Stage(progress, _done(every.pop(), bool(progress.converged)))
     if every:
+        restarts = -np.atleast_1d(progress.loss)
         progress, losses = _best(progress, np.concatenate(every, axis=-1), number)
-        yield Stage(progress, _done(losses, bool(progress.converged)))
+        yield Stage(progress, _done(losses, bool(progress.converged)), restarts=restarts)
     if interrupt is not None:
         raise interrupt
 
