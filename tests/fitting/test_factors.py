@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from scipy import stats
 from task_problems import Problem, model_of, observations, problem
 
 import jax
@@ -42,9 +43,9 @@ def one_by_one(found: Problem):
         at = with_roles(found.spec, found.data, base, posterior.values)
         # in an order in which this function is the first
         order = jnp.roll(jnp.arange(NUM_FUNCTIONS), -m)
-        stats = gram(at, posterior.functions.mean[order], posterior.functions.var[order])
+        sums = gram(at, posterior.functions.mean[order], posterior.functions.var[order])
         own, weights = jax.tree.map(lambda x: x[:, order], (at.prior, posterior.weights))
-        new = update_weights(at._replace(prior=own), stats, weights)
+        new = update_weights(at._replace(prior=own), sums, weights)
         put = jax.tree.map(lambda x, y: x.at[:, m].set(y[:, 0]), posterior.weights, new)
         return posterior._replace(weights=put)
 
@@ -68,8 +69,8 @@ def test_a_sweep_visits_one_function_and_its_weights_after_the_other(prior):
     for x, y in zip(jax.tree.leaves(swept), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-10)
     at = with_roles(found.spec, found.data, found.at, swept.values)
-    stats = gram(at, swept.functions.mean, swept.functions.var)
-    np.testing.assert_allclose(squares, squared_errors(at, stats, swept.weights), rtol=1e-10)
+    sums = gram(at, swept.functions.mean, swept.functions.var)
+    np.testing.assert_allclose(squares, squared_errors(at, sums, swept.weights), rtol=1e-10)
 
 
 @pytest.mark.usefixtures("x64")
@@ -167,10 +168,26 @@ def test_weights_without_spikes_solve_their_equations():
         )
 
 
+@pytest.mark.usefixtures("x64")
+def test_a_pair_that_is_seen_has_its_evidence_and_its_conditional():
+    at = white().at
+    J, W = turns.surrogate(at), 0.3 * np.random.default_rng(0).normal(size=(3, NUM_TASKS))
+    v = np.asarray(at.sigma2 / at.count)
+    slab, odds = np.asarray(at.prior.variance).T, np.exp(np.asarray(at.prior.log_odds)).T
+    spike, included = (stats.norm.pdf(W, 0, np.sqrt(x)) for x in (v, v + slab))
+    expected = np.log((spike + odds * included) / stats.norm.pdf(0, 0, np.sqrt(v)))
+    np.testing.assert_allclose(J.evidence(slice(None), jnp.asarray(W)), expected.sum(axis=1))
+    q = J.conditional(jnp.asarray(W))
+    probs = odds * included / (spike + odds * included)
+    np.testing.assert_allclose(q.probs.T, probs, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(q.loc.T, W * slab / (v + slab))
+    np.testing.assert_allclose(q.scale.T**2, v * slab / (v + slab))
+
+
 def mixed(num_tasks=30, num_functions=4):
     """Sparse weights of functions that have been mixed, and the surrogate for them."""
     rng = np.random.default_rng(1)
-    W = rng.normal(size=(num_functions, num_tasks)) * (rng.uniform(size=(num_functions, 1)) < 2)
+    W = rng.normal(size=(num_functions, num_tasks))
     W *= np.arange(num_tasks) % num_functions == np.arange(num_functions)[:, None]
     T = np.linalg.qr(rng.normal(size=(num_functions, num_functions)))[0]
     shape, N = W.shape, 50.0
