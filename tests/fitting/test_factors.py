@@ -205,8 +205,11 @@ def mixed(num_tasks=30, num_functions=4):
 def test_a_climb_finds_sparse_weights_and_leaves_the_product():
     W, J, found = mixed()
     end = jax.jit(turns.climb)(J, found, jnp.ones(4, bool))
-    assert J.value(end.W, end.S) > J.value(found.W, found.S) + 10
-    assert J.value(end.W, end.S) > J.value(jnp.asarray(W), found.S) - 1
+    sparse, reached, begun = (
+        J.value(jnp.asarray(x.W), x.S) for x in (found._replace(W=W), end, found)
+    )
+    # two cycles over the pairs go most of the way
+    assert sparse - reached < 0.1 * (sparse - begun) and reached > begun + 50
     np.testing.assert_allclose(end.B.T @ end.W, found.W, atol=1e-10)
     np.testing.assert_allclose(end.S, end.B @ found.S @ end.B.T, atol=1e-8)
     # what is not in use does not move
