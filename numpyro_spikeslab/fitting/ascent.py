@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ascent of the bound: one step for all models, repeated in compiled code; fits with moves."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.search import climb
-from numpyro_spikeslab.fitting import functions
-from numpyro_spikeslab.fitting.moves import drop, rotate
+from numpyro_spikeslab.fitting import factors, functions
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
@@ -30,7 +29,6 @@ from numpyro_spikeslab.fitting.posterior import (
     with_modes,
     with_roles,
 )
-from numpyro_spikeslab.fitting.roughness import Roughness
 from numpyro_spikeslab.fitting.tasks import squared_errors, update_weights
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.view import View
@@ -44,7 +42,6 @@ HOPELESS = 60.0
 STAGE = 12
 # Gain of the bound in a stage at which a posterior has settled.
 TOLERANCE = 0.2
-MAX_ROUNDS = 8
 MAX_SETTLING = 20
 
 
@@ -148,6 +145,9 @@ def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, A
         stats = stats_at(data, at, posterior)
         weights = update_weights(at, stats, posterior.weights, temperature)
         posterior = posterior._replace(weights=weights)
+    elif spec.white and not spec.plain:
+        posterior, squares = factors.sweep(spec, data, at, posterior, temperature)
+        return with_roles(spec, data, at, posterior.values), posterior, squares
     else:
         sweep = functions.sweep_plain if spec.plain else functions.sweep
         posterior, stats = sweep(spec, data, at, posterior, temperature)
@@ -184,13 +184,17 @@ class Stage(NamedTuple):
     - **progress** - after them.
     - **losses** - after each; a round of moves is one step.
     - **rejected** - whether it is a round of moves without success.
+    - **comparable** - whether starts are compared after it.
     - **last** - whether no moves follow.
+    - **restarts** - the bound of each start, where this stage has compared them.
     """
 
     progress: Progress
     losses: Float[np.ndarray, " steps"]
     rejected: bool = False
+    comparable: bool = False
     last: bool = False
+    restarts: Float[np.ndarray, " starts"] | None = None
 
 
 class Fit(NamedTuple):
@@ -198,13 +202,13 @@ class Fit(NamedTuple):
 
     - **spec**, **data** - see :mod:`~numpyro_spikeslab.fitting.posterior`.
     - **threshold** - see :func:`advance`.
-    - **roughness** - what orders functions in moves, `None` where there are none.
+    - **moves** - rounds of moves from a state, `None` where there are none.
     """
 
     spec: Spec
     data: Data
     threshold: float
-    roughness: Roughness | None
+    moves: Callable[["Fit", Progress], Iterator[Stage]] | None
 
     def sweeps(self, progress: Progress, num_steps: int) -> Stage:
         """At most ``num_steps`` steps without moves."""
@@ -218,8 +222,8 @@ class Fit(NamedTuple):
     def steps(self, progress: Progress, num_steps: int) -> Iterator[Stage]:
         """At most ``num_steps`` steps: sweeps, and rounds of moves where there are functions."""
         left = num_steps
-        if self.roughness is not None and left >= STAGE:
-            for stage in self._with_moves(progress):
+        if self.moves is not None and left >= STAGE:
+            for stage in self.moves(self._replace(threshold=-1.0), progress):
                 progress = stage.progress
                 left -= len(stage.losses)
                 yield stage
@@ -233,43 +237,23 @@ class Fit(NamedTuple):
             if bool(progress.converged):
                 return
 
-    def _with_moves(self, progress: Progress) -> Iterator[Stage]:
-        """Rounds of moves until none from a settled state is accepted. The bound never falls."""
-        never = self._replace(threshold=-1.0)
-        stage = never.sweeps(progress, STAGE)
-        yield stage
-        settled = False
-        for _ in range(MAX_ROUNDS):
-            stage = never.move(stage.progress)
+    def settle(self, progress: Progress) -> Iterator[Stage]:
+        """Sweeps until they bring little more."""
+        before = float(progress.loss)
+        for _ in range(MAX_SETTLING):
+            stage = self.sweeps(progress, STAGE)
             yield stage
-            if not stage.rejected:
-                settled = False
-                continue
-            if settled:
+            if before - stage.losses[-1] < TOLERANCE:
                 return
-            for _ in range(MAX_SETTLING):
-                before = stage.losses[-1]
-                stage = never.sweeps(stage.progress, STAGE)
-                yield stage
-                if before - stage.losses[-1] < TOLERANCE:
-                    break
-            settled = True
+            progress, before = stage.progress, stage.losses[-1]
 
-    def move(self, progress: Progress) -> Stage:
+    def contest(self, progress: Progress, proposals: Sequence[Posterior]) -> Stage:
         """One round of moves: the proposals and the state itself, each after as many sweeps.
 
         Those that are far behind after a third of the sweeps are given up.
         """
-        spec, data, now = self.spec, self.data, progress.posterior
-        assert self.roughness is not None
-        fewer = drop(spec, data, now)
-        proposals = [
-            now,
-            rotate(spec, data, now, self.roughness),
-            fewer,
-            rotate(spec, data, fewer, self.roughness),
-        ]
-        contenders = [progress._replace(posterior=proposal) for proposal in proposals]
+        every = (progress.posterior, *proposals)
+        contenders = [progress._replace(posterior=posterior) for posterior in every]
         reached = np.zeros(len(contenders))
         heat = STAGE // 3
         for size in (heat, STAGE - heat):
@@ -296,18 +280,19 @@ def best_of(climbs: Sequence[Iterator[Stage]]) -> Iterator[Stage]:
             heats.append([])
             for stage in climb:
                 heats[-1].append(stage)
-                if stage.rejected:
+                if stage.comparable:
                     break
     except KeyboardInterrupt:
-        yield from _highest(heats)[0]
+        yield from heats[int(np.argmax(_reached(heats)))]
         raise
-    stages, best = _highest(heats)
-    yield from stages
+    reached = _reached(heats)
+    best = int(np.argmax(reached))
+    for k, stage in enumerate(heats[best], 1):
+        yield stage._replace(restarts=reached) if k == len(heats[best]) else stage
     yield from climbs[best]
 
 
-def _highest(heats: list[list[Stage]]) -> tuple[list[Stage], int]:
-    """The stages of the highest climb, and which it is."""
+def _reached(heats: list[list[Stage]]) -> Float[np.ndarray, " starts"]:
+    """The bound of each climb; what is not a number is the lowest."""
     reached = [-float(found[-1].losses[-1]) if found else -np.inf for found in heats]
-    best = int(np.argmax(np.nan_to_num(reached, nan=-np.inf)))
-    return heats[best], best
+    return np.nan_to_num(np.asarray(reached), nan=-np.inf, posinf=np.inf, neginf=-np.inf)

@@ -67,19 +67,22 @@ AUTOMATIC: Any = "automatic"
 
 
 class CAVIRunResult(NamedTuple):
-    """What :meth:`CAVI.run` returns: the fields of NumPyro's ``SVIRunResult`` and one more.
+    """What :meth:`CAVI.run` returns: the fields of NumPyro's ``SVIRunResult`` and two more.
 
     - **params** - the fitted parameters.
     - **state** - the last state.
     - **losses** - the exact negative evidence lower bound after every step. Under a transformation
       of the caller their number is fixed, and the last one fills the steps that ``tol`` saved.
     - **converged** - whether the run stopped by ``tol``; `None` if there was no ``tol``.
+    - **restarts** - the bound of each start, at the end or, with latent functions, where they were
+      compared; `None` for a single start, after Ctrl-C, and under a transformation.
     """
 
     params: dict[str, Any]
     state: SVIState
     losses: Float[Array, " steps"]
     converged: Any
+    restarts: Float[np.ndarray, " starts"] | None = None
 
 
 class CAVI(SVI):
@@ -115,9 +118,11 @@ class CAVI(SVI):
     its kernel. Between them come rounds of moves (rotations of the functions, dropping one), each
     accepted if the exact bound says so after twelve sweeps. A round is one step, and a run goes on
     with sweeps when no move is accepted any more: some 50 steps from the start on the paper's toy
-    data. A run of fewer than twelve steps, and :meth:`update`, make no moves. Starts are the random
-    one of :meth:`init`, the singular vectors of the tasks, and random ones; they run one after the
-    other, and only the best goes on after the first round without success. Fit in float64.
+    data. Functions that are all ``"white"`` have other moves, of which the first, a warm-up of
+    turns towards sparse weights, is one step too. A run of fewer than twelve steps, and
+    :meth:`update`, make no moves. Starts are the random one of :meth:`init`, the singular vectors
+    of the tasks, and random ones; they run one after the other, and only the best goes on after the
+    first round without success, or after the warm-up. Fit in float64.
 
     **Example**
 
@@ -386,13 +391,14 @@ class CAVI(SVI):
             new = self._state(task, state, progress)
             converged = None if tol is None else progress.converged
             return CAVIRunResult(self.get_params(new), new, joined, converged)
-        total = num_steps * (number if task.reading.functions is not None else 1)
         losses: list[Any] = []
-        with one_blas_thread(task), tqdm(total=total, disable=not progress_bar) as bar:
+        restarts = None
+        with one_blas_thread(task), tqdm(total=num_steps, disable=not progress_bar) as bar:
             try:
                 for stage in stages(task, state.rng_key, progress, plan, bar):
                     progress = stage.progress
                     losses.append(stage.losses)
+                    restarts = stage.restarts if number > 1 and restarts is None else restarts
             except KeyboardInterrupt:
                 if not losses:
                     raise
@@ -405,7 +411,7 @@ class CAVI(SVI):
         check_end(task.spec, int(progress.step), np.asarray(joined), bool(progress.converged))
         new = self._state(task, state, progress)
         converged = None if tol is None else progress.converged
-        return CAVIRunResult(self.get_params(new), new, joined, converged)
+        return CAVIRunResult(self.get_params(new), new, joined, converged, restarts)
 
     # States
 

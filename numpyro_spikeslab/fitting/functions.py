@@ -58,12 +58,12 @@ def terms_of(at: View, posterior: Posterior, m: Any) -> Terms:
     mean, second = posterior.weights.mean, posterior.weights.slab_moments[1]
     w = mean[:, m] / at.sigma2
     others = mean.at[:, m].set(0)
-    alpha = _over_tasks(at, second[:, m] / at.sigma2)
-    taken = jnp.sum(_over_tasks(at, w[:, None] * others) * functions.mean.T, axis=1)
+    alpha = over_tasks(at, second[:, m] / at.sigma2)
+    taken = jnp.sum(over_tasks(at, w[:, None] * others) * functions.mean.T, axis=1)
     return Terms(m, alpha, (at.relative * at.Y) @ w - taken)
 
 
-def _over_tasks(at: View, x: Float[Array, " Q *K"]) -> Float[Array, " N *K"]:
+def over_tasks(at: View, x: Float[Array, " Q *K"]) -> Float[Array, " N *K"]:
     """``sum_q z_nq x_q``."""
     shared = at.relative.shape[1] == 1
     return at.relative @ (jnp.sum(x, axis=0, keepdims=True) if shared else x)
@@ -207,13 +207,20 @@ def slab_scale_of(spec: Spec, at: View, posterior: Posterior, m: Any) -> SlabSca
 def update_function(
     spec: Spec, prior: FunctionPrior, at: View, posterior: Posterior, m: Any
 ) -> Posterior:
+    """:func:`update_given` what the tasks say of function ``m``."""
+    return update_given(spec, prior, at, posterior, terms_of(at, posterior, m))
+
+
+def update_given(
+    spec: Spec, prior: FunctionPrior, at: View, posterior: Posterior, terms: Terms
+) -> Posterior:
     r"""Joint update of ``q(phi_m)``, ``theta_m``, the scale of ``w_.m`` and that of all slabs.
 
     With :math:`w_{\cdot m} \to \sqrt t\, w_{\cdot m}` the terms become
     :math:`t \alpha, \sqrt t\, h`, and with :math:`q(\phi_m)` integrated and the slab scale at
     its optimum the bound is a function of :math:`(\theta_m, t)` alone.
     """
-    functions, terms = _functions(posterior), terms_of(at, posterior, m)
+    functions, m = _functions(posterior), terms.m
     slab = slab_scale_of(spec, at, posterior, m)
     density = None if spec.profiled is None else at.priors.get(spec.profiled)
     mean, var = functions.mean[m], functions.var[m]
@@ -244,11 +251,9 @@ def update_function(
     return condition(prior, posterior, terms.scaled(t), theta, step)
 
 
-def _prior_is_better(
-    prior: FunctionPrior, at: View, posterior: Posterior, m: Any
-) -> Bool[Array, ""]:
+def prior_is_better(prior: FunctionPrior, posterior: Posterior, terms: Terms) -> Bool[Array, ""]:
     """Whether the bound does not fall when ``q(phi_m)`` returns to its prior."""
-    terms, functions = terms_of(at, posterior, m), _functions(posterior)
+    functions, m = _functions(posterior), terms.m
     current = _expected_terms(terms, functions.mean[m], functions.var[m]) - functions.kl[m]
     return _expected_terms(terms, prior.mean[m], functions.prior_var[m]) >= current
 
@@ -281,7 +286,7 @@ def sweep(
         return update_function(spec, prior, at, posterior, m)
 
     def rest(m, at, posterior):
-        better = _prior_is_better(prior, at, posterior, m)
+        better = prior_is_better(prior, posterior, terms_of(at, posterior, m))
         return _choose(better, to_prior(prior, posterior, m), posterior)
 
     def visit(k, carry):

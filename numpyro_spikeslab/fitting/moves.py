@@ -266,7 +266,7 @@ def drop(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
     keep[len(used) :] = keep[0]
     changes = Change(np.tile(np.eye(M), (size, 1, 1)), keep, np.zeros(M, bool))
     _, which = best_change(spec, data, posterior, changes, 2)
-    return _switch_off(spec, data, posterior, keep[int(which)])
+    return keep_only(spec, data, posterior, keep[int(which)])
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
@@ -277,5 +277,6 @@ def _active(spec: Spec, data: Data, posterior: Posterior) -> Bool[Array, " M"]:
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def _switch_off(spec: Spec, data: Data, posterior: Posterior, keep: Any) -> Posterior:
+def keep_only(spec: Spec, data: Data, posterior: Posterior, keep: Any) -> Posterior:
+    """:func:`switch_off`, compiled."""
     return strong(switch_off(posterior, keep, data.mean))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
-from numpyro_spikeslab.fitting.tasks import Gram, gram, squared_errors
+from numpyro_spikeslab.fitting.tasks import Gram, gram, squared_errors, squares_left
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.program import Program, are_concrete
@@ -68,6 +68,7 @@ class Spec:
     - **plain** - whether sweeps are those of the paper's supplement.
     - **temperature** - maps a step to the temperature of the logits; `None` for 1.
     - **profiled** - the site that is, with one number, the scale of all slabs, or `None`.
+    - **white** - whether all functions are white processes with a mean of zero.
     """
 
     form: Form
@@ -77,6 +78,7 @@ class Spec:
     plain: bool
     temperature: Callable[[Any], Any] | None
     profiled: str | None
+    white: bool
 
 
 class Data(NamedTuple):
@@ -122,7 +124,14 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
         plain=plain,
         temperature=temperature,
         profiled=profiled,
+        white=_is_white(known),
     )
+
+
+def _is_white(known: Any) -> bool:
+    if known is None or not are_concrete(known.mean) or np.any(known.mean):
+        return False
+    return {template.kind for template in known.functions.templates} == {"white"}
 
 
 def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
@@ -213,6 +222,9 @@ def squares_of(spec: Spec, data: Data, at: View, posterior: Posterior) -> Float[
 
     :param at: for columns, the view at the expectation of the weights unless a residual is there.
     """
+    functions = posterior.functions
+    if spec.white and functions is not None:
+        return squares_left(at, functions.mean, functions.var, posterior.weights)
     if spec.form.kind != COLUMNS:
         return squared_errors(at, stats_at(data, at, posterior), posterior.weights)
     residual = posterior.residual

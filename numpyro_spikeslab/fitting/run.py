@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 import warnings
 
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.fitting.ascent import CHUNK, Fit, Progress, Stage, advance, begin, best_of
 from numpyro_spikeslab.fitting.posterior import Data, Spec, view_at
 from numpyro_spikeslab.fitting.roughness import no_roughness, roughness_of_inputs
+from numpyro_spikeslab.fitting.rounds import factor_moves, function_moves
 from numpyro_spikeslab.fitting.starts import start_random, start_svd
 from numpyro_spikeslab.reading.form import FUNCTIONS
 from numpyro_spikeslab.reading.reader import Reading
@@ -68,7 +70,7 @@ def stages(task: Task, key: Array, progress: Progress, plan: Plan, bar: tqdm) ->
             progress = random_starts(task, key, progress, number)
         yield from _watched(_chunks(task, progress, plan), bar)
         return
-    fit = Fit(spec, data, threshold, None if spec.plain else _roughness(task.reading))
+    fit = Fit(spec, data, threshold, None if spec.plain else _moves(task))
     starts = [progress]
     if number > 1:
         starts.append(begin(spec, data, start_svd(spec, data, progress.posterior)))
@@ -159,8 +161,9 @@ def _chunks(task: Task, progress: Progress, plan: Plan) -> Iterator[Stage]:
         if number == 1:
             yield Stage(progress, _done(every.pop(), bool(progress.converged)))
     if every:
+        restarts = -np.atleast_1d(progress.loss)
         progress, losses = _best(progress, np.concatenate(every, axis=-1), number)
-        yield Stage(progress, _done(losses, bool(progress.converged)))
+        yield Stage(progress, _done(losses, bool(progress.converged)), restarts=restarts)
     if interrupt is not None:
         raise interrupt
 
@@ -170,19 +173,24 @@ def _done(losses: Any, converged: bool) -> Any:
     return losses[: np.flatnonzero(~np.isnan(losses))[-1] + 1] if converged else losses
 
 
-def _roughness(reading: Reading) -> Any:
-    """What orders the functions of a model in moves."""
-    known = reading.functions
-    assert known is not None and reading.form.kind == FUNCTIONS
+def _moves(task: Task) -> Any:
+    """The moves that suit the functions of a model."""
+    if task.spec.white:
+        return factor_moves
+    known = task.reading.functions
+    assert known is not None and task.reading.form.kind == FUNCTIONS
     kinds = {template.kind for template in known.functions.templates}
     if kinds <= {"white", "zero"}:
-        return jax.tree_util.Partial(no_roughness)
-    return roughness_of_inputs(known.functions.X)
+        return partial(function_moves, jax.tree_util.Partial(no_roughness))
+    return partial(function_moves, roughness_of_inputs(known.functions.X))
 
 
 def _watched(climb: Iterator[Stage], bar: tqdm) -> Iterator[Stage]:
+    done = 0
     for stage in climb:
-        bar.update(len(stage.losses))
+        done += len(stage.losses)
+        # starts that run one after the other count from the beginning
+        bar.update(done - bar.n)
         bar.set_postfix_str(f"bound: {-float(stage.losses[-1]):.4f}", refresh=False)
         yield stage
 

@@ -88,3 +88,33 @@ def explained(at: View, stats: Gram, weights: Any) -> Float[Array, " M"]:
     \langle\phi_{nm}\rangle)^2 / \sigma_q^2`."""
     own = jnp.diagonal(stats.G, axis1=1, axis2=2)
     return jnp.sum(weights.mean**2 * own / at.sigma2[:, None], axis=0)
+
+
+# Without products of features
+
+
+def over_points(at: View, x: Float[Array, "*K N"]) -> Float[Array, "*K #Q"]:
+    """``sum_n z_nq x_n``; one column where all tasks weigh alike."""
+    return x @ at.relative
+
+
+def left_of(at: View, mean: Float[Array, "M N"], weights: Any) -> Float[Array, "N Q"]:
+    """``z_nq (y_nq - sum_m <w_qm> <phi_nm>)``, what the features leave of the tasks."""
+    return at.relative * (at.Y - mean.T @ weights.mean.T)
+
+
+def squares_left(
+    at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"], weights: Any
+) -> Float[Array, " Q"]:
+    r""":func:`squared_errors` from what is left, in O(NQM) where a :class:`Gram` takes O(NQM^2).
+
+    :math:`\sum_n z_n \langle (y_n - w^\top \phi_n)^2 \rangle = \sum_n z_n r_n^2 + \sum_m
+    (\langle w_m^2 \rangle \langle \phi_m^2 \rangle - \langle w_m \rangle^2 \langle \phi_m
+    \rangle^2)`, with the last two summed over the points.
+    """
+    W, W2 = weights.mean, weights.slab_moments[1]
+    own, var = over_points(at, mean**2).T, over_points(at, var).T
+    residual = at.Y - mean.T @ W.T
+    return jnp.sum(at.relative * residual**2, axis=0) + jnp.sum(
+        W2 * (own + var) - W**2 * own, axis=1
+    )
