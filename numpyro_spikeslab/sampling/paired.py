@@ -10,7 +10,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra import collapsed
+from numpyro_spikeslab.algebra import flips
 from numpyro_spikeslab.algebra.pairs import (
     Prior,
     feature_rows,
@@ -173,10 +173,10 @@ def _draw_columns(
     drawn = gibbs_sweep(key_pairs, design, residual, current, precision, prior)
     if not moves:
         return drawn
-    features = collapsed.Features(feature_rows(design, current.size), reading.gram)
+    features = flips.Features(feature_rows(design, current.size), reading.gram)
     target = residual + predictor(design, current)
-    problem = collapsed.Regression(features, target, precision, prior)
-    return collapsed.sweep(key_moves, problem, *drawn[:2])
+    problem = flips.Regression(features, target, precision, prior)
+    return flips.sweep(key_moves, problem, *drawn[:2])
 
 
 def _sweep_tasks(

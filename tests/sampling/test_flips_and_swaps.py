@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Gibbs
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.algebra import collapsed, pairs
+from numpyro_spikeslab.algebra import flips, pairs
 
 KEY = random.key(0)
 SIZE, PRECISION = 5, 4.0
@@ -38,8 +38,8 @@ def exact_of(X, y):
 def problem_of(X, y, with_gram):
     rows = jnp.asarray(X.T)
     prior = pairs.Prior(jnp.asarray(LOG_ODDS), jnp.asarray(VARIANCE))
-    features = collapsed.Features(rows, rows @ rows.T if with_gram else None)
-    return collapsed.Regression(features, jnp.asarray(y), jnp.asarray(PRECISION), prior)
+    features = flips.Features(rows, rows @ rows.T if with_gram else None)
+    return flips.Regression(features, jnp.asarray(y), jnp.asarray(PRECISION), prior)
 
 
 # The arrays
@@ -50,9 +50,9 @@ def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision):
     X[:, 1] = X[:, 0]
     problem, exact = problem_of(X, y, precision == "float32"), exact_of(X, y)
     log_probs = dict(zip(map(tuple, exact.models), np.log(exact.probs), strict=True))
-    flip = jax.jit(lambda now, m: collapsed.flip(now, m, problem.products(m), True))
+    flip = jax.jit(lambda now, m: flips.flip(now, m, problem.products(m), True))
     start = jnp.array([1, 0, 1, 1, 0]) > 0
-    now = jax.jit(collapsed.include, static_argnums=2)(problem, start, 4)
+    now = jax.jit(flips.include, static_argnums=2)(problem, start, 4)
     spikes = np.asarray(start, float)
     for m in (None, 1, 0, 3, 2, 1, 4, 0, 2):
         if m is not None:
@@ -104,7 +104,7 @@ def test_a_sweep_leaves_the_exact_posterior_invariant(
     @jax.jit
     @jax.vmap
     def steps(key, spikes, slabs):
-        return collapsed.sweep(key, problem, spikes, slabs, capacity, num_swaps)
+        return flips.sweep(key, problem, spikes, slabs, capacity, num_swaps)
 
     keys = random.split(KEY, size)
     out = steps(keys, jnp.asarray(before), jnp.asarray(slabs, dtype))
@@ -148,7 +148,7 @@ def test_a_posterior_that_needs_more_weights_than_slots_is_right():
             residual = problem.target - pairs.predictor(design, w)
             arrays = design, residual, w, problem.precision, problem.prior
             spikes, slabs, _ = pairs.gibbs_sweep(key_pairs, *arrays)
-            out = collapsed.sweep(key_moves, problem, spikes, slabs, capacity, 2)
+            out = flips.sweep(key_moves, problem, spikes, slabs, capacity, 2)
             return out[0] * out[1], out
 
         return lax.scan(step, jnp.zeros(SIZE), keys)[1]
@@ -171,7 +171,7 @@ def test_where_precision_does_not_suffice_nothing_moves():
     problem = problem_of(X, y, True)
     spikes, slabs = jnp.array([1, 0, 1, 0, 0]), jnp.linspace(0.5, 1.0, SIZE)
     sharp = problem._replace(precision=jnp.asarray(1e7))
-    sweep = jax.jit(collapsed.sweep)
+    sweep = jax.jit(flips.sweep)
     for inexact in (sharp, sharp._replace(precision=jnp.asarray(np.nan))):
         out = sweep(KEY, inexact, spikes, slabs)
         np.testing.assert_array_equal(out[0], spikes)
@@ -185,7 +185,7 @@ def test_inclusion_that_is_certain_stays_so():
     problem = problem_of(*data("correlated"), False)
     log_odds = jnp.array([-jnp.inf, jnp.inf, 0.0, -jnp.inf, jnp.inf])
     problem = problem._replace(prior=problem.prior._replace(log_odds=log_odds))
-    sweep = jax.jit(jax.vmap(lambda key, s: collapsed.sweep(key, problem, s, jnp.ones(SIZE))))
+    sweep = jax.jit(jax.vmap(lambda key, s: flips.sweep(key, problem, s, jnp.ones(SIZE))))
     starts = jnp.array([[0, 1, 0, 0, 1], [1, 0, 1, 1, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]] * 50)
     spikes, slabs, probs = sweep(random.split(KEY, 200), starts)
     for found in (spikes, probs):
