@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 
 from numpyro_spikeslab.primitives import sample_functions, spike_slab
 
-__all__ = ["mtmkl"]
+__all__ = ["factor_analysis", "mtmkl", "probabilistic_pca"]
 
 
 def mtmkl(
@@ -104,6 +104,99 @@ def mtmkl(
         priors=priors,
     )
     return partial(_mtmkl, options)
+
+
+def factor_analysis(
+    num_factors: int,
+    *,
+    noise_scale: float = 10.0,
+    slab_scale: float = 10.0,
+    inclusion: tuple[float, float] = (1.0, 1.0),
+    shared_inclusion: bool = True,
+) -> Callable[..., Any]:
+    r"""Sparse factor analysis of a table, with a noise scale for each column.
+
+    :math:`y_{nq} \sim \mathcal{N}(\sum_m w_{qm} \phi_{mn}, \sigma_q^2)` with
+    :math:`\phi_{mn} \sim \mathcal{N}(0, 1)`: :func:`mtmkl` with M functions without order, of which
+    the columns of the table are the tasks and its rows the points. Sites and plates are those of
+    :func:`mtmkl`. How many factors are used, and which columns use them, comes out of the data. The
+    model has no means: centre the columns, and divide them by their standard deviations unless
+    their units agree.
+
+    :param num_factors: M, the largest number of factors.
+    :param noise_scale: see :func:`mtmkl`, as for the others.
+    :return: ``model(Y, mask=None)`` with ``Y`` of shape (N, Q); NaN is a missing entry, and so is
+        one where the boolean ``mask``, of the same shape, is false.
+    :raises ValueError: if there is no factor; when the model runs, for a ``Y`` of another rank.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro import handlers
+        >>> import numpyro_spikeslab as nss
+        >>> model = handlers.seed(nss.models.factor_analysis(2), 0)
+        >>> trace = handlers.trace(model).get_trace(jnp.ones((5, 3)))
+        >>> trace["noise"]["value"].shape, trace["W"]["value"].shape, trace["phi"]["value"].shape
+        ((3,), (3, 2), (2, 5))
+    """
+    model = mtmkl(
+        "white",
+        num_factors,
+        noise_scale=noise_scale,
+        slab_scale=slab_scale,
+        inclusion=inclusion,
+        shared_inclusion=shared_inclusion,
+    )
+    return partial(_of_rows, model)
+
+
+def probabilistic_pca(
+    num_components: int,
+    *,
+    noise_scale: float = 10.0,
+    slab_scale: float = 10.0,
+    inclusion: tuple[float, float] = (1.0, 1.0),
+    shared_inclusion: bool = True,
+) -> Callable[..., Any]:
+    """Sparse probabilistic PCA: :func:`factor_analysis` with one noise scale for all columns.
+
+    :param num_components: M, the largest number of components.
+    :param noise_scale: see :func:`mtmkl`, as for the others.
+    :return: ``model(Y, mask=None)``, as of :func:`factor_analysis`.
+    :raises ValueError: as :func:`factor_analysis`.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro import handlers
+        >>> import numpyro_spikeslab as nss
+        >>> model = handlers.seed(nss.models.probabilistic_pca(2), 0)
+        >>> trace = handlers.trace(model).get_trace(jnp.ones((5, 3)))
+        >>> trace["noise"]["value"].shape, trace["W"]["value"].shape, trace["phi"]["value"].shape
+        ((), (3, 2), (2, 5))
+    """
+    model = mtmkl(
+        "white",
+        num_components,
+        noise_scale=noise_scale,
+        slab_scale=slab_scale,
+        inclusion=inclusion,
+        shared_noise=True,
+        shared_inclusion=shared_inclusion,
+    )
+    return partial(_of_rows, model)
+
+
+def _of_rows(model, Y, mask=None):
+    if np.ndim(Y) != 2:
+        raise ValueError(
+            f"factor_analysis: Y must have shape (N, Q), a row for each sample, got {np.shape(Y)}."
+        )
+    return model(np.arange(np.shape(Y)[0]), Y, mask=mask)
 
 
 class _Options(NamedTuple):

@@ -216,3 +216,39 @@ def test_mtmkl_hands_priors_on():
     np.testing.assert_allclose(
         site["fn"].log_prob(np.ones(3)), stats.invgamma(3.0).logpdf(np.ones(3)), rtol=1e-5
     )
+
+
+# Factor analysis
+
+
+@pytest.mark.parametrize(
+    ("make", "shared"), [(nss.models.factor_analysis, False), (nss.models.probabilistic_pca, True)]
+)
+def test_factor_analysis_is_the_model_of_white_functions(make, shared):
+    Y = np.random.default_rng(0).standard_normal((6, 3))
+    Y[1, 2] = np.nan
+    seen = np.ones((6, 3), bool)
+    seen[4, 0] = False
+    options = {"noise_scale": 0.5, "slab_scale": 2.0, "inclusion": (1.0, 3.0)}
+    model = make(2, shared_inclusion=False, **options)
+    whole = nss.models.mtmkl(["white"] * 2, shared_noise=shared, shared_inclusion=False, **options)
+    sites = handlers.trace(handlers.seed(model, random.key(1))).get_trace(Y, mask=seen)
+    values = {k: x["value"] for k, x in sites.items() if x["type"] == "sample"}
+    found, _ = log_density(model, (Y,), {"mask": seen}, values)
+    expected, _ = log_density(whole, (np.linspace(0, 1, 6), Y), {"mask": seen}, values)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    # the density of what is seen, from its definition
+    noise = np.broadcast_to(values["noise"], 3)
+    W = np.where(values["W_spike"], values["W_slab"], 0)
+    logs = stats.norm((W @ values["phi"]).T, noise).logpdf(Y)
+    masked, _ = log_density(model, (Y,), {"mask": np.zeros_like(seen)}, values)
+    kept = seen & ~np.isnan(Y)
+    np.testing.assert_allclose(found - masked, np.sum(logs[kept]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("make", [nss.models.factor_analysis, nss.models.probabilistic_pca])
+def test_factor_analysis_refuses_what_is_no_table(make):
+    with pytest.raises(ValueError, match=r"Y must have shape \(N, Q\), .*got \(5,\)"):
+        handlers.seed(make(2), 0)(np.ones(5))
+    with pytest.raises(ValueError, match="at least one function"):
+        make(0)
