@@ -519,17 +519,17 @@ def fit():
 @pytest.mark.slow
 def test_chains_start_at_a_fit(fit):
     x, Y, model, guide, params = fit
-    start = guide.to_init_params(params)
+    start = guide.to_init_params(params, x, Y)
     state = nss.mtmkl_kernel(model).init(KEY, 0, start, (x, Y), {})
     assert set(state.z) == set(start)
     for name, value in start.items():
         np.testing.assert_array_equal(state.z[name], value)
-    np.testing.assert_allclose(start["phi"], guide.posterior_mean(params)["phi"])
+    np.testing.assert_allclose(start["phi"], guide.posterior_mean(params, x, Y)["phi"])
     with pytest.raises(ValueError, match=r"unknown names \['nois'\]"):
-        guide.to_init_params(params, unconstrained=["nois"])
-    many = guide.to_init_params(params, num_chains=2)
+        guide.to_init_params(params, x, Y, unconstrained=["nois"])
+    many = guide.to_init_params(params, x, Y, num_chains=2)
     np.testing.assert_array_equal(many["phi"][1], start["phi"])
-    drawn = guide.to_init_params(params, KEY, num_chains=2)
+    drawn = guide.to_init_params(params, x, Y, rng_key=KEY, num_chains=2)
     assert np.any(drawn["phi"][0] != drawn["phi"][1])
     kernel = nss.mtmkl_kernel(model)
     state = kernel.init(random.split(KEY), 0, drawn, (x, Y), {})
@@ -541,18 +541,18 @@ def test_chains_start_at_a_fit(fit):
 def test_a_composite_with_nuts_starts_at_a_fit(fit):
     x, Y, model, guide, params = fit
     names = ("noise", "slab_scale", "inclusion")
-    start = guide.to_init_params(params, unconstrained=names)
+    start = guide.to_init_params(params, x, Y, unconstrained=names)
     kernel = composite(model)
     state = kernel.init(KEY, 0, start, (x, Y), {})
     constrained = kernel.get_constrain_fn((x, Y), {})(state.z)
-    for name, value in guide.to_init_params(params).items():
+    for name, value in guide.to_init_params(params, x, Y).items():
         np.testing.assert_allclose(constrained[name], value, rtol=1e-9)
 
 
 @pytest.mark.slow
 def test_functions_at_new_inputs_are_conditioned_draw_by_draw(fit):
-    x, _, model, guide, params = fit
-    start = guide.to_init_params(params)
+    x, Y, model, guide, params = fit
+    start = guide.to_init_params(params, x, Y)
     size = 4000
     draws = {k: np.broadcast_to(v, (size, *v.shape)) for k, v in start.items()}
     x_new = np.array([0.33, 2.21, 7.0])
