@@ -183,15 +183,13 @@ class SpikeSlabGuide(AutoGuide):
                 observed = {k for k, x in trace.items() if x.get("is_observed")}
                 probe = make_inner(self, own, hidden | observed)
 
-        starts = kernel_starts(trace)
-
         def found():
             zero = {name: jnp.zeros(shape) for name, shape in own.items()}
             values = {}
             if probe is not None:
                 run_once(probe, args, kwargs)
                 values = probe._init_locs
-                values |= {name: starts[name] for name in values if name in starts}
+                values |= {k: x for k, x in kernel_starts(trace).items() if k in values}
             seeded = handlers.seed(self.model, random.key(0))
             with handlers.block():
                 model = handlers.substitute(seeded, data=zero | values)
@@ -426,9 +424,7 @@ class SpikeSlabGuide(AutoGuide):
         every = levels.reshape(-1)
         if self.inner is None or isinstance(self.inner, AutoDelta):
             medians = self._inner_median(params)
-            found = {
-                k: jnp.broadcast_to(x, (every.size, *jnp.shape(x))) for k, x in medians.items()
-            }
+            found = jax.tree.map(lambda x: jnp.broadcast_to(x, every.shape + jnp.shape(x)), medians)
         else:
             found = self.inner.quantiles(params, every)
         found |= self._own_quantiles(params, every, args, kwargs)
