@@ -165,14 +165,14 @@ def draw_pairs(
 def _draw_columns(
     key: Array, reading: Reading, values: dict[str, Any], current: Float[Array, " P"], moves: bool
 ) -> tuple[Array, Array, Array]:
-    key_pairs, key_moves = random.split(key)
     at = reading.view(values, reading.form.split(current, "{}"))
     design = reading.design_at(values) if reading.design is None else reading.design
     residual = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0]
     precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
-    drawn = gibbs_sweep(key_pairs, design, residual, current, precision, prior)
     if not moves:
-        return drawn
+        return gibbs_sweep(key, design, residual, current, precision, prior)
+    key_pairs, key_moves = random.split(key)
+    drawn = gibbs_sweep(key_pairs, design, residual, current, precision, prior)
     features = flips.Features(feature_rows(design, current.size), reading.gram)
     target = residual + predictor(design, current)
     problem = flips.Regression(features, target, precision, prior)

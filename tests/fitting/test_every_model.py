@@ -268,21 +268,25 @@ def test_params_have_the_maxima_of_the_closed_form(x64):
 # Runs
 
 
+# mostly none; but once in some runs of the tests a product has differed in its last bit
+ROUNDING = 1e-13
+
+
 @every_model()
-def test_updates_and_runs_in_pieces_are_one_run_to_the_last_bit(x64, name):
+def test_updates_and_runs_in_pieces_are_one_run(x64, name):
     fit = fitted(name)
     whole = fit.run(7, fit.first)
     state, losses = fit.first, []
     for _ in range(7):
         state, loss = fit.svi.update(state, *fit.args)
         losses.append(loss)
-    assert_same(jnp.stack(losses), whole.losses)
-    assert_same(fit.svi.get_params(state), whole.params)
+    assert_same(jnp.stack(losses), whole.losses, ROUNDING)
+    assert_same(fit.svi.get_params(state), whole.params, ROUNDING)
     pieces = fit.run(3, fit.first)
     losses = [pieces.losses]
     pieces = fit.run(4, pieces.state)
-    assert_same(jnp.concatenate([*losses, pieces.losses]), whole.losses)
-    assert_same(pieces.params, whole.params)
+    assert_same(jnp.concatenate([*losses, pieces.losses]), whole.losses, ROUNDING)
+    assert_same(pieces.params, whole.params, ROUNDING)
     assert int(pieces.state.optim_state[0]) == 7
 
 

@@ -67,7 +67,7 @@ def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision):
             with_it, without = np.array(spikes), np.array(spikes)
             with_it[other], without[other] = 1, 0
             odds.append(log_probs[tuple(with_it)] - log_probs[tuple(without)])
-        tolerance = {"float32": 1e-3, "float64": 1e-9}[precision]
+        tolerance = {"float32": 5e-3, "float64": 1e-9}[precision]
         np.testing.assert_allclose(now.logits(problem.prior), odds, tolerance, tolerance)
         included = np.flatnonzero(spikes)
         which = np.flatnonzero(np.all(exact.models == spikes, axis=1))[0]

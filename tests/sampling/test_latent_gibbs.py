@@ -127,7 +127,7 @@ def test_weights_given_functions_are_those_of_all_models(transposed, varying):
 
 def test_gram_form_and_dense_design_draw_the_same_weights(monkeypatch):
     phi, Y = simulate()
-    kernel = nss.PairedGibbs(square_model)
+    kernel = nss.PairedGibbs(square_model, collapsed=False)
     kwargs = {GIBBS_SITES_KWARG: {"phi": phi, "phi_scale": jnp.ones(M), "slab_scale": 0.8}}
     start = kernel.init(KEY, 0, None, (X, Y), kwargs)
     found = kernel.sample(start, (X, Y), kwargs)
