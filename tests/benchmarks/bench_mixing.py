@@ -10,6 +10,7 @@ import sys
 from time import perf_counter
 import warnings
 
+from bench_gibbs import composite_model
 import numpy as np
 from timing import Compilations
 
@@ -78,15 +79,6 @@ def fixed_model(sigma, scale, inclusion):
     return model
 
 
-def latent_model(X, y=None):
-    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
-    inclusion = numpyro.sample("inclusion", dist.Beta(1.0, 9.0))
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", inclusion)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
-
-
 def run(kernel, num_samples, X, y):
     """Spikes, and seconds of a step, compilation out."""
     num_warmup = min(500, num_samples // 2)
@@ -121,8 +113,8 @@ def compare(make, num_single, num_collapsed):
 def beside_nuts(make):
     X, y, _ = make()
     for collapsed in (False, True):
-        kernel = nss.PairedGibbs(latent_model, collapsed=collapsed)
-        composite = Gibbs([(kernel, nss.paired_sites), (NUTS(latent_model), None)])
+        kernel = nss.PairedGibbs(composite_model, collapsed=collapsed)
+        composite = Gibbs([(kernel, nss.paired_sites), (NUTS(composite_model), None)])
         _, seconds = run(composite, 1500, jnp.asarray(X), jnp.asarray(y))
         print(f"  beside NUTS, collapsed={collapsed}: {seconds * 1e3:.3f} ms a step", flush=True)
 
