@@ -47,9 +47,13 @@ class Posterior(NamedTuple):
 
     log_evidence: float
     models: np.ndarray  # (2^P, P)
-    probs: np.ndarray  # (2^P,)
+    log_probs: np.ndarray  # (2^P,)
     locs: np.ndarray  # (2^P, P)
     covariances: np.ndarray  # (2^P, P, P)
+
+    @property
+    def probs(self) -> np.ndarray:
+        return np.exp(self.log_probs)
 
     @property
     def inclusion(self) -> np.ndarray:
@@ -105,7 +109,7 @@ def enumerate_models(problem: Regression) -> Posterior:
     return Posterior(
         float(log_evidence),
         models,
-        np.exp(log_joint - log_evidence),
+        log_joint - log_evidence,
         locs * slab_scale,
         covariances * slab_scale[:, None] * slab_scale,
     )

@@ -117,28 +117,34 @@ class Regression(NamedTuple):
 class Included(NamedTuple):
     """The included weights, in K slots, and what the others add to them.
 
+    With H the products of the slots' features with all, and R^T R the posterior covariance of the
+    slots' weights. In this form adding is a step of Gram and Schmidt and removing a reflection, so
+    columns that are nearly the same may take turns: updates of the covariance itself lose it to
+    rounding.
+
     - **slots** - which weight each slot holds; P where it is empty.
     - **spikes** - whether each weight is included.
     - **count** - how many are.
-    - **products** - products of the slots' features with all, anything where a slot is empty.
-    - **covariance** - posterior covariance of the slots' weights, 0 where a slot is empty.
-    - **linear** - products of all features with what the slots leave unexplained. For an included
-      weight this is its posterior mean.
+    - **root** - R; rows and columns of empty slots are 0.
+    - **products** - R H.
+    - **target** - R times the products of the slots' features with the observations.
+    - **linear** - products of all features with what the slots leave unexplained.
     - **squares** - squares of the features less what the slots explain of them.
     """
 
     slots: Int[Array, " K"]
     spikes: Bool[Array, " P"]
     count: Int[Array, ""]  # type: ignore[assignment]
+    root: Float[Array, "K K"]
     products: Float[Array, "K P"]
-    covariance: Float[Array, "K K"]
+    target: Float[Array, " K"]
     linear: Float[Array, " P"]
     squares: Float[Array, " P"]
 
     def logits(self, prior: Prior) -> Float[Array, " P"]:
         """Log odds of each spike given all others."""
-        variance = jnp.diagonal(self.covariance)
-        mean = _take(self.linear, self.slots)
+        variance = jnp.sum(self.root**2, axis=0)
+        mean = self.target @ self.root
         inside = _take(prior.log_odds, self.slots) + 0.5 * (mean**2 / variance + jnp.log(variance))
         outside = prior.log_odds + gain(self.linear, self.squares)
         return outside.at[self.slots].set(inside, mode="drop")
@@ -162,8 +168,9 @@ def include(problem: Regression, spikes: Bool[Array, " P"], capacity: int) -> In
         jnp.full(capacity, size),
         spikes,
         count,
-        jnp.zeros((capacity, size), dtype),
         jnp.zeros((capacity, capacity), dtype),
+        jnp.zeros((capacity, size), dtype),
+        jnp.zeros(capacity, dtype),
         problem.linear,
         problem.squares,
     )
@@ -178,28 +185,27 @@ def include(problem: Regression, spikes: Bool[Array, " P"], capacity: int) -> In
 def _include_chunk(
     problem: Regression, now: Included, new: Int[Array, " C"], start: Any
 ) -> Included:
-    """Put some weights into empty slots: :func:`flip` of all at once.
+    """Put some weights into empty slots: :func:`add` of all at once.
 
     :param new: which; P for none.
     :param start: the first of their slots.
     """
     size, filled = now.spikes.size, new < now.spikes.size
     rows = jnp.where(filled[:, None], problem.products(jnp.minimum(new, size - 1)), 0)
-    columns = _take(rows, now.slots) @ now.covariance
-    change = rows - columns @ now.products
+    along = _take(now.products, new).T
+    change = rows - along @ now.products
     one = jnp.eye(new.size, dtype=rows.dtype)
     # its inverse is small and safe, all precisions are at least 1; long triangular solves are slow
     root = solve_triangular(jnp.linalg.cholesky(one + _take(change, new)), one, lower=True)
-    half = root @ change
     here = filled[:, None] & (start + jnp.arange(new.size)[:, None] == jnp.arange(now.slots.size))
-    side = root @ (here - columns)
-    step = root @ _take(now.linear, new)
+    products, target = root @ change, root @ _take(now.linear, new)
     return now._replace(
         slots=lax.dynamic_update_slice(now.slots, new, (start,)),
-        products=lax.dynamic_update_slice(now.products, rows, (start, 0)),
-        covariance=now.covariance + side.T @ side,
-        linear=now.linear - step @ half,
-        squares=now.squares - jnp.sum(half**2, axis=0),
+        root=lax.dynamic_update_slice(now.root, root @ (here - along @ now.root), (start, 0)),
+        products=lax.dynamic_update_slice(now.products, products, (start, 0)),
+        target=lax.dynamic_update_slice(now.target, target, (start,)),
+        linear=now.linear - target @ products,
+        squares=now.squares - jnp.sum(products**2, axis=0),
     )
 
 
@@ -208,33 +214,58 @@ def _take(x: Float[Array, "... P"], index: Int[Array, " K"]) -> Float[Array, "..
     return jnp.take(x, index, axis=-1, mode="fill", fill_value=0)
 
 
-def flip(now: Included, m: Int[Array, ""], row: Float[Array, " P"], happens: Any) -> Included:
-    """Include a weight that is not, or exclude one that is: an update of rank one.
+def add(now: Included, m: Int[Array, ""], row: Float[Array, " P"], happens: Any) -> Included:
+    """Include a weight that is not.
 
     :param m: which weight.
-    :param row: products of its feature with all; not looked at where it is to be excluded.
-    :param happens: if not, nothing changes; no weight may be included then.
+    :param row: products of its feature with all.
+    :param happens: if not, nothing changes.
     """
-    size, enters = row.shape[0], ~now.spikes[m]
-    slot = jnp.argmax(now.slots == jnp.where(enters, size, m))
-    here = jnp.arange(now.slots.size) == slot
-    column = jnp.where(enters, now.covariance @ _take(row, now.slots), now.covariance[slot])
-    explained = column @ now.products
-    change = jnp.where(enters, row - explained, explained)
-    pivot = jnp.where(enters, 1 + now.squares[m], column[slot])
-    step = jnp.where(happens, jnp.where(enters, -1.0, 1.0), 0.0).astype(row.dtype) / pivot
-    # what would be left of an excluded weight is rounding
-    stays = jnp.where(here & happens & ~enters, 0, jnp.ones((), row.dtype))
-    side = jnp.where(enters, here - column, stays * column)
+    size, capacity = row.size, now.slots.size
+    slot = jnp.where(happens, jnp.argmax(now.slots == size), capacity)
+    along = now.products[:, m]
+    change = row - along @ now.products
+    root = lax.rsqrt(1 + jnp.maximum(change[m], 0))
+    side = (jnp.arange(capacity) == slot) - along @ now.root
+    products, target = root * change, jnp.where(happens, root * now.linear[m], 0)
     return Included(
-        jnp.where(here & happens, jnp.where(enters, m, size), now.slots),
-        now.spikes.at[m].set(now.spikes[m] ^ happens),
-        now.count + happens * jnp.where(enters, 1, -1),
-        # empty slots do not count; but unless what is written needs what is read, XLA makes a copy
-        now.products.at[slot].set(jnp.where(enters, row, explained)),
-        stays[:, None] * now.covariance * stays - (step * side)[:, None] * side,
-        now.linear + step * now.linear[m] * change,
-        now.squares + step * change**2,
+        now.slots.at[slot].set(m, mode="drop"),
+        now.spikes.at[m].set(now.spikes[m] | happens),
+        now.count + happens,
+        now.root.at[slot].set(root * side, mode="drop"),
+        now.products.at[slot].set(products, mode="drop"),
+        now.target.at[slot].set(target, mode="drop"),
+        now.linear - target * products,
+        now.squares - happens * products**2,
+    )
+
+
+def remove(now: Included, m: Int[Array, ""], happens: Any) -> Included:
+    """Exclude a weight that is included: a reflection takes what it adds to the others into the
+    row of its slot.
+
+    :param m: which weight.
+    :param happens: if not, nothing changes.
+    """
+    here = (now.slots == m) & happens
+    column = jnp.where(happens, now.root @ here, 0)
+    length = jnp.linalg.norm(column)
+    normal = column + jnp.where(column >= 0, length, -length) * here
+    normal *= jnp.sqrt(2 / jnp.maximum(normal @ normal, jnp.finfo(normal.dtype).tiny))
+    root = now.root - normal[:, None] * (normal @ now.root)
+    products = now.products - normal[:, None] * (normal @ now.products)
+    target = now.target - normal * (normal @ now.target)
+    alone = here @ products
+    return Included(
+        jnp.where(here, now.spikes.size, now.slots),
+        now.spikes.at[m].set(now.spikes[m] & jnp.logical_not(happens)),
+        now.count - happens,
+        # what would be left of the weight is rounding
+        jnp.where(here[:, None] | here, 0, root),
+        jnp.where(here[:, None], 0, products),
+        jnp.where(here, 0, target),
+        now.linear + (here @ target) * alone,
+        now.squares + alone**2,
     )
 
 
@@ -259,7 +290,9 @@ def flips(key: Array, problem: Regression, now: Included, moves: Any) -> Include
 
     def turn(carry):
         now, m = carry
-        now = flip(now, m, problem.products(m), True)
+        row = problem.products(m)
+        leave, enter = (lambda: remove(now, m, True)), (lambda: add(now, m, row, True))
+        now = lax.cond(now.spikes[m], leave, enter)
         return now, following(now, m + 1)
 
     return lax.while_loop(lambda carry: carry[1] < size, turn, (now, following(now, 0)))[0]
@@ -273,12 +306,12 @@ def swap(key: Array, problem: Regression, now: Included, moves: Any) -> Included
     key_old, key_new = jax.random.split(key)
     old = _draw(key_old, jnp.where(now.spikes, 0.0, -jnp.inf))
     moves &= now.count > 0
-    without = flip(now, old, jnp.zeros_like(now.linear), moves)
+    without = remove(now, old, moves)
     logits = problem.prior.log_odds + gain(without.linear, without.squares)
     new = _draw(key_new, jnp.where(without.spikes, -jnp.inf, logits))
     # where no place has any probability, any may be drawn: then it goes back
     new = jnp.where(without.spikes[new], old, new)
-    return flip(without, new, problem.products(new), moves)
+    return add(without, new, problem.products(new), moves)
 
 
 def _draw(key: Array, logits: Float[Array, " P"]) -> Int[Array, ""]:
@@ -325,11 +358,7 @@ def sweep(
 def draw_slabs(key: Array, problem: Regression, now: Included) -> Float[Array, " P"]:
     """Slabs given the spikes: included ones from their posterior, others from their prior."""
     normal = jax.random.normal(key, now.spikes.shape, now.linear.dtype)
-    filled = now.slots < now.spikes.size
-    gram = jnp.where(filled[:, None], _take(now.products, now.slots), 0)
-    L = jnp.linalg.cholesky(jnp.eye(now.slots.size, dtype=gram.dtype) + gram)
-    half = solve_triangular(L, _take(problem.linear, now.slots), lower=True)
-    drawn = solve_triangular(L, half + _take(normal, now.slots), lower=True, trans=1)
+    drawn = (now.target + _take(normal, now.slots)) @ now.root
     return jnp.sqrt(problem.prior.variance) * normal.at[now.slots].set(drawn, mode="drop")
 
 

@@ -255,20 +255,22 @@ class PairedGuide(SpikeSlabGuide):
 
         .. doctest::
 
-            >>> import jax, jax.numpy as jnp
-            >>> from tinygp import kernels
+            >>> import jax, numpyro, numpyro.distributions as dist
             >>> import numpyro_spikeslab as nss
-            >>> model = nss.models.mtmkl([kernels.ExpSquared(1.0)] * 2)
+            >>> def model(X, y=None):
+            ...     with numpyro.plate("feature", X.shape[1]):
+            ...         w = nss.spike_slab("w", 0.25)
+            ...     with numpyro.plate("obs", X.shape[0]):
+            ...         numpyro.sample("y", dist.Normal(X @ w, 0.1), obs=y)
+            >>> X = jax.random.normal(jax.random.key(0), (30, 3))
             >>> guide = nss.PairedGuide(model)
-            >>> X = jnp.linspace(0, 4, 20)
-            >>> Y = jnp.stack([jnp.sin(X), -jnp.sin(X), jnp.cos(X)], axis=1)
-            >>> svi = nss.CAVI(model, guide, plain=True, num_restarts=1)
-            >>> result = svi.run(jax.random.key(0), 3, X, Y, progress_bar=False)
+            >>> svi = nss.CAVI(model, guide)
+            >>> result = svi.run(jax.random.key(1), 120, X, X[:, 0], progress_bar=False)
             >>> start = guide.to_init_params(
-            ...     result.params, X, Y, rng_key=jax.random.key(1), num_chains=4
+            ...     result.params, X, X[:, 0], rng_key=jax.random.key(2), num_chains=4
             ... )
-            >>> start["W_spike"].shape, start["phi"].shape, start["noise"].shape
-            ((4, 3, 2), (4, 2, 20), (4, 3))
+            >>> start["w_spike"].shape, start["w_slab"].shape
+            ((4, 3), (4, 3))
         """
         shape = () if num_chains is None else (num_chains,)
         if rng_key is None:

@@ -129,7 +129,7 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
 
 
 def _is_white(known: Any) -> bool:
-    if known is None or not are_concrete(known.mean) or np.any(known.mean):
+    if known is None or not are_concrete(known.mean) or np.any(np.asarray(known.mean)):
         return False
     return {template.kind for template in known.functions.templates} == {"white"}
 

@@ -135,10 +135,8 @@ class LatentGibbs(BlockKernel):
         ...     (nss.LatentGibbs(model), nss.latent_sites),
         ...     (NUTS(model), None),
         ... ])
-        >>> mcmc = MCMC(kernel, num_warmup=20, num_samples=10, progress_bar=False)
-        >>> mcmc.run(jax.random.key(0), X, Y)
-        >>> mcmc.get_samples()["phi"].shape
-        (10, 2, 20)
+        >>> mcmc = MCMC(kernel, num_warmup=500, num_samples=500)
+        >>> mcmc.run(jax.random.key(0), X, Y)               # doctest: +SKIP
     """
 
     def __init__(self, model: Callable, *, rescale: bool = True, accelerate: float = 0.0) -> None:

@@ -45,18 +45,23 @@ def problem_of(X, y, with_gram):
 # The arrays
 
 
+@jax.jit
+def flip(problem, now, m):
+    enter = lambda: flips.add(now, m, problem.products(m), jnp.array(True))  # noqa: E731
+    return lax.cond(now.spikes[m], lambda: flips.remove(now, m, jnp.array(True)), enter)
+
+
 def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision):
     X, y = data("correlated")
     X[:, 1] = X[:, 0]
     problem, exact = problem_of(X, y, precision == "float32"), exact_of(X, y)
-    log_probs = dict(zip(map(tuple, exact.models), np.log(exact.probs), strict=True))
-    flip = jax.jit(lambda now, m: flips.flip(now, m, problem.products(m), True))
+    log_probs = dict(zip(map(tuple, exact.models), exact.log_probs, strict=True))
     start = jnp.array([1, 0, 1, 1, 0]) > 0
     now = jax.jit(flips.include, static_argnums=2)(problem, start, 4)
     spikes = np.asarray(start, float)
     for m in (None, 1, 0, 3, 2, 1, 4, 0, 2):
         if m is not None:
-            now = flip(now, m)
+            now = flip(problem, now, m)
             spikes[m] = 1 - spikes[m]
         np.testing.assert_array_equal(now.spikes, spikes)
         assert now.count == spikes.sum() and set(now.slots[now.slots < SIZE].tolist()) == set(
@@ -73,6 +78,32 @@ def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision):
         which = np.flatnonzero(np.all(exact.models == spikes, axis=1))[0]
         mean = now.linear * np.sqrt(VARIANCE)
         np.testing.assert_allclose(mean[included], exact.locs[which][included], atol=tolerance)
+
+
+@pytest.mark.parametrize(("signal", "tolerance"), [(1e2, 1e-4), (1e4, 5e-3), (1e5, 0.05)])
+def test_columns_that_are_the_same_may_take_turns_in_single_precision(signal, tolerance):
+    """Up to signals at which the sweep stops; each removal leaves a cancellation."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(30, SIZE))
+    X[:, 1], X[:, 3], X[:, 4] = X[:, 0], X[:, 2] + 0.02 * X[:, 3], 0.7 * (X[:, 0] + X[:, 4])
+    X *= np.sqrt(signal / np.sum(X**2, axis=0))
+    y = 0.5 * X[:, 0] + 0.1 * X[:, 2] + rng.normal(size=30)
+    models = truth.enumerate_models(truth.regression(X, y, 1.0, np.full(SIZE, 0.5), 1.0))
+    log_probs = dict(zip(map(tuple, models.models), models.log_probs, strict=True))
+    rows, one = jnp.asarray(X.T, jnp.float32), jnp.ones((), jnp.float32)
+    prior = pairs.Prior(jnp.zeros(SIZE), jnp.ones(SIZE))
+    problem = flips.Regression(flips.Features(rows, None), jnp.asarray(y, jnp.float32), one, prior)
+    assert problem.is_precise()
+    now = jax.jit(flips.include, static_argnums=2)(problem, jnp.zeros(SIZE, bool), SIZE)
+    spikes = np.zeros(SIZE)
+    for m in rng.integers(SIZE, size=60):
+        now = flip(problem, now, m)
+        spikes[m] = 1 - spikes[m]
+        ends = [np.where(np.arange(SIZE) == k, end, spikes) for end in (1, 0) for k in range(SIZE)]
+        with_it, without = np.reshape([log_probs[tuple(x)] for x in ends], (2, SIZE))
+        np.testing.assert_allclose(
+            expit(now.logits(prior)), expit(with_it - without), atol=tolerance
+        )
 
 
 def agrees(draws, mean, level=1e-5):
