@@ -62,6 +62,7 @@ def test_the_exact_posterior_is_a_sum_over_models(example):
     np.testing.assert_allclose(exact.inclusion, probs @ spikes, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_table_1(example):
     data = boston_housing()
     exact = example.exact_posterior(data.X, data.y)

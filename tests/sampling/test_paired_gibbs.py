@@ -121,6 +121,7 @@ def test_the_posterior_of_every_model_is_exact(name):
     check_posterior(mcmc, case, truth.enumerate_models(case.regression(start)))
 
 
+@pytest.mark.slow
 def test_chain_methods_give_the_same_chains():
     case = truth.fixed_case()
     start = posterior_draws(case, 2)
@@ -261,6 +262,7 @@ def test_the_composite_is_exact():
     assert agrees(probs, truth.integrate_sigma(case).inclusion, within=0.02)
 
 
+@pytest.mark.slow
 def test_the_composite_is_exact_where_its_design_depends_on_the_other_block():
     case = truth.scaled_case()
     mcmc = composite(case, chain_method=jax.vmap)
@@ -288,6 +290,7 @@ def test_arviz_labels_the_draws_of_a_composite():
     assert data["log_likelihood"]["y"].dims == ("chain", "draw", "obs")
 
 
+@pytest.mark.slow
 def test_each_block_may_own_one_set_of_weights():
     case = truth.two_case()
     blocks = [
