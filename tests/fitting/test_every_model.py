@@ -44,9 +44,9 @@ QUICK = [
 
 def every_model(*names: str, quick: Sequence[str] = QUICK) -> pytest.MarkDecorator:
     marks = {True: (), False: pytest.mark.slow}
-    return pytest.mark.parametrize(
-        "name", [pytest.param(name, marks=marks[name in quick]) for name in names or NAMES]
-    )
+    params = [pytest.param(name, marks=marks[name in quick]) for name in names or NAMES]
+    # one model after the other, for the tests of a model share what is compiled
+    return pytest.mark.parametrize("name", params, scope="module")
 
 
 class Fit:
