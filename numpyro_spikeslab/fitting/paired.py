@@ -18,7 +18,12 @@ from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.distributions import GaussianFunctions
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior
-from numpyro_spikeslab.fitting.predict import function_moments, predict_tasks
+from numpyro_spikeslab.fitting.predict import (
+    check_rows,
+    function_moments,
+    predict_tasks,
+    transform_rows,
+)
 from numpyro_spikeslab.fitting.starts import STEP
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.evaluate import abstract_trace
@@ -227,6 +232,45 @@ class PairedGuide(SpikeSlabGuide):
                 "numpyro.infer.Predictive."
             )
         return predict_tasks(reading, self.pack(reading, params), X_new, noise)
+
+    def transform(
+        self, params: dict[str, Any], *args: Any, Y_new: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        """Mean and variance of the functions in new rows, with the weights of the fit.
+
+        For functions without order (kernels "white", as in
+        :func:`~numpyro_spikeslab.models.factor_analysis`): what scikit-learn calls the transform of
+        a decomposition. Given the posterior of the weights, the functions of a row are Gaussian;
+        its moments are exact.
+
+        :param params: parameters, as from ``result.params``.
+        :param args: arguments of the model, as for the fit.
+        :param Y_new: new rows of the same tasks, shape (S, Q); NaN is a missing entry.
+        :param kwargs: keyword arguments of the model.
+        :return: mean and variance, each of shape (M, S) as the functions themselves.
+        :raises ValueError: if the functions have an order, rows do not fit, or noise and location
+            change from row to row.
+
+        **Example**
+
+        .. doctest::
+
+            >>> import jax, numpyro_spikeslab as nss
+            >>> phi, W, noise = (jax.random.normal(jax.random.key(k), s) for k, s in
+            ...                  enumerate([(60, 2), (2, 5), (60, 5)]))
+            >>> Y = phi @ W + 0.1 * noise
+            >>> model = nss.models.factor_analysis(2)
+            >>> guide = nss.PairedGuide(model)
+            >>> result = nss.CAVI(model, guide).run(
+            ...     jax.random.key(3), 100, Y[:50], progress_bar=False
+            ... )
+            >>> mean, variance = guide.transform(result.params, Y[:50], Y_new=Y[50:])
+            >>> mean.shape
+            (2, 10)
+        """
+        reading = self._read(args, kwargs)
+        Y_new = check_rows(reading, Y_new)
+        return transform_rows(reading, self.pack(reading, params), Y_new)
 
     def to_init_params(
         self,

@@ -124,11 +124,12 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
         plain=plain,
         temperature=temperature,
         profiled=profiled,
-        white=_is_white(known),
+        white=is_white(known),
     )
 
 
-def _is_white(known: Any) -> bool:
+def is_white(known: Any) -> bool:
+    """Whether functions, if there are any, have no order and no mean."""
     if known is None or not are_concrete(known.mean) or np.any(np.asarray(known.mean)):
         return False
     return {template.kind for template in known.functions.templates} == {"white"}

@@ -9,10 +9,11 @@ import numpy as np
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.linalg import cho_factor, cho_solve
 
 from numpyro_spikeslab.algebra import gaussian
 from numpyro_spikeslab.fitting.functions import moments
-from numpyro_spikeslab.fitting.posterior import Posterior
+from numpyro_spikeslab.fitting.posterior import Posterior, is_white
 from numpyro_spikeslab.primitives import check_finite
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
@@ -68,6 +69,56 @@ def predict_tasks(
             )
         variance = variance + at.sigma2
     return mean + seen, variance
+
+
+def transform_rows(
+    reading: Reading, posterior: Posterior, Y_new: Float[Array, "S Q"]
+) -> tuple[Float[Array, "M S"], Float[Array, "M S"]]:
+    """Mean and variance of functions without order in new rows, given the weights' posterior."""
+    offset = np.asarray(compiled(lambda values: _offset(reading, values), posterior.values))
+    form: Form = reading.form
+    if form.varying_noise or np.any(offset != offset[0]):
+        raise ValueError(
+            "transform: the noise or the location without functions changes from row to row, so it "
+            "is not known in new ones."
+        )
+    at: View = compiled(lambda values: reading.view(values), posterior.values)
+    return _given_weights(posterior.weights, at.sigma2, Y_new - offset[0])
+
+
+@jax.jit
+def _given_weights(weights: Any, sigma2: Any, Y: Any) -> Any:
+    W, W2 = weights.mean, weights.slab_moments[1]
+    one = jnp.eye(W.shape[1], dtype=W.dtype)
+
+    def row(y):
+        tau = jnp.where(jnp.isnan(y), 0, 1 / sigma2)
+        precision = one + (W.T * tau) @ W + jnp.diag(tau @ (W2 - W**2))
+        covariance = cho_solve(cho_factor(precision), one)
+        return covariance @ (W.T @ (tau * jnp.nan_to_num(y))), jnp.diagonal(covariance)
+
+    mean, variance = jax.lax.map(row, Y)
+    return mean.T, variance.T
+
+
+def check_rows(reading: Reading, Y_new: Any) -> Array:
+    """New rows, where the model can have any."""
+    form, known = reading.form, reading.functions
+    if known is None or not is_white(known):
+        raise ValueError(
+            "PairedGuide.transform: new rows need functions without order, kernels 'white' of mean "
+            "zero, as in models.factor_analysis. For others use `predict` with X_new."
+        )
+    if np.ndim(Y_new) != 2 or np.shape(Y_new)[1] != form.num_tasks or not np.size(Y_new):
+        raise ValueError(
+            f"PairedGuide.transform: Y_new must have shape (S, {form.num_tasks}), rows with as "
+            f"many columns as the data of the fit, got {np.shape(Y_new)}."
+        )
+    if np.any(np.isinf(np.asarray(Y_new))):
+        raise ValueError(
+            "PairedGuide.transform: Y_new has infinite entries. Give missing ones as NaN."
+        )
+    return jnp.asarray(Y_new, known.mean.dtype)
 
 
 def _offset(reading: Reading, values: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from task_problems import Problem, model_of, observations, problem
+from tinygp import kernels
 
 import jax
 from jax import random
@@ -298,6 +299,50 @@ def test_a_result_says_how_far_the_starts_came():
     # the first start is that of a single run, and the best is the one that goes on
     assert any(np.isclose(three.restarts[0], -one.losses))
     assert any(np.isclose(np.max(three.restarts), -three.losses))
+
+
+def test_new_rows_are_conditioned_on_the_weights(precision):
+    planted = plant(60, 12, 2, 0)
+    model = nss.models.factor_analysis(3)
+    guide = nss.PairedGuide(model)
+    svi = nss.CAVI(model, guide, num_restarts=1)
+    params = svi.run(KEY, 200, planted.Y, progress_bar=False).params
+    new = np.array(planted.Y[:5])
+    new[0], new[1, :4] = np.nan, np.nan
+    mean, variance = guide.transform(params, planted.Y, Y_new=new)
+
+    g, mu, sd = (np.asarray(params[f"W_auto_{part}"], float) for part in ("probs", "loc", "scale"))
+    W, W2 = g * mu, g * (mu**2 + sd**2)
+    for s, y in enumerate(new):
+        tau = np.where(np.isnan(y), 0, 1 / np.asarray(params["noise_auto_loc"], float) ** 2)
+        covariance = np.linalg.inv(
+            np.eye(3) + np.einsum("q,qm,qk->mk", tau, W, W) + np.diag(tau @ (W2 - W**2))
+        )
+        expected = covariance @ W.T @ (tau * np.nan_to_num(y))
+        np.testing.assert_allclose(mean[:, s], expected, atol=2e-4)
+        np.testing.assert_allclose(variance[:, s], np.diag(covariance), rtol=1e-3)
+    np.testing.assert_array_equal(mean[:, 0], 0)
+    # the fit's own functions, but for the variances, of which those of mean field are smaller
+    phi = guide.posterior_mean(params, planted.Y)["phi"][:, 2:5]
+    np.testing.assert_allclose(mean[:, 2:], phi, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("Y_new", "message"),
+    [
+        (np.ones(12), r"must have shape \(S, 12\).*got \(12,\)"),
+        (np.ones((0, 12)), r"must have shape \(S, 12\)"),
+        (np.full((2, 12), np.inf), "infinite entries"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(Y_new, message):
+    Y = plant(60, 12, 2, 0).Y
+    guide = nss.PairedGuide(nss.models.factor_analysis(3))
+    with pytest.raises(ValueError, match=message):
+        guide.transform({}, Y, Y_new=Y_new)
+    smooth = nss.PairedGuide(nss.models.mtmkl([kernels.ExpSquared(1.0)]))
+    with pytest.raises(ValueError, match="functions without order"):
+        smooth.transform({}, np.arange(60.0), Y, Y_new=Y)
 
 
 @pytest.mark.slow
