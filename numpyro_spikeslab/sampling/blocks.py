@@ -193,9 +193,13 @@ class BlockKernel(MCMCKernel):
 
 
 def start_inclusion(z: dict[str, Any]) -> dict[str, Any]:
-    """The inclusion probabilities that stand in a state before the first sweep."""
+    """The inclusion probabilities that stand in a state before the first sweep.
+
+    Of the type that :func:`numpyro_spikeslab.sampling.paired.draw_pairs` gives them, without the
+    weak type of a Python number: or else MCMC compiles its second step anew.
+    """
     end = "_spike"
-    return {name.removesuffix(end): 1.0 * x for name, x in z.items() if name.endswith(end)}
+    return {name.removesuffix(end): x.astype(float) for name, x in z.items() if name.endswith(end)}
 
 
 def complete(reading: Reading, values: dict[str, Any]) -> dict[str, Any]:

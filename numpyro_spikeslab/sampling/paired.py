@@ -159,7 +159,8 @@ def draw_pairs(
         drawn = _sweep_tasks(key, reading, values, current)
     spikes, slabs, inclusion = (jnp.ravel(x) for x in drawn)
     new = form.split(spikes, "{}_spike") | form.split(slabs, "{}_slab")
-    return {name: x.astype(z[name].dtype) for name, x in new.items()}, form.split(inclusion, "{}")
+    new = {name: x.astype(z[name].dtype) for name, x in new.items()}
+    return new, form.split(inclusion.astype(float), "{}")
 
 
 def _draw_columns(

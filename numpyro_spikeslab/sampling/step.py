@@ -74,7 +74,7 @@ class Step:
         """Spikes, slabs and the inclusion probabilities of these spikes."""
         (pair,) = self.reading.form.pairs
         spikes, slabs, inclusion = draw_tasks(key, self.at, self.phi, weights(*now))
-        shaped = {pair.name: inclusion.reshape(pair.shape)}
+        shaped = {pair.name: inclusion.reshape(pair.shape).astype(float)}
         return spikes.astype(slabs.dtype), slabs, shaped
 
     def problem(self, rescale: bool) -> Problem:

@@ -8,6 +8,7 @@ import arviz_base
 import numpy as np
 import pytest
 from scipy import stats
+from tinygp import kernels
 import truth
 
 import jax
@@ -216,6 +217,27 @@ def test_without_a_start_chains_begin_at_the_prior():
         assert stats.kstest(state.z["w_slab"][:, m], stats.norm(0.0, 0.8).cdf).pvalue > 1e-4
         count = int(np.sum(state.z["w_spike"][:, m]))
         assert stats.binomtest(count, 2000, 0.3).pvalue > 1e-4
+
+
+def types(state):
+    """Of all arrays, with whether they are weak."""
+    leaves, structure = jax.tree.flatten(state)
+    return structure, [jax.eval_shape(lambda x: x, leaf) for leaf in leaves]
+
+
+@pytest.mark.parametrize("name", ["fixed", "noise", "functions"])
+def test_a_step_leaves_the_types_of_a_state(name, precision):
+    """Or else MCMC compiles its second step anew."""
+    if name == "functions":
+        args = (jnp.arange(6.0), jnp.ones((6, 2)).at[0].set(0.0))
+        kernel = nss.mtmkl_kernel(nss.models.mtmkl([kernels.ExpSquared(1.0)] * 2))
+    else:
+        case = {"fixed": truth.fixed_case, "noise": truth.noise_case}[name]()
+        args = case.args
+        kernel = nss.PairedGibbs(case.model) if name == "fixed" else composite(case).sampler
+    state = kernel.init(KEY, 10, None, args, {})
+    after = jax.eval_shape(lambda state: kernel.sample(state, args, {}), state)
+    assert types(after) == types(state)
 
 
 def test_other_latent_sites_need_a_block_of_their_own():
