@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpyro_spikeslab.reporting.forest import plot_forest
     from numpyro_spikeslab.reporting.functions import plot_latent_functions
     from numpyro_spikeslab.reporting.inclusion import plot_inclusion
+    from numpyro_spikeslab.reporting.sets import credible_sets
     from numpyro_spikeslab.reporting.tables import compare, summary
     from numpyro_spikeslab.reporting.variational import add_variational_stats
     from numpyro_spikeslab.reporting.weights import plot_weights
@@ -43,6 +44,7 @@ __all__ = [
     "align",
     "annealing",
     "compare",
+    "credible_sets",
     "invariants",
     "latent_functions",
     "latent_sites",
@@ -64,6 +66,7 @@ _LAZY = {
     "add_variational_stats": "variational",
     "align": "align",
     "compare": "tables",
+    "credible_sets": "sets",
     "invariants": "align",
     "plot_fit": "fit",
     "plot_forest": "forest",
