@@ -20,6 +20,7 @@ from numpyro_spikeslab.sampling.functions import (
 from numpyro_spikeslab.sampling.paired import PairedGibbs, PairedGibbsState
 
 if TYPE_CHECKING:
+    from numpyro_spikeslab.regression import sparse_regression
     from numpyro_spikeslab.reporting.align import align, invariants
     from numpyro_spikeslab.reporting.fit import plot_fit
     from numpyro_spikeslab.reporting.forest import plot_forest
@@ -56,6 +57,7 @@ __all__ = [
     "plot_inclusion",
     "plot_latent_functions",
     "plot_weights",
+    "sparse_regression",
     "spike_slab",
     "summary",
 ]
@@ -63,17 +65,18 @@ __version__ = "0.1.0"
 
 # Tables and pictures take seconds to import, and most programs make none.
 _LAZY = {
-    "add_variational_stats": "variational",
-    "align": "align",
-    "compare": "tables",
-    "credible_sets": "sets",
-    "invariants": "align",
-    "plot_fit": "fit",
-    "plot_forest": "forest",
-    "plot_inclusion": "inclusion",
-    "plot_latent_functions": "functions",
-    "plot_weights": "weights",
-    "summary": "tables",
+    "add_variational_stats": "reporting.variational",
+    "align": "reporting.align",
+    "compare": "reporting.tables",
+    "credible_sets": "reporting.sets",
+    "invariants": "reporting.align",
+    "plot_fit": "reporting.fit",
+    "plot_forest": "reporting.forest",
+    "plot_inclusion": "reporting.inclusion",
+    "plot_latent_functions": "reporting.functions",
+    "plot_weights": "reporting.weights",
+    "sparse_regression": "regression",
+    "summary": "reporting.tables",
 }
 
 if not TYPE_CHECKING:  # for type checkers all names above are there, and no others
@@ -81,7 +84,7 @@ if not TYPE_CHECKING:  # for type checkers all names above are there, and no oth
     def __getattr__(name: str) -> Any:
         if name not in _LAZY:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.reporting.{_LAZY[name]}"), name)
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -63,6 +63,13 @@ def test_columns_without_correlation_are_no_set():
     assert members(nss.credible_sets(pair(spikes), "w", X, min_correlation=0.0))
 
 
+def test_members_are_correlated_with_each_other():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(500, 3))
+    X[:, 1] = X[:, 0] + X[:, 2]
+    assert nss.credible_sets(pair(choices([0.45, 0.1, 0.45])), "w", X).empty
+
+
 def test_a_member_that_others_make_needless_is_left_out():
     spikes = np.zeros((2, 50, 3), int)
     spikes[:, 12:38, 0] = 1  # the first to be chosen
