@@ -20,6 +20,7 @@ from numpyro_spikeslab.sampling.functions import (
 from numpyro_spikeslab.sampling.paired import PairedGibbs, PairedGibbsState
 
 if TYPE_CHECKING:
+    from numpyro_spikeslab.estimator import SparseRegression
     from numpyro_spikeslab.regression import sparse_regression
     from numpyro_spikeslab.reporting.align import align, invariants
     from numpyro_spikeslab.reporting.fit import plot_fit
@@ -40,6 +41,7 @@ __all__ = [
     "PairedGibbs",
     "PairedGibbsState",
     "PairedGuide",
+    "SparseRegression",
     "SpikeSlab",
     "add_variational_stats",
     "align",
@@ -65,6 +67,7 @@ __version__ = "0.1.0"
 
 # Tables and pictures take seconds to import, and most programs make none.
 _LAZY = {
+    "SparseRegression": "estimator",
     "add_variational_stats": "reporting.variational",
     "align": "reporting.align",
     "compare": "reporting.tables",

@@ -70,10 +70,10 @@ def sparse_regression(
     For people who have a table and do not want to write a model. Columns and response are
     standardised; the noise, the inclusion probability and the scale of the slab are learned
     (:func:`numpyro_spikeslab.models.sparse_regression`). Annealed :class:`~numpyro_spikeslab.CAVI`
-    gives a first answer, from which Markov chains of :class:`~numpyro_spikeslab.PairedGibbs` start;
-    theirs is the answer to report. Where they agree with each other (``r_hat``) and the fit does not
-    agree with them (``cavi_is_off``), columns are so alike that the fit has settled on one of them:
-    look at the credible sets.
+    gives a first answer, from which chains of :class:`~numpyro_spikeslab.PairedGibbs` start; report
+    theirs. Where they agree with each other (``r_hat``) and the fit does not agree with them
+    (``cavi_is_off``), it has settled on one of several columns that are alike: look at the credible
+    sets.
 
     The result is ArviZ data, which :func:`~numpyro_spikeslab.summary`,
     :func:`~numpyro_spikeslab.plot_inclusion` and ArviZ's own functions take. Weights, intercept and
@@ -83,13 +83,13 @@ def sparse_regression(
     - ``posterior``: draws of ``w`` with ``w_spike`` and ``w_slab``, dimension ``feature``, and of
       ``intercept``, ``sigma``, ``slab_scale`` and ``inclusion``;
     - ``sample_stats``: the Rao-Blackwellised inclusion probabilities of all draws;
-    - ``summary``: a row for each column, ``dt["summary"].to_dataset().to_dataframe()``: posterior
-      ``mean`` and ``sd`` of the weight, zeros included, ``inclusion`` probability with its Monte
-      Carlo error, ``ess_bulk`` and ``r_hat`` and the other columns of
-      :func:`~numpyro_spikeslab.summary`; ``cavi``, the inclusion probability of the fit, and
-      ``cavi_is_off``, whether it differs by more than 0.2; ``credible_set``, the number of the 95%
-      credible set that the column is in (see :func:`~numpyro_spikeslab.credible_sets`), -1 for none.
-      Attributes: ``k_hat`` of the fit, above 0.7 where its draws are far from the posterior;
+    - ``summary``: a row for each column, ``dt["summary"].to_dataset().to_dataframe()``, with what
+      :func:`~numpyro_spikeslab.summary` says of its weight: posterior ``mean`` and ``sd``, zeros
+      included, ``inclusion`` probability, ``ess_bulk``, ``r_hat`` and others; ``cavi``, the
+      inclusion probability of the fit, and ``cavi_is_off``, whether it differs by more than 0.2;
+      ``credible_set``, the number of its 95% credible set, -1 for none (see
+      :func:`~numpyro_spikeslab.credible_sets`). The attribute ``k_hat`` of the group is that of the
+      fit, above 0.7 where its draws are far from the posterior;
     - ``cavi``: ArviZ data of the fit, with a posterior and sample statistics of its own:
       ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``;
     - ``observed_data`` and ``constant_data``: ``y`` and ``X``;
@@ -130,22 +130,24 @@ def sparse_regression(
     response = checked_response(y, len(table))
     new = None if X_new is None else checked_new(X_new, X, names)
     scales = scales_of(table, response)
-    data = tuple(jnp.asarray(x, float) for x in standardised(table, response, scales))
+    columns, standard = standardised(table, response, scales)
+    data = jnp.asarray(columns, float), jnp.asarray(standard, float)
     prior = inclusion_prior(expected_size, int(scales.used.sum()))
     key_fit, key_chains, key_rest = random.split(key, 3)
-    rng = np.random.default_rng(np.asarray(random.bits(key_rest, 2)))
+    rng = np.random.default_rng(np.asarray(random.bits(key_rest, (2,))))
     fitted = fit(key_fit, data, prior, num_chains)
     starts = {name: x.values[:num_chains] for name, x in posterior(fitted).items() if name != "w"}
     keys = random.split(key_chains, num_chains)
     draws, probabilities = chains(keys, starts, data, prior, num_warmup, num_samples)
     tree = labelled(in_units(draws, scales, len(table), rng), probabilities, names, scales)
-    tree["cavi"] = fit_in_units(fitted, names, scales, len(table), rng)
+    cavi = fit_in_units(fitted, names, scales, len(table), rng)
+    tree["cavi"] = cavi
     rows = {"row": X.index} if isinstance(X, pd.DataFrame) else {}
     tree["constant_data"] = xr.Dataset(
         {"X": (("row", "feature"), table)}, {"feature": names, **rows}
     )
     tree["observed_data"] = xr.Dataset({"y": ("row", response)}, rows)
-    tree["summary"] = summarised(tree, table)
+    tree["summary"] = summarised(tree, cavi, table)
     if new is not None:
         tree["predictions"] = predicted(posterior(tree), new, rng)
     return tree
@@ -389,20 +391,21 @@ def fit_in_units(
     return tree
 
 
-def summarised(tree: xr.DataTree, table: np.ndarray) -> xr.Dataset:
+def summarised(tree: xr.DataTree, cavi: xr.DataTree, table: np.ndarray) -> xr.Dataset:
     """A row for each column: its weight, its inclusion by chains and fit, its credible set."""
     parts = [statistics(posterior(tree)[["w"]])["w"], inclusion_statistics(tree, "w")]
     found = xr.concat(parts, dim="summary").to_dataset("summary")
-    found["cavi"] = inclusion(tree["cavi"], "w")
+    found["cavi"] = inclusion(cavi, "w")
     found["cavi_is_off"] = abs(found["cavi"] - found["inclusion"]) > OFF
     found["credible_set"] = xr.full_like(found["inclusion"], -1, dtype=int)
     for number, members in credible_sets(tree, "w", table)["members"].items():
         found["credible_set"].loc[{"feature": list(members)}] = number
-    return found.assign_attrs(k_hat=k_hat(tree["cavi"]))
+    return found.assign_attrs(k_hat=k_hat(cavi))
 
 
 def predicted(draws: xr.Dataset, table: np.ndarray, rng: np.random.Generator) -> xr.Dataset:
     """Draws of responses at new rows."""
     rows = xr.DataArray(table, dims=["new_row", "feature"], coords={"feature": draws["feature"]})
     mean = draws["intercept"] + xr.dot(draws["w"], rows, dim="feature")
-    return (mean + draws["sigma"] * rng.normal(size=mean.shape)).to_dataset(name="y")
+    noise = draws["sigma"] * mean.copy(data=rng.normal(size=mean.shape))
+    return (mean + noise).to_dataset(name="y")
