@@ -112,16 +112,18 @@ def sparse_regression(
         are not finite numbers, if all columns or the response are constant, if ``X_new`` has other
         columns, or if ``expected_size`` is not between 0 and P.
 
+    **Example**
+
     .. doctest::
 
-        >>> import jax, numpy as np, pandas as pd
+        >>> import jax
         >>> import numpyro_spikeslab as nss
-        >>> rng = np.random.default_rng(0)
-        >>> X = pd.DataFrame(rng.normal(size=(40, 3)), columns=["age", "dose", "batch"])
-        >>> y = 5.0 + 20.0 * X["dose"] + rng.normal(size=40)
-        >>> dt = nss.sparse_regression(jax.random.key(0), X, y, num_samples=200)
-        >>> dt["summary"]["inclusion"].sel(feature="dose").item() > 0.99
-        True
+        >>> from sklearn.datasets import load_diabetes  # doctest: +SKIP
+        >>> X, y = load_diabetes(return_X_y=True, as_frame=True)  # doctest: +SKIP
+        >>> dt = nss.sparse_regression(jax.random.key(0), X, y)  # doctest: +SKIP
+        >>> dt["summary"].to_dataset().to_dataframe()  # doctest: +SKIP
+        >>> nss.credible_sets(dt, "w", X)  # doctest: +SKIP
+        >>> nss.plot_inclusion({"chains": dt, "CAVI": dt["cavi"]})  # doctest: +SKIP
     """
     for argument, number in (("num_samples", num_samples), ("num_chains", num_chains)):
         if number < 1:

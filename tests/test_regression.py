@@ -11,6 +11,7 @@ from scipy.special import betaln, logsumexp
 from jax import random
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab import estimator
 from numpyro_spikeslab.reporting import data as reading
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -117,14 +118,46 @@ def test_intercept_noise_and_predictions_are_in_the_units_of_the_response(found)
     assert centre == pytest.approx(y.mean(), abs=1.0)
 
 
+# one shape and one number of draws, which are compiled once
+FEW = dict(num_warmup=20, num_samples=50, num_chains=2)
+
+
 def test_other_units_are_another_name_for_the_same():
     X, y = table()
-    options = dict(num_warmup=20, num_samples=30, num_chains=2)
-    first = nss.sparse_regression(KEY, X.to_numpy(), y, **options)
-    again = nss.sparse_regression(KEY, X.to_numpy() * 1024.0, 0.5 * y, **options)
+    first = nss.sparse_regression(KEY, X.to_numpy(), y, **FEW)
+    again = nss.sparse_regression(KEY, X.to_numpy() * 1024.0, 0.5 * y, **FEW)
     assert list(first["posterior"]["w"]["feature"].values) == [0, 1, 2, 3, 4]
     w = first["posterior"]["w"].values
     np.testing.assert_allclose(again["posterior"]["w"].values, w / 2048.0, rtol=1e-3, atol=1e-9)
+
+
+def test_the_estimator_hands_on_what_the_function_finds():
+    pytest.importorskip("sklearn")
+    X, y = table()
+    model = nss.SparseRegression(random_state=0, **FEW)
+    assert model.fit(X, y) is model
+    assert list(model.feature_names_in_) == NAMES and model.n_features_in_ == 5
+    summary = nss.sparse_regression(KEY, X, y, **FEW)["summary"]
+    np.testing.assert_array_equal(model.coef_, summary["mean"])
+    np.testing.assert_array_equal(model.inclusion_, summary["inclusion"])
+    mean, sd = model.predict(X, return_std=True)
+    np.testing.assert_allclose(mean, model.predict(X))
+    np.testing.assert_allclose(mean, X.to_numpy() @ model.coef_ + model.intercept_)
+    assert 0.6 < np.std((y - mean) / sd) < 1.4 and model.score(X, y) > 0.1
+
+
+def test_without_scikit_learn_the_estimator_says_what_it_needs(monkeypatch):
+    monkeypatch.setattr(estimator, "BaseEstimator", object)
+    with pytest.raises(ModuleNotFoundError, match="pip install scikit-learn"):
+        nss.SparseRegression()
+
+
+@pytest.mark.slow
+def test_all_checks_of_scikit_learn():
+    checks = pytest.importorskip("sklearn.utils.estimator_checks")
+    model = nss.SparseRegression(num_warmup=20, num_samples=30, num_chains=1, random_state=0)
+    found = checks.check_estimator(model, on_skip=None)
+    assert len(found) > 40
 
 
 def test_the_scale_of_the_slab_moves(found):
@@ -137,7 +170,7 @@ def test_more_columns_than_rows():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(30, 60))
     y = 3.0 * X[:, 7] + rng.normal(size=30)
-    found = nss.sparse_regression(KEY, X, y, expected_size=2)
+    found = nss.sparse_regression(KEY, X, y, expected_size=2.0)
     inclusion = found["summary"]["inclusion"].values
     assert inclusion.argmax() == 7 and inclusion[7] > 0.99 and np.delete(inclusion, 7).max() < 0.5
     assert found["summary"]["credible_set"].values[7] == 0
