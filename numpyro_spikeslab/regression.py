@@ -110,7 +110,7 @@ def sparse_regression(
     :returns: an xarray DataTree with these groups.
     :raises ValueError: if ``X`` or ``y`` has another shape, fewer than three rows, or values that
         are not finite numbers, if all columns or the response are constant, if ``X_new`` has other
-        columns, or if ``expected_size`` is not between 0 and P.
+        columns, if ``expected_size`` is not between 0 and P, or if there are no draws or chains.
 
     **Example**
 
