@@ -153,6 +153,7 @@ def test_without_scikit_learn_the_estimator_says_what_it_needs(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked_types")  # some checks pass anything, to see it kept
 def test_all_checks_of_scikit_learn():
     checks = pytest.importorskip("sklearn.utils.estimator_checks")
     model = nss.SparseRegression(num_warmup=20, num_samples=30, num_chains=1, random_state=0)
