@@ -20,11 +20,14 @@ from numpyro_spikeslab.sampling.functions import (
 from numpyro_spikeslab.sampling.paired import PairedGibbs, PairedGibbsState
 
 if TYPE_CHECKING:
+    from numpyro_spikeslab.estimator import SparseRegression
+    from numpyro_spikeslab.regression import sparse_regression
     from numpyro_spikeslab.reporting.align import align, invariants
     from numpyro_spikeslab.reporting.fit import plot_fit
     from numpyro_spikeslab.reporting.forest import plot_forest
     from numpyro_spikeslab.reporting.functions import plot_latent_functions
     from numpyro_spikeslab.reporting.inclusion import plot_inclusion
+    from numpyro_spikeslab.reporting.sets import credible_sets
     from numpyro_spikeslab.reporting.tables import compare, summary
     from numpyro_spikeslab.reporting.variational import add_variational_stats
     from numpyro_spikeslab.reporting.weights import plot_weights
@@ -38,11 +41,13 @@ __all__ = [
     "PairedGibbs",
     "PairedGibbsState",
     "PairedGuide",
+    "SparseRegression",
     "SpikeSlab",
     "add_variational_stats",
     "align",
     "annealing",
     "compare",
+    "credible_sets",
     "invariants",
     "latent_functions",
     "latent_sites",
@@ -54,6 +59,7 @@ __all__ = [
     "plot_inclusion",
     "plot_latent_functions",
     "plot_weights",
+    "sparse_regression",
     "spike_slab",
     "summary",
 ]
@@ -61,16 +67,19 @@ __version__ = "0.1.0"
 
 # Tables and pictures take seconds to import, and most programs make none.
 _LAZY = {
-    "add_variational_stats": "variational",
-    "align": "align",
-    "compare": "tables",
-    "invariants": "align",
-    "plot_fit": "fit",
-    "plot_forest": "forest",
-    "plot_inclusion": "inclusion",
-    "plot_latent_functions": "functions",
-    "plot_weights": "weights",
-    "summary": "tables",
+    "SparseRegression": "estimator",
+    "add_variational_stats": "reporting.variational",
+    "align": "reporting.align",
+    "compare": "reporting.tables",
+    "credible_sets": "reporting.sets",
+    "invariants": "reporting.align",
+    "plot_fit": "reporting.fit",
+    "plot_forest": "reporting.forest",
+    "plot_inclusion": "reporting.inclusion",
+    "plot_latent_functions": "reporting.functions",
+    "plot_weights": "reporting.weights",
+    "sparse_regression": "regression",
+    "summary": "reporting.tables",
 }
 
 if not TYPE_CHECKING:  # for type checkers all names above are there, and no others
@@ -78,7 +87,7 @@ if not TYPE_CHECKING:  # for type checkers all names above are there, and no oth
     def __getattr__(name: str) -> Any:
         if name not in _LAZY:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.reporting.{_LAZY[name]}"), name)
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 
 from numpyro_spikeslab.primitives import sample_functions, spike_slab
 
-__all__ = ["factor_analysis", "mtmkl", "probabilistic_pca"]
+__all__ = ["factor_analysis", "mtmkl", "probabilistic_pca", "sparse_regression"]
 
 
 def mtmkl(
@@ -197,6 +197,50 @@ def _of_rows(model, Y, mask=None):
             f"factor_analysis: Y must have shape (N, Q), a row for each sample, got {np.shape(Y)}."
         )
     return model(np.arange(np.shape(Y)[0]), Y, mask=mask)
+
+
+def sparse_regression(
+    *,
+    noise_scale: float = 1.0,
+    slab_scale: float = 1.0,
+    inclusion: tuple[float, float] = (1.0, 9.0),
+) -> Callable[..., Any]:
+    r"""Linear regression of a standardised response on standardised columns, few of which matter.
+
+    :math:`y_n \sim \mathcal{N}(\sum_p x_{np} w_p, \sigma^2)` with spike-and-slab weights. The sites
+    are ``sigma`` and ``slab_scale``, with HalfNormal priors, ``inclusion``, with a Beta prior,
+    ``w_spike``, ``w_slab`` and ``w``, shape (P,), and ``y``, shape (N,). The plates are ``feature``
+    and ``row``. :func:`numpyro_spikeslab.sparse_regression` standardises, fits and samples it.
+
+    :param noise_scale: scale of the HalfNormal prior of ``sigma``. The default is weak, for the
+        noise of a standardised response is at most about 1.
+    :param slab_scale: scale of the HalfNormal prior of the slab's standard deviation, likewise.
+    :param inclusion: concentrations of the Beta prior of the inclusion probability. By default one
+        column in ten is expected to matter, with little confidence, and none is as likely.
+    :return: ``model(X, y=None)`` with ``X`` of shape (N, P) and ``y`` of shape (N,).
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro.infer import Predictive
+        >>> import numpyro_spikeslab as nss
+        >>> prior = Predictive(nss.models.sparse_regression(), num_samples=2)
+        >>> prior(jax.random.key(0), jnp.ones((5, 3)))["y"].shape
+        (2, 5)
+    """
+
+    def model(X, y=None):
+        sigma = numpyro.sample("sigma", dist.HalfNormal(noise_scale))
+        slab = numpyro.sample("slab_scale", dist.HalfNormal(slab_scale))
+        pi = numpyro.sample("inclusion", dist.Beta(*inclusion))
+        with numpyro.plate("feature", X.shape[1]):
+            w = spike_slab("w", pi, slab)
+        with numpyro.plate("row", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
+
+    return model
 
 
 class _Options(NamedTuple):

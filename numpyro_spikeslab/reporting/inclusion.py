@@ -32,13 +32,15 @@ from numpyro_spikeslab.reporting.pictures import (
     row_height,
     xy,
 )
-from numpyro_spikeslab.reporting.stats import inclusion_statistics
+from numpyro_spikeslab.reporting.stats import check_top, inclusion_statistics
 
 
 def plot_inclusion(
     data: xr.DataTree | Methods,
     var_names: str | Iterable[str] | None = None,
     reference: Reference | None = None,
+    *,
+    top: int | None = None,
 ) -> PlotCollection:
     """Plot the inclusion probability of every spike-and-slab weight.
 
@@ -51,9 +53,12 @@ def plot_inclusion(
     :param var_names: the weights to plot; all pairs of the (first) posterior by default.
     :param reference: marked by black ticks: the name of a method in ``data``, or inclusion
         probabilities by variable, shaped like the weights. None, the default, marks nothing.
+    :param top: how many weights of each variable to show, those of the highest inclusion
+        probability in any of the methods, in decreasing order; one more row has the largest
+        probability of all others. None, the default, shows all in their own order.
     :returns: the picture; ``.savefig("inclusion.png")`` writes it.
     :raises ValueError: if there is no posterior or no pair, if ``var_names`` or ``reference`` is
-        unknown, or if shapes or coordinates differ.
+        unknown, if ``top`` is less than 1, or if shapes or coordinates differ.
 
     .. doctest::
 
@@ -65,6 +70,7 @@ def plot_inclusion(
         >>> picture.viz["inclusion"]["w"].dims
         ('model',)
     """
+    check_top(top)
     methods = as_methods(data)
     default = pairs(posterior(next(iter(methods.values()))))
     names = comparable(methods, var_names, default)
@@ -74,7 +80,9 @@ def plot_inclusion(
         name: [inclusion_statistics(tree, name).sel(summary=rows) for tree in methods.values()]
         for name in names
     }
-    tables = {name: by_method(each, methods) for name, each in parts.items()}
+    every = {name: by_method(each, methods) for name, each in parts.items()}
+    orders = {name: order_of(table, top) for name, table in every.items()}
+    tables = {name: ranked(table, orders[name], top) for name, table in every.items()}
     picture = labelled_rows(tables, len(methods))
     bars = xr.Dataset({name: bars_of(table, name) for name, table in tables.items()})
     picture.map(visuals.grid, axis="y", color="#e5e5e5", ignore_aes="all", store_artist=False)
@@ -83,13 +91,39 @@ def plot_inclusion(
     axis = "inclusion probability"
     if reference is not None:
         marks = reference_values(reference, methods, names, inclusion)
-        ticks = xr.Dataset({name: over_rows(marks[name], name) for name in names})
+        shown = {name: ranked(marks[name], orders[name], top) for name in names}
+        ticks = xr.Dataset({name: over_rows(shown[name], name) for name in names})
         style = {"marker": "|", "color": INK, "size": 70}
         picture.map(visuals.scatter_xy, "reference", data=ticks, ignore_aes="all", **style)
         axis += legend_of(reference)
     backend().xlabel(axis, picture.get_target(names[-1], {}))
     add_legend(picture, methods)
     return picture
+
+
+def order_of(table: xr.DataArray, top: int | None) -> np.ndarray | None:
+    """Weights by decreasing inclusion probability, None where all keep their places."""
+    highest = table.sel(summary="inclusion").max("model").values.ravel()
+    if top is None or highest.size <= top:
+        return None
+    return np.argsort(-highest, kind="stable")
+
+
+def ranked(values: xr.DataArray, order: np.ndarray | None, top: int | None) -> xr.DataArray:
+    """Values of the first weights in this order, and the largest of all others."""
+    if order is None:
+        return values
+    kinds = [dim for dim in ("model", "summary") if dim in values.dims]
+    labels = np.array(element_labels(values.isel(dict.fromkeys(kinds, 0))))[order]
+    rows = values.transpose(*kinds, ...)
+    rows = rows.stack(element=rows.dims[len(kinds) :]).drop_vars(["element", *rows.coords])
+    rows = rows.assign_coords({kind: values[kind] for kind in kinds}).isel(element=order)
+    others = rows.isel(element=slice(top, None)).max("element")
+    if "summary" in kinds:
+        others = others.where(others["summary"] == "inclusion")
+    found = xr.concat([rows.isel(element=slice(top)), others], dim="element")
+    names = [*labels[:top], f"largest of {len(order) - (top or 0)} others"]
+    return found.transpose(*kinds, "element").assign_coords(element=names)
 
 
 def labelled_rows(tables: dict[str, xr.DataArray], count: int) -> PlotCollection:

@@ -57,3 +57,9 @@ def to_frame(table: xr.Dataset) -> pd.DataFrame:
         for values in table.data_vars.values()
     ]
     return pd.concat(frames, axis=1).T
+
+
+def check_top(top: int | None) -> None:
+    """Raise unless some weights are to be shown."""
+    if top is not None and top < 1:
+        raise ValueError(f"top: got {top}, expected at least 1; leave it out to show all.")

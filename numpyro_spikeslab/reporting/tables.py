@@ -20,7 +20,7 @@ from numpyro_spikeslab.reporting.data import (
     select,
 )
 from numpyro_spikeslab.reporting.methods import check_reference, comparable
-from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics, to_frame
+from numpyro_spikeslab.reporting.stats import check_top, inclusion_statistics, statistics, to_frame
 from numpyro_spikeslab.reporting.variational import bound, k_hat
 
 # A narrow terminal hides the columns in the middle, so these go to the two ends.
@@ -33,6 +33,8 @@ def summary(
     var_names: str | Iterable[str] | None = None,
     round_to: int | None = 3,
     coords: Mapping[Hashable, Any] | None = None,
+    *,
+    top: int | None = None,
 ) -> pd.DataFrame:
     """Summarise a posterior, with the inclusion probabilities of its spike-and-slab weights.
 
@@ -67,9 +69,12 @@ def summary(
         are rounded to whole draws. None keeps the raw numbers.
     :param coords: labels to keep by dimension, as in ArviZ: ``{"point": [0, 100]}``. The default
         is all.
+    :param top: how many weights of each pair to keep, those of the highest inclusion probability,
+        in decreasing order. None, the default, keeps all in their own order.
     :returns: a DataFrame with one row per element, labelled by variable and coordinates.
-    :raises ValueError: if ``data`` has no posterior, if ``var_names`` or ``coords`` are unknown,
-        or if the inclusion probabilities do not have the shape of their weight.
+    :raises ValueError: if ``data`` has no posterior, if ``var_names`` or ``coords`` are unknown, if
+        ``top`` is less than 1, or if the inclusion probabilities do not have the shape of their
+        weight.
 
     .. doctest::
 
@@ -82,6 +87,7 @@ def summary(
         >>> table.loc["w[0]", ["inclusion", "flips", "between_chain_sd"]].tolist()
         [0.75, 49.0, 0.0]
     """
+    check_top(top)
     left_out = set()
     if has_functions(posterior(data)):
         data = aligned_with_invariants(data)
@@ -98,12 +104,25 @@ def summary(
     if inclusions:
         table = xr.concat([table, chosen(xr.Dataset(inclusions), coords)], dim="summary")
     frame = to_frame(table)
+    if top is not None and inclusions:
+        frame = most_included(frame, top)
     middle = [name for name in frame.columns if name not in LEFT + RIGHT]
     frame = frame[[name for name in LEFT + middle + RIGHT if name in frame.columns]]
     if round_to is None:
         return frame
     decimals = {name: 0 if name.startswith("ess") else round_to for name in map(str, frame)}
     return frame.round(decimals)
+
+
+def most_included(frame: pd.DataFrame, top: int) -> pd.DataFrame:
+    """The rows of the highest inclusion probabilities of each pair, and those of all else."""
+    variables = frame.index.str.split("[").str[0]
+    parts = []
+    for _, rows in frame.groupby(variables, sort=False):
+        pair = rows["inclusion"].notna().any()
+        ranked = rows.sort_values("inclusion", ascending=False, kind="stable")
+        parts.append(ranked.head(top) if pair else rows)
+    return pd.concat(parts)
 
 
 def aligned_with_invariants(data: xr.DataTree) -> xr.DataTree:

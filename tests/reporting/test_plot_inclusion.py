@@ -75,6 +75,31 @@ def test_inclusion_of_several_variables_against_given_values():
     np.testing.assert_allclose(artist(picture, "reference", "v").get_offsets()[:, 0], 0.5)
 
 
+def test_the_most_included_weights_come_first():
+    methods = {"Gibbs": chains(6), "PMF": variational(6)}
+    picture = nss.plot_inclusion(methods, reference="Gibbs", top=2)
+    assert tick_labels(panel(picture)) == ["x5", "x4", "largest of 4 others"]
+    for method, data in methods.items():
+        inclusion = table(data)["inclusion"].astype(float).to_numpy()
+        xy = artist(picture, "inclusion", model=method).get_offsets()
+        np.testing.assert_allclose(xy[:, 0], [inclusion[5], inclusion[4], inclusion[:4].max()])
+        bars = np.reshape(artist(picture, "mcse", model=method).get_xdata(), (3, 3))
+        assert np.isnan(bars[2]).all() and not np.isnan(bars[1, :2]).any()
+    gibbs = table(methods["Gibbs"])["inclusion"].astype(float).to_numpy()
+    marks = artist(picture, "reference").get_offsets()
+    np.testing.assert_allclose(marks[:, 0], [gibbs[5], gibbs[4], gibbs[:4].max()])
+
+
+def test_the_most_included_of_two_dimensions():
+    v = np.random.default_rng(2).binomial(1, [[0.1, 0.9], [0.5, 0.2]], size=(4, 100, 2, 2))
+    data = chains(3, v=1.0 * v, v_spike=v)
+    picture = nss.plot_inclusion(data, top=3)
+    assert tick_labels(panel(picture, "v")) == ["0, 1", "1, 0", "1, 1", "largest of 1 others"]
+    assert tick_labels(panel(picture)) == ["x0", "x1", "x2"]
+    with pytest.raises(ValueError, match="top: got 0, expected at least 1"):
+        nss.plot_inclusion(data, top=0)
+
+
 def test_inclusion_of_a_weight_without_plates():
     spike = np.random.default_rng(0).binomial(1, 0.5, size=(4, 100))
     data = arviz_base.from_dict({"posterior": {"w": 1.0 * spike, "w_spike": spike}})

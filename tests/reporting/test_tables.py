@@ -20,6 +20,7 @@ from known_draws import (
     with_stats,
 )
 import numpy as np
+import pandas as pd
 import pytest
 
 import jax
@@ -58,6 +59,21 @@ def test_summary_agrees_with_arviz():
     for column in expected.columns:
         np.testing.assert_allclose(table[column].astype(float), expected[column].astype(float))
     assert table.loc["sigma", ["inclusion", "mcse_inclusion", "flips"]].isna().all()
+
+
+def test_the_most_included_weights_come_first():
+    spike = coin([0.3, 0.0, 0.8, 0.5])
+    mu = np.random.default_rng(2).normal(size=(CHAINS, DRAWS, 3))
+    data = pair(spike, v=1.0 * spike, v_spike=spike, mu=mu)
+    every, some = nss.summary(data, round_to=None), nss.summary(data, round_to=None, top=2)
+    firsts = [f"{name}[{i}]" for name in "wv" for i in (2, 3)]
+    assert sorted(some.index) == sorted([*firsts, "mu[0]", "mu[1]", "mu[2]"])
+    for name in "wv":
+        assert [label for label in some.index if label[0] == name] == [f"{name}[2]", f"{name}[3]"]
+    pd.testing.assert_frame_equal(some, every.loc[some.index])
+    assert len(nss.summary(data, "w", top=10)) == 4
+    with pytest.raises(ValueError, match="top: got 0, expected at least 1"):
+        nss.summary(data, top=0)
 
 
 def test_summary_without_pairs():

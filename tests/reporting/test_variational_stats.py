@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from jax import random
+import jax.numpy as jnp
+
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import SVI, Trace_ELBO
@@ -106,3 +109,35 @@ def test_errors_of_variational_stats(data, guide, message):
 def test_k_hat_of_equal_ratios_is_undefined(ratios):
     data = with_stats(pair(coin([0.5], chains=1, draws=100)[0]), log_ratio=ratios)
     assert np.isnan(k_hat(data))
+
+
+def test_ratios_of_a_fit_with_hyperparameters_are_those_of_the_joint_density():
+    """Given the fitted values of the sites beside the pairs: the guide knows no others."""
+    rng = np.random.default_rng(0)
+    X, scale = rng.normal(size=(30, 3)), 1.5
+    X[:, 1] = X[:, 0] + 0.3 * X[:, 1]
+    y = X[:, 0] + rng.normal(size=30)
+
+    def model(X, y):
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+        inclusion = numpyro.sample("inclusion", dist.Beta(2.0, 3.0))
+        with numpyro.plate("feature", 3):
+            w = nss.spike_slab("w", inclusion, scale)
+        with numpyro.plate("obs", 30):
+            numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
+
+    arguments = jnp.asarray(X), jnp.asarray(y)
+    fit = nss.CAVI(model, nss.PairedGuide(model))
+    result = fit.run(random.key(0), 120, *arguments, progress_bar=False)
+    data = arviz_base.from_numpyro_svi(fit, svi_result=result, model_args=arguments)
+    found = nss.add_variational_stats(data, fit, result, arguments)["sample_stats"]["log_ratio"]
+    params = {name: np.asarray(x, float) for name, x in result.params.items()}
+    sigma, pi = params["sigma_auto_loc"], params["inclusion_auto_loc"]
+    gamma, mu, sd = (params[f"w_auto_{part}"] for part in ("probs", "loc", "scale"))
+    s, slab = (data["posterior"][f"w_{part}"].values for part in ("spike", "slab"))
+    joint = stats.norm.logpdf(y, (s * slab) @ X.T, sigma).sum(-1)
+    joint += stats.bernoulli.logpmf(s, pi).sum(-1) + stats.norm.logpdf(slab, 0, scale).sum(-1)
+    joint += stats.halfnorm.logpdf(sigma) + stats.beta.logpdf(pi, 2, 3)
+    own = stats.norm.logpdf(slab, s * mu, np.where(s == 1, sd, scale)).sum(-1)
+    own += stats.bernoulli.logpmf(s, gamma).sum(-1)
+    np.testing.assert_allclose(found, joint - own, rtol=1e-3)

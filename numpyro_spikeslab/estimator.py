@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse regression as an estimator of scikit-learn, which has to be installed for it."""
+
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jax import random
+
+from numpyro_spikeslab.regression import sparse_regression
+from numpyro_spikeslab.reporting.data import posterior
+
+try:
+    from sklearn.base import BaseEstimator, RegressorMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ModuleNotFoundError:  # the class can be looked at, and says what it needs when it is made
+    BaseEstimator = RegressorMixin = object
+
+
+class SparseRegression(RegressorMixin, BaseEstimator):
+    """:func:`~numpyro_spikeslab.sparse_regression` for pipelines and cross-validation.
+
+    Follows the conventions of scikit-learn, which has to be installed. A fit has the attributes
+
+    - ``coef_``, posterior means of the weights, shape (P,), zeros included, and ``intercept_``;
+    - ``inclusion_``, posterior probabilities that the weights are not zero, shape (P,);
+    - ``data_``, what :func:`~numpyro_spikeslab.sparse_regression` returns: draws, a summary of each
+      column, the fit by CAVI;
+    - ``n_features_in_``, and ``feature_names_in_`` where ``X`` was a DataFrame.
+
+    :param expected_size: number of columns that are expected to matter; by default a tenth.
+    :param num_warmup: steps of each chain before its draws.
+    :param num_samples: draws of each chain.
+    :param num_chains: number of chains.
+    :param random_state: seed, or numpy's RandomState; None, the default, is another one each time.
+    :raises ModuleNotFoundError: if scikit-learn is not installed.
+
+    **Example**
+
+    .. code-block:: python
+
+        from sklearn.datasets import load_diabetes
+        from sklearn.model_selection import cross_val_score
+
+        X, y = load_diabetes(return_X_y=True, as_frame=True)
+        model = nss.SparseRegression(random_state=0).fit(X, y)
+        mean, sd = model.predict(X, return_std=True)
+        cross_val_score(model, X, y)
+    """
+
+    def __init__(
+        self,
+        *,
+        expected_size: float | None = None,
+        num_warmup: int = 300,
+        num_samples: int = 1000,
+        num_chains: int = 4,
+        random_state: Any = None,
+    ) -> None:
+        if BaseEstimator is object:
+            raise ModuleNotFoundError(
+                "SparseRegression needs scikit-learn: pip install scikit-learn, or call "
+                "numpyro_spikeslab.sparse_regression, which does not."
+            )
+        self.expected_size = expected_size
+        self.num_warmup = num_warmup
+        self.num_samples = num_samples
+        self.num_chains = num_chains
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> "SparseRegression":
+        """Fit the model.
+
+        :param X: the table, shape (N, P).
+        :param y: the response, shape (N,).
+        :return: the estimator itself.
+        :raises ValueError: as :func:`~numpyro_spikeslab.sparse_regression` and scikit-learn do.
+        """
+        table, response = validate_data(
+            self, X, y, dtype=float, y_numeric=True, ensure_min_samples=3
+        )
+        if hasattr(self, "feature_names_in_"):
+            table = pd.DataFrame(table, columns=self.feature_names_in_)
+        self.data_ = sparse_regression(
+            random.key(seed_of(self.random_state)),
+            table,
+            response,
+            expected_size=self.expected_size,
+            num_warmup=self.num_warmup,
+            num_samples=self.num_samples,
+            num_chains=self.num_chains,
+        )
+        self.coef_ = self.data_["summary"]["mean"].values
+        self.intercept_ = float(self.data_["posterior"]["intercept"].mean())
+        self.inclusion_ = self.data_["summary"]["inclusion"].values
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Posterior means of responses.
+
+        :param X: rows, shape (S, P).
+        :param return_std: whether to return the standard deviations of new responses, too: those of
+            the draws and the noise together.
+        :return: means, shape (S,), or the pair of means and standard deviations.
+        :raises NotFittedError: before :meth:`fit`.
+        """
+        check_is_fitted(self)
+        table = validate_data(self, X, dtype=float, reset=False)
+        mean = table @ self.coef_ + self.intercept_
+        if not return_std:
+            return mean
+        draws = posterior(self.data_)
+        fit = draws["w"].values @ table.T + draws["intercept"].values[..., None]
+        variance = fit.var(axis=(0, 1)) + (draws["sigma"].values ** 2).mean()
+        return mean, np.sqrt(variance)
+
+
+def seed_of(random_state: Any) -> int:
+    """A seed, drawn where it is not given."""
+    if isinstance(random_state, Integral):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31 - 1))

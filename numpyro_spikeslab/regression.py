@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse regression for people who have a table and a response, and no model."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import arviz_base
+from jaxtyping import Array, Float
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+from numpyro import handlers
+from numpyro.infer import MCMC, CustomGibbs, Gibbs
+
+from numpyro_spikeslab import models
+from numpyro_spikeslab.fitting.cavi import CAVI
+from numpyro_spikeslab.fitting.paired import PairedGuide
+from numpyro_spikeslab.primitives import weights
+from numpyro_spikeslab.reading.form import paired_sites
+from numpyro_spikeslab.reporting.data import inclusion, posterior
+from numpyro_spikeslab.reporting.sets import credible_sets
+from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics
+from numpyro_spikeslab.reporting.variational import add_variational_stats, k_hat
+from numpyro_spikeslab.roles import draw_inclusion, draw_scales
+from numpyro_spikeslab.sampling.paired import PairedGibbs
+
+NUM_STEPS, TOLERANCE = 1000, 1e-3
+"""Of the fit, which is annealed for a hundred steps and soon at its end then."""
+
+OFF = 0.2
+"""Inclusion probabilities of the fit that differ by more from those of the chains are flagged."""
+
+BESIDE_PAIRS = ("sigma", "slab_scale", "inclusion")
+PROBABILITIES = "inclusion_probabilities.w"
+
+
+class Scales(NamedTuple):
+    """What takes a table and a response to the units of the model and back.
+
+    - **used** - which columns are not constant.
+    - **x_mean**, **x_sd** - of the columns used.
+    - **y_mean**, **y_sd** - of the response.
+    """
+
+    used: np.ndarray
+    x_mean: np.ndarray
+    x_sd: np.ndarray
+    y_mean: float
+    y_sd: float
+
+
+def sparse_regression(
+    key: Array,
+    X: Any,
+    y: Any,
+    *,
+    X_new: Any = None,
+    expected_size: float | None = None,
+    num_warmup: int = 300,
+    num_samples: int = 1000,
+    num_chains: int = 4,
+) -> xr.DataTree:
+    """Regress a response on the columns of a table, of which few matter.
+
+    For people who have a table and do not want to write a model. Columns and response are
+    standardised; the noise, the inclusion probability and the scale of the slab are learned
+    (:func:`numpyro_spikeslab.models.sparse_regression`). Annealed :class:`~numpyro_spikeslab.CAVI`
+    gives a first answer, from which chains of :class:`~numpyro_spikeslab.PairedGibbs` start; report
+    theirs. Where they agree with each other (``r_hat``) and the fit does not agree with them
+    (``cavi_is_off``), it has settled on one of several columns that are alike: look at the credible
+    sets.
+
+    The result is ArviZ data, which :func:`~numpyro_spikeslab.summary`,
+    :func:`~numpyro_spikeslab.plot_inclusion` and ArviZ's own functions take. Weights, intercept and
+    noise are in the units of the table and the response, ``slab_scale`` in standardised ones. Its
+    groups are
+
+    - ``posterior``: draws of ``w`` with ``w_spike`` and ``w_slab``, dimension ``feature``, and of
+      ``intercept``, ``sigma``, ``slab_scale`` and ``inclusion``;
+    - ``sample_stats``: the Rao-Blackwellised inclusion probabilities of all draws;
+    - ``summary``: a row for each column, ``dt["summary"].to_dataset().to_dataframe()``, with what
+      :func:`~numpyro_spikeslab.summary` says of its weight: posterior ``mean`` and ``sd``, zeros
+      included, ``inclusion`` probability, ``ess_bulk``, ``r_hat`` and others; ``cavi``, the
+      inclusion probability of the fit, and ``cavi_is_off``, whether it differs by more than 0.2;
+      ``credible_set``, the number of its 95% credible set, -1 for none (see
+      :func:`~numpyro_spikeslab.credible_sets`). The attribute ``k_hat`` of the group is that of the
+      fit, above 0.7 where its draws are far from the posterior;
+    - ``cavi``: ArviZ data of the fit, with a posterior and sample statistics of its own:
+      ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``;
+    - ``observed_data`` and ``constant_data``: ``y`` and ``X``;
+    - ``predictions``: with ``X_new``, draws of new responses ``y``.
+
+    A constant column has the weight 0. There may be more columns than rows.
+
+    :param key: random key, ``jax.random.key(0)`` for example.
+    :param X: the table, shape (N, P), real numbers: numpy array, or DataFrame, whose column names
+        become the labels of ``feature``.
+    :param y: the response, shape (N,).
+    :param X_new: rows to predict, shape (S, P), with the columns of ``X``.
+    :param expected_size: number of columns that are expected to matter: the prior of the inclusion
+        probability is Beta(1, P / expected_size - 1). The default is Beta(1, 9), a tenth of them.
+    :param num_warmup: steps of each chain before its draws. They only have to leave the fit.
+    :param num_samples: draws of each chain.
+    :param num_chains: number of chains, which run one after the other.
+    :returns: an xarray DataTree with these groups.
+    :raises ValueError: if ``X`` or ``y`` has another shape, fewer than three rows, or values that
+        are not finite numbers, if all columns or the response are constant, if ``X_new`` has other
+        columns, if ``expected_size`` is not between 0 and P, or if there are no draws or chains.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax
+        >>> import numpyro_spikeslab as nss
+        >>> from sklearn.datasets import load_diabetes  # doctest: +SKIP
+        >>> X, y = load_diabetes(return_X_y=True, as_frame=True)  # doctest: +SKIP
+        >>> dt = nss.sparse_regression(jax.random.key(0), X, y)  # doctest: +SKIP
+        >>> dt["summary"].to_dataset().to_dataframe()  # doctest: +SKIP
+        >>> nss.credible_sets(dt, "w", X)  # doctest: +SKIP
+        >>> nss.plot_inclusion({"chains": dt, "CAVI": dt["cavi"]})  # doctest: +SKIP
+    """
+    for argument, number in (("num_samples", num_samples), ("num_chains", num_chains)):
+        if number < 1:
+            raise ValueError(f"{argument}: got {number}, expected at least 1; the default does.")
+    table, names = checked_table(X)
+    response = checked_response(y, len(table))
+    new = None if X_new is None else checked_new(X_new, X, names)
+    scales = scales_of(table, response)
+    columns, standard = standardised(table, response, scales)
+    data = jnp.asarray(columns, float), jnp.asarray(standard, float)
+    prior = inclusion_prior(expected_size, int(scales.used.sum()))
+    key_fit, key_chains, key_rest = random.split(key, 3)
+    rng = np.random.default_rng(np.asarray(random.bits(key_rest, (2,))))
+    fitted = fit(key_fit, data, prior, num_chains)
+    starts = {name: x.values[:num_chains] for name, x in posterior(fitted).items() if name != "w"}
+    keys = random.split(key_chains, num_chains)
+    draws, probabilities = chains(keys, starts, data, prior, num_warmup, num_samples)
+    tree = labelled(in_units(draws, scales, len(table), rng), probabilities, names, scales)
+    cavi = fit_in_units(fitted, names, scales, len(table), rng)
+    tree["cavi"] = cavi
+    rows = {"row": X.index} if isinstance(X, pd.DataFrame) else {}
+    tree["constant_data"] = xr.Dataset(
+        {"X": (("row", "feature"), table)}, {"feature": names, **rows}
+    )
+    tree["observed_data"] = xr.Dataset({"y": ("row", response)}, rows)
+    tree["summary"] = summarised(tree, cavi, table)
+    if new is not None:
+        tree["predictions"] = predicted(posterior(tree), new, rng)
+    return tree
+
+
+# Tables, checked
+
+
+def checked_table(X: Any) -> tuple[np.ndarray, list]:
+    """The columns as numbers, and their names."""
+    table = as_numbers("X", X)
+    if table.ndim != 2 or len(table) < 3 or table.shape[1] < 1:
+        raise ValueError(
+            f"X: got the shape {table.shape}, expected (N, P), at least three rows and a column; "
+            "a single column is X.reshape(-1, 1)."
+        )
+    names = list(X.columns) if isinstance(X, pd.DataFrame) else list(range(table.shape[1]))
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"X: got the columns {names!s:.200}, expected names that differ; rename some of them."
+        )
+    return table, names
+
+
+def checked_response(y: Any, num_rows: int) -> np.ndarray:
+    """The response as numbers."""
+    response = as_numbers("y", y)
+    if response.shape != (num_rows,):
+        raise ValueError(
+            f"y: got the shape {response.shape}, expected ({num_rows},), a number for each row of "
+            "X; for several responses call once for each."
+        )
+    if np.ptp(response) == 0:
+        raise ValueError(
+            f"y: got {response[0]} in every row, expected numbers that differ; there is nothing to "
+            "explain."
+        )
+    return response
+
+
+def checked_new(X_new: Any, X: Any, names: list) -> np.ndarray:
+    """The rows to predict as numbers."""
+    table = as_numbers("X_new", X_new)
+    if table.ndim != 2 or table.shape[1] != len(names):
+        raise ValueError(
+            f"X_new: got the shape {table.shape}, expected (S, {len(names)}), the columns of X; "
+            "give rows that were prepared as those of X were."
+        )
+    both = isinstance(X, pd.DataFrame) and isinstance(X_new, pd.DataFrame)
+    if both and list(X_new.columns) != names:
+        raise ValueError(
+            f"X_new: got the columns {list(X_new.columns)!s:.200}, expected {names!s:.200}, those "
+            "of X in their order; choose them with X_new[X.columns]."
+        )
+    return table
+
+
+def as_numbers(argument: str, values: Any) -> np.ndarray:
+    """An array of finite real numbers."""
+    if hasattr(values, "toarray"):
+        raise ValueError(f"{argument}: got a sparse matrix, expected an array; use .toarray().")
+    if np.iscomplexobj(values):
+        raise ValueError(
+            f"{argument}: Complex data not supported; give real and imaginary parts as columns."
+        )
+    try:
+        array = np.asarray(values, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{argument}: got values that are not numbers ({error}), expected numbers alone; make "
+            "indicators of categories, with pandas.get_dummies for example."
+        ) from error
+    if bad := int(np.sum(~np.isfinite(array))):
+        raise ValueError(
+            f"{argument}: got {bad} values that are NaN or infinity, expected finite numbers; "
+            "leave out these rows, or fill the gaps."
+        )
+    return array
+
+
+def inclusion_prior(expected_size: float | None, size: int) -> tuple[float, float]:
+    """Concentrations of the Beta prior of the inclusion probability."""
+    if expected_size is None:
+        return 1.0, 9.0
+    if not 0 < expected_size < size:
+        raise ValueError(
+            f"expected_size: got {expected_size}, expected a number between 0 and {size}, that of "
+            "the columns that are not constant; leave it out for a tenth of them."
+        )
+    return 1.0, size / expected_size - 1.0
+
+
+# Units
+
+
+def scales_of(table: np.ndarray, response: np.ndarray) -> Scales:
+    """Means and standard deviations, after a check that some column is not constant."""
+    mean, sd = table.mean(axis=0), table.std(axis=0)
+    used = sd > 1e-12 * abs(table).max(axis=0)
+    if not used.any():
+        raise ValueError(
+            f"X: got {table.shape[1]} constant columns, expected one or more whose values differ; "
+            "check what the table was made of."
+        )
+    return Scales(used, mean[used], sd[used], float(response.mean()), float(response.std()))
+
+
+def standardised(
+    table: np.ndarray, response: np.ndarray, scales: Scales
+) -> tuple[np.ndarray, np.ndarray]:
+    """Columns and response of mean 0 and variance 1."""
+    columns = (table[:, scales.used] - scales.x_mean) / scales.x_sd
+    return columns, (response - scales.y_mean) / scales.y_sd
+
+
+def in_units(
+    draws: dict[str, Any], scales: Scales, num_rows: int, rng: np.random.Generator
+) -> dict[str, Any]:
+    """Draws in the units of the table and the response, with an intercept."""
+    found = {name: np.asarray(x, float) for name, x in draws.items()}
+    for name in ("w", "w_slab"):
+        found[name] = found[name] * (scales.y_sd / scales.x_sd)
+    found["sigma"] = found["sigma"] * scales.y_sd
+    # the model is of centred data, whose mean is independent of all else
+    centre = scales.y_mean + found["sigma"] / num_rows**0.5 * rng.normal(size=found["sigma"].shape)
+    found["intercept"] = centre - found["w"] @ scales.x_mean
+    for name in ("w", "w_slab", "w_spike"):
+        found[name] = with_constant(found[name], scales)
+    found["w_spike"] = found["w_spike"].astype(int)
+    return found
+
+
+def with_constant(values: np.ndarray, scales: Scales) -> np.ndarray:
+    """The same with zeros for constant columns, along the last axis."""
+    every = np.zeros((*values.shape[:-1], len(scales.used)))
+    every[..., scales.used] = values
+    return every
+
+
+# The two answers
+
+
+def fit(
+    key: Array, data: tuple[Array, Array], prior: tuple[float, float], num_chains: int
+) -> xr.DataTree:
+    """Draws of a fit by CAVI, a thousand or as many as there are chains to start."""
+    model = models.sparse_regression(inclusion=prior)
+    svi = CAVI(model, PairedGuide(model))
+    result = svi.run(key, NUM_STEPS, *data, tol=TOLERANCE, progress_bar=False)
+    draws = arviz_base.from_numpyro_svi(
+        svi, svi_result=result, model_args=data, num_samples=max(1000, num_chains)
+    )
+    return add_variational_stats(draws, svi, result, data)
+
+
+@partial(jax.jit, static_argnums=(3, 4, 5))
+def chains(
+    keys: Array,
+    starts: dict[str, Any],
+    data: tuple[Array, Array],
+    prior: tuple[float, float],
+    num_warmup: int,
+    num_samples: int,
+) -> tuple[dict[str, Any], Any]:
+    """Draws of each chain, and their inclusion probabilities.
+
+    In one compiled function: chain by chain, MCMC would compile its parts one by one, which takes
+    longer than all draws.
+    """
+    model = models.sparse_regression(inclusion=prior)
+    pairs = PairedGibbs(model), paired_sites
+    kernel = Gibbs([(CustomGibbs(beside_pairs(model, *data)), BESIDE_PAIRS), pairs])
+
+    def chain(inputs):
+        key, start = inputs
+        mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
+        fields = (f"block_states.1.{PROBABILITIES}",)
+        mcmc.run(key, *data, init_params=start, extra_fields=fields)
+        return mcmc.get_samples(), mcmc.get_extra_fields()[fields[0]]
+
+    return jax.lax.map(chain, (keys, starts))
+
+
+def beside_pairs(model: Any, X: Float[Array, "N P"], y: Float[Array, " N"]) -> Any:
+    """Draws the noise, the inclusion probability and the scale of the slabs.
+
+    The slabs of excluded weights, whose number would hold the scale where it is, are integrated
+    out: :class:`~numpyro_spikeslab.PairedGibbs`, which comes next, draws them all anew.
+    """
+    trace = handlers.trace(handlers.seed(model, 0)).get_trace(X)
+    priors = {name: trace[name]["fn"] for name in BESIDE_PAIRS}
+
+    def draw(rng_key, gibbs_sites, hmc_sites):
+        w = weights(hmc_sites["w_spike"], hmc_sites["w_slab"])
+        included, residual = hmc_sites["w_spike"].sum(), y - X @ w
+        tallies = {
+            "sigma": (y.size, residual @ residual),
+            "slab_scale": (included, w @ w),
+            "inclusion": (included, w.size - included),
+        }
+        keys = random.split(rng_key, len(tallies))
+        new = {}
+        for key, (name, tally) in zip(keys, tallies.items(), strict=True):
+            draw_one = draw_inclusion if name == "inclusion" else draw_scales
+            new[name] = draw_one(key, priors[name], gibbs_sites[name], *tally)
+        return new
+
+    return draw
+
+
+# ArviZ data
+
+
+def labelled(
+    draws: dict[str, Any], probabilities: Any, names: list, scales: Scales, **stats: Any
+) -> xr.DataTree:
+    """ArviZ data whose weights have the names of the columns."""
+    stats = stats | {PROBABILITIES: with_constant(np.asarray(probabilities, float), scales)}
+    one_per_column = ("w", "w_spike", "w_slab", PROBABILITIES)
+    return arviz_base.from_dict(
+        {"posterior": draws, "sample_stats": stats},
+        dims={name: ["feature"] for name in one_per_column},
+        coords={"feature": names},
+        sample_dims=["chain", "draw"] if draws["sigma"].ndim == 2 else ["sample"],
+    )
+
+
+def fit_in_units(
+    fitted: xr.DataTree,
+    names: list,
+    scales: Scales,
+    num_rows: int,
+    rng: np.random.Generator,
+) -> xr.DataTree:
+    """The same of a fit, with what it says of itself."""
+    draws = {str(name): x.values for name, x in posterior(fitted).items()}
+    stats = {str(name): x.values for name, x in fitted["sample_stats"].items()}
+    probabilities = stats.pop(PROBABILITIES)
+    tree = labelled(in_units(draws, scales, num_rows, rng), probabilities, names, scales, **stats)
+    tree["sample_stats"].attrs.update(fitted["sample_stats"].attrs)
+    return tree
+
+
+def summarised(tree: xr.DataTree, cavi: xr.DataTree, table: np.ndarray) -> xr.Dataset:
+    """A row for each column: its weight, its inclusion by chains and fit, its credible set."""
+    parts = [statistics(posterior(tree)[["w"]])["w"], inclusion_statistics(tree, "w")]
+    found = xr.concat(parts, dim="summary").to_dataset("summary")
+    found["cavi"] = inclusion(cavi, "w")
+    found["cavi_is_off"] = abs(found["cavi"] - found["inclusion"]) > OFF
+    found["credible_set"] = xr.full_like(found["inclusion"], -1, dtype=int)
+    for number, members in credible_sets(tree, "w", table)["members"].items():
+        found["credible_set"].loc[{"feature": list(members)}] = number
+    return found.assign_attrs(k_hat=k_hat(cavi))
+
+
+def predicted(draws: xr.Dataset, table: np.ndarray, rng: np.random.Generator) -> xr.Dataset:
+    """Draws of responses at new rows."""
+    rows = xr.DataArray(table, dims=["new_row", "feature"], coords={"feature": draws["feature"]})
+    mean = draws["intercept"] + xr.dot(draws["w"], rows, dim="feature")
+    noise = draws["sigma"] * mean.copy(data=rng.normal(size=mean.shape))
+    return (mean + noise).to_dataset(name="y")

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets of columns that hold an effect where single columns cannot be told apart."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from numpyro_spikeslab.reporting.data import (
+    pairs,
+    posterior,
+    sample_dims,
+    select,
+    spike_draws,
+)
+
+# Two columns with this correlation are one and the same to the data.
+TWINS = 1 - 1e-6
+# Columns whose correlations with all others are in memory at once.
+BLOCK = 512
+
+
+def credible_sets(
+    data: xr.DataTree,
+    var_name: str,
+    X: Any,
+    coverage: float = 0.95,
+    min_correlation: float = 0.5,
+) -> pd.DataFrame:
+    """Find the smallest sets of columns that hold an effect with a given probability.
+
+    Columns that are alike share an effect: each may have a small inclusion probability where it is
+    certain that one of them has the effect. A credible set, as in SuSiE (Wang, Sarkar, Carbonetto
+    and Stephens, 2020), is a set of columns of which
+
+    - in at least ``coverage`` of the draws one or more are included;
+    - all are correlated by at least ``min_correlation`` with each other;
+    - none can be left out. Columns that are the same but for their units are in one set or in none,
+      for data cannot tell which of them has the effect.
+
+    Sets grow from the column of highest inclusion probability, by the column that raises the
+    probability of the set most; what a set has no other set takes, so that two effects among
+    correlated columns make two sets, and an effect that no set of correlated columns explains makes
+    none. The draws tell which columns stand in for each other: draws of chains do, those of a
+    factorised fit know too little of it and give sets that are too small.
+
+    :param data: ArviZ data of Markov chains or variational draws.
+    :param var_name: a spike-and-slab weight with one dimension besides those of the draws.
+    :param X: the table that the weights multiply, in any units, shape (N, P): numpy array, or
+        DataFrame whose columns are the labels of the weight. If the weight has no labels but
+        numbers, the columns label the members.
+    :param coverage: least probability of a set, in (0, 1].
+    :param min_correlation: least absolute correlation, in [0, 1]. The default is SuSiE's.
+    :returns: a DataFrame with one row per set: ``members``, a tuple of labels, the most included
+        first; ``size``; ``probability`` that the set holds an effect;
+        ``purity``, the smallest absolute correlation among its members.
+    :raises ValueError: if ``var_name`` is not such a weight, if ``X`` has other columns than it or
+        values that are not finite, or if a number is outside its range.
+
+    .. doctest::
+
+        >>> import arviz_base, numpy as np
+        >>> from numpyro_spikeslab import credible_sets
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.normal(size=(50, 3))
+        >>> X[:, 1] = X[:, 0] + 0.1 * X[:, 1]      # hard to tell from the first
+        >>> first = rng.binomial(1, 0.5, size=(4, 100))
+        >>> spike = np.stack([first, 1 - first, 0 * first], axis=-1)
+        >>> data = arviz_base.from_dict({"posterior": {"w": 1.0 * spike, "w_spike": spike}})
+        >>> credible_sets(data, "w", X)[["size", "probability"]]
+             size  probability
+        set
+        0       2          1.0
+    """
+    for name, value in (("coverage", coverage), ("min_correlation", min_correlation)):
+        if not 0 <= value <= 1 or (name, value) == ("coverage", 0):
+            raise ValueError(f"{name}: got {value}, expected a number between 0 and 1, like 0.95.")
+    spikes, labels = flat_spikes(data, var_name)
+    table, labels = checked_table(X, labels, var_name)
+    unit = unit_columns(table)
+    rows = []
+    for members in disjoint_sets(spikes, unit, coverage, min_correlation):
+        within = abs(unit[:, members].T @ unit[:, members])
+        np.fill_diagonal(within, 1.0)
+        rows.append(
+            {
+                "members": tuple(labels[member] for member in members),
+                "size": len(members),
+                "probability": spikes[:, members].any(axis=1).mean(),
+                "purity": min(1.0, within.min()),
+            }
+        )
+    columns = ["members", "size", "probability", "purity"]
+    return pd.DataFrame(rows, columns=columns).rename_axis("set")
+
+
+def flat_spikes(data: xr.DataTree, name: str) -> tuple[np.ndarray, list]:
+    """Which weights are included in each draw, (D, P), and the labels of the weights."""
+    draws = posterior(data)
+    select(draws, name)
+    if name not in pairs(draws):
+        raise ValueError(
+            f"var_name: got {name!r}, expected a spike-and-slab weight, one of {pairs(draws)}; "
+            f"collect the site `{name}_spike` when sampling."
+        )
+    dims = sample_dims(draws)
+    plates = [str(dim) for dim in draws[name].dims if dim not in dims]
+    if len(plates) != 1:
+        raise ValueError(
+            f"var_name: `{name}` has the dimensions {plates}, expected one, that of the columns "
+            "of X; choose one task, for example with data['posterior'].to_dataset().sel(task=0)."
+        )
+    spikes = spike_draws(data, name).stack(all_draws=dims).transpose("all_draws", plates[0])
+    return spikes.values > 0, draws[name][plates[0]].values.tolist()
+
+
+def checked_table(X: Any, labels: list, name: str) -> tuple[np.ndarray, list]:
+    """The columns of ``X`` as numbers, and the labels of the weights."""
+    table = np.asarray(X, dtype=float)
+    if table.ndim != 2 or table.shape[1] != len(labels) or len(table) < 2:
+        raise ValueError(
+            f"X: got the shape {table.shape}, expected (N, {len(labels)}), a column for each "
+            f"element of `{name}` and two rows or more; give the table that the model was given."
+        )
+    if not np.isfinite(table).all():
+        raise ValueError(
+            f"X: got {np.sum(~np.isfinite(table))} values that are NaN or infinite, expected "
+            "finite numbers; give the table that the model was given."
+        )
+    if not isinstance(X, pd.DataFrame) or list(X.columns) == labels:
+        return table, labels
+    if labels != list(range(len(labels))):
+        raise ValueError(
+            f"X: got the columns {list(X.columns)!s:.200}, expected {labels!s:.200}, the labels of "
+            f"`{name}` in their order; choose them with X[labels]."
+        )
+    return table, list(X.columns)
+
+
+def unit_columns(table: np.ndarray) -> np.ndarray:
+    """Centred columns of norm 1, whose products are correlations; constant columns are 0."""
+    centred = table - table.mean(axis=0)
+    norms = np.linalg.norm(centred, axis=0)
+    constant = norms <= 1e-12 * np.linalg.norm(table, axis=0)
+    return np.where(constant, 0.0, centred / np.where(constant, 1.0, norms))
+
+
+def disjoint_sets(
+    spikes: np.ndarray, unit: np.ndarray, coverage: float, least: float
+) -> Iterator[list[int]]:
+    """The members of each set, in decreasing order of inclusion probabilities."""
+    inclusion = spikes.mean(axis=0)
+    free = most_included(inclusion, unit, least) >= coverage - 1e-9
+    seeds = [seed for seed in np.argsort(-inclusion, kind="stable").tolist() if free[seed]]
+    free = np.ones_like(free)
+    for seed in seeds:
+        members = grown(seed, spikes, unit, free, coverage, least) if free[seed] else []
+        if members:
+            members = with_twins(pruned(members, spikes, coverage), unit)
+            free[members] = False
+            yield sorted(members, key=lambda member: -inclusion[member])
+
+
+def most_included(inclusion: np.ndarray, unit: np.ndarray, least: float) -> np.ndarray:
+    """A bound on the probability of any set that a column can be in."""
+    bound = inclusion.copy()
+    for start in range(0, len(bound), BLOCK):
+        block = slice(start, start + BLOCK)
+        alike = abs(unit[:, block].T @ unit) >= least
+        np.fill_diagonal(alike[:, block], False)
+        bound[block] += alike @ inclusion
+    return bound
+
+
+def grown(
+    seed: int,
+    spikes: np.ndarray,
+    unit: np.ndarray,
+    free: np.ndarray,
+    coverage: float,
+    least: float,
+) -> list[int]:
+    """A set that is credible, from one column; empty where there is none."""
+    members, covered = [seed], spikes[:, seed]
+    alike = free.copy()
+    while covered.mean() < coverage:
+        alike &= abs(unit[:, members[-1]] @ unit) >= least
+        alike[members] = False
+        candidates = np.flatnonzero(alike)
+        gains = spikes[np.ix_(~covered, candidates)].sum(axis=0)
+        if gains.max(initial=0) == 0:
+            return []
+        members.append(int(candidates[gains.argmax()]))
+        covered = covered | spikes[:, members[-1]]
+    return members
+
+
+def pruned(members: list[int], spikes: np.ndarray, coverage: float) -> list[int]:
+    """Members without those that the others do without, the least included first."""
+    for member in sorted(members, key=lambda member: spikes[:, member].mean()):
+        rest = [other for other in members if other != member]
+        if spikes[:, rest].any(axis=1).mean() >= coverage:
+            members = rest
+    return members
+
+
+def with_twins(members: list[int], unit: np.ndarray) -> list[int]:
+    """Members with all columns that are the same as one of them."""
+    same = (abs(unit[:, members].T @ unit) > TWINS).any(axis=0)
+    same[members] = True
+    return np.flatnonzero(same).tolist()
