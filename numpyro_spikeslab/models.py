@@ -194,8 +194,8 @@ def probabilistic_pca(
 def _of_rows(model, Y, mask=None):
     if np.ndim(Y) != 2:
         raise ValueError(
-            f"factor_analysis, probabilistic_pca: Y must have shape (N, Q), a row for each sample, got "
-            f"{np.shape(Y)}."
+            "factor_analysis, probabilistic_pca: Y must have shape (N, Q), a row for each sample, "
+            f"got {np.shape(Y)}."
         )
     return model(np.arange(np.shape(Y)[0]), Y, mask=mask)
 
