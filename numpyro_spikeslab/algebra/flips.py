@@ -298,24 +298,31 @@ def flips(key: Array, problem: Regression, now: Included, moves: Any) -> Include
     return lax.while_loop(lambda carry: carry[1] < size, turn, (now, following(now, 0)))[0]
 
 
-def swap(key: Array, problem: Regression, now: Included, moves: Any) -> Included:
+class Numbers(NamedTuple):
+    """Random numbers of a swap.
+
+    - **which** - uniform, for the weight that moves.
+    - **where** - of Gumbel's distribution, for its new place.
+    """
+
+    which: Float[Array, ""]
+    where: Float[Array, " P"]
+
+
+def swap(numbers: Numbers, problem: Regression, now: Included, moves: Any) -> Included:
     """Draw a new place for one of the included weights, from all that are free and its own.
 
     :param moves: if not, nothing does.
     """
-    key_old, key_new = jax.random.split(key)
-    old = _draw(key_old, jnp.where(now.spikes, 0.0, -jnp.inf))
+    rank = jnp.cumsum(now.slots < now.spikes.size)
+    old = now.slots[jnp.argmax(rank > numbers.which * now.count)]
     moves &= now.count > 0
     without = remove(now, old, moves)
     logits = problem.prior.log_odds + gain(without.linear, without.squares)
-    new = _draw(key_new, jnp.where(without.spikes, -jnp.inf, logits))
+    new = jnp.argmax(jnp.where(without.spikes, -jnp.inf, logits) + numbers.where)
     # where no place has any probability, any may be drawn: then it goes back
     new = jnp.where(without.spikes[new], old, new)
     return add(without, new, problem.products(new), moves)
-
-
-def _draw(key: Array, logits: Float[Array, " P"]) -> Int[Array, ""]:
-    return jnp.argmax(logits + jax.random.gumbel(key, logits.shape, logits.dtype))
 
 
 def sweep(
@@ -346,8 +353,13 @@ def sweep(
     now = include(problem, moves & (spikes > 0), capacity)
     now = flips(key_flips, problem, now, moves)
     num_swaps = default_swaps(spikes.size) if num_swaps is None else num_swaps
-    keys = jax.random.split(key_swaps, num_swaps)
-    now = lax.scan(lambda now, one: (swap(one, problem, now, moves), None), now, keys)[0]
+    key_which, key_where = jax.random.split(key_swaps)
+    dtype = problem.linear.dtype
+    numbers = Numbers(
+        jax.random.uniform(key_which, (num_swaps,), dtype),
+        jax.random.gumbel(key_where, (num_swaps, spikes.size), dtype),
+    )
+    now = lax.scan(lambda now, one: (swap(one, problem, now, moves), None), now, numbers)[0]
     spikes = jnp.where(moves, now.spikes, spikes).astype(spikes.dtype)
     slabs = jnp.where(moves, draw_slabs(key_slabs, problem, now), slabs)
     # both are computed: a condition would make a copy of the design
