@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data set that comes with the package, and the examples."""
 
+import json
 from pathlib import Path
 import sys
 from types import ModuleType
@@ -108,6 +109,18 @@ def test_digits_are_told_apart(monkeypatch):
     # what knows nothing
     random_scores = np.random.default_rng(0).normal(size=(rest.size, 3))
     assert example.measures(digits.classes[rest], random_scores)["BEP"] < 0.45
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_are_stored_with_outputs_and_without_warnings(path):
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    counts = [cell["execution_count"] for cell in cells]
+    assert counts == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not any(
+        output["output_type"] == "error" or output.get("name") == "stderr" for output in outputs
+    )
 
 
 def test_a_data_set_unpacks():
