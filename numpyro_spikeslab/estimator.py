@@ -16,8 +16,8 @@ try:
     from sklearn.base import BaseEstimator, RegressorMixin
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted, validate_data
-except ModuleNotFoundError:  # the class can be looked at, and says what it needs when it is made
-    BaseEstimator = RegressorMixin = object
+except ImportError:  # the class can be looked at, and says what it needs when it is made
+    BaseEstimator, RegressorMixin = type("BaseEstimator", (), {}), type("RegressorMixin", (), {})
 
 
 class SparseRegression(RegressorMixin, BaseEstimator):
@@ -60,9 +60,9 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         num_chains: int = 4,
         random_state: Any = None,
     ) -> None:
-        if BaseEstimator is object:
+        if not hasattr(BaseEstimator, "get_params"):
             raise ModuleNotFoundError(
-                "SparseRegression needs scikit-learn: pip install scikit-learn, or call "
+                "SparseRegression needs scikit-learn 1.6: pip install -U scikit-learn, or call "
                 "numpyro_spikeslab.sparse_regression, which does not."
             )
         self.expected_size = expected_size

@@ -89,7 +89,8 @@ def sparse_regression(
       inclusion probability of the fit, and ``cavi_is_off``, whether it differs by more than 0.2;
       ``credible_set``, the number of its 95% credible set, -1 for none (see
       :func:`~numpyro_spikeslab.credible_sets`). The attribute ``k_hat`` of the group is that of the
-      fit, above 0.7 where its draws are far from the posterior;
+      fit, above 0.7 where its draws are far from the posterior given its values of noise, slab
+      scale and inclusion probability;
     - ``cavi``: ArviZ data of the fit, with a posterior and sample statistics of its own:
       ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``;
     - ``observed_data`` and ``constant_data``: ``y`` and ``X``;
@@ -103,7 +104,8 @@ def sparse_regression(
     :param y: the response, shape (N,).
     :param X_new: rows to predict, shape (S, P), with the columns of ``X``.
     :param expected_size: number of columns that are expected to matter: the prior of the inclusion
-        probability is Beta(1, P / expected_size - 1). The default is Beta(1, 9), a tenth of them.
+        probability is Beta(1, P / expected_size - 1), where P counts columns that are not constant.
+        The default is Beta(1, 9), a tenth of them.
     :param num_warmup: steps of each chain before its draws. They only have to leave the fit.
     :param num_samples: draws of each chain.
     :param num_chains: number of chains, which run one after the other.
@@ -132,7 +134,7 @@ def sparse_regression(
     response = checked_response(y, len(table))
     new = None if X_new is None else checked_new(X_new, X, names)
     scales = scales_of(table, response)
-    columns, standard = standardised(table, response, scales)
+    columns, standard = (contrasts(x) for x in standardised(table, response, scales))
     data = jnp.asarray(columns, float), jnp.asarray(standard, float)
     prior = inclusion_prior(expected_size, int(scales.used.sum()))
     key_fit, key_chains, key_rest = random.split(key, 3)
@@ -144,7 +146,8 @@ def sparse_regression(
     tree = labelled(in_units(draws, scales, len(table), rng), probabilities, names, scales)
     cavi = fit_in_units(fitted, names, scales, len(table), rng)
     tree["cavi"] = cavi
-    rows = {"row": X.index} if isinstance(X, pd.DataFrame) else {}
+    # labels of several levels have no place in a file
+    rows = {"row": X.index} if isinstance(X, pd.DataFrame) and X.index.nlevels == 1 else {}
     tree["constant_data"] = xr.Dataset(
         {"X": (("row", "feature"), table)}, {"feature": names, **rows}
     )
@@ -167,6 +170,11 @@ def checked_table(X: Any) -> tuple[np.ndarray, list]:
             "a single column is X.reshape(-1, 1)."
         )
     names = list(X.columns) if isinstance(X, pd.DataFrame) else list(range(table.shape[1]))
+    if not (all(isinstance(name, str) for name in names) or all(map(is_number, names))):
+        raise ValueError(
+            f"X: got the columns {names!s:.200}, expected names that are all strings or all "
+            "numbers; X.columns = X.columns.map(str) makes them so."
+        )
     if len(set(names)) < len(names):
         raise ValueError(
             f"X: got the columns {names!s:.200}, expected names that differ; rename some of them."
@@ -207,6 +215,10 @@ def checked_new(X_new: Any, X: Any, names: list) -> np.ndarray:
     return table
 
 
+def is_number(name: Any) -> bool:
+    return isinstance(name, int | float | np.number)
+
+
 def as_numbers(argument: str, values: Any) -> np.ndarray:
     """An array of finite real numbers."""
     if hasattr(values, "toarray"):
@@ -215,8 +227,13 @@ def as_numbers(argument: str, values: Any) -> np.ndarray:
         raise ValueError(
             f"{argument}: Complex data not supported; give real and imaginary parts as columns."
         )
+    if np.asarray(values).dtype.kind in "mM":
+        raise ValueError(
+            f"{argument}: got dates, expected numbers; say in which unit, with "
+            "(dates - dates.min()) / pandas.Timedelta(days=1) for example."
+        )
     try:
-        array = np.asarray(values, dtype=float)
+        array = np.array(values, dtype=float)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{argument}: got values that are not numbers ({error}), expected numbers alone; make "
@@ -265,6 +282,17 @@ def standardised(
     return columns, (response - scales.y_mean) / scales.y_sd
 
 
+def contrasts(values: Float[np.ndarray, "N *P"]) -> Float[np.ndarray, "N-1 *P"]:
+    """Each row but the first less the mean of those above it, scaled to keep lengths (Helmert).
+
+    What data say with an intercept of flat prior integrated out; N centred rows would count once
+    too often, and let the noise vanish where as many columns are included.
+    """
+    count = np.arange(1.0, len(values)).reshape(-1, *[1] * (values.ndim - 1))
+    above = np.cumsum(values, axis=0)[:-1] / count
+    return (values[1:] - above) * np.sqrt(count / (count + 1))
+
+
 def in_units(
     draws: dict[str, Any], scales: Scales, num_rows: int, rng: np.random.Generator
 ) -> dict[str, Any]:
@@ -273,7 +301,7 @@ def in_units(
     for name in ("w", "w_slab"):
         found[name] = found[name] * (scales.y_sd / scales.x_sd)
     found["sigma"] = found["sigma"] * scales.y_sd
-    # the model is of centred data, whose mean is independent of all else
+    # the mean of the response is independent of the contrasts, which the model is of
     centre = scales.y_mean + found["sigma"] / num_rows**0.5 * rng.normal(size=found["sigma"].shape)
     found["intercept"] = centre - found["w"] @ scales.x_mean
     for name in ("w", "w_slab", "w_spike"):

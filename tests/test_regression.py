@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One call for a table and a response."""
 
+import subprocess
+import sys
+
 import arviz_stats
 import numpy as np
 import pandas as pd
@@ -11,7 +14,7 @@ from scipy.special import betaln, logsumexp
 from jax import random
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab import estimator
+from numpyro_spikeslab import regression
 from numpyro_spikeslab.reporting import data as reading
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -50,6 +53,8 @@ def exact(X, y, size=80):
         squares = (vectors.T @ y) ** 2
         var = sigmas[:, None, None] ** 2 + slabs[:, None] ** 2 * np.maximum(values, 0.0)
         log = -0.5 * (np.log(var) + squares / var).sum(-1)
+        # the intercept takes a direction, in which centred data are 0
+        log += np.log(sigmas)[:, None]
         log += half(sigmas)[:, None] + half(slabs) + betaln(1 + k, 9 + count - k)
         logs.append(log)
         weight = np.exp(log - logsumexp(log))
@@ -114,8 +119,23 @@ def test_intercept_noise_and_predictions_are_in_the_units_of_the_response(found)
     ratio = (new.values - fit) / sigma[..., None]
     assert abs(ratio.mean()) < 5 / ratio.size**0.5 and abs(ratio.std() - 1) < 0.02
     assert 10 < sigma.mean() < 30
-    centre = (draws["intercept"].values[..., None] + draws["w"].values @ X.to_numpy().T).mean()
-    assert centre == pytest.approx(y.mean(), abs=1.0)
+    centre = (draws["intercept"].values[..., None] + draws["w"].values @ X.to_numpy().T).mean(-1)
+    assert centre.mean() == pytest.approx(y.mean(), abs=1.0)
+    spread = np.sqrt((sigma**2).mean() / len(y))
+    assert centre.std() == pytest.approx(spread, rel=0.05)
+
+
+def test_noise_does_not_vanish_where_columns_are_many(found):
+    """Four rows, six columns: as many degrees of freedom as an intercept leaves, and no more."""
+    rng = np.random.default_rng(0)
+    tree = nss.sparse_regression(KEY, rng.normal(size=(4, 6)), rng.normal(size=4), num_samples=4000)
+    assert float(tree["posterior"]["sigma"].min()) > 1e-4
+
+
+def test_contrasts_are_an_orthonormal_basis_without_the_mean():
+    basis = regression.contrasts(np.eye(5))
+    np.testing.assert_allclose(basis @ basis.T, np.eye(4), atol=1e-12)
+    np.testing.assert_allclose(basis.sum(axis=1), 0.0, atol=1e-12)
 
 
 # one shape and one number of draws, which are compiled once
@@ -146,10 +166,34 @@ def test_the_estimator_hands_on_what_the_function_finds():
     assert 0.6 < np.std((y - mean) / sd) < 1.4 and model.score(X, y) > 0.1
 
 
-def test_without_scikit_learn_the_estimator_says_what_it_needs(monkeypatch):
-    monkeypatch.setattr(estimator, "BaseEstimator", object)
-    with pytest.raises(ModuleNotFoundError, match="pip install scikit-learn"):
-        nss.SparseRegression()
+def test_without_scikit_learn_the_estimator_says_what_it_needs():
+    code = (
+        "import sys; sys.modules['sklearn'] = None\n"
+        "from numpyro_spikeslab import *\n"
+        "try:\n    SparseRegression()\n"
+        "except ModuleNotFoundError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install -U scikit-learn" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (pd.MultiIndex.from_product([["a"], [1, 2, 3]]), "all strings or all numbers"),
+        ([0, "a", "b"], "all strings or all numbers"),
+    ],
+)
+def test_names_that_cannot_label_are_refused(columns, message):
+    X = pd.DataFrame(np.random.default_rng(0).normal(size=(5, 3)), columns=columns)
+    with pytest.raises(ValueError, match=message):
+        nss.sparse_regression(KEY, X, np.arange(5.0))
+
+
+def test_dates_are_refused():
+    dates = pd.DataFrame({"day": pd.date_range("2020-01-01", periods=5)})
+    with pytest.raises(ValueError, match="X: got dates"):
+        nss.sparse_regression(KEY, dates, np.arange(5.0))
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 
 Correlated columns stand in for each other, so a draw of one pair given the slabs of the others
 hardly ever trades one for the next. With the slabs integrated out it does: a sweep offers every
-spike a flip, and a swap takes an included weight to the best of all other places (the moves of
+spike a flip, and a swap draws a new place for an included weight, its own among them (the moves of
 add-delete-swap samplers). A move costs :math:`O(K P)` for K included weights, and an inclusion one
 product with the design; nothing of shape (P, P) is needed.
 
@@ -143,7 +143,7 @@ class Included(NamedTuple):
 
     def logits(self, prior: Prior) -> Float[Array, " P"]:
         """Log odds of each spike given all others."""
-        variance = jnp.sum(self.root**2, axis=0)
+        variance = jnp.where(self.slots < self.spikes.size, jnp.sum(self.root**2, axis=0), 1)
         mean = self.target @ self.root
         inside = _take(prior.log_odds, self.slots) + 0.5 * (mean**2 / variance + jnp.log(variance))
         outside = prior.log_odds + gain(self.linear, self.squares)
@@ -248,7 +248,7 @@ def remove(now: Included, m: Int[Array, ""], happens: Any) -> Included:
     :param happens: if not, nothing changes.
     """
     here = (now.slots == m) & happens
-    column = jnp.where(happens, now.root @ here, 0)
+    column = now.root @ here
     length = jnp.linalg.norm(column)
     normal = column + jnp.where(column >= 0, length, -length) * here
     normal *= jnp.sqrt(2 / jnp.maximum(normal @ normal, jnp.finfo(normal.dtype).tiny))

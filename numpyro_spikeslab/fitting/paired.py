@@ -240,8 +240,8 @@ class PairedGuide(SpikeSlabGuide):
 
         For functions without order (kernels "white", as in
         :func:`~numpyro_spikeslab.models.factor_analysis`): what scikit-learn calls the transform of
-        a decomposition. Given the posterior of the weights, the functions of a row are Gaussian;
-        its moments are exact.
+        a decomposition. The moments are those of the Gaussian factor that the fit would give to
+        the functions of a row, all of them jointly, with the weights held.
 
         :param params: parameters, as from ``result.params``.
         :param args: arguments of the model, as for the fit.

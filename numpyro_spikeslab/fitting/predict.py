@@ -74,7 +74,7 @@ def predict_tasks(
 def transform_rows(
     reading: Reading, posterior: Posterior, Y_new: Float[Array, "S Q"]
 ) -> tuple[Float[Array, "M S"], Float[Array, "M S"]]:
-    """Mean and variance of functions without order in new rows, given the weights' posterior."""
+    """Mean and variance of the factor that functions without order would have for new rows."""
     offset = np.asarray(compiled(lambda values: _offset(reading, values), posterior.values))
     form: Form = reading.form
     if form.varying_noise or np.any(offset != offset[0]):
@@ -83,11 +83,11 @@ def transform_rows(
             "is not known in new ones."
         )
     at: View = compiled(lambda values: reading.view(values), posterior.values)
-    return _given_weights(posterior.weights, at.sigma2, Y_new - offset[0])
+    return _of_new_rows(posterior.weights, at.sigma2, Y_new - offset[0])
 
 
 @jax.jit
-def _given_weights(weights: Any, sigma2: Any, Y: Any) -> Any:
+def _of_new_rows(weights: Any, sigma2: Any, Y: Any) -> Any:
     W, W2 = weights.mean, weights.slab_moments[1]
     one = jnp.eye(W.shape[1], dtype=W.dtype)
 

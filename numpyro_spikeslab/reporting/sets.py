@@ -29,7 +29,7 @@ def credible_sets(
     coverage: float = 0.95,
     min_correlation: float = 0.5,
 ) -> pd.DataFrame:
-    """Find the smallest sets of columns that hold an effect with a given probability.
+    """Find small sets of columns that hold an effect with a given probability.
 
     Columns that are alike share an effect: each may have a small inclusion probability where it is
     certain that one of them has the effect. A credible set, as in SuSiE (Wang, Sarkar, Carbonetto
@@ -78,7 +78,7 @@ def credible_sets(
         if not 0 <= value <= 1 or (name, value) == ("coverage", 0):
             raise ValueError(f"{name}: got {value}, expected a number between 0 and 1, like 0.95.")
     spikes, labels = flat_spikes(data, var_name)
-    table, labels = checked_table(X, labels, var_name)
+    table, labels = columns_of(X, labels, var_name)
     unit = unit_columns(table)
     rows = []
     for members in disjoint_sets(spikes, unit, coverage, min_correlation):
@@ -110,13 +110,14 @@ def flat_spikes(data: xr.DataTree, name: str) -> tuple[np.ndarray, list]:
     if len(plates) != 1:
         raise ValueError(
             f"var_name: `{name}` has the dimensions {plates}, expected one, that of the columns "
-            "of X; choose one task, for example with data['posterior'].to_dataset().sel(task=0)."
+            "of X; choose one task, for example with xarray.DataTree.from_dict({'posterior': "
+            "data['posterior'].to_dataset().sel(task=0)})."
         )
     spikes = spike_draws(data, name).stack(all_draws=dims).transpose("all_draws", plates[0])
     return spikes.values > 0, draws[name][plates[0]].values.tolist()
 
 
-def checked_table(X: Any, labels: list, name: str) -> tuple[np.ndarray, list]:
+def columns_of(X: Any, labels: list, name: str) -> tuple[np.ndarray, list]:
     """The columns of ``X`` as numbers, and the labels of the weights."""
     table = np.asarray(X, dtype=float)
     if table.ndim != 2 or table.shape[1] != len(labels) or len(table) < 2:
@@ -131,7 +132,7 @@ def checked_table(X: Any, labels: list, name: str) -> tuple[np.ndarray, list]:
         )
     if not isinstance(X, pd.DataFrame) or list(X.columns) == labels:
         return table, labels
-    if labels != list(range(len(labels))):
+    if labels != list(range(len(labels))) or set(X.columns) == set(labels):
         raise ValueError(
             f"X: got the columns {list(X.columns)!s:.200}, expected {labels!s:.200}, the labels of "
             f"`{name}` in their order; choose them with X[labels]."
@@ -152,18 +153,18 @@ def disjoint_sets(
 ) -> Iterator[list[int]]:
     """The members of each set, in decreasing order of inclusion probabilities."""
     inclusion = spikes.mean(axis=0)
-    free = most_included(inclusion, unit, least) >= coverage - 1e-9
-    seeds = [seed for seed in np.argsort(-inclusion, kind="stable").tolist() if free[seed]]
-    free = np.ones_like(free)
+    may_start = most_that_sets_hold(inclusion, unit, least) >= coverage - 1e-9
+    seeds = [seed for seed in np.argsort(-inclusion, kind="stable").tolist() if may_start[seed]]
+    free = np.ones_like(may_start)
     for seed in seeds:
         members = grown(seed, spikes, unit, free, coverage, least) if free[seed] else []
         if members:
-            members = with_twins(pruned(members, spikes, coverage), unit)
+            members = with_twins(pruned(members, spikes, coverage), unit, free)
             free[members] = False
             yield sorted(members, key=lambda member: -inclusion[member])
 
 
-def most_included(inclusion: np.ndarray, unit: np.ndarray, least: float) -> np.ndarray:
+def most_that_sets_hold(inclusion: np.ndarray, unit: np.ndarray, least: float) -> np.ndarray:
     """A bound on the probability of any set that a column can be in."""
     bound = inclusion.copy()
     for start in range(0, len(bound), BLOCK):
@@ -206,8 +207,8 @@ def pruned(members: list[int], spikes: np.ndarray, coverage: float) -> list[int]
     return members
 
 
-def with_twins(members: list[int], unit: np.ndarray) -> list[int]:
-    """Members with all columns that are the same as one of them."""
-    same = (abs(unit[:, members].T @ unit) > TWINS).any(axis=0)
+def with_twins(members: list[int], unit: np.ndarray, free: np.ndarray) -> list[int]:
+    """Members with all free columns that are the same as one of them."""
+    same = (abs(unit[:, members].T @ unit) > TWINS).any(axis=0) & free
     same[members] = True
     return np.flatnonzero(same).tolist()

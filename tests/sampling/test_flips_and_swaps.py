@@ -91,10 +91,11 @@ def test_columns_that_are_the_same_may_take_turns_in_single_precision(signal, to
     models = truth.enumerate_models(truth.regression(X, y, 1.0, np.full(SIZE, 0.5), 1.0))
     log_probs = dict(zip(map(tuple, models.models), models.log_probs, strict=True))
     rows, one = jnp.asarray(X.T, jnp.float32), jnp.ones((), jnp.float32)
-    prior = pairs.Prior(jnp.zeros(SIZE), jnp.ones(SIZE))
+    prior = pairs.Prior(jnp.zeros(SIZE, jnp.float32), jnp.ones(SIZE, jnp.float32))
     problem = flips.Regression(flips.Features(rows, None), jnp.asarray(y, jnp.float32), one, prior)
     assert problem.is_precise()
     now = jax.jit(flips.include, static_argnums=2)(problem, jnp.zeros(SIZE, bool), SIZE)
+    assert now.root.dtype == np.float32
     spikes = np.zeros(SIZE)
     for m in rng.integers(SIZE, size=60):
         now = flip(problem, now, m)
