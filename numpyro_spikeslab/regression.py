@@ -3,6 +3,7 @@
 
 from functools import partial
 from typing import Any, NamedTuple
+import warnings
 
 import arviz_base
 from jaxtyping import Array, Float
@@ -18,8 +19,10 @@ from numpyro import handlers
 from numpyro.infer import MCMC, CustomGibbs, Gibbs
 
 from numpyro_spikeslab import models
+from numpyro_spikeslab.algebra.flips import MAX_ROUNDING
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired import PairedGuide
+from numpyro_spikeslab.frames import checked_new, checked_response, checked_table
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.form import paired_sites
 from numpyro_spikeslab.reporting.data import inclusion, posterior
@@ -113,6 +116,7 @@ def sparse_regression(
     :raises ValueError: if ``X`` or ``y`` has another shape, fewer than three rows, or values that
         are not finite numbers, if all columns or the response are constant, if ``X_new`` has other
         columns, if ``expected_size`` is not between 0 and P, or if there are no draws or chains.
+        It warns where columns explain the response so well that rounding decides about the others.
 
     **Example**
 
@@ -143,6 +147,7 @@ def sparse_regression(
     starts = {name: x.values[:num_chains] for name, x in posterior(fitted).items() if name != "w"}
     keys = random.split(key_chains, num_chains)
     draws, probabilities = chains(keys, starts, data, prior, num_warmup, num_samples)
+    warn_of_rounding(draws, len(table))
     tree = labelled(in_units(draws, scales, len(table), rng), probabilities, names, scales)
     cavi = fit_in_units(fitted, names, scales, len(table), rng)
     tree["cavi"] = cavi
@@ -156,95 +161,6 @@ def sparse_regression(
     if new is not None:
         tree["predictions"] = predicted(posterior(tree), new, rng)
     return tree
-
-
-# Tables, checked
-
-
-def checked_table(X: Any) -> tuple[np.ndarray, list]:
-    """The columns as numbers, and their names."""
-    table = as_numbers("X", X)
-    if table.ndim != 2 or len(table) < 3 or table.shape[1] < 1:
-        raise ValueError(
-            f"X: got the shape {table.shape}, expected (N, P), at least three rows and a column; "
-            "a single column is X.reshape(-1, 1)."
-        )
-    names = list(X.columns) if isinstance(X, pd.DataFrame) else list(range(table.shape[1]))
-    if not (all(isinstance(name, str) for name in names) or all(map(is_number, names))):
-        raise ValueError(
-            f"X: got the columns {names!s:.200}, expected names that are all strings or all "
-            "numbers; X.columns = X.columns.map(str) makes them so."
-        )
-    if len(set(names)) < len(names):
-        raise ValueError(
-            f"X: got the columns {names!s:.200}, expected names that differ; rename some of them."
-        )
-    return table, names
-
-
-def checked_response(y: Any, num_rows: int) -> np.ndarray:
-    """The response as numbers."""
-    response = as_numbers("y", y)
-    if response.shape != (num_rows,):
-        raise ValueError(
-            f"y: got the shape {response.shape}, expected ({num_rows},), a number for each row of "
-            "X; for several responses call once for each."
-        )
-    if np.ptp(response) == 0:
-        raise ValueError(
-            f"y: got {response[0]} in every row, expected numbers that differ; there is nothing to "
-            "explain."
-        )
-    return response
-
-
-def checked_new(X_new: Any, X: Any, names: list) -> np.ndarray:
-    """The rows to predict as numbers."""
-    table = as_numbers("X_new", X_new)
-    if table.ndim != 2 or table.shape[1] != len(names):
-        raise ValueError(
-            f"X_new: got the shape {table.shape}, expected (S, {len(names)}), the columns of X; "
-            "give rows that were prepared as those of X were."
-        )
-    both = isinstance(X, pd.DataFrame) and isinstance(X_new, pd.DataFrame)
-    if both and list(X_new.columns) != names:
-        raise ValueError(
-            f"X_new: got the columns {list(X_new.columns)!s:.200}, expected {names!s:.200}, those "
-            "of X in their order; choose them with X_new[X.columns]."
-        )
-    return table
-
-
-def is_number(name: Any) -> bool:
-    return isinstance(name, int | float | np.number)
-
-
-def as_numbers(argument: str, values: Any) -> np.ndarray:
-    """An array of finite real numbers."""
-    if hasattr(values, "toarray"):
-        raise ValueError(f"{argument}: got a sparse matrix, expected an array; use .toarray().")
-    if np.iscomplexobj(values):
-        raise ValueError(
-            f"{argument}: Complex data not supported; give real and imaginary parts as columns."
-        )
-    if np.asarray(values).dtype.kind in "mM":
-        raise ValueError(
-            f"{argument}: got dates, expected numbers; say in which unit, with "
-            "(dates - dates.min()) / pandas.Timedelta(days=1) for example."
-        )
-    try:
-        array = np.array(values, dtype=float)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{argument}: got values that are not numbers ({error}), expected numbers alone; make "
-            "indicators of categories, with pandas.get_dummies for example."
-        ) from error
-    if bad := int(np.sum(~np.isfinite(array))):
-        raise ValueError(
-            f"{argument}: got {bad} values that are NaN or infinity, expected finite numbers; "
-            "leave out these rows, or fill the gaps."
-        )
-    return array
 
 
 def inclusion_prior(expected_size: float | None, size: int) -> tuple[float, float]:
@@ -359,6 +275,19 @@ def chains(
         return mcmc.get_samples(), mcmc.get_extra_fields()[fields[0]]
 
     return jax.lax.map(chain, (keys, starts))
+
+
+def warn_of_rounding(draws: dict[str, Any], num_rows: int) -> None:
+    """Where there is so little noise that rounding would decide which columns explain the rest."""
+    noise = float(np.median(draws["sigma"]))
+    ratio = num_rows * np.median(draws["slab_scale"]) ** 2 / noise**2
+    if ratio * np.finfo(draws["sigma"].dtype).eps > MAX_ROUNDING:
+        warnings.warn(
+            f"sparse_regression: the columns explain all but {noise**2:.0e} of the variance of y, "
+            f"more than {draws['sigma'].dtype} can tell; inclusion probabilities of others mean "
+            "nothing. Call numpyro.enable_x64() first, or leave out what determines y.",
+            stacklevel=3,
+        )
 
 
 def beside_pairs(model: Any, X: Float[Array, "N P"], y: Float[Array, " N"]) -> Any:

@@ -190,6 +190,12 @@ def test_names_that_cannot_label_are_refused(columns, message):
         nss.sparse_regression(KEY, X, np.arange(5.0))
 
 
+def test_a_response_without_noise_is_not_passed_over():
+    X, _ = table()
+    with pytest.warns(UserWarning, match="explain all but .* float32 can tell"):
+        nss.sparse_regression(KEY, X, 2.0 + X["age"] - 300.0 * X["weight"], **FEW)
+
+
 def test_dates_are_refused():
     dates = pd.DataFrame({"day": pd.date_range("2020-01-01", periods=5)})
     with pytest.raises(ValueError, match="X: got dates"):

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and responses of people who have no model, checked."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+
+def checked_table(X: Any) -> tuple[np.ndarray, list]:
+    """The columns as numbers, and their names."""
+    table = as_numbers("X", X)
+    if table.ndim != 2 or len(table) < 3 or table.shape[1] < 1:
+        raise ValueError(
+            f"X: got the shape {table.shape}, expected (N, P), at least three rows and a column; "
+            "a single column is X.reshape(-1, 1)."
+        )
+    names = list(X.columns) if isinstance(X, pd.DataFrame) else list(range(table.shape[1]))
+    if not (all(isinstance(name, str) for name in names) or all(map(is_number, names))):
+        raise ValueError(
+            f"X: got the columns {names!s:.200}, expected names that are all strings or all "
+            "numbers; X.columns = X.columns.map(str) makes them so."
+        )
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"X: got the columns {names!s:.200}, expected names that differ; rename some of them."
+        )
+    return table, names
+
+
+def checked_response(y: Any, num_rows: int) -> np.ndarray:
+    """The response as numbers."""
+    response = as_numbers("y", y)
+    if response.shape != (num_rows,):
+        raise ValueError(
+            f"y: got the shape {response.shape}, expected ({num_rows},), a number for each row of "
+            "X; for several responses call once for each."
+        )
+    if np.ptp(response) == 0:
+        raise ValueError(
+            f"y: got {response[0]} in every row, expected numbers that differ; there is nothing to "
+            "explain."
+        )
+    return response
+
+
+def checked_new(X_new: Any, X: Any, names: list) -> np.ndarray:
+    """The rows to predict as numbers."""
+    table = as_numbers("X_new", X_new)
+    if table.ndim != 2 or table.shape[1] != len(names):
+        raise ValueError(
+            f"X_new: got the shape {table.shape}, expected (S, {len(names)}), the columns of X; "
+            "give rows that were prepared as those of X were."
+        )
+    both = isinstance(X, pd.DataFrame) and isinstance(X_new, pd.DataFrame)
+    if both and list(X_new.columns) != names:
+        raise ValueError(
+            f"X_new: got the columns {list(X_new.columns)!s:.200}, expected {names!s:.200}, those "
+            "of X in their order; choose them with X_new[X.columns]."
+        )
+    return table
+
+
+def is_number(name: Any) -> bool:
+    return isinstance(name, int | float | np.number)
+
+
+def as_numbers(argument: str, values: Any) -> np.ndarray:
+    """An array of finite real numbers."""
+    if hasattr(values, "toarray"):
+        raise ValueError(f"{argument}: got a sparse matrix, expected an array; use .toarray().")
+    if np.iscomplexobj(values):
+        raise ValueError(
+            f"{argument}: Complex data not supported; give real and imaginary parts as columns."
+        )
+    if np.asarray(values).dtype.kind in "mM":
+        raise ValueError(
+            f"{argument}: got dates, expected numbers; say in which unit, with "
+            "(dates - dates.min()) / pandas.Timedelta(days=1) for example."
+        )
+    try:
+        array = np.array(values, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{argument}: got values that are not numbers ({error}), expected numbers alone; make "
+            "indicators of categories, with pandas.get_dummies for example."
+        ) from error
+    if bad := int(np.sum(~np.isfinite(array))):
+        raise ValueError(
+            f"{argument}: got {bad} values that are NaN or infinity, expected finite numbers; "
+            "leave out these rows, or fill the gaps."
+        )
+    return array
