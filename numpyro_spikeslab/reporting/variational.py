@@ -102,7 +102,9 @@ def k_hat(data: xr.DataTree) -> float:
     ratios = data["sample_stats"]["log_ratio"].astype(float)
     try:
         # ArviZ takes log-likelihoods, whose negatives are the log-ratios of leave-one-out.
-        _, tail = (-ratios).azstats.psislw(dim=list(ratios.dims))
+        # Where many ratios tie, older versions divide by zero.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            _, tail = (-ratios).azstats.psislw(dim=list(ratios.dims))
     except ValueError:
         # Too few draws, or a tail of equal ratios (q is exact, or finitely many models).
         return np.nan
