@@ -52,13 +52,12 @@ def predict_tasks(
     """
     known, functions, form = reading.functions, posterior.functions, reading.form
     assert known is not None and functions is not None
-    at: View = compiled(lambda values: reading.view(values), posterior.values)
-    seen = compiled(lambda values: _offset(reading, values), posterior.values)
+    at, seen = _without_functions(reading, posterior.values)
     if X_new is None:
         mean, variance = mix(posterior, functions.mean, functions.var)
     else:
         _check_new_inputs(known.functions.X, X_new)
-        _check_offset(np.asarray(seen))
+        _check_offset(seen)
         seen = seen[:1]
         mean, variance = compiled(lambda p: _at_new(known, p, X_new), posterior)
     if noise:
@@ -75,14 +74,12 @@ def transform_rows(
     reading: Reading, posterior: Posterior, Y_new: Float[Array, "S Q"]
 ) -> tuple[Float[Array, "M S"], Float[Array, "M S"]]:
     """Mean and variance of the factor that functions without order would have for new rows."""
-    offset = np.asarray(compiled(lambda values: _offset(reading, values), posterior.values))
-    form: Form = reading.form
-    if form.varying_noise or np.any(offset != offset[0]):
+    at, offset = _without_functions(reading, posterior.values)
+    if reading.form.varying_noise or _changes(offset):
         raise ValueError(
             "transform: the noise or the location without functions changes from row to row, so it "
             "is not known in new ones."
         )
-    at: View = compiled(lambda values: reading.view(values), posterior.values)
     return _of_new_rows(posterior.weights, at.sigma2, Y_new - offset[0])
 
 
@@ -119,6 +116,16 @@ def check_rows(reading: Reading, Y_new: Any) -> Array:
             "PairedGuide.transform: Y_new has infinite entries. Give missing ones as NaN."
         )
     return jnp.asarray(Y_new, known.mean.dtype)
+
+
+def _without_functions(reading: Reading, values: dict[str, Any]) -> tuple[View, Any]:
+    """The model at zero functions, and the location of its observations there."""
+    return compiled(lambda values: (reading.view(values), _offset(reading, values)), values)
+
+
+def _changes(offset: Any) -> bool:
+    """Whether a location is another one at some inputs, so that it is not known at new ones."""
+    return bool(np.any(np.asarray(offset) != np.asarray(offset)[0]))
 
 
 def _offset(reading: Reading, values: dict[str, Any]) -> Any:
@@ -164,8 +171,8 @@ def _check_new_inputs(X: Any, X_new: Any) -> None:
     check_finite("predict", "X_new is", X_new)
 
 
-def _check_offset(offset: np.ndarray) -> None:
-    if np.any(offset != offset[0]):
+def _check_offset(offset: Any) -> None:
+    if _changes(offset):
         raise ValueError(
             "predict: the location of the tasks without functions is not the same at all "
             "inputs, so it is not known at new ones. Use numpyro.infer.Predictive with a model "

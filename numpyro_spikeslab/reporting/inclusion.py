@@ -122,7 +122,7 @@ def ranked(values: xr.DataArray, order: np.ndarray | None, top: int | None) -> x
     if "summary" in kinds:
         others = others.where(others["summary"] == "inclusion")
     found = xr.concat([rows.isel(element=slice(top)), others], dim="element")
-    names = [*labels[:top], f"largest of {len(order) - (top or 0)} others"]
+    names = [*labels[:top], f"largest of {len(order[top:])} others"]
     return found.transpose(*kinds, "element").assign_coords(element=names)
 
 
