@@ -15,21 +15,17 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro import handlers
-from numpyro.infer import MCMC, CustomGibbs, Gibbs
+from numpyro.infer import MCMC
 
 from numpyro_spikeslab import models
 from numpyro_spikeslab.algebra.flips import MAX_ROUNDING
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired import PairedGuide
 from numpyro_spikeslab.frames import checked_new, checked_response, checked_table
-from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.reading.form import paired_sites
 from numpyro_spikeslab.reporting.data import inclusion, posterior
 from numpyro_spikeslab.reporting.sets import credible_sets
 from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics
 from numpyro_spikeslab.reporting.variational import add_variational_stats, k_hat
-from numpyro_spikeslab.roles import draw_inclusion, draw_scales
 from numpyro_spikeslab.sampling.paired import PairedGibbs
 
 NUM_STEPS, TOLERANCE = 1000, 1e-3
@@ -38,7 +34,6 @@ NUM_STEPS, TOLERANCE = 1000, 1e-3
 OFF = 0.2
 """Inclusion probabilities of the fit that differ by more from those of the chains are flagged."""
 
-BESIDE_PAIRS = ("sigma", "slab_scale", "inclusion")
 PROBABILITIES = "inclusion_probabilities.w"
 
 
@@ -264,15 +259,13 @@ def chains(
     longer than all draws.
     """
     model = models.sparse_regression(inclusion=prior)
-    pairs = PairedGibbs(model), paired_sites
-    kernel = Gibbs([(CustomGibbs(beside_pairs(model, *data)), BESIDE_PAIRS), pairs])
 
     def chain(inputs):
         key, start = inputs
+        kernel = PairedGibbs(model)
         mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
-        fields = (f"block_states.1.{PROBABILITIES}",)
-        mcmc.run(key, *data, init_params=start, extra_fields=fields)
-        return mcmc.get_samples(), mcmc.get_extra_fields()[fields[0]]
+        mcmc.run(key, *data, init_params=start, extra_fields=(PROBABILITIES,))
+        return mcmc.get_samples(), mcmc.get_extra_fields()[PROBABILITIES]
 
     return jax.lax.map(chain, (keys, starts))
 
@@ -288,33 +281,6 @@ def warn_of_rounding(draws: dict[str, Any], num_rows: int) -> None:
             "nothing. Call numpyro.enable_x64() first, or leave out what determines y.",
             stacklevel=3,
         )
-
-
-def beside_pairs(model: Any, X: Float[Array, "N P"], y: Float[Array, " N"]) -> Any:
-    """Draws the noise, the inclusion probability and the scale of the slabs.
-
-    The slabs of excluded weights, whose number would hold the scale where it is, are integrated
-    out: :class:`~numpyro_spikeslab.PairedGibbs`, which comes next, draws them all anew.
-    """
-    trace = handlers.trace(handlers.seed(model, 0)).get_trace(X)
-    priors = {name: trace[name]["fn"] for name in BESIDE_PAIRS}
-
-    def draw(rng_key, gibbs_sites, hmc_sites):
-        w = weights(hmc_sites["w_spike"], hmc_sites["w_slab"])
-        included, residual = hmc_sites["w_spike"].sum(), y - X @ w
-        tallies = {
-            "sigma": (y.size, residual @ residual),
-            "slab_scale": (included, w @ w),
-            "inclusion": (included, w.size - included),
-        }
-        keys = random.split(rng_key, len(tallies))
-        new = {}
-        for key, (name, tally) in zip(keys, tallies.items(), strict=True):
-            draw_one = draw_inclusion if name == "inclusion" else draw_scales
-            new[name] = draw_one(key, priors[name], gibbs_sites[name], *tally)
-        return new
-
-    return draw
 
 
 # ArviZ data

@@ -190,9 +190,9 @@ class SpikeSlabGuide(AutoGuide):
                 run_once(probe, args, kwargs)
                 values = probe._init_locs
                 values |= {k: x for k, x in kernel_starts(trace).items() if k in values}
-            seeded = handlers.seed(self.model, random.key(0))
+            known = handlers.substitute(self.model, data=zero | values)
             with handlers.block():
-                model = handlers.substitute(seeded, data=zero | values)
+                model = handlers.seed(known, random.key(0))
                 run = handlers.trace(model).get_trace(*args, **kwargs)
             scales = {
                 p.name: jnp.broadcast_to(base_of(run[p.slab]["fn"]).scale, p.shape) * jnp.ones(())
@@ -225,8 +225,8 @@ class SpikeSlabGuide(AutoGuide):
         """A run of the model at given values of its other latent sites, for its priors."""
         shapes = {name: p.shape for p in self.pairs for name in (p.spike, p.slab)}
         zero = {name: jnp.zeros(shape) for name, shape in shapes.items()}
-        seeded = handlers.seed(self.model, random.key(0))
-        model = handlers.substitute(seeded, data=zero | values)
+        known = handlers.substitute(self.model, data=zero | values)
+        model = handlers.seed(known, random.key(0))
         # the model's params stay in sight: what is fitted to them must arrive here
         with handlers.block(hide_fn=_is_no_param):
             return handlers.trace(model).get_trace(*args, **kwargs)

@@ -3,8 +3,10 @@
 
 from typing import Any, NamedTuple
 import warnings
+from zlib import crc32
 
 from jaxtyping import Array
+import numpy as np
 
 import jax
 from jax import random
@@ -12,9 +14,10 @@ import jax.numpy as jnp
 
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer import init_to_uniform
+from numpyro.distributions import biject_to
+from numpyro.infer.util import helpful_support_errors
 
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK, MARK, Functions
 from numpyro_spikeslab.reading.form import WRAPPERS, Pair, base_of, find_function_sites
 from numpyro_spikeslab.reading.program import Program, seen_anew, trace_program
 
@@ -80,10 +83,16 @@ class Run(NamedTuple):
 
 def run_model(model: Any, args: tuple, kwargs: dict, data: dict[str, Any]) -> dict[str, Any]:
     """Trace of the model with its sites set to ``data``."""
-    seeded = handlers.seed(model, random.key(0))
-    seeded = handlers.substitute(seeded, substitute_fn=_concrete_rows)
+    known = handlers.substitute(model, substitute_fn=_concrete_rows)
+    known = handlers.substitute(known, data=data)
     with handlers.block():
-        return handlers.trace(handlers.substitute(seeded, data=data)).get_trace(*args, **kwargs)
+        return _seeded_trace(known, args, kwargs)
+
+
+def _seeded_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """The trace of a model whose known sites take no keys, which would cost time to compile."""
+    seeded = handlers.seed(model, random.key(0))
+    return handlers.trace(seeded).get_trace(*args, **kwargs)
 
 
 def _concrete_rows(site: dict[str, Any]) -> Any:
@@ -102,10 +111,9 @@ def trace_generic(model: Any, args: tuple, kwargs: dict) -> tuple[dict[str, Any]
     found: dict[str, Any] = {}
 
     def run():
-        seeded = handlers.seed(model, random.key(0))
-        seeded = handlers.substitute(seeded, substitute_fn=_generic_if_unset)
+        known = handlers.substitute(model, substitute_fn=_generic_if_unset)
         with handlers.block():
-            found.update(handlers.trace(seeded).get_trace(*args, **kwargs))
+            found.update(_seeded_trace(known, args, kwargs))
         return {
             name: jax.tree.map(jnp.asarray, site["value"])
             for name, site in found.items()
@@ -140,10 +148,20 @@ def checked_generic(
 
 
 def _generic_if_unset(site: dict[str, Any]) -> Any:
-    """A value that somebody has substituted stays to be seen."""
+    """What NumPyro's ``init_to_uniform`` does; a value that somebody has substituted stays to be
+    seen. By numpy's generator: JAX's takes longer to compile than all else of a model."""
     if site["type"] != "sample" or site["value"] is not None:
         return _concrete_rows(site)
-    return init_to_uniform(site)
+    fn = site["fn"]
+    if site["infer"].get(MARK, ("", ""))[1] == "spike":
+        return jnp.asarray(np.ones(fn.shape(), int))
+    if site["is_observed"] or fn.support.is_discrete:
+        return None
+    with helpful_support_errors(site):
+        transform = biject_to(fn.support)
+    shape = site["kwargs"]["sample_shape"] + transform.inverse_shape(fn.shape())
+    rng = np.random.default_rng(crc32(site["name"].encode()))
+    return transform(jnp.asarray(rng.uniform(-2.0, 2.0, shape), float))
 
 
 def program_of(

@@ -72,7 +72,11 @@ class Form:
     - **num_tasks**, **num_features**, **num_obs** - Q, M, N; one task of N observations and P
       features where the kind is :data:`COLUMNS`.
     - **tasks_first** - whether the observations are (Q, N), not (N, Q).
-    - **roles** - those of the other sites that are a noise scale, inclusion or slab scale.
+    - **roles** - those of the other sites that are a noise scale, inclusion or slab scale and have
+      a mode in closed form.
+    - **drawn** - those that are one and have not.
+    - **coefficients** - those with a Normal prior in which, and in the weights, the location is
+      affine, and on which nothing else depends.
     - **complete** - whether all tasks count and weigh the same observations alike, so that one
       matrix of weights (N, 1) serves all.
     - **varying_noise** - whether noise may change along a task.
@@ -93,6 +97,8 @@ class Form:
     num_obs: int
     tasks_first: bool
     roles: tuple[Role, ...]
+    drawn: tuple[Role, ...]
+    coefficients: tuple[str, ...]
     complete: bool
     varying_noise: bool
     constant_rows: bool
@@ -244,6 +250,21 @@ def is_plain(site: dict[str, Any], families: Sequence[type]) -> bool:
             return False
         fn = fn.base_dist
     return type(fn) in families and site["scale"] is None
+
+
+def is_drawable(site: dict[str, Any], upper: float = np.inf) -> bool:
+    """Whether the prior of a latent site can be drawn from and gives nothing but numbers from 0 to
+    ``upper``, as far as this is known before the model runs."""
+    if site["type"] != "sample":
+        return False
+    base = base_of(site["fn"])
+    improper = isinstance(base, dist.ImproperUniform)
+    if not is_plain(site, (type(base),)) or base.is_discrete or improper:
+        return False
+    low, high = (getattr(base.support, f"{end}_bound", None) for end in ("lower", "upper"))
+    is_low = low is None or (not_jax_tracer(low) and bool(np.any(np.asarray(low) < 0)))
+    is_high = high is None or (not_jax_tracer(high) and bool(np.any(np.asarray(high) > upper)))
+    return not is_low and (upper == np.inf or not is_high)
 
 
 def find_function_sites(trace: dict[str, Any]) -> tuple[str, ...]:

@@ -8,8 +8,9 @@ they are finite, holds for these data.
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import jax
-from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.reading.form import FUNCTIONS, Form, Source
@@ -32,7 +33,8 @@ class Verdict(NamedTuple):
     - **proper** - whether inclusion probabilities lie between 0 and 1 and scales are positive.
     - **slab_locs** - largest absolute prior mean of the slabs of each pair.
     - **matches** - for each pair and source, whether that constant is the pair's design.
-    - **indices** - for each role, which entry of its site each weight or task takes.
+    - **indices** - for each role, drawn ones last, which entry of its site each weight or task
+      takes.
     - **plays** - for each role, whether they are that entry.
     - **layouts** - for tasks as columns and as rows, whether features are known and the same for
       all tasks, or are the latent functions.
@@ -96,8 +98,9 @@ probe = jax.jit(find_verdict, static_argnums=(0, 1, 2), compiler_options=RUN_ONC
 def _judge_design(form, program, constants, values, counted) -> tuple[Any, tuple]:
     """Whether the design is finite, and which constants are its parts."""
     tangent, zero = linear_map(form, program, constants, values), no_weights(form)
+    # by numpy's generator: JAX's takes longer to compile than all else
     signs = {
-        pair.name: random.normal(random.key(number + 1), (pair.size,))
+        pair.name: jnp.asarray(np.random.default_rng(number + 1).normal(size=pair.size), float)
         for number, pair in enumerate(form.pairs)
     }
     finite = jnp.all(jnp.isfinite(jnp.where(jnp.ravel(counted), tangent(signs), 0)))
@@ -132,7 +135,7 @@ def agree(x: Any, y: Any) -> Any:
 
 
 def _play_all(form, program, constants, values) -> tuple[tuple, tuple]:
-    played = [_play(role, form, program, constants, values) for role in form.roles]
+    played = [_play(role, form, program, constants, values) for role in (*form.roles, *form.drawn)]
     return tuple(index for index, _ in played), tuple(plays for _, plays in played)
 
 
@@ -152,7 +155,9 @@ def _play(role, form, program, constants, values) -> tuple[Any, Any]:
 
     # values that no model has by chance
     size = max(jnp.size(values[role.site]), 1)
-    codes = [random.uniform(random.key(k), (size,), dtype, 0.3, 0.7) for k in (11, 12)]
+    codes = [
+        jnp.asarray(np.random.default_rng(k).uniform(0.3, 0.7, size), dtype) for k in (11, 12)
+    ]
     first, second = map(seen, codes)
     touched = first != second
     index = jnp.argmin(jnp.abs(first[:, None] - codes[0]), axis=1)
@@ -170,8 +175,8 @@ def _has_layout(form, program, constants, values) -> Any:
     """Whether the location is ``offset + W phi`` in a layout, with the form's kind of features."""
     Q, M = form.shape
     N = form.num_obs
-    keys = random.split(random.key(7), 2)
-    W = random.normal(keys[0], (Q, M))
+    rng = np.random.default_rng(7)
+    W = jnp.asarray(rng.normal(size=(Q, M)), float)
     (pair,) = form.pairs
 
     def location(weights, values):
@@ -180,7 +185,7 @@ def _has_layout(form, program, constants, values) -> Any:
         return form.tasks_last(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
 
     if form.kind == FUNCTIONS:
-        phi = random.normal(keys[1], (M, N))
+        phi = jnp.asarray(rng.normal(size=(M, N)), float)
         at_phi = values | {form.functions: phi}
         zero = values | {form.functions: jnp.zeros((M, N))}
         nothing = jnp.zeros_like(W)

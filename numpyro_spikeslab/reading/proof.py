@@ -8,13 +8,15 @@ and a noise scale whose derivative in a site depends on nothing is an affine fun
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import jax
 import jax.numpy as jnp
 
 import numpyro.distributions as dist
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
-from numpyro_spikeslab.reading.form import Pair, Role, base_of, is_latent, is_plain
+from numpyro_spikeslab.reading.form import Pair, Role, base_of, is_drawable, is_latent, is_plain
 from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.provenance import STEP, Names, provenance, union
 
@@ -80,7 +82,10 @@ class Proof(NamedTuple):
     - **location**, **design**, **scale**, **count** - names of the other sites that these parts of
       it can depend on.
     - **roles** - sites that can have no part but one, of which that part is an affine function
-      whose coefficients are constants.
+      whose coefficients are constants, with a prior whose maximum has a closed form.
+    - **drawn** - the same with other priors of independent entries, which can be drawn.
+    - **coefficients** - Normal sites in which the location is affine, together with the weights,
+      and on which nothing else depends.
     - **mixed** - name of the latent functions in which the location may be bilinear with constant
       coefficients, together with the weights.
     - **kernels** - other latent sites on which the prior of these functions alone depends.
@@ -93,6 +98,8 @@ class Proof(NamedTuple):
     scale: Names
     count: Names  # type: ignore[assignment]
     roles: tuple[Role, ...]
+    drawn: tuple[Role, ...]
+    coefficients: tuple[str, ...]
     mixed: str | None
     kernels: tuple[str, ...]
     strangers: tuple[str, ...]
@@ -114,13 +121,16 @@ def prove(subject: Subject) -> Proof:
     if mixed is not None and not _is_bilinear(subject, inputs, mixed):
         mixed = None
     kernels = () if mixed is None else _kernels(subject, run, mixed)
+    found = _find_roles(subject, run, likelihood, inputs)
     return Proof(
         likelihood,
         location=_sites(seen.loc),
         design=_sites(design),
         scale=_sites(seen.scale),
         count=_sites(seen.count),
-        roles=_find_roles(subject, run, likelihood, inputs),
+        roles=tuple(r for r in found if is_tractable(subject.trace[r.site], r.part)),
+        drawn=tuple(r for r in found if not is_tractable(subject.trace[r.site], r.part)),
+        coefficients=_find_coefficients(subject, run, likelihood, inputs),
         mixed=mixed,
         kernels=kernels,
         strangers=()
@@ -278,7 +288,7 @@ def _prove_affine(subject: Subject, likelihood: str, location: Names, inputs: di
 
 
 def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tuple[Role, ...]:
-    """Sites that are nothing but noise, inclusion or slab scales, with a tractable prior."""
+    """Sites that are nothing but noise, inclusion or slab scales, of independent entries."""
     seen = run.observed[likelihood]
     priors = {k: x for k, x in run.log_probs.items() if k != likelihood}
     parts = {
@@ -296,9 +306,17 @@ def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tu
         (part,) = fed
         if STEP + key in parts[part]:
             continue
-        if is_tractable(subject.trace[name], part) and _is_linear(subject, inputs, key, part):
+        if _is_known(subject.trace[name], part) and _is_linear(subject, inputs, key, part):
             roles.append(Role(name, part))
     return tuple(roles)
+
+
+def _is_known(site: dict[str, Any], part: str) -> bool:
+    """Whether something can be done with the prior of a site: its entries are independent."""
+    if is_tractable(site, part):
+        return True
+    upper = 1.0 if part == "inclusion" else np.inf
+    return is_drawable(site, upper) and not base_of(site["fn"]).event_shape
 
 
 def is_tractable(site: dict[str, Any], part: str) -> bool:
@@ -324,6 +342,45 @@ def _is_linear(subject: Subject, inputs: dict[str, Any], key: str, part: str) ->
         return jax.jvp(of, (x[key],), (direction,))[1]
 
     return union(provenance(tangent, **inputs, direction=inputs[key])) <= {"direction"}
+
+
+def _find_coefficients(
+    subject: Subject, run: Any, likelihood: str, inputs: dict[str, Any]
+) -> tuple[str, ...]:
+    """Normal sites on which nothing but the location depends, which is affine in them jointly."""
+    seen = run.observed[likelihood]
+    names: list[str] = []
+    for name in subject.others:
+        key, site = f"site {name}", subject.trace[name]
+        if site["type"] != "sample" or FUNCTIONS_MARK in site["infer"]:
+            continue
+        if not is_plain(site, (dist.Normal,)):
+            continue
+        priors = [x for k, x in run.log_probs.items() if k not in (likelihood, name)]
+        if f"{STEP}{key}" in seen.loc or key in union([seen.scale, seen.count, run.pairs, priors]):
+            continue
+        names.append(name)
+    # those whose own coefficients depend on one of them, or on the weights, are left out
+    while bent := _bent(subject, inputs, names):
+        names = [name for name in names if name not in bent]
+    return tuple(names)
+
+
+def _bent(subject: Subject, inputs: dict[str, Any], names: list[str]) -> list[str]:
+    """Those of some sites on whose value, or with which the weights', their design depends."""
+    keys = [f"site {name}" for name in names]
+
+    def tangent(**x):
+        return _tangent(subject, *_split(x))
+
+    def sources(keys):
+        return provenance(tangent, **inputs, **{f"direction {key}": inputs[key] for key in keys})
+
+    if not keys or not sources(keys) & {*keys, *(k for k in inputs if k.startswith("weight "))}:
+        return []
+    weights = [key for key in inputs if key.startswith("weight ")]
+    bent = [key for key in keys if sources([key]) & {key, *weights}]
+    return [key.removeprefix("site ") for key in bent or keys[-1:]]
 
 
 # Latent functions

@@ -32,7 +32,7 @@ from numpyro_spikeslab.reading.program import (
 )
 from numpyro_spikeslab.reading.proof import Subject, prove
 from numpyro_spikeslab.reading.settle import only_known, possible_forms, settle
-from numpyro_spikeslab.reading.view import View, shared_features, view, whitened_design
+from numpyro_spikeslab.reading.view import View, location_at, shared_features, view, whitened_design
 
 
 class Known(NamedTuple):
@@ -87,6 +87,10 @@ class Reading:
     def view(self, values: dict[str, Any], weights: dict[str, Any] | None = None) -> View:
         """The model at given values; see :func:`~numpyro_spikeslab.reading.view.view`."""
         return view(self.form, self.program, self.constants, values, weights)
+
+    def location(self, values: dict[str, Any], weights: dict[str, Any]) -> Any:
+        """Location of the observations, (N, Q)."""
+        return location_at(self.form, self.program, self.constants, values, weights)
 
     @cached_property
     def still(self) -> View | None:
@@ -219,7 +223,8 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
     else:
         found = only_known(found, forms, generic, subject, more)
     form = settle(forms, found, concrete)
-    plays = zip(forms[0].roles, found.indices, found.plays, strict=True)
+    every = (*forms[0].roles, *forms[0].drawn)
+    plays = zip(every, found.indices, found.plays, strict=True)
     indices = {role.site: index for role, index, played in plays if played}
     functions = None
     if form.functions is not None:
@@ -230,7 +235,7 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
         form,
         subject.program,
         subject.constants,
-        {role.site: jnp.asarray(indices[role.site]) for role in form.roles},
+        {role.site: jnp.asarray(indices[role.site]) for role in (*form.roles, *form.drawn)},
         functions,
         {name: values[name] for name in form.others},
     )

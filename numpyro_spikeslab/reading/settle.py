@@ -36,6 +36,8 @@ def possible_forms(subject: Subject, proof: Proof, joint: bool) -> tuple[Form, .
         num_obs=int(np.prod(shape)),
         tasks_first=False,
         roles=proof.roles,
+        drawn=proof.drawn,
+        coefficients=proof.coefficients,
         complete=True,
         varying_noise=int(np.prod(scale_shape)) > 1,
         constant_rows=not proof.design & others,
@@ -84,20 +86,23 @@ def _task_forms(subject, proof, form, shape, scale_shape, joint) -> tuple[Form, 
 
 def settle(forms: tuple[Form, ...], found: Verdict, concrete: bool) -> Form:
     """The form that the probe confirms."""
-    plays = dict(zip(forms[0].roles, found.plays, strict=True))
-    roles = tuple(role for role, played in plays.items() if played)
+    every = (*forms[0].roles, *forms[0].drawn)
+    played = [role for role, plays in zip(every, found.plays, strict=True) if plays]
+
+    def with_roles(form):
+        # noise that changes along tasks is no number of a task
+        known = {r for r in played if r.part != "noise" or not form.varying_noise}
+        kept = {k: tuple(r for r in getattr(form, k) if r in known) for k in ("roles", "drawn")}
+        return replace(form, **kept)
+
     for form, fits, alike in zip(forms[1:], found.layouts, found.alike, strict=True):
         if fits:
-            # noise that changes along tasks is no number of a task
-            kept = tuple(r for r in roles if r.part != "noise" or not form.varying_noise)
-            return replace(form, roles=kept, complete=form.complete and bool(alike) and concrete)
+            return replace(with_roles(form), complete=form.complete and bool(alike) and concrete)
     sources = tuple(
         next((source for source, match in matches.items() if match), None)
         for matches in found.matches
     )
-    form = forms[0]
-    kept = tuple(r for r in roles if r.part != "noise" or not form.varying_noise)
-    return replace(form, roles=kept, sources=sources)
+    return replace(with_roles(forms[0]), sources=sources)
 
 
 def only_known(

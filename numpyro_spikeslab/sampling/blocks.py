@@ -16,12 +16,13 @@ from jax.custom_batching import custom_vmap
 import jax.numpy as jnp
 
 from numpyro import handlers
+import numpyro.distributions as dist
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity, is_prng_key
 
 from numpyro_spikeslab.reading.evaluate import abstract_trace
-from numpyro_spikeslab.reading.form import Form, is_latent
+from numpyro_spikeslab.reading.form import Form, base_of, is_latent
 from numpyro_spikeslab.reading.program import RUN_ONCE, are_concrete
 from numpyro_spikeslab.reading.reader import Reader, Reading
 
@@ -98,11 +99,14 @@ class BlockKernel(MCMCKernel):
     ) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the latent sites that no other block holds."""
         trace = abstract_trace(self._model, args, kwargs)
-        return {
-            name: jnp.shape(site["value"])
-            for name, site in trace.items()
-            if is_latent(trace, name) and name not in values
-        }
+        names = [name for name in trace if is_latent(trace, name) and name not in values]
+        for name in names:
+            if isinstance(base_of(trace[name]["fn"]), dist.ImproperUniform):
+                raise ValueError(
+                    f"{self._user}: the prior of {name!r} is improper, so no chain can start at a "
+                    "draw from it. Give it a proper prior, or leave it to a block of NUTS."
+                )
+        return {name: jnp.shape(trace[name]["value"]) for name in names}
 
     def _prior(
         self,
@@ -114,7 +118,8 @@ class BlockKernel(MCMCKernel):
         """Draws the sites from their prior, given a key."""
 
         def prior(key):
-            model = handlers.substitute(handlers.seed(self._model, key), data=values)
+            # sites with a value take no keys, which would cost time to compile
+            model = handlers.seed(handlers.substitute(self._model, data=values), key)
             with handlers.block():
                 trace = handlers.trace(model).get_trace(*args, **kwargs)
             return {name: jnp.asarray(trace[name]["value"]) for name in sites}
@@ -163,8 +168,8 @@ class BlockKernel(MCMCKernel):
 
         def postprocess(z):
             args, kwargs, values = self._split(model_args, model_kwargs)
-            seeded = handlers.seed(self._model, random.key(0))
-            model = handlers.substitute(seeded, data={**values, **z})
+            known = handlers.substitute(self._model, data={**values, **z})
+            model = handlers.seed(known, random.key(0))
             with handlers.block():
                 trace = handlers.trace(model).get_trace(*args, **kwargs)
             found = {

@@ -5,22 +5,20 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxtyping import Array
-import numpy as np
 
 import jax
 from jax import random
 import jax.numpy as jnp
 
 import numpyro.distributions as dist
-from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.distributions import GaussianFunctions
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, weights
 from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import (
     FUNCTIONS,
-    base_of,
     find_function_sites,
+    is_drawable,
     is_latent,
     is_plain,
 )
@@ -283,8 +281,7 @@ def _check_parameter(reading: Reading, trace: dict[str, Any], name: str, user: s
     site = trace[name]
     if site["is_observed"]:
         return
-    base = base_of(site["fn"])
-    if not is_plain(site, (type(base),)) or not _is_positive(base):
+    if not is_drawable(site):
         raise ValueError(
             f"{user}: the prior of the kernel parameter {name!r} must be a distribution of "
             f"positive numbers, neither masked nor scaled, got {type(site['fn']).__name__}."
@@ -294,14 +291,6 @@ def _check_parameter(reading: Reading, trace: dict[str, Any], name: str, user: s
             f"{user}: the kernel parameter {name!r} is shared with something else than the "
             f"functions {functions!r}, so it cannot be drawn with them. Condition on it."
         )
-
-
-def _is_positive(base: Any) -> bool:
-    """Whether a prior can be drawn from, and gives positive numbers only."""
-    lower = getattr(base.support, "lower_bound", None)
-    if lower is None or base.is_discrete or isinstance(base, dist.ImproperUniform):
-        return False
-    return not not_jax_tracer(lower) or bool(np.all(np.asarray(lower) >= 0))
 
 
 def mtmkl_kernel(model: Callable, *, rescale: bool = True, accelerate: float = 0.25) -> LatentGibbs:

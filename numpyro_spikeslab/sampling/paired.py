@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
-import jax
 from jax import random
 import jax.numpy as jnp
 
@@ -22,6 +21,7 @@ from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
+from numpyro_spikeslab.sampling.beside import draw_beside, drawable
 from numpyro_spikeslab.sampling.blocks import (
     BlockKernel,
     complete,
@@ -97,45 +97,30 @@ class PairedGibbs(BlockKernel):
     def _own_sites(
         self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]
     ) -> dict[str, tuple[int, ...]]:
-        form = self._read(args, kwargs, values).form
+        reading = self._read(args, kwargs, values)
+        form = reading.form
         own = {name: pair.shape for pair in form.pairs for name in (pair.spike, pair.slab)}
         if all(name in values for name in latents(form)):
             return own
-        free = [name for name in self._latent_shapes(args, kwargs, values) if name not in own]
-        if free:
+        free = self._latent_shapes(args, kwargs, values)
+        own |= {name: shape for name, shape in free.items() if name in drawable(reading)}
+        if unknown := [name for name in free if name not in own]:
             raise ValueError(
-                f"PairedGibbs cannot sample the latent sites {free}. Make it a block: "
-                "Gibbs([(PairedGibbs(model), paired_sites), (NUTS(model), None)])."
+                f"PairedGibbs cannot sample the latent sites {unknown}. Leave them to another "
+                f"block: Gibbs([(PairedGibbs(model), {list(own)}), (NUTS(model), None)])."
             )
         return own
-
-    def _prior(
-        self,
-        sites: dict[str, tuple[int, ...]],
-        args: tuple,
-        kwargs: dict[str, Any],
-        values: dict[str, Any],
-    ) -> Callable[[Array], dict[str, Any]]:
-        reading = self._read(args, kwargs, values)
-
-        def prior(key):
-            log_odds, variance = reading.view(complete(reading, values)).prior
-            key_spike, key_slab = random.split(key)
-            spikes = random.bernoulli(key_spike, jax.nn.sigmoid(log_odds)).astype(int)
-            slabs = jnp.sqrt(variance) * random.normal(key_slab, variance.shape)
-            split = reading.form.split
-            return split(spikes.ravel(), "{}_spike") | split(slabs.ravel(), "{}_slab")
-
-        return prior
 
     def _start(self, z: dict[str, Any], num_warmup: int, rng_key: Array) -> PairedGibbsState:
         return PairedGibbsState(z, start_inclusion(z), rng_key)
 
     def _sample_one(self, state, model_args, model_kwargs):
         args, kwargs, values = self._split(model_args, model_kwargs)
-        rng_key, key = random.split(state.rng_key)
+        rng_key, key, key_beside = random.split(state.rng_key, 3)
         reading = self._read(args, kwargs, values)
-        z, inclusion = draw_pairs(key, reading, values, state.z, self._collapsed)
+        pairs, inclusion = draw_pairs(key, reading, values | state.z, state.z, self._collapsed)
+        z = state.z | pairs
+        z |= draw_beside(key_beside, reading, values, z)
         probabilities = {f"inclusion of {k}": x for k, x in inclusion.items()}
         require_finite(self._user, values | z | probabilities)
         return PairedGibbsState(z, inclusion, rng_key)

@@ -4,44 +4,23 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.form import Role
-from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.roles import draw_inclusion, draw_scales, elementwise, spread, tally
-from numpyro_spikeslab.sampling.blocks import complete
+from numpyro_spikeslab.roles import elementwise, spread, tally
 from numpyro_spikeslab.sampling.paired import draw_tasks
+from numpyro_spikeslab.sampling.scales import Conditional
 from numpyro_spikeslab.sampling.turn import Draw, Moves, Problem
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step of the kernel.
-
-    - **reading** - the model.
-    - **values** - of all sites.
-    - **own** - names of those that are drawn.
-    - **at** - the model at these values.
-    """
-
-    reading: Reading
-    values: dict[str, Any]
-    own: frozenset[str]
-    at: View
-
-    @classmethod
-    def of(cls, reading: Reading, values: dict[str, Any], z: dict[str, Any]) -> "Step":
-        """
-        :param values: of the sites that other blocks hold.
-        :param z: of the kernel's own.
-        """
-        every = complete(reading, values | z)
-        return cls(reading, every, frozenset(z), reading.view(every))
+class Step(Conditional):
+    """One step of the kernel."""
 
     @property
     def owns_weights(self) -> bool:
@@ -50,25 +29,6 @@ class Step:
     @property
     def phi(self) -> Float[Array, "M N"]:
         return self.values[str(self.reading.form.functions)]
-
-    def roles(self, part: str) -> tuple[Role, ...]:
-        """The roles of one part that are drawn."""
-        return tuple(role for role in self.reading.form.role(part) if role.site in self.own)
-
-    def entries(self, role: Role) -> Int[Array, "..."]:
-        """Which entry of its site each weight takes, (Q, M), or each task, (Q,)."""
-        Q, M = self.reading.form.shape
-        index = self.reading.indices[role.site]
-        return jnp.broadcast_to(index, Q) if role.part == "noise" else index.reshape(Q, M)
-
-    def weights(self) -> tuple[Float[Array, "Q M"], Float[Array, "Q M"]]:
-        """Spikes and slabs."""
-        (pair,) = self.reading.form.pairs
-        spikes, slabs = (
-            jnp.asarray(self.values[name], self.at.Y.dtype).reshape(self.reading.form.shape)
-            for name in (pair.spike, pair.slab)
-        )
-        return spikes, slabs
 
     def draw_weights(self, key: Array, now: tuple[Any, Any]) -> tuple[Any, Any, dict[str, Any]]:
         """Spikes, slabs and the inclusion probabilities of these spikes."""
@@ -136,13 +96,15 @@ class Step:
         slabs = jnp.where(spikes > 0, draw.weights, slabs)
         # excluded slabs have their prior, so scales are drawn without them and they after these
         counted = spikes > 0 if self.owns_weights else jnp.ones_like(spikes)
+        residual = self.at.Y - draw.phi.T @ draw.weights.T
+        squares = jnp.sum(self.at.relative * residual**2, axis=0)
         scales, variance = self.draw_slab_scales(key_slabs, draw.slab_scales, slabs, counted)
         excluded = jnp.sqrt(variance) * random.normal(key_excluded, slabs.shape, slabs.dtype)
         return (
             known.parameters.scatter(draw.theta)
             | scales
-            | self._draw_noise(key_noise, draw)
-            | self._draw_inclusion(key_inclusion, spikes)
+            | self.draw_noise(key_noise, self._noise_of(draw), squares)
+            | self.draw_inclusion(key_inclusion, spikes)
             | {
                 str(form.functions): draw.phi,
                 pair.spike: spikes,
@@ -150,52 +112,14 @@ class Step:
             }
         )
 
-    def draw_slab_scales(
-        self, key: Array, values: dict[str, Any], slabs: Float[Array, "Q M"], counted: Any
-    ) -> tuple[dict[str, Any], Float[Array, "Q M"]]:
-        """Draw the slab scales.
-
-        :param values: the current ones, by the names of their sites.
-        :param counted: which slabs are known.
-        :return: the new scales, and the prior variances of all slabs.
-        """
-        new, scale = dict(values), jnp.sqrt(self.at.prior.variance)
-        for number, role in enumerate(self.roles("slab")):
-            index, value = self.entries(role), values[role.site]
-            count, squares = (
-                tally(counted * x, index, value) for x in (jnp.ones_like(slabs), slabs**2)
-            )
-            one = random.fold_in(key, number)
-            new[role.site] = draw_scales(one, self.at.priors[role.site], value, count, squares)
-            scale = spread(new[role.site], index, scale)
-        return new, jnp.square(scale)
-
-    def _draw_noise(self, key: Array, draw: Draw) -> dict[str, Any]:
-        residual = self.at.Y - draw.phi.T @ draw.weights.T
-        squares = jnp.sum(self.at.relative * residual**2, axis=0)
-        new = {}
-        for number, role in enumerate(self.roles("noise")):
-            index = self.entries(role)
-            value = self._moved_noise(role, draw.noise)
-            sums = (tally(x, index, value) for x in (self.at.count, squares))
-            one = random.fold_in(key, number)
-            new[role.site] = draw_scales(one, self.at.priors[role.site], value, *sums)
-        return new
-
-    def _moved_noise(self, role: Role, noise: Float[Array, " Q"]) -> Any:
-        """The values of a noise scale's site, given those of the tasks."""
-        value = jnp.asarray(self.values[role.site])
-        flat = jnp.ravel(value).at[self.entries(role)].set(noise, mode="drop")
-        return flat.reshape(value.shape)
-
-    def _draw_inclusion(self, key: Array, spikes: Float[Array, "Q M"]) -> dict[str, Any]:
-        new = {}
-        for number, role in enumerate(self.roles("inclusion")):
-            index, value = self.entries(role), self.values[role.site]
-            sums = (tally(x, index, value) for x in (spikes, 1 - spikes))
-            one = random.fold_in(key, number)
-            new[role.site] = draw_inclusion(one, self.at.priors[role.site], value, *sums)
-        return new
+    def _noise_of(self, draw: Draw) -> dict[str, Any]:
+        """Noise scales by the names of their sites, given those of the tasks."""
+        found = {}
+        for role in self.roles("noise"):
+            value = jnp.asarray(self.values[role.site])
+            flat = jnp.ravel(value).at[self.entries(role)].set(draw.noise, mode="drop")
+            found[role.site] = flat.reshape(value.shape)
+        return found
 
 
 def recruit(
