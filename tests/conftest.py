@@ -5,23 +5,12 @@ from collections.abc import Iterator
 import gc
 import os
 from pathlib import Path
-import shutil
-import tempfile
 
 # Before numpy and scipy read it: the processes of a test run share the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Most of the time of small tests is compilation. Empty, for XLA's usual optimisation, suits the
 # slow ones.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
-
-# Half of the rest, too: the processes of a run share what they compile, by way of a folder. Some of
-# it is in the order of sets, which is to be the same in all of them.
-os.environ.setdefault("PYTHONHASHSEED", "0")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-OWN_CACHE = "JAX_COMPILATION_CACHE_DIR" not in os.environ
-if OWN_CACHE:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-")
 
 import jaxtyping
 import pytest
@@ -30,11 +19,6 @@ import jax
 
 # read when matplotlib is first imported
 os.environ["MPLBACKEND"] = "Agg"
-
-
-def pytest_unconfigure() -> None:
-    if OWN_CACHE:
-        shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -155,9 +155,7 @@ def _play(role, form, program, constants, values) -> tuple[Any, Any]:
 
     # values that no model has by chance
     size = max(jnp.size(values[role.site]), 1)
-    codes = [
-        jnp.asarray(np.random.default_rng(k).uniform(0.3, 0.7, size), dtype) for k in (11, 12)
-    ]
+    codes = [jnp.asarray(np.random.default_rng(k).uniform(0.3, 0.7, size), dtype) for k in (11, 12)]
     first, second = map(seen, codes)
     touched = first != second
     index = jnp.argmin(jnp.abs(first[:, None] - codes[0]), axis=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact draws of spike-and-slab weights: each pair from its conditional."""
+"""Exact draws of spike-and-slab weights, and of what has an exact conditional beside them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -49,9 +49,14 @@ class PairedGibbsState(NamedTuple):
 class PairedGibbs(BlockKernel):
     """Draws every pair (slab, spike) in turn from its exact conditional (supplement, section 2).
 
-    Alone it samples models whose only latent sites are pairs; beside other kernels it is a block
-    of :class:`numpyro.infer.Gibbs`. There is nothing to tune and no warm-up to adapt. The design
-    may depend on the sites of other blocks, discrete ones too: it is evaluated in every step then.
+    It also draws what has an exact conditional beside them: noise scales, slab scales and inclusion
+    probabilities that are sites of their own, under any prior of positive numbers or of
+    probabilities, and coefficients, Normal sites in which the location is affine. Alone it samples
+    models that have no other latent sites; beside other kernels it is a block of
+    :class:`numpyro.infer.Gibbs` and draws the sites that it is given, for example the pairs
+    (:func:`~numpyro_spikeslab.paired_sites`). There is nothing to tune and no warm-up to adapt. The
+    design may depend on the sites of other blocks, discrete ones too: it is evaluated in every step
+    then.
 
     Correlated columns stand in for each other, and pairs drawn one by one hardly ever trade places.
     So each step goes on with moves of the spikes alone, all slabs integrated out: each spike is
@@ -65,15 +70,15 @@ class PairedGibbs(BlockKernel):
     :param model: a model whose one observed Normal site is affine in its spike-and-slab weights.
     :param collapsed: whether steps go on with the moves that integrate the slabs out. They take
         time, which designs without correlations do not pay back.
-    :raises ValueError: when initialised, if the model does not fit or the data are bad; the
-        message names the site and the remedy.
+    :raises ValueError: when initialised, if the model does not fit, the data are bad, or there are
+        sites that the kernel cannot draw; the message names the site and the remedy.
 
     **Example**
 
     .. doctest::
 
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import MCMC, NUTS, Gibbs
+        >>> from numpyro.infer import MCMC
         >>> import numpyro_spikeslab as nss
         >>> def model(X, y=None):
         ...     sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
@@ -83,8 +88,9 @@ class PairedGibbs(BlockKernel):
         ...         numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
         >>> X = jax.random.normal(jax.random.key(0), (50, 3))
         >>> y = 2 * X[:, 1] + 0.5 * jax.random.normal(jax.random.key(1), (50,))
-        >>> kernel = Gibbs([(nss.PairedGibbs(model), nss.paired_sites), (NUTS(model), None)])
-        >>> mcmc = MCMC(kernel, num_warmup=200, num_samples=500, progress_bar=False)
+        >>> mcmc = MCMC(
+        ...     nss.PairedGibbs(model), num_warmup=200, num_samples=500, progress_bar=False
+        ... )
         >>> mcmc.run(jax.random.key(2), X, y)
         >>> bool(mcmc.get_samples()["w_spike"].mean(0)[1] > 0.99)
         True

@@ -241,10 +241,26 @@ def test_a_step_leaves_the_types_of_a_state(name, precision):
 
 
 def test_other_latent_sites_need_a_block_of_their_own():
-    case = truth.noise_case()
+    case = truth.scaled_case()
     mcmc = alone(case, 10)
-    with pytest.raises(ValueError, match=r"latent sites \['sigma'\].*Gibbs\(\[\(PairedGibbs"):
+    message = (
+        r"latent sites \['sigma'\].*Gibbs\(\[\(PairedGibbs\(model\), \['w_spike', 'w_slab'\]\)"
+    )
+    with pytest.raises(ValueError, match=message):
         mcmc.run(KEY, *case.args)
+
+
+def test_an_improper_prior_needs_a_block_of_its_own():
+    def model(X, y=None):
+        positive = dist.constraints.positive
+        sigma = numpyro.sample("sigma", dist.ImproperUniform(positive, (), ()))
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        numpyro.sample("y", dist.Normal(X @ w, sigma).to_event(1), obs=y)
+
+    kernel = nss.PairedGibbs(model)
+    with pytest.raises(ValueError, match="PairedGibbs: the prior of 'sigma' is improper"):
+        kernel.init(KEY, 0, None, truth.noise_case().args, {})
 
 
 def test_arviz_labels_the_draws():
@@ -291,6 +307,13 @@ def test_the_composite_is_exact_where_its_design_depends_on_the_other_block():
     mcmc.run(KEY, *case.args)
     # correlated features take turns, so the standard errors are larger
     check_composite(mcmc, case, within=0.1)
+
+
+def test_noise_is_drawn_exactly_without_another_block():
+    case = truth.noise_case()
+    mcmc = alone(case)
+    mcmc.run(KEY, *case.args)
+    check_composite(mcmc, case)
 
 
 def test_the_composite_goes_on_from_a_pickle_and_with_new_data():

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which sites beside the weights have an exact draw, proved from the program."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jax.numpy as jnp
+
+import numpyro
+import numpyro.distributions as dist
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.reading.form import Role
+from numpyro_spikeslab.reading.reader import Reader
+
+X = np.random.default_rng(0).normal(size=(12, 3))
+
+
+def form_of(rest: Callable[[Any], Any], scale: Any = 0.5, inclusion: Any = 0.3) -> Any:
+    """:param rest: from ``X @ w`` to the location."""
+
+    def model():
+        with numpyro.plate("feature", 3):
+            w = nss.spike_slab("w", inclusion() if callable(inclusion) else inclusion)
+        location = rest(jnp.asarray(X) @ w)
+        sigma = scale() if callable(scale) else scale
+        numpyro.sample("y", dist.Normal(location, sigma).to_event(1), obs=jnp.ones(12))
+
+    return Reader(model, "test")((), {}).form
+
+
+def normal(name: str, loc: Any = 0.0, scale: Any = 1.0) -> Any:
+    return numpyro.sample(name, dist.Normal(loc, scale))
+
+
+def sloped(offset: Any) -> Any:
+    with numpyro.plate("covariate", 2):
+        slope = normal("slope")
+    return offset + normal("level") + X[:, :2] @ slope
+
+
+def grouped(offset: Any) -> Any:
+    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+    mean = normal("mean")
+    with numpyro.plate("group", 4):
+        effect = normal("effect", mean, spread)
+    return offset + effect[np.arange(12) % 4]
+
+
+def scaled(offset: Any) -> Any:
+    return offset + numpyro.sample("factor", dist.HalfNormal(1.0)) * normal("level")
+
+
+@pytest.mark.parametrize(
+    ("rest", "names"),
+    [
+        (sloped, {"slope", "level"}),
+        # the mean and the spread of others are no coefficients themselves
+        (grouped, {"effect"}),
+        (scaled, {"level"}),
+        (lambda offset: offset + normal("a") * normal("b"), {"a"}),
+        (lambda offset: offset + normal("a") ** 2 + normal("b"), {"b"}),
+        (lambda offset: offset * normal("a") + normal("b"), {"b"}),
+        (lambda offset: offset + jnp.round(normal("a")), set()),
+        (lambda offset: offset + jnp.where(normal("a") > 0, 1.0, 2.0), set()),
+        (lambda offset: offset + numpyro.sample("a", dist.StudentT(3.0)), set()),
+        (lambda offset: offset + numpyro.sample("a", dist.Normal().mask(False)), set()),
+        (lambda offset: offset + numpyro.sample("b", dist.Normal(normal("a"))), {"b"}),
+    ],
+    ids=[
+        "covariates",
+        "groups",
+        "a factor",
+        "a product",
+        "a square",
+        "of the weights",
+        "rounded",
+        "a switch",
+        "another prior",
+        "masked",
+        "a chain",
+    ],
+)
+def test_coefficients_are_normal_and_the_location_affine_in_them(rest, names):
+    assert set(form_of(rest).coefficients) == names
+
+
+def test_a_coefficient_has_no_other_part():
+    def shared():
+        return jnp.exp(numpyro.sample("a", dist.Normal()))
+
+    assert form_of(lambda offset: offset, scale=shared).coefficients == ()
+
+    def model_offset(offset):
+        level = normal("level")
+        numpyro.factor("more", -jnp.square(level))
+        return offset + level
+
+    assert form_of(model_offset).coefficients == ()
+
+
+@pytest.mark.parametrize(
+    ("prior", "is_drawn"),
+    [
+        (dist.LogNormal(), True),
+        (dist.HalfCauchy(1.0), True),
+        (dist.InverseGamma(2.0), True),
+        (dist.Uniform(0.1, 3.0), True),
+        (dist.Uniform(-0.001, 3.0), False),
+        (dist.LogNormal().mask(False), False),
+        (dist.ImproperUniform(dist.constraints.greater_than(0.5), (), ()), False),
+    ],
+)
+def test_a_noise_scale_with_a_prior_of_positive_numbers_can_be_drawn(prior, is_drawn):
+    form = form_of(lambda offset: offset, scale=lambda: numpyro.sample("sigma", prior))
+    assert form.drawn == ((Role("sigma", "noise"),) if is_drawn else ())
+    # but a fit climbs
+    if is_drawn:
+        assert form.roles == () and form.free == ("sigma",)
+
+
+def test_an_inclusion_probability_with_a_prior_of_probabilities_can_be_drawn():
+    def inclusion():
+        return numpyro.sample("pi", dist.Kumaraswamy(2.0, 3.0))
+
+    assert form_of(lambda offset: offset, inclusion=inclusion).drawn == (Role("pi", "inclusion"),)

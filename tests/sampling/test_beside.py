@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sites beside the weights that PairedGibbs draws itself, against exact posteriors."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import logsumexp
+from test_paired_gibbs import agrees
+import truth
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer import MCMC
+
+import numpyro_spikeslab as nss
+
+KEY = random.key(0)
+
+
+def sampled(model, *args, num_samples=6000):
+    mcmc = MCMC(
+        nss.PairedGibbs(model),
+        num_warmup=300,
+        num_samples=num_samples,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(KEY, *args)
+    return mcmc.get_samples(group_by_chain=True)
+
+
+group = np.arange(20) % 3
+
+
+def level_model(X, covariate, y=None):
+    level = numpyro.sample("level", dist.Normal(1.0, 3.0))
+    with numpyro.plate("group", 3):
+        effect = numpyro.sample("effect", dist.Normal(0.0, jnp.array([0.5, 1.0, 2.0])))
+    slope = numpyro.sample("slope", dist.Normal(jnp.zeros(1), 2.0).to_event(1))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3, scale=0.8)
+    location = level + effect[group] + covariate @ slope + X @ w
+    with numpyro.plate("obs", X.shape[0]):
+        observed = ~jnp.isnan(covariate[:, 0])
+        with numpyro.handlers.mask(mask=observed):
+            numpyro.sample("y", dist.Normal(location, jnp.linspace(0.3, 0.7, 20)), obs=y)
+
+
+def test_coefficients_are_drawn_exactly():
+    """They are weights that are always included."""
+    X = truth.design("correlated") + 1.0
+    rng = np.random.default_rng(3)
+    covariate = X[:, :1] + 0.5 * rng.normal(size=(20, 1))
+    y = truth.response(X) + 2.0 + 0.5 * covariate[:, 0]
+    # location and design of an entry that is missing are no numbers
+    covariate[4] = np.nan
+    columns = np.column_stack([X, np.ones(20), np.eye(3)[group], covariate])
+    seen = ~np.isnan(covariate[:, 0])
+    always = 1 - 1e-15
+    exact = truth.enumerate_models(
+        truth.regression(
+            columns[seen],
+            y[seen] - 1.0,
+            np.linspace(0.3, 0.7, 20)[seen],
+            [0.3] * 4 + [always] * 5,
+            [0.8] * 4 + [3.0, 0.5, 1.0, 2.0, 2.0],
+        )
+    )
+    draws = sampled(level_model, *map(jnp.asarray, (X, covariate, y)), num_samples=20_000)
+    found = np.concatenate(
+        [draws["w"], draws["level"][..., None] - 1.0, draws["effect"], draws["slope"]], axis=-1
+    )
+    # 40 comparisons: a false alarm in 1 of 400 keys
+    assert agrees(draws["w_spike"], exact.inclusion[:4], within=0.03)
+    assert agrees(found, exact.mean)
+    assert agrees(found**2, np.diag(exact.second_moments))
+    assert agrees(found[..., 4] * found[..., 0], exact.second_moments[4, 0])
+    assert agrees(found[..., 4] * found[..., 8], exact.second_moments[4, 8])
+
+
+PRIORS = {
+    "sigma": (dist.HalfCauchy(0.5), stats.halfcauchy(scale=0.5), np.linspace(0.1, 2.5, 40)),
+    "scale": (dist.Gamma(3.0, 2.0), stats.gamma(3.0, scale=0.5), np.linspace(0.05, 8.0, 40)),
+    "inclusion": (dist.Beta(2.0, 3.0), stats.beta(2.0, 3.0), np.linspace(0.005, 0.995, 40)),
+}
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_scales_and_inclusion_are_drawn_exactly(name):
+    """Under priors whose maximum has a closed form and others."""
+    prior, known, grid = PRIORS[name]
+    fixed = {"sigma": 0.5, "scale": 0.8, "inclusion": 0.3}
+
+    def model(X, y=None):
+        values = {k: numpyro.sample(k, prior) if k == name else x for k, x in fixed.items()}
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", values["inclusion"], values["scale"])
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, values["sigma"]), obs=y)
+
+    X = truth.design("correlated")
+    y = truth.response(X)
+    posteriors = []
+    for x in grid:
+        at = fixed | {name: x}
+        problem = truth.regression(X, y, at["sigma"], at["inclusion"], at["scale"])
+        posteriors.append(truth.enumerate_models(problem))
+    log_joint = np.array([p.log_evidence for p in posteriors]) + known.logpdf(grid)
+    probs = np.exp(log_joint - logsumexp(log_joint))
+    inclusion = probs @ np.array([p.inclusion for p in posteriors])
+    draws = sampled(model, jnp.asarray(X), jnp.asarray(y), num_samples=10_000)
+    # 6 comparisons: a false alarm in 1 of 2700 keys
+    assert agrees(np.asarray(draws[name])[..., None], probs @ grid, within=0.05)
+    assert agrees(draws["w_spike"], inclusion, within=0.03)
+
+
+def test_slab_scales_do_not_wait_for_excluded_slabs():
+    """Given these, as a sampler of the scale alone has them, it would hardly move."""
+
+    def model(X, y=None):
+        scale = numpyro.sample("scale", dist.HalfNormal(2.0))
+        with numpyro.plate("feature", 200):
+            w = nss.spike_slab("w", 0.01, scale)
+        numpyro.sample("y", dist.Normal(X @ w, 1.0).to_event(1), obs=y)
+
+    X = random.normal(KEY, (30, 200))
+    scale = np.asarray(sampled(model, X, 3.0 * X[:, 7], num_samples=1000)["scale"])
+    assert numpyro.diagnostics.effective_sample_size(scale) > 500
+
+
+@pytest.mark.slow
+def test_steps_from_an_exact_draw_stay_exact_with_several_tasks():
+    """Geweke's test, as in test_flips_and_swaps, of features that tasks share."""
+    size = 20_000
+    phi = jnp.asarray(truth.design("correlated", num_obs=4, size=2))
+    kernel = nss.PairedGibbs(truth.latent_tasks_model)
+    names = ("sigma", "inclusion", "slab_scale", "W_spike", "W_slab", "W", "Y")
+
+    def draw(key):
+        seeded = handlers.seed(truth.latent_tasks_model, key)
+        trace = handlers.trace(seeded).get_trace(phi)
+        return {name: trace[name]["value"] for name in names}
+
+    def steps(key, before):
+        args = phi, before["Y"]
+        start = {name: before[name] for name in names[:5]}
+        state = kernel.init(key, 0, start, args, {})
+        step = lambda state, _: (kernel.sample(state, args, {}), None)  # noqa: E731
+        state = jax.lax.scan(step, state, length=5)[0]
+        return kernel.postprocess_fn(args, {})(state.z)
+
+    keys = random.split(KEY, (2, size))
+    before = jax.jit(jax.vmap(draw))(keys[0])
+    after = jax.jit(jax.vmap(steps))(keys[1], before)
+    z = {name: np.asarray(x, float).reshape(size, -1) for name, x in before.items()}
+    new = {name: np.asarray(x, float).reshape(size, -1) for name, x in after.items()}
+    new["Y"] = z["Y"]
+    assert np.mean(z["W_spike"] != new["W_spike"]) > 0.1
+    assert np.corrcoef(z["sigma"].ravel(), new["sigma"].ravel())[0, 1] < 0.95
+    # 50 tests at 1e-4 each: a false alarm in 1 of 200 keys
+    for function in (
+        lambda z: np.log(z["sigma"]),
+        lambda z: z["inclusion"],
+        lambda z: np.log(z["slab_scale"]),
+        lambda z: z["W_spike"],
+        lambda z: np.abs(z["W_slab"]),
+        lambda z: z["W_spike"] * np.log(z["sigma"]),
+        lambda z: z["W_spike"] * np.repeat(np.log(z["slab_scale"]), 2, axis=1),
+        lambda z: z["W_spike"] * np.tile(z["inclusion"], 3),
+        lambda z: np.log(z["sigma"]) * np.log(np.sum(z["Y"] ** 2, axis=1, keepdims=True)),
+    ):
+        difference = function(new) - function(z)
+        assert np.all(stats.ttest_1samp(difference, 0.0).pvalue > 1e-4)
+    for name, prior in (("sigma", stats.halfnorm()), ("slab_scale", stats.halfnorm(scale=2.0))):
+        for column in new[name].T:
+            assert stats.kstest(column, prior.cdf).pvalue > 1e-4
