@@ -6,11 +6,12 @@ All that the rest of the model says of them are counts and sums. Which entry of 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
 import jax
+from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 import numpyro.distributions as dist
@@ -79,7 +80,20 @@ def scale_mode(count: Any, squares: Any, prior: Any, current: Any, floor: Any = 
 # Draws
 
 
-def draw_scales(key: Array, prior: Any, current: Any, count: Any, squares: Any) -> Any:
+class Target(NamedTuple):
+    """The conditional of a site, on the whole real line.
+
+    - **x** - where its entries are there.
+    - **log_density** - of each entry.
+    - **back** - from there to the site.
+    """
+
+    x: Float[Array, "..."]
+    log_density: Callable[[Any], Any]
+    back: Callable[[Any], Any]
+
+
+def scales_given(prior: Any, current: Any, count: Any, squares: Any) -> Target:
     """Standard deviations of as many centred Normal numbers, with that sum of squares.
 
     :param prior: distribution of the site.
@@ -92,11 +106,10 @@ def draw_scales(key: Array, prior: Any, current: Any, count: Any, squares: Any) 
         likelihood = -count * log_x - 0.5 * squares * jnp.exp(-2 * log_x)
         return log_prior(jnp.exp(log_x)) + log_x + likelihood
 
-    log_x = jnp.log(current)
-    return jnp.exp(slice_sample(key, log_density, log_x, log_density(log_x))[0])
+    return Target(jnp.log(current), log_density, jnp.exp)
 
 
-def draw_inclusion(key: Array, prior: Any, current: Any, included: Any, excluded: Any) -> Any:
+def inclusion_given(prior: Any, current: Any, included: Any, excluded: Any) -> Target:
     """Inclusion probabilities, given how many spikes of each entry are 1 and 0."""
     log_prior = elementwise(prior, jnp.shape(current))
 
@@ -106,8 +119,24 @@ def draw_inclusion(key: Array, prior: Any, current: Any, included: Any, excluded
         likelihood += (excluded + 1) * jax.nn.log_sigmoid(-logit)
         return log_prior(jax.nn.sigmoid(logit)) + likelihood
 
-    logit = jnp.log(current) - jnp.log1p(-current)
-    return jax.nn.sigmoid(slice_sample(key, log_density, logit, log_density(logit))[0])
+    return Target(jnp.log(current) - jnp.log1p(-current), log_density, jax.nn.sigmoid)
+
+
+def draw_sites(key: Array, targets: dict[str, Target]) -> dict[str, Any]:
+    """Draw sites that are independent of each other: all at once, which compiles faster.
+
+    :param targets: their conditionals, by their names.
+    """
+    if not targets:
+        return {}
+    x, unflatten = ravel_pytree({name: target.x for name, target in targets.items()})
+
+    def log_density(x):
+        each = unflatten(x)
+        return ravel_pytree({k: target.log_density(each[k]) for k, target in targets.items()})[0]
+
+    new = unflatten(slice_sample(key, log_density, x, log_density(x))[0])
+    return {name: target.back(new[name]) for name, target in targets.items()}
 
 
 def elementwise(prior: Any, shape: tuple[int, ...]) -> Callable[[Any], Float[Array, "..."]]:

@@ -153,9 +153,10 @@ def slice_sample(
     :param value: ``log_density(x)``.
     :return: the new numbers and their log densities.
     """
-    key_level, key_place, key = random.split(key, 3)
-    level = value - random.exponential(key_level, x.shape, x.dtype)
-    left = x - width * random.uniform(key_place, x.shape, x.dtype)
+    key_start, key = random.split(key)
+    u_level, u_place = random.uniform(key_start, (2, *x.shape), x.dtype)
+    level = value + jnp.log1p(-u_level)
+    left = x - width * u_place
 
     def shrink(state):
         count, key, left, right, new, reached, done = state

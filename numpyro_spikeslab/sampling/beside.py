@@ -13,6 +13,7 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.roles import draw_sites
 from numpyro_spikeslab.sampling.scales import Conditional
 
 
@@ -36,16 +37,17 @@ def draw_beside(
         return {}
     w = form.split(weights(*(form.join(z, part) for part in ("{}_spike", "{}_slab"))), "{}")
     now = Conditional.of(reading, values, z, w)
-    key_coefficients, key_noise, key_inclusion, key_slab, key_excluded = random.split(key, 5)
+    key_coefficients, key_scales, key_excluded = random.split(key, 3)
     new, residual = draw_coefficients(key_coefficients, now, w)
-    new |= now.draw_noise(key_noise, now.values, jnp.sum(now.at.relative * residual**2, axis=0))
     spikes, slabs = now.weights()
-    new |= now.draw_inclusion(key_inclusion, spikes)
-    if scales := {role.site: now.values[role.site] for role in now.roles("slab")}:
-        scales, variance = now.draw_slab_scales(key_slab, scales, slabs, spikes)
-        excluded = jnp.sqrt(variance) * random.normal(key_excluded, slabs.shape, slabs.dtype)
+    targets = now.noise(now.values, jnp.sum(now.at.relative * residual**2, axis=0))
+    targets |= now.inclusion(spikes) | now.slab_scales(now.values, slabs, spikes)
+    new |= draw_sites(key_scales, targets)
+    if now.roles("slab"):
+        excluded = jnp.sqrt(now.slab_variance(new))
+        excluded *= random.normal(key_excluded, slabs.shape, slabs.dtype)
         slabs = jnp.where(spikes > 0, slabs, excluded)
-        new |= scales | form.split(jnp.ravel(slabs), "{}_slab")
+        new |= form.split(jnp.ravel(slabs), "{}_slab")
     return {name: x.astype(z[name].dtype) for name, x in new.items()}
 
 
@@ -68,7 +70,7 @@ def draw_coefficients(
     tangent = jax.linearize(location, current)[1]
     flat, unflatten = ravel_pytree(current)
     units = jnp.eye(flat.size, dtype=flat.dtype)
-    rows = jax.lax.map(lambda unit: tangent(unflatten(unit)), units, batch_size=256)
+    rows = jax.vmap(lambda unit: tangent(unflatten(unit)))(units)
     rows = jnp.where(at.precision > 0, rows, 0)
     mean, variance = (
         ravel_pytree(

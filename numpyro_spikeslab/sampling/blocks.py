@@ -23,7 +23,7 @@ from numpyro.util import identity, is_prng_key
 
 from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import Form, base_of, is_latent
-from numpyro_spikeslab.reading.program import RUN_ONCE, are_concrete
+from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reader, Reading
 
 
@@ -76,8 +76,8 @@ class BlockKernel(MCMCKernel):
         sites = self._own_sites(args, kwargs, values)
         self._sample_fn = self._sample_one
         # within a compiled function nothing is concrete, and options of a part are refused
-        options = RUN_ONCE if are_concrete((rng_key, jnp.zeros(()))) else None
-        prior = jax.jit(self._prior(sites, args, kwargs, values), compiler_options=options)
+        once = are_concrete((rng_key, jnp.zeros(())))
+        prior = partial(compiled, self._prior(sites, args, kwargs, values), once=once)
         init_one = partial(self._init_one, prior, num_warmup)
         single = is_prng_key(rng_key)
         _check_init_params(self._user, init_params, sites, () if single else rng_key.shape[:1])

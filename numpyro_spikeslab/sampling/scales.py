@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws of noise scales, inclusion probabilities and slab scales, given the weights."""
+"""Conditionals of noise scales, inclusion probabilities and slab scales, given the weights."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Array, Float, Int
 
-from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.reading.form import Role
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.roles import draw_inclusion, draw_scales, spread, tally
+from numpyro_spikeslab.roles import Target, inclusion_given, scales_given, spread, tally
 from numpyro_spikeslab.sampling.blocks import complete
 
 
@@ -67,48 +66,46 @@ class Conditional:
         )
         return spikes, slabs
 
-    def draw_slab_scales(
-        self, key: Array, values: dict[str, Any], slabs: Float[Array, "Q M"], counted: Any
-    ) -> tuple[dict[str, Any], Float[Array, "Q M"]]:
-        """Draw the slab scales.
+    def slab_scales(
+        self, values: dict[str, Any], slabs: Float[Array, "Q M"], counted: Any
+    ) -> dict[str, Target]:
+        """Conditionals of the slab scales.
 
         :param values: the current ones, by the names of their sites.
         :param counted: which slabs are known.
-        :return: the new scales, and the prior variances of all slabs.
         """
-        new, scale = dict(values), jnp.sqrt(self.at.prior.variance)
-        for number, role in enumerate(self.roles("slab")):
+        found = {}
+        for role in self.roles("slab"):
             index, value = self.entries(role), values[role.site]
-            count, squares = (
-                tally(counted * x, index, value) for x in (jnp.ones_like(slabs), slabs**2)
-            )
-            one = random.fold_in(key, number)
-            new[role.site] = draw_scales(one, self.at.priors[role.site], value, count, squares)
-            scale = spread(new[role.site], index, scale)
-        return new, jnp.square(scale)
+            sums = (tally(counted * x, index, value) for x in (jnp.ones_like(slabs), slabs**2))
+            found[role.site] = scales_given(self.at.priors[role.site], value, *sums)
+        return found
 
-    def draw_noise(
-        self, key: Array, values: dict[str, Any], squares: Float[Array, " Q"]
-    ) -> dict[str, Any]:
-        """Draw the noise scales.
+    def slab_variance(self, values: dict[str, Any]) -> Float[Array, "Q M"]:
+        """Prior variances of all slabs, at new values of slab scales."""
+        scale = jnp.sqrt(self.at.prior.variance)
+        for role in self.roles("slab"):
+            scale = spread(values[role.site], self.entries(role), scale)
+        return jnp.square(scale)
+
+    def noise(self, values: dict[str, Any], squares: Float[Array, " Q"]) -> dict[str, Target]:
+        """Conditionals of the noise scales.
 
         :param values: the current ones, by the names of their sites.
         :param squares: sums of the squared residuals of each task.
         """
-        new = {}
-        for number, role in enumerate(self.roles("noise")):
+        found = {}
+        for role in self.roles("noise"):
             index, value = self.entries(role), values[role.site]
             sums = (tally(x, index, value) for x in (self.at.count, squares))
-            one = random.fold_in(key, number)
-            new[role.site] = draw_scales(one, self.at.priors[role.site], value, *sums)
-        return new
+            found[role.site] = scales_given(self.at.priors[role.site], value, *sums)
+        return found
 
-    def draw_inclusion(self, key: Array, spikes: Float[Array, "Q M"]) -> dict[str, Any]:
-        """Draw the inclusion probabilities."""
-        new = {}
-        for number, role in enumerate(self.roles("inclusion")):
+    def inclusion(self, spikes: Float[Array, "Q M"]) -> dict[str, Target]:
+        """Conditionals of the inclusion probabilities."""
+        found = {}
+        for role in self.roles("inclusion"):
             index, value = self.entries(role), self.values[role.site]
             sums = (tally(x, index, value) for x in (spikes, 1 - spikes))
-            one = random.fold_in(key, number)
-            new[role.site] = draw_inclusion(one, self.at.priors[role.site], value, *sums)
-        return new
+            found[role.site] = inclusion_given(self.at.priors[role.site], value, *sums)
+        return found

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.form import Role
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.roles import elementwise, spread, tally
+from numpyro_spikeslab.roles import draw_sites, elementwise, spread, tally
 from numpyro_spikeslab.sampling.paired import draw_tasks
 from numpyro_spikeslab.sampling.scales import Conditional
 from numpyro_spikeslab.sampling.turn import Draw, Moves, Problem
@@ -65,7 +65,8 @@ class Step(Conditional):
         def draw_slabs(key, scales, w):
             if not rescale:
                 return scales, at.prior.variance
-            return self.draw_slab_scales(key, scales, w, w != 0)
+            scales = draw_sites(key, self.slab_scales(scales, w, w != 0))
+            return scales, self.slab_variance(scales)
 
         flip = rescale and known.functions.mean is None
         return Moves(at.prior.log_odds, draw_slabs, own, log_prior_of_noise, rescale, flip)
@@ -90,7 +91,7 @@ class Step(Conditional):
         form, known = self.reading.form, self.reading.functions
         assert known is not None
         (pair,), (spikes, slabs) = form.pairs, now
-        key_slabs, key_excluded, key_noise, key_inclusion = random.split(key, 4)
+        key_scales, key_excluded = random.split(key)
         if self.owns_weights:
             spikes = (draw.weights != 0).astype(spikes.dtype)
         slabs = jnp.where(spikes > 0, draw.weights, slabs)
@@ -98,13 +99,14 @@ class Step(Conditional):
         counted = spikes > 0 if self.owns_weights else jnp.ones_like(spikes)
         residual = self.at.Y - draw.phi.T @ draw.weights.T
         squares = jnp.sum(self.at.relative * residual**2, axis=0)
-        scales, variance = self.draw_slab_scales(key_slabs, draw.slab_scales, slabs, counted)
-        excluded = jnp.sqrt(variance) * random.normal(key_excluded, slabs.shape, slabs.dtype)
+        targets = self.noise(self._noise_of(draw), squares) | self.inclusion(spikes)
+        targets |= self.slab_scales(draw.slab_scales, slabs, counted)
+        new = draw_sites(key_scales, targets)
+        excluded = jnp.sqrt(self.slab_variance(new))
+        excluded *= random.normal(key_excluded, slabs.shape, slabs.dtype)
         return (
             known.parameters.scatter(draw.theta)
-            | scales
-            | self.draw_noise(key_noise, self._noise_of(draw), squares)
-            | self.draw_inclusion(key_inclusion, spikes)
+            | new
             | {
                 str(form.functions): draw.phi,
                 pair.spike: spikes,
