@@ -26,6 +26,7 @@ from numpyro_spikeslab.fitting.posterior import (
     stats_at,
     strong,
     view_at,
+    with_coefficients,
     with_modes,
     with_roles,
 )
@@ -117,7 +118,7 @@ def step(
     at, posterior, squares = sweep(spec, data, posterior, temperature)
     posterior = with_modes(spec, data, at, posterior, squares)
     if spec.form.free:
-        return _climb(spec, data, posterior)
+        return _rest(spec, data, posterior)
     at = with_roles(spec, data, at, posterior.values)
     return posterior, bound_given(spec, at, posterior, squares)
 
@@ -156,8 +157,13 @@ def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, A
     return at, posterior, squared_errors(at, stats, posterior.weights)
 
 
-def _climb(spec, data, posterior) -> tuple[Posterior, Any]:
-    """A few L-BFGS steps of the free sites up the bound."""
+def _rest(spec, data, posterior) -> tuple[Posterior, Any]:
+    """The free sites: coefficients at their maximum, and, if there are others, a few L-BFGS steps
+    of them all up the bound."""
+    if spec.form.coefficients:
+        posterior = with_coefficients(spec, data, posterior)
+    if not spec.form.searched:
+        return posterior, bound(spec, data, posterior)
     values = posterior.values
     start = {name: values[name] for name in spec.form.free}
 
@@ -172,7 +178,7 @@ def _climb(spec, data, posterior) -> tuple[Posterior, Any]:
 @partial(jax.jit, static_argnums=0)
 def improve(spec: Spec, data: Data, posterior: Posterior, num_times: Any) -> Posterior:
     """Free sites at their maximum, for functions as they are."""
-    return strong(jax.lax.fori_loop(0, num_times, lambda _, p: _climb(spec, data, p)[0], posterior))
+    return strong(jax.lax.fori_loop(0, num_times, lambda _, p: _rest(spec, data, p)[0], posterior))
 
 
 # Fits with moves

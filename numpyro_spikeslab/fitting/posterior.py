@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
 from numpyro_spikeslab.fitting.tasks import Gram, gram, squared_errors, squares_left
+from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.program import Program, are_concrete
@@ -281,6 +282,19 @@ def with_modes(spec: Spec, data: Data, at: View, posterior: Posterior, squares: 
             new = scale_mode(counts, sums, prior, value, floor=_noise_floor(at))
         values[role.site] = jnp.asarray(new, jnp.result_type(value))
     return posterior._replace(values=values)
+
+
+def with_coefficients(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
+    """Coefficients at their joint maximum a posteriori."""
+    form, values, functions = spec.form, posterior.values, posterior.functions
+    mean = posterior.weights.mean
+    at = view_at(spec, data, values, None if functions is not None else mean)
+    residual = at.Y if functions is None else at.Y - functions.mean.T @ mean.T
+    names = form.coefficients
+    rows = coefficient_rows(form, spec.program, data.constants, values, names)
+    given, _, back = coefficients_given(rows, values, at, residual, names)
+    # the next sweep finds another residual, so this one is not handed on
+    return posterior._replace(values=values | back(given.mean), residual=None)
 
 
 def _noise_floor(at: View) -> Any:

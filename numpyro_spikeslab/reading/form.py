@@ -121,6 +121,11 @@ class Form:
         known = {*self.kernels, *(role.site for role in self.roles)}
         return tuple(name for name in self.others if name not in known)
 
+    @property
+    def searched(self) -> bool:
+        """Whether some free sites have no maximum in closed form, given all else."""
+        return not set(self.free) <= set(self.coefficients)
+
     def role(self, part: str) -> tuple[Role, ...]:
         """The roles of one part."""
         return tuple(role for role in self.roles if role.part == part)

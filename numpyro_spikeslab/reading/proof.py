@@ -28,6 +28,10 @@ TRACTABLE = {
 """Priors of each part whose maximum a posteriori has a closed form."""
 
 
+MAX_WORK = 1e8
+"""Products in a step that coefficients may take, whose design is dense whatever their model."""
+
+
 class Subject(NamedTuple):
     """A model that is being read.
 
@@ -360,10 +364,18 @@ def _find_coefficients(
         if f"{STEP}{key}" in seen.loc or key in union([seen.scale, seen.count, run.pairs, priors]):
             continue
         names.append(name)
+    names = _few(subject, names, likelihood)
     # those whose own coefficients depend on one of them, or on the weights, are left out
     while bent := _bent(subject, inputs, names):
         names = [name for name in names if name not in bent]
     return tuple(names)
+
+
+def _few(subject: Subject, names: list[str], likelihood: str) -> list[str]:
+    """As many as may have a dense design."""
+    num_obs = int(np.prod(jnp.shape(subject.trace[likelihood]["value"])))
+    sizes = np.cumsum([np.prod(subject.shapes[name].shape) for name in names])
+    return [name for name, size in zip(names, sizes, strict=True) if size**2 * num_obs <= MAX_WORK]
 
 
 def _bent(subject: Subject, inputs: dict[str, Any], names: list[str]) -> list[str]:

@@ -32,7 +32,7 @@ from numpyro_spikeslab.reading.program import (
 )
 from numpyro_spikeslab.reading.proof import Subject, prove
 from numpyro_spikeslab.reading.settle import only_known, possible_forms, settle
-from numpyro_spikeslab.reading.view import View, location_at, shared_features, view, whitened_design
+from numpyro_spikeslab.reading.view import View, shared_features, view, whitened_design
 
 
 class Known(NamedTuple):
@@ -87,10 +87,6 @@ class Reading:
     def view(self, values: dict[str, Any], weights: dict[str, Any] | None = None) -> View:
         """The model at given values; see :func:`~numpyro_spikeslab.reading.view.view`."""
         return view(self.form, self.program, self.constants, values, weights)
-
-    def location(self, values: dict[str, Any], weights: dict[str, Any]) -> Any:
-        """Location of the observations, (N, Q)."""
-        return location_at(self.form, self.program, self.constants, values, weights)
 
     @cached_property
     def still(self) -> View | None:

@@ -107,14 +107,6 @@ def _full(x: Array, seen: Observed, form: Form) -> Array:
     return jnp.broadcast_to(x, jnp.shape(seen.value)) if form.kind == COLUMNS else x
 
 
-def location_at(
-    form: Form, program: Program, constants: tuple, values: dict[str, Any], weights: dict[str, Any]
-) -> Float[Array, "N Q"]:
-    """Location of the observations; see :func:`run_at`."""
-    seen = run_at(form, program, constants, values, weights).observed[form.likelihood]
-    return form.tasks_last(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
-
-
 def prior_of(form: Form, run: Run) -> Prior:
     """Prior of all weights, (Q, M)."""
     log_odds, scale = (

@@ -5,13 +5,11 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
-import jax
 from jax import random
-from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
-from jax.scipy.linalg import cho_solve, solve_triangular
 
 from numpyro_spikeslab.primitives import weights
+from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.roles import draw_sites
 from numpyro_spikeslab.sampling.scales import Conditional
@@ -38,7 +36,7 @@ def draw_beside(
     w = form.split(weights(*(form.join(z, part) for part in ("{}_spike", "{}_slab"))), "{}")
     now = Conditional.of(reading, values, z, w)
     key_coefficients, key_scales, key_excluded = random.split(key, 3)
-    new, residual = draw_coefficients(key_coefficients, now, w)
+    new, residual = draw_coefficients(key_coefficients, now)
     spikes, slabs = now.weights()
     targets = now.noise(now.values, jnp.sum(now.at.relative * residual**2, axis=0))
     targets |= now.inclusion(spikes) | now.slab_scales(now.values, slabs, spikes)
@@ -51,41 +49,17 @@ def draw_beside(
     return {name: x.astype(z[name].dtype) for name, x in new.items()}
 
 
-def draw_coefficients(
-    key: Array, now: Conditional, w: dict[str, Any]
-) -> tuple[dict[str, Any], Float[Array, "N Q"]]:
-    """Draw coefficients with Normal priors jointly from their Gaussian conditional.
+def draw_coefficients(key: Array, now: Conditional) -> tuple[dict[str, Any], Float[Array, "N Q"]]:
+    """Draw coefficients jointly from their Gaussian conditional.
 
-    :param now: the model at the weights ``w``.
+    :param now: the model at its weights.
     :return: the coefficients, and what they leave of the observations.
     """
-    form, at = now.reading.form, now.at
-    current = {name: now.values[name] for name in form.coefficients if name in now.own}
-    if not current:
+    reading, at = now.reading, now.at
+    names = tuple(name for name in reading.form.coefficients if name in now.own)
+    if not names:
         return {}, at.Y
-
-    def location(new):
-        return now.reading.location(now.values | new, w)
-
-    tangent = jax.linearize(location, current)[1]
-    flat, unflatten = ravel_pytree(current)
-    units = jnp.eye(flat.size, dtype=flat.dtype)
-    rows = jax.vmap(lambda unit: tangent(unflatten(unit)))(units)
-    rows = jnp.where(at.precision > 0, rows, 0)
-    mean, variance = (
-        ravel_pytree(
-            {k: jnp.broadcast_to(getattr(at.priors[k], part), x.shape) for k, x in current.items()}
-        )[0]
-        for part in ("mean", "variance")
-    )
-    sd = jnp.sqrt(variance)
-    # deviations from the prior mean in units of its standard deviation
-    features = sd[:, None] * rows.reshape(flat.size, -1)
-    weighted = features * jnp.ravel(jnp.broadcast_to(at.precision, at.Y.shape))
-    before = (flat - mean) / sd
-    factor = jnp.linalg.cholesky(units + weighted @ features.T)
-    target = weighted @ (jnp.ravel(at.Y) + before @ features)
-    noise = random.normal(key, flat.shape, flat.dtype)
-    after = cho_solve((factor, True), target) + solve_triangular(factor, noise, lower=True, trans=1)
-    residual = at.Y - ((after - before) @ features).reshape(at.Y.shape)
-    return unflatten(mean + sd * after), residual
+    rows = coefficient_rows(reading.form, reading.program, reading.constants, now.values, names)
+    given, before, back = coefficients_given(rows, now.values, at, at.Y, names)
+    after = given.draw(random.normal(key, before.shape, before.dtype))
+    return back(after), at.Y - ((after - before) @ given.features).reshape(at.Y.shape)
