@@ -95,7 +95,8 @@ class CAVI(SVI):
     Monte Carlo in it: losses are the exact negative evidence lower bound, which never rises at
     temperature 1. Noise scales with a HalfNormal prior, inclusion probabilities with a Beta or
     Uniform one and slab scales with a HalfNormal one, or model params in their place, have closed
-    forms; all other latent sites climb after each sweep.
+    forms, and so have coefficients, Normal sites in which the location is affine, such as an
+    intercept; all other latent sites climb after each sweep.
 
     :param model: a model whose one observed Normal site is affine in its spike-and-slab weights.
     :param guide: the guide of this model. Its inner guide must be an ``AutoDelta``.
