@@ -37,6 +37,7 @@ from numpyro_spikeslab.reporting.pictures import (
     add_legend,
     backend,
     label_rows,
+    lanes,
     legend_of,
     panels,
     row_height,
@@ -168,7 +169,7 @@ def labelled_rows(tables: Tables, threshold: float) -> PlotCollection:
             "height_ratios": heights,
         },
         aes={"color": ["model"], "y": ["model"]},
-        y=list(np.linspace(-0.25, 0.25, count) if count > 1 else [0.0]),
+        y=lanes(count),
     )
     for height, (name, table) in zip(heights, tables.items(), strict=True):
         panel = picture.get_target(name, {})

@@ -18,6 +18,7 @@ from numpyro_spikeslab.reporting.elements import (
 )
 from numpyro_spikeslab.reporting.pictures import (
     DASHED,
+    GREY,
     GRID,
     INK,
     LETTER,
@@ -31,7 +32,7 @@ NAME = 0.14  # inches between two names, a line of 8 point type
 ROOM = int(PANEL[0] / NAME)  # names that fit above a panel
 EDGE, NAMES = 1.03, 1.12  # where a panel ends and where names begin, as probabilities
 ABOVE: dict[str, Any] = {"size": 8, "rotation": 90, "vertical_align": "bottom"}
-LEADER: dict[str, Any] = {"color": "#808080", "width": 0.6, "clip_on": False, "zorder": 1}
+LEADER: dict[str, Any] = {"color": GREY, "width": 0.6, "clip_on": False, "zorder": 1}
 
 
 class Hits(NamedTuple):

@@ -15,8 +15,8 @@ PANEL = 5.5  # inches of width, to which the labels add theirs
 ROW = 0.2  # inches for one weight, almost two lines of 8 point type
 MAX_HEIGHT = 30.0  # inches; beyond it matplotlib pictures get slow and viewers scale them down
 LETTER = 0.085  # inches of a letter of 10 point type
-INK, GRID = "black", "#e5e5e5"
-DASHED = {"color": "#808080", "linestyle": "--", "width": 1}
+INK, GREY, GRID = "black", "#808080", "#e5e5e5"
+DASHED = {"color": GREY, "linestyle": "--", "width": 1}
 
 Reference = str | Mapping[str, ArrayLike]
 
@@ -43,6 +43,11 @@ def panels(
 def row_height(count: int) -> float:
     """Inches for one weight with the marks of several methods."""
     return ROW * (0.8 + 0.2 * count)
+
+
+def lanes(count: int) -> list[float]:
+    """Where in its row the marks of each method are."""
+    return list(np.linspace(-0.25, 0.25, count)) if count > 1 else [0.0]
 
 
 def xy(x: Any, y: Any) -> xr.DataArray:
