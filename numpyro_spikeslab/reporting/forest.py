@@ -31,7 +31,6 @@ from numpyro_spikeslab.reporting.methods import (
     reference_values,
 )
 from numpyro_spikeslab.reporting.pictures import (
-    GREY,
     INK,
     LETTER,
     MAX_HEIGHT,
@@ -49,7 +48,7 @@ from numpyro_spikeslab.reporting.pictures import (
 from numpyro_spikeslab.reporting.stats import check_top
 
 HALF = 0.5  # share of the draws in the thick line
-SHADE = "#f0f0f0"
+SHADE, ZERO = "#f0f0f0", "#b0b0b0"
 
 
 def plot_forest(
@@ -104,7 +103,7 @@ def plot_forest(
         bars = {name: xy(each, np.repeat(rows[name], 3)) for name, each in ends.items()}
         picture.map(visuals.line_xy, line, data=xr.Dataset(bars), width=width)
     picture.map(visuals.scatter_xy, "point_estimate", facecolor="white", size=28, width=1)
-    axis = f"posterior mean, central {percent(HALF)} and {percent(level())} intervals"
+    axis = f"posterior mean, {percent(HALF)} and {percent(level())} intervals"
     if reference is not None:
         known = reference_values(reference, methods, names, posterior_mean)
         marks = {name: by_element(known[name], name)[blocks[name].shown] for name in names}
@@ -192,12 +191,12 @@ def empty_rows(
     label_rows(panel, labels, height)
     panel.tick_params(axis="y", length=0)  # rows of text have none
     if reaches_zero(blocks):
-        backend().vline(0, panel, color=GREY, width=0.8, zorder=1)
+        backend().vline(0, panel, color=ZERO, width=0.8, zorder=1)
     for row in range(1, len(labels), 2):
         panel.axhspan(row - 0.5, row + 0.5, color=SHADE, linewidth=0, zorder=0)
     for name, block in blocks.items():
         style = {"size": 8, "horizontal_align": "left", "transform": panel.get_yaxis_transform()}
-        backend().text(0.02, rows[name][-1] + 1, block.note, panel, color=GREY, **style)
+        backend().text(0.02, rows[name][-1] + 1, block.note, panel, **style)
     return picture
 
 

@@ -57,7 +57,7 @@ def test_every_second_row_is_shaded_whatever_its_variable():
 
 
 def test_forest_states_its_levels():
-    axis = "posterior mean, central 50% and {} intervals (black ticks: reference)"
+    axis = "posterior mean, 50% and {} intervals (black ticks: reference)"
     for prob, written in ((0.89, "89%"), (0.955, "95.5%")):
         with arviz_base.rc_context({"stats.ci_prob": prob}):
             picture = nss.plot_forest(chains(2), "w", reference={"w": [0, 1]})
