@@ -70,6 +70,8 @@ def test_names_do_not_overlap_and_lead_to_their_points():
     assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
     assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for box in boxes)
     assert all(box.y0 > axes.bbox.y1 for box in boxes)
+    inches = axes.bbox.size / figure.dpi
+    np.testing.assert_allclose(inches, index.PANEL, rtol=0.1)
     leaders = artist(picture, "leader").get_xydata().reshape(-1, 4, 2)
     for at, leader, box in zip(HITS, leaders, boxes, strict=True):
         np.testing.assert_allclose(leader[0], [at, few_hits()[at]])
@@ -129,6 +131,7 @@ def test_each_variable_has_a_panel_of_its_own_length():
     assert list(names_in(panel(picture))) == ["gene 1999"] and not panel(picture, "v").texts
     points = artist(picture, "inclusion", "v").get_offsets()
     np.testing.assert_allclose(points, [[0, 0.1], [1, 0.9], [2, 0.2]])
+    assert panel(picture).get_xlim()[1] > 1999
     assert panel(picture, "v").get_xlim()[1] < 3 and panel(picture, "v").get_ylim()[0] > -0.1
     assert panel(picture, "v").get_xlabel() == "index of v_dim_0"
 
