@@ -145,7 +145,7 @@ def test_forest_labels_do_not_overlap(count):
     assert len(texts) == 80 if count == 40 else 100 <= len(texts) < 800
     assert figure.get_size_inches()[1] <= pictures.MAX_HEIGHT + 1
     assert min(text.get_window_extent().x0 for text in texts) >= 0
-    assert panel(picture).bbox.width > 0.6 * 100 * pictures.PANEL
+    assert panel(picture).bbox.width > 0.85 * pictures.PANEL * figure.dpi
 
 
 PAIR = chains(2)
