@@ -2,17 +2,26 @@
 """The picture of means and intervals."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import NamedTuple
 
-import arviz_plots
+import arviz_base
 from arviz_plots import PlotCollection, visuals
+from jaxtyping import Int
+import numpy as np
 import xarray as xr
 
 from numpyro_spikeslab.reporting.data import (
     central_interval,
+    inclusion,
+    pairs,
     posterior,
     posterior_mean,
-    sample_dims,
+)
+from numpyro_spikeslab.reporting.elements import (
+    by_element,
+    labels_of,
+    most_included,
+    segments,
 )
 from numpyro_spikeslab.reporting.methods import (
     Methods,
@@ -24,33 +33,50 @@ from numpyro_spikeslab.reporting.methods import (
 from numpyro_spikeslab.reporting.pictures import (
     INK,
     LETTER,
+    MAX_HEIGHT,
     PANEL,
     Reference,
     add_legend,
     backend,
+    label_rows,
+    lanes,
     legend_of,
+    panels,
     row_height,
+    xy,
 )
+from numpyro_spikeslab.reporting.stats import check_top
+
+HALF = 0.5  # share of the draws in the thick line
+SHADE, ZERO = "#f0f0f0", "#b0b0b0"
 
 
 def plot_forest(
     data: xr.DataTree | Methods,
     var_names: str | Iterable[str],
     reference: Reference | None = None,
+    *,
+    top: int | None = None,
 ) -> PlotCollection:
     """Plot posterior means and intervals, of one method or of several beside each other.
 
-    :func:`arviz_plots.plot_forest` draws it: a circle is the mean, the thick line the central
-    half of the draws, the thin line their central ``arviz_base.rcParams["stats.ci_prob"]``.
-    Unlike there, Markov chains and variational draws can share the picture.
+    One row per element, labelled as in :func:`~numpyro_spikeslab.summary`: a circle is the mean,
+    the thick line the central half of the draws, the thin line their central
+    ``arviz_base.rcParams["stats.ci_prob"]``, and the grey line zero. Where the rows would take more
+    than 30 inches they get narrower, and not every one is labelled. Unlike in
+    :func:`arviz_plots.plot_forest`, Markov chains and variational draws can share the picture.
 
     :param data: ArviZ data, or several by the name of the method, with a legend.
     :param var_names: the variables to plot.
     :param reference: marked by black ticks: the name of a method in ``data``, for its means, or
         values by variable, shaped like it. None, the default, marks nothing.
+    :param top: how many weights of each pair to show, those of the highest inclusion probability
+        in any of the methods, in decreasing order; a line of text says how many others there are
+        and how probable they are at most. Other variables keep all elements. None, the default,
+        shows all in their own order.
     :returns: the picture; ``.savefig("forest.png")`` writes it.
-    :raises ValueError: if there is no posterior, if ``var_names`` or ``reference`` is unknown, or
-        if shapes or coordinates differ.
+    :raises ValueError: if there is no posterior, if ``var_names`` or ``reference`` is unknown, if
+        ``top`` is less than 1, or if shapes or coordinates differ.
 
     .. doctest::
 
@@ -59,85 +85,132 @@ def plot_forest(
         >>> w = np.random.default_rng(0).normal(size=(4, 100, 2))
         >>> data = arviz_base.from_dict({"posterior": {"w": w}})
         >>> picture = plot_forest(data, "w", reference={"w": [0.0, 0.0]})
-        >>> picture.viz["reference"]["w"].sizes["w_dim_0"]
-        2
+        >>> [label.get_text() for label in picture.get_target("w", {}).get_yticklabels()]
+        ['w[0]', 'w[1]']
     """
+    check_top(top)
     methods = as_methods(data)
     names = comparable(methods, var_names)
-    picture = rows_of(forest_statistics(methods, names), len(methods))
-    panel = picture.get_target(None, {"column": "forest"})
-    places = picture.get_aes_as_dataset("y")
-    bottom, top = (each.to_array() for each in (places.min(), places.max()))
-    backend().ylim((bottom.min() - 0.6, top.max() + 0.6), panel)
-    axis = "posterior mean and intervals"
+    blocks = {name: block_of(methods, name, top) for name in names}
+    labels: list[str] = []
+    rows = {}
+    for name, block in blocks.items():
+        rows[name] = len(labels) + np.arange(block.shown.size)
+        labels += block.labels(name)
+    picture = empty_rows(labels, blocks, rows)
+    for line, width in (("twig", 0.7), ("trunk", 2.0)):
+        ends = {name: block.segments(line) for name, block in blocks.items()}
+        bars = {name: xy(each, np.repeat(rows[name], 3)) for name, each in ends.items()}
+        picture.map(visuals.line_xy, line, data=xr.Dataset(bars), width=width)
+    picture.map(visuals.scatter_xy, "point_estimate", facecolor="white", size=28, width=1)
+    axis = f"posterior mean, {percent(HALF)} and {percent(level())} intervals"
     if reference is not None:
-        middle = places.mean("model") if len(methods) > 1 else places
-        style = {"marker": "|", "color": INK, "size": 150, "y": middle}
-        picture.map(
-            visuals.scatter_x,
-            "reference",
-            data=reference_values(reference, methods, names, posterior_mean),
-            coords={"column": "forest"},
-            ignore_aes=picture.aes_set - {"overlay"},
-            **style,
-        )
+        known = reference_values(reference, methods, names, posterior_mean)
+        marks = {name: by_element(known[name], name)[blocks[name].shown] for name in names}
+        ticks = xr.Dataset({name: xy(each, rows[name]) for name, each in marks.items()})
+        style = {"marker": "|", "color": INK, "size": 150}
+        picture.map(visuals.scatter_xy, "reference", data=ticks, ignore_aes="all", **style)
         axis += legend_of(reference)
-    backend().xlabel(axis, panel)
-    add_legend(picture, methods)
+    backend().xlabel(axis, picture.get_target(names[0], {}))
+    add_legend(picture, methods, marker="o", markersize=5, markerfacecolor="white", linewidth=2)
     return picture
 
 
-def forest_statistics(methods: Methods, names: list[str]) -> dict[Any, xr.Dataset]:
-    """What arviz-plots draws, ready made.
+class Block(NamedTuple):
+    """The rows of one variable: statistics of the elements that are shown, and their places.
 
-    Chains and variational draws differ in their dimensions, so only their statistics can share a
-    dataset.
+    - **note** - what a row of text says of the others, empty if there are none.
     """
-    draws = [posterior(tree)[names] for tree in methods.values()]
-    parts = {
-        "point_estimate": [each.mean(sample_dims(each)) for each in draws],
-        "trunk": [central_interval(each, 0.5) for each in draws],
-        "twig": [central_interval(each) for each in draws],
-    }
-    joined = {kind: by_method(each, methods) for kind, each in parts.items()}
-    if len(methods) > 1:
-        return joined
-    # A dimension of length one would make arviz-plots shift the rows off their labels.
-    return {kind: each.squeeze("model", drop=True) for kind, each in joined.items()}
+
+    table: xr.DataArray
+    shown: Int[np.ndarray, " K"]
+    note: str
+
+    def labels(self, name: str) -> list[str]:
+        """Labels of the rows, as in the tables of ArviZ."""
+        names = [f"{name}[{label}]" if label else name for label in labels_of(self.table)]
+        return [*names, ""] if self.note else names
+
+    def row(self, summary: str) -> xr.DataArray:
+        """One of the statistics, by method and element."""
+        return self.table.sel(summary=summary, drop=True)
+
+    def segments(self, line: str) -> xr.DataArray:
+        """Ends of the intervals of one kind."""
+        return segments(self.row(f"{line} lower"), self.row(f"{line} upper"))
 
 
-def rows_of(statistics: dict[Any, xr.Dataset], count: int) -> PlotCollection:
-    """The picture of :func:`arviz_plots.plot_forest`, in a size that leaves room for all labels."""
-    mean = statistics["point_estimate"]
-    plates = [str(dim) for dim in mean.dims if dim != "model"]
-    elements = sum(values.size // count for values in mean.data_vars.values())
-    margin = width_of_labels(mean, plates)
-    return arviz_plots.plot_forest(
-        xr.DataTree.from_dict({"posterior": mean.expand_dims(sample=1)}),
-        sample_dims="sample",
-        combined=True,
-        stats=statistics,
-        shade_label=plates[-1] if plates else None,
-        backend="matplotlib",
-        visuals={"shade": {"color": "#c0c0c0"}},
-        figure_kwargs={
-            "figsize": (PANEL + margin, 0.8 + elements * row_height(count)),
-            "width_ratios": [margin, PANEL],
-            "layout": "constrained",
-        },
+def block_of(methods: Methods, name: str, top: int | None) -> Block:
+    """The rows of one variable."""
+    table = statistics_of(methods, name)
+    sparse = {key: tree for key, tree in methods.items() if name in pairs(posterior(tree))}
+    if top is None or not sparse:
+        return Block(table, np.arange(table.shape[-1]), "")
+    probs = by_element(by_method((inclusion(tree, name) for tree in sparse.values()), sparse), name)
+    shown, others = most_included(probs, top)
+    note = ""
+    if others.size:
+        most = float(probs[..., others].max())
+        note = f"{others.size:,} others of {name}, inclusion probabilities up to {most:.2g}"
+    return Block(table[..., shown], shown, note)
+
+
+def statistics_of(methods: Methods, name: str) -> xr.DataArray:
+    """Means and ends of intervals of one variable, by method and element.
+
+    Chains and variational draws differ in their dimensions, so only their statistics can share an
+    array.
+    """
+    parts = []
+    for tree in methods.values():
+        rows = {"mean": posterior_mean(tree, name)}
+        for line, prob in (("trunk", HALF), ("twig", level())):
+            interval = central_interval(posterior(tree)[name], prob)
+            for end in ("lower", "upper"):
+                rows[f"{line} {end}"] = interval.sel(ci_bound=end, drop=True)
+        parts.append(xr.concat(rows.values(), "summary").assign_coords(summary=list(rows)))
+    return by_element(by_method(parts, methods), name)
+
+
+def empty_rows(
+    labels: list[str], blocks: dict[str, Block], rows: dict[str, np.ndarray]
+) -> PlotCollection:
+    """A panel with shaded and labelled rows, and with the notes."""
+    points = {name: xy(block.row("mean"), rows[name]) for name, block in blocks.items()}
+    count = next(iter(blocks.values())).table.sizes["model"]
+    height = min(len(labels) * row_height(count), MAX_HEIGHT)
+    picture = panels(
+        xr.Dataset(points),
+        cols=[],
+        col_wrap=1,
+        figure={"figsize": (PANEL + LETTER * max(map(len, labels)), 0.8 + height)},
+        aes={"color": ["model"], "y": ["model"]},
+        y=lanes(count),
     )
+    panel = picture.get_target(next(iter(blocks)), {})
+    label_rows(panel, labels, height)
+    panel.tick_params(axis="y", length=0)  # rows of text have none
+    if reaches_zero(blocks):
+        backend().vline(0, panel, color=ZERO, width=0.8, zorder=1)
+    for row in range(1, len(labels), 2):
+        panel.axhspan(row - 0.5, row + 0.5, color=SHADE, linewidth=0, zorder=0)
+    for name, block in blocks.items():
+        style = {"size": 8, "horizontal_align": "left", "transform": panel.get_yaxis_transform()}
+        backend().text(0.02, rows[name][-1] + 1, block.note, panel, **style)
+    return picture
 
 
-def width_of_labels(values: xr.Dataset, plates: list[str]) -> float:
-    """Inches for the columns of labels, of variables and of plates.
+def reaches_zero(blocks: dict[str, Block]) -> bool:
+    """Whether zero lies among the means and intervals."""
+    values = np.concatenate([block.table.values.ravel() for block in blocks.values()])
+    return bool(values.min() <= 0 <= values.max())
 
-    arviz-plots spaces the columns evenly and aligns the first to the left, the last to the right
-    and the others to the centre; the tightest pair of neighbours decides.
-    """
-    texts: list[Any] = [[*map(str, values.data_vars), "variable"]]
-    texts += [[dim, *map(str, values[dim].values)] for dim in plates]
-    letters = [max(map(len, column)) for column in texts]
-    right = [letters[0], *(length / 2 for length in letters[1:])]
-    left = [*(length / 2 for length in letters[1:-1]), letters[-1]]
-    gap = 1 + max(map(sum, zip(right, left, strict=False)))
-    return LETTER * gap * max(1.0, len(letters) - 0.8)
+
+def level() -> float:
+    """The share of the draws in the thin line."""
+    return arviz_base.rcParams["stats.ci_prob"]
+
+
+def percent(share: float) -> str:
+    """A share as it is written, without decimals that it does not have."""
+    return f"{100 * share:g}%"

@@ -3,13 +3,21 @@
 
 from collections.abc import Iterable
 
-import arviz_base
-from arviz_base.labels import BaseLabeller
 from arviz_plots import PlotCollection, visuals
 import numpy as np
 import xarray as xr
 
 from numpyro_spikeslab.reporting.data import inclusion, pairs, posterior
+from numpyro_spikeslab.reporting.elements import (
+    Tables,
+    are_above,
+    bars_of,
+    by_element,
+    labels_of,
+    most_included,
+    probabilities,
+)
+from numpyro_spikeslab.reporting.index import draw_index
 from numpyro_spikeslab.reporting.methods import (
     Methods,
     as_methods,
@@ -19,14 +27,17 @@ from numpyro_spikeslab.reporting.methods import (
     reference_values,
 )
 from numpyro_spikeslab.reporting.pictures import (
+    DASHED,
+    GRID,
     INK,
     LETTER,
     MAX_HEIGHT,
     PANEL,
-    ROW,
     Reference,
     add_legend,
     backend,
+    label_rows,
+    lanes,
     legend_of,
     panels,
     row_height,
@@ -41,13 +52,16 @@ def plot_inclusion(
     reference: Reference | None = None,
     *,
     top: int | None = None,
+    threshold: float = 0.5,
 ) -> PlotCollection:
     """Plot the inclusion probability of every spike-and-slab weight.
 
     One row per weight, one panel per variable. A bar reaches two Monte Carlo standard errors to
     either side (``mcse_inclusion`` of :func:`~numpyro_spikeslab.summary`); a weight
-    whose indicator never changed has none. A picture grows with the number of weights up to 30
-    inches; then the rows get narrower and not every one is labelled.
+    whose indicator never changed has none. Where the rows would take more than 30 inches and
+    ``top`` is None, the weights stand along the horizontal axis instead, and only those above the
+    threshold, in any of the methods or the reference, have bars, ticks and names. Names are left to
+    the highest where there is no room for all.
 
     :param data: ArviZ data, or several by the name of the method, overlaid with a legend.
     :param var_names: the weights to plot; all pairs of the (first) posterior by default.
@@ -56,9 +70,13 @@ def plot_inclusion(
     :param top: how many weights of each variable to show, those of the highest inclusion
         probability in any of the methods, in decreasing order; one more row has the largest
         probability of all others. None, the default, shows all in their own order.
+    :param threshold: a probability, drawn as a dashed line; the names of weights above it in any of
+        the methods are bold. Above the default, 0.5, are the weights of the median probability
+        model. 1 sets no weight apart.
     :returns: the picture; ``.savefig("inclusion.png")`` writes it.
     :raises ValueError: if there is no posterior or no pair, if ``var_names`` or ``reference`` is
-        unknown, if ``top`` is less than 1, or if shapes or coordinates differ.
+        unknown, if ``top`` is less than 1, if ``threshold`` is no probability, or if shapes or
+        coordinates differ.
 
     .. doctest::
 
@@ -71,75 +89,79 @@ def plot_inclusion(
         ('model',)
     """
     check_top(top)
+    check_threshold(threshold)
     methods = as_methods(data)
     default = pairs(posterior(next(iter(methods.values()))))
     names = comparable(methods, var_names, default)
     check_pairs(methods, names, "var_names")
-    rows = ["inclusion", "mcse_inclusion"]  # Markov chains have more of them
-    parts = {
-        name: [inclusion_statistics(tree, name).sel(summary=rows) for tree in methods.values()]
-        for name in names
-    }
-    every = {name: by_method(each, methods) for name, each in parts.items()}
-    orders = {name: order_of(table, top) for name, table in every.items()}
-    tables = {name: ranked(table, orders[name], top) for name, table in every.items()}
-    picture = labelled_rows(tables, len(methods))
-    bars = xr.Dataset({name: bars_of(table, name) for name, table in tables.items()})
-    picture.map(visuals.grid, axis="y", color="#e5e5e5", ignore_aes="all", store_artist=False)
-    picture.map(visuals.line_xy, "mcse", data=bars, width=1)
-    picture.map(visuals.scatter_xy, "inclusion", size=14)
-    axis = "inclusion probability"
+    tables = {name: table_of(methods, name) for name in names}
+    marks = {}
     if reference is not None:
-        marks = reference_values(reference, methods, names, inclusion)
-        shown = {name: ranked(marks[name], orders[name], top) for name in names}
-        ticks = xr.Dataset({name: over_rows(shown[name], name) for name in names})
-        style = {"marker": "|", "color": INK, "size": 70}
-        picture.map(visuals.scatter_xy, "reference", data=ticks, ignore_aes="all", **style)
-        axis += legend_of(reference)
-    backend().xlabel(axis, picture.get_target(names[-1], {}))
-    add_legend(picture, methods)
+        known = reference_values(reference, methods, names, inclusion)
+        marks = {name: by_element(known[name], name) for name in names}
+    if top is None and heights_of(tables).sum() > MAX_HEIGHT:
+        picture = draw_index(tables, marks, threshold)
+    else:
+        choices = {name: most_included(probabilities(x), top) for name, x in tables.items()}
+        tables = {name: choices[name].with_others(x) for name, x in tables.items()}
+        marks = {name: choices[name].with_others(x) for name, x in marks.items()}
+        picture = draw_rows(tables, marks, threshold)
+    if reference is not None:
+        last = picture.get_target(names[-1], {})
+        backend().xlabel(last.get_xlabel() + legend_of(reference), last)
+    add_legend(picture, methods, marker="o", markersize=4, linestyle="none")
     return picture
 
 
-def order_of(table: xr.DataArray, top: int | None) -> np.ndarray | None:
-    """Weights by decreasing inclusion probability, None where all keep their places."""
-    highest = table.sel(summary="inclusion").max("model").values.ravel()
-    if top is None or highest.size <= top:
-        return None
-    return np.argsort(-highest, kind="stable")
+def check_threshold(threshold: float) -> None:
+    """Raise unless the threshold is a probability."""
+    if not 0 <= threshold <= 1:
+        raise ValueError(
+            f"threshold: got {threshold}, expected a probability between 0 and 1; give 1 to set no "
+            "weight apart."
+        )
 
 
-def ranked(values: xr.DataArray, order: np.ndarray | None, top: int | None) -> xr.DataArray:
-    """Values of the first weights in this order, and the largest of all others."""
-    if order is None:
-        return values
-    kinds = [dim for dim in ("model", "summary") if dim in values.dims]
-    labels = np.array(element_labels(values.isel(dict.fromkeys(kinds, 0))))[order]
-    rows = values.transpose(*kinds, ...)
-    rows = rows.stack(element=rows.dims[len(kinds) :]).drop_vars(["element", *rows.coords])
-    rows = rows.assign_coords({kind: values[kind] for kind in kinds}).isel(element=order)
-    others = rows.isel(element=slice(top, None)).max("element")
-    if "summary" in kinds:
-        others = others.where(others["summary"] == "inclusion")
-    found = xr.concat([rows.isel(element=slice(top)), others], dim="element")
-    names = [*labels[:top], f"largest of {len(order[top:])} others"]
-    return found.transpose(*kinds, "element").assign_coords(element=names)
+def table_of(methods: Methods, name: str) -> xr.DataArray:
+    """Inclusion probabilities and their Monte Carlo errors, by method and element."""
+    rows = ["inclusion", "mcse_inclusion"]  # Markov chains have more of them
+    parts = (inclusion_statistics(tree, name).sel(summary=rows) for tree in methods.values())
+    return by_element(by_method(parts, methods), name)
 
 
-def labelled_rows(tables: dict[str, xr.DataArray], count: int) -> PlotCollection:
-    """An empty panel for each variable, with a row for each weight."""
-    labels = {
-        name: element_labels(table.isel(summary=0, model=0)) for name, table in tables.items()
-    }
-    heights = np.array([len(column) + 1 for column in labels.values()]) * row_height(count)
+def heights_of(tables: Tables) -> np.ndarray:
+    """Inches of panels with a row for each weight."""
+    return np.array([(x.shape[-1] + 1) * row_height(x.sizes["model"]) for x in tables.values()])
+
+
+def draw_rows(tables: Tables, marks: Tables, threshold: float) -> PlotCollection:
+    """A panel for each variable, with a row for each weight."""
+    picture = labelled_rows(tables, threshold)
+    rows = {name: np.arange(x.shape[-1]) for name, x in tables.items()}
+    bars = xr.Dataset(
+        {name: xy(bars_of(x), np.repeat(rows[name], 3)) for name, x in tables.items()}
+    )
+    picture.map(visuals.grid, axis="y", color=GRID, ignore_aes="all", store_artist=False)
+    picture.map(visuals.line_xy, "mcse", data=bars, width=1)
+    picture.map(visuals.scatter_xy, "inclusion", size=14)
+    if marks:
+        ticks = xr.Dataset({name: xy(x, rows[name]) for name, x in marks.items()})
+        style = {"marker": "|", "color": INK, "size": 70}
+        picture.map(visuals.scatter_xy, "reference", data=ticks, ignore_aes="all", **style)
+    line = xr.Dataset(dict.fromkeys(tables, threshold))
+    picture.map(visuals.vline, "threshold", data=line, ignore_aes="all", **DASHED)
+    return picture
+
+
+def labelled_rows(tables: Tables, threshold: float) -> PlotCollection:
+    """An empty panel for each variable, with a labelled row for each weight."""
+    heights = heights_of(tables)
     heights *= min(1.0, MAX_HEIGHT / heights.sum())
-    letters = max(len(label) for column in labels.values() for label in column)
-    estimates = {
-        name: over_rows(table.sel(summary="inclusion", drop=True), name)
-        for name, table in tables.items()
-    }
+    letters = max(len(label) for table in tables.values() for label in labels_of(table))
+    count = next(iter(tables.values())).sizes["model"]
+    points = {name: xy(probabilities(x), np.arange(x.shape[-1])) for name, x in tables.items()}
     picture = panels(
-        xr.Dataset(estimates),
+        xr.Dataset(points),
         cols=["__variable__"],
         col_wrap=1,
         figure={
@@ -147,45 +169,12 @@ def labelled_rows(tables: dict[str, xr.DataArray], count: int) -> PlotCollection
             "height_ratios": heights,
         },
         aes={"color": ["model"], "y": ["model"]},
-        y=list(np.linspace(-0.25, 0.25, count) if count > 1 else [0.0]),
+        y=lanes(count),
     )
-    for height, (name, column) in zip(heights, labels.items(), strict=True):
+    for height, (name, table) in zip(heights, tables.items(), strict=True):
         panel = picture.get_target(name, {})
-        every = int(np.ceil(0.7 * ROW * len(column) / height))
-        backend().yticks(range(0, len(column), every), column[::every], panel, fontsize=8)
-        backend().ylim((len(column) - 0.4, -0.6), panel)
+        label_rows(panel, labels_of(table), height, bold=are_above(table, threshold))
         backend().xlim((-0.02, 1.02), panel)
         backend().ylabel(name, panel)
+    backend().xlabel("inclusion probability", panel)
     return picture
-
-
-def flat(values: xr.DataArray, name: str) -> xr.DataArray:
-    """Values by method along one dimension, of which each variable has its own length."""
-    leading = [dim for dim in values.dims if dim == "model"]
-    array = values.transpose(*leading, ...).values
-    sizes = [values.sizes[dim] for dim in leading]
-    coords = {dim: values[dim] for dim in leading}
-    return xr.DataArray(array.reshape(*sizes, -1), coords, [*leading, f"{name}_point"])
-
-
-def over_rows(values: xr.DataArray, name: str) -> xr.DataArray:
-    """Coordinates of points, one in the row of each weight."""
-    points = flat(values, name)
-    return xy(points, np.arange(points.shape[-1]))
-
-
-def bars_of(table: xr.DataArray, name: str) -> xr.DataArray:
-    """Coordinates of bars of two Monte Carlo standard errors to either side.
-
-    All bars of a method are one line, which NaN interrupts after each.
-    """
-    centre, error = (table.sel(summary=row, drop=True) for row in ("inclusion", "mcse_inclusion"))
-    ends = [(centre + width * error).clip(0, 1) for width in (-2, 2, np.nan)]
-    line = flat(xr.concat(ends, "end").transpose(..., "end"), name)
-    return xy(line, np.repeat(np.arange(line.shape[-1] // 3), 3))
-
-
-def element_labels(values: xr.DataArray) -> list[str]:
-    """The coordinates of each element, as ArviZ writes them."""
-    elements = arviz_base.xarray_sel_iter(values.to_dataset(name="w"), skip_dims=set())
-    return [BaseLabeller().sel_to_str(sel, isel) for _, sel, isel in elements]

@@ -15,7 +15,8 @@ PANEL = 5.5  # inches of width, to which the labels add theirs
 ROW = 0.2  # inches for one weight, almost two lines of 8 point type
 MAX_HEIGHT = 30.0  # inches; beyond it matplotlib pictures get slow and viewers scale them down
 LETTER = 0.085  # inches of a letter of 10 point type
-INK = "black"
+INK, GREY, GRID = "black", "#808080", "#e5e5e5"
+DASHED = {"color": GREY, "linestyle": "--", "width": 1}
 
 Reference = str | Mapping[str, ArrayLike]
 
@@ -44,6 +45,11 @@ def row_height(count: int) -> float:
     return ROW * (0.8 + 0.2 * count)
 
 
+def lanes(count: int) -> list[float]:
+    """Where in its row the marks of each method are."""
+    return list(np.linspace(-0.25, 0.25, count)) if count > 1 else [0.0]
+
+
 def xy(x: Any, y: Any) -> xr.DataArray:
     """Coordinates as ``line_xy`` and ``scatter_xy`` take them.
 
@@ -53,10 +59,20 @@ def xy(x: Any, y: Any) -> xr.DataArray:
     return xr.concat([like + x, like + y], "plot_axis").assign_coords(plot_axis=["x", "y"])
 
 
-def add_legend(picture: PlotCollection, methods: Sized) -> None:
-    """Tell the colours of several methods apart."""
+def label_rows(panel: Any, labels: list[str], height: float, bold: ArrayLike = False) -> None:
+    """Write labels beside rows, the first on top, as many as there is room for."""
+    every = int(np.ceil(0.7 * ROW * len(labels) / height))
+    backend().yticks(range(0, len(labels), every), labels[::every], panel, fontsize=8)
+    backend().ylim((len(labels) - 0.4, -0.6), panel)
+    weights = np.where(np.broadcast_to(bold, len(labels)), "bold", "normal")
+    for text, weight in zip(panel.get_yticklabels(), weights[::every], strict=True):
+        text.set_fontweight(weight)
+
+
+def add_legend(picture: PlotCollection, methods: Sized, **mark: Any) -> None:
+    """Tell the colours of several methods apart, by the mark that the picture has of each."""
     if len(methods) > 1:
-        picture.add_legend("model", title="")
+        picture.add_legend("model", title="", visual_kwargs=mark)
 
 
 def legend_of(reference: Reference) -> str:

@@ -17,15 +17,17 @@ from numpyro_spikeslab.reporting.methods import (
 )
 from numpyro_spikeslab.reporting.pictures import INK, LETTER, MAX_HEIGHT, backend, panels
 
-CELL = 0.36  # inches of the side of a cell, wide enough for "-0.53" in 7 point type
+CELL = 0.36  # inches of the side of a cell
+LONGEST = len("-10.5")  # what fits into a cell in 7 point type
 
 
 def plot_weights(data: xr.DataTree | Methods, weights: str = WEIGHTS) -> PlotCollection:
     """Plot which task uses which latent function: inclusion probabilities as a heat map.
 
     One row per task, one column per function, one panel per method. Where a weight is more likely
-    in than out, its posterior mean stands in the cell, as long as there is room. Markov chains
-    must have been aligned, see :func:`~numpyro_spikeslab.align`.
+    in than out, its posterior mean stands in the cell, with one decimal, or none where that is too
+    long; a cell is empty if its mean would read as zero, and all are where cells get small. Markov
+    chains must have been aligned, see :func:`~numpyro_spikeslab.align`.
 
     :param data: ArviZ data, or several by the name of the method.
     :param weights: a pair with two plates: tasks, then functions.
@@ -135,4 +137,11 @@ def write_weights(weights: np.ndarray, probs: np.ndarray, panel: Any) -> None:
     """Write those that are more likely in than out into their cells."""
     for row, column in np.argwhere(probs > 0.5):
         ink = "white" if probs[row, column] > 0.6 else INK
-        backend().text(column, row, f"{weights[row, column]:.1f}", panel, color=ink, size=7)
+        backend().text(column, row, short(weights[row, column]), panel, color=ink, size=7)
+
+
+def short(weight: float) -> str:
+    """A number as it fits into a cell, empty if it is too long or would read as zero."""
+    texts = [f"{weight:.1f}", f"{weight:.0f}"]
+    fitting = [text for text in texts if len(text) <= LONGEST and float(text) != 0]
+    return fitting[0] if fitting else ""

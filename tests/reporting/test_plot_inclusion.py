@@ -3,6 +3,7 @@
 
 import arviz_base
 from drawn import artist, chains, overlap, panel, tick_labels, variational
+from matplotlib.colors import to_rgba
 import numpy as np
 import pytest
 import xarray as xr
@@ -56,6 +57,9 @@ def test_inclusion_methods_are_overlaid():
     assert gibbs.get_facecolor().tolist() != pmf.get_facecolor().tolist()
     (legend,) = picture.viz["figure"].item().legends
     assert [text.get_text() for text in legend.get_texts()] == ["Gibbs", "PMF"]
+    for entry, points in zip(legend.legend_handles, (gibbs, pmf), strict=True):
+        assert entry.get_marker() == "o" and entry.get_linestyle() == "None"
+        assert to_rgba(entry.get_color()) == tuple(points.get_facecolor()[0])
     marks = artist(picture, "reference").get_offsets()
     np.testing.assert_allclose(marks[:, 0], gibbs.get_offsets()[:, 0])
     np.testing.assert_allclose(marks[:, 1], range(3))
@@ -95,9 +99,26 @@ def test_the_most_included_of_two_dimensions():
     data = chains(3, v=1.0 * v, v_spike=v)
     picture = nss.plot_inclusion(data, top=3)
     assert tick_labels(panel(picture, "v")) == ["0, 1", "1, 0", "1, 1", "largest of 1 others"]
-    assert tick_labels(panel(picture)) == ["x0", "x1", "x2"]
-    with pytest.raises(ValueError, match="top: got 0, expected at least 1"):
-        nss.plot_inclusion(data, top=0)
+    assert tick_labels(panel(picture)) == ["x2", "x1", "x0"]
+
+
+def test_weights_above_the_threshold_have_bold_names():
+    v = np.random.default_rng(2).binomial(1, [0.2, 0.7], size=(4, 100, 2))
+    data = chains(6, v=1.0 * v, v_spike=v)
+    methods = {"Gibbs": data, "low": data.map_over_datasets(lambda group: 0 * group)}
+    picture = nss.plot_inclusion(methods, threshold=0.75)
+    inclusion = table(data)["inclusion"].astype(float).to_numpy()
+    assert inclusion[3] < 0.75 < inclusion[4]
+    assert bold(panel(picture)) == ["x4", "x5"] and bold(panel(picture, "v")) == []
+    for name in ("w", "v"):
+        assert set(artist(picture, "threshold", name).get_xdata()) == {0.75}
+    assert bold(panel(nss.plot_inclusion(methods), "v")) == ["1"]
+    ranked = nss.plot_inclusion(methods, "w", top=1, threshold=0.5)
+    assert bold(panel(ranked)) == ["x5", "largest of 5 others"]
+
+
+def bold(axes):
+    return [x.get_text() for x in axes.get_yticklabels() if x.get_fontweight() == "bold"]
 
 
 def test_inclusion_of_a_weight_without_plates():
@@ -109,7 +130,7 @@ def test_inclusion_of_a_weight_without_plates():
 
 @pytest.mark.parametrize("count", [100, 400])
 def test_labels_of_many_weights_do_not_overlap(count):
-    picture = nss.plot_inclusion({"a": chains(count), "b": chains(count, 1)})
+    picture = nss.plot_inclusion({"a": chains(count), "b": chains(count, 1)}, top=count)
     figure = picture.viz["figure"].item()
     figure.canvas.draw()
     labels = panel(picture).get_yticklabels()
@@ -150,6 +171,20 @@ PAIR = chains(2)
 def test_inclusion_errors(data, var_names, reference, message):
     with pytest.raises(ValueError, match=message):
         nss.plot_inclusion(data, var_names, reference)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"top": 0}, "top: got 0, expected at least 1"),
+        ({"threshold": 50}, "threshold: got 50, expected a probability between 0 and 1"),
+        ({"threshold": -0.1}, "threshold: got -0.1, expected a probability"),
+    ],
+)
+def test_what_stands_out_must_make_sense(given, message):
+    with pytest.raises(ValueError, match=message):
+        nss.plot_inclusion(PAIR, **given)
 
 
 @pytest.mark.usefixtures("unchecked_types")

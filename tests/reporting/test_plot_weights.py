@@ -34,6 +34,33 @@ def test_weights_are_a_heat_map_with_means():
     assert bar.get_ylabel() == "inclusion probability"
 
 
+def test_cells_have_no_zeros_and_no_number_that_is_wider():
+    means = np.random.default_rng(0).normal(size=(30, 10))
+    special = [0.04, -0.04, 0.0, 0.06, -0.06, -10.5, -123.46, 1234.5, 99999.4, -99999.4]
+    means[7] = special
+    probs = np.where(np.arange(300).reshape(30, 10) % 3, 0.9, 0.2)
+    probs[7] = 0.9
+    spike = np.arange(10)[:, None, None] < 10 * probs
+    data = arviz_base.from_dict(
+        {"posterior": {"W": spike * means / probs, "W_spike": spike.astype(int)}},
+        sample_dims=["sample"],
+    )
+    picture = nss.plot_weights(data)
+    picture.viz["figure"].item().canvas.draw()
+    axes = picture.get_target("W", {"model": "posterior"})
+    written = {text.get_position()[::-1]: text for text in axes.texts if text.get_text()}
+    texts = {at: text.get_text() for at, text in written.items()}
+    row = [texts.get((7, column)) for column in range(10)]
+    assert row == [None, None, None, "0.1", "-0.1", "-10.5", "-123", "1234", "99999", None]
+    others = {at: f"{means[at]:.1f}" for at in map(tuple, np.argwhere(probs > 0.5)) if at[0] != 7}
+    nonzero = {at: text for at, text in others.items() if float(text)}
+    assert {at: text for at, text in texts.items() if at[0] != 7} == nonzero
+    assert len(others) > len(nonzero) > 100
+    corners = axes.transData.transform([[-0.5, 0], [0.5, 0]])
+    width = corners[1, 0] - corners[0, 0]
+    assert max(text.get_window_extent().width for text in written.values()) < width
+
+
 def test_weights_of_many_tasks():
     spike = np.random.default_rng(0).binomial(1, 0.5, size=(5, 2000, 3))
     data = arviz_base.from_dict(
