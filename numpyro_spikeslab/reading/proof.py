@@ -374,8 +374,13 @@ def _find_coefficients(
 def _few(subject: Subject, names: list[str], likelihood: str) -> list[str]:
     """As many as may have a dense design."""
     num_obs = int(np.prod(jnp.shape(subject.trace[likelihood]["value"])))
-    sizes = np.cumsum([np.prod(subject.shapes[name].shape) for name in names])
-    return [name for name, size in zip(names, sizes, strict=True) if size**2 * num_obs <= MAX_WORK]
+    few, total = [], 0
+    for name in names:
+        size = int(np.prod(subject.shapes[name].shape))
+        if (total + size) ** 2 * num_obs <= MAX_WORK:
+            few.append(name)
+            total += size
+    return few
 
 
 def _bent(subject: Subject, inputs: dict[str, Any], names: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 from jaxtyping import Array, Float
 
 from jax import random
+from jax.lax import optimization_barrier
 import jax.numpy as jnp
 
 from numpyro_spikeslab.primitives import weights
@@ -44,7 +45,7 @@ def draw_beside(
     if now.roles("slab"):
         excluded = jnp.sqrt(now.slab_variance(new))
         excluded *= random.normal(key_excluded, slabs.shape, slabs.dtype)
-        slabs = jnp.where(spikes > 0, slabs, excluded)
+        slabs = optimization_barrier(jnp.where(spikes > 0, slabs, excluded))
         new |= form.split(jnp.ravel(slabs), "{}_slab")
     return {name: x.astype(z[name].dtype) for name, x in new.items()}
 

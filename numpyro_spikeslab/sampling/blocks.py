@@ -220,13 +220,14 @@ def latents(form: Form) -> tuple[str, ...]:
 def require_finite(user: str, values: dict[str, Any]) -> None:
     """Raise where a chain has reached values that are not finite, at the time when it does.
 
-    Nothing but the flags' disjunction is computed in each step; a callback runs only where they are
+    Nothing but a disjunction of flags is computed in each step; a callback runs only where they are
     up, also under ``vmap``, which would else run both branches of a condition.
 
     :param values: by what they are called in the message.
     """
     known = {k: x for k, x in values.items() if jnp.issubdtype(jnp.result_type(x), jnp.inexact)}
-    tell = partial(_tell, user, tuple(known))
+    ends = np.cumsum([jnp.size(x) for x in known.values()])
+    tell = partial(_tell, user, tuple(known), tuple(ends[:-1]))
 
     @custom_vmap
     def check(bad):
@@ -239,12 +240,14 @@ def require_finite(user: str, values: dict[str, Any]) -> None:
         return bad, True
 
     if known:
-        check(jnp.stack([~jnp.all(jnp.isfinite(x)) for x in known.values()]))
+        # joined first: an operation for each site takes long to compile where they are many
+        check(~jnp.isfinite(jnp.concatenate([jnp.ravel(x) for x in known.values()])))
 
 
-def _tell(user: str, names: tuple[str, ...], bad: Bool[Array, " K"]) -> None:
+def _tell(user: str, names: tuple[str, ...], ends: tuple[int, ...], bad: Bool[Array, " K"]) -> None:
     # by numpy, because computations of JAX in a callback may wait for each other
-    found = [name for name, is_bad in zip(names, np.asarray(bad), strict=True) if is_bad]
+    parts = np.split(np.asarray(bad), ends)
+    found = [name for name, part in zip(names, parts, strict=True) if part.any()]
     raise FloatingPointError(
         f"{user}: the chain has reached values of {found} that are not finite. Computations in "
         "double precision (numpyro.enable_x64()), data of unit scale and tighter priors help."

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
+import jax
 from jax import random
 import jax.numpy as jnp
 
@@ -117,6 +118,32 @@ class PairedGibbs(BlockKernel):
             )
         return own
 
+    def _prior(
+        self,
+        sites: dict[str, tuple[int, ...]],
+        args: tuple,
+        kwargs: dict[str, Any],
+        values: dict[str, Any],
+    ) -> Callable[[Array], dict[str, Any]]:
+        # all pairs at once, for the program of each alone takes long to compile
+        reading = self._read(args, kwargs, values)
+        form = reading.form
+        own = {name: jnp.zeros(p.shape) for p in form.pairs for name in (p.spike, p.slab)}
+        rest = {name: shape for name, shape in sites.items() if name not in own}
+        draw_rest = super()._prior(rest, args, kwargs, values | own)
+
+        def prior(key):
+            key_rest, key_spike, key_slab = random.split(key, 3)
+            others = draw_rest(key_rest) if rest else {}
+            log_odds, variance = reading.view(complete(reading, values | others)).prior
+            spikes = random.bernoulli(key_spike, jax.nn.sigmoid(log_odds)).astype(int)
+            slabs = jnp.sqrt(variance) * random.normal(key_slab, variance.shape)
+            spikes, slabs = jax.lax.optimization_barrier((spikes, slabs))
+            pairs = form.split(spikes.ravel(), "{}_spike") | form.split(slabs.ravel(), "{}_slab")
+            return others | pairs
+
+        return prior
+
     def _start(self, z: dict[str, Any], num_warmup: int, rng_key: Array) -> PairedGibbsState:
         return PairedGibbsState(z, start_inclusion(z), rng_key)
 
@@ -148,7 +175,8 @@ def draw_pairs(
         drawn = _draw_columns(key, reading, values, current, moves)
     else:
         drawn = _sweep_tasks(key, reading, values, current)
-    spikes, slabs, inclusion = (jnp.ravel(x) for x in drawn)
+    # or else what draws them is compiled once more for each site of its own
+    spikes, slabs, inclusion = jax.lax.optimization_barrier(tuple(map(jnp.ravel, drawn)))
     new = form.split(spikes, "{}_spike") | form.split(slabs, "{}_slab")
     new = {name: x.astype(z[name].dtype) for name, x in new.items()}
     return new, form.split(inclusion.astype(float), "{}")

@@ -2,7 +2,8 @@
 """Paired Gibbs with its collapsed moves against the sweep of single pairs, on correlated columns.
 
 Minimum effective sample size per second of the spikes with inclusion between 0.03 and 0.97, and
-milliseconds of a step beside NUTS. Run: ``python tests/benchmarks/bench_mixing.py``, with names of
+milliseconds of a step that samples the noise too. Run:
+``python tests/benchmarks/bench_mixing.py``, with names of
 designs for these alone. The diabetes data need scikit-learn.
 """
 
@@ -110,13 +111,15 @@ def compare(make, num_single, num_collapsed):
     print(f"  ratio {rates[1] / rates[0]:.0f}", flush=True)
 
 
-def beside_nuts(make):
+def with_noise(make):
+    """The noise and the inclusion probability sampled too, by NUTS or without another block."""
     X, y, _ = make()
     for collapsed in (False, True):
-        kernel = nss.PairedGibbs(composite_model, collapsed=collapsed)
-        composite = Gibbs([(kernel, nss.paired_sites), (NUTS(composite_model), None)])
-        _, seconds = run(composite, 1500, jnp.asarray(X), jnp.asarray(y))
-        print(f"  beside NUTS, collapsed={collapsed}: {seconds * 1e3:.3f} ms a step", flush=True)
+        alone = nss.PairedGibbs(composite_model, collapsed=collapsed)
+        beside = Gibbs([(alone, nss.paired_sites), (NUTS(composite_model), None)])
+        for name, kernel in (("alone", alone), ("beside NUTS", beside)):
+            _, seconds = run(kernel, 1500, jnp.asarray(X), jnp.asarray(y))
+            print(f"  {name}, collapsed={collapsed}: {seconds * 1e3:.3f} ms a step", flush=True)
 
 
 CASES = (
@@ -132,7 +135,7 @@ def main() -> None:
         if len(sys.argv) < 2 or make.__name__ in sys.argv:
             compare(make, num_single, num_collapsed)
             if make in (autoregressive, equicorrelated):
-                beside_nuts(make)
+                with_noise(make)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,17 @@ def test_coefficients_are_normal_and_the_location_affine_in_them(rest, names):
     assert set(form_of(rest).coefficients) == names
 
 
+def test_a_coefficient_of_many_entries_is_left_to_others():
+    """Its design is dense, whatever the model does with it."""
+
+    def many(offset):
+        with numpyro.plate("group", 4_000):
+            effect = normal("effect")
+        return offset + normal("first") + effect[:12] + normal("last")
+
+    assert set(form_of(many).coefficients) == {"first", "last"}
+
+
 def test_a_coefficient_has_no_other_part():
     def shared():
         return jnp.exp(numpyro.sample("a", dist.Normal()))
