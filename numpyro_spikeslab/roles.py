@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Float
 
 import jax
+from jax import random
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
@@ -21,6 +22,9 @@ from numpyro_spikeslab.reading.form import base_of
 
 # Slabs whose expected number is smaller say nothing about their scale.
 UNKNOWN = 1e-3
+
+NUM_UPDATES = 4
+"""Of slice sampling for a draw: one alone stays too near, and all cost less than the weights."""
 
 
 def tally(x: Any, index: Any, value: Any) -> Any:
@@ -135,7 +139,10 @@ def draw_sites(key: Array, targets: dict[str, Target]) -> dict[str, Any]:
         each = unflatten(x)
         return ravel_pytree({k: target.log_density(each[k]) for k, target in targets.items()})[0]
 
-    new = unflatten(slice_sample(key, log_density, x, log_density(x))[0])
+    def update(k, now):
+        return slice_sample(random.fold_in(key, k), log_density, *now)
+
+    new = unflatten(jax.lax.fori_loop(0, NUM_UPDATES, update, (x, log_density(x)))[0])
     return {name: target.back(new[name]) for name, target in targets.items()}
 
 
