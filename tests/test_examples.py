@@ -88,6 +88,7 @@ def test_table_1(example):
     plt.close("all")
 
 
+@pytest.mark.slow
 def test_digits_are_told_apart(monkeypatch):
     """Three classes and two sets of features, 20 labelled digits of each class."""
     pytest.importorskip("sklearn", reason="scikit-learn is needed by this example only")

@@ -125,6 +125,7 @@ def test_intercept_noise_and_predictions_are_in_the_units_of_the_response(found)
     assert centre.std() == pytest.approx(spread, rel=0.05)
 
 
+@pytest.mark.slow
 def test_noise_does_not_vanish_where_columns_are_many(found):
     """Four rows, six columns: as many degrees of freedom as an intercept leaves, and no more."""
     rng = np.random.default_rng(0)
@@ -142,6 +143,7 @@ def test_contrasts_are_an_orthonormal_basis_without_the_mean():
 FEW = dict(num_warmup=20, num_samples=50, num_chains=2)
 
 
+@pytest.mark.slow
 def test_other_units_are_another_name_for_the_same():
     X, y = table()
     first = nss.sparse_regression(KEY, X.to_numpy(), y, **FEW)

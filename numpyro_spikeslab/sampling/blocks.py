@@ -226,7 +226,7 @@ def require_finite(user: str, values: dict[str, Any]) -> None:
     :param values: by what they are called in the message.
     """
     known = {k: x for k, x in values.items() if jnp.issubdtype(jnp.result_type(x), jnp.inexact)}
-    ends = np.cumsum([jnp.size(x) for x in known.values()])
+    ends = np.cumsum([jnp.size(x) for x in known.values()]).tolist()
     tell = partial(_tell, user, tuple(known), tuple(ends[:-1]))
 
     @custom_vmap

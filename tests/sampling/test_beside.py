@@ -91,7 +91,10 @@ PRIORS = {
 }
 
 
-@pytest.mark.parametrize("name", PRIORS)
+@pytest.mark.parametrize(
+    "name",
+    ["scale", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sigma", "inclusion"))],
+)
 def test_scales_and_inclusion_are_drawn_exactly(name):
     """Under priors whose maximum has a closed form and others."""
     prior, known, grid = PRIORS[name]

@@ -195,6 +195,7 @@ def test_functions_given_weights_have_the_closed_form(kernel):
     assert stats.kstest(chi2, stats.chi2(M * N).cdf).pvalue > LEVEL
 
 
+@pytest.mark.slow
 def test_kernel_parameters_have_the_density_with_the_functions_integrated_out():
     _, Y = simulate()
     values = WEIGHTS | {"W_spike": jnp.array([[1, 0], [1, 0], [0, 0]])}
@@ -483,6 +484,7 @@ def test_acceleration_starts_with_idle_functions_and_ends(kernel, steps):
     assert np.all(start.num_accelerated == steps)
 
 
+@pytest.mark.slow
 def test_a_mask_may_be_traced_and_the_acceleration_ends():
     _, Y = simulate(seen=np.ones((N, Q), bool))
     args = (jnp.asarray(X), Y)

@@ -142,6 +142,7 @@ def test_chain_methods_give_the_same_chains():
             np.testing.assert_allclose(other[k], x, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_typed_and_legacy_keys_give_the_same_chain():
     case = truth.fixed_case()
     mcmc = one_sampler_for_all_designs()
