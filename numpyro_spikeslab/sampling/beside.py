@@ -13,7 +13,7 @@ from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.roles import draw_sites
-from numpyro_spikeslab.sampling.scales import Conditional
+from numpyro_spikeslab.sampling.scales import Current
 
 
 def drawable(reading: Reading) -> frozenset[str]:
@@ -35,7 +35,7 @@ def draw_beside(
     if not z.keys() & drawable(reading):
         return {}
     w = form.split(weights(*(form.join(z, part) for part in ("{}_spike", "{}_slab"))), "{}")
-    now = Conditional.of(reading, values, z, w)
+    now = Current.of(reading, values, z, w)
     key_coefficients, key_scales, key_excluded = random.split(key, 3)
     new, residual = draw_coefficients(key_coefficients, now)
     spikes, slabs = now.weights()
@@ -50,7 +50,7 @@ def draw_beside(
     return {name: x.astype(z[name].dtype) for name, x in new.items()}
 
 
-def draw_coefficients(key: Array, now: Conditional) -> tuple[dict[str, Any], Float[Array, "N Q"]]:
+def draw_coefficients(key: Array, now: Current) -> tuple[dict[str, Any], Float[Array, "N Q"]]:
     """Draw coefficients jointly from their Gaussian conditional.
 
     :param now: the model at its weights.

@@ -16,7 +16,7 @@ from numpyro_spikeslab.sampling.blocks import complete
 
 
 @dataclass(frozen=True)
-class Conditional:
+class Current:
     """A model at the current values of its sites, some of which are to be drawn.
 
     - **reading** - the model.

@@ -14,12 +14,12 @@ from numpyro_spikeslab.reading.form import Role
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import draw_sites, elementwise, spread, tally
 from numpyro_spikeslab.sampling.paired import draw_tasks
-from numpyro_spikeslab.sampling.scales import Conditional
+from numpyro_spikeslab.sampling.scales import Current
 from numpyro_spikeslab.sampling.turn import Draw, Moves, Problem
 
 
 @dataclass(frozen=True)
-class Step(Conditional):
+class Step(Current):
     """One step of the kernel."""
 
     @property
