@@ -105,9 +105,11 @@ def scales_given(prior: Any, current: Any, count: Any, squares: Any) -> Target:
     :param count: how many numbers there are for each entry.
     """
     log_prior = elementwise(prior, jnp.shape(current))
+    log_squares = jnp.log(squares)
 
     def log_density(log_x):
-        likelihood = -count * log_x - 0.5 * squares * jnp.exp(-2 * log_x)
+        # a scale may come near to zero where there is nothing to be scaled
+        likelihood = -count * log_x - 0.5 * jnp.exp(log_squares - 2 * log_x)
         return log_prior(jnp.exp(log_x)) + log_x + likelihood
 
     return Target(jnp.log(current), log_density, jnp.exp)
@@ -116,14 +118,20 @@ def scales_given(prior: Any, current: Any, count: Any, squares: Any) -> Target:
 def inclusion_given(prior: Any, current: Any, included: Any, excluded: Any) -> Target:
     """Inclusion probabilities, given how many spikes of each entry are 1 and 0."""
     log_prior = elementwise(prior, jnp.shape(current))
+    info = jnp.finfo(jnp.result_type(current))
+
+    def back(logit):
+        # from 0 and 1 no chain would return
+        return jnp.clip(jax.nn.sigmoid(logit), info.tiny, 1 - info.eps)
 
     def log_density(logit):
         # the derivative of the probability is the product of it and its complement
         likelihood = (included + 1) * jax.nn.log_sigmoid(logit)
         likelihood += (excluded + 1) * jax.nn.log_sigmoid(-logit)
-        return log_prior(jax.nn.sigmoid(logit)) + likelihood
+        return log_prior(back(logit)) + likelihood
 
-    return Target(jnp.log(current) - jnp.log1p(-current), log_density, jax.nn.sigmoid)
+    inside = jnp.clip(current, info.tiny, 1 - info.eps)
+    return Target(jnp.log(inside) - jnp.log1p(-inside), log_density, back)
 
 
 def draw_sites(key: Array, targets: dict[str, Target]) -> dict[str, Any]:

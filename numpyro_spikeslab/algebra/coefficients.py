@@ -9,26 +9,26 @@ from typing import NamedTuple
 from jaxtyping import Array, Float
 
 import jax.numpy as jnp
-from jax.scipy.linalg import cho_solve, solve_triangular
+from jax.scipy.linalg import solve_triangular
 
 
 class Conditional(NamedTuple):
     """Of B coefficients, as deviations from their prior means in units of the prior's scales.
 
     - **features** - what a unit of each adds to the K observations.
-    - **factor** - lower Cholesky factor of their precision.
+    - **root** - upper triangular ``R``, their precision is ``R^T R``.
     - **mean** - their conditional mean.
     """
 
     features: Float[Array, "B K"]
-    factor: Float[Array, "B B"]
+    root: Float[Array, "B B"]
     mean: Float[Array, " B"]
 
     def draw(self, noise: Float[Array, " B"]) -> Float[Array, " B"]:
         """
         :param noise: standard normal numbers.
         """
-        return self.mean + solve_triangular(self.factor, noise, lower=True, trans=1)
+        return self.mean + solve_triangular(self.root, noise)
 
 
 def conditional(
@@ -44,7 +44,10 @@ def conditional(
     :param current: these, as deviations in units of the prior's scales.
     """
     features = jnp.where(precision > 0, features, 0)
-    weighted = features * precision
-    factor = jnp.linalg.cholesky(jnp.eye(len(features)) + weighted @ features.T)
-    linear = weighted @ (residual + current @ features)
-    return Conditional(features, factor, cho_solve((factor, True), linear))
+    # the prior counts as observations; products of the features would square their condition,
+    # which single precision does not survive where an intercept stands beside effects of groups
+    scale = jnp.sqrt(precision)
+    rows = jnp.concatenate([jnp.eye(len(features), dtype=features.dtype), (features * scale).T])
+    Q, root = jnp.linalg.qr(rows)
+    change = solve_triangular(root, Q.T @ jnp.concatenate([-current, scale * residual]))
+    return Conditional(features, root, current + change)

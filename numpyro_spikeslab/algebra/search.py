@@ -155,7 +155,7 @@ def slice_sample(
     """
     key_start, key = random.split(key)
     u_level, u_place = random.uniform(key_start, (2, *x.shape), x.dtype)
-    level = value + jnp.log1p(-u_level)
+    level = jnp.nan_to_num(value, nan=-jnp.inf) + jnp.log1p(-u_level)
     left = x - width * u_place
 
     def shrink(state):

@@ -303,6 +303,8 @@ def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tu
     roles = []
     for name in subject.others:
         key = f"site {name}"
+        if _is_chain(run, name):
+            continue
         fed = [part for part, sources in parts.items() if key in sources]
         elsewhere = [seen.loc, seen.count, *(x for k, x in priors.items() if k != name)]
         if len(fed) != 1 or any(key in sources for sources in elsewhere):
@@ -321,6 +323,11 @@ def _is_known(site: dict[str, Any], part: str) -> bool:
         return True
     upper = 1.0 if part == "inclusion" else np.inf
     return is_drawable(site, upper) and not base_of(site["fn"]).event_shape
+
+
+def _is_chain(run: Any, name: str) -> bool:
+    """Whether the prior of a site depends on other entries of the site, as in a loop."""
+    return f"site {name}" in union(run.priors.get(name, ()))
 
 
 def is_tractable(site: dict[str, Any], part: str) -> bool:
@@ -356,7 +363,7 @@ def _find_coefficients(
     names: list[str] = []
     for name in subject.others:
         key, site = f"site {name}", subject.trace[name]
-        if site["type"] != "sample" or FUNCTIONS_MARK in site["infer"]:
+        if site["type"] != "sample" or FUNCTIONS_MARK in site["infer"] or _is_chain(run, name):
             continue
         if not is_plain(site, (dist.Normal,)):
             continue
@@ -377,7 +384,7 @@ def _few(subject: Subject, names: list[str], likelihood: str) -> list[str]:
     few, total = [], 0
     for name in names:
         size = int(np.prod(subject.shapes[name].shape))
-        if (total + size) ** 2 * num_obs <= MAX_WORK:
+        if (total + size) ** 2 * max(num_obs, total + size) <= MAX_WORK:
             few.append(name)
             total += size
     return few

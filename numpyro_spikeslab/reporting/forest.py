@@ -203,7 +203,7 @@ def empty_rows(
 def reaches_zero(blocks: dict[str, Block]) -> bool:
     """Whether zero lies among the means and intervals."""
     values = np.concatenate([block.table.values.ravel() for block in blocks.values()])
-    return bool(values.min() <= 0 <= values.max())
+    return bool(np.nanmin(values) <= 0 <= np.nanmax(values))
 
 
 def level() -> float:

@@ -203,8 +203,8 @@ def start_inclusion(z: dict[str, Any]) -> dict[str, Any]:
     Of the type that :func:`numpyro_spikeslab.sampling.paired.draw_pairs` gives them, without the
     weak type of a Python number: or else MCMC compiles its second step anew.
     """
-    end = "_spike"
-    return {name.removesuffix(end): x.astype(float) for name, x in z.items() if name.endswith(end)}
+    names = [name.removesuffix("_spike") for name in z if name.endswith("_spike")]
+    return {name: z[f"{name}_spike"].astype(float) for name in names if f"{name}_slab" in z}
 
 
 def complete(reading: Reading, values: dict[str, Any]) -> dict[str, Any]:

@@ -95,10 +95,11 @@ class LatentGibbs(BlockKernel):
 
     As a block of :class:`numpyro.infer.Gibbs` it draws the sites it is given. These are the
     functions and the parameters of their kernels (:func:`~numpyro_spikeslab.latent_sites`), and may
-    be more: the weights, the noise scales (HalfNormal prior, one for each task or one for all), the
-    inclusion probabilities (Beta or Uniform) and the slab scales (HalfNormal). Alone it samples
-    models that have no other sites, see :func:`~numpyro_spikeslab.mtmkl_kernel`. There is nothing
-    to tune. Parameters of kernels that the model conditions on stay what they are.
+    be more: the weights, the noise scales (one for each task or one for all) and the slab scales,
+    under any prior of positive numbers, and the inclusion probabilities, of numbers from 0 to 1.
+    Alone it samples models that have no other sites, see
+    :func:`~numpyro_spikeslab.mtmkl_kernel`. There is nothing to tune. Parameters of kernels that
+    the model conditions on stay what they are.
 
     :param model: a model whose one observed Normal site has the location ``offset + W phi``, with
         weights of shape (Q, M) from :func:`~numpyro_spikeslab.spike_slab` and M functions from
@@ -200,7 +201,7 @@ class LatentGibbs(BlockKernel):
         if not self._num_accelerated(z, num_warmup):
             return z
         # all functions are idle: each is to be given to a task
-        return {name: jnp.zeros_like(x) if name.endswith("_spike") else x for name, x in z.items()}
+        return z | {f"{k}_spike": jnp.zeros_like(z[f"{k}_spike"]) for k in start_inclusion(z)}
 
     def _start(self, z: dict[str, Any], num_warmup: int, rng_key: Array) -> LatentGibbsState:
         num_steps = jnp.asarray(self._num_accelerated(z, num_warmup))

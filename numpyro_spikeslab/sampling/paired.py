@@ -34,7 +34,7 @@ from numpyro_spikeslab.sampling.blocks import (
 
 class PairedGibbsState(NamedTuple):
     """
-    - **z** - dict of the current spikes and slabs.
+    - **z** - dict of the current values of the kernel's sites, spikes and slabs among them.
     - **inclusion_probabilities** - for each set of weights, the conditional probability of each
       spike: averaged over draws, the Rao-Blackwellised inclusion probability. Collect it with
       ``extra_fields=("inclusion_probabilities.w",)``, or as

@@ -10,6 +10,7 @@ import pytest
 import jax.numpy as jnp
 
 import numpyro
+from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
@@ -97,6 +98,32 @@ def test_a_coefficient_of_many_entries_is_left_to_others():
         return offset + normal("first") + effect[:12] + normal("last")
 
     assert set(form_of(many).coefficients) == {"first", "last"}
+
+
+def walk(of):
+    """Entries whose prior depends on those before them."""
+
+    def step(last, _):
+        new = numpyro.sample("z", of(last))
+        return new, new
+
+    return scan(step, jnp.ones(()), None, length=12)[1]
+
+
+def test_entries_that_depend_on_each_other_are_not_drawn_one_by_one():
+    form = form_of(lambda offset: offset + walk(lambda last: dist.Normal(0.9 * last, 1.0)))
+    assert form.coefficients == () and form.free == ("z",)
+    form = form_of(lambda offset: offset, scale=lambda: walk(dist.HalfNormal)[-1])
+    assert form.roles == form.drawn == ()
+
+    def model():
+        scales = walk(lambda last: dist.LogNormal(jnp.log(last), 0.1))
+        with numpyro.plate("feature", 12):
+            w = nss.spike_slab("w", 0.3, scales)
+        numpyro.sample("y", dist.Normal(w, 1.0).to_event(1), obs=jnp.ones(12))
+
+    form = Reader(model, "test")((), {}).form
+    assert form.roles == form.drawn == ()
 
 
 def test_a_coefficient_has_no_other_part():

@@ -18,6 +18,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.roles import draw_sites, inclusion_given
 
 KEY = random.key(0)
 
@@ -121,6 +122,38 @@ def test_scales_and_inclusion_are_drawn_exactly(name):
     # 6 comparisons: a false alarm in 1 of 2700 keys
     assert agrees(np.asarray(draws[name])[..., None], probs @ grid, within=0.05)
     assert agrees(draws["w_spike"], inclusion, within=0.03)
+
+
+def test_an_inclusion_probability_leaves_one_and_zero():
+    """Where single precision has rounded it to them, as a U-shaped prior makes likely."""
+    prior, size = dist.Beta(0.5, 0.5), 300
+    pi = jnp.linspace(0.0, 1.0, size, dtype=jnp.float32)
+    excluded = jnp.arange(size) % 2
+
+    def step(pi, key):
+        target = inclusion_given(prior, pi, 1.0 - excluded, 1.0 * excluded)
+        return draw_sites(key, {"pi": target})["pi"], None
+
+    pi, _ = jax.lax.scan(step, pi, random.split(KEY, 200))
+    assert np.all((np.asarray(pi) > 0) & (np.asarray(pi) < 1))
+    for k, exact in enumerate((stats.beta(1.5, 0.5), stats.beta(0.5, 1.5))):
+        # a false alarm in 1 of 5000 keys
+        assert stats.kstest(pi[k::2], exact.cdf).pvalue > 1e-4
+
+
+def test_sites_may_be_called_like_spikes():
+    def model(X, y=None):
+        sigma = numpyro.sample("noise_spike", dist.HalfNormal(1.0))
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        numpyro.sample("y", dist.Normal(X @ w, sigma).to_event(1), obs=y)
+
+    case = truth.noise_case()
+    kernel = nss.PairedGibbs(model)
+    state = kernel.init(KEY, 0, None, case.args, {})
+    assert set(state.inclusion_probabilities) == {"w"}
+    after = jax.eval_shape(lambda state: kernel.sample(state, case.args, {}), state)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
 def test_slab_scales_do_not_wait_for_excluded_slabs():

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Gaussian conditional of coefficients."""
+
+import numpy as np
+import pytest
+
+import jax.numpy as jnp
+
+from numpyro_spikeslab.algebra.coefficients import conditional
+
+
+@pytest.mark.parametrize(("scale", "sigma", "num_obs"), [(10, 0.1, 4000), (30, 0.1, 1000)])
+def test_single_precision_tells_a_level_from_effects_of_groups(scale, sigma, num_obs):
+    """Which only their priors do; products of the features would lose them to rounding."""
+    rng = np.random.default_rng(0)
+    rows = scale * np.vstack([np.ones(num_obs), np.eye(4)[:, np.arange(num_obs) % 4]])
+    current = rng.normal(size=5)
+    y = 3.0 + sigma * rng.normal(size=num_obs)
+    residual = y - current @ rows
+    precision = np.full(num_obs, sigma**-2.0)
+    exact = np.linalg.inv(np.eye(5) + (rows * precision) @ rows.T)
+    mean = exact @ (rows * precision) @ y
+    parts = (jnp.asarray(x, jnp.float32) for x in (rows, precision, residual, current))
+    found = conditional(*parts)
+    covariance = np.linalg.inv(np.asarray(found.root, float).T @ np.asarray(found.root, float))
+    np.testing.assert_allclose(np.diag(covariance), np.diag(exact), rtol=0.02)
+    # in standard deviations
+    error = (np.asarray(found.mean) - mean) / np.sqrt(np.diag(exact))
+    assert np.max(np.abs(error)) < 0.02
+    moved = np.asarray(found.draw(jnp.ones(5, jnp.float32))) - np.asarray(found.mean)
+    np.testing.assert_allclose(np.asarray(found.root) @ moved, 1.0, atol=1e-2)
+
+
+def test_missing_observations_say_nothing():
+    rows = jnp.array([[1.0, 2.0, jnp.nan]])
+    precision, residual = jnp.array([1.0, 4.0, 0.0]), jnp.array([0.5, 1.0, 0.0])
+    found = conditional(rows, precision, residual, jnp.zeros(1))
+    np.testing.assert_allclose(found.mean, (0.5 + 8.0) / (1 + 1 + 16), rtol=1e-6)
+    assert found.features[0, 2] == 0
