@@ -30,7 +30,7 @@ from numpyro_spikeslab.fitting.inner import (
 )
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.reading.evaluate import abstract_trace
+from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
 from numpyro_spikeslab.reading.form import (
     Form,
     Pair,
@@ -190,10 +190,7 @@ class SpikeSlabGuide(AutoGuide):
                 run_once(probe, args, kwargs)
                 values = probe._init_locs
                 values |= {k: x for k, x in kernel_starts(trace).items() if k in values}
-            known = handlers.substitute(self.model, data=zero | values)
-            with handlers.block():
-                model = handlers.seed(known, random.key(0))
-                run = handlers.trace(model).get_trace(*args, **kwargs)
+            run = run_model(self.model, args, kwargs, zero | values)
             scales = {
                 p.name: jnp.broadcast_to(base_of(run[p.slab]["fn"]).scale, p.shape) * jnp.ones(())
                 for p in self.pairs

@@ -122,6 +122,11 @@ class Form:
         return tuple(name for name in self.others if name not in known)
 
     @property
+    def every_role(self) -> tuple[Role, ...]:
+        """Those with a mode in closed form, then the others."""
+        return self.roles + self.drawn
+
+    @property
     def searched(self) -> bool:
         """Whether some free sites have no maximum in closed form, given all else."""
         return not set(self.free) <= set(self.coefficients)

@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
     - **proper** - whether inclusion probabilities lie between 0 and 1 and scales are positive.
     - **slab_locs** - largest absolute prior mean of the slabs of each pair.
     - **matches** - for each pair and source, whether that constant is the pair's design.
-    - **indices** - for each role, drawn ones last, which entry of its site each weight or task
+    - **indices** - for each of ``form.every_role``, which entry of its site each weight or task
       takes.
     - **plays** - for each role, whether they are that entry.
     - **layouts** - for tasks as columns and as rows, whether features are known and the same for
@@ -135,7 +135,7 @@ def agree(x: Any, y: Any) -> Any:
 
 
 def _play_all(form, program, constants, values) -> tuple[tuple, tuple]:
-    played = [_play(role, form, program, constants, values) for role in (*form.roles, *form.drawn)]
+    played = [_play(role, form, program, constants, values) for role in form.every_role]
     return tuple(index for index, _ in played), tuple(plays for _, plays in played)
 
 

@@ -393,6 +393,7 @@ def _few(subject: Subject, names: list[str], likelihood: str) -> list[str]:
 def _bent(subject: Subject, inputs: dict[str, Any], names: list[str]) -> list[str]:
     """Those of some sites on whose value, or with which the weights', their design depends."""
     keys = [f"site {name}" for name in names]
+    weights = [key for key in inputs if key.startswith("weight ")]
 
     def tangent(**x):
         return _tangent(subject, *_split(x))
@@ -400,9 +401,8 @@ def _bent(subject: Subject, inputs: dict[str, Any], names: list[str]) -> list[st
     def sources(keys):
         return provenance(tangent, **inputs, **{f"direction {key}": inputs[key] for key in keys})
 
-    if not keys or not sources(keys) & {*keys, *(k for k in inputs if k.startswith("weight "))}:
+    if not keys or not sources(keys) & {*keys, *weights}:
         return []
-    weights = [key for key in inputs if key.startswith("weight ")]
     bent = [key for key in keys if sources([key]) & {key, *weights}]
     return [key.removeprefix("site ") for key in bent or keys[-1:]]
 

@@ -219,8 +219,7 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
     else:
         found = only_known(found, forms, generic, subject, more)
     form = settle(forms, found, concrete)
-    every = (*forms[0].roles, *forms[0].drawn)
-    plays = zip(every, found.indices, found.plays, strict=True)
+    plays = zip(forms[0].every_role, found.indices, found.plays, strict=True)
     indices = {role.site: index for role, index, played in plays if played}
     functions = None
     if form.functions is not None:
@@ -231,7 +230,7 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
         form,
         subject.program,
         subject.constants,
-        {role.site: jnp.asarray(indices[role.site]) for role in (*form.roles, *form.drawn)},
+        {role.site: jnp.asarray(indices[role.site]) for role in form.every_role},
         functions,
         {name: values[name] for name in form.others},
     )

@@ -86,8 +86,8 @@ def _task_forms(subject, proof, form, shape, scale_shape, joint) -> tuple[Form, 
 
 def settle(forms: tuple[Form, ...], found: Verdict, concrete: bool) -> Form:
     """The form that the probe confirms."""
-    every = (*forms[0].roles, *forms[0].drawn)
-    played = [role for role, plays in zip(every, found.plays, strict=True) if plays]
+    every = zip(forms[0].every_role, found.plays, strict=True)
+    played = [role for role, plays in every if plays]
 
     def with_roles(form):
         # noise that changes along tasks is no number of a task

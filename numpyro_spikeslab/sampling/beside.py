@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.roles import draw_sites
 from numpyro_spikeslab.sampling.scales import Current
 
 
@@ -36,17 +35,14 @@ def draw_beside(
         return {}
     w = form.split(weights(*(form.join(z, part) for part in ("{}_spike", "{}_slab"))), "{}")
     now = Current.of(reading, values, z, w)
-    key_coefficients, key_scales, key_excluded = random.split(key, 3)
+    key_coefficients, *keys = random.split(key, 3)
     new, residual = draw_coefficients(key_coefficients, now)
     spikes, slabs = now.weights()
-    targets = now.noise(now.values, jnp.sum(now.at.relative * residual**2, axis=0))
-    targets |= now.inclusion(spikes) | now.slab_scales(now.values, slabs, spikes)
-    new |= draw_sites(key_scales, targets)
+    squares = jnp.sum(now.at.relative * residual**2, axis=0)
+    scales, slabs = now.draw(keys, now.values, (spikes, slabs), squares, spikes)
+    new |= scales
     if now.roles("slab"):
-        excluded = jnp.sqrt(now.slab_variance(new))
-        excluded *= random.normal(key_excluded, slabs.shape, slabs.dtype)
-        slabs = optimization_barrier(jnp.where(spikes > 0, slabs, excluded))
-        new |= form.split(jnp.ravel(slabs), "{}_slab")
+        new |= form.split(jnp.ravel(optimization_barrier(slabs)), "{}_slab")
     return {name: x.astype(z[name].dtype) for name, x in new.items()}
 
 

@@ -21,7 +21,7 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity, is_prng_key
 
-from numpyro_spikeslab.reading.evaluate import abstract_trace
+from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
 from numpyro_spikeslab.reading.form import Form, base_of, is_latent
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reader, Reading
@@ -168,10 +168,7 @@ class BlockKernel(MCMCKernel):
 
         def postprocess(z):
             args, kwargs, values = self._split(model_args, model_kwargs)
-            known = handlers.substitute(self._model, data={**values, **z})
-            model = handlers.seed(known, random.key(0))
-            with handlers.block():
-                trace = handlers.trace(model).get_trace(*args, **kwargs)
+            trace = run_model(self._model, args, kwargs, {**values, **z})
             found = {
                 k: site["value"] for k, site in trace.items() if site["type"] == "deterministic"
             }

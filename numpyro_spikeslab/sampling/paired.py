@@ -109,8 +109,8 @@ class PairedGibbs(BlockKernel):
         own = {name: pair.shape for pair in form.pairs for name in (pair.spike, pair.slab)}
         if all(name in values for name in latents(form)):
             return own
-        free = self._latent_shapes(args, kwargs, values)
-        own |= {name: shape for name, shape in free.items() if name in drawable(reading)}
+        free, known = self._latent_shapes(args, kwargs, values), drawable(reading)
+        own |= {name: shape for name, shape in free.items() if name in known}
         if unknown := [name for name in free if name not in own]:
             raise ValueError(
                 f"PairedGibbs cannot sample the latent sites {unknown}. Leave them to another "

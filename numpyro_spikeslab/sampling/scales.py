@@ -1,17 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conditionals of noise scales, inclusion probabilities and slab scales, given the weights."""
+"""Draws of noise scales, inclusion probabilities and slab scales, given the weights."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Array, Float, Int
 
+from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.reading.form import Role
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.roles import Target, inclusion_given, scales_given, spread, tally
+from numpyro_spikeslab.roles import (
+    Target,
+    draw_sites,
+    inclusion_given,
+    scales_given,
+    spread,
+    tally,
+)
 from numpyro_spikeslab.sampling.blocks import complete
 
 
@@ -48,7 +57,7 @@ class Current:
 
     def roles(self, part: str) -> tuple[Role, ...]:
         """The roles of one part that are drawn."""
-        every = (*self.reading.form.roles, *self.reading.form.drawn)
+        every = self.reading.form.every_role
         return tuple(role for role in every if role.part == part and role.site in self.own)
 
     def entries(self, role: Role) -> Int[Array, "..."]:
@@ -66,20 +75,32 @@ class Current:
         )
         return spikes, slabs
 
+    def targets(
+        self, part: str, given: Callable[..., Target], values: dict[str, Any], *sums: Any
+    ) -> dict[str, Target]:
+        """Conditionals of the sites of one part.
+
+        :param given: the conditional of a site, from its prior, its value and what sums up to its
+            entries.
+        :param values: the current ones, by the names of their sites.
+        :param sums: of each weight, (Q, M), or each task, (Q,).
+        """
+        found = {}
+        for role in self.roles(part):
+            index, value = self.entries(role), values[role.site]
+            each = (tally(x, index, value) for x in sums)
+            found[role.site] = given(self.at.priors[role.site], value, *each)
+        return found
+
     def slab_scales(
         self, values: dict[str, Any], slabs: Float[Array, "Q M"], counted: Any
     ) -> dict[str, Target]:
         """Conditionals of the slab scales.
 
-        :param values: the current ones, by the names of their sites.
         :param counted: which slabs are known.
         """
-        found = {}
-        for role in self.roles("slab"):
-            index, value = self.entries(role), values[role.site]
-            sums = (tally(counted * x, index, value) for x in (jnp.ones_like(slabs), slabs**2))
-            found[role.site] = scales_given(self.at.priors[role.site], value, *sums)
-        return found
+        squares = counted * slabs**2
+        return self.targets("slab", scales_given, values, counted * jnp.ones_like(slabs), squares)
 
     def slab_variance(self, values: dict[str, Any]) -> Float[Array, "Q M"]:
         """Prior variances of all slabs, at new values of slab scales."""
@@ -88,24 +109,28 @@ class Current:
             scale = spread(values[role.site], self.entries(role), scale)
         return jnp.square(scale)
 
-    def noise(self, values: dict[str, Any], squares: Float[Array, " Q"]) -> dict[str, Target]:
-        """Conditionals of the noise scales.
+    def draw(
+        self,
+        keys: Any,
+        values: dict[str, Any],
+        now: tuple[Any, Any],
+        squares: Float[Array, " Q"],
+        counted: Any,
+    ) -> tuple[dict[str, Any], Float[Array, "Q M"]]:
+        """Draw all scales and probabilities, then excluded slabs, which have their prior.
 
+        :param keys: two random keys.
         :param values: the current ones, by the names of their sites.
+        :param now: spikes and slabs.
         :param squares: sums of the squared residuals of each task.
+        :param counted: which slabs are known: those that are not drawn anew.
+        :return: the new ones, and all slabs.
         """
-        found = {}
-        for role in self.roles("noise"):
-            index, value = self.entries(role), values[role.site]
-            sums = (tally(x, index, value) for x in (self.at.count, squares))
-            found[role.site] = scales_given(self.at.priors[role.site], value, *sums)
-        return found
-
-    def inclusion(self, spikes: Float[Array, "Q M"]) -> dict[str, Target]:
-        """Conditionals of the inclusion probabilities."""
-        found = {}
-        for role in self.roles("inclusion"):
-            index, value = self.entries(role), self.values[role.site]
-            sums = (tally(x, index, value) for x in (spikes, 1 - spikes))
-            found[role.site] = inclusion_given(self.at.priors[role.site], value, *sums)
-        return found
+        spikes, slabs = now
+        targets = self.targets("noise", scales_given, values, self.at.count, squares)
+        targets |= self.targets("inclusion", inclusion_given, values, spikes, 1 - spikes)
+        targets |= self.slab_scales(values, slabs, counted)
+        new = draw_sites(keys[0], targets)
+        excluded = jnp.sqrt(self.slab_variance(new))
+        excluded *= random.normal(keys[1], slabs.shape, slabs.dtype)
+        return new, jnp.where(spikes > 0, slabs, excluded)

@@ -91,7 +91,6 @@ class Step(Current):
         form, known = self.reading.form, self.reading.functions
         assert known is not None
         (pair,), (spikes, slabs) = form.pairs, now
-        key_scales, key_excluded = random.split(key)
         if self.owns_weights:
             spikes = (draw.weights != 0).astype(spikes.dtype)
         slabs = jnp.where(spikes > 0, draw.weights, slabs)
@@ -99,18 +98,15 @@ class Step(Current):
         counted = spikes > 0 if self.owns_weights else jnp.ones_like(spikes)
         residual = self.at.Y - draw.phi.T @ draw.weights.T
         squares = jnp.sum(self.at.relative * residual**2, axis=0)
-        targets = self.noise(self._noise_of(draw), squares) | self.inclusion(spikes)
-        targets |= self.slab_scales(draw.slab_scales, slabs, counted)
-        new = draw_sites(key_scales, targets)
-        excluded = jnp.sqrt(self.slab_variance(new))
-        excluded *= random.normal(key_excluded, slabs.shape, slabs.dtype)
+        values = self.values | self._noise_of(draw) | draw.slab_scales
+        new, slabs = self.draw(random.split(key), values, (spikes, slabs), squares, counted)
         return (
             known.parameters.scatter(draw.theta)
             | new
             | {
                 str(form.functions): draw.phi,
                 pair.spike: spikes,
-                pair.slab: jnp.where(spikes > 0, slabs, excluded),
+                pair.slab: slabs,
             }
         )
 

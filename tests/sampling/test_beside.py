@@ -187,8 +187,7 @@ def test_steps_from_an_exact_draw_stay_exact_with_several_tasks():
         args = phi, before["Y"]
         start = {name: before[name] for name in names[:5]}
         state = kernel.init(key, 0, start, args, {})
-        step = lambda state, _: (kernel.sample(state, args, {}), None)  # noqa: E731
-        state = jax.lax.scan(step, state, length=5)[0]
+        state = jax.lax.fori_loop(0, 5, lambda _, state: kernel.sample(state, args, {}), state)
         return kernel.postprocess_fn(args, {})(state.z)
 
     keys = random.split(KEY, (2, size))

@@ -312,7 +312,10 @@ def test_steps_from_an_exact_draw_stay_exact(beside_nuts):
     z["slab"] = z["scale"][:, None] * rng.normal(size=(size, P))
     z["spike"] = (rng.random((size, P)) < z["inclusion"][:, None]).astype(int)
     z["w"] = z["spike"] * z["slab"]
-    fitted = lambda z: z["level"][:, None] + z["w"] @ X.T  # noqa: E731
+
+    def fitted(z):
+        return z["level"][:, None] + z["w"] @ X.T
+
     y = fitted(z) + z["sigma"][:, None] * rng.normal(size=(size, 4))
     nuts = NUTS(
         model, step_size=0.4, adapt_step_size=False, adapt_mass_matrix=False, max_tree_depth=3
