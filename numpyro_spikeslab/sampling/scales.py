@@ -127,6 +127,8 @@ class Current:
         :return: the new ones, and all slabs.
         """
         spikes, slabs = now
+        # without noise, as of simulations, the scale would fall until its square is zero
+        squares = jnp.maximum(squares, self.at.rounding)
         targets = self.targets("noise", scales_given, values, self.at.count, squares)
         targets |= self.targets("inclusion", inclusion_given, values, spikes, 1 - spikes)
         targets |= self.slab_scales(values, slabs, counted)

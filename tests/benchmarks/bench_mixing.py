@@ -3,8 +3,8 @@
 
 Minimum effective sample size per second of the spikes with inclusion between 0.03 and 0.97, and
 milliseconds of a step that samples the noise too.
-Run: ``python tests/benchmarks/bench_mixing.py``, with names of designs for these alone. The diabetes
-data need scikit-learn.
+Run: ``python tests/benchmarks/bench_mixing.py``, with names of designs for these alone. The
+diabetes data need scikit-learn.
 """
 
 import sys

@@ -141,6 +141,21 @@ def test_an_inclusion_probability_leaves_one_and_zero():
         assert stats.kstest(pi[k::2], exact.cdf).pvalue > 1e-4
 
 
+def test_noise_that_is_not_there_stays_finite(precision):
+    """A response that a column determines, as of a simulation, leaves residuals of zero."""
+
+    def model(X, y):
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+        with numpyro.plate("feature", 4):
+            w = nss.spike_slab("w", 0.3)
+        numpyro.sample("y", dist.Normal(X @ w, sigma).to_event(1), obs=y)
+
+    X = random.normal(KEY, (30, 4))
+    draws = sampled(model, X, X[:, 0], num_samples=300)
+    assert 0 < np.max(draws["sigma"]) < 1e-3
+    np.testing.assert_allclose(draws["w"][..., 0], 1.0, atol=1e-3)
+
+
 def test_sites_may_be_called_like_spikes():
     def model(X, y=None):
         sigma = numpyro.sample("noise_spike", dist.HalfNormal(1.0))

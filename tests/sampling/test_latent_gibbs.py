@@ -452,7 +452,7 @@ def test_acceleration_gives_an_idle_function_to_a_badly_explained_task():
     Y = jnp.stack([2 * phi[0], 4 * phi[0], phi[1]], axis=1)
     prior = Prior(jnp.zeros((3, 2)), jnp.full((3, 2), 9.0))
     zero = jnp.zeros(())
-    at = View(Y, ones, jnp.ones(3), jnp.full(3, 5.0), zero, prior, {}, zero)
+    at = View(Y, ones, jnp.ones(3), jnp.full(3, 5.0), jnp.zeros(3), zero, prior, {}, zero)
     keys = random.split(KEY, 1000)
     new, slabs_now = jax.vmap(lambda key: recruit(key, at, phi, spikes, slabs))(keys)
     np.testing.assert_array_equal(new[:, :, 0], np.broadcast_to(spikes[:, 0], (1000, 3)))
