@@ -55,14 +55,41 @@ class Verdict(NamedTuple):
     alike: tuple[Any, ...]
 
 
+class Directions(NamedTuple):
+    """Random numbers along which linear maps are compared.
+
+    Arguments of the probe, for XLA would take minutes to fold large constants.
+
+    - **weights** - by the names of their pairs, flat.
+    - **functions** - (M, N), `None` without latent functions.
+    """
+
+    weights: dict[str, Any]
+    functions: Any
+
+
+def directions(forms: tuple[Form, ...]) -> Directions:
+    """By numpy's generator: JAX's takes longer to compile than all else."""
+    form, shape = forms[0], (forms[-1].num_features, forms[-1].num_obs)
+    rng = np.random.default_rng(1)
+    weights = {pair.name: rng.normal(size=pair.size) for pair in form.pairs}
+    return Directions(weights, rng.normal(size=shape) if forms[-1].functions else None)
+
+
 def find_verdict(
-    forms: tuple[Form, ...], generic: Program, program: Program, constants: tuple, more: tuple
+    forms: tuple[Form, ...],
+    generic: Program,
+    program: Program,
+    constants: tuple,
+    more: tuple,
+    along: Directions,
 ) -> Verdict:
     """Run the model at generic values.
 
     :param forms: the form as a plain design, then those with tasks as columns and as rows.
     :param generic: computes the values.
     :param more: its constants.
+    :param along: from :func:`directions`.
     """
     form = forms[0]
     values = generic(more)
@@ -70,7 +97,7 @@ def find_verdict(
     seen = run.observed[form.likelihood]
     shape = jnp.shape(seen.value)
     counted = jnp.broadcast_to(seen.count > 0, shape)
-    finite_design, matches = _judge_design(form, program, constants, values, counted)
+    finite_design, matches = _judge_design(form, program, constants, values, counted, along.weights)
     # the trees that JAX hands out sort their names
     pairs = [run.pairs[pair.name] for pair in form.pairs]
     scale = jnp.concatenate([jnp.ravel(x) for x in (seen.scale, *(p.scale for p in pairs))])
@@ -87,7 +114,7 @@ def find_verdict(
         matches=matches,
         indices=indices,
         plays=plays,
-        layouts=tuple(_has_layout(other, program, constants, values) for other in forms[1:]),
+        layouts=tuple(_has_layout(other, program, constants, values, along) for other in forms[1:]),
         alike=tuple(_are_alike(other, seen) for other in forms[1:]),
     )
 
@@ -95,15 +122,10 @@ def find_verdict(
 probe = jax.jit(find_verdict, static_argnums=(0, 1, 2), compiler_options=RUN_ONCE)
 
 
-def _judge_design(form, program, constants, values, counted) -> tuple[Any, tuple]:
+def _judge_design(form, program, constants, values, counted, along) -> tuple[Any, tuple]:
     """Whether the design is finite, and which constants are its parts."""
     tangent, zero = linear_map(form, program, constants, values), no_weights(form)
-    # by numpy's generator: JAX's takes longer to compile than all else
-    signs = {
-        pair.name: jnp.asarray(np.random.default_rng(number + 1).normal(size=pair.size), float)
-        for number, pair in enumerate(form.pairs)
-    }
-    finite = jnp.all(jnp.isfinite(jnp.where(jnp.ravel(counted), tangent(signs), 0)))
+    finite = jnp.all(jnp.isfinite(jnp.where(jnp.ravel(counted), tangent(along), 0)))
     matches = []
     for pair in form.pairs:
         found = candidates(tangent, pair.size, counted.size) if form.constant_rows else {}
@@ -111,14 +133,14 @@ def _judge_design(form, program, constants, values, counted) -> tuple[Any, tuple
         def alone(flat, name=pair.name):
             return tangent(zero | {name: flat})
 
-        matches.append({k: _is_design(alone, signs[pair.name], x) for k, x in found.items()})
+        matches.append({k: _is_design(alone, along[pair.name], x) for k, x in found.items()})
     return finite, tuple(matches)
 
 
-def _is_design(tangent: Any, signs: Any, rows: Any) -> Any:
+def _is_design(tangent: Any, along: Any, rows: Any) -> Any:
     """Whether rows are the matrix of a map, every row judged at its own size."""
     size = jnp.max(jnp.where(jnp.isfinite(rows), jnp.abs(rows), 0), axis=1)
-    direction = signs / jnp.where(size > 0, size, 1)
+    direction = along / jnp.where(size > 0, size, 1)
     return agree(direction @ rows, tangent(direction))
 
 
@@ -142,7 +164,8 @@ def _play_all(form, program, constants, values) -> tuple[tuple, tuple]:
 def _play(role, form, program, constants, values) -> tuple[Any, Any]:
     """Give every entry of the role's site a value of its own and see where it turns up, twice.
 
-    The index of weights that the role has nothing to do with lies beyond the entries.
+    Values are evenly spaced, in random order, so even a hundred thousand differ in single
+    precision. The index of weights that the role has nothing to do with lies beyond the entries.
     """
     shape, dtype = jnp.shape(values[role.site]), jnp.result_type(values[role.site])
 
@@ -153,12 +176,18 @@ def _play(role, form, program, constants, values) -> tuple[Any, Any]:
         part = "probs" if role.part == "inclusion" else "scale"
         return jnp.concatenate([jnp.ravel(getattr(run.pairs[p.name], part)) for p in form.pairs])
 
-    # values that no model has by chance
     size = max(jnp.size(values[role.site]), 1)
-    codes = [jnp.asarray(np.random.default_rng(k).uniform(0.3, 0.7, size), dtype) for k in (11, 12)]
+    orders = [np.random.default_rng(k).permutation(size) for k in (11, 12)]
+    # with offsets that no model has by chance
+    offsets = 0.2617, 0.7391
+    codes = [
+        jnp.asarray(0.3 + 0.4 * (order + offset) / size, dtype)
+        for order, offset in zip(orders, offsets, strict=True)
+    ]
     first, second = map(seen, codes)
     touched = first != second
-    index = jnp.argmin(jnp.abs(first[:, None] - codes[0]), axis=1)
+    place = jnp.round((first - 0.3) / 0.4 * size - offsets[0])
+    index = jnp.asarray(np.argsort(orders[0]))[jnp.clip(place, 0, size - 1).astype(int)]
     plays = [
         agree(jnp.where(touched, found, 0), jnp.where(touched, code[index], 0))
         for found, code in zip((first, second), codes, strict=True)
@@ -169,13 +198,11 @@ def _play(role, form, program, constants, values) -> tuple[Any, Any]:
 # Tasks
 
 
-def _has_layout(form, program, constants, values) -> Any:
+def _has_layout(form, program, constants, values, along) -> Any:
     """Whether the location is ``offset + W phi`` in a layout, with the form's kind of features."""
-    Q, M = form.shape
-    N = form.num_obs
-    rng = np.random.default_rng(7)
-    W = jnp.asarray(rng.normal(size=(Q, M)), float)
+    M, N = form.num_features, form.num_obs
     (pair,) = form.pairs
+    W = along.weights[pair.name].reshape(form.shape)
 
     def location(weights, values):
         run = run_at(form, program, constants, values, {pair.name: weights.reshape(pair.shape)})
@@ -183,7 +210,7 @@ def _has_layout(form, program, constants, values) -> Any:
         return form.tasks_last(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
 
     if form.kind == FUNCTIONS:
-        phi = jnp.asarray(rng.normal(size=(M, N)), float)
+        phi = along.functions
         at_phi = values | {form.functions: phi}
         zero = values | {form.functions: jnp.zeros((M, N))}
         nothing = jnp.zeros_like(W)

@@ -19,7 +19,7 @@ from numpyro_spikeslab.reading.form import (
     is_latent,
 )
 from numpyro_spikeslab.reading.functions import FunctionPrior, Kernel, Mixed, Parameters, kernel_of
-from numpyro_spikeslab.reading.probe import Verdict, probe
+from numpyro_spikeslab.reading.probe import Verdict, directions, probe
 from numpyro_spikeslab.reading.program import (
     Program,
     are_concrete,
@@ -211,7 +211,7 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
         constants, rest = subject.constants, more
         if not concrete:
             constants, rest = stand_ins(constants), stand_ins(rest)
-        found: Verdict = probe(forms, generic, subject.program, constants, rest)
+        found: Verdict = probe(forms, generic, subject.program, constants, rest, directions(forms))
         values = found.values
         found = jax.device_get(found._replace(values={}))
     if concrete:

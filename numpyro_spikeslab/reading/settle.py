@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS, SHARED, Form
-from numpyro_spikeslab.reading.probe import Verdict, find_verdict
+from numpyro_spikeslab.reading.probe import Verdict, directions, find_verdict
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
 from numpyro_spikeslab.reading.proof import Proof, Subject
 from numpyro_spikeslab.reading.provenance import provenance
@@ -113,6 +113,7 @@ def only_known(
     :param more: constants of ``generic``.
     """
     given = (*subject.constants, *more)
+    along = directions(forms)
     traced = [k for k, constant in enumerate(given) if not are_concrete(constant)]
 
     def verdict(data):
@@ -121,7 +122,7 @@ def only_known(
             every[k] = x
         size = len(subject.constants)
         return find_verdict(
-            forms, generic, subject.program, tuple(every[:size]), tuple(every[size:])
+            forms, generic, subject.program, tuple(every[:size]), tuple(every[size:]), along
         )
 
     unknown = provenance(verdict, data=stand_ins(tuple(given[k] for k in traced)))

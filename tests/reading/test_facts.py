@@ -202,6 +202,15 @@ def test_a_noise_scale_that_is_a_site_has_a_role():
     assert form.constant_design
 
 
+@pytest.mark.parametrize("num_tasks", [1, 2, 20_000])
+def test_noise_of_many_tasks_has_a_role(precision, num_tasks):
+    """So many that random numbers of single precision would not all differ."""
+    Y = np.random.default_rng(0).normal(size=(3, num_tasks))
+    reading = Reader(nss.models.factor_analysis(2), "test")((Y,), {})
+    assert Role("noise", "noise") in reading.form.roles
+    np.testing.assert_array_equal(reading.indices["noise"], np.arange(num_tasks))
+
+
 NO_ROLE: dict[str, Callable] = {
     "kink": lambda s: jnp.where(s > 1.0, 2 * s, s),
     "step": lambda s: 1.0 + jnp.floor(s),
