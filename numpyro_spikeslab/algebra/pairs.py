@@ -21,6 +21,9 @@ import jax.numpy as jnp
 # does not vectorise; beyond about a hundred the Gram matrices outweigh the design itself.
 BLOCK_SIZE = 64
 
+# Tasks that are visited at once. What the visits of so many carry stays in the processor's cache.
+TILE = 512
+
 
 class Prior(NamedTuple):
     """Spike-and-slab prior of P weights, or of Q tasks with M weights each.
@@ -105,19 +108,20 @@ def coordinates(squares: Float[Array, "*B"], precision: Any, prior: Prior) -> Co
 
 
 def gram_sweep(
-    gram: Float[Array, "B B"],
-    cross: Float[Array, " B"],
-    weights: Float[Array, " B"],
+    gram: Float[Array, "B B *#T"],
+    cross: Float[Array, "B *T"],
+    weights: Float[Array, "B *T"],
     precision: Any,
     pairs: Coordinates,
     put: Put,
     *,
     noise: Any = None,
-) -> Float[Array, " B"]:
+) -> Float[Array, "B *T"]:
     """Visit B coordinates in turn, carrying ``cross = <phi_m, residual>`` of all of them.
 
     :param gram: inner products of the features.
-    :param cross: inner products of the features with the residual of the current weights.
+    :param cross: inner products of the features with the residual of the current weights. Tasks
+        that are visited at once are the last axis of all arrays.
     :param weights: current weights (expectations or draws).
     :param precision: noise precision ``tau``.
     :param pairs: from :func:`coordinates`.
@@ -129,7 +133,10 @@ def gram_sweep(
     def visit(cross, coordinate):
         m, gram_m, weight, pair, noise_m = coordinate
         b = precision * (cross[m] + pair.squares * weight)
-        return cross + gram_m * (weight - put(pair.given(b), noise_m)), b
+        # without a barrier XLA finds the change anew for each entry of cross
+        change = lax.optimization_barrier(weight - put(pair.given(b), noise_m))
+        gram_m = gram_m.reshape(gram_m.shape + (1,) * (cross.ndim - gram_m.ndim))
+        return cross + gram_m * change, b
 
     return lax.scan(visit, cross, (jnp.arange(cross.shape[0]), gram, weights, pairs, noise))[1]
 
@@ -144,7 +151,7 @@ def task_sweep(
     *,
     noise: Any = None,
 ) -> Conditional:
-    """Visit the M coordinates of Q tasks in turn, all tasks at once: a :func:`gram_sweep` each.
+    """Visit the M coordinates of Q tasks in turn, a tile of tasks at once: a :func:`gram_sweep`.
 
     :param gram: inner products of the M features over the observations of each task (their
         expectations, where the features are random), or one for all tasks.
@@ -157,16 +164,26 @@ def task_sweep(
     """
     squares = jnp.broadcast_to(jnp.diagonal(gram, axis1=1, axis2=2), weights.shape)
     pairs = coordinates(squares, precision[:, None], prior)
-    cross = linear - jnp.sum(gram * weights[:, None], axis=2)
-    shared = gram.shape[0] == 1
+    shared = gram[0] if gram.shape[0] == 1 else None
+    num_tasks = len(weights)
+    num_tiles = -(-num_tasks // TILE)
+    size = -(-num_tasks // num_tiles)
 
-    def of_task(gram, cross, weights, precision, pairs, noise):
-        return gram_sweep(gram, cross, weights, precision, pairs, put, noise=noise)
+    def cut(x):
+        return pad(x, num_tiles * size).reshape((num_tiles, size) + x.shape[1:])
 
-    b = jax.vmap(of_task, in_axes=(None if shared else 0, 0, 0, 0, 0, 0))(
-        gram[0] if shared else gram, cross, weights, precision, pairs, noise
-    )
-    return pairs.given(b)
+    def visit(tile):
+        tile = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), tile)
+        own, linear, weights, precision, pairs, noise = tile
+        if shared is None:
+            fit = jnp.sum(own * weights, axis=1)
+        else:
+            own, fit = shared, shared @ weights
+        return gram_sweep(own, linear - fit, weights, precision, pairs, put, noise=noise)
+
+    tasks = (gram if shared is None else None, linear, weights, precision, pairs, noise)
+    b = jnp.moveaxis(lax.map(visit, jax.tree.map(cut, tasks)), 1, -1)
+    return pairs.given(b.reshape(-1, b.shape[-1])[:num_tasks])
 
 
 def sweep(

@@ -6,6 +6,7 @@ latent function to its marginalised step. Axes: ``N`` inputs, ``Q`` tasks, ``M``
 ``P`` log-parameters of a kernel.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
@@ -61,6 +62,29 @@ def terms_of(at: View, posterior: Posterior, m: Any) -> Terms:
     alpha = over_tasks(at, second[:, m] / at.sigma2)
     taken = jnp.sum(over_tasks(at, w[:, None] * others) * functions.mean.T, axis=1)
     return Terms(m, alpha, (at.relative * at.Y) @ w - taken)
+
+
+def terms_at(at: View, weights: Any) -> Callable[[Any, Any], Terms]:
+    """:func:`terms_of` while weights stay, whose products are computed once for all functions.
+
+    :return: from the means of the functions and the number of one of them.
+    """
+    mean, second = weights.mean, weights.slab_moments[1]
+    precise = mean / at.sigma2[:, None]
+    alpha = over_tasks(at, second / at.sigma2[:, None])
+    linear = (at.relative * at.Y) @ precise
+    # of all tasks at once where they weigh alike
+    products = precise.T @ mean if at.relative.shape[1] == 1 else None
+
+    def terms(functions, m):
+        if products is None:
+            row = over_tasks(at, precise[:, m, None] * mean)
+        else:
+            row = at.relative * products[m]
+        taken = jnp.sum(row.at[:, m].set(0) * functions.T, axis=1)
+        return Terms(m, alpha[:, m], linear[:, m] - taken)
+
+    return terms
 
 
 def over_tasks(at: View, x: Float[Array, " Q *K"]) -> Float[Array, " N *K"]:
@@ -122,9 +146,9 @@ def log_joint(prior: FunctionPrior, terms: Terms, theta: Any) -> Float[Array, ""
     return log_f + prior.log_density(m, theta)
 
 
-def update_function_plain(prior: FunctionPrior, at: View, posterior: Posterior, m: Any):
+def update_function_plain(prior: FunctionPrior, posterior: Posterior, terms: Terms) -> Posterior:
     """Joint update of ``q(phi_m)`` and ``theta_m`` (supplement 1.3)."""
-    terms, functions = terms_of(at, posterior, m), _functions(posterior)
+    functions, m = _functions(posterior), terms.m
 
     def value(theta, _):
         return log_joint(prior, terms, theta)
@@ -263,10 +287,12 @@ def sweep_plain(
 ) -> tuple[Posterior, Gram]:
     """The variational EM iteration of the paper: functions, then weights."""
     prior = function_prior(spec, data, at)
-    M = spec.form.num_features
-    posterior = jax.lax.fori_loop(
-        0, M, lambda m, p: update_function_plain(prior, at, p, m), posterior
-    )
+    terms = terms_at(at, posterior.weights)
+
+    def visit(m, posterior):
+        return update_function_plain(prior, posterior, terms(_functions(posterior).mean, m))
+
+    posterior = jax.lax.fori_loop(0, spec.form.num_features, visit, posterior)
     functions = _functions(posterior)
     stats = gram(at, functions.mean, functions.var)
     paired: Any = posterior.weights

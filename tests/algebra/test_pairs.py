@@ -125,6 +125,43 @@ def test_the_whitening_scales_each_observation(precision):
     close(pairs.feature_squares(design, 7), whitening**2 @ X**2, precision)
 
 
+@pytest.mark.parametrize("put", ["expectation", "draw"])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("tile", [3, 4, 512])
+def test_tiles_of_tasks_do_not_change_their_sweeps(precision, put, shared, tile, monkeypatch):
+    """Eight tasks: a tile that is not full, full ones, and one that is larger than all."""
+    monkeypatch.setattr(pairs, "TILE", tile)
+    Q, M = 8, 5
+    tasks = [problem(M, seed=0 if shared else q) for q in range(Q)]
+    rng = np.random.default_rng(2)
+    y, w = rng.normal(size=(Q, 15)), rng.normal(size=(Q, M))
+    log_odds, variance = rng.normal(size=(Q, M)), rng.uniform(0.3, 3.0, (Q, M))
+    logistic, normal = rng.logistic(size=(Q, M)), rng.normal(size=(Q, M))
+    designs = np.stack([task[0] for task in tasks])
+    linear = np.einsum("qnm,qn->qm", designs, y)
+    gram = np.einsum("qnm,qnk->qmk", designs, designs)[: 1 if shared else Q]
+    noise, chosen = (None, pairs.expectation())
+    if put == "draw":
+        noise, chosen = (jnp.asarray(logistic), jnp.asarray(normal)), pairs.draw
+    found = pairs.task_sweep(
+        *map(jnp.asarray, (gram, linear, w, np.full(Q, PRECISION))),
+        pairs.Prior(jnp.asarray(log_odds), jnp.asarray(variance)),
+        chosen,
+        noise=noise,
+    )
+
+    def weight(q, m, odds, loc, variance):
+        if put == "draw":
+            return (odds > logistic[q, m]) * (loc + np.sqrt(variance) * normal[q, m])
+        return expit(odds) * loc
+
+    for q in range(Q):
+        given = designs[q], y[q], w[q], log_odds[q], variance[q]
+        _, expected = one_by_one(*given, lambda m, *pair, q=q: (weight(q, m, *pair), pair))
+        for x, e in zip(found, expected, strict=True):
+            close(x[q], e, precision)
+
+
 # The Gibbs sweep
 
 

@@ -26,7 +26,7 @@ from numpyro import handlers
 
 from numpyro_spikeslab.algebra import gaussian
 from numpyro_spikeslab.algebra.quasisep import Quasisep
-from numpyro_spikeslab.fitting.functions import is_active, moments, terms_of, to_prior
+from numpyro_spikeslab.fitting.functions import is_active, moments, terms_at, terms_of, to_prior
 from numpyro_spikeslab.fitting.tasks import gram
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -48,6 +48,19 @@ def test_a_function_is_the_conditional_of_the_joint_gaussian():
     q = gaussian.condition(covariance, terms.alpha, terms.h, mu)
     np.testing.assert_allclose(q.mean, np.linalg.solve(precision, h), atol=1e-6)
     np.testing.assert_allclose(q.variance, np.diag(np.linalg.inv(precision)), atol=1e-6)
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_terms_of_all_functions_are_those_of_each(complete):
+    found = small()
+    at = found.at
+    if complete:
+        at = at._replace(relative=jnp.linspace(0.5, 2.0, N)[:, None])
+    together = terms_at(at, found.posterior.weights)
+    for m in range(M):
+        one = together(found.functions.mean, m)
+        for x, y in zip(one, terms_of(at, found.posterior, m), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9)
 
 
 def test_moments_are_those_of_the_factors():
