@@ -10,6 +10,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
+import jax
+
 from numpyro_spikeslab.datasets import Regression, boston_housing
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -110,6 +112,54 @@ def test_digits_are_told_apart(monkeypatch):
     # what knows nothing
     random_scores = np.random.default_rng(0).normal(size=(rest.size, 3))
     assert example.measures(digits.classes[rest], random_scores)["BEP"] < 0.45
+
+
+@pytest.fixture
+def denoise(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    pytest.importorskip("sklearn", reason="scikit-learn is needed by this example only")
+    if not (EXAMPLES / "denoise.py").exists():
+        pytest.skip("the examples are not installed with the package")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    import denoise
+
+    return denoise
+
+
+def test_blocks_make_their_image(denoise):
+    image = np.random.default_rng(0).normal(size=(11, 9))
+    blocks = denoise.blocks_of(image)
+    assert blocks.shape == (64, 4 * 2)
+    np.testing.assert_array_equal(blocks[:, 3].reshape(8, 8), image[1:9, 1:9])
+    np.testing.assert_allclose(denoise.image_of(blocks, np.ones(8), image.shape), image)
+    # the pixel in the corner is in one block, its neighbour in two, of which one counts thrice
+    other = denoise.image_of(blocks + np.arange(8), np.array([1, 3] * 4), image.shape) - image
+    np.testing.assert_allclose(other[0, :2], [0.0, 0.75])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["white", "exponential"])
+def test_an_image_is_denoised(denoise, monkeypatch, kernel):
+    """In single precision, as users do."""
+    jax.config.update("jax_enable_x64", False)
+    monkeypatch.setattr(denoise, "NUM_GROUPS", 30)
+    monkeypatch.setattr(denoise, "NUM_STEPS", 30)
+    truth = denoise.photograph()[:64, :64]
+    noisy = truth + 25 * np.random.default_rng(1).normal(size=truth.shape)
+    before = denoise.psnr(noisy, truth)
+    if kernel == "exponential":
+        exponential = denoise.Exp(8.0, distance=denoise.L2Distance())
+        image = denoise.denoise_as_in_the_paper(noisy, 25, 0, exponential)
+        assert denoise.psnr(image, truth) > before + 3
+        return
+    found = denoise.denoise(noisy, 25)
+    reached = [denoise.psnr(image, truth) for image in found.images]
+    assert reached[0] > before + 3 and reached[-1] > reached[0]
+    assert abs(float(found.last.params["noise_auto_loc"]) - 25) < 5
+    assert 0.01 < np.mean(found.last.params["W_auto_probs"]) < 0.2
+    axes = denoise.plot(truth, noisy, found).axes
+    assert axes[0].get_title() == "original" and len(axes) == 4
+    plt.close("all")
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
