@@ -21,7 +21,7 @@ import jax.numpy as jnp
 # does not vectorise; beyond about a hundred the Gram matrices outweigh the design itself.
 BLOCK_SIZE = 64
 
-# Tasks that are visited at once. What the visits of so many carry stays in the processor's cache.
+# Tasks that share features and are visited at once: what so many carry stays in the cache.
 TILE = 512
 
 
@@ -108,7 +108,7 @@ def coordinates(squares: Float[Array, "*B"], precision: Any, prior: Prior) -> Co
 
 
 def gram_sweep(
-    gram: Float[Array, "B B *#T"],
+    gram: Float[Array, "B B"],
     cross: Float[Array, "B *T"],
     weights: Float[Array, "B *T"],
     precision: Any,
@@ -121,7 +121,7 @@ def gram_sweep(
 
     :param gram: inner products of the features.
     :param cross: inner products of the features with the residual of the current weights. Tasks
-        that are visited at once are the last axis of all arrays.
+        that share the features and are visited at once are the last axis of all other arrays.
     :param weights: current weights (expectations or draws).
     :param precision: noise precision ``tau``.
     :param pairs: from :func:`coordinates`.
@@ -135,8 +135,7 @@ def gram_sweep(
         b = precision * (cross[m] + pair.squares * weight)
         # without a barrier XLA finds the change anew for each entry of cross
         change = lax.optimization_barrier(weight - put(pair.given(b), noise_m))
-        gram_m = gram_m.reshape(gram_m.shape + (1,) * (cross.ndim - gram_m.ndim))
-        return cross + gram_m * change, b
+        return cross + jnp.multiply.outer(gram_m, change), b
 
     return lax.scan(visit, cross, (jnp.arange(cross.shape[0]), gram, weights, pairs, noise))[1]
 
@@ -151,7 +150,7 @@ def task_sweep(
     *,
     noise: Any = None,
 ) -> Conditional:
-    """Visit the M coordinates of Q tasks in turn, a tile of tasks at once: a :func:`gram_sweep`.
+    """Visit the M coordinates of Q tasks in turn, many tasks at once: a :func:`gram_sweep` each.
 
     :param gram: inner products of the M features over the observations of each task (their
         expectations, where the features are random), or one for all tasks.
@@ -164,7 +163,13 @@ def task_sweep(
     """
     squares = jnp.broadcast_to(jnp.diagonal(gram, axis1=1, axis2=2), weights.shape)
     pairs = coordinates(squares, precision[:, None], prior)
-    shared = gram[0] if gram.shape[0] == 1 else None
+
+    def of(gram, cross, weights, precision, pairs, noise):
+        return gram_sweep(gram, cross, weights, precision, pairs, put, noise=noise)
+
+    if gram.shape[0] > 1:
+        cross = linear - jnp.sum(gram * weights[:, None], axis=2)
+        return pairs.given(jax.vmap(of)(gram, cross, weights, precision, pairs, noise))
     num_tasks = len(weights)
     num_tiles = -(-num_tasks // TILE)
     size = -(-num_tasks // num_tiles)
@@ -173,16 +178,12 @@ def task_sweep(
         return pad(x, num_tiles * size).reshape((num_tiles, size) + x.shape[1:])
 
     def visit(tile):
-        tile = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), tile)
-        own, linear, weights, precision, pairs, noise = tile
-        if shared is None:
-            fit = jnp.sum(own * weights, axis=1)
-        else:
-            own, fit = shared, shared @ weights
-        return gram_sweep(own, linear - fit, weights, precision, pairs, put, noise=noise)
+        # with tasks as the last axis a visit reads and writes what lies side by side
+        linear, weights, *rest = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), tile)
+        return of(gram[0], linear - gram[0] @ weights, weights, *rest).T
 
-    tasks = (gram if shared is None else None, linear, weights, precision, pairs, noise)
-    b = jnp.moveaxis(lax.map(visit, jax.tree.map(cut, tasks)), 1, -1)
+    tasks = (linear, weights, precision, pairs, noise)
+    b = lax.map(visit, jax.tree.map(cut, tasks))
     return pairs.given(b.reshape(-1, b.shape[-1])[:num_tasks])
 
 
