@@ -3,11 +3,12 @@
 
 Every block of 8 x 8 pixels, with all its overlaps, is a task: a sparse mixture of M elements of a
 dictionary, which are white functions of the pixels. Elements and mixtures are learned from the
-noisy image alone. Two things make it better than the paper has it: each block's mean is left out
-of the model, and blocks that look alike share the inclusion probabilities of the elements.
+noisy image alone. Three things make it better than the paper has it: each block's mean is left out
+of the model, elements have inclusion probabilities of their own, and then blocks that look alike
+share these.
 
     python examples/denoise.py [FOLDER FOR THE PICTURE] [--image FILE] [--noise 25] [--seed 0]
-    python examples/denoise.py --paper {white,exponential} [...]   without these two
+    python examples/denoise.py --paper {white,exponential} [--image ...]   without these, no picture
 
 Without ``--image`` it takes a part of a photograph that comes with scikit-learn. The last line of
 the output is the peak signal-to-noise ratio of the result in dB.
@@ -186,7 +187,7 @@ def denoise(noisy: np.ndarray, noise: float, seed: int = 0) -> Denoised:
 def alike(image: np.ndarray, seed: int) -> np.ndarray:
     """The group of each block, by k-means."""
     blocks = blocks_of(image)
-    kmeans = KMeans(NUM_GROUPS, random_state=seed, n_init=1, max_iter=20)
+    kmeans = KMeans(min(NUM_GROUPS, blocks.shape[1]), random_state=seed, n_init=1, max_iter=20)
     return kmeans.fit_predict((blocks - blocks.mean(axis=0)).T)
 
 
@@ -244,6 +245,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--paper", choices=("white", "exponential"))
     options = parser.parse_args()
+    if options.paper is not None and options.folder is not None:
+        parser.error("--paper makes no picture; leave the folder out")
     truth = photograph() if options.image is None else read(options.image)
     rng = np.random.default_rng(options.seed)
     noisy = truth + options.noise * rng.normal(size=truth.shape)

@@ -298,7 +298,8 @@ def with_coefficients(spec: Spec, data: Data, posterior: Posterior) -> Posterior
 
 
 def _noise_floor(at: View) -> Any:
-    """A noise variance that rounding alone would leave."""
+    """A noise variance that rounding alone would leave, of sums that are products of matrices and
+    not squares of residuals."""
     info = jnp.finfo(at.Y.dtype)
     power = jnp.sum(at.relative * at.Y**2) / jnp.maximum(jnp.sum(at.count), 1)
     return info.eps * power + info.tiny

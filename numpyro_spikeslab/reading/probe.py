@@ -164,7 +164,7 @@ def _play_all(form, program, constants, values) -> tuple[tuple, tuple]:
 def _play(role, form, program, constants, values) -> tuple[Any, Any]:
     """Give every entry of the role's site a value of its own and see where it turns up, twice.
 
-    Values are evenly spaced, in random order, so even a hundred thousand differ in single
+    Values are about evenly spaced, in random order, so even a hundred thousand differ in single
     precision. The index of weights that the role has nothing to do with lies beyond the entries.
     """
     shape, dtype = jnp.shape(values[role.site]), jnp.result_type(values[role.site])
@@ -177,12 +177,13 @@ def _play(role, form, program, constants, values) -> tuple[Any, Any]:
         return jnp.concatenate([jnp.ravel(getattr(run.pairs[p.name], part)) for p in form.pairs])
 
     size = max(jnp.size(values[role.site]), 1)
-    orders = [np.random.default_rng(k).permutation(size) for k in (11, 12)]
-    # with offsets that no model has by chance
-    offsets = 0.2617, 0.7391
+    rngs = [np.random.default_rng(k) for k in (11, 12)]
+    orders = [rng.permutation(size) for rng in rngs]
+    # not exactly even, or else means of entries would be entries
+    offsets = 0.25, 0.75
     codes = [
-        jnp.asarray(0.3 + 0.4 * (order + offset) / size, dtype)
-        for order, offset in zip(orders, offsets, strict=True)
+        jnp.asarray(0.3 + 0.4 * (order + offset + rng.uniform(-0.1, 0.1, size)) / size, dtype)
+        for rng, order, offset in zip(rngs, orders, offsets, strict=True)
     ]
     first, second = map(seen, codes)
     touched = first != second

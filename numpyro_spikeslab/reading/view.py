@@ -25,7 +25,8 @@ class View(NamedTuple):
     - **sigma2** - noise variance of each task; 1 where noise varies along tasks, which is then a
       part of ``relative``.
     - **count** - how many observations each task has.
-    - **rounding** - sum of squared residuals that rounding leaves at least, of each task.
+    - **rounding** - sum of squared residuals, of each task, below which they are nothing but
+      rounding errors of the observations themselves.
     - **log_scale** - sum of ``log(sigma sqrt(2 pi))`` over all observations.
     - **prior** - prior of the weights.
     - **priors** - distributions of the other latent sites.
@@ -91,13 +92,15 @@ def view(
     sigma2 = one if form.varying_noise else scales[0] ** 2
     apart = {form.likelihood, form.functions, *form.kernels, *(role.site for role in form.roles)}
     info = jnp.finfo(relative.dtype)
+    # the precision of observations that are all zero stays a number
+    smallest = info.tiny**0.75
     known = form.tasks_last(jnp.where(seen.count > 0, seen.value, 0))
     return View(
         Y=form.tasks_last(jnp.broadcast_to(residual, jnp.shape(seen.value))),
         relative=relative[:, :1] if form.complete else relative,
         sigma2=jnp.broadcast_to(sigma2, shape[1:]),
         count=jnp.sum(counts, axis=0),
-        rounding=jnp.sum(relative * (info.eps * known) ** 2, axis=0) + info.tiny,
+        rounding=jnp.sum(relative * ((info.eps * known) ** 2 + smallest), axis=0) + smallest,
         log_scale=jnp.sum(counts * (jnp.log(scales) + 0.5 * jnp.log(2 * jnp.pi))),
         prior=prior_of(form, run),
         priors=run.priors,

@@ -229,6 +229,21 @@ def test_a_noise_scale_that_is_a_function_of_a_site_has_none(name):
     assert form.roles == () and form.free == ("s",)
 
 
+@pytest.mark.parametrize("size", range(2, 10))
+def test_combinations_of_the_entries_of_a_site_are_none(size):
+    """A mean of evenly spaced values is one of them."""
+    rng = np.random.default_rng(size)
+    prior = dist.HalfNormal(1.0).expand([size]).to_event(1)
+    for k in range(6):
+        chosen = rng.permutation(size)[: 2 + k % (size - 1)]
+        form = form_of(with_noise(lambda s, chosen=chosen: jnp.mean(s[chosen]), prior))
+        assert form.roles == () and form.free == ("s",)
+    if size > 2:
+        i, j, k = rng.permutation(size)[:3]
+        form = form_of(with_noise(lambda s: jnp.abs(s[i] + s[j] - s[k]) + 1e-3, prior))
+        assert form.roles == ()
+
+
 def test_noise_that_changes_at_an_unknown_time_varies():
     form = form_of(with_noise(lambda tau: jnp.where(tau < TIME, 0.3, 3.0), dist.Normal()))
     assert form.varying_noise and form.roles == () and not form.constant_design

@@ -141,7 +141,8 @@ def test_an_inclusion_probability_leaves_one_and_zero():
         assert stats.kstest(pi[k::2], exact.cdf).pvalue > 1e-4
 
 
-def test_noise_that_is_not_there_stays_finite(precision):
+@pytest.mark.parametrize("size", [1.0, 1e-13, 0.0])
+def test_noise_that_is_not_there_stays_finite(precision, size):
     """A response that a column determines, as of a simulation, leaves residuals of zero."""
 
     def model(X, y):
@@ -151,9 +152,9 @@ def test_noise_that_is_not_there_stays_finite(precision):
         numpyro.sample("y", dist.Normal(X @ w, sigma).to_event(1), obs=y)
 
     X = random.normal(KEY, (30, 4))
-    draws = sampled(model, X, X[:, 0], num_samples=300)
-    assert 0 < np.max(draws["sigma"]) < 1e-3
-    np.testing.assert_allclose(draws["w"][..., 0], 1.0, atol=1e-3)
+    draws = sampled(model, X, size * X[:, 0], num_samples=300)
+    assert np.min(draws["sigma"]) > 0 and np.max(draws["sigma"]) < 1e-3
+    np.testing.assert_allclose(draws["w"][..., 0], size, atol=1e-3)
 
 
 def test_sites_may_be_called_like_spikes():
