@@ -112,9 +112,17 @@ class PairedGibbs(BlockKernel):
         free, known = self._latent_shapes(args, kwargs, values), drawable(reading)
         own |= {name: shape for name, shape in free.items() if name in known}
         if unknown := [name for name in free if name not in own]:
+            # latent functions, which have no generic values, are continuous
+            generic = {name: reading.generic.get(name, 0.0) for name in unknown}
+            discrete = [
+                k for k, x in generic.items() if not jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+            ]
+            blocks = [f"(PairedGibbs(model), {list(own)})"]
+            blocks += [f"(DiscreteGibbs(model), {discrete})"] if discrete else []
+            blocks += ["(NUTS(model), None)"] if discrete != unknown else []
             raise ValueError(
-                f"PairedGibbs cannot sample the latent sites {unknown}. Leave them to another "
-                f"block: Gibbs([(PairedGibbs(model), {list(own)}), (NUTS(model), None)])."
+                f"PairedGibbs cannot sample the latent sites {unknown}. Leave them to other "
+                f"blocks: Gibbs([{', '.join(blocks)}])."
             )
         return own
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpyro
 from numpyro.diagnostics import effective_sample_size
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS, CustomGibbs, Gibbs
+from numpyro.infer import MCMC, NUTS, CustomGibbs, DiscreteGibbs, Gibbs
 
 import numpyro_spikeslab as nss
 
@@ -249,6 +249,28 @@ def test_other_latent_sites_need_a_block_of_their_own():
     )
     with pytest.raises(ValueError, match=message):
         mcmc.run(KEY, *case.args)
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_the_blocks_that_an_error_suggests_sample_the_model(continuous):
+    def model(X, y=None):
+        z = numpyro.sample("z", dist.Bernoulli(0.5))
+        t = numpyro.sample("t", dist.Normal()) if continuous else 0.3
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        numpyro.sample("y", dist.Normal(X @ w * (1 + z) + jnp.exp(t), 0.5).to_event(1), obs=y)
+
+    args = truth.noise_case().args
+    with pytest.raises(ValueError, match="other blocks: Gibbs") as caught:
+        nss.PairedGibbs(model).init(KEY, 0, None, args, {})
+    own = "(PairedGibbs(model), ['w_spike', 'w_slab']), (DiscreteGibbs(model), ['z'])"
+    rest = ", (NUTS(model), None)" if continuous else ""
+    assert f"Gibbs([{own}{rest}])" in str(caught.value)
+    blocks = [(nss.PairedGibbs(model), ["w_spike", "w_slab"]), (DiscreteGibbs(model), ["z"])]
+    kernel = Gibbs([*blocks, (NUTS(model), None)] if continuous else blocks)
+    mcmc = MCMC(kernel, num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc.run(KEY, *args)
+    assert np.all(np.isfinite(mcmc.get_samples()["w"]))
 
 
 def test_an_improper_prior_needs_a_block_of_its_own():
