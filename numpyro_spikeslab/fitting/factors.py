@@ -169,13 +169,3 @@ def gains_without(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, 
     none = posterior.weights._replace(probs=jnp.zeros_like(W))
     saved = cost(posterior.weights, *at.prior) - cost(none, *at.prior) + phi.kl
     return saved - 0.5 * jnp.sum(more / at.sigma2[:, None], axis=0)
-
-
-@partial(jax.jit, static_argnums=0)
-def in_use(spec: Spec, data: Data, posterior: Posterior) -> Bool[Array, " M"]:
-    """Functions that some task includes and that explain more than a nat."""
-    at = view_at(spec, data, posterior.values)
-    phi: Any = posterior.functions
-    own = over_points(at, phi.mean**2).T
-    power = jnp.sum(posterior.weights.mean**2 * own / at.sigma2[:, None], axis=0)
-    return (jnp.max(posterior.weights.probs, axis=0) > 0.5) & (power > 1.0)

@@ -7,6 +7,7 @@ latent function to its marginalised step. Axes: ``N`` inputs, ``Q`` tasks, ``M``
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
@@ -22,9 +23,17 @@ from numpyro_spikeslab.fitting.posterior import (
     Posterior,
     Spec,
     function_prior,
+    view_at,
     with_roles,
 )
-from numpyro_spikeslab.fitting.tasks import Gram, explained, gram, refresh, update_weights
+from numpyro_spikeslab.fitting.tasks import (
+    Gram,
+    explained,
+    gram,
+    over_points,
+    refresh,
+    update_weights,
+)
 from numpyro_spikeslab.reading.functions import FunctionPrior
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import elementwise, scale_mode
@@ -320,7 +329,7 @@ def sweep(
         m = jnp.minimum(k, M - 1)
         at = with_roles(spec, data, base, posterior.values)
         # Only what explains something is worth a factorisation.
-        silent = explained(at, stats, posterior.weights)[m] < SILENT
+        silent = explained(at, stats.own, posterior.weights)[m] < SILENT
         # two more passes over the weights follow the last function
         which = jnp.where(k < M, jnp.where(silent, 1, 0), 2)
         keep = lambda m, at, posterior: posterior  # noqa: E731
@@ -349,10 +358,17 @@ def with_kernels(spec: Spec, posterior: Posterior) -> Posterior:
     return posterior._replace(values=posterior.values | known)
 
 
-def is_active(at: View, stats: Gram, posterior: Posterior) -> Bool[Array, " M"]:
+def is_active(at: View, posterior: Posterior) -> Bool[Array, " M"]:
     """Functions that some task includes and that explain more than a nat."""
-    power = explained(at, stats, posterior.weights)
+    own = over_points(at, _functions(posterior).mean ** 2).T
+    power = explained(at, own, posterior.weights)
     return (jnp.max(posterior.weights.probs, axis=0) > 0.5) & (power > 1.0)
+
+
+@partial(jax.jit, static_argnums=0)
+def in_use(spec: Spec, data: Data, posterior: Posterior) -> Bool[Array, " M"]:
+    """:func:`is_active`, compiled."""
+    return is_active(view_at(spec, data, posterior.values), posterior)
 
 
 def moments(prior: FunctionPrior, theta: Any, alpha: Any, h: Any) -> tuple[Any, Any, Any, Any]:

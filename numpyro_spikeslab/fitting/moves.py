@@ -14,7 +14,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.fitting.functions import is_active
+from numpyro_spikeslab.fitting.functions import in_use, is_active
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
@@ -220,7 +220,7 @@ def _simplify(
     at = view_at(spec, data, posterior.values)
     functions: Any = posterior.functions
     deviation = functions.mean - data.mean
-    active = is_active(at, gram(at, functions.mean, functions.var), posterior)
+    active = is_active(at, posterior)
     U, group = unmix(deviation, active, roughness)
     W = jnp.where(active, posterior.weights.mean, 0) @ jnp.linalg.inv(U).T
     T = varimax(W / jnp.sqrt(at.sigma2)[:, None], group)
@@ -256,7 +256,7 @@ def drop(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
 
     It is the one without which the bound is highest after two passes over the weights.
     """
-    active = np.asarray(_active(spec, data, posterior))
+    active = np.asarray(in_use(spec, data, posterior))
     M = active.size
     used = np.flatnonzero(active)
     # as many changes as a turn has, so that both share one compilation
@@ -267,13 +267,6 @@ def drop(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
     changes = Change(np.tile(np.eye(M), (size, 1, 1)), keep, np.zeros(M, bool))
     _, which = best_change(spec, data, posterior, changes, 2)
     return keep_only(spec, data, posterior, keep[int(which)])
-
-
-@partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def _active(spec: Spec, data: Data, posterior: Posterior) -> Bool[Array, " M"]:
-    at, functions = view_at(spec, data, posterior.values), posterior.functions
-    assert functions is not None
-    return is_active(at, gram(at, functions.mean, functions.var), posterior)
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)

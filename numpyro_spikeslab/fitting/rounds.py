@@ -8,7 +8,8 @@ import numpy as np
 import jax.numpy as jnp
 
 from numpyro_spikeslab.fitting.ascent import STAGE, Fit, Progress, Stage
-from numpyro_spikeslab.fitting.factors import gains_without, in_use
+from numpyro_spikeslab.fitting.factors import gains_without
+from numpyro_spikeslab.fitting.functions import in_use
 from numpyro_spikeslab.fitting.moves import drop, keep_only, rotate
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.fitting.roughness import Roughness

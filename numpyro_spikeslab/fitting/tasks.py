@@ -27,6 +27,11 @@ class Gram(NamedTuple):
     b: Float[Array, "Q M"]
     yy: Float[Array, " Q"]
 
+    @property
+    def own(self) -> Float[Array, "#Q M"]:
+        """Products of the means with themselves."""
+        return jnp.diagonal(self.G, axis1=1, axis2=2)
+
 
 def gram(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"]) -> Gram:
     """The sufficient statistics of the weights.
@@ -74,7 +79,7 @@ def update_weights(
 def squared_errors(at: View, stats: Gram, weights: Any) -> Float[Array, " Q"]:
     """Expected sum of squares of what each task leaves."""
     W, W2 = weights.mean, weights.slab_moments[1]
-    own = jnp.diagonal(stats.G, axis1=1, axis2=2)
+    own = stats.own
     if stats.G.shape[0] == 1:
         fit = jnp.sum((W @ stats.G[0]) * W, axis=1)
     else:
@@ -83,10 +88,12 @@ def squared_errors(at: View, stats: Gram, weights: Any) -> Float[Array, " Q"]:
     return stats.yy - 2 * jnp.sum(W * stats.b, axis=1) + fit + spread
 
 
-def explained(at: View, stats: Gram, weights: Any) -> Float[Array, " M"]:
+def explained(at: View, own: Float[Array, "#Q M"], weights: Any) -> Float[Array, " M"]:
     r"""What each feature explains, :math:`\sum_{nq} z_{nq} (\langle w_{qm}\rangle
-    \langle\phi_{nm}\rangle)^2 / \sigma_q^2`."""
-    own = jnp.diagonal(stats.G, axis1=1, axis2=2)
+    \langle\phi_{nm}\rangle)^2 / \sigma_q^2`.
+
+    :param own: as :attr:`Gram.own`.
+    """
     return jnp.sum(weights.mean**2 * own / at.sigma2[:, None], axis=0)
 
 

@@ -26,8 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.fitting.factors import in_use
-from numpyro_spikeslab.fitting.functions import moments, over_tasks
+from numpyro_spikeslab.fitting.functions import in_use, moments, over_tasks
 from numpyro_spikeslab.fitting.moves import varimax
 from numpyro_spikeslab.fitting.posterior import (
     Data,

@@ -27,7 +27,6 @@ from numpyro import handlers
 from numpyro_spikeslab.algebra import gaussian
 from numpyro_spikeslab.algebra.quasisep import Quasisep
 from numpyro_spikeslab.fitting.functions import is_active, moments, terms_at, terms_of, to_prior
-from numpyro_spikeslab.fitting.tasks import gram
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -117,8 +116,7 @@ def test_the_limit_is_stationary(plain):
         posterior = found.posterior._replace(weights=scaled)
         return found.bound(found.with_function(m, functions.theta[m] + theta, alpha, h, posterior))
 
-    stats = gram(found.at, functions.mean, functions.var)
-    active = np.flatnonzero(is_active(found.at, stats, found.posterior))
+    active = np.flatnonzero(is_active(found.at, found.posterior))
     assert active.size
     for m in active:
         for path in (lambda e, m=m: along(m, e, 0.0), lambda e, m=m: along(m, 0.0, e)):

@@ -14,7 +14,6 @@ from numpyro_spikeslab.fitting.functions import is_active
 from numpyro_spikeslab.fitting.moves import drop, refit_weights, sharpen, switch_off, unmix, varimax
 from numpyro_spikeslab.fitting.roughness import roughness_of_inputs
 from numpyro_spikeslab.fitting.starts import start_at
-from numpyro_spikeslab.fitting.tasks import gram
 
 pytestmark = pytest.mark.usefixtures("x64")
 KEY = random.key(0)
@@ -82,8 +81,7 @@ def test_what_is_switched_off_is_at_its_prior():
 @pytest.mark.slow
 def test_the_function_that_is_dropped_is_missed_least():
     found, _ = started("weak", False).run(20)
-    stats = gram(found.at, found.functions.mean, found.functions.var)
-    assert np.all(is_active(found.at, stats, found.posterior))
+    assert np.all(is_active(found.at, found.posterior))
     bounds = []
     for m in range(M):
         off = switch_off(found.posterior, jnp.arange(M) != m, found.data.mean)

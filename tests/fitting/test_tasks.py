@@ -75,7 +75,7 @@ def test_statistics_are_sums_over_the_observations():
     squares = np.sum(Z * ((Y - (W @ phi).T) ** 2 + spread.T), axis=0)
     np.testing.assert_allclose(squared_errors(at, stats, found.posterior.weights), squares)
     power = np.einsum("nq,qm,mn->m", Z / np.asarray(at.sigma2), W**2, phi**2)
-    np.testing.assert_allclose(explained(at, stats, found.posterior.weights), power)
+    np.testing.assert_allclose(explained(at, stats.own, found.posterior.weights), power)
 
 
 def test_a_refresh_is_what_all_statistics_would_be():
