@@ -144,18 +144,18 @@ def test_an_image_is_denoised(denoise, monkeypatch, kernel):
     jax.config.update("jax_enable_x64", False)
     monkeypatch.setattr(denoise, "NUM_GROUPS", 30)
     monkeypatch.setattr(denoise, "NUM_STEPS", 30)
-    truth = denoise.photograph()[:64, :64]
+    truth = denoise.photograph()[60:124, 20:84]
     noisy = truth + 25 * np.random.default_rng(1).normal(size=truth.shape)
     before = denoise.psnr(noisy, truth)
     if kernel == "exponential":
         exponential = denoise.Exp(8.0, distance=denoise.L2Distance())
         image = denoise.denoise_as_in_the_paper(noisy, 25, 0, exponential)
-        assert denoise.psnr(image, truth) > before + 3
+        assert denoise.psnr(image, truth) > before + 7
         return
     found = denoise.denoise(noisy, 25)
     reached = [denoise.psnr(image, truth) for image in found.images]
-    assert reached[0] > before + 3 and reached[-1] > reached[0]
-    assert abs(float(found.last.params["noise_auto_loc"]) - 25) < 5
+    assert reached[0] > before + 7 and reached[-1] > reached[0]
+    assert abs(float(found.last.params["noise_auto_loc"]) - 25) < 3
     assert 0.01 < np.mean(found.last.params["W_auto_probs"]) < 0.2
     axes = denoise.plot(truth, noisy, found).axes
     assert axes[0].get_title() == "original" and len(axes) == 4
