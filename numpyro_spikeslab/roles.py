@@ -31,7 +31,7 @@ def tally(x: Any, index: Any, value: Any) -> Any:
     """Sums of ``x`` over the weights or tasks that take the same entry of a site, in its shape."""
     size = max(jnp.size(value), 1)
     if size == 1:
-        # a plain sum takes a tenth of the time
+        # a plain sum takes less than half the time of a scatter
         return jnp.sum(jnp.where(jnp.ravel(index) < 1, jnp.ravel(x), 0)).reshape(jnp.shape(value))
     total = jnp.zeros(size, jnp.result_type(x)).at[jnp.ravel(index)].add(jnp.ravel(x), mode="drop")
     return total.reshape(jnp.shape(value))
