@@ -206,18 +206,18 @@ def _shapes(generic: Program) -> dict[str, Any]:
 def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Reading:
     proof = prove(subject)
     forms = possible_forms(subject, proof, joint)
-    concrete = are_concrete((subject.constants, more))
+    concrete, along = are_concrete((subject.constants, more)), directions(forms)
     with outside_transformations():
         constants, rest = subject.constants, more
         if not concrete:
             constants, rest = stand_ins(constants), stand_ins(rest)
-        found: Verdict = probe(forms, generic, subject.program, constants, rest, directions(forms))
+        found: Verdict = probe(forms, generic, subject.program, constants, rest, along)
         values = found.values
         found = jax.device_get(found._replace(values={}))
     if concrete:
         check_verdict(subject, forms[0], found)
     else:
-        found = only_known(found, forms, generic, subject, more)
+        found = only_known(found, forms, generic, subject, more, along)
     form = settle(forms, found, concrete)
     plays = zip(forms[0].every_role, found.indices, found.plays, strict=True)
     indices = {role.site: index for role, index, played in plays if played}

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS, SHARED, Form
-from numpyro_spikeslab.reading.probe import Verdict, directions, find_verdict
+from numpyro_spikeslab.reading.probe import Directions, Verdict, find_verdict
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
 from numpyro_spikeslab.reading.proof import Proof, Subject
 from numpyro_spikeslab.reading.provenance import provenance
@@ -106,14 +106,19 @@ def settle(forms: tuple[Form, ...], found: Verdict, concrete: bool) -> Form:
 
 
 def only_known(
-    found: Verdict, forms: tuple[Form, ...], generic: Program, subject: Subject, more: tuple
+    found: Verdict,
+    forms: tuple[Form, ...],
+    generic: Program,
+    subject: Subject,
+    more: tuple,
+    along: Directions,
 ) -> Verdict:
     """What was found with stand-ins for traced data, as far as it cannot depend on such data.
 
     :param more: constants of ``generic``.
+    :param along: those of the probe.
     """
     given = (*subject.constants, *more)
-    along = directions(forms)
     traced = [k for k, constant in enumerate(given) if not are_concrete(constant)]
 
     def verdict(data):

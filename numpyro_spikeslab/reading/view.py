@@ -100,7 +100,7 @@ def view(
         relative=relative[:, :1] if form.complete else relative,
         sigma2=jnp.broadcast_to(sigma2, shape[1:]),
         count=jnp.sum(counts, axis=0),
-        rounding=jnp.sum(relative * ((info.eps * known) ** 2 + smallest), axis=0) + smallest,
+        rounding=jnp.sum(relative * ((info.eps * known) ** 2 + smallest), axis=0),
         log_scale=jnp.sum(counts * (jnp.log(scales) + 0.5 * jnp.log(2 * jnp.pi))),
         prior=prior_of(form, run),
         priors=run.priors,
