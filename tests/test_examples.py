@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data set that comes with the package, and the examples."""
 
+from importlib import import_module
 import json
 from pathlib import Path
 import sys
@@ -18,15 +19,18 @@ pytestmark = pytest.mark.usefixtures("x64")
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    if not (EXAMPLES / "boston_housing.py").exists():
+def imported(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of an example."""
+    if not (EXAMPLES / f"{name}.py").exists():
         pytest.skip("the examples are not installed with the package")
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    import boston_housing
+    return import_module(name)
 
-    return boston_housing
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return imported("boston_housing", monkeypatch)
 
 
 def test_boston_housing_is_standardised_and_labelled():
@@ -97,10 +101,7 @@ def test_digits_are_told_apart(monkeypatch):
     folder = EXAMPLES.parent.parent / "shared" / "data" / "mfeat"
     if not folder.exists():
         pytest.skip("the multiple features of digits are not here")
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    import mfeat_classification as example
-
+    example = imported("mfeat_classification", monkeypatch)
     every = example.load(folder)
     assert every.X.shape == (2000, 649) and len(every.sets) == 6
     few = every.classes < 3
@@ -117,13 +118,7 @@ def test_digits_are_told_apart(monkeypatch):
 @pytest.fixture
 def denoise(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     pytest.importorskip("sklearn", reason="scikit-learn is needed by this example only")
-    if not (EXAMPLES / "denoise.py").exists():
-        pytest.skip("the examples are not installed with the package")
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    import denoise
-
-    return denoise
+    return imported("denoise", monkeypatch)
 
 
 def test_blocks_make_their_image(denoise):
