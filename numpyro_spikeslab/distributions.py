@@ -161,7 +161,7 @@ class GaussianFunctions(dist.Distribution):
     @validate_sample
     def log_prob(self, value):
         def of(phi, covariance, mu, alpha, h):
-            sites = h @ phi - 0.5 * alpha @ phi**2
+            sites = gaussian.log_sites(alpha, h, phi)
             evidence = gaussian.log_evidence(covariance, alpha, h, mu)
             return covariance.log_density(phi - mu) + sites - evidence
 

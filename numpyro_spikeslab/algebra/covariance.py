@@ -77,8 +77,8 @@ class Covariance(ABC):
         """Inner values ``L^T x``, for each column of ``x``."""
 
     @abstractmethod
-    def explained(self, L: Any, a: Float[Array, " N"]) -> Float[Array, " N"]:
-        """Diagonal of ``K diag(a) B^-1 diag(a) K``: the variance that sites take away.
+    def conditional(self, L: Any, a: Float[Array, " N"]) -> Float[Array, " N"]:
+        """Diagonal of ``K - K diag(a) B^-1 diag(a) K``: the variances that sites leave.
 
         :param L: the result of :meth:`cholesky` for this ``a``.
         :param a: square roots of the sites' precisions.
@@ -151,8 +151,10 @@ class Dense(Covariance):
     ) -> Float[Array, "N ..."]:
         return L.T @ x
 
-    def explained(self, L: Float[Array, "N N"], a: Float[Array, " N"]) -> Float[Array, " N"]:
-        return jnp.sum(self.solve_lower(L, a[:, None] * self.K) ** 2, axis=0)
+    def conditional(self, L: Float[Array, "N N"], a: Float[Array, " N"]) -> Float[Array, " N"]:
+        inverse = self.solve_lower(L, jnp.eye(a.size, dtype=a.dtype))
+        explained = jnp.sum((inverse @ (a[:, None] * self.K)) ** 2, axis=0)
+        return left_by(self.diagonal(), a, explained, jnp.sum(inverse**2, axis=0))
 
 
 @jax.tree_util.register_dataclass
@@ -198,8 +200,31 @@ class Diagonal(Covariance):
     solve_upper = solve_lower
     times_upper = times_lower
 
-    def explained(self, L: Float[Array, " N"], a: Float[Array, " N"]) -> Float[Array, " N"]:
-        return (a * self.d / L) ** 2
+    def conditional(self, L: Float[Array, " N"], a: Float[Array, " N"]) -> Float[Array, " N"]:
+        return self.d / L**2
+
+
+def left_by(
+    diagonal: Float[Array, " N"],
+    a: Float[Array, " N"],
+    explained: Float[Array, " N"],
+    inverse: Float[Array, " N"],
+) -> Float[Array, " N"]:
+    """The variances that sites leave: ``K - K diag(a) B^-1 diag(a) K`` is also
+    ``diag(a)^-1 (I - B^-1) diag(a)^-1``.
+
+    Where a site is strong nearly all of the variance is taken away, and of the first nothing but
+    rounding is left; where it is weak, of the second.
+
+    :param diagonal: prior variances.
+    :param a: square roots of the sites' precisions.
+    :param explained: diagonal of ``K diag(a) B^-1 diag(a) K``.
+    :param inverse: diagonal of ``B^-1``.
+    """
+    alpha = a**2
+    strong = alpha * diagonal > 1
+    left = jnp.where(strong, (1 - inverse) / jnp.where(strong, alpha, 1), diagonal - explained)
+    return jnp.maximum(left, 0)
 
 
 def jitter(diagonal: Float[Array, " N"]) -> Float[Array, ""]:

@@ -11,6 +11,15 @@ covariance may be singular and a site precision zero (a missing value).  Everyth
 
     B = I + D^{1/2} K D^{1/2} = L L^\top, \qquad D = \mathrm{diag}(\alpha), \qquad
     \Sigma = K - K D^{1/2} B^{-1} D^{1/2} K .
+
+Sites may be a million times as precise as the prior, for a precision is a sum over all tasks.
+Single precision then knows neither :math:`\Sigma` as that difference nor the sites' logarithm, so
+the first is written without it, and sites are relative to their largest value: with
+:math:`g = D^{-1/2} h`, and :math:`h_0` the entries of :math:`h` where :math:`\alpha` is zero,
+
+.. math::
+
+    \exp(-\tfrac12 \| D^{1/2} \phi - g \|^2 + h_0^\top \phi) .
 """
 
 from __future__ import annotations
@@ -59,15 +68,12 @@ def condition(
     """
     a = jnp.sqrt(alpha)
     L: Any = covariance.cholesky(a)
-    shifted = h - alpha * mu
-    weights = _solve(covariance, L, alpha, shifted)
-    deviation = covariance.matvec(weights)
-    variance = jnp.maximum(covariance.diagonal() - covariance.explained(L, a), 0)
-    half_logdet = covariance.half_logdet(L)
+    found = _solve(covariance, L, alpha, h, mu)
+    deviation = covariance.matvec(found.weights)
+    variance = covariance.conditional(L, a)
     # tr(B^-1) - N = -tr(D Sigma)
-    kl = 0.5 * (deviation @ weights - alpha @ variance) + half_logdet
-    log_f = 0.5 * shifted @ deviation - half_logdet + _at_prior_mean(alpha, h, mu)
-    return Posterior(mu + deviation, variance, weights, L, log_f, kl)
+    kl = 0.5 * (deviation @ found.weights - alpha @ variance) + covariance.half_logdet(L)
+    return Posterior(mu + deviation, variance, found.weights, L, found.log_evidence, kl)
 
 
 def log_evidence(
@@ -80,8 +86,11 @@ def log_evidence(
 
     .. math::
 
-        \log F = \log \int e^{h^\top\phi - \frac12 \phi^\top D \phi}
+        \log F = \log \int e^{-\frac12 \| D^{1/2} \phi - g \|^2 + h_0^\top \phi}
             \mathcal{N}(\phi | \mu, K) \, d\phi
+
+    What it lacks to the evidence of the sites as they are given, :math:`\tfrac12 g^\top g`, does
+    not depend on the prior.
 
     :param covariance: prior covariance.
     :param alpha: ``(N,)``, site precisions, at least zero.
@@ -89,9 +98,22 @@ def log_evidence(
     :param mu: prior mean.
     """
     L: Any = covariance.cholesky(jnp.sqrt(alpha))
-    shifted = h - alpha * mu
-    deviation = covariance.matvec(_solve(covariance, L, alpha, shifted))
-    return 0.5 * shifted @ deviation - covariance.half_logdet(L) + _at_prior_mean(alpha, h, mu)
+    return _solve(covariance, L, alpha, h, mu).log_evidence
+
+
+def log_sites(
+    alpha: Float[Array, " N"],
+    h: Float[Array, " N"],
+    mean: Float[Array, " N"],
+    variance: Float[Array, " N"] | float = 0.0,
+) -> Float[Array, ""]:
+    """Expectation of the log of the sites, relative to their largest value.
+
+    :param mean: of a function.
+    :param variance: of the function, zero for a function that is known.
+    """
+    g, rest = _scaled(alpha, h)
+    return rest @ mean - 0.5 * jnp.sum((jnp.sqrt(alpha) * mean - g) ** 2 + alpha * variance)
 
 
 def predict(
@@ -174,25 +196,40 @@ def sample(
     L = covariance.cholesky(a)
     f = mu + covariance.draw(key_prior)
     noise = a * jax.random.normal(key_site, alpha.shape, alpha.dtype)
-    return f + covariance.matvec(_solve(covariance, L, alpha, h - alpha * f - noise))
+    return f + covariance.matvec(_solve(covariance, L, alpha, h - noise, f).weights)
 
 
-def _solve(
-    covariance: Covariance, L: Any, alpha: Float[Array, " N"], h: Float[Array, " N"]
-) -> Float[Array, " N"]:
-    """Solve ``(I + D K) x = h``, so that ``K x = Sigma h``."""
+class _Solution(NamedTuple):
+    """
+    - **weights** - ``(I + K D)^-1`` of what the sites say beyond the prior mean; ``K weights`` is
+      the mean's deviation from it.
+    - **log_evidence** - see :func:`log_evidence`.
+    """
+
+    weights: Float[Array, " N"]
+    log_evidence: Float[Array, ""]
+
+
+def _solve(covariance: Covariance, L: Any, alpha: Any, h: Any, mu: Any) -> _Solution:
+    r"""Solve :math:`(I + D K) x = h - D \mu`.
+
+    With :math:`u = g - D^{1/2} (\mu + K h_0)`,
+
+    .. math::
+
+        x = h_0 + D^{1/2} B^{-1} u, \qquad
+        \log F = -\tfrac12 u^\top B^{-1} u - \tfrac12 \log |B|
+            + h_0^\top (\mu + \tfrac12 K h_0) .
+    """
     a = jnp.sqrt(alpha)
-
-    def direct(r):
-        half = covariance.solve_lower(L, a * covariance.matvec(r))
-        return r - a * covariance.solve_upper(L, half)
-
-    x = direct(h)
-    # The subtraction above cancels when D K is large; one step of refinement restores the digits.
-    return x + direct(h - x - alpha * covariance.matvec(x))
+    g, rest = _scaled(alpha, h)
+    known = covariance.matvec(rest)
+    half = covariance.solve_lower(L, g - a * (mu + known))
+    log_f = rest @ (mu + 0.5 * known) - 0.5 * jnp.sum(half**2) - covariance.half_logdet(L)
+    return _Solution(rest + a * covariance.solve_upper(L, half), log_f)
 
 
-def _at_prior_mean(
-    alpha: Float[Array, " N"], h: Float[Array, " N"], mu: Float[Array, " N"] | float
-) -> Float[Array, ""]:
-    return jnp.sum(mu * (h - 0.5 * alpha * mu))
+def _scaled(alpha: Float[Array, " N"], h: Float[Array, " N"]) -> tuple[Any, Any]:
+    """``g`` and ``h_0``."""
+    seen = alpha > 0
+    return jnp.where(seen, h, 0) / jnp.sqrt(jnp.where(seen, alpha, 1)), jnp.where(seen, 0, h)

@@ -22,7 +22,7 @@ from tinygp.solvers.quasisep.core import (
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.covariance import Covariance, jitter
+from numpyro_spikeslab.algebra.covariance import Covariance, jitter, left_by
 
 
 @jax.tree_util.register_dataclass
@@ -86,7 +86,7 @@ class Quasisep(Covariance):
     def times_upper(self, L: LowerTriQSM, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         return L.transpose() @ x[self.order]
 
-    def explained(self, L: LowerTriQSM, a: Float[Array, " N"]) -> Float[Array, " N"]:
+    def conditional(self, L: LowerTriQSM, a: Float[Array, " N"]) -> Float[Array, " N"]:
         a = a[self.order]
         # tinygp's product of a diagonal and a symmetric matrix comes back as symmetric (0.3.1).
         p, q, transition = self.matrix.lower
@@ -95,4 +95,7 @@ class Quasisep(Covariance):
             lower=StrictLowerTriQSM(p=a[:, None] * p, q=q, a=transition),
             upper=StrictUpperTriQSM(p=p, q=a[:, None] * q, a=transition),
         )
-        return (L.inv() @ scaled).gram().diag.d[self.rank]
+        inverse = L.inv()
+        explained = (inverse @ scaled).gram().diag.d
+        left = left_by(self.matrix.diag.d, a, explained, (inverse.transpose() @ inverse).diag.d)
+        return left[self.rank]

@@ -144,8 +144,8 @@ def to_prior(prior: FunctionPrior, posterior: Posterior, m: Any) -> Posterior:
 
 
 def _expected_terms(terms: Terms, mean: Any, var: Any) -> Float[Array, ""]:
-    """Expectation of the log of what the tasks say."""
-    return terms.h @ mean - 0.5 * terms.alpha @ (mean**2 + var)
+    """Expectation of the log of what the tasks say, relative to its largest value."""
+    return gaussian.log_sites(terms.alpha, terms.h, mean, var)
 
 
 def log_joint(prior: FunctionPrior, terms: Terms, theta: Any) -> Float[Array, ""]:
