@@ -2,7 +2,8 @@
 """Noise scales, inclusion probabilities, slab scales: their mode in a fit, their draw in a chain.
 
 All that the rest of the model says of them are counts and sums. Which entry of a site each weight
-(or, of a noise scale, each task) takes is its *index*; one beyond the last entry takes none.
+(or, of a noise scale, each task) takes is its *index*; one beyond the last entry takes none. Where
+all take the only entry the index is a single zero.
 """
 
 from collections.abc import Callable
@@ -39,7 +40,8 @@ def tally(x: Any, index: Any, value: Any) -> Any:
 
 def spread(value: Any, index: Any, other: Any) -> Any:
     """The entries of a site that weights or tasks take; ``other`` where they take none."""
-    index = jnp.reshape(index, jnp.shape(other))
+    if jnp.ndim(index):
+        index = jnp.reshape(index, jnp.shape(other))
     taken = jnp.ravel(value).at[index].get(mode="clip")
     return jnp.where(index < jnp.size(value), taken, other)
 

@@ -9,9 +9,11 @@ Arrays in, arrays out: this module knows no NumPyro.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int
+import numpy as np
 
 import jax
 from jax import lax, nn
@@ -23,6 +25,10 @@ BLOCK_SIZE = 64
 
 # Tasks that share features and are visited at once: what so many carry stays in the cache.
 TILE = 512
+
+# Features per block where each task weighs the points in its own way: a block needs the residual
+# twice, and its Gram matrices of all tasks as many numbers as there are pairs in it.
+TASK_BLOCK_SIZE = 8
 
 
 class Prior(NamedTuple):
@@ -108,7 +114,7 @@ def coordinates(squares: Float[Array, "*B"], precision: Any, prior: Prior) -> Co
 
 
 def gram_sweep(
-    gram: Float[Array, "B B"],
+    gram: Float[Array, "B B *#T"],
     cross: Float[Array, "B *T"],
     weights: Float[Array, "B *T"],
     precision: Any,
@@ -119,9 +125,9 @@ def gram_sweep(
 ) -> Float[Array, "B *T"]:
     """Visit B coordinates in turn, carrying ``cross = <phi_m, residual>`` of all of them.
 
-    :param gram: inner products of the features.
-    :param cross: inner products of the features with the residual of the current weights. Tasks
-        that share the features and are visited at once are the last axis of all other arrays.
+    :param gram: inner products of the features. Tasks that are visited at once are the last axis of
+        all arrays, here of size 1 where they share the products.
+    :param cross: inner products of the features with the residual of the current weights.
     :param weights: current weights (expectations or draws).
     :param precision: noise precision ``tau``.
     :param pairs: from :func:`coordinates`.
@@ -135,7 +141,7 @@ def gram_sweep(
         b = precision * (cross[m] + pair.squares * weight)
         # without a barrier XLA finds the change anew for each entry of cross
         change = lax.optimization_barrier(weight - put(pair.given(b), noise_m))
-        return cross + jnp.multiply.outer(gram_m, change), b
+        return cross + gram_m * change, b
 
     return lax.scan(visit, cross, (jnp.arange(cross.shape[0]), gram, weights, pairs, noise))[1]
 
@@ -170,21 +176,102 @@ def task_sweep(
     if gram.shape[0] > 1:
         cross = linear - jnp.sum(gram * weights[:, None], axis=2)
         return pairs.given(jax.vmap(of)(gram, cross, weights, precision, pairs, noise))
-    num_tasks = len(weights)
+
+    def visit(tile):
+        linear, weights, precision, pairs, noise = tile
+        cross = linear - gram[0] @ weights
+        return pairs.given(of(gram[0, ..., None], cross, weights, precision, pairs, noise))
+
+    return in_tiles(visit, (linear, weights, precision, pairs, noise))
+
+
+def masked_task_sweep(
+    features: tuple[Float[Array, "M N"], Float[Array, "M N"]],
+    observations: tuple[Float[Array, "N Q"], Float[Array, "N Q"]],
+    weights: Float[Array, "Q M"],
+    precision: Float[Array, " Q"],
+    prior: Prior,
+    put: Put,
+) -> Conditional:
+    """:func:`task_sweep` where tasks weigh the points each in its own way.
+
+    Gram matrices of all tasks would be Q M^2 numbers; here a tile of tasks carries its residual,
+    and has the Gram matrices of one block of features at a time.
+
+    :param features: means and variances of the features.
+    :param observations: of the tasks, and the relative precision of each.
+    """
+    num_features = len(features[0])
+    num_blocks = -(-num_features // TASK_BLOCK_SIZE)
+    size = -(-num_features // num_blocks)
+
+    def cut(x, fill=0.0):
+        return pad(x, num_blocks * size, fill).reshape((num_blocks, size) + x.shape[1:])
+
+    rows = jax.tree.map(cut, features)
+
+    def visit(tile, points):
+        weights, precision, prior = tile
+        y, relative = points
+
+        def block(residual, part):
+            (mean, var), weights, prior = part
+            gram = symmetric(lambda i, j: (mean[i] * mean[j]) @ relative, size)
+            own, spread = mean**2 @ relative, var @ relative
+            pairs = coordinates(own + spread, precision, prior)
+            # to the linear terms only the means of the features count
+            cross = mean @ residual - spread * weights
+            b = gram_sweep(gram, cross, weights, precision, pairs, put)
+            found = pairs.given(b)
+            change = weights - put(found, None)
+            return residual + relative * (mean.T @ change), found
+
+        parts = rows, cut(weights), Prior(cut(prior.log_odds), cut(prior.variance, fill=1.0))
+        residual = relative * (y - features[0].T @ weights)
+        found = lax.scan(block, residual, parts)[1]
+        return jax.tree.map(lambda x: x.reshape(num_blocks * size, -1)[:num_features], found)
+
+    return in_tiles(visit, (weights, precision, prior), observations)
+
+
+def symmetric(products: Callable[[Any, Any], Any], size: int) -> Float[Array, "B B ..."]:
+    """A matrix whose upper triangle is computed, and its lower one copied.
+
+    :param products: from rows and columns of the triangle to its entries.
+    """
+    rows, columns = np.triu_indices(size)
+    place = np.zeros((size, size), int)
+    place[rows, columns] = place[columns, rows] = np.arange(len(rows))
+    return products(rows, columns)[place]
+
+
+def in_tiles(visit: Callable, tasks: Any, *points: Any) -> Any:
+    """Some tasks at a time, so many that what they carry stays in the cache.
+
+    :param visit: takes arrays whose last axis are the tasks, side by side, and returns such.
+    :param tasks: arrays of all tasks, leading axis Q.
+    :param points: arrays whose last axis is Q.
+    :return: what all visits return, leading axis Q.
+    """
+    num_tasks = len(jax.tree.leaves(tasks)[0])
     num_tiles = -(-num_tasks // TILE)
     size = -(-num_tasks // num_tiles)
 
-    def cut(x):
-        return pad(x, num_tiles * size).reshape((num_tiles, size) + x.shape[1:])
+    def of(start):
+        tile = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size), tasks)
+        columns = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size, -1), points)
+        found = visit(jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), tile), *columns)
+        return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), found)
 
-    def visit(tile):
-        # with tasks as the last axis a visit reads and writes what lies side by side
-        linear, weights, *rest = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), tile)
-        return of(gram[0], linear - gram[0] @ weights, weights, *rest).T
+    def put_in(k, found):
+        # the last tile may have some tasks of the one before, with the same result
+        start = jnp.minimum(k * size, num_tasks - size)
+        put = partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
+        return jax.tree.map(put, found, of(start))
 
-    tasks = (linear, weights, precision, pairs, noise)
-    b = lax.map(visit, jax.tree.map(cut, tasks))
-    return pairs.given(b.reshape(-1, b.shape[-1])[:num_tasks])
+    shapes = jax.eval_shape(of, 0)
+    nothing = jax.tree.map(lambda x: jnp.zeros((num_tasks, *x.shape[1:]), x.dtype), shapes)
+    return lax.fori_loop(0, num_tiles, put_in, nothing)
 
 
 def sweep(

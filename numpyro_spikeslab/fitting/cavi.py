@@ -259,7 +259,7 @@ class CAVI(SVI):
         task = self._task(args, kwargs)
         rng_key, _, key_start = random.split(rng_key, 3)
         posterior = None
-        if task.reading.functions is not None:
+        if task.reading.functions is not None and set(params) - set(init_params or {}):
             posterior = self._start_functions(task, params, init_params, key_start)
             params = self.guide.unpack(task.reading, posterior, params)
         if init_params:

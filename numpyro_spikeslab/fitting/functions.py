@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import gaussian
+from numpyro_spikeslab.algebra.pairs import TASK_BLOCK_SIZE
 from numpyro_spikeslab.algebra.search import climb_coordinates
 from numpyro_spikeslab.fitting.posterior import (
     Data,
@@ -27,11 +28,14 @@ from numpyro_spikeslab.fitting.posterior import (
     with_roles,
 )
 from numpyro_spikeslab.fitting.tasks import (
-    Gram,
     explained,
     gram,
+    left_of,
     over_points,
     refresh,
+    squared_errors,
+    squares_left,
+    update_masked,
     update_weights,
 )
 from numpyro_spikeslab.reading.functions import FunctionPrior
@@ -73,25 +77,33 @@ def terms_of(at: View, posterior: Posterior, m: Any) -> Terms:
     return Terms(m, alpha, (at.relative * at.Y) @ w - taken)
 
 
-def terms_at(at: View, weights: Any) -> Callable[[Any, Any], Terms]:
-    """:func:`terms_of` while weights stay, whose products are computed once for all functions.
+def terms_at(
+    at: View, weights: Any, left: Float[Array, "N Q"], functions: Float[Array, "B N"]
+) -> Callable[[Any, Any], Terms]:
+    """:func:`terms_of` some functions while weights stay, whose products are computed once.
 
+    :param weights: of these functions.
+    :param left: what all functions leave of the observations, times ``z_nq``.
+    :param functions: means of these functions where they leave that.
     :return: from the means of the functions and the number of one of them.
     """
     mean, second = weights.mean, weights.slab_moments[1]
+    size = mean.shape[1]
     precise = mean / at.sigma2[:, None]
-    alpha = over_tasks(at, second / at.sigma2[:, None])
-    linear = (at.relative * at.Y) @ precise
-    # of all tasks at once where they weigh alike
-    products = precise.T @ mean if at.relative.shape[1] == 1 else None
+    second = second / at.sigma2[:, None]
+    linear = left @ precise
+    if shared := at.relative.shape[1] == 1:
+        alpha, products = over_tasks(at, second), precise.T @ mean
+    else:
+        # at once, since what has the size of the data is slow to read
+        each = (precise[:, :, None] * mean[:, None]).reshape(-1, size**2)
+        sums = over_tasks(at, jnp.concatenate([second, each], axis=1))
+        alpha, products = sums[:, :size], sums[:, size:].reshape(-1, size, size)
 
-    def terms(functions, m):
-        if products is None:
-            row = over_tasks(at, precise[:, m, None] * mean)
-        else:
-            row = at.relative * products[m]
-        taken = jnp.sum(row.at[:, m].set(0) * functions.T, axis=1)
-        return Terms(m, alpha[:, m], linear[:, m] - taken)
+    def terms(now, m):
+        row = at.relative * products[m] if shared else products[:, m]
+        others = jnp.sum(row.at[:, m].set(0) * (now - functions).T, axis=1)
+        return Terms(m, alpha[:, m], linear[:, m] + row[:, m] * functions[m] - others)
 
     return terms
 
@@ -293,26 +305,88 @@ def prior_is_better(prior: FunctionPrior, posterior: Posterior, terms: Terms) ->
 
 def sweep_plain(
     spec: Spec, data: Data, at: View, posterior: Posterior, temperature: Any
-) -> tuple[Posterior, Gram]:
-    """The variational EM iteration of the paper: functions, then weights."""
+) -> tuple[Posterior, Float[Array, " Q"]]:
+    """The variational EM iteration of the paper: functions, then weights.
+
+    :return: the posterior and the expected squares of what each task leaves.
+    """
     prior = function_prior(spec, data, at)
-    terms = terms_at(at, posterior.weights)
-
-    def visit(m, posterior):
-        return update_function_plain(prior, posterior, terms(_functions(posterior).mean, m))
-
-    posterior = jax.lax.fori_loop(0, spec.form.num_features, visit, posterior)
-    functions = _functions(posterior)
-    stats = gram(at, functions.mean, functions.var)
     paired: Any = posterior.weights
-    weights = update_weights(at, stats, paired, temperature)
-    return posterior._replace(weights=weights), stats
+    if at.relative.shape[1] == 1:
+        start = jnp.zeros_like(_functions(posterior).mean)
+        posterior = visit_block(prior, at, posterior, at.relative * at.Y, start)
+        functions = _functions(posterior)
+        stats = gram(at, functions.mean, functions.var)
+        weights = update_weights(at, stats, paired, temperature)
+        squares = squared_errors(at, stats, weights)
+    else:
+        posterior = visit_blocks(prior, at, posterior)
+        functions = _functions(posterior)
+        weights = update_masked(at, functions.mean, functions.var, paired, temperature)
+        squares = squares_left(at, functions.mean, functions.var, weights)
+    return posterior._replace(weights=weights), squares
+
+
+def visit_blocks(prior: FunctionPrior, at: View, posterior: Posterior) -> Posterior:
+    """All functions in turn where tasks weigh the points each in its own way.
+
+    At each point there are other products of the weights, so they are those of one block.
+    """
+    M = len(prior.mean)
+    size = min(TASK_BLOCK_SIZE, M)
+
+    def visit(k, carry):
+        posterior, left = carry
+        # the last block may begin among functions that have been visited
+        start = jnp.minimum(k * size, M - size)
+        before = jax.lax.dynamic_slice_in_dim(_functions(posterior).mean, start, size)
+        posterior = visit_block(prior, at, posterior, left, before, start, k * size - start)
+        after = jax.lax.dynamic_slice_in_dim(_functions(posterior).mean, start, size)
+        weights = jax.lax.dynamic_slice_in_dim(posterior.weights.mean, start, size, 1)
+        return posterior, left - at.relative * ((after - before).T @ weights.T)
+
+    start = posterior, left_of(at, _functions(posterior).mean, posterior.weights)
+    return jax.lax.fori_loop(0, -(-M // size), visit, start)[0]
+
+
+def visit_block(
+    prior: FunctionPrior,
+    at: View,
+    posterior: Posterior,
+    left: Float[Array, "N Q"],
+    functions: Float[Array, "B N"],
+    start: Any = 0,
+    first: Any = 0,
+) -> Posterior:
+    """Some functions in turn, while the weights stay.
+
+    :param left: what functions leave of the observations, times ``z_nq``.
+    :param functions: means of the functions of this block where they leave that.
+    :param start: number of the first of them.
+    :param first: of these, the first to be visited.
+    """
+    size = len(functions)
+
+    def cut(x, axis):
+        return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+    weights = jax.tree.map(lambda x: cut(x, 1), posterior.weights)
+    terms = terms_at(at, weights, left, functions)
+
+    def visit(j, posterior):
+        found = terms(cut(_functions(posterior).mean, 0), j)
+        return update_function_plain(prior, posterior, found._replace(m=start + j))
+
+    return jax.lax.fori_loop(first, size, visit, posterior)
 
 
 def sweep(
     spec: Spec, data: Data, base: View, posterior: Posterior, temperature: Any
-) -> tuple[Posterior, Gram]:
-    """Functions with their scales, all weights after each of them."""
+) -> tuple[Posterior, Float[Array, " Q"]]:
+    """Functions with their scales, all weights after each of them.
+
+    :return: the posterior and the expected squares of what each task leaves.
+    """
     prior = function_prior(spec, data, base)
 
     M = spec.form.num_features
@@ -343,7 +417,8 @@ def sweep(
 
     functions = _functions(posterior)
     start = posterior, gram(base, functions.mean, functions.var)
-    return jax.lax.fori_loop(0, M + 2, visit, start)
+    posterior, stats = jax.lax.fori_loop(0, M + 2, visit, start)
+    return posterior, squared_errors(base, stats, posterior.weights)
 
 
 def _choose(condition: Any, one: Posterior, other: Posterior) -> Posterior:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
-from numpyro_spikeslab.fitting.tasks import Gram, gram, squared_errors, squares_left
+from numpyro_spikeslab.fitting.tasks import Gram, gram, keeps_gram, squared_errors, squares_left
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
@@ -140,8 +140,8 @@ def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
     """The data of a reading, with what depends on them alone."""
     known, at = reading.functions, reading.base
     stats = None
-    if reading.features is not None and at is not None:
-        features = reading.features
+    features = reading.features
+    if features is not None and at is not None and keeps_gram(at, len(features)):
         stats = jax.jit(gram)(at, features, jnp.zeros_like(features))
     return Data(
         reading.constants,
@@ -227,6 +227,9 @@ def squares_of(spec: Spec, data: Data, at: View, posterior: Posterior) -> Float[
     functions = posterior.functions
     if spec.white and functions is not None:
         return squares_left(at, functions.mean, functions.var, posterior.weights)
+    if data.features is not None and not keeps_gram(at, len(data.features)):
+        none = jnp.zeros_like(data.features)
+        return squares_left(at, data.features, none, posterior.weights)
     if spec.form.kind != COLUMNS:
         return squared_errors(at, stats_at(data, at, posterior), posterior.weights)
     residual = posterior.residual

@@ -9,8 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.pairs import expectation, task_sweep
+from numpyro_spikeslab.algebra.pairs import Conditional, expectation, masked_task_sweep, task_sweep
 from numpyro_spikeslab.reading.view import View
+
+# Gram matrices of all tasks are kept up to so many numbers; beyond, tiles of tasks make them anew.
+GRAM_LIMIT = 2**25
 
 
 class Gram(NamedTuple):
@@ -31,6 +34,11 @@ class Gram(NamedTuple):
     def own(self) -> Float[Array, "#Q M"]:
         """Products of the means with themselves."""
         return jnp.diagonal(self.G, axis1=1, axis2=2)
+
+
+def keeps_gram(at: View, num_features: int) -> bool:
+    """Whether the Gram matrices of all tasks are few numbers."""
+    return at.relative.shape[1] * num_features**2 <= GRAM_LIMIT
 
 
 def gram(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"]) -> Gram:
@@ -72,6 +80,10 @@ def update_weights(
     found = task_sweep(
         squares, stats.b, weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
     )
+    return _factors(found, temperature)
+
+
+def _factors(found: Conditional, temperature: Any) -> PairedMeanField:
     probs = jax.nn.sigmoid(found.logit / temperature)
     return PairedMeanField(probs, found.loc, jnp.sqrt(found.variance))
 
@@ -103,6 +115,25 @@ def explained(at: View, own: Float[Array, "#Q M"], weights: Any) -> Float[Array,
 def over_points(at: View, x: Float[Array, "*K N"]) -> Float[Array, "*K #Q"]:
     """``sum_n z_nq x_n``; one column where all tasks weigh alike."""
     return x @ at.relative
+
+
+def update_masked(
+    at: View,
+    mean: Float[Array, "M N"],
+    var: Float[Array, "M N"],
+    weights: PairedMeanField,
+    temperature: Any,
+) -> PairedMeanField:
+    """:func:`update_weights` where tasks weigh their observations each in its own way."""
+    found = masked_task_sweep(
+        (mean, var),
+        (at.Y, at.relative),
+        weights.mean,
+        1 / at.sigma2,
+        at.prior,
+        expectation(temperature),
+    )
+    return _factors(found, temperature)
 
 
 def left_of(at: View, mean: Float[Array, "M N"], weights: Any) -> Float[Array, "N Q"]:

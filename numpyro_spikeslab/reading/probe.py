@@ -224,13 +224,14 @@ def _has_layout(form, program, constants, values, along) -> Any:
         ]
         return agree(slope, (W @ phi).T) & jnp.all(alone == 0) & jnp.all(apart == 0)
     rows = task_rows(form, program, constants, values)
-    size = jnp.max(jnp.abs(rows), axis=(1, 2), initial=0)
-    scaled = rows / jnp.where(size > 0, size, 1)[:, None, None]
-    tangent = jax.jvp(
-        lambda w: location(w, values), (jnp.zeros_like(W),), (W / jnp.where(size > 0, size, 1),)
-    )[1]
-    same = agree(scaled, jnp.broadcast_to(scaled[..., :1], scaled.shape))
-    return same & agree(tangent, jnp.einsum("qm,mnq->nq", W, scaled))
+    size = jnp.max(jnp.abs(rows), axis=1, initial=0)
+    scaled = W / jnp.where(size > 0, size, 1)
+    # tasks that do not share their features would differ, however small these are
+    tangent, nothing = (
+        jax.jvp(lambda w: location(w, values), (jnp.zeros_like(w),), (w,))[1]
+        for w in (scaled, jnp.where(size == 0, W, 0))
+    )
+    return agree(tangent, (scaled @ rows).T) & jnp.all(nothing == 0)
 
 
 def _are_alike(form: Form, seen: Any) -> Any:

@@ -4,6 +4,9 @@
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
+from jaxtyping import Array
+import numpy as np
+
 import jax
 import jax.numpy as jnp
 
@@ -230,7 +233,10 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
         form,
         subject.program,
         subject.constants,
-        {role.site: jnp.asarray(indices[role.site]) for role in form.every_role},
+        {
+            role.site: _index(indices[role.site], jnp.size(values[role.site]))
+            for role in form.every_role
+        },
         functions,
         {name: values[name] for name in form.others},
     )
@@ -259,3 +265,10 @@ def _functions(subject: Subject, name: str, values: dict[str, Any]) -> Known:
 @partial(jax.jit, static_argnums=(0, 1))
 def _function_arrays(program, name, constants, inputs) -> FunctionArrays:
     return program(constants, *inputs).functions[name]
+
+
+def _index(index: Any, size: int) -> Array:
+    """Which entry each weight takes; one number where all take the only one, since there may be
+    millions of them."""
+    alone = are_concrete(index) and size == 1 and not np.any(np.asarray(index))
+    return jnp.zeros((), int) if alone else jnp.asarray(index)

@@ -188,14 +188,19 @@ def design_rows(
 
 def task_rows(
     form: Form, program: Program, constants: tuple, values: dict[str, Any]
-) -> Float[Array, "M N Q"]:
-    """For each feature, what a weight of one in every task adds to the observations."""
+) -> Float[Array, "M N"]:
+    """What a weight of one adds to the observations of its task, each feature in a task of its own
+    as far as there are so many: the features, if tasks share them."""
     tangent = linear_map(form, program, constants, values)
-    (pair,), (Q, M) = form.pairs, form.shape
-    units = jnp.broadcast_to(jnp.eye(M)[:, None], (M, Q, M)).reshape(M, Q * M)
-    rows = jax.lax.map(lambda unit: tangent({pair.name: unit}), units, batch_size=256)
-    N = form.num_obs
-    return rows.reshape(M, Q, N).mT if form.tasks_first else rows.reshape(M, N, Q)
+    (pair,), (Q, M), N = form.pairs, form.shape, form.num_obs
+
+    def some(first):
+        tasks, features = jnp.arange(Q), first + jnp.arange(Q)
+        unit = jnp.zeros(form.shape).at[tasks, features].set(1, mode="drop")
+        rows = tangent({pair.name: jnp.ravel(unit)})
+        return rows.reshape(Q, N) if form.tasks_first else rows.reshape(N, Q).T
+
+    return jax.lax.map(some, jnp.arange(0, M, Q)).reshape(-1, N)[:M]
 
 
 def whitened_design(
@@ -219,6 +224,6 @@ def shared_features(
     form: Form, program: Program, constants: tuple, values: dict[str, Any]
 ) -> Float[Array, "M N"]:
     """Features that are the same for all tasks, 0 where no task has an observation."""
-    rows = task_rows(form, program, constants, values)[..., 0]
+    rows = task_rows(form, program, constants, values)
     seen = jnp.any(view(form, program, constants, values).relative > 0, axis=1)
     return jnp.where(seen, rows, 0)

@@ -64,7 +64,9 @@ class Current:
         """Which entry of its site each weight takes, (Q, M), or each task, (Q,)."""
         Q, M = self.reading.form.shape
         index = self.reading.indices[role.site]
-        return jnp.broadcast_to(index, Q) if role.part == "noise" else index.reshape(Q, M)
+        if role.part == "noise":
+            return jnp.broadcast_to(index, Q)
+        return index.reshape(Q, M) if index.ndim else jnp.zeros((Q, M), int)
 
     def weights(self) -> tuple[Float[Array, "Q M"], Float[Array, "Q M"]]:
         """Spikes and slabs."""

@@ -162,6 +162,29 @@ def test_tiles_of_tasks_do_not_change_their_sweeps(precision, put, shared, tile,
             close(x[q], e, precision)
 
 
+@pytest.mark.parametrize("block", [1, 2, 8])
+@pytest.mark.parametrize("tile", [3, 512])
+def test_masked_tasks_have_the_sweep_of_their_gram_matrices(precision, block, tile, monkeypatch):
+    monkeypatch.setattr(pairs, "TASK_BLOCK_SIZE", block)
+    monkeypatch.setattr(pairs, "TILE", tile)
+    N, Q, M = 15, 8, 5
+    rng = np.random.default_rng(3)
+    mean, var = rng.normal(size=(M, N)), rng.uniform(0.0, 0.5, (M, N))
+    relative = rng.choice([0.0, 0.5, 2.0], (N, Q))
+    y, w = rng.normal(size=(N, Q)), rng.normal(size=(Q, M))
+    prior = pairs.Prior(*map(jnp.asarray, (rng.normal(size=(Q, M)), rng.uniform(0.3, 3, (Q, M)))))
+    tau = jnp.asarray(rng.uniform(0.5, 4.0, Q))
+    gram = np.einsum("mn,kn,nq->qmk", mean, mean, relative)
+    gram[:, range(M), range(M)] += (var @ relative).T
+    linear = (mean @ (relative * y)).T
+    put = pairs.expectation(1.5)
+    expected = pairs.task_sweep(*map(jnp.asarray, (gram, linear, w)), tau, prior, put)
+    features, observations = jax.tree.map(jnp.asarray, ((mean, var), (y, relative)))
+    found = pairs.masked_task_sweep(features, observations, jnp.asarray(w), tau, prior, put)
+    for x, e in zip(found, expected, strict=True):
+        close(x, e, precision)
+
+
 # The Gibbs sweep
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sweeps over latent functions, against dense algebra and finite differences."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -26,7 +28,16 @@ from numpyro import handlers
 
 from numpyro_spikeslab.algebra import gaussian
 from numpyro_spikeslab.algebra.quasisep import Quasisep
-from numpyro_spikeslab.fitting.functions import is_active, moments, terms_at, terms_of, to_prior
+from numpyro_spikeslab.fitting.functions import (
+    is_active,
+    moments,
+    terms_at,
+    terms_of,
+    to_prior,
+    update_function_plain,
+    visit_blocks,
+)
+from numpyro_spikeslab.fitting.tasks import left_of
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -55,11 +66,28 @@ def test_terms_of_all_functions_are_those_of_each(complete):
     at = found.at
     if complete:
         at = at._replace(relative=jnp.linspace(0.5, 2.0, N)[:, None])
-    together = terms_at(at, found.posterior.weights)
-    for m in range(M):
-        one = together(found.functions.mean, m)
+    mean, weights = found.functions.mean, found.posterior.weights
+    none = jnp.zeros_like(mean)
+    apart = terms_at(at, weights, at.relative * at.Y, none)
+    left = terms_at(at, weights, left_of(at, 0.5 * mean, weights), 0.5 * mean)
+    for m, terms in product(range(M), (apart, left)):
+        one = terms(mean, m)
         for x, y in zip(one, terms_of(at, found.posterior, m), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_blocks_of_functions_are_visited_one_after_the_other(size, monkeypatch):
+    monkeypatch.setattr("numpyro_spikeslab.fitting.functions.TASK_BLOCK_SIZE", size)
+    found = small()
+    at, expected = found.at, found.posterior
+    assert at.relative.shape[1] > 1
+    for m in range(M):
+        expected = update_function_plain(found.prior, expected, terms_of(at, expected, m))
+    blocks = jax.jit(lambda at, posterior: visit_blocks(found.prior, at, posterior))
+    visited = blocks(at, found.posterior)
+    for x, y in zip(visited.functions, expected.functions, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-8)
 
 
 def test_moments_are_those_of_the_factors():
