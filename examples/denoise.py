@@ -20,6 +20,7 @@ import time
 from typing import Any, NamedTuple
 import warnings
 
+from blocks import SIZE, blocks_of, image_of, psnr, read
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.cluster import KMeans
@@ -35,7 +36,6 @@ import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 
-SIZE = 8  # pixels along a block
 PIXELS = np.indices((SIZE, SIZE)).reshape(2, -1).T.astype(float)  # their positions
 NUM_ELEMENTS = 64
 NUM_STEPS = 60
@@ -69,29 +69,6 @@ class Denoised(NamedTuple):
 def photograph() -> np.ndarray:
     """A part of a photograph in grey, 0 to 255."""
     return load_sample_image("flower.jpg")[75:267, 170:362].mean(axis=2)
-
-
-def psnr(image: np.ndarray, truth: np.ndarray) -> float:
-    """Peak signal-to-noise ratio in dB."""
-    return 10 * np.log10(255**2 / np.mean((np.clip(image, 0, 255) - truth) ** 2))
-
-
-def blocks_of(image: np.ndarray) -> np.ndarray:
-    """All blocks, a column each."""
-    windows = np.lib.stride_tricks.sliding_window_view(image, (SIZE, SIZE))
-    return windows.reshape(-1, SIZE**2).T
-
-
-def image_of(blocks: np.ndarray, precision: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Means over all blocks that have a pixel, weighted by the precisions of the blocks."""
-    rows, columns = (n - SIZE + 1 for n in shape)
-    weighted = (blocks * precision).reshape(SIZE, SIZE, rows, columns)
-    total, weight = np.zeros(shape), np.zeros(shape)
-    for i in range(SIZE):
-        for j in range(SIZE):
-            total[i : i + rows, j : j + columns] += weighted[i, j]
-            weight[i : i + rows, j : j + columns] += precision.reshape(rows, columns)
-    return total / weight
 
 
 def grouped(X, Y, group, overall):
@@ -230,13 +207,6 @@ def plot(truth: np.ndarray, noisy: np.ndarray, found: Denoised) -> plt.Figure:
     return figure
 
 
-def read(file: Path) -> np.ndarray:
-    """An image in grey, 0 to 255."""
-    image = np.asarray(plt.imread(file), float)
-    image = image[..., :3].mean(axis=2) if image.ndim == 3 else image
-    return image * 255 if image.max() <= 1 else image
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path)
@@ -248,6 +218,7 @@ def main() -> None:
     if options.paper is not None and options.folder is not None:
         parser.error("--paper makes no picture; leave the folder out")
     truth = photograph() if options.image is None else read(options.image)
+    truth = truth.mean(axis=2) if truth.ndim == 3 else truth
     rng = np.random.default_rng(options.seed)
     noisy = truth + options.noise * rng.normal(size=truth.shape)
     print(f"{blocks_of(noisy).shape[1]} blocks, noisy image {psnr(noisy, truth):.2f} dB")

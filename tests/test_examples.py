@@ -132,6 +132,36 @@ def test_blocks_make_their_image(denoise):
     np.testing.assert_allclose(other[0, :2], [0.0, 0.75])
 
 
+def test_blocks_in_colour_make_their_image(denoise):
+    image = np.random.default_rng(0).normal(size=(11, 9, 3))
+    blocks = denoise.blocks_of(image)
+    assert blocks.shape == (192, 4 * 2)
+    np.testing.assert_array_equal(blocks[:, 3].reshape(3, 8, 8)[1], image[1:9, 1:9, 1])
+    np.testing.assert_allclose(denoise.image_of(blocks, np.arange(1.0, 9), image.shape), image)
+
+
+@pytest.mark.slow
+def test_an_image_is_completed(monkeypatch):
+    """In single precision, as users do; a start that is dense or copies what is seen fails."""
+    pytest.importorskip("sklearn", reason="scikit-learn is needed by this example only")
+    jax.config.update("jax_enable_x64", False)
+    inpaint = imported("inpaint", monkeypatch)
+    truth = inpaint.photograph()[40:96, 40:96]
+    observed = inpaint.without(truth, 0.8, seed=1)
+    missing = np.isnan(observed)
+    found = inpaint.inpaint(observed)
+    np.testing.assert_array_equal(found.image[~missing], truth[~missing])
+    guess = np.where(missing, np.nanmean(observed, axis=(0, 1)), observed)
+    assert inpaint.psnr(found.image, truth) > inpaint.psnr(guess, truth) + 8
+    assert 0.5 < np.mean(found.sizes) < 25
+    # what is least sure has the largest errors
+    error, order = abs(found.image - truth)[missing], np.argsort(found.sd[missing])
+    quarter = len(order) // 4
+    assert np.mean(error[order[-quarter:]]) > 2 * np.mean(error[order[:quarter]])
+    assert len(inpaint.plot(truth, observed, found).axes) == 4
+    plt.close("all")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["white", "exponential"])
 def test_an_image_is_denoised(denoise, monkeypatch, kernel):

@@ -8,6 +8,11 @@ from task_problems import M, Q, slope, small
 import jax
 import jax.numpy as jnp
 
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+
+import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting.tasks import explained, gram, refresh, squared_errors, update_weights
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -98,3 +103,44 @@ def test_tasks_that_weigh_alike_share_a_matrix():
         results.append((weights, squared_errors(at, stats, weights)))
     assert gram(alike, found.functions.mean, found.functions.var).G.shape[0] == 1
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9), *results)
+
+
+@pytest.mark.parametrize("hyper", [False, True], ids=["noise", "noise and a free site"])
+def test_known_features_need_no_matrix_for_each_task(hyper, monkeypatch):
+    rng = np.random.default_rng(4)
+    phi, number = rng.normal(size=(5, 20)), 7
+    Y = 2 * (phi * (rng.uniform(size=(5, 1)) < 0.5)).T @ rng.normal(size=(5, number))
+    Y += 0.3 * rng.normal(size=Y.shape)
+    Y[rng.uniform(size=Y.shape) < 0.4] = np.nan
+
+    def model(phi, Y):
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+        shift = numpyro.sample("shift", dist.Cauchy(0.0, 1.0)) if hyper else 0.0
+        with numpyro.plate("task", number, dim=-2), numpyro.plate("latent", 5, dim=-1):
+            W = nss.spike_slab("W", 0.3, 2.0)
+        location, seen = (W @ phi).T + shift, handlers.mask(mask=~jnp.isnan(Y))
+        with numpyro.plate("n", 20, dim=-2), numpyro.plate("task", number, dim=-1), seen:
+            numpyro.sample("Y", dist.Normal(location, sigma), obs=jnp.nan_to_num(Y))
+
+    results = []
+    for limit in (number * 25, number * 25 - 1):
+        monkeypatch.setattr("numpyro_spikeslab.fitting.tasks.GRAM_LIMIT", limit)
+        # whether there is a matrix for each task is decided when code is traced
+        jax.clear_caches()
+        svi = nss.CAVI(model, nss.PairedGuide(model), temperature=None)
+        results.append(svi.run(jax.random.key(0), 150, phi, Y, progress_bar=False))
+    np.testing.assert_allclose(*(found.losses for found in results), rtol=1e-8)
+    for name, value in results[0].params.items():
+        np.testing.assert_allclose(results[1].params[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_start_that_is_given_is_not_made(monkeypatch):
+    model = nss.models.mtmkl("white", 2)
+    svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
+    X, Y = np.arange(6.0), np.random.default_rng(0).normal(size=(6, 3))
+    params = svi.init(jax.random.key(0), X, Y).optim_state[1]
+    monkeypatch.setattr(svi, "_start_functions", None)
+    state = svi.init(jax.random.key(1), X, Y, init_params=params)
+    jax.tree.map(np.testing.assert_array_equal, state.optim_state[1], params)
+    with pytest.raises(TypeError, match="not callable"):
+        svi.init(jax.random.key(1), X, Y, init_params={"noise_auto_loc": params["noise_auto_loc"]})

@@ -504,6 +504,27 @@ def test_tasks_share_no_weights():
     np.testing.assert_allclose(shared.features, X.T, atol=1e-14)
 
 
+@pytest.mark.parametrize("tasks", [2, P + 3])
+@pytest.mark.parametrize("size", [0.0, 1e-9])
+def test_features_of_tasks_are_shared_or_not_however_small(tasks, size):
+    """The last task has a column that is zero in all others."""
+    designs = np.tile(X, (tasks, 1, 1))
+    designs[:, :, 0] = 0.0
+    designs[-1, :, 0] = size
+
+    def model(designs, Y=None):
+        with numpyro.plate("task", tasks, dim=-2), numpyro.plate("feature", P, dim=-1):
+            W = nss.spike_slab("W", 0.25)
+        with numpyro.plate("obs", N, dim=-2), numpyro.plate("task_", tasks, dim=-1):
+            location = jnp.einsum("qnm,qm->nq", designs, W)
+            numpyro.sample("Y", dist.Normal(location, 0.5), obs=Y)
+
+    found = read(model, jnp.asarray(designs), jnp.zeros((N, tasks)))
+    assert (found.form.kind == SHARED) == (size == 0.0)
+    if size == 0.0:
+        np.testing.assert_allclose(found.features, designs[0].T, atol=1e-14)
+
+
 def test_what_a_form_says():
     form = read(noisy, X, Y).form
     assert form.pairs == (Pair("w", (P,)),)
