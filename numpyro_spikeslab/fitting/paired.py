@@ -14,6 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
 
+from numpyro_spikeslab.algebra.alike import check_limits
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.distributions import GaussianFunctions
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
@@ -24,6 +25,7 @@ from numpyro_spikeslab.fitting.predict import (
     predict_tasks,
     transform_rows,
 )
+from numpyro_spikeslab.fitting.sets import columns_of, effects_of, labels_of, sets_of, table_of
 from numpyro_spikeslab.fitting.starts import STEP
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.evaluate import abstract_trace
@@ -184,6 +186,13 @@ class PairedGuide(SpikeSlabGuide):
     def _read(self, args: tuple, kwargs: dict[str, Any]) -> Reading:
         return Reader(self.model, type(self).__name__)(args, kwargs)
 
+    def _check_given(self, method: str, example: str, args: tuple, kwargs: dict[str, Any]) -> None:
+        if not args and not kwargs:
+            raise ValueError(
+                f"PairedGuide.{method}: a guide keeps no data. Give the model's arguments, as in "
+                f"`guide.{method}(result.params, {example})`."
+            )
+
     def _function_moments(self, params, args, kwargs) -> dict[str, tuple[Any, Any]]:
         if not find_function_sites(abstract_trace(self.model, args, kwargs)):
             return {}
@@ -220,11 +229,7 @@ class PairedGuide(SpikeSlabGuide):
             are not finite, empty or of another width, a kernel is a matrix, or the location
             without functions changes from input to input.
         """
-        if not args and not kwargs:
-            raise ValueError(
-                "PairedGuide.predict: a guide keeps no data. Give the model's arguments, as in "
-                "`guide.predict(result.params, X, Y, X_new=X_new)`."
-            )
+        self._check_given("predict", "X, Y, X_new=X_new", args, kwargs)
         reading = self._read(args, kwargs)
         if reading.functions is None:
             raise ValueError(
@@ -271,6 +276,24 @@ class PairedGuide(SpikeSlabGuide):
         reading = self._read(args, kwargs)
         Y_new = check_rows(reading, Y_new)
         return transform_rows(reading, self.pack(reading, params), Y_new)
+
+    def credible_sets(
+        self,
+        params: dict[str, Any],
+        *args: Any,
+        site: str | None = None,
+        coverage: float = 0.95,
+        min_correlation: float = 0.5,
+        **kwargs: Any,
+    ) -> Any:
+        """TODO"""
+        check_limits(coverage, min_correlation)
+        self._check_given("credible_sets", "X, y", args, kwargs)
+        reading = self._read(args, kwargs)
+        columns = columns_of(reading.form, site)
+        effects = effects_of(reading, self.pack(reading, params))
+        sets = sets_of(effects, columns, coverage, min_correlation)
+        return table_of(sets, labels_of(reading.form))
 
     def to_init_params(
         self,

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from numpyro_spikeslab.algebra.alike import blocks, check_limits, purity, twins, unit_columns
 from numpyro_spikeslab.reporting.data import (
     pairs,
     posterior,
@@ -15,11 +16,6 @@ from numpyro_spikeslab.reporting.data import (
     select,
     spike_draws,
 )
-
-# Two columns with this correlation are one and the same to the data.
-TWINS = 1 - 1e-6
-# Columns whose correlations with all others are in memory at once.
-BLOCK = 512
 
 
 def credible_sets(
@@ -74,22 +70,18 @@ def credible_sets(
         set
         0       2          1.0
     """
-    for name, value in (("coverage", coverage), ("min_correlation", min_correlation)):
-        if not 0 <= value <= 1 or (name, value) == ("coverage", 0):
-            raise ValueError(f"{name}: got {value}, expected a number between 0 and 1, like 0.95.")
+    check_limits(coverage, min_correlation)
     spikes, labels = flat_spikes(data, var_name)
     table, labels = columns_of(X, labels, var_name)
     unit = unit_columns(table)
     rows = []
     for members in disjoint_sets(spikes, unit, coverage, min_correlation):
-        within = abs(unit[:, members].T @ unit[:, members])
-        np.fill_diagonal(within, 1.0)
         rows.append(
             {
                 "members": tuple(labels[member] for member in members),
                 "size": len(members),
                 "probability": spikes[:, members].any(axis=1).mean(),
-                "purity": min(1.0, within.min()),
+                "purity": purity(unit[:, members]),
             }
         )
     columns = ["members", "size", "probability", "purity"]
@@ -140,14 +132,6 @@ def columns_of(X: Any, labels: list, name: str) -> tuple[np.ndarray, list]:
     return table, list(X.columns)
 
 
-def unit_columns(table: np.ndarray) -> np.ndarray:
-    """Centred columns of norm 1, whose products are correlations; constant columns are 0."""
-    centred = table - table.mean(axis=0)
-    norms = np.linalg.norm(centred, axis=0)
-    constant = norms <= 1e-12 * np.linalg.norm(table, axis=0)
-    return np.where(constant, 0.0, centred / np.where(constant, 1.0, norms))
-
-
 def disjoint_sets(
     spikes: np.ndarray, unit: np.ndarray, coverage: float, least: float
 ) -> Iterator[list[int]]:
@@ -159,7 +143,8 @@ def disjoint_sets(
     for seed in seeds:
         members = grown(seed, spikes, unit, free, coverage, least) if free[seed] else []
         if members:
-            members = with_twins(pruned(members, spikes, coverage), unit, free)
+            members = pruned(members, spikes, coverage)
+            members = np.flatnonzero(twins(unit, members) & free).tolist()
             free[members] = False
             yield sorted(members, key=lambda member: -inclusion[member])
 
@@ -167,8 +152,7 @@ def disjoint_sets(
 def most_that_sets_hold(inclusion: np.ndarray, unit: np.ndarray, least: float) -> np.ndarray:
     """A bound on the probability of any set that a column can be in."""
     bound = inclusion.copy()
-    for start in range(0, len(bound), BLOCK):
-        block = slice(start, start + BLOCK)
+    for block in blocks(len(bound)):
         alike = abs(unit[:, block].T @ unit) >= least
         np.fill_diagonal(alike[:, block], False)
         bound[block] += alike @ inclusion
@@ -205,10 +189,3 @@ def pruned(members: list[int], spikes: np.ndarray, coverage: float) -> list[int]
         if spikes[:, rest].any(axis=1).mean() >= coverage:
             members = rest
     return members
-
-
-def with_twins(members: list[int], unit: np.ndarray, free: np.ndarray) -> list[int]:
-    """Members with all free columns that are the same as one of them."""
-    same = (abs(unit[:, members].T @ unit) > TWINS).any(axis=0) & free
-    same[members] = True
-    return np.flatnonzero(same).tolist()

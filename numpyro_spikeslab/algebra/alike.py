@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns that are alike, and sets of them.
+
+Numpy arrays in, numpy arrays out: this module knows no NumPyro.
+"""
+
+from collections.abc import Iterator
+
+from jaxtyping import Bool, Float
+import numpy as np
+
+# Two columns with this correlation are one and the same to the data.
+TWINS = 1 - 1e-6
+# Columns whose correlations with all others are in memory at once.
+BLOCK = 512
+
+
+def check_limits(coverage: float, min_correlation: float) -> None:
+    """Refuse what is no probability of a set, or no correlation in it."""
+    for name, value in (("coverage", coverage), ("min_correlation", min_correlation)):
+        if not 0 <= value <= 1 or (name, value) == ("coverage", 0):
+            raise ValueError(f"{name}: got {value}, expected a number between 0 and 1, like 0.95.")
+
+
+def unit_columns(table: Float[np.ndarray, "N P"]) -> Float[np.ndarray, "N P"]:
+    """Centred columns of norm 1, whose products are correlations; constant columns are 0."""
+    centred = table - table.mean(axis=0)
+    norms = np.linalg.norm(centred, axis=0)
+    constant = norms <= 1e-12 * np.linalg.norm(table, axis=0)
+    return np.where(constant, 0.0, centred / np.where(constant, 1.0, norms))
+
+
+def blocks(size: int) -> Iterator[slice]:
+    """Slices of at most ``BLOCK`` columns."""
+    return (slice(start, start + BLOCK) for start in range(0, size, BLOCK))
+
+
+def purity(unit: Float[np.ndarray, "N M"]) -> float:
+    """The smallest absolute correlation among M columns, from :func:`unit_columns`."""
+    smallest = 1.0
+    for block in blocks(unit.shape[1]):
+        within = abs(unit[:, block].T @ unit)
+        # a constant column is like itself
+        np.fill_diagonal(within[:, block], 1.0)
+        smallest = min(smallest, float(within.min()))
+    return smallest
+
+
+def twins(unit: Float[np.ndarray, "N P"], members: list[int]) -> Bool[np.ndarray, " P"]:
+    """Which columns are the same as a member but for sign and units, members included."""
+    same = np.zeros(unit.shape[1], bool)
+    same[members] = True
+    for block in blocks(len(members)):
+        same |= (abs(unit[:, members[block]].T @ unit) > TWINS).any(axis=0)
+    return same
