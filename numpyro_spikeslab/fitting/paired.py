@@ -286,14 +286,83 @@ class PairedGuide(SpikeSlabGuide):
         min_correlation: float = 0.5,
         **kwargs: Any,
     ) -> Any:
-        """TODO"""
+        """Sets of columns that could carry an effect of the fit instead of the one that does.
+
+        Of columns that are alike a fit settles on one, and is then sure of it; its draws know of no
+        other. This asks, for each column of inclusion probability above 0.5, which columns could
+        carry its effect given all other effects as the fit has them: the single-effect regression
+        of SuSiE (Wang, Sarkar, Carbonetto and Stephens, 2020). A set is made of the fewest columns
+        that have the probability ``coverage``, and of those that are the same but for their units.
+        Without correlated members there is no set, and of two effects with the same set there is
+        one row, as in SuSiE.
+
+        Weights, noise and scales of other sites are held; coefficients, such as an intercept, are
+        integrated out. What only two changes at once would tell is not seen, so chains know more:
+        :func:`numpyro_spikeslab.credible_sets` has the sets of their draws.
+
+        :param params: parameters, as from ``result.params``.
+        :param args: arguments of the model, as for the fit.
+        :param site: the weights whose effects are asked for, the default all.
+        :param coverage: least probability of a set, in (0, 1].
+        :param min_correlation: least absolute correlation of members, in [0, 1]. The default is
+            SuSiE's.
+        :param kwargs: keyword arguments of the model.
+        :return: a DataFrame with one row per set, in the order of the weights: ``effect``, the
+            weight on which the fit has settled; ``members``, a tuple, the most probable first;
+            ``size``; ``probability`` that the set holds the effect, if there is one; ``purity``,
+            the smallest absolute correlation among its members; ``shares``, their probabilities.
+            Weights are numbered as they are indexed: 3, ``(0, 3)`` in a matrix, and ``("w", 3)`` in
+            a model with several sites, whose columns may stand in for each other.
+        :raises ValueError: if the weights do not multiply columns of one design, there is no such
+            site, the parameters are not those of the weights, or a number is outside its range.
+
+        **Example**
+
+        .. doctest::
+
+            >>> import jax, numpyro, numpyro.distributions as dist
+            >>> import numpyro_spikeslab as nss
+            >>> def model(X, y=None):
+            ...     with numpyro.plate("feature", X.shape[1]):
+            ...         w = nss.spike_slab("w", 0.25)
+            ...     with numpyro.plate("obs", X.shape[0]):
+            ...         numpyro.sample("y", dist.Normal(X @ w, 0.1), obs=y)
+            >>> X = jax.random.normal(jax.random.key(0), (30, 3))
+            >>> X = X.at[:, 2].set(2 * X[:, 0])      # no data tell them apart
+            >>> guide = nss.PairedGuide(model)
+            >>> svi = nss.CAVI(model, guide)
+            >>> result = svi.run(jax.random.key(1), 120, X, X[:, 0], progress_bar=False)
+            >>> guide.inclusion_probabilities(result.params)["w"].round(1).tolist()
+            [1.0, 0.0, 0.0]
+            >>> guide.credible_sets(result.params, X, X[:, 0])[["effect", "members"]]
+                 effect members
+            set
+            0         0  (0, 2)
+        """
         check_limits(coverage, min_correlation)
         self._check_given("credible_sets", "X, y", args, kwargs)
         reading = self._read(args, kwargs)
         columns = columns_of(reading.form, site)
-        effects = effects_of(reading, self.pack(reading, params))
+        self._check_params(reading.form, params)
+        # the parameters of other inner guides than AutoDelta are no values of the sites
+        self.set_up(args, kwargs)
+        posterior = self.pack(reading, params)
+        medians = self._inner_median(params)
+        values = {name: medians.get(name, value) for name, value in posterior.values.items()}
+        effects = effects_of(reading, posterior._replace(values=values))
         sets = sets_of(effects, columns, coverage, min_correlation)
         return table_of(sets, labels_of(reading.form))
+
+    def _check_params(self, form: Form, params: dict[str, Any]) -> None:
+        for pair in form.pairs:
+            name = self._names(pair.name)[0]
+            if name not in params or jnp.shape(params[name]) != pair.shape:
+                found = f"the shape {jnp.shape(params[name])}" if name in params else "nothing"
+                raise ValueError(
+                    f"PairedGuide.credible_sets: params: got {found} for `{name}`, expected the "
+                    f"shape {pair.shape} of the weights. Give the parameters of a fit of this "
+                    "model to these arguments."
+                )
 
     def to_init_params(
         self,

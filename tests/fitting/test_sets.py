@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Credible sets of a fit, against exact posteriors and planted effects."""
+
+import numpy as np
+import pytest
+from scipy import stats
+import truth
+
+from jax import random
+
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
+
+import numpyro_spikeslab as nss
+
+KEY = random.key(0)
+
+
+def model(X, y=None, noise=1.0, inclusion=0.1, slab=1.0, mask=True):
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", inclusion, slab)
+    with numpyro.plate("obs", X.shape[0]), numpyro.handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Normal(X @ w, noise), obs=y)
+
+
+def learned(X, y=None, intercept_scale=10.0):
+    b = numpyro.sample("b", dist.Normal(1.0, intercept_scale))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.1)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(b + X @ w, sigma), obs=y)
+
+
+GUIDE = nss.PairedGuide(model)
+
+
+def params_of(probs, loc, scale=0.1):
+    values = (np.asarray(x, float) for x in (probs, loc, np.full(len(loc), scale)))
+    return dict(zip(("w_auto_probs", "w_auto_loc", "w_auto_scale"), values, strict=True))
+
+
+def alike(num_obs=60, size=3, spread=0.4, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(num_obs, 1)) + spread * rng.normal(size=(num_obs, size))
+
+
+def fitted(model, *args, num_steps=200):
+    guide = nss.PairedGuide(model)
+    params = nss.CAVI(model, guide).run(KEY, num_steps, *args, progress_bar=False).params
+    return guide, params
+
+
+def shares_of(table, size):
+    """Of the one set of a table, by the columns."""
+    (members,), (shares,) = table["members"], table["shares"]
+    found = np.zeros(size)
+    found[list(members)] = shares
+    return found
+
+
+def test_two_identical_columns_are_one_set_where_the_fit_says_one():
+    X = alike(spread=1.0)
+    X[:, 2] = X[:, 0]
+    y = X[:, 0] + np.random.default_rng(1).normal(size=60)
+    guide, params = fitted(model, X, y)
+    inclusion = np.sort(guide.inclusion_probabilities(params)["w"])
+    assert inclusion[-1] > 0.9 and inclusion[-2] < 0.1
+    table = guide.credible_sets(params, X, y)
+    assert set(table["members"][0]) == {0, 2} and table["effect"][0] in (0, 2)
+    assert table["size"].tolist() == [2] and table["purity"][0] == pytest.approx(1.0)
+    # what the fit leaves to the other one is not there for the first
+    np.testing.assert_allclose(table["shares"][0], 0.5, atol=0.02)
+    assert table["probability"][0] == pytest.approx(sum(table["shares"][0]))
+
+
+CASES = {
+    "plain": {},
+    "priors of each column": {"inclusion": np.array([0.1, 0.3, 0.05]), "slab": np.arange(1.0, 4)},
+    "noise that varies": {"noise": np.linspace(0.5, 2, 60)},
+    "missing": {"mask": np.arange(60) % 3 > 0},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_shares_are_those_of_all_models_with_one_effect(case, precision):
+    options = {"noise": 1.0, "inclusion": 0.1, "slab": 1.0, "mask": True} | CASES[case]
+    X = alike()
+    y = 0.7 * X[:, 0] + np.random.default_rng(1).normal(size=60)
+    if case == "missing":
+        X[::3, 1], y[::3] = np.nan, np.nan
+    weight = np.broadcast_to(options["mask"], 60).astype(float)
+    exact = truth.enumerate_models(
+        truth.regression(
+            np.where(weight[:, None] > 0, X, 0), y, *list(options.values())[:3], weight
+        )
+    )
+    one = exact.models.sum(axis=1) == 1
+    expected = exact.probs[one] @ exact.models[one] / exact.probs[one].sum()
+    assert np.sort(expected)[1] > 0.01
+
+    y = np.where(weight > 0, y, 0)
+    table = GUIDE.credible_sets(
+        params_of([1.0, 0.0, 0.0], [0.6, 0.1, 2.0]), X, y, coverage=1.0, **options
+    )
+    assert table["effect"].tolist() == [0]
+    tolerance = 1e-5 if precision == "float64" else 1e-3
+    np.testing.assert_allclose(shares_of(table, 3), expected, atol=tolerance)
+    assert np.all(np.diff(table["shares"][0]) <= 0)
+
+
+@pytest.mark.usefixtures("x64")
+def test_other_effects_are_as_the_fit_has_them():
+    X = alike(size=5)
+    y = X[:, 1] - X[:, 4] + np.random.default_rng(1).normal(size=60)
+    probs, loc = np.array([0.1, 0.9, 0.4, 0.0, 0.8]), np.array([0.5, 0.8, -1.0, 3.0, -0.9])
+    table = GUIDE.credible_sets(params_of(probs, loc), X, y, coverage=1.0)
+    assert table["effect"].tolist() == [1, 4]
+    mean = probs * loc
+    for effect, (_, row) in zip((1, 4), table.iterrows(), strict=True):
+        log_odds = []
+        for j in row["members"]:
+            left = y - X @ np.where(np.isin(range(5), (j, effect)), 0, mean)
+            covariance = np.eye(60) + np.outer(X[:, j], X[:, j])
+            densities = (
+                stats.multivariate_normal(np.zeros(60), c).logpdf(left)
+                for c in (covariance, np.eye(60))
+            )
+            log_odds.append(np.subtract(*densities))
+        expected = np.exp(log_odds - np.logaddexp.reduce(log_odds))
+        np.testing.assert_allclose(row["shares"], expected, atol=1e-8)
+        assert set(row["members"]) == {0, 2, 3, effect}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("inner", [AutoDelta, AutoNormal])
+def test_an_intercept_is_integrated_out(inner):
+    X = alike() + [0.0, 3.0, -5.0]
+    y = 2 + 0.7 * X[:, 0] + np.random.default_rng(1).normal(size=60)
+    # that of an AutoNormal is one of the logarithm
+    sigma = 1.2 if inner is AutoDelta else np.log(1.2)
+    values = {"b_auto_loc": 0.3, "sigma_auto_loc": sigma}
+    spread = {} if inner is AutoDelta else {"b_auto_scale": 0.1, "sigma_auto_scale": 0.1}
+    params = params_of([1.0, 0.0, 0.0], [0.6, 0.0, 0.0]) | values | spread
+    guide = nss.PairedGuide(learned, inner_guide=inner)
+    table = guide.credible_sets(params, X, y, coverage=1.0)
+    densities = [
+        stats.multivariate_normal(np.ones(60), 1.2**2 * np.eye(60) + 100.0 + np.outer(x, x)).logpdf(
+            y
+        )
+        for x in X.T
+    ]
+    expected = np.exp(densities - np.logaddexp.reduce(densities))
+    assert np.sort(expected)[1] > 0.01
+    np.testing.assert_allclose(shares_of(table, 3), expected, atol=1e-8)
+
+
+@pytest.mark.usefixtures("x64")
+def test_units_and_order_of_columns_do_not_matter():
+    rng = np.random.default_rng(0)
+    X, order, units = alike(size=6, spread=0.2), rng.permutation(6), 10.0 ** rng.integers(-3, 4, 6)
+    units[::2] *= -1
+    y = X[:, 1] + rng.normal(size=60)
+    probs, loc = np.array([0.1, 0.9, 0.1, 0.0, 0.2, 0.3]), rng.normal(size=6) / 5
+    before = GUIDE.credible_sets(params_of(probs, loc), X, y)
+    params = params_of(probs[order], (loc / units)[order])
+    slab = (1.0 / abs(units))[order]
+    after = GUIDE.credible_sets(params, (X * units)[:, order], y, slab=slab)
+    assert 1 < before["size"][0] < 6
+    for column in ("effect", "members"):
+        found = order[np.ravel(after[column][0])]
+        np.testing.assert_array_equal(found, np.ravel(before[column][0]))
+    for column in ("shares", "probability", "purity"):
+        np.testing.assert_allclose(after[column][0], before[column][0], rtol=1e-8)
+
+
+def test_columns_that_are_the_same_are_members_together():
+    X = alike(size=4, spread=1.0)
+    X[:, 2] = -3.0 * X[:, 0]
+    y = 2 * X[:, 0] + X[:, 3]
+    found = []
+    for probs in ([1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 1.0, 1.0]):
+        params = params_of(probs, [1.0, 0.0, -0.333, 1.0])
+        table = GUIDE.credible_sets(params, X, y, coverage=0.5)
+        found.append([set(members) for members in table["members"]])
+    # two effects of the same columns are reported once
+    assert found == [[{0, 2}, {3}]] * 2
+
+
+def test_an_effect_that_no_correlated_columns_explain_makes_no_set():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 3))
+    y = X[:, 0] + X[:, 1]
+    params = params_of([1.0, 0.0, 0.0], [0.5, 0.0, 0.0])
+    assert GUIDE.credible_sets(params, X, y, noise=3.0, coverage=0.99).empty
+    table = GUIDE.credible_sets(params, X, y, noise=3.0, coverage=0.99, min_correlation=0.0)
+    correlations = abs(np.corrcoef(X[:, list(table["members"][0])].T))
+    assert table["size"][0] > 1 and table["purity"][0] == pytest.approx(correlations.min())
+    assert GUIDE.credible_sets(params_of([0.5, 0.1, 0.0], np.ones(3)), X, y).empty
+
+
+def test_members_are_the_fewest_that_reach_the_coverage():
+    X = alike(size=5, spread=0.2)
+    y = X[:, 1] + np.random.default_rng(1).normal(size=60)
+    params = params_of(np.eye(5)[1], np.ones(5))
+    every = np.array(GUIDE.credible_sets(params, X, y, coverage=1.0)["shares"][0])
+    for coverage in (0.3, 0.6, 0.9):
+        size = 1 + np.sum(np.cumsum(every) < coverage)
+        assert GUIDE.credible_sets(params, X, y, coverage=coverage)["size"].tolist() == [size]
+
+
+def two_sites(X, y=None):
+    with numpyro.plate("row", 2, dim=-2), numpyro.plate("column", 2, dim=-1):
+        a = nss.spike_slab("a", 0.1)
+    with numpyro.plate("rest", X.shape[1] - 4):
+        w = nss.spike_slab("w", 0.1)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X[:, :4] @ a.ravel() + X[:, 4:] @ w, 1.0), obs=y)
+
+
+def test_columns_of_several_sites_stand_in_for_each_other():
+    X = alike(size=6, spread=1.0)
+    X[:, 4] = X[:, 1]
+    y = X[:, 1] + X[:, 3]
+    joint = params_of([0.0, 1.0, 0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 1.0, 0.0, 0.0])
+    params = {}
+    for part in ("probs", "loc", "scale"):
+        values = joint[f"w_auto_{part}"]
+        params |= {f"a_auto_{part}": values[:4].reshape(2, 2), f"w_auto_{part}": values[4:]}
+    guide = nss.PairedGuide(two_sites)
+    table = guide.credible_sets(params, X, y)
+    assert table["effect"].tolist() == [("a", 0, 1), ("a", 1, 1)]
+    assert set(table["members"][0]) == {("a", 0, 1), ("w", 0)}
+    expected = GUIDE.credible_sets(joint, X, y)
+    np.testing.assert_allclose(table["shares"][0], expected["shares"][0], rtol=1e-5)
+    assert guide.credible_sets(params, X, y, site="a").equals(table)
+    assert guide.credible_sets(params, X, y, site="w").empty
+
+
+def planted(seed):
+    """Three effects of size 1 among columns of which neighbours are correlated by 0.97."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(200, 100))
+    for j in range(1, 100):
+        X[:, j] = 0.97 * X[:, j - 1] + np.sqrt(1 - 0.97**2) * X[:, j]
+    where = rng.choice(100, 3, replace=False)
+    y = X[:, where] @ rng.choice([-1, 1], 3) + rng.normal(size=200)
+    return X, y, set(where.tolist())
+
+
+def test_sets_hold_an_effect_where_the_fit_has_settled_on_a_neighbour():
+    """Measured over 50 designs: 128 of 129 sets hold an effect, which should be 127.4 by their own
+    probabilities; 109 of the columns on which the fit has settled have one."""
+    count, holding, settled = 0, 0, 0
+    guide = nss.PairedGuide(learned)
+    svi = nss.CAVI(learned, guide)
+    for seed in range(8):
+        X, y, effects = planted(seed)
+        params = svi.run(random.key(seed), 150, X, y, progress_bar=False).params
+        table = guide.credible_sets(params, X, y)
+        count += len(table)
+        holding += sum(bool(effects & set(members)) for members in table["members"])
+        settled += sum(effect in effects for effect in table["effect"])
+    assert count >= 20 and settled < holding and holding >= 0.85 * count
+
+
+def tasks(X, Y=None):
+    with numpyro.plate("task", 2, dim=-2), numpyro.plate("feature", X.shape[1], dim=-1):
+        W = nss.spike_slab("w", 0.3)
+    with numpyro.plate("obs", X.shape[0], dim=-2), numpyro.plate("response", 2, dim=-1):
+        numpyro.sample("y", dist.Normal(X @ W.T, 0.5), obs=Y)
+
+
+@pytest.mark.parametrize(
+    ("params", "args", "options", "message"),
+    [
+        ({}, (), {}, r"keeps no data.*guide.credible_sets\(result.params, X, y\)"),
+        ({}, (alike(), np.ones(60)), {}, "params: got nothing for `w_auto_probs`"),
+        (
+            params_of([1.0, 0.0], [1.0, 0.0]),
+            (alike(), np.ones(60)),
+            {},
+            r"params: got the shape \(2,\) for `w_auto_probs`, expected the shape \(3,\)",
+        ),
+        ({}, (alike(),), {}, "no observed site depends on"),
+        ({}, (alike(), np.ones(60)), {"site": "v"}, r"site: got 'v', expected one of \['w'\]"),
+        ({}, (alike(), np.ones(60)), {"coverage": 0.0}, "coverage: got 0.0"),
+        ({}, (alike(), np.ones(60)), {"coverage": 95}, "coverage: got 95"),
+        ({}, (alike(), np.ones(60)), {"min_correlation": -0.5}, "min_correlation: got -0.5"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked_types")
+def test_bad_input_is_refused(params, args, options, message):
+    with pytest.raises(ValueError, match=message):
+        GUIDE.credible_sets(params, *args, **options)
+
+
+def test_weights_of_something_else_are_refused():
+    X = alike()
+    with pytest.raises(ValueError, match=r"'w' multiply features that several tasks share.*Sample"):
+        nss.PairedGuide(tasks).credible_sets({}, X, np.ones((60, 2)))
+    factors = nss.PairedGuide(nss.models.factor_analysis(2))
+    with pytest.raises(ValueError, match=r"'W' multiply latent functions.*inclusion_prob"):
+        factors.credible_sets({}, X)
