@@ -15,7 +15,7 @@ from numpyro_spikeslab.algebra.alike import purity, twins, unit_columns
 from numpyro_spikeslab.algebra.pairs import Coordinates, Prior, coordinates
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
-from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Form
+from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS, SHARED, Form
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View, design_rows
@@ -152,6 +152,16 @@ def smallest(shares: Float[np.ndarray, " P"], coverage: float) -> list[int]:
 
 # What is asked for
 
+OTHERS = {
+    SHARED: (
+        "features that several tasks share",
+        "Sample them with PairedGibbs, and give the draws of one task to "
+        "numpyro_spikeslab.credible_sets.",
+    ),
+    FUNCTIONS: ("latent functions", "Use `inclusion_probabilities`."),
+}
+"""What weights may multiply instead of columns, and what there is for them."""
+
 
 def columns_of(form: Form, site: str | None) -> range:
     """The columns of a site, or of all.
@@ -159,15 +169,7 @@ def columns_of(form: Form, site: str | None) -> range:
     :raises ValueError: if the weights multiply no columns, or there is no such site.
     """
     if form.kind != COLUMNS:
-        what, remedy = (
-            (
-                "features that several tasks share",
-                "Sample them with PairedGibbs, and give the draws of one task to "
-                "numpyro_spikeslab.credible_sets.",
-            )
-            if form.kind == SHARED
-            else ("latent functions", "Use `inclusion_probabilities`.")
-        )
+        what, remedy = OTHERS[form.kind]
         raise ValueError(
             f"PairedGuide.credible_sets: the weights {form.pairs[0].name!r} multiply {what}, "
             f"expected columns of one design, as in `X @ w`. {remedy}"

@@ -40,7 +40,8 @@ def credible_sets(
     probability of the set most; what a set has no other set takes, so that two effects among
     correlated columns make two sets, and an effect that no set of correlated columns explains makes
     none. The draws tell which columns stand in for each other: draws of chains do, those of a
-    factorised fit know too little of it and give sets that are too small.
+    factorised fit know too little of it and give sets that are too small; for a fit see
+    :meth:`PairedGuide.credible_sets() <numpyro_spikeslab.PairedGuide.credible_sets>`.
 
     :param data: ArviZ data of Markov chains or variational draws.
     :param var_name: a spike-and-slab weight with one dimension besides those of the draws.

@@ -198,6 +198,12 @@ def test_an_effect_that_no_correlated_columns_explain_makes_no_set():
     correlations = abs(np.corrcoef(X[:, list(table["members"][0])].T))
     assert table["size"][0] > 1 and table["purity"][0] == pytest.approx(correlations.min())
     assert GUIDE.credible_sets(params_of([0.5, 0.1, 0.0], np.ones(3)), X, y).empty
+    # both others are like the first, but not like each other
+    X[:, 0] = X[:, 1] + X[:, 2]
+    y = 3 * X[:, 0]
+    wide = {"noise": 9.0, "coverage": 0.99}
+    assert GUIDE.credible_sets(params, X, y, **wide).empty
+    assert GUIDE.credible_sets(params, X, y, min_correlation=0.0, **wide)["size"].tolist() == [3]
 
 
 def test_members_are_the_fewest_that_reach_the_coverage():
