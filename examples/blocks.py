@@ -34,6 +34,7 @@ def image_of(blocks: np.ndarray, precision: np.ndarray, shape: tuple[int, ...]) 
 
 
 def read(file: Path) -> np.ndarray:
-    """An image, 0 to 255, without transparency."""
-    image = np.asarray(plt.imread(file), float)[..., :3]
+    """An image in grey or colour, 0 to 255, without transparency."""
+    image = np.asarray(plt.imread(file), float)
+    image = image[..., :3] if image.ndim == 3 else image
     return image * 255 if image.max() <= 1 else image

@@ -75,7 +75,7 @@ def inpaint(image: np.ndarray, seed: int = 0) -> Inpainted:
 
     :param image: shape (rows, columns, 3), NaN where a value is missing.
     """
-    Y = jnp.asarray(blocks_of(image), jnp.float32)
+    Y = jnp.asarray(blocks_of(image.astype(np.float32)))
     model = nss.models.mtmkl(
         "white", NUM_ELEMENTS, shared_noise=True, noise_scale=100.0, slab_scale=100.0
     )

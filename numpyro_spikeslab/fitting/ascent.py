@@ -150,10 +150,8 @@ def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, A
     at = view_at(spec, data, posterior.values)
     if posterior.functions is None:
         return at, *_sweep_known(data, at, posterior, temperature)
-    if spec.plain:
-        sweep = functions.sweep_plain
-    else:
-        sweep = factors.sweep if spec.white else functions.sweep
+    with_scales = factors.sweep if spec.white else functions.sweep
+    sweep = functions.sweep_plain if spec.plain else with_scales
     posterior, squares = sweep(spec, data, at, posterior, temperature)
     posterior = functions.with_kernels(spec, posterior)
     return with_roles(spec, data, at, posterior.values), posterior, squares
