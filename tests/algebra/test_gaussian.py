@@ -212,6 +212,20 @@ def test_draws_have_the_moments_of_the_conditional(name):
     np.testing.assert_allclose(np.cov(draws.T), Sigma, atol=0.12)
 
 
+@pytest.mark.parametrize("level", [1e2, 1e6])
+def test_draws_under_sites_of_many_tasks_are_right_in_both_precisions(precision, level):
+    rng, number = np.random.default_rng(0), 4_000
+    alpha = in_precision(level * rng.uniform(0.3, 3.0, N))
+    h = in_precision(alpha * rng.normal(size=N))
+    args = Diagonal(jnp.ones(N)), jnp.asarray(alpha), jnp.asarray(h)
+    keys = random.split(random.key(0), number)
+    draws = np.asarray(jax.jit(jax.vmap(lambda key: gaussian.sample(key, *args)))(keys), float)
+    mean, sd = h / (1 + alpha), 1 / np.sqrt(1 + alpha)
+    # five standard errors of each
+    np.testing.assert_allclose((draws.mean(axis=0) - mean) / sd, 0, atol=5 / np.sqrt(number))
+    np.testing.assert_allclose(draws.std(axis=0) / sd, 1, atol=5 / np.sqrt(2 * number))
+
+
 # New inputs
 
 
