@@ -146,14 +146,14 @@ def test_an_image_is_completed(monkeypatch):
     pytest.importorskip("sklearn", reason="scikit-learn is needed by this example only")
     jax.config.update("jax_enable_x64", False)
     inpaint = imported("inpaint", monkeypatch)
-    truth = inpaint.photograph()[40:96, 40:96]
+    truth = inpaint.photograph()[60:124, 20:84]
     observed = inpaint.without(truth, 0.8, seed=1)
     missing = np.isnan(observed)
     found = inpaint.inpaint(observed)
     np.testing.assert_array_equal(found.image[~missing], truth[~missing])
     guess = np.where(missing, np.nanmean(observed, axis=(0, 1)), observed)
-    assert inpaint.psnr(found.image, truth) > inpaint.psnr(guess, truth) + 8
-    assert 0.5 < np.mean(found.sizes) < 25
+    assert inpaint.psnr(found.image, truth) > inpaint.psnr(guess, truth) + 6
+    assert 1 < np.mean(found.sizes) < 10
     # what is least sure has the largest errors
     error, order = abs(found.image - truth)[missing], np.argsort(found.sd[missing])
     quarter = len(order) // 4
