@@ -160,14 +160,9 @@ class GaussianFunctions(dist.Distribution):
 
     @validate_sample
     def log_prob(self, value):
-        def of(phi, covariance, mu, alpha, h):
-            sites = gaussian.log_sites(alpha, h, phi)
-            evidence = gaussian.log_evidence(covariance, alpha, h, mu)
-            return covariance.log_density(phi - mu) + sites - evidence
-
         batch = value.reshape(-1, *self.mu.shape)
-        one = jax.vmap(of)
-        found = jax.vmap(lambda x: one(x, self.covariances, self.mu, self.alpha, self.h))(batch)
+        one = jax.vmap(gaussian.log_density)
+        found = jax.vmap(lambda x: one(self.covariances, self.alpha, self.h, x, self.mu))(batch)
         return found.reshape(value.shape[:-1])
 
     @property

@@ -101,6 +101,26 @@ def log_evidence(
     return _solve(covariance, L, alpha, h, mu).log_evidence
 
 
+def log_density(
+    covariance: Covariance,
+    alpha: Float[Array, " N"],
+    h: Float[Array, " N"],
+    x: Float[Array, " N"],
+    mu: Float[Array, " N"] | float = 0.0,
+) -> Float[Array, ""]:
+    r"""Log density of the conditional, whose precision is :math:`K^{-1} + D`, at ``x``.
+
+    :param covariance: prior covariance, positive definite to rounding.
+    :param alpha: ``(N,)``, site precisions, at least zero.
+    :param h: ``(N,)``, site linear terms.
+    :param mu: prior mean.
+    """
+    L: Any = covariance.cholesky(jnp.sqrt(alpha))
+    mean = mu + covariance.matvec(_solve(covariance, L, alpha, h, mu).weights)
+    prior = covariance.log_density(x - mean)
+    return prior - 0.5 * alpha @ (x - mean) ** 2 + covariance.half_logdet(L)
+
+
 def log_sites(
     alpha: Float[Array, " N"],
     h: Float[Array, " N"],

@@ -37,8 +37,9 @@ class Gram(NamedTuple):
 
 
 def keeps_gram(at: View, num_features: int) -> bool:
-    """Whether the Gram matrices of all tasks are few numbers."""
-    return at.relative.shape[1] * num_features**2 <= GRAM_LIMIT
+    """Whether tasks share a Gram matrix, or theirs are few numbers."""
+    number = at.relative.shape[1]
+    return number == 1 or number * num_features**2 <= GRAM_LIMIT
 
 
 def gram(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"]) -> Gram:

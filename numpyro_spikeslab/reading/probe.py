@@ -8,6 +8,7 @@ they are finite, holds for these data.
 
 from typing import Any, NamedTuple
 
+from jaxtyping import Array, Float
 import numpy as np
 
 import jax
@@ -19,8 +20,8 @@ from numpyro_spikeslab.reading.view import (
     candidates,
     linear_map,
     no_weights,
+    over_features,
     run_at,
-    task_rows,
 )
 
 
@@ -223,15 +224,17 @@ def _has_layout(form, program, constants, values, along) -> Any:
             1
         ]
         return agree(slope, (W @ phi).T) & jnp.all(alone == 0) & jnp.all(apart == 0)
-    rows = task_rows(form, program, constants, values)
-    size = jnp.max(jnp.abs(rows), axis=1, initial=0)
+    features, size, same = over_features(form, program, constants, values, _judge_feature)
     scaled = W / jnp.where(size > 0, size, 1)
-    # tasks that do not share their features would differ, however small these are
-    tangent, nothing = (
-        jax.jvp(lambda w: location(w, values), (jnp.zeros_like(w),), (w,))[1]
-        for w in (scaled, jnp.where(size == 0, W, 0))
-    )
-    return agree(tangent, (scaled @ rows).T) & jnp.all(nothing == 0)
+    tangent = jax.jvp(lambda w: location(w, values), (jnp.zeros_like(W),), (scaled,))[1]
+    return jnp.all(same) & agree(tangent, (W @ features).T)
+
+
+def _judge_feature(rows: Float[Array, "N Q"]) -> tuple[Any, Any, Any]:
+    """A feature in units of its size, its size, and whether it is the same for all tasks."""
+    size = jnp.max(jnp.abs(rows), initial=0)
+    scaled = rows / jnp.where(size > 0, size, 1)
+    return scaled[:, 0], size, agree(scaled, jnp.broadcast_to(scaled[:, :1], scaled.shape))
 
 
 def _are_alike(form: Form, seen: Any) -> Any:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model at given values of its other sites, and the design that multiplies its weights."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
@@ -186,21 +187,21 @@ def design_rows(
     return joined.astype(jnp.result_type(joined, float))
 
 
-def task_rows(
-    form: Form, program: Program, constants: tuple, values: dict[str, Any]
-) -> Float[Array, "M N"]:
-    """What a weight of one adds to the observations of its task, each feature in a task of its own
-    as far as there are so many: the features, if tasks share them."""
+def over_features(
+    form: Form, program: Program, constants: tuple, values: dict[str, Any], of: Callable
+) -> Any:
+    """``of`` what a weight of one in every task adds to the observations, (N, Q), for each of the M
+    features."""
     tangent = linear_map(form, program, constants, values)
     (pair,), (Q, M), N = form.pairs, form.shape, form.num_obs
 
-    def some(first):
-        tasks, features = jnp.arange(Q), first + jnp.arange(Q)
-        unit = jnp.zeros(form.shape).at[tasks, features].set(1, mode="drop")
-        rows = tangent({pair.name: jnp.ravel(unit)})
-        return rows.reshape(Q, N) if form.tasks_first else rows.reshape(N, Q).T
+    def one(m):
+        rows = tangent({pair.name: jnp.ravel(jnp.zeros((Q, M)).at[:, m].set(1))})
+        return of(rows.reshape(Q, N).T if form.tasks_first else rows.reshape(N, Q))
 
-    return jax.lax.map(some, jnp.arange(0, M, Q)).reshape(-1, N)[:M]
+    # the batch bounds the memory of the intermediates
+    batch = max(1, min(256, 2**24 // (Q * (N + M))))
+    return jax.lax.map(one, jnp.arange(M), batch_size=batch)
 
 
 def whitened_design(
@@ -224,6 +225,6 @@ def shared_features(
     form: Form, program: Program, constants: tuple, values: dict[str, Any]
 ) -> Float[Array, "M N"]:
     """Features that are the same for all tasks, 0 where no task has an observation."""
-    rows = task_rows(form, program, constants, values)
+    rows = over_features(form, program, constants, values, lambda rows: rows[:, 0])
     seen = jnp.any(view(form, program, constants, values).relative > 0, axis=1)
     return jnp.where(seen, rows, 0)

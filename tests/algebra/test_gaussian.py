@@ -212,6 +212,23 @@ def test_draws_have_the_moments_of_the_conditional(name):
     np.testing.assert_allclose(np.cov(draws.T), Sigma, atol=0.12)
 
 
+@pytest.mark.parametrize("alpha", [0.0, 1e-8, 1e-3, 1e6])
+def test_the_density_of_the_conditional_is_right_whatever_its_sites(precision, alpha):
+    """Linear terms of one beside precisions that are zero, small and large."""
+    size, rng = 20, np.random.default_rng(0)
+    x = np.linspace(0, 4, size)
+    K = stationary("rough", 0.7, x, x) + 1e-3 * np.eye(size)
+    K, alpha = in_precision(K), in_precision(np.full(size, alpha))
+    mu, h = in_precision(rng.normal(size=size)), in_precision(rng.normal(size=size))
+    P = np.linalg.inv(K) + np.diag(alpha)
+    mean = np.linalg.solve(P, h + np.linalg.solve(K, mu))
+    at = in_precision(mean + np.linalg.solve(np.linalg.cholesky(P).T, rng.normal(size=size)))
+    expected = 0.5 * np.linalg.slogdet(P / (2 * np.pi))[1] - 0.5 * (at - mean) @ P @ (at - mean)
+    arrays = map(jnp.asarray, (alpha, h, at, mu))
+    found = gaussian.log_density(Dense(jnp.asarray(K)), *arrays)
+    np.testing.assert_allclose(found, expected, atol={"float32": 0.05, "float64": 1e-8}[precision])
+
+
 @pytest.mark.parametrize("level", [1e2, 1e6])
 def test_draws_under_sites_of_many_tasks_are_right_in_both_precisions(precision, level):
     rng, number = np.random.default_rng(0), 4_000

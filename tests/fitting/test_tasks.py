@@ -13,7 +13,14 @@ from numpyro import handlers
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.fitting.tasks import explained, gram, refresh, squared_errors, update_weights
+from numpyro_spikeslab.fitting.tasks import (
+    explained,
+    gram,
+    keeps_gram,
+    refresh,
+    squared_errors,
+    update_weights,
+)
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -144,3 +151,10 @@ def test_a_start_that_is_given_is_not_made(monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, state.optim_state[1], params)
     with pytest.raises(TypeError, match="not callable"):
         svi.init(jax.random.key(1), X, Y, init_params={"noise_auto_loc": params["noise_auto_loc"]})
+
+
+def test_tasks_that_weigh_alike_share_their_matrix_however_large(monkeypatch):
+    monkeypatch.setattr("numpyro_spikeslab.fitting.tasks.GRAM_LIMIT", 0)
+    at = small().at
+    assert not keeps_gram(at, M)
+    assert keeps_gram(at._replace(relative=jnp.ones_like(at.relative[:, :1])), M)

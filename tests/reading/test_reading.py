@@ -504,6 +504,38 @@ def test_tasks_share_no_weights():
     np.testing.assert_allclose(shared.features, X.T, atol=1e-14)
 
 
+def test_one_task_of_many_may_have_a_feature_of_its_own(precision):
+    """A random direction of all weights alone would hide it where its own weight is small."""
+    rng, (rows, tasks, features) = np.random.default_rng(0), (8, 200, 8)
+    X, Y = jnp.asarray(rng.normal(size=(rows, features))), jnp.zeros((rows, tasks))
+
+    def model(own, Y):
+        with numpyro.plate("task", tasks, dim=-2), numpyro.plate("feature", features, dim=-1):
+            W = nss.spike_slab("W", 0.25)
+        with numpyro.plate("obs", rows, dim=-2), numpyro.plate("task_", tasks, dim=-1):
+            numpyro.sample("Y", dist.Normal(X @ W.T + X[:, :1] * W[:, 5] * own, 0.5), obs=Y)
+
+    assert read(model, jnp.zeros(tasks), Y).form.kind == SHARED
+    for task in range(0, tasks, 20):
+        own = jnp.zeros(tasks).at[task].set(2e-3)
+        assert read(model, own, Y).form.kind == COLUMNS
+
+
+def test_rows_without_observations_may_be_anything_for_tasks_too():
+    def model(X, Y):
+        with numpyro.plate("task", 3, dim=-2), numpyro.plate("feature", P, dim=-1):
+            W = nss.spike_slab("W", 0.25)
+        seen = handlers.mask(mask=~jnp.isnan(Y))
+        with numpyro.plate("obs", N, dim=-2), numpyro.plate("task_", 3, dim=-1), seen:
+            numpyro.sample("Y", dist.Normal(X @ W.T, 0.5), obs=Y)
+
+    holes, Y3 = np.array(X), np.stack([Y, -Y, 2 * Y], axis=1)
+    holes[3], Y3[3] = np.nan, np.nan
+    found = read(model, holes, Y3)
+    assert found.form.kind == SHARED
+    np.testing.assert_allclose(found.features, np.nan_to_num(holes).T)
+
+
 @pytest.mark.parametrize("tasks", [2, P + 3])
 @pytest.mark.parametrize("size", [0.0, 1e-9])
 def test_features_of_tasks_are_shared_or_not_however_small(tasks, size):
