@@ -221,7 +221,7 @@ def sample(
 
 class _Solution(NamedTuple):
     """
-    - **weights** - ``(I + K D)^-1`` of what the sites say beyond the prior mean; ``K weights`` is
+    - **weights** - ``(I + D K)^-1`` of what the sites say beyond the prior mean; ``K weights`` is
       the mean's deviation from it.
     - **log_evidence** - see :func:`log_evidence`.
     """

@@ -30,13 +30,7 @@ from numpyro_spikeslab.fitting.posterior import (
     with_modes,
     with_roles,
 )
-from numpyro_spikeslab.fitting.tasks import (
-    keeps_gram,
-    squared_errors,
-    squares_left,
-    update_masked,
-    update_weights,
-)
+from numpyro_spikeslab.fitting.tasks import sweep_weights
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.view import View
 
@@ -149,26 +143,14 @@ def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, A
     """A pass over the weights of all tasks; before each feature that is latent, over it."""
     at = view_at(spec, data, posterior.values)
     if posterior.functions is None:
-        return at, *_sweep_known(data, at, posterior, temperature)
+        known = data.features, jnp.zeros_like(data.features), stats_at(data, at, posterior)
+        weights, squares = sweep_weights(at, *known, posterior.weights, temperature)
+        return at, posterior._replace(weights=weights), squares
     with_scales = factors.sweep if spec.white else functions.sweep
     sweep = functions.sweep_plain if spec.plain else with_scales
     posterior, squares = sweep(spec, data, at, posterior, temperature)
     posterior = functions.with_kernels(spec, posterior)
     return with_roles(spec, data, at, posterior.values), posterior, squares
-
-
-def _sweep_known(data, at, posterior, temperature) -> tuple[Posterior, Any]:
-    """A pass over the weights of features that are known."""
-    mean, weights = data.features, posterior.weights
-    if keeps_gram(at, len(mean)):
-        stats = stats_at(data, at, posterior)
-        weights = update_weights(at, stats, weights, temperature)
-        squares = squared_errors(at, stats, weights)
-    else:
-        none = jnp.zeros_like(mean)
-        weights = update_masked(at, mean, none, weights, temperature)
-        squares = squares_left(at, mean, none, weights)
-    return posterior._replace(weights=weights), squares
 
 
 def _rest(spec, data, posterior) -> tuple[Posterior, Any]:

@@ -34,8 +34,7 @@ from numpyro_spikeslab.fitting.tasks import (
     over_points,
     refresh,
     squared_errors,
-    squares_left,
-    update_masked,
+    sweep_weights,
     update_weights,
 )
 from numpyro_spikeslab.reading.functions import FunctionPrior
@@ -315,15 +314,11 @@ def sweep_plain(
     if at.relative.shape[1] == 1:
         start = jnp.zeros_like(_functions(posterior).mean)
         posterior = visit_block(prior, at, posterior, at.relative * at.Y, start)
-        functions = _functions(posterior)
-        stats = gram(at, functions.mean, functions.var)
-        weights = update_weights(at, stats, paired, temperature)
-        squares = squared_errors(at, stats, weights)
+        stats = gram(at, _functions(posterior).mean, _functions(posterior).var)
     else:
-        posterior = visit_blocks(prior, at, posterior)
-        functions = _functions(posterior)
-        weights = update_masked(at, functions.mean, functions.var, paired, temperature)
-        squares = squares_left(at, functions.mean, functions.var, weights)
+        posterior, stats = visit_blocks(prior, at, posterior), None
+    functions = _functions(posterior)
+    weights, squares = sweep_weights(at, functions.mean, functions.var, stats, paired, temperature)
     return posterior._replace(weights=weights), squares
 
 

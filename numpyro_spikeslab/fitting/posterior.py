@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
-from numpyro_spikeslab.fitting.tasks import Gram, gram, keeps_gram, squared_errors, squares_left
+from numpyro_spikeslab.fitting.tasks import Gram, gram, keeps_gram, squares_given, squares_left
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
@@ -110,13 +110,8 @@ class Data(NamedTuple):
 def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
     """What to compile for."""
     known, form = reading.functions, reading.form
-    profiled = None
-    for role in form.role("slab"):
-        index = reading.indices[role.site]
-        # traced data do not tell
-        every = are_concrete(index) and not np.any(np.asarray(index))
-        if np.size(reading.generic[role.site]) == 1 and every:
-            profiled = role.site
+    # a single index: all weights take the only entry, which traced data do not tell
+    alone = (role.site for role in form.role("slab") if not jnp.ndim(reading.indices[role.site]))
     return Spec(
         form=form,
         program=reading.program,
@@ -124,7 +119,7 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
         block_size=reading.block_size,
         plain=plain,
         temperature=temperature,
-        profiled=profiled,
+        profiled=next(alone, None),
         white=is_white(known),
     )
 
@@ -210,12 +205,15 @@ def design_at(spec: Spec, data: Data, values: dict[str, Any]) -> Design:
     return whitened_design(spec.form, spec.program, data.constants, values, spec.block_size)
 
 
-def stats_at(data: Data, at: View, posterior: Posterior) -> Gram:
-    """Products of the features of tasks with each other and the observations."""
+def stats_at(data: Data, at: View, posterior: Posterior) -> Gram | None:
+    """Products of the features of tasks with each other and the observations; `None` where features
+    are known and these would be too many numbers."""
     if data.stats is not None:
         return data.stats
     if posterior.functions is not None:
         return gram(at, posterior.functions.mean, posterior.functions.var)
+    if not keeps_gram(at, len(data.features)):
+        return None
     return gram(at, data.features, jnp.zeros_like(data.features))
 
 
@@ -227,11 +225,10 @@ def squares_of(spec: Spec, data: Data, at: View, posterior: Posterior) -> Float[
     functions = posterior.functions
     if spec.white and functions is not None:
         return squares_left(at, functions.mean, functions.var, posterior.weights)
-    if data.features is not None and not keeps_gram(at, len(data.features)):
-        none = jnp.zeros_like(data.features)
-        return squares_left(at, data.features, none, posterior.weights)
     if spec.form.kind != COLUMNS:
-        return squared_errors(at, stats_at(data, at, posterior), posterior.weights)
+        known = data.features if functions is None else functions.mean
+        var = jnp.zeros_like(known) if functions is None else functions.var
+        return squares_given(at, known, var, stats_at(data, at, posterior), posterior.weights)
     residual = posterior.residual
     if residual is None:
         residual = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0]

@@ -101,6 +101,34 @@ def squared_errors(at: View, stats: Gram, weights: Any) -> Float[Array, " Q"]:
     return stats.yy - 2 * jnp.sum(W * stats.b, axis=1) + fit + spread
 
 
+def sweep_weights(
+    at: View,
+    mean: Float[Array, "M N"],
+    var: Float[Array, "M N"],
+    stats: Gram | None,
+    weights: PairedMeanField,
+    temperature: Any,
+) -> tuple[PairedMeanField, Float[Array, " Q"]]:
+    """One pass over the weights, and the expected squares of what each task leaves then.
+
+    :param stats: of these features; `None` where Gram matrices of all tasks are too many numbers.
+    """
+    if stats is None:
+        weights = update_masked(at, mean, var, weights, temperature)
+    else:
+        weights = update_weights(at, stats, weights, temperature)
+    return weights, squares_given(at, mean, var, stats, weights)
+
+
+def squares_given(
+    at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"], stats: Gram | None, weights: Any
+) -> Float[Array, " Q"]:
+    """The expected squares of what each task leaves, from the statistics where there are any."""
+    if stats is None:
+        return squares_left(at, mean, var, weights)
+    return squared_errors(at, stats, weights)
+
+
 def explained(at: View, own: Float[Array, "#Q M"], weights: Any) -> Float[Array, " M"]:
     r"""What each feature explains, :math:`\sum_{nq} z_{nq} (\langle w_{qm}\rangle
     \langle\phi_{nm}\rangle)^2 / \sigma_q^2`.
