@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images as overlapping blocks of pixels, a column each, and back."""
+"""Images as overlapping blocks of pixels, a column each, and back; where their fits start."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+
+from jax import random
+import jax.numpy as jnp
 
 SIZE = 8  # pixels along a block
 
@@ -38,3 +42,43 @@ def read(file: Path) -> np.ndarray:
     image = np.asarray(plt.imread(file), float)
     image = image[..., :3] if image.ndim == 3 else image
     return image * 255 if image.max() <= 1 else image
+
+
+def mosaic(elements: np.ndarray, across: int) -> np.ndarray:
+    """Elements of a dictionary as one picture, each at its own size, -1 to 1, with white between.
+
+    :param elements: shape (M, SIZE, SIZE), or (M, SIZE, SIZE, 3) in colour.
+    :param across: how many in a row.
+    """
+    colours = elements.shape[3:]
+    largest = abs(elements).max(axis=tuple(range(1, elements.ndim)), keepdims=True)
+    scaled = elements / np.where(largest > 0, largest, 1)
+    widths = [(0, 0), (0, 1), (0, 1), *[(0, 0) for _ in colours]]
+    framed = np.pad(scaled, widths, constant_values=1.0)
+    tiles = framed.reshape(-1, across, SIZE + 1, SIZE + 1, *colours).swapaxes(1, 2)
+    return tiles.reshape(-1, across * (SIZE + 1), *colours)[:-1, :-1]
+
+
+def first_params(
+    key: Any, Y: Any, num_elements: int, noise: float = 0.0, shape: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    """Where a fit starts: at mixtures of random elements, few of which are used, and much noise.
+
+    A small noise or many elements in use would end in a dictionary that copies what is seen.
+
+    :param Y: blocks, NaN where a value is missing.
+    :param noise: its standard deviation, roughly.
+    :param shape: of the inclusion probabilities.
+    """
+    (N, Q), M = Y.shape, num_elements
+    count = jnp.maximum(jnp.sum(~jnp.isnan(Y), axis=0), 1)
+    return {
+        "W_auto_loc": (jnp.nan_to_num(Y) / count).T @ random.normal(key, (N, M)),
+        "W_auto_probs": jnp.full((Q, M), 0.05),
+        "W_auto_scale": jnp.ones((Q, M)),
+        "phi_auto_precision": jnp.ones((M, N)),
+        "phi_auto_linear": jnp.zeros((M, N)),
+        "inclusion_auto_loc": jnp.full(shape, 0.05),
+        "slab_scale_auto_loc": jnp.nanstd(Y) / (0.05 * M) ** 0.5,
+        "noise_auto_loc": jnp.asarray(max(70.0, 2.5 * noise)),
+    }

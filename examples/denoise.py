@@ -20,7 +20,7 @@ import time
 from typing import Any, NamedTuple
 import warnings
 
-from blocks import SIZE, blocks_of, image_of, psnr, read
+from blocks import SIZE, blocks_of, first_params, image_of, mosaic, psnr, read
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.cluster import KMeans
@@ -91,25 +91,6 @@ def grouped(X, Y, group, overall):
         numpyro.sample("Y", dist.Normal((W @ phi).T, noise), obs=Y)
 
 
-def first_params(key: Any, Y: Any, noise: float, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Where a fit starts: at mixtures of random elements, few of which are used.
-
-    A small noise or many elements in use would end in a dictionary that copies the noise.
-
-    :param shape: of the inclusion probabilities.
-    """
-    (N, Q), M = Y.shape, NUM_ELEMENTS
-    return {
-        "W_auto_loc": Y.T @ random.normal(key, (N, M)) / N,
-        "W_auto_probs": jnp.full((Q, M), 0.05),
-        "W_auto_scale": jnp.ones((Q, M)),
-        "phi_auto_linear": jnp.zeros((M, N)),
-        "inclusion_auto_loc": jnp.full(shape, 0.05),
-        "slab_scale_auto_loc": jnp.std(Y) / (0.05 * M) ** 0.5,
-        "noise_auto_loc": jnp.asarray(max(70.0, 2.5 * noise)),
-    }
-
-
 def fit(svi: nss.CAVI, num_steps: int, params: dict[str, Any], *data: Any) -> Fit:
     """The dictionary and its use after some steps from given parameters."""
     with warnings.catch_warnings():
@@ -148,7 +129,7 @@ def denoise(noisy: np.ndarray, noise: float, seed: int = 0) -> Denoised:
         slab_scale=100.0,
     )
     svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
-    params = first_params(random.key(seed), Y, noise, (NUM_ELEMENTS,))
+    params = first_params(random.key(seed), Y, NUM_ELEMENTS, noise, (NUM_ELEMENTS,))
     first = found = fit(svi, NUM_STEPS, params, PIXELS, Y)
     images = [together(found, mean, noisy.shape)]
     overall = found.params["inclusion_auto_loc"]
@@ -175,7 +156,7 @@ def denoise_as_in_the_paper(noisy: np.ndarray, noise: float, seed: int, kernel: 
         kernel, NUM_ELEMENTS, shared_noise=True, noise_scale=100.0, slab_scale=100.0
     )
     svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
-    found = fit(svi, NUM_STEPS, first_params(random.key(seed), Y, noise, ()), PIXELS, Y)
+    found = fit(svi, NUM_STEPS, first_params(random.key(seed), Y, NUM_ELEMENTS, noise), PIXELS, Y)
     return together(found, np.zeros(()), noisy.shape)
 
 
@@ -196,11 +177,7 @@ def plot(truth: np.ndarray, noisy: np.ndarray, found: Denoised) -> plt.Figure:
         ax.imshow(image, cmap="gray", vmin=0, vmax=255)
         ax.set_title(name if image is truth else f"{name}, {psnr(image, truth):.2f} dB")
     elements, _ = dictionary(found.last)
-    largest = abs(elements).max(axis=(1, 2), keepdims=True)
-    elements = elements / np.where(largest > 0, largest, 1)
-    framed = np.pad(elements, ((0, 0), (0, 1), (0, 1)), constant_values=1.0)
-    tiles = framed.reshape(8, -1, SIZE + 1, SIZE + 1).swapaxes(1, 2).reshape(8 * (SIZE + 1), -1)
-    axes[3].imshow(tiles[:-1, :-1], cmap="gray", vmin=-1, vmax=1)
+    axes[3].imshow(mosaic(elements, across=8), cmap="gray", vmin=-1, vmax=1)
     axes[3].set_title("dictionary, most used first")
     for ax in axes:
         ax.set_axis_off()

@@ -14,10 +14,10 @@ the output is the peak signal-to-noise ratio of the result in dB.
 import argparse
 from pathlib import Path
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 import warnings
 
-from blocks import SIZE, blocks_of, image_of, psnr, read
+from blocks import SIZE, blocks_of, first_params, image_of, mosaic, psnr, read
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_sample_image
@@ -51,25 +51,6 @@ def photograph() -> np.ndarray:
     return load_sample_image("flower.jpg")[75:203, 170:298].astype(float)
 
 
-def first_params(key: Any, Y: Any) -> dict[str, Any]:
-    """Where the fit starts: at mixtures of random elements, few of which are used, and much noise.
-
-    A small noise or many elements in use would end in a dictionary that copies what is observed.
-    """
-    (N, Q), M = Y.shape, NUM_ELEMENTS
-    count = jnp.maximum(jnp.sum(~jnp.isnan(Y), axis=0), 1)
-    return {
-        "W_auto_loc": (jnp.nan_to_num(Y) / count).T @ random.normal(key, (N, M)),
-        "W_auto_probs": jnp.full((Q, M), 0.05),
-        "W_auto_scale": jnp.ones((Q, M)),
-        "phi_auto_precision": jnp.ones((M, N)),
-        "phi_auto_linear": jnp.zeros((M, N)),
-        "inclusion_auto_loc": jnp.asarray(0.05),
-        "slab_scale_auto_loc": jnp.nanstd(Y) / (0.05 * M) ** 0.5,
-        "noise_auto_loc": jnp.asarray(70.0),
-    }
-
-
 def inpaint(image: np.ndarray, seed: int = 0) -> Inpainted:
     """Learn the dictionary and complete the image.
 
@@ -82,7 +63,7 @@ def inpaint(image: np.ndarray, seed: int = 0) -> Inpainted:
     guide = nss.PairedGuide(model)
     svi = nss.CAVI(model, guide, plain=True)
     key, start = random.split(random.key(seed))
-    start = first_params(start, Y)
+    start = first_params(start, Y, NUM_ELEMENTS)
     with warnings.catch_warnings():
         # images are the same long before the bound stands still
         warnings.filterwarnings("ignore", "CAVI.run: the bound still moves")
@@ -118,12 +99,7 @@ def plot(truth: np.ndarray, observed: np.ndarray, found: Inpainted) -> plt.Figur
     for ax, (title, image) in zip(axes, images.items(), strict=False):
         ax.imshow(np.clip(image, 0, 255) / 255)
         ax.set_title(title)
-    shown = found.elements
-    largest = abs(shown).max(axis=(1, 2, 3), keepdims=True)
-    shown = 0.5 + 0.5 * shown / np.where(largest > 0, largest, 1)
-    framed = np.pad(shown, ((0, 0), (0, 1), (0, 1), (0, 0)), constant_values=1.0)
-    tiles = framed.reshape(-1, 10, *framed.shape[1:]).swapaxes(1, 2)
-    axes[3].imshow(tiles.reshape(-1, 10 * (SIZE + 1), 3)[:-1, :-1])
+    axes[3].imshow(0.5 + 0.5 * mosaic(found.elements, across=10))
     axes[3].set_title("dictionary, most used first")
     for ax in axes:
         ax.set_axis_off()
