@@ -248,30 +248,41 @@ def symmetric(products: Callable[[Any, Any], Any], size: int) -> Float[Array, "B
 def in_tiles(visit: Callable, tasks: Any, *points: Any) -> Any:
     """Some tasks at a time, so many that what they carry stays in the cache.
 
+    Where tasks are sharded, a tile has tasks of every device, which visits its own.
+
     :param visit: takes arrays whose last axis are the tasks, side by side, and returns such.
     :param tasks: arrays of all tasks, leading axis Q.
     :param points: arrays whose last axis is Q.
     :return: what all visits return, leading axis Q.
     """
-    num_tasks = len(jax.tree.leaves(tasks)[0])
-    num_tiles = -(-num_tasks // TILE)
-    size = -(-num_tasks // num_tiles)
+    num_tasks, devices = len(jax.tree.leaves(tasks)[0]), jax.device_count()
+    shards = devices if num_tasks % devices == 0 else 1
+    each = num_tasks // shards
+    num_tiles = -(-each // TILE)
+    size = -(-each // num_tiles)
+    tasks = jax.tree.map(lambda x: x.reshape(shards, each, *x.shape[1:]), tasks)
+    points = jax.tree.map(lambda x: x.reshape(*x.shape[:-1], shards, each), points)
 
     def of(start):
-        tile = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size), tasks)
-        columns = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size, -1), points)
-        found = visit(jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), tile), *columns)
-        return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), found)
+        def cut(x, axis):
+            tile = lax.dynamic_slice_in_dim(x, start, size, axis)
+            return lax.collapse(tile, axis - 1, axis + 1)
+
+        tile = jax.tree.map(lambda x: jnp.moveaxis(cut(x, 1), 0, -1), tasks)
+        found = visit(tile, *jax.tree.map(lambda x: cut(x, x.ndim - 1), points))
+        found = jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), found)
+        return jax.tree.map(lambda x: x.reshape(shards, size, *x.shape[1:]), found)
 
     def put_in(k, found):
         # the last tile may have some tasks of the one before, with the same result
-        start = jnp.minimum(k * size, num_tasks - size)
-        put = partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
+        start = jnp.minimum(k * size, each - size)
+        put = partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=1)
         return jax.tree.map(put, found, of(start))
 
     shapes = jax.eval_shape(of, 0)
-    nothing = jax.tree.map(lambda x: jnp.zeros((num_tasks, *x.shape[1:]), x.dtype), shapes)
-    return lax.fori_loop(0, num_tiles, put_in, nothing)
+    nothing = jax.tree.map(lambda x: jnp.zeros((shards, each, *x.shape[2:]), x.dtype), shapes)
+    found = lax.fori_loop(0, num_tiles, put_in, nothing)
+    return jax.tree.map(lambda x: lax.collapse(x, 0, 2), found)
 
 
 def sweep(

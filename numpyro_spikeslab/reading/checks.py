@@ -6,13 +6,31 @@ import warnings
 
 import numpy as np
 
+import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType
 
 from numpyro.infer.gibbs import subsample_plate_sizes
+from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.reading.form import Form, base_of
 from numpyro_spikeslab.reading.probe import Verdict
 from numpyro_spikeslab.reading.proof import Subject
+
+
+def check_sharding(arguments: Any, user: str) -> None:
+    """No arrays on meshes with explicit axes, whose sharding would be a part of their types.
+
+    :raises ValueError: if there are some.
+    """
+    for x in jax.tree.leaves(arguments):
+        mesh = getattr(getattr(x, "sharding", None), "mesh", None) if not_jax_tracer(x) else None
+        if mesh is not None and AxisType.Explicit in mesh.axis_types:
+            raise ValueError(
+                f"{user}: an array of shape {jnp.shape(x)} is sharded over a mesh with explicit "
+                f"axes {mesh.axis_names}. Make it with `jax.make_mesh(..., axis_types="
+                "(jax.sharding.AxisType.Auto,) * number_of_axes)`."
+            )
 
 
 def check_trace(trace: dict[str, Any], user: str) -> None:
@@ -64,25 +82,24 @@ def check_verdict(subject: Subject, form: Form, found: Verdict) -> None:
     """
     site, user = form.likelihood, subject.user
     names = [pair.name for pair in form.pairs]
-    if not np.any(found.counted):
+    if not found.any_counted:
+        size = jnp.size(subject.trace[site]["value"])
         raise ValueError(
-            f"{user}: {site!r} has no observations: {found.counted.size} values, none of them "
-            "unmasked."
+            f"{user}: {site!r} has no observations: {size} values, none of them unmasked."
         )
     if not found.finite_design:
         raise ValueError(
             f"{user}: the design that multiplies {names} in {site!r} is not finite. Remove NaN and "
             "infinity from it; impute missing covariates."
         )
-    for what, bad in (
+    for what, (number, first) in (
         ("observations", found.bad_values),
         ("location at zero weights", found.bad_offsets),
     ):
-        first = np.flatnonzero(bad)
-        if first.size:
+        if number:
             raise ValueError(
-                f"{user}: the {what} of {site!r} are not finite at {first.size} entries, the first "
-                f"at {first[0]}. Remove NaN and infinity from the data; missing observations need "
+                f"{user}: the {what} of {site!r} are not finite at {number} entries, the first at "
+                f"{first}. Remove NaN and infinity from the data; missing observations need "
                 "`numpyro.handlers.mask`."
             )
     if not found.proper:
@@ -97,11 +114,13 @@ def check_verdict(subject: Subject, form: Form, found: Verdict) -> None:
         )
 
 
-def name_empty(user: str, form: Form, counted: Any) -> None:
-    """Warn of tasks and points without observations."""
-    seen = np.asarray(form.tasks_last(counted))
-    for axis, what in ((0, "tasks"), (1, "points")):
-        empty = np.flatnonzero(~seen.any(axis=axis))
+def name_empty(user: str, form: Form, seen: tuple[Any, Any]) -> None:
+    """Warn of tasks and points without observations.
+
+    :param seen: which tasks and which points have some.
+    """
+    for which, what in zip(seen, ("tasks", "points"), strict=True):
+        empty = np.flatnonzero(~which)
         if empty.size:
             shown = ", ".join(map(str, empty[:10])) + (", ..." if empty.size > 10 else "")
             warnings.warn(

@@ -8,7 +8,7 @@ they are finite, holds for these data.
 
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 import numpy as np
 
 import jax
@@ -28,8 +28,8 @@ from numpyro_spikeslab.reading.view import (
 class Verdict(NamedTuple):
     """
     - **values** - the generic values of the other sites.
-    - **counted** - for each observation, whether it counts.
-    - **bad_values**, **bad_offsets** - which of them are not finite.
+    - **any_counted** - whether any observation counts.
+    - **bad_values**, **bad_offsets** - how many of them are not finite, and the first that is not.
     - **finite_design** - whether the design is, where observations count.
     - **proper** - whether inclusion probabilities lie between 0 and 1 and scales are positive.
     - **slab_locs** - largest absolute prior mean of the slabs of each pair.
@@ -40,12 +40,13 @@ class Verdict(NamedTuple):
     - **layouts** - for tasks as columns and as rows, whether features are known and the same for
       all tasks, or are the latent functions.
     - **alike** - whether all tasks count the same observations equally often, in both layouts.
+    - **seen** - which tasks and which points have observations, in both layouts.
     """
 
     values: dict[str, Any]
-    counted: Any
-    bad_values: Any
-    bad_offsets: Any
+    any_counted: Any
+    bad_values: tuple[Any, Any]
+    bad_offsets: tuple[Any, Any]
     finite_design: Any
     proper: Any
     slab_locs: Any
@@ -54,6 +55,7 @@ class Verdict(NamedTuple):
     plays: tuple[Any, ...]
     layouts: tuple[Any, ...]
     alike: tuple[Any, ...]
+    seen: tuple[tuple[Any, Any], ...]
 
 
 class Directions(NamedTuple):
@@ -106,9 +108,9 @@ def find_verdict(
     indices, plays = _play_all(form, program, constants, values)
     return Verdict(
         values={name: values[name] for name in form.others},
-        counted=counted,
-        bad_values=counted & ~jnp.isfinite(seen.value),
-        bad_offsets=counted & ~jnp.isfinite(jnp.broadcast_to(seen.loc, shape)),
+        any_counted=jnp.any(counted),
+        bad_values=_bad(counted, seen.value),
+        bad_offsets=_bad(counted, jnp.broadcast_to(seen.loc, shape)),
         finite_design=finite_design,
         proper=jnp.all((scale > 0) & (scale < jnp.inf)) & jnp.all(jnp.isfinite(log_odds)),
         slab_locs=jnp.stack([jnp.max(jnp.abs(p.loc)) for p in pairs]),
@@ -117,10 +119,20 @@ def find_verdict(
         plays=plays,
         layouts=tuple(_has_layout(other, program, constants, values, along) for other in forms[1:]),
         alike=tuple(_are_alike(other, seen) for other in forms[1:]),
+        seen=tuple(_seen(other.tasks_last(counted)) for other in forms[1:]),
     )
 
 
 probe = jax.jit(find_verdict, static_argnums=(0, 1, 2), compiler_options=RUN_ONCE)
+
+
+def _bad(counted: Any, x: Any) -> tuple[Any, Any]:
+    bad = jnp.ravel(counted & ~jnp.isfinite(x))
+    return jnp.sum(bad), jnp.argmax(bad)
+
+
+def _seen(counted: Bool[Array, "N Q"]) -> tuple[Any, Any]:
+    return jnp.any(counted, axis=0), jnp.any(counted, axis=1)
 
 
 def _judge_design(form, program, constants, values, counted, along) -> tuple[Any, tuple]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import jax
+from jax.experimental.multihost_utils import process_allgather
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 import jax.numpy as jnp
 
@@ -140,6 +141,16 @@ def _content(constant: Any) -> Any:
 def are_concrete(tree: Any) -> bool:
     """Whether no leaf is a tracer."""
     return all(not_jax_tracer(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def fetched(tree: Any) -> Any:
+    """Concrete arrays as numpy's, those that are sharded over processes whole."""
+
+    def whole(x):
+        shared = isinstance(x, jax.Array) and not x.is_fully_addressable
+        return process_allgather(x, tiled=True) if shared else x
+
+    return jax.device_get(jax.tree.map(whole, tree))
 
 
 def outside_transformations(tree: Any = ()) -> AbstractContextManager:

@@ -5,14 +5,18 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array
-import numpy as np
 
 import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
-from numpyro_spikeslab.reading.checks import check_trace, check_verdict, name_empty
+from numpyro_spikeslab.reading.checks import (
+    check_sharding,
+    check_trace,
+    check_verdict,
+    name_empty,
+)
 from numpyro_spikeslab.reading.evaluate import FunctionArrays, checked_generic, program_of
 from numpyro_spikeslab.reading.form import (
     COLUMNS,
@@ -26,6 +30,7 @@ from numpyro_spikeslab.reading.probe import Verdict, directions, probe
 from numpyro_spikeslab.reading.program import (
     Program,
     are_concrete,
+    fetched,
     keep_constants,
     on_device,
     outside_transformations,
@@ -178,6 +183,7 @@ class Reader:
         :return: what was read before, if the model is the same program of the same data.
         :raises ValueError: if the model does not fit; the message names the site and the remedy.
         """
+        check_sharding((args, kwargs), self.user)
         with outside_transformations((args, kwargs)):
             args, kwargs = seen_anew((args, kwargs))
             trace, generic, more = checked_generic(self.model, args, kwargs, self.user)
@@ -215,20 +221,22 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
         if not concrete:
             constants, rest = stand_ins(constants), stand_ins(rest)
         found: Verdict = probe(forms, generic, subject.program, constants, rest, along)
-        values = found.values
-        found = jax.device_get(found._replace(values={}))
+        values, every_index = found.values, found.indices
+        found = fetched(found._replace(values={}, indices=()))
     if concrete:
         check_verdict(subject, forms[0], found)
     else:
         found = only_known(found, forms, generic, subject, more, along)
     form = settle(forms, found, concrete)
-    plays = zip(forms[0].every_role, found.indices, found.plays, strict=True)
+    plays = zip(forms[0].every_role, every_index, found.plays, strict=True)
     indices = {role.site: index for role, index, played in plays if played}
     functions = None
     if form.functions is not None:
         functions = _functions(subject, form.functions, values)
         if concrete:
-            name_empty(subject.user, form, found.counted)
+            layouts = zip(forms[1:], found.seen, strict=True)
+            seen = next(x for other, x in layouts if other.tasks_first == form.tasks_first)
+            name_empty(subject.user, form, seen)
     reading = Reading(
         form,
         subject.program,
@@ -270,5 +278,6 @@ def _function_arrays(program, name, constants, inputs) -> FunctionArrays:
 def _index(index: Any, size: int) -> Array:
     """Which entry each weight takes; one number where all take the only one, since there may be
     millions of them."""
-    alone = are_concrete(index) and size == 1 and not np.any(np.asarray(index))
-    return jnp.zeros((), int) if alone else jnp.asarray(index)
+    with outside_transformations(index):
+        alone = size == 1 and are_concrete(index) and not jnp.any(index)
+        return jnp.zeros((), int) if alone else jnp.asarray(index)

@@ -127,10 +127,14 @@ def test_the_whitening_scales_each_observation(precision):
 
 @pytest.mark.parametrize("put", ["expectation", "draw"])
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("tile", [3, 4, 512])
-def test_tiles_of_tasks_do_not_change_their_sweeps(precision, put, shared, tile, monkeypatch):
-    """Eight tasks: a tile that is not full, full ones, and one that is larger than all."""
+@pytest.mark.parametrize(("tile", "devices"), [(3, 1), (4, 1), (512, 1), (3, 2), (512, 4), (3, 5)])
+def test_tiles_of_tasks_do_not_change_their_sweeps(
+    precision, put, shared, tile, devices, monkeypatch
+):
+    """Eight tasks: a tile that is not full, full ones, and one that is larger than all; devices
+    that have the same number of tasks, and such that have not."""
     monkeypatch.setattr(pairs, "TILE", tile)
+    monkeypatch.setattr(jax, "device_count", lambda: devices)
     Q, M = 8, 5
     tasks = [problem(M, seed=0 if shared else q) for q in range(Q)]
     rng = np.random.default_rng(2)
@@ -163,8 +167,11 @@ def test_tiles_of_tasks_do_not_change_their_sweeps(precision, put, shared, tile,
 
 
 @pytest.mark.parametrize("block", [1, 2, 8])
-@pytest.mark.parametrize("tile", [3, 512])
-def test_masked_tasks_have_the_sweep_of_their_gram_matrices(precision, block, tile, monkeypatch):
+@pytest.mark.parametrize(("tile", "devices"), [(3, 1), (512, 1), (3, 2)])
+def test_masked_tasks_have_the_sweep_of_their_gram_matrices(
+    precision, block, tile, devices, monkeypatch
+):
+    monkeypatch.setattr(jax, "device_count", lambda: devices)
     monkeypatch.setattr(pairs, "TASK_BLOCK_SIZE", block)
     monkeypatch.setattr(pairs, "TILE", tile)
     N, Q, M = 15, 8, 5

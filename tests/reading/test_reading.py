@@ -10,6 +10,7 @@ import pytest
 import jax
 from jax import random
 import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import numpyro
 from numpyro import handlers
@@ -704,3 +705,10 @@ def test_traced_data_are_checked_as_far_as_they_can_be():
 
 def test_a_fit_of_traced_data():
     assert np.isfinite(jax.jit(lambda X, y: fit(regression(), X, y).losses)(X, Y)).all()
+
+
+def test_explicit_axes_of_a_mesh_are_refused():
+    mesh = jax.make_mesh((1,), ("row",), axis_types=(AxisType.Explicit,))
+    inputs = jax.device_put(X, NamedSharding(mesh, PartitionSpec("row")))
+    with pytest.raises(ValueError, match=r"test: an array of shape .* explicit axes .*'row'.*Auto"):
+        Reader(regression(), "test")((inputs, Y), {})

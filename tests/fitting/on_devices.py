@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fits of data that are sharded over tasks beside fits on one device: a process of its own.
+
+Called with its number, the number of processes, and the address of the first; two devices each when
+it is alone, else one. Prints the largest difference of each fit, or raises.
+"""
+
+import re
+import sys
+import warnings
+
+import numpy as np
+
+import jax
+from jax import random
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import numpyro
+import numpyro.distributions as dist
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.fitting.ascent import advance
+
+N, Q, M = 40, 1300, 3
+
+
+def known_features(X, Y=None):
+    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+    with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", M):
+        W = nss.spike_slab("W", 0.3, 1.0)
+    numpyro.sample("Y", dist.Normal(X @ W.T, noise).to_event(2), obs=Y)
+
+
+def responses(missing: float) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    W = rng.normal(size=(Q, M)) * (rng.uniform(size=(Q, M)) < 0.4)
+    X = rng.normal(size=(N, M))
+    Y = X @ W.T + 0.3 * rng.normal(size=(N, Q))
+    return X, np.where(rng.uniform(size=Y.shape) < missing, np.nan, Y)
+
+
+def sharded(Y: np.ndarray) -> jax.Array:
+    """The same array, of which each device has its own tasks."""
+    number, processes = jax.process_index(), jax.process_count()
+    mesh = jax.make_mesh((2,), ("task",), axis_types=(AxisType.Auto,))
+    own = Y[:, number * Q // processes : (number + 1) * Q // processes]
+    sharding = NamedSharding(mesh, PartitionSpec(None, "task"))
+    return jax.make_array_from_process_local_data(sharding, own, Y.shape)
+
+
+def difference(whole: dict, parts: dict) -> float:
+    """Largest difference of what this process has, relative to the size of each array."""
+
+    def of(x, y):
+        here = [np.asarray(s.data) - np.asarray(x)[s.index] for s in y.addressable_shards]
+        return max(np.max(np.abs(d), initial=0) for d in here) / (1 + np.max(np.abs(x)))
+
+    return max(of(whole[name], y) for name, y in parts.items())
+
+
+def compare(name: str, model, args: tuple, num_steps: int, **options) -> None:
+    found = []
+    for given in (args, (*args[:-1], sharded(args[-1]))):
+        svi = nss.CAVI(model, nss.PairedGuide(model), **options)
+        found.append(svi.run(random.key(0), num_steps, *given, progress_bar=False).params)
+    off = difference(*found)
+    print(f"{name}: {off:.1e}")
+    assert off < 1e-8
+    assert found[1]["W_auto_probs"].sharding.spec[0] == "task", "the weights are on one device"
+
+
+def check_communication(model, Y: jax.Array) -> None:
+    """A step sums over tasks, and never collects what devices have of each."""
+    svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
+    task = svi._task((Y,), {})
+    progress = svi._progress(task, svi.init(random.key(0), Y))
+    text = advance.lower(task.spec, task.data, progress, 1, -1.0).compile().as_text()
+    assert "all-reduce" in text
+    collected = re.findall(r"\S+ (?:all-gather|all-to-all|collective-permute)\(.*", text)
+    assert not collected, collected
+
+
+if __name__ == "__main__":
+    number, processes, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    if processes == 1:
+        jax.config.update("jax_num_cpu_devices", 2)
+    else:
+        jax.distributed.initialize(address, processes, number)
+    numpyro.enable_x64()
+    warnings.filterwarnings("ignore", "CAVI.run. the bound still moves")
+    assert jax.device_count() == 2
+
+    X, complete = responses(0.0)
+    _, gaps = responses(0.2)
+    model = nss.models.factor_analysis(M)
+    compare("complete, plain", model, (complete,), 10, plain=True)
+    compare("gaps, plain", model, (gaps,), 10, plain=True)
+    compare("gaps, moves", model, (gaps[:, :Q],), 10)
+    compare("known features", known_features, (X, complete), 110)
+    for Y in (complete, gaps):
+        check_communication(model, sharded(Y))
