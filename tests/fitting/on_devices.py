@@ -95,7 +95,7 @@ if __name__ == "__main__":
     model = nss.models.factor_analysis(M)
     compare("complete, plain", model, (complete,), 10, plain=True)
     compare("gaps, plain", model, (gaps,), 10, plain=True)
-    compare("gaps, moves", model, (gaps[:, :Q],), 10)
+    compare("gaps, moves", model, (gaps,), 10)
     compare("known features", known_features, (X, complete), 110)
     for Y in (complete, gaps):
         check_communication(model, sharded(Y))
