@@ -4,7 +4,10 @@
 from importlib import import_module
 import json
 from pathlib import Path
+import signal
+import subprocess
 import sys
+import time
 from types import ModuleType
 
 import matplotlib.pyplot as plt
@@ -185,6 +188,38 @@ def test_an_image_is_denoised(denoise, monkeypatch, kernel):
     axes = denoise.plot(truth, noisy, found).axes
     assert axes[0].get_title() == "original" and len(axes) == 4
     plt.close("all")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_with_the_same_numbers(monkeypatch, tmp_path):
+    pytest.importorskip("orbax.checkpoint", reason="orbax is needed by this example only")
+    long_run = imported("long_run", monkeypatch)
+    jax.config.update("jax_enable_x64", False)
+    options = ["--folder", tmp_path / "killed", "--minutes", "0", "--tasks", "300"]
+    command = [sys.executable, EXAMPLES / "long_run.py", *options, "--steps", "100000"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while not (stored := _checkpoints(tmp_path / "killed")) and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL and stored
+    num_steps = max(map(int, _checkpoints(tmp_path / "killed"))) + 15
+    model = long_run.nss.models.factor_analysis(20)
+    ends = []
+    for folder in ("killed", "whole"):
+        svi = long_run.nss.CAVI(model, long_run.nss.PairedGuide(model), plain=True)
+        call = num_steps, tmp_path / folder, 60.0, long_run.responses(300)
+        with pytest.warns(UserWarning, match="the bound still moves"):
+            ends.append(long_run.fit(svi, *call))
+        assert _checkpoints(tmp_path / folder)[-1] == str(num_steps)
+    for x, y in zip(*map(jax.tree.leaves, map(long_run.arrays, ends)), strict=True):
+        if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            np.testing.assert_array_equal(x, y)
+
+
+def _checkpoints(folder: Path) -> list[str]:
+    """Those that are whole, the last one last."""
+    names = [path.name for path in folder.glob("*")] if folder.exists() else []
+    return sorted((name for name in names if name.isdigit()), key=int)
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
