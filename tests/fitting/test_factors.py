@@ -15,6 +15,8 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro import handlers
+
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting import factors, functions, turns
 from numpyro_spikeslab.fitting.moves import switch_off
@@ -251,6 +253,7 @@ class Planted(NamedTuple):
     Y: np.ndarray
     phi: np.ndarray
     included: np.ndarray
+    f: np.ndarray
 
 
 def plant(num_points, num_tasks, num_factors, seed) -> Planted:
@@ -261,7 +264,7 @@ def plant(num_points, num_tasks, num_factors, seed) -> Planted:
     f = (W @ phi).T
     Y = f + 0.3 * np.std(f) * rng.normal(size=f.shape)
     Y[rng.uniform(size=Y.shape) < 0.1] = np.nan
-    return Planted(Y, phi, included)
+    return Planted(Y, phi, included, f)
 
 
 def fitted(planted: Planted, num_functions: int, num_steps: int = 60, **options):
@@ -325,6 +328,33 @@ def test_new_rows_are_conditioned_on_the_weights(precision):
     # the fit's own functions, but for the variances, of which those of mean field are smaller
     phi = guide.posterior_mean(params, planted.Y)["phi"][:, 2:5]
     np.testing.assert_allclose(mean[:, 2:], phi, atol=1e-2)
+
+
+def test_new_tasks_are_fitted_with_the_functions_held():
+    """By NumPyro's own handler, beside least squares on the same functions."""
+    planted = plant(100, 80, 4, 0)
+    old, new = np.split(planted.Y, [60], axis=1)
+    missing = np.random.default_rng(1).uniform(size=new.shape) < 0.3
+    new = np.where(missing, np.nan, new)
+    model = nss.models.factor_analysis(5)
+    guide = nss.PairedGuide(model)
+    params = nss.CAVI(model, guide, plain=True).run(KEY, 200, old, progress_bar=False).params
+    known = {"phi": guide.posterior_mean(params, old)["phi"]}
+    known |= {name: guide.median(params)[name] for name in ("inclusion", "slab_scale")}
+    conditioned = handlers.condition(model, known)
+    guide_new = nss.PairedGuide(conditioned)
+    result = nss.CAVI(conditioned, guide_new).run(KEY, 150, new, progress_bar=False)
+    W = np.asarray(guide_new.posterior_mean(result.params)["W"])
+    phi, truth = np.asarray(known["phi"]).T, planted.f[:, 60:]
+    dense = np.zeros_like(truth)
+    for q, y in enumerate(new.T):
+        seen = ~np.isnan(y)
+        dense[:, q] = phi @ np.linalg.lstsq(phi[seen], y[seen])[0]
+    error, largest = (np.std((f - truth)[missing]) for f in (phi @ W.T, dense))
+    assert error < largest < 0.2 * np.std(truth)
+    # as sparse as the tasks that the functions were found with
+    shares = [np.mean(p["W_auto_probs"]) for p in (params, result.params)]
+    assert abs(shares[0] - shares[1]) < 0.1
 
 
 @pytest.mark.parametrize(
