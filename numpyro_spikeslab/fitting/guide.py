@@ -21,9 +21,11 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.distributions import SpikeSlab
 from numpyro_spikeslab.fitting.inner import (
+    inner_summary,
     kernel_starts,
     make_inner,
     predicted_sites,
+    refuse_discrete,
     run_once,
     set_delta,
     shapes_of,
@@ -116,7 +118,7 @@ class SpikeSlabGuide(AutoGuide):
             if site["type"] == "param"
         }
         self._others = tuple(name for name in latents if name not in {*own, *self._params})
-        self._refuse_discrete(latents)
+        refuse_discrete(type(self).__name__, self._others, latents)
         self._deterministics = tuple(
             name for name, site in trace.items() if site["type"] == "deterministic"
         )
@@ -155,15 +157,6 @@ class SpikeSlabGuide(AutoGuide):
                 "PairedGuide."
             )
         return ()
-
-    def _refuse_discrete(self, latents: dict[str, Any]) -> None:
-        discrete = [name for name in self._others if latents[name]["fn"].support.is_discrete]
-        if discrete:
-            raise ValueError(
-                f"{type(self).__name__}: the discrete latent sites {discrete} are not part of a "
-                "spike-and-slab pair. Sample them with `numpyro.infer.DiscreteGibbs` beside "
-                "`PairedGibbs`."
-            )
 
     def _setup_start(
         self,
@@ -283,7 +276,13 @@ class SpikeSlabGuide(AutoGuide):
     def pack(self, reading: Reading, params: dict[str, Any]) -> Posterior:
         """The posterior that parameters stand for."""
         form = reading.form
-        values = {site: params[param_name(site, self.prefix, params)] for site in form.others}
+        medians = {} if self.inner_guide is AutoDelta else self._inner_median(params)
+        values = {
+            site: medians[site]
+            if site in medians
+            else params[param_name(site, self.prefix, params)]
+            for site in form.others
+        }
         return Posterior(self.pack_weights(form, params), None, values, None)
 
     def unpack(
@@ -384,13 +383,24 @@ class SpikeSlabGuide(AutoGuide):
         :param args: arguments of the model; without them latent functions are left out.
         :param kwargs: keyword arguments of the model.
         """
+        self._make_ready(args, kwargs)
         medians = self._inner_median(params)
         found = self._own_quantiles(params, np.array([0.5]), args, kwargs)
         return medians | {name: x[0] for name, x in found.items()}
 
+    def _make_ready(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Set up an inner guide whose parameters are not the values of its sites."""
+        if self.inner_guide is not AutoDelta and (args or kwargs):
+            self.set_up(args, kwargs)
+        elif self.inner_guide is not AutoDelta and self.prototype_trace is None:
+            raise ValueError(
+                f"{type(self).__name__}: a guide that has not been called needs the model's "
+                "arguments to read the parameters of its inner guide. Give them, as for the fit."
+            )
+
     def _inner_median(self, params: dict[str, Any]) -> dict[str, Any]:
         if self.inner is not None:
-            return self.inner.median(params)
+            return inner_summary(self.inner, "median", params)
         end = f"_{self.prefix}_loc"
         own = {f"{name}{end}" for name in self._pair_names(params)}
         # a guide that has not been called knows the sites by their parameters alone
@@ -418,12 +428,13 @@ class SpikeSlabGuide(AutoGuide):
                 f"{type(self).__name__}.quantiles: expected probabilities between 0 and 1, got "
                 f"{quantiles!r}."
             )
+        self._make_ready(args, kwargs)
         every = levels.reshape(-1)
         if self.inner is None or isinstance(self.inner, AutoDelta):
             medians = self._inner_median(params)
             found = jax.tree.map(lambda x: jnp.broadcast_to(x, every.shape + jnp.shape(x)), medians)
         else:
-            found = self.inner.quantiles(params, every)
+            found = inner_summary(self.inner, "quantiles", params, every)
         found |= self._own_quantiles(params, every, args, kwargs)
         return found if levels.ndim else {name: x[0] for name, x in found.items()}
 

@@ -74,6 +74,30 @@ def make_inner(outer: Any, own: dict[str, Any], hidden: frozenset[str]) -> AutoG
     return outer.inner_guide(blocked, prefix=outer.prefix)
 
 
+def refuse_discrete(user: str, names: tuple[str, ...], latents: dict[str, Any]) -> None:
+    """Refuse sites of which an inner guide has no factor."""
+    discrete = [name for name in names if latents[name]["fn"].support.is_discrete]
+    if discrete:
+        raise ValueError(
+            f"{user}: the discrete latent sites {discrete} are not part of a spike-and-slab pair. "
+            "Sample them with `numpyro.infer.DiscreteGibbs` beside `PairedGibbs`."
+        )
+
+
+def inner_summary(inner: AutoGuide, method: str, *args: Any) -> dict[str, Any]:
+    """The inner guide's ``method``, which not all of NumPyro's have.
+
+    :raises NotImplementedError: if it has none.
+    """
+    try:
+        return getattr(inner, method)(*args)
+    except NotImplementedError:
+        raise NotImplementedError(
+            f"the inner guide {type(inner).__name__} has no `{method}`. Use draws, from "
+            "`sample_posterior`, or another inner guide."
+        ) from None
+
+
 def set_delta(inner: AutoGuide, probe: AutoGuide, init_locs: Any, sites: Any) -> None:
     """Set up an AutoDelta with what another one of the same sites has found under a trace.
 

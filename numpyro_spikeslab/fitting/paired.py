@@ -184,6 +184,7 @@ class PairedGuide(SpikeSlabGuide):
         return new | {precision: posterior.functions.alpha, linear: posterior.functions.h}
 
     def _read(self, args: tuple, kwargs: dict[str, Any]) -> Reading:
+        self._make_ready(args, kwargs)
         return Reader(self.model, type(self).__name__)(args, kwargs)
 
     def _check_given(self, method: str, example: str, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -344,12 +345,7 @@ class PairedGuide(SpikeSlabGuide):
         reading = self._read(args, kwargs)
         columns = columns_of(reading.form, site)
         self._check_params(reading.form, params)
-        # the parameters of other inner guides than AutoDelta are no values of the sites
-        self.set_up(args, kwargs)
-        posterior = self.pack(reading, params)
-        medians = self._inner_median(params)
-        values = {name: medians.get(name, value) for name, value in posterior.values.items()}
-        effects = effects_of(reading, posterior._replace(values=values))
+        effects = effects_of(reading, self.pack(reading, params))
         sets = sets_of(effects, columns, coverage, min_correlation)
         return table_of(sets, labels_of(reading.form))
 

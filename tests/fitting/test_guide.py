@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guides keep the contract of NumPyro's autoguides, and their summaries are true."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 import pickle
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ import arviz_base
 import numpy as np
 import optax
 import pytest
+from tinygp import kernels
 
 import jax
 from jax import random
@@ -17,8 +18,8 @@ import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer import SVI, Predictive, TraceGraph_ELBO
-from numpyro.infer.autoguide import AutoGuide, AutoNormal
+from numpyro.infer import SVI, Predictive, TraceGraph_ELBO, init_to_value
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoGuide, AutoIAFNormal, AutoNormal
 
 import numpyro_spikeslab as nss
 
@@ -236,6 +237,61 @@ def test_summaries_with_another_inner_guide():
     for name in ("sigma", "inclusion", "scale", "w"):
         np.testing.assert_allclose(quantiles[name][1], medians[name], rtol=1e-6)
         assert (np.diff(quantiles[name], axis=0) >= 0).all()
+
+
+OTHER_VALUES = {"noise": [0.3, 0.9, 2.0], "inclusion": 0.2, "slab_scale": 0.7}
+INNER_GUIDES = {guide.__name__: guide for guide in (AutoNormal, AutoDiagonalNormal)}
+
+
+@pytest.mark.parametrize(
+    ("inner", "kernel"), [("AutoNormal", "ExpSquared"), ("AutoDiagonalNormal", "white")]
+)
+def test_the_values_of_another_inner_guide_are_its_medians(inner, kernel):
+    """Its parameters are those of unconstrained values, so that of a small scale is negative."""
+    rng = np.random.default_rng(0)
+    inputs, Y = np.linspace(0.0, 5.0, 12), rng.normal(size=(12, 3))
+    known = {name: jnp.array(x) for name, x in OTHER_VALUES.items()}
+    if kernel == "white":
+        model, args = nss.models.factor_analysis(2), (Y,)
+    else:
+        model, args = nss.models.mtmkl([kernels.ExpSquared(1.0)] * 2), (inputs, Y)
+        known["phi_scale"] = jnp.array([0.4, 1.6])
+    delta = nss.PairedGuide(model)
+    trace = handlers.trace(handlers.seed(delta, 0)).get_trace(*args)
+    params = {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
+    params |= {f"{name}_auto_loc": x for name, x in known.items()}
+
+    start = partial(INNER_GUIDES[inner], init_loc_fn=init_to_value(values=known))
+    called = nss.PairedGuide(model, inner_guide=start)
+    trace = handlers.trace(handlers.seed(called, 0)).get_trace(*args)
+    others = {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
+    others |= {name: x for name, x in params.items() if name.startswith(("W_", "phi_auto"))}
+
+    def summaries(guide, params):
+        new = {"Y_new": Y[:4]} if kernel == "white" else {"X_new": inputs[:4] + 0.1}
+        return [
+            (guide.transform if kernel == "white" else guide.predict)(params, *args, **new),
+            *(f(params, *args) for f in (guide.posterior_mean, guide.median, guide.to_init_params)),
+        ]
+
+    expected = summaries(delta, params)
+    for guide in (called, nss.PairedGuide(model, inner_guide=start)):
+        for x, y in zip(*map(jax.tree.leaves, (summaries(guide, others), expected)), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-12)
+    fresh = nss.PairedGuide(model, inner_guide=start)
+    middle = fresh.quantiles(others, [0.2, 0.5], *args)["noise"]
+    np.testing.assert_allclose(middle[1], known["noise"])
+    assert np.all(middle[0] < middle[1])
+
+
+def test_an_inner_guide_that_cannot_tell_is_refused():
+    guide = nss.PairedGuide(hyper, inner_guide=AutoNormal)
+    for summary in (guide.median, partial(guide.quantiles, quantiles=0.5)):
+        with pytest.raises(ValueError, match="has not been called needs the model's arguments"):
+            summary({"sigma_auto_loc": jnp.zeros(())})
+    flow = nss.PairedGuide(hyper, inner_guide=AutoIAFNormal)
+    with pytest.raises(NotImplementedError, match=r"AutoIAFNormal has no `median`. Use draws"):
+        flow.median({}, X, Y)
 
 
 # Draws
