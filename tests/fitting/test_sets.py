@@ -243,6 +243,16 @@ def test_columns_of_several_sites_stand_in_for_each_other():
     assert guide.credible_sets(params, X, y, site="a").equals(table)
     assert guide.credible_sets(params, X, y, site="w").empty
 
+    # the same as arrays
+    shares = guide.set_shares(params, X, y)
+    assert shares["a"].shape == (2, 2, 2) and shares["w"].shape == (2, 2)
+    for place, row in table.iterrows():
+        members = {("a", *index) for index in np.argwhere(~np.isnan(shares["a"][place])).tolist()}
+        members |= {("w", *index) for index in np.argwhere(~np.isnan(shares["w"][place])).tolist()}
+        assert members == {tuple(member) for member in row["members"]}
+        found = [shares[name][(place, *index)] for name, *index in row["members"]]
+        np.testing.assert_array_equal(found, row["shares"])
+
 
 def planted(seed):
     """Three effects of size 1 among columns of which neighbours are correlated by 0.97."""
@@ -306,6 +316,8 @@ def test_weights_of_something_else_are_refused():
     X = alike()
     with pytest.raises(ValueError, match=r"'w' multiply features that several tasks share.*Sample"):
         nss.PairedGuide(tasks).credible_sets({}, X, np.ones((60, 2)))
+    assert nss.PairedGuide(tasks).set_shares({}, X, np.ones((60, 2))) == {}
     factors = nss.PairedGuide(nss.models.factor_analysis(2))
     with pytest.raises(ValueError, match=r"'W' multiply latent functions.*inclusion_prob"):
         factors.credible_sets({}, X)
+    assert factors.set_shares({}, X) == {}
