@@ -43,7 +43,7 @@ def add_variational_stats(
     :param svi: the :class:`~numpyro.infer.SVI` or :class:`~numpyro_spikeslab.CAVI` of the fit.
     :param svi_result: what its ``run`` returned.
     :param model_args: arguments of the model, as for the fit.
-    :param model_kwargs: keyword arguments of the model.
+    :param model_kwargs: keyword arguments of the model; those that ``svi`` was made with are known.
     :returns: ArviZ data with the same posterior.
     :raises ValueError: if ``data`` are not variational draws of all latent sites of the guide.
     """
@@ -53,7 +53,7 @@ def add_variational_stats(
             "data: got Markov chains, expected variational draws; make them with "
             "arviz_base.from_numpyro_svi."
         )
-    kwargs = dict(model_kwargs or {})
+    kwargs = {**(model_kwargs or {}), **svi.static_kwargs}
     latents = latent_draws(draws, svi.guide, svi_result.params, model_args, kwargs)
 
     def log_ratio(latents):

@@ -84,6 +84,14 @@ def test_a_bound_in_closed_form_is_stored():
     assert found["sample_stats"].attrs["bound"] == -2.5
 
 
+def test_keyword_arguments_of_the_fit_are_those_of_the_ratios():
+    fit = SVI(model, guide, numpyro.optim.Adam(0.1), Trace_ELBO(), scale=2.0)
+    found = nss.add_variational_stats(draws(mu=MU), fit, RESULT, (Y,))
+    given = nss.add_variational_stats(draws(mu=MU), svi(guide), RESULT, (Y,), {"scale": 2.0})
+    assert found["sample_stats"].identical(given["sample_stats"])
+    assert found["sample_stats"]["log_ratio"].std() > 0.1
+
+
 def test_auxiliary_sites_and_inclusion_probabilities():
     found = nss.add_variational_stats(draws(mu=MU), svi(Auxiliary()), RESULT, (Y,))
     evidence = stats.norm.logpdf(Y, scale=2**0.5)
