@@ -216,6 +216,18 @@ def test_members_are_the_fewest_that_reach_the_coverage():
         assert GUIDE.credible_sets(params, X, y, coverage=coverage)["size"].tolist() == [size]
 
 
+def test_shares_by_column_are_those_of_the_table():
+    X = alike(size=5, spread=0.2)
+    y = X[:, 1] + np.random.default_rng(1).normal(size=60)
+    params = params_of(np.eye(5)[1], np.ones(5))
+    table = GUIDE.credible_sets(params, X, y)
+    members = list(table["members"][0])
+    assert 1 < len(members) < 5 and members != sorted(members)
+    expected = np.full((1, 5), np.nan)
+    expected[0, members] = table["shares"][0]
+    np.testing.assert_array_equal(GUIDE.set_shares(params, X, y)["w"], expected)
+
+
 def two_sites(X, y=None):
     with numpyro.plate("row", 2, dim=-2), numpyro.plate("column", 2, dim=-1):
         a = nss.spike_slab("a", 0.1)
