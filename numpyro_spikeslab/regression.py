@@ -22,7 +22,7 @@ from numpyro_spikeslab.algebra.flips import MAX_ROUNDING
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired import PairedGuide
 from numpyro_spikeslab.frames import checked_new, checked_response, checked_table
-from numpyro_spikeslab.reporting.data import inclusion, posterior
+from numpyro_spikeslab.reporting.data import SETS, inclusion, posterior
 from numpyro_spikeslab.reporting.sets import credible_sets
 from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics
 from numpyro_spikeslab.reporting.variational import add_variational_stats, k_hat
@@ -34,7 +34,7 @@ NUM_STEPS, TOLERANCE = 1000, 1e-3
 OFF = 0.2
 """Inclusion probabilities of the fit that differ by more from those of the chains are flagged."""
 
-PROBABILITIES = "inclusion_probabilities.w"
+PROBABILITIES, SHARES = "inclusion_probabilities.w", f"{SETS}.w"
 
 
 class Scales(NamedTuple):
@@ -90,7 +90,9 @@ def sparse_regression(
       fit, above 0.7 where its draws are far from the posterior given its values of noise, slab
       scale and inclusion probability;
     - ``cavi``: ArviZ data of the fit, with a posterior and sample statistics of its own:
-      ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``;
+      ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``; the column
+      ``alternatives`` of ``nss.summary(dt["cavi"])`` names what could stand in for the columns on
+      which it has settled;
     - ``observed_data`` and ``constant_data``: ``y`` and ``X``;
     - ``predictions``: with ``X_new``, draws of new responses ``y``.
 
@@ -309,10 +311,14 @@ def fit_in_units(
 ) -> xr.DataTree:
     """The same of a fit, with what it says of itself."""
     draws = {str(name): x.values for name, x in posterior(fitted).items()}
-    stats = {str(name): x.values for name, x in fitted["sample_stats"].items()}
-    probabilities = stats.pop(PROBABILITIES)
+    sample_stats = fitted["sample_stats"].to_dataset()
+    stats = {str(name): x.values for name, x in sample_stats.items()}
+    probabilities, shares = stats.pop(PROBABILITIES), stats.pop(SHARES)
     tree = labelled(in_units(draws, scales, num_rows, rng), probabilities, names, scales, **stats)
-    tree["sample_stats"].attrs.update(fitted["sample_stats"].attrs)
+    every = np.full((len(shares), len(names)), np.nan)
+    every[:, scales.used] = shares
+    tree["sample_stats"][SHARES] = xr.DataArray(every, dims=["set", "feature"])
+    tree["sample_stats"].attrs.update(sample_stats.attrs)
     return tree
 
 

@@ -12,6 +12,7 @@ from scipy import stats
 from scipy.special import betaln, logsumexp
 
 from jax import random
+import jax.numpy as jnp
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab import regression
@@ -84,6 +85,17 @@ def test_a_constant_column_has_the_weight_zero(found):
     row = found["summary"].to_dataset().sel(feature="batch")
     assert row["mean"] == row["sd"] == row["inclusion"] == row["cavi"] == 0
     assert (found["posterior"]["w"].sel(feature="batch") == 0).all()
+
+
+def test_alternatives_of_the_fit_have_the_names_of_the_columns():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 1)) * [1.0, 0.0, -10.0] + 3.0
+    y = X[:, 0] + 0.5 * rng.normal(size=40)
+    scales = regression.scales_of(X, y)
+    data = [regression.contrasts(x) for x in regression.standardised(X, y, scales)]
+    fitted = regression.fit(KEY, tuple(map(jnp.asarray, data)), (1.0, 9.0), 1)
+    table = nss.summary(regression.fit_in_units(fitted, list("abc"), scales, 40, rng), "w")
+    assert table["alternatives"].to_dict() == {"w[a]": "w[c]", "w[b]": "", "w[c]": "w[a]"}
 
 
 def test_names_groups_and_diagnostics(found):

@@ -25,7 +25,18 @@ from numpyro_spikeslab.fitting.predict import (
     predict_tasks,
     transform_rows,
 )
-from numpyro_spikeslab.fitting.sets import columns_of, effects_of, labels_of, sets_of, table_of
+from numpyro_spikeslab.fitting.sets import (
+    COVERAGE,
+    MIN_CORRELATION,
+    Effects,
+    check_params,
+    columns_of,
+    effects_of,
+    labels_of,
+    sets_of,
+    shares_of,
+    table_of,
+)
 from numpyro_spikeslab.fitting.starts import STEP
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.evaluate import abstract_trace
@@ -283,8 +294,8 @@ class PairedGuide(SpikeSlabGuide):
         params: dict[str, Any],
         *args: Any,
         site: str | None = None,
-        coverage: float = 0.95,
-        min_correlation: float = 0.5,
+        coverage: float = COVERAGE,
+        min_correlation: float = MIN_CORRELATION,
         **kwargs: Any,
     ) -> Any:
         """Sets of columns that could carry an effect of the fit instead of the one that does.
@@ -344,21 +355,24 @@ class PairedGuide(SpikeSlabGuide):
         self._check_given("credible_sets", "X, y", args, kwargs)
         reading = self._read(args, kwargs)
         columns = columns_of(reading.form, site)
-        self._check_params(reading.form, params)
-        effects = effects_of(reading, self.pack(reading, params))
+        effects = self._effects(reading, params)
         sets = sets_of(effects, columns, coverage, min_correlation)
         return table_of(sets, labels_of(reading.form))
 
-    def _check_params(self, form: Form, params: dict[str, Any]) -> None:
-        for pair in form.pairs:
-            name = self._names(pair.name)[0]
-            if name not in params or jnp.shape(params[name]) != pair.shape:
-                found = f"the shape {jnp.shape(params[name])}" if name in params else "nothing"
-                raise ValueError(
-                    f"PairedGuide.credible_sets: params: got {found} for `{name}`, expected the "
-                    f"shape {pair.shape} of the weights. Give the parameters of a fit of this "
-                    "model to these arguments."
-                )
+    def set_shares(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The ``shares`` of all S credible sets by their defaults, NaN for other columns.
+
+        :return: ``{name: array of shape (S, ...)}``, empty if the weights multiply no columns.
+        """
+        reading = self._read(args, kwargs)
+        if reading.form.kind != COLUMNS:
+            return {}
+        effects = self._effects(reading, params)
+        return shares_of(sets_of(effects, columns_of(reading.form, None)), reading.form)
+
+    def _effects(self, reading: Reading, params: dict[str, Any]) -> Effects:
+        check_params(reading.form, params, self._names("{}")[0])
+        return effects_of(reading, self.pack(reading, params))
 
     def to_init_params(
         self,

@@ -20,6 +20,8 @@ from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View, design_rows
 
+COVERAGE, MIN_CORRELATION = 0.95, 0.5
+
 
 class Effects(NamedTuple):
     """What the single-effect regressions of a fit share.
@@ -112,7 +114,10 @@ class CredibleSet(NamedTuple):
 
 
 def sets_of(
-    effects: Effects, columns: range, coverage: float, least: float
+    effects: Effects,
+    columns: range,
+    coverage: float = COVERAGE,
+    least: float = MIN_CORRELATION,
 ) -> Iterator[CredibleSet]:
     """The sets of all effects that correlated columns explain, in the order of the columns.
 
@@ -187,6 +192,22 @@ def columns_of(form: Form, site: str | None) -> range:
     return range(end)
 
 
+def check_params(form: Form, params: dict[str, Any], key: str) -> None:
+    """Refuse parameters that are not those of the weights.
+
+    :param key: name of one of a weight, with braces for that of the weight.
+    """
+    for pair in form.pairs:
+        name = key.format(pair.name)
+        if name not in params or jnp.shape(params[name]) != pair.shape:
+            found = f"the shape {jnp.shape(params[name])}" if name in params else "nothing"
+            raise ValueError(
+                f"PairedGuide.credible_sets: params: got {found} for `{name}`, expected the "
+                f"shape {pair.shape} of the weights. Give the parameters of a fit of this "
+                "model to these arguments."
+            )
+
+
 def labels_of(form: Form) -> list[Any]:
     """Of each column the index of its weight; with the name of its site, if there are several."""
     labels = []
@@ -214,3 +235,16 @@ def table_of(sets: Iterator[CredibleSet], labels: list[Any]) -> Any:
     ]
     columns = ["effect", "members", "size", "probability", "purity", "shares"]
     return pd.DataFrame(rows, columns=columns).rename_axis("set")
+
+
+def shares_of(sets: Iterator[CredibleSet], form: Form) -> dict[str, Float[np.ndarray, "S ..."]]:
+    """The shares of members by site, NaN for all other columns."""
+    found = list(sets)
+    shares = np.full((len(found), form.size), np.nan)
+    for row, each in zip(shares, found, strict=True):
+        row[each.members] = each.shares
+    parts = np.split(shares, np.cumsum([pair.size for pair in form.pairs])[:-1], axis=1)
+    return {
+        pair.name: part.reshape(len(found), *pair.shape)
+        for pair, part in zip(form.pairs, parts, strict=True)
+    }

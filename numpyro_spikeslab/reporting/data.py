@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 
 WEIGHTS, FUNCTIONS = "W", "phi"  # as the sites of `models.mtmkl` are called
+SETS = "credible_sets"  # of a fit, among its sample statistics, with the name of the weight behind
 
 
 def posterior(data: xr.DataTree) -> xr.Dataset:

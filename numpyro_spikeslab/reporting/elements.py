@@ -23,7 +23,8 @@ def by_element(values: xr.DataArray, name: str) -> xr.DataArray:
     attrs = {"long_name": ", ".join(map(str, plates))}
     element = xr.Variable(f"{name}_element", labels, attrs)
     coords = {**{dim: values[dim].values for dim in kinds}, f"{name}_element": element}
-    return xr.DataArray(array.reshape(*array.shape[: len(kinds)], -1), coords, list(coords))
+    shape = (*array.shape[: len(kinds)], len(labels))
+    return xr.DataArray(array.reshape(shape), coords, list(coords))
 
 
 def labels_of(table: xr.DataArray) -> list[str]:

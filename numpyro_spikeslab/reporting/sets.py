@@ -10,12 +10,14 @@ import xarray as xr
 
 from numpyro_spikeslab.algebra.alike import blocks, check_limits, purity, twins, unit_columns
 from numpyro_spikeslab.reporting.data import (
+    SETS,
     pairs,
     posterior,
     sample_dims,
     select,
     spike_draws,
 )
+from numpyro_spikeslab.reporting.elements import by_element, labels_of
 
 
 def credible_sets(
@@ -190,3 +192,32 @@ def pruned(members: list[int], spikes: np.ndarray, coverage: float) -> list[int]
         if spikes[:, rest].any(axis=1).mean() >= coverage:
             members = rest
     return members
+
+
+def alternatives(data: xr.DataTree) -> dict[str, str] | None:
+    """Of each member of the sets of a fit the other members, the most probable first.
+
+    :returns: by the labels of a summary; None for draws of which no sets are known.
+    """
+    stats = data["sample_stats"].data_vars if "sample_stats" in data.children else {}
+    tables = {
+        name: by_element(stats[f"{SETS}.{name}"].rename(set="summary"), name)
+        for name in pairs(posterior(data))
+        if f"{SETS}.{name}" in stats
+    }
+    if not tables:
+        return None
+    labels = [row_label(name, label) for name, x in tables.items() for label in labels_of(x)]
+    # what is no member comes last; a member may have the probability 0
+    shares = np.nan_to_num(np.concatenate(list(tables.values()), axis=1), nan=-1.0)
+    found = {}
+    for member in np.flatnonzero((shares >= 0).any(axis=0)):
+        best = shares[shares[:, member] >= 0].max(axis=0)
+        order = np.argsort(-best, kind="stable")[: np.sum(best >= 0)]
+        found[labels[member]] = ", ".join(labels[other] for other in order if other != member)
+    return found
+
+
+def row_label(name: str, element: str) -> str:
+    """How ArviZ labels an element of a variable."""
+    return f"{name}[{element}]" if element else name

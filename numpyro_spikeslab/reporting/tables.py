@@ -20,12 +20,13 @@ from numpyro_spikeslab.reporting.data import (
     select,
 )
 from numpyro_spikeslab.reporting.methods import check_reference, comparable
+from numpyro_spikeslab.reporting.sets import alternatives
 from numpyro_spikeslab.reporting.stats import check_top, inclusion_statistics, statistics, to_frame
 from numpyro_spikeslab.reporting.variational import bound, k_hat
 
 # A narrow terminal hides the columns in the middle, so these go to the two ends.
 LEFT = ["mean", "sd", "inclusion", "mcse_inclusion"]
-RIGHT = ["flips", "between_chain_sd", "ess_bulk", "r_hat"]
+RIGHT = ["alternatives", "flips", "between_chain_sd", "ess_bulk", "r_hat"]
 
 
 def summary(
@@ -54,6 +55,13 @@ def summary(
     ``ess_bulk``, ``ess_tail``, ``r_hat``, ``mcse_mean`` and ``mcse_sd`` are NaN where no chain
     ever moves. Variational draws are independent: they have none of these five columns, no
     ``flips`` and no ``between_chain_sd``.
+
+    Of columns that are alike a fit settles on one and excludes the others, however little the data
+    tell them apart. Draws with the statistics of :func:`add_variational_stats` have one column for
+    that, ``alternatives``: the labels of the weights that could have the effect instead, the most
+    probable first. It is filled for the weight on which the fit has settled and for those that it
+    has excluded, and empty elsewhere. Chains visit all of them, so their ``inclusion`` is divided
+    among them; :func:`credible_sets` has the sets of their draws.
 
     With weights ``W`` and latent functions ``phi``, as in
     :func:`~numpyro_spikeslab.models.mtmkl`, the variables of :func:`invariants` come first. Chains
@@ -104,6 +112,9 @@ def summary(
     if inclusions:
         table = xr.concat([table, chosen(xr.Dataset(inclusions), coords)], dim="summary")
     frame = to_frame(table)
+    others = alternatives(data)
+    if others is not None and inclusions:
+        frame["alternatives"] = [others.get(label, "") for label in frame.index]
     if top is not None and inclusions:
         frame = most_included(frame, top)
     middle = [name for name in frame.columns if name not in LEFT + RIGHT]

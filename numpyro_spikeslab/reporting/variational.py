@@ -14,7 +14,7 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.util import log_density
 
-from numpyro_spikeslab.reporting.data import posterior, sample_dims
+from numpyro_spikeslab.reporting.data import SETS, posterior, sample_dims
 
 
 def add_variational_stats(
@@ -31,6 +31,11 @@ def add_variational_stats(
     - ``log_ratio``: ``log p(y, z) - log q(z)`` of every draw ``z``;
     - ``inclusion_probabilities.w``: for the guides of this package, the exact inclusion
       probabilities of each set of weights, the same for all draws;
+    - ``credible_sets.w``: for a :class:`~numpyro_spikeslab.PairedGuide` that
+      :class:`~numpyro_spikeslab.CAVI` has fitted to the columns of one design, which columns could
+      carry an effect of the fit instead (:meth:`~numpyro_spikeslab.PairedGuide.credible_sets`), for
+      :func:`summary`: the probability of each member of each set, NaN for other columns; dimension
+      ``set``, then the plates;
     - the attribute ``bound``: the evidence lower bound, exact for
       :class:`~numpyro_spikeslab.CAVI`, else the mean of ``log_ratio``.
 
@@ -38,7 +43,7 @@ def add_variational_stats(
     :param svi: the :class:`~numpyro.infer.SVI` or :class:`~numpyro_spikeslab.CAVI` of the fit.
     :param svi_result: what its ``run`` returned.
     :param model_args: arguments of the model, as for the fit.
-    :param model_kwargs: keyword arguments of the model.
+    :param model_kwargs: keyword arguments of the model; those that ``svi`` was made with are known.
     :returns: ArviZ data with the same posterior.
     :raises ValueError: if ``data`` are not variational draws of all latent sites of the guide.
     """
@@ -48,7 +53,7 @@ def add_variational_stats(
             "data: got Markov chains, expected variational draws; make them with "
             "arviz_base.from_numpyro_svi."
         )
-    kwargs = dict(model_kwargs or {})
+    kwargs = {**(model_kwargs or {}), **svi.static_kwargs}
     latents = latent_draws(draws, svi.guide, svi_result.params, model_args, kwargs)
 
     def log_ratio(latents):
@@ -65,6 +70,11 @@ def add_variational_stats(
             stats[f"inclusion_probabilities.{name}"] = every
     # SVI itself evaluates one random estimate; a fit with a formula of its own is exact
     is_exact = type(svi).evaluate is not SVI.evaluate
+    # SVI takes models that cannot be read
+    if is_exact and hasattr(svi.guide, "set_shares"):
+        sets = svi.guide.set_shares(svi_result.params, *model_args, **kwargs)
+        for name, shares in sets.items():
+            stats[f"{SETS}.{name}"] = ("set", *draws[name].dims[1:]), shares
     best = -svi.evaluate(svi_result.state, *model_args, **kwargs) if is_exact else ratios.mean()
     stats.attrs["bound"] = float(best)
     return xr.DataTree.from_dict({**data.to_dict(), "/sample_stats": stats})

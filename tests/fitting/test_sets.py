@@ -216,6 +216,18 @@ def test_members_are_the_fewest_that_reach_the_coverage():
         assert GUIDE.credible_sets(params, X, y, coverage=coverage)["size"].tolist() == [size]
 
 
+def test_shares_by_column_are_those_of_the_table():
+    X = alike(size=5, spread=0.2)
+    y = X[:, 1] + np.random.default_rng(1).normal(size=60)
+    params = params_of(np.eye(5)[1], np.ones(5))
+    table = GUIDE.credible_sets(params, X, y)
+    members = list(table["members"][0])
+    assert 1 < len(members) < 5 and members != sorted(members)
+    expected = np.full((1, 5), np.nan)
+    expected[0, members] = table["shares"][0]
+    np.testing.assert_array_equal(GUIDE.set_shares(params, X, y)["w"], expected)
+
+
 def two_sites(X, y=None):
     with numpyro.plate("row", 2, dim=-2), numpyro.plate("column", 2, dim=-1):
         a = nss.spike_slab("a", 0.1)
@@ -242,6 +254,16 @@ def test_columns_of_several_sites_stand_in_for_each_other():
     np.testing.assert_allclose(table["shares"][0], expected["shares"][0], rtol=1e-5)
     assert guide.credible_sets(params, X, y, site="a").equals(table)
     assert guide.credible_sets(params, X, y, site="w").empty
+
+    # the same as arrays
+    shares = guide.set_shares(params, X, y)
+    assert shares["a"].shape == (2, 2, 2) and shares["w"].shape == (2, 2)
+    for place, row in table.iterrows():
+        members = {("a", *index) for index in np.argwhere(~np.isnan(shares["a"][place])).tolist()}
+        members |= {("w", *index) for index in np.argwhere(~np.isnan(shares["w"][place])).tolist()}
+        assert members == {tuple(member) for member in row["members"]}
+        found = [shares[name][(place, *index)] for name, *index in row["members"]]
+        np.testing.assert_array_equal(found, row["shares"])
 
 
 def planted(seed):
@@ -306,6 +328,8 @@ def test_weights_of_something_else_are_refused():
     X = alike()
     with pytest.raises(ValueError, match=r"'w' multiply features that several tasks share.*Sample"):
         nss.PairedGuide(tasks).credible_sets({}, X, np.ones((60, 2)))
+    assert nss.PairedGuide(tasks).set_shares({}, X, np.ones((60, 2))) == {}
     factors = nss.PairedGuide(nss.models.factor_analysis(2))
     with pytest.raises(ValueError, match=r"'W' multiply latent functions.*inclusion_prob"):
         factors.credible_sets({}, X)
+    assert factors.set_shares({}, X) == {}

@@ -3,11 +3,12 @@
 
 import arviz_base
 from drawn import variational
-from known_draws import coin, pair
+from known_draws import DRAWS, coin, pair, with_stats
 import numpy as np
 import pandas as pd
 import pytest
 import truth
+import xarray as xr
 
 import jax
 from jax import random
@@ -208,3 +209,49 @@ TASKS = arviz_base.from_dict(
 def test_errors(data, X, options, message):
     with pytest.raises(ValueError, match=message):
         nss.credible_sets(data, **{"var_name": "w", "X": X} | options)
+
+
+def with_sets(data, **shares):
+    """The same variational draws with sets, of shares by weight."""
+    data = with_stats(data, log_ratio=np.zeros(DRAWS))
+    for name, x in shares.items():
+        dims = "set", *data["posterior"][name].dims[1:]
+        data["sample_stats"][f"credible_sets.{name}"] = xr.DataArray(x, dims=dims)
+    return data
+
+
+def test_alternatives_are_the_other_members_of_the_sets_of_a_fit():
+    spike = coin([0.0, 1.0, 0.0, 0.0, 1.0], chains=1)[0]
+    v_spike = coin([1.0], chains=1)[0].reshape(DRAWS, 1, 1)
+    data = pair(spike, v=2.0 * v_spike, v_spike=v_spike, u=1.0 * spike[:, 1], u_spike=spike[:, 1])
+    nan = np.nan
+    # of two sets that share a column; of one with another variable; a member may have no share
+    shares = {
+        "w": [[0.2, 0.7, 0.1, nan, nan], [nan, nan, 0.3, nan, 0.7], [nan] * 5],
+        "v": [[[nan]], [[nan]], [[1.0]]],
+        "u": [nan, nan, 0.0],
+    }
+    data = with_sets(data, **shares)
+    expected = {
+        "w[0]": "w[1], w[2]",
+        "w[1]": "w[0], w[2]",
+        "w[2]": "w[1], w[4], w[0]",
+        "w[3]": "",
+        "w[4]": "w[2]",
+        "v[0, 0]": "u",
+        "u": "v[0, 0]",
+    }
+    table = nss.summary(data)
+    assert table["alternatives"].to_dict() == expected
+    # columns that are not shown are named too
+    assert nss.summary(data, "w", coords={"feature": [0]})["alternatives"].tolist() == [
+        "w[1], w[2]"
+    ]
+    assert nss.summary(data, "w", top=1)["alternatives"].tolist() == ["w[0], w[2]"]
+    rest = table.drop(columns="alternatives")
+    pd.testing.assert_frame_equal(rest, nss.summary(data.drop_nodes("sample_stats")))
+    assert "alternatives" not in nss.summary(data, "w_spike")
+
+
+def test_chains_have_no_alternatives():
+    assert "alternatives" not in nss.summary(pair(coin([0.5, 0.5])))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.reporting.variational import k_hat
@@ -84,6 +84,14 @@ def test_a_bound_in_closed_form_is_stored():
     assert found["sample_stats"].attrs["bound"] == -2.5
 
 
+def test_keyword_arguments_of_the_fit_are_those_of_the_ratios():
+    fit = SVI(model, guide, numpyro.optim.Adam(0.1), Trace_ELBO(), scale=2.0)
+    found = nss.add_variational_stats(draws(mu=MU), fit, RESULT, (Y,))
+    given = nss.add_variational_stats(draws(mu=MU), svi(guide), RESULT, (Y,), {"scale": 2.0})
+    assert found["sample_stats"].identical(given["sample_stats"])
+    assert found["sample_stats"]["log_ratio"].std() > 0.1
+
+
 def test_auxiliary_sites_and_inclusion_probabilities():
     found = nss.add_variational_stats(draws(mu=MU), svi(Auxiliary()), RESULT, (Y,))
     evidence = stats.norm.logpdf(Y, scale=2**0.5)
@@ -141,3 +149,106 @@ def test_ratios_of_a_fit_with_hyperparameters_are_those_of_the_joint_density():
     own = stats.norm.logpdf(slab, s * mu, np.where(s == 1, sd, scale)).sum(-1)
     own += stats.bernoulli.logpmf(s, gamma).sum(-1)
     np.testing.assert_allclose(found, joint - own, rtol=1e-3)
+
+
+def regression(X, y=None):
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.1)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+
+def tasks(X, Y=None):
+    with numpyro.plate("task", 2, dim=-2), numpyro.plate("feature", X.shape[1], dim=-1):
+        w = nss.spike_slab("w", 0.1)
+    with numpyro.plate("obs", X.shape[0], dim=-2), numpyro.plate("response", 2, dim=-1):
+        numpyro.sample("y", dist.Normal(X @ w.T, 1.0), obs=Y)
+
+
+def with_twins():
+    """Four columns of which the second and the last are the same, and a response to three."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(100, 4))
+    X[:, 3] = X[:, 1]
+    return X, X[:, 0] + X[:, 1] + rng.normal(size=100)
+
+
+def summarised(model, guide, *args, of=nss.CAVI, **coords):
+    """Statistics and summary of a fit in the ordinary way."""
+    svi = of(model, guide)
+    result = svi.run(random.key(0), 120, *args, progress_bar=False)
+    data = arviz_base.from_numpyro_svi(svi, svi_result=result, model_args=args, coords=coords)
+    data = nss.add_variational_stats(data, svi, result, args)
+    return data["sample_stats"], nss.summary(data)
+
+
+def test_identical_columns_are_alternatives_to_each_other():
+    X, y = with_twins()
+    stats, table = summarised(
+        regression, nss.PairedGuide(regression), X, y, feature=["a", "b", "c", "d"]
+    )
+    assert sorted(table["inclusion"].round(1)) == [0, 0, 1, 1]
+    assert table["alternatives"].to_dict() == {
+        "w[a]": "",
+        "w[b]": "w[d]",
+        "w[c]": "",
+        "w[d]": "w[b]",
+    }
+    assert table.columns[-1] == "alternatives"
+    assert stats["credible_sets.w"].dims == ("set", "feature")
+    np.testing.assert_allclose(
+        stats["credible_sets.w"], [[1, *[np.nan] * 3], [np.nan, 0.5, np.nan, 0.5]], atol=0.02
+    )
+
+
+def test_data_in_a_closure_are_no_arguments():
+    X, y = with_twins()
+
+    def closed():
+        regression(X, y)
+
+    _, table = summarised(closed, nss.PairedGuide(closed))
+    assert table.loc["w[1]", "alternatives"] == "w[3]"
+
+
+def test_a_fit_without_effects_has_no_sets():
+    X, y = with_twins()
+    stats, table = summarised(regression, nss.PairedGuide(regression), X, 0 * y)
+    assert stats["credible_sets.w"].shape == (0, 4)
+    assert (table["alternatives"] == "").all()
+
+
+def adam(model, guide):
+    return SVI(model, guide, numpyro.optim.Adam(0.1), TraceGraph_ELBO())
+
+
+def logistic(X, y=None):
+    """A model that SVI takes and CAVI does not."""
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.1)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+CASES = {
+    "tasks": (tasks, nss.PairedGuide, nss.CAVI),
+    "standard mean field": (regression, nss.MeanFieldGuide, nss.CAVI),
+    "another likelihood": (logistic, nss.PairedGuide, adam),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fits_without_sets_are_as_they_were(case):
+    model, guide, of = CASES[case]
+    X, y = with_twins()
+    y = {"tasks": np.stack([y, y], axis=1), "another likelihood": (y > 0).astype(int)}.get(case, y)
+    stats, table = summarised(model, guide(model), X, y, of=of)
+    assert set(stats.data_vars) == {"log_ratio", "inclusion_probabilities.w"}
+    assert "alternatives" not in table
+
+
+def test_latent_functions_have_no_sets():
+    Y = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    model = nss.models.factor_analysis(2)
+    stats, table = summarised(model, nss.PairedGuide(model), Y)
+    assert "credible_sets.W" not in stats and "alternatives" not in table
