@@ -28,13 +28,18 @@ def checked_table(X: Any) -> tuple[np.ndarray, list]:
     return table, names
 
 
-def checked_response(y: Any, num_rows: int) -> np.ndarray:
+def checked_response(y: Any, X: Any) -> np.ndarray:
     """The response as numbers."""
     response = as_numbers("y", y)
-    if response.shape != (num_rows,):
+    if response.shape != (len(X),):
         raise ValueError(
-            f"y: got the shape {response.shape}, expected ({num_rows},), a number for each row of "
-            "X; for several responses call once for each."
+            f"y: got the shape {response.shape}, expected ({len(X)},), a number for each row of X; "
+            "for several responses call once for each."
+        )
+    if isinstance(X, pd.DataFrame) and isinstance(y, pd.Series) and not y.index.equals(X.index):
+        raise ValueError(
+            "y: got another index than that of X, expected the same rows in the same order; "
+            "choose them with y.loc[X.index], or pass y.to_numpy() if only the labels differ."
         )
     if np.ptp(response) == 0:
         raise ValueError(
@@ -65,6 +70,14 @@ def is_number(name: Any) -> bool:
     return isinstance(name, int | float | np.number)
 
 
+def has_labels(values: Any, raw: np.ndarray) -> bool:
+    """Whether there are strings, or categories of pandas."""
+    kinds = values.dtypes if isinstance(values, pd.DataFrame) else [getattr(values, "dtype", None)]
+    if any(isinstance(kind, pd.CategoricalDtype) for kind in kinds):
+        return True
+    return raw.dtype.kind in "USO" and any(isinstance(x, str | bytes) for x in raw.flat)
+
+
 def as_numbers(argument: str, values: Any) -> np.ndarray:
     """An array of finite real numbers."""
     if hasattr(values, "toarray"):
@@ -73,12 +86,21 @@ def as_numbers(argument: str, values: Any) -> np.ndarray:
         raise ValueError(
             f"{argument}: Complex data not supported; give real and imaginary parts as columns."
         )
-    if np.asarray(values).dtype.kind in "mM":
+    if np.ma.is_masked(values):
+        raise ValueError(
+            f"{argument}: got {np.ma.count_masked(values)} masked values, expected none; leave out "
+            "these rows, or fill the gaps."
+        )
+    raw = np.asarray(values)
+    if raw.dtype.kind in "mM":
         raise ValueError(
             f"{argument}: got dates, expected numbers; say in which unit, with "
             "(dates - dates.min()) / pandas.Timedelta(days=1) for example."
         )
     try:
+        # labels that read like numbers are no quantities
+        if has_labels(values, raw):
+            raise TypeError("categories or strings")
         array = np.array(values, dtype=float)
     except (TypeError, ValueError) as error:
         raise ValueError(

@@ -111,7 +111,8 @@ def sparse_regression(
     :param num_chains: number of chains, which run one after the other.
     :returns: an xarray DataTree with these groups.
     :raises ValueError: if ``X`` or ``y`` has another shape, fewer than three rows, or values that
-        are not finite numbers, if all columns or the response are constant, if ``X_new`` has other
+        are missing, masked, strings, categories or not finite, if a Series ``y`` has another index
+        than the DataFrame ``X``, if all columns or the response are constant, if ``X_new`` has other
         columns, if ``expected_size`` is not between 0 and P, or if there are no draws or chains.
         It warns where columns explain the response so well that rounding decides about the others.
 
@@ -132,7 +133,7 @@ def sparse_regression(
         if number < 1:
             raise ValueError(f"{argument}: got {number}, expected at least 1; the default does.")
     table, names = checked_table(X)
-    response = checked_response(y, len(table))
+    response = checked_response(y, X)
     new = None if X_new is None else checked_new(X_new, X, names)
     scales = scales_of(table, response)
     columns, standard = (contrasts(x) for x in standardised(table, response, scales))
@@ -177,14 +178,21 @@ def inclusion_prior(expected_size: float | None, size: int) -> tuple[float, floa
 
 def scales_of(table: np.ndarray, response: np.ndarray) -> Scales:
     """Means and standard deviations, after a check that some column is not constant."""
-    mean, sd = table.mean(axis=0), table.std(axis=0)
+    mean, sd = table.mean(axis=0), spread(table)
     used = sd > 1e-12 * abs(table).max(axis=0)
     if not used.any():
         raise ValueError(
             f"X: got {table.shape[1]} constant columns, expected one or more whose values differ; "
             "check what the table was made of."
         )
-    return Scales(used, mean[used], sd[used], float(response.mean()), float(response.std()))
+    return Scales(used, mean[used], sd[used], float(response.mean()), float(spread(response)))
+
+
+def spread(values: Float[np.ndarray, "N *P"]) -> Any:
+    """Standard deviations, of values whose squares may be too large or too small for numbers."""
+    size = abs(values).max(axis=0)
+    unit = np.where(size > 0, size, 1.0)
+    return (values / unit).std(axis=0) * unit
 
 
 def standardised(
