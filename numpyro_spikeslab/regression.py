@@ -112,8 +112,9 @@ def sparse_regression(
     :returns: an xarray DataTree with these groups.
     :raises ValueError: if ``X`` or ``y`` has another shape, fewer than three rows, or values that
         are missing, masked, strings, categories or not finite, if a Series ``y`` has another index
-        than the DataFrame ``X``, if all columns or the response are constant, if ``X_new`` has other
-        columns, if ``expected_size`` is not between 0 and P, or if there are no draws or chains.
+        than the DataFrame ``X``, if all columns or the response are constant, if ``X_new`` has
+        other columns, if ``expected_size`` is not between 0 and P, or if there are no draws or
+        chains.
         It warns where columns explain the response so well that rounding decides about the others.
 
     **Example**

@@ -205,8 +205,12 @@ def _mean_gain(losses: Any) -> float:
     return float(last[0] - last[-1]) / max(len(last) - 1, 1)
 
 
-def check_end(spec: Spec, step: int, losses: Any, converged: bool) -> None:
-    """Raise or warn where a run has not ended well."""
+def check_end(spec: Spec, progress: Progress, losses: Any, given: bool) -> None:
+    """Raise or warn where a run has not ended well.
+
+    :param given: whether it began at values of the user's.
+    """
+    step, posterior = int(progress.step), progress.posterior
     if np.isnan(losses[-1]):
         raise FloatingPointError(
             f"CAVI.run: the bound is not a number after step {step}. Look for values that are "
@@ -223,8 +227,18 @@ def check_end(spec: Spec, step: int, losses: Any, converged: bool) -> None:
             stacklevel=3,
         )
         return
+    silent = posterior.functions is not None and not bool(jnp.any(posterior.weights.probs > 0.5))
+    if given and silent:
+        warnings.warn(
+            "CAVI.run: all latent functions are switched off at the end of a run that began at "
+            "given values. Unless the data are nothing but noise, there was too much noise in the "
+            "start: give one well below the spread of the tasks, or none.",
+            stacklevel=3,
+        )
     gain = _mean_gain(losses)
-    if not converged and gain > max(STILL, 100 * np.finfo(losses.dtype).eps * abs(losses[-1])):
+    if not bool(progress.converged) and gain > max(
+        STILL, 100 * np.finfo(losses.dtype).eps * abs(losses[-1])
+    ):
         warnings.warn(
             f"CAVI.run: the bound still moves at the end of the run, by {gain:.2g} nats a "
             "step. Go on with `svi.run(key, num_steps, ..., init_state=result.state)`, or "

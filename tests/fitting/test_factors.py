@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions without order: sweeps, turns and drops against dense algebra, and planted factors."""
 
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from typing import NamedTuple
 
@@ -328,6 +328,20 @@ def test_new_rows_are_conditioned_on_the_weights(precision):
     # the fit's own functions, but for the variances, of which those of mean field are smaller
     phi = guide.posterior_mean(params, planted.Y)["phi"][:, 2:5]
     np.testing.assert_allclose(mean[:, 2:], phi, atol=1e-2)
+
+
+def test_a_start_with_too_much_noise_is_not_passed_over():
+    """At a noise of the data's own spread no function explains more than it costs."""
+    Y = plant(60, 12, 2, 0).Y
+    model = nss.models.factor_analysis(3)
+    svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
+    fit = partial(svi.run, KEY, 40, Y, progress_bar=False)
+    spread = jnp.full(12, 10.0)
+    with pytest.warns(UserWarning, match="all latent functions are switched off"):
+        off = fit(init_params={"noise_auto_loc": spread})
+    on = fit(init_params={"noise_auto_loc": spread / 100})
+    assert np.all(off.params["W_auto_probs"] < 0.5) and np.any(on.params["W_auto_probs"] > 0.5)
+    assert off.losses[-1] > on.losses[-1] + 100
 
 
 def test_new_tasks_are_fitted_with_the_functions_held():
