@@ -104,8 +104,9 @@ class CAVI(SVI):
         probabilities, as an optax schedule maps; `None` is temperature 1 throughout. The default
         is :func:`annealing`, which needs at least 99 steps, and 1 with latent functions.
     :param num_restarts: number of starts; :meth:`run` keeps the one of the best bound. The first is
-        the guide's own start, the others draw ``gamma`` uniformly and ``mu`` from the slab's prior
-        and run beside it in one :func:`jax.vmap`. Defaults to 1, and to 2 with latent functions.
+        the guide's own start; the others draw ``gamma`` uniformly and ``mu`` from the slab's prior,
+        begin at temperature 1, and run beside it in one :func:`jax.vmap`. Defaults to 1, and to 2
+        with latent functions.
     :param plain: with latent functions, the plain variational EM of the paper's supplement, for
         comparison: one random start, no moves.
     :param static_kwargs: static keyword arguments of the model, as in SVI.

@@ -67,7 +67,7 @@ def stages(task: Task, key: Array, progress: Progress, plan: Plan, bar: tqdm) ->
     spec, data = task.spec, task.data
     if task.reading.functions is None:
         if number > 1:
-            progress = random_starts(task, key, progress, number)
+            progress = random_starts(task, key, progress, plan)
         yield from _watched(_chunks(task, progress, plan), bar)
         return
     fit = Fit(spec, data, threshold, None if spec.plain else _moves(task))
@@ -95,7 +95,7 @@ def run_traced(task: Task, key: Array, progress: Progress, plan: Plan) -> tuple[
             "code."
         )
     if number > 1:
-        progress = random_starts(task, key, progress, number)
+        progress = random_starts(task, key, progress, plan)
     run = _steps(task, number, threshold)
     losses = []
     for first in range(0, num_steps, CHUNK):
@@ -106,9 +106,12 @@ def run_traced(task: Task, key: Array, progress: Progress, plan: Plan) -> tuple[
     return progress, jnp.where(jnp.isnan(joined), progress.loss, joined)
 
 
-def random_starts(task: Task, key: Array, progress: Progress, number: int) -> Progress:
-    """A batch of starts, the first the given one."""
-    posterior = progress.posterior
+def random_starts(task: Task, key: Array, progress: Progress, plan: Plan) -> Progress:
+    """A batch of starts, the first the given one.
+
+    The others begin at temperature 1, if the schedule has it: hot ones forget where they began.
+    """
+    posterior, number = progress.posterior, plan.number
     at = view_at(task.spec, task.data, posterior.values)
     scale = jnp.sqrt(at.prior.variance).reshape(posterior.weights.probs.shape)
 
@@ -125,7 +128,16 @@ def random_starts(task: Task, key: Array, progress: Progress, number: int) -> Pr
     others = jax.vmap(start)(random.split(key, number - 1))
     progress = jax.tree.map(lambda x: jnp.broadcast_to(x, (number, *x.shape)), progress)
     posterior = jax.tree.map(lambda x, y: x.at[1:].set(y), progress.posterior, others)
-    return progress._replace(posterior=posterior)
+    cold = first_cold(task.spec, plan.num_steps)
+    step = progress.step.at[1:].max(cold)
+    return progress._replace(posterior=posterior, step=step)
+
+
+def first_cold(spec: Spec, num_steps: int) -> Any:
+    """The first step at temperature 1, 0 where ``num_steps`` are too few."""
+    if spec.temperature is None:
+        return 0
+    return jnp.argmax(jax.vmap(spec.temperature)(jnp.arange(num_steps)) <= 1)
 
 
 def _steps(task: Task, number: int, threshold: float) -> Callable:

@@ -184,6 +184,33 @@ def test_restarts_keep_the_best_bound(x64):
     assert best.losses[-1] == pytest.approx(float(svi.evaluate(best.state, *case.args)), abs=1e-9)
 
 
+def test_restarts_of_an_annealed_fit_begin_cold(x64):
+    """Hot ones would all end where the first does."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(100, 30)) + 3 * rng.normal(size=(100, 1))
+    y = X[:, :3].sum(axis=1) - 3 * X[:, 3] + 2 * rng.normal(size=100)
+
+    def model(X, y=None):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.1, 1.0)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, 2.0), obs=y)
+
+    def fit(num_steps=150, number=10, **options):
+        svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=number)
+        return svi.run(KEY, num_steps, X, y, progress_bar=False, **options)
+
+    single, best = fit(number=1), fit()
+    assert best.restarts[0] == pytest.approx(float(-single.losses[-1]), abs=1e-8)
+    assert np.ptp(best.restarts) > 0.5 and np.max(best.restarts) > best.restarts[0] + 0.1
+    assert float(-best.losses[-1]) == pytest.approx(np.max(best.restarts))
+    again = fit(5, 1, init_state=best.state)
+    assert again.losses[-1] <= best.losses[-1] + 1e-9
+    # a run that is too short for the schedule has no cold steps
+    with pytest.warns(UserWarning, match="at temperature"):
+        fit(60)
+
+
 def test_a_run_stops_when_the_bound_has_settled(x64, fixed):
     svi = cavi(fixed)
     assert run(svi, fixed).converged is None
