@@ -186,9 +186,11 @@ def test_restarts_keep_the_best_bound(x64):
 
 def test_restarts_of_an_annealed_fit_begin_cold(x64):
     """Hot ones would all end where the first does."""
-    rng = np.random.default_rng(1)
-    X = rng.normal(size=(100, 30)) + 3 * rng.normal(size=(100, 1))
-    y = X[:, :3].sum(axis=1) - 3 * X[:, 3] + 2 * rng.normal(size=100)
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(100, 30))
+    for j in range(1, 30):
+        X[:, j] = 0.95 * X[:, j - 1] + np.sqrt(1 - 0.95**2) * X[:, j]
+    y = X[:, 5] + X[:, 12] - X[:, 15] + 2 * rng.normal(size=100)
 
     def model(X, y=None):
         with numpyro.plate("feature", X.shape[1]):
