@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from jaxtyping import Array
@@ -199,11 +200,16 @@ class PairedGuide(SpikeSlabGuide):
         return Reader(self.model, type(self).__name__)(args, kwargs)
 
     def _check_given(self, method: str, example: str, args: tuple, kwargs: dict[str, Any]) -> None:
-        if not args and not kwargs:
+        if args or kwargs:
+            return
+        try:
+            # a model that closes over its data takes none
+            signature(self.model).bind()
+        except TypeError:
             raise ValueError(
                 f"PairedGuide.{method}: a guide keeps no data. Give the model's arguments, as in "
                 f"`guide.{method}(result.params, {example})`."
-            )
+            ) from None
 
     def _function_moments(self, params, args, kwargs) -> dict[str, tuple[Any, Any]]:
         if not find_function_sites(abstract_trace(self.model, args, kwargs)):

@@ -2,6 +2,7 @@
 """Credible sets of a fit, against exact posteriors and planted effects."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 import truth
@@ -154,6 +155,18 @@ def test_an_intercept_is_integrated_out(inner):
     expected = np.exp(densities - np.logaddexp.reduce(densities))
     assert np.sort(expected)[1] > 0.01
     np.testing.assert_allclose(shares_of(table, 3), expected, atol=1e-8)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_model_that_closes_over_its_data_needs_no_arguments():
+    X = alike()
+    y = 0.7 * X[:, 0] + np.random.default_rng(1).normal(size=60)
+    params = params_of([1.0, 0.0, 0.0], [0.6, 0.0, 0.0]) | {
+        "b_auto_loc": 0.3,
+        "sigma_auto_loc": 1.2,
+    }
+    closed = nss.PairedGuide(lambda: learned(X, y)).credible_sets(params)
+    pd.testing.assert_frame_equal(closed, nss.PairedGuide(learned).credible_sets(params, X, y))
 
 
 @pytest.mark.usefixtures("x64")
