@@ -308,7 +308,7 @@ def test_new_rows_are_conditioned_on_the_weights(precision):
     planted = plant(60, 12, 2, 0)
     model = nss.models.factor_analysis(3)
     guide = nss.PairedGuide(model)
-    svi = nss.CAVI(model, guide, num_restarts=1)
+    svi = nss.CAVI(model, guide, plain=True)
     params = svi.run(KEY, 200, planted.Y, progress_bar=False).params
     new = np.array(planted.Y[:5])
     new[0], new[1, :4] = np.nan, np.nan
