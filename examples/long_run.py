@@ -54,19 +54,23 @@ def fit(svi: nss.CAVI, num_steps: int, folder: Path, minutes: float, *args: Any)
         if done:
             stored = manager.restore(done, args=ocp.args.StandardRestore(arrays(state)))
             state = jax.tree.map(lambda x, y: y if jnp.size(x) else x, state, stored)
-        saved, interrupted = time.monotonic(), False
+        last, saved, interrupted = done, time.monotonic(), False
         with tqdm(total=num_steps, initial=done) as bar:
             while done < num_steps and not interrupted:
                 size = min(CHUNK, num_steps - done)
-                result = svi.run(key, size, *args, init_state=state, progress_bar=False)
-                state, done = result.state, done + len(result.losses)
-                interrupted = len(result.losses) < size
-                bar.update(len(result.losses))
-                bar.set_postfix_str(f"bound: {-result.losses[-1]:.1f}")
-                late = time.monotonic() - saved >= 60 * minutes
-                if late or interrupted or done == num_steps:
+                try:
+                    result = svi.run(key, size, *args, init_state=state, progress_bar=False)
+                    state, done = result.state, done + len(result.losses)
+                    bar.update(len(result.losses))
+                    bar.set_postfix_str(f"bound: {-result.losses[-1]:.1f}")
+                    # `run` returns what it has, if it has some steps
+                    interrupted = len(result.losses) < size
+                except KeyboardInterrupt:
+                    interrupted = True
+                end = interrupted or done == num_steps
+                if done > last and (end or time.monotonic() - saved >= 60 * minutes):
                     manager.save(done, args=ocp.args.StandardSave(arrays(state)))
-                    saved = time.monotonic()
+                    last, saved = done, time.monotonic()
     return state
 
 

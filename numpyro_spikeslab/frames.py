@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+LARGEST = 1e100
+"""Of values, so that sums of their squares are numbers."""
+
 
 def checked_table(X: Any) -> tuple[np.ndarray, list]:
     """The columns as numbers, and their names."""
@@ -75,7 +78,7 @@ def has_labels(values: Any, raw: np.ndarray) -> bool:
     kinds = values.dtypes if isinstance(values, pd.DataFrame) else [getattr(values, "dtype", None)]
     if any(isinstance(kind, pd.CategoricalDtype) for kind in kinds):
         return True
-    return raw.dtype.kind in "USO" and any(isinstance(x, str | bytes) for x in raw.flat)
+    return raw.dtype.kind in "USOT" and any(isinstance(x, str | bytes) for x in raw.flat)
 
 
 def as_numbers(argument: str, values: Any) -> np.ndarray:
@@ -86,10 +89,11 @@ def as_numbers(argument: str, values: Any) -> np.ndarray:
         raise ValueError(
             f"{argument}: Complex data not supported; give real and imaginary parts as columns."
         )
-    if np.ma.is_masked(values):
+    rows = values if isinstance(values, list | tuple) else [values]
+    if masked := sum(int(np.ma.count_masked(x)) for x in rows if np.ma.is_masked(x)):
         raise ValueError(
-            f"{argument}: got {np.ma.count_masked(values)} masked values, expected none; leave out "
-            "these rows, or fill the gaps."
+            f"{argument}: got {masked} masked values, expected none; leave out these rows, or fill "
+            "the gaps."
         )
     raw = np.asarray(values)
     if raw.dtype.kind in "mM":
@@ -111,5 +115,11 @@ def as_numbers(argument: str, values: Any) -> np.ndarray:
         raise ValueError(
             f"{argument}: got {bad} values that are NaN or infinity, expected finite numbers; "
             "leave out these rows, or fill the gaps."
+        )
+    size = np.max(np.abs(array), axis=0, initial=0) if array.ndim else array
+    if np.any((size > LARGEST) | ((size > 0) & (size < 1 / LARGEST))):
+        raise ValueError(
+            f"{argument}: got values beyond {LARGEST:g}, or a column with none above "
+            f"{1 / LARGEST:g}, whose squares are no numbers; give them in another unit."
         )
     return array

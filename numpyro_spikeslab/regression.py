@@ -111,10 +111,10 @@ def sparse_regression(
     :param num_chains: number of chains, which run one after the other.
     :returns: an xarray DataTree with these groups.
     :raises ValueError: if ``X`` or ``y`` has another shape, fewer than three rows, or values that
-        are missing, masked, strings, categories or not finite, if a Series ``y`` has another index
-        than the DataFrame ``X``, if all columns or the response are constant, if ``X_new`` has
-        other columns, if ``expected_size`` is not between 0 and P, or if there are no draws or
-        chains.
+        are missing, masked, strings, categories, not finite or of extreme size, if a Series ``y``
+        has another index than the DataFrame ``X``, if all columns or the response are constant, if
+        ``X_new`` has other columns, if ``expected_size`` is not between 0 and P, or if there are no
+        draws or chains.
         It warns where columns explain the response so well that rounding decides about the others.
 
     **Example**
@@ -179,21 +179,14 @@ def inclusion_prior(expected_size: float | None, size: int) -> tuple[float, floa
 
 def scales_of(table: np.ndarray, response: np.ndarray) -> Scales:
     """Means and standard deviations, after a check that some column is not constant."""
-    mean, sd = table.mean(axis=0), spread(table)
+    mean, sd = table.mean(axis=0), table.std(axis=0)
     used = sd > 1e-12 * abs(table).max(axis=0)
     if not used.any():
         raise ValueError(
             f"X: got {table.shape[1]} constant columns, expected one or more whose values differ; "
             "check what the table was made of."
         )
-    return Scales(used, mean[used], sd[used], float(response.mean()), float(spread(response)))
-
-
-def spread(values: Float[np.ndarray, "N *P"]) -> Any:
-    """Standard deviations, of values whose squares may be too large or too small for numbers."""
-    size = abs(values).max(axis=0)
-    unit = np.where(size > 0, size, 1.0)
-    return (values / unit).std(axis=0) * unit
+    return Scales(used, mean[used], sd[used], float(response.mean()), float(response.std()))
 
 
 def standardised(

@@ -195,14 +195,24 @@ def test_a_run_that_is_killed_goes_on_with_the_same_numbers(monkeypatch, tmp_pat
     pytest.importorskip("orbax.checkpoint", reason="orbax is needed by this example only")
     long_run = imported("long_run", monkeypatch)
     jax.config.update("jax_enable_x64", False)
-    options = ["--folder", tmp_path / "killed", "--minutes", "0", "--tasks", "300"]
-    command = [sys.executable, EXAMPLES / "long_run.py", *options, "--steps", "100000"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        while not (stored := _checkpoints(tmp_path / "killed")) and process.poll() is None:
+    folder = tmp_path / "killed"
+    options = ["--folder", folder, "--tasks", "300", "--steps", "100000", "--minutes"]
+    command = [sys.executable, EXAMPLES / "long_run.py", *options]
+    # Ctrl-C stores what there is
+    with subprocess.Popen([*command, "60"], stderr=subprocess.PIPE) as process:
+        seen = b""
+        while b"bound" not in seen and process.poll() is None:
+            seen += process.stderr.read1()
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+    (stored,) = _checkpoints(folder)
+    assert process.returncode == 0
+    with subprocess.Popen([*command, "0"], stderr=subprocess.DEVNULL) as process:
+        while _checkpoints(folder)[-1] == stored and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL and stored
-    num_steps = max(map(int, _checkpoints(tmp_path / "killed"))) + 15
+    assert process.returncode == -signal.SIGKILL and int(_checkpoints(folder)[-1]) > int(stored)
+    num_steps = int(_checkpoints(folder)[-1]) + 15
     model = long_run.nss.models.factor_analysis(20)
     ends = []
     for folder in ("killed", "whole"):

@@ -165,18 +165,6 @@ def test_other_units_are_another_name_for_the_same():
     np.testing.assert_allclose(again["posterior"]["w"].values, w / 2048.0, rtol=1e-3, atol=1e-9)
 
 
-def test_units_of_any_size_are_another_name_for_the_same():
-    """Squares of such numbers are infinite, or zero."""
-    X, y = table()
-    mean, sd = X.mean(), X.std(ddof=0)
-    for unit in (1.0, 1e160, 1e-170):
-        scales = regression.scales_of(unit * X.to_numpy(), unit * y)
-        assert list(scales.used) == [name != "batch" for name in NAMES]
-        np.testing.assert_allclose(scales.x_mean, unit * mean[scales.used])
-        np.testing.assert_allclose(scales.x_sd, unit * sd[scales.used])
-        np.testing.assert_allclose(scales.y_sd, unit * np.std(y))
-
-
 def test_the_estimator_hands_on_what_the_function_finds():
     pytest.importorskip("sklearn")
     X, y = table()
@@ -304,6 +292,9 @@ X, Y = table()
         (X, pd.Categorical([3, 4] * 15), {}, "y: got values that are not numbers"),
         (np.ma.masked_less(X.to_numpy(), 0.0), Y, {}, "X: got .* masked values"),
         (X, np.ma.masked_less(Y, 90.0), {}, "y: got .* masked values"),
+        ([np.ma.masked_less(x, 0.0) for x in X.to_numpy()], Y, {}, "X: got .* masked values"),
+        (X * [1, 1e-150, 1, 1, 1], Y, {}, "X: got values beyond .* in another unit"),
+        (X, 1e150 * Y, {}, "y: got values beyond .* in another unit"),
         (X, pd.Series(Y)[::-1], {}, r"y: got another index .* y\.loc\[X\.index\]"),
         (X.set_axis([*NAMES[:4], "age"], axis=1), Y, {}, "X: got the columns .*names that differ"),
         (X[["batch"]], Y, {}, "X: got 1 constant columns"),

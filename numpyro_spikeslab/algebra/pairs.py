@@ -248,7 +248,7 @@ def symmetric(products: Callable[[Any, Any], Any], size: int) -> Float[Array, "B
 def in_tiles(visit: Callable, tasks: Any, *points: Any) -> Any:
     """Some tasks at a time, so many that what they carry stays in the cache.
 
-    Where tasks are sharded, a tile has tasks of every device, which visits its own.
+    A tile has as many of the tasks of every device, which visits its own where they are sharded.
 
     :param visit: takes arrays whose last axis are the tasks, side by side, and returns such.
     :param tasks: arrays of all tasks, leading axis Q.

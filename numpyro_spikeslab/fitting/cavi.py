@@ -382,9 +382,9 @@ class CAVI(SVI):
         if state is None:
             state = self.init(rng_key, *args, init_params=init_params, **kwargs)
         task = self._task(args, kwargs)
-        given = init_state is not None or init_params is not None
         number = self.num_restarts or 1
         if task.reading.functions is not None and self.num_restarts is None:
+            given = init_state is not None or init_params is not None
             number = 1 if given or self.plain else 2
         progress = self._progress(task, state)
         plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
@@ -410,7 +410,7 @@ class CAVI(SVI):
                     stacklevel=2,
                 )
         joined = jnp.asarray(np.concatenate(losses))
-        check_end(task.spec, progress, np.asarray(joined), given)
+        check_end(task.spec, progress, np.asarray(joined), init_params is not None)
         new = self._state(task, state, progress)
         converged = None if tol is None else progress.converged
         return CAVIRunResult(self.get_params(new), new, joined, converged, restarts)

@@ -24,6 +24,7 @@ from numpyro_spikeslab.fitting.inner import (
     inner_summary,
     kernel_starts,
     make_inner,
+    makes_delta,
     predicted_sites,
     refuse_discrete,
     run_once,
@@ -276,7 +277,7 @@ class SpikeSlabGuide(AutoGuide):
     def pack(self, reading: Reading, params: dict[str, Any]) -> Posterior:
         """The posterior that parameters stand for."""
         form = reading.form
-        medians = {} if self.inner_guide is AutoDelta else self._inner_median(params)
+        medians = {} if makes_delta(self.inner_guide) else self._inner_median(params)
         values = {
             site: medians[site]
             if site in medians
@@ -390,9 +391,11 @@ class SpikeSlabGuide(AutoGuide):
 
     def _make_ready(self, args: tuple, kwargs: dict[str, Any]) -> None:
         """Set up an inner guide whose parameters are not the values of its sites."""
-        if self.inner_guide is not AutoDelta and (args or kwargs):
+        if makes_delta(self.inner_guide):
+            return
+        if args or kwargs:
             self.set_up(args, kwargs)
-        elif self.inner_guide is not AutoDelta and self.prototype_trace is None:
+        elif self.prototype_trace is None:
             raise ValueError(
                 f"{type(self).__name__}: a guide that has not been called needs the model's "
                 "arguments to read the parameters of its inner guide. Give them, as for the fit."

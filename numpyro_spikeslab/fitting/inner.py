@@ -98,6 +98,11 @@ def inner_summary(inner: AutoGuide, method: str, *args: Any) -> dict[str, Any]:
         ) from None
 
 
+def makes_delta(inner_guide: Any) -> bool:
+    """Whether it is AutoDelta, whose parameters are values of the sites, or a partial of it."""
+    return getattr(inner_guide, "func", inner_guide) is AutoDelta
+
+
 def set_delta(inner: AutoGuide, probe: AutoGuide, init_locs: Any, sites: Any) -> None:
     """Set up an AutoDelta with what another one of the same sites has found under a trace.
 

@@ -19,6 +19,7 @@ from numpyro_spikeslab.algebra.alike import check_limits
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.distributions import GaussianFunctions
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
+from numpyro_spikeslab.fitting.inner import makes_delta
 from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior
 from numpyro_spikeslab.fitting.predict import (
     check_rows,
@@ -196,20 +197,17 @@ class PairedGuide(SpikeSlabGuide):
         return new | {precision: posterior.functions.alpha, linear: posterior.functions.h}
 
     def _read(self, args: tuple, kwargs: dict[str, Any]) -> Reading:
-        self._make_ready(args, kwargs)
+        if not makes_delta(self.inner_guide):
+            self.set_up(args, kwargs)
         return Reader(self.model, type(self).__name__)(args, kwargs)
 
     def _check_given(self, method: str, example: str, args: tuple, kwargs: dict[str, Any]) -> None:
-        if args or kwargs:
-            return
-        try:
-            # a model that closes over its data takes none
-            signature(self.model).bind()
-        except TypeError:
+        # a model that closes over its data takes none
+        if not args and not kwargs and signature(self.model).parameters:
             raise ValueError(
                 f"PairedGuide.{method}: a guide keeps no data. Give the model's arguments, as in "
                 f"`guide.{method}(result.params, {example})`."
-            ) from None
+            )
 
     def _function_moments(self, params, args, kwargs) -> dict[str, tuple[Any, Any]]:
         if not find_function_sites(abstract_trace(self.model, args, kwargs)):

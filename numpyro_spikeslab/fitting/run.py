@@ -128,16 +128,16 @@ def random_starts(task: Task, key: Array, progress: Progress, plan: Plan) -> Pro
     others = jax.vmap(start)(random.split(key, number - 1))
     progress = jax.tree.map(lambda x: jnp.broadcast_to(x, (number, *x.shape)), progress)
     posterior = jax.tree.map(lambda x, y: x.at[1:].set(y), progress.posterior, others)
-    cold = first_cold(task.spec, plan.num_steps)
-    step = progress.step.at[1:].max(cold)
+    step = progress.step.at[1:].set(first_cold(task.spec, progress.step[0], plan.num_steps))
     return progress._replace(posterior=posterior, step=step)
 
 
-def first_cold(spec: Spec, num_steps: int) -> Any:
-    """The first step at temperature 1, 0 where ``num_steps`` are too few."""
+def first_cold(spec: Spec, step: Any, num_steps: int) -> Any:
+    """The first step at temperature 1 of a run from ``step``; ``step`` where it has none."""
     if spec.temperature is None:
-        return 0
-    return jnp.argmax(jax.vmap(spec.temperature)(jnp.arange(num_steps)) <= 1)
+        return step
+    steps = step + jnp.arange(num_steps)
+    return steps[jnp.argmax(jax.vmap(spec.temperature)(steps) <= 1)]
 
 
 def _steps(task: Task, number: int, threshold: float) -> Callable:
@@ -220,7 +220,7 @@ def _mean_gain(losses: Any) -> float:
 def check_end(spec: Spec, progress: Progress, losses: Any, given: bool) -> None:
     """Raise or warn where a run has not ended well.
 
-    :param given: whether it began at values of the user's.
+    :param given: whether it began at parameters of the user's.
     """
     step, posterior = int(progress.step), progress.posterior
     if np.isnan(losses[-1]):
@@ -242,9 +242,9 @@ def check_end(spec: Spec, progress: Progress, losses: Any, given: bool) -> None:
     silent = posterior.functions is not None and not bool(jnp.any(posterior.weights.probs > 0.5))
     if given and silent:
         warnings.warn(
-            "CAVI.run: all latent functions are switched off at the end of a run that began at "
-            "given values. Unless the data are nothing but noise, there was too much noise in the "
-            "start: give one well below the spread of the tasks, or none.",
+            "CAVI.run: all latent functions are switched off at the end of a run from init_params. "
+            "Unless the data are nothing but noise, there was too much noise in the start: give "
+            "one well below the spread of the tasks, or none.",
             stacklevel=3,
         )
     gain = _mean_gain(losses)

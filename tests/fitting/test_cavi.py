@@ -208,9 +208,12 @@ def test_restarts_of_an_annealed_fit_begin_cold(x64):
     assert float(-best.losses[-1]) == pytest.approx(np.max(best.restarts))
     again = fit(5, 1, init_state=best.state)
     assert again.losses[-1] <= best.losses[-1] + 1e-9
-    # a run that is too short for the schedule has no cold steps
+    # a run that is too short for the schedule has no cold steps; the next one has
     with pytest.warns(UserWarning, match="at temperature"):
-        fit(60)
+        half = fit(60, 1)
+    rest = fit(60, init_state=half.state)
+    assert rest.restarts[0] == pytest.approx(float(-single.losses[-1]), abs=1e-3)
+    assert np.ptp(rest.restarts) > 0.5
 
 
 def test_a_run_stops_when_the_bound_has_settled(x64, fixed):

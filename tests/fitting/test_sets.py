@@ -165,8 +165,12 @@ def test_a_model_that_closes_over_its_data_needs_no_arguments():
         "b_auto_loc": 0.3,
         "sigma_auto_loc": 1.2,
     }
+    expected = nss.PairedGuide(learned).credible_sets(params, X, y)
     closed = nss.PairedGuide(lambda: learned(X, y)).credible_sets(params)
-    pd.testing.assert_frame_equal(closed, nss.PairedGuide(learned).credible_sets(params, X, y))
+    pd.testing.assert_frame_equal(closed, expected)
+    params |= {"sigma_auto_loc": np.log(1.2), "b_auto_scale": 0.1, "sigma_auto_scale": 0.1}
+    normal = nss.PairedGuide(lambda: learned(X, y), inner_guide=AutoNormal)
+    pd.testing.assert_frame_equal(normal.credible_sets(params), expected)
 
 
 @pytest.mark.usefixtures("x64")
