@@ -45,11 +45,11 @@ def credible_sets(
 
     Sets grow from the column of highest inclusion probability. A column stands in for the members
     of a set if it is included more than half as often again in draws without them as in draws with
-    one of them: columns of one effect take turns, a column of another effect does not care. Of
-    these the one that does so most is taken, by the difference of the two frequencies, the second
-    times 1.5. What a set has no other set takes, so that two effects among correlated columns make
-    two sets. An effect that no set of correlated columns explains makes none, nor do columns that
-    come and go independently, though it is all but certain that one of many is included.
+    one of them: columns of one effect take turns, one of another effect is as frequent in both. The
+    set takes the column with the largest difference of the two frequencies, the second times 1.5.
+    What a set has no other set takes, so that two effects among correlated columns make two sets.
+    An effect that no set of correlated columns explains makes none, nor do columns that come and go
+    independently, though it is all but certain that one of many is included.
 
     The draws tell which columns stand in for each other: draws of chains that mix do. Chains that
     each stay in one mode cannot tell the columns of one effect from those of another. Draws of a
