@@ -19,6 +19,11 @@ from numpyro_spikeslab.reporting.data import (
 )
 from numpyro_spikeslab.reporting.elements import by_element, labels_of
 
+# A column stands in for the members of a set if it is this many times as often included in draws
+# without them as in draws with one. At 1 the noise of draws admits columns of other effects. At 2
+# it refuses columns that share two effects evenly: each is half as often beside another.
+MORE_OFTEN = 1.5
+
 
 def credible_sets(
     data: xr.DataTree,
@@ -38,10 +43,16 @@ def credible_sets(
     - none can be left out. Columns that are the same but for their units are in one set or in none,
       for data cannot tell which of them has the effect.
 
-    Sets grow from the column of highest inclusion probability, by the column that raises the
-    probability of the set most; what a set has no other set takes, so that two effects among
-    correlated columns make two sets, and an effect that no set of correlated columns explains makes
-    none. The draws tell which columns stand in for each other: draws of chains do, those of a
+    Sets grow from the column of highest inclusion probability. A column stands in for the members
+    of a set if it is included more than half as often again in draws without them as in draws with
+    one of them: columns of one effect take turns, one of another effect is as frequent in both. The
+    set takes the column with the largest difference of the two frequencies, the second times 1.5.
+    What a set has no other set takes, so that two effects among correlated columns make two sets.
+    An effect that no set of correlated columns explains makes none, nor do columns that come and go
+    independently, though it is all but certain that one of many is included.
+
+    The draws tell which columns stand in for each other: draws of chains that mix do. Chains that
+    each stay in one mode cannot tell the columns of one effect from those of another. Draws of a
     factorised fit know too little of it and give sets that are too small; for a fit see
     :meth:`PairedGuide.credible_sets() <numpyro_spikeslab.PairedGuide.credible_sets>`.
 
@@ -171,17 +182,20 @@ def grown(
     least: float,
 ) -> list[int]:
     """A set that is credible, from one column; empty where there is none."""
-    members, covered = [seed], spikes[:, seed]
+    # draws say nothing about columns that are the same: these may be included together
+    members = np.flatnonzero(twins(unit, [seed]) & free).tolist()
     alike = free.copy()
-    while covered.mean() < coverage:
+    while (covered := spikes[:, members].any(axis=1)).mean() < coverage:
         alike &= abs(unit[:, members[-1]] @ unit) >= least
         alike[members] = False
         candidates = np.flatnonzero(alike)
-        gains = spikes[np.ix_(~covered, candidates)].sum(axis=0)
-        if gains.max(initial=0) == 0:
+        without = spikes[np.ix_(~covered, candidates)].sum(axis=0) * covered.sum()
+        beside = spikes[np.ix_(covered, candidates)].sum(axis=0) * (~covered).sum()
+        gains = without - MORE_OFTEN * beside
+        if gains.max(initial=0) <= 0:
             return []
-        members.append(int(candidates[gains.argmax()]))
-        covered = covered | spikes[:, members[-1]]
+        best = int(candidates[gains.argmax()])
+        members += np.flatnonzero(twins(unit, [best]) & alike).tolist()
     return members
 
 

@@ -72,11 +72,59 @@ def test_members_are_correlated_with_each_other():
 
 
 def test_a_member_that_others_make_needless_is_left_out():
-    spikes = np.zeros((2, 50, 3), int)
-    spikes[:, 12:38, 0] = 1  # the first to be chosen
-    spikes[:, :25, 1] = spikes[:, 25:, 2] = 1
-    table = nss.credible_sets(pair(spikes), "w", alike(3), coverage=1.0)
-    assert members(table) == [(1, 2)]
+    spikes = np.zeros((2, 50, 4), int)
+    spikes[:, 9:27, 0] = 1  # the first to be chosen
+    spikes[:, :17, 1] = spikes[:, 17:34, 2] = spikes[:, 34:, 3] = 1
+    table = nss.credible_sets(pair(spikes), "w", alike(4), coverage=1.0)
+    assert members(table) == [(1, 2, 3)]
+
+
+def independent(*effects, num_draws=2500):
+    """Spikes of effects that know nothing of each other, given the shares of their columns."""
+    parts = [
+        choices([*shares, max(0.0, 1 - sum(shares))], num_draws, seed)[..., :-1]
+        for seed, shares in enumerate(effects)
+    ]
+    return np.concatenate(parts, axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("effects", "expected"),
+    [
+        # the second has the first seed, and the first two columns fill most of what it leaves
+        (([0.45, 0.40, 0.15], [0.72, 0.10, 0.09, 0.09]), [{0, 1, 2}, {3, 4, 5, 6}]),
+        (([0.5, 0.5], [0.55, 0.3, 0.15], [0.8, 0.1, 0.1]), [{0, 1}, {2, 3, 4}, {5, 6, 7}]),
+        (([0.6], [0.55, 0.35, 0.1]), [{1, 2, 3}]),
+        (([0.9], [0.55, 0.35, 0.1]), [{1, 2, 3}]),
+        (([0.5, 0.1], [1.0]), [{2}]),
+        (([0.3],) * 10, []),
+        (([0.7],) * 4, []),
+        # the last five belong to no effect
+        (([0.75, 0.15, 0.1], [0.6, 0.4], *[[0.03]] * 5), [{0, 1, 2}, {3, 4}]),
+    ],
+)
+def test_independent_effects_share_no_set(effects, expected):
+    spikes = independent(*effects)
+    table = nss.credible_sets(pair(spikes), "w", alike(spikes.shape[-1], 0.75))
+    assert sorted(map(set, members(table)), key=min) == expected
+
+
+def test_columns_that_share_two_effects_evenly_are_a_set():
+    two_of_four = np.array([[i, j] for i in range(4) for j in range(i)])
+    which = np.random.default_rng(0).choice(6, size=(2, 1000))
+    spikes = np.eye(4, dtype=int)[two_of_four[which]].sum(axis=-2)
+    assert nss.credible_sets(pair(spikes), "w", alike(4))["size"].tolist() == [3]
+
+
+def test_the_same_columns_are_one_set_even_where_most_draws_have_both():
+    both = np.array([[1, 1], [1, 0], [0, 1]])[choices([0.8, 0.1, 0.1], 2500).argmax(axis=-1)]
+    spikes = np.concatenate([both, choices([0.55, 0.35, 0.1], 2500, seed=1)], axis=-1)
+    X = alike(5, 0.75)
+    X[:, 1] = 3.0 - 2.0 * X[:, 0]
+    assert sorted(map(set, members(nss.credible_sets(pair(spikes), "w", X))), key=min) == [
+        {0, 1},
+        {2, 3, 4},
+    ]
 
 
 def test_the_same_columns_are_in_one_set_even_where_draws_know_one_of_them():
