@@ -197,7 +197,10 @@ def test_a_run_that_is_killed_goes_on_with_the_same_numbers(monkeypatch, tmp_pat
     jax.config.update("jax_enable_x64", False)
     folder = tmp_path / "killed"
     options = ["--folder", folder, "--tasks", "300", "--steps", "100000", "--minutes"]
-    command = [sys.executable, EXAMPLES / "long_run.py", *options]
+    # jobs in the background are deaf to Ctrl-C, and so are theirs
+    hear = "signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv = sys.argv[1:]; "
+    code = f"import runpy, signal, sys; {hear}runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-c", code, EXAMPLES / "long_run.py", *options]
     # Ctrl-C stores what there is
     with subprocess.Popen([*command, "60"], stderr=subprocess.PIPE) as process:
         seen = b""
