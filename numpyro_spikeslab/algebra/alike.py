@@ -13,6 +13,9 @@ import numpy as np
 TWINS = 1 - 1e-6
 # Columns whose correlations with all others are in memory at once.
 BLOCK = 512
+# What holds an effect, unless asked otherwise: the probability of a set, and the least absolute
+# correlation of its members, which is SuSiE's.
+COVERAGE, MIN_CORRELATION = 0.95, 0.5
 
 
 def check_limits(coverage: float, min_correlation: float) -> None:

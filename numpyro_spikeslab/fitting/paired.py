@@ -15,7 +15,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
 
-from numpyro_spikeslab.algebra.alike import check_limits
+from numpyro_spikeslab.algebra.alike import COVERAGE, MIN_CORRELATION, check_limits
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.distributions import GaussianFunctions
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
@@ -28,8 +28,6 @@ from numpyro_spikeslab.fitting.predict import (
     transform_rows,
 )
 from numpyro_spikeslab.fitting.sets import (
-    COVERAGE,
-    MIN_CORRELATION,
     Effects,
     check_params,
     columns_of,

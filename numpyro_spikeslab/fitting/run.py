@@ -239,8 +239,8 @@ def check_end(spec: Spec, progress: Progress, losses: Any, given: bool) -> None:
             stacklevel=3,
         )
         return
-    silent = posterior.functions is not None and not bool(jnp.any(posterior.weights.probs > 0.5))
-    if given and silent:
+    fitted = given and posterior.functions is not None
+    if fitted and not bool(jnp.any(posterior.weights.probs > 0.5)):
         warnings.warn(
             "CAVI.run: all latent functions are switched off at the end of a run from init_params. "
             "Unless the data are nothing but noise, there was too much noise in the start: give "

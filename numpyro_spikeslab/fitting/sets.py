@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_spikeslab.algebra.alike import purity, twins, unit_columns
+from numpyro_spikeslab.algebra.alike import COVERAGE, MIN_CORRELATION, purity, twins, unit_columns
 from numpyro_spikeslab.algebra.pairs import Coordinates, Prior, coordinates
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
@@ -19,8 +19,6 @@ from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS, SHARED, Form
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View, design_rows
-
-COVERAGE, MIN_CORRELATION = 0.95, 0.5
 
 
 class Effects(NamedTuple):

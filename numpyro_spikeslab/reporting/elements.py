@@ -32,6 +32,11 @@ def labels_of(table: xr.DataArray) -> list[str]:
     return table[table.dims[-1]].values.tolist()
 
 
+def row_labels(name: str, table: xr.DataArray) -> list[str]:
+    """How ArviZ labels the elements of a variable."""
+    return [f"{name}[{label}]" if label else name for label in labels_of(table)]
+
+
 class Choice(NamedTuple):
     """Places of the elements that are drawn, in order, and of all others."""
 

@@ -19,8 +19,8 @@ from numpyro_spikeslab.reporting.data import (
 )
 from numpyro_spikeslab.reporting.elements import (
     by_element,
-    labels_of,
     most_included,
+    row_labels,
     segments,
 )
 from numpyro_spikeslab.reporting.methods import (
@@ -128,7 +128,7 @@ class Block(NamedTuple):
 
     def labels(self, name: str) -> list[str]:
         """Labels of the rows, as in the tables of ArviZ."""
-        names = [f"{name}[{label}]" if label else name for label in labels_of(self.table)]
+        names = row_labels(name, self.table)
         return [*names, ""] if self.note else names
 
     def row(self, summary: str) -> xr.DataArray:

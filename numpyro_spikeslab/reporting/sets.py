@@ -8,7 +8,15 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from numpyro_spikeslab.algebra.alike import blocks, check_limits, purity, twins, unit_columns
+from numpyro_spikeslab.algebra.alike import (
+    COVERAGE,
+    MIN_CORRELATION,
+    blocks,
+    check_limits,
+    purity,
+    twins,
+    unit_columns,
+)
 from numpyro_spikeslab.reporting.data import (
     SETS,
     pairs,
@@ -17,7 +25,7 @@ from numpyro_spikeslab.reporting.data import (
     select,
     spike_draws,
 )
-from numpyro_spikeslab.reporting.elements import by_element, labels_of
+from numpyro_spikeslab.reporting.elements import by_element, row_labels
 
 # A column stands in for the members of a set if it is this many times as often included in draws
 # without them as in draws with one. At 1 the noise of draws admits columns of other effects. At 2
@@ -29,8 +37,8 @@ def credible_sets(
     data: xr.DataTree,
     var_name: str,
     X: Any,
-    coverage: float = 0.95,
-    min_correlation: float = 0.5,
+    coverage: float = COVERAGE,
+    min_correlation: float = MIN_CORRELATION,
 ) -> pd.DataFrame:
     """Find small sets of columns that hold an effect with a given probability.
 
@@ -221,7 +229,7 @@ def alternatives(data: xr.DataTree) -> dict[str, str] | None:
     }
     if not tables:
         return None
-    labels = [row_label(name, label) for name, x in tables.items() for label in labels_of(x)]
+    labels = [label for name, x in tables.items() for label in row_labels(name, x)]
     # what is no member comes last; a member may have the probability 0
     shares = np.nan_to_num(np.concatenate(list(tables.values()), axis=1), nan=-1.0)
     found = {}
@@ -230,8 +238,3 @@ def alternatives(data: xr.DataTree) -> dict[str, str] | None:
         order = np.argsort(-best, kind="stable")[: np.sum(best >= 0)]
         found[labels[member]] = ", ".join(labels[other] for other in order if other != member)
     return found
-
-
-def row_label(name: str, element: str) -> str:
-    """How ArviZ labels an element of a variable."""
-    return f"{name}[{element}]" if element else name
