@@ -7,12 +7,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.sparse import issparse
 
+import jax
+from jax.experimental.sparse import BCOO
 import jax.numpy as jnp
 
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
+from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.primitives import sample_functions, spike_slab
 
@@ -192,12 +196,13 @@ def probabilistic_pca(
 
 
 def _of_rows(model, Y, mask=None):
-    if np.ndim(Y) != 2:
+    shape = Y.shape if _is_sparse(Y) else np.shape(Y)
+    if len(shape) != 2:
         raise ValueError(
             "factor_analysis, probabilistic_pca: Y must have shape (N, Q), a row for each sample, "
-            f"got {np.shape(Y)}."
+            f"got {shape}."
         )
-    return model(np.arange(np.shape(Y)[0]), Y, mask=mask)
+    return model(np.arange(shape[0]), Y, mask=mask)
 
 
 def sparse_regression(
@@ -267,11 +272,15 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
     task = numpyro.plate("task", Q, dim=-1)
     with nullcontext() if options.shared_noise else task:
         noise = numpyro.sample("noise", dist.HalfNormal(options.noise_scale))
+    entries = _entries_of(Y, mask)
     phi, functions, sites = sample_functions(
         "phi", options.kernels, X, options.mean, options.priors, point="point"
     )
     with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
         W = spike_slab("W", pi, slab)
+    if entries is not None:
+        _observe_entries(entries, W, phi, noise)
+        return
     with numpyro.plate("point", N, dim=-2), task, ExitStack() as stack:
         f = numpyro.deterministic("f", (W @ phi).T)
         if Y is not None:
@@ -296,6 +305,75 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
         numpyro.sample("Y_new", dist.Normal(f_new, noise))
 
 
+class _Entries(NamedTuple):
+    """The observations of a sparse array: their rows, columns and values."""
+
+    rows: Any
+    columns: Any
+    values: Any
+
+
+def _is_sparse(Y: Any) -> bool:
+    return isinstance(Y, BCOO) or issparse(Y)
+
+
+def _entries_of(Y: Any, mask: Any) -> _Entries | None:
+    """The entries of a sparse array, `None` for a table.
+
+    :raises ValueError: if there is a mask beside, an entry stands there twice or outside of the
+        array, or there is none.
+    """
+    if not _is_sparse(Y):
+        return None
+    if mask is not None:
+        raise ValueError(
+            "mtmkl, factor_analysis: a sparse Y takes no mask. Leave out the entries that are not "
+            "observed; those that it stores are, zeros too."
+        )
+    if isinstance(Y, BCOO):
+        entries = _Entries(Y.indices[:, 0], Y.indices[:, 1], Y.data)
+    else:
+        coo = Y.tocoo()
+        entries = _Entries(*coo.coords, coo.data)
+    if not_jax_tracer(entries.rows) and not_jax_tracer(entries.columns):
+        _check_places(entries, Y.shape)
+    return entries
+
+
+def _check_places(entries: _Entries, shape: tuple[int, int]) -> None:
+    rows, columns = (np.asarray(x, np.int64) for x in entries[:2])
+    if not rows.size:
+        raise ValueError(f"mtmkl, factor_analysis: the sparse Y of shape {shape} has no entries.")
+    outside = (rows < 0) | (rows >= shape[0]) | (columns < 0) | (columns >= shape[1])
+    places = np.sort(rows * shape[1] + columns)
+    twice = places[1:][places[1:] == places[:-1]]
+    if np.any(outside):
+        raise ValueError(
+            f"mtmkl, factor_analysis: {np.sum(outside)} entries of Y are outside of its shape "
+            f"{shape}, the first at {(rows[outside][0], columns[outside][0])}."
+        )
+    if twice.size:
+        raise ValueError(
+            f"mtmkl, factor_analysis: {twice.size} entries of Y stand there twice, the first at "
+            f"{divmod(int(twice[0]), shape[1])}. Add or average them before, as "
+            "`Y.sum_duplicates()` does."
+        )
+
+
+def _observe_entries(entries: _Entries, W: Any, phi: Any, noise: Any) -> None:
+    """The likelihood of entries, of which no table is made."""
+
+    def add(f, feature):
+        w, function = feature
+        return f + w[entries.columns] * function[entries.rows], None
+
+    f, _ = jax.lax.scan(add, jnp.zeros(len(entries.rows)), (W.T, phi))
+    scale = noise if jnp.ndim(noise) == 0 else noise[entries.columns]
+    with numpyro.plate("entry", len(entries.rows)):
+        f = numpyro.deterministic("f", f)
+        numpyro.sample("Y", dist.Normal(f, scale), obs=entries.values)
+
+
 def _checked_mask(mask: Any, N: int, Q: int) -> Any:
     if jnp.size(mask) != N * Q or not jnp.issubdtype(jnp.result_type(mask), jnp.bool_):
         raise ValueError(
@@ -310,7 +388,7 @@ def _num_tasks(N: int, Y: Any, num_tasks: int | None) -> int:
         if num_tasks is None:
             raise ValueError("mtmkl: without Y the model needs `num_tasks`.")
         return num_tasks
-    shape = jnp.shape(Y)
+    shape = Y.shape if _is_sparse(Y) else jnp.shape(Y)
     if len(shape) not in (1, 2) or shape[0] != N:
         raise ValueError(f"mtmkl: Y must have shape ({N}, Q) or ({N},), as X says, got {shape}.")
     Q = 1 if len(shape) == 1 else shape[1]

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.search import climb
 from numpyro_spikeslab.fitting import factors, functions
+from numpyro_spikeslab.fitting.entries import update_columns, update_functions
+from numpyro_spikeslab.fitting.factors import with_sites
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
@@ -146,11 +148,24 @@ def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, A
         known = data.features, jnp.zeros_like(data.features), stats_at(data, at, posterior)
         weights, squares = sweep_weights(at, *known, posterior.weights, temperature)
         return at, posterior._replace(weights=weights), squares
+    if data.sides is not None:
+        return _sweep_entries(spec, data, at, posterior, temperature)
     with_scales = factors.sweep if spec.white else functions.sweep
     sweep = functions.sweep_plain if spec.plain else with_scales
     posterior, squares = sweep(spec, data, at, posterior, temperature)
     posterior = functions.with_kernels(spec, posterior)
     return with_roles(spec, data, at, posterior.values), posterior, squares
+
+
+def _sweep_entries(spec, data, base, posterior, temperature) -> tuple[View, Posterior, Any]:
+    """The functions at all rows, then the weights of all columns."""
+    at = with_roles(spec, data, base, posterior.values)
+    rows, columns = data.sides
+    found = update_functions(at, rows, posterior.functions.mean, posterior.weights)
+    functions = with_sites(posterior.functions, *found)
+    given = functions.mean, functions.var
+    weights, squares = update_columns(at, columns, given, posterior.weights, temperature)
+    return at, posterior._replace(weights=weights, functions=functions), squares
 
 
 def _rest(spec, data, posterior) -> tuple[Posterior, Any]:

@@ -32,6 +32,7 @@ from numpyro_spikeslab.fitting.posterior import (
     Posterior,
     bound,
     data_of,
+    is_white,
     spec_of,
     strong,
 )
@@ -45,7 +46,7 @@ from numpyro_spikeslab.fitting.run import (
     stages,
 )
 from numpyro_spikeslab.fitting.starts import start_alone, start_random
-from numpyro_spikeslab.reading.form import param_name
+from numpyro_spikeslab.reading.form import ENTRIES, param_name
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reader, Reading
 
@@ -229,6 +230,13 @@ class CAVI(SVI):
                 "CAVI: `plain` has no effect on a model without latent functions. Leave it out; "
                 "`temperature=None` gives the paper's updates."
             )
+        if form.kind == ENTRIES and not is_white(reading.functions):
+            raise ValueError(
+                f"CAVI: the observations {form.likelihood!r} are entries of a table, for which the "
+                f"functions {form.functions!r} must be 'white' with a mean of zero, as in "
+                "models.factor_analysis. For others give the whole table, with NaN where entries "
+                "are missing."
+            )
         if reading.strangers:
             raise ValueError(
                 f"CAVI: the prior of the latent functions {form.functions!r} depends on "
@@ -385,7 +393,7 @@ class CAVI(SVI):
         number = self.num_restarts or 1
         if task.reading.functions is not None and self.num_restarts is None:
             given = init_state is not None or init_params is not None
-            number = 1 if given or self.plain else 2
+            number = 1 if given or task.spec.plain else 2
         progress = self._progress(task, state)
         plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
         if not are_concrete((task.data, progress)):

@@ -37,6 +37,13 @@ def rests(phi: FunctionFactors) -> Bool[Array, " M"]:
     return ~jnp.any(phi.alpha != 0, axis=1) & ~jnp.any(phi.mean != 0, axis=1)
 
 
+def with_sites(phi: FunctionFactors, mean: Any, alpha: Any) -> FunctionFactors:
+    """Functions with these means and precisions of their sites, whose prior is standard Normal."""
+    var = 1 / (1 + alpha)
+    kl = 0.5 * jnp.sum(mean**2 - alpha * var + jnp.log1p(alpha), axis=1)
+    return phi._replace(alpha=alpha, h=(1 + alpha) * mean, mean=mean, var=var, kl=kl)
+
+
 def sweep(
     spec: Spec, data: Data, base: View, posterior: Posterior, temperature: Any
 ) -> tuple[Posterior, Float[Array, " Q"]]:

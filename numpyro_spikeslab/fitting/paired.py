@@ -23,7 +23,9 @@ from numpyro_spikeslab.fitting.inner import makes_delta
 from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior
 from numpyro_spikeslab.fitting.predict import (
     check_rows,
+    checked_entries,
     function_moments,
+    predict_entries,
     predict_tasks,
     transform_rows,
 )
@@ -221,6 +223,7 @@ class PairedGuide(SpikeSlabGuide):
         params: dict[str, Any],
         *args: Any,
         X_new: Any = None,
+        entries: tuple[Any, Any] | None = None,
         noise: bool = False,
         **kwargs: Any,
     ) -> tuple[Any, Any]:
@@ -235,13 +238,16 @@ class PairedGuide(SpikeSlabGuide):
         :param X_new: new inputs, shape (S,) or (S, D) as in the model. The default, the inputs of
             the data, is the only choice where a kernel is a matrix; give objects to be predicted
             there as inputs without responses.
+        :param entries: numbers of rows and of columns of entries of the table of the data, each of
+            shape (L,); predictions are then of these alone. The default is the whole table, and,
+            of data that are given as a sparse array, its entries.
         :param noise: whether to add the noise: predictions of observations instead of those of the
             noise-free tasks.
         :param kwargs: keyword arguments of the model.
-        :return: mean and variance, each of shape (S, Q).
+        :return: mean and variance, each of shape (S, Q), or (L,) of entries.
         :raises ValueError: if the model has no latent functions that its weights mix, the inputs
-            are not finite, empty or of another width, a kernel is a matrix, or the location
-            without functions changes from input to input.
+            are not finite, empty or of another width, a kernel is a matrix, the location without
+            functions changes from input to input, or entries are outside of the table.
         """
         self._check_given("predict", "X, Y, X_new=X_new", args, kwargs)
         reading = self._read(args, kwargs)
@@ -250,7 +256,11 @@ class PairedGuide(SpikeSlabGuide):
                 "PairedGuide.predict: the weights of the model mix no latent functions. Use "
                 "numpyro.infer.Predictive."
             )
-        return predict_tasks(reading, self.pack(reading, params), X_new, noise)
+        posterior = self.pack(reading, params)
+        if reading.entries is None and entries is None:
+            return predict_tasks(reading, posterior, X_new, noise)
+        where = checked_entries(reading, entries, X_new)
+        return predict_entries(reading, posterior, where, noise)
 
     def transform(
         self, params: dict[str, Any], *args: Any, Y_new: Any, **kwargs: Any

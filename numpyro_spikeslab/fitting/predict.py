@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve
 
 from numpyro_spikeslab.algebra import gaussian
+from numpyro_spikeslab.algebra.entries import Entries, at_entries
 from numpyro_spikeslab.fitting.functions import moments
 from numpyro_spikeslab.fitting.posterior import Posterior, is_white
 from numpyro_spikeslab.primitives import check_finite
@@ -20,6 +21,7 @@ from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Known, Reading
 from numpyro_spikeslab.reading.view import View, run_at
+from numpyro_spikeslab.roles import spread
 
 
 def function_moments(reading: Reading, values: dict[str, Any], alpha: Any, h: Any) -> Any:
@@ -61,13 +63,76 @@ def predict_tasks(
         seen = seen[:1]
         mean, variance = compiled(lambda p: _at_new(known, p, X_new), posterior)
     if noise:
-        if form.varying_noise:
-            raise ValueError(
-                "predict: the noise changes along tasks, so it is not known at new inputs. Leave "
-                "`noise` out, or use numpyro.infer.Predictive."
-            )
+        _check_noise(form)
         variance = variance + at.sigma2
     return mean + seen, variance
+
+
+def predict_entries(
+    reading: Reading, posterior: Posterior, where: Entries | None, noise: bool
+) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
+    """Mean and variance of entries of the table.
+
+    :param where: which; `None` for those that the model observes.
+    :param noise: whether to add the noise.
+    """
+    functions, weights, form = posterior.functions, posterior.weights, reading.form
+    assert functions is not None
+    at, offset = _without_functions(reading, posterior.values)
+    own = offset[:, 0]
+    if where is None:
+        where = reading.entries
+    elif reading.entries is None:
+        own = offset[where.rows, where.columns]
+    elif _changes(own):
+        raise ValueError(
+            "predict: the location without functions is not the same at all entries, so it is not "
+            "known at others. Subtract what is known of the entries from the data."
+        )
+    else:
+        own = own[0]
+    assert where is not None
+    moments = weights.mean, weights.slab_moments[1]
+    mean, variance = _at_entries(where, moments, (functions.mean, functions.var))
+    if noise:
+        _check_noise(form)
+        sigma2 = at.sigma2
+        for role in form.role("noise"):
+            index = jnp.broadcast_to(reading.indices[role.site], sigma2.shape)
+            sigma2 = spread(posterior.values[role.site] ** 2, index, sigma2)
+        variance = variance + sigma2[where.columns]
+    return mean + own, variance
+
+
+_at_entries = jax.jit(at_entries)
+
+
+def checked_entries(reading: Reading, entries: Any, X_new: Any) -> Entries | None:
+    """Numbers of rows and columns of the table.
+
+    :raises ValueError: if they are not.
+    """
+    N, Q = reading.form.table
+    if X_new is not None:
+        raise ValueError(
+            "predict: entries are those of the table of the fit, and have no new inputs. Give "
+            "`X_new` of a whole table, or new rows to `transform`."
+        )
+    if entries is None:
+        return None
+    if len(entries) != 2 or np.shape(entries[0]) != np.shape(entries[1]):
+        raise ValueError(
+            "predict: `entries` must be the numbers of rows and of columns, two arrays of one "
+            f"shape, got {[np.shape(x) for x in entries]}."
+        )
+    rows, columns = (np.ravel(np.asarray(x)) for x in entries)
+    for what, x, size in (("row", rows, N), ("column", columns, Q)):
+        if not np.issubdtype(x.dtype, np.integer) or np.any((x < 0) | (x >= size)):
+            raise ValueError(
+                f"predict: every {what} of `entries` must be an integer from 0 to {size - 1}, got "
+                f"{x.dtype} from {np.min(x, initial=0)} to {np.max(x, initial=0)}."
+            )
+    return Entries(jnp.asarray(rows), jnp.asarray(columns))
 
 
 def transform_rows(
@@ -169,6 +234,14 @@ def _check_new_inputs(X: Any, X_new: Any) -> None:
             f"{jnp.shape(X)}; they must have the same width."
         )
     check_finite("predict", "X_new is", X_new)
+
+
+def _check_noise(form: Form) -> None:
+    if form.varying_noise:
+        raise ValueError(
+            "predict: the noise changes along tasks, so it is not known at new inputs. Leave "
+            "`noise` out, or use numpyro.infer.Predictive."
+        )
 
 
 def _check_offset(offset: Any) -> None:

@@ -15,7 +15,7 @@ from numpyro_spikeslab.algebra.alike import COVERAGE, MIN_CORRELATION, purity, t
 from numpyro_spikeslab.algebra.pairs import Coordinates, Prior, coordinates
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
-from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS, SHARED, Form
+from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, FUNCTIONS, SHARED, Form
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View, design_rows
@@ -162,6 +162,7 @@ OTHERS = {
         "numpyro_spikeslab.credible_sets.",
     ),
     FUNCTIONS: ("latent functions", "Use `inclusion_probabilities`."),
+    ENTRIES: ("latent functions", "Use `inclusion_probabilities`."),
 }
 """What weights may multiply instead of columns, and what there is for them."""
 

@@ -16,9 +16,10 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, MARK
 
-COLUMNS, SHARED, FUNCTIONS = "columns", "shared", "functions"
+COLUMNS, SHARED, FUNCTIONS, ENTRIES = "columns", "shared", "functions", "entries"
 """Kinds of features: a design whose columns are multiplied by one weight each; features that are
-known and the same for all tasks; latent functions."""
+known and the same for all tasks; latent functions; latent functions of which some entries of the
+table of points and tasks are observed, in one row of observations."""
 
 
 class Pair(NamedTuple):
@@ -66,7 +67,7 @@ class Form:
     - **likelihood** - name of the observed Normal site.
     - **others** - names of all other latent sample sites and of the model's params, without the
       functions that weights mix.
-    - **kind** - :data:`COLUMNS`, :data:`SHARED` or :data:`FUNCTIONS`.
+    - **kind** - :data:`COLUMNS`, :data:`SHARED`, :data:`FUNCTIONS` or :data:`ENTRIES`.
     - **functions** - name of the latent functions that the weights mix, or `None`.
     - **kernels** - names of those of ``others`` that are parameters of their kernels alone.
     - **num_tasks**, **num_features**, **num_obs** - Q, M, N; one task of N observations and P
@@ -116,6 +117,11 @@ class Form:
         return self.num_tasks, self.num_features
 
     @property
+    def table(self) -> tuple[int, int]:
+        """(N, Q)."""
+        return self.num_obs, self.num_tasks
+
+    @property
     def free(self) -> tuple[str, ...]:
         """The other sites that neither have a role nor belong to kernels."""
         known = {*self.kernels, *(role.site for role in self.roles)}
@@ -148,10 +154,9 @@ class Form:
         }
 
     def tasks_last(self, x: Any) -> Any:
-        """Something of each observation, of a shape that broadcasts, as (N or 1, Q or 1)."""
-        if self.kind == COLUMNS:
-            return jnp.reshape(x, (-1, 1))
-        if jnp.ndim(x) == 1 and self.num_tasks == 1:
+        """Something of each observation, of a shape that broadcasts, as (N or 1, Q or 1); as (L or 1, 1)
+        where they are entries."""
+        if self.kind in (COLUMNS, ENTRIES) or (jnp.ndim(x) == 1 and self.num_tasks == 1):
             return jnp.reshape(x, (-1, 1))
         x = jnp.reshape(x, (1,) * (2 - jnp.ndim(x)) + jnp.shape(x))
         return x.T if self.tasks_first else x

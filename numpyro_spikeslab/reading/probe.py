@@ -14,7 +14,8 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.reading.form import FUNCTIONS, Form, Source
+from numpyro_spikeslab.algebra.entries import Entries, at_entries
+from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS, Form, Source
 from numpyro_spikeslab.reading.program import RUN_ONCE, Program
 from numpyro_spikeslab.reading.view import (
     candidates,
@@ -41,6 +42,7 @@ class Verdict(NamedTuple):
       all tasks, or are the latent functions.
     - **alike** - whether all tasks count the same observations equally often, in both layouts.
     - **seen** - which tasks and which points have observations, in both layouts.
+    - **entries** - where the observations are, if they may be entries of a table.
     """
 
     values: dict[str, Any]
@@ -56,6 +58,21 @@ class Verdict(NamedTuple):
     layouts: tuple[Any, ...]
     alike: tuple[Any, ...]
     seen: tuple[tuple[Any, Any], ...]
+    entries: "EntriesFound | None"
+
+
+class EntriesFound(NamedTuple):
+    """
+    - **where** - row and column of each observation.
+    - **indices** - for each of ``form.every_role`` that is noise, which entry of its site each
+      column takes.
+    - **noise_of_tasks** - whether the noise of each observation is that of its column, and is all
+      of such sites.
+    """
+
+    where: Entries
+    indices: tuple[Any, ...]
+    noise_of_tasks: Any
 
 
 class Directions(NamedTuple):
@@ -106,6 +123,9 @@ def find_verdict(
     scale = jnp.concatenate([jnp.ravel(x) for x in (seen.scale, *(p.scale for p in pairs))])
     log_odds = jnp.concatenate([jnp.ravel(p.log_odds) for p in pairs])
     indices, plays = _play_all(form, program, constants, values)
+    entries = None
+    if forms[-1].kind == ENTRIES:
+        entries = _find_entries(forms[-1], program, constants, values, indices, plays)
     return Verdict(
         values={name: values[name] for name in form.others},
         any_counted=jnp.any(counted),
@@ -117,9 +137,12 @@ def find_verdict(
         matches=matches,
         indices=indices,
         plays=plays,
-        layouts=tuple(_has_layout(other, program, constants, values, along) for other in forms[1:]),
+        layouts=tuple(
+            _has_layout(other, program, constants, values, along, entries) for other in forms[1:]
+        ),
         alike=tuple(_are_alike(other, seen) for other in forms[1:]),
-        seen=tuple(_seen(other.tasks_last(counted)) for other in forms[1:]),
+        seen=tuple(_seen(other, counted, entries) for other in forms[1:]),
+        entries=entries,
     )
 
 
@@ -131,8 +154,14 @@ def _bad(counted: Any, x: Any) -> tuple[Any, Any]:
     return jnp.sum(bad), jnp.argmax(bad)
 
 
-def _seen(counted: Bool[Array, "N Q"]) -> tuple[Any, Any]:
-    return jnp.any(counted, axis=0), jnp.any(counted, axis=1)
+def _seen(form: Form, counted: Bool[Array, "..."], entries: EntriesFound | None) -> tuple[Any, Any]:
+    if form.kind == ENTRIES and entries is not None:
+        rows, columns = entries.where
+        sizes = (form.num_tasks, columns), (form.num_obs, rows)
+        tasks, points = (jnp.zeros(size, bool).at[own].max(counted) for size, own in sizes)
+        return tasks, points
+    table = form.tasks_last(counted)
+    return jnp.any(table, axis=0), jnp.any(table, axis=1)
 
 
 def _judge_design(form, program, constants, values, counted, along) -> tuple[Any, tuple]:
@@ -212,33 +241,94 @@ def _play(role, form, program, constants, values) -> tuple[Any, Any]:
 # Tasks
 
 
-def _has_layout(form, program, constants, values, along) -> Any:
+def _location(form, program, constants, weights, values) -> Any:
+    (pair,) = form.pairs
+    run = run_at(form, program, constants, values, {pair.name: weights.reshape(pair.shape)})
+    seen = run.observed[form.likelihood]
+    return form.tasks_last(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
+
+
+def _slope(form, program, constants, values, weights, phi) -> Any:
+    """What weights add to the location at given functions."""
+    at = values if phi is None else values | {form.functions: phi}
+
+    def location(w):
+        return _location(form, program, constants, w, at)
+
+    return jax.jvp(location, (jnp.zeros_like(weights),), (weights,))[1]
+
+
+def _find_entries(form, program, constants, values, indices, plays) -> EntriesFound:
+    """Functions and weights that are the numbers of their rows and columns tell where they meet."""
+    (Q, M), N = form.shape, form.num_obs
+    W, phi = jnp.zeros((Q, M)), jnp.zeros((M, N))
+    rows, columns = (
+        jnp.nan_to_num(_slope(form, program, constants, values, weights, functions)[:, 0])
+        for weights, functions in (
+            (W.at[:, 0].set(1), phi.at[0].set(jnp.arange(N))),
+            (W.at[:, 0].set(jnp.arange(Q)), phi.at[0].set(1)),
+        )
+    )
+    where = Entries(
+        *(
+            jnp.clip(jnp.round(x), 0, size - 1).astype(jnp.int32)
+            for x, size in ((rows, N), (columns, Q))
+        )
+    )
+    touched, agrees, taken = jnp.zeros(where.columns.shape, bool), jnp.array(True), []
+    for role, index, played in zip(form.every_role, indices, plays, strict=True):
+        size = jnp.size(values[role.site])
+        default = jnp.arange(Q) if size == Q else jnp.zeros(Q, int)
+        if role.part == "noise":
+            index = jnp.broadcast_to(index, where.columns.shape)
+            default = default.at[where.columns].set(index)
+            agrees &= played & jnp.all(default[where.columns] == index)
+            touched |= index < size
+        taken.append(default)
+    return EntriesFound(where, tuple(taken), agrees & jnp.all(touched))
+
+
+def _are_entries(form, program, constants, values, along, where: Entries) -> Any:
+    """Whether the location is ``offset + sum_m w_qm phi_mn`` at the entries that were found."""
+    (pair,) = form.pairs
+    W, phi = jnp.asarray(along.weights[pair.name]).reshape(form.shape), along.functions
+    found = _slope(form, program, constants, values, W, phi)[:, 0]
+    expected, _ = at_entries(where, (W, W**2), (phi, jnp.zeros_like(phi)))
+    # entry by entry: a wrong one is far off
+    close = jnp.abs(found - expected) <= jnp.sqrt(jnp.finfo(found.dtype).eps) * jnp.max(
+        jnp.abs(expected), initial=0
+    )
+    return jnp.all(close) & _nothing_alone(form, program, constants, values, W, phi)
+
+
+def _nothing_alone(form, program, constants, values, W, phi) -> Any:
+    """Whether neither weights nor functions add to the location without the others."""
+    apart = _slope(form, program, constants, values, W, jnp.zeros_like(phi))
+    nothing = jnp.zeros_like(W)
+
+    def location(x):
+        return _location(form, program, constants, nothing, values | {form.functions: x})
+
+    alone = jax.jvp(location, (phi,), (phi,))[1]
+    return jnp.all(alone == 0) & jnp.all(apart == 0)
+
+
+def _has_layout(form, program, constants, values, along, entries) -> Any:
     """Whether the location is ``offset + W phi`` in a layout, with the form's kind of features."""
-    M, N = form.num_features, form.num_obs
     (pair,) = form.pairs
     W = along.weights[pair.name].reshape(form.shape)
-
-    def location(weights, values):
-        run = run_at(form, program, constants, values, {pair.name: weights.reshape(pair.shape)})
-        seen = run.observed[form.likelihood]
-        return form.tasks_last(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
-
+    if form.kind == ENTRIES:
+        return _are_entries(form, program, constants, values, along, entries.where)
     if form.kind == FUNCTIONS:
         phi = along.functions
-        at_phi = values | {form.functions: phi}
-        zero = values | {form.functions: jnp.zeros((M, N))}
-        nothing = jnp.zeros_like(W)
         # the coefficients are constants, so a few random directions tell all of them
-        slope, apart = (
-            jax.jvp(lambda w, at=at: location(w, at), (nothing,), (W,))[1] for at in (at_phi, zero)
+        slope = _slope(form, program, constants, values, W, phi)
+        return agree(slope, (W @ phi).T) & _nothing_alone(
+            form, program, constants, values, W, phi
         )
-        alone = jax.jvp(lambda x: location(nothing, at_phi | {form.functions: x}), (phi,), (phi,))[
-            1
-        ]
-        return agree(slope, (W @ phi).T) & jnp.all(alone == 0) & jnp.all(apart == 0)
     features, size, same = over_features(form, program, constants, values, _judge_feature)
     scaled = W / jnp.where(size > 0, size, 1)
-    tangent = jax.jvp(lambda w: location(w, values), (jnp.zeros_like(W),), (scaled,))[1]
+    tangent = _slope(form, program, constants, values, scaled, None)
     return jnp.all(same) & agree(tangent, (W @ features).T)
 
 
@@ -250,6 +340,8 @@ def _judge_feature(rows: Float[Array, "N Q"]) -> tuple[Any, Any, Any]:
 
 
 def _are_alike(form: Form, seen: Any) -> Any:
+    if form.kind == ENTRIES:
+        return jnp.array(False)
     count = jnp.broadcast_to(seen.count, jnp.shape(seen.value))
     count = form.tasks_last(count)
     return jnp.all(count == count[:, :1])

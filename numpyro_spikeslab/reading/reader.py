@@ -9,6 +9,7 @@ from jaxtyping import Array
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.entries import Entries
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.checks import (
@@ -20,13 +21,14 @@ from numpyro_spikeslab.reading.checks import (
 from numpyro_spikeslab.reading.evaluate import FunctionArrays, checked_generic, program_of
 from numpyro_spikeslab.reading.form import (
     COLUMNS,
+    ENTRIES,
     SHARED,
     Form,
     find_pairs,
     is_latent,
 )
 from numpyro_spikeslab.reading.functions import FunctionPrior, Kernel, Mixed, Parameters, kernel_of
-from numpyro_spikeslab.reading.probe import Verdict, directions, probe
+from numpyro_spikeslab.reading.probe import EntriesFound, Verdict, directions, probe
 from numpyro_spikeslab.reading.program import (
     Program,
     are_concrete,
@@ -78,6 +80,7 @@ class Reading:
     :param indices: for each site with a role, which of its entries each weight or task takes.
     :param functions: what is known of the latent functions that weights mix, or `None`.
     :param generic: generic values of the other sites.
+    :param entries: where the observations are, if they are entries of a table.
     """
 
     def __init__(
@@ -88,13 +91,15 @@ class Reading:
         indices: dict[str, Any],
         functions: Known | None,
         generic: dict[str, Any],
+        entries: Entries | None = None,
     ) -> None:
         self.form, self.program, self.constants = form, program, constants
         self.indices, self.functions, self.generic = indices, functions, generic
+        self.entries = entries
 
     def view(self, values: dict[str, Any], weights: dict[str, Any] | None = None) -> View:
         """The model at given values; see :func:`~numpyro_spikeslab.reading.view.view`."""
-        return view(self.form, self.program, self.constants, values, weights)
+        return view(self.form, self.program, self.constants, values, weights, self.entries)
 
     @cached_property
     def still(self) -> View | None:
@@ -110,7 +115,7 @@ class Reading:
         if self.form.free:
             return None
         with outside_transformations(self.constants):
-            return _view(self.form, self.program, self.constants, self.generic)
+            return _view(self.form, self.program, self.constants, self.generic, None, self.entries)
 
     @cached_property
     def design(self) -> Design | None:
@@ -222,12 +227,17 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
             constants, rest = stand_ins(constants), stand_ins(rest)
         found: Verdict = probe(forms, generic, subject.program, constants, rest, along)
         values, every_index = found.values, found.indices
-        found = fetched(found._replace(values={}, indices=()))
+        entries = found.entries
+        kept = None if entries is None else entries._replace(where=(), indices=())
+        found = fetched(found._replace(values={}, indices=(), entries=kept))
     if concrete:
         check_verdict(subject, forms[0], found)
     else:
         found = only_known(found, forms, generic, subject, more, along)
     form = settle(forms, found, concrete)
+    where = None
+    if form.kind == ENTRIES:
+        where, every_index = entries.where, _by_column(forms[0], entries, every_index)
     plays = zip(forms[0].every_role, every_index, found.plays, strict=True)
     indices = {role.site: index for role, index, played in plays if played}
     functions = None
@@ -247,11 +257,18 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
         },
         functions,
         {name: values[name] for name in form.others},
+        where,
     )
     if joint:
         reading.block_size = form.size
     reading.strangers = proof.strangers
     return reading
+
+
+def _by_column(first: Form, entries: EntriesFound, indices: tuple) -> tuple:
+    """Indices of the roles of entries, those of noise by columns."""
+    every = zip(first.every_role, indices, entries.indices, strict=True)
+    return tuple(column if role.part == "noise" else index for role, index, column in every)
 
 
 def _functions(subject: Subject, name: str, values: dict[str, Any]) -> Known:

@@ -9,7 +9,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS, SHARED, Form
+from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, FUNCTIONS, SHARED, Form
 from numpyro_spikeslab.reading.probe import Directions, Verdict, find_verdict
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
 from numpyro_spikeslab.reading.proof import Proof, Subject
@@ -71,6 +71,12 @@ def _task_forms(subject, proof, form, shape, scale_shape, joint) -> tuple[Form, 
     else:
         return ()
     forms = []
+    if proof.mixed is not None and len(shape) == 1 and (Q > 1 or shape != (N,)):
+        others = tuple(name for name in form.others if name != proof.mixed)
+        kind["kind"] = ENTRIES
+        new = replace(form, num_tasks=Q, num_features=M, num_obs=N, others=others, **kind)
+        # the design of coefficients would be dense
+        return (replace(new, complete=False, coefficients=()),)
     for tasks_first, layout in ((False, (N, Q)), (True, (Q, N))):
         fits = shape == layout or (Q == 1 and shape == (N,) and not tasks_first)
         if fits:
@@ -90,6 +96,8 @@ def settle(forms: tuple[Form, ...], found: Verdict, concrete: bool) -> Form:
     played = [role for role, plays in every if plays]
 
     def with_roles(form):
+        if form.kind == ENTRIES and found.entries.noise_of_tasks:
+            form = replace(form, varying_noise=False)
         # noise that changes along tasks is no number of a task
         known = {r for r in played if r.part != "noise" or not form.varying_noise}
         kept = {k: tuple(r for r in getattr(form, k) if r in known) for k in ("roles", "drawn")}

@@ -10,6 +10,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.entries import Entries
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, Prior, block_design
 from numpyro_spikeslab.reading.evaluate import Observed, Run
 from numpyro_spikeslab.reading.form import COLUMNS, Form, Source
@@ -17,7 +18,7 @@ from numpyro_spikeslab.reading.program import Program
 
 
 class View(NamedTuple):
-    """The model at given values of its other sites: Q tasks with N observations each.
+    """The model at given values of its other sites: Q tasks with N observations each, or L entries.
 
     An observation has the precision ``relative / sigma2``, 0 where it is missing.
 
@@ -35,8 +36,8 @@ class View(NamedTuple):
       that have a role or belong to kernels, whose densities ``priors`` has.
     """
 
-    Y: Float[Array, "N Q"]
-    relative: Float[Array, "N #Q"]
+    Y: Float[Array, "N Q"] | Float[Array, " L"]
+    relative: Float[Array, "N #Q"] | Float[Array, " L"]
     sigma2: Float[Array, " Q"]
     count: Float[Array, " Q"]  # type: ignore[assignment]
     rounding: Float[Array, " Q"]
@@ -80,28 +81,39 @@ def view(
     constants: tuple,
     values: dict[str, Any],
     weights: dict[str, Any] | None = None,
+    entries: Entries | None = None,
 ) -> View:
-    """The model at given values; see :func:`run_at`."""
+    """The model at given values; see :func:`run_at`.
+
+    :param entries: where the observations are, if they are entries of a table.
+    """
     run = run_at(form, program, constants, values, weights)
     seen: Observed = run.observed[form.likelihood]
-    shape = (form.num_obs, form.num_tasks)
+    shape = (form.num_obs, form.num_tasks) if entries is None else (jnp.size(seen.value), 1)
     counts = jnp.broadcast_to(form.tasks_last(_full(seen.count, seen, form)), shape)
     scales = form.tasks_last(_full(seen.scale, seen, form) if form.varying_noise else seen.scale)
     residual = jnp.where(seen.count > 0, seen.value - seen.loc, 0)
+    Y = form.tasks_last(jnp.broadcast_to(residual, jnp.shape(seen.value)))
     relative = counts / scales**2 if form.varying_noise else counts
     one = jnp.ones((), relative.dtype)
     sigma2 = one if form.varying_noise else scales[0] ** 2
-    apart = {form.likelihood, form.functions, *form.kernels, *(role.site for role in form.roles)}
+    if entries is not None and not form.varying_noise:
+        own = jnp.broadcast_to(scales**2, shape)[:, 0]
+        sigma2 = jnp.ones(form.num_tasks, own.dtype).at[entries.columns].set(own)
     info = jnp.finfo(relative.dtype)
     # the precision of observations that are all zero stays a number
     smallest = info.tiny**0.75
     known = form.tasks_last(jnp.where(seen.count > 0, seen.value, 0))
+    weighted = relative[:, :1] if form.complete else relative
+    apart = {form.likelihood, form.functions, *form.kernels, *(role.site for role in form.roles)}
     return View(
-        Y=form.tasks_last(jnp.broadcast_to(residual, jnp.shape(seen.value))),
-        relative=relative[:, :1] if form.complete else relative,
-        sigma2=jnp.broadcast_to(sigma2, shape[1:]),
-        count=jnp.sum(counts, axis=0),
-        rounding=jnp.sum(relative * ((info.eps * known) ** 2 + smallest), axis=0),
+        Y=Y if entries is None else Y[:, 0],
+        relative=weighted if entries is None else weighted[:, 0],
+        sigma2=jnp.broadcast_to(sigma2, form.num_tasks),
+        count=by_task(counts, form.num_tasks, entries),
+        rounding=by_task(
+            relative * ((info.eps * known) ** 2 + smallest), form.num_tasks, entries
+        ),
         log_scale=jnp.sum(counts * (jnp.log(scales) + 0.5 * jnp.log(2 * jnp.pi))),
         prior=prior_of(form, run),
         priors=run.priors,
@@ -109,6 +121,13 @@ def view(
             (x for name, x in run.log_probs.items() if name not in apart), start=jnp.zeros(())
         ),
     )
+
+
+def by_task(x: Array, num_tasks: int, entries: Entries | None) -> Float[Array, " Q"]:
+    """Sums over the observations of each task; ``x`` has one column where all tasks agree."""
+    if entries is None:
+        return jnp.broadcast_to(jnp.sum(x, axis=0), num_tasks)
+    return jnp.zeros(num_tasks, x.dtype).at[entries.columns].add(jnp.ravel(x))
 
 
 def _full(x: Array, seen: Observed, form: Form) -> Array:
