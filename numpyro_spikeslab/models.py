@@ -334,7 +334,8 @@ def _entries_of(Y: Any, mask: Any) -> _Entries | None:
         entries = _Entries(Y.indices[:, 0], Y.indices[:, 1], Y.data)
     else:
         coo = Y.tocoo()
-        entries = _Entries(*coo.coords, coo.data)
+        rows, columns = coo.coords
+        entries = _Entries(rows, columns, coo.data)
     if not_jax_tracer(entries.rows) and not_jax_tracer(entries.columns):
         _check_places(entries, Y.shape)
     return entries

@@ -7,7 +7,8 @@ same shape whatever the lengths of rows are, and memory is bounded by a tile and
 matrices of a block of owners.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int
 import numpy as np
@@ -35,6 +36,18 @@ class Entries(NamedTuple):
     columns: Int[Array, " L"]
 
 
+class Layout(NamedTuple):
+    """The observations of a table of which few entries are observed.
+
+    - **where** - which.
+    - **by_rows**, **by_columns** - the entries of each row, and of each column.
+    """
+
+    where: Entries
+    by_rows: "Side"
+    by_columns: "Side"
+
+
 class Side(NamedTuple):
     """The entries of each owner.
 
@@ -50,13 +63,24 @@ class Side(NamedTuple):
     first: Int[Array, " blocks+1"]
 
 
+def layout_of(where: Entries, shape: tuple[int, int], num_features: int) -> Layout:
+    """How the entries of a table of N rows and Q columns are laid out.
+
+    :param num_features: M, which tells how many rows or columns a block may have.
+    """
+    rows, columns = (np.asarray(x) for x in where)
+    N, Q = shape
+    return Layout(
+        where, side_of(rows, columns, N, num_features), side_of(columns, rows, Q, num_features)
+    )
+
+
 def side_of(
     owners: Int[np.ndarray, " L"], others: Int[np.ndarray, " L"], number: int, num_features: int
 ) -> Side:
-    """Entries by their owners, in numpy.
+    """Entries by their owners.
 
     :param number: of owners.
-    :param num_features: M, which tells how many owners a block may have.
     """
     size = max(len(owners), 1)
     counts = np.bincount(owners, minlength=number)
@@ -87,13 +111,13 @@ class Sums(NamedTuple):
     """Sums over the entries of each owner of a block, of B owners.
 
     - **G** - products of the means of the others' features.
-    - **c** - sums of their variances.
+    - **c** - sums of their variances, or of what stands in their place.
     - **b** - products of the means with the observations.
     - **yy** - squares of the observations.
     """
 
     G: Float[Array, "B M M"]
-    c: Float[Array, "B M"]
+    c: Float[Array, "B K"]
     b: Float[Array, "B M"]
     yy: Float[Array, " B"]
 
@@ -102,7 +126,7 @@ def block_sums(
     side: Side,
     k: Int[Array, ""],
     block_size: int,
-    features: tuple[Float[Array, "O M"], Float[Array, "O M"], Float[Array, " O"]],
+    features: tuple[Float[Array, "O M"], Float[Array, "O K"], Float[Array, " O"]],
     Y: Float[Array, " L"],
     relative: Float[Array, " L"],
 ) -> Sums:
@@ -137,8 +161,37 @@ def block_sums(
             lambda total, x: total.at[own].add(x, mode="drop", indices_are_sorted=True), sums, new
         )
 
-    zeros = (jnp.zeros((B, *shape), Y.dtype) for shape in ((M, M), (M,), (M,), ()))
+    shapes = (M, M), (var.shape[1],), (M,), ()
+    zeros = (jnp.zeros((B, *shape), Y.dtype) for shape in shapes)
     return jax.lax.fori_loop(0, -(-(last - first) // TILE), add, Sums(*zeros))
+
+
+def over_blocks(side: Side, number: int, of: Callable[[Any, Any, int], Any]) -> Any:
+    """``of`` each block of owners, joined.
+
+    :param of: takes the number of the block, its owners and how many they are. Beyond the last
+        owner they are the last again, of which nothing is kept.
+    """
+    num_blocks = len(side.first) - 1
+    size = -(-number // num_blocks)
+
+    def block(k):
+        return of(k, jnp.minimum(k * size + np.arange(size), number - 1), size)
+
+    found = jax.lax.map(block, jnp.arange(num_blocks))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:number], found)
+
+
+def weighted_sums(
+    side: Side, number: int, x: Float[Array, "O K"], relative: Float[Array, " L"]
+) -> Float[Array, "owners K"]:
+    """Sums of ``x`` of the others over the entries of each owner, times the weights of these."""
+    nothing, one = x[:, :0], jnp.ones_like(x[:, 0])
+
+    def block(k, _, size):
+        return block_sums(side, k, size, (nothing, x, one), relative, relative).c
+
+    return over_blocks(side, number, block)
 
 
 def at_entries(

@@ -148,7 +148,7 @@ def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, A
         known = data.features, jnp.zeros_like(data.features), stats_at(data, at, posterior)
         weights, squares = sweep_weights(at, *known, posterior.weights, temperature)
         return at, posterior._replace(weights=weights), squares
-    if data.sides is not None:
+    if at.layout is not None:
         return _sweep_entries(spec, data, at, posterior, temperature)
     with_scales = factors.sweep if spec.white else functions.sweep
     sweep = functions.sweep_plain if spec.plain else with_scales
@@ -160,11 +160,10 @@ def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, A
 def _sweep_entries(spec, data, base, posterior, temperature) -> tuple[View, Posterior, Any]:
     """The functions at all rows, then the weights of all columns."""
     at = with_roles(spec, data, base, posterior.values)
-    rows, columns = data.sides
-    found = update_functions(at, rows, posterior.functions.mean, posterior.weights)
+    found = update_functions(at, posterior.functions.mean, posterior.weights)
     functions = with_sites(posterior.functions, *found)
     given = functions.mean, functions.var
-    weights, squares = update_columns(at, columns, given, posterior.weights, temperature)
+    weights, squares = update_columns(at, *given, posterior.weights, temperature)
     return at, posterior._replace(weights=weights, functions=functions), squares
 
 

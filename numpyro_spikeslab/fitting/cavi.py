@@ -393,7 +393,7 @@ class CAVI(SVI):
         number = self.num_restarts or 1
         if task.reading.functions is not None and self.num_restarts is None:
             given = init_state is not None or init_params is not None
-            number = 1 if given or task.spec.plain else 2
+            number = 1 if given or self.plain or task.data.layout else 2
         progress = self._progress(task, state)
         plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
         if not are_concrete((task.data, progress)):

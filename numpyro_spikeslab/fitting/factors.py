@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Conditional, Prior, coordinates
 from numpyro_spikeslab.fitting import functions
+from numpyro_spikeslab.fitting.entries import left_with
 from numpyro_spikeslab.fitting.functions import SILENT, Terms, over_tasks, to_prior, update_given
 from numpyro_spikeslab.fitting.posterior import (
     Data,
@@ -170,8 +171,8 @@ def gains_without(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, 
     phi: Any = posterior.functions
     W, W2 = posterior.weights.mean, posterior.weights.slab_moments[1]
     own, var = over_points(at, phi.mean**2).T, over_points(at, phi.var).T
-    left = left_of(at, phi.mean, posterior.weights)
-    more = 2 * W * (phi.mean @ left).T + 2 * W**2 * own - W2 * (own + var)
+    left = left_with(at, phi.mean, posterior.weights)
+    more = 2 * W * left.T + 2 * W**2 * own - W2 * (own + var)
     cost = jax.vmap(lambda q, *prior: q.divergence(Prior(*prior)), in_axes=1)
     none = posterior.weights._replace(probs=jnp.zeros_like(W))
     saved = cost(posterior.weights, *at.prior) - cost(none, *at.prior) + phi.kl

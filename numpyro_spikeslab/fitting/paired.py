@@ -257,7 +257,7 @@ class PairedGuide(SpikeSlabGuide):
                 "numpyro.infer.Predictive."
             )
         posterior = self.pack(reading, params)
-        if reading.entries is None and entries is None:
+        if reading.layout is None and entries is None:
             return predict_tasks(reading, posterior, X_new, noise)
         where = checked_entries(reading, entries, X_new)
         return predict_entries(reading, posterior, where, noise)

@@ -11,13 +11,12 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.entries import Entries
+from numpyro_spikeslab.algebra.entries import Layout
 from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
-from numpyro_spikeslab.fitting.entries import Sides, sides_of, squares_at
 from numpyro_spikeslab.fitting.tasks import Gram, gram, keeps_gram, squares_given, squares_left
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
-from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, Form
+from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.program import Program, are_concrete
 from numpyro_spikeslab.reading.reader import Reading
@@ -92,8 +91,7 @@ class Data(NamedTuple):
     - **transforms** - onto the supports of the free sites.
     - **view** - the model, where no free site can change it.
     - **design** - of columns, where it depends on data alone.
-    - **entries**, **sides** - where observations are entries of a table: which, and by rows and
-      columns.
+    - **layout** - of the observations, if they are entries of a table.
     - **features** - of tasks, where they are known.
     - **stats** - their products with the observations, where no free site can change them.
     - **kernel**, **mean**, **fixed** - of latent functions.
@@ -104,8 +102,7 @@ class Data(NamedTuple):
     transforms: dict[str, Any]
     view: View | None
     design: Design | None
-    entries: Entries | None
-    sides: Sides | None
+    layout: Layout | None
     features: Any
     stats: Gram | None
     kernel: Any
@@ -123,8 +120,7 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
         program=reading.program,
         parameters=None if known is None else known.parameters,
         block_size=reading.block_size,
-        # there are no moves yet that read nothing but entries
-        plain=plain or form.kind == ENTRIES,
+        plain=plain,
         temperature=temperature,
         profiled=next(alone, None),
         white=is_white(known),
@@ -141,7 +137,7 @@ def is_white(known: Any) -> bool:
 def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
     """The data of a reading, with what depends on them alone."""
     known, at = reading.functions, reading.base
-    form, entries = reading.form, reading.entries
+    form = reading.form
     stats = None
     features = reading.features
     if features is not None and at is not None and keeps_gram(at, len(features)):
@@ -152,8 +148,7 @@ def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
         {name: transforms[name] for name in form.free},
         at,
         reading.design,
-        entries,
-        None if entries is None else sides_of(entries, form.table, form.num_features),
+        reading.layout,
         reading.features,
         stats,
         None if known is None else known.kernel,
@@ -171,7 +166,7 @@ def view_at(spec: Spec, data: Data, values: dict[str, Any], weights: Any = None)
         return with_roles(spec, data, data.view, values)
     form = spec.form
     every = None if weights is None else form.split(jnp.ravel(weights), "{}")
-    return view(form, spec.program, data.constants, values, every, data.entries)
+    return view(form, spec.program, data.constants, values, every, data.layout)
 
 
 def with_roles(spec: Spec, data: Data, at: View, values: dict[str, Any]) -> View:
@@ -233,8 +228,6 @@ def squares_of(spec: Spec, data: Data, at: View, posterior: Posterior) -> Float[
     :param at: for columns, the view at the expectation of the weights unless a residual is there.
     """
     functions = posterior.functions
-    if data.entries is not None:
-        return squares_at(at, data.entries, functions, posterior.weights)
     if spec.white and functions is not None:
         return squares_left(at, functions.mean, functions.var, posterior.weights)
     if spec.form.kind != COLUMNS:

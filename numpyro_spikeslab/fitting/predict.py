@@ -81,8 +81,8 @@ def predict_entries(
     at, offset = _without_functions(reading, posterior.values)
     own = offset[:, 0]
     if where is None:
-        where = reading.entries
-    elif reading.entries is None:
+        where = None if reading.layout is None else reading.layout.where
+    elif reading.layout is None:
         own = offset[where.rows, where.columns]
     elif _changes(own):
         raise ValueError(

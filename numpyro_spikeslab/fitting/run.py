@@ -72,7 +72,7 @@ def stages(task: Task, key: Array, progress: Progress, plan: Plan, bar: tqdm) ->
         return
     fit = Fit(spec, data, threshold, None if spec.plain else _moves(task))
     starts = [progress]
-    if number > 1 and data.entries is None:
+    if number > 1 and data.layout is None:
         starts.append(begin(spec, data, start_svd(spec, data, progress.posterior)))
     for k in range(number - len(starts)):
         own = random.fold_in(key, k)

@@ -151,14 +151,14 @@ def start(
     return strong(with_kernels(spec, jax.lax.fori_loop(0, len(phi), visit, posterior)))
 
 
-def power(data: Data, at: View) -> Float[Array, " Q"]:
+def power(at: View) -> Float[Array, " Q"]:
     """Mean square of each task over its observed entries, never zero.
 
     That of a task without observations, or with nothing but zeros, is the mean of all.
     """
     Q = at.sigma2.size
-    num = by_task(at.relative, Q, data.entries)
-    squares = by_task(at.relative * at.Y**2, Q, data.entries)
+    num = by_task(at.relative, Q, at.layout)
+    squares = by_task(at.relative * at.Y**2, Q, at.layout)
     mean = jnp.sum(squares) / jnp.maximum(jnp.sum(num), 1)
     own = squares / jnp.where(num > 0, num, 1)
     return jnp.where(squares > 0, own, jnp.where(mean > 0, mean, 1))
@@ -167,7 +167,7 @@ def power(data: Data, at: View) -> Float[Array, " Q"]:
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def start_alone(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
     """All functions switched off."""
-    variances = power(data, view_at(spec, data, posterior.values))
+    variances = power(view_at(spec, data, posterior.values))
     W = jnp.zeros_like(posterior.weights.probs)
     return strong(start_at_prior(spec, data, posterior, W, variances)[1])
 
@@ -178,7 +178,7 @@ def start_random(spec: Spec, data: Data, posterior: Posterior, key: Array) -> Po
     The noise starts small: a large one would switch off most functions at once.
     """
     W, sigma2 = _random_weights(spec, data, posterior, key)
-    if data.entries is not None:
+    if data.layout is not None:
         return _started_at_prior(spec, data, posterior, W, sigma2)
     sight = Sight(jnp.array(True), jnp.zeros_like(data.mean))
     return start(spec, data, posterior, W, sigma2, sight)
@@ -191,7 +191,7 @@ def _started_at_prior(spec: Spec, data: Data, posterior: Posterior, W: Any, sigm
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def _random_weights(spec: Spec, data: Data, posterior: Posterior, key: Array) -> tuple[Any, Any]:
-    variances = power(data, view_at(spec, data, posterior.values))
+    variances = power(view_at(spec, data, posterior.values))
     Q, M = spec.form.shape
     W = jnp.sqrt(variances / M)[:, None] * random.normal(key, (Q, M), variances.dtype)
     return W, 0.1 * variances
@@ -214,7 +214,7 @@ def start_svd(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
 def _singular_vectors(spec: Spec, data: Data, posterior: Posterior) -> tuple[Any, Any, Any]:
     at = view_at(spec, data, posterior.values)
     M, N = data.mean.shape
-    variances = power(data, at)
+    variances = power(at)
     sd = jnp.sqrt(variances)
     seen = jnp.where(at.relative > 0, at.Y, 0)
     U, S, V = jnp.linalg.svd(seen / sd, full_matrices=False)

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.entries import Entries, at_entries, weighted_sums
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Conditional, expectation, masked_task_sweep, task_sweep
 from numpyro_spikeslab.reading.view import View
@@ -143,6 +144,8 @@ def explained(at: View, own: Float[Array, "#Q M"], weights: Any) -> Float[Array,
 
 def over_points(at: View, x: Float[Array, "*K N"]) -> Float[Array, "*K #Q"]:
     """``sum_n z_nq x_n``; one column where all tasks weigh alike."""
+    if at.layout is not None:
+        return weighted_sums(at.layout.by_columns, at.sigma2.size, x.T, at.relative).T
     return x @ at.relative
 
 
@@ -179,9 +182,21 @@ def squares_left(
     (\langle w_m^2 \rangle \langle \phi_m^2 \rangle - \langle w_m \rangle^2 \langle \phi_m
     \rangle^2)`, with the last two summed over the points.
     """
+    if at.layout is not None:
+        return _squares_of_entries(at, at.layout.where, (mean, var), weights)
     W, W2 = weights.mean, weights.slab_moments[1]
     own, var = over_points(at, mean**2).T, over_points(at, var).T
     residual = at.Y - mean.T @ W.T
     return jnp.sum(at.relative * residual**2, axis=0) + jnp.sum(
         W2 * (own + var) - W**2 * own, axis=1
     )
+
+
+def _squares_of_entries(
+    at: View, where: Entries, functions: tuple[Any, Any], weights: Any
+) -> Float[Array, " Q"]:
+    moments = weights.mean, weights.slab_moments[1]
+    # the search over other sites asks for gradients, and these are no functions of them
+    fit, spread = jax.lax.stop_gradient(at_entries(where, moments, functions))
+    squares = at.relative * ((at.Y - fit) ** 2 + spread)
+    return jnp.zeros_like(at.sigma2).at[where.columns].add(squares)

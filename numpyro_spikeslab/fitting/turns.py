@@ -25,19 +25,21 @@ from jaxtyping import Array, Bool, Float, Int
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.entries import weighted_sums
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.fitting.functions import in_use, moments, over_tasks
+from numpyro_spikeslab.fitting import entries
+from numpyro_spikeslab.fitting.factors import with_sites
+from numpyro_spikeslab.fitting.functions import in_use, over_tasks
 from numpyro_spikeslab.fitting.moves import varimax
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
     Spec,
-    function_prior,
     strong,
     view_at,
 )
 from numpyro_spikeslab.fitting.tasks import over_points
-from numpyro_spikeslab.reading.view import View
+from numpyro_spikeslab.reading.view import View, by_task
 
 # Angles on a quarter turn, and shears on each side of none up to the largest, that are tried.
 NUM_ANGLES = 16
@@ -104,15 +106,14 @@ class Turned(NamedTuple):
     S: Float[Array, "M M"]
 
 
-def surrogate(at: View) -> Surrogate:
+def surrogate(at: View, num_points: int) -> Surrogate:
     """The surrogate of the bound of a view."""
-    num_points = jnp.asarray(at.Y.shape[0], at.Y.dtype)
-    seen = over_points(at, jnp.ones_like(at.Y[:, 0])) / at.sigma2
+    seen = by_task(at.relative, at.sigma2.size, at.layout) / at.sigma2
     v = 1 / jnp.maximum(seen, jnp.finfo(seen.dtype).tiny)
     variance = at.prior.variance.T
     odds = at.prior.log_odds.T - 0.5 * jnp.log1p(variance / v)
-    load = seen / num_points
-    return Surrogate(odds, variance, 0.5 / (v + variance), 0.5 / v, load, num_points)
+    N = jnp.asarray(num_points, at.Y.dtype)
+    return Surrogate(odds, variance, 0.5 / (v + variance), 0.5 / v, seen / N, N)
 
 
 def ridge(
@@ -122,8 +123,10 @@ def ridge(
 
     Solves :math:`(\Phi Z_q \Phi^\top + \mathrm{diag}(V z_q + \sigma_q^2 / \sigma_w^2)) w_q = \Phi
     Z_q y_q` by conjugate gradients from ``W``, preconditioned by the same with
-    :math:`\Phi Z_q \Phi^\top` in proportion to the number of observations.
+    :math:`\Phi Z_q \Phi^\top` in proportion to the number of observations; of entries, directly.
     """
+    if at.layout is not None:
+        return entries.ridge(at, phi, var)
     extra = at.sigma2 / at.prior.variance.T
     E, U = jnp.linalg.eigh(phi @ phi.T + jnp.diag(jnp.sum(var, axis=1)))
     share = jnp.mean(at.relative, axis=0)
@@ -310,13 +313,13 @@ def turn(spec: Spec, data: Data, posterior: Posterior, manner: Manner) -> Poster
     phi, var = (jnp.where(used[:, None], x, 0) for x in (functions.mean, functions.var))
     W = ridge(at, phi, var, jnp.where(used, posterior.weights.mean, 0).T)
     S = phi @ phi.T + jnp.diag(jnp.sum(var, axis=1))
-    found = _begin(at, Turned(W, jnp.eye(len(W), dtype=W.dtype), S), used, manner)
-    found = climb(surrogate(at), found, used)
+    start = Turned(W, jnp.eye(len(W), dtype=W.dtype), S)
+    found = _begin(at, spec.form.num_obs, start, used, manner)
+    found = climb(surrogate(at, spec.form.num_obs), found, used)
     return strong(posterior_of(spec, data, posterior, found._replace(B=found.B @ phi), used))
 
 
-def _begin(at: View, found: Turned, used: Any, manner: Manner) -> Turned:
-    num_points = at.Y.shape[0]
+def _begin(at: View, num_points: int, found: Turned, used: Any, manner: Manner) -> Turned:
     C = jnp.where(used[:, None] & used, found.S / num_points, jnp.diag(jnp.where(used, 0.0, 1.0)))
     E, U = jnp.linalg.eigh(C)
     root = jnp.sqrt(jnp.maximum(E, 1e-10 * jnp.max(E)))
@@ -344,13 +347,14 @@ def posterior_of(
     """Weights at what a pair that is seen as ``w`` has; functions around given means."""
     at, functions = view_at(spec, data, posterior.values), posterior.functions
     assert functions is not None
-    seen = surrogate(at).conditional(found.W)
+    seen = surrogate(at, spec.form.num_obs).conditional(found.W)
     seen = seen._replace(probs=jnp.where(used, seen.probs, 0))
-    alpha = over_tasks(at, seen.slab_moments[1] / at.sigma2[:, None]).T
+    precise = seen.slab_moments[1] / at.sigma2[:, None]
+    if at.layout is None:
+        alpha = over_tasks(at, precise).T
+    else:
+        rows, N = at.layout.by_rows, spec.form.num_obs
+        alpha = weighted_sums(rows, N, precise, at.relative).T
     alpha = jnp.where(used[:, None], jnp.broadcast_to(alpha, data.mean.shape), 0)
-    h = (1 + alpha) * found.B
-    theta = functions.theta
-    prior = function_prior(spec, data, at)
-    mean, var, kl, prior_var = moments(prior, theta, alpha, h)
-    functions = functions._replace(alpha=alpha, h=h, mean=mean, var=var, kl=kl, prior_var=prior_var)
+    functions = with_sites(functions, found.B, alpha)
     return posterior._replace(weights=seen, functions=functions)

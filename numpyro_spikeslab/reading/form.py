@@ -154,8 +154,8 @@ class Form:
         }
 
     def tasks_last(self, x: Any) -> Any:
-        """Something of each observation, of a shape that broadcasts, as (N or 1, Q or 1); as (L or 1, 1)
-        where they are entries."""
+        """Something of each observation, of a shape that broadcasts, as (N or 1, Q or 1); of
+        entries as (L or 1, 1)."""
         if self.kind in (COLUMNS, ENTRIES) or (jnp.ndim(x) == 1 and self.num_tasks == 1):
             return jnp.reshape(x, (-1, 1))
         x = jnp.reshape(x, (1,) * (2 - jnp.ndim(x)) + jnp.shape(x))

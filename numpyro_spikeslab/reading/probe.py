@@ -42,6 +42,8 @@ class Verdict(NamedTuple):
       all tasks, or are the latent functions.
     - **alike** - whether all tasks count the same observations equally often, in both layouts.
     - **seen** - which tasks and which points have observations, in both layouts.
+    - **noise_of_tasks** - whether the noise of each entry is that of its task, and is all of such
+      sites.
     - **entries** - where the observations are, if they may be entries of a table.
     """
 
@@ -58,21 +60,19 @@ class Verdict(NamedTuple):
     layouts: tuple[Any, ...]
     alike: tuple[Any, ...]
     seen: tuple[tuple[Any, Any], ...]
-    entries: "EntriesFound | None"
+    noise_of_tasks: Any
+    entries: "Places | None"
 
 
-class EntriesFound(NamedTuple):
+class Places(NamedTuple):
     """
     - **where** - row and column of each observation.
-    - **indices** - for each of ``form.every_role`` that is noise, which entry of its site each
+    - **indices** - for each of ``form.every_role``, if it is noise, which entry of its site each
       column takes.
-    - **noise_of_tasks** - whether the noise of each observation is that of its column, and is all
-      of such sites.
     """
 
     where: Entries
     indices: tuple[Any, ...]
-    noise_of_tasks: Any
 
 
 class Directions(NamedTuple):
@@ -123,9 +123,11 @@ def find_verdict(
     scale = jnp.concatenate([jnp.ravel(x) for x in (seen.scale, *(p.scale for p in pairs))])
     log_odds = jnp.concatenate([jnp.ravel(p.log_odds) for p in pairs])
     indices, plays = _play_all(form, program, constants, values)
-    entries = None
+    entries, noise_of_tasks = None, jnp.array(False)
     if forms[-1].kind == ENTRIES:
-        entries = _find_entries(forms[-1], program, constants, values, indices, plays)
+        entries, noise_of_tasks = _find_entries(
+            forms[-1], program, constants, values, indices, plays
+        )
     return Verdict(
         values={name: values[name] for name in form.others},
         any_counted=jnp.any(counted),
@@ -142,6 +144,7 @@ def find_verdict(
         ),
         alike=tuple(_are_alike(other, seen) for other in forms[1:]),
         seen=tuple(_seen(other, counted, entries) for other in forms[1:]),
+        noise_of_tasks=noise_of_tasks,
         entries=entries,
     )
 
@@ -154,7 +157,7 @@ def _bad(counted: Any, x: Any) -> tuple[Any, Any]:
     return jnp.sum(bad), jnp.argmax(bad)
 
 
-def _seen(form: Form, counted: Bool[Array, "..."], entries: EntriesFound | None) -> tuple[Any, Any]:
+def _seen(form: Form, counted: Bool[Array, "..."], entries: Places | None) -> tuple[Any, Any]:
     if form.kind == ENTRIES and entries is not None:
         rows, columns = entries.where
         sizes = (form.num_tasks, columns), (form.num_obs, rows)
@@ -258,7 +261,7 @@ def _slope(form, program, constants, values, weights, phi) -> Any:
     return jax.jvp(location, (jnp.zeros_like(weights),), (weights,))[1]
 
 
-def _find_entries(form, program, constants, values, indices, plays) -> EntriesFound:
+def _find_entries(form, program, constants, values, indices, plays) -> tuple[Places, Any]:
     """Functions and weights that are the numbers of their rows and columns tell where they meet."""
     (Q, M), N = form.shape, form.num_obs
     W, phi = jnp.zeros((Q, M)), jnp.zeros((M, N))
@@ -285,7 +288,7 @@ def _find_entries(form, program, constants, values, indices, plays) -> EntriesFo
             agrees &= played & jnp.all(default[where.columns] == index)
             touched |= index < size
         taken.append(default)
-    return EntriesFound(where, tuple(taken), agrees & jnp.all(touched))
+    return Places(where, tuple(taken)), agrees & jnp.all(touched)
 
 
 def _are_entries(form, program, constants, values, along, where: Entries) -> Any:
@@ -323,9 +326,7 @@ def _has_layout(form, program, constants, values, along, entries) -> Any:
         phi = along.functions
         # the coefficients are constants, so a few random directions tell all of them
         slope = _slope(form, program, constants, values, W, phi)
-        return agree(slope, (W @ phi).T) & _nothing_alone(
-            form, program, constants, values, W, phi
-        )
+        return agree(slope, (W @ phi).T) & _nothing_alone(form, program, constants, values, W, phi)
     features, size, same = over_features(form, program, constants, values, _judge_feature)
     scaled = W / jnp.where(size > 0, size, 1)
     tangent = _slope(form, program, constants, values, scaled, None)

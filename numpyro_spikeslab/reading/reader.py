@@ -9,7 +9,7 @@ from jaxtyping import Array
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.entries import Entries
+from numpyro_spikeslab.algebra.entries import Layout, layout_of
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.checks import (
@@ -28,7 +28,7 @@ from numpyro_spikeslab.reading.form import (
     is_latent,
 )
 from numpyro_spikeslab.reading.functions import FunctionPrior, Kernel, Mixed, Parameters, kernel_of
-from numpyro_spikeslab.reading.probe import EntriesFound, Verdict, directions, probe
+from numpyro_spikeslab.reading.probe import Places, Verdict, directions, probe
 from numpyro_spikeslab.reading.program import (
     Program,
     are_concrete,
@@ -80,7 +80,7 @@ class Reading:
     :param indices: for each site with a role, which of its entries each weight or task takes.
     :param functions: what is known of the latent functions that weights mix, or `None`.
     :param generic: generic values of the other sites.
-    :param entries: where the observations are, if they are entries of a table.
+    :param layout: of the observations, if they are entries of a table.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class Reading:
         indices: dict[str, Any],
         functions: Known | None,
         generic: dict[str, Any],
-        entries: Entries | None = None,
+        layout: Layout | None = None,
     ) -> None:
         self.form, self.program, self.constants = form, program, constants
         self.indices, self.functions, self.generic = indices, functions, generic
-        self.entries = entries
+        self.layout = layout
 
     def view(self, values: dict[str, Any], weights: dict[str, Any] | None = None) -> View:
         """The model at given values; see :func:`~numpyro_spikeslab.reading.view.view`."""
-        return view(self.form, self.program, self.constants, values, weights, self.entries)
+        return view(self.form, self.program, self.constants, values, weights, self.layout)
 
     @cached_property
     def still(self) -> View | None:
@@ -115,7 +115,7 @@ class Reading:
         if self.form.free:
             return None
         with outside_transformations(self.constants):
-            return _view(self.form, self.program, self.constants, self.generic, None, self.entries)
+            return _view(self.form, self.program, self.constants, self.generic, None, self.layout)
 
     @cached_property
     def design(self) -> Design | None:
@@ -227,17 +227,17 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
             constants, rest = stand_ins(constants), stand_ins(rest)
         found: Verdict = probe(forms, generic, subject.program, constants, rest, along)
         values, every_index = found.values, found.indices
-        entries = found.entries
-        kept = None if entries is None else entries._replace(where=(), indices=())
-        found = fetched(found._replace(values={}, indices=(), entries=kept))
+        places = found.entries
+        found = fetched(found._replace(values={}, indices=(), entries=None))
     if concrete:
         check_verdict(subject, forms[0], found)
     else:
         found = only_known(found, forms, generic, subject, more, along)
     form = settle(forms, found, concrete)
-    where = None
-    if form.kind == ENTRIES:
-        where, every_index = entries.where, _by_column(forms[0], entries, every_index)
+    layout = None
+    if form.kind == ENTRIES and places is not None:
+        layout = layout_of(places.where, form.table, form.num_features)
+        every_index = _by_column(forms[0], places, every_index)
     plays = zip(forms[0].every_role, every_index, found.plays, strict=True)
     indices = {role.site: index for role, index, played in plays if played}
     functions = None
@@ -257,7 +257,7 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
         },
         functions,
         {name: values[name] for name in form.others},
-        where,
+        layout,
     )
     if joint:
         reading.block_size = form.size
@@ -265,9 +265,9 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
     return reading
 
 
-def _by_column(first: Form, entries: EntriesFound, indices: tuple) -> tuple:
+def _by_column(first: Form, places: Places, indices: tuple) -> tuple:
     """Indices of the roles of entries, those of noise by columns."""
-    every = zip(first.every_role, indices, entries.indices, strict=True)
+    every = zip(first.every_role, indices, places.indices, strict=True)
     return tuple(column if role.part == "noise" else index for role, index, column in every)
 
 

@@ -96,7 +96,7 @@ def settle(forms: tuple[Form, ...], found: Verdict, concrete: bool) -> Form:
     played = [role for role, plays in every if plays]
 
     def with_roles(form):
-        if form.kind == ENTRIES and found.entries.noise_of_tasks:
+        if form.kind == ENTRIES and found.noise_of_tasks:
             form = replace(form, varying_noise=False)
         # noise that changes along tasks is no number of a task
         known = {r for r in played if r.part != "noise" or not form.varying_noise}

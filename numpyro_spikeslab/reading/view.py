@@ -10,7 +10,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.entries import Entries
+from numpyro_spikeslab.algebra.entries import Layout
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, Prior, block_design
 from numpyro_spikeslab.reading.evaluate import Observed, Run
 from numpyro_spikeslab.reading.form import COLUMNS, Form, Source
@@ -45,6 +45,7 @@ class View(NamedTuple):
     prior: Prior
     priors: dict[str, Any]
     log_density: Float[Array, ""]
+    layout: Layout | None
 
     @property
     def precision(self) -> Float[Array, "N Q"]:
@@ -81,15 +82,15 @@ def view(
     constants: tuple,
     values: dict[str, Any],
     weights: dict[str, Any] | None = None,
-    entries: Entries | None = None,
+    layout: Layout | None = None,
 ) -> View:
     """The model at given values; see :func:`run_at`.
 
-    :param entries: where the observations are, if they are entries of a table.
+    :param layout: of the observations, if they are entries of a table.
     """
     run = run_at(form, program, constants, values, weights)
     seen: Observed = run.observed[form.likelihood]
-    shape = (form.num_obs, form.num_tasks) if entries is None else (jnp.size(seen.value), 1)
+    shape = (form.num_obs, form.num_tasks) if layout is None else (jnp.size(seen.value), 1)
     counts = jnp.broadcast_to(form.tasks_last(_full(seen.count, seen, form)), shape)
     scales = form.tasks_last(_full(seen.scale, seen, form) if form.varying_noise else seen.scale)
     residual = jnp.where(seen.count > 0, seen.value - seen.loc, 0)
@@ -97,9 +98,9 @@ def view(
     relative = counts / scales**2 if form.varying_noise else counts
     one = jnp.ones((), relative.dtype)
     sigma2 = one if form.varying_noise else scales[0] ** 2
-    if entries is not None and not form.varying_noise:
+    if layout is not None and not form.varying_noise:
         own = jnp.broadcast_to(scales**2, shape)[:, 0]
-        sigma2 = jnp.ones(form.num_tasks, own.dtype).at[entries.columns].set(own)
+        sigma2 = jnp.ones(form.num_tasks, own.dtype).at[layout.where.columns].set(own)
     info = jnp.finfo(relative.dtype)
     # the precision of observations that are all zero stays a number
     smallest = info.tiny**0.75
@@ -107,27 +108,26 @@ def view(
     weighted = relative[:, :1] if form.complete else relative
     apart = {form.likelihood, form.functions, *form.kernels, *(role.site for role in form.roles)}
     return View(
-        Y=Y if entries is None else Y[:, 0],
-        relative=weighted if entries is None else weighted[:, 0],
+        Y=Y if layout is None else Y[:, 0],
+        relative=weighted if layout is None else weighted[:, 0],
         sigma2=jnp.broadcast_to(sigma2, form.num_tasks),
-        count=by_task(counts, form.num_tasks, entries),
-        rounding=by_task(
-            relative * ((info.eps * known) ** 2 + smallest), form.num_tasks, entries
-        ),
+        count=by_task(counts, form.num_tasks, layout),
+        rounding=by_task(relative * ((info.eps * known) ** 2 + smallest), form.num_tasks, layout),
         log_scale=jnp.sum(counts * (jnp.log(scales) + 0.5 * jnp.log(2 * jnp.pi))),
         prior=prior_of(form, run),
         priors=run.priors,
         log_density=sum(
             (x for name, x in run.log_probs.items() if name not in apart), start=jnp.zeros(())
         ),
+        layout=layout,
     )
 
 
-def by_task(x: Array, num_tasks: int, entries: Entries | None) -> Float[Array, " Q"]:
+def by_task(x: Array, num_tasks: int, layout: Layout | None) -> Float[Array, " Q"]:
     """Sums over the observations of each task; ``x`` has one column where all tasks agree."""
-    if entries is None:
+    if layout is None:
         return jnp.broadcast_to(jnp.sum(x, axis=0), num_tasks)
-    return jnp.zeros(num_tasks, x.dtype).at[entries.columns].add(jnp.ravel(x))
+    return jnp.zeros(num_tasks, x.dtype).at[layout.where.columns].add(jnp.ravel(x))
 
 
 def _full(x: Array, seen: Observed, form: Form) -> Array:

@@ -174,7 +174,10 @@ def test_weights_without_spikes_solve_their_equations():
 @pytest.mark.usefixtures("x64")
 def test_a_pair_that_is_seen_has_its_evidence_and_its_conditional():
     at = white().at
-    J, W = turns.surrogate(at), 0.3 * np.random.default_rng(0).normal(size=(3, NUM_TASKS))
+    J, W = (
+        turns.surrogate(at, NUM_POINTS),
+        0.3 * np.random.default_rng(0).normal(size=(3, NUM_TASKS)),
+    )
     v = np.asarray(at.sigma2 / at.count)
     slab, odds = np.asarray(at.prior.variance).T, np.exp(np.asarray(at.prior.log_odds)).T
     spike, included = (stats.norm.pdf(W, 0, np.sqrt(x)) for x in (v, v + slab))
@@ -229,7 +232,7 @@ def test_the_surrogate_ranks_turns_as_the_exact_bound_does(pair):
     at, phi = found.at, found.functions
     W = turns.ridge(at, phi.mean, phi.var, found.posterior.weights.mean.T)
     S = phi.mean @ phi.mean.T + jnp.diag(jnp.sum(phi.var, axis=1))
-    start, J = turns.Turned(W, jnp.eye(NUM_FUNCTIONS), S), turns.surrogate(at)
+    start, J = turns.Turned(W, jnp.eye(NUM_FUNCTIONS), S), turns.surrogate(at, NUM_POINTS)
     one, other = jnp.array(pair)[:, None]
     used, values, bounds = jnp.ones(NUM_FUNCTIONS, bool), [], []
     for angle in np.linspace(-0.7, 0.7, 8):
