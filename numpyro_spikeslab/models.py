@@ -331,7 +331,9 @@ def _entries_of(Y: Any, mask: Any) -> _Entries | None:
             "observed; those that it stores are, zeros too."
         )
     if isinstance(Y, BCOO):
-        entries = _Entries(Y.indices[:, 0], Y.indices[:, 1], Y.data)
+        # numpy's, for within a trace JAX's own would not be known
+        places = np.asarray(Y.indices) if not_jax_tracer(Y.indices) else Y.indices
+        entries = _Entries(places[:, 0], places[:, 1], Y.data)
     else:
         coo = Y.tocoo()
         rows, columns = coo.coords

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over entries of a table against the table itself."""
+
+import numpy as np
+import pytest
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_spikeslab.algebra import entries
+from numpyro_spikeslab.algebra.entries import (
+    Entries,
+    at_entries,
+    block_sums,
+    layout_of,
+    over_blocks,
+    weighted_sums,
+)
+
+N, Q, M = 23, 11, 3
+CUTS = {"usual": {}, "many blocks": dict(CHUNK=3, TILE=2, BLOCK_NUMBERS=40)}
+
+
+@pytest.fixture(params=CUTS)
+def cut(request, monkeypatch, x64):
+    """Also with chunks, tiles and blocks that are smaller than rows, columns and the table."""
+    for name, size in CUTS[request.param].items():
+        monkeypatch.setattr(entries, name, size)
+
+
+def table(seed: int = 0):
+    """A table with an empty row and column, a full column and the last of both without entries."""
+    rng = np.random.default_rng(seed)
+    seen = rng.random((N, Q)) < 0.4
+    seen[:, 2] = True
+    seen[4], seen[:, 5], seen[-1], seen[:, -1] = False, False, False, False
+    order = rng.permutation(np.sum(seen))
+    rows, columns = (x[order] for x in np.nonzero(seen))
+    return rows, columns, rng
+
+
+@pytest.mark.parametrize("side", ["by_rows", "by_columns"])
+def test_sums_over_the_entries_of_rows_and_columns_are_those_of_the_table(cut, side):
+    rows, columns, rng = table()
+    number, others = (N, Q) if side == "by_rows" else (Q, N)
+    Y, z = rng.normal(size=len(rows)), rng.uniform(0.5, 2, len(rows))
+    mean, var = rng.normal(size=(others, M)), rng.uniform(0, 1, (others, M))
+    factor = rng.uniform(0.5, 2, others)
+    full, weighed = np.zeros((N, Q)), np.zeros((N, Q))
+    full[rows, columns], weighed[rows, columns] = Y, z
+    if side == "by_columns":
+        full, weighed = full.T, weighed.T
+    weighed = weighed * factor
+
+    own = getattr(layout_of(Entries(rows, columns), (N, Q), M), side)
+    features = tuple(map(jnp.asarray, (mean, var, factor)))
+
+    def block(k, _, size):
+        return block_sums(own, k, size, features, jnp.asarray(Y), jnp.asarray(z))
+
+    found = over_blocks(own, number, block)
+    np.testing.assert_allclose(found.G, np.einsum("ao,om,ok->amk", weighed, mean, mean), atol=1e-12)
+    np.testing.assert_allclose(found.c, weighed @ var, atol=1e-12)
+    np.testing.assert_allclose(found.b, (weighed * full) @ mean, atol=1e-12)
+    np.testing.assert_allclose(found.yy, np.sum(weighed * full**2, axis=1), atol=1e-12)
+    sums = weighted_sums(own, number, jnp.asarray(var), jnp.asarray(z))
+    np.testing.assert_allclose(sums, (weighed / factor) @ var, atol=1e-12)
+
+
+def test_moments_at_entries_are_those_of_products_of_independent_numbers(x64):
+    rows, columns, rng = table(1)
+    W, phi = (jnp.asarray(rng.normal(size=shape)) for shape in ((Q, M), (M, N)))
+    W2, var = (jnp.asarray(rng.uniform(0, 1, x.shape)) for x in (W, phi))
+    W2 = W2 + W**2
+    mean, variance = at_entries(
+        Entries(jnp.asarray(rows), jnp.asarray(columns)), (W, W2), (phi, var)
+    )
+    every = W2 @ (phi**2 + var) - W**2 @ phi**2
+    np.testing.assert_allclose(mean, (W @ phi)[columns, rows], atol=1e-12)
+    np.testing.assert_allclose(variance, every[columns, rows], atol=1e-12)
+
+
+def test_blocks_hold_all_owners_whatever_their_number(monkeypatch):
+    monkeypatch.setattr(entries, "BLOCK_NUMBERS", 50)
+    for number in range(1, 60):
+        own = entries.side_of(np.zeros(1, int), np.zeros(1, int), number, 3)
+        found = over_blocks(own, number, lambda k, owners, size: owners)
+        np.testing.assert_array_equal(found, np.arange(number))
+
+
+def test_the_sums_of_a_block_need_no_more_memory_than_a_tile_and_the_block(x64):
+    rows, columns, _ = table(2)
+    layout = layout_of(Entries(rows, columns), (N, Q), M)
+    features = jnp.ones((Q, M)), jnp.ones((Q, M)), jnp.ones(Q)
+    Y = jnp.ones(len(rows))
+
+    def sums():
+        return block_sums(layout.by_rows, jnp.array(0), 4, features, Y, Y)
+
+    largest = entries.TILE * entries.CHUNK * M
+    stack = [jax.make_jaxpr(sums)().jaxpr]
+    while stack:
+        for equation in stack.pop().eqns:
+            assert all(np.prod(x.aval.shape) <= largest for x in equation.outvars)
+            stack += [p.jaxpr for p in equation.params.values() if hasattr(p, "jaxpr")]
