@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collaborative filtering by sparse factor analysis of what is left of ratings without biases.
+
+Users are the rows of a table and items its columns, few of whose entries are known. Each item is a
+sparse mixture of M factors, which are white functions of the users.
+
+    python examples/ratings.py [--split {ra,rb}] [--factors 6] [--steps 150] [--seed 0]
+    python examples/ratings.py --ratings FILE [--split {ra,rb}] [--factors 20] [--steps 150]
+
+Without ``--ratings`` it makes ratings of 400 users. FILE is MovieLens' ``u.data``, ``ratings.dat``
+or ``ratings.csv`` as downloaded. The last line of the output is the root mean squared error of the
+ratings that were held out: ten of each user, as in the splits ra and rb of MovieLens 10M.
+"""
+
+import argparse
+from pathlib import Path
+import time
+from typing import Any, NamedTuple
+import warnings
+
+from movielens import held_out, part, read
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.stats import norm
+
+from jax import random
+import jax.numpy as jnp
+
+import numpyro_spikeslab as nss
+
+SHRINKAGE = 5.0  # ratings without bias that each user and item is given besides its own
+
+
+class Completed(NamedTuple):
+    """
+    - **of_biases** - ratings of other entries from the biases alone.
+    - **mean**, **sd** - of what would be observed there, from biases and factors.
+    - **included** - which items use which factors, shape (Q, M).
+    - **seconds** - of a sweep.
+    """
+
+    of_biases: np.ndarray
+    mean: np.ndarray
+    sd: np.ndarray
+    included: np.ndarray
+    seconds: float
+
+
+def biases(ratings: coo_array, num_rounds: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """What users add to what items add, the mean of all ratings included.
+
+    Means of what the other leaves, in turn, each shrunk to 0.
+    """
+    (rows, columns), (N, Q) = ratings.coords, ratings.shape
+    mean = ratings.data.mean(dtype=float)
+    left = ratings.data - mean
+    user, item = np.zeros(N), np.zeros(Q)
+    for _ in range(num_rounds):
+        of_item = np.bincount(columns, left - user[rows], Q)
+        item = of_item / (np.bincount(columns, minlength=Q) + SHRINKAGE)
+        of_user = np.bincount(rows, left - item[columns], N)
+        user = of_user / (np.bincount(rows, minlength=N) + SHRINKAGE)
+    return mean + user, item
+
+
+def dense(Y: coo_array) -> Any:
+    """The table with NaN where nothing is known."""
+    table = np.full(Y.shape, np.nan)
+    table[Y.coords] = Y.data
+    return jnp.asarray(table)
+
+
+def fit(svi: nss.CAVI, num_steps: int, Y: coo_array, **start: Any) -> nss.CAVIRunResult:
+    """Some steps, on from a state if one is given."""
+    return svi.run(random.key(0), num_steps, dense(Y), progress_bar=False, **start)
+
+
+def predict(
+    guide: nss.PairedGuide, params: dict[str, Any], Y: coo_array, entries: tuple[np.ndarray, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance of what would be observed at some entries."""
+    mean, variance = guide.predict(params, dense(Y), noise=True)
+    return np.asarray(mean)[entries], np.asarray(variance)[entries]
+
+
+def complete(
+    ratings: coo_array, entries: tuple[np.ndarray, ...], num_factors: int, num_steps: int
+) -> Completed:
+    """Learn biases and factors of the ratings, and say what they are at other entries."""
+    user, item = biases(ratings)
+    rows, columns = ratings.coords
+    left = ratings.data - user[rows] - item[columns]
+    Y = coo_array((left, ratings.coords), shape=ratings.shape)
+    # Items have too few ratings for a noise each, and factors differ in how many items use them:
+    # on six generated sets the error is 0.610 on average, 0.614 with `factor_analysis`, whose
+    # intervals hold fewer ratings, and 0.620 with one inclusion probability for all factors.
+    model = nss.models.probabilistic_pca(num_factors, shared_inclusion=False)
+    guide = nss.PairedGuide(model)
+    svi = nss.CAVI(model, guide, plain=True)
+    with warnings.catch_warnings():
+        # predictions are the same long before the bound stands still
+        warnings.filterwarnings("ignore", "CAVI.run: the bound still moves")
+        # where all ratings of an item are held out, biases are all there is
+        warnings.filterwarnings("ignore", ".* have no observation")
+        # a step by itself, for it compiles
+        state = fit(svi, 1, Y).state
+        begin = time.perf_counter()
+        params = fit(svi, num_steps - 1, Y, init_state=state).params
+        seconds = (time.perf_counter() - begin) / (num_steps - 1)
+        mean, variance = predict(guide, params, Y, entries)
+    of_biases = user[entries[0]] + item[entries[1]]
+    included = np.asarray(params["W_auto_probs"] > 0.5)
+    return Completed(of_biases, of_biases + mean, np.sqrt(variance), included, seconds)
+
+
+def generated(seed: int, N: int = 400, Q: int = 300) -> tuple[coo_array, np.ndarray]:
+    """Ratings in half stars, an eighth of all, and what they would be without noise."""
+    rng = np.random.default_rng(seed)
+    rows, columns = np.nonzero(rng.uniform(size=(N, Q)) < 0.125)
+    loadings = 0.7 * rng.normal(size=(Q, 3)) * (rng.uniform(size=(Q, 3)) < 0.4)
+    user, item = 0.3 * rng.normal(size=(N, 1)), 0.4 * rng.normal(size=Q)
+    means = (3.2 + user + item + rng.normal(size=(N, 3)) @ loadings.T)[rows, columns]
+    stars = np.round(2 * (means + 0.5 * rng.normal(size=means.size))) / 2
+    ratings = coo_array((np.clip(stars, 0.5, 5), (rows, columns)), shape=(N, Q))
+    return ratings, np.clip(means, 0.5, 5)
+
+
+def rmse(values: np.ndarray, truth: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((values - truth) ** 2, dtype=float)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ratings", type=Path)
+    parser.add_argument("--split", choices=("ra", "rb"), default="ra")
+    parser.add_argument("--factors", type=int)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.factors is None:
+        options.factors = 6 if options.ratings is None else 20
+    if options.factors < 1 or options.steps < 2:
+        parser.error("--factors must be at least 1 and --steps at least 2")
+    planted = None
+    if options.ratings is None:
+        ratings, planted = generated(options.seed)
+    else:
+        try:
+            ratings = read(options.ratings)
+        except (OSError, ValueError) as error:
+            parser.error(f"--ratings: {error}")
+    test = held_out(ratings, options.split, options.seed)
+    if not test.any():
+        parser.error("--ratings: no user has two ratings, so none can be held out")
+    known, truth = part(ratings, ~test), part(ratings, test)
+    N, Q = ratings.shape
+    print(f"{N} users, {Q} items, {test.size} ratings, {truth.data.size} of them held out")
+    if planted is not None:
+        print(f"noise floor: RMSE {rmse(planted[test], truth.data):.3f}")
+    found = complete(known, truth.coords, options.factors, options.steps)
+    stars = known.data.min(), known.data.max()
+    print(f"biases alone: RMSE {rmse(np.clip(found.of_biases, *stars), truth.data):.3f}")
+    used = found.included.any(axis=0)
+    share = found.included[:, used].mean() if used.any() else 0.0
+    print(f"{used.sum()} of {used.size} factors in use, {share:.0%} of their loadings included")
+    inside = abs(truth.data - found.mean) < norm.ppf(0.95) * found.sd
+    print(f"{inside.mean():.1%} of the ratings held out are in 90% intervals")
+    print(f"{found.seconds:.2g} s a sweep")
+    print(f"RMSE {rmse(np.clip(found.mean, *stars), truth.data):.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The example that completes a table of ratings: files of MovieLens, their splits, and the fit."""
+
+import sys
+
+import numpy as np
+import pytest
+from scipy.sparse import coo_array
+from test_examples import imported
+
+import jax
+
+FORMATS = {
+    "u.data": ("\t", ""),
+    "ratings.dat": ("::", ""),
+    "ratings.csv": (",", "userId,movieId,rating,timestamp\n"),
+}
+
+
+@pytest.fixture
+def movielens(monkeypatch):
+    return imported("movielens", monkeypatch)
+
+
+@pytest.fixture
+def ratings(monkeypatch):
+    """In single precision, as users run it."""
+    jax.config.update("jax_enable_x64", False)
+    return imported("ratings", monkeypatch)
+
+
+def some_ratings(counts: list[int]) -> coo_array:
+    """Users with given numbers of ratings, all of them different, in no order."""
+    rng = np.random.default_rng(0)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    columns = np.concatenate([rng.permutation(50)[:count] for count in counts])
+    order = rng.permutation(rows.size)
+    return coo_array((np.arange(rows.size), (rows[order], columns[order])), shape=(len(counts), 50))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["unix", "windows"])
+@pytest.mark.parametrize("stars", [1, 0.5], ids=["whole", "half"])
+@pytest.mark.parametrize("like", FORMATS)
+def test_files_are_told_apart_by_what_is_in_them(movielens, tmp_path, like, stars, end):
+    separator, header = FORMATS[like]
+    users, items = [7, 196, 7, 22], [242, 242, 51, 1193]
+    values = [3 * stars, 4, 5, 1]
+    lines = (
+        separator.join(map(str, (*rating, 881250949)))
+        for rating in zip(users, items, values, strict=True)
+    )
+    file = tmp_path / "file"
+    file.write_text(header + "\n".join(lines) + "\n", newline=end)
+    found = movielens.read(file)
+    np.testing.assert_array_equal(found.data, values)
+    rows, columns = found.coords
+    np.testing.assert_array_equal(rows, [0, 2, 0, 1])
+    np.testing.assert_array_equal(columns, [1, 1, 0, 2])
+    assert found.shape == (3, 3)
+
+
+@pytest.mark.parametrize("like", FORMATS)
+@pytest.mark.parametrize(
+    ("bad", "at"),
+    [
+        ("1 3 4", 2),
+        ("1 3 4 881250949 5", 2),
+        ("1 3 good 881250949", 2),
+        ("1 3 nan 881250949", 2),
+        ("1 3 inf 881250949", 2),
+        ("1 3  881250949", 2),
+        ("anna 3 4 881250949", 2),
+        ("9999999999999999999999 3 4 881250949", 2),
+        ("", 2),
+        ("1 3 4 881250949\n1 2 5 881250950", 3),
+    ],
+)
+def test_a_line_that_is_no_rating_is_named(movielens, tmp_path, like, bad, at):
+    separator, header = FORMATS[like]
+    file = tmp_path / like
+    file.write_text(header + f"1 2 3 881250949\n{bad}\n2 2 3 4\n".replace(" ", separator))
+    at += bool(header)
+    expected = "one rating of a user for an item, but user 1" if at - bool(header) == 3 else "`user"
+    with pytest.raises(ValueError, match=rf"{like}, line {at}: expected {expected}"):
+        movielens.read(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "at"),
+    [
+        ("", 1),
+        ("\n", 1),
+        (FORMATS["ratings.csv"][1], 2),
+        ("1,2,3,4\n", 1),
+        ("1 2 3 4\n", 1),
+        ("1::2::3\n", 1),
+        ("1\t2\t3\t4\t5\n", 1),
+        ("1\t2\t3\t4\n1::3::3::4\n", 2),
+    ],
+)
+def test_a_file_of_something_else_is_refused(movielens, tmp_path, content, at):
+    file = tmp_path / "file"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=f"file, line {at}: expected `user item rating timestamp`"):
+        movielens.read(file)
+
+
+def test_ten_ratings_of_each_user_are_held_out(movielens):
+    table = some_ratings([20, 45, 21, 33])
+    ra, rb = (movielens.held_out(table, split, seed=3) for split in ("ra", "rb"))
+    rows, _ = table.coords
+    for test in (ra, rb):
+        assert np.bincount(rows[test]).tolist() == [10] * 4
+    assert not np.any(ra & rb)
+    # by chance: another seed holds out others, the same seed the same
+    assert np.any(movielens.held_out(table, "ra", seed=4) != ra)
+    np.testing.assert_array_equal(movielens.held_out(table, "ra", seed=3), ra)
+
+
+def test_of_few_ratings_a_user_keeps_half(movielens):
+    counts = [1, 2, 7, 19, 20, 30]
+    table = some_ratings(counts)
+    ra, rb = (movielens.held_out(table, split, seed=0) for split in ("ra", "rb"))
+    rows, _ = table.coords
+    for test in (ra, rb):
+        assert np.bincount(rows[test], minlength=6).tolist() == [0, 1, 3, 9, 10, 10]
+    assert not np.any(ra & rb)
+
+
+def test_no_rating_is_lost_or_changed(movielens):
+    table = some_ratings([20, 5, 31])
+    test = movielens.held_out(table, "rb", seed=0)
+    parts = [movielens.part(table, chosen) for chosen in (test, ~test)]
+    assert all(part.shape == table.shape for part in parts)
+    np.testing.assert_array_equal(sum(part.toarray() for part in parts), table.toarray())
+    assert sum(part.nnz for part in parts) == table.nnz
+
+
+def test_biases_are_found_and_those_of_few_ratings_are_small(ratings):
+    rng = np.random.default_rng(0)
+    user, item = rng.normal(size=200), rng.normal(size=150)
+    # the kinder users rate other items than the rest, which makes these no better
+    user[:100] += 2
+    same = np.equal.outer(np.arange(200) < 100, np.arange(150) < 75)
+    known = rng.uniform(size=(200, 150)) < np.where(same, 0.8, 0.2)
+    known[0], known[0, :2] = False, True
+    user[0] = 4.0
+    rows, columns = np.nonzero(known)
+    table = coo_array((3 + user[rows] + item[columns], (rows, columns)), shape=known.shape)
+    of_user, of_item = ratings.biases(table)
+    found = np.add.outer(of_user, of_item) - (3 + np.add.outer(user, item))
+    assert np.sqrt(np.mean(found[1:] ** 2)) < 0.16
+    # two ratings that are 3 above the mean of users, among five that say nothing
+    assert abs(np.mean(found[0]) + 3 * 5 / 7) < 0.1
+
+
+@pytest.mark.parametrize("split", ["ra", "rb"])
+def test_factors_are_better_than_biases_alone(ratings, movielens, split):
+    table, planted = ratings.generated(seed=1)
+    assert set(table.data) == set(np.arange(1, 11) / 2)
+    test = movielens.held_out(table, split, seed=1)
+    known, truth = movielens.part(table, ~test), movielens.part(table, test)
+    found = ratings.complete(known, truth.coords, num_factors=6, num_steps=100)
+    of_biases, error, floor = (
+        ratings.rmse(x, truth.data) for x in (found.of_biases, found.mean, planted[test])
+    )
+    assert 0.5 < floor < 0.53 and of_biases > 1.5 * floor
+    assert error < 0.8 * of_biases and error < 1.3 * floor
+    inside = np.mean(abs(found.mean - truth.data) < 1.645 * found.sd)
+    assert 0.83 < inside < 0.93
+    # of three planted factors, each with 40% of the items
+    assert 3 <= found.included.any(axis=0).sum() <= 6
+    assert 0.1 < found.included.mean() < 0.3
+
+
+def test_a_file_is_completed(ratings, tmp_path, monkeypatch, capsys):
+    table, _ = ratings.generated(seed=0, N=60, Q=50)
+    file = tmp_path / "ratings.dat"
+    entries = zip(*table.coords, table.data, strict=True)
+    file.write_text("".join(f"{n + 1}::{q + 1}::{value:g}::0\n" for n, q, value in entries))
+    options = ["--ratings", str(file), "--split", "rb", "--factors", "2", "--steps", "2"]
+    monkeypatch.setattr(sys, "argv", ["ratings.py", *options])
+    ratings.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"60 users, 50 items, {table.nnz} ratings, ")
+    assert lines[-1].startswith("RMSE ") and 0.3 < float(lines[-1].split()[1]) < 2
+    file.write_text("1::2::3\n")
+    with pytest.raises(SystemExit):
+        ratings.main()
+    assert "line 1: expected" in capsys.readouterr().err
