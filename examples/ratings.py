@@ -24,11 +24,12 @@ from scipy.sparse import coo_array
 from scipy.stats import norm
 
 from jax import random
-import jax.numpy as jnp
 
 import numpyro_spikeslab as nss
 
 SHRINKAGE = 5.0  # ratings without bias that each user and item is given besides its own
+LARGE = 1_000_000  # beyond, fits without moves: these take many sweeps, for the same predictions
+FEW = 10  # steps, too few for moves, by which a sweep is timed
 
 
 class Completed(NamedTuple):
@@ -63,26 +64,6 @@ def biases(ratings: coo_array, num_rounds: int = 10) -> tuple[np.ndarray, np.nda
     return mean + user, item
 
 
-def dense(Y: coo_array) -> Any:
-    """The table with NaN where nothing is known."""
-    table = np.full(Y.shape, np.nan)
-    table[Y.coords] = Y.data
-    return jnp.asarray(table)
-
-
-def fit(svi: nss.CAVI, num_steps: int, Y: coo_array, **start: Any) -> nss.CAVIRunResult:
-    """Some steps, on from a state if one is given."""
-    return svi.run(random.key(0), num_steps, dense(Y), progress_bar=False, **start)
-
-
-def predict(
-    guide: nss.PairedGuide, params: dict[str, Any], Y: coo_array, entries: tuple[np.ndarray, ...]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance of what would be observed at some entries."""
-    mean, variance = guide.predict(params, dense(Y), noise=True)
-    return np.asarray(mean)[entries], np.asarray(variance)[entries]
-
-
 def complete(
     ratings: coo_array, entries: tuple[np.ndarray, ...], num_factors: int, num_steps: int
 ) -> Completed:
@@ -96,21 +77,28 @@ def complete(
     # intervals hold fewer ratings, and 0.620 with one inclusion probability for all factors.
     model = nss.models.probabilistic_pca(num_factors, shared_inclusion=False)
     guide = nss.PairedGuide(model)
-    svi = nss.CAVI(model, guide, plain=True)
+    svi = nss.CAVI(model, guide, plain=Y.nnz > LARGE)
+
+    def fit(steps: int, **start: Any) -> nss.CAVIRunResult:
+        return svi.run(random.key(0), steps, Y, progress_bar=False, **start)
+
     with warnings.catch_warnings():
         # predictions are the same long before the bound stands still
         warnings.filterwarnings("ignore", "CAVI.run: the bound still moves")
         # where all ratings of an item are held out, biases are all there is
         warnings.filterwarnings("ignore", ".* have no observation")
         # a step by itself, for it compiles
-        state = fit(svi, 1, Y).state
+        state = fit(1).state
         begin = time.perf_counter()
-        params = fit(svi, num_steps - 1, Y, init_state=state).params
-        seconds = (time.perf_counter() - begin) / (num_steps - 1)
-        mean, variance = predict(guide, params, Y, entries)
+        state = fit(FEW, init_state=state).state
+        seconds = (time.perf_counter() - begin) / FEW
+        params = fit(num_steps - 1 - FEW, init_state=state).params
+        mean, variance = guide.predict(params, Y, entries=entries, noise=True)
     of_biases = user[entries[0]] + item[entries[1]]
     included = np.asarray(params["W_auto_probs"] > 0.5)
-    return Completed(of_biases, of_biases + mean, np.sqrt(variance), included, seconds)
+    return Completed(
+        of_biases, of_biases + np.asarray(mean), np.sqrt(np.asarray(variance)), included, seconds
+    )
 
 
 def generated(seed: int, N: int = 400, Q: int = 300) -> tuple[coo_array, np.ndarray]:
@@ -139,8 +127,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.factors is None:
         options.factors = 6 if options.ratings is None else 20
-    if options.factors < 1 or options.steps < 2:
-        parser.error("--factors must be at least 1 and --steps at least 2")
+    if options.factors < 1 or options.steps < FEW + 2:
+        parser.error(f"--factors must be at least 1 and --steps at least {FEW + 2}")
     planted = None
     if options.ratings is None:
         ratings, planted = generated(options.seed)
