@@ -67,7 +67,9 @@ def mtmkl(
         :func:`~numpyro_spikeslab.latent_functions`. The defaults are there.
     :return: ``model(X, Y=None, X_new=None, mask=None)``. ``Y`` has shape (N, Q), or (N,) for one
         task; NaN is a missing entry, and so is one where the boolean ``mask``, of the same shape,
-        is false. ``X_new`` is for predictions from samples with ``Predictive``; leave it out of
+        is false. Of a ``Y`` that is sparse, of scipy or a ``BCOO``, the stored entries, zeros too,
+        are the observations; ``f`` and ``Y`` then have the shape (L,), and the only plate of
+        theirs is ``entry``. For fits by CAVI of functions that are all ``"white"``. ``X_new`` is for predictions from samples with ``Predictive``; leave it out of
         fits.
     :raises ValueError: when the model runs, if the number of functions or of tasks is not known,
         or shapes do not match.
@@ -130,8 +132,10 @@ def factor_analysis(
     :param num_factors: M, the largest number of factors.
     :param noise_scale: see :func:`mtmkl`, as for the others.
     :return: ``model(Y, mask=None)`` with ``Y`` of shape (N, Q); NaN is a missing entry, and so is
-        one where the boolean ``mask``, of the same shape, is false.
-    :raises ValueError: if there is no factor; when the model runs, for a ``Y`` of another rank.
+        one where the boolean ``mask``, of the same shape, is false. A sparse ``Y``, of scipy or a
+        ``BCOO``, is not made dense: its stored entries, zeros too, are the observations.
+    :raises ValueError: if there is no factor; when the model runs, for a ``Y`` of another rank,
+        or if an entry of a sparse one stands there twice.
 
     **Example**
 

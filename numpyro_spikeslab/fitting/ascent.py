@@ -48,6 +48,13 @@ TOLERANCE = 0.2
 MAX_SETTLING = 20
 
 
+def chunk_of(data: Data) -> int:
+    """Fewer where a step takes seconds, or else Ctrl-C would wait for minutes."""
+    if data.layout is None:
+        return CHUNK
+    return max(1, min(CHUNK, 2**25 // len(data.layout.where.rows)))
+
+
 class Progress(NamedTuple):
     """Carried from step to step.
 
@@ -228,12 +235,17 @@ class Fit(NamedTuple):
 
     def sweeps(self, progress: Progress, num_steps: int) -> Stage:
         """At most ``num_steps`` steps without moves."""
-        progress, losses = advance(self.spec, self.data, progress, num_steps, self.threshold)
-        losses = np.asarray(losses)
-        done = int(np.sum(~np.isnan(losses[:num_steps])))
-        # a loss that is not a number is a step all the same
-        done = done if bool(progress.converged) else num_steps
-        return Stage(progress, losses[:done])
+        every, left = [], num_steps
+        while left > 0:
+            size = min(left, chunk_of(self.data))
+            progress, found = advance(self.spec, self.data, progress, size, self.threshold)
+            losses = np.asarray(found)[:size]
+            left -= size
+            if bool(progress.converged):
+                left, losses = 0, losses[~np.isnan(losses)]
+            # a loss that is not a number is a step all the same
+            every.append(losses)
+        return Stage(progress, np.concatenate(every))
 
     def steps(self, progress: Progress, num_steps: int) -> Iterator[Stage]:
         """At most ``num_steps`` steps: sweeps, and rounds of moves where there are functions."""
@@ -246,7 +258,7 @@ class Fit(NamedTuple):
                 if left < STAGE:
                     break
         while left > 0:
-            stage = self.sweeps(progress, min(CHUNK, left))
+            stage = self.sweeps(progress, min(chunk_of(self.data), left))
             progress = stage.progress
             left -= len(stage.losses)
             yield stage._replace(last=True)
