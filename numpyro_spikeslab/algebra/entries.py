@@ -20,7 +20,7 @@ CHUNK = 32
 """Entries of a chunk; the last one of an owner is filled up."""
 
 TILE = 2048
-"""Chunks that are read at once."""
+"""Chunks that are read at once, at most."""
 
 BLOCK_NUMBERS = 2**22
 """Numbers in the Gram matrices of a block of owners."""
@@ -55,12 +55,14 @@ class Side(NamedTuple):
     - **others** - the column of each in its row, or the row in its column.
     - **owners** - whose a chunk is; beyond the last owner for the chunks at the end.
     - **first** - first chunk of each block of owners, and the end.
+    - **tile** - as many numbers as chunks are read at once.
     """
 
     entries: Int[Array, "K chunk"]
     others: Int[Array, "K chunk"]
     owners: Int[Array, " K"]
     first: Int[Array, " blocks+1"]
+    tile: Int[Array, " tile"]
 
 
 def layout_of(where: Entries, shape: tuple[int, int], num_features: int) -> Layout:
@@ -87,7 +89,8 @@ def side_of(
     chunks = -(-counts // CHUNK)
     first = np.concatenate([[0], np.cumsum(chunks)])
     # a tile that begins with the last chunk must not end beyond the array
-    K = first[-1] + TILE
+    tile = np.arange(min(TILE, max(first[-1], 1)))
+    K = first[-1] + len(tile)
     order = np.argsort(owners, kind="stable")
     mine = owners[order]
     place = np.arange(len(owners)) - (np.cumsum(counts) - counts)[mine]
@@ -104,6 +107,7 @@ def side_of(
         jnp.asarray(at.astype(np.int32)),
         jnp.asarray(of_chunk),
         jnp.asarray(first[starts].astype(np.int32)),
+        jnp.asarray(tile),
     )
 
 
@@ -138,13 +142,13 @@ def block_sums(
     :param relative: their weights.
     """
     mean, var, factor = features
-    B, M = block_size, mean.shape[1]
+    B, M, size = block_size, mean.shape[1], len(side.tile)
     Y, relative = jnp.append(Y, 0), jnp.append(relative, 0)
     first, last = side.first[k], side.first[k + 1]
 
     def add(t, sums):
         cut = (
-            jax.lax.dynamic_slice_in_dim(x, first + t * TILE, TILE)
+            jax.lax.dynamic_slice_in_dim(x, first + t * size, size)
             for x in (side.entries, side.others, side.owners)
         )
         entries, others, owners = cut
@@ -163,7 +167,7 @@ def block_sums(
 
     shapes = (M, M), (var.shape[1],), (M,), ()
     zeros = (jnp.zeros((B, *shape), Y.dtype) for shape in shapes)
-    return jax.lax.fori_loop(0, -(-(last - first) // TILE), add, Sums(*zeros))
+    return jax.lax.fori_loop(0, -(-(last - first) // size), add, Sums(*zeros))
 
 
 def over_blocks(side: Side, number: int, of: Callable[[Any, Any, int], Any]) -> Any:
@@ -179,7 +183,7 @@ def over_blocks(side: Side, number: int, of: Callable[[Any, Any, int], Any]) -> 
         return of(k, jnp.minimum(k * size + np.arange(size), number - 1), size)
 
     found = jax.lax.map(block, jnp.arange(num_blocks))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:number], found)
+    return jax.tree.map(lambda x: x.reshape(num_blocks * size, *x.shape[2:])[:number], found)
 
 
 def weighted_sums(

@@ -32,7 +32,6 @@ from numpyro_spikeslab.fitting.posterior import (
     Posterior,
     bound,
     data_of,
-    is_white,
     spec_of,
     strong,
 )
@@ -230,7 +229,7 @@ class CAVI(SVI):
                 "CAVI: `plain` has no effect on a model without latent functions. Leave it out; "
                 "`temperature=None` gives the paper's updates."
             )
-        if form.kind == ENTRIES and not is_white(reading.functions):
+        if form.kind == ENTRIES and not (reading.functions and reading.functions.is_white):
             raise ValueError(
                 f"CAVI: the observations {form.likelihood!r} are entries of a table, for which the "
                 f"functions {form.functions!r} must be 'white' with a mean of zero, as in "

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
-import numpy as np
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from numpyro_spikeslab.fitting.tasks import Gram, gram, keeps_gram, squares_give
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
-from numpyro_spikeslab.reading.program import Program, are_concrete
+from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View, view, whitened_design
 from numpyro_spikeslab.roles import inclusion_mode, scale_mode, spread, tally
@@ -123,15 +122,8 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
         plain=plain,
         temperature=temperature,
         profiled=next(alone, None),
-        white=is_white(known),
+        white=known is not None and known.is_white,
     )
-
-
-def is_white(known: Any) -> bool:
-    """Whether functions, if there are any, have no order and no mean."""
-    if known is None or not are_concrete(known.mean) or np.any(np.asarray(known.mean)):
-        return False
-    return {template.kind for template in known.functions.templates} == {"white"}
 
 
 def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:

@@ -14,7 +14,7 @@ from jax.scipy.linalg import cho_factor, cho_solve
 from numpyro_spikeslab.algebra import gaussian
 from numpyro_spikeslab.algebra.entries import Entries, at_entries
 from numpyro_spikeslab.fitting.functions import moments
-from numpyro_spikeslab.fitting.posterior import Posterior, is_white
+from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.primitives import check_finite
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
@@ -166,7 +166,7 @@ def _of_new_rows(weights: Any, sigma2: Any, Y: Any) -> Any:
 def check_rows(reading: Reading, Y_new: Any) -> Array:
     """New rows, where the model can have any."""
     form, known = reading.form, reading.functions
-    if known is None or not is_white(known):
+    if known is None or not known.is_white:
         raise ValueError(
             "PairedGuide.transform: new rows need functions without order, kernels 'white' of mean "
             "zero, as in models.factor_analysis. For others use `predict` with X_new."

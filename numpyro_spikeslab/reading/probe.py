@@ -294,7 +294,9 @@ def _find_entries(form, program, constants, values, indices, plays) -> tuple[Pla
 def _are_entries(form, program, constants, values, along, where: Entries) -> Any:
     """Whether the location is ``offset + sum_m w_qm phi_mn`` at the entries that were found."""
     (pair,) = form.pairs
-    W, phi = jnp.asarray(along.weights[pair.name]).reshape(form.shape), along.functions
+    # under a transformation of the caller directions are still numpy's
+    W, phi = jnp.asarray(along.weights[pair.name], float), jnp.asarray(along.functions, float)
+    W = W.reshape(form.shape)
     found = _slope(form, program, constants, values, W, phi)[:, 0]
     expected, _ = at_entries(where, (W, W**2), (phi, jnp.zeros_like(phi)))
     # entry by entry: a wrong one is far off

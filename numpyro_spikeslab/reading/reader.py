@@ -5,6 +5,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array
+import numpy as np
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +61,15 @@ class Known(NamedTuple):
     kernel: Kernel | Mixed
     mean: Any
     fixed: dict[str, Any]
+
+    @property
+    def is_white(self) -> bool:
+        """Whether the functions have no order and no mean."""
+        if {template.kind for template in self.functions.templates} != {"white"}:
+            return False
+        if self.functions.mean is None:
+            return True
+        return are_concrete(self.mean) and not np.any(np.asarray(self.mean))
 
     def prior(self, priors: dict[str, Any]) -> FunctionPrior:
         """Their prior, with the distributions of a view."""

@@ -146,5 +146,6 @@ def only_known(
     return found._replace(
         plays=known(found.plays, unknown.plays, unknown.indices),
         layouts=known(found.layouts, unknown.layouts),
+        noise_of_tasks=known(found.noise_of_tasks, unknown.noise_of_tasks),
         matches=known(found.matches, unknown.matches),
     )

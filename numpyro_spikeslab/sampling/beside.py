@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
 from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.reading.view import by_task
 from numpyro_spikeslab.sampling.scales import Current
 
 
@@ -38,7 +39,7 @@ def draw_beside(
     key_coefficients, *keys = random.split(key, 3)
     new, residual = draw_coefficients(key_coefficients, now)
     spikes, slabs = now.weights()
-    squares = jnp.sum(now.at.relative * residual**2, axis=0)
+    squares = by_task(now.at.relative * residual**2, now.at.sigma2.size, now.at.layout)
     scales, slabs = now.draw(keys, now.values, (spikes, slabs), squares, spikes)
     new |= scales
     if now.roles("slab"):

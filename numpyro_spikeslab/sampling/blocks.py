@@ -22,7 +22,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity, is_prng_key
 
 from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
-from numpyro_spikeslab.reading.form import ENTRIES, Form, base_of, is_latent
+from numpyro_spikeslab.reading.form import Form, base_of, is_latent
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reader, Reading
 
@@ -55,14 +55,7 @@ class BlockKernel(MCMCKernel):
         return model_args, kwargs, values
 
     def _read(self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]) -> Reading:
-        reading = self._reader(args, kwargs, frozenset(values))
-        if reading.form.kind == ENTRIES:
-            raise ValueError(
-                f"{self._user}: the observations {reading.form.likelihood!r} are entries of a "
-                "table, which only CAVI fits. Give the model the whole table, of shape (N, Q), "
-                "with NaN where entries are missing."
-            )
-        return reading
+        return self._reader(args, kwargs, frozenset(values))
 
     def init(
         self,

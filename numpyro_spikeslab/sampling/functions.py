@@ -16,6 +16,7 @@ from numpyro_spikeslab.distributions import GaussianFunctions
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, weights
 from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import (
+    ENTRIES,
     FUNCTIONS,
     find_function_sites,
     is_drawable,
@@ -31,7 +32,7 @@ from numpyro_spikeslab.sampling.blocks import (
     start_inclusion,
 )
 from numpyro_spikeslab.sampling.collapsed import draw_functions
-from numpyro_spikeslab.sampling.step import Step, recruit
+from numpyro_spikeslab.sampling.step import Step, draw_rows, recruit
 
 
 def latent_sites(trace: dict[str, Any]) -> tuple[str, ...]:
@@ -184,13 +185,20 @@ class LatentGibbs(BlockKernel):
     def _read_functions(self, args: tuple, kwargs: dict[str, Any]) -> Reading:
         # the weights are a pair of this reading, whoever draws them
         reading = self._read(args, kwargs, {})
-        if reading.form.kind != FUNCTIONS:
+        if reading.form.kind not in (FUNCTIONS, ENTRIES):
             raise ValueError(
                 "LatentGibbs: the location of the observations is not affine in latent functions, "
                 "or their noise depends on these. It must be "
                 "`offset + W @ phi` or its transpose with one set of weights W of shape (Q, M) "
                 "from spike_slab and one set of M functions phi from latent_functions. For other "
                 "models use NUTS."
+            )
+        known = reading.functions
+        if reading.form.kind == ENTRIES and not (known and known.is_white):
+            raise ValueError(
+                f"LatentGibbs: the observations {reading.form.likelihood!r} are entries of a "
+                f"table, for which the functions {reading.form.functions!r} must be 'white' with a "
+                "mean of zero. For others give the whole table, with NaN where entries are missing."
             )
         return reading
 
@@ -223,10 +231,12 @@ class LatentGibbs(BlockKernel):
                     lambda: recruit(key_recruit, step.at, step.phi, spikes, slabs),
                     lambda: (spikes, slabs),
                 )
-        problem, draw = step.problem(self._rescale), step.start(weights(spikes, slabs))
-        new = step.finish(
-            key_numbers, (spikes, slabs), draw_functions(key_functions, problem, draw)
-        )
+        draw = step.start(weights(spikes, slabs))
+        if step.at.layout is None:
+            draw = draw_functions(key_functions, step.problem(self._rescale), draw)
+        else:
+            draw = draw._replace(phi=draw_rows(key_functions, step.at, draw.phi, draw.weights))
+        new = step.finish(key_numbers, (spikes, slabs), draw)
         z = {name: new[name].reshape(x.shape).astype(x.dtype) for name, x in state.z.items()}
         require_finite(self._user, values | z)
         left = jnp.maximum(state.num_accelerated - 1, 0)

@@ -11,6 +11,7 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import flips
+from numpyro_spikeslab.algebra.entries import block_sums, over_blocks
 from numpyro_spikeslab.algebra.pairs import (
     Prior,
     feature_rows,
@@ -239,6 +240,15 @@ def gram_form(
     :return: one matrix of products for all tasks where they all count the same observations.
     """
     M, N = phi.shape
+    if at.layout is not None:
+        nothing, one = jnp.zeros((N, 0), phi.dtype), jnp.ones(N, phi.dtype)
+        side, features = at.layout.by_columns, (phi.T, nothing, one)
+        found = over_blocks(
+            side,
+            at.sigma2.size,
+            lambda k, _, size: block_sums(side, k, size, features, at.Y, at.relative),
+        )
+        return found.G, found.b, 1 / at.sigma2
     linear = (at.relative * at.Y).T @ phi.T
     if at.relative.shape[1] == 1:
         return (phi * at.relative[:, 0] @ phi.T)[None], linear, 1 / at.sigma2

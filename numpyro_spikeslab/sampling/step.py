@@ -8,10 +8,12 @@ from jaxtyping import Array, Float
 
 from jax import random
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 
+from numpyro_spikeslab.algebra.entries import at_entries, block_sums, over_blocks
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.form import Role
-from numpyro_spikeslab.reading.view import View
+from numpyro_spikeslab.reading.view import View, by_task
 from numpyro_spikeslab.roles import draw_sites, elementwise, spread, tally
 from numpyro_spikeslab.sampling.paired import draw_tasks
 from numpyro_spikeslab.sampling.scales import Current
@@ -81,7 +83,11 @@ class Step(Current):
         known = self.reading.functions
         assert known is not None
         scales = {role.site: self.values[role.site] for role in self.roles("slab")}
-        return Draw(self.phi, known.theta(self.values), w, scales, jnp.sqrt(self.at.sigma2))
+        noise = jnp.sqrt(self.at.sigma2)
+        for role in self.roles("noise"):
+            # of entries, the view does not know that of a task without any
+            noise = spread(self.values[role.site], self.entries(role), noise)
+        return Draw(self.phi, known.theta(self.values), w, scales, noise)
 
     def finish(self, key: Array, now: tuple[Any, Any], draw: Draw) -> dict[str, Any]:
         """Values of all sites that may be the kernel's, after the numbers have been drawn.
@@ -96,8 +102,7 @@ class Step(Current):
         slabs = jnp.where(spikes > 0, draw.weights, slabs)
         # excluded slabs have their prior, so scales are drawn without them and they after these
         counted = spikes > 0 if self.owns_weights else jnp.ones_like(spikes)
-        residual = self.at.Y - draw.phi.T @ draw.weights.T
-        squares = jnp.sum(self.at.relative * residual**2, axis=0)
+        squares = squares_given(self.at, draw.phi, draw.weights)
         values = self.values | self._noise_of(draw) | draw.slab_scales
         new, slabs = self.draw(random.split(key), values, (spikes, slabs), squares, counted)
         return (
@@ -120,6 +125,31 @@ class Step(Current):
         return found
 
 
+def squares_given(at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Float[Array, " Q"]:
+    """Sums of squares of what functions and weights leave of each task."""
+    if at.layout is None:
+        fit = phi.T @ w.T
+    else:
+        fit = at_entries(at.layout.where, (w, w**2), (phi, jnp.zeros_like(phi)))[0]
+    return by_task(at.relative * (at.Y - fit) ** 2, at.sigma2.size, at.layout)
+
+
+def draw_rows(key: Array, at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Any:
+    """Functions without order at each row, jointly, given the weights of entries of a table."""
+    assert at.layout is not None
+    side, (M, N) = at.layout.by_rows, phi.shape
+    features = w, jnp.zeros((len(w), 0), w.dtype), 1 / at.sigma2
+    noise = random.normal(key, (N, M), phi.dtype)
+
+    def draw(k, rows, size):
+        sums = block_sums(side, k, size, features, at.Y, at.relative)
+        root = jnp.linalg.cholesky(sums.G + jnp.eye(M, dtype=sums.G.dtype))
+        white = solve_triangular(root, sums.b[..., None], lower=True) + noise[rows][..., None]
+        return solve_triangular(root, white, lower=True, trans=1)[..., 0]
+
+    return over_blocks(side, N, draw).T
+
+
 def recruit(
     key: Array,
     at: View,
@@ -134,8 +164,9 @@ def recruit(
     """
     idle = jnp.sum(spikes, axis=0) == 0
     m = jnp.argmax(idle)
-    residual = at.Y - phi.T @ jnp.where(spikes > 0, slabs, 0).T
-    total, left = (jnp.sum(at.relative * x**2, axis=0) for x in (at.Y, residual))
+    total, left = (
+        squares_given(at, phi, w) for w in (jnp.zeros_like(slabs), jnp.where(spikes > 0, slabs, 0))
+    )
     q = random.categorical(key, jnp.log(left / jnp.where(total > 0, total, 1)))
     slab = jnp.where(idle[m], jnp.sqrt(at.prior.variance[q, m]), slabs[q, m])
     spike = jnp.where(idle[m], 1, spikes[q, m])

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS, SVI, Gibbs, Predictive, TraceGraph_ELBO
+from numpyro.infer import SVI, Predictive, TraceGraph_ELBO
 import numpyro.optim
 
 import numpyro_spikeslab as nss
@@ -58,7 +58,9 @@ MODELS = {
 
 
 @pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["factor_analysis", *(pytest.param(k, marks=pytest.mark.slow) for k in [*MODELS][1:])]
+)
 def test_the_bound_and_the_predictions_are_those_of_the_table(x64, name):
     model = MODELS[name]
     Y, table, _ = planted()
@@ -84,6 +86,7 @@ def test_the_bound_and_the_predictions_are_those_of_the_table(x64, name):
         np.testing.assert_allclose(a, b, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_moves_find_the_planted_factors_and_never_lower_the_bound(x64):
     Y, table, W = planted(3, share=0.4, shape=(200, 40), factors=4)
     model = nss.models.factor_analysis(8)
@@ -405,14 +408,11 @@ def test_what_entries_cannot_do_is_said(x64):
         guide.predict(result.params, Y, X_new=np.arange(3))
     with pytest.raises(ValueError, match="expected columns"):
         guide.credible_sets(result.params, Y)
-    with pytest.raises(ValueError, match="only CAVI fits"):
-        MCMC(nss.mtmkl_kernel(model), num_warmup=1, num_samples=1, progress_bar=False).run(KEY, Y)
-    paired = Gibbs([(nss.PairedGibbs(model), nss.paired_sites), (NUTS(model), None)])
-    with pytest.raises(ValueError, match="only CAVI fits"):
-        MCMC(paired, num_warmup=1, num_samples=1, progress_bar=False).run(KEY, Y)
     ordered = nss.models.mtmkl([np.eye(N)] * 2)
     with pytest.raises(ValueError, match="must be 'white'"):
         fitted(ordered, np.arange(N), Y)
+    with pytest.raises(ValueError, match=r"LatentGibbs: .* must be 'white'"):
+        nss.mtmkl_kernel(ordered).init(KEY, 1, None, (np.arange(N), Y), {})
     with pytest.raises(ValueError, match="shape \\(N, Q\\)"):
         fitted(model, coo_array(np.ones(3)))
 

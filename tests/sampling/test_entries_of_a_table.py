@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samplers of entries of a table that is never made dense."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.sparse import coo_array
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, Gibbs
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.reading.reader import Reader
+from numpyro_spikeslab.sampling.paired import draw_tasks
+from numpyro_spikeslab.sampling.step import draw_rows, squares_given
+
+KEY = random.key(0)
+N, Q, M = 30, 8, 2
+
+
+def data():
+    """Entries of a table of two sparse factors, and the table with NaN."""
+    rng = np.random.default_rng(0)
+    W = 1.5 * rng.normal(size=(Q, M)) * (rng.random((Q, M)) < 0.6)
+    table = rng.normal(size=(N, M)) @ W.T + 0.3 * rng.normal(size=(N, Q))
+    seen = rng.random((N, Q)) < 0.7
+    return coo_array((table[seen], np.nonzero(seen)), shape=(N, Q)), np.where(seen, table, np.nan)
+
+
+def views(values):
+    model = nss.models.factor_analysis(M)
+    readings = [Reader(model, "test")((Y,), {}) for Y in data()]
+    return [reading.view({k: values[k] for k in reading.form.others}) for reading in readings]
+
+
+def some_values():
+    rng = np.random.default_rng(1)
+    noise = jnp.asarray(rng.uniform(0.3, 1, Q))
+    return {"noise": noise, "inclusion": jnp.array(0.4), "slab_scale": jnp.array(1.3)}, rng
+
+
+def test_draws_of_the_weights_are_those_of_the_table(x64):
+    values, rng = some_values()
+    phi, W = (jnp.asarray(rng.normal(size=shape)) for shape in ((M, N), (Q, M)))
+    of_entries, of_table = (draw_tasks(KEY, at, phi, W) for at in views(values))
+    for one, other in zip(of_entries, of_table, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-10)
+    squares = [squares_given(at, phi, W) for at in views(values)]
+    np.testing.assert_allclose(*squares, rtol=1e-10)
+
+
+def test_draws_of_the_rows_have_the_moments_of_their_conditional(x64):
+    values, rng = some_values()
+    phi, W = (jnp.asarray(rng.normal(size=shape)) for shape in ((M, N), (Q, M)))
+    at, _ = views(values)
+    table = data()[1]
+    size = 20_000
+    draw = jax.jit(jax.vmap(lambda key: draw_rows(key, at, phi, W)))
+    draws = np.asarray(draw(random.split(KEY, size)))
+    for n in range(N):
+        seen = ~np.isnan(table[n])
+        A = W[seen] / values["noise"][seen][:, None]
+        covariance = np.linalg.inv(np.eye(M) + A.T @ A)
+        mean = covariance @ A.T @ (table[n, seen] / values["noise"][seen])
+        own = draws[:, :, n] - mean
+        sd = np.sqrt(np.diag(covariance))
+        # 60 means and 120 products at five standard errors: a false alarm in 10,000 keys
+        assert np.all(abs(own.mean(axis=0)) < 5 * sd / np.sqrt(size))
+        spread = np.sqrt((covariance**2 + np.outer(sd, sd) ** 2) / size)
+        assert np.all(abs(own.T @ own / size - covariance) < 5 * spread)
+
+
+def model_of_entries(rows, columns, y=None):
+    """Three groups of noise, the last without an entry."""
+    pi = numpyro.sample("inclusion", dist.Beta(2, 2))
+    slab = numpyro.sample("slab_scale", dist.HalfNormal(1.5))
+    phi = nss.latent_functions("phi", ["white"] * 2, np.arange(5))
+    with numpyro.plate("task", 4, dim=-2), numpyro.plate("latent", 2, dim=-1):
+        W = nss.spike_slab("W", pi, slab)
+    with numpyro.plate("task", 4):
+        noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+    f = jnp.sum(phi.T[rows] * W[columns], axis=1)
+    with numpyro.plate("entry", len(rows)):
+        numpyro.sample("Y", dist.Normal(f, noise[columns]), obs=y)
+
+
+ROWS, COLUMNS = np.array([0, 0, 1, 1, 2, 3, 3, 3, 4, 4]), np.array([0, 1, 0, 2, 1, 0, 1, 2, 2, 1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", ["one", "two"])
+def test_steps_from_an_exact_draw_stay_exact(blocks, x64):
+    """Geweke's test, as in test_flips_and_swaps, with a task that has no entries."""
+    size = 20_000
+    names = ("noise", "inclusion", "slab_scale", "phi", "W_spike", "W_slab")
+    kernel = nss.mtmkl_kernel(model_of_entries)
+    if blocks == "two":
+        own = ["phi", "noise", "inclusion", "slab_scale"]
+        kernel = Gibbs(
+            [
+                (nss.PairedGibbs(model_of_entries), nss.paired_sites),
+                (nss.LatentGibbs(model_of_entries), own),
+            ]
+        )
+
+    def draw(key):
+        seeded = handlers.seed(model_of_entries, key)
+        trace = handlers.trace(seeded).get_trace(ROWS, COLUMNS)
+        return {name: trace[name]["value"] for name in (*names, "W", "Y")}
+
+    def steps(key, before):
+        args = ROWS, COLUMNS, before["Y"]
+        start = {name: before[name] for name in names}
+        state = kernel.init(key, 0, start, args, {})
+        state = jax.lax.fori_loop(0, 5, lambda _, state: kernel.sample(state, args, {}), state)
+        return kernel.postprocess_fn(args, {})(state.z)
+
+    keys = random.split(KEY, (2, size))
+    before = jax.jit(jax.vmap(draw))(keys[0])
+    after = jax.jit(lambda *x: jax.lax.map(lambda y: steps(*y), x))(keys[1], before)
+    z = {name: np.asarray(x, float).reshape(size, -1) for name, x in before.items()}
+    new = {name: np.asarray(x, float).reshape(size, -1) for name, x in after.items()}
+    new["Y"] = z["Y"]
+    assert np.mean(z["W_spike"] != new["W_spike"]) > 0.1
+    assert np.corrcoef(z["noise"][:, 3], new["noise"][:, 3])[0, 1] < 0.9
+
+    def f(z):
+        W, phi = z["W"].reshape(size, 4, 2), z["phi"].reshape(size, 2, 5)
+        return np.sum(W[:, COLUMNS] * np.swapaxes(phi, 1, 2)[:, ROWS], axis=2)
+
+    # about 110 tests at 1e-4 each: a false alarm in 1 of 90 keys
+    for function in (
+        lambda z: np.log(z["noise"]),
+        lambda z: z["inclusion"],
+        lambda z: np.log(z["slab_scale"]),
+        lambda z: z["phi"] ** 2,
+        lambda z: z["W_spike"],
+        lambda z: np.abs(z["W_slab"]),
+        lambda z: z["W_spike"] * np.repeat(np.log(z["noise"]), 2, axis=1),
+        lambda z: z["W_spike"] * z["inclusion"],
+        lambda z: z["W_spike"] * np.log(z["slab_scale"]),
+        lambda z: np.arcsinh(f(z) * z["Y"]),
+        lambda z: np.log((z["Y"] - f(z)) ** 2 / z["noise"][:, COLUMNS] ** 2),
+        lambda z: np.log(z["noise"]) * np.log(np.sum(z["Y"] ** 2, axis=1, keepdims=True)),
+    ):
+        difference = function(new) - function(z)
+        assert np.all(stats.ttest_1samp(difference, 0.0).pvalue > 1e-4)
+    for name, prior in (("noise", stats.halfnorm()), ("slab_scale", stats.halfnorm(scale=1.5))):
+        for column in new[name].T:
+            assert stats.kstest(column, prior.cdf).pvalue > 1e-4
+
+
+def test_kernels_run_alone_and_beside_others():
+    Y, _ = data()
+    model = nss.models.factor_analysis(M)
+    composite = Gibbs(
+        [
+            (nss.PairedGibbs(model), nss.paired_sites),
+            (nss.LatentGibbs(model), nss.latent_sites),
+            (NUTS(model), None),
+        ]
+    )
+    for kernel in (nss.mtmkl_kernel(model), composite):
+        mcmc = MCMC(kernel, num_warmup=300, num_samples=300, progress_bar=False)
+        mcmc.run(KEY, Y)
+        draws = mcmc.get_samples()
+        assert draws["phi"].shape == (300, M, N) and draws["f"].shape == (300, Y.nnz)
+        residual = Y.data - np.mean(draws["f"], axis=0)
+        assert np.std(residual) < 0.5 * np.std(Y.data)
