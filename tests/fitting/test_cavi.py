@@ -119,6 +119,23 @@ def test_a_run_goes_on_from_a_state(x64, fixed):
     assert int(second.state.optim_state[0]) == 60
 
 
+@pytest.mark.parametrize("num_obs", [20, 12])
+def test_a_state_of_other_data_is_a_start_and_no_more(x64, fixed, num_obs):
+    X, y = (x[:num_obs] for x in fixed.args)
+    other = X[::-1, ::-1], 0.5 - 3 * y
+    svi = cavi(fixed)
+    kept = run(svi, fixed)
+    expected = svi.run(KEY, 60, *other, progress_bar=False)
+    found = svi.run(KEY, 60, *other, init_state=kept.state, progress_bar=False)
+    same(found.params, expected.params, 1e-8)
+    assert found.losses[-1] == pytest.approx(float(svi.evaluate(found.state, *other)), abs=1e-9)
+    # data may be new in every step
+    update = jax.jit(lambda state, *args: svi.update(state, *args))
+    for args in (fixed.args, other, (other[0], y)):
+        state, loss = update(kept.state, *args)
+        assert loss == pytest.approx(float(svi.evaluate(state, *args)), abs=1e-9)
+
+
 def test_updates_under_jit_are_those_of_a_run(x64, fixed):
     svi = cavi(fixed)
     result = run(svi, fixed, 5)
