@@ -3,6 +3,7 @@
 
 from functools import partial
 import logging
+import pickle
 import re
 import time
 import warnings
@@ -360,6 +361,12 @@ def test_data_of_other_sizes_are_fitted(x64):
     same(run(svi, case).losses, first.losses)
     with pytest.raises(ValueError, match=r"data of other sizes.*without `init_state`"):
         svi.update(first.state, X[:, :3], y)
+
+
+def test_a_pickle_keeps_the_default_temperature(x64, fixed):
+    svi = nss.CAVI(fixed.model, nss.PairedGuide(fixed.model))
+    copy = pickle.loads(pickle.dumps(svi))
+    same(run(copy, fixed, 120).losses, run(svi, fixed, 120).losses)
 
 
 def test_precision_may_change_between_runs(fixed):
