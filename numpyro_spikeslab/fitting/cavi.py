@@ -188,7 +188,8 @@ class CAVI(SVI):
         reading = self._read(args, {**kwargs, **self.static_kwargs})
         self._refuse(reading)
         temperature = self.temperature
-        if temperature is AUTOMATIC:
+        # of a pickle it is an equal string, not the same one
+        if temperature == AUTOMATIC:
             temperature = annealing if reading.functions is None else None
         spec = spec_of(reading, self.plain, temperature)
         if self._last_data is None or self._last_data[0] is not reading:

@@ -3,6 +3,7 @@
 
 from functools import partial
 import logging
+import pickle
 import re
 import time
 import warnings
@@ -117,6 +118,23 @@ def test_a_run_goes_on_from_a_state(x64, fixed):
     same(second.params, whole.params)
     same(jnp.concatenate([first.losses, second.losses]), whole.losses)
     assert int(second.state.optim_state[0]) == 60
+
+
+@pytest.mark.parametrize("num_obs", [20, 12])
+def test_a_state_of_other_data_is_a_start_and_no_more(x64, fixed, num_obs):
+    X, y = (x[:num_obs] for x in fixed.args)
+    other = X[::-1, ::-1], 0.5 - 3 * y
+    svi = cavi(fixed)
+    kept = run(svi, fixed)
+    expected = svi.run(KEY, 60, *other, progress_bar=False)
+    found = svi.run(KEY, 60, *other, init_state=kept.state, progress_bar=False)
+    same(found.params, expected.params, 1e-8)
+    assert found.losses[-1] == pytest.approx(float(svi.evaluate(found.state, *other)), abs=1e-9)
+    # data may be new in every step
+    update = jax.jit(lambda state, *args: svi.update(state, *args))
+    for args in (fixed.args, other, (other[0], y)):
+        state, loss = update(kept.state, *args)
+        assert loss == pytest.approx(float(svi.evaluate(state, *args)), abs=1e-9)
 
 
 def test_updates_under_jit_are_those_of_a_run(x64, fixed):
@@ -343,6 +361,12 @@ def test_data_of_other_sizes_are_fitted(x64):
     same(run(svi, case).losses, first.losses)
     with pytest.raises(ValueError, match=r"data of other sizes.*without `init_state`"):
         svi.update(first.state, X[:, :3], y)
+
+
+def test_a_pickle_keeps_the_default_temperature(x64, fixed):
+    svi = nss.CAVI(fixed.model, nss.PairedGuide(fixed.model))
+    copy = pickle.loads(pickle.dumps(svi))
+    same(run(copy, fixed, 120).losses, run(svi, fixed, 120).losses)
 
 
 def test_precision_may_change_between_runs(fixed):
