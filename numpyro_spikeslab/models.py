@@ -69,7 +69,7 @@ def mtmkl(
         task; NaN is a missing entry, and so is one where the boolean ``mask``, of the same shape,
         is false. Of a ``Y`` that is sparse, of scipy or a ``BCOO``, the stored entries, zeros too,
         are the observations; ``f`` and ``Y`` then have the shape (L,), and the only plate of
-        theirs is ``entry``. For fits by CAVI of functions that are all ``"white"``.
+        theirs is ``entry``. The functions must all be ``"white"``.
         ``X_new`` is for predictions from samples with ``Predictive``; leave it out of fits.
     :raises ValueError: when the model runs, if the number of functions or of tasks is not known,
         or shapes do not match.

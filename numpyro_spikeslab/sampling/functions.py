@@ -102,6 +102,10 @@ class LatentGibbs(BlockKernel):
     :func:`~numpyro_spikeslab.mtmkl_kernel`. There is nothing to tune. Parameters of kernels that
     the model conditions on stay what they are.
 
+    Where the observations are entries of a table, given as a sparse array, functions must be
+    ``"white"``: a step draws each row of them jointly, and neither moves weights along nor changes
+    lengths and signs, so begin chains at a fit.
+
     :param model: a model whose one observed Normal site has the location ``offset + W phi``, with
         weights of shape (Q, M) from :func:`~numpyro_spikeslab.spike_slab` and M functions from
         :func:`~numpyro_spikeslab.latent_functions`.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samplers of entries of a table that is never made dense."""
 
+import arviz_base
 import numpy as np
 import pytest
 from scipy import stats
@@ -22,6 +23,7 @@ from numpyro_spikeslab.sampling.step import draw_rows, squares_given
 
 KEY = random.key(0)
 N, Q, M = 30, 8, 2
+CHAINS = dict(chain_method="sequential", progress_bar=False)
 
 
 def data():
@@ -154,6 +156,24 @@ def test_steps_from_an_exact_draw_stay_exact(blocks, x64):
     for name, prior in (("noise", stats.halfnorm()), ("slab_scale", stats.halfnorm(scale=1.5))):
         for column in new[name].T:
             assert stats.kstest(column, prior.cdf).pvalue > 1e-4
+
+
+def test_chains_begin_at_a_fit_and_go_to_arviz(x64):
+    Y, _ = data()
+    model = nss.models.factor_analysis(M)
+    guide = nss.PairedGuide(model)
+    result = nss.CAVI(model, guide).run(KEY, 100, Y, progress_bar=False)
+    kernel = nss.mtmkl_kernel(model, accelerate=0.0)
+    mcmc = MCMC(kernel, num_warmup=50, num_samples=200, num_chains=2, **CHAINS)
+    mcmc.run(KEY, Y, init_params=guide.to_init_params(result.params, Y, num_chains=2))
+    draws = mcmc.get_samples()
+    mean, variance = guide.predict(result.params, Y)
+    # the fit's mean is within the spread of the draws, which its own variance is a part of
+    away = (np.mean(draws["f"], axis=0) - mean) / np.std(draws["f"], axis=0)
+    assert np.mean(abs(away) < 1) > 0.9 and np.all(variance > 0)
+    dt = arviz_base.from_numpyro(mcmc, log_likelihood=True)
+    assert dt.posterior["f"].dims == ("chain", "draw", "entry")
+    assert dt.log_likelihood["Y"].sizes["entry"] == Y.nnz
 
 
 def test_kernels_run_alone_and_beside_others():
