@@ -73,7 +73,9 @@ def layout_of(where: Entries, shape: tuple[int, int], num_features: int) -> Layo
     rows, columns = (np.asarray(x) for x in where)
     N, Q = shape
     return Layout(
-        where, side_of(rows, columns, N, num_features), side_of(columns, rows, Q, num_features)
+        Entries(jnp.asarray(rows), jnp.asarray(columns)),
+        side_of(rows, columns, N, num_features),
+        side_of(columns, rows, Q, num_features),
     )
 
 

@@ -75,6 +75,20 @@ def _check_shape(name: str, site: dict[str, Any], user: str) -> None:
         )
 
 
+def check_numbers(subject: Subject, form: Form, shape: tuple[int, int]) -> None:
+    """Rows and columns that floats can number.
+
+    :raises ValueError: if there are more.
+    """
+    most = round(2 / jnp.finfo(jnp.result_type(float)).eps)
+    if max(shape) > most:
+        raise ValueError(
+            f"{subject.user}: the observations {form.likelihood!r} are entries of a table of shape "
+            f"{shape}; in this precision it may have {most} rows and columns. Call "
+            "`numpyro.enable_x64()` first."
+        )
+
+
 def check_verdict(subject: Subject, form: Form, found: Verdict) -> None:
     """Finite data, at least one observation, proper priors.
 

@@ -246,7 +246,7 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
     form = settle(forms, found, concrete)
     layout = None
     if form.kind == ENTRIES and places is not None:
-        layout = layout_of(places.where, form.table, form.num_features)
+        layout = layout_of(fetched(places.where), form.table, form.num_features)
         every_index = _by_column(forms[0], places, every_index)
     plays = zip(forms[0].every_role, every_index, found.plays, strict=True)
     indices = {role.site: index for role, index, played in plays if played}

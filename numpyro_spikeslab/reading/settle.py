@@ -9,6 +9,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.reading.checks import check_numbers
 from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, FUNCTIONS, SHARED, Form
 from numpyro_spikeslab.reading.probe import Directions, Verdict, find_verdict
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
@@ -72,6 +73,7 @@ def _task_forms(subject, proof, form, shape, scale_shape, joint) -> tuple[Form, 
         return ()
     forms = []
     if proof.mixed is not None and len(shape) == 1 and (Q > 1 or shape != (N,)):
+        check_numbers(subject, form, (N, Q))
         others = tuple(name for name in form.others if name != proof.mixed)
         kind["kind"] = ENTRIES
         new = replace(form, num_tasks=Q, num_features=M, num_obs=N, others=others, **kind)

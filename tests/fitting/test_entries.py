@@ -426,3 +426,10 @@ def test_a_table_of_a_million_rows_has_its_own_index(x64):
     with pytest.warns(UserWarning, match="points of 'Y' have no observation"):
         reading = nss.CAVI(model, nss.PairedGuide(model))._read((Y,), {})
     np.testing.assert_array_equal(reading.layout.where.rows, rows)
+
+
+def test_a_table_of_more_rows_than_digits_is_refused():
+    shape = (2**24 + 1, 2)
+    Y = coo_array((np.ones(2), ([0, 5], [0, 1])), shape=shape)
+    with pytest.raises(ValueError, match="enable_x64"):
+        fitted(nss.models.factor_analysis(1), Y)
