@@ -12,6 +12,7 @@ from scipy.sparse import issparse
 import jax
 from jax.experimental.sparse import BCOO
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 import numpyro
 from numpyro import handlers
@@ -213,7 +214,7 @@ def sparse_regression(
     *,
     noise_scale: float = 1.0,
     slab_scale: float = 1.0,
-    inclusion: tuple[float, float] = (1.0, 9.0),
+    inclusion: tuple[ArrayLike, ArrayLike] = (1.0, 9.0),
 ) -> Callable[..., Any]:
     r"""Linear regression of a standardised response on standardised columns, few of which matter.
 

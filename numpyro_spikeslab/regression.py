@@ -14,6 +14,7 @@ import xarray as xr
 import jax
 from jax import random
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from numpyro.infer import MCMC
 
@@ -248,12 +249,12 @@ def fit(
     return add_variational_stats(draws, svi, result, data)
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5))
+@partial(jax.jit, static_argnums=(4, 5))
 def chains(
     keys: Array,
     starts: dict[str, Any],
     data: tuple[Array, Array],
-    prior: tuple[float, float],
+    prior: tuple[ArrayLike, ArrayLike],
     num_warmup: int,
     num_samples: int,
 ) -> tuple[dict[str, Any], Any]:

@@ -310,3 +310,16 @@ X, Y = table()
 def test_errors(X, y, options, message):
     with pytest.raises(ValueError, match=message):
         nss.sparse_regression(KEY, X, y, **options)
+
+
+@pytest.mark.slow
+def test_another_expected_size_compiles_no_chains_anew():
+    X, y = table()
+    options = dict(num_warmup=50, num_samples=60, num_chains=2)
+    before = regression.chains._cache_size()
+    sizes = []
+    for expected in (1.0, 3.0):
+        tree = nss.sparse_regression(KEY, X, y, expected_size=expected, **options)
+        sizes.append(float(tree["posterior"]["inclusion"].mean()))
+    assert regression.chains._cache_size() == before + 1
+    assert sizes[0] < sizes[1] - 0.1
