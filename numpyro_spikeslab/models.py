@@ -10,7 +10,7 @@ import numpy as np
 from scipy.sparse import issparse
 
 import jax
-from jax.experimental.sparse import BCOO
+from jax.experimental.sparse import BCOO, JAXSparse
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
@@ -283,19 +283,10 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
     )
     with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
         W = spike_slab("W", pi, slab)
-    if entries is not None:
+    if entries is None:
+        _observe_table(N, task, (W @ phi).T, noise, Y, mask)
+    else:
         _observe_entries(entries, W, phi, noise)
-        return
-    with numpyro.plate("point", N, dim=-2), task, ExitStack() as stack:
-        f = numpyro.deterministic("f", (W @ phi).T)
-        if Y is not None:
-            Y = jnp.reshape(jnp.asarray(Y), (N, Q))
-            observed = ~jnp.isnan(Y)
-            if mask is not None:
-                observed &= _checked_mask(mask, N, Q)
-            stack.enter_context(handlers.mask(mask=observed))
-            Y = jnp.where(observed, Y, 0.0)
-        numpyro.sample("Y", dist.Normal(f, noise), obs=Y)
     if X_new is None:
         return
     if np.shape(X_new)[1:] != np.shape(X)[1:]:
@@ -319,7 +310,7 @@ class _Entries(NamedTuple):
 
 
 def _is_sparse(Y: Any) -> bool:
-    return isinstance(Y, BCOO) or issparse(Y)
+    return isinstance(Y, JAXSparse) or issparse(Y)
 
 
 def _entries_of(Y: Any, mask: Any) -> _Entries | None:
@@ -335,14 +326,20 @@ def _entries_of(Y: Any, mask: Any) -> _Entries | None:
             "mtmkl, factor_analysis: a sparse Y takes no mask. Leave out the entries that are not "
             "observed; those that it stores are, zeros too."
         )
-    if isinstance(Y, BCOO):
+    if isinstance(Y, JAXSparse):
+        if not isinstance(Y, BCOO) or Y.n_batch or Y.n_dense:
+            raise ValueError(
+                "mtmkl, factor_analysis: of JAX's sparse arrays Y must be a BCOO without batch and "
+                f"dense dimensions, got {Y}. `BCOO.fromdense`, `Y.to_bcoo()` and "
+                "`Y.update_layout(n_batch=0, n_dense=0)` make one."
+            )
         # numpy's, for within a trace JAX's own would not be known
         places = np.asarray(Y.indices) if not_jax_tracer(Y.indices) else Y.indices
         entries = _Entries(places[:, 0], places[:, 1], Y.data)
     else:
         coo = Y.tocoo()
-        rows, columns = coo.coords
-        entries = _Entries(rows, columns, coo.data)
+        # views, for of an array that it has seen JAX does not look at the numbers again
+        entries = _Entries(*(x.view() for x in (*coo.coords, coo.data)))
     if not_jax_tracer(entries.rows) and not_jax_tracer(entries.columns):
         _check_places(entries, Y.shape)
     return entries
@@ -380,6 +377,20 @@ def _observe_entries(entries: _Entries, W: Any, phi: Any, noise: Any) -> None:
     with numpyro.plate("entry", len(entries.rows)):
         f = numpyro.deterministic("f", f)
         numpyro.sample("Y", dist.Normal(f, scale), obs=entries.values)
+
+
+def _observe_table(N: int, task: Any, f: Any, noise: Any, Y: Any, mask: Any) -> None:
+    """The likelihood of all entries that are not missing."""
+    with numpyro.plate("point", N, dim=-2), task, ExitStack() as stack:
+        f = numpyro.deterministic("f", f)
+        if Y is not None:
+            Y = jnp.reshape(jnp.asarray(Y), f.shape)
+            observed = ~jnp.isnan(Y)
+            if mask is not None:
+                observed &= _checked_mask(mask, *f.shape)
+            stack.enter_context(handlers.mask(mask=observed))
+            Y = jnp.where(observed, Y, 0.0)
+        numpyro.sample("Y", dist.Normal(f, noise), obs=Y)
 
 
 def _checked_mask(mask: Any, N: int, Q: int) -> Any:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 CHUNK = 32
-"""Entries of a chunk; the last one of an owner is filled up."""
+"""Entries of a chunk, at most, and not many more than owners have; the last one is filled up."""
 
 TILE = 2048
 """Chunks that are read at once, at most."""
@@ -88,7 +88,9 @@ def side_of(
     """
     size = max(len(owners), 1)
     counts = np.bincount(owners, minlength=number)
-    chunks = -(-counts // CHUNK)
+    mean = len(owners) / max(int(np.sum(counts > 0)), 1)
+    chunk = min(CHUNK, 2 ** round(np.log2(max(mean, 1))))
+    chunks = -(-counts // chunk)
     first = np.concatenate([[0], np.cumsum(chunks)])
     # a tile that begins with the last chunk must not end beyond the array
     tile = np.arange(min(TILE, max(first[-1], 1)))
@@ -96,8 +98,8 @@ def side_of(
     order = np.argsort(owners, kind="stable")
     mine = owners[order]
     place = np.arange(len(owners)) - (np.cumsum(counts) - counts)[mine]
-    entries = np.full((K, CHUNK), len(owners), np.int32)
-    entries[first[mine] + place // CHUNK, place % CHUNK] = order
+    entries = np.full((K, chunk), len(owners), np.int32)
+    entries[first[mine] + place // chunk, place % chunk] = order
     of_chunk = np.full(K, number, np.int32)
     of_chunk[: first[-1]] = np.repeat(np.arange(number), chunks)
     blocks = -(-number * num_features**2 // BLOCK_NUMBERS)
@@ -207,14 +209,14 @@ def at_entries(
 ) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
     r"""Mean and variance of :math:`\sum_m w_{qm} \phi_m(x_n)` at entries.
 
-    :param weights: their means and expected squares.
+    :param weights: their means and variances.
     :param functions: their means and variances.
     """
-    (W, W2), (mean, var) = weights, (x.T for x in functions)
+    (W, W_var), (mean, var) = weights, (x.T for x in functions)
 
     def one(entry):
         w, phi = W[entry.columns], mean[entry.rows]
-        spread = W2[entry.columns] * (phi**2 + var[entry.rows]) - (w * phi) ** 2
+        spread = W_var[entry.columns] * (phi**2 + var[entry.rows]) + w**2 * var[entry.rows]
         return jnp.sum(w * phi), jnp.sum(spread)
 
     return jax.lax.map(one, entries, batch_size=2**15)

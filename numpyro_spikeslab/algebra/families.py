@@ -37,8 +37,8 @@ class PairedMeanField(NamedTuple):
 
     @property
     def variance(self) -> Float[Array, "*P"]:
-        """``<w^2> - <w>^2``."""
-        return self.probs * (self.loc**2 + self.scale**2) - self.mean**2
+        """``<w^2> - <w>^2``, which is a sum of what is not negative."""
+        return self.probs * (self.scale**2 + (1 - self.probs) * self.loc**2)
 
     def sweep(
         self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any

@@ -76,7 +76,8 @@ def predict_entries(
     :param where: which; `None` for those that the model observes.
     :param noise: whether to add the noise.
     """
-    functions, weights, form = posterior.functions, posterior.weights, reading.form
+    functions, form = posterior.functions, reading.form
+    weights: Any = posterior.weights
     assert functions is not None
     at, offset = _without_functions(reading, posterior.values)
     own = offset[:, 0]
@@ -92,19 +93,35 @@ def predict_entries(
     else:
         own = own[0]
     assert where is not None
-    moments = weights.mean, weights.slab_moments[1]
+    moments = weights.mean, weights.variance
     mean, variance = _at_entries(where, moments, (functions.mean, functions.var))
     if noise:
         _check_noise(form)
-        sigma2 = at.sigma2
-        for role in form.role("noise"):
-            index = jnp.broadcast_to(reading.indices[role.site], sigma2.shape)
-            sigma2 = spread(posterior.values[role.site] ** 2, index, sigma2)
-        variance = variance + sigma2[where.columns]
+        variance = variance + _noise_of(reading, posterior.values, at, where.columns)[where.columns]
     return mean + own, variance
 
 
 _at_entries = jax.jit(at_entries)
+
+
+def _noise_of(reading: Reading, values: dict[str, Any], at: View, columns: Any) -> Any:
+    """Noise variances of the tasks.
+
+    :param columns: those whose variance must be known.
+    """
+    sigma2, roles = at.sigma2, reading.form.role("noise")
+    known = (at.count > 0) | (not roles)
+    for role in roles:
+        index = jnp.broadcast_to(reading.indices[role.site], sigma2.shape)
+        sigma2 = spread(values[role.site] ** 2, index, sigma2)
+        known |= index < jnp.size(values[role.site])
+    unknown = np.setdiff1d(np.asarray(columns), np.flatnonzero(known))
+    if reading.layout is not None and unknown.size:
+        raise ValueError(
+            f"predict, transform: nothing says which noise the columns {unknown[:10].tolist()} "
+            "have, which have no entries. Leave them or `noise` out."
+        )
+    return sigma2
 
 
 def checked_entries(reading: Reading, entries: Any, X_new: Any) -> Entries | None:
@@ -145,7 +162,9 @@ def transform_rows(
             "transform: the noise or the location without functions changes from row to row, so it "
             "is not known in new ones."
         )
-    return _of_new_rows(posterior.weights, at.sigma2, Y_new - offset[0])
+    columns = np.flatnonzero(np.any(~np.isnan(np.asarray(Y_new)), axis=0))
+    sigma2 = _noise_of(reading, posterior.values, at, columns)
+    return _of_new_rows(posterior.weights, sigma2, Y_new - offset[0])
 
 
 @jax.jit
@@ -239,7 +258,7 @@ def _check_new_inputs(X: Any, X_new: Any) -> None:
 def _check_noise(form: Form) -> None:
     if form.varying_noise:
         raise ValueError(
-            "predict: the noise changes along tasks, so it is not known at new inputs. Leave "
+            "predict: the noise changes along tasks, so it is not known elsewhere. Leave "
             "`noise` out, or use numpyro.infer.Predictive."
         )
 

@@ -195,7 +195,7 @@ def squares_left(
 def _squares_of_entries(
     at: View, where: Entries, functions: tuple[Any, Any], weights: Any
 ) -> Float[Array, " Q"]:
-    moments = weights.mean, weights.slab_moments[1]
+    moments = weights.mean, weights.variance
     # the search over other sites asks for gradients, and these are no functions of them
     fit, spread = jax.lax.stop_gradient(at_entries(where, moments, functions))
     squares = at.relative * ((at.Y - fit) ** 2 + spread)

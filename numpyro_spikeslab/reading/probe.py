@@ -281,13 +281,16 @@ def _find_entries(form, program, constants, values, indices, plays) -> tuple[Pla
     touched, agrees, taken = jnp.zeros(where.columns.shape, bool), jnp.array(True), []
     for role, index, played in zip(form.every_role, indices, plays, strict=True):
         size = jnp.size(values[role.site])
-        default = jnp.arange(Q) if size == Q else jnp.zeros(Q, int)
+        of_column = jnp.full(Q, size if size > 1 else 0)
         if role.part == "noise":
             index = jnp.broadcast_to(index, where.columns.shape)
-            default = default.at[where.columns].set(index)
-            agrees &= played & jnp.all(default[where.columns] == index)
+            # a column without entries takes its own number if all others do; else nothing says
+            in_order = (size == Q) & jnp.all(index == where.columns)
+            known = of_column.at[where.columns].set(index)
+            of_column = jnp.where(in_order, jnp.arange(Q), known)
+            agrees &= played & jnp.all(of_column[where.columns] == index)
             touched |= index < size
-        taken.append(default)
+        taken.append(of_column)
     return Places(where, tuple(taken)), agrees & jnp.all(touched)
 
 
@@ -298,11 +301,11 @@ def _are_entries(form, program, constants, values, along, where: Entries) -> Any
     W, phi = jnp.asarray(along.weights[pair.name], float), jnp.asarray(along.functions, float)
     W = W.reshape(form.shape)
     found = _slope(form, program, constants, values, W, phi)[:, 0]
-    expected, _ = at_entries(where, (W, W**2), (phi, jnp.zeros_like(phi)))
-    # entry by entry: a wrong one is far off
-    close = jnp.abs(found - expected) <= jnp.sqrt(jnp.finfo(found.dtype).eps) * jnp.max(
-        jnp.abs(expected), initial=0
-    )
+    nothing = jnp.zeros_like(W), jnp.zeros_like(phi)
+    expected, _ = at_entries(where, (W, nothing[0]), (phi, nothing[1]))
+    size, _ = at_entries(where, (abs(W), nothing[0]), (abs(phi), nothing[1]))
+    # entry by entry, each to its own rounding
+    close = jnp.abs(found - expected) <= 1e3 * jnp.finfo(found.dtype).eps * size
     return jnp.all(close) & _nothing_alone(form, program, constants, values, W, phi)
 
 

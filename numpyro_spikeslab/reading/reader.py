@@ -255,7 +255,8 @@ def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Readi
         functions = _functions(subject, form.functions, values)
         if concrete:
             layouts = zip(forms[1:], found.seen, strict=True)
-            seen = next(x for other, x in layouts if other.tasks_first == form.tasks_first)
+            same = form.kind, form.tasks_first
+            seen = next(x for other, x in layouts if (other.kind, other.tasks_first) == same)
             name_empty(subject.user, form, seen)
     reading = Reading(
         form,

@@ -72,13 +72,6 @@ def _task_forms(subject, proof, form, shape, scale_shape, joint) -> tuple[Form, 
     else:
         return ()
     forms = []
-    if proof.mixed is not None and len(shape) == 1 and (Q > 1 or shape != (N,)):
-        check_numbers(subject, form, (N, Q))
-        others = tuple(name for name in form.others if name != proof.mixed)
-        kind["kind"] = ENTRIES
-        new = replace(form, num_tasks=Q, num_features=M, num_obs=N, others=others, **kind)
-        # the design of coefficients would be dense
-        return (replace(new, complete=False, coefficients=()),)
     for tasks_first, layout in ((False, (N, Q)), (True, (Q, N))):
         fits = shape == layout or (Q == 1 and shape == (N,) and not tasks_first)
         if fits:
@@ -89,6 +82,13 @@ def _task_forms(subject, proof, form, shape, scale_shape, joint) -> tuple[Form, 
             known = not proof.count & frozenset(form.others)
             complete = known and (along == 1 or across == 1)
             forms.append(replace(new, varying_noise=along > 1, complete=complete))
+    if proof.mixed is not None and len(shape) == 1:
+        check_numbers(subject, form, (N, Q))
+        others = tuple(name for name in form.others if name != proof.mixed)
+        kind["kind"] = ENTRIES
+        new = replace(form, num_tasks=Q, num_features=M, num_obs=N, others=others, **kind)
+        # the design of coefficients would be dense
+        forms.append(replace(new, complete=False, coefficients=()))
     return tuple(forms)
 
 

@@ -34,6 +34,7 @@ class View(NamedTuple):
     - **priors** - distributions of the other latent sites.
     - **log_density** - of all sites but the likelihood, the pairs, the functions they mix and those
       that have a role or belong to kernels, whose densities ``priors`` has.
+    - **layout** - of L entries of a table, `None` where all of it is observed.
     """
 
     Y: Float[Array, "N Q"] | Float[Array, " L"]
@@ -45,7 +46,7 @@ class View(NamedTuple):
     prior: Prior
     priors: dict[str, Any]
     log_density: Float[Array, ""]
-    layout: Layout | None
+    layout: Layout | None = None
 
     @property
     def precision(self) -> Float[Array, "N Q"]:
@@ -100,7 +101,9 @@ def view(
     sigma2 = one if form.varying_noise else scales[0] ** 2
     if layout is not None and not form.varying_noise:
         own = jnp.broadcast_to(scales**2, shape)[:, 0]
-        sigma2 = jnp.ones(form.num_tasks, own.dtype).at[layout.where.columns].set(own)
+        # of tasks without entries only a noise that all share is known
+        shared = jnp.ones(()) if scales.size > 1 else own[0]
+        sigma2 = jnp.full(form.num_tasks, shared).at[layout.where.columns].set(own)
     info = jnp.finfo(relative.dtype)
     # the precision of observations that are all zero stays a number
     smallest = info.tiny**0.75

@@ -130,7 +130,7 @@ def squares_given(at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) ->
     if at.layout is None:
         fit = phi.T @ w.T
     else:
-        fit = at_entries(at.layout.where, (w, w**2), (phi, jnp.zeros_like(phi)))[0]
+        fit = at_entries(at.layout.where, (w, jnp.zeros_like(w)), (phi, jnp.zeros_like(phi)))[0]
     return by_task(at.relative * (at.Y - fit) ** 2, at.sigma2.size, at.layout)
 
 

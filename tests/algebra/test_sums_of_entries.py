@@ -70,12 +70,11 @@ def test_sums_over_the_entries_of_rows_and_columns_are_those_of_the_table(cut, s
 def test_moments_at_entries_are_those_of_products_of_independent_numbers(x64):
     rows, columns, rng = table(1)
     W, phi = (jnp.asarray(rng.normal(size=shape)) for shape in ((Q, M), (M, N)))
-    W2, var = (jnp.asarray(rng.uniform(0, 1, x.shape)) for x in (W, phi))
-    W2 = W2 + W**2
+    W_var, var = (jnp.asarray(rng.uniform(0, 1, x.shape)) for x in (W, phi))
     mean, variance = at_entries(
-        Entries(jnp.asarray(rows), jnp.asarray(columns)), (W, W2), (phi, var)
+        Entries(jnp.asarray(rows), jnp.asarray(columns)), (W, W_var), (phi, var)
     )
-    every = W2 @ (phi**2 + var) - W**2 @ phi**2
+    every = (W_var + W**2) @ (phi**2 + var) - W**2 @ phi**2
     np.testing.assert_allclose(mean, (W @ phi)[columns, rows], atol=1e-12)
     np.testing.assert_allclose(variance, every[columns, rows], atol=1e-12)
 

@@ -10,7 +10,7 @@ from scipy.sparse import coo_array, csr_array
 
 import jax
 from jax import random
-from jax.experimental.sparse import BCOO
+from jax.experimental.sparse import BCOO, BCSR
 import jax.numpy as jnp
 
 import numpyro
@@ -169,11 +169,11 @@ def test_rows_and_columns_without_entries_are_named_and_stay_at_their_prior(x64)
 # Programs of a user's own
 
 
-def prior(num_functions=3):
+def prior(num_functions=3, num_tasks=Q):
     pi = numpyro.sample("pi", dist.Beta(1, 1))
     slab = numpyro.sample("slab", dist.HalfNormal(5.0))
     phi = nss.latent_functions("phi", ["white"] * num_functions, np.arange(N))
-    with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", num_functions, dim=-1):
+    with numpyro.plate("task", num_tasks, dim=-2), numpyro.plate("latent", num_functions, dim=-1):
         return phi, nss.spike_slab("W", pi, slab)
 
 
@@ -273,7 +273,7 @@ def test_coefficients_that_are_not_one_are_refused(x64):
         fitted(model, Y.data)
 
 
-def test_a_wrong_column_in_one_entry_is_seen(x64):
+def test_a_wrong_column_in_one_entry_is_seen(precision):
     """The function of another row in one entry of the location, which no index can say."""
     Y, _, _ = planted()
     rows, columns = Y.coords
@@ -286,6 +286,61 @@ def test_a_wrong_column_in_one_entry_is_seen(x64):
 
     with pytest.raises(ValueError, match="is not `offset"):
         fitted(model, Y.data)
+
+
+@pytest.mark.filterwarnings("ignore:.*no observation", "ignore:CAVI.run. the bound still moves")
+def test_the_noise_of_a_column_without_entries_is_known_or_asked_for(x64):
+    Y, table, _ = planted()
+    larger = coo_array((Y.data, Y.coords), shape=(N, Q + 2))
+    wide = np.column_stack([table, np.full((N, 2), np.nan)])
+    new = np.random.default_rng(1).normal(size=(5, Q + 2))
+    for model in (nss.models.probabilistic_pca(3), nss.models.factor_analysis(3)):
+        guide, _, result = fitted(model, larger, plain=True, num_steps=5)
+        every = guide.predict(result.params, wide, noise=True)
+        found = guide.predict(result.params, larger, entries=([3, 4], [Q, Q + 1]), noise=True)
+        for x, y in zip(found, every, strict=True):
+            np.testing.assert_allclose(x, np.asarray(y)[[3, 4], [Q, Q + 1]], atol=1e-9)
+        pairs = [guide.transform(result.params, x, Y_new=new) for x in (larger, wide)]
+        for x, y in zip(*pairs, strict=True):
+            np.testing.assert_allclose(x, y, atol=1e-9)
+
+    def in_groups(y, rows, columns):
+        phi, W = prior(num_tasks=Q + 1)
+        sigma = in_numbers("sigma", 2)[np.arange(Q + 1) % 2]
+        f = jnp.sum(phi.T[rows] * W[columns], axis=1)
+        numpyro.sample("y", dist.Normal(f, sigma[columns]), obs=y)
+
+    args = Y.data, *Y.coords
+    guide, _, result = fitted(in_groups, *args, plain=True, num_steps=5)
+    with pytest.raises(ValueError, match=r"which noise the columns \[20\]"):
+        guide.predict(result.params, *args, entries=([0], [Q]), noise=True)
+    with pytest.raises(ValueError, match=r"which noise the columns \[20\]"):
+        guide.transform(result.params, *args, Y_new=np.ones((1, Q + 1)))
+    Y_new = np.append(np.ones(Q), np.nan)[None]
+    assert np.all(np.isfinite(guide.transform(result.params, *args, Y_new=Y_new)[0]))
+
+
+@pytest.mark.filterwarnings("ignore:.*no observation", "ignore:CAVI.run. the bound still moves")
+def test_one_column_with_its_rows_in_any_order(x64):
+    rng = np.random.default_rng(0)
+    values, rows = rng.normal(size=N), rng.permutation(N)
+    model, bounds = nss.models.factor_analysis(2), []
+    for order in (rows, np.arange(N)):
+        Y = coo_array((values, (order, np.zeros(N, int))), shape=(N, 1))
+        result = fitted(model, Y, plain=True, num_steps=5)[2]
+        bounds.append(bound_of(model, result.params, Y.toarray()))
+        np.testing.assert_allclose(-result.losses[-1], bounds[-1], rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
+def test_arrays_that_change_in_place_are_read_anew(x64):
+    Y, _, _ = planted()
+    model = MODELS["factor_analysis"]
+    svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
+    svi.run(KEY, 5, Y, progress_bar=False)
+    Y.data *= 3
+    again = svi.run(KEY, 5, Y, progress_bar=False)
+    np.testing.assert_allclose(again.losses, fitted(model, Y, plain=True, num_steps=5)[2].losses)
 
 
 # As a part of NumPyro
@@ -369,6 +424,9 @@ BAD = {
         BCOO((jnp.ones(2), jnp.array([[0, 0], [N, 1]])), shape=(N, Q)),
         "1 entries of Y are outside",
     ),
+    "batch": (BCOO.fromdense(jnp.ones((2, 3)), n_batch=1), "BCOO without batch"),
+    "dense": (BCOO.fromdense(jnp.ones((2, 3)), n_dense=1), "BCOO without batch"),
+    "BCSR": (BCSR.fromdense(jnp.ones((2, 3))), "BCOO without batch"),
     "NaN": (sparse([1.0, np.nan], [0, 1], [0, 2]), "not finite at 1 entries, the first at 1"),
 }
 
