@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model's author writes: spike-and-slab weights and latent functions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from math import inf, prod
 from typing import Any
 
+from jaxtyping import Array, Float
 import numpy as np
 
 import jax.numpy as jnp
@@ -24,6 +25,10 @@ MARK = "spike_slab"
 """Key in the ``infer`` dictionary of both sites of a pair; its value is ``(name, part)``."""
 
 
+GROUPS = "groups"
+"""Key in the ``infer`` dictionary of a spike that several weights share; its value is a tuple, for
+each weight the number of its spike."""
+
 FUNCTIONS_MARK = "latent_functions"
 """Key in the ``infer`` dictionary of latent functions; its value is their :class:`Functions`."""
 
@@ -34,6 +39,7 @@ def spike_slab(
     scale: ArrayLike = 1.0,
     *,
     expected_size: ArrayLike | None = None,
+    groups: Sequence[int] | ArrayLike | None = None,
 ) -> Any:
     """Weights that are exactly zero or Normal: ``w = s * w_tilde`` (paper, eq. 3).
 
@@ -48,13 +54,20 @@ def spike_slab(
     :param scale: standard deviation ``sigma_w`` of the slab, positive; likewise. Defaults to 1,
         which suits standardised features and responses.
     :param expected_size: instead of ``inclusion``, the prior expected number of nonzero weights
-        among all the weights of this call.
+        among all the weights of this call; with ``groups``, of included groups.
+    :param groups: for each of P weights the number of its group, from 0 to G - 1, such as
+        ``[0, 1, 1, 1]`` for a number and a factor of three dummies. The weights of a group share
+        one spike, ``{name}_spike`` of shape (G,), so they are included together, each with a slab
+        of its own. ``inclusion`` is then a number or has shape (G,), ``scale`` a number or shape
+        (P,), and the call makes its own plates, ``{name}_group`` and ``{name}_weight``. Names of
+        groups become numbers with ``numpy.unique(names, return_inverse=True)[1]``.
     :return: the weights, one pair each, in the shape of ``inclusion``, ``scale`` and the enclosing
-        plates broadcast against each other: that of the plates, where there are any.
+        plates broadcast against each other: that of the plates, where there are any. With
+        ``groups``, (P,).
     :raises ValueError: if ``inclusion`` is outside (0, 1) or ``scale`` is not positive, if their
         shapes do not fit each other or the plates, if not exactly one of ``inclusion`` and
-        ``expected_size`` is given, or if ``expected_size`` is not between 0 and the number of
-        weights.
+        ``expected_size`` is given, if ``expected_size`` is not between 0 and the number of
+        weights, or if ``groups`` are not such numbers or stand inside of a plate.
 
     **Example**
 
@@ -74,6 +87,8 @@ def spike_slab(
         raise ValueError(
             f"spike_slab({name!r}): give either `inclusion` or `expected_size`, not both or none."
         )
+    if groups is not None:
+        return _grouped(name, inclusion, scale, expected_size, groups)
     shape = _pair_shape(name, {"inclusion": inclusion, "scale": scale})
     if expected_size is not None:
         size = prod(_full_shape(shape))
@@ -89,6 +104,58 @@ def spike_slab(
     )
     slab = numpyro.sample(f"{name}_slab", dist.Normal(0.0, scale), infer={MARK: (name, "slab")})
     return numpyro.deterministic(name, weights(spike, slab))
+
+
+def _grouped(
+    name: str, inclusion: Any, scale: Any, expected_size: Any, groups: Any
+) -> Float[Array, " P"]:
+    """Weights of which those of a group share a spike."""
+    index = _group_index(name, groups)
+    G, P = int(index.max()) + 1, len(index)
+    for argument, value, size in (("inclusion", inclusion, G), ("scale", scale, P)):
+        if jnp.shape(value) not in ((), (size,)):
+            raise ValueError(
+                f"spike_slab({name!r}): `{argument}` has shape {jnp.shape(value)}, expected a "
+                f"number or shape ({size},), with {G} groups of {P} weights."
+            )
+    if expected_size is not None:
+        _require(name, "expected_size", expected_size, 0.0, float(G), "the number of groups")
+        inclusion = jnp.asarray(expected_size) / G
+    _require(name, "inclusion", inclusion, 0.0, 1.0, "a probability")
+    _require(name, "scale", scale, 0.0, inf, "a standard deviation")
+    mark = {MARK: (name, "spike"), GROUPS: tuple(index.tolist())}
+    with numpyro.plate(f"{name}_group", G):
+        spike = numpyro.sample(f"{name}_spike", dist.Bernoulli(probs=inclusion), infer=mark)
+    with numpyro.plate(f"{name}_weight", P):
+        slab = numpyro.sample(f"{name}_slab", dist.Normal(0.0, scale), infer={MARK: (name, "slab")})
+        return numpyro.deterministic(name, weights(jnp.asarray(spike)[..., index], slab))
+
+
+def _group_index(name: str, groups: Any) -> np.ndarray:
+    """The number of its group, of each weight."""
+    if not not_jax_tracer(groups):
+        raise ValueError(
+            f"spike_slab({name!r}): `groups` is traced by JAX, expected numbers that are known when "
+            "the model is. Make them with numpy, or pass them as a static argument."
+        )
+    index = np.asarray(groups)
+    known = np.unique(index)
+    numbers = np.issubdtype(index.dtype, np.integer) and np.array_equal(
+        known, np.arange(len(known))
+    )
+    if index.ndim != 1 or index.size == 0 or not numbers:
+        raise ValueError(
+            f"spike_slab({name!r}): `groups` must have one number for each weight, from 0 to the "
+            f"number of groups less one, and all of these, got {groups!r:.100}. Make them with "
+            "`numpy.unique(groups, return_inverse=True)[1]`."
+        )
+    if frames := _plates():
+        raise ValueError(
+            f"spike_slab({name!r}): with `groups` it stands inside of the plate "
+            f"{frames[0].name!r}, expected none, for spikes and slabs differ in number. Move it out "
+            f"of it; it makes the plates '{name}_group' and '{name}_weight' itself."
+        )
+    return index
 
 
 def latent_functions(

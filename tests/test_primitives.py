@@ -342,3 +342,71 @@ def test_gradient_based_inference_of_a_spike_slab_site_is_refused():
     mcmc = MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False)
     with pytest.raises(NotImplementedError, match=r"Write `numpyro_spikeslab.spike_slab\(name"):
         mcmc.run(random.key(0), 1.0)
+
+
+# Groups
+
+
+def test_weights_of_a_group_share_a_spike():
+    groups, scale = (1, 0, 1), np.array([1.0, 2.0, 3.0])
+
+    def model():
+        return nss.spike_slab("w", np.array([0.2, 0.6]), scale, groups=groups)
+
+    sites = trace(model)
+    assert {name: sites[name]["args"][0] for name in ("w_group", "w_weight")} == {
+        "w_group": 2,
+        "w_weight": 3,
+    }
+    slabs = np.array([0.5, -1.0, 2.0])
+    for spikes, w in (([1, 0], [0.0, -1.0, 0.0]), ([0, 1], [0.5, 0.0, 2.0])):
+        values = {"w_spike": np.array(spikes), "w_slab": slabs}
+        value, found = log_density(model, (), {}, values)
+        np.testing.assert_array_equal(found["w"]["value"], w)
+        expected = stats.bernoulli([0.2, 0.6]).logpmf(spikes).sum()
+        expected += stats.norm.logpdf(slabs, 0.0, scale).sum()
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+
+
+def test_the_expected_size_of_groups_counts_groups():
+    sites = trace(lambda: nss.spike_slab("w", expected_size=1.0, groups=[0, 0, 1, 1]))
+    np.testing.assert_allclose(sites["w_spike"]["fn"].mean, [0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(groups=[0, 2]), r"`groups` must have one number .* got \[0, 2\].*return_inverse"),
+        (dict(groups=[1, 2]), "`groups` must have one number"),
+        (dict(groups=[[0, 1]]), "`groups` must have one number"),
+        (dict(groups=[]), "`groups` must have one number"),
+        (dict(groups=["a", "b"]), "`groups` must have one number"),
+        (dict(groups=[0.0, 1.0]), "`groups` must have one number"),
+        (dict(groups=[0, 0, 1], inclusion=np.full(3, 0.2)), r"`inclusion` has .*shape \(2,\)"),
+        (dict(groups=[0, 0, 1], scale=np.ones(2)), r"`scale` has shape \(2,\).*shape \(3,\)"),
+        (dict(groups=[0, 0, 1], inclusion=1.5), "every `inclusion` must lie strictly between"),
+        (dict(groups=[0, 0, 1], scale=-1.0), "every `scale` must lie strictly between"),
+    ],
+)
+def test_groups_that_are_none_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        trace(lambda: nss.spike_slab("w", **{"inclusion": 0.3} | arguments))
+    with pytest.raises(ValueError, match="expected_size.*the number of groups"):
+        trace(lambda: nss.spike_slab("w", expected_size=2.5, groups=[0, 0, 1]))
+
+
+def test_groups_make_their_own_plates():
+    def model():
+        with numpyro.plate("feature", 3):
+            nss.spike_slab("w", 0.3, groups=[0, 0, 1])
+
+    with pytest.raises(ValueError, match="inside of the plate 'feature', expected none.*Move it"):
+        trace(model)
+
+
+def test_traced_groups_are_refused():
+    def model(groups):
+        return nss.spike_slab("w", 0.3, groups=groups)
+
+    with pytest.raises(ValueError, match="`groups` is traced by JAX"):
+        jax.jit(lambda groups: trace(model, groups)["w"]["value"])(jnp.array([0, 0, 1]))

@@ -115,6 +115,27 @@ def enumerate_models(problem: Regression) -> Posterior:
     )
 
 
+def share_spikes(posterior: Posterior, groups) -> Posterior:
+    """The posterior if weights of a group share their spike.
+
+    :param posterior: of a regression in which all but the first member of each group have an
+        inclusion of a half.
+    """
+    groups = np.asarray(groups)
+    _, firsts = np.unique(groups, return_index=True)
+    same = np.all(posterior.models == posterior.models[:, firsts][:, groups], axis=1)
+    every = np.compress(same, posterior.log_probs)
+    total = logsumexp(every)
+    others = len(groups) - len(firsts)
+    return Posterior(
+        float(posterior.log_evidence + total + others * np.log(2)),
+        posterior.models[same],
+        every - total,
+        posterior.locs[same],
+        posterior.covariances[same],
+    )
+
+
 # Designs
 
 DESIGNS = ("independent", "correlated", "duplicated", "constant", "wide")

@@ -37,9 +37,10 @@ class Observed(NamedTuple):
 
 
 class PairPrior(NamedTuple):
-    """Prior of one pair, in its shape.
+    """Prior of one pair, in the shape of its weights.
 
-    - **probs**, **log_odds** - of inclusion.
+    - **probs**, **log_odds** - of inclusion. Where weights share a spike the first of them has
+      those of the spike, and the others 0.5 and 0: their sum over the included weights is right.
     - **scale**, **loc** - of the slab.
     """
 
@@ -253,9 +254,16 @@ def _pair_prior(trace: dict[str, Any], pair: Pair) -> PairPrior:
         probs = spike.probs
         log_odds = jnp.log(probs) - jnp.log1p(-probs)
     dtype = jnp.result_type(float)
+
+    def of_weights(x, other=None):
+        x = jnp.asarray(x, dtype)
+        if pair.groups is None or other is None:
+            return jnp.broadcast_to(x, pair.shape)
+        return jnp.full(pair.shape, other, dtype).at[pair.firsts].set(x)
+
     return PairPrior(
-        *(
-            jnp.broadcast_to(jnp.asarray(x, dtype), pair.shape)
-            for x in (probs, log_odds, slab.scale, slab.loc)
-        )
+        of_weights(probs, 0.5),
+        of_weights(log_odds, 0.0),
+        of_weights(slab.scale),
+        of_weights(slab.loc),
     )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK, MARK
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK, GROUPS, MARK
 
 COLUMNS, SHARED, FUNCTIONS, ENTRIES = "columns", "shared", "functions", "entries"
 """Kinds of features: a design whose columns are multiplied by one weight each; features that are
@@ -23,10 +23,15 @@ table of points and tasks are observed, in one row of observations."""
 
 
 class Pair(NamedTuple):
-    """Name and shape of the weights of one :func:`~numpyro_spikeslab.spike_slab`."""
+    """The weights of one :func:`~numpyro_spikeslab.spike_slab`.
+
+    - **name**, **shape** - of the weights.
+    - **groups** - which spike each of the weights has, where several share one; else `None`.
+    """
 
     name: str
     shape: tuple[int, ...]
+    groups: tuple[int, ...] | None = None
 
     @property
     def spike(self) -> str:
@@ -39,6 +44,25 @@ class Pair(NamedTuple):
     @property
     def size(self) -> int:
         return prod(self.shape)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the sites."""
+        spikes = self.shape if self.groups is None else (max(self.groups) + 1,)
+        return {self.spike: spikes, self.slab: self.shape}
+
+    @property
+    def firsts(self) -> Any:
+        """The first weight of each group: it stands for the spike where weights are counted."""
+        return np.unique(self.groups, return_index=True)[1]
+
+    def of_weights(self, spikes: Any) -> Any:
+        """The spike of each weight; leading axes stay."""
+        return spikes if self.groups is None else spikes[..., np.asarray(self.groups)]
+
+    def of_spikes(self, x: Any) -> Any:
+        """What weights have in common that share a spike, (P,), in the shape of the spikes."""
+        return x if self.groups is None else x[self.firsts]
 
 
 class Role(NamedTuple):
@@ -153,6 +177,27 @@ class Form:
             for pair, part in zip(self.pairs, jnp.split(flat, ends), strict=True)
         }
 
+    @property
+    def groups(self) -> tuple[int, ...] | None:
+        """Which spike each of the P coordinates has, `None` if each has its own."""
+        if all(pair.groups is None for pair in self.pairs):
+            return None
+        every: list[int] = []
+        for pair in self.pairs:
+            first = max(every, default=-1) + 1
+            every += [first + k for k in pair.groups or range(pair.size)]
+        return tuple(every)
+
+    def join_spikes(self, values: dict[str, Any]) -> Num[Any, " P"]:
+        """The spike of each weight."""
+        own = {pair.name: pair.of_weights(values[pair.spike]) for pair in self.pairs}
+        return self.join(own, "{}")
+
+    def split_spikes(self, flat: Num[Any, " P"]) -> dict[str, Any]:
+        """The inverse of :meth:`join_spikes`."""
+        own = self.split(flat, "{}")
+        return {pair.spike: pair.of_spikes(own[pair.name]) for pair in self.pairs}
+
     def tasks_last(self, x: Any) -> Any:
         """Something of each observation, of a shape that broadcasts, as (N or 1, Q or 1); of
         entries as (L or 1, 1)."""
@@ -223,12 +268,17 @@ def find_pairs(
                     f"both sites of spike_slab({owner!r}, ...) latent."
                 )
         _check_prior(owner, sites, user)
-    return tuple(Pair(owner, jnp.shape(sites["slab"]["value"])) for owner, sites in parts.items())
+    return tuple(_pair_of(owner, sites) for owner, sites in parts.items())
+
+
+def _pair_of(owner: str, sites: dict[str, Any]) -> Pair:
+    groups = sites["spike"]["infer"].get(GROUPS)
+    return Pair(owner, jnp.shape(sites["slab"]["value"]), groups)
 
 
 def _check_prior(owner: str, sites: dict[str, Any], user: str) -> None:
     shapes = [jnp.shape(sites[part]["value"]) for part in ("spike", "slab")]
-    if shapes[0] != shapes[1]:
+    if shapes != list(_pair_of(owner, sites).shapes.values()):
         raise ValueError(
             f"{user}: the pair {owner!r} is broken: '{owner}_spike' has shape {shapes[0]} and "
             f"'{owner}_slab' has shape {shapes[1]}. Leave both to spike_slab({owner!r}, ...)."

@@ -56,7 +56,7 @@ def _scale_shape(program: Program, likelihood: str, rank: int) -> tuple[int, ...
 
 def _task_forms(subject, proof, form, shape, scale_shape, joint) -> tuple[Form, ...]:
     """The forms of Q tasks, with tasks as columns and as rows of the observations."""
-    if joint or len(form.pairs) != 1 or len(form.pairs[0].shape) not in (1, 2):
+    if joint or form.groups or len(form.pairs) != 1 or len(form.pairs[0].shape) not in (1, 2):
         return ()
     (pair,) = form.pairs
     M = pair.shape[-1]

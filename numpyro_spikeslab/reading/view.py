@@ -67,7 +67,7 @@ def run_at(
     :param weights: by the names of the pairs; zero if not given.
     """
     # spikes and slabs change nothing, but a trace wants values of them
-    nothing = {name: jnp.zeros(p.shape) for p in form.pairs for name in (p.spike, p.slab)}
+    nothing = {k: jnp.zeros(shape) for p in form.pairs for k, shape in p.shapes.items()}
     zero = {pair.name: jnp.zeros(pair.shape) for pair in form.pairs}
     known = {name: values[name] for name in form.others}
     if form.functions is not None:

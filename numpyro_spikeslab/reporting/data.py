@@ -78,7 +78,12 @@ def shaped_like(values: xr.DataArray, weight: xr.DataArray, dims: list[str]) -> 
 def spike_draws(data: xr.DataTree, name: str) -> xr.DataArray:
     """Draws of the indicator of the pair ``name``, shaped like it."""
     draws = posterior(data)
-    return shaped_like(draws[f"{name}_spike"], draws[name], sample_dims(draws))
+    spike, weight, dims = draws[f"{name}_spike"], draws[name], sample_dims(draws)
+    plates = [[size for dim, size in x.sizes.items() if dim not in dims] for x in (spike, weight)]
+    if len(plates[0]) == len(plates[1]) == 1 and plates[0] < plates[1]:
+        # one for a group of weights, which are zero without it
+        return (weight != 0).astype(float)
+    return shaped_like(spike, weight, dims)
 
 
 def inclusion_draws(data: xr.DataTree, name: str) -> xr.DataArray:

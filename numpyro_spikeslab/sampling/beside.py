@@ -34,7 +34,7 @@ def draw_beside(
     form = reading.form
     if not z.keys() & drawable(reading):
         return {}
-    w = form.split(weights(*(form.join(z, part) for part in ("{}_spike", "{}_slab"))), "{}")
+    w = form.split(weights(form.join_spikes(z), form.join(z, "{}_slab")), "{}")
     now = Current.of(reading, values, z, w)
     key_coefficients, *keys = random.split(key, 3)
     new, residual = draw_coefficients(key_coefficients, now)

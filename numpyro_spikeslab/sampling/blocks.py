@@ -201,7 +201,12 @@ def start_inclusion(z: dict[str, Any]) -> dict[str, Any]:
     weak type of a Python number: or else MCMC compiles its second step anew.
     """
     names = [name.removesuffix("_spike") for name in z if name.endswith("_spike")]
-    return {name: z[f"{name}_spike"].astype(float) for name in names if f"{name}_slab" in z}
+    pairs = {k: (z[f"{k}_spike"], z[f"{k}_slab"]) for k in names if f"{k}_slab" in z}
+    # a group of weights has a single spike, and they are not known here
+    return {
+        name: jnp.asarray(spike if spike.shape == slab.shape else jnp.zeros(slab.shape), float)
+        for name, (spike, slab) in pairs.items()
+    }
 
 
 def complete(reading: Reading, values: dict[str, Any]) -> dict[str, Any]:

@@ -194,8 +194,8 @@ class LatentGibbs(BlockKernel):
                 "LatentGibbs: the location of the observations is not affine in latent functions, "
                 "or their noise depends on these. It must be "
                 "`offset + W @ phi` or its transpose with one set of weights W of shape (Q, M) "
-                "from spike_slab and one set of M functions phi from latent_functions. For other "
-                "models use NUTS."
+                "from spike_slab, without `groups`, and one set of M functions phi from "
+                "latent_functions. For other models use NUTS."
             )
         known = reading.functions
         if reading.form.kind == ENTRIES and not (known and known.is_white):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import flips
 from numpyro_spikeslab.algebra.entries import block_sums, over_blocks
+from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, members_of
 from numpyro_spikeslab.algebra.pairs import (
     Prior,
     feature_rows,
@@ -65,6 +66,9 @@ class PairedGibbs(BlockKernel):
     offered a flip, and some included weights another place. This is exact, too; where more than 64
     weights are included, or single precision does not suffice, the step is that of the pairs alone.
 
+    Weights that share a spike (``groups`` of :func:`~numpyro_spikeslab.spike_slab`) are drawn with
+    it, group after group, without these moves.
+
     Weights of shape (Q, M) of Q tasks that share M features, or that mix
     :func:`~numpyro_spikeslab.latent_functions`, are drawn for all tasks at once, from the features'
     Gram matrices; entries may be missing and noise may differ from one to the next.
@@ -107,7 +111,7 @@ class PairedGibbs(BlockKernel):
     ) -> dict[str, tuple[int, ...]]:
         reading = self._read(args, kwargs, values)
         form = reading.form
-        own = {name: pair.shape for pair in form.pairs for name in (pair.spike, pair.slab)}
+        own = {k: shape for pair in form.pairs for k, shape in pair.shapes.items()}
         if all(name in values for name in latents(form)):
             return own
         free, known = self._latent_shapes(args, kwargs, values), drawable(reading)
@@ -137,7 +141,7 @@ class PairedGibbs(BlockKernel):
         # all pairs at once, for the program of each alone takes long to compile
         reading = self._read(args, kwargs, values)
         form = reading.form
-        own = {name: jnp.zeros(p.shape) for p in form.pairs for name in (p.spike, p.slab)}
+        own = {k: jnp.zeros(shape) for p in form.pairs for k, shape in p.shapes.items()}
         rest = {name: shape for name, shape in sites.items() if name not in own}
         draw_rest = super()._prior(rest, args, kwargs, values | own)
 
@@ -148,7 +152,7 @@ class PairedGibbs(BlockKernel):
             spikes = random.bernoulli(key_spike, jax.nn.sigmoid(log_odds)).astype(int)
             slabs = jnp.sqrt(variance) * random.normal(key_slab, variance.shape)
             spikes, slabs = jax.lax.optimization_barrier((spikes, slabs))
-            pairs = form.split(spikes.ravel(), "{}_spike") | form.split(slabs.ravel(), "{}_slab")
+            pairs = form.split_spikes(spikes.ravel()) | form.split(slabs.ravel(), "{}_slab")
             return others | pairs
 
         return prior
@@ -179,14 +183,14 @@ def draw_pairs(
     :return: the new ones, and the inclusion probabilities.
     """
     form, values = reading.form, complete(reading, values)
-    current = weights(*(form.join(z, name) for name in ("{}_spike", "{}_slab")))
+    current = weights(form.join_spikes(z), form.join(z, "{}_slab"))
     if form.kind == COLUMNS:
         drawn = _draw_columns(key, reading, values, current, moves)
     else:
         drawn = _sweep_tasks(key, reading, values, current)
     # or else what draws them is compiled once more for each site of its own
     spikes, slabs, inclusion = jax.lax.optimization_barrier(tuple(map(jnp.ravel, drawn)))
-    new = form.split(spikes, "{}_spike") | form.split(slabs, "{}_slab")
+    new = form.split_spikes(spikes) | form.split(slabs, "{}_slab")
     new = {name: x.astype(z[name].dtype) for name, x in new.items()}
     return new, form.split(inclusion.astype(float), "{}")
 
@@ -198,6 +202,9 @@ def _draw_columns(
     design = reading.design_at(values) if reading.design is None else reading.design
     residual = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0]
     precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
+    if (groups := reading.form.groups) is not None:
+        rows = feature_rows(design, current.size)
+        return gibbs_group_sweep(key, members_of(groups), rows, residual, current, precision, prior)
     if not moves:
         return gibbs_sweep(key, design, residual, current, precision, prior)
     key_pairs, key_moves = random.split(key)

@@ -71,10 +71,8 @@ class Current:
     def weights(self) -> tuple[Float[Array, "Q M"], Float[Array, "Q M"]]:
         """Spikes and slabs."""
         form = self.reading.form
-        spikes, slabs = (
-            form.join(self.values, part).astype(self.at.Y.dtype).reshape(form.shape)
-            for part in ("{}_spike", "{}_slab")
-        )
+        both = form.join_spikes(self.values), form.join(self.values, "{}_slab")
+        spikes, slabs = (x.astype(self.at.Y.dtype).reshape(form.shape) for x in both)
         return spikes, slabs
 
     def targets(

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that share a spike, against exact posteriors and by Geweke's test."""
+
+import pickle
+
+import arviz_base
+import numpy as np
+import pytest
+from scipy import stats
+from test_paired_gibbs import agrees
+import truth
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, Gibbs, Predictive
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, members_of
+from numpyro_spikeslab.algebra.pairs import Prior
+
+KEY = random.key(0)
+GROUPS = (1, 0, 1, 2, 2, 1)
+INCLUSION = np.array([0.3, 0.6, 0.15])
+SCALE = np.array([1.0, 0.5, 0.8, 1.5, 0.4, 1.0])
+
+
+def grouped_model(X, y=None):
+    w = nss.spike_slab("w", jnp.asarray(INCLUSION), jnp.asarray(SCALE), groups=GROUPS)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, jnp.linspace(0.5, 1.5, X.shape[0])), obs=y)
+
+
+def data():
+    X = truth.design("correlated", 20, 6)
+    rng = np.random.default_rng(1)
+    return X, 0.4 * X[:, 0] - 0.3 * X[:, 2] + 0.2 * X[:, 3] + rng.normal(size=20)
+
+
+def exact(X, y):
+    alone = np.full(6, 0.5)
+    alone[np.unique(GROUPS, return_index=True)[1]] = INCLUSION
+    problem = truth.regression(X, y, np.linspace(0.5, 1.5, 20), alone, SCALE)
+    return truth.share_spikes(truth.enumerate_models(problem), GROUPS)
+
+
+def sampled(kernel, *args, num_samples=10_000, **options):
+    mcmc = MCMC(
+        kernel,
+        num_warmup=300,
+        num_samples=num_samples,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+        **options,
+    )
+    mcmc.run(KEY, *args, extra_fields=("inclusion_probabilities.w",))
+    return mcmc
+
+
+def test_members_of_groups():
+    np.testing.assert_array_equal(members_of(GROUPS), [[1, 6, 6], [0, 2, 5], [3, 4, 6]])
+    np.testing.assert_array_equal(members_of([0]), [[0]])
+
+
+def test_draws_have_the_exact_posterior():
+    X, y = data()
+    known = exact(X, y)
+    mcmc = sampled(nss.PairedGibbs(grouped_model), jnp.asarray(X), jnp.asarray(y))
+    draws = mcmc.get_samples(group_by_chain=True)
+    assert draws["w_spike"].shape == (2, 10_000, 3)
+    spikes = draws["w_spike"][..., np.asarray(GROUPS)]
+    # 30 comparisons: a false alarm in 1 of 500 keys
+    assert agrees(spikes, known.inclusion, within=0.03)
+    assert agrees(draws["w"], known.mean)
+    assert agrees(draws["w"] ** 2, np.diag(known.second_moments))
+    assert agrees(draws["w"][..., 0] * draws["w"][..., 2], known.second_moments[0, 2])
+    found = mcmc.get_extra_fields(group_by_chain=True)["inclusion_probabilities.w"]
+    assert agrees(found, known.inclusion, within=0.03)
+    # where it is excluded a slab has its prior
+    out = np.asarray(draws["w_slab"][..., 4])[np.asarray(spikes[..., 4]) == 0]
+    assert stats.kstest(out / SCALE[4], "norm").pvalue > 1e-3
+
+
+def test_a_sweep_of_groups_of_one_is_that_of_pairs(x64):
+    """The first visit, which depends on nothing that was drawn."""
+    X, y = data()
+    log_odds = np.log(0.3 / 0.7) * np.ones(6)
+    prior = Prior(jnp.asarray(log_odds), jnp.asarray(SCALE**2))
+    one = truth.regression(X[:, :1], y, 0.7, 0.3, SCALE[0])
+    found = gibbs_group_sweep(
+        KEY, members_of(range(6)), jnp.asarray(X.T), jnp.asarray(y), jnp.zeros(6), 0.7**-2, prior
+    )
+    np.testing.assert_allclose(found[2][0], truth.enumerate_models(one).inclusion[0], rtol=1e-10)
+
+
+@pytest.mark.parametrize("beside", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_two_sites_of_which_one_has_groups(beside):
+    """Also beside NUTS, which draws the noise."""
+    X, y = data()
+    X, y = X[:, :5], y * 2
+
+    def model(X, y=None):
+        sigma = numpyro.sample("sigma", dist.LogNormal(0.0, 0.5)) if beside else 1.0
+        with numpyro.plate("feature", 2):
+            v = nss.spike_slab("v", 0.4)
+        w = nss.spike_slab("w", 0.3, groups=[0, 0, 1])
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X[:, :2] @ v + X[:, 2:] @ w, sigma), obs=y)
+
+    groups = [0, 1, 2, 2, 3]
+
+    def posterior(sigma):
+        problem = truth.regression(X, y, sigma, [0.4, 0.4, 0.3, 0.5, 0.3], 1.0)
+        return truth.share_spikes(truth.enumerate_models(problem), groups)
+
+    grid = np.linspace(0.5, 4.0, 60) if beside else np.ones(1)
+    every = [posterior(sigma) for sigma in grid]
+    log_joint = np.array([one.log_evidence for one in every])
+    log_joint += stats.lognorm(0.5).logpdf(grid)
+    share = np.exp(log_joint - log_joint.max())
+    inclusion = share @ np.array([one.inclusion for one in every]) / share.sum()
+    kernel = nss.PairedGibbs(model)
+    if beside:
+        kernel = Gibbs([(kernel, nss.paired_sites), (NUTS(model), None)])
+    mcmc = MCMC(
+        kernel,
+        num_warmup=300,
+        num_samples=4000,
+        num_chains=2,
+        chain_method="sequential" if beside else "vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(KEY, jnp.asarray(X), jnp.asarray(y))
+    draws = mcmc.get_samples(group_by_chain=True)
+    spikes = jnp.concatenate([draws["v_spike"], draws["w_spike"]], axis=-1)
+    # 5 comparisons: a false alarm in 1 of 3000 keys
+    assert agrees(spikes, inclusion[np.unique(groups, return_index=True)[1]], within=0.04)
+
+
+def unknown_model(X, Y=None):
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    with numpyro.plate("kind", 3):
+        inclusion = numpyro.sample("inclusion", dist.Beta(2.0, 3.0))
+    with numpyro.plate("unit", 2):
+        slab_scale = numpyro.sample("slab_scale", dist.HalfNormal(2.0))
+    scale = slab_scale[jnp.array([0, 0, 1, 1, 1, 0])]
+    w = nss.spike_slab("w", inclusion, scale, groups=GROUPS)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("Y", dist.Normal(level + X @ w, sigma), obs=Y)
+
+
+def test_scales_and_inclusion_of_groups_by_geweke():
+    """What is left of a draw from the joint density, after some steps, is one, too."""
+    size = 20_000
+    X = jnp.asarray(truth.design("correlated", num_obs=5, size=6))
+    kernel = nss.PairedGibbs(unknown_model)
+    names = ("sigma", "level", "inclusion", "slab_scale", "w_spike", "w_slab", "w", "Y")
+
+    def draw(key):
+        trace = handlers.trace(handlers.seed(unknown_model, key)).get_trace(X)
+        return {name: trace[name]["value"] for name in names}
+
+    def steps(key, before):
+        args = X, before["Y"]
+        state = kernel.init(key, 0, {name: before[name] for name in names[:6]}, args, {})
+        state = jax.lax.fori_loop(0, 4, lambda _, state: kernel.sample(state, args, {}), state)
+        return kernel.postprocess_fn(args, {})(state.z)
+
+    keys = random.split(KEY, (2, size))
+    before = jax.jit(jax.vmap(draw))(keys[0])
+    after = jax.jit(jax.vmap(steps))(keys[1], before)
+    z = {name: np.asarray(x, float).reshape(size, -1) for name, x in before.items()}
+    new = {name: np.asarray(x, float).reshape(size, -1) for name, x in after.items()}
+    new["Y"] = z["Y"]
+    assert np.mean(z["w_spike"] != new["w_spike"]) > 0.1
+    assert np.corrcoef(z["sigma"].ravel(), new["sigma"].ravel())[0, 1] < 0.95
+    # 37 tests at 1e-4 each: a false alarm in 1 of 270 keys
+    for function in (
+        lambda z: np.log(z["sigma"]),
+        lambda z: z["inclusion"],
+        lambda z: np.log(z["slab_scale"]),
+        lambda z: z["w_spike"],
+        lambda z: np.abs(z["w_slab"]),
+        lambda z: np.tanh(z["w"]),
+        lambda z: z["w_spike"] * np.log(z["sigma"]),
+        lambda z: z["w_spike"] * z["inclusion"],
+        lambda z: z["w_spike"][:, 2:] * np.log(z["slab_scale"]),
+        lambda z: z["level"] * np.mean(z["Y"], axis=1, keepdims=True),
+        lambda z: np.log(z["sigma"]) * np.log(np.sum(z["Y"] ** 2, axis=1, keepdims=True)),
+        lambda z: z["w"][:, :1] * (z["Y"] @ np.asarray(X))[:, :1] / (1 + z["slab_scale"][:, :1]),
+    ):
+        difference = function(new) - function(z)
+        assert np.all(stats.ttest_1samp(difference, 0.0).pvalue > 1e-4)
+
+
+def test_groups_in_arviz_predictions_and_pickles():
+    X, y = data()
+    X, y = jnp.asarray(X), jnp.asarray(y)
+    kernel = pickle.loads(pickle.dumps(nss.PairedGibbs(grouped_model)))
+    mcmc = sampled(kernel, X, y, num_samples=500)
+    found = arviz_base.from_numpyro(mcmc)
+    assert found.posterior["w"].dims == ("chain", "draw", "w_weight")
+    assert found.posterior["w_spike"].dims == ("chain", "draw", "w_group")
+    table = nss.summary(found, round_to=None)
+    expected = found.posterior["w_spike"].mean(("chain", "draw")).values[np.asarray(GROUPS)]
+    inclusion = table.loc[[f"w[{k}]" for k in range(6)], "inclusion"].to_numpy(float)
+    np.testing.assert_allclose(inclusion, expected, atol=0.06)
+    assert table.loc["w[0]", "flips"] == table.loc["w[5]", "flips"] > 0
+    del found["sample_stats"]
+    table = nss.summary(found, round_to=None)
+    inclusion = table.loc[[f"w[{k}]" for k in range(6)], "inclusion"].to_numpy(float)
+    np.testing.assert_allclose(inclusion, expected, atol=1e-6)
+    new = Predictive(grouped_model, mcmc.get_samples())(KEY, X)
+    np.testing.assert_allclose(new["w"], mcmc.get_samples()["w"], rtol=1e-6)
+
+
+def test_samplers_of_functions_refuse_groups():
+    X = jnp.linspace(0, 1, 8)
+
+    def model(X, y=None):
+        w = nss.spike_slab("w", 0.4, groups=[0, 0])
+        phi = nss.latent_functions("phi", ["white", "white"], X)
+        with numpyro.plate("obs", 8):
+            numpyro.sample("y", dist.Normal(w @ phi, 0.5), obs=y)
+
+    with pytest.raises(ValueError, match="without `groups`"):
+        nss.LatentGibbs(model).init(KEY, 0, None, (X, jnp.ones(8)), {})
