@@ -113,7 +113,7 @@ def _grouped(
     index = _group_index(name, groups)
     G, P = int(index.max()) + 1, len(index)
     for argument, value, size in (("inclusion", inclusion, G), ("scale", scale, P)):
-        if jnp.shape(value) not in ((), (size,)):
+        if value is not None and jnp.shape(value) not in ((), (size,)):
             raise ValueError(
                 f"spike_slab({name!r}): `{argument}` has shape {jnp.shape(value)}, expected a "
                 f"number or shape ({size},), with {G} groups of {P} weights."
@@ -135,15 +135,13 @@ def _group_index(name: str, groups: Any) -> np.ndarray:
     """The number of its group, of each weight."""
     if not not_jax_tracer(groups):
         raise ValueError(
-            f"spike_slab({name!r}): `groups` is traced by JAX, expected numbers that are known when "
-            "the model is. Make them with numpy, or pass them as a static argument."
+            f"spike_slab({name!r}): `groups` is traced by JAX, expected numbers that are known "
+            "when the model is. Make them with numpy, or pass them as a static argument."
         )
     index = np.asarray(groups)
-    known = np.unique(index)
-    numbers = np.issubdtype(index.dtype, np.integer) and np.array_equal(
-        known, np.arange(len(known))
-    )
-    if index.ndim != 1 or index.size == 0 or not numbers:
+    numbers = np.arange(len(np.unique(index)))
+    is_integer = np.issubdtype(index.dtype, np.integer)
+    if index.ndim != 1 or not is_integer or not np.array_equal(np.unique(index), numbers):
         raise ValueError(
             f"spike_slab({name!r}): `groups` must have one number for each weight, from 0 to the "
             f"number of groups less one, and all of these, got {groups!r:.100}. Make them with "
@@ -152,8 +150,8 @@ def _group_index(name: str, groups: Any) -> np.ndarray:
     if frames := _plates():
         raise ValueError(
             f"spike_slab({name!r}): with `groups` it stands inside of the plate "
-            f"{frames[0].name!r}, expected none, for spikes and slabs differ in number. Move it out "
-            f"of it; it makes the plates '{name}_group' and '{name}_weight' itself."
+            f"{frames[0].name!r}, expected none, for spikes and slabs differ in number. Move it "
+            f"out of it; it makes the plates '{name}_group' and '{name}_weight' itself."
         )
     return index
 

@@ -378,10 +378,10 @@ def test_the_expected_size_of_groups_counts_groups():
     [
         (dict(groups=[0, 2]), r"`groups` must have one number .* got \[0, 2\].*return_inverse"),
         (dict(groups=[1, 2]), "`groups` must have one number"),
-        (dict(groups=[[0, 1]]), "`groups` must have one number"),
+        (dict(groups=np.array([[0, 1]])), "`groups` must have one number"),
         (dict(groups=[]), "`groups` must have one number"),
-        (dict(groups=["a", "b"]), "`groups` must have one number"),
-        (dict(groups=[0.0, 1.0]), "`groups` must have one number"),
+        (dict(groups=np.array(["a", "b"])), "`groups` must have one number"),
+        (dict(groups=np.array([0.0, 1.0])), "`groups` must have one number"),
         (dict(groups=[0, 0, 1], inclusion=np.full(3, 0.2)), r"`inclusion` has .*shape \(2,\)"),
         (dict(groups=[0, 0, 1], scale=np.ones(2)), r"`scale` has shape \(2,\).*shape \(3,\)"),
         (dict(groups=[0, 0, 1], inclusion=1.5), "every `inclusion` must lie strictly between"),
@@ -391,7 +391,7 @@ def test_the_expected_size_of_groups_counts_groups():
 def test_groups_that_are_none_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         trace(lambda: nss.spike_slab("w", **{"inclusion": 0.3} | arguments))
-    with pytest.raises(ValueError, match="expected_size.*the number of groups"):
+    with pytest.raises(ValueError, match=r"expected_size.*the number of groups"):
         trace(lambda: nss.spike_slab("w", expected_size=2.5, groups=[0, 0, 1]))
 
 
@@ -400,7 +400,7 @@ def test_groups_make_their_own_plates():
         with numpyro.plate("feature", 3):
             nss.spike_slab("w", 0.3, groups=[0, 0, 1])
 
-    with pytest.raises(ValueError, match="inside of the plate 'feature', expected none.*Move it"):
+    with pytest.raises(ValueError, match=r"inside of the plate 'feature', expected.*Move it"):
         trace(model)
 
 

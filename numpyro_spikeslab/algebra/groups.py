@@ -2,8 +2,8 @@
 """Weights that share a spike: the conditional of the spike and its slabs, and exact draws of them.
 
 The pair of :mod:`~numpyro_spikeslab.algebra.pairs` with a vector of slabs in place of one: given
-everything else, the included slabs of a group are jointly Gaussian, and the logit of its spike needs
-the determinant of their precision.
+everything else, the included slabs of a group are jointly Gaussian, and the logit of its spike
+needs the determinant of their precision.
 """
 
 from collections.abc import Sequence

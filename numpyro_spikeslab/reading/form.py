@@ -54,7 +54,7 @@ class Pair(NamedTuple):
     @property
     def firsts(self) -> Any:
         """The first weight of each group: it stands for the spike where weights are counted."""
-        return np.unique(self.groups, return_index=True)[1]
+        return np.unique(np.asarray(self.groups), return_index=True)[1]
 
     def of_weights(self, spikes: Any) -> Any:
         """The spike of each weight; leading axes stay."""
