@@ -104,7 +104,7 @@ class SpikeSlabGuide(AutoGuide):
         trace = abstract_trace(self.model, args, kwargs)
         self.pairs = self._find_pairs(trace)
         self.functions = self._find_functions(trace)
-        own = {name: pair.shape for pair in self.pairs for name in (pair.spike, pair.slab)}
+        own = {k: shape for pair in self.pairs for k, shape in pair.shapes.items()}
         own |= {name: jnp.shape(trace[name]["value"]) for name in self.functions}
         latents = {
             name: site
@@ -214,8 +214,7 @@ class SpikeSlabGuide(AutoGuide):
 
     def _model_at(self, values: dict[str, Any], args, kwargs) -> dict[str, Any]:
         """A run of the model at given values of its other latent sites, for its priors."""
-        shapes = {name: p.shape for p in self.pairs for name in (p.spike, p.slab)}
-        zero = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+        zero = {k: jnp.zeros(shape) for p in self.pairs for k, shape in p.shapes.items()}
         known = handlers.substitute(self.model, data=zero | values)
         model = handlers.seed(known, random.key(0))
         # the model's params stay in sight: what is fitted to them must arrive here
@@ -368,7 +367,7 @@ class SpikeSlabGuide(AutoGuide):
             return_sites=[*self._others, *sites],
             parallel=True,
         )(key_guide, *args, **kwargs)
-        draws |= {p.name: weights(draws[p.spike], draws[p.slab]) for p in self.pairs}
+        draws |= {p.name: weights(p.of_weights(draws[p.spike]), draws[p.slab]) for p in self.pairs}
         missing = [name for name in self._deterministics if name not in draws]
         if missing:
             predictive = Predictive(self.model, draws, params=params, return_sites=missing)

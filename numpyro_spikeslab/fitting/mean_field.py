@@ -40,6 +40,11 @@ class MeanFieldGuide(SpikeSlabGuide):
                 f"MeanFieldGuide: the model has several spike_slab sites, "
                 f"{[pair.name for pair in pairs]}; one is supported. Use PairedGuide."
             )
+        if pairs[0].groups is not None:
+            raise ValueError(
+                f"MeanFieldGuide: the weights {pairs[0].name!r} share spikes, expected one for each "
+                "weight. Leave out `groups` of spike_slab, or use PairedGuide."
+            )
         return pairs
 
     def _names(self, name: str) -> tuple[str, str, str]:
