@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The spike-and-slab distribution, and functions with Gaussian process priors."""
+"""The spike-and-slab distribution, and those of guides: grouped slabs, latent functions."""
 
 from math import prod
 from typing import Any
@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax import lax, random
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
 
@@ -16,7 +17,7 @@ from numpyro.distributions.transforms import biject_to
 from numpyro.distributions.util import promote_shapes, validate_sample
 from numpyro.util import is_prng_key
 
-from numpyro_spikeslab.algebra import gaussian
+from numpyro_spikeslab.algebra import gaussian, groups
 
 
 class _RealWithAtom(constraints.Constraint):
@@ -120,6 +121,58 @@ class SpikeSlab(dist.Distribution):
         tail = jnp.where(q < below, q, q - (1.0 - self.inclusion)) / self.inclusion
         slab = self.loc + self.scale * ndtri(jnp.clip(jnp.where(inside, 0.5, tail), 0.0, 1.0))
         return jnp.where(inside, 0.0, slab)
+
+
+class GroupedNormal(dist.Distribution):
+    """Normal numbers of which those of a group are correlated.
+
+    :param loc: means, shape (P,).
+    :param scale_tril: for each number its row of the Cholesky factor of the covariance of its
+        group, filled up with zeros, shape (P, K).
+    :param members: the numbers of each group, (G, K), filled up with P.
+    """
+
+    arg_constraints = {
+        "loc": constraints.real_vector,
+        "scale_tril": constraints.independent(constraints.real, 2),
+    }
+    reparametrized_params = ["loc", "scale_tril"]
+    pytree_data_fields = ("loc", "scale_tril", "members")
+    support = constraints.real_vector
+
+    def __init__(
+        self, loc: Any, scale_tril: Any, members: Any, *, validate_args: bool | None = None
+    ) -> None:
+        self.loc, self.scale_tril, self.members = loc, scale_tril, members
+        super().__init__((), loc.shape, validate_args=validate_args)
+
+    def sample(self, key, sample_shape=()):
+        assert is_prng_key(key)
+        normal = random.normal(key, (prod(sample_shape), self.loc.size), self.loc.dtype)
+
+        def draw(normal):
+            own = groups.of_members(normal, self.members)
+            rows = groups.of_members(self.scale_tril, self.members)
+            deviation = jnp.einsum("gij,gj->gi", rows, own)
+            return self.loc + groups.of_weights(deviation, self.members, self.loc.size)
+
+        return jax.vmap(draw)(normal).reshape(*sample_shape, *self.loc.shape)
+
+    @validate_sample
+    def log_prob(self, value):
+        rows = groups.of_members(self.scale_tril, self.members)
+        # what is not there has the standard deviation 1, and a deviation of 0
+        rows += jnp.eye(rows.shape[1]) * (self.members == self.loc.size)[..., None]
+        own = jnp.abs(groups.own_of(self.scale_tril, self.members))
+        constant = jnp.sum(jnp.log(own) + 0.5 * jnp.log(2 * jnp.pi))
+
+        def log_density(value):
+            deviation = groups.of_members(value - self.loc, self.members)
+            white = solve_triangular(rows, deviation[..., None], lower=True)
+            return -0.5 * jnp.sum(white**2) - constant
+
+        every = jax.vmap(log_density)(value.reshape(-1, self.loc.size))
+        return every.reshape(value.shape[:-1])
 
 
 class GaussianFunctions(dist.Distribution):

@@ -40,6 +40,10 @@ class PairedMeanField(NamedTuple):
         """``<w^2> - <w>^2``, which is a sum of what is not negative."""
         return self.probs * (self.scale**2 + (1 - self.probs) * self.loc**2)
 
+    def started(self, probs: Float[Array, "*P"], loc: Float[Array, "*P"]) -> "PairedMeanField":
+        """The same from another start."""
+        return self._replace(probs=probs, loc=loc)
+
     def sweep(
         self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any
     ) -> tuple["PairedMeanField", Float[Array, " N"]]:
@@ -94,6 +98,10 @@ class MeanField(NamedTuple):
         spike = jnp.diag(self.probs * (1.0 - self.probs))
         outer = jnp.outer(self.probs, self.probs)
         return (outer + spike) * slab + spike * jnp.outer(self.loc, self.loc)
+
+    def started(self, probs: Float[Array, " P"], loc: Float[Array, " P"]) -> "MeanField":
+        """The same from another start."""
+        return self._replace(probs=probs, loc=loc)
 
     def sweep(
         self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any

@@ -4,6 +4,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -123,7 +124,9 @@ class SpikeSlabGuide(AutoGuide):
         self._deterministics = tuple(
             name for name, site in trace.items() if site["type"] == "deterministic"
         )
-        self._frames = {p.name: latents[p.slab]["cond_indep_stack"] for p in self.pairs}
+        self._frames = {
+            name: latents[name]["cond_indep_stack"] for p in self.pairs for name in p.shapes
+        }
         self._function_plates = {
             name: [frame.name for frame in trace[name]["cond_indep_stack"]]
             for name in self.functions
@@ -209,7 +212,7 @@ class SpikeSlabGuide(AutoGuide):
         model = self._model_at(result, args, kwargs)
         for pair in self.pairs:
             scale = jnp.broadcast_to(base_of(model[pair.slab]["fn"]).scale, pair.shape)
-            result |= self._sample_pair(pair, scale, self._within(pair, plates))
+            result |= self._sample_pair(pair, scale, partial(self._within, plates))
         return result | self._sample_functions(model, result)
 
     def _model_at(self, values: dict[str, Any], args, kwargs) -> dict[str, Any]:
@@ -222,9 +225,9 @@ class SpikeSlabGuide(AutoGuide):
             return handlers.trace(model).get_trace(*args, **kwargs)
 
     @contextmanager
-    def _within(self, pair: Pair, plates: dict[str, Any]) -> Iterator[None]:
+    def _within(self, plates: dict[str, Any], site: str) -> Iterator[None]:
         with ExitStack() as stack:
-            for frame in self._frames[pair.name]:
+            for frame in self._frames[site]:
                 stack.enter_context(plates[frame.name])
             yield
 
@@ -253,8 +256,11 @@ class SpikeSlabGuide(AutoGuide):
         return found
 
     @abstractmethod
-    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Any) -> dict[str, Any]:
-        """Declare the parameters of one pair and sample its two sites ``within`` its plates."""
+    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Callable) -> dict[str, Any]:
+        """Declare the parameters of one pair and sample its two sites.
+
+        :param within: the plates of a site, by its name.
+        """
 
     def _sample_functions(self, model: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """Declare the parameters of latent functions and sample them.
@@ -443,11 +449,13 @@ class SpikeSlabGuide(AutoGuide):
     def _own_quantiles(self, params, levels, args, kwargs) -> dict[str, Any]:
         """Quantiles of weights, spikes, slabs and latent functions."""
         found = {}
+        whole = slice(None)
+        firsts = {pair.name: whole if pair.groups is None else pair.firsts for pair in self.pairs}
         for name in self._pair_names(params):
             probs, loc, scale = self._marginal(name, params)
             q = jnp.reshape(jnp.asarray(levels, loc.dtype), (-1,) + (1,) * loc.ndim)
             found[name] = SpikeSlab(probs, scale, loc).icdf(q)
-            found[f"{name}_spike"] = (q > 1.0 - probs).astype(int)
+            found[f"{name}_spike"] = (q > 1.0 - probs).astype(int)[..., firsts[name]]
             found[f"{name}_slab"] = dist.Normal(loc, scale).icdf(q)
         moments = self._function_moments(params, args, kwargs) if args or kwargs else {}
         for name, (mean, variance) in moments.items():

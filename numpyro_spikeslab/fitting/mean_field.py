@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The standard mean field as a guide."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -42,8 +43,8 @@ class MeanFieldGuide(SpikeSlabGuide):
             )
         if pairs[0].groups is not None:
             raise ValueError(
-                f"MeanFieldGuide: the weights {pairs[0].name!r} share spikes, expected one for each "
-                "weight. Leave out `groups` of spike_slab, or use PairedGuide."
+                f"MeanFieldGuide: the weights {pairs[0].name!r} share spikes, expected one for "
+                "each weight. Leave out `groups` of spike_slab, or use PairedGuide."
             )
         return pairs
 
@@ -67,7 +68,7 @@ class MeanFieldGuide(SpikeSlabGuide):
             scale_name: (jnp.diag(jnp.ravel(scale)), constraints.lower_cholesky),
         }
 
-    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Any) -> dict[str, Any]:
+    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Callable) -> dict[str, Any]:
         (probs_name, start), *others = self._start_pair(pair).items()
         loc, scale_tril = (
             numpyro.param(name, value, constraint=constraint)
@@ -79,7 +80,7 @@ class MeanFieldGuide(SpikeSlabGuide):
             dist.MultivariateNormal(loc, scale_tril=scale_tril),
             infer={"is_auxiliary": True},
         )
-        with within:
+        with within(pair.slab):
             probs = numpyro.param(probs_name, start[0], constraint=start[1])
             spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))
             slab = numpyro.sample(pair.slab, dist.Delta(joint.reshape(pair.shape)))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The paired mean field as a guide."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -17,7 +17,14 @@ from numpyro.distributions import biject_to, constraints
 
 from numpyro_spikeslab.algebra.alike import COVERAGE, MIN_CORRELATION, check_limits
 from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.groups import GroupedMeanField
 from numpyro_spikeslab.distributions import GaussianFunctions
+from numpyro_spikeslab.fitting.groups import (
+    pack_groups,
+    sample_groups,
+    start_groups,
+    unpack_groups,
+)
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.inner import makes_delta
 from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior
@@ -62,7 +69,11 @@ class PairedGuide(SpikeSlabGuide):
     - ``w_{prefix}_loc``, mean ``mu`` of the slab given inclusion;
     - ``w_{prefix}_scale``, its standard deviation given inclusion.
 
-    Given exclusion the slab has its prior, as in the true posterior. The functions of
+    Given exclusion the slab has its prior, as in the true posterior. Weights that share a spike
+    (``groups`` of :func:`~numpyro_spikeslab.spike_slab`) have one joint factor for each group: of P
+    weights whose largest group has K members, ``probs`` has the same value for all members, and in
+    place of the scale there is ``w_{prefix}_scale_tril``, shape (P, K), for each weight its row of
+    the Cholesky factor of its group's covariance, filled up with zeros. The functions of
     ``latent_functions("phi", ...)`` are Gaussian, independent of each other: their prior times
     ``exp(linear * phi - precision * phi**2 / 2)`` at each input, with the parameters
     ``phi_{prefix}_precision`` and ``phi_{prefix}_linear``, each of shape (M, N). The optimum is of
@@ -100,8 +111,13 @@ class PairedGuide(SpikeSlabGuide):
         [1.0, 0.0, 0.0]
     """
 
+    @property
+    def _key(self) -> str:
+        """Name of a parameter, with braces for those of the weights and of the part."""
+        return f"{{}}_{self.prefix}_{{}}"
+
     def _names(self, name: str) -> list[str]:
-        return [f"{name}_{self.prefix}_{part}" for part in PARTS]
+        return [self._key.format(name, part) for part in PARTS]
 
     def _pair_names(self, params: dict[str, Any]) -> list[str]:
         end = f"_{self.prefix}_probs"
@@ -109,6 +125,8 @@ class PairedGuide(SpikeSlabGuide):
 
     def _start_pair(self, pair: Pair) -> dict[str, tuple[Any, Any]]:
         scale = self._slab_scales[pair.name]
+        if pair.groups is not None:
+            return start_groups(pair, self._key.format(pair.name, "{}"), scale)
         probs_name, loc_name, scale_name = self._names(pair.name)
         return {
             probs_name: (jnp.full_like(scale, 0.5), constraints.unit_interval),
@@ -116,28 +134,52 @@ class PairedGuide(SpikeSlabGuide):
             scale_name: (scale, constraints.softplus_positive),
         }
 
-    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Any) -> dict[str, Any]:
-        with within:
-            probs, loc, scale = (
+    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Callable) -> dict[str, Any]:
+        def params() -> Any:
+            return tuple(
                 numpyro.param(name, value, constraint=constraint)
                 for name, (value, constraint) in self._start_pair(pair).items()
             )
+
+        if pair.groups is not None:
+            # their rows are of no plate
+            return sample_groups(pair, params(), prior_scale, self._joint_name(pair), within)
+        with within(pair.slab):
+            probs, loc, scale = params()
             spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))
             slab = numpyro.sample(
                 pair.slab, dist.Normal(spike * loc, jnp.where(spike, scale, prior_scale))
             )
         return {pair.spike: spike, pair.slab: slab}
 
+    def _joint_name(self, pair: Pair) -> str:
+        return f"_{pair.slab}_{self.prefix}_latent"
+
+    def auxiliary_values(self, draws: dict[str, Any]) -> dict[str, Any]:
+        """Values of the guide's auxiliary sites that give the slabs of ``draws``."""
+        grouped = (pair for pair in self.pairs if pair.groups is not None)
+        return {self._joint_name(pair): draws[pair.slab] for pair in grouped}
+
     def _marginal(self, name: str, params: dict[str, Any]) -> tuple[Any, Any, Any]:
-        probs, loc, scale = (params[key] for key in self._names(name))
+        probs, loc, scale = (params.get(key) for key in self._names(name))
+        if scale is None:
+            scale = jnp.linalg.norm(params[self._key.format(name, "scale_tril")], axis=1)
         return probs, loc, scale
 
-    def pack_weights(self, form: Form, params: dict[str, Any]) -> PairedMeanField:
+    def pack_weights(
+        self, form: Form, params: dict[str, Any]
+    ) -> PairedMeanField | GroupedMeanField:
+        if form.groups is not None:
+            return pack_groups(form, params, self._key)
         joined = (form.join(params, f"{{}}_{self.prefix}_{part}") for part in PARTS)
         shape = (-1,) if form.kind == COLUMNS else form.shape
         return PairedMeanField(*(x.reshape(shape) for x in joined))
 
-    def unpack_weights(self, form: Form, factors: PairedMeanField) -> dict[str, Any]:
+    def unpack_weights(
+        self, form: Form, factors: PairedMeanField | GroupedMeanField
+    ) -> dict[str, Any]:
+        if isinstance(factors, GroupedMeanField):
+            return unpack_groups(form, factors, self._key)
         params: dict[str, Any] = {}
         for part, values in zip(PARTS, factors, strict=True):
             params |= form.split(jnp.ravel(values), f"{{}}_{self.prefix}_{part}")
@@ -377,7 +419,7 @@ class PairedGuide(SpikeSlabGuide):
         :return: ``{name: array of shape (S, ...)}``, empty if the weights multiply no columns.
         """
         reading = self._read(args, kwargs)
-        if reading.form.kind != COLUMNS:
+        if reading.form.kind != COLUMNS or reading.form.groups is not None:
             return {}
         effects = self._effects(reading, params)
         return shares_of(sets_of(effects, columns_of(reading.form, None)), reading.form)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.entries import Layout
 from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
+from numpyro_spikeslab.algebra.groups import GroupedMeanField
 from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
 from numpyro_spikeslab.fitting.tasks import Gram, gram, keeps_gram, squares_given, squares_left
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
@@ -53,7 +54,7 @@ class Posterior(NamedTuple):
     - **residual** - whitened residual of ``<w>``, where a sweep can hand it on to the next.
     """
 
-    weights: PairedMeanField | MeanField
+    weights: PairedMeanField | GroupedMeanField | MeanField
     functions: FunctionFactors | None
     values: dict[str, Any]
     residual: Float[Array, " N"] | None

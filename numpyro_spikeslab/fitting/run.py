@@ -117,9 +117,9 @@ def random_starts(task: Task, key: Array, progress: Progress, plan: Plan) -> Pro
 
     def start(key):
         key_probs, key_loc = random.split(key)
-        weights = posterior.weights._replace(
-            probs=random.uniform(key_probs, scale.shape, scale.dtype),
-            loc=scale * random.normal(key_loc, scale.shape, scale.dtype),
+        weights = posterior.weights.started(
+            random.uniform(key_probs, scale.shape, scale.dtype),
+            scale * random.normal(key_loc, scale.shape, scale.dtype),
         )
         return begin(
             task.spec, task.data, posterior._replace(weights=weights, residual=None)

@@ -178,6 +178,12 @@ def columns_of(form: Form, site: str | None) -> range:
             f"PairedGuide.credible_sets: the weights {form.pairs[0].name!r} multiply {what}, "
             f"expected columns of one design, as in `X @ w`. {remedy}"
         )
+    for pair in form.pairs:
+        if pair.groups is not None:
+            raise ValueError(
+                f"PairedGuide.credible_sets: the weights {pair.name!r} share spikes, expected one "
+                "for each column. Sample them with PairedGibbs, and look at `w_spike` of the draws."
+            )
     end = 0
     for pair in form.pairs:
         start, end = end, end + pair.size
