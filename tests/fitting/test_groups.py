@@ -233,7 +233,7 @@ def test_gradients_reach_the_same_bound(x64):
     groups = (0,) * 6
     of_one = lambda X, y=None: model(X, y, groups)  # noqa: E731
     _, guide, result = fitted(of_one, X, y)
-    svi = SVI(of_one, guide, Adam(0.05), TraceGraph_ELBO(num_particles=10))
+    svi = SVI(of_one, guide, Adam(0.1), TraceGraph_ELBO(num_particles=10))
     found = svi.run(KEY, 400, X, y, progress_bar=False)
     probs = found.params["w_auto_probs"]
     assert np.ptp(probs) < 1e-12
@@ -263,6 +263,6 @@ def test_the_density_of_grouped_slabs(x64):
 
 def test_the_standard_mean_field_refuses_groups():
     X, y = data()
+    svi = nss.CAVI(model, nss.MeanFieldGuide(model))
     with pytest.raises(ValueError, match="MeanFieldGuide: the weights 'w' share spikes"):
-        fitted_guide = nss.MeanFieldGuide(model)
-        nss.CAVI(model, fitted_guide).run(KEY, 1, X, y)
+        svi.run(KEY, 1, X, y)
