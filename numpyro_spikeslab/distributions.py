@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The spike-and-slab distribution, and those of guides: grouped slabs, latent functions."""
 
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -128,8 +129,8 @@ class GroupedNormal(dist.Distribution):
 
     :param loc: means, shape (P,).
     :param scale_tril: for each number its row of the Cholesky factor of the covariance of its
-        group, filled up with zeros, shape (P, K).
-    :param members: the numbers of each group, (G, K), filled up with P.
+        group, filled up with zeros, shape (P, K); what is above the diagonal is not looked at.
+    :param stacks: the numbers of each group, of :mod:`numpyro_spikeslab.algebra.groups`.
     """
 
     arg_constraints = {
@@ -137,42 +138,43 @@ class GroupedNormal(dist.Distribution):
         "scale_tril": constraints.independent(constraints.real, 2),
     }
     reparametrized_params = ["loc", "scale_tril"]
-    pytree_data_fields = ("loc", "scale_tril", "members")
+    pytree_data_fields = ("loc", "scale_tril", "stacks")
     support = constraints.real_vector
 
     def __init__(
-        self, loc: Any, scale_tril: Any, members: Any, *, validate_args: bool | None = None
+        self, loc: Any, scale_tril: Any, stacks: Any, *, validate_args: bool | None = None
     ) -> None:
-        self.loc, self.scale_tril, self.members = loc, scale_tril, members
+        self.loc, self.scale_tril, self.stacks = loc, scale_tril, stacks
         super().__init__((), loc.shape, validate_args=validate_args)
+
+    def _each(self, of: Any, x: Any) -> Any:
+        """What a function of Cholesky factors and numbers says, of each group."""
+        roots = groups.roots_of(self.scale_tril, self.stacks)
+        return [of(r, groups.of_members(x, m)) for r, m in zip(roots, self.stacks, strict=True)]
 
     def sample(self, key, sample_shape=()):
         assert is_prng_key(key)
         normal = random.normal(key, (prod(sample_shape), self.loc.size), self.loc.dtype)
 
         def draw(normal):
-            own = groups.of_members(normal, self.members)
-            rows = groups.of_members(self.scale_tril, self.members)
-            deviation = jnp.einsum("gij,gj->gi", rows, own)
-            return self.loc + groups.of_weights(deviation, self.members, self.loc.size)
+            each = self._each(partial(jnp.einsum, "gij,gj->gi"), normal)
+            return self.loc + groups.of_weights(each, self.stacks, self.loc.size)
 
         return jax.vmap(draw)(normal).reshape(*sample_shape, *self.loc.shape)
 
     @validate_sample
     def log_prob(self, value):
-        rows = groups.of_members(self.scale_tril, self.members)
-        # what is not there has the standard deviation 1, and a deviation of 0
-        rows += jnp.eye(rows.shape[1]) * (self.members == self.loc.size)[..., None]
-        own = jnp.abs(groups.own_of(self.scale_tril, self.members))
-        constant = jnp.sum(jnp.log(own) + 0.5 * jnp.log(2 * jnp.pi))
+        def of_groups(roots, deviation):
+            white = solve_triangular(roots, deviation[..., None], lower=True)[..., 0]
+            scale = jnp.abs(jnp.diagonal(roots, axis1=1, axis2=2))
+            return -0.5 * jnp.sum(white**2) - jnp.sum(jnp.log(scale))
 
         def log_density(value):
-            deviation = groups.of_members(value - self.loc, self.members)
-            white = solve_triangular(rows, deviation[..., None], lower=True)
-            return -0.5 * jnp.sum(white**2) - constant
+            return sum(self._each(of_groups, value - self.loc))
 
         every = jax.vmap(log_density)(value.reshape(-1, self.loc.size))
-        return every.reshape(value.shape[:-1])
+        constant = 0.5 * self.loc.size * jnp.log(2 * jnp.pi)
+        return (every - constant).reshape(value.shape[:-1])
 
 
 class GaussianFunctions(dist.Distribution):

@@ -21,19 +21,30 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_spikeslab.algebra.families import spike_divergence
 from numpyro_spikeslab.algebra.pairs import Design, Prior, feature_rows
 
+Stacks = tuple[Any, ...]
+"""Groups by their size: of each an array (G, K) of members."""
 
-def members_of(groups: Sequence[int]) -> Int[np.ndarray, "G K"]:
-    """The weights of each group, of which the largest has K.
+
+def stacks_of(groups: Sequence[int]) -> Stacks:
+    """The weights of each group. One large group does not make the others dear: K is a power of
+    two, and groups whose sizes round up to the same are in one stack.
 
     :param groups: the number of its group, of each of the P weights.
     """
     index = np.asarray(groups)
-    sizes = np.bincount(index)
-    members = np.full((len(sizes), sizes.max()), index.size)
     order = np.argsort(index, kind="stable")
-    place = np.arange(index.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    members[index[order], place] = order
-    return members
+    each = np.split(order, np.cumsum(np.bincount(index))[:-1])
+    sizes = np.array([2 ** int(np.ceil(np.log2(len(own)))) for own in each])
+    return tuple(
+        np.stack([np.pad(own, (0, size - len(own)), constant_values=index.size) for own in members])
+        for size in np.unique(sizes)
+        for members in [[own for own, k in zip(each, sizes, strict=True) if k == size]]
+    )
+
+
+def width(stacks: Stacks) -> int:
+    """K of the largest group."""
+    return max(members.shape[1] for members in stacks)
 
 
 def of_members(x: Any, members: Any, fill: float = 0.0) -> Any:
@@ -41,9 +52,25 @@ def of_members(x: Any, members: Any, fill: float = 0.0) -> Any:
     return x.at[members].get(mode="fill", fill_value=fill)
 
 
-def of_weights(x: Any, members: Any, size: int) -> Any:
-    """The inverse of :func:`of_members`."""
-    return jnp.zeros((size, *x.shape[2:]), x.dtype).at[members].set(x, mode="drop")
+def of_weights(each: Sequence[Any], stacks: Stacks, size: int) -> Any:
+    """The inverse of :func:`of_members`, from all stacks; rows are filled up with zeros."""
+    found = jnp.zeros((size, *each[-1].shape[2:]), each[-1].dtype)
+    for x, members in zip(each, stacks, strict=True):
+        rows = tuple(slice(n) for n in x.shape[2:])
+        found = found.at[(members, *rows)].set(x, mode="drop")
+    return found
+
+
+def roots_of(scale_tril: Float[Array, "P K"], stacks: Stacks) -> list[Any]:
+    """The Cholesky factors of the groups, (G, K, K); of what is not there 1."""
+
+    def of(members):
+        size = members.shape[1]
+        missing = jnp.asarray(members == len(scale_tril))[..., None]
+        rows = of_members(scale_tril[:, :size], members)
+        return jnp.tril(rows) + jnp.eye(size) * missing
+
+    return [of(members) for members in stacks]
 
 
 class Conditional(NamedTuple):
@@ -78,24 +105,25 @@ def conditional(
 
 
 def group_sweep(
-    members: Int[Any, "G K"],
+    stacks: Stacks,
     rows: Float[Array, "P N"],
     residual: Float[Array, " N"],
     weights: Float[Array, " P"],
     precision: Any,
     prior: Prior,
     put: Callable[[Conditional, Any], Float[Array, " K"]],
-    noise: Any = None,
-) -> tuple[Float[Array, " N"], Conditional]:
+    noise: Sequence[Any],
+) -> tuple[Float[Array, " N"], list[Conditional]]:
     """One pass over all groups.
 
+    :param stacks: from :func:`stacks_of`.
     :param rows: the whitened features.
     :param residual: whitened ``y - D w`` of the current weights.
     :param precision: common noise precision ``tau``.
     :param prior: of the weights; the log odds of a spike are those of its first member.
     :param put: the weights of a group that are put back, in units of their slabs' prior.
-    :param noise: variates of the draws, leading axis G.
-    :return: the new residual, and the conditional that each visit found.
+    :param noise: variates of the draws, of each stack with leading axis G.
+    :return: the new residual, and the conditionals that the visits found, of each stack.
     """
 
     def visit(residual, group):
@@ -105,10 +133,13 @@ def group_sweep(
         found = conditional(features, residual, precision, log_odds)
         return residual - put(found, noise) @ features, found
 
-    scale = _scales(members, prior)
-    log_odds = prior.log_odds[members[:, 0]]
-    groups = (jnp.asarray(members), scale, of_members(weights, members), log_odds, noise)
-    return lax.scan(visit, residual, groups)
+    every = []
+    for members, own in zip(stacks, noise, strict=True):
+        current, log_odds = of_members(weights, members), prior.log_odds[members[:, 0]]
+        groups = (jnp.asarray(members), _scales(members, prior), current, log_odds, own)
+        residual, found = lax.scan(visit, residual, groups)
+        every.append(found)
+    return residual, every
 
 
 def _scales(members: Any, prior: Prior) -> Float[Array, "G K"]:
@@ -118,7 +149,7 @@ def _scales(members: Any, prior: Prior) -> Float[Array, "G K"]:
 
 def gibbs_group_sweep(
     key: Array,
-    members: Int[np.ndarray, "G K"],
+    stacks: Stacks,
     rows: Float[Array, "P N"],
     residual: Float[Array, " N"],
     weights: Float[Array, " P"],
@@ -130,22 +161,30 @@ def gibbs_group_sweep(
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, of each weight.
     """
     key_spike, key_slab = jax.random.split(key)
-    logistic = jax.random.logistic(key_spike, members.shape[:1], weights.dtype)
-    normal = jax.random.normal(key_slab, members.shape, weights.dtype)
+    # one of each for a weight; a group has the logistic variate of its first
+    logistic = jax.random.logistic(key_spike, weights.shape, weights.dtype)
+    normal = jax.random.normal(key_slab, weights.shape, weights.dtype)
+    noise = [(logistic[members[:, 0]], of_members(normal, members)) for members in stacks]
+
+    def included(found, noise):
+        return found.logit > noise[0], found.tril @ (found.half + noise[1])
 
     def put(found, noise):
-        logistic, normal = noise
-        return jnp.where(found.logit > logistic, found.tril @ (found.half + normal), 0)
+        spike, slab = included(found, noise)
+        return jnp.where(spike, slab, 0)
 
-    noise = logistic, normal
-    _, found = group_sweep(members, rows, residual, weights, precision, prior, put, noise)
-    spike = (found.logit > logistic)[:, None]
-    included = jnp.einsum("gij,gj->gi", found.tril, found.half + normal)
-    # given s = 0 the slabs are drawn from their prior
-    slab = _scales(members, prior) * jnp.where(spike, included, normal)
-    every = spike.astype(int), slab, nn.sigmoid(found.logit)[:, None]
-    each = (jnp.broadcast_to(x, members.shape) for x in every)
-    return tuple(of_weights(x, members, weights.size) for x in each)
+    _, every = group_sweep(stacks, rows, residual, weights, precision, prior, put, noise)
+    drawn = []
+    for members, found, own in zip(stacks, every, noise, strict=True):
+        spike, slab = jax.vmap(included)(found, own)
+        # given s = 0 the slabs are drawn from their prior
+        slab = _scales(members, prior) * jnp.where(spike[:, None], slab, own[1])
+        each = spike.astype(int)[:, None], slab, nn.sigmoid(found.logit)[:, None]
+        drawn.append([jnp.broadcast_to(x, members.shape) for x in each])
+    spikes, slabs, inclusion = (
+        of_weights([own[k] for own in drawn], stacks, weights.size) for k in range(3)
+    )
+    return spikes, slabs, inclusion
 
 
 class GroupedMeanField(NamedTuple):
@@ -158,13 +197,13 @@ class GroupedMeanField(NamedTuple):
     - **loc** - ``mu``, means of the slabs given ``s = 1``.
     - **scale_tril** - for each weight its row of the Cholesky factor of the covariance of its
       group's slabs given ``s = 1``, filled up with zeros.
-    - **members** - from :func:`members_of`.
+    - **stacks** - from :func:`stacks_of`.
     """
 
     probs: Float[Array, " P"]
     loc: Float[Array, " P"]
     scale_tril: Float[Array, "P K"]
-    members: Int[Any, "G K"]
+    stacks: Stacks
 
     @property
     def scale(self) -> Float[Array, " P"]:
@@ -176,14 +215,15 @@ class GroupedMeanField(NamedTuple):
         """``<w> = gamma mu``."""
         return self.probs * self.loc
 
+    @property
+    def firsts(self) -> Int[Array, " G"]:
+        """The first members of all groups."""
+        return jnp.concatenate([members[:, 0] for members in self.stacks])
+
     def started(self, probs: Float[Array, " P"], loc: Float[Array, " P"]) -> "GroupedMeanField":
         """The same from another start."""
-        return self._replace(probs=probs[self._firsts()], loc=loc)
-
-    def _firsts(self) -> Int[Array, " P"]:
-        """The first member of the group of each weight."""
-        firsts = jnp.broadcast_to(self.members[:, :1], self.members.shape)
-        return of_weights(firsts, self.members, self.loc.size)
+        first = [jnp.broadcast_to(probs[x[:, :1]], x.shape) for x in self.stacks]
+        return self._replace(probs=of_weights(first, self.stacks, loc.size), loc=loc)
 
     def sweep(
         self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any
@@ -193,16 +233,20 @@ class GroupedMeanField(NamedTuple):
         def put(found, _):
             return nn.sigmoid(found.logit / temperature) * (found.tril @ found.half)
 
-        members, size = self.members, self.loc.size
-        rows = feature_rows(design, size)
-        residual, found = group_sweep(members, rows, residual, self.mean, precision, prior, put)
-        probs = jnp.broadcast_to(nn.sigmoid(found.logit / temperature)[:, None], members.shape)
-        scale = _scales(members, prior)
-        loc = scale * jnp.einsum("gij,gj->gi", found.tril, found.half)
-        each = (of_weights(x, members, size) for x in (probs, loc, scale[..., None] * found.tril))
-        # the columns of what is not there have nothing to do with the others
-        new = dict(zip(self._fields, each, strict=False))
-        return self._replace(**new), residual
+        stacks, size = self.stacks, self.loc.size
+        rows, noise = feature_rows(design, size), [None] * len(stacks)
+        residual, every = group_sweep(
+            stacks, rows, residual, self.mean, precision, prior, put, noise
+        )
+        probs, loc, tril = [], [], []
+        for members, found in zip(stacks, every, strict=True):
+            scale = _scales(members, prior)
+            gamma = nn.sigmoid(found.logit / temperature)[:, None]
+            probs.append(jnp.broadcast_to(gamma, members.shape))
+            loc.append(scale * jnp.einsum("gij,gj->gi", found.tril, found.half))
+            tril.append(scale[..., None] * found.tril)
+        new = (of_weights(x, stacks, size) for x in (probs, loc, tril))
+        return self._replace(**dict(zip(self._fields, new, strict=False))), residual
 
     def predictor_variance(self, design: Design) -> Float[Array, ""]:
         """Variance of ``D w``, summed over the whitened observations."""
@@ -211,14 +255,22 @@ class GroupedMeanField(NamedTuple):
     def predictor_variances(self, rows: Float[Array, "P N"]) -> Float[Array, " N"]:
         """Variance of ``D w`` at each observation of an unwhitened design."""
 
-        def add(total, index):
-            x = of_members(rows, index)
-            probs, loc = self.probs[index[0]], of_members(self.loc, index)
-            slabs = jnp.sum((of_members(self.scale_tril, index).T @ x) ** 2, axis=0)
+        def add(total, group):
+            index, root = group
+            x, loc = of_members(rows, index), of_members(self.loc, index)
+            probs = self.probs[index[0]]
+            slabs = jnp.sum((root.T @ x) ** 2, axis=0)
             return total + probs * (slabs + (1 - probs) * (loc @ x) ** 2), None
 
-        zero = jnp.zeros(rows.shape[1], rows.dtype)
-        return lax.scan(add, zero, jnp.asarray(self.members))[0]
+        total = jnp.zeros(rows.shape[1], rows.dtype)
+        for members, roots in zip(self.stacks, self.roots, strict=True):
+            total, _ = lax.scan(add, total, (jnp.asarray(members), roots))
+        return total
+
+    @property
+    def roots(self) -> list[Float[Array, "G K K"]]:
+        """Cholesky factors of the groups; of what is not there 1."""
+        return roots_of(self.scale_tril, self.stacks)
 
     @property
     def slab_moments(self) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
@@ -227,22 +279,15 @@ class GroupedMeanField(NamedTuple):
 
     def divergence(self, prior: Prior) -> Float[Array, ""]:
         """``KL(q(w_tilde, s) || p)``; the spikes have the log odds of their first members."""
-        firsts = self.members[:, 0]
+        firsts = self.firsts
         spikes = spike_divergence(
             self.probs[firsts], Prior(prior.log_odds[firsts], prior.variance[firsts])
         )
+        own = of_weights([_diagonal(x) for x in self.roots], self.stacks, self.loc.size)
         second_moment = (self.loc**2 + self.scale**2) / prior.variance
-        slab = 0.5 * (second_moment - 1.0 + jnp.log(prior.variance)) - jnp.log(jnp.abs(self.own))
+        slab = 0.5 * (second_moment - 1.0 + jnp.log(prior.variance)) - jnp.log(jnp.abs(own))
         return spikes + jnp.sum(self.probs * slab)
 
-    @property
-    def own(self) -> Float[Array, " P"]:
-        """Diagonal of the Cholesky factors."""
-        return own_of(self.scale_tril, self.members)
 
-
-def own_of(scale_tril: Float[Array, "P K"], members: Any) -> Float[Array, " P"]:
-    """Diagonal of the Cholesky factors of groups."""
-    place = np.broadcast_to(np.arange(members.shape[1]), members.shape)
-    column = of_weights(jnp.asarray(place), members, scale_tril.shape[0])
-    return jnp.take_along_axis(scale_tril, column[:, None], axis=1)[:, 0]
+def _diagonal(roots: Float[Array, "G K K"]) -> Float[Array, "G K"]:
+    return jnp.diagonal(roots, axis1=1, axis2=2)

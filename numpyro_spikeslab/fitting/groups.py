@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that share a spike, in a paired guide: their parameters, and how they are sampled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxtyping import Array, Float
@@ -13,7 +13,14 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_spikeslab.algebra.groups import GroupedMeanField, members_of, of_members, of_weights
+from numpyro_spikeslab.algebra.groups import (
+    GroupedMeanField,
+    Stacks,
+    of_members,
+    of_weights,
+    stacks_of,
+    width,
+)
 from numpyro_spikeslab.distributions import GroupedNormal
 from numpyro_spikeslab.reading.form import Form, Pair
 
@@ -30,19 +37,14 @@ def start_groups(pair: Pair, key: str, scale: Any) -> dict[str, tuple[Any, Any]]
     return {
         key.format("probs"): (jnp.full_like(scale, 0.5), constraints.unit_interval),
         key.format("loc"): (jnp.zeros_like(scale), constraints.real),
-        key.format("scale_tril"): (diagonal(scale, members_of(pair.groups)), constraints.real),
+        key.format("scale_tril"): (diagonal(scale, stacks_of(pair.groups)), constraints.real),
     }
 
 
-def diagonal(scale: Any, members: Any) -> Float[Array, "P K"]:
+def diagonal(scale: Any, stacks: Stacks) -> Float[Array, "P K"]:
     """The Cholesky factors of independent slabs, by their rows."""
-    one = jnp.eye(members.shape[1])
-    return of_weights(of_members(scale, members)[..., None] * one, members, scale.size)
-
-
-def lower(scale_tril: Any, members: Any) -> Float[Array, "P K"]:
-    """Without what is above the diagonal, where a gradient or a user may have put something."""
-    return of_weights(jnp.tril(of_members(scale_tril, members)), members, len(scale_tril))
+    each = [of_members(scale, x)[..., None] * jnp.eye(x.shape[1]) for x in stacks]
+    return of_weights(each, stacks, scale.size)
 
 
 def sample_groups(
@@ -56,23 +58,24 @@ def sample_groups(
     """
     assert pair.groups is not None
     probs, loc, scale_tril = params
-    members = members_of(pair.groups)
+    stacks = stacks_of(pair.groups)
     with within(pair.spike):
-        spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=_by_group(probs, members)))
+        spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=_by_spike(probs, pair.groups)))
     on = pair.of_weights(spike)
-    root = jnp.where(on[:, None] > 0, lower(scale_tril, members), diagonal(prior_scale, members))
+    rows = jnp.where(on[:, None] > 0, scale_tril, diagonal(prior_scale, stacks))
     joint = numpyro.sample(
-        site, GroupedNormal(on * loc, root, members), infer={"is_auxiliary": True}
+        site, GroupedNormal(on * loc, rows, stacks), infer={"is_auxiliary": True}
     )
     with within(pair.slab):
         slab = numpyro.sample(pair.slab, dist.Delta(joint))
     return {pair.spike: spike, pair.slab: slab}
 
 
-def _by_group(probs: Any, members: Any) -> Float[Array, " G"]:
-    """Of members, whose parameters are equal unless somebody has set them."""
-    count = np.sum(members < probs.size, axis=1)
-    return jnp.sum(of_members(probs, members), axis=1) / count
+def _by_spike(probs: Any, groups: Sequence[int]) -> Float[Array, " G"]:
+    """Means of members, whose parameters are equal unless somebody has set them."""
+    index = np.asarray(groups)
+    count = np.bincount(index)
+    return jnp.zeros(len(count), probs.dtype).at[index].add(probs) / count
 
 
 def pack_groups(form: Form, params: dict[str, Any], key: str) -> GroupedMeanField:
@@ -81,17 +84,15 @@ def pack_groups(form: Form, params: dict[str, Any], key: str) -> GroupedMeanFiel
     :param key: name of a parameter, with braces for those of the weights and of the part.
     """
     assert form.groups is not None
-    members = members_of(form.groups)
-    tril = []
+    stacks, tril = stacks_of(form.groups), []
     for pair in form.pairs:
         part = "scale" if pair.groups is None else "scale_tril"
         own = params[key.format(pair.name, part)]
         own = own.reshape(pair.size, -1)
-        tril.append(jnp.pad(own, ((0, 0), (0, members.shape[1] - own.shape[1]))))
+        tril.append(jnp.pad(own, ((0, 0), (0, width(stacks) - own.shape[1]))))
     probs, loc = (form.join(params, key.format("{}", part)) for part in ("probs", "loc"))
-    probs = _by_group(probs, members)[np.asarray(form.groups)]
-    rows = lower(jnp.concatenate(tril), members)
-    return GroupedMeanField(probs, loc, rows, jnp.asarray(members))
+    probs = _by_spike(probs, form.groups)[np.asarray(form.groups)]
+    return GroupedMeanField(probs, loc, jnp.concatenate(tril), stacks)
 
 
 def unpack_groups(form: Form, factors: GroupedMeanField, key: str) -> dict[str, Any]:
@@ -103,6 +104,6 @@ def unpack_groups(form: Form, factors: GroupedMeanField, key: str) -> dict[str, 
         if pair.groups is None:
             params[key.format(pair.name, "scale")] = rows[:, 0].reshape(pair.shape)
         else:
-            size = members_of(pair.groups).shape[1]
+            size = width(stacks_of(pair.groups))
             params[key.format(pair.name, "scale_tril")] = rows[:, :size]
     return params

@@ -50,10 +50,11 @@ class PairedGuide(FunctionGuide):
     - ``w_{prefix}_scale``, its standard deviation given inclusion.
 
     Given exclusion the slab has its prior, as in the true posterior. Weights that share a spike
-    (``groups`` of :func:`~numpyro_spikeslab.spike_slab`) have one joint factor for each group: of P
-    weights whose largest group has K members, ``probs`` has the same value for all members, and in
-    place of the scale there is ``w_{prefix}_scale_tril``, shape (P, K), for each weight its row of
-    the Cholesky factor of its group's covariance, filled up with zeros. The functions of
+    (``groups`` of :func:`~numpyro_spikeslab.spike_slab`) have one joint factor for each group:
+    ``probs`` has the same value for all members, and in place of the scale there is
+    ``w_{prefix}_scale_tril``, shape (P, K), for each weight its row of the Cholesky factor of its
+    group's covariance, filled up with zeros; K is the size of the largest group, rounded up to a
+    power of two. The functions of
     ``latent_functions("phi", ...)`` are Gaussian, independent of each other: their prior times
     ``exp(linear * phi - precision * phi**2 / 2)`` at each input, with the parameters
     ``phi_{prefix}_precision`` and ``phi_{prefix}_linear``, each of shape (M, N). The optimum is of

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import flips
 from numpyro_spikeslab.algebra.entries import block_sums, over_blocks
-from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, members_of
+from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, stacks_of
 from numpyro_spikeslab.algebra.pairs import (
     Prior,
     feature_rows,
@@ -204,7 +204,7 @@ def _draw_columns(
     precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
     if (groups := reading.form.groups) is not None:
         rows = feature_rows(design, current.size)
-        return gibbs_group_sweep(key, members_of(groups), rows, residual, current, precision, prior)
+        return gibbs_group_sweep(key, stacks_of(groups), rows, residual, current, precision, prior)
     if not moves:
         return gibbs_sweep(key, design, residual, current, precision, prior)
     key_pairs, key_moves = random.split(key)

@@ -20,7 +20,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Gibbs, Predictive
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, members_of
+from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, stacks_of
 from numpyro_spikeslab.algebra.pairs import Prior
 
 KEY = random.key(0)
@@ -62,9 +62,13 @@ def sampled(kernel, *args, num_samples=10_000, **options):
     return mcmc
 
 
-def test_members_of_groups():
-    np.testing.assert_array_equal(members_of(GROUPS), [[1, 6, 6], [0, 2, 5], [3, 4, 6]])
-    np.testing.assert_array_equal(members_of([0]), [[0]])
+def test_groups_of_similar_sizes_are_in_one_stack():
+    one, two, four = stacks_of((1, 0, 1, 2, 2, 1, 3))
+    np.testing.assert_array_equal(one, [[1], [6]])
+    np.testing.assert_array_equal(two, [[3, 4]])
+    np.testing.assert_array_equal(four, [[0, 2, 5, 7]])
+    (alone,) = stacks_of([0])
+    np.testing.assert_array_equal(alone, [[0]])
 
 
 def test_draws_have_the_exact_posterior():
@@ -93,7 +97,7 @@ def test_a_sweep_of_groups_of_one_is_that_of_pairs(x64):
     prior = Prior(jnp.asarray(log_odds), jnp.asarray(SCALE**2))
     one = truth.regression(X[:, :1], y, 0.7, 0.3, SCALE[0])
     found = gibbs_group_sweep(
-        KEY, members_of(range(6)), jnp.asarray(X.T), jnp.asarray(y), jnp.zeros(6), 0.7**-2, prior
+        KEY, stacks_of(range(6)), jnp.asarray(X.T), jnp.asarray(y), jnp.zeros(6), 0.7**-2, prior
     )
     np.testing.assert_allclose(found[2][0], truth.enumerate_models(one).inclusion[0], rtol=1e-10)
 
