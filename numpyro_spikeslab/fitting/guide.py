@@ -449,13 +449,16 @@ class SpikeSlabGuide(AutoGuide):
     def _own_quantiles(self, params, levels, args, kwargs) -> dict[str, Any]:
         """Quantiles of weights, spikes, slabs and latent functions."""
         found = {}
-        whole = slice(None)
-        firsts = {pair.name: whole if pair.groups is None else pair.firsts for pair in self.pairs}
+        if (args or kwargs) and not self.pairs:
+            self.set_up(args, kwargs)
+        # without arguments a guide that has not been called knows of no groups
+        known = {pair.name: pair for pair in self.pairs}
         for name in self._pair_names(params):
             probs, loc, scale = self._marginal(name, params)
             q = jnp.reshape(jnp.asarray(levels, loc.dtype), (-1,) + (1,) * loc.ndim)
             found[name] = SpikeSlab(probs, scale, loc).icdf(q)
-            found[f"{name}_spike"] = (q > 1.0 - probs).astype(int)[..., firsts[name]]
+            spike = (q > 1.0 - probs).astype(int)
+            found[f"{name}_spike"] = known[name].of_spikes(spike) if name in known else spike
             found[f"{name}_slab"] = dist.Normal(loc, scale).icdf(q)
         moments = self._function_moments(params, args, kwargs) if args or kwargs else {}
         for name, (mean, variance) in moments.items():

@@ -61,8 +61,8 @@ class Pair(NamedTuple):
         return spikes if self.groups is None else spikes[..., np.asarray(self.groups)]
 
     def of_spikes(self, x: Any) -> Any:
-        """What weights have in common that share a spike, (P,), in the shape of the spikes."""
-        return x if self.groups is None else x[self.firsts]
+        """What weights have in common that share a spike, by spikes; leading axes stay."""
+        return x if self.groups is None else x[..., self.firsts]
 
 
 class Role(NamedTuple):

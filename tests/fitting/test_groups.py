@@ -181,6 +181,7 @@ def test_fits_of_groups_in_numpyro_and_arviz():
     np.testing.assert_array_equal(
         again.inclusion_probabilities(params)["w"], guide.inclusion_probabilities(params)["w"]
     )
+    assert again.median(params, X, y)["w_spike"].shape == (3,)
     quantiles = guide.quantiles(params, [0.1, 0.9], X, y)
     assert quantiles["w"].shape == (2, 6)
     assert quantiles["w_spike"].shape == (2, 3)
