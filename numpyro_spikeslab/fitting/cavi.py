@@ -2,10 +2,10 @@
 """Coordinate ascent variational inference behind NumPyro's SVI interface."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 import warnings
 
-from jaxtyping import Array, Float
+from jaxtyping import Array
 import numpy as np
 from tqdm import tqdm
 
@@ -35,7 +35,9 @@ from numpyro_spikeslab.fitting.posterior import (
     spec_of,
     strong,
 )
+from numpyro_spikeslab.fitting.refusals import refuse, refuse_other_guide
 from numpyro_spikeslab.fitting.run import (
+    CAVIRunResult,
     Plan,
     Task,
     check_end,
@@ -45,7 +47,8 @@ from numpyro_spikeslab.fitting.run import (
     stages,
 )
 from numpyro_spikeslab.fitting.starts import start_alone, start_random
-from numpyro_spikeslab.reading.form import ENTRIES, param_name
+from numpyro_spikeslab.fitting.stochastic import Known, stream_of
+from numpyro_spikeslab.reading.form import param_name
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reader, Reading
 
@@ -64,25 +67,6 @@ NUM_IMPROVEMENTS = 10
 
 AUTOMATIC: Any = "automatic"
 """The temperature of a CAVI that was given none."""
-
-
-class CAVIRunResult(NamedTuple):
-    """What :meth:`CAVI.run` returns: the fields of NumPyro's ``SVIRunResult`` and two more.
-
-    - **params** - the fitted parameters.
-    - **state** - the last state.
-    - **losses** - the exact negative evidence lower bound after every step. Under a transformation
-      of the caller their number is fixed, and the last one fills the steps that ``tol`` saved.
-    - **converged** - whether the run stopped by ``tol``; `None` if there was no ``tol``.
-    - **restarts** - the bound of each start, at the end or, with latent functions, where they were
-      compared; `None` for a single start, after Ctrl-C, and under a transformation.
-    """
-
-    params: dict[str, Any]
-    state: SVIState
-    losses: Float[Array, " steps"]
-    converged: Any
-    restarts: Float[np.ndarray, " starts"] | None = None
 
 
 class CAVI(SVI):
@@ -109,10 +93,21 @@ class CAVI(SVI):
         with latent functions.
     :param plain: with latent functions, the plain variational EM of the paper's supplement, for
         comparison: one random start, no moves.
+    :param num_tasks: with latent functions, number of all tasks where a call has a batch of them.
+        Then :meth:`update` is a stochastic step: it settles the weights of the batch, and takes
+        what the batch says, times ``num_tasks / batch size``, for what all tasks say. States keep
+        that, and weights of the last batch. Losses are the negative bound, estimated for all tasks.
+        :meth:`run` stays the ordinary fit of the tasks that it is given: of a first batch, it is
+        the start to recommend. The default, `None`, is for tasks that are all there.
+    :param learning_rate: maps a step on a batch to the weight of what the batch says, in [0, 1], as
+        an optax schedule maps; at 0 a step settles weights and leaves all that tasks share. The
+        default is :func:`~numpyro_spikeslab.fitting.stochastic.forgetting`,
+        ``(10 + step) ** -0.7``, which ends at an optimum and does not forget its start at once.
     :param static_kwargs: static keyword arguments of the model, as in SVI.
     :raises TypeError: if the guide is of another class.
     :raises ValueError: at ``init`` or ``run``, if the model does not fit or the data are bad; the
-        message names the site and the remedy. If ``plain`` is given without latent functions.
+        message names the site and the remedy. If ``plain`` is given without latent functions, or
+        ``learning_rate`` without ``num_tasks``; at ``update``, if the batch does not fit these.
 
     A model whose observed Normal site has the location ``offset + W phi``, with ``phi`` from
     :func:`~numpyro_spikeslab.latent_functions`, such as :func:`~numpyro_spikeslab.models.mtmkl`, is
@@ -155,6 +150,8 @@ class CAVI(SVI):
         temperature: Callable[[Any], Any] | None = AUTOMATIC,
         num_restarts: int | None = None,
         plain: bool = False,
+        num_tasks: int | None = None,
+        learning_rate: Callable[[Any], Any] | None = None,
         **static_kwargs: Any,
     ) -> None:
         if not isinstance(guide, SpikeSlabGuide):
@@ -175,6 +172,7 @@ class CAVI(SVI):
         self.temperature = temperature
         self.num_restarts = num_restarts
         self.plain = plain
+        self.stream = stream_of(num_tasks, learning_rate)
         self._read = Reader(model, "CAVI", guide.joint)
         self._supports: dict[str, Any] = {}
         self._last_data: Any = None
@@ -186,7 +184,7 @@ class CAVI(SVI):
 
     def _task(self, args: tuple, kwargs: dict[str, Any]) -> Task:
         reading = self._read(args, {**kwargs, **self.static_kwargs})
-        self._refuse(reading)
+        refuse(self.guide, self.plain, reading)
         temperature = self.temperature
         # of a pickle it is an equal string, not the same one
         if temperature == AUTOMATIC:
@@ -204,46 +202,6 @@ class CAVI(SVI):
         """Support of a free site; the start of the guide has to have been made."""
         return self._supports.get(site, constraints.real)
 
-    def _refuse_other_guide(self, reading: Reading) -> None:
-        given, own = ([pair.name for pair in x] for x in (reading.form.pairs, self.guide.pairs))
-        if own and own != given:
-            raise ValueError(
-                f"CAVI: the weights of the model are {given} and those of the guide {own}. A guide "
-                "is made for one model: give CAVI that of its own."
-            )
-
-    def _refuse(self, reading: Reading) -> None:
-        """Models that the samplers take and a fit does not."""
-        form = reading.form
-        self._refuse_other_guide(reading)
-        names = [name for name in self.guide.functions if name in form.others]
-        if names:
-            shape = form.pairs[0].shape
-            raise ValueError(
-                f"CAVI: the location of {form.likelihood!r} is not `offset + {form.pairs[0].name} "
-                f"@ {names[0]}` (or its transpose) with weights of shape {shape} and the functions "
-                f"{names[0]!r}. Write it so, with one set of weights of shape (Q, M) and M "
-                "functions, or sample the model."
-            )
-        if self.plain and reading.functions is None:
-            raise ValueError(
-                "CAVI: `plain` has no effect on a model without latent functions. Leave it out; "
-                "`temperature=None` gives the paper's updates."
-            )
-        if form.kind == ENTRIES and not (reading.functions and reading.functions.is_white):
-            raise ValueError(
-                f"CAVI: the observations {form.likelihood!r} are entries of a table, for which the "
-                f"functions {form.functions!r} must be 'white' with a mean of zero, as in "
-                "models.factor_analysis. For others give the whole table, with NaN where entries "
-                "are missing."
-            )
-        if reading.strangers:
-            raise ValueError(
-                f"CAVI: the prior of the latent functions {form.functions!r} depends on "
-                f"{list(reading.strangers)}. Only the kernel parameters that `latent_functions` "
-                "makes itself are supported."
-            )
-
     # The interface of SVI
 
     def init(
@@ -258,10 +216,17 @@ class CAVI(SVI):
         :raises ValueError: if the model does not fit, or for unknown names or other shapes in
             ``init_params``.
         """
+        state = self._init(rng_key, args, kwargs, init_params)
+        if self.stream is None:
+            return state
+        task = self._task(args, kwargs)
+        return self._streamed(task, state, self._known(task, state))
+
+    def _init(self, rng_key: Array, args: tuple, kwargs: dict, init_params: Any) -> SVIState:
         every = {**kwargs, **self.static_kwargs}
         # its errors say more than those of the guide
         reading = self._read(args, every)
-        self._refuse_other_guide(reading)
+        refuse_other_guide(self.guide, reading)
         self.guide.set_up(args, every)
         self._check_inner()
         params = self._start_params(reading)
@@ -332,9 +297,14 @@ class CAVI(SVI):
         :param svi_state: the current state.
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
-        :return: the new state and the exact negative bound at it.
+        :return: the new state and the exact negative bound at it; with ``num_tasks`` an estimate.
         """
         task = self._task(args, kwargs)
+        if self.stream is not None:
+            # another size of batch has parameters of other shapes
+            self.guide.set_up(args, {**kwargs, **self.static_kwargs})
+            known, loss = self.stream.update(task, self._known(task, svi_state))
+            return self._streamed(task, svi_state, known), loss
         progress, _ = advance(task.spec, task.data, self._progress(task, svi_state), 1, -1.0)
         return self._state(task, svi_state, progress), progress.loss
 
@@ -343,13 +313,16 @@ class CAVI(SVI):
         return self.update(svi_state, *args, **kwargs)
 
     def evaluate(self, svi_state: SVIState, *args: Any, **kwargs: Any) -> Any:
-        """The exact negative bound at a state.
+        """The exact negative bound at a state; with ``num_tasks`` an estimate for all tasks, from
+        the weights that the functions of the state give to the batch.
 
         :param svi_state: a state.
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
         """
         task = self._task(args, kwargs)
+        if self.stream is not None:
+            return self.stream.evaluate(task, self._known(task, svi_state))
         return -_bound(task.spec, task.data, self._posterior(task, svi_state))
 
     def run(
@@ -388,7 +361,7 @@ class CAVI(SVI):
             raise ValueError("CAVI.run: forward_mode_differentiation must be False.")
         state = init_state
         if state is None:
-            state = self.init(rng_key, *args, init_params=init_params, **kwargs)
+            state = self._init(rng_key, args, kwargs, init_params)
         task = self._task(args, kwargs)
         number = self.num_restarts or 1
         if task.reading.functions is not None and self.num_restarts is None:
@@ -448,6 +421,22 @@ class CAVI(SVI):
         rng_key = random.split(state.rng_key)[0]
         params = self.guide.unpack(task.reading, progress.posterior, self.get_params(state))
         return SVIState((progress.step, params, progress.posterior), None, rng_key)
+
+    def _known(self, task: Task, state: SVIState) -> Known:
+        """What batches have told; of the state of an ordinary fit, what its tasks say of all."""
+        assert self.stream is not None
+        step, _, posterior, *tallies = state.optim_state
+        if tallies:
+            return Known(step, posterior, *tallies)
+        posterior = self._posterior(task, state) if posterior is None else posterior
+        return self.stream.start(task, posterior)
+
+    def _streamed(self, task: Task, state: SVIState, known: Known) -> SVIState:
+        params, last = self.get_params(state), state.optim_state[2]
+        if last is not None and last.weights.probs.shape != task.spec.form.shape:
+            params = self._start_params(task.reading)
+        params = self.guide.unpack(task.reading, known.posterior, params)
+        return SVIState((known.step, params, *known[1:]), None, random.split(state.rng_key)[0])
 
     def _check_inner(self) -> None:
         if self.guide.inner is not None and not isinstance(self.guide.inner, AutoDelta):

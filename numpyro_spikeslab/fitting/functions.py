@@ -303,31 +303,32 @@ def prior_is_better(prior: FunctionPrior, posterior: Posterior, terms: Terms) ->
 
 
 def sweep_plain(
-    spec: Spec, data: Data, at: View, posterior: Posterior, temperature: Any
+    spec: Spec, data: Data, at: View, posterior: Posterior, temperature: Any, update: Any = None
 ) -> tuple[Posterior, Float[Array, " Q"]]:
     """The variational EM iteration of the paper: functions, then weights.
 
+    :param update: of a function from its terms; the default is :func:`update_function_plain`.
     :return: the posterior and the expected squares of what each task leaves.
     """
-    prior = function_prior(spec, data, at)
+    update = update or partial(update_function_plain, function_prior(spec, data, at))
     paired: Any = posterior.weights
     if at.relative.shape[1] == 1:
         start = jnp.zeros_like(_functions(posterior).mean)
-        posterior = visit_block(prior, at, posterior, at.relative * at.Y, start)
+        posterior = visit_block(update, at, posterior, at.relative * at.Y, start)
         stats = gram(at, _functions(posterior).mean, _functions(posterior).var)
     else:
-        posterior, stats = visit_blocks(prior, at, posterior), None
+        posterior, stats = visit_blocks(update, at, posterior), None
     functions = _functions(posterior)
     weights, squares = sweep_weights(at, functions.mean, functions.var, stats, paired, temperature)
     return posterior._replace(weights=weights), squares
 
 
-def visit_blocks(prior: FunctionPrior, at: View, posterior: Posterior) -> Posterior:
+def visit_blocks(update: Callable, at: View, posterior: Posterior) -> Posterior:
     """All functions in turn where tasks weigh the points each in its own way.
 
     At each point there are other products of the weights, so they are those of one block.
     """
-    M = len(prior.mean)
+    M = len(_functions(posterior).mean)
     size = min(TASK_BLOCK_SIZE, M)
 
     def visit(k, carry):
@@ -335,7 +336,7 @@ def visit_blocks(prior: FunctionPrior, at: View, posterior: Posterior) -> Poster
         # the last block may begin among functions that have been visited
         start = jnp.minimum(k * size, M - size)
         before = jax.lax.dynamic_slice_in_dim(_functions(posterior).mean, start, size)
-        posterior = visit_block(prior, at, posterior, left, before, start, k * size - start)
+        posterior = visit_block(update, at, posterior, left, before, start, k * size - start)
         after = jax.lax.dynamic_slice_in_dim(_functions(posterior).mean, start, size)
         weights = jax.lax.dynamic_slice_in_dim(posterior.weights.mean, start, size, 1)
         return posterior, left - at.relative * ((after - before).T @ weights.T)
@@ -345,7 +346,7 @@ def visit_blocks(prior: FunctionPrior, at: View, posterior: Posterior) -> Poster
 
 
 def visit_block(
-    prior: FunctionPrior,
+    update: Callable[[Posterior, Terms], Posterior],
     at: View,
     posterior: Posterior,
     left: Float[Array, "N Q"],
@@ -370,7 +371,7 @@ def visit_block(
 
     def visit(j, posterior):
         found = terms(cut(_functions(posterior).mean, 0), j)
-        return update_function_plain(prior, posterior, found._replace(m=start + j))
+        return update(posterior, found._replace(m=start + j))
 
     return jax.lax.fori_loop(first, size, visit, posterior)
 
@@ -383,7 +384,6 @@ def sweep(
     :return: the posterior and the expected squares of what each task leaves.
     """
     prior = function_prior(spec, data, base)
-
     M = spec.form.num_features
 
     def update(m, at, posterior):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The variational posterior of a model, and the exact bound that it reaches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -186,12 +186,15 @@ def function_prior(spec: Spec, data: Data, at: View) -> FunctionPrior:
     return FunctionPrior(data.kernel, data.mean, spec.parameters, at.priors)
 
 
-def log_prior(spec: Spec, at: View, values: dict[str, Any]) -> Any:
-    """Log density of the sites with a role and of the kernels' parameters."""
+def log_prior(spec: Spec, at: View, values: dict[str, Any], without: Collection[str] = ()) -> Any:
+    """Log density of the sites with a role and of the kernels' parameters.
+
+    :param without: names of sites that are left out.
+    """
     names = [*spec.form.kernels, *(role.site for role in spec.form.roles)]
     total = jnp.zeros(())
     for name in names:
-        if name in at.priors:
+        if name in at.priors and name not in without:
             total += jnp.sum(at.priors[name].log_prob(values[name]))
     return total
 
@@ -264,22 +267,58 @@ def residual_of(spec: Spec, data: Data, at: View, posterior: Posterior) -> Float
 
 def with_modes(spec: Spec, data: Data, at: View, posterior: Posterior, squares: Any) -> Posterior:
     """Sites with a role at their maximum a posteriori (supplement 1.2)."""
-    values = dict(posterior.values)
-    count, second = posterior.weights.slab_moments
+    tallies = tallies_of(spec, data, at, posterior, squares)
+    return posterior._replace(values=modes_of(spec, at, posterior.values, tallies))
+
+
+class Tally(NamedTuple):
+    """All that weights and tasks say of a site with a role.
+
+    - **count** - how many weights, slabs or observations there are for each entry.
+    - **total** - sum of their inclusion probabilities, expected squares, or squares left.
+    """
+
+    count: Any
+    total: Any
+
+
+def tallies_of(
+    spec: Spec, data: Data, at: View, posterior: Posterior, squares: Any
+) -> dict[str, Tally]:
+    """What the weights and tasks say of each site with a role."""
+    slabs, second = posterior.weights.slab_moments
     probs = posterior.weights.probs
+    parts = {
+        "inclusion": Tally(jnp.ones_like(probs), probs),
+        "slab": Tally(slabs, second),
+        "noise": Tally(at.count, squares),
+    }
+    found = {}
     for role in spec.form.roles:
-        value, index, prior = values[role.site], data.indices[role.site], at.priors.get(role.site)
-        if role.part == "inclusion":
-            total = tally(jnp.ones_like(probs), index, value)
-            new = inclusion_mode(tally(probs, index, value), total, prior)
-        elif role.part == "slab":
-            new = scale_mode(tally(count, index, value), tally(second, index, value), prior, value)
-        else:
+        value, index = posterior.values[role.site], data.indices[role.site]
+        if role.part == "noise":
             index = jnp.broadcast_to(index, squares.shape)
-            counts, sums = tally(at.count, index, value), tally(squares, index, value)
-            new = scale_mode(counts, sums, prior, value, floor=_noise_floor(at))
+        found[role.site] = Tally(*(tally(x, index, value) for x in parts[role.part]))
+    return found
+
+
+def modes_of(
+    spec: Spec, at: View, values: dict[str, Any], tallies: dict[str, Tally]
+) -> dict[str, Any]:
+    """The values with each site of the tallies at its maximum."""
+    values = dict(values)
+    for role in spec.form.roles:
+        if role.site not in tallies:
+            continue
+        value, prior = values[role.site], at.priors.get(role.site)
+        count, total = tallies[role.site]
+        if role.part == "inclusion":
+            new = inclusion_mode(total, count, prior)
+        else:
+            floor = _noise_floor(at) if role.part == "noise" else 0.0
+            new = scale_mode(count, total, prior, value, floor=floor)
         values[role.site] = jnp.asarray(new, jnp.result_type(value))
-    return posterior._replace(values=values)
+    return values
 
 
 def with_coefficients(spec: Spec, data: Data, posterior: Posterior) -> Posterior:

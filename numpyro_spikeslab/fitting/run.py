@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 import warnings
 
-from jaxtyping import Array
+from jaxtyping import Array, Float
 import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
@@ -15,6 +15,8 @@ from tqdm import tqdm
 import jax
 from jax import random
 import jax.numpy as jnp
+
+from numpyro.infer.svi import SVIState
 
 from numpyro_spikeslab.fitting.ascent import CHUNK, Fit, Progress, Stage, advance, begin, best_of
 from numpyro_spikeslab.fitting.posterior import Data, Spec, view_at
@@ -52,6 +54,25 @@ class Plan(NamedTuple):
     number: int
     num_steps: int
     threshold: float
+
+
+class CAVIRunResult(NamedTuple):
+    """What :meth:`CAVI.run` returns: the fields of NumPyro's ``SVIRunResult`` and two more.
+
+    - **params** - the fitted parameters.
+    - **state** - the last state.
+    - **losses** - the exact negative evidence lower bound after every step. Under a transformation
+      of the caller their number is fixed, and the last one fills the steps that ``tol`` saved.
+    - **converged** - whether the run stopped by ``tol``; `None` if there was no ``tol``.
+    - **restarts** - the bound of each start, at the end or, with latent functions, where they were
+      compared; `None` for a single start, after Ctrl-C, and under a transformation.
+    """
+
+    params: dict[str, Any]
+    state: SVIState
+    losses: Float[Array, " steps"]
+    converged: Any
+    restarts: Float[np.ndarray, " starts"] | None = None
 
 
 def one_blas_thread(task: Task) -> AbstractContextManager:

@@ -41,7 +41,7 @@ from numpyro_spikeslab.reading.program import (
     seen_anew,
     stand_ins,
 )
-from numpyro_spikeslab.reading.proof import Subject, prove
+from numpyro_spikeslab.reading.proof import Proof, Subject, prove
 from numpyro_spikeslab.reading.settle import only_known, possible_forms, settle
 from numpyro_spikeslab.reading.view import View, shared_features, view, whitened_design
 
@@ -207,15 +207,19 @@ class Reader:
             shapes = _shapes(generic)
             program, constants = program_of(self.model, args, kwargs, pairs, shapes)
             key = (program, generic, pairs)
+            proof = None
             if self._last is not None:
-                known, kept, reading = self._last
+                known, kept, reading, proved = self._last
                 if known == key and same_constants(kept, constants):
                     return reading
+                # it is of the program, whatever the data
+                proof = proved if known == key else None
             kept = keep_constants(constants)
             subject = Subject(trace, shapes, pairs, program, on_device(constants), self.user)
-            reading = _read(subject, generic, more, self.joint)
+            proof = proof or prove(subject)
+            reading = _read(subject, proof, generic, more, self.joint)
             if are_concrete(constants):
-                self._last = key, kept, reading
+                self._last = key, kept, reading, proof
             return reading
 
     def __getstate__(self) -> dict[str, Any]:
@@ -227,8 +231,7 @@ def _shapes(generic: Program) -> dict[str, Any]:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), outputs)
 
 
-def _read(subject: Subject, generic: Program, more: tuple, joint: bool) -> Reading:
-    proof = prove(subject)
+def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: bool) -> Reading:
     forms = possible_forms(subject, proof, joint)
     concrete, along = are_concrete((subject.constants, more)), directions(forms)
     with outside_transformations():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sweeps over latent functions, against dense algebra and finite differences."""
 
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -84,7 +85,8 @@ def test_blocks_of_functions_are_visited_one_after_the_other(size, monkeypatch):
     assert at.relative.shape[1] > 1
     for m in range(M):
         expected = update_function_plain(found.prior, expected, terms_of(at, expected, m))
-    blocks = jax.jit(lambda at, posterior: visit_blocks(found.prior, at, posterior))
+    update = partial(update_function_plain, found.prior)
+    blocks = jax.jit(lambda at, posterior: visit_blocks(update, at, posterior))
     visited = blocks(at, found.posterior)
     for x, y in zip(visited.functions, expected.functions, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-8)

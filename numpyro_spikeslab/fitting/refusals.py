@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a fit does not take."""
+
+from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
+from numpyro_spikeslab.reading.form import ENTRIES
+from numpyro_spikeslab.reading.reader import Reading
+
+
+def refuse_other_guide(guide: SpikeSlabGuide, reading: Reading) -> None:
+    """A guide of another model."""
+    given, own = ([pair.name for pair in x] for x in (reading.form.pairs, guide.pairs))
+    if own and own != given:
+        raise ValueError(
+            f"CAVI: the weights of the model are {given} and those of the guide {own}. A guide "
+            "is made for one model: give CAVI that of its own."
+        )
+
+
+def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
+    """Models that the samplers take and a fit does not."""
+    form = reading.form
+    refuse_other_guide(guide, reading)
+    names = [name for name in guide.functions if name in form.others]
+    if names:
+        shape = form.pairs[0].shape
+        raise ValueError(
+            f"CAVI: the location of {form.likelihood!r} is not `offset + {form.pairs[0].name} "
+            f"@ {names[0]}` (or its transpose) with weights of shape {shape} and the functions "
+            f"{names[0]!r}. Write it so, with one set of weights of shape (Q, M) and M "
+            "functions, or sample the model."
+        )
+    if plain and reading.functions is None:
+        raise ValueError(
+            "CAVI: `plain` has no effect on a model without latent functions. Leave it out; "
+            "`temperature=None` gives the paper's updates."
+        )
+    if form.kind == ENTRIES and not (reading.functions and reading.functions.is_white):
+        raise ValueError(
+            f"CAVI: the observations {form.likelihood!r} are entries of a table, for which the "
+            f"functions {form.functions!r} must be 'white' with a mean of zero, as in "
+            "models.factor_analysis. For others give the whole table, with NaN where entries "
+            "are missing."
+        )
+    if reading.strangers:
+        raise ValueError(
+            f"CAVI: the prior of the latent functions {form.functions!r} depends on "
+            f"{list(reading.strangers)}. Only the kernel parameters that `latent_functions` "
+            "makes itself are supported."
+        )

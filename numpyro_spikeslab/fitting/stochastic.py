@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Stochastic coordinate ascent: steps on batches of tasks that share latent functions.
+
+Weights, and what else belongs to a task, are local; functions, their kernels and the sites that
+tasks share are global (Hoffman, Blei, Wang and Paisley, 2013). A batch of B of Q tasks gives each
+function the terms :math:`\hat\alpha_m, \hat h_m`, so Q/B times these are an unbiased estimate of
+what all tasks say. A natural gradient step of length :math:`\rho_t` averages it with what is known,
+
+.. math::
+
+    \alpha_m \leftarrow (1 - \rho_t)\, \alpha_m + \rho_t \tfrac{Q}{B} \hat\alpha_m, \qquad
+    h_m \leftarrow (1 - \rho_t)\, h_m + \rho_t \tfrac{Q}{B} \hat h_m ,
+
+and with :math:`\rho_t = 1` and all tasks it is the sweep of the paper. Counts and sums of shared
+sites are averaged likewise.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float
+import numpy as np
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.fitting.functions import (
+    Terms,
+    condition,
+    sweep_plain,
+    update_function_plain,
+    with_kernels,
+)
+from numpyro_spikeslab.fitting.posterior import (
+    Data,
+    Posterior,
+    Spec,
+    Tally,
+    bound_given,
+    function_prior,
+    log_prior,
+    modes_of,
+    strong,
+    tallies_of,
+    view_at,
+    with_roles,
+)
+from numpyro_spikeslab.fitting.run import Task
+from numpyro_spikeslab.fitting.tasks import gram, keeps_gram, sweep_weights
+from numpyro_spikeslab.reading.form import FUNCTIONS
+from numpyro_spikeslab.reading.program import are_concrete
+from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.reading.view import View
+
+LOCAL_PASSES = 10
+"""Over the weights of a batch before its functions are visited; one more follows."""
+
+
+def forgetting(step: Any) -> Any:
+    """Default learning rate of a step on a batch: ``(10 + step) ** -0.7``, 0.2 at the first.
+
+    Its sum is infinite and that of its squares is finite, so that steps end at an optimum. It is
+    small from the beginning, for the start is a fit of a first batch, which a rate of 1 would
+    forget.
+    """
+    return (10.0 + step) ** -0.7
+
+
+class Known(NamedTuple):
+    """What batches have told so far of what all tasks share.
+
+    - **step** - number of the next step.
+    - **posterior** - its functions have the terms of all Q tasks; its weights are of one batch.
+    - **tallies** - of all Q tasks, for each site that they share.
+    """
+
+    step: Any
+    posterior: Posterior
+    tallies: dict[str, Tally]
+
+
+class Stream(NamedTuple):
+    """What stochastic steps are asked for.
+
+    - **num_tasks** - Q, of all batches together.
+    - **learning_rate** - maps a step to its rate.
+    """
+
+    num_tasks: int
+    learning_rate: Callable[[Any], Any]
+
+    def start(self, task: Task, posterior: Posterior) -> Known:
+        """After a fit of some tasks, which stand for all.
+
+        :param posterior: of a fit of as many tasks as it has weights of.
+        """
+        local = self.check(task)
+        number = len(posterior.weights.probs)
+        shares = Shares(*(self.num_tasks / n for n in (number, task.spec.form.num_tasks)))
+        probs = jnp.mean(posterior.weights.probs, axis=0)
+        return _start(task.spec, local, task.data, _resized(task, local, posterior), probs, shares)
+
+    def update(self, task: Task, known: Known) -> tuple[Known, Any]:
+        """One step on a batch.
+
+        :return: what is known then, and the negative bound, estimated for all tasks.
+        """
+        return self._step(task, known, self._rho(int(known.step)))
+
+    def evaluate(self, task: Task, known: Known) -> Any:
+        """The negative bound, estimated for all tasks from the weights of a batch."""
+        return self._step(task, known, 0.0)[1]
+
+    def _step(self, task: Task, known: Known, rho: float) -> tuple[Known, Any]:
+        spec, local = task.spec, self.check(task)
+        known = known._replace(posterior=_resized(task, local, known.posterior))
+        rate = Rate(rho, self.num_tasks / spec.form.num_tasks)
+        return advance(spec, local, task.data, known, rate)
+
+    def _rho(self, step: int) -> float:
+        """The learning rate of a step.
+
+        :raises ValueError: if it is outside [0, 1].
+        """
+        rho = float(self.learning_rate(step))
+        if not 0 <= rho <= 1:
+            raise ValueError(
+                f"CAVI: learning_rate must be in [0, 1], got {rho} at step {step}. A usual one is "
+                "`lambda step: (10.0 + step) ** -0.7`."
+            )
+        return rho
+
+    def check(self, task: Task) -> tuple[str, ...]:
+        """Names of the sites that are local.
+
+        :raises ValueError: if there can be no stochastic steps on this batch.
+        """
+        form, data = task.spec.form, task.data
+        if form.kind != FUNCTIONS:
+            raise ValueError(
+                f"CAVI: num_tasks asks for steps on batches of tasks that share latent functions, "
+                f"but the features of {form.likelihood!r} are of the kind {form.kind!r}. Leave it "
+                "out, or write the location as `W @ phi` of a whole table, with NaN where entries "
+                "are missing."
+            )
+        if form.free:
+            raise ValueError(
+                f"CAVI: num_tasks allows as other sites noise scales, inclusion probabilities and "
+                f"slab scales with their usual priors, but the model has {list(form.free)}. Take "
+                "them out, or condition on their values with `numpyro.handlers.condition`."
+            )
+        if not 2 <= form.num_tasks <= self.num_tasks:
+            raise ValueError(
+                f"CAVI: a batch must have between 2 and num_tasks={self.num_tasks} tasks, got "
+                f"{form.num_tasks}. num_tasks is the number of all tasks, not of a batch."
+            )
+        if not are_concrete(data):
+            raise ValueError(
+                "CAVI: steps on batches cannot stand under a transformation such as jit or vmap, "
+                "for each batch is read before it. Call update outside of it."
+            )
+        return local_sites(task.reading)
+
+
+def stream_of(num_tasks: Any, learning_rate: Any) -> Stream | None:
+    """What the arguments of a fit ask for; `None` where all tasks are there.
+
+    :raises ValueError: if they do not fit each other.
+    """
+    if num_tasks is None:
+        if learning_rate is not None:
+            raise ValueError(
+                "CAVI: learning_rate is of steps on batches of tasks, so it needs num_tasks, the "
+                "number of all tasks, which was not given. Give it, or leave learning_rate out."
+            )
+        return None
+    if not isinstance(num_tasks, int | np.integer) or num_tasks < 2:
+        raise ValueError(
+            f"CAVI: num_tasks must be the number of all tasks, an integer of at least 2, got "
+            f"{num_tasks!r}."
+        )
+    if learning_rate is not None and not callable(learning_rate):
+        raise ValueError(
+            f"CAVI: learning_rate must map a step to a rate, got {learning_rate!r}. For a constant "
+            f"one write `lambda step: {learning_rate!r}`."
+        )
+    return Stream(int(num_tasks), learning_rate or forgetting)
+
+
+def local_sites(reading: Reading) -> tuple[str, ...]:
+    """Sites of which each task has entries of its own, such as a noise scale of each."""
+    form, found = reading.form, []
+    for role in form.roles:
+        size = int(np.size(reading.generic[role.site]))
+        index = np.asarray(reading.indices[role.site])
+        shape = (form.num_tasks, 1) if role.part == "noise" else form.shape
+        if size < form.num_tasks or index.size != np.prod(shape):
+            continue
+        index, task = index.reshape(shape), np.arange(form.num_tasks)[:, None]
+        owner = np.full(size, -1)
+        owner[index] = task
+        if np.all(owner >= 0) and np.all(owner[index] == task):
+            found.append(role.site)
+    return tuple(found)
+
+
+def _resized(task: Task, local: tuple[str, ...], posterior: Posterior) -> Posterior:
+    """Without weights, and with local sites of the batch, at the mean of those that were there:
+    nothing is known of new tasks."""
+    form, values = task.spec.form, dict(posterior.values)
+    functions = posterior.functions
+    if functions is None or functions.mean.shape != (form.num_features, form.num_obs):
+        there = "none" if functions is None else f"functions of the shape {functions.mean.shape}"
+        raise ValueError(
+            f"CAVI: a batch has {form.num_features} functions at {form.num_obs} points, and the "
+            f"state has {there}. All batches must have the same points; begin anew with `init` "
+            "for others."
+        )
+    for site, value in values.items():
+        like = task.reading.generic[site]
+        if site in local:
+            values[site] = np.full(np.shape(like), np.mean(value), like.dtype)
+        elif np.shape(value) != np.shape(like):
+            raise ValueError(
+                f"CAVI: {site!r} has shape {np.shape(like)} in a batch and {np.shape(value)} in "
+                "the state. A site must have entries for each task, or the same in all batches."
+            )
+    nothing = jnp.zeros(form.shape, functions.mean.dtype)
+    weights = PairedMeanField(nothing, nothing, nothing)
+    return Posterior(weights, functions, values, None)
+
+
+def _shared(local: tuple[str, ...], tallies: dict[str, Tally]) -> dict[str, Tally]:
+    return {site: found for site, found in tallies.items() if site not in local}
+
+
+class Rate(NamedTuple):
+    """
+    - **rho** - the learning rate; 0 leaves all that tasks share as it is.
+    - **share** - Q/B, number of all tasks to one of the batch.
+    """
+
+    rho: Any
+    share: Any
+
+
+class Shares(NamedTuple):
+    """Number of all tasks to one of the fit that steps begin at, and to one of a batch."""
+
+    start: Any
+    batch: Any
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _start(
+    spec: Spec, local: tuple[str, ...], data: Data, posterior: Posterior, probs: Any, shares: Shares
+) -> Known:
+    """What a fit has told, as if all tasks were like those that it had.
+
+    These are not at hand: counts are of the batch, and sums follow from the values of the sites.
+
+    :param probs: mean inclusion probability of each function in that fit.
+    """
+    at = view_at(spec, data, posterior.values)
+    prior = function_prior(spec, data, at)
+
+    def visit(m, posterior):
+        functions: Any = posterior.functions
+        terms = Terms(m, shares.start * functions.alpha[m], shares.start * functions.h[m])
+        return condition(prior, posterior, terms, functions.theta[m], functions.step[m])
+
+    posterior = jax.lax.fori_loop(0, spec.form.num_features, visit, strong(posterior))
+    alike = posterior.weights._replace(probs=probs * jnp.ones_like(posterior.weights.probs))
+    counted = posterior._replace(weights=alike)
+    found, tallies = tallies_of(spec, data, at, counted, jnp.zeros_like(at.sigma2)), {}
+    for role in spec.form.roles:
+        value = posterior.values[role.site]
+        count = shares.batch * found[role.site].count
+        each = value if role.part == "inclusion" else value**2
+        tallies[role.site] = Tally(count, count * each)
+    tallies = _shared(local, tallies)
+    values = modes_of(spec, at, posterior.values, tallies)
+    return strong(Known(jnp.zeros((), int), posterior._replace(values=values), tallies))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def advance(
+    spec: Spec, local: tuple[str, ...], data: Data, known: Known, rate: Rate
+) -> tuple[Known, Float[Array, ""]]:
+    """One step on a batch: its weights, then the functions in turn and the weights once more, then
+    the sites with a role.
+
+    :param local: names of the sites that are local.
+    :param known: its posterior has no weights.
+    :return: what is known then, and the negative bound, estimated for all tasks.
+    """
+    known, rate = strong((known, rate))
+    temperature = 1.0 if spec.temperature is None else spec.temperature(known.step)
+    base = view_at(spec, data, known.posterior.values)
+    posterior = _settled(spec, local, data, base, known.posterior, temperature)
+    at = with_roles(spec, data, base, posterior.values)
+    update = partial(_update_blended, function_prior(spec, data, at), rate)
+    posterior, squares = sweep_plain(spec, data, at, posterior, temperature, update)
+    posterior = with_kernels(spec, posterior)
+    found = tallies_of(spec, data, at, posterior, squares)
+    shared = jax.tree.map(partial(_blend, rate), known.tallies, _shared(local, found))
+    values = modes_of(spec, at, posterior.values, found | shared)
+    posterior = posterior._replace(values=values)
+    at = with_roles(spec, data, at, values)
+    loss = -_estimate(spec, local, at, posterior, squares, rate)
+    return strong(Known(known.step + 1, posterior, shared)), loss
+
+
+def _blend(rate: Rate, known: Any, batch: Any) -> Any:
+    """The natural gradient step of something that adds up over tasks."""
+    return (1 - rate.rho) * known + rate.rho * rate.share * batch
+
+
+def _update_blended(prior: Any, rate: Rate, posterior: Posterior, terms: Terms) -> Posterior:
+    """The update of the paper from terms that are blended with what is known."""
+    functions, m = posterior.functions, terms.m
+    assert functions is not None
+    alpha = _blend(rate, functions.alpha[m], terms.alpha)
+    h = _blend(rate, functions.h[m], terms.h)
+    # without news kernels stay, too
+    due = jnp.where(rate.rho > 0, functions.step, 0)
+    held = posterior._replace(functions=functions._replace(step=due))
+    found: Any = update_function_plain(prior, held, Terms(m, alpha, h)).functions
+    step = jnp.where(rate.rho > 0, found.step, functions.step)
+    return posterior._replace(functions=found._replace(step=step))
+
+
+def _settled(
+    spec: Spec,
+    local: tuple[str, ...],
+    data: Data,
+    at: View,
+    posterior: Posterior,
+    temperature: Any,
+) -> Posterior:
+    """A few passes over the weights of a batch, and over its local sites."""
+    functions: Any = posterior.functions
+    given = functions.mean, functions.var
+    stats = gram(at, *given) if keeps_gram(at, len(functions.mean)) else None
+
+    def one(_, posterior):
+        own = with_roles(spec, data, at, posterior.values)
+        weights, squares = sweep_weights(own, *given, stats, posterior.weights, temperature)
+        posterior = posterior._replace(weights=weights)
+        found = tallies_of(spec, data, own, posterior, squares)
+        values = modes_of(spec, own, posterior.values, {site: found[site] for site in local})
+        return strong(posterior._replace(values=values))
+
+    return jax.lax.fori_loop(0, LOCAL_PASSES, one, strong(posterior))
+
+
+def _estimate(
+    spec: Spec, local: tuple[str, ...], at: View, posterior: Posterior, squares: Any, rate: Rate
+) -> Float[Array, ""]:
+    """The bound of all tasks, as if all were like those of the batch."""
+    functions: Any = posterior.functions
+    of_all = at.log_density + log_prior(spec, at, posterior.values, local)
+    of_all -= jnp.sum(functions.kl)
+    return of_all + rate.share * (bound_given(spec, at, posterior, squares) - of_all)

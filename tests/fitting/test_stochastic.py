@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps on batches of tasks, against steps on all tasks, bounds of all tasks and planted functions."""
+
+import logging
+import pickle
+import re
+
+import numpy as np
+import pytest
+from task_problems import SMOOTH, Problem, model_of, observations, problem
+
+import jax
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.fitting import ascent
+from numpyro_spikeslab.fitting.posterior import view_at
+from numpyro_spikeslab.fitting.run import Task
+from numpyro_spikeslab.fitting.stochastic import (
+    Stream,
+    _resized,
+    _settled,
+    forgetting,
+    local_sites,
+)
+from numpyro_spikeslab.reading.reader import Reader
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+KEY = jax.random.key(0)
+N, Q, M, B = 12, 60, 3, 20
+
+
+def planted(num_tasks: int = Q, noise: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
+    """Functions and tasks that are sparse mixtures of them; shapes (M, N) and (N, Q)."""
+    rng = np.random.default_rng(1)
+    phi = rng.normal(size=(M, N))
+    W = 2 * rng.normal(size=(num_tasks, M)) * (rng.uniform(size=(num_tasks, M)) < 0.4)
+    return phi, (W @ phi).T + noise * rng.normal(size=(N, num_tasks))
+
+
+def with_gaps(Y: np.ndarray) -> np.ndarray:
+    return np.where(np.random.default_rng(2).uniform(size=Y.shape) < 0.2, np.nan, Y)
+
+
+def cavi(kernel="white", *, number=M, shared_noise=True, **kwargs) -> nss.CAVI:
+    model = nss.models.mtmkl(
+        [kernel] * number, shared_noise=shared_noise, shared_inclusion=not shared_noise
+    )
+    return nss.CAVI(model, nss.PairedGuide(model), plain=True, **kwargs)
+
+
+X = np.linspace(0.0, 3.0, N)
+TASKS = planted()[1]
+BATCHES = [TASKS[:, k : k + B] for k in range(0, Q, B)]
+
+
+def task_of(found: Problem) -> Task:
+    return Task(found.reading, found.spec, found.data)
+
+
+def close(found, expected, **kwargs):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **kwargs), found, expected)
+
+
+def white(prior):
+    """Tasks of which all points are observed."""
+    return nss.models.mtmkl(["white"] * 2, shared_noise=prior == "shared noise")
+
+
+@pytest.mark.parametrize("prior", ["weak", "shared", "own inclusion", "shared noise", "white"])
+def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
+    x, Y = observations()
+    if prior in ("shared noise", "white"):
+        found = problem(white(prior), (x, np.nan_to_num(Y)), plain=True)
+        assert found.at.relative.shape[1] == 1
+    else:
+        found = problem(model_of(prior, [SMOOTH] * 2), (x, Y), plain=True)
+    found = found.run(3)[0]
+    task, stream = task_of(found), Stream(Y.shape[1], lambda step: 1.0)
+    known = stream.start(task, found.posterior)
+    # the functions do not change, for these tasks are all
+    close(known.posterior.functions, found.functions, rtol=1e-7, atol=1e-9)
+    new, loss = stream.update(task, known)
+    local = local_sites(found.reading)
+    assert ("noise" in local) == (prior not in ("shared", "shared noise"))
+    begun = _resized(task, local, known.posterior)
+    at = view_at(found.spec, found.data, begun.values)
+    begun = _settled(found.spec, local, found.data, at, begun, 1.0)
+    expected, reached = ascent.step(found.spec, found.data, begun, 1.0)
+    np.testing.assert_allclose(-loss, reached, rtol=1e-9)
+    close(new.posterior, expected, rtol=1e-7, atol=1e-9)
+    # it is a step: something has moved
+    assert np.max(abs(new.posterior.functions.mean - found.functions.mean)) > 1e-4
+
+
+@pytest.mark.parametrize("shared_noise", [True, False])
+@pytest.mark.parametrize("data", [TASKS, with_gaps(TASKS)], ids=["complete", "missing"])
+def test_what_batches_say_is_on_average_what_all_tasks_say(data, shared_noise):
+    svi = cavi(shared_noise=shared_noise, num_tasks=Q, learning_rate=lambda step: 0.3)
+    state = svi.init(KEY, X, TASKS)
+    precision, linear = "phi_auto_precision", "phi_auto_linear"
+
+    def told(Y):
+        return svi.get_params(svi.update(state, X, Y)[0])
+
+    every = [told(data[:, k : k + B]) for k in range(0, Q, B)]
+    of_all, before = told(data), svi.get_params(state)
+    mean = {name: np.mean([x[name] for x in every], axis=0) for name in (precision, linear)}
+    np.testing.assert_allclose(mean[precision], of_all[precision], rtol=1e-8)
+    # functions after the first know what the same batch says of those before them
+    np.testing.assert_allclose(mean[linear][0], of_all[linear][0], rtol=1e-8)
+    # what a batch says of the first function is mixed in with the rate
+    svi = cavi(shared_noise=shared_noise, num_tasks=Q, learning_rate=lambda step: 1.0)
+    alone = told(data)
+    for name in (precision, linear):
+        expected = 0.7 * before[name][0] + 0.3 * alone[name][0]
+        np.testing.assert_allclose(of_all[name][0], expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("shared_noise", [True, False])
+@pytest.mark.parametrize("data", [TASKS, with_gaps(TASKS)], ids=["complete", "missing"])
+@pytest.mark.parametrize("kernel", ["white", SMOOTH], ids=["white", "smooth"])
+def test_losses_of_batches_are_on_average_the_bound_of_all_tasks(kernel, data, shared_noise):
+    """By the recipe of the documentation for the weights of all tasks."""
+    options = dict(kernel=kernel, number=2, shared_noise=shared_noise)
+    svi = cavi(**options, num_tasks=Q)
+    parts = [data[:, k : k + B] for k in range(0, Q, B)]
+    state = svi.init(KEY, X, parts[0])
+    for part in parts:
+        state, _ = svi.update(state, X, part)
+    last = cavi(**options, num_tasks=Q, learning_rate=lambda step: 0.0)
+    ends = [last.update(state, X, part) for part in parts]
+    np.testing.assert_allclose([x for _, x in ends], [svi.evaluate(state, X, p) for p in parts])
+    found = [last.get_params(end) for end, _ in ends]
+    local = {f"W_auto_{part}" for part in ("probs", "loc", "scale")}
+    local |= set() if shared_noise else {"noise_auto_loc"}
+    params = {
+        k: np.concatenate([x[k] for x in found]) if k in local else found[0][k] for k in found[0]
+    }
+    # what all tasks share has stayed
+    for name in set(params) - local:
+        np.testing.assert_allclose(params[name], svi.get_params(state)[name], rtol=1e-9, atol=1e-9)
+    whole = cavi(**options)
+    bound = whole.evaluate(whole.init(KEY, X, data, init_params=params), X, data)
+    np.testing.assert_allclose(np.mean([x for _, x in ends]), bound, rtol=1e-9)
+
+
+def test_weights_of_a_batch_are_near_their_optimum():
+    svi = cavi(num_tasks=Q, learning_rate=lambda step: 0.0)
+    start = cavi().run(KEY, 30, X, TASKS, progress_bar=False)
+    state, loss = svi.update(start.state, X, TASKS)
+    np.testing.assert_allclose(loss, start.losses[-1], rtol=1e-2)
+    mean = svi.guide.posterior_mean(svi.get_params(state))["W"]
+    expected = svi.guide.posterior_mean(start.params)["W"]
+    assert np.mean((mean - expected) ** 2) < 0.01 * np.mean(expected**2)
+
+
+def error(svi, params, phi):
+    """Share of planted functions that those of a fit do not span."""
+    functions = svi.guide.posterior_mean(params, X, TASKS)["phi"]
+    basis = np.linalg.qr(np.asarray(functions).T)[0]
+    return np.sum((phi.T - basis @ (basis.T @ phi.T)) ** 2) / np.sum(phi**2)
+
+
+def test_planted_functions_are_found_from_a_file(tmp_path):
+    number, size = 2000, 100
+    phi, Y = planted(number, noise=2.0)
+    file = tmp_path / "tasks.npy"
+    np.save(file, Y)
+    Y = np.load(file, mmap_mode="r")
+    assert isinstance(Y, np.memmap)
+    svi = cavi(num_tasks=number)
+    start = svi.run(KEY, 60, X, Y[:, :size], progress_bar=False)
+    state, losses = start.state, []
+    for _ in range(3):
+        for first in range(0, number, size):
+            state, loss = svi.update(state, X, Y[:, first : first + size])
+            losses.append(float(loss))
+    before, after = (error(svi, p, phi) for p in (start.params, svi.get_params(state)))
+    assert after < 0.3 * before and after < 0.02
+    assert np.mean(losses[-20:]) < np.mean(losses[:20])
+    np.testing.assert_allclose(svi.get_params(state)["noise_auto_loc"], 2.0, rtol=0.02)
+    # as good as from all tasks
+    whole = cavi().run(KEY, 60, X, np.asarray(Y), progress_bar=False)
+    np.testing.assert_allclose(np.mean(losses[-20:]), whole.losses[-1], rtol=5e-3)
+
+
+def test_a_fit_of_a_first_batch_is_a_start():
+    first = cavi().run(KEY, 30, X, BATCHES[0], progress_bar=False)
+    svi = cavi(num_tasks=Q)
+    state, loss = svi.update(first.state, X, BATCHES[1])
+    assert int(state.optim_state[0]) == 1
+    begun = svi.init(KEY, X, BATCHES[0], init_params=first.params)
+    again, same = svi.update(begun, X, BATCHES[1])
+    np.testing.assert_allclose(loss, same, rtol=1e-7)
+    close(svi.get_params(state), svi.get_params(again), rtol=1e-5, atol=1e-7)
+    # what twenty tasks say counts three times
+    name = "phi_auto_precision"
+    np.testing.assert_allclose(svi.get_params(begun)[name], 3 * first.params[name], rtol=1e-9)
+
+
+def test_a_state_is_pickled_and_goes_on():
+    svi = cavi(num_tasks=Q)
+    state = svi.init(KEY, X, BATCHES[0])
+    for batch in BATCHES[:2]:
+        state, _ = svi.update(state, X, batch)
+    copy = pickle.loads(pickle.dumps(state))
+    expected, loss = svi.update(state, X, BATCHES[2])
+    found, same = cavi(num_tasks=Q).update(copy, X, BATCHES[2])
+    assert loss == same and int(found.optim_state[0]) == 3
+    close(found.optim_state, expected.optim_state, rtol=0)
+
+
+def test_batches_of_another_size_are_taken():
+    svi = cavi(num_tasks=Q, shared_noise=False)
+    state = svi.init(KEY, X, BATCHES[0])
+    state, _ = svi.update(state, X, TASKS[:, :7])
+    params = svi.get_params(state)
+    assert params["W_auto_probs"].shape == (7, M) and params["noise_auto_loc"].shape == (7,)
+    mean, _ = svi.guide.predict(params, X, TASKS[:, :7])
+    assert mean.shape == (N, 7)
+    state, loss = svi.update(state, X, BATCHES[1])
+    assert np.isfinite(loss) and svi.get_params(state)["W_auto_probs"].shape == (B, M)
+
+
+def test_batches_of_the_same_shape_compile_nothing(caplog):
+    svi = cavi(num_tasks=Q)
+    state = svi.init(KEY, X, BATCHES[0])
+    for batch in BATCHES[:2]:
+        state, _ = svi.update(state, X, batch)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        for batch in (*BATCHES, TASKS[:, 1 : B + 1]):
+            state, _ = svi.update(state, X, batch)
+        cavi(num_tasks=Q, learning_rate=lambda step: 0.0).update(state, X, BATCHES[0])
+    assert not re.findall(r"Compiling jit\((.*?)\)", "\n".join(caplog.messages))
+    # the counter counts
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        svi.update(state, X, TASKS[:, :9])
+    assert "advance" in re.findall(r"Compiling jit\((.*?)\)", "\n".join(caplog.messages))
+
+
+def grouped(X, Y, group):
+    """Inclusion probabilities of groups of tasks."""
+    pi = numpyro.sample("inclusion", dist.Beta(1.0, 1.0).expand((4, 1)).to_event())
+    tau = numpyro.sample("slab_scale", dist.HalfNormal(1.0).expand((Y.shape[1], 1)).to_event())
+    phi = nss.latent_functions("phi", ["white"] * 2, X)
+    with numpyro.plate("task", Y.shape[1], dim=-2), numpyro.plate("latent", 2):
+        W = nss.spike_slab("W", pi[group], tau)
+    numpyro.sample("Y", dist.Normal((W @ phi).T, 0.3), obs=Y)
+
+
+def test_a_site_is_local_if_each_task_has_entries_of_its_own():
+    group = np.arange(B) % 3
+    found = Reader(grouped, "test")((X, BATCHES[0], group), {})
+    assert local_sites(found) == ("slab_scale",)
+    svi = nss.CAVI(grouped, nss.PairedGuide(grouped), num_tasks=Q)
+    state = svi.init(KEY, X, BATCHES[0], group)
+    pi = svi.get_params(state)["inclusion_auto_loc"]
+    state, _ = svi.update(state, X, BATCHES[1], group)
+    count = state.optim_state[3]["inclusion"].count
+    # in groups of 7, 7 and 6 of 20 tasks, and two weights each, of 60
+    np.testing.assert_allclose(np.ravel(count), 3 * 2 * np.array([7.0, 7.0, 6.0, 0.0]))
+    assert np.all(svi.get_params(state)["inclusion_auto_loc"][:3] != pi[:3])
+
+
+def test_the_default_rate_sums_to_infinity_and_its_squares_do_not():
+    steps = np.arange(10**6)
+    assert np.isclose(forgetting(0), 0.2, atol=0.001)
+    late = forgetting(steps[10**5 :])
+    assert np.sum(late) > 100 and np.sum(late**2) < 0.1
+
+
+def columns(X, y):
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.25)
+    numpyro.sample("y", dist.Normal(X @ w, 0.1), obs=y)
+
+
+def shifted(X, Y):
+    shift = numpyro.sample("shift", dist.Normal(0.0, 1.0))
+    phi = nss.latent_functions("phi", ["white"] * 2, X)
+    with numpyro.plate("task", Y.shape[1], dim=-2), numpyro.plate("latent", 2):
+        W = nss.spike_slab("W", 0.3, 1.0)
+    numpyro.sample("Y", dist.Normal(shift + (W @ phi).T, 0.3), obs=Y)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(learning_rate=forgetting), r"needs num_tasks.*leave learning_rate out"),
+        (dict(num_tasks=1), r"integer of at least 2, got 1\."),
+        (dict(num_tasks=60.0), r"integer of at least 2, got 60\.0"),
+        (dict(num_tasks=Q, learning_rate=0.1), r"map a step.*got 0\.1.*`lambda step: 0\.1`"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments, message, unchecked_types):
+    with pytest.raises(ValueError, match=message):
+        cavi(**arguments)
+
+
+@pytest.mark.parametrize(
+    "model, args, message",
+    [
+        (columns, (TASKS, X), r"the features of 'y' are of the kind 'columns'. Leave it out"),
+        (shifted, (X, TASKS), r"but the model has \['shift'\]. Take them out"),
+        (
+            nss.models.mtmkl(["white"] * 2),
+            (X, jax.experimental.sparse.BCOO.fromdense(jnp.asarray(TASKS))),
+            r"of the kind 'entries'.*NaN where entries are missing",
+        ),
+        (nss.models.mtmkl(["white"] * 2), (X, TASKS[:, :1]), r"between 2 and num_tasks=60.*got 1"),
+        (
+            nss.models.mtmkl(["white"] * 2),
+            (X, np.hstack([TASKS, TASKS])),
+            r"between 2 and num_tasks=60 tasks, got 120\. num_tasks is the number of all",
+        ),
+    ],
+)
+def test_models_without_steps_on_batches_are_refused(model, args, message):
+    svi = nss.CAVI(model, nss.PairedGuide(model), num_tasks=Q)
+    with pytest.raises(ValueError, match=message):
+        svi.init(KEY, *args)
+
+
+def test_sites_that_are_held_are_taken():
+    held = handlers.condition(shifted, {"shift": jnp.zeros(())})
+    svi = nss.CAVI(held, nss.PairedGuide(held), num_tasks=Q)
+    state, loss = svi.update(svi.init(KEY, X, BATCHES[0]), X, BATCHES[1])
+    assert np.isfinite(loss)
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.5, np.nan])
+def test_rates_outside_of_the_interval_are_refused(rate):
+    svi = cavi(num_tasks=Q, learning_rate=lambda step: 0.5 if step == 0 else rate)
+    state, _ = svi.update(svi.init(KEY, X, BATCHES[0]), X, BATCHES[1])
+    with pytest.raises(ValueError, match=rf"in \[0, 1\], got {rate} at step 1"):
+        svi.update(state, X, BATCHES[1])
+
+
+def test_batches_of_other_points_are_refused():
+    svi = cavi(num_tasks=Q)
+    state = svi.init(KEY, X, BATCHES[0])
+    with pytest.raises(ValueError, match=r"3 functions at 5 points.*of the shape \(3, 12\)"):
+        svi.update(state, X[:5], BATCHES[0][:5])
+
+
+def test_steps_within_a_transformation_are_refused():
+    svi = cavi(num_tasks=Q)
+    state = svi.init(KEY, X, BATCHES[0])
+    with pytest.raises(ValueError, match=r"under a transformation.*outside of it"):
+        jax.jit(lambda Y: svi.update(state, X, Y)[1])(jnp.asarray(BATCHES[1]))
