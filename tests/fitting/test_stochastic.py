@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps on batches of tasks, against steps on all tasks, bounds of all tasks and planted functions."""
+"""Steps on batches of tasks, against steps on all tasks, their bound and planted functions."""
 
 import logging
 import pickle
@@ -47,11 +47,11 @@ def with_gaps(Y: np.ndarray) -> np.ndarray:
     return np.where(np.random.default_rng(2).uniform(size=Y.shape) < 0.2, np.nan, Y)
 
 
-def cavi(kernel="white", *, number=M, shared_noise=True, **kwargs) -> nss.CAVI:
+def cavi(kernel="white", *, number=M, shared_noise=True, plain=True, **kwargs) -> nss.CAVI:
     model = nss.models.mtmkl(
         [kernel] * number, shared_noise=shared_noise, shared_inclusion=not shared_noise
     )
-    return nss.CAVI(model, nss.PairedGuide(model), plain=True, **kwargs)
+    return nss.CAVI(model, nss.PairedGuide(model), plain=plain, **kwargs)
 
 
 X = np.linspace(0.0, 3.0, N)
@@ -72,10 +72,10 @@ def white(prior):
     return nss.models.mtmkl(["white"] * 2, shared_noise=prior == "shared noise")
 
 
-@pytest.mark.parametrize("prior", ["weak", "shared", "own inclusion", "shared noise", "white"])
+@pytest.mark.parametrize("prior", ["weak", "shared noise", "own noise"])
 def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
     x, Y = observations()
-    if prior in ("shared noise", "white"):
+    if prior != "weak":
         found = problem(white(prior), (x, np.nan_to_num(Y)), plain=True)
         assert found.at.relative.shape[1] == 1
     else:
@@ -87,7 +87,7 @@ def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
     close(known.posterior.functions, found.functions, rtol=1e-7, atol=1e-9)
     new, loss = stream.update(task, known)
     local = local_sites(found.reading)
-    assert ("noise" in local) == (prior not in ("shared", "shared noise"))
+    assert ("noise" in local) == (prior != "shared noise")
     begun = _resized(task, local, known.posterior)
     at = view_at(found.spec, found.data, begun.values)
     begun = _settled(found.spec, local, found.data, at, begun, 1.0)
@@ -98,8 +98,11 @@ def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
     assert np.max(abs(new.posterior.functions.mean - found.functions.mean)) > 1e-4
 
 
-@pytest.mark.parametrize("shared_noise", [True, False])
-@pytest.mark.parametrize("data", [TASKS, with_gaps(TASKS)], ids=["complete", "missing"])
+@pytest.mark.parametrize(
+    ("shared_noise", "data"),
+    [(True, TASKS), (False, with_gaps(TASKS))],
+    ids=["complete", "missing"],
+)
 def test_what_batches_say_is_on_average_what_all_tasks_say(data, shared_noise):
     svi = cavi(shared_noise=shared_noise, num_tasks=Q, learning_rate=lambda step: 0.3)
     state = svi.init(KEY, X, TASKS)
@@ -122,9 +125,11 @@ def test_what_batches_say_is_on_average_what_all_tasks_say(data, shared_noise):
         np.testing.assert_allclose(of_all[name][0], expected, rtol=1e-8)
 
 
-@pytest.mark.parametrize("shared_noise", [True, False])
-@pytest.mark.parametrize("data", [TASKS, with_gaps(TASKS)], ids=["complete", "missing"])
-@pytest.mark.parametrize("kernel", ["white", SMOOTH], ids=["white", "smooth"])
+@pytest.mark.parametrize(
+    ("kernel", "data", "shared_noise"),
+    [("white", TASKS, False), ("white", with_gaps(TASKS), True), (SMOOTH, TASKS, True)],
+    ids=["white", "missing", "smooth"],
+)
 def test_losses_of_batches_are_on_average_the_bound_of_all_tasks(kernel, data, shared_noise):
     """By the recipe of the documentation for the weights of all tasks."""
     options = dict(kernel=kernel, number=2, shared_noise=shared_noise)
@@ -139,9 +144,7 @@ def test_losses_of_batches_are_on_average_the_bound_of_all_tasks(kernel, data, s
     found = [last.get_params(end) for end, _ in ends]
     local = {f"W_auto_{part}" for part in ("probs", "loc", "scale")}
     local |= set() if shared_noise else {"noise_auto_loc"}
-    params = {
-        k: np.concatenate([x[k] for x in found]) if k in local else found[0][k] for k in found[0]
-    }
+    params = found[0] | {name: np.concatenate([x[name] for x in found]) for name in local}
     # what all tasks share has stayed
     for name in set(params) - local:
         np.testing.assert_allclose(params[name], svi.get_params(state)[name], rtol=1e-9, atol=1e-9)
@@ -160,34 +163,31 @@ def test_weights_of_a_batch_are_near_their_optimum():
     assert np.mean((mean - expected) ** 2) < 0.01 * np.mean(expected**2)
 
 
-def error(svi, params, phi):
+def error(svi, params, phi, Y):
     """Share of planted functions that those of a fit do not span."""
-    functions = svi.guide.posterior_mean(params, X, TASKS)["phi"]
+    functions = svi.guide.posterior_mean(params, X, Y)["phi"]
     basis = np.linalg.qr(np.asarray(functions).T)[0]
     return np.sum((phi.T - basis @ (basis.T @ phi.T)) ** 2) / np.sum(phi**2)
 
 
 def test_planted_functions_are_found_from_a_file(tmp_path):
-    number, size = 2000, 100
-    phi, Y = planted(number, noise=2.0)
+    number, size = 1000, 50
+    phi, Y = planted(number, noise=1.0)
     file = tmp_path / "tasks.npy"
     np.save(file, Y)
     Y = np.load(file, mmap_mode="r")
     assert isinstance(Y, np.memmap)
-    svi = cavi(num_tasks=number)
+    svi = cavi(num_tasks=number, plain=False)
     start = svi.run(KEY, 60, X, Y[:, :size], progress_bar=False)
     state, losses = start.state, []
-    for _ in range(3):
+    for _ in range(2):
         for first in range(0, number, size):
             state, loss = svi.update(state, X, Y[:, first : first + size])
             losses.append(float(loss))
-    before, after = (error(svi, p, phi) for p in (start.params, svi.get_params(state)))
-    assert after < 0.3 * before and after < 0.02
+    before, after = (error(svi, p, phi, Y[:, :size]) for p in (start.params, svi.get_params(state)))
+    assert after < 0.1 * before and after < 0.001
     assert np.mean(losses[-20:]) < np.mean(losses[:20])
-    np.testing.assert_allclose(svi.get_params(state)["noise_auto_loc"], 2.0, rtol=0.02)
-    # as good as from all tasks
-    whole = cavi().run(KEY, 60, X, np.asarray(Y), progress_bar=False)
-    np.testing.assert_allclose(np.mean(losses[-20:]), whole.losses[-1], rtol=5e-3)
+    np.testing.assert_allclose(svi.get_params(state)["noise_auto_loc"], 1.0, rtol=0.02)
 
 
 def test_a_fit_of_a_first_batch_is_a_start():
@@ -290,7 +290,7 @@ def shifted(X, Y):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    ("arguments", "message"),
     [
         (dict(learning_rate=forgetting), r"needs num_tasks.*leave learning_rate out"),
         (dict(num_tasks=1), r"integer of at least 2, got 1\."),
@@ -304,7 +304,7 @@ def test_arguments_that_do_not_fit_are_refused(arguments, message, unchecked_typ
 
 
 @pytest.mark.parametrize(
-    "model, args, message",
+    ("model", "args", "message"),
     [
         (columns, (TASKS, X), r"the features of 'y' are of the kind 'columns'. Leave it out"),
         (shifted, (X, TASKS), r"but the model has \['shift'\]. Take them out"),
@@ -330,7 +330,7 @@ def test_models_without_steps_on_batches_are_refused(model, args, message):
 def test_sites_that_are_held_are_taken():
     held = handlers.condition(shifted, {"shift": jnp.zeros(())})
     svi = nss.CAVI(held, nss.PairedGuide(held), num_tasks=Q)
-    state, loss = svi.update(svi.init(KEY, X, BATCHES[0]), X, BATCHES[1])
+    loss = svi.update(svi.init(KEY, X, BATCHES[0]), X, BATCHES[1])[1]
     assert np.isfinite(loss)
 
 
