@@ -107,6 +107,7 @@ def check_refusal(generated: Generated) -> None:
     assert any(name in str(caught.value) for name in names), caught.value
 
 
+@pytest.mark.slow
 @EVERY_STRUCTURE
 def test_a_model_is_read_rightly_or_refused(number):
     structure = STRUCTURES[number]

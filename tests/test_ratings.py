@@ -154,6 +154,7 @@ def test_biases_are_found_and_those_of_few_ratings_are_small(ratings):
     assert abs(np.mean(found[0]) + 3 * 5 / 7) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["ra", "rb"])
 def test_factors_are_better_than_biases_alone(ratings, movielens, split):
     table, planted = ratings.generated(seed=1)
@@ -173,6 +174,7 @@ def test_factors_are_better_than_biases_alone(ratings, movielens, split):
     assert 0.1 < found.included.mean() < 0.2
 
 
+@pytest.mark.slow
 def test_a_file_is_completed(ratings, tmp_path, monkeypatch, capsys):
     table, _ = ratings.generated(seed=0, N=60, Q=50)
     file = tmp_path / "ratings.dat"

@@ -68,6 +68,7 @@ def exact(X, y, size=80):
     return probs @ models, probs @ np.array(means)
 
 
+@pytest.mark.slow
 def test_chains_agree_with_quadrature(found):
     X, y = table()
     used = [name for name in NAMES if name != "batch"]
@@ -165,6 +166,7 @@ def test_other_units_are_another_name_for_the_same():
     np.testing.assert_allclose(again["posterior"]["w"].values, w / 2048.0, rtol=1e-3, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_estimator_hands_on_what_the_function_finds():
     pytest.importorskip("sklearn")
     X, y = table()

@@ -103,6 +103,7 @@ def test_a_site_may_have_a_linear_term_alone(name):
     np.testing.assert_allclose(q.log_evidence, log_f, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [1e2, 1e4, 1e6])
 @pytest.mark.parametrize("name", ["smooth", "rough", "white", "state space"])
 def test_sites_of_many_tasks_are_right_in_both_precisions(precision, name, level):
@@ -269,6 +270,7 @@ def in_precision(x):
     return np.asarray(jnp.asarray(x), np.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["smooth", "rough", "state space"])
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 20.0, 1e3])
 @pytest.mark.parametrize(("old_size", "new_size"), [(120, 50), (3, 40)])

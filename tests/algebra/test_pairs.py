@@ -125,6 +125,7 @@ def test_the_whitening_scales_each_observation(precision):
     close(pairs.feature_squares(design, 7), whitening**2 @ X**2, precision)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("put", ["expectation", "draw"])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize(("tile", "devices"), [(3, 1), (4, 1), (512, 1), (3, 2), (512, 4), (3, 5)])
@@ -166,6 +167,7 @@ def test_tiles_of_tasks_do_not_change_their_sweeps(
             close(x[q], e, precision)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 2, 8])
 @pytest.mark.parametrize(("tile", "devices"), [(3, 1), (512, 1), (3, 2)])
 def test_masked_tasks_have_the_sweep_of_their_gram_matrices(

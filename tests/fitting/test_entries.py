@@ -108,6 +108,7 @@ def test_moves_find_the_planted_factors_and_never_lower_the_bound(x64):
     np.testing.assert_allclose(-result.losses[-1], bound_of(model, result.params, table), rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
 def test_single_precision_gives_the_bounds_of_double_precision(x64):
     Y, _, _ = planted()
@@ -143,6 +144,7 @@ def test_zeros_that_are_stored_are_observations(x64):
     np.testing.assert_allclose(-result.losses[-1], bound, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_rows_and_columns_without_entries_are_named_and_stay_at_their_prior(x64):
     Y, _, _ = planted()
     larger = coo_array((Y.data, Y.coords), shape=(N + 3, Q + 2))
@@ -288,6 +290,7 @@ def test_a_wrong_column_in_one_entry_is_seen(precision):
         fitted(model, Y.data)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*no observation", "ignore:CAVI.run. the bound still moves")
 def test_the_noise_of_a_column_without_entries_is_known_or_asked_for(x64):
     Y, table, _ = planted()
@@ -320,6 +323,7 @@ def test_the_noise_of_a_column_without_entries_is_known_or_asked_for(x64):
     assert np.all(np.isfinite(guide.transform(result.params, *args, Y_new=Y_new)[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*no observation", "ignore:CAVI.run. the bound still moves")
 def test_one_column_with_its_rows_in_any_order(x64):
     rng = np.random.default_rng(0)
@@ -438,6 +442,7 @@ def test_entries_that_are_no_observations_are_refused(kind):
         fitted(MODELS["factor_analysis"], Y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("entries", "message"),
     [

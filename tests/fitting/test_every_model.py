@@ -149,6 +149,7 @@ def assert_same(found: Any, expected: Any, tolerance: float = 0.0) -> None:
 # The bound
 
 
+@pytest.mark.slow
 @every_model()
 def test_the_bound_is_the_mean_of_its_monte_carlo_estimates(x64, name):
     fit = fitted(name)
@@ -290,6 +291,7 @@ def test_updates_and_runs_in_pieces_are_one_run(x64, name):
     assert int(pieces.state.optim_state[0]) == 7
 
 
+@pytest.mark.slow
 @every_model()
 def test_a_fit_of_other_data_leaves_the_old_one_alone(x64, name):
     fit = fitted(name)

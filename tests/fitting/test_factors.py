@@ -61,6 +61,7 @@ def one_by_one(found: Problem):
 # Sweeps
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("prior", ["weak", pytest.param("own inclusion", marks=pytest.mark.slow)])
 def test_a_sweep_visits_one_function_and_its_weights_after_the_other(prior):
@@ -307,6 +308,7 @@ def test_a_result_says_how_far_the_starts_came():
     assert any(np.isclose(np.max(three.restarts), -three.losses))
 
 
+@pytest.mark.slow
 def test_new_rows_are_conditioned_on_the_weights(precision):
     planted = plant(60, 12, 2, 0)
     model = nss.models.factor_analysis(3)
@@ -347,6 +349,7 @@ def test_a_start_with_too_much_noise_is_not_passed_over():
     assert off.losses[-1] > on.losses[-1] + 100
 
 
+@pytest.mark.slow
 def test_new_tasks_are_fitted_with_the_functions_held():
     """By NumPyro's own handler, beside least squares on the same functions."""
     planted = plant(100, 80, 4, 0)

@@ -87,7 +87,7 @@ def test_one_group_has_the_exact_posterior(x64):
         assert np.all(np.abs(np.mean(found, axis=0) - expected) < 3.9 * error)
 
 
-@pytest.mark.parametrize("which", [model, learned_model])
+@pytest.mark.parametrize("which", [model, pytest.param(learned_model, marks=pytest.mark.slow)])
 def test_the_bound_is_that_of_numpyro(x64, which):
     """By its own Monte Carlo estimate, with the same model and guide; and it never falls."""
     X, y = data(size=8 if which is learned_model else 6)
@@ -158,6 +158,7 @@ def test_precisions_agree():
     np.testing.assert_allclose(found[False][1], found[True][1], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_roles_of_groups_are_at_their_maximum(x64):
     """Inclusion counts groups, slab scales count weights."""
     X, y = data(size=8)
@@ -212,6 +213,7 @@ def test_fits_of_groups_in_numpyro_and_arviz():
         guide.credible_sets(params, X, y)
 
 
+@pytest.mark.slow
 def test_restarts_annealing_and_vmap(x64):
     X, y = data()
     _, guide, result = fitted(model, X, y, num_restarts=4)
@@ -229,6 +231,7 @@ def test_restarts_annealing_and_vmap(x64):
     np.testing.assert_allclose(every[0], result.params["w_auto_loc"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_reach_the_same_bound(x64):
     X, y = data()
     groups = (0,) * 6

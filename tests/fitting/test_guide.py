@@ -135,6 +135,7 @@ def assert_mean(draws: np.ndarray, mean: Any, second_moment: Any) -> None:
 # Sites and parameters
 
 
+@pytest.mark.slow
 @EVERY_GUIDE
 @EVERY_MODEL
 def test_parameters_have_their_names_and_shapes(family, name):
@@ -243,6 +244,7 @@ OTHER_VALUES = {"noise": [0.3, 0.9, 2.0], "inclusion": 0.2, "slab_scale": 0.7}
 INNER_GUIDES = {guide.__name__: guide for guide in (AutoNormal, AutoDiagonalNormal)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inner", "kernel"), [("AutoNormal", "ExpSquared"), ("AutoDiagonalNormal", "white")]
 )
@@ -363,6 +365,7 @@ def test_predictive_takes_the_guide(family):
 # Medians and quantiles
 
 
+@pytest.mark.slow
 @EVERY_GUIDE
 @EVERY_MODEL
 def test_quantiles_are_those_of_the_draws(family, name):

@@ -52,6 +52,7 @@ def cavi(model, **options):
 # Reading
 
 
+@pytest.mark.slow
 def test_missing_entries_by_mask_or_nan():
     model = nss.models.mtmkl([SMOOTH] * 2)
     full = np.where(np.isnan(Y), 7.0, Y)

@@ -112,6 +112,7 @@ def test_tasks_that_weigh_alike_share_a_matrix():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9), *results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hyper", [False, True], ids=["noise", "noise and a free site"])
 def test_known_features_need_no_matrix_for_each_task(hyper, monkeypatch):
     rng = np.random.default_rng(4)

@@ -106,6 +106,7 @@ def branched():
     observe(cond(b > 0, lambda w: X @ w, lambda w: X2 @ w, w))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [gated, either_design, steep, assigned, branched])
 def test_a_design_that_other_sites_switch_is_not_constant(model):
     form = form_of(model)
@@ -202,6 +203,7 @@ def test_a_noise_scale_that_is_a_site_has_a_role():
     assert form.constant_design
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_tasks", [1, 2, 20_000])
 def test_noise_of_many_tasks_has_a_role(precision, num_tasks):
     """So many that random numbers of single precision would not all differ."""
@@ -229,6 +231,7 @@ def test_a_noise_scale_that_is_a_function_of_a_site_has_none(name):
     assert form.roles == () and form.free == ("s",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", range(2, 10))
 def test_combinations_of_the_entries_of_a_site_are_none(size):
     """A mean of evenly spaced values is one of them."""
@@ -414,6 +417,7 @@ LEVELS: dict[str, Callable] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transposed", [False, True], ids=["columns", "rows"])
 @pytest.mark.parametrize(("num_obs", "num_tasks"), [(6, 2), (4, 4)])
 @pytest.mark.parametrize("name", LEVELS)
@@ -634,6 +638,7 @@ TAKEN: dict[str, tuple[Callable, tuple[Role, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_numpyro_takes_is_read(name):
     model, roles = TAKEN[name]
@@ -684,6 +689,7 @@ def test_nothing_may_be_complex(part):
 # Latent functions
 
 
+@pytest.mark.slow
 def test_weights_and_functions_are_mixed():
     form = form_of(functions_and_weights)
     assert form.kind == FUNCTIONS and form.functions == "phi" and form.free == ("level",)

@@ -119,6 +119,7 @@ def test_k_hat_of_equal_ratios_is_undefined(ratios):
     assert np.isnan(k_hat(data))
 
 
+@pytest.mark.slow
 def test_ratios_of_a_fit_with_hyperparameters_are_those_of_the_joint_density():
     """Given the fitted values of the sites beside the pairs: the guide knows no others."""
     rng = np.random.default_rng(0)
@@ -237,6 +238,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_fits_without_sets_are_as_they_were(case):
     model, guide, of = CASES[case]
@@ -247,6 +249,7 @@ def test_fits_without_sets_are_as_they_were(case):
     assert "alternatives" not in table
 
 
+@pytest.mark.slow
 def test_latent_functions_have_no_sets():
     Y = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
     model = nss.models.factor_analysis(2)

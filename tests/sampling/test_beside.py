@@ -141,6 +141,7 @@ def test_an_inclusion_probability_leaves_one_and_zero():
         assert stats.kstest(pi[k::2], exact.cdf).pvalue > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1.0, 1e-13, 0.0])
 def test_noise_that_is_not_there_stays_finite(precision, size):
     """A response that a column determines, as of a simulation, leaves residuals of zero."""
@@ -172,6 +173,7 @@ def test_sites_may_be_called_like_spikes():
     assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
+@pytest.mark.slow
 def test_slab_scales_do_not_wait_for_excluded_slabs():
     """Given these, as a sampler of the scale alone has them, it would hardly move."""
 

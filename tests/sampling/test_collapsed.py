@@ -92,6 +92,7 @@ def test_one_function_and_the_slabs_are_integrated_out():
     np.testing.assert_allclose(np.diff(found), np.diff(expected), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_two_functions_are_integrated_out():
     hidden, column = integrated([0, 1])
     root = hidden.root
@@ -132,6 +133,7 @@ def block(members):
     return column, slabs_of(column, 0.45 * half)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("may_be_empty", [True, False])
 @pytest.mark.parametrize("move", ["gibbs", "shear of one", "shear of two"])
 def test_spikes_from_an_exact_draw_stay_exact(move, may_be_empty):

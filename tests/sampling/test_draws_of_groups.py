@@ -159,6 +159,7 @@ def unknown_model(X, Y=None):
         numpyro.sample("Y", dist.Normal(level + X @ w, sigma), obs=Y)
 
 
+@pytest.mark.slow
 def test_scales_and_inclusion_of_groups_by_geweke():
     """What is left of a draw from the joint density, after some steps, is one, too."""
     size = 20_000

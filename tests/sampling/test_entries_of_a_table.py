@@ -47,6 +47,7 @@ def some_values():
     return {"noise": noise, "inclusion": jnp.array(0.4), "slab_scale": jnp.array(1.3)}, rng
 
 
+@pytest.mark.slow
 def test_draws_of_the_weights_are_those_of_the_table(x64):
     values, rng = some_values()
     phi, W = (jnp.asarray(rng.normal(size=shape)) for shape in ((M, N), (Q, M)))
@@ -57,6 +58,7 @@ def test_draws_of_the_weights_are_those_of_the_table(x64):
     np.testing.assert_allclose(*squares, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_draws_of_the_rows_have_the_moments_of_their_conditional(x64):
     values, rng = some_values()
     phi, W = (jnp.asarray(rng.normal(size=shape)) for shape in ((M, N), (Q, M)))
@@ -158,6 +160,7 @@ def test_steps_from_an_exact_draw_stay_exact(blocks, x64):
             assert stats.kstest(column, prior.cdf).pvalue > 1e-4
 
 
+@pytest.mark.slow
 def test_chains_begin_at_a_fit_and_go_to_arviz(x64):
     Y, _ = data()
     model = nss.models.factor_analysis(M)
@@ -176,6 +179,7 @@ def test_chains_begin_at_a_fit_and_go_to_arviz(x64):
     assert dt.log_likelihood["Y"].sizes["entry"] == Y.nnz
 
 
+@pytest.mark.slow
 def test_kernels_run_alone_and_beside_others():
     Y, _ = data()
     model = nss.models.factor_analysis(M)

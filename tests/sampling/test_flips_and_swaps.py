@@ -115,6 +115,7 @@ def agrees(draws, mean, level=1e-5):
     return bool(np.all(np.abs(np.mean(draws, axis=0) - mean) < bound))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "capacity", "with_gram", "num_swaps", "dtype"),
     [
@@ -263,6 +264,7 @@ def sharp_case():
     return (X, observed, np.where(observed, 1.0 + y, np.nan)), exact
 
 
+@pytest.mark.slow
 def test_columns_that_are_nearly_the_same_take_turns():
     args, exact = sharp_case()
     args = tuple(map(jnp.asarray, args))

@@ -98,6 +98,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_design_that_latent_sites_choose_is_evaluated_in_every_step(name):
     model, y, block, designs, names = CASES[name]

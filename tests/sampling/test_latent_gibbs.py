@@ -102,6 +102,7 @@ def enumerate_task(phi, y, scale, slab):
 CASES = [(False, True), (True, True), (False, False)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:PairedGibbs. 2 points of 'Y' have no observation")
 @pytest.mark.parametrize(("transposed", "varying"), CASES)
 def test_weights_given_functions_are_those_of_all_models(transposed, varying):
@@ -168,6 +169,7 @@ WEIGHTS = {
 W = np.where(WEIGHTS["W_spike"], WEIGHTS["W_slab"], 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kernel",
     [kernels.Matern32(1.0), quasisep.Matern32(1.0), "white"],
@@ -605,6 +607,7 @@ def bent_model(X, Y=None):
     numpyro.sample("Y", dist.Normal((W @ jnp.exp(phi)).T, 0.3), obs=Y)
 
 
+@pytest.mark.slow
 def test_functions_that_are_not_affine_are_refused():
     _, Y = simulate(seen=np.ones((N, Q), bool))
     with pytest.raises(ValueError, match="not affine in latent functions"):
@@ -698,6 +701,7 @@ def test_acceleration_needs_the_weights():
         nss.mtmkl_kernel(MODEL).init(KEY, 0, None, (X, Y), {GIBBS_SITES_KWARG: values})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_functions", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_single_task_is_a_task(num_functions):
     y = np.sin(X) + 0.1

@@ -110,6 +110,7 @@ def run_of(name):
     return case, mcmc
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["offset, mask, counts and scales", "two sets of weights", "tasks", "params"],
@@ -191,6 +192,7 @@ def posterior_draws(case, num_chains):
     return {k: x for k, x in draws.items() if k in ("w_spike", "w_slab")}
 
 
+@pytest.mark.slow
 def test_chains_start_at_draws_from_a_guide():
     case = truth.fixed_case()
     start = posterior_draws(case, 3)
@@ -226,6 +228,7 @@ def types(state):
     return structure, [jax.eval_shape(lambda x: x, leaf) for leaf in leaves]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fixed", "noise", "functions"])
 def test_a_step_leaves_the_types_of_a_state(name, precision):
     """Or else MCMC compiles its second step anew."""
@@ -251,6 +254,7 @@ def test_other_latent_sites_need_a_block_of_their_own():
         mcmc.run(KEY, *case.args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("continuous", [False, True])
 def test_the_blocks_that_an_error_suggests_sample_the_model(continuous):
     def model(X, y=None):
@@ -332,6 +336,7 @@ def test_the_composite_is_exact_where_its_design_depends_on_the_other_block():
     check_composite(mcmc, case, within=0.1)
 
 
+@pytest.mark.slow
 def test_noise_is_drawn_exactly_without_another_block():
     case = truth.noise_case()
     mcmc = alone(case)
@@ -339,6 +344,7 @@ def test_noise_is_drawn_exactly_without_another_block():
     check_composite(mcmc, case)
 
 
+@pytest.mark.slow
 def test_the_composite_goes_on_from_a_pickle_and_with_new_data():
     _, mcmc = composite_run()
     copy = pickle.loads(pickle.dumps(mcmc))
