@@ -147,6 +147,7 @@ def test_groups_of_one_are_pairs(precision):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_precisions_agree():
     X, y = (np.asarray(x) for x in data())
     found = {}
@@ -172,6 +173,7 @@ def test_roles_of_groups_are_at_their_maximum(x64):
             assert -svi.evaluate(moved, X, y) < best
 
 
+@pytest.mark.slow
 def test_fits_of_groups_in_numpyro_and_arviz():
     X, y = data(size=8)
     svi, guide, result = fitted(learned_model, X, y)

@@ -98,6 +98,7 @@ def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
     assert np.max(abs(new.posterior.functions.mean - found.functions.mean)) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shared_noise", "data"),
     [(True, TASKS), (False, with_gaps(TASKS))],
@@ -125,6 +126,7 @@ def test_what_batches_say_is_on_average_what_all_tasks_say(data, shared_noise):
         np.testing.assert_allclose(of_all[name][0], expected, rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "data", "shared_noise"),
     [("white", TASKS, False), ("white", with_gaps(TASKS), True), (SMOOTH, TASKS, True)],
@@ -170,6 +172,7 @@ def error(svi, params, phi, Y):
     return np.sum((phi.T - basis @ (basis.T @ phi.T)) ** 2) / np.sum(phi**2)
 
 
+@pytest.mark.slow
 def test_planted_functions_are_found_from_a_file(tmp_path):
     number, size = 1000, 50
     phi, Y = planted(number, noise=1.0)
@@ -216,6 +219,7 @@ def test_a_state_is_pickled_and_goes_on():
     close(found.optim_state, expected.optim_state, rtol=0)
 
 
+@pytest.mark.slow
 def test_batches_of_another_size_are_taken():
     svi = cavi(num_tasks=Q, shared_noise=False)
     state = svi.init(KEY, X, BATCHES[0])
