@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Float
 
 import jax
-from jax import lax, nn
+from jax import lax, nn, random
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
@@ -68,6 +68,14 @@ class PairedMeanField(NamedTuple):
         second_moment = (self.loc**2 + self.scale**2) / prior.variance
         slab = 0.5 * (second_moment - 1.0 - jnp.log(self.scale**2 / prior.variance))
         return spike_divergence(self.probs, prior) + jnp.sum(self.probs * slab)
+
+    def random_start(self, key: Array, scale: Float[Array, "*P"]) -> "PairedMeanField":
+        """Another start: ``gamma`` uniform, ``mu`` from the slab's prior of this scale."""
+        key_probs, key_loc = random.split(key)
+        return self._replace(
+            probs=random.uniform(key_probs, scale.shape, scale.dtype),
+            loc=scale * random.normal(key_loc, scale.shape, scale.dtype),
+        )
 
 
 class MeanField(NamedTuple):
@@ -145,6 +153,11 @@ class MeanField(NamedTuple):
         second_moment = self.slab_moments[1] / prior.variance
         slab = 0.5 * (second_moment - 1.0 + jnp.log(prior.variance)) - jnp.log(jnp.abs(diagonal))
         return spike_divergence(self.probs, prior) + jnp.sum(slab)
+
+    def random_start(self, key: Array, scale: Float[Array, " P"]) -> "MeanField":
+        """Another start, as :meth:`PairedMeanField.random_start`."""
+        pairs = PairedMeanField(self.probs, self.loc, scale).random_start(key, scale)
+        return self._replace(probs=pairs.probs, loc=pairs.loc)
 
 
 def spike_divergence(probs: Float[Array, "*P"], prior: Prior) -> Float[Array, ""]:
