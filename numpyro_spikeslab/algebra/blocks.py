@@ -46,7 +46,7 @@ def every_pattern(size: int, whole: bool) -> Float[np.ndarray, "S b"]:
 class Blocks:
     """A partition of P weights; hashable.
 
-    - **members** - the weights of each block, numbers from 0 to P - 1, which stand in one block each.
+    - **members** - the weights of each block, numbers from 0 to P - 1, each in one block.
     - **whole** - whether a block is included as one, so that its patterns are none and all. By
       default each subset of it is a pattern.
 
@@ -159,14 +159,12 @@ class Moments(NamedTuple):
 
 
 def masked(precision: Float[Array, "b b"], patterns: Any) -> Float[Array, "S b b"]:
-    """``A_ss`` of each pattern, and the identity where it excludes: patterns of all sizes at once."""
+    """``A_ss`` of each pattern, the identity where it excludes: patterns of all sizes at once."""
     both = patterns[:, :, None] * patterns[:, None, :]
     return both * precision + jnp.eye(patterns.shape[1]) * (1 - patterns)[:, None, :]
 
 
-def slabs_of(
-    linear: Float[Array, " b"], precision: Float[Array, "b b"], patterns: Any
-) -> Slabs:
+def slabs_of(linear: Float[Array, " b"], precision: Float[Array, "b b"], patterns: Any) -> Slabs:
     """The slabs of a block under each pattern."""
     lower = jnp.linalg.cholesky(masked(precision, patterns))
     identity = jnp.broadcast_to(jnp.eye(patterns.shape[1], dtype=lower.dtype), lower.shape)
@@ -202,9 +200,7 @@ def stack_moments(stack: Stack, patterns: Any) -> Moments:
     """The moments of a stack, one block after the other, for patterns are many."""
 
     def of(one: Stack) -> Moments:
-        return moments_of(
-            one.patterns, slabs_of(one.linear, one.precision, patterns), patterns
-        )
+        return moments_of(one.patterns, slabs_of(one.linear, one.precision, patterns), patterns)
 
     return lax.map(of, stack)
 
@@ -281,9 +277,7 @@ class BlockMeanField:
         returned is that of ``<w>``."""
         singles = self.singles
         if len(self.blocks.singles):
-            residual, singles = self._sweep_singles(
-                design, residual, precision, prior, temperature
-            )
+            residual, singles = self._sweep_singles(design, residual, precision, prior, temperature)
         # without a copy that leaves out what pads the last block of the design
         rows = design.rows.reshape(-1, design.rows.shape[-1])
         found = []
@@ -303,16 +297,15 @@ class BlockMeanField:
         self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any
     ) -> tuple[Any, PairedMeanField]:
         """The sweep of the paired mean field, in which members of blocks stay what they are."""
-        size, alone, put = self.blocks.size, self.blocks.singles, expectation(temperature)
-        is_alone = np.zeros(size, bool)
-        is_alone[alone] = True
+        alone, put = self.blocks.singles, expectation(temperature)
         mean = self.mean
+        is_alone = jnp.zeros_like(mean).at[alone].set(1.0)
 
         def put_alone(pair: Conditional, known: Any) -> Any:
-            return jnp.where(known[0], put(pair, None), known[1])
+            return jnp.where(known[0] > 0, put(pair, None), known[1])
 
-        noise = (jnp.asarray(is_alone), mean)
-        residual, pair = sweep(design, residual, mean, precision, prior, put_alone, noise=noise)
+        known = (is_alone, mean)
+        residual, pair = sweep(design, residual, mean, precision, prior, put_alone, noise=known)
         probs = nn.sigmoid(pair.logit / temperature)
         every = PairedMeanField(probs, pair.loc, jnp.sqrt(pair.variance))
         return residual, jax.tree.map(lambda x: x[alone], every)
@@ -370,9 +363,7 @@ class BlockMeanField:
         locs = blocks.cut(random.normal(key_loc, scale.shape, scale.dtype))[1]
         stacks = tuple(
             Stack(jnp.exp(log_prior(patterns, logit)), *prior_slabs(own, loc))
-            for patterns, logit, loc, own in zip(
-                blocks.patterns, logits, locs, scales, strict=True
-            )
+            for patterns, logit, loc, own in zip(blocks.patterns, logits, locs, scales, strict=True)
         )
         return BlockMeanField.of(blocks, self.singles.random_start(key_singles, alone), stacks)
 
@@ -384,6 +375,21 @@ def prior_slabs(scale: Float[Array, "K b"], loc: Any = 0.0) -> tuple[Any, Any]:
     """
     precision = jnp.eye(scale.shape[1]) / scale[:, :, None] ** 2
     return loc / scale, precision
+
+
+def excluded_too(
+    stack: Stack, spikes: Float[Array, "K b"], scale: Float[Array, "K b"]
+) -> tuple[Float[Array, "K b"], Any, Float[Array, "K b b"]]:
+    """Mean, `None` and precision of all slabs of each block, where the excluded have their prior.
+
+    :param spikes: a pattern of each block.
+    :param scale: standard deviation of the prior.
+    """
+    both = spikes[:, :, None] * spikes[:, None, :]
+    prior = (1 - spikes) / scale**2
+    precision = both * stack.precision + jnp.eye(spikes.shape[1]) * prior[:, :, None]
+    mean = jnp.linalg.solve(precision, (spikes * stack.linear)[..., None])[..., 0]
+    return mean, None, precision
 
 
 def _visit(

@@ -1,25 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The paired mean field as a guide."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from inspect import signature
 from typing import Any
 
 from jaxtyping import Array
 
-from jax import random
 import jax.numpy as jnp
 
-import numpyro
-import numpyro.distributions as dist
-from numpyro.distributions import biject_to, constraints
+from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.algebra.alike import COVERAGE, MIN_CORRELATION, check_limits
-from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.distributions import GaussianFunctions
+from numpyro_spikeslab.fitting.blocks import BlockFactors
+from numpyro_spikeslab.fitting.given import chain_values, check_given
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.inner import makes_delta
+from numpyro_spikeslab.fitting.pairs import PairFactors
 from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior
 from numpyro_spikeslab.fitting.predict import (
     check_rows,
@@ -39,17 +36,11 @@ from numpyro_spikeslab.fitting.sets import (
     shares_of,
     table_of,
 )
+from numpyro_spikeslab.fitting.sites import sample_site, start_site
 from numpyro_spikeslab.fitting.starts import STEP
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair, find_function_sites, is_latent
 from numpyro_spikeslab.reading.reader import Reader, Reading
-
-PARTS = PairedMeanField._fields
-
-
-def _standard_normal(shape: tuple[int, ...], key: Array) -> Any:
-    return random.normal(key, shape)
 
 
 class PairedGuide(SpikeSlabGuide):
@@ -73,13 +64,33 @@ class PairedGuide(SpikeSlabGuide):
 
     A guide keeps no data: what it says follows from parameters and the model's arguments alone.
 
+    **Blocks.** Of correlated columns, independent pairs settle on one and are too sure of it. A
+    block gives its b weights one joint factor, a mixture over their ``2^b`` patterns of inclusion
+    of Gaussians of their slabs, which is the exact conditional given all else. Of S weights without
+    a block the parameters above have the shape (S,), in order; K blocks of b weights each get
+
+    - ``w_{prefix}_patterns_{b}``, the probability of each pattern, shape (K, 2^b), in the order of
+      binary numbers: none first, the last weight alone second, all last;
+    - ``w_{prefix}_linear_{b}``, shape (K, b), and ``w_{prefix}_precision_{b}``, shape (K, b, b),
+      positive definite: the slabs that a pattern includes are Gaussian, with this precision and
+      linear term restricted to them.
+
     :param model: a model with at least one :func:`~numpyro_spikeslab.spike_slab`.
+    :param blocks: sets of weights, as in ``[[0, 1, 2], [7, 8]]``, numbered flat from 0, of at most
+        10 each; others stand alone. Of several sites a dict, ``{"w": [[0, 1, 2]]}``. With
+        ``"auto"``, columns of absolute correlation above 0.5 are joined, the most correlated first,
+        up to 8 in a block. This is decided when the guide is first called, and kept for other data
+        of the same shapes; the attribute ``blocks`` has the result. To read saved parameters with
+        a fresh guide, give it this. The default is none. Only for weights that multiply the columns
+        of one design.
     :param prefix: part of the parameters' names.
     :param inner_guide: called with the model of the other latent sites and ``prefix=``. The
         default, :class:`~numpyro.infer.autoguide.AutoDelta`, is what CAVI needs; with another,
         such as :class:`~numpyro.infer.autoguide.AutoNormal`, use SVI.
     :raises ValueError: when first called, if the model has no pairs, a broken pair, or other
-        discrete latent sites.
+        discrete latent sites; if blocks overlap, are empty or too large, have weights that are not
+        there, or the weights multiply no columns of one design.
+    :raises TypeError: if blocks are not sets of integers.
 
     **Example**
 
@@ -98,50 +109,71 @@ class PairedGuide(SpikeSlabGuide):
         >>> result = svi.run(jax.random.key(1), 120, X, X[:, 0], progress_bar=False)
         >>> guide.inclusion_probabilities(result.params)["w"].round(1).tolist()
         [1.0, 0.0, 0.0]
+
+    With a copy of a column, a block knows that it is either of the two:
+
+    .. doctest::
+
+        >>> X = X.at[:, 2].set(X[:, 0])
+        >>> guide = nss.PairedGuide(model, blocks="auto")
+        >>> svi = nss.CAVI(model, guide)
+        >>> result = svi.run(jax.random.key(1), 120, X, X[:, 0], progress_bar=False)
+        >>> guide.blocks
+        {'w': [[0, 2]]}
+        >>> guide.inclusion_probabilities(result.params)["w"].round(1).tolist()
+        [0.6, 0.0, 0.6]
     """
 
-    def _names(self, name: str) -> list[str]:
-        return [f"{name}_{self.prefix}_{part}" for part in PARTS]
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        blocks: Any = None,
+        prefix: str = "auto",
+        inner_guide: Callable[..., AutoGuide] = AutoDelta,
+    ) -> None:
+        super().__init__(model, prefix=prefix, inner_guide=inner_guide)
+        self._factors = PairFactors(prefix) if blocks is None else BlockFactors(prefix, blocks)
+
+    @property
+    def blocks(self) -> dict[str, list[list[int]]] | None:
+        """The blocks of each site, once the guide has been called; `None` without blocks."""
+        return self._factors.blocks
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        super()._setup_prototype(*args, **kwargs)
+        observed = any(site.get("is_observed") for site in self.prototype_trace.values())
+        read = Reader(self.model, type(self).__name__)
+        self._factors.set_up(self.pairs, partial(read, args, kwargs) if observed else None)
 
     def _pair_names(self, params: dict[str, Any]) -> list[str]:
         end = f"_{self.prefix}_probs"
         return [name.removesuffix(end) for name in params if name.endswith(end)]
 
     def _start_pair(self, pair: Pair) -> dict[str, tuple[Any, Any]]:
-        scale = self._slab_scales[pair.name]
-        probs_name, loc_name, scale_name = self._names(pair.name)
-        return {
-            probs_name: (jnp.full_like(scale, 0.5), constraints.unit_interval),
-            loc_name: (jnp.zeros_like(scale), constraints.real),
-            scale_name: (scale, constraints.softplus_positive),
-        }
+        return self._factors.start(pair, self._slab_scales[pair.name])
 
     def _sample_pair(self, pair: Pair, prior_scale: Any, within: Any) -> dict[str, Any]:
-        with within:
-            probs, loc, scale = (
-                numpyro.param(name, value, constraint=constraint)
-                for name, (value, constraint) in self._start_pair(pair).items()
-            )
-            spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))
-            slab = numpyro.sample(
-                pair.slab, dist.Normal(spike * loc, jnp.where(spike, scale, prior_scale))
-            )
-        return {pair.spike: spike, pair.slab: slab}
+        return self._factors.sample(pair, self._start_pair(pair), prior_scale, within)
+
+    def auxiliary_values(self, draws: dict[str, Any]) -> dict[str, Any]:
+        """Values of the auxiliary sites of blocks that give the spikes and slabs of ``draws``."""
+        return self._factors.auxiliary_values(draws)
 
     def _marginal(self, name: str, params: dict[str, Any]) -> tuple[Any, Any, Any]:
-        probs, loc, scale = (params[key] for key in self._names(name))
-        return probs, loc, scale
+        return self._factors.marginal(name, params)
 
-    def pack_weights(self, form: Form, params: dict[str, Any]) -> PairedMeanField:
-        joined = (form.join(params, f"{{}}_{self.prefix}_{part}") for part in PARTS)
-        shape = (-1,) if form.kind == COLUMNS else form.shape
-        return PairedMeanField(*(x.reshape(shape) for x in joined))
+    def _own_quantiles(self, params, levels, args, kwargs) -> dict[str, Any]:
+        found = super()._own_quantiles(params, levels, args, kwargs)
+        for name in self._pair_names(params):
+            found |= self._factors.quantiles(name, params, levels)
+        return found
 
-    def unpack_weights(self, form: Form, factors: PairedMeanField) -> dict[str, Any]:
-        params: dict[str, Any] = {}
-        for part, values in zip(PARTS, factors, strict=True):
-            params |= form.split(jnp.ravel(values), f"{{}}_{self.prefix}_{part}")
-        return params
+    def pack_weights(self, form: Form, params: dict[str, Any]) -> Any:
+        return self._factors.pack(form, params)
+
+    def unpack_weights(self, form: Form, factors: Any) -> dict[str, Any]:
+        return self._factors.unpack(form, factors)
 
     # Latent functions
 
@@ -152,28 +184,13 @@ class PairedGuide(SpikeSlabGuide):
         return f"{name}_{self.prefix}_precision", f"{name}_{self.prefix}_linear"
 
     def _start_functions(self, name: str) -> dict[str, tuple[Any, Any]]:
-        precision, linear = self._site_names(name)
-        shape = self._function_shapes[name]
-        return {
-            precision: (jnp.ones(shape), constraints.nonnegative),
-            linear: (jnp.zeros(shape), constraints.real),
-        }
+        return start_site(self._site_names(name), self._function_shapes[name])
 
     def _sample_functions(self, model: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        result = {}
-        for name in self.functions:
-            functions: Functions = model[name]["infer"][FUNCTIONS_MARK]
-            M, N = len(functions.templates), functions.num_inputs
-            precision, linear = self._site_names(name)
-            alpha = numpyro.param(precision, jnp.ones((M, N)), constraint=constraints.nonnegative)
-            # a start at zero would be a saddle point of the weights and functions
-            h = numpyro.param(linear, partial(_standard_normal, (M, N)))
-            parameters = {site: model[site]["value"] for site in functions.site_names}
-            mu = functions.mean_at(functions.X)
-            posterior = GaussianFunctions(functions.covariances(parameters), mu, alpha, h)
-            with numpyro.plate(self._function_plates[name][-1], M, dim=-1):
-                result[name] = numpyro.sample(name, posterior)
-        return result
+        return {
+            name: sample_site(name, self._site_names(name), model, self._function_plates[name][-1])
+            for name in self.functions
+        }
 
     def pack(self, reading: Reading, params: dict[str, Any]) -> Posterior:
         posterior = super().pack(reading, params)
@@ -197,17 +214,9 @@ class PairedGuide(SpikeSlabGuide):
         return new | {precision: posterior.functions.alpha, linear: posterior.functions.h}
 
     def _read(self, args: tuple, kwargs: dict[str, Any]) -> Reading:
-        if not makes_delta(self.inner_guide):
+        if self.blocks is not None or not makes_delta(self.inner_guide):
             self.set_up(args, kwargs)
         return Reader(self.model, type(self).__name__)(args, kwargs)
-
-    def _check_given(self, method: str, example: str, args: tuple, kwargs: dict[str, Any]) -> None:
-        # a model that closes over its data takes none
-        if not args and not kwargs and signature(self.model).parameters:
-            raise ValueError(
-                f"PairedGuide.{method}: a guide keeps no data. Give the model's arguments, as in "
-                f"`guide.{method}(result.params, {example})`."
-            )
 
     def _function_moments(self, params, args, kwargs) -> dict[str, tuple[Any, Any]]:
         if not find_function_sites(abstract_trace(self.model, args, kwargs)):
@@ -249,7 +258,7 @@ class PairedGuide(SpikeSlabGuide):
             are not finite, empty or of another width, a kernel is a matrix, the location without
             functions changes from input to input, or entries are outside of the table.
         """
-        self._check_given("predict", "X, Y, X_new=X_new", args, kwargs)
+        check_given(self.model, "predict", "X, Y, X_new=X_new", (args, kwargs))
         reading = self._read(args, kwargs)
         if reading.functions is None:
             raise ValueError(
@@ -364,7 +373,7 @@ class PairedGuide(SpikeSlabGuide):
             0         0  (0, 2)
         """
         check_limits(coverage, min_correlation)
-        self._check_given("credible_sets", "X, y", args, kwargs)
+        check_given(self.model, "credible_sets", "X, y", (args, kwargs))
         reading = self._read(args, kwargs)
         columns = columns_of(reading.form, site)
         effects = self._effects(reading, params)
@@ -383,7 +392,8 @@ class PairedGuide(SpikeSlabGuide):
         return shares_of(sets_of(effects, columns_of(reading.form, None)), reading.form)
 
     def _effects(self, reading: Reading, params: dict[str, Any]) -> Effects:
-        check_params(reading.form, params, self._names("{}")[0])
+        for pair in reading.form.pairs:
+            check_params(params, self._factors.shapes(pair))
         return effects_of(reading, self.pack(reading, params))
 
     def to_init_params(
@@ -436,17 +446,4 @@ class PairedGuide(SpikeSlabGuide):
             found = {k: jnp.broadcast_to(x, (*shape, *jnp.shape(x))) for k, x in found.items()}
         else:
             found = self.sample_posterior(rng_key, params, *args, sample_shape=shape, **kwargs)
-        trace = abstract_trace(self.model, args, kwargs)
-        values = {name: found[name] for name in trace if is_latent(trace, name)}
-        # a fit may reach the end of the interval, where no chain can start
-        for name, value in values.items():
-            if trace[name]["fn"].support == constraints.unit_interval:
-                values[name] = jnp.clip(value, 1e-6, 1 - 1e-6)
-        if unknown := sorted(set(unconstrained) - set(values)):
-            raise ValueError(
-                f"PairedGuide.to_init_params: `unconstrained` has unknown names {unknown}; the "
-                f"latent sites are {sorted(values)}."
-            )
-        for name in unconstrained:
-            values[name] = biject_to(trace[name]["fn"].support).inv(values[name])
-        return values
+        return chain_values(self.model, found, unconstrained, (args, kwargs))
