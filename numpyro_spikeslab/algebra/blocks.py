@@ -37,9 +37,11 @@ MAX_BLOCK = 10
 @lru_cache
 def every_pattern(size: int, whole: bool) -> Float[np.ndarray, "S b"]:
     """The patterns of b weights, none of them first: every subset, or only none and all."""
+    # here and below: types that are the same in either precision, since JAX remembers in which it
+    # has seen an array
     if whole:
-        return np.stack([np.zeros(size), np.ones(size)])
-    return np.array(list(product((0.0, 1.0), repeat=size)))
+        return np.stack([np.zeros(size), np.ones(size)]).astype(np.float32)
+    return np.array(list(product((0, 1), repeat=size)), np.float32)
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Blocks:
     @cached_property
     def singles(self) -> np.ndarray:
         """The weights without a block."""
-        return np.array([one[0] for one in self.members if len(one) == 1], int)
+        return np.array([one[0] for one in self.members if len(one) == 1], np.int32)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -82,7 +84,9 @@ class Blocks:
     @cached_property
     def stacks(self) -> tuple[np.ndarray, ...]:
         """The weights of each stack, (K, b)."""
-        return tuple(np.array([x for x in self.members if len(x) == b], int) for b in self.sizes)
+        return tuple(
+            np.array([x for x in self.members if len(x) == b], np.int32) for b in self.sizes
+        )
 
     @cached_property
     def patterns(self) -> tuple[np.ndarray, ...]:
@@ -92,7 +96,7 @@ class Blocks:
     @cached_property
     def _places(self) -> np.ndarray:
         order = np.concatenate([self.singles, *(stack.ravel() for stack in self.stacks)])
-        return np.argsort(order)
+        return np.argsort(order).astype(np.int32)
 
     def flat(self, singles: Any, stacks: Any) -> Float[Array, " P"]:
         """Numbers of the singles, and of each stack, in the order of the weights."""
