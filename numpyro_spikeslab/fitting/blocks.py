@@ -28,9 +28,15 @@ from numpyro_spikeslab.algebra.blocks import (
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.distributions import SpikeSlab
 from numpyro_spikeslab.fitting.pairs import PairFactors, declared
-from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair
-from numpyro_spikeslab.reading.program import are_concrete, compiled, outside_transformations
-from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.reading.evaluate import abstract_trace
+from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair, find_pairs
+from numpyro_spikeslab.reading.program import (
+    are_concrete,
+    compiled,
+    outside_transformations,
+    seen_anew,
+)
+from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.view import design_rows
 
 AUTO = "auto"
@@ -63,16 +69,17 @@ class BlockFactors(PairFactors):
 
     # Setting up
 
-    def set_up(self, pairs: tuple[Pair, ...], read: Callable[[], Reading] | None) -> None:
-        if read is not None:
-            reading = read()
+    def set_up(self, model: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Note shapes and blocks of the sites of a model.
+
+        :raises ValueError: if the model does not fit the blocks.
+        """
+        trace = abstract_trace(model, *seen_anew((args, kwargs)))
+        pairs = find_pairs(trace, "PairedGuide")
+        reading = None
+        if any(site["type"] == "sample" and site["is_observed"] for site in trace.values()):
+            reading = Reader(model, "PairedGuide")(args, kwargs)
             check_columns(reading.form)
-        elif self.asked == AUTO:
-            raise ValueError(
-                'PairedGuide: blocks="auto" are found among the columns of the data, but nothing '
-                "is observed. Call the guide with the arguments of the fit first, or list the "
-                "blocks, as in the attribute `blocks` of the fitted guide."
-            )
         asked = self.asked if isinstance(self.asked, dict) else found_blocks(reading)
         self._known = {
             pair.name: (pair.shape, Blocks.completed(sets, pair.size))
@@ -371,11 +378,17 @@ def check_columns(form: Form) -> None:
 # The search
 
 
-def found_blocks(reading: Reading) -> dict[str | None, list[list[int]]]:
+def found_blocks(reading: Reading | None) -> dict[str | None, list[list[int]]]:
     """Correlated columns of each site.
 
     :raises ValueError: if the columns are not known.
     """
+    if reading is None:
+        raise ValueError(
+            'PairedGuide: blocks="auto" are found among the columns of the data, but nothing is '
+            "observed. Call the guide with the arguments of the fit first, or list the blocks, as "
+            "in the attribute `blocks` of the fitted guide."
+        )
     form = reading.form
     name = form.pairs[0].name
     if not are_concrete(reading.constants):

@@ -141,15 +141,10 @@ class PairedGuide(SpikeSlabGuide):
         return self._factors.blocks
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        if isinstance(self._factors, BlockFactors):
+            # may fail, and then the guide must not pass for one that has been set up
+            self._factors.set_up(self.model, args, kwargs)
         super()._setup_prototype(*args, **kwargs)
-        observed = any(site.get("is_observed") for site in self.prototype_trace.values())
-        read = partial(Reader(self.model, type(self).__name__), args, kwargs)
-        try:
-            self._factors.set_up(self.pairs, read if observed else None)
-        except (TypeError, ValueError):
-            # the next call must not pass for one of a guide that has been set up
-            self.prototype_trace = None
-            raise
 
     def _pair_names(self, params: dict[str, Any]) -> list[str]:
         end = f"_{self.prefix}_probs"

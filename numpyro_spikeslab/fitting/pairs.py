@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The factors of a paired guide where each slab and its spike are a pair of their own."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +11,6 @@ from numpyro.distributions import constraints
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair
-from numpyro_spikeslab.reading.reader import Reading
 
 PARTS = PairedMeanField._fields
 
@@ -28,12 +26,6 @@ class PairFactors:
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-
-    def set_up(self, pairs: tuple[Pair, ...], read: Callable[[], Reading] | None) -> None:
-        """Note what the factors need to know of a model.
-
-        :param read: reads the model, `None` where nothing is observed.
-        """
 
     def names(self, name: str) -> list[str]:
         """The names of the parameters of pairs."""
