@@ -6,7 +6,6 @@ from functools import lru_cache
 from operator import index
 from typing import Any
 
-from jaxtyping import Float
 import numpy as np
 
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_spikeslab.algebra.alike import blocks as slices, unit_columns
+from numpyro_spikeslab.algebra.alike import clusters, unit_columns
 from numpyro_spikeslab.algebra.blocks import (
     MAX_BLOCK,
     BlockMeanField,
@@ -40,9 +39,6 @@ from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.view import design_rows
 
 AUTO = "auto"
-LEAST, MOST = 0.5, 8
-"""Of the blocks that are found: the least absolute correlation that joins two columns, and the most
-columns of one, whose 2^8 patterns cost about what the products of 8 columns with the data do."""
 
 Asked = str | dict[str | None, tuple[tuple[int, ...], ...]]
 """What an author gives, checked: sets by site, ``None`` for the only site."""
@@ -420,36 +416,3 @@ def _columns(reading: Reading) -> tuple[Any, Any]:
 
     with outside_transformations():
         return compiled(of, once=True)
-
-
-def clusters(
-    unit: Float[np.ndarray, "N P"], least: float = LEAST, most: int = MOST
-) -> list[list[int]]:
-    """Columns joined by single linkage, the most correlated first, up to a number.
-
-    :param unit: from :func:`unit_columns`.
-    :param least: least absolute correlation of two columns that are joined.
-    :param most: columns of a cluster.
-    :return: the clusters of two or more, in the order of their columns.
-    """
-    owner = {m: [m] for m in range(unit.shape[1])}
-    for i, j in _by_correlation(unit, least):
-        first, second = owner[i], owner[j]
-        if first is not second and len(first) + len(second) <= most:
-            first += second
-            owner |= dict.fromkeys(second, first)
-    every = {tuple(sorted(one)) for one in owner.values() if len(one) > 1}
-    return [list(one) for one in sorted(every)]
-
-
-def _by_correlation(unit: Float[np.ndarray, "N P"], least: float) -> Iterable[tuple[int, int]]:
-    """Pairs of columns above a correlation, the highest first."""
-    found = []
-    for part in slices(unit.shape[1]):
-        alike = np.triu(abs(unit[:, part].T @ unit), part.start + 1)
-        i, j = np.nonzero(alike > least)
-        found.append((alike[i, j], part.start + i, j))
-    size, first, second = map(np.concatenate, zip(*found, strict=True))
-    # ties, such as copies, must not depend on rounding
-    order = np.lexsort((second, first, -np.round(size, 6)))
-    return zip(first[order].tolist(), second[order].tolist(), strict=True)

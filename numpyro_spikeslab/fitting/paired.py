@@ -2,7 +2,6 @@
 """The paired mean field as a guide."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from jaxtyping import Array

@@ -20,8 +20,7 @@ import numpyro.distributions as dist
 from numpyro.infer import SVI, Predictive, TraceGraph_ELBO
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.algebra.alike import unit_columns
-from numpyro_spikeslab.fitting.blocks import clusters
+from numpyro_spikeslab.algebra.alike import clusters, unit_columns
 
 KEY = random.key(0)
 
