@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Float
 
 import jax
-from jax import lax, nn
+from jax import lax, nn, random
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
@@ -40,10 +40,6 @@ class PairedMeanField(NamedTuple):
         """``<w^2> - <w>^2``, which is a sum of what is not negative."""
         return self.probs * (self.scale**2 + (1 - self.probs) * self.loc**2)
 
-    def started(self, probs: Float[Array, "*P"], loc: Float[Array, "*P"]) -> "PairedMeanField":
-        """The same from another start."""
-        return self._replace(probs=probs, loc=loc)
-
     def sweep(
         self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any
     ) -> tuple["PairedMeanField", Float[Array, " N"]]:
@@ -73,6 +69,14 @@ class PairedMeanField(NamedTuple):
         slab = 0.5 * (second_moment - 1.0 - jnp.log(self.scale**2 / prior.variance))
         return spike_divergence(self.probs, prior) + jnp.sum(self.probs * slab)
 
+    def random_start(self, key: Array, scale: Float[Array, "*P"]) -> "PairedMeanField":
+        """Another start: ``gamma`` uniform, ``mu`` from the slab's prior of this scale."""
+        key_probs, key_loc = random.split(key)
+        return self._replace(
+            probs=random.uniform(key_probs, scale.shape, scale.dtype),
+            loc=scale * random.normal(key_loc, scale.shape, scale.dtype),
+        )
+
 
 class MeanField(NamedTuple):
     """``q(w_tilde) q(s)`` of eq. (4), the standard mean field.
@@ -98,10 +102,6 @@ class MeanField(NamedTuple):
         spike = jnp.diag(self.probs * (1.0 - self.probs))
         outer = jnp.outer(self.probs, self.probs)
         return (outer + spike) * slab + spike * jnp.outer(self.loc, self.loc)
-
-    def started(self, probs: Float[Array, " P"], loc: Float[Array, " P"]) -> "MeanField":
-        """The same from another start."""
-        return self._replace(probs=probs, loc=loc)
 
     def sweep(
         self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any
@@ -153,6 +153,11 @@ class MeanField(NamedTuple):
         second_moment = self.slab_moments[1] / prior.variance
         slab = 0.5 * (second_moment - 1.0 + jnp.log(prior.variance)) - jnp.log(jnp.abs(diagonal))
         return spike_divergence(self.probs, prior) + jnp.sum(slab)
+
+    def random_start(self, key: Array, scale: Float[Array, " P"]) -> "MeanField":
+        """Another start, as :meth:`PairedMeanField.random_start`."""
+        pairs = PairedMeanField(self.probs, self.loc, scale).random_start(key, scale)
+        return self._replace(probs=pairs.probs, loc=pairs.loc)
 
 
 def spike_divergence(probs: Float[Array, "*P"], prior: Prior) -> Float[Array, ""]:

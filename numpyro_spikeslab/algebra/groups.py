@@ -18,7 +18,7 @@ from jax import lax, nn
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_spikeslab.algebra.families import spike_divergence
+from numpyro_spikeslab.algebra.families import PairedMeanField, spike_divergence
 from numpyro_spikeslab.algebra.pairs import Design, Prior, feature_rows
 
 Stacks = tuple[Any, ...]
@@ -220,10 +220,11 @@ class GroupedMeanField(NamedTuple):
         """The first members of all groups."""
         return jnp.concatenate([members[:, 0] for members in self.stacks])
 
-    def started(self, probs: Float[Array, " P"], loc: Float[Array, " P"]) -> "GroupedMeanField":
-        """The same from another start."""
-        first = [jnp.broadcast_to(probs[x[:, :1]], x.shape) for x in self.stacks]
-        return self._replace(probs=of_weights(first, self.stacks, loc.size), loc=loc)
+    def random_start(self, key: Array, scale: Float[Array, " P"]) -> "GroupedMeanField":
+        """Another start, as that of pairs, with one ``gamma`` for each group."""
+        pairs = PairedMeanField(self.probs, self.loc, scale).random_start(key, scale)
+        first = [jnp.broadcast_to(pairs.probs[x[:, :1]], x.shape) for x in self.stacks]
+        return self._replace(probs=of_weights(first, self.stacks, self.loc.size), loc=pairs.loc)
 
     def sweep(
         self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any

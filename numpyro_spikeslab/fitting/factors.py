@@ -169,11 +169,12 @@ def gains_without(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, 
     """
     at = view_at(spec, data, posterior.values)
     phi: Any = posterior.functions
-    W, W2 = posterior.weights.mean, posterior.weights.slab_moments[1]
+    paired: Any = posterior.weights
+    W, W2 = paired.mean, paired.slab_moments[1]
     own, var = over_points(at, phi.mean**2).T, over_points(at, phi.var).T
-    left = left_with(at, phi.mean, posterior.weights)
+    left = left_with(at, phi.mean, paired)
     more = 2 * W * left.T + 2 * W**2 * own - W2 * (own + var)
     cost = jax.vmap(lambda q, *prior: q.divergence(Prior(*prior)), in_axes=1)
-    none = posterior.weights._replace(probs=jnp.zeros_like(W))
-    saved = cost(posterior.weights, *at.prior) - cost(none, *at.prior) + phi.kl
+    none = paired._replace(probs=jnp.zeros_like(W))
+    saved = cost(paired, *at.prior) - cost(none, *at.prior) + phi.kl
     return saved - 0.5 * jnp.sum(more / at.sigma2[:, None], axis=0)

@@ -39,6 +39,8 @@ def _standard_normal(shape: tuple[int, ...], key: Array) -> Any:
 class FunctionGuide(SpikeSlabGuide):
     """What :class:`~numpyro_spikeslab.PairedGuide` has of latent functions."""
 
+    blocks: Any = None
+
     def _find_functions(self, trace: dict[str, Any]) -> tuple[str, ...]:
         return tuple(name for name in find_function_sites(trace) if is_latent(trace, name))
 
@@ -91,7 +93,7 @@ class FunctionGuide(SpikeSlabGuide):
         return new | {precision: posterior.functions.alpha, linear: posterior.functions.h}
 
     def _read(self, args: tuple, kwargs: dict[str, Any]) -> Reading:
-        if not makes_delta(self.inner_guide):
+        if self.blocks is not None or not makes_delta(self.inner_guide):
             self.set_up(args, kwargs)
         return Reader(self.model, type(self).__name__)(args, kwargs)
 

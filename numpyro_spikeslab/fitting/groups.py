@@ -48,7 +48,7 @@ def diagonal(scale: Any, stacks: Stacks) -> Float[Array, "P K"]:
 
 
 def sample_groups(
-    pair: Pair, params: tuple[Any, Any, Any], prior_scale: Any, site: str, within: Callable
+    pair: Pair, params: Sequence[Any], prior_scale: Any, site: str, within: Callable
 ) -> dict[str, Any]:
     """Sample the spikes of groups, and the slabs of each jointly.
 

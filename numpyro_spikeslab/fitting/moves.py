@@ -164,7 +164,8 @@ def best_change(
 
 
 def _change(posterior: Posterior, turn: Any, keep: Any, reset: Any, mean: Any) -> Posterior:
-    weights, functions = posterior.weights, posterior.functions
+    weights: Any = posterior.weights
+    functions = posterior.functions
     assert functions is not None
     weights = weights._replace(
         probs=jnp.where(reset, 0.9, weights.probs),
@@ -239,8 +240,9 @@ def switch_off(posterior: Posterior, keep: Bool[Array, " M"], mean: Any) -> Post
     :param mean: prior means of the functions.
     """
     functions: Any = posterior.functions
+    paired: Any = posterior.weights
     row = keep[:, None]
-    weights = posterior.weights._replace(probs=jnp.where(keep, posterior.weights.probs, 0))
+    weights = paired._replace(probs=jnp.where(keep, paired.probs, 0))
     functions = functions._replace(
         alpha=jnp.where(row, functions.alpha, 0),
         h=jnp.where(row, functions.h, 0),

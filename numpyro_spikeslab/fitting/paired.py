@@ -8,20 +8,13 @@ from jaxtyping import Array
 
 import jax.numpy as jnp
 
-import numpyro
-import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
+from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.algebra.alike import COVERAGE, MIN_CORRELATION, check_limits
-from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.groups import GroupedMeanField
+from numpyro_spikeslab.fitting.blocks import BlockFactors
 from numpyro_spikeslab.fitting.function_guide import FunctionGuide
-from numpyro_spikeslab.fitting.groups import (
-    pack_groups,
-    sample_groups,
-    start_groups,
-    unpack_groups,
-)
+from numpyro_spikeslab.fitting.pairs import PairFactors
 from numpyro_spikeslab.fitting.sets import (
     Effects,
     check_params,
@@ -35,8 +28,6 @@ from numpyro_spikeslab.fitting.sets import (
 from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair, is_latent
 from numpyro_spikeslab.reading.reader import Reading
-
-PARTS = PairedMeanField._fields
 
 
 class PairedGuide(FunctionGuide):
@@ -65,13 +56,33 @@ class PairedGuide(FunctionGuide):
 
     A guide keeps no data: what it says follows from parameters and the model's arguments alone.
 
+    **Blocks.** Of correlated columns, independent pairs settle on one and are too sure of it. A
+    block gives its b weights one joint factor, a mixture over their ``2^b`` patterns of inclusion
+    of Gaussians of their slabs, which is the exact conditional given all else. Of S weights without
+    a block the parameters above have the shape (S,), in order; K blocks of b weights each get
+
+    - ``w_{prefix}_patterns_{b}``, the probability of each pattern, shape (K, 2^b), in the order of
+      binary numbers: none first, the last weight alone second, all last;
+    - ``w_{prefix}_linear_{b}``, shape (K, b), and ``w_{prefix}_precision_{b}``, shape (K, b, b),
+      positive definite: the slabs that a pattern includes are Gaussian, with this precision and
+      linear term restricted to them.
+
     :param model: a model with at least one :func:`~numpyro_spikeslab.spike_slab`.
+    :param blocks: sets of weights, as in ``[[0, 1, 2], [7, 8]]``, numbered flat from 0, of at most
+        10 each; others stand alone. Of several sites a dict, ``{"w": [[0, 1, 2]]}``. With
+        ``"auto"``, columns of absolute correlation above 0.5 are joined, the most correlated first,
+        up to 8 in a block. This is decided when the guide is first called, and kept for other data
+        of the same shapes; the attribute ``blocks`` has the result. To read saved parameters with
+        a fresh guide, give it this. The default is none. Only for weights that multiply the columns
+        of one design.
     :param prefix: part of the parameters' names.
     :param inner_guide: called with the model of the other latent sites and ``prefix=``. The
         default, :class:`~numpyro.infer.autoguide.AutoDelta`, is what CAVI needs; with another,
         such as :class:`~numpyro.infer.autoguide.AutoNormal`, use SVI.
     :raises ValueError: when first called, if the model has no pairs, a broken pair, or other
-        discrete latent sites.
+        discrete latent sites; if blocks overlap, are empty or too large, have weights that are not
+        there, or the weights multiply no columns of one design.
+    :raises TypeError: if blocks are not sets of integers.
 
     **Example**
 
@@ -90,81 +101,71 @@ class PairedGuide(FunctionGuide):
         >>> result = svi.run(jax.random.key(1), 120, X, X[:, 0], progress_bar=False)
         >>> guide.inclusion_probabilities(result.params)["w"].round(1).tolist()
         [1.0, 0.0, 0.0]
+
+    With a copy of a column, a block knows that it is either of the two:
+
+    .. doctest::
+
+        >>> X = X.at[:, 2].set(X[:, 0])
+        >>> guide = nss.PairedGuide(model, blocks="auto")
+        >>> svi = nss.CAVI(model, guide)
+        >>> result = svi.run(jax.random.key(1), 120, X, X[:, 0], progress_bar=False)
+        >>> guide.blocks
+        {'w': [[0, 2]]}
+        >>> (guide.inclusion_probabilities(result.params)["w"] > 0.4).tolist()
+        [True, False, True]
     """
 
-    @property
-    def _key(self) -> str:
-        """Name of a parameter, with braces for those of the weights and of the part."""
-        return f"{{}}_{self.prefix}_{{}}"
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        blocks: Any = None,
+        prefix: str = "auto",
+        inner_guide: Callable[..., AutoGuide] = AutoDelta,
+    ) -> None:
+        super().__init__(model, prefix=prefix, inner_guide=inner_guide)
+        self._factors = PairFactors(prefix) if blocks is None else BlockFactors(prefix, blocks)
 
-    def _names(self, name: str) -> list[str]:
-        return [self._key.format(name, part) for part in PARTS]
+    @property
+    def blocks(self) -> dict[str, list[list[int]]] | None:
+        """The blocks of each site, once the guide has been called; `None` without blocks."""
+        return self._factors.blocks
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        if isinstance(self._factors, BlockFactors):
+            # may fail, and then the guide must not pass for one that has been set up
+            self._factors.set_up(self.model, args, kwargs)
+        super()._setup_prototype(*args, **kwargs)
 
     def _pair_names(self, params: dict[str, Any]) -> list[str]:
         end = f"_{self.prefix}_probs"
         return [name.removesuffix(end) for name in params if name.endswith(end)]
 
     def _start_pair(self, pair: Pair) -> dict[str, tuple[Any, Any]]:
-        scale = self._slab_scales[pair.name]
-        if pair.groups is not None:
-            return start_groups(pair, self._key.format(pair.name, "{}"), scale)
-        probs_name, loc_name, scale_name = self._names(pair.name)
-        return {
-            probs_name: (jnp.full_like(scale, 0.5), constraints.unit_interval),
-            loc_name: (jnp.zeros_like(scale), constraints.real),
-            scale_name: (scale, constraints.softplus_positive),
-        }
+        return self._factors.start(pair, self._slab_scales[pair.name])
 
     def _sample_pair(self, pair: Pair, prior_scale: Any, within: Callable) -> dict[str, Any]:
-        def params() -> Any:
-            return tuple(
-                numpyro.param(name, value, constraint=constraint)
-                for name, (value, constraint) in self._start_pair(pair).items()
-            )
-
-        if pair.groups is not None:
-            # their rows are of no plate
-            return sample_groups(pair, params(), prior_scale, self._joint_name(pair), within)
-        with within(pair.slab):
-            probs, loc, scale = params()
-            spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))
-            slab = numpyro.sample(
-                pair.slab, dist.Normal(spike * loc, jnp.where(spike, scale, prior_scale))
-            )
-        return {pair.spike: spike, pair.slab: slab}
-
-    def _joint_name(self, pair: Pair) -> str:
-        return f"_{pair.slab}_{self.prefix}_latent"
+        return self._factors.sample(pair, self._start_pair(pair), prior_scale, within)
 
     def auxiliary_values(self, draws: dict[str, Any]) -> dict[str, Any]:
-        """Values of the guide's auxiliary sites that give the slabs of ``draws``."""
-        grouped = (pair for pair in self.pairs if pair.groups is not None)
-        return {self._joint_name(pair): draws[pair.slab] for pair in grouped}
+        """Values of the auxiliary sites of blocks and groups that give these ``draws``."""
+        return self._factors.auxiliary_values(self.pairs, draws)
 
     def _marginal(self, name: str, params: dict[str, Any]) -> tuple[Any, Any, Any]:
-        probs, loc, scale = (params.get(key) for key in self._names(name))
-        if scale is None:
-            scale = jnp.linalg.norm(params[self._key.format(name, "scale_tril")], axis=1)
-        return probs, loc, scale
+        return self._factors.marginal(name, params)
 
-    def pack_weights(
-        self, form: Form, params: dict[str, Any]
-    ) -> PairedMeanField | GroupedMeanField:
-        if form.groups is not None:
-            return pack_groups(form, params, self._key)
-        joined = (form.join(params, f"{{}}_{self.prefix}_{part}") for part in PARTS)
-        shape = (-1,) if form.kind == COLUMNS else form.shape
-        return PairedMeanField(*(x.reshape(shape) for x in joined))
+    def _own_quantiles(self, params, levels, args, kwargs) -> dict[str, Any]:
+        found = super()._own_quantiles(params, levels, args, kwargs)
+        for name in self._pair_names(params):
+            found |= self._factors.quantiles(name, params, levels)
+        return found
 
-    def unpack_weights(
-        self, form: Form, factors: PairedMeanField | GroupedMeanField
-    ) -> dict[str, Any]:
-        if isinstance(factors, GroupedMeanField):
-            return unpack_groups(form, factors, self._key)
-        params: dict[str, Any] = {}
-        for part, values in zip(PARTS, factors, strict=True):
-            params |= form.split(jnp.ravel(values), f"{{}}_{self.prefix}_{part}")
-        return params
+    def pack_weights(self, form: Form, params: dict[str, Any]) -> Any:
+        return self._factors.pack(form, params)
+
+    def unpack_weights(self, form: Form, factors: Any) -> dict[str, Any]:
+        return self._factors.unpack(form, factors)
 
     def credible_sets(
         self,
@@ -248,7 +249,8 @@ class PairedGuide(FunctionGuide):
         return shares_of(sets_of(effects, columns_of(reading.form, None)), reading.form)
 
     def _effects(self, reading: Reading, params: dict[str, Any]) -> Effects:
-        check_params(reading.form, params, self._names("{}")[0])
+        for pair in reading.form.pairs:
+            check_params(params, self._factors.shapes(pair))
         return effects_of(reading, self.pack(reading, params))
 
     def to_init_params(

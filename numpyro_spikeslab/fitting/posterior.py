@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.blocks import BlockMeanField
 from numpyro_spikeslab.algebra.entries import Layout
 from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
 from numpyro_spikeslab.algebra.groups import GroupedMeanField
@@ -54,7 +55,7 @@ class Posterior(NamedTuple):
     - **residual** - whitened residual of ``<w>``, where a sweep can hand it on to the next.
     """
 
-    weights: PairedMeanField | GroupedMeanField | MeanField
+    weights: PairedMeanField | GroupedMeanField | BlockMeanField | MeanField
     functions: FunctionFactors | None
     values: dict[str, Any]
     residual: Float[Array, " N"] | None

@@ -137,11 +137,7 @@ def random_starts(task: Task, key: Array, progress: Progress, plan: Plan) -> Pro
     scale = jnp.sqrt(at.prior.variance).reshape(posterior.weights.probs.shape)
 
     def start(key):
-        key_probs, key_loc = random.split(key)
-        weights = posterior.weights.started(
-            random.uniform(key_probs, scale.shape, scale.dtype),
-            scale * random.normal(key_loc, scale.shape, scale.dtype),
-        )
+        weights = posterior.weights.random_start(key, scale)
         return begin(
             task.spec, task.data, posterior._replace(weights=weights, residual=None)
         ).posterior

@@ -197,18 +197,17 @@ def columns_of(form: Form, site: str | None) -> range:
     return range(end)
 
 
-def check_params(form: Form, params: dict[str, Any], key: str) -> None:
+def check_params(params: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
     """Refuse parameters that are not those of the weights.
 
-    :param key: name of one of a weight, with braces for that of the weight.
+    :param shapes: of those that are.
     """
-    for pair in form.pairs:
-        name = key.format(pair.name)
-        if name not in params or jnp.shape(params[name]) != pair.shape:
+    for name, shape in shapes.items():
+        if name not in params or jnp.shape(params[name]) != shape:
             found = f"the shape {jnp.shape(params[name])}" if name in params else "nothing"
             raise ValueError(
                 f"PairedGuide.credible_sets: params: got {found} for `{name}`, expected the "
-                f"shape {pair.shape} of the weights. Give the parameters of a fit of this "
+                f"shape {shape} of the weights. Give the parameters of a fit of this "
                 "model to these arguments."
             )
 

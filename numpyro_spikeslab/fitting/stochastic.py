@@ -291,7 +291,8 @@ def _start(
         return condition(prior, posterior, terms, functions.theta[m], functions.step[m])
 
     posterior = jax.lax.fori_loop(0, spec.form.num_features, visit, strong(posterior))
-    alike = posterior.weights._replace(probs=probs * jnp.ones_like(posterior.weights.probs))
+    paired: Any = posterior.weights
+    alike = paired._replace(probs=probs * jnp.ones_like(paired.probs))
     counted = posterior._replace(weights=alike)
     found, tallies = tallies_of(spec, data, at, counted, jnp.zeros_like(at.sigma2)), {}
     for role in spec.form.roles:

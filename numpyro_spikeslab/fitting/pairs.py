@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The factors of a paired guide where each slab and its spike are a pair of their own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.groups import GroupedMeanField
+from numpyro_spikeslab.fitting.groups import (
+    pack_groups,
+    sample_groups,
+    start_groups,
+    unpack_groups,
+)
+from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair
+
+PARTS = PairedMeanField._fields
+
+
+class PairFactors:
+    """Parameters, draws and summaries of independent pairs; those of blocks have more to tell.
+
+    :param prefix: part of the parameters' names.
+    """
+
+    blocks: dict[str, list[list[int]]] | None = None
+    """The blocks of each site; `None` for pairs alone."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+
+    @property
+    def _key(self) -> str:
+        """Name of a parameter, with braces for those of the weights and of the part."""
+        return f"{{}}_{self.prefix}_{{}}"
+
+    def names(self, name: str) -> list[str]:
+        """The names of the parameters of pairs."""
+        return [self._key.format(name, part) for part in PARTS]
+
+    def start(self, pair: Pair, scale: Any) -> dict[str, tuple[Any, Any]]:
+        """Start value and constraint of each parameter, at slabs of this prior scale."""
+        if pair.groups is not None:
+            return start_groups(pair, self._key.format(pair.name, "{}"), scale)
+        probs, loc, deviation = self.names(pair.name)
+        return {
+            probs: (jnp.full_like(scale, 0.5), constraints.unit_interval),
+            loc: (jnp.zeros_like(scale), constraints.real),
+            deviation: (scale, constraints.softplus_positive),
+        }
+
+    def sample(
+        self, pair: Pair, start: dict[str, tuple[Any, Any]], prior_scale: Any, within: Callable
+    ) -> dict[str, Any]:
+        """Declare the parameters and sample the two sites ``within`` their plates."""
+        if pair.groups is not None:
+            # their rows are of no plate
+            return sample_groups(pair, declared(start), prior_scale, self._joint(pair), within)
+        with within(pair.slab):
+            probs, loc, scale = declared(start)
+            spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))
+            slab = numpyro.sample(
+                pair.slab, dist.Normal(spike * loc, jnp.where(spike, scale, prior_scale))
+            )
+        return {pair.spike: spike, pair.slab: slab}
+
+    def _joint(self, pair: Pair) -> str:
+        return f"_{pair.slab}_{self.prefix}_latent"
+
+    def auxiliary_values(self, pairs: tuple[Pair, ...], draws: dict[str, Any]) -> dict[str, Any]:
+        """Values of auxiliary sites that give these ``draws`` of spikes and slabs."""
+        return {self._joint(pair): draws[pair.slab] for pair in pairs if pair.groups is not None}
+
+    def marginal(self, name: str, params: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Inclusion probability, and mean and standard deviation of the slab where included."""
+        probs, loc, scale = (params.get(key) for key in self.names(name))
+        if scale is None:
+            scale = jnp.linalg.norm(params[self._key.format(name, "scale_tril")], axis=1)
+        return probs, loc, scale
+
+    def quantiles(self, name: str, params: dict[str, Any], levels: Any) -> dict[str, Any]:
+        """Quantiles of weights and slabs that do not follow from their marginals."""
+        return {}
+
+    def pack(self, form: Form, params: dict[str, Any]) -> Any:
+        """The factors of all pairs."""
+        if form.groups is not None:
+            return pack_groups(form, params, self._key)
+        joined = (form.join(params, f"{{}}_{self.prefix}_{part}") for part in PARTS)
+        shape = (-1,) if form.kind == COLUMNS else form.shape
+        return PairedMeanField(*(x.reshape(shape) for x in joined))
+
+    def unpack(self, form: Form, factors: Any) -> dict[str, Any]:
+        """The inverse of :meth:`pack`."""
+        if isinstance(factors, GroupedMeanField):
+            return unpack_groups(form, factors, self._key)
+        params: dict[str, Any] = {}
+        for part, values in zip(PARTS, factors, strict=True):
+            params |= form.split(jnp.ravel(values), f"{{}}_{self.prefix}_{part}")
+        return params
+
+    def shapes(self, pair: Pair) -> dict[str, tuple[int, ...]]:
+        """The shape of each parameter."""
+        return dict.fromkeys(self.names(pair.name), pair.shape)
+
+
+def declared(start: dict[str, tuple[Any, Any]]) -> list[Any]:
+    """The parameters of a guide, with these start values."""
+    return [
+        numpyro.param(name, value, constraint=constraint)
+        for name, (value, constraint) in start.items()
+    ]

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guides whose correlated weights stand in blocks, against exact posteriors."""
+
+from functools import lru_cache
+import pickle
+
+import arviz_base
+import numpy as np
+import optax
+import pytest
+import truth
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.infer import SVI, Predictive, TraceGraph_ELBO
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.algebra.alike import clusters, unit_columns
+
+KEY = random.key(0)
+
+
+def model(X, y=None, mask=True):
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.1, 1.5)
+    with numpyro.plate("obs", X.shape[0]), handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+
+def hyper(X, y=None):
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    inclusion = numpyro.sample("inclusion", dist.Beta(2.0, 5.0))
+    scale = numpyro.sample("scale", dist.HalfNormal(2.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 5.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", inclusion, scale)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(b + X @ w, sigma), obs=y)
+
+
+def two_sets(X, y=None):
+    with numpyro.plate("row", 2), numpyro.plate("column", 2):
+        a = nss.spike_slab("a", 0.3)
+    with numpyro.plate("rest", X.shape[1] - 4):
+        b = nss.spike_slab("b", 0.5, 2.0)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X[:, :4] @ a.reshape(-1) + X[:, 4:] @ b, 0.5), obs=y)
+
+
+def chain(size, rho, num_obs=200, seed=0):
+    """Columns whose neighbours are correlated by rho, and a response with three effects."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(num_obs, size))
+    for j in range(1, size):
+        X[:, j] = rho * X[:, j - 1] + np.sqrt(1 - rho**2) * X[:, j]
+    w = np.zeros(size)
+    w[[1, size // 2, size - 2]] = 0.6, -0.4, 0.4
+    return X, X @ w + rng.normal(size=num_obs)
+
+
+DATA = chain(6, 0.9, 40)
+ALL, SOME = [list(range(6))], [[0, 1, 2], [5, 4]]
+EVERY = {"model": (model, SOME), "hyper": (hyper, SOME), "two_sets": (two_sets, {"a": [[3, 0, 1]]})}
+EVERY_MODEL = pytest.mark.parametrize("name", EVERY)
+
+
+def fit(model, blocks, *args, steps=200, **kwargs):
+    guide = nss.PairedGuide(model, blocks=blocks)
+    svi = nss.CAVI(model, guide)
+    return guide, svi, svi.run(KEY, steps, *args, progress_bar=False, **kwargs)
+
+
+@lru_cache
+def fitted(name):
+    jax.config.update("jax_enable_x64", True)
+    return fit(*EVERY[name], *DATA)
+
+
+def exact(X, y, weight=1.0):
+    return truth.enumerate_models(truth.regression(X, y, 1.0, 0.1, 1.5, weight))
+
+
+def test_one_block_of_all_weights_is_the_exact_posterior(precision):
+    guide, _, result = fit(model, ALL, *DATA)
+    expected, tolerance = exact(*DATA), {"float32": 2e-3, "float64": 1e-9}[precision]
+    close = np.testing.assert_allclose
+    close(-result.losses[-1], expected.log_evidence, rtol=1e-5)
+    close(guide.inclusion_probabilities(result.params)["w"], expected.inclusion, atol=tolerance)
+    close(guide.posterior_mean(result.params)["w"], expected.mean, atol=tolerance)
+    draws = guide.sample_posterior(KEY, result.params, *DATA, sample_shape=(20_000,))
+    rng = np.random.default_rng(1)
+    spikes, slabs = expected.sample(rng, 100_000)
+    levels = [0.02, 0.4, 0.7, 0.98]
+    found = guide.quantiles(result.params, levels)
+    close(found["w"], np.quantile(spikes * slabs, levels, axis=0), atol=0.06)
+    close(np.cov(draws["w"].T), np.cov((spikes * slabs).T), atol=0.02)
+    close(np.cov(draws["w_slab"].T), np.cov(slabs.T), atol=0.08)
+    close(guide.median(result.params)["w"], guide.quantiles(result.params, 0.5)["w"])
+    assert found["w_spike"].shape == found["w_slab"].shape == (4, 6)
+
+
+@EVERY_MODEL
+def test_the_bound_never_falls_and_is_that_of_numpyro(x64, name):
+    guide, svi, result = fitted(name)
+    assert np.diff(result.losses[100:]).max() < 1e-6
+    elbo = TraceGraph_ELBO(num_particles=20_000)
+    found = [
+        float(elbo.loss(random.key(k), result.params, svi.model, guide, *DATA)) for k in range(4)
+    ]
+    assert abs(np.mean(found) - float(result.losses[-1])) < 0.03
+    np.testing.assert_allclose(svi.evaluate(result.state, *DATA), result.losses[-1], rtol=1e-9)
+
+
+@EVERY_MODEL
+def test_draws_summaries_and_pickles(x64, name):
+    guide, svi, result = fitted(name)
+    params = result.params
+    draws = guide.sample_posterior(KEY, params, *DATA, sample_shape=(20_000,))
+    for site, probs in guide.inclusion_probabilities(params).items():
+        np.testing.assert_allclose(np.mean(draws[f"{site}_spike"], 0), probs, atol=0.02)
+        mean = guide.posterior_mean(params)[site]
+        np.testing.assert_allclose(np.mean(draws[site], 0), mean, atol=0.03)
+        low, high = guide.quantiles(params, [0.1, 0.9])[site]
+        np.testing.assert_array_less(np.mean(draws[site] < low, 0), 0.11)
+        np.testing.assert_array_less(np.mean(draws[site] > high, 0), 0.11)
+    again = pickle.loads(pickle.dumps(guide))
+    fresh = nss.PairedGuide(svi.model, blocks=guide.blocks)
+    if name != "two_sets":
+        for other in (again, fresh):
+            jax.tree.map(
+                np.testing.assert_array_equal, other.posterior_mean(params),
+                guide.posterior_mean(params),
+            )  # fmt: skip
+    start = guide.to_init_params(params, *DATA, rng_key=KEY, num_chains=2)
+    assert all(x.shape[0] == 2 for x in start.values())
+    new = Predictive(svi.model, guide=guide, params=params, num_samples=3)(KEY, DATA[0])
+    assert new["y"].shape == (3, 40)
+
+
+def test_importance_ratios_of_an_exact_guide_are_the_evidence(x64):
+    guide, svi, result = fit(model, ALL, *DATA)
+    data = arviz_base.from_numpyro_svi(svi, svi_result=result, model_args=DATA, num_samples=300)
+    data = nss.add_variational_stats(data, svi, result, DATA)
+    ratios = data["sample_stats"]["log_ratio"].values
+    np.testing.assert_allclose(ratios, exact(*DATA).log_evidence, rtol=1e-8)
+    assert "w[1]" in nss.summary(data).index
+    assert guide.credible_sets(result.params, *DATA) is not None
+
+
+@pytest.mark.parametrize(("rho", "most"), [(0.5, 0.7), (0.97, 0.2)])
+def test_blocks_are_much_nearer_to_the_truth_than_pairs(x64, rho, most):
+    """The largest errors of inclusion probabilities, of three designs."""
+    halves, errors = [list(range(5)), list(range(5, 10))], {"pairs": 0.0, "blocks": 0.0}
+    guides = {"pairs": nss.PairedGuide(model), "blocks": nss.PairedGuide(model, blocks=halves)}
+    for seed in range(3):
+        data = chain(10, rho, seed=seed)
+        for name, guide in guides.items():
+            result = nss.CAVI(model, guide).run(KEY, 200, *data, progress_bar=False)
+            found = guide.inclusion_probabilities(result.params)["w"]
+            errors[name] += np.abs(found - exact(*data).inclusion).max()
+    assert errors["blocks"] < most * errors["pairs"]
+
+
+def test_masks_and_missing_values(x64):
+    X, y = DATA
+    seen = np.arange(40) % 3 > 0
+    guide, _, result = fit(model, ALL, X, np.where(seen, y, np.nan), mask=seen)
+    expected = exact(X, y, seen.astype(float))
+    found = guide.inclusion_probabilities(result.params)["w"]
+    np.testing.assert_allclose(found, expected.inclusion, atol=1e-8)
+
+
+def test_restarts_states_and_maps(x64):
+    guide = nss.PairedGuide(hyper, blocks=SOME)
+    svi = nss.CAVI(hyper, guide, num_restarts=3)
+    result = svi.run(KEY, 150, *DATA, progress_bar=False)
+    assert result.restarts.shape == (3,)
+    one = nss.CAVI(hyper, guide)
+    half = one.run(KEY, 110, *DATA, progress_bar=False)
+    rest = one.run(KEY, 40, *DATA, progress_bar=False, init_state=half.state)
+    whole = one.run(KEY, 150, *DATA, progress_bar=False)
+    np.testing.assert_allclose(rest.losses[-1], whole.losses[-1], rtol=1e-12)
+    X, y = DATA
+    mapped = jax.vmap(lambda y: one.run(KEY, 150, X, y, progress_bar=False).params)
+    found = mapped(jnp.stack([jnp.asarray(y), 2 * jnp.asarray(y)]))
+    assert found["w_auto_patterns_3"].shape == (2, 1, 8)
+    np.testing.assert_allclose(
+        found["w_auto_patterns_3"][0], whole.params["w_auto_patterns_3"], atol=1e-6
+    )
+
+
+@pytest.mark.slow
+def test_stock_svi_climbs_towards_the_bound_of_cavi(x64):
+    _, _, result = fitted("model")
+    svi = SVI(
+        model,
+        nss.PairedGuide(model, blocks=SOME),
+        optax.adam(0.02),
+        TraceGraph_ELBO(num_particles=20),
+    )
+    found = svi.run(KEY, 1500, *DATA, progress_bar=False)
+    gaps = np.asarray(found.losses) - float(result.losses[-1])
+    assert set(found.params) == set(result.params)
+    assert -0.5 < gaps[-300:].mean() < 0.2 * gaps[:50].mean()
+
+
+# The search for blocks
+
+
+def test_clusters_are_capped_and_deterministic():
+    X, _ = chain(20, 0.9)
+    unit = unit_columns(X)
+    found = clusters(unit)
+    assert max(map(len, found)) <= 8 and found == clusters(unit.copy())
+    assert clusters(np.eye(4)) == []
+    copies = unit_columns(np.repeat(X[:, :1], 11, axis=1) * np.arange(1, 12))
+    assert sorted(map(len, clusters(copies))) == [3, 8]
+
+
+def test_blocks_are_kept_for_other_data(x64):
+    X, y = chain(6, 0.9)
+    X[:, 3:] = np.hstack([chain(3, 0.0, seed=5)[0][:, :1], chain(3, 0.9, seed=6)[0][:, :2]])
+    guide, svi, _ = fit(model, "auto", X, y, steps=110)
+    assert guide.blocks == {"w": [[0, 1, 2], [4, 5]]}
+    svi.run(KEY, 110, np.random.default_rng(1).normal(size=X.shape), y, progress_bar=False)
+    assert guide.blocks == {"w": [[0, 1, 2], [4, 5]]}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "error", "message"),
+    [
+        ([[0, 1], [1, 2]], ValueError, r"blocks: the weight 1 is in \[0, 1\] and \[1, 2\].*Join"),
+        ([[0, 6]], ValueError, r"blocks: got the weights \[6\] of 'w'.*0 to 5"),
+        ([[-1, 0]], ValueError, r"got the weights \[-1\]"),
+        ([[]], ValueError, r"block of 0 weights, expected 1 to 10.*Split"),
+        ([list(range(11))], ValueError, r"block of 11 weights, expected 1 to 10"),
+        ([[0, 0]], ValueError, r"\[0, 0\] has a weight twice"),
+        ([0, 1], TypeError, r"got the block 0, expected a list.*\[\[0, 1, 2\]\]"),
+        ([[0.5, 1]], TypeError, r"got the block \[0.5, 1\]"),
+        ([[True, False]], TypeError, r"got the block \[True"),
+        ("all", TypeError, r"got 'all', expected \"auto\" or a list of lists"),
+        (3, TypeError, r"got 3, expected"),
+        ({"v": [[0, 1]]}, ValueError, r"got blocks of \['v'\], expected of \['w'\]"),
+    ],
+)
+def test_wrong_blocks_are_refused(blocks, error, message):
+    with pytest.raises(error, match=message):
+        fit(model, blocks, *DATA, steps=1)
+
+
+def test_models_without_columns_are_refused():
+    Y = np.random.default_rng(0).normal(size=(20, 3))
+    factors = nss.models.factor_analysis(2)
+    with pytest.raises(ValueError, match=r"the weights 'W' multiply .*expected the columns.*out"):
+        fit(factors, [[0, 1]], Y, steps=1)
+    with pytest.raises(ValueError, match=r"sites \['a', 'b'\], expected blocks by site"):
+        fit(two_sets, [[0, 1]], *DATA, steps=1)
+
+
+def test_what_is_found_among_columns_needs_them():
+    X, y = (jnp.asarray(x) for x in DATA)
+    guide = nss.PairedGuide(model, blocks="auto")
+    with pytest.raises(ValueError, match=r"nothing is observed.*list the blocks"):
+        handlers.seed(guide, 0)(X)
+    with pytest.raises(ValueError, match="has not been called does not know its blocks"):
+        guide.inclusion_probabilities({"w_auto_probs": jnp.zeros(3)})
+    svi = nss.CAVI(model, guide)
+    with pytest.raises(ValueError, match="traced by a transformation"):
+        jax.vmap(lambda X: svi.run(KEY, 1, X, y, progress_bar=False).losses)(jnp.stack([X, X]))
