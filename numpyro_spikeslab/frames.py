@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and responses of people who have no model, checked."""
 
+import datetime
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,12 @@ import pandas as pd
 
 LARGEST = 1e100
 """Of values, so that sums of their squares are numbers."""
+
+ROUNDING = 1e-12
+"""Of the largest value: a column or a response that varies less is constant."""
+
+DATES = (datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
+"""Those of pandas are among them."""
 
 
 def checked_table(X: Any) -> tuple[np.ndarray, list]:
@@ -44,10 +51,10 @@ def checked_response(y: Any, X: Any) -> np.ndarray:
             "y: got another index than that of X, expected the same rows in the same order; "
             "choose them with y.loc[X.index], or pass y.to_numpy() if only the labels differ."
         )
-    if np.ptp(response) == 0:
+    if np.std(response) <= ROUNDING * np.max(np.abs(response)):
         raise ValueError(
-            f"y: got {response[0]} in every row, expected numbers that differ; there is nothing to "
-            "explain."
+            f"y: got {response[0]} in every row, but for rounding, expected numbers that differ; "
+            "there is nothing to explain."
         )
     return response
 
@@ -81,6 +88,13 @@ def has_labels(values: Any, raw: np.ndarray) -> bool:
     return raw.dtype.kind in "USOT" and any(isinstance(x, str | bytes) for x in raw.flat)
 
 
+def has_dates(raw: np.ndarray) -> bool:
+    """Whether there are dates or times, in columns beside others too."""
+    return raw.dtype.kind in "mM" or (
+        raw.dtype.kind == "O" and any(isinstance(x, DATES) for x in raw.flat)
+    )
+
+
 def as_numbers(argument: str, values: Any) -> np.ndarray:
     """An array of finite real numbers."""
     if hasattr(values, "toarray"):
@@ -96,7 +110,10 @@ def as_numbers(argument: str, values: Any) -> np.ndarray:
             "the gaps."
         )
     raw = np.asarray(values)
-    if raw.dtype.kind in "mM":
+    if raw.dtype.kind == "O":
+        # no number is made of pandas' own NA
+        raw = np.where(pd.isna(raw), np.nan, raw)
+    if has_dates(raw):
         raise ValueError(
             f"{argument}: got dates, expected numbers; say in which unit, with "
             "(dates - dates.min()) / pandas.Timedelta(days=1) for example."
@@ -105,7 +122,7 @@ def as_numbers(argument: str, values: Any) -> np.ndarray:
         # labels that read like numbers are no quantities
         if has_labels(values, raw):
             raise TypeError("categories or strings")
-        array = np.array(values, dtype=float)
+        array = np.array(raw, dtype=float)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{argument}: got values that are not numbers ({error}), expected numbers alone; make "

@@ -136,7 +136,7 @@ def factor_analysis(
         one where the boolean ``mask``, of the same shape, is false. A sparse ``Y``, of scipy or a
         ``BCOO``, is not made dense: its stored entries, zeros too, are the observations.
     :raises ValueError: if there is no factor; when the model runs, for a ``Y`` of another rank,
-        or if an entry of a sparse one stands there twice.
+        if an entry of a sparse one stands there twice, or if that is of blocks or diagonals.
 
     **Example**
 
@@ -337,12 +337,23 @@ def _entries_of(Y: Any, mask: Any) -> _Entries | None:
         places = np.asarray(Y.indices) if not_jax_tracer(Y.indices) else Y.indices
         entries = _Entries(places[:, 0], places[:, 1], Y.data)
     else:
+        _check_format(Y)
         coo = Y.tocoo()
         # views, for of an array that it has seen JAX does not look at the numbers again
         entries = _Entries(*(x.view() for x in (*coo.coords, coo.data)))
     if not_jax_tracer(entries.rows) and not_jax_tracer(entries.columns):
         _check_places(entries, Y.shape)
     return entries
+
+
+def _check_format(Y: Any) -> None:
+    # blocks and diagonals are stored whole, and zeros of diagonals are dropped from their entries
+    if Y.format in ("bsr", "dia"):
+        raise ValueError(
+            f"mtmkl, factor_analysis: Y is a sparse array in the format {Y.format!r}, which does "
+            "not say which zeros are observed, expected 'coo', 'csr' or 'csc'. Make it of what is "
+            "observed, with `scipy.sparse.coo_array((values, (rows, columns)), shape)`."
+        )
 
 
 def _check_places(entries: _Entries, shape: tuple[int, int]) -> None:

@@ -22,7 +22,7 @@ from numpyro_spikeslab import models
 from numpyro_spikeslab.algebra.flips import MAX_ROUNDING
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired import PairedGuide
-from numpyro_spikeslab.frames import checked_new, checked_response, checked_table
+from numpyro_spikeslab.frames import ROUNDING, checked_new, checked_response, checked_table
 from numpyro_spikeslab.reporting.data import SETS, inclusion, posterior
 from numpyro_spikeslab.reporting.sets import credible_sets
 from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics
@@ -181,7 +181,7 @@ def inclusion_prior(expected_size: float | None, size: int) -> tuple[float, floa
 def scales_of(table: np.ndarray, response: np.ndarray) -> Scales:
     """Means and standard deviations, after a check that some column is not constant."""
     mean, sd = table.mean(axis=0), table.std(axis=0)
-    used = sd > 1e-12 * abs(table).max(axis=0)
+    used = sd > ROUNDING * abs(table).max(axis=0)
     if not used.any():
         raise ValueError(
             f"X: got {table.shape[1]} constant columns, expected one or more whose values differ; "

@@ -218,6 +218,27 @@ def test_dates_are_refused():
         nss.sparse_regression(KEY, dates, np.arange(5.0))
 
 
+@pytest.mark.parametrize(
+    "column", [pd.date_range("2020-01-01", periods=30), pd.timedelta_range("1D", periods=30)]
+)
+def test_dates_beside_other_columns_are_no_categories(column):
+    with pytest.raises(ValueError, match=r"X: got dates.* in which unit"):
+        nss.sparse_regression(KEY, X.assign(day=column), Y)
+
+
+def test_what_is_missing_in_nullable_columns_is_counted_as_missing():
+    flag = pd.array([True, None, False] * 10, dtype="boolean")
+    with pytest.raises(ValueError, match=r"X: got 10 values that are NaN"):
+        nss.sparse_regression(KEY, X.assign(flag=flag), Y)
+
+
+def test_a_response_that_varies_by_rounding_alone_is_constant():
+    y = np.where(X["age"] > X["age"].mean(), 0.1 + 0.2, 0.3)
+    assert len(set(y)) == 2
+    with pytest.raises(ValueError, match=r"y: got 0.3.* in every row, but for rounding"):
+        nss.sparse_regression(KEY, X, y)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked_types")  # some checks pass anything, to see it kept
 def test_all_checks_of_scikit_learn():

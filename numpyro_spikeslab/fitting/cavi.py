@@ -243,7 +243,7 @@ class CAVI(SVI):
         return SVIState((jnp.array(0), params, posterior), None, rng_key)
 
     def _start_params(self, reading: Reading) -> dict[str, Any]:
-        """Start values of the guide's and the model's params."""
+        """Copies of the guide's and the model's params, for a state may be donated."""
         guide: Any = self.guide
         found = guide.start()
         for name, constraint in guide._params.items():
@@ -252,7 +252,7 @@ class CAVI(SVI):
         # by the names of the sites, and those of the params themselves
         self._supports = {name.removesuffix(end): x for name, (_, x) in found.items()}
         self._supports |= {name: x for name, (_, x) in found.items()}
-        return strong({name: value for name, (value, _) in found.items()})
+        return strong({name: jnp.array(value) for name, (value, _) in found.items()})
 
     def _start_functions(
         self, task: Task, params: dict[str, Any], init_params: dict[str, Any] | None, key: Any

@@ -190,6 +190,13 @@ def check_rows(reading: Reading, Y_new: Any) -> Array:
             "PairedGuide.transform: new rows need functions without order, kernels 'white' of mean "
             "zero, as in models.factor_analysis. For others use `predict` with X_new."
         )
+    # of scipy or of JAX
+    if hasattr(Y_new, "todense"):
+        raise ValueError(
+            f"PairedGuide.transform: Y_new is a {type(Y_new).__name__}, expected an array of shape "
+            f"(S, {form.num_tasks}) with NaN for what is missing, which `todense` would make 0. "
+            "Fill numpy.full(shape, numpy.nan) at the entries that are observed."
+        )
     if np.ndim(Y_new) != 2 or np.shape(Y_new)[1] != form.num_tasks or not np.size(Y_new):
         raise ValueError(
             f"PairedGuide.transform: Y_new must have shape (S, {form.num_tasks}), rows with as "

@@ -151,6 +151,15 @@ def test_updates_under_jit_are_those_of_a_run(x64, fixed):
     assert loss == pytest.approx(float(svi.evaluate(state, *fixed.args)))
 
 
+def test_a_state_may_be_donated(x64, fixed):
+    """The guide's own starts are not in it, so the next fit has them."""
+    svi = cavi(fixed)
+    expected = run(svi, fixed, 2).losses
+    update = jax.jit(lambda state: svi.update(state, *fixed.args), donate_argnums=0)
+    update(svi.init(KEY, *fixed.args))
+    same(run(svi, fixed, 2).losses, expected, 1e-10)
+
+
 def test_data_may_be_traced(x64, fixed):
     svi = cavi(fixed)
     X, y = fixed.args

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
-from scipy.sparse import coo_array, csr_array
+from scipy.sparse import bsr_array, coo_array, csr_array, dia_array
 
 import jax
 from jax import random
@@ -430,6 +430,9 @@ BAD = {
     ),
     "batch": (BCOO.fromdense(jnp.ones((2, 3)), n_batch=1), "BCOO without batch"),
     "dense": (BCOO.fromdense(jnp.ones((2, 3)), n_dense=1), "BCOO without batch"),
+    # the zeros that fill blocks would be observations, those of diagonals would be lost
+    "blocks": (bsr_array(np.diag([1.0, 2.0, 3.0, 4.0]), blocksize=(2, 2)), "format 'bsr'"),
+    "diagonals": (dia_array(np.diag([1.0, 0.0, 3.0])), "format 'dia'"),
     "BCSR": (BCSR.fromdense(jnp.ones((2, 3))), "BCOO without batch"),
     "NaN": (sparse([1.0, np.nan], [0, 1], [0, 2]), "not finite at 1 entries, the first at 1"),
 }
@@ -469,6 +472,9 @@ def test_what_entries_cannot_do_is_said(x64):
         guide.predict(result.params, Y, mask=np.isfinite(table))
     with pytest.raises(ValueError, match="have no new inputs"):
         guide.predict(result.params, Y, X_new=np.arange(3))
+    for rows in (csr_array(Y), BCOO.fromdense(np.ones((2, Q)))):
+        with pytest.raises(ValueError, match="NaN for what is missing, which `todense` would make"):
+            guide.transform(result.params, Y, Y_new=rows)
     with pytest.raises(ValueError, match="expected columns"):
         guide.credible_sets(result.params, Y)
     ordered = nss.models.mtmkl([np.eye(N)] * 2)
