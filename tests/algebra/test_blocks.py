@@ -109,6 +109,7 @@ def test_a_block_of_one_weight_is_a_pair(precision, temperature):
     close(new.predictor_variance(design), expected.predictor_variance(design), precision)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sets", SETS.values(), ids=SETS)
 def test_the_bound_never_falls_and_the_residual_is_that_of_the_mean(x64, sets):
     given, bounds = problem(kind="correlated"), []
@@ -198,6 +199,7 @@ def test_the_prior_of_patterns_sums_to_one(x64, whole):
     np.testing.assert_allclose(np.exp(found[0]), p / p.sum())
 
 
+@pytest.mark.slow
 def test_quantiles_are_those_of_the_mixture(precision):
     given = problem(size=4, kind="correlated")
     q = family_of([range(4)], 4)
@@ -232,6 +234,7 @@ def test_quantiles_are_those_of_the_mixture(precision):
                 np.testing.assert_allclose(weight, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_copies_of_columns_share_their_effect_in_single_precision():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 1)) + 1e-3 * rng.normal(size=(200, 4))

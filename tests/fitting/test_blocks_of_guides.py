@@ -104,6 +104,7 @@ def test_one_block_of_all_weights_is_the_exact_posterior(precision):
     assert found["w_spike"].shape == found["w_slab"].shape == (4, 6)
 
 
+@pytest.mark.slow
 @EVERY_MODEL
 def test_the_bound_never_falls_and_is_that_of_numpyro(x64, name):
     guide, svi, result = fitted(name)
@@ -116,6 +117,7 @@ def test_the_bound_never_falls_and_is_that_of_numpyro(x64, name):
     np.testing.assert_allclose(svi.evaluate(result.state, *DATA), result.losses[-1], rtol=1e-9)
 
 
+@pytest.mark.slow
 @EVERY_MODEL
 def test_draws_summaries_and_pickles(x64, name):
     guide, svi, result = fitted(name)
@@ -142,6 +144,7 @@ def test_draws_summaries_and_pickles(x64, name):
     assert new["y"].shape == (3, 40)
 
 
+@pytest.mark.slow
 def test_importance_ratios_of_an_exact_guide_are_the_evidence(x64):
     guide, svi, result = fit(model, ALL, *DATA)
     data = arviz_base.from_numpyro_svi(svi, svi_result=result, model_args=DATA, num_samples=300)
@@ -152,6 +155,7 @@ def test_importance_ratios_of_an_exact_guide_are_the_evidence(x64):
     assert guide.credible_sets(result.params, *DATA) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rho", "most"), [(0.5, 0.7), (0.97, 0.2)])
 def test_blocks_are_much_nearer_to_the_truth_than_pairs(x64, rho, most):
     """The largest errors of inclusion probabilities, of three designs."""
@@ -175,6 +179,7 @@ def test_masks_and_missing_values(x64):
     np.testing.assert_allclose(found, expected.inclusion, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_restarts_states_and_maps(x64):
     guide = nss.PairedGuide(hyper, blocks=SOME)
     svi = nss.CAVI(hyper, guide, num_restarts=3)
