@@ -272,6 +272,24 @@ def test_a_site_is_local_if_each_task_has_entries_of_its_own():
     assert np.all(svi.get_params(state)["inclusion_auto_loc"][:3] != pi[:3])
 
 
+def test_shared_sites_follow_from_averages_over_batches():
+    def after(rate):
+        svi = cavi(shared_noise=False, num_tasks=Q, learning_rate=lambda step: rate)
+        state = svi.init(KEY, X, BATCHES[0])
+        new, _ = svi.update(state, X, BATCHES[1])
+        return state.optim_state[3]["inclusion"], new.optim_state[3]["inclusion"], new
+
+    before, kept, _ = after(0.0)
+    close(kept, before)
+    known, averaged, state = after(0.3)
+    assert abs(averaged.total - known.total) > 0.1
+    probs = state.optim_state[2].weights.probs
+    np.testing.assert_allclose(averaged.total, 0.7 * known.total + 0.3 * 3 * np.sum(probs))
+    # its prior is uniform
+    pi = state.optim_state[1]["inclusion_auto_loc"]
+    np.testing.assert_allclose(pi, averaged.total / averaged.count)
+
+
 def test_the_default_rate_sums_to_infinity_and_its_squares_do_not():
     steps = np.arange(10**6)
     assert np.isclose(forgetting(0), 0.2, atol=0.001)
