@@ -9,6 +9,7 @@ from typing import Any
 from jaxtyping import Array, Float
 import numpy as np
 
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
@@ -23,7 +24,6 @@ from numpyro_spikeslab.kernel_priors import parameter_priors
 
 MARK = "spike_slab"
 """Key in the ``infer`` dictionary of both sites of a pair; its value is ``(name, part)``."""
-
 
 GROUPS = "groups"
 """Key in the ``infer`` dictionary of a spike that several weights share; its value is a tuple, for
@@ -133,15 +133,15 @@ def _grouped(
 
 def _group_index(name: str, groups: Any) -> np.ndarray:
     """The number of its group, of each weight."""
-    if not not_jax_tracer(groups):
+    if not all(map(not_jax_tracer, jax.tree.leaves(groups))):
         raise ValueError(
             f"spike_slab({name!r}): `groups` is traced by JAX, expected numbers that are known "
-            "when the model is. Make them with numpy, or pass them as a static argument."
+            "when the model is. Write a list or a numpy array in place of a jax.numpy one, or pass "
+            "them as an argument of the model."
         )
     index = np.asarray(groups)
-    numbers = np.arange(len(np.unique(index)))
-    is_integer = np.issubdtype(index.dtype, np.integer)
-    if index.ndim != 1 or not is_integer or not np.array_equal(np.unique(index), numbers):
+    is_list = index.ndim == 1 and index.size > 0 and np.issubdtype(index.dtype, np.integer)
+    if not is_list or not np.array_equal(np.unique(index), np.arange(index.max() + 1)):
         raise ValueError(
             f"spike_slab({name!r}): `groups` must have one number for each weight, from 0 to the "
             f"number of groups less one, and all of these, got {groups!r:.100}. Make them with "

@@ -380,6 +380,7 @@ def test_the_expected_size_of_groups_counts_groups():
         (dict(groups=[1, 2]), "`groups` must have one number"),
         (dict(groups=np.array([[0, 1]])), "`groups` must have one number"),
         (dict(groups=[]), "`groups` must have one number"),
+        (dict(groups=np.array([], int)), "`groups` must have one number"),
         (dict(groups=np.array(["a", "b"])), "`groups` must have one number"),
         (dict(groups=np.array([0.0, 1.0])), "`groups` must have one number"),
         (dict(groups=[0, 0, 1], inclusion=np.full(3, 0.2)), r"`inclusion` has .*shape \(2,\)"),

@@ -94,14 +94,31 @@ def conditional(
     :param features: its whitened features, times the scales of their slabs.
     :param residual: what all other weights leave of the whitened observations.
     """
-    # with slabs in units of their prior no eigenvalue is below 1
-    A = precision * features @ features.T + jnp.eye(len(features))
-    # of the reversed matrix, since the inverse of its factor is lower triangular
-    upper = jnp.linalg.cholesky(A[::-1, ::-1])[::-1, ::-1]
+    root = jnp.sqrt(precision)
+    upper, half = _factor(root * features, root * residual)
     tril = solve_triangular(upper, jnp.eye(len(features)), trans=1, lower=False)
-    half = tril.T @ (precision * features @ residual)
     logit = log_odds + 0.5 * half @ half - jnp.sum(jnp.log(jnp.diagonal(upper)))
     return Conditional(logit, half, tril)
+
+
+def _factor(
+    features: Float[Array, "K N"], residual: Float[Array, " N"]
+) -> tuple[Float[Array, "K K"], Float[Array, " K"]]:
+    """Upper triangular ``U`` with ``U U^T = I + F F^T``, and ``U^-1 F r``.
+
+    From the features themselves: products of nearly equal ones would lose in single precision what
+    tells them apart.
+    """
+    size = len(features)
+    if size == 1:
+        upper = jnp.sqrt(1 + features @ features.T)
+        return upper, (features @ residual) / upper[0]
+    # of the reversed rows, since the inverse of its factor is to be lower triangular
+    tall = jnp.concatenate([features[::-1], jnp.eye(size)], axis=1).T
+    orthogonal, R = jnp.linalg.qr(tall)
+    # with a positive diagonal, as a Cholesky factor has it
+    sign = jnp.where(jnp.diagonal(R) < 0, -1, 1)[::-1]
+    return R[::-1, ::-1].T * sign, sign * (residual @ orthogonal[: len(residual)])[::-1]
 
 
 def group_sweep(

@@ -451,14 +451,17 @@ class SpikeSlabGuide(AutoGuide):
         found = {}
         if (args or kwargs) and not self.pairs:
             self.set_up(args, kwargs)
-        # without arguments a guide that has not been called knows of no groups
+        # without arguments a guide that has not been called does not know whose spike is whose
         known = {pair.name: pair for pair in self.pairs}
         for name in self._pair_names(params):
             probs, loc, scale = self._marginal(name, params)
             q = jnp.reshape(jnp.asarray(levels, loc.dtype), (-1,) + (1,) * loc.ndim)
             found[name] = SpikeSlab(probs, scale, loc).icdf(q)
             spike = (q > 1.0 - probs).astype(int)
-            found[f"{name}_spike"] = known[name].of_spikes(spike) if name in known else spike
+            if name in known:
+                found[f"{name}_spike"] = known[name].of_spikes(spike)
+            elif f"{name}_{self.prefix}_scale_tril" not in params:
+                found[f"{name}_spike"] = spike
             found[f"{name}_slab"] = dist.Normal(loc, scale).icdf(q)
         moments = self._function_moments(params, args, kwargs) if args or kwargs else {}
         for name, (mean, variance) in moments.items():

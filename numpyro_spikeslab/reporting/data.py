@@ -78,12 +78,21 @@ def shaped_like(values: xr.DataArray, weight: xr.DataArray, dims: list[str]) -> 
 def spike_draws(data: xr.DataTree, name: str) -> xr.DataArray:
     """Draws of the indicator of the pair ``name``, shaped like it."""
     draws = posterior(data)
-    spike, weight, dims = draws[f"{name}_spike"], draws[name], sample_dims(draws)
-    plates = [[size for dim, size in x.sizes.items() if dim not in dims] for x in (spike, weight)]
-    if len(plates[0]) == len(plates[1]) == 1 and plates[0] < plates[1]:
-        # one for a group of weights, which are zero without it
+    spike, weight = draws[f"{name}_spike"], draws[name]
+    if is_grouped(draws, name):
+        # of a group of weights, which are zero without it
         return (weight != 0).astype(float)
-    return shaped_like(spike, weight, dims)
+    return shaped_like(spike, weight, sample_dims(draws))
+
+
+def is_grouped(draws: xr.Dataset, name: str) -> bool:
+    """Whether weights of the pair ``name`` share spikes, which then have a plate of their own."""
+    spike, weight = draws[f"{name}_spike"], draws[name]
+    if f"{name}_group" in spike.dims:
+        return True
+    dims = sample_dims(draws)
+    sizes = [[size for dim, size in x.sizes.items() if dim not in dims] for x in (spike, weight)]
+    return len(sizes[0]) == len(sizes[1]) == 1 and sizes[0] < sizes[1]
 
 
 def inclusion_draws(data: xr.DataTree, name: str) -> xr.DataArray:

@@ -19,6 +19,7 @@ from numpyro_spikeslab.algebra.alike import (
 )
 from numpyro_spikeslab.reporting.data import (
     SETS,
+    is_grouped,
     pairs,
     posterior,
     sample_dims,
@@ -118,6 +119,11 @@ def flat_spikes(data: xr.DataTree, name: str) -> tuple[np.ndarray, list]:
         raise ValueError(
             f"var_name: got {name!r}, expected a spike-and-slab weight, one of {pairs(draws)}; "
             f"collect the site `{name}_spike` when sampling."
+        )
+    if is_grouped(draws, name):
+        raise ValueError(
+            f"var_name: the weights {name!r} share spikes, expected one for each column; look at "
+            f"the draws of `{name}_spike`, of which there is one for each group."
         )
     dims = sample_dims(draws)
     plates = [str(dim) for dim in draws[name].dims if dim not in dims]

@@ -184,6 +184,7 @@ def test_fits_of_groups_in_numpyro_and_arviz():
     np.testing.assert_array_equal(
         again.inclusion_probabilities(params)["w"], guide.inclusion_probabilities(params)["w"]
     )
+    assert "w_spike" not in again.median(params)
     assert again.median(params, X, y)["w_spike"].shape == (3,)
     quantiles = guide.quantiles(params, [0.1, 0.9], X, y)
     assert quantiles["w"].shape == (2, 6)

@@ -236,3 +236,54 @@ def test_samplers_of_functions_refuse_groups():
 
     with pytest.raises(ValueError, match="without `groups`"):
         nss.LatentGibbs(model).init(KEY, 0, None, (X, jnp.ones(8)), {})
+
+
+def test_groups_of_one_in_another_order():
+    """As many spikes as weights, in the order of the groups and not of the weights."""
+    X = truth.design("independent", 40, 3)
+    y = X[:, 0] + 0.3 * np.random.default_rng(0).normal(size=40)
+
+    def model(X, y):
+        w = nss.spike_slab("w", 0.2, groups=[2, 0, 1])
+        with numpyro.plate("obs", 40):
+            numpyro.sample("y", dist.Normal(X @ w, 0.3), obs=y)
+
+    mcmc = MCMC(nss.PairedGibbs(model), num_warmup=50, num_samples=200, progress_bar=False)
+    mcmc.run(KEY, jnp.asarray(X), jnp.asarray(y))
+    draws = arviz_base.from_numpyro(mcmc)
+    inclusion = nss.summary(draws, round_to=None)["inclusion"].astype(float)
+    assert inclusion["w[0]"] > 0.99
+    assert max(inclusion["w[1]"], inclusion["w[2]"]) < 0.5
+    with pytest.raises(ValueError, match="'w' share spikes, expected one for each column"):
+        nss.credible_sets(draws, "w", X)
+
+
+def test_columns_that_are_nearly_equal_in_single_precision():
+    """The products of such columns do not tell them apart."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=1000)
+    X = np.column_stack([rng.normal(size=1000), *(x + 1e-3 * rng.normal(size=(4, 1000)))])
+    y = X[:, 0] + x + 0.01 * rng.normal(size=1000)
+    problem = truth.regression(X, y, 0.01, [0.9, 0.9, 0.5, 0.5, 0.5], 1.0)
+    exact = truth.share_spikes(truth.enumerate_models(problem), [0, 1, 1, 1, 1])
+    prior = Prior(jnp.log(jnp.array([9.0, 9.0, 1.0, 1.0, 1.0])), jnp.ones(5))
+    stacks, rows = stacks_of([0, 1, 1, 1, 1]), jnp.asarray(X.T, jnp.float32)
+    slabs = jnp.asarray(exact.locs[-1], jnp.float32)
+    slabs = np.asarray(
+        jax.vmap(
+            lambda key: gibbs_group_sweep(
+                key,
+                stacks,
+                rows,
+                jnp.asarray(y, jnp.float32) - slabs @ rows,
+                slabs,
+                1e4,
+                prior,
+            )[1]
+        )(random.split(KEY, 2000))
+    )[:, 1:]
+    # five standard errors, and the rounding of the residual
+    covariance = exact.covariances[-1][1:, 1:]
+    error = np.sqrt(np.diag(covariance))
+    assert np.all(np.abs(slabs.mean(0) - exact.locs[-1][1:]) < 5 * error / 2000**0.5 + 0.02)
+    np.testing.assert_allclose(slabs.std(0), error, rtol=0.1)
