@@ -140,14 +140,8 @@ class BlockFactors(PairFactors):
         check_columns(form)
         every = [self._of(pair.name, params)[1] for pair in form.pairs]
         blocks = joined(tuple(every))
-        singles = PairedMeanField(
-            *(
-                jnp.concatenate(
-                    [params[f"{pair.name}_{self.prefix}_{part}"] for pair in form.pairs]
-                )
-                for part in PairedMeanField._fields
-            )
-        )
+        alone = ([params[key] for key in self.names(pair.name)] for pair in form.pairs)
+        singles = PairedMeanField(*map(jnp.concatenate, zip(*alone, strict=True)))
         stacks = []
         for b in blocks.sizes:
             own = [

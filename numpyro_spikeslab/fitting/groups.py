@@ -83,15 +83,16 @@ def pack_groups(form: Form, params: dict[str, Any], key: str) -> GroupedMeanFiel
 
     :param key: name of a parameter, with braces for those of the weights and of the part.
     """
-    assert form.groups is not None
-    stacks, tril = stacks_of(form.groups), []
+    groups = form.groups
+    assert groups is not None
+    stacks, tril = stacks_of(groups), []
     for pair in form.pairs:
         part = "scale" if pair.groups is None else "scale_tril"
         own = params[key.format(pair.name, part)]
         own = own.reshape(pair.size, -1)
         tril.append(jnp.pad(own, ((0, 0), (0, width(stacks) - own.shape[1]))))
     probs, loc = (form.join(params, key.format("{}", part)) for part in ("probs", "loc"))
-    probs = _by_spike(probs, form.groups)[np.asarray(form.groups)]
+    probs = _by_spike(probs, groups)[np.asarray(groups)]
     return GroupedMeanField(probs, loc, jnp.concatenate(tril), stacks)
 
 

@@ -92,7 +92,7 @@ class PairFactors:
         """The factors of all pairs."""
         if form.groups is not None:
             return pack_groups(form, params, self._key)
-        joined = (form.join(params, f"{{}}_{self.prefix}_{part}") for part in PARTS)
+        joined = (form.join(params, name) for name in self.names("{}"))
         shape = (-1,) if form.kind == COLUMNS else form.shape
         return PairedMeanField(*(x.reshape(shape) for x in joined))
 
@@ -101,8 +101,8 @@ class PairFactors:
         if isinstance(factors, GroupedMeanField):
             return unpack_groups(form, factors, self._key)
         params: dict[str, Any] = {}
-        for part, values in zip(PARTS, factors, strict=True):
-            params |= form.split(jnp.ravel(values), f"{{}}_{self.prefix}_{part}")
+        for name, values in zip(self.names("{}"), factors, strict=True):
+            params |= form.split(jnp.ravel(values), name)
         return params
 
     def shapes(self, pair: Pair) -> dict[str, tuple[int, ...]]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sites beside the weights that PairedGibbs draws itself, against exact posteriors."""
 
+from geweke import before_and_after
 import numpy as np
 import pytest
 from scipy import stats
@@ -13,7 +14,6 @@ from jax import random
 import jax.numpy as jnp
 
 import numpyro
-from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
 
@@ -191,29 +191,10 @@ def test_slab_scales_do_not_wait_for_excluded_slabs():
 @pytest.mark.slow
 def test_steps_from_an_exact_draw_stay_exact_with_several_tasks():
     """Geweke's test, as in test_flips_and_swaps, of features that tasks share."""
-    size = 20_000
     phi = jnp.asarray(truth.design("correlated", num_obs=4, size=2))
-    kernel = nss.PairedGibbs(truth.latent_tasks_model)
-    names = ("sigma", "inclusion", "slab_scale", "W_spike", "W_slab", "W", "Y")
-
-    def draw(key):
-        seeded = handlers.seed(truth.latent_tasks_model, key)
-        trace = handlers.trace(seeded).get_trace(phi)
-        return {name: trace[name]["value"] for name in names}
-
-    def steps(key, before):
-        args = phi, before["Y"]
-        start = {name: before[name] for name in names[:5]}
-        state = kernel.init(key, 0, start, args, {})
-        state = jax.lax.fori_loop(0, 5, lambda _, state: kernel.sample(state, args, {}), state)
-        return kernel.postprocess_fn(args, {})(state.z)
-
-    keys = random.split(KEY, (2, size))
-    before = jax.jit(jax.vmap(draw))(keys[0])
-    after = jax.jit(jax.vmap(steps))(keys[1], before)
-    z = {name: np.asarray(x, float).reshape(size, -1) for name, x in before.items()}
-    new = {name: np.asarray(x, float).reshape(size, -1) for name, x in after.items()}
-    new["Y"] = z["Y"]
+    own = "sigma", "inclusion", "slab_scale", "W_spike", "W_slab"
+    model = truth.latent_tasks_model
+    z, new = before_and_after(nss.PairedGibbs(model), model, (phi,), own, "W")
     assert np.mean(z["W_spike"] != new["W_spike"]) > 0.1
     assert np.corrcoef(z["sigma"].ravel(), new["sigma"].ravel())[0, 1] < 0.95
     # 50 tests at 1e-4 each: a false alarm in 1 of 200 keys

@@ -4,6 +4,7 @@
 import pickle
 
 import arviz_base
+from geweke import before_and_after
 import numpy as np
 import pytest
 from scipy import stats
@@ -15,7 +16,6 @@ from jax import random
 import jax.numpy as jnp
 
 import numpyro
-from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Gibbs, Predictive
 
@@ -162,27 +162,10 @@ def unknown_model(X, Y=None):
 @pytest.mark.slow
 def test_scales_and_inclusion_of_groups_by_geweke():
     """What is left of a draw from the joint density, after some steps, is one, too."""
-    size = 20_000
     X = jnp.asarray(truth.design("correlated", num_obs=5, size=6))
+    own = "sigma", "level", "inclusion", "slab_scale", "w_spike", "w_slab"
     kernel = nss.PairedGibbs(unknown_model)
-    names = ("sigma", "level", "inclusion", "slab_scale", "w_spike", "w_slab", "w", "Y")
-
-    def draw(key):
-        trace = handlers.trace(handlers.seed(unknown_model, key)).get_trace(X)
-        return {name: trace[name]["value"] for name in names}
-
-    def steps(key, before):
-        args = X, before["Y"]
-        state = kernel.init(key, 0, {name: before[name] for name in names[:6]}, args, {})
-        state = jax.lax.fori_loop(0, 4, lambda _, state: kernel.sample(state, args, {}), state)
-        return kernel.postprocess_fn(args, {})(state.z)
-
-    keys = random.split(KEY, (2, size))
-    before = jax.jit(jax.vmap(draw))(keys[0])
-    after = jax.jit(jax.vmap(steps))(keys[1], before)
-    z = {name: np.asarray(x, float).reshape(size, -1) for name, x in before.items()}
-    new = {name: np.asarray(x, float).reshape(size, -1) for name, x in after.items()}
-    new["Y"] = z["Y"]
+    z, new = before_and_after(kernel, unknown_model, (X,), own, "w", num_steps=4)
     assert np.mean(z["w_spike"] != new["w_spike"]) > 0.1
     assert np.corrcoef(z["sigma"].ravel(), new["sigma"].ravel())[0, 1] < 0.95
     # 37 tests at 1e-4 each: a false alarm in 1 of 270 keys

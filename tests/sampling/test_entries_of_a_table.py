@@ -2,6 +2,7 @@
 """Samplers of entries of a table that is never made dense."""
 
 import arviz_base
+from geweke import SIZE, before_and_after
 import numpy as np
 import pytest
 from scipy import stats
@@ -12,7 +13,6 @@ from jax import random
 import jax.numpy as jnp
 
 import numpyro
-from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Gibbs
 
@@ -101,7 +101,6 @@ ROWS, COLUMNS = np.array([0, 0, 1, 1, 2, 3, 3, 3, 4, 4]), np.array([0, 1, 0, 2, 
 @pytest.mark.parametrize("blocks", ["one", "two"])
 def test_steps_from_an_exact_draw_stay_exact(blocks, x64):
     """Geweke's test, as in test_flips_and_swaps, with a task that has no entries."""
-    size = 20_000
     names = ("noise", "inclusion", "slab_scale", "phi", "W_spike", "W_slab")
     kernel = nss.mtmkl_kernel(model_of_entries)
     if blocks == "two":
@@ -113,29 +112,14 @@ def test_steps_from_an_exact_draw_stay_exact(blocks, x64):
             ]
         )
 
-    def draw(key):
-        seeded = handlers.seed(model_of_entries, key)
-        trace = handlers.trace(seeded).get_trace(ROWS, COLUMNS)
-        return {name: trace[name]["value"] for name in (*names, "W", "Y")}
-
-    def steps(key, before):
-        args = ROWS, COLUMNS, before["Y"]
-        start = {name: before[name] for name in names}
-        state = kernel.init(key, 0, start, args, {})
-        state = jax.lax.fori_loop(0, 5, lambda _, state: kernel.sample(state, args, {}), state)
-        return kernel.postprocess_fn(args, {})(state.z)
-
-    keys = random.split(KEY, (2, size))
-    before = jax.jit(jax.vmap(draw))(keys[0])
-    after = jax.jit(lambda *x: jax.lax.map(lambda y: steps(*y), x))(keys[1], before)
-    z = {name: np.asarray(x, float).reshape(size, -1) for name, x in before.items()}
-    new = {name: np.asarray(x, float).reshape(size, -1) for name, x in after.items()}
-    new["Y"] = z["Y"]
+    z, new = before_and_after(
+        kernel, model_of_entries, (ROWS, COLUMNS), names, "W", one_by_one=True
+    )
     assert np.mean(z["W_spike"] != new["W_spike"]) > 0.1
     assert np.corrcoef(z["noise"][:, 3], new["noise"][:, 3])[0, 1] < 0.9
 
     def f(z):
-        W, phi = z["W"].reshape(size, 4, 2), z["phi"].reshape(size, 2, 5)
+        W, phi = z["W"].reshape(SIZE, 4, 2), z["phi"].reshape(SIZE, 2, 5)
         return np.sum(W[:, COLUMNS] * np.swapaxes(phi, 1, 2)[:, ROWS], axis=2)
 
     # about 110 tests at 1e-4 each: a false alarm in 1 of 90 keys
