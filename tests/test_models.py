@@ -93,6 +93,7 @@ def test_inputs_without_an_extent_have_a_proper_prior(x):
     assert np.all(np.isfinite(prior.log_prob(jnp.array([0.1, 10.0]))))
 
 
+@pytest.mark.slow
 def test_fits_start_at_the_kernels_values():
     model = nss.models.mtmkl([k * kernels.ExpSquared(k) for k in (0.5, 2.0)], num_tasks=3)
     Y = np.random.default_rng(0).standard_normal((len(X), 3))

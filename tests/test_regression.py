@@ -88,6 +88,7 @@ def test_a_constant_column_has_the_weight_zero(found):
     assert (found["posterior"]["w"].sel(feature="batch") == 0).all()
 
 
+@pytest.mark.slow
 def test_alternatives_of_the_fit_have_the_names_of_the_columns():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(40, 1)) * [1.0, 0.0, -10.0] + 3.0

@@ -79,6 +79,7 @@ def test_moments_at_entries_are_those_of_products_of_independent_numbers(x64):
     np.testing.assert_allclose(variance, every[columns, rows], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_blocks_hold_all_owners_whatever_their_number(monkeypatch):
     monkeypatch.setattr(entries, "BLOCK_NUMBERS", 50)
     for number in range(1, 60):

@@ -35,6 +35,7 @@ KEY = random.key(0)
 # The posterior
 
 
+@pytest.mark.slow
 def test_boston_starts_agree_when_annealed_and_restarts_find_the_same(x64):
     X, y, _ = datasets.boston_housing()
     exact = truth.enumerate_models(truth.regression(X, y, np.sqrt(0.1), 0.25, 1.0))
@@ -211,6 +212,7 @@ def test_restarts_keep_the_best_bound(x64):
     assert best.losses[-1] == pytest.approx(float(svi.evaluate(best.state, *case.args)), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_restarts_of_an_annealed_fit_begin_cold(x64):
     """Hot ones would all end where the first does."""
     rng = np.random.default_rng(3)
@@ -352,6 +354,7 @@ def test_a_guide_of_another_model_is_refused(fixed):
             use(KEY, *steps, *fixed.args)
 
 
+@pytest.mark.slow
 def test_data_of_other_sizes_are_fitted(x64):
     case = truth.param_case()
     X, y = case.args
@@ -418,6 +421,7 @@ def test_what_is_fresh_may_be_used_first_under_jit(x64, name):
     same(run(svi, case, 5), expected)
 
 
+@pytest.mark.slow
 def test_svi_under_jit_takes_a_fresh_guide(x64):
     case = truth.noise_case()
 

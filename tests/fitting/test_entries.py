@@ -123,6 +123,7 @@ def test_single_precision_gives_the_bounds_of_double_precision(x64):
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
 def test_the_order_of_entries_and_the_kind_of_array_do_not_matter(x64):
     Y, _, _ = planted()
@@ -336,6 +337,7 @@ def test_one_column_with_its_rows_in_any_order(x64):
         np.testing.assert_allclose(-result.losses[-1], bounds[-1], rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
 def test_arrays_that_change_in_place_are_read_anew(x64):
     Y, _, _ = planted()
@@ -350,6 +352,7 @@ def test_arrays_that_change_in_place_are_read_anew(x64):
 # As a part of NumPyro
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
 def test_the_bound_is_numpyros_own(x64):
     Y, _, _ = planted(2, shape=(30, 10))
@@ -384,6 +387,7 @@ def test_a_fit_goes_on_is_pickled_and_drawn_from(x64):
     assert seen["Y"].shape == (7, Y.nnz)
 
 
+@pytest.mark.slow
 def test_nothing_of_the_size_of_the_table_is_made(x64):
     rng = np.random.default_rng(0)
     shape, number = (3_000, 2_000), 20_000
@@ -463,6 +467,7 @@ def test_entries_to_be_predicted_must_be_in_the_table(entries, message):
         guide.predict(result.params, Y, entries=entries)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
 def test_what_entries_cannot_do_is_said(x64):
     Y, table, _ = planted()

@@ -104,6 +104,7 @@ def test_squares_need_no_products_of_functions():
         np.testing.assert_allclose(squares_left(here, phi.mean, phi.var, weights), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_sweeps_never_lower_the_bound_and_short_runs_are_sweeps():
     x, Y = np.arange(100), plant(100, 60, 4, 0).Y
@@ -285,6 +286,7 @@ def fitted(planted: Planted, num_functions: int, num_steps: int = 60, **options)
     return np.asarray(result.losses), np.max(np.abs(correlation), axis=1), used
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_planted_factors_are_found():
     planted = plant(100, 60, 4, 0)

@@ -43,6 +43,7 @@ from numpyro_spikeslab.fitting.tasks import left_of
 pytestmark = pytest.mark.usefixtures("x64")
 
 
+@pytest.mark.slow
 def test_a_function_is_the_conditional_of_the_joint_gaussian():
     found = small()
     P, linear = dense_moments(found)

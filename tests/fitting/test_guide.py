@@ -220,6 +220,7 @@ def test_stock_svi_climbs_towards_the_bound_of_cavi(family):
     assert -0.5 < gaps[-500:].mean() < 0.2 * gaps[:50].mean()
 
 
+@pytest.mark.slow
 def test_summaries_with_another_inner_guide():
     guide = nss.PairedGuide(hyper, inner_guide=AutoNormal)
     trace = handlers.trace(handlers.seed(guide, 0)).get_trace(X, Y)

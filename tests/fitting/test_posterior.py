@@ -77,6 +77,7 @@ def test_sites_with_a_role_are_stationary(prior):
             assert moved(0.0) > max(moved(0.05 * value[where]), moved(-0.05 * value[where]))
 
 
+@pytest.mark.slow
 def test_a_view_at_other_values_of_roles_is_that_of_the_model():
     found = small()
     values = {k: 0.5 * x for k, x in found.posterior.values.items()}

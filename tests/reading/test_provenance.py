@@ -170,6 +170,7 @@ def functions_of_one_array() -> Iterator[Callable]:
                 yield function
 
 
+@pytest.mark.slow
 def test_a_function_without_a_derivative_is_a_step():
     """Whatever JAX has: a result that moves with its input, in a way that its derivative hides."""
     x = jnp.linspace(0.3, 5.1, 7)

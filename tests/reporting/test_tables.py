@@ -379,6 +379,7 @@ def test_numpyro_mcmc(chains):
     assert (weights["mcse_inclusion"] < 0.01).all()
 
 
+@pytest.mark.slow
 def test_numpyro_svi(variational):
     table = nss.summary(variational, "w")
     assert "w[1, bmi]" in table.index and len(table) == 6

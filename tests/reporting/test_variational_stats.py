@@ -183,6 +183,7 @@ def summarised(model, guide, *args, of=nss.CAVI, **coords):
     return data["sample_stats"], nss.summary(data)
 
 
+@pytest.mark.slow
 def test_identical_columns_are_alternatives_to_each_other():
     X, y = with_twins()
     stats, table = summarised(

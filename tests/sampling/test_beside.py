@@ -53,6 +53,7 @@ def level_model(X, covariate, y=None):
             numpyro.sample("y", dist.Normal(location, jnp.linspace(0.3, 0.7, 20)), obs=y)
 
 
+@pytest.mark.slow
 def test_coefficients_are_drawn_exactly():
     """They are weights that are always included."""
     X = truth.design("correlated") + 1.0
@@ -124,6 +125,7 @@ def test_scales_and_inclusion_are_drawn_exactly(name):
     assert agrees(draws["w_spike"], inclusion, within=0.03)
 
 
+@pytest.mark.slow
 def test_an_inclusion_probability_leaves_one_and_zero():
     """Where single precision has rounded it to them, as a U-shaped prior makes likely."""
     prior, size = dist.Beta(0.5, 0.5), 300

@@ -78,6 +78,7 @@ def log_density(members, lengths, spikes, tasks):
 PATTERNS = list(product([0.0, 1.0], repeat=Q))
 
 
+@pytest.mark.slow
 def test_one_function_and_the_slabs_are_integrated_out():
     hidden, column = integrated([0])
     found, expected = [], []

@@ -214,6 +214,7 @@ def test_where_precision_does_not_suffice_nothing_moves():
     np.testing.assert_allclose(probs, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_inclusion_that_is_certain_stays_so():
     problem = problem_of(*data("correlated"), False)
     log_odds = jnp.array([-jnp.inf, jnp.inf, 0.0, -jnp.inf, jnp.inf])
@@ -277,6 +278,7 @@ def test_columns_that_are_nearly_the_same_take_turns():
     np.testing.assert_allclose(probs.mean(1), np.tile(exact.inclusion, (2, 1)), atol=0.05)
 
 
+@pytest.mark.slow
 def test_single_pairs_do_not():
     args, exact = sharp_case()
     kernel = nss.PairedGibbs(sharp_model, collapsed=False)

@@ -320,6 +320,7 @@ def check_composite(mcmc, case, within=0.02):
     assert agrees(sigma, exact.sigma)
 
 
+@pytest.mark.slow
 def test_the_composite_is_exact():
     case, mcmc = composite_run()
     check_composite(mcmc, case)
