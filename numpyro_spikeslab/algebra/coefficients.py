@@ -11,6 +11,75 @@ from jaxtyping import Array, Float
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
+from numpyro_spikeslab.algebra.pairs import Design
+
+
+class Without(NamedTuple):
+    """Observations whose B coefficients are integrated out: with what a unit of each adds as the
+    columns of C, whitened and in units of the prior's scales, their covariance is ``I + C C^T``.
+
+    The QR decomposition of C below the unit matrix has the upper square U and below it V, and
+    ``V V^T`` is what the coefficients take over. ``T^T T = I - V V^T`` with
+    ``T = I - V (I + U)^{-1} V^T``. No products of the features are made, which would square their
+    condition: single precision would not survive that where an intercept stands beside effects of
+    groups, or a column has a mean that is large beside its spread.
+
+    - **root** - upper triangular ``R``, the coefficients' precision is ``R^T R``.
+    - **U**, **V** - as above.
+    """
+
+    root: Float[Array, "B B"]
+    U: Float[Array, "B B"]
+    V: Float[Array, "K B"]
+
+    def whiten(self, rows: Float[Array, "*P K"]) -> Float[Array, "*P K"]:
+        """``T`` times each row."""
+        one = jnp.eye(len(self.U), dtype=self.U.dtype)
+        # of all signs of its rows, those of a positive diagonal keep I + U away from singular
+        upper = jnp.where(jnp.diagonal(self.U) < 0, -1, 1)[:, None] * jnp.triu(self.U)
+        return rows - rows @ self.V @ solve_triangular(one + upper, one).T @ self.V.T
+
+    def gram(
+        self, gram: Float[Array, "*G P P"], rows: Float[Array, "*G P K"]
+    ) -> Float[Array, "*G P P"]:
+        """Products of whitened rows.
+
+        :param gram: of the rows as they are.
+        """
+        within, index = rows @ self.V, jnp.arange(gram.shape[-1])
+        products = gram - within @ jnp.swapaxes(within, -1, -2)
+        # a difference of large numbers, which on the diagonal must not be negative
+        return products.at[..., index, index].set(jnp.sum(self.whiten(rows) ** 2, axis=-1))
+
+    def design(self, design: Design) -> Design:
+        """A design, whitened."""
+        return Design(self.whiten(design.rows), self.gram(design.gram, design.rows))
+
+    def mean(self, residual: Float[Array, " K"], current: Float[Array, " B"]) -> Float[Array, " B"]:
+        """Conditional mean of the coefficients, as deviations in units of the prior's scales.
+
+        :param residual: what the current ones leave of the observations, whitened.
+        """
+        change = solve_triangular(self.root, self.V.T @ residual - self.U.T @ current)
+        return current + change
+
+
+def without(features: Float[Array, "B K"], precision: Float[Array, " K"]) -> Without:
+    """
+    :param features: what a unit of each coefficient adds to the observations, in units of the
+        prior's scales.
+    :param precision: of the observations, 0 where they are missing.
+    """
+    # the prior counts as observations
+    one = jnp.eye(len(features), dtype=features.dtype)
+    Q, root = jnp.linalg.qr(jnp.concatenate([one, whitened(features, precision).T]))
+    return Without(root, *jnp.split(Q, [len(features)]))
+
+
+def whitened(rows: Float[Array, "*P K"], precision: Float[Array, " K"]) -> Float[Array, "*P K"]:
+    """Rows by the square root of each observation's precision; they may be NaN where that is 0."""
+    return jnp.where(precision > 0, rows, 0) * jnp.sqrt(precision)
+
 
 class Conditional(NamedTuple):
     """Of B coefficients, as deviations from their prior means in units of the prior's scales.
@@ -43,11 +112,6 @@ def conditional(
     :param residual: what is left of them, with the current coefficients.
     :param current: these, as deviations in units of the prior's scales.
     """
-    features = jnp.where(precision > 0, features, 0)
-    # the prior counts as observations; products of the features would square their condition,
-    # which single precision does not survive where an intercept stands beside effects of groups
-    scale = jnp.sqrt(precision)
-    rows = jnp.concatenate([jnp.eye(len(features), dtype=features.dtype), (features * scale).T])
-    Q, root = jnp.linalg.qr(rows)
-    change = solve_triangular(root, Q.T @ jnp.concatenate([-current, scale * residual]))
-    return Conditional(features, root, current + change)
+    found = without(features, precision)
+    mean = found.mean(jnp.sqrt(precision) * residual, current)
+    return Conditional(jnp.where(precision > 0, features, 0), found.root, mean)

@@ -13,7 +13,15 @@ from jax import lax, nn, random
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
-from numpyro_spikeslab.algebra.pairs import Design, Prior, expectation, feature_squares, sweep
+from numpyro_spikeslab.algebra.pairs import (
+    Design,
+    Prior,
+    expectation,
+    expectation_beside,
+    feature_squares,
+    settled,
+    sweep,
+)
 
 
 class PairedMeanField(NamedTuple):
@@ -49,6 +57,28 @@ class PairedMeanField(NamedTuple):
         )
         probs = nn.sigmoid(pair.logit / temperature)
         return PairedMeanField(probs, pair.loc, jnp.sqrt(pair.variance)), residual
+
+    def sweep_beside(
+        self,
+        design: Design,
+        residual: Any,
+        spread: Float[Array, " P"],
+        precision: Any,
+        prior: Prior,
+        temperature: Any,
+    ) -> "PairedMeanField":
+        """Update every pair in turn, with coefficients that follow.
+
+        :param design: with the coefficients integrated out, as the residual of ``<w>``.
+        :param spread: squares of the features that the coefficients take over.
+        """
+        squares = feature_squares(design, self.probs.size)
+        variance = 1 / (precision * (squares + spread) + 1 / prior.variance)
+        kept = variance * (precision * squares + 1 / prior.variance)
+        put, known = expectation_beside(temperature), (self.probs, kept)
+        given = precision, prior, put
+        _, pair = sweep(design, residual, self.mean, *given, noise=known, spread=spread)
+        return PairedMeanField(*settled(pair, *known, temperature), jnp.sqrt(variance))
 
     def predictor_variance(self, design: Design) -> Float[Array, ""]:
         """Variance of ``D w``, summed over the whitened observations."""

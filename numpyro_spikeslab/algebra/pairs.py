@@ -18,6 +18,7 @@ import numpy as np
 import jax
 from jax import lax, nn
 import jax.numpy as jnp
+from jax.scipy.special import xlogy
 
 # Features per block of a sweep. One feature at a time is bound by the latency of a sum that XLA
 # does not vectorise; beyond about a hundred the Gram matrices outweigh the design itself.
@@ -29,6 +30,10 @@ TILE = 512
 # Features per block where each task weighs the points in its own way: a block needs the residual
 # twice, and its Gram matrices of all tasks as many numbers as there are pairs in it.
 TASK_BLOCK_SIZE = 8
+
+
+# Steps towards the optimum of a pair in a visit; the next sweep goes on where they end.
+NUM_CLIMBS = 2
 
 
 class Prior(NamedTuple):
@@ -89,6 +94,51 @@ def expectation(temperature: Any = 1.0) -> Put:
     :param temperature: divides the logit; above 1 it flattens the inclusion probabilities.
     """
     return lambda pair, _: nn.sigmoid(pair.logit / temperature) * pair.loc
+
+
+def expectation_beside(temperature: Any = 1.0) -> Put:
+    """:func:`expectation` where coefficients follow each weight at once: see :func:`settled`."""
+
+    def put(pair, known):
+        probs, loc = settled(pair, *known, temperature)
+        return probs * loc
+
+    return put
+
+
+def settled(
+    pair: Conditional, probs: Float[Array, "*B"], kept: Float[Array, "*B"], temperature: Any = 1.0
+) -> tuple[Float[Array, "*B"], Float[Array, "*B"]]:
+    r"""The factor of a pair that is best while coefficients are at their maximum given its mean.
+
+    They follow ``<w> = gamma mu`` and not ``w``, so of the precision ``A`` of the slab only the
+    part ``kept`` resists the mean, and all of it the variance. The bound is
+    :math:`\gamma \omega + b^2 \gamma / (2 A (1 - \gamma + \gamma k)) + T H(\gamma)` at its maximum
+    over ``mu``. It has up to two maxima, and ``gamma = sigmoid`` of its first derivative climbs to
+    one: from the current value, from 0 and from 1, of which the best is kept.
+
+    :param pair: from the whole precision, and from linear terms without the coefficients.
+    :param probs: the current inclusion probability.
+    :return: ``gamma`` and ``mu``.
+    """
+    explained = 0.5 * pair.loc**2 / pair.variance
+    log_odds = pair.logit - explained
+
+    def resists(probs):
+        return 1 - probs + probs * kept
+
+    def climbed(probs):
+        for _ in range(NUM_CLIMBS):
+            probs = nn.sigmoid((log_odds + explained / resists(probs) ** 2) / temperature)
+        entropy = -xlogy(probs, probs) - xlogy(1 - probs, 1 - probs)
+        reached = probs * (log_odds + explained / resists(probs)) + temperature * entropy
+        return probs, reached
+
+    probs, best = climbed(probs)
+    for end in (0.0, 1.0):
+        other, reached = climbed(jnp.full_like(probs, end))
+        probs, best = jnp.where(reached > best, other, probs), jnp.maximum(reached, best)
+    return probs, pair.loc / resists(probs)
 
 
 def draw(pair: Conditional, noise: tuple[Any, Any]) -> Any:
@@ -294,6 +344,7 @@ def sweep(
     put: Put,
     *,
     noise: Any = None,
+    spread: Float[Array, " P"] | None = None,
 ) -> tuple[Float[Array, " N"], Conditional]:
     """One pass over all coordinates: Gauss-Seidel inside blocks whose Gram matrix is known.
 
@@ -307,6 +358,8 @@ def sweep(
     :param prior: prior of the weights.
     :param put: :func:`expectation` or :func:`draw`.
     :param noise: variates of the draw, leading axis P.
+    :param spread: what counts for the precision of a weight beside the squares of the design, and
+        not for its linear term.
     :return: the new residual, and the conditional that each visit found.
     """
     num_blocks, block_size = design.rows.shape[:2]
@@ -318,14 +371,17 @@ def sweep(
     # a positive variance keeps the conditional of the padded features finite
     prior = Prior(cut(prior.log_odds), cut(prior.variance, fill=1.0))
     squares = jnp.diagonal(design.gram, axis1=1, axis2=2)
-    pairs = coordinates(squares, precision, prior)
+    more = 0.0 if spread is None else cut(spread)
+    pairs = coordinates(squares + more, precision, prior)._replace(squares=squares)
 
     def visit(residual, block):
         rows, gram, weights, pairs, noise = block
         b = gram_sweep(gram, rows @ residual, weights, precision, pairs, put, noise=noise)
         return residual + (weights - put(pairs.given(b), noise)) @ rows, b
 
-    blocks = (design.rows, design.gram, cut(weights), pairs, jax.tree.map(cut, noise))
+    # the kept part of a padded precision is divided by
+    known = jax.tree.map(partial(cut, fill=1.0), noise)
+    blocks = (design.rows, design.gram, cut(weights), pairs, known)
     residual, b = lax.scan(visit, residual, blocks)
     found = pairs.given(b)
     return residual, Conditional(*(x.reshape(-1)[: weights.shape[0]] for x in found))

@@ -11,7 +11,9 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.pairs import Prior
+from numpyro_spikeslab.algebra.coefficients import whitened, without
+from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.pairs import Prior, feature_squares, predictor
 from numpyro_spikeslab.algebra.search import climb
 from numpyro_spikeslab.fitting import factors, functions
 from numpyro_spikeslab.fitting.entries import update_columns, update_functions
@@ -33,6 +35,7 @@ from numpyro_spikeslab.fitting.posterior import (
     with_roles,
 )
 from numpyro_spikeslab.fitting.tasks import sweep_weights
+from numpyro_spikeslab.reading.coefficients import coefficient_rows, scaled
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.view import View
 
@@ -144,6 +147,8 @@ def step(
 
 def _sweep_columns(spec, data, posterior, temperature) -> tuple[View, Posterior, Any]:
     """A pass over the columns of a design, carrying the residual."""
+    if spec.form.coefficients and isinstance(posterior.weights, PairedMeanField):
+        return _sweep_beside(spec, data, posterior, temperature)
     mean = posterior.weights.mean
     at = view_at(spec, data, posterior.values, mean)
     residual = posterior.residual
@@ -155,6 +160,37 @@ def _sweep_columns(spec, data, posterior, temperature) -> tuple[View, Posterior,
         design, residual, 1 / at.sigma2[0], prior, temperature
     )
     posterior = posterior._replace(weights=weights, residual=residual)
+    return at, posterior, squares_of(spec, data._replace(design=design), at, posterior)
+
+
+def _sweep_beside(spec, data, posterior, temperature) -> tuple[View, Posterior, Any]:
+    """A pass over the columns in which coefficients follow each weight: one visit after the other
+    would hardly move either where a column has a mean that is large beside its spread."""
+    form, before, values = spec.form, posterior.weights, posterior.values
+    at = view_at(spec, data, values, before.mean)
+    rows = coefficient_rows(form, spec.program, data.constants, values, form.coefficients)
+    features, current, back = scaled(rows, values, at, form.coefficients)
+    beside = without(features, at.precision[:, 0])
+    design, relative = design_at(spec, data, values), at.relative[:, 0]
+    features = whitened(features, relative)
+    residual = jnp.sqrt(relative) * at.Y[:, 0]
+    left = beside.design(design)
+    squares = feature_squares(design, form.size), feature_squares(left, form.size)
+    weights = before.sweep_beside(
+        left,
+        beside.whiten(residual + current @ features),
+        jnp.maximum(squares[0] - squares[1], 0),
+        1 / at.sigma2[0],
+        Prior(at.prior.log_odds[0], at.prior.variance[0]),
+        temperature,
+    )
+    residual += predictor(design, before.mean - weights.mean)
+    new = beside.mean(residual / jnp.sqrt(at.sigma2[0]), current)
+    posterior = posterior._replace(
+        weights=weights,
+        values=values | back(new),
+        residual=residual - (new - current) @ features,
+    )
     return at, posterior, squares_of(spec, data._replace(design=design), at, posterior)
 
 

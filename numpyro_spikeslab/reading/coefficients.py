@@ -2,7 +2,7 @@
 """Coefficients: Normal sites, beside the weights, in which the location is affine."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
@@ -33,21 +33,27 @@ def coefficient_rows(
     return jax.vmap(lambda unit: tangent(unflatten(unit)))(units)
 
 
-def coefficients_given(
-    rows: Float[Array, "B N Q"],
-    values: dict[str, Any],
-    at: View,
-    residual: Float[Array, "N Q"],
-    names: tuple[str, ...],
-) -> tuple[Conditional, Float[Array, " B"], Callable[[Any], dict[str, Any]]]:
-    """The conditional of coefficients, given all else.
+class Scaled(NamedTuple):
+    """Coefficients as deviations from their prior means, in units of the prior's scales.
 
+    - **features** - what a unit of each adds to the K observations.
+    - **current** - their values.
+    - **back** - takes such values back to those of their sites.
+    """
+
+    features: Float[Array, "B K"]
+    current: Float[Array, " B"]
+    back: Callable[[Any], dict[str, Any]]
+
+
+def scaled(
+    rows: Float[Array, "B N Q"], values: dict[str, Any], at: View, names: tuple[str, ...]
+) -> Scaled:
+    """
     :param rows: their design.
-    :param values: of all other sites.
+    :param values: of all sites beside the weights.
     :param at: the model at these values.
-    :param residual: what is left of the observations.
     :param names: which coefficients.
-    :return: the conditional; the current coefficients as it has them; and what takes it back.
     """
     current = {name: values[name] for name in names}
     flat, unflatten = ravel_pytree(current)
@@ -59,7 +65,22 @@ def coefficients_given(
     )
     scale = jnp.sqrt(variance)
     features = scale[:, None] * rows.reshape(flat.size, -1)
+    return Scaled(features, (flat - mean) / scale, lambda new: unflatten(mean + scale * new))
+
+
+def coefficients_given(
+    rows: Float[Array, "B N Q"],
+    values: dict[str, Any],
+    at: View,
+    residual: Float[Array, "N Q"],
+    names: tuple[str, ...],
+) -> tuple[Conditional, Float[Array, " B"], Callable[[Any], dict[str, Any]]]:
+    """The conditional of coefficients, given all else.
+
+    :param residual: what is left of the observations.
+    :return: the conditional; the current coefficients as it has them; and what takes it back.
+    """
+    own = scaled(rows, values, at, names)
     precision = jnp.ravel(jnp.broadcast_to(at.precision, residual.shape))
-    before = (flat - mean) / scale
-    given = conditional(features, precision, jnp.ravel(residual), before)
-    return given, before, lambda new: unflatten(mean + scale * new)
+    given = conditional(own.features, precision, jnp.ravel(residual), own.current)
+    return given, own.current, own.back

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact draws of spike-and-slab weights, and of what has an exact conditional beside them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
@@ -11,6 +11,7 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import flips
+from numpyro_spikeslab.algebra.coefficients import whitened, without
 from numpyro_spikeslab.algebra.entries import block_sums, over_blocks
 from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, stacks_of
 from numpyro_spikeslab.algebra.pairs import (
@@ -21,6 +22,7 @@ from numpyro_spikeslab.algebra.pairs import (
     predictor,
 )
 from numpyro_spikeslab.primitives import weights
+from numpyro_spikeslab.reading.coefficients import coefficient_rows, scaled
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
@@ -65,6 +67,10 @@ class PairedGibbs(BlockKernel):
     So each step goes on with moves of the spikes alone, all slabs integrated out: each spike is
     offered a flip, and some included weights another place. This is exact, too; where more than 64
     weights are included, or single precision does not suffice, the step is that of the pairs alone.
+
+    Coefficients that it draws, such as an intercept, are integrated out of the pairs of a design's
+    columns, which need not be centred. Where another block draws them, or with tasks, centre
+    columns of a mean that is large beside their spread.
 
     Weights that share a spike (``groups`` of :func:`~numpyro_spikeslab.spike_slab`) are drawn with
     it, group after group, without these moves.
@@ -178,14 +184,15 @@ def draw_pairs(
     """Draw all pairs of a model.
 
     :param values: those of all other sites.
-    :param z: current spikes and slabs.
+    :param z: current values of the kernel's own sites. Coefficients among them are to be drawn
+        next: the pairs are drawn without them.
     :param moves: whether columns of a design may trade places, with all slabs integrated out.
     :return: the new ones, and the inclusion probabilities.
     """
     form, values = reading.form, complete(reading, values)
     current = weights(form.join_spikes(z), form.join(z, "{}_slab"))
     if form.kind == COLUMNS:
-        drawn = _draw_columns(key, reading, values, current, moves)
+        drawn = _draw_columns(key, reading, values, z.keys(), current, moves)
     else:
         drawn = _sweep_tasks(key, reading, values, current)
     # or else what draws them is compiled once more for each site of its own
@@ -196,12 +203,29 @@ def draw_pairs(
 
 
 def _draw_columns(
-    key: Array, reading: Reading, values: dict[str, Any], current: Float[Array, " P"], moves: bool
+    key: Array,
+    reading: Reading,
+    values: dict[str, Any],
+    own: Collection[str],
+    current: Float[Array, " P"],
+    moves: bool,
 ) -> tuple[Array, Array, Array]:
     at = reading.view(values, reading.form.split(current, "{}"))
     design = reading.design_at(values) if reading.design is None else reading.design
-    residual = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0]
+    relative, gram = at.relative[:, 0], reading.gram
+    residual = jnp.sqrt(relative) * at.Y[:, 0]
     precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
+    names = tuple(name for name in reading.form.coefficients if name in own)
+    if names:
+        # drawn after the pairs, so these are drawn without them: they would hardly let in a column
+        # of a mean that is large beside its spread
+        rows = coefficient_rows(reading.form, reading.program, reading.constants, values, names)
+        features, now, _ = scaled(rows, values, at, names)
+        beside = without(features, at.precision[:, 0])
+        residual += now @ whitened(features, relative)
+        if gram is not None:
+            gram = beside.gram(gram, feature_rows(design, current.size))
+        design, residual = beside.design(design), beside.whiten(residual)
     if (groups := reading.form.groups) is not None:
         rows = feature_rows(design, current.size)
         return gibbs_group_sweep(key, stacks_of(groups), rows, residual, current, precision, prior)
@@ -209,7 +233,7 @@ def _draw_columns(
         return gibbs_sweep(key, design, residual, current, precision, prior)
     key_pairs, key_moves = random.split(key)
     drawn = gibbs_sweep(key_pairs, design, residual, current, precision, prior)
-    features = flips.Features(feature_rows(design, current.size), reading.gram)
+    features = flips.Features(feature_rows(design, current.size), gram)
     target = residual + predictor(design, current)
     problem = flips.Regression(features, target, precision, prior)
     return flips.sweep(key_moves, problem, *drawn[:2])

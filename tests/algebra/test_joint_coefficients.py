@@ -6,7 +6,7 @@ import pytest
 
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.coefficients import conditional
+from numpyro_spikeslab.algebra.coefficients import conditional, without
 
 
 @pytest.mark.parametrize(("scale", "sigma", "num_obs"), [(10, 0.1, 4000), (30, 0.1, 1000)])
@@ -37,3 +37,26 @@ def test_missing_observations_say_nothing():
     found = conditional(rows, precision, residual, jnp.zeros(1))
     np.testing.assert_allclose(found.mean, (0.5 + 8.0) / (1 + 1 + 16), rtol=1e-6)
     assert found.features[0, 2] == 0
+
+
+@pytest.mark.parametrize("scales", [(100.0, 1e-3, 1.0), (1e-8, 1.0, 10.0)])
+def test_observations_without_coefficients_are_those_of_the_joint_covariance(x64, scales):
+    rng = np.random.default_rng(0)
+    features = np.array(scales)[:, None] * rng.normal(size=(3, 20))
+    precision = rng.uniform(0.1, 2.0, size=20)
+    precision[3] = 0
+    columns = (features * np.sqrt(precision)).T
+    inverse = np.linalg.inv(np.eye(20) + columns @ columns.T)
+    found = without(jnp.asarray(features), jnp.asarray(precision))
+    whitening = np.asarray(found.whiten(jnp.eye(20)))
+    np.testing.assert_allclose(whitening @ whitening.T, inverse, atol=1e-10)
+    rows = jnp.asarray(rng.normal(size=(2, 4, 20)))
+    products = np.einsum("kan,nm,kbm->kab", rows, inverse, rows)
+    grams = found.gram(rows @ jnp.swapaxes(rows, -1, -2), rows)
+    np.testing.assert_allclose(grams, products, atol=1e-9)
+    residual, current = rng.normal(size=20), rng.normal(size=3)
+    target = residual + columns @ current
+    mean = np.linalg.solve(np.eye(3) + columns.T @ columns, columns.T @ target)
+    np.testing.assert_allclose(
+        found.mean(jnp.asarray(residual), jnp.asarray(current)), mean, atol=1e-10
+    )

@@ -295,3 +295,61 @@ def test_a_gibbs_sweep_draws_excluded_slabs_from_their_prior(x64):
     np.testing.assert_allclose(logit(probs[:, 0]), odds[0, 0], atol=1e-8)
     for m in range(4):
         assert stats.ttest_1samp(spikes[:, m] - probs[:, m], 0.0).pvalue > 1e-4
+
+
+# Coefficients that follow
+
+
+def bound_of_pair(probs, loc, pair, precision, kept, temperature):
+    """What the bound has of one pair, up to a constant, with the coefficients at their maximum."""
+    b = pair.loc * precision
+    value = b * probs * loc - 0.5 * precision * probs * loc**2
+    value += 0.5 * precision * (1 - kept) * (probs * loc) ** 2
+    log_odds = pair.logit - 0.5 * b * pair.loc
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy = np.nan_to_num(-probs * np.log(probs) - (1 - probs) * np.log1p(-probs))
+    return value + probs * log_odds + temperature * entropy
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+@pytest.mark.parametrize("kept", [1.0, 0.3, 1e-4])
+def test_a_pair_settles_at_the_best_of_its_optima(x64, kept, temperature):
+    rng = np.random.default_rng(0)
+    precision = rng.uniform(5.0, 50.0, size=300)
+    b = np.sqrt(precision * kept) * rng.normal(scale=3.0, size=300)
+    log_odds = rng.normal(-4.0, 2.0, size=300)
+    pair = pairs.Conditional(log_odds + 0.5 * b**2 / precision, b / precision, 1 / precision)
+    grid = expit(np.linspace(-30, 30, 20_001))[:, None]
+    best = np.max(
+        bound_of_pair(
+            grid, b / (precision * (1 - grid + grid * kept)), pair, precision, kept, temperature
+        ),
+        axis=0,
+    )
+    probs, kept_ = jnp.asarray(rng.uniform(size=300)), jnp.full(300, kept)
+    before = bound_of_pair(
+        np.asarray(probs),
+        b / (precision * (1 - probs + probs * kept)),
+        pair,
+        precision,
+        kept,
+        temperature,
+    )
+    for _ in range(40):
+        probs, loc = pairs.settled(pair, probs, kept_, temperature)
+        reached = bound_of_pair(
+            np.asarray(probs), np.asarray(loc), pair, precision, kept, temperature
+        )
+        assert np.all(reached >= before - 1e-9)
+        before = reached
+    # of two that are nearly as high it may keep the other
+    assert np.all(best - reached < 0.02)
+    assert np.mean(best - reached < 1e-5) > 0.99
+
+
+def test_without_coefficients_a_pair_settles_where_its_conditional_is(x64):
+    rng = np.random.default_rng(0)
+    pair = pairs.Conditional(*(jnp.asarray(rng.uniform(0.1, 2.0, size=9)) for _ in range(3)))
+    probs, loc = pairs.settled(pair, jnp.full(9, 0.5), jnp.ones(9), 2.0)
+    np.testing.assert_allclose(probs, expit(np.asarray(pair.logit) / 2), rtol=1e-12)
+    np.testing.assert_allclose(loc, pair.loc, rtol=1e-12)

@@ -599,3 +599,45 @@ def test_a_guide_takes_the_slab_scale_from_the_data_it_is_given(x64, fixed):
         mean, error = estimate(result.params, X, scale, y)
         # two comparisons at 4.5 standard errors: a false alarm in 1 of 73000 keys
         assert abs(mean + result.losses[-1]) < 4.5 * error < 0.5
+
+
+# Columns of a mean that is large beside their spread
+
+
+def year_model(X, y=None):
+    level = numpyro.sample("level", dist.Normal(0.0, 100.0))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(level + X @ w, sigma), obs=y)
+
+
+def test_a_column_of_years_is_found_beside_an_intercept(precision):
+    """And the bound is as high as where a fit begins at the truth."""
+    rng = np.random.default_rng(0)
+    year = np.repeat(np.arange(1950.0, 2000.0), 4)
+    X = np.column_stack([year, rng.normal(size=(200, 4))])
+    y = 0.02 * (year - 1975) + X[:, 1] + 3 + 0.5 * rng.normal(size=200)
+    args = jnp.asarray(X), jnp.asarray(y)
+    guide = nss.PairedGuide(year_model)
+    svi = nss.CAVI(year_model, guide)
+    result = svi.run(KEY, 200, *args, progress_bar=False)
+    truth_ = {
+        "w_auto_probs": jnp.array([1.0, 1.0, 0.01, 0.01, 0.01]),
+        "w_auto_loc": jnp.array([0.02, 1.0, 0.0, 0.0, 0.0]),
+        "level_auto_loc": jnp.array(3 - 0.02 * 1975),
+        "sigma_auto_loc": jnp.array(0.5),
+    }
+    cold = nss.CAVI(year_model, guide, temperature=None)
+    from_truth = cold.run(KEY, 200, *args, init_params=truth_, progress_bar=False)
+    found = guide.inclusion_probabilities(result.params)["w"]
+    np.testing.assert_allclose(found[:2], 1.0, atol=0.01)
+    assert np.all(found[2:] < 0.2)
+    assert result.losses[-1] <= from_truth.losses[-1] + 0.02
+    least_squares = np.linalg.lstsq(np.column_stack([X[:, :2], np.ones(200)]), y, rcond=None)[0]
+    assert guide.posterior_mean(result.params)["w"][0] == pytest.approx(least_squares[0], abs=2e-3)
+    if precision == "float64":
+        assert np.all(np.diff(from_truth.losses) < 1e-8)
+        reached = float(svi.evaluate(result.state, *args))
+        assert reached == pytest.approx(float(result.losses[-1]), abs=1e-8)
