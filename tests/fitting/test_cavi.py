@@ -413,8 +413,9 @@ def fresh_updates(case, *args):
 def test_what_is_fresh_may_be_used_first_under_jit(x64, name):
     case = truth.CASES[name]()
     expected = fresh_run(case, *case.args)
-    same(jax.jit(lambda *args: fresh_run(case, *args))(*case.args), expected, 1e-9)
-    same(jax.jit(lambda: fresh_updates(case, *case.args))(), expected.params, 1e-9)
+    # a search of other sites amplifies rounding
+    same(jax.jit(lambda *args: fresh_run(case, *args))(*case.args), expected, 1e-7)
+    same(jax.jit(lambda: fresh_updates(case, *case.args))(), expected.params, 1e-7)
     # and nothing of it stays behind
     svi = cavi(case)
     jax.jit(lambda *args: svi.init(KEY, *args).optim_state[1])(*case.args)
