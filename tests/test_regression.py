@@ -207,6 +207,7 @@ def test_names_that_cannot_label_are_refused(columns, message):
         nss.sparse_regression(KEY, X, np.arange(5.0))
 
 
+@pytest.mark.slow
 def test_a_response_without_noise_is_not_passed_over():
     X, _ = table()
     with pytest.warns(UserWarning, match="explain all but .* float32 can tell"):

@@ -100,7 +100,8 @@ def expectation_beside(temperature: Any = 1.0) -> Put:
     """:func:`expectation` where coefficients follow each weight at once: see :func:`settled`."""
 
     def put(pair, known):
-        probs, loc = settled(pair, *known, temperature)
+        probs, kept = known
+        probs, loc = settled(pair, probs, kept, temperature)
         return probs * loc
 
     return put

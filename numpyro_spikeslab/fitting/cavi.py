@@ -24,6 +24,7 @@ from numpyro_spikeslab.fitting.ascent import (
     Progress,
     advance,
     begin,
+    follows,
     improve,
 )
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
@@ -371,6 +372,8 @@ class CAVI(SVI):
             given = init_state is not None or init_params is not None
             number = 1 if given or self.plain or task.data.layout else 2
         progress = self._progress(task, state)
+        if task.reading.form.coefficients and not follows(task.spec, progress.posterior):
+            task.reading.name_uncentred("CAVI.run")
         plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
         if not are_concrete((task.data, progress)):
             progress, joined = run_traced(task, state.rng_key, progress, plan)

@@ -4,6 +4,7 @@
 from typing import Any
 import warnings
 
+from jaxtyping import Float
 import numpy as np
 
 import jax
@@ -142,3 +143,27 @@ def name_empty(user: str, form: Form, seen: tuple[Any, Any]) -> None:
                 "Their predictions are those of the prior or of their neighbours.",
                 stacklevel=6,
             )
+
+
+LEAST_SPREAD = 0.01
+"""Of the squares of a column, the part that its mean does not explain, below which visits to
+one after the other hardly move: such a step goes that part of its way."""
+
+
+def name_uncentred(user: str, form: Form, rows: Float[np.ndarray, "P N"]) -> None:
+    """Warn of columns that look like the intercept to steps that visit one after the other.
+
+    :param rows: the columns, as rows.
+    """
+    squares = np.mean(rows**2, axis=1)
+    spread = np.var(rows, axis=1)
+    # a column that is constant is no better when it is centred
+    hidden = np.flatnonzero((spread > 1e-10 * squares) & (spread < LEAST_SPREAD * squares))
+    if hidden.size:
+        shown = ", ".join(map(str, hidden[:10])) + (", ..." if hidden.size > 10 else "")
+        warnings.warn(
+            f"{user}: columns {shown} have means above ten times their spread. Beside "
+            f"{list(form.coefficients)} they hardly move, and may be left out or kept by "
+            "chance. Subtract their means.",
+            stacklevel=4,
+        )

@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.entries import Layout, layout_of
-from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
+from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, feature_rows
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.checks import (
     check_sharding,
     check_trace,
     check_verdict,
     name_empty,
+    name_uncentred,
 )
 from numpyro_spikeslab.reading.evaluate import FunctionArrays, checked_generic, program_of
 from numpyro_spikeslab.reading.form import (
@@ -154,6 +155,14 @@ class Reading:
     block_size: int = BLOCK_SIZE
     strangers: tuple[str, ...] = ()
     """Other sites than the kernels' parameters on which the functions' prior depends."""
+
+    def name_uncentred(self, user: str) -> None:
+        """Warn of known columns that look like an intercept, for steps that hold it."""
+        rows = self.features
+        if self.design is not None:
+            rows = feature_rows(self.design, self.form.size)
+        if rows is not None and are_concrete(rows):
+            name_uncentred(user, self.form, np.asarray(rows))
 
     def design_at(self, values: dict[str, Any]) -> Design:
         """The whitened design at given values of the other sites."""

@@ -118,6 +118,9 @@ class PairedGibbs(BlockKernel):
         reading = self._read(args, kwargs, values)
         form = reading.form
         own = {k: shape for pair in form.pairs for k, shape in pair.shapes.items()}
+        held = set(form.coefficients) & values.keys() or form.kind != COLUMNS
+        if held and form.coefficients:
+            reading.name_uncentred("PairedGibbs")
         if all(name in values for name in latents(form)):
             return own
         free, known = self._latent_shapes(args, kwargs, values), drawable(reading)
@@ -233,9 +236,9 @@ def _draw_columns(
         return gibbs_sweep(key, design, residual, current, precision, prior)
     key_pairs, key_moves = random.split(key)
     drawn = gibbs_sweep(key_pairs, design, residual, current, precision, prior)
-    features = flips.Features(feature_rows(design, current.size), gram)
+    every = flips.Features(feature_rows(design, current.size), gram)
     target = residual + predictor(design, current)
-    problem = flips.Regression(features, target, precision, prior)
+    problem = flips.Regression(every, target, precision, prior)
     return flips.sweep(key_moves, problem, *drawn[:2])
 
 

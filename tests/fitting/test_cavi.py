@@ -642,3 +642,26 @@ def test_a_column_of_years_is_found_beside_an_intercept(precision):
         assert np.all(np.diff(from_truth.losses) < 1e-8)
         reached = float(svi.evaluate(result.state, *args))
         assert reached == pytest.approx(float(result.losses[-1]), abs=1e-8)
+
+
+def tasks_of_years(X, Y=None):
+    with numpyro.plate("task", 3, dim=-2), numpyro.plate("feature", X.shape[1], dim=-1):
+        w = nss.spike_slab("w", 0.3)
+    with numpyro.plate("task", 3, dim=-1):
+        level = numpyro.sample("level", dist.Normal(0.0, 100.0))
+        with numpyro.plate("obs", X.shape[0], dim=-2):
+            numpyro.sample("y", dist.Normal(level + X @ w.T, 0.5), obs=Y)
+
+
+@pytest.mark.parametrize(
+    ("model", "guide", "shape"),
+    [(year_model, nss.MeanFieldGuide, (30,)), (tasks_of_years, nss.PairedGuide, (30, 3))],
+)
+def test_where_an_intercept_is_held_columns_of_years_are_named(x64, model, guide, shape):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(30, 3)), jnp.asarray(rng.normal(size=shape))
+    svi = nss.CAVI(model, guide(model), temperature=None)
+    svi.run(KEY, 40, jnp.asarray(X), y, progress_bar=False)
+    X[:, 1] += 1975
+    with pytest.warns(UserWarning, match=r"columns 1 have means .* \['level'\] .* Subtract"):
+        svi.run(KEY, 40, jnp.asarray(X), y, progress_bar=False)

@@ -72,6 +72,7 @@ def white(prior):
     return nss.models.mtmkl(["white"] * 2, shared_noise=prior == "shared noise")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior", ["weak", "shared noise", "own noise"])
 def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
     x, Y = observations()
@@ -155,6 +156,7 @@ def test_losses_of_batches_are_on_average_the_bound_of_all_tasks(kernel, data, s
     np.testing.assert_allclose(np.mean([x for _, x in ends]), bound, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_weights_of_a_batch_are_near_their_optimum():
     svi = cavi(num_tasks=Q, learning_rate=lambda step: 0.0)
     start = cavi().run(KEY, 30, X, TASKS, progress_bar=False)
@@ -193,6 +195,7 @@ def test_planted_functions_are_found_from_a_file(tmp_path):
     np.testing.assert_allclose(svi.get_params(state)["noise_auto_loc"], 1.0, rtol=0.02)
 
 
+@pytest.mark.slow
 def test_a_fit_of_a_first_batch_is_a_start():
     first = cavi().run(KEY, 30, X, BATCHES[0], progress_bar=False)
     svi = cavi(num_tasks=Q)
@@ -232,6 +235,7 @@ def test_batches_of_another_size_are_taken():
     assert np.isfinite(loss) and svi.get_params(state)["W_auto_probs"].shape == (B, M)
 
 
+@pytest.mark.slow
 def test_batches_of_the_same_shape_compile_nothing(caplog):
     svi = cavi(num_tasks=Q)
     state = svi.init(KEY, X, BATCHES[0])
@@ -272,6 +276,7 @@ def test_a_site_is_local_if_each_task_has_entries_of_its_own():
     assert np.all(svi.get_params(state)["inclusion_auto_loc"][:3] != pi[:3])
 
 
+@pytest.mark.slow
 def test_shared_sites_follow_from_averages_over_batches():
     def after(rate):
         svi = cavi(shared_noise=False, num_tasks=Q, learning_rate=lambda step: rate)

@@ -120,6 +120,7 @@ def test_nor_is_it_in_float32(model):
     assert not form_of(model, rtol=1e-4).constant_design
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [masked_by_a_site, scaled_by_a_site])
 def test_counts_that_other_sites_move_leave_no_constant_design(model):
     form = form_of(model)
@@ -283,6 +284,7 @@ def test_a_site_that_others_depend_on_has_no_role(use):
     assert form_of(model).roles == ()
 
 
+@pytest.mark.slow
 def test_inclusions_and_slabs_take_entries_of_their_sites():
     group = np.array([1, 0, 1])
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC, NUTS, Gibbs
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.roles import draw_sites, inclusion_given
@@ -112,6 +112,14 @@ def test_a_column_of_years_and_the_intercept_move_together(precision, slope):
     assert agrees(found, exact.mean)
     assert agrees(found**2, np.diag(exact.second_moments))
     assert agrees(found[..., 0] * found[..., 3], exact.second_moments[0, 3])
+
+
+def test_where_another_block_draws_the_intercept_columns_of_years_are_named():
+    X = np.random.default_rng(0).normal(size=(20, 3))
+    kernel = Gibbs([(nss.PairedGibbs(year_model), ["w_spike", "w_slab"]), (NUTS(year_model), None)])
+    X[:, 2] += 1975
+    with pytest.warns(UserWarning, match=r"columns 2 have means .* \['level'\] .* Subtract"):
+        kernel.init(KEY, 1, None, (jnp.asarray(X), jnp.zeros(20)), {})
 
 
 PRIORS = {
