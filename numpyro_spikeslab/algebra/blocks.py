@@ -121,13 +121,15 @@ class Stack(NamedTuple):
     """The factors of K blocks of b weights.
 
     - **patterns** - probability of each pattern.
-    - **linear**, **precision** - ``h`` and ``A``: the slabs that a pattern includes are Gaussian
-      with the precision ``A_ss`` and the mean ``A_ss^-1 h_s``; the others have their prior.
+    - **linear**, **precision_tril** - ``c`` and ``L``: with ``A = L L^T`` and ``h = L c``, the
+      slabs that a pattern includes are Gaussian with the precision ``A_ss`` and the mean
+      ``A_ss^-1 h_s``; the others have their prior. Of columns that are nearly equal ``A`` itself
+      would lose in single precision what tells them apart.
     """
 
     patterns: Float[Array, "K S"]
     linear: Float[Array, "K b"]
-    precision: Float[Array, "K b b"]
+    precision_tril: Float[Array, "K b b"]
 
 
 class Slabs(NamedTuple):
@@ -135,13 +137,13 @@ class Slabs(NamedTuple):
 
     - **mean**, **root** - the mean, and ``R`` with the covariance ``R^T R``.
     - **log_det** - log determinant of ``A_ss``.
-    - **square** - ``h_s^T A_ss^-1 h_s``.
+    - **left** - what the pattern leaves of ``c^T c``: ``h^T A^-1 h - h_s^T A_ss^-1 h_s``.
     """
 
     mean: Float[Array, "S b"]
     root: Float[Array, "S b b"]
     log_det: Float[Array, " S"]
-    square: Float[Array, " S"]
+    left: Float[Array, " S"]
 
     @property
     def variance(self) -> Float[Array, "S b"]:
@@ -162,21 +164,34 @@ class Moments(NamedTuple):
     log_det: Float[Array, "*K"]
 
 
-def masked(precision: Float[Array, "b b"], patterns: Any) -> Float[Array, "S b b"]:
-    """``A_ss`` of each pattern, the identity where it excludes: patterns of all sizes at once."""
-    both = patterns[:, :, None] * patterns[:, None, :]
-    return both * precision + jnp.eye(patterns.shape[1]) * (1 - patterns)[:, None, :]
+def slabs_of(
+    linear: Float[Array, " b"], precision_tril: Float[Array, "b b"], patterns: Any
+) -> Slabs:
+    """The slabs of a block under each pattern: least squares of ``c`` on the rows of ``L`` that it
+    includes, by Gram and Schmidt's steps for all patterns at once.
 
-
-def slabs_of(linear: Float[Array, " b"], precision: Float[Array, "b b"], patterns: Any) -> Slabs:
-    """The slabs of a block under each pattern."""
-    lower = jnp.linalg.cholesky(masked(precision, patterns))
-    identity = jnp.broadcast_to(jnp.eye(patterns.shape[1], dtype=lower.dtype), lower.shape)
+    What a pattern leaves comes from what is left of ``c``. Differences of the squares that patterns
+    explain, which grow with the number of observations, would be rounding in single precision.
+    """
+    size, excluded = patterns.shape[1], 1 - patterns
+    columns = jnp.swapaxes(precision_tril, 0, 1) * patterns[:, None, :]
+    left = jnp.broadcast_to(linear, patterns.shape)
+    upper, half = [], []
+    for m in range(size):
+        # the identity where a weight is excluded
+        length = jnp.sqrt(jnp.sum(columns[:, :, m] ** 2, axis=1) + excluded[:, m])
+        q = columns[:, :, m] / length[:, None]
+        along = jnp.einsum("sk,skj->sj", q, columns) * (np.arange(size) > m)
+        upper.append(along + length[:, None] * (np.arange(size) == m))
+        half.append(jnp.sum(q * left, axis=1))
+        columns -= q[:, :, None] * along[:, None, :]
+        left -= q * half[-1][:, None]
+    lower = jnp.stack(upper, axis=2)
+    identity = jnp.broadcast_to(jnp.eye(size, dtype=lower.dtype), lower.shape)
     root = solve_triangular(lower, identity, lower=True) * patterns[:, None, :]
-    whitened = root @ linear
-    mean = jnp.einsum("sk,skj->sj", whitened, root)
+    mean = jnp.einsum("sk,skj->sj", jnp.stack(half, axis=1), root)
     log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(lower, axis1=1, axis2=2)), axis=1)
-    return Slabs(mean, root, log_det, jnp.sum(whitened**2, axis=1))
+    return Slabs(mean, root, log_det, jnp.sum(left**2, axis=1))
 
 
 def shares_of(probs: Float[Array, " S"], patterns: Any) -> Float[Array, "S b"]:
@@ -204,7 +219,9 @@ def stack_moments(stack: Stack, patterns: Any) -> Moments:
     """The moments of a stack, one block after the other, for patterns are many."""
 
     def of(one: Stack) -> Moments:
-        return moments_of(one.patterns, slabs_of(one.linear, one.precision, patterns), patterns)
+        return moments_of(
+            one.patterns, slabs_of(one.linear, one.precision_tril, patterns), patterns
+        )
 
     return lax.map(of, stack)
 
@@ -373,27 +390,30 @@ class BlockMeanField:
 
 
 def prior_slabs(scale: Float[Array, "K b"], loc: Any = 0.0) -> tuple[Any, Any]:
-    """``h`` and ``A`` of slabs with the precision of their prior.
+    """``c`` and ``L`` of slabs with the precision of their prior.
 
     :param loc: their means in units of ``scale``.
     """
-    precision = jnp.eye(scale.shape[1]) / scale[:, :, None] ** 2
-    return loc / scale, precision
+    return loc + jnp.zeros_like(scale), jnp.eye(scale.shape[1]) / scale[:, :, None]
 
 
 def excluded_too(
     stack: Stack, spikes: Float[Array, "K b"], scale: Float[Array, "K b"]
-) -> tuple[Float[Array, "K b"], Any, Float[Array, "K b b"]]:
-    """Mean, `None` and precision of all slabs of each block, where the excluded have their prior.
+) -> tuple[Float[Array, "K b"], Float[Array, "K b b"]]:
+    """Mean and Cholesky factor of the covariance of all slabs of each block, where the excluded
+    have their prior.
 
     :param spikes: a pattern of each block.
     :param scale: standard deviation of the prior.
     """
-    both = spikes[:, :, None] * spikes[:, None, :]
-    prior = (1 - spikes) / scale**2
-    precision = both * stack.precision + jnp.eye(spikes.shape[1]) * prior[:, :, None]
-    mean = jnp.linalg.solve(precision, (spikes * stack.linear)[..., None])[..., 0]
-    return mean, None, precision
+
+    def of(linear: Any, precision_tril: Any, spikes: Any, scale: Any) -> Any:
+        # in reverse order, since the transpose of the root is an upper triangle
+        slabs = slabs_of(linear, precision_tril[::-1], spikes[None, ::-1])
+        tril = slabs.root[0].T[::-1, ::-1]
+        return slabs.mean[0, ::-1], tril + jnp.diag((1 - spikes) * scale)
+
+    return jax.vmap(of)(stack.linear, stack.precision_tril, spikes, scale)
 
 
 def _visit(
@@ -407,15 +427,18 @@ def _visit(
     """Update one block; carries the residual of ``<w>``."""
     members, mean, log_odds, variance = block
     own = rows[members]
-    gram = own @ own.T
-    linear = precision * (own @ residual + gram @ mean)
-    A = precision * gram + jnp.diag(1.0 / variance)
-    slabs = slabs_of(linear, A, patterns)
-    evidence = 0.5 * (slabs.square - slabs.log_det - patterns @ jnp.log(variance))
+    # the prior counts as observations
+    tall = jnp.concatenate([jnp.sqrt(precision) * own.T, jnp.diag(1.0 / jnp.sqrt(variance))])
+    Q, upper = jnp.linalg.qr(tall)
+    sign = jnp.where(jnp.diagonal(upper) < 0, -1, 1)
+    linear = sign * (jnp.sqrt(precision) * (residual + mean @ own) @ Q[: len(residual)])
+    tril = upper.T * sign
+    slabs = slabs_of(linear, tril, patterns)
+    evidence = -0.5 * (slabs.left + slabs.log_det + patterns @ jnp.log(variance))
     probs = nn.softmax((log_prior(patterns, log_odds) + evidence) / temperature)
     moments = moments_of(probs, slabs, patterns)
     residual += (mean - probs @ patterns * moments.loc) @ own
-    return residual, (Stack(probs, linear, A), moments)
+    return residual, (Stack(probs, linear, tril), moments)
 
 
 # Quantiles
@@ -427,7 +450,7 @@ def quantiles(
     """Quantiles of the weights of a stack, and of their slabs given inclusion."""
 
     def of(one: Stack) -> Any:
-        slabs = slabs_of(one.linear, one.precision, patterns)
+        slabs = slabs_of(one.linear, one.precision_tril, patterns)
         scale = jnp.sqrt(slabs.variance)
         probs = one.patterns @ patterns
         at = jnp.where(patterns > 0, -slabs.mean / jnp.where(patterns > 0, scale, 1.0), 0.0)

@@ -73,6 +73,9 @@ class BlockFactors(PairFactors):
         trace = abstract_trace(model, *seen_anew((args, kwargs)))
         pairs = find_pairs(trace, "PairedGuide")
         refuse_groups(pairs)
+        if {pair.name: pair.shape for pair in pairs} == {k: x for k, (x, _) in self._known.items()}:
+            # what has been found stays, or parameters would be those of other weights
+            return
         reading = None
         if any(site["type"] == "sample" and site["is_observed"] for site in trace.values()):
             reading = Reader(model, "PairedGuide")(args, kwargs)
@@ -107,12 +110,12 @@ class BlockFactors(PairFactors):
         alone, scales = blocks.cut(jnp.ravel(scale))
         found = super().start(pair, alone)
         for b, patterns, own in zip(blocks.sizes, blocks.patterns, scales, strict=True):
-            linear, precision = prior_slabs(own)
+            linear, tril = prior_slabs(own)
             uniform = jnp.full((len(own), len(patterns)), 1 / len(patterns), own.dtype)
             starts = (
                 (uniform, constraints.simplex),
                 (linear, constraints.real),
-                (precision, constraints.positive_definite),
+                (tril, constraints.lower_cholesky),
             )
             found |= dict(zip(self._stack_names(pair.name, b), starts, strict=True))
         return found
@@ -135,6 +138,10 @@ class BlockFactors(PairFactors):
         blocks = self._of(name, params)[1]
         singles = PairedMeanField(*(params[key] for key in self.names(name)))
         return BlockMeanField.of(blocks, singles, self._stacks(name, blocks, params))
+
+    def are_own(self, form: Form, factors: Any) -> bool:
+        known = tuple(self._known[pair.name][1] for pair in form.pairs)
+        return factors.blocks == joined(known)
 
     def pack(self, form: Form, params: dict[str, Any]) -> BlockMeanField:
         check_columns(form)
@@ -164,7 +171,7 @@ class BlockFactors(PairFactors):
             return x[first.get(size, 0) : first.get(size, 0) + count]
 
         for pair in form.pairs:
-            blocks = self._of(pair.name, params)[1]
+            blocks = self._known[pair.name][1]
             count = {1: len(blocks.singles)}
             for key, x in zip(self.names(pair.name), singles, strict=True):
                 params[key] = following(x, 1, count[1])
@@ -193,7 +200,8 @@ class BlockFactors(PairFactors):
         ):
             which = self._auxiliary(pair, f"patterns_{b}", dist.Categorical(probs=stack.patterns))
             spikes = jnp.asarray(patterns)[which]
-            slabs = dist.MultivariateNormal(*excluded_too(stack, spikes, own))
+            mean, tril = excluded_too(stack, spikes, own)
+            slabs = dist.MultivariateNormal(mean, scale_tril=tril)
             drawn.append((spikes, self._auxiliary(pair, f"slabs_{b}", slabs)))
         spike, slab = (blocks.flat(x[0], x[1:]).reshape(shape) for x in zip(*drawn, strict=True))
         with within(pair.slab):
@@ -288,10 +296,10 @@ def checked(blocks: Any) -> Asked:
 
 
 def _checked_sets(sets: Any, name: str | None) -> tuple[tuple[int, ...], ...]:
-    where = "blocks" if name is None else f"blocks[{name!r}]"
+    where, auto = ("blocks", '"auto" or ') if name is None else (f"blocks[{name!r}]", "")
     if isinstance(sets, str) or not isinstance(sets, Iterable):
         raise TypeError(
-            f'PairedGuide: {where}: got {sets!r}, expected "auto" or a list of lists of the '
+            f"PairedGuide: {where}: got {sets!r}, expected {auto}a list of lists of the "
             "numbers of weights, as in [[0, 1, 2], [7, 8]]."
         )
     found = tuple(_checked_set(one, where) for one in sets)

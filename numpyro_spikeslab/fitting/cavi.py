@@ -303,10 +303,10 @@ class CAVI(SVI):
         :param kwargs: keyword arguments of the model.
         :return: the new state and the exact negative bound at it; with ``num_tasks`` an estimate.
         """
+        # a guide may be fresh, and another size of batch has parameters of other shapes
+        self.guide.set_up(args, {**kwargs, **self.static_kwargs})
         task = self._task(args, kwargs)
         if self.stream is not None:
-            # another size of batch has parameters of other shapes
-            self.guide.set_up(args, {**kwargs, **self.static_kwargs})
             known, loss = self.stream.update(task, self._known(task, svi_state))
             return self._streamed(task, svi_state, known), loss
         progress, _ = advance(task.spec, task.data, self._progress(task, svi_state), 1, -1.0)
@@ -324,6 +324,7 @@ class CAVI(SVI):
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
         """
+        self.guide.set_up(args, {**kwargs, **self.static_kwargs})
         task = self._task(args, kwargs)
         if self.stream is not None:
             return self.stream.evaluate(task, self._known(task, svi_state))
@@ -366,6 +367,7 @@ class CAVI(SVI):
         state = init_state
         if state is None:
             state = self._init(rng_key, args, kwargs, init_params)
+        self.guide.set_up(args, {**kwargs, **self.static_kwargs})
         task = self._task(args, kwargs)
         number = self.num_restarts or 1
         if task.reading.functions is not None and self.num_restarts is None:
@@ -416,6 +418,11 @@ class CAVI(SVI):
         if not fits:
             raise ValueError(
                 "CAVI: the state is one of data of other sizes. Begin anew, without `init_state`."
+            )
+        if not self.guide.are_own(task.spec.form, posterior.weights):
+            raise ValueError(
+                "CAVI: the state is one of a guide with other blocks. Make the guide with those of "
+                "its own, `PairedGuide(model, blocks=fitted.blocks)`."
             )
         return posterior
 

@@ -279,6 +279,10 @@ class SpikeSlabGuide(AutoGuide):
     def unpack_weights(self, form: Form, factors: Any) -> dict[str, Any]:
         """The inverse of :meth:`pack_weights`."""
 
+    def are_own(self, form: Form, factors: Any) -> bool:
+        """Whether factors of these sizes are those of this guide."""
+        return True
+
     def pack(self, reading: Reading, params: dict[str, Any]) -> Posterior:
         """The posterior that parameters stand for."""
         form = reading.form

@@ -63,16 +63,16 @@ class PairedGuide(FunctionGuide):
 
     - ``w_{prefix}_patterns_{b}``, the probability of each pattern, shape (K, 2^b), in the order of
       binary numbers: none first, the last weight alone second, all last;
-    - ``w_{prefix}_linear_{b}``, shape (K, b), and ``w_{prefix}_precision_{b}``, shape (K, b, b),
-      positive definite: the slabs that a pattern includes are Gaussian, with this precision and
-      linear term restricted to them.
+    - ``w_{prefix}_precision_tril_{b}``, shape (K, b, b), the Cholesky factor ``L`` of a precision,
+      and ``w_{prefix}_linear_{b}``, shape (K, b), a linear term ``L c`` by its ``c``: the slabs
+      that a pattern includes are Gaussian, with the precision and linear term restricted to them.
 
     :param model: a model with at least one :func:`~numpyro_spikeslab.spike_slab`.
     :param blocks: sets of weights, as in ``[[0, 1, 2], [7, 8]]``, numbered flat from 0, of at most
         10 each; others stand alone. Of several sites a dict, ``{"w": [[0, 1, 2]]}``. With
         ``"auto"``, columns of absolute correlation above 0.5 are joined, the most correlated first,
         up to 8 in a block. This is decided when the guide is first called, and kept for other data
-        of the same shapes; the attribute ``blocks`` has the result. To read saved parameters with
+        with as many weights; the attribute ``blocks`` has the result. To read saved parameters with
         a fresh guide, give it this. The default is none. Only for weights that multiply the columns
         of one design.
     :param prefix: part of the parameters' names.
@@ -164,6 +164,9 @@ class PairedGuide(FunctionGuide):
     def pack_weights(self, form: Form, params: dict[str, Any]) -> Any:
         return self._factors.pack(form, params)
 
+    def are_own(self, form: Form, factors: Any) -> bool:
+        return self._factors.are_own(form, factors)
+
     def unpack_weights(self, form: Form, factors: Any) -> dict[str, Any]:
         return self._factors.unpack(form, factors)
 
@@ -203,8 +206,9 @@ class PairedGuide(FunctionGuide):
             the smallest absolute correlation among its members; ``shares``, their probabilities.
             Weights are numbered as they are indexed: 3, ``(0, 3)`` in a matrix, and ``("w", 3)`` in
             a model with several sites, whose columns may stand in for each other.
-        :raises ValueError: if the weights do not multiply columns of one design, there is no such
-            site, the parameters are not those of the weights, or a number is outside its range.
+        :raises ValueError: if the guide has blocks, the weights do not multiply columns of one
+            design, there is no such site, the parameters are not those of the weights, or a number
+            is outside its range.
 
         **Example**
 
@@ -231,6 +235,12 @@ class PairedGuide(FunctionGuide):
         """
         check_limits(coverage, min_correlation)
         self._check_given("credible_sets", "X, y", args, kwargs)
+        if self.blocks is not None:
+            raise ValueError(
+                "PairedGuide.credible_sets: the guide has blocks, which share an effect among "
+                "their columns themselves, expected one without. Give draws from it, made ArviZ "
+                "data by arviz_base.from_numpyro_svi, to numpyro_spikeslab.credible_sets."
+            )
         reading = self._read(args, kwargs)
         columns = columns_of(reading.form, site)
         effects = self._effects(reading, params)
@@ -243,7 +253,8 @@ class PairedGuide(FunctionGuide):
         :return: ``{name: array of shape (S, ...)}``, empty if the weights multiply no columns.
         """
         reading = self._read(args, kwargs)
-        if reading.form.kind != COLUMNS or reading.form.groups is not None:
+        alone = self.blocks is None and reading.form.groups is None
+        if reading.form.kind != COLUMNS or not alone:
             return {}
         effects = self._effects(reading, params)
         return shares_of(sets_of(effects, columns_of(reading.form, None)), reading.form)

@@ -105,6 +105,10 @@ class PairFactors:
             params |= form.split(jnp.ravel(values), name)
         return params
 
+    def are_own(self, form: Form, factors: Any) -> bool:
+        """Whether factors of these sizes are those of the guide."""
+        return True
+
     def shapes(self, pair: Pair) -> dict[str, tuple[int, ...]]:
         """The shape of each parameter."""
         return dict.fromkeys(self.names(pair.name), pair.shape)

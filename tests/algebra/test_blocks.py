@@ -34,9 +34,9 @@ def family_of(sets, size=7, whole=False, seed=1):
     (alone_p, probs), (alone_loc, loc), (alone_scale, scale) = map(blocks.cut, pairs)
     stacks = []
     for patterns, p, mu, sd in zip(blocks.patterns, probs, loc, scale, strict=True):
-        _, A = prior_slabs(sd)
+        c, L = prior_slabs(sd, mu / sd)
         q = jnp.exp(log_prior(patterns, jnp.log(p) - jnp.log1p(-p)))
-        stacks.append(Stack(q, mu / sd**2, A))
+        stacks.append(Stack(q, c, L))
     singles = PairedMeanField(alone_p, alone_loc, alone_scale)
     return BlockMeanField.of(blocks, singles, tuple(stacks))
 
@@ -146,7 +146,8 @@ def test_the_divergence_is_that_of_patterns_and_slabs(x64):
     root = rng.normal(size=(3, 3))
     A, h = root @ root.T + np.eye(3), rng.normal(size=3)
     probs = rng.dirichlet(np.ones(8))
-    stack = Stack(*(jnp.asarray(x)[None] for x in (probs, h, A)))
+    L = np.linalg.cholesky(A)
+    stack = Stack(*(jnp.asarray(x)[None] for x in (probs, np.linalg.solve(L, h), L)))
     q = BlockMeanField.of(q.blocks, q.singles, (stack,))
     log_odds, variance = given[3][:3], given[4][:3]
     expected = 0.0
