@@ -21,6 +21,7 @@ from numpyro.infer import SVI, Predictive, TraceGraph_ELBO
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.alike import clusters, unit_columns
+from numpyro_spikeslab.reading.reader import Reader
 
 KEY = random.key(0)
 
@@ -152,7 +153,9 @@ def test_importance_ratios_of_an_exact_guide_are_the_evidence(x64):
     ratios = data["sample_stats"]["log_ratio"].values
     np.testing.assert_allclose(ratios, exact(*DATA).log_evidence, rtol=1e-8)
     assert "w[1]" in nss.summary(data).index
-    assert guide.credible_sets(result.params, *DATA) is not None
+    with pytest.raises(ValueError, match=r"the guide has blocks, .* Give draws from it"):
+        guide.credible_sets(result.params, *DATA)
+    assert guide.set_shares(result.params, *DATA) == {}
 
 
 @pytest.mark.slow
@@ -277,3 +280,78 @@ def test_what_is_found_among_columns_needs_them():
     svi = nss.CAVI(model, guide)
     with pytest.raises(ValueError, match="traced by a transformation"):
         jax.vmap(lambda X: svi.run(KEY, 1, X, y, progress_bar=False).losses)(jnp.stack([X, X]))
+
+
+# Found by a hostile reader
+
+
+def loud(X, y=None):
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 0.01), obs=y)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-3])
+def test_near_copies_with_a_strong_signal_are_told_apart_in_single_precision(precision, eps):
+    """Squares that the patterns explain, of which they are differences, are of the order 1e7."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(2000, 1)) + eps * rng.normal(size=(2000, 3))
+    y = X[:, 0] + 0.01 * rng.normal(size=2000)
+    X, y = X.astype(np.float32), y.astype(np.float32)
+    every = truth.regression(X.astype(float), y.astype(float), 0.01, 0.3, 1.0)
+    guide, _, result = fit(loud, [[0, 1, 2]], jnp.asarray(X), jnp.asarray(y), steps=120)
+    found = guide.inclusion_probabilities(result.params)["w"]
+    np.testing.assert_allclose(found, truth.enumerate_models(every).inclusion, atol=2e-3)
+
+
+def test_states_know_their_blocks(x64):
+    guide, svi, result = fit(model, [[0, 1, 2]], *DATA)
+    same = nss.CAVI(model, nss.PairedGuide(model, blocks=guide.blocks))
+    # a guide that has not been called
+    state, loss = same.update(result.state, *DATA)
+    expected, own_loss = svi.update(result.state, *DATA)
+    np.testing.assert_allclose(loss, own_loss, rtol=1e-12)
+    for key, x in same.get_params(state).items():
+        np.testing.assert_allclose(x, svi.get_params(expected)[key], rtol=1e-9, atol=1e-12)
+    other = nss.CAVI(model, nss.PairedGuide(model, blocks=[[3, 4, 5]]))
+    for use in (other.update, other.evaluate):
+        with pytest.raises(ValueError, match=r"a guide with other blocks\. Make the guide"):
+            use(result.state, *DATA)
+
+
+def test_parameters_of_sites_with_blocks_of_equal_sizes_come_back(x64):
+    guide = nss.PairedGuide(two_sets, blocks={"a": [[3, 0], [1, 2]], "b": [[1, 0]]})
+    guide.set_up(DATA, {})
+    form = Reader(two_sets, "test")(DATA, {}).form
+    rng = np.random.default_rng(0)
+    params = {
+        # a root of a precision stays one
+        k: np.tril(rng.uniform(0.5, 1.0, np.shape(x))) if "tril" in k else rng.uniform(size=x.shape)
+        for k, (x, _) in guide.start().items()
+    }
+    params = {k: jnp.asarray(x) for k, x in params.items()}
+    assert params["a_auto_patterns_2"].shape == (2, 4)
+    back = guide.unpack_weights(form, guide.pack_weights(form, params))
+    assert back.keys() == params.keys()
+    for key, x in params.items():
+        np.testing.assert_array_equal(back[key], x)
+
+
+def test_blocks_are_found_once(x64):
+    """With other data, and with a latent site of another shape."""
+
+    def with_levels(X, y=None):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        with numpyro.plate("obs", X.shape[0]):
+            level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(level + X @ w, 1.0), obs=y)
+
+    guide = nss.PairedGuide(with_levels, blocks="auto")
+    first, second = chain(6, 0.9, 40), chain(6, 0.0, 30)
+    guide.set_up(first, {})
+    found = guide.blocks
+    assert found["w"]
+    guide.set_up(second, {})
+    assert guide.blocks == found
