@@ -35,12 +35,10 @@ MAX_BLOCK = 10
 
 
 @lru_cache
-def every_pattern(size: int, whole: bool) -> Float[np.ndarray, "S b"]:
-    """The patterns of b weights, none of them first: every subset, or only none and all."""
+def every_pattern(size: int) -> Float[np.ndarray, "S b"]:
+    """The patterns of b weights, every subset, in the order of binary numbers."""
     # here and below: types that are the same in either precision, since JAX remembers in which it
     # has seen an array
-    if whole:
-        return np.stack([np.zeros(size), np.ones(size)]).astype(np.float32)
     return np.array(list(product((0, 1), repeat=size)), np.float32)
 
 
@@ -49,22 +47,19 @@ class Blocks:
     """A partition of P weights; hashable.
 
     - **members** - the weights of each block, numbers from 0 to P - 1, each in one block.
-    - **whole** - whether a block is included as one, so that its patterns are none and all. By
-      default each subset of it is a pattern.
 
     Blocks of one weight are its *singles*, those of equal size a *stack*: one array operation
     serves a stack, and a thousand singles beside one block of 8 cost nothing more.
     """
 
     members: tuple[tuple[int, ...], ...]
-    whole: bool = False
 
     @classmethod
-    def completed(cls, sets: Any, size: int, whole: bool = False) -> "Blocks":
+    def completed(cls, sets: Any, size: int) -> "Blocks":
         """These sets, and each other of P weights alone."""
         members = tuple(tuple(int(m) for m in one) for one in sets)
         alone = sorted(set(range(size)) - {m for one in members for m in one})
-        return cls(members + tuple((m,) for m in alone), whole)
+        return cls(members + tuple((m,) for m in alone))
 
     @cached_property
     def size(self) -> int:
@@ -91,7 +86,7 @@ class Blocks:
     @cached_property
     def patterns(self) -> tuple[np.ndarray, ...]:
         """The patterns of a block of each stack, (S, b)."""
-        return tuple(every_pattern(size, self.whole) for size in self.sizes)
+        return tuple(every_pattern(size) for size in self.sizes)
 
     @cached_property
     def _places(self) -> np.ndarray:
@@ -110,8 +105,7 @@ class Blocks:
 def log_prior(patterns: Any, log_odds: Float[Array, "*K b"]) -> Float[Array, "*K S"]:
     """Log prior probability of each pattern, from the log odds of its weights.
 
-    With every subset this is the product of independent spikes. Where only none and all are
-    patterns, the sum of the log odds is that of the block.
+    The product of independent spikes.
     """
     logits = log_odds @ patterns.T
     return logits - logsumexp(logits, axis=-1, keepdims=True)

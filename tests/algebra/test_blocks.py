@@ -28,9 +28,9 @@ def pairs_of(size, seed=1):
     return PairedMeanField(*map(jnp.asarray, parts))
 
 
-def family_of(sets, size=7, whole=False, seed=1):
+def family_of(sets, size=7, seed=1):
     """The same of blocks: independent spikes with these probabilities."""
-    blocks, pairs = Blocks.completed(sets, size, whole), pairs_of(size, seed)
+    blocks, pairs = Blocks.completed(sets, size), pairs_of(size, seed)
     (alone_p, probs), (alone_loc, loc), (alone_scale, scale) = map(blocks.cut, pairs)
     stacks = []
     for patterns, p, mu, sd in zip(blocks.patterns, probs, loc, scale, strict=True):
@@ -95,7 +95,7 @@ def test_a_block_of_one_weight_is_a_pair(precision, temperature):
     )
     block = np.array([0]), pairs.mean[:1], prior.log_odds[:1], prior.variance[:1]
     rows = design.rows.reshape(-1, 15)
-    patterns = of_blocks.every_pattern(1, False)
+    patterns = of_blocks.every_pattern(1)
     _, (stack, moments) = of_blocks._visit(rows, patterns, PRECISION, temperature, residual, block)
     expected, after = pairs.sweep(design, residual, PRECISION, prior, temperature)
     close(stack.patterns[1], expected.probs[0], precision)
@@ -151,7 +151,7 @@ def test_the_divergence_is_that_of_patterns_and_slabs(x64):
     q = BlockMeanField.of(q.blocks, q.singles, (stack,))
     log_odds, variance = given[3][:3], given[4][:3]
     expected = 0.0
-    for p, s in zip(probs, of_blocks.every_pattern(3, False), strict=True):
+    for p, s in zip(probs, of_blocks.every_pattern(3), strict=True):
         own = np.flatnonzero(s)
         log_prior_s = s @ log_odds - np.logaddexp(0, log_odds).sum()
         expected += p * (np.log(p) - log_prior_s)
@@ -165,35 +165,9 @@ def test_the_divergence_is_that_of_patterns_and_slabs(x64):
     np.testing.assert_allclose(q.divergence(prior), expected)
 
 
-def test_a_whole_block_has_two_patterns(x64):
-    """The log odds of a group stand at its first member."""
-    given = problem()
-    X, y, w, log_odds, variance = given
-    q = family_of([(0, 1, 2), (4, 5)], whole=True)
-    group_odds = np.array(log_odds)
-    group_odds[[1, 2, 5]] = 0.0
-    design, residual, prior = start((X, y, w, group_odds, variance), q)
-    rest = np.asarray(residual) + X[:, :3] @ np.asarray(q.mean)[:3]
-    rows = design.rows.reshape(-1, 15)
-    block = np.arange(3), q.mean[:3], prior.log_odds[:3], prior.variance[:3]
-    patterns = of_blocks.every_pattern(3, True)
-    _, (stack, _) = of_blocks._visit(rows, patterns, PRECISION, 1.0, residual, block)
-    with_all = X[:, :3] * variance[:3] @ X[:, :3].T + np.eye(15) / PRECISION
-    log_ratio = stats.multivariate_normal(np.zeros(15), with_all).logpdf(rest)
-    log_ratio -= stats.norm(0, PRECISION**-0.5).logpdf(rest).sum()
-    np.testing.assert_allclose(stack.patterns[1], expit(group_odds[0] + log_ratio))
-    bounds = []
-    for _ in range(10):
-        bounds.append(bound(q, design, residual, prior, 15))
-        q, residual = sweeps(q, design, residual, prior)
-    assert np.all(np.diff(bounds) > -1e-10)
-    np.testing.assert_array_equal(q.probs[jnp.array([1, 5])], q.probs[jnp.array([0, 4])])
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_the_prior_of_patterns_sums_to_one(x64, whole):
+def test_the_prior_of_patterns_sums_to_one(x64):
     log_odds = np.random.default_rng(0).normal(size=(2, 4)) * 3
-    patterns = of_blocks.every_pattern(4, whole)
+    patterns = of_blocks.every_pattern(4)
     found = log_prior(patterns, jnp.asarray(log_odds))
     np.testing.assert_allclose(logsumexp(found, axis=1), 0, atol=1e-12)
     p = np.prod(np.where(patterns, expit(log_odds[0]), expit(-log_odds[0])), axis=1)
@@ -268,3 +242,6 @@ def test_blocks_are_a_pytree_with_random_starts(x64):
     for patterns in (stack.patterns for stack in one.stacks):
         np.testing.assert_allclose(jnp.sum(patterns, axis=1), 1)
     assert np.std(one.probs) > 0.05 and np.std(one.loc) > 0.3
+    # means are in units of the slabs' prior
+    other = q.random_start(random.key(1), jnp.full(7, 2.0))
+    np.testing.assert_allclose(other.loc, 2 * one.loc, rtol=1e-12)

@@ -355,3 +355,21 @@ def test_blocks_are_found_once(x64):
     assert found["w"]
     guide.set_up(second, {})
     assert guide.blocks == found
+
+
+def test_rows_that_are_not_seen_say_nothing_of_blocks(x64):
+    X, y = chain(4, 0.2, 60)
+    # zeros in the place of what is not seen would be a common effect
+    X += 5
+    seen = np.arange(60) < 40
+    X[~seen] = 100 * np.random.default_rng(0).normal(size=(20, 1)) * np.array([1, -1, 0, 1])
+    found = {}
+    for name, args in {"all": (X, y, seen), "seen": (X[seen], y[seen], np.ones(40, bool))}.items():
+        guide = nss.PairedGuide(model, blocks="auto")
+        guide.set_up(args, {})
+        found[name] = guide.blocks
+    assert found["all"] == found["seen"]
+    X[~seen] = np.nan
+    guide = nss.PairedGuide(model, blocks="auto")
+    guide.set_up((X, y, seen), {})
+    assert guide.blocks == found["seen"]
