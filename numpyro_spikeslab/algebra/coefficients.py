@@ -40,28 +40,39 @@ class Without(NamedTuple):
         return rows - rows @ self.V @ solve_triangular(one + upper, one).T @ self.V.T
 
     def gram(
-        self, gram: Float[Array, "*G P P"], rows: Float[Array, "*G P K"]
+        self,
+        gram: Float[Array, "*G P P"],
+        rows: Float[Array, "*G P K"],
+        white: Float[Array, "*G P K"],
     ) -> Float[Array, "*G P P"]:
         """Products of whitened rows.
 
         :param gram: of the rows as they are.
+        :param white: the whitened ones.
         """
         within, index = rows @ self.V, jnp.arange(gram.shape[-1])
         products = gram - within @ jnp.swapaxes(within, -1, -2)
         # a difference of large numbers, which on the diagonal must not be negative
-        return products.at[..., index, index].set(jnp.sum(self.whiten(rows) ** 2, axis=-1))
+        return products.at[..., index, index].set(jnp.sum(white**2, axis=-1))
 
     def design(self, design: Design) -> Design:
         """A design, whitened."""
-        return Design(self.whiten(design.rows), self.gram(design.gram, design.rows))
+        white = self.whiten(design.rows)
+        return Design(white, self.gram(design.gram, design.rows, white))
 
-    def mean(self, residual: Float[Array, " K"], current: Float[Array, " B"]) -> Float[Array, " B"]:
-        """Conditional mean of the coefficients, as deviations in units of the prior's scales.
+    def explained(
+        self, residual: Float[Array, " K"], current: Float[Array, " B"]
+    ) -> Float[Array, " B"]:
+        """``R`` times the change that takes the coefficients to their conditional mean.
 
         :param residual: what the current ones leave of the observations, whitened.
+        :param current: these, as deviations in units of the prior's scales.
         """
-        change = solve_triangular(self.root, self.V.T @ residual - self.U.T @ current)
-        return current + change
+        return self.V.T @ residual - self.U.T @ current
+
+    def mean(self, residual: Float[Array, " K"], current: Float[Array, " B"]) -> Float[Array, " B"]:
+        """Conditional mean of the coefficients; arguments as in :meth:`explained`."""
+        return current + solve_triangular(self.root, self.explained(residual, current))
 
 
 def without(features: Float[Array, "B K"], precision: Float[Array, " K"]) -> Without:

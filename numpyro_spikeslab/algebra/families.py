@@ -16,6 +16,7 @@ from jax.scipy.special import xlogy
 from numpyro_spikeslab.algebra.pairs import (
     Design,
     Prior,
+    coordinates,
     expectation,
     expectation_beside,
     feature_squares,
@@ -73,7 +74,7 @@ class PairedMeanField(NamedTuple):
         :param spread: squares of the features that the coefficients take over.
         """
         squares = feature_squares(design, self.probs.size)
-        variance = 1 / (precision * (squares + spread) + 1 / prior.variance)
+        variance = coordinates(squares + spread, precision, prior).variance
         kept = variance * (precision * squares + 1 / prior.variance)
         put, known = expectation_beside(temperature), (self.probs, kept)
         given = precision, prior, put

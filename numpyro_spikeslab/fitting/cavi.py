@@ -187,8 +187,11 @@ class CAVI(SVI):
     # What a call works with
 
     def _task(self, args: tuple, kwargs: dict[str, Any]) -> Task:
-        reading = self._read(args, {**kwargs, **self.static_kwargs})
+        every = {**kwargs, **self.static_kwargs}
+        reading = self._read(args, every)
         refuse(self.guide, self.plain, reading)
+        # a guide may be fresh, and another size of batch has parameters of other shapes
+        self.guide.set_up(args, every)
         temperature = self.temperature
         # of a pickle it is an equal string, not the same one
         if temperature == AUTOMATIC:
@@ -303,8 +306,6 @@ class CAVI(SVI):
         :param kwargs: keyword arguments of the model.
         :return: the new state and the exact negative bound at it; with ``num_tasks`` an estimate.
         """
-        # a guide may be fresh, and another size of batch has parameters of other shapes
-        self.guide.set_up(args, {**kwargs, **self.static_kwargs})
         task = self._task(args, kwargs)
         if self.stream is not None:
             known, loss = self.stream.update(task, self._known(task, svi_state))
@@ -324,7 +325,6 @@ class CAVI(SVI):
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
         """
-        self.guide.set_up(args, {**kwargs, **self.static_kwargs})
         task = self._task(args, kwargs)
         if self.stream is not None:
             return self.stream.evaluate(task, self._known(task, svi_state))
@@ -367,7 +367,6 @@ class CAVI(SVI):
         state = init_state
         if state is None:
             state = self._init(rng_key, args, kwargs, init_params)
-        self.guide.set_up(args, {**kwargs, **self.static_kwargs})
         task = self._task(args, kwargs)
         number = self.num_restarts or 1
         if task.reading.functions is not None and self.num_restarts is None:

@@ -9,12 +9,12 @@ import numpy as np
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.alike import COVERAGE, MIN_CORRELATION, purity, twins, unit_columns
+from numpyro_spikeslab.algebra.coefficients import whitened, without
 from numpyro_spikeslab.algebra.pairs import Coordinates, Prior, coordinates
 from numpyro_spikeslab.fitting.posterior import Posterior
-from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
+from numpyro_spikeslab.reading.coefficients import coefficient_rows, scaled
 from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, FUNCTIONS, SHARED, Form
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reading
@@ -72,10 +72,11 @@ def _absorbed(
         return jnp.zeros((0, len(rows)), rows.dtype), jnp.zeros(0, rows.dtype)
     names = form.coefficients
     own = coefficient_rows(form, reading.program, reading.constants, values, names)
-    given, before, _ = coefficients_given(own, values, at, at.Y, names)
-    products = (given.features * at.precision[:, 0]) @ rows.T
-    absorbed = solve_triangular(given.root, products, trans="T")
-    return absorbed, given.root @ (given.mean - before)
+    features, current, _ = scaled(own, values, at, names)
+    precision = at.precision[:, 0]
+    beside = without(features, precision)
+    absorbed = (whitened(rows, precision) @ beside.V).T
+    return absorbed, beside.explained(whitened(at.Y[:, 0], precision), current)
 
 
 @jax.jit

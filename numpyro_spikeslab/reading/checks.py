@@ -4,7 +4,7 @@
 from typing import Any
 import warnings
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 import numpy as np
 
 import jax
@@ -129,6 +129,11 @@ def check_verdict(subject: Subject, form: Form, found: Verdict) -> None:
         )
 
 
+def _first(numbers: Int[np.ndarray, " K"]) -> str:
+    """The first of some numbers, for a message."""
+    return ", ".join(map(str, numbers[:10])) + (", ..." if numbers.size > 10 else "")
+
+
 def name_empty(user: str, form: Form, seen: tuple[Any, Any]) -> None:
     """Warn of tasks and points without observations.
 
@@ -137,9 +142,9 @@ def name_empty(user: str, form: Form, seen: tuple[Any, Any]) -> None:
     for which, what in zip(seen, ("tasks", "points"), strict=True):
         empty = np.flatnonzero(~which)
         if empty.size:
-            shown = ", ".join(map(str, empty[:10])) + (", ..." if empty.size > 10 else "")
             warnings.warn(
-                f"{user}: {empty.size} {what} of {form.likelihood!r} have no observation: {shown}. "
+                f"{user}: {empty.size} {what} of {form.likelihood!r} have no observation: "
+                f"{_first(empty)}. "
                 "Their predictions are those of the prior or of their neighbours.",
                 stacklevel=6,
             )
@@ -160,9 +165,8 @@ def name_uncentred(user: str, form: Form, rows: Float[np.ndarray, "P N"]) -> Non
     # a column that is constant is no better when it is centred
     hidden = np.flatnonzero((spread > 1e-10 * squares) & (spread < LEAST_SPREAD * squares))
     if hidden.size:
-        shown = ", ".join(map(str, hidden[:10])) + (", ..." if hidden.size > 10 else "")
         warnings.warn(
-            f"{user}: columns {shown} have means above ten times their spread. Beside "
+            f"{user}: columns {_first(hidden)} have means above ten times their spread. Beside "
             f"{list(form.coefficients)} they hardly move, and may be left out or kept by "
             "chance. Subtract their means.",
             stacklevel=4,

@@ -118,8 +118,7 @@ class PairedGibbs(BlockKernel):
         reading = self._read(args, kwargs, values)
         form = reading.form
         own = {k: shape for pair in form.pairs for k, shape in pair.shapes.items()}
-        held = set(form.coefficients) & values.keys() or form.kind != COLUMNS
-        if held and form.coefficients:
+        if any(form.kind != COLUMNS or name in values for name in form.coefficients):
             reading.name_uncentred("PairedGibbs")
         if all(name in values for name in latents(form)):
             return own
@@ -223,12 +222,13 @@ def _draw_columns(
         # drawn after the pairs, so these are drawn without them: they would hardly let in a column
         # of a mean that is large beside its spread
         rows = coefficient_rows(reading.form, reading.program, reading.constants, values, names)
-        features, now, _ = scaled(rows, values, at, names)
-        beside = without(features, at.precision[:, 0])
-        residual += now @ whitened(features, relative)
+        units, now, _ = scaled(rows, values, at, names)
+        beside = without(units, at.precision[:, 0])
+        residual += now @ whitened(units, relative)
+        every, design = feature_rows(design, current.size), beside.design(design)
         if gram is not None:
-            gram = beside.gram(gram, feature_rows(design, current.size))
-        design, residual = beside.design(design), beside.whiten(residual)
+            gram = beside.gram(gram, every, feature_rows(design, current.size))
+        residual = beside.whiten(residual)
     if (groups := reading.form.groups) is not None:
         rows = feature_rows(design, current.size)
         return gibbs_group_sweep(key, stacks_of(groups), rows, residual, current, precision, prior)
@@ -236,9 +236,9 @@ def _draw_columns(
         return gibbs_sweep(key, design, residual, current, precision, prior)
     key_pairs, key_moves = random.split(key)
     drawn = gibbs_sweep(key_pairs, design, residual, current, precision, prior)
-    every = flips.Features(feature_rows(design, current.size), gram)
+    features = flips.Features(feature_rows(design, current.size), gram)
     target = residual + predictor(design, current)
-    problem = flips.Regression(every, target, precision, prior)
+    problem = flips.Regression(features, target, precision, prior)
     return flips.sweep(key_moves, problem, *drawn[:2])
 
 

@@ -52,7 +52,7 @@ def test_observations_without_coefficients_are_those_of_the_joint_covariance(x64
     np.testing.assert_allclose(whitening @ whitening.T, inverse, atol=1e-10)
     rows = jnp.asarray(rng.normal(size=(2, 4, 20)))
     products = np.einsum("kan,nm,kbm->kab", rows, inverse, rows)
-    grams = found.gram(rows @ jnp.swapaxes(rows, -1, -2), rows)
+    grams = found.gram(rows @ jnp.swapaxes(rows, -1, -2), rows, found.whiten(rows))
     np.testing.assert_allclose(grams, products, atol=1e-9)
     residual, current = rng.normal(size=20), rng.normal(size=3)
     target = residual + columns @ current
