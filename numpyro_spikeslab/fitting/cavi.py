@@ -377,7 +377,8 @@ class CAVI(SVI):
             task.reading.name_uncentred("CAVI.run")
         plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
         if not are_concrete((task.data, progress)):
-            progress, joined = run_traced(task, state.rng_key, progress, plan)
+            begun = 0 if init_state is None else state.optim_state[0]
+            progress, joined = run_traced(task, state.rng_key, progress, plan, begun)
             new = self._state(task, state, progress)
             converged = None if tol is None else progress.converged
             return CAVIRunResult(self.get_params(new), new, joined, converged)
@@ -431,7 +432,8 @@ class CAVI(SVI):
 
     def _state(self, task: Task, state: SVIState, progress: Progress) -> SVIState:
         rng_key = random.split(state.rng_key)[0]
-        params = self.guide.unpack(task.reading, progress.posterior, self.get_params(state))
+        params = strong(self.get_params(state))
+        params = self.guide.unpack(task.reading, progress.posterior, params)
         return SVIState((progress.step, params, progress.posterior), None, rng_key)
 
     def _known(self, task: Task, state: SVIState) -> Known:
@@ -444,7 +446,7 @@ class CAVI(SVI):
         return self.stream.start(task, posterior)
 
     def _streamed(self, task: Task, state: SVIState, known: Known) -> SVIState:
-        params, last = self.get_params(state), state.optim_state[2]
+        params, last = strong(self.get_params(state)), state.optim_state[2]
         if last is not None and last.weights.probs.shape != task.spec.form.shape:
             params = self._start_params(task.reading)
         params = self.guide.unpack(task.reading, known.posterior, params)

@@ -344,5 +344,12 @@ def _noise_floor(at: View) -> Any:
 
 
 def strong(tree: Any) -> Any:
-    """Without weak types, which would compile the next function twice."""
-    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.result_type(x)), tree)
+    """Numbers in the current precision, in which a state of another goes on, and without weak
+    types, which would compile the next function twice."""
+
+    def of(x):
+        dtype = jnp.result_type(x)
+        is_real = jnp.issubdtype(dtype, jnp.floating)
+        return jax.lax.convert_element_type(x, jnp.result_type(float) if is_real else dtype)
+
+    return jax.tree.map(of, tree)

@@ -24,6 +24,7 @@ from numpyro_spikeslab.fitting.roughness import no_roughness, roughness_of_input
 from numpyro_spikeslab.fitting.rounds import factor_moves, function_moves
 from numpyro_spikeslab.fitting.starts import start_random, start_svd
 from numpyro_spikeslab.reading.form import FUNCTIONS
+from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 
 # Matrices of this size are decomposed faster by one thread than by several that wait for each
@@ -103,9 +104,12 @@ def stages(task: Task, key: Array, progress: Progress, plan: Plan, bar: tqdm) ->
     yield from best_of(climbs)
 
 
-def run_traced(task: Task, key: Array, progress: Progress, plan: Plan) -> tuple[Progress, Any]:
+def run_traced(
+    task: Task, key: Array, progress: Progress, plan: Plan, begun: Any
+) -> tuple[Progress, Any]:
     """A run under a transformation of the caller.
 
+    :param begun: number of steps before the first; a tracer where the caller's state is one.
     :return: the end and the loss after each step; the last one fills steps that were saved.
     """
     number, num_steps, threshold = plan
@@ -115,6 +119,8 @@ def run_traced(task: Task, key: Array, progress: Progress, plan: Plan) -> tuple[
             "such as jit or vmap; the moves between optima are decided outside of compiled "
             "code."
         )
+    if are_concrete(begun):
+        ends_hot(task.spec, int(begun) + num_steps)
     if number > 1:
         progress = random_starts(task, key, progress, plan)
     run = _steps(task, number, threshold)
@@ -234,6 +240,25 @@ def _mean_gain(losses: Any) -> float:
     return float(last[0] - last[-1]) / max(len(last) - 1, 1)
 
 
+def ends_hot(spec: Spec, num_steps: int) -> bool:
+    """Whether a run is known to end before its schedule comes to temperature 1; then it warns.
+
+    :param num_steps: that it has done, with those of the state from which it began.
+    """
+    # the schedule is known even where data are traced, unless it is made of them
+    with jax.core.eval_context():
+        temperature = 1.0 if spec.temperature is None else spec.temperature(num_steps - 1)
+    if not are_concrete(temperature) or float(temperature) <= 1.0:
+        return False
+    warnings.warn(
+        f"CAVI.run ended after step {num_steps} at temperature {float(temperature):.3g}, where "
+        "inclusion probabilities are still flattened. Run more steps, or pass "
+        "`temperature=None` to CAVI.",
+        stacklevel=4,
+    )
+    return True
+
+
 def check_end(spec: Spec, progress: Progress, losses: Any, given: bool) -> None:
     """Raise or warn where a run has not ended well.
 
@@ -247,14 +272,7 @@ def check_end(spec: Spec, progress: Progress, losses: Any, given: bool) -> None:
             "a prior may have collapsed to zero: give it one, or rescale the data. In single "
             "precision, `numpyro.enable_x64()` may be enough."
         )
-    temperature = 1.0 if spec.temperature is None else float(spec.temperature(step - 1))
-    if temperature > 1.0:
-        warnings.warn(
-            f"CAVI.run ended after step {step} at temperature {temperature:.3g}, where "
-            "inclusion probabilities are still flattened. Run more steps, or pass "
-            "`temperature=None` to CAVI.",
-            stacklevel=3,
-        )
+    if ends_hot(spec, step):
         return
     fitted = given and posterior.functions is not None
     if fitted and not bool(jnp.any(posterior.weights.probs > 0.5)):

@@ -121,7 +121,12 @@ def trace_generic(model: Any, args: tuple, kwargs: dict) -> tuple[dict[str, Any]
             if site["type"] == "param" or (site["type"] == "sample" and not site["is_observed"])
         }
 
-    return found, *trace_program(run)
+    program, constants = trace_program(run)
+    # what the caller traces has no value that tells it from the program's own
+    for site in found.values():
+        if any(site["value"] is constant for constant in constants):
+            site["is_set"] = True
+    return found, program, constants
 
 
 def abstract_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:

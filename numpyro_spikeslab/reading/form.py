@@ -240,8 +240,7 @@ def find_pairs(
     """
     parts: dict[str, dict[str, Any]] = {}
     for name in paired_sites(trace):
-        # in an abstract trace, only what somebody has set has a value
-        if name in fixed or not_jax_tracer(trace[name]["value"]):
+        if name in fixed or _is_set(trace[name]):
             continue
         part = trace[name]["infer"][MARK][1]
         # a scope may have renamed the site, not its mark
@@ -267,8 +266,19 @@ def find_pairs(
                     f"'{owner}_{part}', which is set, observed, reparameterised or hidden. Leave "
                     f"both sites of spike_slab({owner!r}, ...) latent."
                 )
+        if owner in trace and _is_set(trace[owner]):
+            raise ValueError(
+                f"{user}: the pair {owner!r} is broken: {owner!r} itself is set, and nothing "
+                f"depends on its spikes and slabs. Leave it to spike_slab({owner!r}, ...)."
+            )
         _check_prior(owner, sites, user)
     return tuple(_pair_of(owner, sites) for owner, sites in parts.items())
+
+
+def _is_set(site: dict[str, Any]) -> bool:
+    """Whether somebody has given a site of an abstract trace its value."""
+    # the mark with which handlers.do leaves a site whose value nothing uses
+    return not_jax_tracer(site["value"]) or "_intervener_id" in site or "is_set" in site
 
 
 def _pair_of(owner: str, sites: dict[str, Any]) -> Pair:

@@ -113,16 +113,19 @@ def are_inclusion_probabilities(key: Hashable, name: str) -> bool:
     return f".{key}".endswith(f".inclusion_probabilities.{name}")
 
 
+def mean(draws: xr.DataArray) -> xr.DataArray:
+    """Mean of draws, not a number where one of them is not."""
+    return draws.mean(sample_dims(draws), skipna=False)
+
+
 def inclusion(data: xr.DataTree, name: str) -> xr.DataArray:
     """Inclusion probabilities of a pair, shaped like its weight."""
-    draws = inclusion_draws(data, name)
-    return draws.mean(sample_dims(draws))
+    return mean(inclusion_draws(data, name))
 
 
 def posterior_mean(data: xr.DataTree, name: str) -> xr.DataArray:
     """Posterior mean of a variable."""
-    draws = posterior(data)[name]
-    return draws.mean(sample_dims(draws))
+    return mean(posterior(data)[name])
 
 
 def central_interval(draws: xr.Dataset | xr.DataArray, prob: float | None = None) -> Any:
@@ -135,7 +138,7 @@ def mean_and_interval(draws: xr.DataArray) -> list[xr.DataArray]:
     """Posterior mean, and the ends of the central interval."""
     interval = central_interval(draws)
     ends = [interval.sel(ci_bound=end, drop=True) for end in ("lower", "upper")]
-    return [draws.mean(sample_dims(draws)), *ends]
+    return [mean(draws), *ends]
 
 
 def function_plate(draws: xr.Dataset, weights: str, functions: str) -> str:

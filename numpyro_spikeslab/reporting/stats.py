@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from numpyro_spikeslab.reporting.data import inclusion_draws, sample_dims, spike_draws
+from numpyro_spikeslab.reporting.data import inclusion_draws, mean, sample_dims, spike_draws
 
 CHAIN_DIAGNOSTICS = ("ess_bulk", "ess_tail", "r_hat", "mcse_mean", "mcse_sd")
 
@@ -41,7 +41,7 @@ def inclusion_statistics(data: xr.DataTree, name: str) -> xr.DataArray:
         mcse = arviz_stats.mcse(draws, sample_dims=dims, method="mean")
     # Draws that are all 0 or all 1 carry no information on how rare the other value is.
     silent = is_constant(draws, dims) & draws.isin([0, 1]).all(dims)
-    rows = {"inclusion": draws.mean(dims), "mcse_inclusion": mcse.where(~silent)}
+    rows = {"inclusion": mean(draws), "mcse_inclusion": mcse.where(~silent)}
     if "chain" in dims:
         rows["flips"] = abs(spike_draws(data, name).diff("draw")).sum("draw").mean("chain")
         spread = draws.mean("draw").std("chain", ddof=1) if draws.sizes["chain"] > 1 else np.nan

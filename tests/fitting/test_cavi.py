@@ -270,6 +270,55 @@ def test_a_hot_run_neither_stops_nor_ends_silently(x64, fixed):
     assert nss.annealing(98) > 1.0 == nss.annealing(99) == nss.annealing(1000)
 
 
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap])
+def test_a_hot_run_is_told_where_data_are_traced(fixed, transform):
+    svi = cavi(fixed, temperature=nss.annealing)
+
+    def fit(y, num_steps, **options):
+        return svi.run(KEY, num_steps, X, y, progress_bar=False, **options).losses
+
+    X, y = fixed.args
+    y = y[None] if transform is jax.vmap else y
+    with pytest.warns(UserWarning, match="ended after step 10 at temperature 15"):
+        transform(lambda y: fit(y, 10))(y)
+    with pytest.warns(UserWarning, match="at temperature"):
+        half = run(svi, fixed, 60).state
+    with pytest.warns(UserWarning, match="ended after step 70 at"):
+        transform(lambda y: fit(y, 10, init_state=half))(y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        transform(lambda y: fit(y, 40, init_state=half))(y)
+
+
+@pytest.mark.parametrize("double", [True, False], ids=["to float64", "to float32"])
+@pytest.mark.parametrize(
+    "kind",
+    ["regression", *(pytest.param(x, marks=pytest.mark.slow) for x in ("functions", "batches"))],
+)
+# of an array in double precision that is read in single
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
+def test_a_state_goes_on_in_the_other_precision(restored_x64, fixed, kind, double):
+    jax.config.update("jax_enable_x64", not double)
+    svi, args = cavi(fixed), fixed.args
+    if kind != "regression":
+        model = nss.models.mtmkl("white", 2)
+        num_tasks = 3 if kind == "batches" else None
+        svi = nss.CAVI(model, nss.PairedGuide(model), num_tasks=num_tasks)
+        args = np.arange(6.0), np.random.default_rng(0).normal(size=(6, 3))
+    state = svi.init(KEY, *args)
+    for _ in range(2):
+        state, _ = svi.update(state, *args)
+    expected = float(svi.evaluate(state, *args))
+    jax.config.update("jax_enable_x64", double)
+    assert float(svi.evaluate(state, *args)) == pytest.approx(expected, rel=1e-4)
+    new, loss = svi.update(state, *args)
+    assert loss <= expected + 1e-4 * abs(expected)
+    dtypes = {x.dtype.name for x in jax.tree.leaves(svi.get_params(new))}
+    assert dtypes == {"float64" if double else "float32"}
+    if kind == "regression":
+        assert run(svi, fixed, 20, init_state=state).losses[-1] <= loss + 1e-4 * abs(expected)
+
+
 def compilations(caplog):
     """Names of what was compiled, but for the copy of losses, which have the length of the run."""
     names = re.findall(r"Compiling jit\((.*?)\)", "\n".join(caplog.messages))

@@ -296,14 +296,43 @@ def within(handler: Callable) -> Callable:
         (handlers.condition(regression(), {"w_slab": np.ones(P)}), "w_slab"),
         (handlers.substitute(regression(), {"w_spike": np.ones(P, int)}), "w_spike"),
         (handlers.substitute(regression(), {"w_slab": np.ones(P)}), "w_slab"),
+        (handlers.do(regression(), {"w_spike": np.ones(P, int)}), "w_spike"),
+        (handlers.do(regression(), {"w_slab": np.ones(P)}), "w_slab"),
         (handlers.block(regression(), hide=["w_slab"]), "w_slab"),
         (handlers.reparam(regression(), config={"w_slab": LocScaleReparam(0.0)}), "w_slab"),
     ],
-    ids=["spike observed", "slab observed", "spike set", "slab set", "hidden", "reparameterised"],
+    ids=[
+        "spike observed",
+        "slab observed",
+        "spike set",
+        "slab set",
+        "spike intervened on",
+        "slab intervened on",
+        "hidden",
+        "reparameterised",
+    ],
 )
 @pytest.mark.filterwarnings("ignore:init_to")
 def test_both_sites_of_a_pair_must_be_latent(use, model, lost):
     assert_says(use, model, (X, Y), "'w' is broken", f"'{lost}'", "Leave both sites")
+
+
+@EVERY_USER
+def test_the_weights_themselves_must_not_be_set(use):
+    model = handlers.substitute(regression(), {"w": np.ones(P)})
+    assert_says(use, model, (X, Y), "'w' is broken", "'w' itself is set", "Leave it to spike_slab")
+
+
+@pytest.mark.parametrize("site", ["w_spike", "w_slab", "w"])
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap])
+def test_values_that_the_caller_traces_are_seen_to_be_set(transform, site):
+    def use(value):
+        model = handlers.substitute(regression(), {site: value})
+        return fit(model, X, Y).losses
+
+    value = np.ones((1, P)) if transform is jax.vmap else np.ones(P)
+    with pytest.raises(ValueError, match=f"'w' is broken.*'{site}'"):
+        transform(use)(value)
 
 
 @EVERY_USER

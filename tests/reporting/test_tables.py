@@ -417,6 +417,17 @@ def test_compare_uses_rao_blackwell():
     assert table.loc["b", "sum_abs_error_inclusion"] == pytest.approx(spike.mean() - 0.125)
 
 
+def test_a_broken_chain_has_no_error_to_show():
+    whole = coin([0.5, 0.5])
+    broken = whole.astype(float)
+    broken[1, 3:, 0] = np.nan
+    other = with_stats(pair(whole), **{"inclusion_probabilities.w": broken})
+    other["posterior"]["w"] = other["posterior"]["w"].copy(data=broken)
+    row = nss.compare({"a": pair(whole), "b": other}, ["w"], "a").loc["b"]
+    assert row.filter(like="error").isna().all()
+    assert nss.summary(other)["inclusion"].isna().tolist() == [True, False]
+
+
 def test_compare_without_indicators():
     spike = coin([0.5])
     dense = arviz_base.from_dict({"posterior": {"w": spike * 1.0}}, dims={"w": ["feature"]})
