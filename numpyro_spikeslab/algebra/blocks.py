@@ -7,9 +7,8 @@ independent pairs, the paired mean field. Arrays in, arrays out: this module kno
 """
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
-from itertools import product
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any
 
 from jaxtyping import Array, Float
 import numpy as np
@@ -17,8 +16,7 @@ import numpy as np
 import jax
 from jax import lax, nn, random
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
-from jax.scipy.special import logsumexp, ndtr, ndtri, xlogy
+from jax.scipy.special import xlogy
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import (
@@ -29,17 +27,16 @@ from numpyro_spikeslab.algebra.pairs import (
     feature_squares,
     sweep,
 )
-
-MAX_BLOCK = 10
-"""Weights of a block with every pattern; one of b weights has 2**b patterns."""
-
-
-@lru_cache
-def every_pattern(size: int) -> Float[np.ndarray, "S b"]:
-    """The patterns of b weights, every subset, in the order of binary numbers."""
-    # here and below: types that are the same in either precision, since JAX remembers in which it
-    # has seen an array
-    return np.array(list(product((0, 1), repeat=size)), np.float32)
+from numpyro_spikeslab.algebra.patterns import (
+    Moments,
+    Stack,
+    every_pattern,
+    log_prior,
+    moments_of,
+    prior_slabs,
+    slabs_of,
+    stack_moments,
+)
 
 
 @dataclass(frozen=True)
@@ -100,124 +97,6 @@ class Blocks:
     def cut(self, x: Float[Array, " P"]) -> tuple[Any, list[Any]]:
         """The inverse of :meth:`flat`."""
         return x[self.singles], [x[stack] for stack in self.stacks]
-
-
-def log_prior(patterns: Any, log_odds: Float[Array, "*K b"]) -> Float[Array, "*K S"]:
-    """Log prior probability of each pattern, from the log odds of its weights.
-
-    The product of independent spikes.
-    """
-    logits = log_odds @ patterns.T
-    return logits - logsumexp(logits, axis=-1, keepdims=True)
-
-
-class Stack(NamedTuple):
-    """The factors of K blocks of b weights.
-
-    - **patterns** - probability of each pattern.
-    - **linear**, **precision_tril** - ``c`` and ``L``: with ``A = L L^T`` and ``h = L c``, the
-      slabs that a pattern includes are Gaussian with the precision ``A_ss`` and the mean
-      ``A_ss^-1 h_s``; the others have their prior. Of columns that are nearly equal ``A`` itself
-      would lose in single precision what tells them apart.
-    """
-
-    patterns: Float[Array, "K S"]
-    linear: Float[Array, "K b"]
-    precision_tril: Float[Array, "K b b"]
-
-
-class Slabs(NamedTuple):
-    """The slabs of a block under each pattern, 0 where they are excluded.
-
-    - **mean**, **root** - the mean, and ``R`` with the covariance ``R^T R``.
-    - **log_det** - log determinant of ``A_ss``.
-    - **left** - what the pattern leaves of ``c^T c``: ``h^T A^-1 h - h_s^T A_ss^-1 h_s``.
-    """
-
-    mean: Float[Array, "S b"]
-    root: Float[Array, "S b b"]
-    log_det: Float[Array, " S"]
-    left: Float[Array, " S"]
-
-    @property
-    def variance(self) -> Float[Array, "S b"]:
-        return jnp.sum(self.root**2, axis=1)
-
-
-class Moments(NamedTuple):
-    """What the bound needs of a block, or of K.
-
-    - **loc**, **scale** - mean and standard deviation of each slab given its inclusion.
-    - **covariance** - of ``w``.
-    - **log_det** - expected log determinant of ``A_ss``.
-    """
-
-    loc: Float[Array, "*K b"]
-    scale: Float[Array, "*K b"]
-    covariance: Float[Array, "*K b b"]
-    log_det: Float[Array, "*K"]
-
-
-def slabs_of(
-    linear: Float[Array, " b"], precision_tril: Float[Array, "b b"], patterns: Any
-) -> Slabs:
-    """The slabs of a block under each pattern: least squares of ``c`` on the rows of ``L`` that it
-    includes, by Gram and Schmidt's steps for all patterns at once.
-
-    What a pattern leaves comes from what is left of ``c``. Differences of the squares that patterns
-    explain, which grow with the number of observations, would be rounding in single precision.
-    """
-    size, excluded = patterns.shape[1], 1 - patterns
-    columns = jnp.swapaxes(precision_tril, 0, 1) * patterns[:, None, :]
-    left = jnp.broadcast_to(linear, patterns.shape)
-    upper, half = [], []
-    for m in range(size):
-        # the identity where a weight is excluded
-        length = jnp.sqrt(jnp.sum(columns[:, :, m] ** 2, axis=1) + excluded[:, m])
-        q = columns[:, :, m] / length[:, None]
-        along = jnp.einsum("sk,skj->sj", q, columns) * (np.arange(size) > m)
-        upper.append(along + length[:, None] * (np.arange(size) == m))
-        half.append(jnp.sum(q * left, axis=1))
-        columns -= q[:, :, None] * along[:, None, :]
-        left -= q * half[-1][:, None]
-    lower = jnp.stack(upper, axis=2)
-    identity = jnp.broadcast_to(jnp.eye(size, dtype=lower.dtype), lower.shape)
-    root = solve_triangular(lower, identity, lower=True) * patterns[:, None, :]
-    mean = jnp.einsum("sk,skj->sj", jnp.stack(half, axis=1), root)
-    log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(lower, axis1=1, axis2=2)), axis=1)
-    return Slabs(mean, root, log_det, jnp.sum(left**2, axis=1))
-
-
-def shares_of(probs: Float[Array, " S"], patterns: Any) -> Float[Array, "S b"]:
-    """Probability of each pattern given the inclusion of a weight; of a weight that is never
-    included, all patterns with it are alike."""
-    total = probs @ patterns
-    never = total <= 0
-    share = probs[:, None] * patterns / jnp.where(never, 1.0, total)
-    return jnp.where(never, patterns / jnp.sum(patterns, axis=0), share)
-
-
-def moments_of(probs: Float[Array, " S"], slabs: Slabs, patterns: Any) -> Moments:
-    """The moments of a block; all variances are sums of what is not negative."""
-    shares = shares_of(probs, patterns)
-    loc = jnp.sum(shares * slabs.mean, axis=0)
-    variance = jnp.sum(shares * (slabs.variance + (slabs.mean - loc) ** 2), axis=0)
-    from_mean = slabs.mean - probs @ slabs.mean
-    root = jnp.sqrt(probs)[:, None, None] * slabs.root
-    within = jnp.einsum("ski,skj->ij", root, root)
-    covariance = within + jnp.einsum("s,si,sj->ij", probs, from_mean, from_mean)
-    return Moments(loc, jnp.sqrt(variance), covariance, probs @ slabs.log_det)
-
-
-def stack_moments(stack: Stack, patterns: Any) -> Moments:
-    """The moments of a stack, one block after the other, for patterns are many."""
-
-    def of(one: Stack) -> Moments:
-        return moments_of(
-            one.patterns, slabs_of(one.linear, one.precision_tril, patterns), patterns
-        )
-
-    return lax.map(of, stack)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -302,7 +181,7 @@ class BlockMeanField:
         for members, patterns, *of_blocks in zip(
             self.blocks.stacks, self.blocks.patterns, means, log_odds, variances, strict=True
         ):
-            visit = partial(_visit, rows, patterns, precision, temperature)
+            visit = partial(visit_block, rows, patterns, precision, temperature)
             residual, new = lax.scan(visit, residual, (members, *of_blocks))
             found.append(new)
         stacks, moments = tuple(x for x, _ in found), tuple(x for _, x in found)
@@ -383,34 +262,7 @@ class BlockMeanField:
         return BlockMeanField.of(blocks, self.singles.random_start(key_singles, alone), stacks)
 
 
-def prior_slabs(scale: Float[Array, "K b"], loc: Any = 0.0) -> tuple[Any, Any]:
-    """``c`` and ``L`` of slabs with the precision of their prior.
-
-    :param loc: their means in units of ``scale``.
-    """
-    return loc + jnp.zeros_like(scale), jnp.eye(scale.shape[1]) / scale[:, :, None]
-
-
-def excluded_too(
-    stack: Stack, spikes: Float[Array, "K b"], scale: Float[Array, "K b"]
-) -> tuple[Float[Array, "K b"], Float[Array, "K b b"]]:
-    """Mean and Cholesky factor of the covariance of all slabs of each block, where the excluded
-    have their prior.
-
-    :param spikes: a pattern of each block.
-    :param scale: standard deviation of the prior.
-    """
-
-    def of(linear: Any, precision_tril: Any, spikes: Any, scale: Any) -> Any:
-        # in reverse order, since the transpose of the root is an upper triangle
-        slabs = slabs_of(linear, precision_tril[::-1], spikes[None, ::-1])
-        tril = slabs.root[0].T[::-1, ::-1]
-        return slabs.mean[0, ::-1], tril + jnp.diag((1 - spikes) * scale)
-
-    return jax.vmap(of)(stack.linear, stack.precision_tril, spikes, scale)
-
-
-def _visit(
+def visit_block(
     rows: Float[Array, "P N"],
     patterns: Any,
     precision: Any,
@@ -436,54 +288,3 @@ def _visit(
 
 
 # Quantiles
-
-
-def quantiles(
-    stack: Stack, patterns: Any, levels: Float[Array, " Q"]
-) -> tuple[Float[Array, "Q K b"], Float[Array, "Q K b"]]:
-    """Quantiles of the weights of a stack, and of their slabs given inclusion."""
-
-    def of(one: Stack) -> Any:
-        slabs = slabs_of(one.linear, one.precision_tril, patterns)
-        scale = jnp.sqrt(slabs.variance)
-        probs = one.patterns @ patterns
-        at = jnp.where(patterns > 0, -slabs.mean / jnp.where(patterns > 0, scale, 1.0), 0.0)
-        shares = shares_of(one.patterns, patterns)
-        below = probs * jnp.sum(shares * ndtr(at), axis=0)
-        q = levels[:, None]
-        in_slab = jnp.where(q < below, q, q - (1 - probs)) / jnp.where(probs > 0, probs, 1.0)
-        zero = (q >= below) & (q <= below + 1 - probs)
-        components = shares, slabs.mean, scale
-        weight = _mixture_icdf(*components, jnp.clip(jnp.where(zero, 0.5, in_slab), 0.0, 1.0))
-        slab = _mixture_icdf(*components, jnp.broadcast_to(q, weight.shape))
-        return jnp.where(zero, 0.0, weight), slab
-
-    weight, slab = lax.map(of, stack)
-    return jnp.moveaxis(weight, 0, 1), jnp.moveaxis(slab, 0, 1)
-
-
-def _mixture_icdf(
-    shares: Float[Array, "S b"],
-    mean: Float[Array, "S b"],
-    scale: Float[Array, "S b"],
-    q: Float[Array, "Q b"],
-) -> Float[Array, "Q b"]:
-    """Quantiles of b mixtures of S Gaussians, by bisection between those of the components."""
-    part = shares > 0
-    safe = jnp.where(part, scale, 1.0)
-
-    def at_level(q):
-        ends = mean + safe * ndtri(q)
-        low = jnp.min(jnp.where(part, ends, jnp.inf), axis=0)
-        high = jnp.max(jnp.where(part, ends, -jnp.inf), axis=0)
-
-        def halve(_, ends):
-            low, high = ends
-            middle = 0.5 * (low + high)
-            is_below = jnp.sum(shares * ndtr((middle - mean) / safe), axis=0) < q
-            return jnp.where(is_below, middle, low), jnp.where(is_below, high, middle)
-
-        low, high = lax.fori_loop(0, jnp.finfo(q.dtype).nmant + 8, halve, (low, high))
-        return 0.5 * (low + high)
-
-    return lax.map(at_level, q)

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int
-import numpy as np
 
 import jax
 from jax import lax, nn
@@ -23,14 +22,6 @@ from jax.scipy.special import xlogy
 # Features per block of a sweep. One feature at a time is bound by the latency of a sum that XLA
 # does not vectorise; beyond about a hundred the Gram matrices outweigh the design itself.
 BLOCK_SIZE = 64
-
-# Tasks that share features and are visited at once: what so many carry stays in the cache.
-TILE = 512
-
-# Features per block where each task weighs the points in its own way: a block needs the residual
-# twice, and its Gram matrices of all tasks as many numbers as there are pairs in it.
-TASK_BLOCK_SIZE = 8
-
 
 # Steps towards the optimum of a pair in a visit; the next sweep goes on where they end.
 NUM_CLIMBS = 2
@@ -197,145 +188,6 @@ def gram_sweep(
     return lax.scan(visit, cross, (jnp.arange(cross.shape[0]), gram, weights, pairs, noise))[1]
 
 
-def task_sweep(
-    gram: Float[Array, "#Q M M"],
-    linear: Float[Array, "Q M"],
-    weights: Float[Array, "Q M"],
-    precision: Float[Array, " Q"],
-    prior: Prior,
-    put: Put,
-    *,
-    noise: Any = None,
-) -> Conditional:
-    """Visit the M coordinates of Q tasks in turn, many tasks at once: a :func:`gram_sweep` each.
-
-    :param gram: inner products of the M features over the observations of each task (their
-        expectations, where the features are random), or one for all tasks.
-    :param linear: inner products of the features with the observations of each task.
-    :param weights: current weights (expectations or draws).
-    :param precision: noise precision of each task.
-    :param prior: prior of the weights, in their shape.
-    :param put: :func:`expectation` or :func:`draw`.
-    :param noise: variates of the draw, of shape (Q, M).
-    """
-    squares = jnp.broadcast_to(jnp.diagonal(gram, axis1=1, axis2=2), weights.shape)
-    pairs = coordinates(squares, precision[:, None], prior)
-
-    def of(gram, cross, weights, precision, pairs, noise):
-        return gram_sweep(gram, cross, weights, precision, pairs, put, noise=noise)
-
-    if gram.shape[0] > 1:
-        cross = linear - jnp.sum(gram * weights[:, None], axis=2)
-        return pairs.given(jax.vmap(of)(gram, cross, weights, precision, pairs, noise))
-
-    def visit(tile):
-        linear, weights, precision, pairs, noise = tile
-        cross = linear - gram[0] @ weights
-        return pairs.given(of(gram[0, ..., None], cross, weights, precision, pairs, noise))
-
-    return in_tiles(visit, (linear, weights, precision, pairs, noise))
-
-
-def masked_task_sweep(
-    features: tuple[Float[Array, "M N"], Float[Array, "M N"]],
-    observations: tuple[Float[Array, "N Q"], Float[Array, "N Q"]],
-    weights: Float[Array, "Q M"],
-    precision: Float[Array, " Q"],
-    prior: Prior,
-    put: Put,
-) -> Conditional:
-    """:func:`task_sweep` where tasks weigh the points each in its own way.
-
-    Gram matrices of all tasks would be Q M^2 numbers; here a tile of tasks carries its residual,
-    and has the Gram matrices of one block of features at a time.
-
-    :param features: means and variances of the features.
-    :param observations: of the tasks, and the relative precision of each.
-    """
-    num_features = len(features[0])
-    num_blocks = -(-num_features // TASK_BLOCK_SIZE)
-    size = -(-num_features // num_blocks)
-
-    def cut(x, fill=0.0):
-        return pad(x, num_blocks * size, fill).reshape((num_blocks, size) + x.shape[1:])
-
-    rows = jax.tree.map(cut, features)
-
-    def visit(tile, points):
-        weights, precision, prior = tile
-        y, relative = points
-
-        def block(residual, part):
-            (mean, var), weights, prior = part
-            gram = symmetric(lambda i, j: (mean[i] * mean[j]) @ relative, size)
-            own, spread = mean**2 @ relative, var @ relative
-            pairs = coordinates(own + spread, precision, prior)
-            # to the linear terms only the means of the features count
-            cross = mean @ residual - spread * weights
-            b = gram_sweep(gram, cross, weights, precision, pairs, put)
-            found = pairs.given(b)
-            change = weights - put(found, None)
-            return residual + relative * (mean.T @ change), found
-
-        parts = rows, cut(weights), Prior(cut(prior.log_odds), cut(prior.variance, fill=1.0))
-        residual = relative * (y - features[0].T @ weights)
-        found = lax.scan(block, residual, parts)[1]
-        return jax.tree.map(lambda x: x.reshape(num_blocks * size, -1)[:num_features], found)
-
-    return in_tiles(visit, (weights, precision, prior), observations)
-
-
-def symmetric(products: Callable[[Any, Any], Any], size: int) -> Float[Array, "B B ..."]:
-    """A matrix whose upper triangle is computed, and its lower one copied.
-
-    :param products: from rows and columns of the triangle to its entries.
-    """
-    rows, columns = np.triu_indices(size)
-    place = np.zeros((size, size), int)
-    place[rows, columns] = place[columns, rows] = np.arange(len(rows))
-    return products(rows, columns)[place]
-
-
-def in_tiles(visit: Callable, tasks: Any, *points: Any) -> Any:
-    """Some tasks at a time, so many that what they carry stays in the cache.
-
-    A tile has as many of the tasks of every device, which visits its own where they are sharded.
-
-    :param visit: takes arrays whose last axis are the tasks, side by side, and returns such.
-    :param tasks: arrays of all tasks, leading axis Q.
-    :param points: arrays whose last axis is Q.
-    :return: what all visits return, leading axis Q.
-    """
-    num_tasks, devices = len(jax.tree.leaves(tasks)[0]), jax.device_count()
-    shards = devices if num_tasks % devices == 0 else 1
-    each = num_tasks // shards
-    num_tiles = -(-each // TILE)
-    size = -(-each // num_tiles)
-    tasks = jax.tree.map(lambda x: x.reshape(shards, each, *x.shape[1:]), tasks)
-    points = jax.tree.map(lambda x: x.reshape(*x.shape[:-1], shards, each), points)
-
-    def of(start):
-        def cut(x, axis):
-            tile = lax.dynamic_slice_in_dim(x, start, size, axis)
-            return lax.collapse(tile, axis - 1, axis + 1)
-
-        tile = jax.tree.map(lambda x: jnp.moveaxis(cut(x, 1), 0, -1), tasks)
-        found = visit(tile, *jax.tree.map(lambda x: cut(x, x.ndim - 1), points))
-        found = jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), found)
-        return jax.tree.map(lambda x: x.reshape(shards, size, *x.shape[1:]), found)
-
-    def put_in(k, found):
-        # the last tile may have some tasks of the one before, with the same result
-        start = jnp.minimum(k * size, each - size)
-        put = partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=1)
-        return jax.tree.map(put, found, of(start))
-
-    shapes = jax.eval_shape(of, 0)
-    nothing = jax.tree.map(lambda x: jnp.zeros((shards, each, *x.shape[2:]), x.dtype), shapes)
-    found = lax.fori_loop(0, num_tiles, put_in, nothing)
-    return jax.tree.map(lambda x: lax.collapse(x, 0, 2), found)
-
-
 def sweep(
     design: Design,
     residual: Float[Array, " N"],
@@ -444,35 +296,19 @@ def gibbs_sweep(
     :param residual: whitened ``y - D w`` of the current draw.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
     """
-    noise = _variates(key, weights)
+    noise = variates(key, weights)
     _, pair = sweep(design, residual, weights, precision, prior, draw, noise=noise)
-    return _drawn(pair, noise, prior)
+    return drawn(pair, noise, prior)
 
 
-def gibbs_task_sweep(
-    key: Array,
-    gram: Float[Array, "#Q M M"],
-    linear: Float[Array, "Q M"],
-    weights: Float[Array, "Q M"],
-    precision: Float[Array, " Q"],
-    prior: Prior,
-) -> tuple[Int[Array, "Q M"], Float[Array, "Q M"], Float[Array, "Q M"]]:
-    """:func:`gibbs_sweep` of all tasks at once; see :func:`task_sweep`.
-
-    :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (Q, M).
-    """
-    noise = _variates(key, weights)
-    pair = task_sweep(gram, linear, weights, precision, prior, draw, noise=noise)
-    return _drawn(pair, noise, prior)
-
-
-def _variates(key: Array, weights: Float[Array, "*P"]) -> tuple[Any, Any]:
+def variates(key: Array, weights: Float[Array, "*P"]) -> tuple[Any, Any]:
+    """The noise of :func:`draw`, of all weights in one call each."""
     key_spike, key_slab = jax.random.split(key)
     logistic = jax.random.logistic(key_spike, weights.shape, weights.dtype)
     return logistic, jax.random.normal(key_slab, weights.shape, weights.dtype)
 
 
-def _drawn(pair: Conditional, noise: tuple[Any, Any], prior: Prior) -> tuple[Any, Any, Any]:
+def drawn(pair: Conditional, noise: tuple[Any, Any], prior: Prior) -> tuple[Any, Any, Any]:
     """What :func:`draw` has put back, taken apart."""
     logistic, normal = noise
     spike = pair.logit > logistic

@@ -15,16 +15,15 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_spikeslab.algebra.alike import clusters, unit_columns
-from numpyro_spikeslab.algebra.blocks import (
+from numpyro_spikeslab.algebra.blocks import BlockMeanField, Blocks
+from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.patterns import (
     MAX_BLOCK,
-    BlockMeanField,
-    Blocks,
     Stack,
     excluded_too,
     prior_slabs,
     quantiles,
 )
-from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.distributions import SpikeSlab
 from numpyro_spikeslab.fitting.pairs import PairFactors, declared
 from numpyro_spikeslab.reading.evaluate import abstract_trace

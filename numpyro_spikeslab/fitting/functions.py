@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import gaussian
-from numpyro_spikeslab.algebra.pairs import TASK_BLOCK_SIZE
 from numpyro_spikeslab.algebra.search import climb_coordinates
+from numpyro_spikeslab.algebra.task_sweeps import TASK_BLOCK_SIZE
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     FunctionFactors,

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.entries import Entries, at_entries, weighted_sums
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.pairs import Conditional, expectation, masked_task_sweep, task_sweep
+from numpyro_spikeslab.algebra.pairs import Conditional, expectation
+from numpyro_spikeslab.algebra.task_sweeps import masked_task_sweep, task_sweep
 from numpyro_spikeslab.reading.view import View
 
 # Gram matrices of all tasks are kept up to so many numbers; beyond, tiles of tasks make them anew.

@@ -16,7 +16,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.reading.form import Form, base_of
 from numpyro_spikeslab.reading.probe import Verdict
-from numpyro_spikeslab.reading.proof import Subject
+from numpyro_spikeslab.reading.subject import Subject
 
 
 def check_sharding(arguments: Any, user: str) -> None:

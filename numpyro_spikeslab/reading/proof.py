@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
-from numpyro_spikeslab.reading.form import Pair, Role, base_of, is_drawable, is_latent, is_plain
+from numpyro_spikeslab.reading.form import Role, base_of, is_drawable, is_latent, is_plain
 from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.provenance import STEP, Names, provenance, union
+from numpyro_spikeslab.reading.subject import Subject
 
 TRACTABLE = {
     "noise": (dist.HalfNormal, dist.ImproperUniform),
@@ -30,54 +31,6 @@ TRACTABLE = {
 
 MAX_WORK = 1e8
 """Products in a step that coefficients may take, whose design is dense whatever their model."""
-
-
-class Subject(NamedTuple):
-    """A model that is being read.
-
-    - **trace** - its trace, without values.
-    - **shapes** - of all its latent sites and params.
-    - **pairs** - its pairs.
-    - **program**, **constants** - from :func:`~numpyro_spikeslab.reading.evaluate.program_of`.
-    - **user** - who reads, for the error messages.
-    """
-
-    trace: dict[str, Any]
-    shapes: dict[str, Any]
-    pairs: tuple[Pair, ...]
-    program: Program
-    constants: tuple
-    user: str
-
-    @property
-    def own(self) -> tuple[str, ...]:
-        """Names of the spikes and slabs."""
-        return tuple(name for pair in self.pairs for name in (pair.spike, pair.slab))
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """Names of all other latent sites and params."""
-        return tuple(name for name in self.shapes if name not in self.own)
-
-    def inputs(self) -> dict[str, Any]:
-        """Shapes of what the program takes, each under a name that tells what it is."""
-        dtype = jnp.result_type(float)
-        weights = {f"weight {p.name}": jax.ShapeDtypeStruct(p.shape, dtype) for p in self.pairs}
-        own = {f"own {name}": self.shapes[name] for name in self.own}
-        return {f"site {name}": self.shapes[name] for name in self.others} | weights | own
-
-    def run(self, inputs: dict[str, Any]) -> Any:
-        """Run the program on inputs with these names."""
-        parts: dict[str, dict[str, Any]] = {"site": {}, "weight": {}, "own": {}}
-        for key, value in inputs.items():
-            part, _, name = key.partition(" ")
-            parts[part][name] = value
-        return self.program(self.constants, *parts.values())
-
-    def location(self, inputs: dict[str, Any]) -> Any:
-        seen = self.run(inputs)
-        (observed,) = seen.observed.values()
-        return jnp.broadcast_to(observed.loc, jnp.shape(observed.value))
 
 
 class Proof(NamedTuple):

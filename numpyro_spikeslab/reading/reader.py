@@ -42,8 +42,9 @@ from numpyro_spikeslab.reading.program import (
     seen_anew,
     stand_ins,
 )
-from numpyro_spikeslab.reading.proof import Proof, Subject, prove
+from numpyro_spikeslab.reading.proof import Proof, prove
 from numpyro_spikeslab.reading.settle import only_known, possible_forms, settle
+from numpyro_spikeslab.reading.subject import Subject
 from numpyro_spikeslab.reading.view import View, shared_features, view, whitened_design
 
 

@@ -13,8 +13,9 @@ from numpyro_spikeslab.reading.checks import check_numbers
 from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, FUNCTIONS, SHARED, Form
 from numpyro_spikeslab.reading.probe import Directions, Verdict, find_verdict
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
-from numpyro_spikeslab.reading.proof import Proof, Subject
+from numpyro_spikeslab.reading.proof import Proof
 from numpyro_spikeslab.reading.provenance import provenance
+from numpyro_spikeslab.reading.subject import Subject
 
 
 def possible_forms(subject: Subject, proof: Proof, joint: bool) -> tuple[Form, ...]:

@@ -14,13 +14,8 @@ from numpyro_spikeslab.algebra import flips
 from numpyro_spikeslab.algebra.coefficients import whitened, without
 from numpyro_spikeslab.algebra.entries import block_sums, over_blocks
 from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, stacks_of
-from numpyro_spikeslab.algebra.pairs import (
-    Prior,
-    feature_rows,
-    gibbs_sweep,
-    gibbs_task_sweep,
-    predictor,
-)
+from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, predictor
+from numpyro_spikeslab.algebra.task_sweeps import gibbs_task_sweep
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, scaled
 from numpyro_spikeslab.reading.form import COLUMNS

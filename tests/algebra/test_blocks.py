@@ -13,10 +13,16 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra import blocks as of_blocks
-from numpyro_spikeslab.algebra.blocks import BlockMeanField, Blocks, Stack, log_prior, prior_slabs
+from numpyro_spikeslab.algebra.blocks import BlockMeanField, Blocks, visit_block
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Prior
+from numpyro_spikeslab.algebra.patterns import (
+    Stack,
+    every_pattern,
+    log_prior,
+    prior_slabs,
+    quantiles,
+)
 
 SETS = {"all": [range(7)], "two": [(5, 0, 3), (1, 6)], "equal": [(2, 4), (0, 1)]}
 
@@ -90,13 +96,13 @@ def test_one_block_of_all_weights_is_the_exact_posterior(precision, kind):
 def test_a_block_of_one_weight_is_a_pair(precision, temperature):
     q, pairs = family_of([]), pairs_of(7)
     design, residual, prior = start(problem(), q)
-    stack = of_blocks.Stack(
+    stack = Stack(
         jnp.stack([1 - pairs.probs, pairs.probs], 1)[:1], pairs.loc[:1, None], jnp.ones((1, 1, 1))
     )
     block = np.array([0]), pairs.mean[:1], prior.log_odds[:1], prior.variance[:1]
     rows = design.rows.reshape(-1, 15)
-    patterns = of_blocks.every_pattern(1)
-    _, (stack, moments) = of_blocks._visit(rows, patterns, PRECISION, temperature, residual, block)
+    patterns = every_pattern(1)
+    _, (stack, moments) = visit_block(rows, patterns, PRECISION, temperature, residual, block)
     expected, after = pairs.sweep(design, residual, PRECISION, prior, temperature)
     close(stack.patterns[1], expected.probs[0], precision)
     close(moments.loc[0], expected.loc[0], precision)
@@ -151,7 +157,7 @@ def test_the_divergence_is_that_of_patterns_and_slabs(x64):
     q = BlockMeanField.of(q.blocks, q.singles, (stack,))
     log_odds, variance = given[3][:3], given[4][:3]
     expected = 0.0
-    for p, s in zip(probs, of_blocks.every_pattern(3), strict=True):
+    for p, s in zip(probs, every_pattern(3), strict=True):
         own = np.flatnonzero(s)
         log_prior_s = s @ log_odds - np.logaddexp(0, log_odds).sum()
         expected += p * (np.log(p) - log_prior_s)
@@ -167,7 +173,7 @@ def test_the_divergence_is_that_of_patterns_and_slabs(x64):
 
 def test_the_prior_of_patterns_sums_to_one(x64):
     log_odds = np.random.default_rng(0).normal(size=(2, 4)) * 3
-    patterns = of_blocks.every_pattern(4)
+    patterns = every_pattern(4)
     found = log_prior(patterns, jnp.asarray(log_odds))
     np.testing.assert_allclose(logsumexp(found, axis=1), 0, atol=1e-12)
     p = np.prod(np.where(patterns, expit(log_odds[0]), expit(-log_odds[0])), axis=1)
@@ -182,9 +188,7 @@ def test_quantiles_are_those_of_the_mixture(precision):
     q, _ = sweeps(q, design, residual, prior)
     truth = exact_posterior(*given)
     levels = np.array([0.0, 0.05, 0.3, 0.5, 0.9, 1.0])
-    weights, slabs = of_blocks.quantiles(
-        q.stacks[0], q.blocks.patterns[0], jnp.asarray(levels, q.mean.dtype)
-    )
+    weights, slabs = quantiles(q.stacks[0], q.blocks.patterns[0], jnp.asarray(levels, q.mean.dtype))
     sds = np.sqrt(np.diagonal(truth.covariances, axis1=1, axis2=2))
 
     def solved(j, target):

@@ -13,6 +13,7 @@ from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import pairs
+from numpyro_spikeslab.algebra.task_sweeps import masked_task_sweep, task_sweep
 
 # compiled once for all tests of the same shapes
 run_sweep = jax.jit(pairs.sweep, static_argnames="put")
@@ -148,7 +149,7 @@ def test_tiles_of_tasks_do_not_change_their_sweeps(
     noise, chosen = (None, pairs.expectation())
     if put == "draw":
         noise, chosen = (jnp.asarray(logistic), jnp.asarray(normal)), pairs.draw
-    found = pairs.task_sweep(
+    found = task_sweep(
         *map(jnp.asarray, (gram, linear, w, np.full(Q, PRECISION))),
         pairs.Prior(jnp.asarray(log_odds), jnp.asarray(variance)),
         chosen,
@@ -187,9 +188,9 @@ def test_masked_tasks_have_the_sweep_of_their_gram_matrices(
     gram[:, range(M), range(M)] += (var @ relative).T
     linear = (mean @ (relative * y)).T
     put = pairs.expectation(1.5)
-    expected = pairs.task_sweep(*map(jnp.asarray, (gram, linear, w)), tau, prior, put)
+    expected = task_sweep(*map(jnp.asarray, (gram, linear, w)), tau, prior, put)
     features, observations = jax.tree.map(jnp.asarray, ((mean, var), (y, relative)))
-    found = pairs.masked_task_sweep(features, observations, jnp.asarray(w), tau, prior, put)
+    found = masked_task_sweep(features, observations, jnp.asarray(w), tau, prior, put)
     for x, e in zip(found, expected, strict=True):
         close(x, e, precision)
 
