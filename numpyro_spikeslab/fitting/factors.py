@@ -18,7 +18,7 @@ from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Conditional, Prior, coordinates
 from numpyro_spikeslab.fitting import functions
 from numpyro_spikeslab.fitting.entries import left_with
-from numpyro_spikeslab.fitting.functions import SILENT, Terms, over_tasks, to_prior, update_given
+from numpyro_spikeslab.fitting.functions import SILENT, Terms, to_prior, update_given
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     FunctionFactors,
@@ -28,7 +28,7 @@ from numpyro_spikeslab.fitting.posterior import (
     view_at,
     with_roles,
 )
-from numpyro_spikeslab.fitting.tasks import left_of, over_points, squares_left
+from numpyro_spikeslab.fitting.tasks import left_of, over_points, over_tasks, squares_left
 from numpyro_spikeslab.reading.functions import FunctionPrior
 from numpyro_spikeslab.reading.view import View
 

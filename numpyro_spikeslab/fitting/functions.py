@@ -32,6 +32,7 @@ from numpyro_spikeslab.fitting.tasks import (
     gram,
     left_of,
     over_points,
+    over_tasks,
     refresh,
     squared_errors,
     sweep_weights,
@@ -105,12 +106,6 @@ def terms_at(
         return Terms(m, alpha[:, m], linear[:, m] + row[:, m] * functions[m] - others)
 
     return terms
-
-
-def over_tasks(at: View, x: Float[Array, " Q *K"]) -> Float[Array, " N *K"]:
-    """``sum_q z_nq x_q``."""
-    shared = at.relative.shape[1] == 1
-    return at.relative @ (jnp.sum(x, axis=0, keepdims=True) if shared else x)
 
 
 def _functions(posterior: Posterior) -> FunctionFactors:

@@ -143,6 +143,12 @@ def explained(at: View, own: Float[Array, "#Q M"], weights: Any) -> Float[Array,
 # Without products of features
 
 
+def over_tasks(at: View, x: Float[Array, " Q *K"]) -> Float[Array, " N *K"]:
+    """``sum_q z_nq x_q``."""
+    shared = at.relative.shape[1] == 1
+    return at.relative @ (jnp.sum(x, axis=0, keepdims=True) if shared else x)
+
+
 def over_points(at: View, x: Float[Array, "*K N"]) -> Float[Array, "*K #Q"]:
     """``sum_n z_nq x_n``; one column where all tasks weigh alike."""
     if at.layout is not None:

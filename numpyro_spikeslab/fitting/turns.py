@@ -29,7 +29,7 @@ from numpyro_spikeslab.algebra.entries import weighted_sums
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.fitting import entries
 from numpyro_spikeslab.fitting.factors import with_sites
-from numpyro_spikeslab.fitting.functions import in_use, over_tasks
+from numpyro_spikeslab.fitting.functions import in_use
 from numpyro_spikeslab.fitting.moves import varimax
 from numpyro_spikeslab.fitting.posterior import (
     Data,
@@ -38,7 +38,7 @@ from numpyro_spikeslab.fitting.posterior import (
     strong,
     view_at,
 )
-from numpyro_spikeslab.fitting.tasks import over_points
+from numpyro_spikeslab.fitting.tasks import over_points, over_tasks
 from numpyro_spikeslab.reading.view import View, by_task
 
 # Angles on a quarter turn, and shears on each side of none up to the largest, that are tried.

@@ -91,7 +91,12 @@ def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
     assert ("noise" in local) == (prior != "shared noise")
     begun = _resized(task, local, known.posterior)
     at = view_at(found.spec, found.data, begun.values)
-    begun = _settled(found.spec, local, found.data, at, begun, 1.0)
+    fresh, begun = begun, _settled(found.spec, local, found.data, at, begun, 1.0)
+    for site in local:
+        # what is local has moved, and another pass would not move it further
+        again = _settled(found.spec, local, found.data, at, begun, 1.0).values[site]
+        assert np.max(abs(begun.values[site] - fresh.values[site])) > 0.1
+        np.testing.assert_allclose(again, begun.values[site], atol=1e-6)
     expected, reached = ascent.step(found.spec, found.data, begun, 1.0)
     np.testing.assert_allclose(-loss, reached, rtol=1e-9)
     close(new.posterior, expected, rtol=1e-7, atol=1e-9)
@@ -205,6 +210,11 @@ def test_a_fit_of_a_first_batch_is_a_start():
     again, same = svi.update(begun, X, BATCHES[1])
     np.testing.assert_allclose(loss, same, rtol=1e-7)
     close(svi.get_params(state), svi.get_params(again), rtol=1e-5, atol=1e-7)
+    # what is known stands for all tasks, of however many the fit and the batch were
+    state, _ = svi.update(first.state, X, TASKS[:, :7])
+    tallies = state.optim_state[3]
+    np.testing.assert_allclose(tallies["inclusion"].count, np.full(M, Q), rtol=1e-9)
+    np.testing.assert_allclose(tallies["noise"].count, N * Q, rtol=1e-9)
     # what twenty tasks say counts three times
     name = "phi_auto_precision"
     np.testing.assert_allclose(svi.get_params(begun)[name], 3 * first.params[name], rtol=1e-9)
