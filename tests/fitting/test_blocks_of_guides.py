@@ -86,6 +86,7 @@ def exact(X, y, weight=1.0):
     return truth.enumerate_models(truth.regression(X, y, 1.0, 0.1, 1.5, weight))
 
 
+@pytest.mark.slow
 def test_one_block_of_all_weights_is_the_exact_posterior(precision):
     guide, _, result = fit(model, ALL, *DATA)
     expected, tolerance = exact(*DATA), {"float32": 2e-3, "float64": 1e-9}[precision]
@@ -173,6 +174,7 @@ def test_blocks_are_much_nearer_to_the_truth_than_pairs(x64, rho, most):
     assert errors["blocks"] < most * errors["pairs"]
 
 
+@pytest.mark.slow
 def test_masks_and_missing_values(x64):
     X, y = DATA
     seen = np.arange(40) % 3 > 0
@@ -230,6 +232,7 @@ def test_clusters_are_capped_and_deterministic():
     assert sorted(map(len, clusters(copies))) == [3, 8]
 
 
+@pytest.mark.slow
 def test_blocks_are_kept_for_other_data(x64):
     X, y = chain(6, 0.9)
     X[:, 3:] = np.hstack([chain(3, 0.0, seed=5)[0][:, :1], chain(3, 0.9, seed=6)[0][:, :2]])
@@ -261,6 +264,7 @@ def test_wrong_blocks_are_refused(blocks, error, message):
         fit(model, blocks, *DATA, steps=1)
 
 
+@pytest.mark.slow
 def test_models_without_columns_are_refused():
     Y = np.random.default_rng(0).normal(size=(20, 3))
     factors = nss.models.factor_analysis(2)
@@ -292,7 +296,7 @@ def loud(X, y=None):
         numpyro.sample("y", dist.Normal(X @ w, 0.01), obs=y)
 
 
-@pytest.mark.parametrize("eps", [0.0, 1e-3])
+@pytest.mark.parametrize("eps", [0.0, pytest.param(1e-3, marks=pytest.mark.slow)])
 def test_near_copies_with_a_strong_signal_are_told_apart_in_single_precision(precision, eps):
     """Squares that the patterns explain, of which they are differences, are of the order 1e7."""
     rng = np.random.default_rng(0)
@@ -305,6 +309,7 @@ def test_near_copies_with_a_strong_signal_are_told_apart_in_single_precision(pre
     np.testing.assert_allclose(found, truth.enumerate_models(every).inclusion, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_states_know_their_blocks(x64):
     guide, svi, result = fit(model, [[0, 1, 2]], *DATA)
     same = nss.CAVI(model, nss.PairedGuide(model, blocks=guide.blocks))

@@ -77,6 +77,7 @@ def test_a_sweep_visits_one_function_and_its_weights_after_the_other(prior):
     np.testing.assert_allclose(squares, squared_errors(at, sums, swept.weights), rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_a_function_at_rest_stays_and_its_weights_follow_the_prior():
     found = white()
@@ -295,6 +296,7 @@ def test_planted_factors_are_found():
     assert np.max(np.diff(losses)) < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_a_result_says_how_far_the_starts_came():
     x, Y = np.arange(100), plant(100, 60, 4, 0).Y
@@ -337,6 +339,7 @@ def test_new_rows_are_conditioned_on_the_weights(precision):
     np.testing.assert_allclose(mean[:, 2:], phi, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_start_with_too_much_noise_is_not_passed_over():
     """At a noise of the data's own spread no function explains more than it costs."""
     Y = plant(60, 12, 2, 0).Y

@@ -62,6 +62,7 @@ def test_a_function_is_the_conditional_of_the_joint_gaussian():
     np.testing.assert_allclose(q.variance, np.diag(np.linalg.inv(precision)), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("complete", [True, False])
 def test_terms_of_all_functions_are_those_of_each(complete):
     found = small()

@@ -287,6 +287,7 @@ def test_the_values_of_another_inner_guide_are_its_medians(inner, kernel):
     assert np.all(middle[0] < middle[1])
 
 
+@pytest.mark.slow
 def test_an_inner_guide_that_cannot_tell_is_refused():
     guide = nss.PairedGuide(hyper, inner_guide=AutoNormal)
     for summary in (guide.median, partial(guide.quantiles, quantiles=0.5)):
@@ -413,6 +414,7 @@ def test_levels_are_probabilities(levels):
         fit.guide.quantiles(fit.params, levels)
 
 
+@pytest.mark.slow
 @EVERY_GUIDE
 def test_point_estimates_are_their_own_quantiles(family):
     fit = fitted(family, "hyper")
@@ -450,6 +452,7 @@ def test_a_fresh_guide_says_the_same_of_saved_parameters(family):
     jax.tree.map(np.testing.assert_array_equal, found, known)
 
 
+@pytest.mark.slow
 @EVERY_GUIDE
 def test_another_run_leaves_what_was_said_alone(family):
     fit = fitted(family, "hyper")

@@ -342,6 +342,7 @@ def test_bad_input_is_refused(params, args, options, message):
         GUIDE.credible_sets(params, *args, **options)
 
 
+@pytest.mark.slow
 def test_weights_of_something_else_are_refused():
     X = alike()
     with pytest.raises(ValueError, match=r"'w' multiply features that several tasks share.*Sample"):

@@ -58,6 +58,7 @@ def test_singular_vectors_start_with_the_best_approximation_of_their_rank():
     assert np.corrcoef((W @ deviation).T.ravel(), expected.ravel())[0, 1] > 0.98
 
 
+@pytest.mark.slow
 def test_a_zero_column_is_switched_off():
     rng = np.random.default_rng(0)
     W = jnp.asarray(rng.normal(size=(Q, M))).at[:, 0].set(0.0)

@@ -220,6 +220,7 @@ def test_a_fit_of_a_first_batch_is_a_start():
     np.testing.assert_allclose(svi.get_params(begun)[name], 3 * first.params[name], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_state_is_pickled_and_goes_on():
     svi = cavi(num_tasks=Q)
     state = svi.init(KEY, X, BATCHES[0])
@@ -272,6 +273,7 @@ def grouped(X, Y, group):
     numpyro.sample("Y", dist.Normal((W @ phi).T, 0.3), obs=Y)
 
 
+@pytest.mark.slow
 def test_a_site_is_local_if_each_task_has_entries_of_its_own():
     group = np.arange(B) % 3
     found = Reader(grouped, "test")((X, BATCHES[0], group), {})
@@ -340,6 +342,7 @@ def test_arguments_that_do_not_fit_are_refused(arguments, message, unchecked_typ
         cavi(**arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "args", "message"),
     [

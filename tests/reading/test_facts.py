@@ -114,6 +114,7 @@ def test_a_design_that_other_sites_switch_is_not_constant(model):
     assert set(form.sources) == {None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [gated, either_design, steep, assigned])
 def test_nor_is_it_in_float32(model):
     jax.config.update("jax_enable_x64", False)
@@ -698,6 +699,7 @@ def test_weights_and_functions_are_mixed():
     assert form.kernels == ("phi_scale",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "location",
     [

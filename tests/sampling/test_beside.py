@@ -94,7 +94,7 @@ def year_model(X, y=None):
         numpyro.sample("y", dist.Normal(level + X @ w, 0.5), obs=y)
 
 
-@pytest.mark.parametrize("slope", [0.08, 0.0])
+@pytest.mark.parametrize("slope", [0.08, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_a_column_of_years_and_the_intercept_move_together(precision, slope):
     """Given either the other hardly moves."""
     rng = np.random.default_rng(5)

@@ -241,6 +241,7 @@ def test_groups_of_one_in_another_order():
         nss.credible_sets(draws, "w", X)
 
 
+@pytest.mark.slow
 def test_columns_that_are_nearly_equal_in_single_precision():
     """The products of such columns do not tell them apart."""
     rng = np.random.default_rng(0)

@@ -80,6 +80,7 @@ def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision):
         np.testing.assert_allclose(mean[included], exact.locs[which][included], atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signal", "tolerance"), [(1e2, 1e-4), (1e4, 5e-3), (1e5, 0.05)])
 def test_columns_that_are_the_same_may_take_turns_in_single_precision(signal, tolerance):
     """Up to signals at which the sweep stops; each removal leaves a cancellation."""
@@ -165,6 +166,7 @@ def test_a_sweep_leaves_the_exact_posterior_invariant(
     assert np.all(probs.var(axis=0) <= spikes.var(axis=0) + 1e-12)
 
 
+@pytest.mark.slow
 def test_a_posterior_that_needs_more_weights_than_slots_is_right():
     X, y = data("correlated")
     y = y + X @ [0.5, -1.0, 1.0, 0.0, 1.0]
@@ -199,6 +201,7 @@ def test_a_posterior_that_needs_more_weights_than_slots_is_right():
         assert np.all(np.abs(batches.mean(axis=0) - mean) < 4.5 * error)
 
 
+@pytest.mark.slow
 def test_where_precision_does_not_suffice_nothing_moves():
     X, y = data("correlated")
     problem = problem_of(X, y, True)

@@ -126,6 +126,7 @@ def test_weights_given_functions_are_those_of_all_models(transposed, varying):
             assert stats.ttest_1samp(probs["W"][:, q, m], inclusion[m]).pvalue > LEVEL
 
 
+@pytest.mark.slow
 def test_gram_form_and_dense_design_draw_the_same_weights(monkeypatch):
     phi, Y = simulate()
     kernel = nss.PairedGibbs(square_model, collapsed=False)
@@ -446,6 +447,7 @@ def test_accelerated_chains_from_the_prior_find_the_functions():
     np.testing.assert_allclose(probs, np.mean(draws["W_spike"], axis=0), atol=0.2)
 
 
+@pytest.mark.slow
 def test_acceleration_gives_an_idle_function_to_a_badly_explained_task():
     phi = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5)))
     ones, slabs = jnp.ones((5, 3)), jnp.full((3, 2), 2.0)
@@ -476,6 +478,7 @@ def masked_step(state, Y, mask):
     return ACCELERATED.sample(state, (jnp.asarray(X), Y), {"mask": mask})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "steps"), [(ACCELERATED, 2), (nss.mtmkl_kernel(MODEL, accelerate=0.0), 0)]
 )
@@ -647,6 +650,7 @@ def test_other_sites_are_left_to_other_blocks():
     assert mcmc.get_samples()["b"].shape == (10, Q)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sites", "message"),
     [

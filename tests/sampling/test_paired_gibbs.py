@@ -154,6 +154,7 @@ def test_typed_and_legacy_keys_give_the_same_chain():
     np.testing.assert_array_equal(*draws)
 
 
+@pytest.mark.slow
 def test_a_sampler_that_runs_again_uses_the_new_data():
     case = truth.fixed_case()
     X, y = case.args
@@ -167,6 +168,7 @@ def test_a_sampler_that_runs_again_uses_the_new_data():
     np.testing.assert_array_equal(mcmc.get_samples()["w"], first)
 
 
+@pytest.mark.slow
 def test_a_chain_goes_on_where_it_stopped():
     case = truth.fixed_case()
     long = alone(case, 60, num_chains=1)
@@ -357,6 +359,7 @@ def test_the_composite_goes_on_from_a_pickle_and_with_new_data():
     check_composite(copy, new)
 
 
+@pytest.mark.slow
 def test_arviz_labels_the_draws_of_a_composite():
     _, mcmc = composite_run()
     data = arviz_base.from_numpyro(mcmc, log_likelihood=True)
@@ -502,6 +505,7 @@ def test_a_chain_that_is_not_finite_says_where(chain_method):
         jax.block_until_ready(mcmc.run(KEY, *case.args) or mcmc.get_samples())
 
 
+@pytest.mark.slow
 def test_vectorized_chains_that_are_not_finite_say_where():
     case = truth.fixed_case()
     start = {"w_slab": jnp.full((2, 4), jnp.nan).at[0].set(1.0), "w_spike": jnp.ones((2, 4), int)}
