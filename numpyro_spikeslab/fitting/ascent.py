@@ -261,6 +261,7 @@ class Stage(NamedTuple):
     - **comparable** - whether starts are compared after it.
     - **last** - whether no moves follow.
     - **restarts** - the bound of each start, where this stage has compared them.
+    - **ends** - the progress of all starts together, where they ran at once and to their ends.
     """
 
     progress: Progress
@@ -269,6 +270,7 @@ class Stage(NamedTuple):
     comparable: bool = False
     last: bool = False
     restarts: Float[np.ndarray, " starts"] | None = None
+    ends: Progress | None = None
 
 
 class Fit(NamedTuple):

@@ -2,6 +2,7 @@
 """Coordinate ascent variational inference behind NumPyro's SVI interface."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 import warnings
 
@@ -44,6 +45,7 @@ from numpyro_spikeslab.fitting.run import (
     check_end,
     checked_params,
     one_blas_thread,
+    optima_of,
     run_traced,
     stages,
 )
@@ -383,13 +385,14 @@ class CAVI(SVI):
             converged = None if tol is None else progress.converged
             return CAVIRunResult(self.get_params(new), new, joined, converged)
         losses: list[Any] = []
-        restarts = None
+        restarts = ends = None
         with one_blas_thread(task), tqdm(total=num_steps, disable=not progress_bar) as bar:
             try:
                 for stage in stages(task, state.rng_key, progress, plan, bar):
                     progress = stage.progress
                     losses.append(stage.losses)
                     restarts = stage.restarts if number > 1 and restarts is None else restarts
+                    ends = stage.ends if number > 1 else None
             except KeyboardInterrupt:
                 if not losses:
                     raise
@@ -402,7 +405,10 @@ class CAVI(SVI):
         check_end(task.spec, progress, np.asarray(joined), init_params is not None)
         new = self._state(task, state, progress)
         converged = None if tol is None else progress.converged
-        return CAVIRunResult(self.get_params(new), new, joined, converged, restarts)
+        params = self.get_params(new)
+        unpack = partial(self.guide.unpack, task.reading, params=params)
+        optima = None if ends is None else optima_of(ends, unpack)
+        return CAVIRunResult(params, new, joined, converged, restarts, optima)
 
     # States
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from numpyro.infer.svi import SVIState
 
 from numpyro_spikeslab.fitting.ascent import CHUNK, Fit, Progress, Stage, advance, begin, best_of
-from numpyro_spikeslab.fitting.posterior import Data, Spec, view_at
+from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, view_at
 from numpyro_spikeslab.fitting.roughness import no_roughness, roughness_of_inputs
 from numpyro_spikeslab.fitting.rounds import factor_moves, function_moves
 from numpyro_spikeslab.fitting.starts import start_random, start_svd
@@ -57,8 +57,21 @@ class Plan(NamedTuple):
     threshold: float
 
 
+class Optima(NamedTuple):
+    """Where the starts of a run have ended, the best first; those that went wrong are left out.
+
+    :class:`~numpyro_spikeslab.MixtureGuide` makes one posterior of them.
+
+    - **params** - their parameters, named as in ``result.params``, behind a leading axis of starts.
+    - **bounds** - their exact evidence lower bounds.
+    """
+
+    params: dict[str, Any]
+    bounds: Float[np.ndarray, " starts"]
+
+
 class CAVIRunResult(NamedTuple):
-    """What :meth:`CAVI.run` returns: the fields of NumPyro's ``SVIRunResult`` and two more.
+    """What :meth:`CAVI.run` returns: the fields of NumPyro's ``SVIRunResult`` and three more.
 
     - **params** - the fitted parameters.
     - **state** - the last state.
@@ -67,6 +80,8 @@ class CAVIRunResult(NamedTuple):
     - **converged** - whether the run stopped by ``tol``; `None` if there was no ``tol``.
     - **restarts** - the bound of each start, at the end or, with latent functions, where they were
       compared; `None` for a single start, after Ctrl-C, and under a transformation.
+    - **optima** - the ends of all starts, an :class:`~numpyro_spikeslab.fitting.run.Optima`; `None`
+      as for ``restarts``, and with latent functions, where only the best start goes to its end.
     """
 
     params: dict[str, Any]
@@ -74,6 +89,7 @@ class CAVIRunResult(NamedTuple):
     losses: Float[Array, " steps"]
     converged: Any
     restarts: Float[np.ndarray, " starts"] | None = None
+    optima: Optima | None = None
 
 
 def one_blas_thread(task: Task) -> AbstractContextManager:
@@ -197,10 +213,24 @@ def _chunks(task: Task, progress: Progress, plan: Plan) -> Iterator[Stage]:
             yield Stage(progress, _done(every.pop(), bool(progress.converged)))
     if every:
         restarts = -np.atleast_1d(progress.loss)
+        ends = progress if interrupt is None else None
         progress, losses = _best(progress, np.concatenate(every, axis=-1), number)
-        yield Stage(progress, _done(losses, bool(progress.converged)), restarts=restarts)
+        losses = _done(losses, bool(progress.converged))
+        yield Stage(progress, losses, restarts=restarts, ends=ends)
     if interrupt is not None:
         raise interrupt
+
+
+def optima_of(ends: Progress, unpack: Callable[[Posterior], dict[str, Any]]) -> Optima:
+    """The optima of several starts.
+
+    :param unpack: the parameters of a posterior.
+    """
+    losses = np.asarray(ends.loss)
+    order = np.argsort(losses, kind="stable")
+    order = order[~np.isnan(losses[order])]
+    posteriors = jax.tree.map(lambda x: x[order], ends.posterior)
+    return Optima(jax.vmap(unpack)(posteriors), -losses[order])
 
 
 def _done(losses: Any, converged: bool) -> Any:

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixtures of one guide at several parameters: which, their distribution and their quantiles."""
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from typing import Any
+
+from jaxtyping import Array, Float, Int
+import numpy as np
+
+import jax
+from jax import random
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+
+from numpyro import handlers
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.distributions.util import validate_sample
+from numpyro.infer.util import log_density
+from numpyro.util import is_prng_key
+
+from numpyro_spikeslab.distributions import SpikeSlab
+from numpyro_spikeslab.fitting.run import Optima
+
+NUM_HALVINGS = 100
+"""Of the interval around a quantile; more than float64 has bits."""
+
+DISTINCT = 0.1
+"""Difference of an inclusion probability beyond which two optima are not the same."""
+
+
+def distinct(guide: Any, optima: Optima) -> Int[np.ndarray, " K"]:
+    """The optima that are not the same as a better one, the best first."""
+    found = jax.vmap(guide.inclusion_probabilities)(optima.params).values()
+    probs = np.concatenate([np.reshape(x, (len(optima.bounds), -1)) for x in found], axis=1)
+    kept: list[int] = []
+    for k in np.argsort(-optima.bounds, kind="stable"):
+        if np.all(np.max(np.abs(probs[kept] - probs[k]), axis=1) > DISTINCT):
+            kept.append(k)
+    return np.array(kept)
+
+
+def flatten(guide: Any, values: dict[str, Any]) -> Float[Array, "*batch D"]:
+    """All latent sites of a guide in one vector; leading axes stay."""
+    parts = []
+    for name, shape in guide._shapes.items():
+        x = jnp.asarray(values[name])
+        parts.append(x.reshape(*x.shape[: x.ndim - len(shape)], prod(shape)))
+    return jnp.concatenate(parts, axis=-1)
+
+
+def unflatten(guide: Any, flat: Float[Array, "*batch D"]) -> dict[str, Any]:
+    """The inverse of :func:`flatten`."""
+    shapes, spikes = guide._shapes, {pair.spike for pair in guide.pairs}
+    ends = np.cumsum([prod(shape) for shape in shapes.values()])[:-1]
+    values = {}
+    for (name, shape), x in zip(shapes.items(), jnp.split(flat, ends, axis=-1), strict=True):
+        x = x.reshape(*flat.shape[:-1], *shape)
+        values[name] = x.astype(int) if name in spikes else x
+    return values
+
+
+class Mixture(dist.Distribution):
+    """All latent sites of a guide, as :func:`flatten` has them, at parameters that are drawn.
+
+    :param probs: weights of the K components, shape (K,).
+    :param components: their parameters, each behind a leading axis of K.
+    :param guide: a guide that has been set up.
+    :param args: arguments of the model.
+    :param kwargs: keyword arguments of the model.
+    """
+
+    support = constraints.real_vector
+
+    def __init__(
+        self, probs: Any, components: dict[str, Any], guide: Any, args: tuple, kwargs: dict
+    ) -> None:
+        self.probs, self.components = probs, components
+        self.guide, self.args, self.kwargs = guide, args, kwargs
+        super().__init__((), (sum(map(prod, guide._shapes.values())),))
+
+    def sample(self, key, sample_shape=()):
+        assert is_prng_key(key)
+
+        def draw(key):
+            key_which, key_draw = random.split(key)
+            which = random.categorical(key_which, jnp.log(self.probs))
+            params = {name: x[which] for name, x in self.components.items()}
+            component = handlers.substitute(handlers.seed(self.guide, key_draw), data=params)
+            return flatten(self.guide, component(*self.args, **self.kwargs))
+
+        # the sites of a component are not for those who watch the mixture
+        with handlers.block():
+            flat = jax.vmap(draw)(random.split(key, prod(sample_shape)))
+        return flat.reshape(*sample_shape, *self.event_shape)
+
+    @validate_sample
+    def log_prob(self, value):
+        def of_component(params, values):
+            every = params | values | self.guide.auxiliary_values(values)
+            return log_density(self.guide, self.args, self.kwargs, every)[0]
+
+        def of_mixture(flat):
+            each = jax.vmap(of_component, (0, None))(self.components, unflatten(self.guide, flat))
+            return logsumexp(jnp.log(self.probs) + each)
+
+        with handlers.block():
+            found = jax.vmap(of_mixture)(value.reshape(-1, *self.event_shape))
+        return found.reshape(value.shape[:-1])
+
+
+# Quantiles of what has a leading axis of K components
+
+
+def quantiles_of(
+    guide: Any, mixing: Float[Array, " K"], components: dict[str, Any], q: Any, each: dict[str, Any]
+) -> dict[str, Float[Array, "Q ..."] | Int[Array, "Q ..."]]:
+    """Quantiles of all sites.
+
+    :param mixing: weights of the components.
+    :param components: their parameters, each behind a leading axis of K.
+    :param q: probabilities, shape (Q,).
+    :param each: quantiles of each component, shape (K, Q, ...).
+    """
+    found = {}
+    pairs = {pair.name: pair for pair in guide.pairs}
+    for name in guide._pair_names(components):
+        marginal = jax.vmap(partial(guide._marginal, name))(components)
+        spike, slab = f"{name}_spike", f"{name}_slab"
+        found[name] = of_weights(mixing, marginal, q, each[name])
+        found[slab] = of_slabs(mixing, marginal, q, each[slab])
+        # without arguments a guide that has not been called does not know whose spike is whose
+        if spike in each:
+            on = of_spikes(mixing, marginal[0], q)
+            found[spike] = pairs[name].of_spikes(on) if name in pairs else on
+    # all else is a point in each component
+    points = {name: x[:, 0] for name, x in each.items() if name not in found}
+    return found | {name: of_points(mixing, x, q) for name, x in points.items()}
+
+
+def of_weights(
+    mixing: Float[Array, " K"], marginal: tuple[Any, Any, Any], q: Any, each: Any
+) -> Float[Array, "Q ..."]:
+    """Quantiles of weights, exactly 0 inside of their atom.
+
+    :param marginal: inclusion probabilities, means and standard deviations of slabs, (K, ...).
+    """
+    probs, loc, scale = marginal
+    level, mixing = _beside(q, loc[0]), _beside(mixing, loc[0])
+    slab = dist.Normal(loc, scale)
+    below = jnp.sum(mixing * probs * slab.cdf(0.0), axis=0)
+    inside = (level >= below) & (level <= below + 1 - jnp.sum(mixing * probs, axis=0))
+    weights = SpikeSlab(probs, scale, loc)
+    found = _inverse(lambda x: jnp.sum(mixing * weights.cdf(x), axis=0), level, each)
+    return jnp.where(inside, 0.0, found)
+
+
+def of_slabs(
+    mixing: Float[Array, " K"], marginal: tuple[Any, Any, Any], q: Any, each: Any
+) -> Float[Array, "Q ..."]:
+    """Quantiles of slabs given that their weights are included; the same arguments."""
+    probs, loc, scale = marginal
+    included = _beside(mixing, loc[0]) * probs
+    share = included / jnp.sum(included, axis=0)
+    cdf = dist.Normal(loc, scale).cdf
+    return _inverse(lambda x: jnp.sum(share * cdf(x), axis=0), _beside(q, loc[0]), each)
+
+
+def of_spikes(mixing: Float[Array, " K"], probs: Any, q: Any) -> Int[Array, "Q ..."]:
+    """Quantiles of the spike of each weight.
+
+    :param probs: inclusion probabilities, shape (K, ...).
+    """
+    return (_beside(q, probs[0]) > 1 - jnp.tensordot(mixing, probs, 1)).astype(int)
+
+
+def of_points(mixing: Float[Array, " K"], points: Any, q: Any) -> Float[Array, "Q ..."]:
+    """Quantiles of what has one value in each component.
+
+    :param points: shape (K, ...).
+    """
+    below = jnp.cumsum(mixing[jnp.argsort(points, axis=0)], axis=0)
+    rank = jnp.sum(below < _beside(q, points), axis=1)
+    return jnp.take_along_axis(jnp.sort(points, 0), jnp.minimum(rank, len(points) - 1), 0)
+
+
+def _beside(x: Any, like: Any) -> Any:
+    """A vector along a new axis before those of another array."""
+    return jnp.reshape(x, (-1,) + (1,) * jnp.ndim(like))
+
+
+def _inverse(cdf: Callable, level: Any, each: Any) -> Any:
+    """The least number at which a distribution function has reached a level, by bisection.
+
+    :param each: where those of the components have, shape (K, Q, ...).
+    """
+
+    def halve(_, ends):
+        low, high = ends
+        middle = 0.5 * (low + high)
+        reached = jax.vmap(cdf)(middle) >= level
+        return jnp.where(reached, low, middle), jnp.where(reached, middle, high)
+
+    ends = jnp.min(each, axis=0), jnp.max(each, axis=0)
+    return jax.lax.fori_loop(0, NUM_HALVINGS, halve, ends)[1]
