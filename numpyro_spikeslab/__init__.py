@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from numpyro_spikeslab import models
 from numpyro_spikeslab.distributions import SpikeSlab
-from numpyro_spikeslab.fitting.cavi import CAVI, CAVIRunResult, annealing
+from numpyro_spikeslab.fitting.cavi import CAVI, CAVIRunResult
 from numpyro_spikeslab.fitting.mean_field import MeanFieldGuide
 from numpyro_spikeslab.fitting.mixture import MixtureGuide
 from numpyro_spikeslab.fitting.paired import PairedGuide
+from numpyro_spikeslab.fitting.schedules import annealing
 from numpyro_spikeslab.primitives import latent_functions, spike_slab
 from numpyro_spikeslab.reading.form import paired_sites
 from numpyro_spikeslab.sampling.functions import (

@@ -16,18 +16,11 @@ import jax.numpy as jnp
 
 from numpyro.distributions import biject_to, constraints
 from numpyro.infer import SVI, TraceGraph_ELBO
-from numpyro.infer.autoguide import AutoDelta
 from numpyro.infer.svi import SVIState
 from numpyro.optim import _NumPyroOptim
 from numpyro.util import identity
 
-from numpyro_spikeslab.fitting.ascent import (
-    Progress,
-    advance,
-    begin,
-    follows,
-    improve,
-)
+from numpyro_spikeslab.fitting.ascent import Progress, advance, begin, follows, improve
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.posterior import (
     FunctionFactors,
@@ -37,7 +30,7 @@ from numpyro_spikeslab.fitting.posterior import (
     spec_of,
     strong,
 )
-from numpyro_spikeslab.fitting.refusals import refuse, refuse_other_guide
+from numpyro_spikeslab.fitting.refusals import refuse, refuse_inner, refuse_other_guide
 from numpyro_spikeslab.fitting.run import (
     CAVIRunResult,
     Plan,
@@ -49,21 +42,12 @@ from numpyro_spikeslab.fitting.run import (
     run_traced,
     stages,
 )
+from numpyro_spikeslab.fitting.schedules import annealing
 from numpyro_spikeslab.fitting.starts import start_alone, start_random
 from numpyro_spikeslab.fitting.stochastic import Known, stream_of
 from numpyro_spikeslab.reading.form import param_name
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reader, Reading
-
-
-def annealing(step: Any) -> Any:
-    """Default temperature of a step: ``20 * 0.97**step`` until it reaches 1, at step 99.
-
-    Starting hot takes away the dependence on the start: on the Boston housing data the plain
-    updates select several different models, the annealed ones always the same.
-    """
-    return jnp.maximum(20.0 * 0.97**step, 1.0)
-
 
 NUM_IMPROVEMENTS = 10
 """Of the free sites beside latent functions, before a fit of these starts."""
@@ -107,7 +91,7 @@ class CAVI(SVI):
         the start to recommend. The default, `None`, is for tasks that are all there.
     :param learning_rate: maps a step on a batch to the weight of what the batch says, in [0, 1], as
         an optax schedule maps; at 0 a step settles weights and leaves all that tasks share. The
-        default is :func:`~numpyro_spikeslab.fitting.stochastic.forgetting`,
+        default is :func:`~numpyro_spikeslab.fitting.schedules.forgetting`,
         ``(10 + step) ** -0.7``, which ends at an optimum and does not forget its start at once.
     :param static_kwargs: static keyword arguments of the model, as in SVI.
     :raises TypeError: if the guide is of another class.
@@ -237,7 +221,7 @@ class CAVI(SVI):
         reading = self._read(args, every)
         refuse_other_guide(self.guide, reading)
         self.guide.set_up(args, every)
-        self._check_inner()
+        refuse_inner(self.guide)
         params = self._start_params(reading)
         task = self._task(args, kwargs)
         rng_key, _, key_start = random.split(rng_key, 3)
@@ -457,13 +441,6 @@ class CAVI(SVI):
             params = self._start_params(task.reading)
         params = self.guide.unpack(task.reading, known.posterior, params)
         return SVIState((known.step, params, *known[1:]), None, random.split(state.rng_key)[0])
-
-    def _check_inner(self) -> None:
-        if self.guide.inner is not None and not isinstance(self.guide.inner, AutoDelta):
-            raise ValueError(
-                f"CAVI: the guide's inner guide is {type(self.guide.inner).__name__}, whose bound "
-                "has no closed form. Use AutoDelta, or fit with numpyro.infer.SVI."
-            )
 
 
 _bound = jax.jit(bound, static_argnums=0)

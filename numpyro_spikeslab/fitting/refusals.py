@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a fit does not take."""
 
+from numpyro.infer.autoguide import AutoDelta
+
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.reading.form import ENTRIES
 from numpyro_spikeslab.reading.reader import Reading
@@ -13,6 +15,15 @@ def refuse_other_guide(guide: SpikeSlabGuide, reading: Reading) -> None:
         raise ValueError(
             f"CAVI: the weights of the model are {given} and those of the guide {own}. A guide "
             "is made for one model: give CAVI that of its own."
+        )
+
+
+def refuse_inner(guide: SpikeSlabGuide) -> None:
+    """An inner guide whose bound has no closed form; the guide has been set up."""
+    if guide.inner is not None and not isinstance(guide.inner, AutoDelta):
+        raise ValueError(
+            f"CAVI: the guide's inner guide is {type(guide.inner).__name__}, whose bound "
+            "has no closed form. Use AutoDelta, or fit with numpyro.infer.SVI."
         )
 
 

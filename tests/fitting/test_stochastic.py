@@ -20,13 +20,8 @@ import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting import ascent
 from numpyro_spikeslab.fitting.posterior import view_at
 from numpyro_spikeslab.fitting.run import Task
-from numpyro_spikeslab.fitting.stochastic import (
-    Stream,
-    _resized,
-    _settled,
-    forgetting,
-    local_sites,
-)
+from numpyro_spikeslab.fitting.schedules import forgetting
+from numpyro_spikeslab.fitting.stochastic import Stream, _resized, _settled, local_sites
 from numpyro_spikeslab.reading.reader import Reader
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the guides say of the posterior: probabilities, means, draws, quantiles."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro.distributions as dist
+from numpyro.infer import Predictive
+from numpyro.infer.autoguide import AutoDelta, AutoGuide
+
+from numpyro_spikeslab.distributions import SpikeSlab
+from numpyro_spikeslab.fitting.inner import inner_summary, makes_delta
+from numpyro_spikeslab.primitives import weights
+from numpyro_spikeslab.reading.form import Pair
+
+
+class PosteriorSummaries(AutoGuide):
+    """Summaries of a posterior, from parameters and the model's arguments alone.
+
+    - **pairs**, **functions** - of the model that the guide has last been called with.
+    - **inner_guide**, **inner** - of the other sites: its class, and once set up itself.
+    """
+
+    pairs: tuple[Pair, ...]
+    functions: tuple[str, ...]
+    inner_guide: Callable[..., AutoGuide]
+    inner: AutoGuide | None
+
+    @abstractmethod
+    def set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Note names, shapes and start values, anew where they are others."""
+
+    @abstractmethod
+    def _marginal(self, name: str, params: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Inclusion probability, and mean and standard deviation of the slab where included."""
+
+    @abstractmethod
+    def _pair_names(self, params: dict[str, Any]) -> list[str]:
+        """Names of the weights, from those of the parameters."""
+
+    def inclusion_probabilities(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Posterior inclusion probability ``gamma`` of each weight.
+
+        :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
+        :return: ``{name: array in the shape of the weights}``.
+        """
+        return {name: self._marginal(name, params)[0] for name in self._pair_names(params)}
+
+    def posterior_mean(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Posterior mean ``<w> = gamma mu`` of each weight; with the model's arguments, also that
+        of its latent functions.
+
+        :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
+        :param args: arguments of the model; without them latent functions are left out.
+        :param kwargs: keyword arguments of the model.
+        :return: ``{name: array in the shape of the site}``.
+        """
+        means = {name: marginal.mean for name, marginal in self._marginals(params).items()}
+        moments = self._function_moments(params, args, kwargs) if args or kwargs else {}
+        return means | {name: mean for name, (mean, _) in moments.items()}
+
+    def _marginals(self, params: dict[str, Any]) -> dict[str, SpikeSlab]:
+        marginals = {}
+        for name in self._pair_names(params):
+            probs, loc, scale = self._marginal(name, params)
+            marginals[name] = SpikeSlab(probs, scale, loc)
+        return marginals
+
+    def _function_moments(
+        self, params: dict[str, Any], args: tuple, kwargs: dict[str, Any]
+    ) -> dict[str, tuple[Any, Any]]:
+        """Means and variances of the latent functions at the inputs."""
+        return {}
+
+    def sample_posterior(
+        self,
+        rng_key: jax.Array,
+        params: dict[str, Any],
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Draw from the guide: all latent sites and the model's deterministic sites.
+
+        :param rng_key: random key.
+        :param params: parameters of the guide.
+        :param args: arguments of the model, as for the fit.
+        :param sample_shape: leading shape of the draws.
+        :param kwargs: keyword arguments of the model.
+        """
+        return self.sample_from(self, rng_key, params, args, kwargs, sample_shape)
+
+    def sample_from(
+        self,
+        guide: Callable,
+        rng_key: jax.Array,
+        params: dict[str, Any],
+        args: tuple,
+        kwargs: dict[str, Any],
+        sample_shape: tuple[int, ...],
+    ) -> dict[str, Any]:
+        """Draws, as of :meth:`sample_posterior`, of a ``guide`` that samples the same sites."""
+        self.set_up(args, kwargs)
+        key_guide, key_model = random.split(rng_key)
+        sites = [name for pair in self.pairs for name in (pair.spike, pair.slab)]
+        sites += self.functions
+        draws = Predictive(
+            guide,
+            params=params,
+            num_samples=prod(sample_shape),
+            return_sites=[*self._others, *sites],
+            parallel=True,
+        )(key_guide, *args, **kwargs)
+        draws |= {p.name: weights(p.of_weights(draws[p.spike]), draws[p.slab]) for p in self.pairs}
+        missing = [name for name in self._deterministics if name not in draws]
+        if missing:
+            predictive = Predictive(self.model, draws, params=params, return_sites=missing)
+            draws |= predictive(key_model, *args, **kwargs)
+        return {name: x.reshape(sample_shape + x.shape[1:]) for name, x in draws.items()}
+
+    def median(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Posterior median of each weight, each spike and each other latent site.
+
+        The entry of a slab is its median given that the weight is included.
+
+        :param params: parameters of the guide.
+        :param args: arguments of the model; without them latent functions are left out.
+        :param kwargs: keyword arguments of the model.
+        """
+        self._make_ready(args, kwargs)
+        medians = self._inner_median(params)
+        found = self._own_quantiles(params, np.array([0.5]), args, kwargs)
+        return medians | {name: x[0] for name, x in found.items()}
+
+    def _make_ready(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Set up an inner guide whose parameters are not the values of its sites."""
+        if makes_delta(self.inner_guide):
+            return
+        if args or kwargs:
+            self.set_up(args, kwargs)
+        elif self.prototype_trace is None:
+            raise ValueError(
+                f"{type(self).__name__}: a guide that has not been called needs the model's "
+                "arguments to read the parameters of its inner guide. Give them, as for the fit."
+            )
+
+    def _inner_median(self, params: dict[str, Any]) -> dict[str, Any]:
+        if self.inner is not None:
+            return inner_summary(self.inner, "median", params)
+        end = f"_{self.prefix}_loc"
+        own = {f"{name}{end}" for name in self._pair_names(params)}
+        # a guide that has not been called knows the sites by their parameters alone
+        return {
+            k.removesuffix(end): x for k, x in params.items() if k.endswith(end) and k not in own
+        }
+
+    def quantiles(
+        self, params: dict[str, Any], quantiles: Any, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Posterior quantiles of each weight, each spike and each other latent site.
+
+        A weight's distribution has an atom at zero, so its quantiles may be exactly 0. The entry
+        of a slab holds its quantiles given that the weight is included.
+
+        :param params: parameters of the guide.
+        :param quantiles: Q probabilities, or one.
+        :param args: arguments of the model; without them latent functions are left out.
+        :param kwargs: keyword arguments of the model.
+        :return: ``{site: array of shape (Q, ...)}``; without the leading axis for one probability.
+        """
+        levels = np.asarray(quantiles, float)
+        if levels.ndim > 1 or not np.all((levels >= 0) & (levels <= 1)):
+            raise ValueError(
+                f"{type(self).__name__}.quantiles: expected probabilities between 0 and 1, got "
+                f"{quantiles!r}."
+            )
+        self._make_ready(args, kwargs)
+        every = levels.reshape(-1)
+        if self.inner is None or isinstance(self.inner, AutoDelta):
+            medians = self._inner_median(params)
+            found = jax.tree.map(lambda x: jnp.broadcast_to(x, every.shape + jnp.shape(x)), medians)
+        else:
+            found = inner_summary(self.inner, "quantiles", params, every)
+        found |= self._own_quantiles(params, every, args, kwargs)
+        return found if levels.ndim else {name: x[0] for name, x in found.items()}
+
+    def _own_quantiles(self, params, levels, args, kwargs) -> dict[str, Any]:
+        """Quantiles of weights, spikes, slabs and latent functions."""
+        found = {}
+        if (args or kwargs) and not self.pairs:
+            self.set_up(args, kwargs)
+        # without arguments a guide that has not been called does not know whose spike is whose
+        known = {pair.name: pair for pair in self.pairs}
+        for name in self._pair_names(params):
+            probs, loc, scale = self._marginal(name, params)
+            q = jnp.reshape(jnp.asarray(levels, loc.dtype), (-1,) + (1,) * loc.ndim)
+            found[name] = SpikeSlab(probs, scale, loc).icdf(q)
+            spike = (q > 1.0 - probs).astype(int)
+            if name in known:
+                found[f"{name}_spike"] = known[name].of_spikes(spike)
+            elif f"{name}_{self.prefix}_scale_tril" not in params:
+                found[f"{name}_spike"] = spike
+            found[f"{name}_slab"] = dist.Normal(loc, scale).icdf(q)
+        moments = self._function_moments(params, args, kwargs) if args or kwargs else {}
+        for name, (mean, variance) in moments.items():
+            q = jnp.reshape(jnp.asarray(levels, mean.dtype), (-1, 1, 1))
+            found[name] = dist.Normal(mean, jnp.sqrt(variance)).icdf(q)
+        return found
