@@ -197,7 +197,9 @@ class BlockFactors(PairFactors):
             scales,
             strict=True,
         ):
-            which = self._auxiliary(pair, f"patterns_{b}", dist.Categorical(probs=stack.patterns))
+            # the sum of hundreds of probabilities in single precision is not 1 to NumPyro's 1e-6
+            choice = dist.Categorical(probs=stack.patterns, validate_args=False)
+            which = self._auxiliary(pair, f"patterns_{b}", choice)
             spikes = jnp.asarray(patterns)[which]
             mean, tril = excluded_too(stack, spikes, own)
             slabs = dist.MultivariateNormal(mean, scale_tril=tril)

@@ -76,6 +76,16 @@ def fit(model, blocks, *args, steps=200, **kwargs):
     return guide, svi, svi.run(KEY, steps, *args, progress_bar=False, **kwargs)
 
 
+def test_probabilities_whose_sum_is_rounded_are_drawn_from():
+    guide = nss.PairedGuide(model, blocks=SOME)
+    params = nss.CAVI(model, guide).init(KEY, *DATA).optim_state[1]
+    name = "w_auto_patterns_3"
+    params[name] *= 1 + 3e-6
+    draws = guide.sample_posterior(KEY, params, *DATA, sample_shape=(2000,))
+    # all patterns of the start are equally probable; 5 standard errors
+    np.testing.assert_allclose(draws["w_spike"][:, :3].mean(0), 0.5, atol=5 * 0.5 / 2000**0.5)
+
+
 @lru_cache
 def fitted(name):
     jax.config.update("jax_enable_x64", True)
