@@ -376,7 +376,7 @@ class CAVI(SVI):
                     progress = stage.progress
                     losses.append(stage.losses)
                     restarts = stage.restarts if number > 1 and restarts is None else restarts
-                    ends = stage.ends if number > 1 else None
+                    ends = stage.ends
             except KeyboardInterrupt:
                 if not losses:
                     raise
@@ -390,8 +390,7 @@ class CAVI(SVI):
         new = self._state(task, state, progress)
         converged = None if tol is None else progress.converged
         params = self.get_params(new)
-        unpack = partial(self.guide.unpack, task.reading, params=params)
-        optima = None if ends is None else optima_of(ends, unpack)
+        optima = optima_of(ends, partial(self.guide.unpack, task.reading, params=params))
         return CAVIRunResult(params, new, joined, converged, restarts, optima)
 
     # States

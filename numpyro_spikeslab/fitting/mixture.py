@@ -14,7 +14,6 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_spikeslab.fitting.blocks import BlockFactors
 from numpyro_spikeslab.fitting.components import (
     Mixture,
     distinct,
@@ -48,8 +47,8 @@ class MixtureGuide(AutoGuide):
     Each of these has a leading axis of K components, and ``{prefix}_component_probs``, shape (K,),
     has their weights. Without them it starts at ``num_components`` copies of the component's start.
 
-    :param guide: the guide that was fitted, or a fresh one of the same model. Its inner guide must
-        be an ``AutoDelta``, and the model without latent functions and without params.
+    :param guide: the guide that was fitted, or a fresh one of the same model and blocks. Its inner
+        guide must be an ``AutoDelta``, and the model without latent functions and without params.
     :param num_components: at most so many optima are kept. The default is 5.
     :raises TypeError: if the guide is of another class.
     :raises ValueError: if it has another inner guide, or ``num_components`` is less than 1; when
@@ -112,9 +111,9 @@ class MixtureGuide(AutoGuide):
         :param args: arguments of the model, as for the fit.
         :param kwargs: keyword arguments of the model.
         :return: ``{name: array of shape (K, ...)}``.
-        :raises ValueError: if there are no optima, or they are not of this guide.
+        :raises ValueError: if there are no optima, or they have other parameters than the guide.
         """
-        if optima is None or not len(optima.bounds):
+        if optima is None:
             raise ValueError(
                 "MixtureGuide.combine: optima are missing. A run has them with several starts, as "
                 "of `CAVI(model, guide, num_restarts=20)`, unless it was interrupted, is part of a "
@@ -236,7 +235,7 @@ class MixtureGuide(AutoGuide):
         :return: ``{site: array of shape (Q, ...)}``; without the leading axis for one probability.
         :raises NotImplementedError: with blocks, for which there is no closed form.
         """
-        if isinstance(getattr(self.guide, "_factors", None), BlockFactors):
+        if getattr(self.guide, "blocks", None) is not None:
             raise NotImplementedError(
                 "MixtureGuide: with blocks there are no `median` and `quantiles`. Use draws, from "
                 "`sample_posterior`."

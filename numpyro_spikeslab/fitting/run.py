@@ -221,11 +221,15 @@ def _chunks(task: Task, progress: Progress, plan: Plan) -> Iterator[Stage]:
         raise interrupt
 
 
-def optima_of(ends: Progress, unpack: Callable[[Posterior], dict[str, Any]]) -> Optima:
-    """The optima of several starts.
+def optima_of(
+    ends: Progress | None, unpack: Callable[[Posterior], dict[str, Any]]
+) -> Optima | None:
+    """The optima of several starts, `None` if their ends are not known.
 
     :param unpack: the parameters of a posterior.
     """
+    if ends is None:
+        return None
     losses = np.asarray(ends.loss)
     order = np.argsort(losses, kind="stable")
     order = order[~np.isnan(losses[order])]
