@@ -12,7 +12,7 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra import pairs
+from numpyro_spikeslab.algebra import pairs, task_sweeps
 from numpyro_spikeslab.algebra.task_sweeps import masked_task_sweep, task_sweep
 
 # compiled once for all tests of the same shapes
@@ -135,7 +135,7 @@ def test_tiles_of_tasks_do_not_change_their_sweeps(
 ):
     """Eight tasks: a tile that is not full, full ones, and one that is larger than all; devices
     that have the same number of tasks, and such that have not."""
-    monkeypatch.setattr(pairs, "TILE", tile)
+    monkeypatch.setattr(task_sweeps, "TILE", tile)
     monkeypatch.setattr(jax, "device_count", lambda: devices)
     Q, M = 8, 5
     tasks = [problem(M, seed=0 if shared else q) for q in range(Q)]
@@ -175,8 +175,8 @@ def test_masked_tasks_have_the_sweep_of_their_gram_matrices(
     precision, block, tile, devices, monkeypatch
 ):
     monkeypatch.setattr(jax, "device_count", lambda: devices)
-    monkeypatch.setattr(pairs, "TASK_BLOCK_SIZE", block)
-    monkeypatch.setattr(pairs, "TILE", tile)
+    monkeypatch.setattr(task_sweeps, "TASK_BLOCK_SIZE", block)
+    monkeypatch.setattr(task_sweeps, "TILE", tile)
     N, Q, M = 15, 8, 5
     rng = np.random.default_rng(3)
     mean, var = rng.normal(size=(M, N)), rng.uniform(0.0, 0.5, (M, N))
