@@ -279,13 +279,19 @@ def ends_hot(spec: Spec, num_steps: int) -> bool:
 
     :param num_steps: that it has done, with those of the state from which it began.
     """
-    # the schedule is known even where data are traced, unless it is made of them
-    with jax.core.eval_context():
-        temperature = 1.0 if spec.temperature is None else spec.temperature(num_steps - 1)
-    if not are_concrete(temperature) or float(temperature) <= 1.0:
+    if spec.temperature is None:
+        return False
+    try:
+        # a schedule is known even where data are traced
+        with jax.core.eval_context():
+            temperature = float(spec.temperature(num_steps - 1))
+    except (jax.errors.UnexpectedTracerError, jax.errors.ConcretizationTypeError):
+        # unless it is made of what is traced
+        return False
+    if temperature <= 1.0:
         return False
     warnings.warn(
-        f"CAVI.run ended after step {num_steps} at temperature {float(temperature):.3g}, where "
+        f"CAVI.run ended after step {num_steps} at temperature {temperature:.3g}, where "
         "inclusion probabilities are still flattened. Run more steps, or pass "
         "`temperature=None` to CAVI.",
         stacklevel=4,

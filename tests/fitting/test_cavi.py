@@ -290,6 +290,19 @@ def test_a_hot_run_is_told_where_data_are_traced(fixed, transform):
         transform(lambda y: fit(y, 40, init_state=half))(y)
 
 
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap])
+def test_a_schedule_may_be_made_of_traced_values(x64, fixed, transform):
+    X, y = fixed.args
+
+    def last(y, start):
+        svi = cavi(fixed, temperature=lambda step: jnp.maximum(start * 0.97**step, 1.0))
+        return svi.run(KEY, 150, X, y, progress_bar=False).losses[-1]
+
+    args = (y[None], jnp.array([20.0])) if transform is jax.vmap else (y, 20.0)
+    expected = run(cavi(fixed, temperature=nss.annealing), fixed, 150).losses[-1]
+    np.testing.assert_allclose(transform(last)(*args), expected, rtol=1e-9)
+
+
 @pytest.mark.parametrize("double", [True, False], ids=["to float64", "to float32"])
 @pytest.mark.parametrize(
     "kind",
