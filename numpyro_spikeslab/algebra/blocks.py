@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks of weights with one joint factor: a mixture over patterns of inclusion of Gaussians.
 
-Given everything else, the pattern of a block and its slabs have a conditional in closed form: each
-pattern ``s`` has a Gaussian of its slabs and an evidence. Beside it all other weights are
-independent pairs, the paired mean field. Arrays in, arrays out: this module knows no NumPyro.
+Beside the blocks, of which :mod:`~numpyro_spikeslab.algebra.patterns` knows one, all other weights
+are independent pairs, the paired mean field. Arrays in, arrays out: this module knows no NumPyro.
 """
 
 from dataclasses import dataclass
@@ -285,6 +284,3 @@ def visit_block(
     moments = moments_of(probs, slabs, patterns)
     residual += (mean - probs @ patterns * moments.loc) @ own
     return residual, (Stack(probs, linear, tril), moments)
-
-
-# Quantiles

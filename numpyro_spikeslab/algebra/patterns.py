@@ -183,21 +183,38 @@ def quantiles(
 
     def of(one: Stack) -> Any:
         slabs = slabs_of(one.linear, one.precision_tril, patterns)
-        scale = jnp.sqrt(slabs.variance)
-        probs = one.patterns @ patterns
-        at = jnp.where(patterns > 0, -slabs.mean / jnp.where(patterns > 0, scale, 1.0), 0.0)
-        shares = shares_of(one.patterns, patterns)
-        below = probs * jnp.sum(shares * ndtr(at), axis=0)
-        q = levels[:, None]
-        in_slab = jnp.where(q < below, q, q - (1 - probs)) / jnp.where(probs > 0, probs, 1.0)
-        zero = (q >= below) & (q <= below + 1 - probs)
-        components = shares, slabs.mean, scale
-        weight = _mixture_icdf(*components, jnp.clip(jnp.where(zero, 0.5, in_slab), 0.0, 1.0))
-        slab = _mixture_icdf(*components, jnp.broadcast_to(q, weight.shape))
-        return jnp.where(zero, 0.0, weight), slab
+        components = shares_of(one.patterns, patterns), slabs.mean, jnp.sqrt(slabs.variance)
+        return mixture_quantiles(one.patterns @ patterns, *components, levels)
 
     weight, slab = lax.map(of, stack)
     return jnp.moveaxis(weight, 0, 1), jnp.moveaxis(slab, 0, 1)
+
+
+def mixture_quantiles(
+    probs: Float[Array, " b"],
+    shares: Float[Array, "S b"],
+    mean: Float[Array, "S b"],
+    scale: Float[Array, "S b"],
+    levels: Float[Array, " Q"],
+) -> tuple[Float[Array, "Q b"], Float[Array, "Q b"]]:
+    """Quantiles of b weights whose slabs are mixtures of S Gaussians, exactly 0 inside of their
+    atoms, and of these slabs given inclusion.
+
+    :param probs: inclusion probabilities.
+    :param shares: of each component given inclusion.
+    """
+    part = shares > 0
+    at = jnp.where(part, -mean / jnp.where(part, scale, 1.0), 0.0)
+    below = probs * jnp.sum(shares * ndtr(at), axis=0)
+    q = levels[:, None]
+    safe = jnp.where(probs > 0, probs, 1.0)
+    # from above, so that level 1 stays 1
+    in_slab = jnp.where(q < below, q / safe, 1 - (1 - q) / safe)
+    zero = (q >= below) & (q <= below + 1 - probs)
+    components = shares, mean, scale
+    weight = _mixture_icdf(*components, jnp.clip(jnp.where(zero, 0.5, in_slab), 0.0, 1.0))
+    slab = _mixture_icdf(*components, jnp.broadcast_to(q, weight.shape))
+    return jnp.where(zero, 0.0, weight), slab
 
 
 def _mixture_icdf(

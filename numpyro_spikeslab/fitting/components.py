@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtures of one guide at several parameters: which, their distribution and their quantiles."""
 
-from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import Any
@@ -21,11 +20,8 @@ from numpyro.distributions.util import validate_sample
 from numpyro.infer.util import log_density
 from numpyro.util import is_prng_key
 
-from numpyro_spikeslab.distributions import SpikeSlab
+from numpyro_spikeslab.algebra.patterns import mixture_quantiles
 from numpyro_spikeslab.fitting.run import Optima
-
-NUM_HALVINGS = 100
-"""Of the interval around a quantile; more than float64 has bits."""
 
 DISTINCT = 0.1
 """Difference of an inclusion probability beyond which two optima are not the same."""
@@ -129,8 +125,7 @@ def quantiles_of(
     for name in guide._pair_names(components):
         marginal = jax.vmap(partial(guide._marginal, name))(components)
         spike, slab = f"{name}_spike", f"{name}_slab"
-        found[name] = of_weights(mixing, marginal, q, each[name])
-        found[slab] = of_slabs(mixing, marginal, q, each[slab])
+        found[name], found[slab] = of_weights_and_slabs(mixing, marginal, q)
         # without arguments a guide that has not been called does not know whose spike is whose
         if spike in each:
             on = of_spikes(mixing, marginal[0], q)
@@ -140,32 +135,22 @@ def quantiles_of(
     return found | {name: of_points(mixing, x, q) for name, x in points.items()}
 
 
-def of_weights(
-    mixing: Float[Array, " K"], marginal: tuple[Any, Any, Any], q: Any, each: Any
-) -> Float[Array, "Q ..."]:
-    """Quantiles of weights, exactly 0 inside of their atom.
+def of_weights_and_slabs(
+    mixing: Float[Array, " K"], marginal: tuple[Any, Any, Any], q: Any
+) -> tuple[Float[Array, "Q ..."], Float[Array, "Q ..."]]:
+    """Quantiles of weights, and of slabs given that their weights are included.
 
     :param marginal: inclusion probabilities, means and standard deviations of slabs, (K, ...).
     """
-    probs, loc, scale = marginal
-    level, mixing = _beside(q, loc[0]), _beside(mixing, loc[0])
-    slab = dist.Normal(loc, scale)
-    below = jnp.sum(mixing * probs * slab.cdf(0.0), axis=0)
-    inside = (level >= below) & (level <= below + 1 - jnp.sum(mixing * probs, axis=0))
-    weights = SpikeSlab(probs, scale, loc)
-    found = _inverse(lambda x: jnp.sum(mixing * weights.cdf(x), axis=0), level, each)
-    return jnp.where(inside, 0.0, found)
-
-
-def of_slabs(
-    mixing: Float[Array, " K"], marginal: tuple[Any, Any, Any], q: Any, each: Any
-) -> Float[Array, "Q ..."]:
-    """Quantiles of slabs given that their weights are included; the same arguments."""
-    probs, loc, scale = marginal
-    included = _beside(mixing, loc[0]) * probs
-    share = included / jnp.sum(included, axis=0)
-    cdf = dist.Normal(loc, scale).cdf
-    return _inverse(lambda x: jnp.sum(share * cdf(x), axis=0), _beside(q, loc[0]), each)
+    shape = marginal[1].shape[1:]
+    probs, loc, scale = (jnp.reshape(x, (len(mixing), -1)) for x in marginal)
+    total = mixing @ probs
+    never = total <= 0
+    # of a weight that is never included, the slabs of all components count by their weights
+    shares = jnp.where(never, mixing[:, None], mixing[:, None] * probs / jnp.where(never, 1, total))
+    found = mixture_quantiles(total, shares, loc, scale, jnp.asarray(q, loc.dtype))
+    weight, slab = (jnp.reshape(x, (-1, *shape)) for x in found)
+    return weight, slab
 
 
 def of_spikes(mixing: Float[Array, " K"], probs: Any, q: Any) -> Int[Array, "Q ..."]:
@@ -189,19 +174,3 @@ def of_points(mixing: Float[Array, " K"], points: Any, q: Any) -> Float[Array, "
 def _beside(x: Any, like: Any) -> Any:
     """A vector along a new axis before those of another array."""
     return jnp.reshape(x, (-1,) + (1,) * jnp.ndim(like))
-
-
-def _inverse(cdf: Callable, level: Any, each: Any) -> Any:
-    """The least number at which a distribution function has reached a level, by bisection.
-
-    :param each: where those of the components have, shape (K, Q, ...).
-    """
-
-    def halve(_, ends):
-        low, high = ends
-        middle = 0.5 * (low + high)
-        reached = jax.vmap(cdf)(middle) >= level
-        return jnp.where(reached, low, middle), jnp.where(reached, middle, high)
-
-    ends = jnp.min(each, axis=0), jnp.max(each, axis=0)
-    return jax.lax.fori_loop(0, NUM_HALVINGS, halve, ends)[1]
