@@ -119,8 +119,11 @@ class SpikeSlab(dist.Distribution):
         slab_below_zero = self._slab.cdf(0.0)
         below = self.inclusion * slab_below_zero
         inside = (q >= below) & (q <= below + 1.0 - self.inclusion)
-        tail = jnp.where(q < below, q, q - (1.0 - self.inclusion)) / self.inclusion
+        # from above, so that level 1 stays 1
+        tail = jnp.where(q < below, q / self.inclusion, 1.0 - (1.0 - q) / self.inclusion)
         slab = self.loc + self.scale * ndtri(jnp.clip(jnp.where(inside, 0.5, tail), 0.0, 1.0))
+        # rounding must not take quantiles across the atom
+        slab = jnp.where(q < below, jnp.minimum(slab, 0.0), jnp.maximum(slab, 0.0))
         return jnp.where(inside, 0.0, slab)
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from jax import random
 
+from numpyro_spikeslab.frames import as_numbers
 from numpyro_spikeslab.regression import sparse_regression
 from numpyro_spikeslab.reporting.data import posterior
 
@@ -79,6 +80,10 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         :return: the estimator itself.
         :raises ValueError: as :func:`~numpyro_spikeslab.sparse_regression` and scikit-learn do.
         """
+        for name, values in (("X", X), ("y", y)):
+            # scikit-learn would take what is masked, and labels or dates for numbers
+            if np.ma.is_masked(values) or isinstance(values, pd.DataFrame | pd.Series):
+                as_numbers(name, values)
         table, response = validate_data(
             self, X, y, dtype=float, y_numeric=True, ensure_min_samples=3
         )

@@ -99,6 +99,12 @@ def as_numbers(argument: str, values: Any) -> np.ndarray:
     """An array of finite real numbers."""
     if hasattr(values, "toarray"):
         raise ValueError(f"{argument}: got a sparse matrix, expected an array; use .toarray().")
+    if hasattr(values, "columns") and not isinstance(values, pd.DataFrame):
+        # the names of its columns would be lost, and with them their order
+        raise ValueError(
+            f"{argument}: got a {type(values).__module__.split('.')[0]} DataFrame, expected one of "
+            "pandas or an array; use .to_pandas()."
+        )
     if np.iscomplexobj(values):
         raise ValueError(
             f"{argument}: Complex data not supported; give real and imaginary parts as columns."

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 import numpyro
 import numpyro.distributions as dist
-from numpyro.primitives import _PYRO_STACK
+from numpyro.primitives import _PYRO_STACK, apply_stack
 from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.distributions import GaussianFunctions
@@ -103,7 +103,14 @@ def spike_slab(
         f"{name}_spike", dist.Bernoulli(probs=inclusion), infer={MARK: (name, "spike")}
     )
     slab = numpyro.sample(f"{name}_slab", dist.Normal(0.0, scale), infer={MARK: (name, "slab")})
-    return numpyro.deterministic(name, weights(spike, slab))
+    return _recorded(name, weights(spike, slab))
+
+
+def _recorded(name: str, w: Any) -> Any:
+    """``numpyro.deterministic``, whose site also has what a handler may have put another value for:
+    ``intermediates``, which NumPyro's control flow takes along."""
+    site = {"type": "deterministic", "name": name, "value": w, "intermediates": [w]}
+    return apply_stack(site | {"cond_indep_stack": []})["value"] if _PYRO_STACK else w
 
 
 def _grouped(
@@ -128,7 +135,7 @@ def _grouped(
         spike = numpyro.sample(f"{name}_spike", dist.Bernoulli(probs=inclusion), infer=mark)
     with numpyro.plate(f"{name}_weight", P):
         slab = numpyro.sample(f"{name}_slab", dist.Normal(0.0, scale), infer={MARK: (name, "slab")})
-        return numpyro.deterministic(name, weights(jnp.asarray(spike)[..., index], slab))
+        return _recorded(name, weights(jnp.asarray(spike)[..., index], slab))
 
 
 def _group_index(name: str, groups: Any) -> np.ndarray:

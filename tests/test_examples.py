@@ -143,7 +143,7 @@ def test_blocks_in_colour_make_their_image(denoise):
     np.testing.assert_allclose(denoise.image_of(blocks, np.arange(1.0, 9), image.shape), image)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_image_is_completed(monkeypatch):
     """In single precision, as users do; a start that is dense or copies what is seen fails."""
     pytest.importorskip("sklearn", reason="scikit-learn is needed by this example only")
@@ -165,7 +165,7 @@ def test_an_image_is_completed(monkeypatch):
     plt.close("all")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kernel", ["white", "exponential"])
 def test_an_image_is_denoised(denoise, monkeypatch, kernel):
     """In single precision, as users do."""
@@ -190,7 +190,7 @@ def test_an_image_is_denoised(denoise, monkeypatch, kernel):
     plt.close("all")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_is_killed_goes_on_with_the_same_numbers(monkeypatch, tmp_path):
     pytest.importorskip("orbax.checkpoint", reason="orbax is needed by this example only")
     long_run = imported("long_run", monkeypatch)

@@ -30,7 +30,7 @@ def squared(scale, A, B):
     return np.exp(-0.5 * ((A[:, None] - B) / scale) ** 2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("scale", [0.05, 1.0, 30.0])
 def test_predictions_from_draws_are_finite_and_interpolate(precision, scale):
     rng = np.random.default_rng(0)

@@ -259,6 +259,11 @@ def test_icdf_inverts_the_cdf_outside_the_atom(x64, inclusion, scale, loc):
     np.testing.assert_array_equal(prior.icdf(np.array([0.0, 1.0])), [-np.inf, np.inf])
 
 
+def test_the_last_quantile_is_infinite_however_rare_the_slab(precision):
+    prior = nss.SpikeSlab(jnp.linspace(1e-6, 1.0, 1001), 1.0)
+    assert np.all(np.isinf(prior.icdf(1.0)))
+
+
 @EVERY_PARAMETER
 def test_quantiles_are_the_smallest_values_that_reach_them(x64, inclusion, scale, loc):
     prior = nss.SpikeSlab(inclusion, scale, loc)

@@ -154,7 +154,7 @@ def test_biases_are_found_and_those_of_few_ratings_are_small(ratings):
     assert abs(np.mean(found[0]) + 3 * 5 / 7) < 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("split", ["ra", "rb"])
 def test_factors_are_better_than_biases_alone(ratings, movielens, split):
     table, planted = ratings.generated(seed=1)

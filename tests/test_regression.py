@@ -88,7 +88,7 @@ def test_a_constant_column_has_the_weight_zero(found):
     assert (found["posterior"]["w"].sel(feature="batch") == 0).all()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_alternatives_of_the_fit_have_the_names_of_the_columns():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(40, 1)) * [1.0, 0.0, -10.0] + 3.0
@@ -139,7 +139,7 @@ def test_intercept_noise_and_predictions_are_in_the_units_of_the_response(found)
     assert centre.std() == pytest.approx(spread, rel=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_noise_does_not_vanish_where_columns_are_many(found):
     """Four rows, six columns: as many degrees of freedom as an intercept leaves, and no more."""
     rng = np.random.default_rng(0)
@@ -157,7 +157,7 @@ def test_contrasts_are_an_orthonormal_basis_without_the_mean():
 FEW = dict(num_warmup=20, num_samples=50, num_chains=2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_other_units_are_another_name_for_the_same():
     X, y = table()
     first = nss.sparse_regression(KEY, X.to_numpy(), y, **FEW)
@@ -241,7 +241,7 @@ def test_a_response_that_varies_by_rounding_alone_is_constant():
         nss.sparse_regression(KEY, X, y)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("unchecked_types")  # some checks pass anything, to see it kept
 def test_all_checks_of_scikit_learn():
     checks = pytest.importorskip("sklearn.utils.estimator_checks")
@@ -255,7 +255,7 @@ def test_the_scale_of_the_slab_moves(found):
     assert arviz_stats.ess(reading.posterior(found)[["slab_scale"]])["slab_scale"] > 1000
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_more_columns_than_rows():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(30, 60))
@@ -266,7 +266,7 @@ def test_more_columns_than_rows():
     assert found["summary"]["credible_set"].values[7] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_fit_that_is_off_is_flagged():
     """Eight effects among columns of which neighbours are correlated by 0.97."""
     rng = np.random.default_rng(0)
@@ -290,7 +290,7 @@ def diabetes():
     return pd.DataFrame(columns), y
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_diabetes_against_a_long_run():
     X, y = diabetes()
     assert X.shape == (442, 64)
@@ -337,7 +337,7 @@ def test_errors(X, y, options, message):
         nss.sparse_regression(KEY, X, y, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_another_expected_size_compiles_no_chains_anew():
     X, y = table()
     options = dict(num_warmup=50, num_samples=60, num_chains=2)
@@ -348,3 +348,34 @@ def test_another_expected_size_compiles_no_chains_anew():
         sizes.append(float(tree["posterior"]["inclusion"].mean()))
     assert regression.chains._cache_size() == before + 1
     assert sizes[0] < sizes[1] - 0.1
+
+
+class OtherFrame:
+    """A table of another library than pandas."""
+
+    columns = NAMES
+
+    def __array__(self, dtype=None, copy=None):
+        return X.to_numpy()
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(("table", "new"), [(OtherFrame(), None), (X, OtherFrame())])
+def test_tables_of_other_libraries_are_not_read_by_position(table, new):
+    with pytest.raises(ValueError, match=r"got a .* DataFrame, .*to_pandas"):
+        nss.sparse_regression(KEY, table, Y, X_new=new)
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "message"),
+    [
+        (np.ma.masked_less(X.to_numpy(), 0.0), Y, "X: got .* masked values"),
+        (X, np.ma.masked_less(Y, 90.0), "y: got .* masked values"),
+        (X.assign(dose=pd.Categorical(["3", "4"] * 15)), Y, "X: got values that are not numbers"),
+        (X.assign(day=pd.date_range("2020-01-01", periods=30)), Y, "X: got dates"),
+    ],
+)
+def test_the_estimator_refuses_what_the_function_refuses(X, y, message):
+    pytest.importorskip("sklearn")
+    with pytest.raises(ValueError, match=message):
+        nss.SparseRegression(random_state=0).fit(X, y)

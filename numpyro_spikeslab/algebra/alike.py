@@ -25,9 +25,16 @@ def check_limits(coverage: float, min_correlation: float) -> None:
             raise ValueError(f"{name}: got {value}, expected a number between 0 and 1, like 0.95.")
 
 
-def unit_columns(table: Float[np.ndarray, "N P"]) -> Float[np.ndarray, "N P"]:
-    """Centred columns of norm 1, whose products are correlations; constant columns are 0."""
-    centred = table - table.mean(axis=0)
+def unit_columns(
+    table: Float[np.ndarray, "N P"], weights: Float[np.ndarray, " N"] | None = None
+) -> Float[np.ndarray, "N P"]:
+    """Centred columns of norm 1, whose products are correlations; constant columns are 0.
+
+    :param weights: of the rows, the same by default.
+    """
+    centred = table - np.average(table, axis=0, weights=weights)
+    if weights is not None:
+        centred = centred * np.sqrt(weights / weights.max())[:, None]
     norms = np.linalg.norm(centred, axis=0)
     constant = norms <= 1e-12 * np.linalg.norm(table, axis=0)
     return np.where(constant, 0.0, centred / np.where(constant, 1.0, norms))

@@ -17,7 +17,9 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
-from jax.scipy.special import logsumexp, ndtr, ndtri
+from jax.scipy.special import logsumexp
+
+from numpyro_spikeslab.algebra.mixtures import SlabMixtures
 
 MAX_BLOCK = 10
 """Weights of a block with every pattern; one of b weights has 2**b patterns."""
@@ -176,69 +178,15 @@ def excluded_too(
     return jax.vmap(of)(stack.linear, stack.precision_tril, spikes, scale)
 
 
-def quantiles(
-    stack: Stack, patterns: Any, levels: Float[Array, " Q"]
-) -> tuple[Float[Array, "Q K b"], Float[Array, "Q K b"]]:
-    """Quantiles of the weights of a stack, and of their slabs given inclusion."""
+@jax.jit
+def stack_mixtures(stack: Stack, patterns: Any) -> SlabMixtures:
+    """The marginals of the weights of a stack, one block after the other."""
 
-    def of(one: Stack) -> Any:
+    def of(one: Stack) -> SlabMixtures:
         slabs = slabs_of(one.linear, one.precision_tril, patterns)
-        components = shares_of(one.patterns, patterns), slabs.mean, jnp.sqrt(slabs.variance)
-        return mixture_quantiles(one.patterns @ patterns, *components, levels)
+        shares = shares_of(one.patterns, patterns)
+        return SlabMixtures(one.patterns @ patterns, shares, slabs.mean, jnp.sqrt(slabs.variance))
 
-    weight, slab = lax.map(of, stack)
-    return jnp.moveaxis(weight, 0, 1), jnp.moveaxis(slab, 0, 1)
-
-
-def mixture_quantiles(
-    probs: Float[Array, " b"],
-    shares: Float[Array, "S b"],
-    mean: Float[Array, "S b"],
-    scale: Float[Array, "S b"],
-    levels: Float[Array, " Q"],
-) -> tuple[Float[Array, "Q b"], Float[Array, "Q b"]]:
-    """Quantiles of b weights whose slabs are mixtures of S Gaussians, exactly 0 inside of their
-    atoms, and of these slabs given inclusion.
-
-    :param probs: inclusion probabilities.
-    :param shares: of each component given inclusion.
-    """
-    part = shares > 0
-    at = jnp.where(part, -mean / jnp.where(part, scale, 1.0), 0.0)
-    below = probs * jnp.sum(shares * ndtr(at), axis=0)
-    q = levels[:, None]
-    safe = jnp.where(probs > 0, probs, 1.0)
-    # from above, so that level 1 stays 1
-    in_slab = jnp.where(q < below, q / safe, 1 - (1 - q) / safe)
-    zero = (q >= below) & (q <= below + 1 - probs)
-    components = shares, mean, scale
-    weight = _mixture_icdf(*components, jnp.clip(jnp.where(zero, 0.5, in_slab), 0.0, 1.0))
-    slab = _mixture_icdf(*components, jnp.broadcast_to(q, weight.shape))
-    return jnp.where(zero, 0.0, weight), slab
-
-
-def _mixture_icdf(
-    shares: Float[Array, "S b"],
-    mean: Float[Array, "S b"],
-    scale: Float[Array, "S b"],
-    q: Float[Array, "Q b"],
-) -> Float[Array, "Q b"]:
-    """Quantiles of b mixtures of S Gaussians, by bisection between those of the components."""
-    part = shares > 0
-    safe = jnp.where(part, scale, 1.0)
-
-    def at_level(q):
-        ends = mean + safe * ndtri(q)
-        low = jnp.min(jnp.where(part, ends, jnp.inf), axis=0)
-        high = jnp.max(jnp.where(part, ends, -jnp.inf), axis=0)
-
-        def halve(_, ends):
-            low, high = ends
-            middle = 0.5 * (low + high)
-            is_below = jnp.sum(shares * ndtr((middle - mean) / safe), axis=0) < q
-            return jnp.where(is_below, middle, low), jnp.where(is_below, high, middle)
-
-        low, high = lax.fori_loop(0, jnp.finfo(q.dtype).nmant + 8, halve, (low, high))
-        return 0.5 * (low + high)
-
-    return lax.map(at_level, q)
+    probs, *parts = lax.map(of, stack)
+    parts = [jnp.moveaxis(x, 1, 0).reshape(len(patterns), -1) for x in parts]
+    return SlabMixtures(jnp.ravel(probs), *parts)

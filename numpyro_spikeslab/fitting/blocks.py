@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import jax
 import jax.numpy as jnp
 
 import numpyro
@@ -17,14 +18,14 @@ from numpyro.distributions import constraints
 from numpyro_spikeslab.algebra.alike import clusters, unit_columns
 from numpyro_spikeslab.algebra.blocks import BlockMeanField, Blocks
 from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.mixtures import SlabMixtures, single
 from numpyro_spikeslab.algebra.patterns import (
     MAX_BLOCK,
     Stack,
     excluded_too,
     prior_slabs,
-    quantiles,
+    stack_mixtures,
 )
-from numpyro_spikeslab.distributions import SpikeSlab
 from numpyro_spikeslab.fitting.pairs import PairFactors, declared
 from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair, find_pairs
@@ -249,23 +250,17 @@ class BlockFactors(PairFactors):
         probs, loc, scale = (x.reshape(shape) for x in (family.probs, family.loc, family.scale))
         return probs, loc, scale
 
-    def quantiles(self, name: str, params: dict[str, Any], levels: Any) -> dict[str, Any]:
-        shape, blocks = self._of(name, params)
-        probs, loc, scale = (params[key] for key in self.names(name))
-        q = jnp.asarray(levels, loc.dtype)
-        alone = (
-            SpikeSlab(probs, scale, loc).icdf(q[:, None]),
-            dist.Normal(loc, scale).icdf(q[:, None]),
-        )
-        stacks = self._stacks(name, blocks, params)
-        each = zip(stacks, blocks.patterns, strict=True)
-        found = [alone, *(quantiles(stack, patterns, q) for stack, patterns in each)]
-        weight, slab = (
-            jnp.stack([blocks.flat(x[0][k], [y[k] for y in x[1:]]) for k in range(len(q))])
-            for x in zip(*found, strict=True)
-        )
-        every = (len(q), *shape)
-        return {name: weight.reshape(every), f"{name}_slab": slab.reshape(every)}
+    def slab_mixtures(self, name: str, params: dict[str, Any]) -> list[SlabMixtures]:
+        blocks = self._of(name, params)[1]
+        stacks = zip(self._stacks(name, blocks, params), blocks.patterns, strict=True)
+        return [
+            single(*(params[key] for key in self.names(name))),
+            *(stack_mixtures(stack, patterns) for stack, patterns in stacks),
+        ]
+
+    def in_order(self, name: str, params: dict[str, Any], parts: list[Any]) -> Any:
+        flat = self._of(name, params)[1].flat
+        return jax.vmap(lambda *each: flat(each[0], each[1:]))(*parts)
 
 
 @lru_cache

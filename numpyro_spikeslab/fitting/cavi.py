@@ -359,8 +359,8 @@ class CAVI(SVI):
             given = init_state is not None or init_params is not None
             number = 1 if given or self.plain or task.data.layout else 2
         progress = self._progress(task, state)
-        if task.reading.form.coefficients and not follows(task.spec, progress.posterior):
-            task.reading.name_uncentred("CAVI.run")
+        follow = follows(task.spec, progress.posterior)
+        task.reading.name_uncentred("CAVI.run", task.spec.form.coefficients if follow else ())
         plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
         if not are_concrete((task.data, progress)):
             begun = 0 if init_state is None else state.optim_state[0]
@@ -390,7 +390,8 @@ class CAVI(SVI):
         new = self._state(task, state, progress)
         converged = None if tol is None else progress.converged
         params = self.get_params(new)
-        optima = optima_of(ends, partial(self.guide.unpack, task.reading, params=params))
+        unpack = partial(self.guide.unpack, task.reading, params=params)
+        optima = optima_of(ends, unpack, self.guide.blocks)
         return CAVIRunResult(params, new, joined, converged, restarts, optima)
 
     # States

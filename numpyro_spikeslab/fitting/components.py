@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtures of one guide at several parameters: which, their distribution and their quantiles."""
 
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -20,7 +19,7 @@ from numpyro.distributions.util import validate_sample
 from numpyro.infer.util import log_density
 from numpyro.util import is_prng_key
 
-from numpyro_spikeslab.algebra.patterns import mixture_quantiles
+from numpyro_spikeslab.algebra.mixtures import mixed
 from numpyro_spikeslab.fitting.run import Optima
 
 DISTINCT = 0.1
@@ -111,54 +110,23 @@ class Mixture(dist.Distribution):
 
 
 def quantiles_of(
-    guide: Any, mixing: Float[Array, " K"], components: dict[str, Any], q: Any, each: dict[str, Any]
+    guide: Any, mixing: Float[Array, " K"], components: dict[str, Any], q: Any
 ) -> dict[str, Float[Array, "Q ..."] | Int[Array, "Q ..."]]:
     """Quantiles of all sites.
 
     :param mixing: weights of the components.
     :param components: their parameters, each behind a leading axis of K.
     :param q: probabilities, shape (Q,).
-    :param each: quantiles of each component, shape (K, Q, ...).
     """
-    found = {}
-    pairs = {pair.name: pair for pair in guide.pairs}
-    for name in guide._pair_names(components):
-        marginal = jax.vmap(partial(guide._marginal, name))(components)
-        spike, slab = f"{name}_spike", f"{name}_slab"
-        found[name], found[slab] = of_weights_and_slabs(mixing, marginal, q)
-        # without arguments a guide that has not been called does not know whose spike is whose
-        if spike in each:
-            on = of_spikes(mixing, marginal[0], q)
-            found[spike] = pairs[name].of_spikes(on) if name in pairs else on
+    found: dict[str, Any] = {}
+    one = [{name: x[k] for name, x in components.items()} for k in range(len(mixing))]
+    for name in guide._pair_names(one[0]):
+        every = zip(*(guide.slab_mixtures(name, params) for params in one), strict=True)
+        parts = [mixed(mixing, jax.tree.map(lambda *x: jnp.stack(x), *each)) for each in every]
+        found |= guide.quantiles_of_pair(name, one[0], parts, q)
     # all else is a point in each component
-    points = {name: x[:, 0] for name, x in each.items() if name not in found}
-    return found | {name: of_points(mixing, x, q) for name, x in points.items()}
-
-
-def of_weights_and_slabs(
-    mixing: Float[Array, " K"], marginal: tuple[Any, Any, Any], q: Any
-) -> tuple[Float[Array, "Q ..."], Float[Array, "Q ..."]]:
-    """Quantiles of weights, and of slabs given that their weights are included.
-
-    :param marginal: inclusion probabilities, means and standard deviations of slabs, (K, ...).
-    """
-    shape = marginal[1].shape[1:]
-    probs, loc, scale = (jnp.reshape(x, (len(mixing), -1)) for x in marginal)
-    total = mixing @ probs
-    never = total <= 0
-    # of a weight that is never included, the slabs of all components count by their weights
-    shares = jnp.where(never, mixing[:, None], mixing[:, None] * probs / jnp.where(never, 1, total))
-    found = mixture_quantiles(total, shares, loc, scale, jnp.asarray(q, loc.dtype))
-    weight, slab = (jnp.reshape(x, (-1, *shape)) for x in found)
-    return weight, slab
-
-
-def of_spikes(mixing: Float[Array, " K"], probs: Any, q: Any) -> Int[Array, "Q ..."]:
-    """Quantiles of the spike of each weight.
-
-    :param probs: inclusion probabilities, shape (K, ...).
-    """
-    return (_beside(q, probs[0]) > 1 - jnp.tensordot(mixing, probs, 1)).astype(int)
+    points = jax.vmap(guide._inner_median)(components)
+    return {name: of_points(mixing, x, q) for name, x in points.items()} | found
 
 
 def of_points(mixing: Float[Array, " K"], points: Any, q: Any) -> Float[Array, "Q ..."]:
@@ -167,10 +135,6 @@ def of_points(mixing: Float[Array, " K"], points: Any, q: Any) -> Float[Array, "
     :param points: shape (K, ...).
     """
     below = jnp.cumsum(mixing[jnp.argsort(points, axis=0)], axis=0)
-    rank = jnp.sum(below < _beside(q, points), axis=1)
+    levels = jnp.reshape(q, (-1,) + (1,) * jnp.ndim(points))
+    rank = jnp.sum(below < levels, axis=1)
     return jnp.take_along_axis(jnp.sort(points, 0), jnp.minimum(rank, len(points) - 1), 0)
-
-
-def _beside(x: Any, like: Any) -> Any:
-    """A vector along a new axis before those of another array."""
-    return jnp.reshape(x, (-1,) + (1,) * jnp.ndim(like))

@@ -272,6 +272,11 @@ class SpikeSlabGuide(PosteriorSummaries):
     def unpack_weights(self, form: Form, factors: Any) -> dict[str, Any]:
         """The inverse of :meth:`pack_weights`."""
 
+    @property
+    def blocks(self) -> dict[str, list[list[int]]] | None:
+        """The blocks of each site, once the guide has been called; `None` without blocks."""
+        return None
+
     def are_own(self, form: Form, factors: Any) -> bool:
         """Whether factors of these sizes are those of this guide."""
         return True

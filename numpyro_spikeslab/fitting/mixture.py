@@ -3,8 +3,7 @@
 
 from collections.abc import Callable
 from typing import Any
-
-import numpy as np
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,10 @@ from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.inner import makes_delta
 from numpyro_spikeslab.fitting.pairs import declared
 from numpyro_spikeslab.fitting.run import Optima
+from numpyro_spikeslab.fitting.summaries import levels_of
+
+MOST_LOST = 0.05
+"""Weight of the optima that are left out, above which the user is told."""
 
 
 class MixtureGuide(AutoGuide):
@@ -92,9 +95,10 @@ class MixtureGuide(AutoGuide):
                 f"{getattr(guide.inner_guide, '__name__', guide.inner_guide)}. Fit a guide without "
                 "`inner_guide` with CAVI."
             )
-        if num_components < 1:
+        if type(num_components) is not int or num_components < 1:
             raise ValueError(
-                f"MixtureGuide: num_components is {num_components}, expected 1 or more."
+                f"MixtureGuide: num_components is {num_components!r}, expected an integer of 1 or "
+                "more."
             )
         super().__init__(guide.model, prefix=guide.prefix)
         self.guide, self.num_components = guide, num_components
@@ -111,8 +115,15 @@ class MixtureGuide(AutoGuide):
         :param args: arguments of the model, as for the fit.
         :param kwargs: keyword arguments of the model.
         :return: ``{name: array of shape (K, ...)}``.
-        :raises ValueError: if there are no optima, or they have other parameters than the guide.
+        :raises TypeError: if ``optima`` is something else.
+        :raises ValueError: if there are no optima, or they have other parameters or blocks than
+            the guide.
         """
+        if not isinstance(optima, Optima | None):
+            raise TypeError(
+                f"MixtureGuide.combine: optima is of type {type(optima).__name__}, expected "
+                "Optima. Give `result.optima`, then the arguments of the model."
+            )
         if optima is None:
             raise ValueError(
                 "MixtureGuide.combine: optima are missing. A run has them with several starts, as "
@@ -120,13 +131,31 @@ class MixtureGuide(AutoGuide):
                 "transformation or has latent functions."
             )
         self._set_up(args, kwargs)
-        names, expected = sorted(optima.params), sorted(self.guide.start())
-        if names != expected:
+        found = {name: jnp.shape(x)[1:] for name, x in optima.params.items()}
+        expected = {name: jnp.shape(x) for name, (x, _) in self.guide.start().items()}
+        if found != expected:
             raise ValueError(
-                f"MixtureGuide.combine: optima has the parameters {names}, expected {expected}. "
-                "Combine those of a fit with the guide of this mixture."
+                f"MixtureGuide.combine: optima has parameters of the shapes {found}, expected "
+                f"{expected}. Combine those of a fit with the guide of this mixture, to the same "
+                "data."
             )
-        kept = distinct(self.guide, optima)[: self.num_components]
+        if optima.blocks != self.guide.blocks:
+            raise ValueError(
+                f"MixtureGuide.combine: optima is of a guide with the blocks {optima.blocks}, "
+                f"expected {self.guide.blocks}. Make the mixture of the guide that was fitted, or "
+                "of `PairedGuide(model, blocks=fitted.blocks)`."
+            )
+        every = distinct(self.guide, optima)
+        kept = every[: self.num_components]
+        weights = jax.nn.softmax(jnp.asarray(optima.bounds[every]))
+        lost = float(jnp.sum(weights[self.num_components :]))
+        if lost > MOST_LOST:
+            warnings.warn(
+                f"MixtureGuide.combine: {len(every) - len(kept)} optima of {len(every)} are left "
+                f"out, which have {lost:.2f} of the weight. Make the mixture with num_components="
+                f"{len(every)}.",
+                stacklevel=2,
+            )
         params: dict[str, Any] = {name: jnp.asarray(x)[kept] for name, x in optima.params.items()}
         return params | {self._probs_name: jax.nn.softmax(jnp.asarray(optima.bounds[kept]))}
 
@@ -233,16 +262,9 @@ class MixtureGuide(AutoGuide):
         :param quantiles: Q probabilities, or one.
         :param args, kwargs: arguments of the model; not needed but for spikes of groups.
         :return: ``{site: array of shape (Q, ...)}``; without the leading axis for one probability.
-        :raises NotImplementedError: with blocks, for which there is no closed form.
         """
-        if getattr(self.guide, "blocks", None) is not None:
-            raise NotImplementedError(
-                "MixtureGuide: with blocks there are no `median` and `quantiles`. Use draws, from "
-                "`sample_posterior`."
-            )
-        if np.ndim(quantiles) == 0:
-            found = self.quantiles(params, [quantiles], *args, **kwargs)
-            return {name: x[0] for name, x in found.items()}
-        probs, components = self._split(params)
-        each = jax.vmap(lambda x: self.guide.quantiles(x, quantiles, *args, **kwargs))(components)
-        return quantiles_of(self.guide, probs, components, jnp.asarray(quantiles), each)
+        levels = levels_of(quantiles, "MixtureGuide")
+        if args or kwargs:
+            self._set_up(args, kwargs)
+        found = quantiles_of(self.guide, *self._split(params), levels.reshape(-1))
+        return found if levels.ndim else {name: x[0] for name, x in found.items()}

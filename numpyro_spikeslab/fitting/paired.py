@@ -12,6 +12,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.algebra.alike import COVERAGE, MIN_CORRELATION, check_limits
+from numpyro_spikeslab.algebra.mixtures import SlabMixtures
 from numpyro_spikeslab.fitting.blocks import BlockFactors
 from numpyro_spikeslab.fitting.function_guide import FunctionGuide
 from numpyro_spikeslab.fitting.pairs import PairFactors
@@ -155,11 +156,11 @@ class PairedGuide(FunctionGuide):
     def _marginal(self, name: str, params: dict[str, Any]) -> tuple[Any, Any, Any]:
         return self._factors.marginal(name, params)
 
-    def _own_quantiles(self, params, levels, args, kwargs) -> dict[str, Any]:
-        found = super()._own_quantiles(params, levels, args, kwargs)
-        for name in self._pair_names(params):
-            found |= self._factors.quantiles(name, params, levels)
-        return found
+    def slab_mixtures(self, name: str, params: dict[str, Any]) -> list[SlabMixtures]:
+        return self._factors.slab_mixtures(name, params)
+
+    def _in_order(self, name: str, params: dict[str, Any], parts: list[Any]) -> Any:
+        return self._factors.in_order(name, params, parts)
 
     def pack_weights(self, form: Form, params: dict[str, Any]) -> Any:
         return self._factors.pack(form, params)

@@ -12,6 +12,7 @@ from numpyro.distributions import constraints
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.groups import GroupedMeanField
+from numpyro_spikeslab.algebra.mixtures import SlabMixtures, single
 from numpyro_spikeslab.fitting.groups import (
     pack_groups,
     sample_groups,
@@ -84,9 +85,13 @@ class PairFactors:
             scale = jnp.linalg.norm(params[self._key.format(name, "scale_tril")], axis=1)
         return probs, loc, scale
 
-    def quantiles(self, name: str, params: dict[str, Any], levels: Any) -> dict[str, Any]:
-        """Quantiles of weights and slabs that do not follow from their marginals."""
-        return {}
+    def slab_mixtures(self, name: str, params: dict[str, Any]) -> list[SlabMixtures]:
+        """The marginals of the weights, in parts of as many Gaussians each."""
+        return [single(*map(jnp.ravel, self.marginal(name, params)))]
+
+    def in_order(self, name: str, params: dict[str, Any], parts: list[Any]) -> Any:
+        """Numbers of the weights in these parts, each (Q, b), in the order of the weights."""
+        return parts[0]
 
     def pack(self, form: Form, params: dict[str, Any]) -> Any:
         """The factors of all pairs."""

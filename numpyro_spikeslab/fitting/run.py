@@ -64,10 +64,12 @@ class Optima(NamedTuple):
 
     - **params** - their parameters, named as in ``result.params``, behind a leading axis of starts.
     - **bounds** - their exact evidence lower bounds.
+    - **blocks** - those of the guide, `None` for pairs.
     """
 
     params: dict[str, Any]
     bounds: Float[np.ndarray, " starts"]
+    blocks: dict[str, list[list[int]]] | None = None
 
 
 class CAVIRunResult(NamedTuple):
@@ -222,11 +224,12 @@ def _chunks(task: Task, progress: Progress, plan: Plan) -> Iterator[Stage]:
 
 
 def optima_of(
-    ends: Progress | None, unpack: Callable[[Posterior], dict[str, Any]]
+    ends: Progress | None, unpack: Callable[[Posterior], dict[str, Any]], blocks: Any
 ) -> Optima | None:
     """The optima of several starts, `None` if their ends are not known.
 
     :param unpack: the parameters of a posterior.
+    :param blocks: those of the guide.
     """
     if ends is None:
         return None
@@ -234,7 +237,7 @@ def optima_of(
     order = np.argsort(losses, kind="stable")
     order = order[~np.isnan(losses[order])]
     posteriors = jax.tree.map(lambda x: x[order], ends.posterior)
-    return Optima(jax.vmap(unpack)(posteriors), -losses[order])
+    return Optima(jax.vmap(unpack)(posteriors), -losses[order], blocks)
 
 
 def _done(losses: Any, converged: bool) -> Any:

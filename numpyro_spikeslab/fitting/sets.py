@@ -125,8 +125,8 @@ def sets_of(
     :param least: least absolute correlation in it.
     """
     included = np.asarray(effects.included)
-    table = np.asarray(effects.rows, float)[:, np.asarray(effects.weights) > 0]
-    unit = unit_columns(table.T)
+    weights = np.asarray(effects.weights, float)
+    unit = unit_columns(np.asarray(effects.rows, float)[:, weights > 0].T, weights[weights > 0])
     known = set()
     for effect in columns:
         if not included[effect]:

@@ -16,6 +16,7 @@ import numpyro.distributions as dist
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
+from numpyro_spikeslab.algebra.mixtures import SlabMixtures, quantiles, single
 from numpyro_spikeslab.distributions import SpikeSlab
 from numpyro_spikeslab.fitting.inner import inner_summary, makes_delta
 from numpyro_spikeslab.primitives import weights
@@ -176,12 +177,7 @@ class PosteriorSummaries(AutoGuide):
         :param kwargs: keyword arguments of the model.
         :return: ``{site: array of shape (Q, ...)}``; without the leading axis for one probability.
         """
-        levels = np.asarray(quantiles, float)
-        if levels.ndim > 1 or not np.all((levels >= 0) & (levels <= 1)):
-            raise ValueError(
-                f"{type(self).__name__}.quantiles: expected probabilities between 0 and 1, got "
-                f"{quantiles!r}."
-            )
+        levels = levels_of(quantiles, type(self).__name__)
         self._make_ready(args, kwargs)
         every = levels.reshape(-1)
         if self.inner is None or isinstance(self.inner, AutoDelta):
@@ -194,23 +190,64 @@ class PosteriorSummaries(AutoGuide):
 
     def _own_quantiles(self, params, levels, args, kwargs) -> dict[str, Any]:
         """Quantiles of weights, spikes, slabs and latent functions."""
-        found = {}
+        found: dict[str, Any] = {}
         if (args or kwargs) and not self.pairs:
             self.set_up(args, kwargs)
-        # without arguments a guide that has not been called does not know whose spike is whose
-        known = {pair.name: pair for pair in self.pairs}
         for name in self._pair_names(params):
-            probs, loc, scale = self._marginal(name, params)
-            q = jnp.reshape(jnp.asarray(levels, loc.dtype), (-1,) + (1,) * loc.ndim)
-            found[name] = SpikeSlab(probs, scale, loc).icdf(q)
-            spike = (q > 1.0 - probs).astype(int)
-            if name in known:
-                found[f"{name}_spike"] = known[name].of_spikes(spike)
-            elif f"{name}_{self.prefix}_scale_tril" not in params:
-                found[f"{name}_spike"] = spike
-            found[f"{name}_slab"] = dist.Normal(loc, scale).icdf(q)
+            parts = self.slab_mixtures(name, params)
+            found |= self.quantiles_of_pair(name, params, parts, levels)
         moments = self._function_moments(params, args, kwargs) if args or kwargs else {}
         for name, (mean, variance) in moments.items():
             q = jnp.reshape(jnp.asarray(levels, mean.dtype), (-1, 1, 1))
             found[name] = dist.Normal(mean, jnp.sqrt(variance)).icdf(q)
         return found
+
+    def slab_mixtures(self, name: str, params: dict[str, Any]) -> list[SlabMixtures]:
+        """The marginals of weights, in parts of as many Gaussians each."""
+        return [single(*map(jnp.ravel, self._marginal(name, params)))]
+
+    def _in_order(self, name: str, params: dict[str, Any], parts: list[Any]) -> Any:
+        """Numbers of the weights in these parts, each (Q, b), in the order of the weights."""
+        return parts[0]
+
+    def quantiles_of_pair(
+        self, name: str, params: dict[str, Any], parts: list[SlabMixtures], levels: Any
+    ) -> dict[str, Any]:
+        """Quantiles of weights, slabs and spikes with these marginals.
+
+        :param params: which tell the shape of the weights.
+        """
+        shape = jnp.shape(self._marginal(name, params)[1])
+        q = jnp.asarray(levels, parts[0].mean.dtype)
+        each = [(*quantiles(part, q), (q[:, None] > 1 - part.probs) * 1.0) for part in parts]
+        weight, slab, spike = (
+            self._in_order(name, params, list(x)).reshape(-1, *shape)
+            for x in zip(*each, strict=True)
+        )
+        return {name: weight, f"{name}_slab": slab} | self._by_spike(
+            name, params, spike.astype(int)
+        )
+
+    def _by_spike(self, name: str, params: dict[str, Any], spike: Any) -> dict[str, Any]:
+        """The spikes of weights as the values of their site, which is left out where it is not
+        known whose spike is whose."""
+        for pair in self.pairs:
+            if pair.name == name:
+                return {pair.spike: pair.of_spikes(spike)}
+        # of a guide that has not been called, the parameters alone are known
+        is_grouped = f"{name}_{self.prefix}_scale_tril" in params
+        return {} if is_grouped else {f"{name}_spike": spike}
+
+
+def levels_of(quantiles: Any, user: str) -> np.ndarray:
+    """The probabilities of quantiles, one or several.
+
+    :raises ValueError: if they are something else.
+    """
+    levels = np.asarray(quantiles, float)
+    if levels.ndim > 1 or not np.all((levels >= 0) & (levels <= 1)):
+        raise ValueError(
+            f"{user}.quantiles: expected probabilities between 0 and 1, one or a list, got "
+            f"{quantiles!r}."
+        )
+    return levels

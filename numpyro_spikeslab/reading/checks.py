@@ -155,9 +155,10 @@ LEAST_SPREAD = 0.01
 one after the other hardly move: such a step goes that part of its way."""
 
 
-def name_uncentred(user: str, form: Form, rows: Float[np.ndarray, "P N"]) -> None:
+def name_uncentred(user: str, held: list[str], rows: Float[np.ndarray, "P N"]) -> None:
     """Warn of columns that look like the intercept to steps that visit one after the other.
 
+    :param held: sites that may be an intercept.
     :param rows: the columns, as rows.
     """
     squares = np.mean(rows**2, axis=1)
@@ -167,7 +168,7 @@ def name_uncentred(user: str, form: Form, rows: Float[np.ndarray, "P N"]) -> Non
     if hidden.size:
         warnings.warn(
             f"{user}: columns {_first(hidden)} have means above ten times their spread. Beside "
-            f"{list(form.coefficients)} they hardly move, and may be left out or kept by "
+            f"{held} they hardly move, and may be left out or kept by "
             "chance. Subtract their means.",
             stacklevel=4,
         )

@@ -18,7 +18,7 @@ from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, MARK, Functions
-from numpyro_spikeslab.reading.form import WRAPPERS, Pair, base_of, find_function_sites
+from numpyro_spikeslab.reading.form import SET, WRAPPERS, Pair, base_of, find_function_sites
 from numpyro_spikeslab.reading.program import Program, seen_anew, trace_program
 
 
@@ -122,10 +122,6 @@ def trace_generic(model: Any, args: tuple, kwargs: dict) -> tuple[dict[str, Any]
         }
 
     program, constants = trace_program(run)
-    # what the caller traces has no value that tells it from the program's own
-    for site in found.values():
-        if any(site["value"] is constant for constant in constants):
-            site["is_set"] = True
     return found, program, constants
 
 
@@ -154,10 +150,13 @@ def checked_generic(
 
 
 def _generic_if_unset(site: dict[str, Any]) -> Any:
-    """What NumPyro's ``init_to_uniform`` does; a value that somebody has substituted stays to be
-    seen. By numpy's generator: JAX's takes longer to compile than all else of a model."""
-    if site["type"] != "sample" or site["value"] is not None:
+    """What NumPyro's ``init_to_uniform`` does, by numpy's generator: JAX's takes longer to compile
+    than all else of a model. A site that a handler of the user's has set keeps its value."""
+    if site["type"] != "sample":
         return _concrete_rows(site)
+    if site["value"] is not None:
+        site[SET] = not site["is_observed"]
+        return None
     fn = site["fn"]
     if site["infer"].get(MARK, ("", ""))[1] == "spike":
         return jnp.asarray(np.ones(fn.shape(), int))

@@ -22,6 +22,10 @@ known and the same for all tasks; latent functions; latent functions of which so
 table of points and tasks are observed, in one row of observations."""
 
 
+SET = "is_set"
+"""Key of a latent site in an abstract trace: whether a handler of the user's has set its value."""
+
+
 class Pair(NamedTuple):
     """The weights of one :func:`~numpyro_spikeslab.spike_slab`.
 
@@ -240,7 +244,7 @@ def find_pairs(
     """
     parts: dict[str, dict[str, Any]] = {}
     for name in paired_sites(trace):
-        if name in fixed or _is_set(trace[name]):
+        if name in fixed:
             continue
         part = trace[name]["infer"][MARK][1]
         # a scope may have renamed the site, not its mark
@@ -259,26 +263,36 @@ def find_pairs(
             "`numpyro_spikeslab.spike_slab(name, inclusion, scale)` in it."
         )
     for owner, sites in parts.items():
+        _check_set(owner, trace, [f"{owner}_{part}" for part in sites], user)
         for part, other in (("spike", "slab"), ("slab", "spike")):
             if part not in sites:
                 raise ValueError(
                     f"{user}: the pair {owner!r} is broken: '{owner}_{other}' has lost its "
-                    f"'{owner}_{part}', which is set, observed, reparameterised or hidden. Leave "
+                    f"'{owner}_{part}', which is observed, reparameterised or hidden. Leave "
                     f"both sites of spike_slab({owner!r}, ...) latent."
                 )
-        if owner in trace and _is_set(trace[owner]):
-            raise ValueError(
-                f"{user}: the pair {owner!r} is broken: {owner!r} itself is set, and nothing "
-                f"depends on its spikes and slabs. Leave it to spike_slab({owner!r}, ...)."
-            )
         _check_prior(owner, sites, user)
     return tuple(_pair_of(owner, sites) for owner, sites in parts.items())
 
 
-def _is_set(site: dict[str, Any]) -> bool:
-    """Whether somebody has given a site of an abstract trace its value."""
-    # the mark with which handlers.do leaves a site whose value nothing uses
-    return not_jax_tracer(site["value"]) or "_intervener_id" in site or "is_set" in site
+def _check_set(owner: str, trace: dict[str, Any], sites: Sequence[str], user: str) -> None:
+    """Raise if a handler has given a site of a pair its value."""
+    for name in sites:
+        # handlers.do leaves a site whose value nothing uses, and its own mark at it
+        if trace[name].get(SET) or "_intervener_id" in trace[name]:
+            raise ValueError(
+                f"{user}: the pair {owner!r} is broken: {name!r} is set, as by "
+                f"`handlers.substitute` or `handlers.do`. Leave both sites of "
+                f"spike_slab({owner!r}, ...) latent, or hold both with `handlers.condition`."
+            )
+    site = trace.get(owner, {})
+    before = site.get("intermediates")
+    # what comes out of a branch is no longer the same object
+    if before and site["value"] is not before[0] and "_control_flow_done" not in site:
+        raise ValueError(
+            f"{user}: the pair {owner!r} is broken: {owner!r} itself is set, and is not the "
+            f"product of its spikes and slabs. Leave it to spike_slab({owner!r}, ...)."
+        )
 
 
 def _pair_of(owner: str, sites: dict[str, Any]) -> Pair:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a user's model once for each data set, or says why it cannot."""
 
+from collections.abc import Collection
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -156,14 +157,22 @@ class Reading:
     block_size: int = BLOCK_SIZE
     strangers: tuple[str, ...] = ()
     """Other sites than the kernels' parameters on which the functions' prior depends."""
+    beside: tuple[str, ...] = ()
+    """Sites that move the location and not the design, such as an intercept."""
 
-    def name_uncentred(self, user: str) -> None:
-        """Warn of known columns that look like an intercept, for steps that hold it."""
+    def name_uncentred(self, user: str, follow: Collection[str]) -> None:
+        """Warn of known columns that look like an intercept, for steps that hold it.
+
+        :param follow: sites that change together with the weights.
+        """
+        held = [name for name in self.beside if name not in follow]
+        if not held:
+            return
         rows = self.features
         if self.design is not None:
             rows = feature_rows(self.design, self.form.size)
         if rows is not None and are_concrete(rows):
-            name_uncentred(user, self.form, np.asarray(rows))
+            name_uncentred(user, held, np.asarray(rows))
 
     def design_at(self, values: dict[str, Any]) -> Design:
         """The whitened design at given values of the other sites."""
@@ -286,6 +295,8 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
     if joint:
         reading.block_size = form.size
     reading.strangers = proof.strangers
+    moving = proof.location - proof.design
+    reading.beside = tuple(name for name in form.others if name in moving)
     return reading
 
 

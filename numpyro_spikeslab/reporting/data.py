@@ -12,6 +12,7 @@ from typing import Any
 import arviz_base
 import arviz_stats
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 WEIGHTS, FUNCTIONS = "W", "phi"  # as the sites of `models.mtmkl` are called
@@ -65,14 +66,27 @@ def select(
 def shaped_like(values: xr.DataArray, weight: xr.DataArray, dims: list[str]) -> xr.DataArray:
     """``values`` as floats with the dimensions and coordinates of ``weight``."""
     weight = weight.transpose(*dims, ...)
+    if set(values.dims) == set(weight.dims):
+        values = labelled_like(values.transpose(*weight.dims), weight)
     values = values.transpose(*dims, ..., missing_dims="ignore")
     # Their plates may be unnamed where those of the weight are named, so only shapes can match.
     if values.shape != weight.shape:
         raise ValueError(
             f"data: `{values.name}` has the shape {values.shape}, expected {weight.shape}, that "
-            f"of `{weight.name}`; store both with the same thinning and the same plates."
+            f"of `{weight.name}`; store both with the same thinning and the same plates, named by "
+            f"dims={{{values.name!r}: {[*weight.dims[len(dims) :]]}}} where some are selected."
         )
     return weight.copy(data=values.values.astype(float))
+
+
+def labelled_like(values: xr.DataArray, like: xr.DataArray) -> xr.DataArray:
+    """The same values in the order of the labels of another array, where both have the same."""
+    for dim in like.dims:
+        if dim in values.indexes and dim in like.indexes:
+            own, wanted = values.indexes[dim], like.indexes[dim]
+            if own.is_unique and not own.equals(wanted) and wanted.isin(own).all():
+                values = values.sel({dim: wanted})
+    return values
 
 
 def spike_draws(data: xr.DataTree, name: str) -> xr.DataArray:
@@ -104,8 +118,28 @@ def inclusion_draws(data: xr.DataTree, name: str) -> xr.DataArray:
     stats = data["sample_stats"].data_vars if "sample_stats" in data.children else {}
     for key, values in stats.items():
         if are_inclusion_probabilities(key, name):
-            return shaped_like(values, draws[name], sample_dims(draws))
+            found = shaped_like(values, draws[name], sample_dims(draws))
+            check_probabilities(found, spike_draws(data, name), str(key))
+            return found
     return spike_draws(data, name)
+
+
+def check_probabilities(probs: xr.DataArray, spikes: xr.DataArray, key: str) -> None:
+    """Raise if probabilities cannot be those with which the indicators were drawn.
+
+    :param key: their name, for the message.
+    """
+    dims = sample_dims(spikes)
+    number = np.prod([spikes.sizes[dim] for dim in dims])
+    gap = abs(probs.mean(dims) - spikes.mean(dims)).max()
+    # six standard errors of a coin, and room for chains that mix slowly
+    if gap > 0.2 + 3 / np.sqrt(number):
+        plates = [dim for dim in spikes.dims if dim not in dims]
+        raise ValueError(
+            f"data: the means of `{key}` differ by {float(gap):.2f} from those of the indicators, "
+            f"as of other elements. If you have reordered or selected them, name the plates of "
+            f"both first: dims={{{key!r}: {plates}}} of arviz_base.from_numpyro."
+        )
 
 
 def are_inclusion_probabilities(key: Hashable, name: str) -> bool:
@@ -198,11 +232,16 @@ def given_values(
                 f"reference: got values of {sorted(map(str, reference))}, expected `{name}` among "
                 "them; give values of all variables that are drawn or matched."
             )
-        if np.shape(reference[name]) != like[name].shape:
+        given = reference[name]
+        if isinstance(given, pd.Series) and like[name].ndim == 1:
+            given = xr.DataArray(given.to_numpy(), {like[name].dims[0]: given.index})
+        if isinstance(given, xr.DataArray) and set(given.dims) == set(like[name].dims):
+            given = labelled_like(given.transpose(*like[name].dims), like[name])
+        if np.shape(given) != like[name].shape:
             raise ValueError(
-                f"reference: `{name}` has the shape {np.shape(reference[name])}, expected "
+                f"reference: `{name}` has the shape {np.shape(given)}, expected "
                 f"{like[name].shape}; give one value per element of the same model, in the order "
                 f"of the dimensions {like[name].dims}."
             )
-        values[name] = like[name].copy(data=np.asarray(reference[name], dtype=float))
+        values[name] = like[name].copy(data=np.asarray(given, dtype=float))
     return xr.Dataset(values)

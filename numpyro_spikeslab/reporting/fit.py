@@ -79,7 +79,7 @@ def plot_fit(
     columns = columns_of([*table.columns], tasks)
     tasks = [table.columns[column] for column in columns]
 
-    fits = [fit_of(fit, method, var_name, shape) for method, fit in methods.items()]
+    fits = [fit_of(fit, method, var_name, shape, table.columns) for method, fit in methods.items()]
     statistics = [
         by_method((by_task(values[:, columns], tasks) for values in each), methods)
         for each in zip(*fits, strict=True)
@@ -95,8 +95,9 @@ def plot_fit(
                 "the fits by tasks; give known values at all of them."
             )
         style = {"color": INK, "linestyle": ":", "width": 1.2}
-        known = np.reshape(np.asarray(reference, float), shape)
-        panels.draw(visuals.line_xy, "reference", x_new, known[:, columns], **style)
+        known = np.reshape(np.asarray(reference, float), shape)[:, columns]
+        order = np.argsort(x_new, kind="stable")
+        panels.draw(visuals.line_xy, "reference", x_new[order], known[order], **style)
     draw_responses(panels, x, table.to_numpy(float)[:, columns], seen[:, columns])
     panels.add_legend()
     return panels.picture
@@ -186,7 +187,9 @@ def by_task(array: np.ndarray, tasks: list[Hashable]) -> xr.DataArray:
     return xr.DataArray(array.T, {"task": tasks}, ["task", "point"])
 
 
-def fit_of(fit: Fit, method: str, var_name: str, shape: tuple[int, int]) -> list[np.ndarray]:
+def fit_of(
+    fit: Fit, method: str, var_name: str, shape: tuple[int, int], tasks: pd.Index
+) -> list[np.ndarray]:
     """Mean and interval of one method, points by tasks."""
     if isinstance(fit, tuple):
         statistics = gaussian_interval(*fit)
@@ -199,7 +202,8 @@ def fit_of(fit: Fit, method: str, var_name: str, shape: tuple[int, int]) -> list
                 f"var_name: {method!r} has no `{var_name}` in the groups {FITTED}; name the site "
                 "of the fit, or add predictions."
             )
-        statistics = [values.values for values in mean_and_interval(found[0])]
+        draws = tasks_in_order(found[0], tasks)
+        statistics = [values.values for values in mean_and_interval(draws)]
     for values in statistics:
         if not fits_into(values, shape):
             raise ValueError(
@@ -207,6 +211,15 @@ def fit_of(fit: Fit, method: str, var_name: str, shape: tuple[int, int]) -> list
                 "by tasks; give the inputs of the fit as X_new if they are not X."
             )
     return [values.reshape(shape) for values in statistics]
+
+
+def tasks_in_order(draws: xr.DataArray, tasks: pd.Index) -> xr.DataArray:
+    """The draws with the tasks last, in this order, where a dimension has their names."""
+    for dim, labels in draws.indexes.items():
+        # numbers are those of places, which every dimension may have
+        if labels.dtype.kind in "OUT" and len(labels) == len(tasks) and set(labels) == set(tasks):
+            return draws.sel({dim: list(tasks)}).transpose(..., dim)
+    return draws
 
 
 def gaussian_interval(mean: ArrayLike, variance: ArrayLike) -> list[np.ndarray]:

@@ -180,7 +180,8 @@ def compare(
       NaN for a method without indicators;
     - ``bound``: the evidence lower bound in ``sample_stats.attrs["bound"]``;
     - ``min_ess``, ``max_r_hat``: the worst bulk effective sample size and R-hat of ``var_names``,
-      without the elements that no chain moves (see :func:`summary`); Markov chains only;
+      without the elements that no chain moves (see :func:`summary`); Markov chains only, and only
+      if all their draws are numbers;
     - ``k_hat``: Pareto k-hat of the log importance ratios ``sample_stats["log_ratio"]``. Above
       0.7 the approximation is too far from the posterior for its draws to be reweighted.
 
@@ -239,9 +240,10 @@ def means_and_inclusions(data: xr.DataTree, names: Iterable[str]) -> tuple[Value
 
 
 def worst(draws: xr.Dataset) -> dict[str, float]:
-    """The smallest effective sample size and the largest R-hat, NaN without chains."""
+    """The smallest effective sample size and the largest R-hat, NaN without chains and with draws
+    that are not numbers."""
     elements = to_frame(statistics(draws))
-    if "r_hat" not in elements:
+    if "r_hat" not in elements or any(x.isnull().any() for x in draws.values()):
         return {"min_ess": np.nan, "max_r_hat": np.nan}
     return {"min_ess": elements["ess_bulk"].min(), "max_r_hat": elements["r_hat"].max()}
 

@@ -115,7 +115,7 @@ def k_hat(data: xr.DataTree) -> float:
         # Where many ratios tie, older versions divide by zero.
         with np.errstate(divide="ignore", invalid="ignore"):
             _, tail = (-ratios).azstats.psislw(dim=list(ratios.dims))
-    except ValueError:
+    except (ValueError, IndexError):
         # Too few draws, or a tail of equal ratios (q is exact, or finitely many models).
         return np.nan
     return float(tail)

@@ -113,8 +113,8 @@ class PairedGibbs(BlockKernel):
         reading = self._read(args, kwargs, values)
         form = reading.form
         own = {k: shape for pair in form.pairs for k, shape in pair.shapes.items()}
-        if any(form.kind != COLUMNS or name in values for name in form.coefficients):
-            reading.name_uncentred("PairedGibbs")
+        drawn = [name for name in form.coefficients if name not in values]
+        reading.name_uncentred("PairedGibbs", drawn if form.kind == COLUMNS else ())
         if all(name in values for name in latents(form)):
             return own
         free, known = self._latent_shapes(args, kwargs, values), drawable(reading)

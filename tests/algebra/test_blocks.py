@@ -15,13 +15,14 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.blocks import BlockMeanField, Blocks, visit_block
 from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.mixtures import quantiles
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.patterns import (
     Stack,
     every_pattern,
     log_prior,
     prior_slabs,
-    quantiles,
+    stack_mixtures,
 )
 
 SETS = {"all": [range(7)], "two": [(5, 0, 3), (1, 6)], "equal": [(2, 4), (0, 1)]}
@@ -115,7 +116,7 @@ def test_a_block_of_one_weight_is_a_pair(precision, temperature):
     close(new.predictor_variance(design), expected.predictor_variance(design), precision)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sets", SETS.values(), ids=SETS)
 def test_the_bound_never_falls_and_the_residual_is_that_of_the_mean(x64, sets):
     given, bounds = problem(kind="correlated"), []
@@ -188,7 +189,8 @@ def test_quantiles_are_those_of_the_mixture(precision):
     q, _ = sweeps(q, design, residual, prior)
     truth = exact_posterior(*given)
     levels = np.array([0.0, 0.05, 0.3, 0.5, 0.9, 1.0])
-    weights, slabs = quantiles(q.stacks[0], q.blocks.patterns[0], jnp.asarray(levels, q.mean.dtype))
+    marginals = stack_mixtures(q.stacks[0], q.blocks.patterns[0])
+    weights, slabs = quantiles(marginals, jnp.asarray(levels, q.mean.dtype))
     sds = np.sqrt(np.diagonal(truth.covariances, axis1=1, axis2=2))
 
     def solved(j, target):
@@ -199,7 +201,7 @@ def test_quantiles_are_those_of_the_mixture(precision):
 
     for j in range(4):
         p, atom = truth.inclusion[j], below(0.0, j)
-        for level, weight, slab in zip(levels, weights[:, 0, j], slabs[:, 0, j], strict=True):
+        for level, weight, slab in zip(levels, weights[:, j], slabs[:, j], strict=True):
             if level in (0, 1):
                 assert slab == (-np.inf if level == 0 else np.inf)
                 continue

@@ -76,6 +76,7 @@ def fit(model, blocks, *args, steps=200, **kwargs):
     return guide, svi, svi.run(KEY, steps, *args, progress_bar=False, **kwargs)
 
 
+@pytest.mark.slow
 def test_probabilities_whose_sum_is_rounded_are_drawn_from():
     guide = nss.PairedGuide(model, blocks=SOME)
     params = nss.CAVI(model, guide).init(KEY, *DATA).optim_state[1]
@@ -116,7 +117,7 @@ def test_one_block_of_all_weights_is_the_exact_posterior(precision):
     assert found["w_spike"].shape == found["w_slab"].shape == (4, 6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @EVERY_MODEL
 def test_the_bound_never_falls_and_is_that_of_numpyro(x64, name):
     guide, svi, result = fitted(name)
@@ -129,7 +130,7 @@ def test_the_bound_never_falls_and_is_that_of_numpyro(x64, name):
     np.testing.assert_allclose(svi.evaluate(result.state, *DATA), result.losses[-1], rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @EVERY_MODEL
 def test_draws_summaries_and_pickles(x64, name):
     guide, svi, result = fitted(name)
@@ -156,7 +157,7 @@ def test_draws_summaries_and_pickles(x64, name):
     assert new["y"].shape == (3, 40)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_importance_ratios_of_an_exact_guide_are_the_evidence(x64):
     guide, svi, result = fit(model, ALL, *DATA)
     data = arviz_base.from_numpyro_svi(svi, svi_result=result, model_args=DATA, num_samples=300)
@@ -194,7 +195,7 @@ def test_masks_and_missing_values(x64):
     np.testing.assert_allclose(found, expected.inclusion, atol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_restarts_states_and_maps(x64):
     guide = nss.PairedGuide(hyper, blocks=SOME)
     svi = nss.CAVI(hyper, guide, num_restarts=3)
@@ -214,7 +215,7 @@ def test_restarts_states_and_maps(x64):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_stock_svi_climbs_towards_the_bound_of_cavi(x64):
     _, _, result = fitted("model")
     svi = SVI(

@@ -199,6 +199,7 @@ def test_a_start_is_what_init_params_say(x64, fixed):
         run(svi, fixed, init_params={"w_auto_loc": jnp.zeros(3)})
 
 
+@pytest.mark.slow
 def test_restarts_keep_the_best_bound(x64):
     case = truth.param_case()
     single = run(cavi(case), case, 30)
@@ -306,7 +307,10 @@ def test_a_schedule_may_be_made_of_traced_values(x64, fixed, transform):
 @pytest.mark.parametrize("double", [True, False], ids=["to float64", "to float32"])
 @pytest.mark.parametrize(
     "kind",
-    ["regression", *(pytest.param(x, marks=pytest.mark.slow) for x in ("functions", "batches"))],
+    [
+        "regression",
+        *(pytest.param(x, marks=pytest.mark.exhaustive) for x in ("functions", "batches")),
+    ],
 )
 # of an array in double precision that is read in single
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
@@ -472,7 +476,7 @@ def fresh_updates(case, *args):
 @pytest.mark.parametrize(
     ("name", "tolerance"),
     # a search of other sites amplifies rounding
-    [("params", 1e-9), pytest.param("latent hyperparameters", 1e-8, marks=pytest.mark.slow)],
+    [("params", 1e-9), pytest.param("latent hyperparameters", 1e-8, marks=pytest.mark.exhaustive)],
 )
 def test_what_is_fresh_may_be_used_first_under_jit(x64, name, tolerance):
     case = truth.CASES[name]()
@@ -500,7 +504,7 @@ def test_svi_under_jit_takes_a_fresh_guide(x64):
     same(losses(guide, *case.args), found, 1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_latent_functions_are_refused_under_jit(x64):
     model, args, _ = function_models.MODELS["one latent function"]()
     svi = nss.CAVI(model, nss.PairedGuide(model))
@@ -596,7 +600,7 @@ def test_a_bound_that_is_no_number_is_an_error(x64, fixed):
 # Many tasks
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ten_thousand_tasks_need_no_design_of_all_weights(x64):
     num_tasks, num_features, num_obs = 10_000, 50, 500
     rng = np.random.default_rng(0)
@@ -668,8 +672,8 @@ def test_a_guide_takes_the_slab_scale_from_the_data_it_is_given(x64, fixed):
 # Columns of a mean that is large beside their spread
 
 
-def year_model(X, y=None):
-    level = numpyro.sample("level", dist.Normal(0.0, 100.0))
+def year_model(X, y=None, prior=dist.Normal):
+    level = numpyro.sample("level", prior(0.0, 100.0))
     sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
     with numpyro.plate("feature", X.shape[1]):
         w = nss.spike_slab("w", 0.3)
@@ -718,7 +722,11 @@ def tasks_of_years(X, Y=None):
 
 @pytest.mark.parametrize(
     ("model", "guide", "shape"),
-    [(year_model, nss.MeanFieldGuide, (30,)), (tasks_of_years, nss.PairedGuide, (30, 3))],
+    [
+        (year_model, nss.MeanFieldGuide, (30,)),
+        (tasks_of_years, nss.PairedGuide, (30, 3)),
+        (partial(year_model, prior=dist.Cauchy), nss.PairedGuide, (30,)),
+    ],
 )
 def test_where_an_intercept_is_held_columns_of_years_are_named(x64, model, guide, shape):
     rng = np.random.default_rng(0)

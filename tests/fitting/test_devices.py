@@ -11,6 +11,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("processes", [1, 2])
 def test_devices_give_the_fit_of_one(processes):
     with socket.socket() as free:

@@ -57,9 +57,11 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
 @pytest.mark.parametrize(
-    "name", ["factor_analysis", *(pytest.param(k, marks=pytest.mark.slow) for k in [*MODELS][1:])]
+    "name",
+    ["factor_analysis", *(pytest.param(k, marks=pytest.mark.exhaustive) for k in [*MODELS][1:])],
 )
 def test_the_bound_and_the_predictions_are_those_of_the_table(x64, name):
     model = MODELS[name]
@@ -86,7 +88,7 @@ def test_the_bound_and_the_predictions_are_those_of_the_table(x64, name):
         np.testing.assert_allclose(a, b, atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_moves_find_the_planted_factors_and_never_lower_the_bound(x64):
     Y, table, W = planted(3, share=0.4, shape=(200, 40), factors=4)
     model = nss.models.factor_analysis(8)
@@ -108,7 +110,7 @@ def test_moves_find_the_planted_factors_and_never_lower_the_bound(x64):
     np.testing.assert_allclose(-result.losses[-1], bound_of(model, result.params, table), rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
 def test_single_precision_gives_the_bounds_of_double_precision(x64):
     Y, _, _ = planted()
@@ -231,7 +233,7 @@ KINDS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
 @pytest.mark.parametrize("kind", KINDS)
 def test_programs_of_entries_are_read_as_those_of_the_table(x64, kind):
@@ -291,7 +293,7 @@ def test_a_wrong_column_in_one_entry_is_seen(precision):
         fitted(model, Y.data)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.*no observation", "ignore:CAVI.run. the bound still moves")
 def test_the_noise_of_a_column_without_entries_is_known_or_asked_for(x64):
     Y, table, _ = planted()
@@ -324,7 +326,7 @@ def test_the_noise_of_a_column_without_entries_is_known_or_asked_for(x64):
     assert np.all(np.isfinite(guide.transform(result.params, *args, Y_new=Y_new)[0]))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.*no observation", "ignore:CAVI.run. the bound still moves")
 def test_one_column_with_its_rows_in_any_order(x64):
     rng = np.random.default_rng(0)

@@ -33,18 +33,28 @@ NAMES = [
     *(f"functions: {name}" for name in function_models.MODELS),
 ]
 ENUMERATED = [name for name in NAMES if not name.startswith("functions")]
-# Of the others too many are compiled to be quick.
+# Of the others too many are compiled to be quick, and of functions too many to be slow only.
 QUICK = [
     "paired: params",
     "paired: offset, mask, counts and scales",
     "paired: shared features with a mask",
     "standard: offset, mask, counts and scales",
 ]
+SLOW = [
+    *ENUMERATED,
+    "functions: one function of one task",
+    "functions: a parameter that is held",
+    "functions: white functions",
+]
 
 
 def every_model(*names: str, quick: Sequence[str] = QUICK) -> pytest.MarkDecorator:
-    marks = {True: (), False: pytest.mark.slow}
-    params = [pytest.param(name, marks=marks[name in quick]) for name in names or NAMES]
+    def mark(name: str) -> Any:
+        if name in quick:
+            return ()
+        return pytest.mark.slow if name in SLOW else pytest.mark.exhaustive
+
+    params = [pytest.param(name, marks=mark(name)) for name in names or NAMES]
     # one model after the other, for the tests of a model share what is compiled
     return pytest.mark.parametrize("name", params, scope="module")
 

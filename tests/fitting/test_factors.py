@@ -61,7 +61,7 @@ def one_by_one(found: Problem):
 # Sweeps
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("prior", ["weak", pytest.param("own inclusion", marks=pytest.mark.slow)])
 def test_a_sweep_visits_one_function_and_its_weights_after_the_other(prior):
@@ -95,6 +95,7 @@ def test_a_function_at_rest_stays_and_its_weights_follow_the_prior():
         np.testing.assert_allclose(x[:, 1], y[:, 1], rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_squares_need_no_products_of_functions():
     found = white()
@@ -312,7 +313,7 @@ def test_a_result_says_how_far_the_starts_came():
     assert any(np.isclose(np.max(three.restarts), -three.losses))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_new_rows_are_conditioned_on_the_weights(precision):
     planted = plant(60, 12, 2, 0)
     model = nss.models.factor_analysis(3)
@@ -354,7 +355,7 @@ def test_a_start_with_too_much_noise_is_not_passed_over():
     assert off.losses[-1] > on.losses[-1] + 100
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_new_tasks_are_fitted_with_the_functions_held():
     """By NumPyro's own handler, beside least squares on the same functions."""
     planted = plant(100, 80, 4, 0)
@@ -400,7 +401,7 @@ def test_rows_that_do_not_fit_are_refused(Y_new, message):
         smooth.transform({}, np.arange(60.0), Y, Y_new=Y)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_planted_factors_are_found_in_single_precision(restored_x64):
     jax.config.update("jax_enable_x64", False)
     planted = plant(100, 60, 4, 0)
@@ -410,6 +411,7 @@ def test_planted_factors_are_found_in_single_precision(restored_x64):
     assert np.max(np.diff(losses)) < 1e-5 * abs(losses[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_sweeps_alone_do_not_find_them():
     planted = plant(100, 60, 4, 0)
@@ -417,6 +419,7 @@ def test_sweeps_alone_do_not_find_them():
     assert np.min(correlation) < 0.95 and np.sum(used) > 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_the_order_of_functions_does_not_matter():
     """A fit that goes on from permuted functions ends with the same bound."""
@@ -436,7 +439,7 @@ def test_the_order_of_functions_does_not_matter():
     np.testing.assert_allclose(*ends, atol=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("seed", range(5))
 def test_planted_factors_are_found_from_other_data(seed):

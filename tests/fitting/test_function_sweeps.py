@@ -79,6 +79,7 @@ def test_terms_of_all_functions_are_those_of_each(complete):
             np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_blocks_of_functions_are_visited_one_after_the_other(size, monkeypatch):
     monkeypatch.setattr("numpyro_spikeslab.fitting.functions.TASK_BLOCK_SIZE", size)
@@ -115,7 +116,7 @@ QUICK = [("weak", True), ("weak", False)]
 @pytest.mark.parametrize(
     ("prior", "plain"),
     [
-        pytest.param(x, y, marks=() if (x, y) in QUICK else pytest.mark.slow)
+        pytest.param(x, y, marks=() if (x, y) in QUICK else pytest.mark.exhaustive)
         for x in PRIORS
         for y in (True, False)
     ],
@@ -169,7 +170,7 @@ def test_sweeps_with_scales_arrive_sooner():
     assert gaps[False] < 0.5 * gaps[True]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_state_space_kernels_give_the_fit_of_matrices():
     args, bounds = observations(30, 5, 3), []
     for kernel in (quasisep.Matern32(1.0), kernels.Matern32(1.0)):

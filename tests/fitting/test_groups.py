@@ -87,6 +87,7 @@ def test_one_group_has_the_exact_posterior(x64):
         assert np.all(np.abs(np.mean(found, axis=0) - expected) < 3.9 * error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [model, pytest.param(learned_model, marks=pytest.mark.slow)])
 def test_the_bound_is_that_of_numpyro(x64, which):
     """By its own Monte Carlo estimate, with the same model and guide; and it never falls."""
@@ -173,7 +174,7 @@ def test_roles_of_groups_are_at_their_maximum(x64):
             assert -svi.evaluate(moved, X, y) < best
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fits_of_groups_in_numpyro_and_arviz():
     X, y = data(size=8)
     svi, guide, result = fitted(learned_model, X, y)
@@ -247,6 +248,7 @@ def test_gradients_reach_the_same_bound(x64):
     np.testing.assert_allclose(np.mean(found.losses[-100:]), result.losses[-1], atol=0.15)
 
 
+@pytest.mark.slow
 def test_the_density_of_grouped_slabs(x64):
     rng = np.random.default_rng(0)
     rows, covariance, loc = rng.normal(size=(6, 4)), np.zeros((6, 6)), rng.normal(size=6)

@@ -245,7 +245,7 @@ OTHER_VALUES = {"noise": [0.3, 0.9, 2.0], "inclusion": 0.2, "slab_scale": 0.7}
 INNER_GUIDES = {guide.__name__: guide for guide in (AutoNormal, AutoDiagonalNormal)}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("inner", "kernel"), [("AutoNormal", "ExpSquared"), ("AutoDiagonalNormal", "white")]
 )

@@ -259,7 +259,7 @@ def shifted(slopes):
     return model
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("slopes", [False, True], ids=["intercepts", "covariate"])
 def test_predictions_contain_the_other_sites(slopes):
     x = np.random.default_rng(1).normal(size=N)
@@ -326,7 +326,7 @@ def planted_factors(seed, num_points=200, num_tasks=60, num_factors=4):
     return included, phi, (W * included @ phi).T + noise
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", [0, 1])
 def test_white_functions_are_sparse_factors(seed):
     included, phi, responses = planted_factors(seed)
@@ -348,7 +348,7 @@ def test_white_functions_are_sparse_factors(seed):
     np.testing.assert_allclose(params["inclusion_auto_loc"][match], mean, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_long_series_need_no_matrices():
     """A state-space kernel at more inputs than a matrix could hold."""
     size = 20_000
@@ -378,7 +378,7 @@ def test_nearly_singular_covariances_give_no_nan():
         svi.guide.predict(result.params, repeated, Y, X_new=X)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_stock_svi_climbs_towards_the_bound():
     model = nss.models.mtmkl([SMOOTH] * 2)
     guide = nss.PairedGuide(model)

@@ -82,7 +82,8 @@ def test_of_two_identical_columns_each_may_carry_the_effect(precision):
 def test_on_average_the_mixture_is_nearer_to_the_sum_over_all_models(x64):
     """Thirty designs: the mean of the largest errors."""
     guide = nss.PairedGuide(plain)
-    svi, mixture = nss.CAVI(plain, guide, num_restarts=30), nss.MixtureGuide(guide)
+    svi = nss.CAVI(plain, guide, num_restarts=30)
+    mixture = nss.MixtureGuide(guide, num_components=30)
     errors = []
     for seed in range(30):
         X, y = correlated(seed)
@@ -112,13 +113,13 @@ def check_truth(fit: Fit, exact: truth.Posterior) -> None:
     np.testing.assert_allclose(fit.params[PROBS][:2], [0.5, 0.5], atol=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_blocks_that_could_each_carry_the_effect(precision):
     """One of the two copies stands in a block, the other alone."""
     check_truth(fitted(family="blocks"), exact(twins))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", ["pairs", "blocks"])
 def test_columns_beside_an_intercept(x64, family):
     X, y = twins_away()
@@ -130,7 +131,7 @@ def test_columns_beside_an_intercept(x64, family):
     check_truth(fit, truth.enumerate_models(problem))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_groups_that_could_each_carry_the_effect(precision):
     groups = (0, 0, 1, 1)
     problem = truth.regression(*twin_groups(), 0.5, [0.25, 0.5] * 2, 1.0)
@@ -166,7 +167,7 @@ def test_the_bound_of_numpyro_is_that_of_the_mixture(x64):
     assert fit.result.optima.bounds[0] < found < exact(correlated).log_evidence
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", GUIDES)
 def test_the_density_of_a_mixture_is_the_mean_of_its_components(x64, family):
     fit = fitted(family=family)
@@ -220,16 +221,18 @@ def test_the_best_of_distinct_optima_are_kept(x64):
     fit = fitted()
     base = {name: jnp.stack([x] * 4) for name, x in fit.result.params.items()}
     base["w_auto_probs"] = jnp.asarray([[0.5] * 3, [0.9] * 3, [0.95] * 3, [0.1] * 3])
-    optima = Optima(base, np.asarray([-3.0, -1.0, -2.0, -4.0]))
-    params = nss.MixtureGuide(fit.guide, num_components=2).combine(optima, *fit.args)
+    optima = Optima(base, np.asarray([-3.0, -1.0, -2.0, -3.25]))
+    two = nss.MixtureGuide(fit.guide, num_components=2)
+    with pytest.warns(UserWarning, match=r"1 optima of 3 .* 0.08 of the weight.*num_components=3"):
+        params = two.combine(optima, *fit.args)
     np.testing.assert_allclose(params["w_auto_probs"][:, 0], [0.9, 0.5])
     np.testing.assert_allclose(params[PROBS], np.exp([2.0, 0.0]) / np.sum(np.exp([2.0, 0.0])))
 
 
 def test_a_run_has_the_optima_of_its_starts(x64):
     fit = fitted()
-    params, bounds = fit.result.optima
-    assert set(params) == set(fit.result.params) and len(bounds) == 30
+    params, bounds, blocks = fit.result.optima
+    assert blocks is None and set(params) == set(fit.result.params) and len(bounds) == 30
     assert np.all(np.diff(bounds) <= 0)
     np.testing.assert_array_equal(bounds, np.sort(fit.result.restarts)[::-1])
     for name, x in fit.result.params.items():
@@ -245,7 +248,7 @@ def test_starts_that_went_wrong_are_no_optima():
     losses = jnp.asarray([2.0, jnp.nan, 1.0])
     values = {"x": jnp.asarray([20.0, 0.0, 10.0])}
     ends = ascent.Progress(0, Posterior(None, None, values, None), losses, False)
-    params, bounds = optima_of(ends, lambda posterior: posterior.values)
+    params, bounds, _ = optima_of(ends, lambda posterior: posterior.values, None)
     assert params["x"].tolist() == [10.0, 20.0] and bounds.tolist() == [-1.0, -2.0]
 
 
@@ -284,8 +287,9 @@ def test_runs_of_latent_functions_have_no_optima(x64):
 
 
 @pytest.mark.slow
-def test_quantiles_of_one_component_are_its_own(x64):
-    fit = fitted()
+@pytest.mark.parametrize("family", GUIDES)
+def test_quantiles_of_one_component_are_its_own(x64, family):
+    fit = fitted(family=family)
     params = {name: x[None] for name, x in fit.result.params.items()} | {PROBS: jnp.ones(1)}
     found = fit.mixture.quantiles(params, [0.1, 0.6])
     own = fit.guide.quantiles(fit.result.params, [0.1, 0.6])
@@ -325,6 +329,33 @@ def test_quantiles_are_where_the_distribution_function_has_reached_them(x64):
     medians = mixture.median(params)
     for name, x in medians.items():
         np.testing.assert_array_equal(x, found[name][20])
+
+
+@pytest.mark.slow
+def test_quantiles_of_blocks_are_those_of_their_draws(x64):
+    fit = fitted(family="blocks")
+    mirrored = {"w_auto_linear_2": -fit.result.params["w_auto_linear_2"]}
+    params = two_of(fit.result.params, {}, mirrored)
+    draws = fit.mixture.sample_posterior(KEY, params, *fit.args, sample_shape=(40_000,))
+    levels = np.array([0.02, 0.1, 0.25, 0.6, 0.9, 0.99])
+    found = fit.mixture.quantiles(params, levels)
+    for site in ("w", "w_slab"):
+        for j in range(3):
+            own = draws[site][:, j]
+            own = own if site == "w" else own[draws["w_spike"][:, j] == 1]
+            if len(own) < 500:
+                continue
+            low, high = (
+                np.mean(compare(own[:, None], found[site][:, j]), axis=0)
+                for compare in (np.less, np.less_equal)
+            )
+            # five standard errors
+            error = 5 * np.sqrt(levels * (1 - levels) / len(own))
+            assert np.all(low < levels + error) and np.all(high > levels - error), (site, j)
+    on = np.asarray(draws["w_spike"]).mean(0)
+    np.testing.assert_allclose(found["w_spike"].mean(0), np.mean(levels[:, None] > 1 - on, 0))
+    for name, x in fit.mixture.median(params).items():
+        np.testing.assert_array_equal(x, fit.mixture.quantiles(params, 0.5)[name])
 
 
 @pytest.mark.slow
@@ -417,33 +448,52 @@ def with_param(X, y=None):
         numpyro.sample("y", dist.Normal(X @ w, scale), obs=y)
 
 
-def test_errors_of_the_constructor():
+def test_errors_of_the_constructor(unchecked_types):
     with pytest.raises(TypeError, match="must be a PairedGuide or a MeanFieldGuide, got AutoDelta"):
         nss.MixtureGuide(AutoDelta(plain))
     with pytest.raises(ValueError, match=r"must be AutoDelta, got AutoNormal\. Fit a guide"):
         nss.MixtureGuide(nss.PairedGuide(plain, inner_guide=AutoNormal))
-    with pytest.raises(ValueError, match="num_components is 0, expected 1 or more"):
-        nss.MixtureGuide(nss.PairedGuide(plain), num_components=0)
+    for number in (0, 2.0, None, True):
+        with pytest.raises(ValueError, match=f"num_components is {number}, expected an integer"):
+            nss.MixtureGuide(nss.PairedGuide(plain), num_components=number)
 
 
-def test_errors_of_combine(x64):
+def test_errors_of_combine(x64, unchecked_types):
     fit = fitted()
     with pytest.raises(ValueError, match=r"optima are missing.*num_restarts=20"):
         fit.mixture.combine(None, *fit.args)
     optima = fit.result.optima
     renamed = {name.replace("w_", "v_"): x for name, x in optima.params.items()}
-    with pytest.raises(ValueError, match=r"has the parameters \['v_auto_loc', .*expected \['w_"):
+    with pytest.raises(ValueError, match=r"of the shapes \{'v_auto_loc': .*expected \{'w_"):
         fit.mixture.combine(optima._replace(params=renamed), *fit.args)
+    X, y = fit.args
+    with pytest.raises(ValueError, match=r"\(3,\).*expected .*\(2,\).*to the same data"):
+        nss.MixtureGuide(nss.PairedGuide(plain)).combine(optima, X[:, :2], y)
+    for other in (fit.result, fit.result.params):
+        with pytest.raises(TypeError, match=r"expected Optima. Give `result.optima`"):
+            fit.mixture.combine(other, *fit.args)
     with pytest.raises(ValueError, match=r"has the params \['noise'\], expected none"):
         nss.MixtureGuide(nss.PairedGuide(with_param)).combine(optima, *fit.args)
+
+
+@pytest.mark.slow
+def test_optima_of_other_blocks_are_refused(x64):
+    X, y = twins()
+    guide, other = (nss.PairedGuide(plain, blocks=blocks) for blocks in ([[0, 1]], [[0, 2]]))
+    svi = nss.CAVI(plain, guide, num_restarts=2, temperature=None)
+    optima = svi.run(KEY, 5, X, y, progress_bar=False).optima
+    nss.MixtureGuide(guide).combine(optima, X, y)
+    with pytest.raises(ValueError, match=r"blocks \{'w': \[\[0, 1\]\]\}, expected \{.*0, 2"):
+        nss.MixtureGuide(other).combine(optima, X, y)
 
 
 def test_errors_of_summaries(x64):
     fit = fitted()
     with pytest.raises(ValueError, match="params has no 'auto_component_probs', got"):
         fit.mixture.inclusion_probabilities(fit.result.params)
-    with pytest.raises(ValueError, match="expected probabilities between 0 and 1, got"):
+    with pytest.raises(
+        ValueError, match="expected probabilities between 0 and 1, one or a list, got"
+    ):
         fit.mixture.quantiles(fit.params, [0.5, 1.5])
-    blocks = nss.MixtureGuide(nss.PairedGuide(plain, blocks=[[0, 1]]))
-    with pytest.raises(NotImplementedError, match=r"`median` and `quantiles`.*`sample_posterior`"):
-        blocks.median(fit.params)
+    with pytest.raises(ValueError, match=r"MixtureGuide.quantiles: .*one or a list, got \[\["):
+        fit.mixture.quantiles(fit.params, [[0.5], [0.9]])

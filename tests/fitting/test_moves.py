@@ -106,7 +106,7 @@ def test_sharpening_finds_a_better_turn():
     assert refit_weights(found.spec, found.data, found.at, better, 3)[1] > before + 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_moves_among_kernels_of_several_kinds():
     """They never lower the bound, and predictions interpolate."""
     x, Y = observations(30, 5, 3)

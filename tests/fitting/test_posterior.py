@@ -56,7 +56,10 @@ def test_the_bound_agrees_with_dense_expectations():
     "prior",
     [
         "weak",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("flat", "shared", "own inclusion")),
+        *(
+            pytest.param(x, marks=pytest.mark.exhaustive)
+            for x in ("flat", "shared", "own inclusion")
+        ),
     ],
 )
 def test_sites_with_a_role_are_stationary(prior):

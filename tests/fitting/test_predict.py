@@ -60,6 +60,7 @@ def fit():
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_fit_explains_the_tasks(fit):
     losses = np.asarray(fit.result.losses)
     assert losses.shape == (40,) and np.max(np.diff(losses)) < 1e-8
@@ -72,6 +73,7 @@ def test_a_fit_explains_the_tasks(fit):
     assert np.all((noise > 0.001) & (noise < 0.03))
 
 
+@pytest.mark.exhaustive
 def test_draws_have_the_moments_of_the_prediction(fit):
     draws = fit.guide.sample_posterior(KEY, fit.params, X, Y, sample_shape=(500,))
     mean, variance = fit.predict()
@@ -81,6 +83,7 @@ def test_draws_have_the_moments_of_the_prediction(fit):
     np.testing.assert_allclose(draws["f"].var(0), variance, rtol=0.5, atol=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_summaries_of_functions_need_the_arguments_of_the_model(fit):
     found = fit.guide.posterior_mean(fit.params, X, Y)
     np.testing.assert_allclose((found["W"] @ found["phi"]).T, fit.predict()[0], atol=1e-6)
@@ -96,6 +99,7 @@ def test_summaries_of_functions_need_the_arguments_of_the_model(fit):
         fit.guide.predict(fit.params)
 
 
+@pytest.mark.exhaustive
 def test_predictions_at_the_inputs_need_no_new_ones(fit):
     for found, expected in zip(fit.predict(), fit.predict(X_new=X), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -128,6 +132,7 @@ def test_predictions_follow_from_the_posterior_of_each_function(fit):
     np.testing.assert_allclose(variance, spread, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_posterior_predictive_at_new_inputs(fit):
     X_new = X[:5] + 0.06
     predictive = infer.Predictive(fit.model, guide=fit.guide, params=fit.params, num_samples=300)
@@ -138,6 +143,7 @@ def test_posterior_predictive_at_new_inputs(fit):
     assert np.max(np.abs(draws["f_new"].mean(0) - mean) / (5 * sd / np.sqrt(300) + 1e-3)) < 1
 
 
+@pytest.mark.exhaustive
 def test_arviz_knows_the_dimensions(fit):
     data = arviz_base.from_numpyro_svi(
         fit.svi, svi_result=fit.result, model_args=(X, Y), num_samples=10
@@ -183,6 +189,7 @@ def test_new_inputs_are_checked(fit):
         guide.predict(fit.params, plane, Y, X_new=np.ones((3, 3)))
 
 
+@pytest.mark.exhaustive
 def test_single_precision_agrees_with_double(fit):
     with jax.enable_x64(False):
         model = nss.models.mtmkl([SMOOTH] * 3)
@@ -196,6 +203,7 @@ def test_single_precision_agrees_with_double(fit):
     np.testing.assert_allclose(mean, fit.predict()[0], atol=0.05)
 
 
+@pytest.mark.exhaustive
 def test_a_chain_can_start_from_the_fit(fit):
     start = fit.guide.to_init_params(fit.params, X, Y, num_chains=2)
     assert start["phi"].shape == (2, 3, N) and start["noise"].shape == (2, Q)

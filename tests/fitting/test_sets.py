@@ -294,7 +294,7 @@ def planted(seed):
     return X, y, set(where.tolist())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sets_hold_an_effect_where_the_fit_has_settled_on_a_neighbour():
     """Measured over 50 designs: 128 of 129 sets hold an effect, which should be 127.4 by their own
     probabilities; 109 of the columns on which the fit has settled have one."""
@@ -340,6 +340,20 @@ def tasks(X, Y=None):
 def test_bad_input_is_refused(params, args, options, message):
     with pytest.raises(ValueError, match=message):
         GUIDE.credible_sets(params, *args, **options)
+
+
+@pytest.mark.parametrize("shift", [0.0, 3.0])
+def test_columns_are_alike_where_observations_count(x64, shift):
+    """Two columns are the same in the half of the rows that has little noise."""
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.normal(size=(60, 2)), rng.normal(size=60)]) + shift
+    X[:30, 2] = X[:30, 0]
+    noise = np.repeat([0.5, 50.0], 30)
+    y = X[:, 0] + noise * rng.normal(size=60)
+    guide = nss.PairedGuide(model)
+    params = params_of([1.0, 0.0, 0.0], [1.0, 0.0, 0.0])
+    table = guide.credible_sets(params, X, y, noise=noise)
+    assert sorted(table["members"].iloc[0]) == [0, 2] and table["purity"].iloc[0] > 0.99
 
 
 @pytest.mark.slow

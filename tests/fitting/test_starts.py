@@ -22,6 +22,7 @@ def begun(start, *args) -> Problem:
     return found._replace(posterior=start(found.spec, found.data, found.posterior, *args))
 
 
+@pytest.mark.slow
 def test_a_start_alone_has_no_functions():
     found = begun(start_alone)
     assert not np.any(found.posterior.weights.probs)

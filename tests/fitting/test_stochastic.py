@@ -67,7 +67,7 @@ def white(prior):
     return nss.models.mtmkl(["white"] * 2, shared_noise=prior == "shared noise")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("prior", ["weak", "shared noise", "own noise"])
 def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
     x, Y = observations()
@@ -99,7 +99,7 @@ def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
     assert np.max(abs(new.posterior.functions.mean - found.functions.mean)) > 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("shared_noise", "data"),
     [(True, TASKS), (False, with_gaps(TASKS))],
@@ -127,7 +127,7 @@ def test_what_batches_say_is_on_average_what_all_tasks_say(data, shared_noise):
         np.testing.assert_allclose(of_all[name][0], expected, rtol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kernel", "data", "shared_noise"),
     [("white", TASKS, False), ("white", with_gaps(TASKS), True), (SMOOTH, TASKS, True)],
@@ -174,7 +174,7 @@ def error(svi, params, phi, Y):
     return np.sum((phi.T - basis @ (basis.T @ phi.T)) ** 2) / np.sum(phi**2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_planted_functions_are_found_from_a_file(tmp_path):
     number, size = 1000, 50
     phi, Y = planted(number, noise=1.0)
@@ -337,7 +337,7 @@ def test_arguments_that_do_not_fit_are_refused(arguments, message, unchecked_typ
         cavi(**arguments)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("model", "args", "message"),
     [

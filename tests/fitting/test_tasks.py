@@ -25,6 +25,7 @@ from numpyro_spikeslab.fitting.tasks import (
 pytestmark = pytest.mark.usefixtures("x64")
 
 
+@pytest.mark.slow
 def test_weights_are_stationary():
     found = small()
     stats = gram(found.at, found.functions.mean, found.functions.var)
@@ -112,7 +113,7 @@ def test_tasks_that_weigh_alike_share_a_matrix():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9), *results)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("hyper", [False, True], ids=["noise", "noise and a free site"])
 def test_known_features_need_no_matrix_for_each_task(hyper, monkeypatch):
     rng = np.random.default_rng(4)

@@ -288,6 +288,24 @@ def within(handler: Callable) -> Callable:
     return regression(weights=weights)
 
 
+def computed(name, value):
+    """A regression of which a handler computes the value of one site."""
+
+    def function(site):
+        return value(site) if site["name"] == name else None
+
+    return handlers.substitute(regression(), substitute_fn=function)
+
+
+def two_pairs(X, y=None):
+    with numpyro.plate("feature", P):
+        w = nss.spike_slab("w", 0.25)
+    with numpyro.plate("other", 2):
+        v = nss.spike_slab("v", 0.25)
+    with numpyro.plate("obs", len(X)):
+        numpyro.sample("y", dist.Normal(X @ w + X[:, :2] @ v, 0.5), obs=y)
+
+
 @EVERY_USER
 @pytest.mark.parametrize(
     ("model", "lost"),
@@ -298,6 +316,8 @@ def within(handler: Callable) -> Callable:
         (handlers.substitute(regression(), {"w_slab": np.ones(P)}), "w_slab"),
         (handlers.do(regression(), {"w_spike": np.ones(P, int)}), "w_spike"),
         (handlers.do(regression(), {"w_slab": np.ones(P)}), "w_slab"),
+        (computed("w_spike", lambda site: jnp.ones(P, int) * 1), "w_spike"),
+        (computed("w_slab", lambda site: jnp.ones(P) * 1), "w_slab"),
         (handlers.block(regression(), hide=["w_slab"]), "w_slab"),
         (handlers.reparam(regression(), config={"w_slab": LocScaleReparam(0.0)}), "w_slab"),
     ],
@@ -308,6 +328,8 @@ def within(handler: Callable) -> Callable:
         "slab set",
         "spike intervened on",
         "slab intervened on",
+        "spike computed",
+        "slab computed",
         "hidden",
         "reparameterised",
     ],
@@ -318,9 +340,26 @@ def test_both_sites_of_a_pair_must_be_latent(use, model, lost):
 
 
 @EVERY_USER
-def test_the_weights_themselves_must_not_be_set(use):
-    model = handlers.substitute(regression(), {"w": np.ones(P)})
+@pytest.mark.parametrize(
+    "model",
+    [
+        handlers.substitute(regression(), {"w": np.ones(P)}),
+        computed("w", lambda site: jnp.ones(P) * 1),
+        computed("w", lambda site: 2 * site["value"]),
+    ],
+    ids=["data", "computed", "of the weights"],
+)
+def test_the_weights_themselves_must_not_be_set(use, model):
     assert_says(use, model, (X, Y), "'w' is broken", "'w' itself is set", "Leave it to spike_slab")
+
+
+@EVERY_USER
+@pytest.mark.parametrize("handler", [handlers.do, handlers.substitute])
+def test_one_of_two_pairs_may_be_held_but_not_set(use, handler):
+    values = {"v_spike": np.ones(2, int), "v_slab": np.ones(2)}
+    message = ("'v' is broken", "'v_s", "handlers.condition")
+    assert_says(use, handler(two_pairs, values), (X, Y), *message)
+    use(handlers.condition(two_pairs, values), X, Y)
 
 
 @pytest.mark.parametrize("site", ["w_spike", "w_slab", "w"])

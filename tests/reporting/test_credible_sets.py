@@ -187,7 +187,7 @@ def test_sets_of_exact_draws_hold_an_effect():
     assert 0.90 <= holding / count <= 0.99
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sets_of_chains_hold_an_effect():
     """Of those that should, by their own probabilities, up to chance."""
     num_obs, size, expected = 100, 40, 3

@@ -51,6 +51,31 @@ def test_fit_of_means_and_variances():
     assert texts == ["fit", "reference", "observed", "missing", "held out"]
 
 
+def test_a_reference_is_drawn_from_left_to_right():
+    X = np.array([0.0, 3.0, 1.0, 2.0])
+    Y = X[:, None] ** 2
+    picture = nss.plot_fit((Y, 0.1 + 0 * Y), X, Y, reference=Y)
+    drawn = artist(picture, "reference", "fit", task=0)
+    np.testing.assert_array_equal(drawn.get_xdata(), [0, 1, 2, 3])
+    np.testing.assert_array_equal(drawn.get_ydata(), [0, 1, 4, 9])
+
+
+@pytest.mark.parametrize("dims", [["point", "task"], ["task", "point"]])
+def test_tasks_are_found_by_their_names(dims):
+    X = np.arange(2.0)
+    names = ["low", "high"]
+    values = {"low": X, "high": 10 + X}
+    mean = np.stack([values[name] for name in names], axis=dims.index("task"))
+    draws = mean + 0.01 * np.random.default_rng(0).normal(size=(2, 30, 2, 2))
+    data = arviz_base.from_dict(
+        {"posterior": {"f": draws}}, dims={"f": dims}, coords={"task": names}
+    )
+    picture = nss.plot_fit(data, X, pd.DataFrame({name: values[name] for name in names[::-1]}))
+    for name in names:
+        y = artist(picture, "mean", "fit", task=name, model="fit").get_ydata()
+        np.testing.assert_allclose(y, values[name], atol=0.02)
+
+
 def test_fit_without_missing_responses():
     X, Y, _ = fit_data()
     picture = nss.plot_fit((Y[:, 0], Y[:, 0] ** 2), X, Y[:, 0])

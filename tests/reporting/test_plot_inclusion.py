@@ -5,6 +5,7 @@ import arviz_base
 from drawn import artist, chains, overlap, panel, tick_labels, variational
 from matplotlib.colors import to_rgba
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 
@@ -64,6 +65,17 @@ def test_inclusion_methods_are_overlaid():
     np.testing.assert_allclose(marks[:, 0], gibbs.get_offsets()[:, 0])
     np.testing.assert_allclose(marks[:, 1], range(3))
     assert panel(picture).get_xlabel() == "inclusion probability (black ticks: Gibbs)"
+
+
+def test_references_with_labels_are_matched_by_them():
+    data = chains(3).map_over_datasets(
+        lambda x: x.assign_coords(feature=["a", "b", "c"]) if "feature" in x.dims else x
+    )
+    given = pd.Series({"c": 1.0, "a": 0.0, "b": 0.5})
+    for reference in (given, xr.DataArray(given.to_numpy(), {"feature": given.index})):
+        picture = nss.plot_inclusion(data, "w", reference={"w": reference})
+        drawn = artist(picture, "reference").get_offsets()[:, 0]
+        np.testing.assert_allclose(drawn, [0.0, 0.5, 1.0])
 
 
 def test_inclusion_of_several_variables_against_given_values():

@@ -411,10 +411,51 @@ def test_compare_errors_of_means_and_inclusion():
 def test_compare_uses_rao_blackwell():
     spike = coin([0.5])
     better = with_stats(
-        pair(spike), **{"inclusion_probabilities.w": np.full((CHAINS, DRAWS, 1), 0.125)}
+        pair(spike), **{"inclusion_probabilities.w": np.full((CHAINS, DRAWS, 1), 0.4375)}
     )
     table = nss.compare({"a": pair(spike), "b": better}, ["w"], "a")
-    assert table.loc["b", "sum_abs_error_inclusion"] == pytest.approx(spike.mean() - 0.125)
+    assert table.loc["b", "sum_abs_error_inclusion"] == pytest.approx(spike.mean() - 0.4375)
+
+
+def labelled(dims=None):
+    """Three weights of which the last has an effect, with their probabilities."""
+    spike = coin([0.05, 0.1, 1.0])
+    probs = np.broadcast_to([0.05, 0.1, 1.0], spike.shape)
+    data = pair(spike)
+    stats_ = arviz_base.dict_to_dataset(
+        {"inclusion_probabilities.w": probs}, dims={"inclusion_probabilities.w": dims}
+    )
+    data["sample_stats"] = stats_
+    return data.map_over_datasets(
+        lambda x: x.assign_coords(feature=["age", "bmi", "bp"]) if "feature" in x.dims else x
+    )
+
+
+def test_reordered_weights_keep_their_probabilities_where_the_plates_have_names():
+    data = labelled(["feature"])
+    order = ["bp", "bmi", "age"]
+    expected = nss.summary(data).loc[[f"w[{name}]" for name in order], "inclusion"]
+    assert expected.tolist() == [1.0, 0.1, 0.05]
+    for found in (data.sel(feature=order), data.copy()):
+        if found["posterior"]["feature"].values[0] == "age":
+            # of the draws alone
+            found["posterior"] = data["posterior"].to_dataset().sel(feature=order)
+        pd.testing.assert_series_equal(nss.summary(found)["inclusion"], expected)
+
+
+def test_reordered_weights_are_not_given_the_probabilities_of_others():
+    data = labelled()
+    with pytest.raises(ValueError, match=r"differ by 0.9.*name the plates .*\['feature'\]"):
+        nss.summary(data.sel(feature=["bp", "bmi", "age"]))
+    with pytest.raises(ValueError, match=r"has the shape .*named by dims=.*\['feature'\]"):
+        nss.summary(data.sel(feature=["bp"]))
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_few_draws_have_no_k_hat(number):
+    data = with_stats(pair(np.ones((number, 1))), log_ratio=np.arange(1.0 * number))
+    table = nss.compare({"a": data, "b": data}, "w", "a")
+    assert table["k_hat"].isna().all()
 
 
 def test_a_broken_chain_has_no_error_to_show():
@@ -424,7 +465,7 @@ def test_a_broken_chain_has_no_error_to_show():
     other = with_stats(pair(whole), **{"inclusion_probabilities.w": broken})
     other["posterior"]["w"] = other["posterior"]["w"].copy(data=broken)
     row = nss.compare({"a": pair(whole), "b": other}, ["w"], "a").loc["b"]
-    assert row.filter(like="error").isna().all()
+    assert row.filter(like="error").isna().all() and row[["min_ess", "max_r_hat"]].isna().all()
     assert nss.summary(other)["inclusion"].isna().tolist() == [True, False]
 
 

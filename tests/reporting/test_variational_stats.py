@@ -250,7 +250,7 @@ def test_fits_without_sets_are_as_they_were(case):
     assert "alternatives" not in table
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_latent_functions_have_no_sets():
     Y = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
     model = nss.models.factor_analysis(2)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sites beside the weights that PairedGibbs draws itself, against exact posteriors."""
 
+from functools import partial
+
 from geweke import before_and_after
 import numpy as np
 import pytest
@@ -86,15 +88,16 @@ def test_coefficients_are_drawn_exactly():
     assert agrees(found[..., 4] * found[..., 8], exact.second_moments[4, 8])
 
 
-def year_model(X, y=None):
-    level = numpyro.sample("level", dist.Normal(0.0, 100.0))
+def year_model(X, y=None, prior=dist.Normal):
+    level = numpyro.sample("level", prior(0.0, 100.0))
     with numpyro.plate("feature", X.shape[1]):
         w = nss.spike_slab("w", 0.3)
     with numpyro.plate("obs", X.shape[0]):
         numpyro.sample("y", dist.Normal(level + X @ w, 0.5), obs=y)
 
 
-@pytest.mark.parametrize("slope", [0.08, pytest.param(0.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("slope", [0.08, pytest.param(0.0, marks=pytest.mark.exhaustive)])
 def test_a_column_of_years_and_the_intercept_move_together(precision, slope):
     """Given either the other hardly moves."""
     rng = np.random.default_rng(5)
@@ -117,6 +120,16 @@ def test_a_column_of_years_and_the_intercept_move_together(precision, slope):
 def test_where_another_block_draws_the_intercept_columns_of_years_are_named():
     X = np.random.default_rng(0).normal(size=(20, 3))
     kernel = Gibbs([(nss.PairedGibbs(year_model), ["w_spike", "w_slab"]), (NUTS(year_model), None)])
+    X[:, 2] += 1975
+    with pytest.warns(UserWarning, match=r"columns 2 have means .* \['level'\] .* Subtract"):
+        kernel.init(KEY, 1, None, (jnp.asarray(X), jnp.zeros(20)), {})
+
+
+def test_so_are_they_where_the_intercept_cannot_be_integrated_out():
+    X = np.random.default_rng(0).normal(size=(20, 3))
+    model = partial(year_model, prior=dist.Cauchy)
+    kernel = Gibbs([(nss.PairedGibbs(model), ["w_spike", "w_slab"]), (NUTS(model), None)])
+    kernel.init(KEY, 1, None, (jnp.asarray(X), jnp.zeros(20)), {})
     X[:, 2] += 1975
     with pytest.warns(UserWarning, match=r"columns 2 have means .* \['level'\] .* Subtract"):
         kernel.init(KEY, 1, None, (jnp.asarray(X), jnp.zeros(20)), {})
@@ -179,7 +192,7 @@ def test_an_inclusion_probability_leaves_one_and_zero():
         assert stats.kstest(pi[k::2], exact.cdf).pvalue > 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("size", [1.0, 1e-13, 0.0])
 def test_noise_that_is_not_there_stays_finite(precision, size):
     """A response that a column determines, as of a simulation, leaves residuals of zero."""

@@ -102,7 +102,7 @@ def test_a_sweep_of_groups_of_one_is_that_of_pairs(x64):
     np.testing.assert_allclose(found[2][0], truth.enumerate_models(one).inclusion[0], rtol=1e-10)
 
 
-@pytest.mark.parametrize("beside", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("beside", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_two_sites_of_which_one_has_groups(beside):
     """Also beside NUTS, which draws the noise."""
     X, y = data()

@@ -97,7 +97,7 @@ def model_of_entries(rows, columns, y=None):
 ROWS, COLUMNS = np.array([0, 0, 1, 1, 2, 3, 3, 3, 4, 4]), np.array([0, 1, 0, 2, 1, 0, 1, 2, 2, 1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("blocks", ["one", "two"])
 def test_steps_from_an_exact_draw_stay_exact(blocks, x64):
     """Geweke's test, as in test_flips_and_swaps, with a task that has no entries."""
@@ -144,7 +144,7 @@ def test_steps_from_an_exact_draw_stay_exact(blocks, x64):
             assert stats.kstest(column, prior.cdf).pvalue > 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_chains_begin_at_a_fit_and_go_to_arviz(x64):
     Y, _ = data()
     model = nss.models.factor_analysis(M)
@@ -163,7 +163,7 @@ def test_chains_begin_at_a_fit_and_go_to_arviz(x64):
     assert dt.log_likelihood["Y"].sizes["entry"] == Y.nnz
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_kernels_run_alone_and_beside_others():
     Y, _ = data()
     model = nss.models.factor_analysis(M)

@@ -242,7 +242,7 @@ PRIORS = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) for name in PRIORS],
+    [pytest.param(name, marks=pytest.mark.exhaustive) for name in PRIORS],
 )
 def test_kernel_parameters_may_have_any_positive_prior(name):
     """One function in use, and one that is not, which keeps the prior."""
@@ -343,7 +343,7 @@ INVARIANTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["alone", "three functions", "two blocks", "three blocks"])
 def test_steps_from_an_exact_draw_stay_exact(name, monkeypatch):
     """Parameters from the prior, data given those, then a few steps of the sampler: the joint
@@ -432,7 +432,7 @@ def waves():
     return jnp.asarray(x), jnp.asarray(Y), f
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_accelerated_chains_from_the_prior_find_the_functions():
     x, Y, f = waves()
     model = nss.models.mtmkl([kernels.ExpSquared(1.0)] * 3, noise_scale=1.0, slab_scale=2.0)
@@ -504,7 +504,7 @@ def test_a_mask_may_be_traced_and_the_acceleration_ends():
         np.testing.assert_array_equal(state.z[name], value)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_draws_become_arviz_data():
     """Of two data sets, for JAX compares what NumPyro remembers of the models."""
     for seed, method in ((1, "sequential"), (2, "vectorized")):
@@ -540,7 +540,7 @@ def fit():
     return x, Y, model, guide, params
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_chains_start_at_a_fit(fit):
     x, Y, model, guide, params = fit
     start = guide.to_init_params(params, x, Y)
@@ -561,7 +561,7 @@ def test_chains_start_at_a_fit(fit):
     assert state.z["phi"].shape == (2, 2, 30)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_composite_with_nuts_starts_at_a_fit(fit):
     x, Y, model, guide, params = fit
     names = ("noise", "slab_scale", "inclusion")
@@ -637,7 +637,7 @@ def with_extra():
     return extended
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_other_sites_are_left_to_other_blocks():
     _, Y = simulate(seen=np.ones((N, Q), bool))
     model = with_extra()
@@ -705,7 +705,7 @@ def test_acceleration_needs_the_weights():
         nss.mtmkl_kernel(MODEL).init(KEY, 0, None, (X, Y), {GIBBS_SITES_KWARG: values})
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("num_functions", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_single_task_is_a_task(num_functions):
     y = np.sin(X) + 0.1
@@ -774,7 +774,7 @@ def test_kernels_pickle_and_keep_their_options():
         assert copy.model is bent_model
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_single_precision_draws_are_finite_and_fit(restored_x64):
     jax.config.update("jax_enable_x64", False)
     x, Y, f = waves()
@@ -789,7 +789,7 @@ def test_single_precision_draws_are_finite_and_fit(restored_x64):
     assert found.dtype == np.float32 and np.max(np.abs(found - f)) < 0.4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_single_precision_recovers_where_decompositions_fail(restored_x64):
     """Functions so much stronger than the noise that no step's matrix is positive definite."""
     jax.config.update("jax_enable_x64", False)

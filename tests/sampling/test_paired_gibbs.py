@@ -123,7 +123,7 @@ def test_the_posterior_of_every_model_is_exact(name):
     check_posterior(mcmc, case, truth.enumerate_models(case.regression(start)))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_chain_methods_give_the_same_chains():
     case = truth.fixed_case()
     start = posterior_draws(case, 2)
@@ -154,7 +154,7 @@ def test_typed_and_legacy_keys_give_the_same_chain():
     np.testing.assert_array_equal(*draws)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sampler_that_runs_again_uses_the_new_data():
     case = truth.fixed_case()
     X, y = case.args
@@ -256,7 +256,7 @@ def test_other_latent_sites_need_a_block_of_their_own():
         mcmc.run(KEY, *case.args)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("continuous", [False, True])
 def test_the_blocks_that_an_error_suggests_sample_the_model(continuous):
     def model(X, y=None):
@@ -292,6 +292,7 @@ def test_an_improper_prior_needs_a_block_of_its_own():
         kernel.init(KEY, 0, None, truth.noise_case().args, {})
 
 
+@pytest.mark.slow
 def test_arviz_labels_the_draws():
     _, mcmc = run_of("two sets of weights")
     data = arviz_base.from_numpyro(mcmc, coords={"x": ["a", "b", "c"]})

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights whose slabs, given inclusion, are mixtures of Gaussians: their quantiles."""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.scipy.special import ndtr, ndtri
+
+
+class SlabMixtures(NamedTuple):
+    """The marginals of b weights, whose slabs given inclusion are mixtures of S Gaussians.
+
+    - **probs** - inclusion probabilities.
+    - **shares** - of each Gaussian given inclusion.
+    - **mean**, **scale** - its mean and standard deviation.
+    """
+
+    probs: Float[Array, "*K b"]
+    shares: Float[Array, "*K S b"]
+    mean: Float[Array, "*K S b"]
+    scale: Float[Array, "*K S b"]
+
+
+def single(
+    probs: Float[Array, " b"], loc: Float[Array, " b"], scale: Float[Array, " b"]
+) -> SlabMixtures:
+    """Those of one Gaussian each."""
+    return SlabMixtures(probs, jnp.ones_like(loc)[None], loc[None], scale[None])
+
+
+def mixed(mixing: Float[Array, " K"], each: SlabMixtures) -> SlabMixtures:
+    """The mixture of K marginals of the same weights."""
+    total = mixing @ each.probs
+    never = total <= 0
+    # of a weight that is never included, the slabs of all count by their weights
+    of_each = jnp.where(never, 1.0, each.probs) / jnp.where(never, 1.0, total)
+    shares = (mixing[:, None] * of_each)[:, None] * each.shares
+    parts = (x.reshape(-1, x.shape[-1]) for x in (shares, each.mean, each.scale))
+    return SlabMixtures(total, *parts)
+
+
+@jax.jit
+def quantiles(
+    weights: SlabMixtures, levels: Float[Array, " Q"]
+) -> tuple[Float[Array, "Q b"], Float[Array, "Q b"]]:
+    """Quantiles of the weights, exactly 0 inside of their atoms, and of their slabs given
+    inclusion."""
+    probs, shares, mean, scale = weights
+    part = shares > 0
+    at = jnp.where(part, -mean / jnp.where(part, scale, 1.0), 0.0)
+    below = probs * jnp.sum(shares * ndtr(at), axis=0)
+    q = levels[:, None]
+    safe = jnp.where(probs > 0, probs, 1.0)
+    # from above, so that level 1 stays 1
+    in_slab = jnp.where(q < below, q / safe, 1 - (1 - q) / safe)
+    zero = (q >= below) & (q <= below + 1 - probs)
+    weight = _icdf(weights, jnp.clip(jnp.where(zero, 0.5, in_slab), 0.0, 1.0))
+    # rounding must not take quantiles across the atom
+    weight = jnp.where(q < below, jnp.minimum(weight, 0.0), jnp.maximum(weight, 0.0))
+    slab = _icdf(weights, jnp.broadcast_to(q, weight.shape))
+    return jnp.where(zero, 0.0, weight), slab
+
+
+def _icdf(weights: SlabMixtures, q: Float[Array, "Q b"]) -> Float[Array, "Q b"]:
+    """Quantiles of the slabs, by bisection between those of the Gaussians."""
+    _, shares, mean, scale = weights
+    if len(shares) == 1:
+        return mean + scale * ndtri(q)
+    part = shares > 0
+    safe = jnp.where(part, scale, 1.0)
+
+    def at_level(q: Any) -> Any:
+        ends = mean + safe * ndtri(q)
+        low = jnp.min(jnp.where(part, ends, jnp.inf), axis=0)
+        high = jnp.max(jnp.where(part, ends, -jnp.inf), axis=0)
+
+        def halve(_, ends):
+            low, high = ends
+            middle = 0.5 * (low + high)
+            is_below = jnp.sum(shares * ndtr((middle - mean) / safe), axis=0) < q
+            return jnp.where(is_below, middle, low), jnp.where(is_below, high, middle)
+
+        low, high = lax.fori_loop(0, jnp.finfo(q.dtype).nmant + 8, halve, (low, high))
+        return 0.5 * (low + high)
+
+    return lax.map(at_level, q)
