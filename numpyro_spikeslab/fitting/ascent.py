@@ -42,10 +42,10 @@ from numpyro_spikeslab.reading.view import View
 CHUNK = 64
 """Steps in one call of compiled code. Their number is no part of what is compiled."""
 
-# A proposal that is this many nats behind after a few sweeps is given up.
-HOPELESS = 60.0
 # Sweeps in a stage of a fit with moves, and from each proposal before it is judged.
 STAGE = 12
+# Sweeps after each of which proposals that cannot catch up are given up; it divides a stage.
+HEAT = 4
 # Gain of the bound in a stage at which a posterior has settled.
 TOLERANCE = 0.2
 MAX_SETTLING = 20
@@ -331,19 +331,20 @@ class Fit(NamedTuple):
     def contest(self, progress: Progress, proposals: Sequence[Posterior]) -> Stage:
         """One round of moves: the proposals and the state itself, each after as many sweeps.
 
-        Those that are far behind after a third of the sweeps are given up.
+        Those are given up that gains as large as their last ones would not bring to the best.
         """
         every = (progress.posterior, *proposals)
         contenders = [progress._replace(posterior=posterior) for posterior in every]
-        reached = np.zeros(len(contenders))
-        heat = STAGE // 3
-        for size in (heat, STAGE - heat):
-            for k, contender in enumerate(contenders):
-                if reached[k] > -np.inf:
-                    stage = self.sweeps(contender, size)
-                    contenders[k] = stage.progress
-                    reached[k] = np.nan_to_num(-stage.losses[-1], nan=-np.inf)
-            reached[reached < np.max(reached) - HOPELESS] = -np.inf
+        reached, hope = np.zeros(len(contenders)), np.full(len(contenders), np.inf)
+        for left in range(STAGE - HEAT, -1, -HEAT):
+            for k in np.flatnonzero(hope > -np.inf):
+                stage = self.sweeps(contenders[k], HEAT)
+                contenders[k], losses = stage.progress, stage.losses
+                gain = max(losses[0] - losses[-1], 0) / (HEAT - 1)
+                found = [-losses[-1], left * gain - losses[-1]]
+                reached[k], hope[k] = np.nan_to_num(found, nan=-np.inf)
+            given_up = hope < np.max(reached)
+            reached[given_up] = hope[given_up] = -np.inf
         best = int(np.argmax(reached))
         end = contenders[best]._replace(step=progress.step + 1)
         return Stage(end, np.asarray([-reached[best]]), rejected=best == 0)

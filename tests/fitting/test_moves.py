@@ -10,6 +10,7 @@ from jax import random
 import jax.numpy as jnp
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.fitting import ascent
 from numpyro_spikeslab.fitting.functions import is_active
 from numpyro_spikeslab.fitting.moves import drop, refit_weights, sharpen, switch_off, unmix, varimax
 from numpyro_spikeslab.fitting.roughness import roughness_of_inputs
@@ -141,3 +142,38 @@ def test_moves_find_what_sweeps_do_not():
     probs = np.asarray(moved.params["W_auto_probs"])
     order = np.argsort(probs[0])[::-1]
     np.testing.assert_allclose(probs[:, order], W, atol=0.2)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_a_contest_gives_up_proposals_that_cannot_catch_up():
+    sweeps = np.arange(1, ascent.STAGE + 1)
+    bounds = {
+        "state": np.full(sweeps.size, -10.0),
+        "late": -300.0 + 40 * sweeps,
+        "lame": np.full(sweeps.size, -50.0),
+        "slow": -300.0 + sweeps,
+        "broken": np.full(sweeps.size, np.nan),
+    }
+    visits = dict.fromkeys(bounds, 0)
+
+    class Scripted(ascent.Fit):
+        def sweeps(self, progress, num_steps):
+            name, end = progress.posterior, progress.step + num_steps
+            visits[name] += num_steps
+            return ascent.Stage(progress._replace(step=end), -bounds[name][progress.step : end])
+
+    fit = Scripted(None, None, -1.0, None)
+    names = list(bounds)
+    stage = fit.contest(ascent.Progress(0, names[0], np.inf, False), names[1:])
+    assert stage.progress.posterior == "late"
+    assert stage.progress.step == 1
+    assert not stage.rejected
+    assert list(stage.losses) == [-bounds["late"][-1]]
+    assert visits == {"state": 8, "late": 12, "lame": 4, "slow": 4, "broken": 4}
+    # 120 nats behind after the first sweeps, and the highest in the end
+    assert bounds["late"][ascent.HEAT - 1] < bounds["state"][0] - 120
+
+    bounds["late"][:] = np.nan
+    stage = fit.contest(ascent.Progress(0, names[0], np.inf, False), names[1:])
+    assert stage.rejected
+    assert stage.progress.posterior == "state"
