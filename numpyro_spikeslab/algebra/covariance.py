@@ -125,6 +125,7 @@ class Dense(Covariance):
         return jnp.linalg.cholesky(self.K)
 
     def cholesky(self, a: Float[Array, " N"]) -> Float[Array, "N N"]:
+        a = nonzero(a, self.diagonal())
         B = a[:, None] * self.K * a + jnp.eye(a.size, dtype=a.dtype)
         return jax.lax.linalg.cholesky(B, symmetrize_input=False)
 
@@ -152,9 +153,14 @@ class Dense(Covariance):
         return L.T @ x
 
     def conditional(self, L: Float[Array, "N N"], a: Float[Array, " N"]) -> Float[Array, " N"]:
-        inverse = self.solve_lower(L, jnp.eye(a.size, dtype=a.dtype))
-        explained = jnp.sum((inverse @ (a[:, None] * self.K)) ** 2, axis=0)
-        return left_by(self.diagonal(), a, explained, jnp.sum(inverse**2, axis=0))
+        # L^-1 diag(a) K diag(a) = L^T - L^-1, which needs no product of matrices
+        diagonal, pivots = self.diagonal(), jnp.diagonal(L)
+        alpha = nonzero(a, diagonal) ** 2
+        lower = jnp.sum(jnp.tril(self.solve_lower(L, jnp.eye(a.size, dtype=a.dtype)), -1) ** 2, 0)
+        upper = jnp.sum(jnp.tril(L, -1) ** 2, axis=1)
+        between = (alpha * diagonal - upper) / pivots
+        explained = (upper + between**2 + lower) / jnp.where(alpha > 0, alpha, 1)
+        return left_by(diagonal, a, explained, lower + pivots**-2)
 
 
 @jax.tree_util.register_dataclass
@@ -202,6 +208,16 @@ class Diagonal(Covariance):
 
     def conditional(self, L: Float[Array, " N"], a: Float[Array, " N"]) -> Float[Array, " N"]:
         return self.d / L**2
+
+
+def nonzero(a: Float[Array, " N"], diagonal: Float[Array, " N"]) -> Float[Array, " N"]:
+    """Roots of precisions, with so little for a missing value that its information is far below
+    rounding: what is explained of a value can then be told from the root of ``B``.
+
+    :param diagonal: prior variances.
+    """
+    least = jnp.finfo(a.dtype).eps / jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1))
+    return jnp.maximum(a, least)
 
 
 def left_by(

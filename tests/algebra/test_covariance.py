@@ -128,3 +128,20 @@ def test_diagonal_covariances_need_no_jitter():
 def test_a_matrix_is_a_dense_covariance():
     K = jnp.eye(3)
     assert as_covariance(K).K is K
+
+
+def test_variances_that_sites_leave_whether_missing_weak_or_strong(precision):
+    x = np.linspace(0, 10, 40)
+    K = 3.0 * np.exp(-0.5 * (x[:, None] - x) ** 2) + 1e-3 * np.eye(x.size)
+    alpha = np.resize([0.0, 1e-12, 1e-3, 1.0, 1e4], x.size)
+    a = jnp.sqrt(jnp.asarray(alpha))
+    dense = Dense(jnp.asarray(K))
+    found = dense.conditional(dense.cholesky(a), a)
+    truth = np.diag(np.linalg.inv(np.linalg.inv(K) + np.diag(alpha)))
+    rtol = 3e-4 if precision == "float32" else 1e-10
+    np.testing.assert_allclose(found, truth, rtol=rtol)
+    # nothing is taken away where nothing is seen
+    nothing = jnp.zeros_like(a)
+    np.testing.assert_allclose(
+        dense.conditional(dense.cholesky(nothing), nothing), np.diag(K), rtol=1e-6
+    )
