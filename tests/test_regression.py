@@ -328,6 +328,7 @@ X, Y = table()
         (X, np.ones(30), {}, "y: got 1.0 in every row"),
         (X, Y, {"X_new": X.to_numpy()[:, :3]}, r"X_new: got the shape \(30, 3\), expected \(S, 5"),
         (X, Y, {"X_new": X[NAMES[::-1]]}, r"X_new: got the columns \['lot'"),
+        (X, Y, {"expected_size": "2"}, "expected_size: got '2', expected a number between 0"),
         (X, Y, {"expected_size": 4}, "expected_size: got 4, expected a number between 0 and 4"),
         (X, Y, {"num_chains": 0}, "num_chains: got 0, expected at least 1"),
     ],

@@ -16,6 +16,7 @@ import pandas as pd
 import xarray as xr
 
 WEIGHTS, FUNCTIONS = "W", "phi"  # as the sites of `models.mtmkl` are called
+KINDS = ("model", "summary", "ci_bound")  # dimensions of tables, which are no plates
 SETS = "credible_sets"  # of a fit, among its sample statistics, with the name of the weight behind
 
 
@@ -61,6 +62,16 @@ def select(
             "sampling."
         )
     return names
+
+
+def check_plates(draws: xr.Dataset, taken: Iterable[str]) -> None:
+    """Raise where plates have names that what is made of the draws has for itself."""
+    clash = sorted(set(map(str, draws.dims)) & set(taken))
+    if clash:
+        raise ValueError(
+            f"data: plates of its posterior are called {clash}, names that tables and pictures "
+            "have for themselves; give them others by `dims` of arviz_base.from_numpyro."
+        )
 
 
 def shaped_like(values: xr.DataArray, weight: xr.DataArray, dims: list[str]) -> xr.DataArray:

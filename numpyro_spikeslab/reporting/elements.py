@@ -9,7 +9,7 @@ from jaxtyping import Int
 import numpy as np
 import xarray as xr
 
-KINDS = ("model", "summary", "ci_bound")  # dimensions that are no plates
+from numpyro_spikeslab.reporting.data import KINDS
 
 Tables = Mapping[str, xr.DataArray]  # by variable; elements are the last dimension
 

@@ -6,7 +6,15 @@ from typing import Any
 
 import xarray as xr
 
-from numpyro_spikeslab.reporting.data import given_values, pairs, posterior, sample_dims, select
+from numpyro_spikeslab.reporting.data import (
+    KINDS,
+    check_plates,
+    given_values,
+    pairs,
+    posterior,
+    sample_dims,
+    select,
+)
 
 Methods = Mapping[str, xr.DataTree]
 
@@ -34,6 +42,7 @@ def comparable(
     first = next(iter(methods))
     draws = posterior(methods[first])
     names = select(draws, var_names, default)
+    check_plates(draws[names], KINDS)
     for method, tree in methods.items():
         others = posterior(tree)
         for name in names:

@@ -1,14 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics of draws, by ArviZ."""
 
+from numbers import Integral
+
 import arviz_base
 import arviz_stats
 import numpy as np
 import pandas as pd
 import xarray as xr
 
-from numpyro_spikeslab.reporting.data import inclusion_draws, mean, sample_dims, spike_draws
+from numpyro_spikeslab.reporting.data import (
+    check_plates,
+    inclusion_draws,
+    mean,
+    sample_dims,
+    spike_draws,
+)
 
+# dimensions that ArviZ gives to its tables
+DIMS = ("summary", "ci_bound", "variable", "label")
 CHAIN_DIAGNOSTICS = ("ess_bulk", "ess_tail", "r_hat", "mcse_mean", "mcse_sd")
 
 
@@ -19,6 +29,7 @@ def is_constant(draws: xr.DataArray, dims: list[str]) -> xr.DataArray:
 
 def statistics(draws: xr.Dataset) -> xr.Dataset:
     """``arviz_stats.summary`` along a dimension ``summary``, NaN where a chain tells nothing."""
+    check_plates(draws, DIMS)
     dims = sample_dims(draws)
     kind = "all" if "chain" in dims else "stats"
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -61,5 +72,7 @@ def to_frame(table: xr.Dataset) -> pd.DataFrame:
 
 def check_top(top: int | None) -> None:
     """Raise unless some weights are to be shown."""
-    if top is not None and top < 1:
-        raise ValueError(f"top: got {top}, expected at least 1; leave it out to show all.")
+    if top is not None and not (isinstance(top, Integral) and top >= 1):
+        raise ValueError(
+            f"top: got {top!r}, expected a whole number, at least 1; leave it out to show all."
+        )

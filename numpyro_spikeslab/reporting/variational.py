@@ -45,7 +45,8 @@ def add_variational_stats(
     :param model_args: arguments of the model, as for the fit.
     :param model_kwargs: keyword arguments of the model; those that ``svi`` was made with are known.
     :returns: ArviZ data with the same posterior.
-    :raises ValueError: if ``data`` are not variational draws of all latent sites of the guide.
+    :raises ValueError: if ``data`` are not variational draws of all latent sites of the guide, or
+        have no density under it, as draws of another fit.
     """
     draws = posterior(data)
     if sample_dims(draws) != ["sample"]:
@@ -56,14 +57,22 @@ def add_variational_stats(
     kwargs = {**(model_kwargs or {}), **svi.static_kwargs}
     latents = latent_draws(draws, svi.guide, svi_result.params, model_args, kwargs)
 
-    def log_ratio(latents):
+    def log_densities(latents):
         values = {**svi_result.params, **latents}
         log_p = log_density(svi.model, model_args, kwargs, values)[0]
-        return log_p - log_density(svi.guide, model_args, kwargs, values)[0]
+        return log_p, log_density(svi.guide, model_args, kwargs, values)[0]
 
     # the batch bounds the memory, which one map over all draws would multiply by their number
-    ratios = np.asarray(jax.jit(lambda x: jax.lax.map(log_ratio, x, batch_size=100))(latents))
-    stats = xr.Dataset({"log_ratio": ("sample", ratios)}, {"sample": draws["sample"]})
+    each = jax.jit(lambda x: jax.lax.map(log_densities, x, batch_size=100))(latents)
+    log_p, log_q = map(np.asarray, each)
+    impossible = np.sum(log_q == -np.inf)
+    if impossible:
+        raise ValueError(
+            f"data: {impossible} of its {log_q.size} draws have no density under the guide of "
+            "`svi_result`, so they are those of another fit; pass the `svi_result` that they were "
+            "made with."
+        )
+    stats = xr.Dataset({"log_ratio": ("sample", log_p - log_q)}, {"sample": draws["sample"]})
     if hasattr(svi.guide, "inclusion_probabilities"):
         for name, probs in svi.guide.inclusion_probabilities(svi_result.params).items():
             every = xr.zeros_like(draws[name]) + np.asarray(probs)
@@ -75,7 +84,11 @@ def add_variational_stats(
         sets = svi.guide.set_shares(svi_result.params, *model_args, **kwargs)
         for name, shares in sets.items():
             stats[f"{SETS}.{name}"] = ("set", *draws[name].dims[1:]), shares
-    best = -svi.evaluate(svi_result.state, *model_args, **kwargs) if is_exact else ratios.mean()
+    best = (
+        -svi.evaluate(svi_result.state, *model_args, **kwargs)
+        if is_exact
+        else stats["log_ratio"].mean()
+    )
     stats.attrs["bound"] = float(best)
     return xr.DataTree.from_dict({**data.to_dict(), "/sample_stats": stats})
 

@@ -169,5 +169,5 @@ def test_forest_errors(data, var_names, reference, message):
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_forest_shows_one_weight_or_more():
-    with pytest.raises(ValueError, match="top: got 0, expected at least 1"):
+    with pytest.raises(ValueError, match="top: got 0, expected a whole number, at least 1"):
         nss.plot_forest(PAIR, "w", top=0)

@@ -189,7 +189,7 @@ def test_inclusion_errors(data, var_names, reference, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"top": 0}, "top: got 0, expected at least 1"),
+        ({"top": 0}, "top: got 0, expected a whole number, at least 1"),
         ({"threshold": 50}, "threshold: got 50, expected a probability between 0 and 1"),
         ({"threshold": -0.1}, "threshold: got -0.1, expected a probability"),
     ],

@@ -72,7 +72,7 @@ def test_the_most_included_weights_come_first():
         assert [label for label in some.index if label[0] == name] == [f"{name}[2]", f"{name}[3]"]
     pd.testing.assert_frame_equal(some, every.loc[some.index])
     assert len(nss.summary(data, "w", top=10)) == 4
-    with pytest.raises(ValueError, match="top: got 0, expected at least 1"):
+    with pytest.raises(ValueError, match="top: got 0, expected a whole number, at least 1"):
         nss.summary(data, top=0)
 
 
@@ -248,6 +248,30 @@ def test_rounding():
 def test_summary_errors(data, var_names, message):
     with pytest.raises(ValueError, match=message):
         nss.summary(data, var_names)
+
+
+@pytest.mark.parametrize("plate", ["summary", "ci_bound", "variable", "label"])
+def test_plates_have_no_names_that_tables_need(plate):
+    data = pair(coin([0.3, 0.8]))
+    plates = {dim for dim in data["posterior"].dims if dim not in ("chain", "draw")}
+    clash = data.map_over_datasets(lambda x: x.rename(dict.fromkeys(plates & set(x.dims), plate)))
+    with pytest.raises(ValueError, match=rf"are called \['{plate}'\], names that tables"):
+        nss.summary(clash)
+
+
+@pytest.mark.parametrize("plate", ["model", "summary", "ci_bound"])
+def test_plates_have_no_names_that_pictures_need(plate):
+    data = pair(coin([0.3, 0.8]))
+    plates = {dim for dim in data["posterior"].dims if dim not in ("chain", "draw")}
+    clash = data.map_over_datasets(lambda x: x.rename(dict.fromkeys(plates & set(x.dims), plate)))
+    with pytest.raises(ValueError, match=rf"are called \['{plate}'\], names that tables"):
+        nss.plot_inclusion(clash)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_the_number_of_rows_is_a_whole_one():
+    with pytest.raises(ValueError, match=r"top: got 2.5, expected a whole number"):
+        nss.summary(pair(coin([0.3, 0.8])), top=2.5)
 
 
 def test_summary_of_latent_functions():

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO
+from numpyro.infer.autoguide import AutoDelta
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.reporting.variational import k_hat
@@ -111,6 +112,15 @@ def test_auxiliary_sites_and_inclusion_probabilities():
 def test_errors_of_variational_stats(data, guide, message):
     with pytest.raises(ValueError, match=message):
         nss.add_variational_stats(data, svi(guide), RESULT, (Y,))
+
+
+def test_draws_of_another_fit_are_refused():
+    fit, found = svi(AutoDelta(model)), Result({"mu_auto_loc": np.float32(0.7)}, None)
+    own = draws(mu=np.full(5, 0.7, np.float32))
+    assert np.isfinite(nss.add_variational_stats(own, fit, found, (Y,)).sample_stats.bound)
+    others = draws(mu=np.float32([0.7, 0.3, 0.3, 0.3, 0.7]))
+    with pytest.raises(ValueError, match="data: 3 of its 5 draws have no density under the guide"):
+        nss.add_variational_stats(others, fit, found, (Y,))
 
 
 @pytest.mark.parametrize("ratios", [np.zeros(100), np.arange(100) % 2.0])
