@@ -9,7 +9,7 @@ import pandas as pd
 
 from jax import random
 
-from numpyro_spikeslab.frames import as_numbers
+from numpyro_spikeslab.frames import as_numbers, check_index
 from numpyro_spikeslab.regression import sparse_regression
 from numpyro_spikeslab.reporting.data import posterior
 
@@ -87,6 +87,7 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         table, response = validate_data(
             self, X, y, dtype=float, y_numeric=True, ensure_min_samples=3
         )
+        check_index(y, X)
         if hasattr(self, "feature_names_in_"):
             table = pd.DataFrame(table, columns=self.feature_names_in_)
         self.data_ = sparse_regression(

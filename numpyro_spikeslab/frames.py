@@ -46,17 +46,22 @@ def checked_response(y: Any, X: Any) -> np.ndarray:
             f"y: got the shape {response.shape}, expected ({len(X)},), a number for each row of X; "
             "for several responses call once for each."
         )
-    if isinstance(X, pd.DataFrame) and isinstance(y, pd.Series) and not y.index.equals(X.index):
-        raise ValueError(
-            "y: got another index than that of X, expected the same rows in the same order; "
-            "choose them with y.loc[X.index], or pass y.to_numpy() if only the labels differ."
-        )
+    check_index(y, X)
     if np.std(response) <= ROUNDING * np.max(np.abs(response)):
         raise ValueError(
             f"y: got {response[0]} in every row, but for rounding, expected numbers that differ; "
             "there is nothing to explain."
         )
     return response
+
+
+def check_index(y: Any, X: Any) -> None:
+    """Raise where the labels of the rows contradict their order."""
+    if isinstance(X, pd.DataFrame) and isinstance(y, pd.Series) and not y.index.equals(X.index):
+        raise ValueError(
+            "y: got another index than that of X, expected the same rows in the same order; "
+            "choose them with y.loc[X.index], or pass y.to_numpy() if only the labels differ."
+        )
 
 
 def checked_new(X_new: Any, X: Any, names: list) -> np.ndarray:

@@ -374,6 +374,7 @@ def test_tables_of_other_libraries_are_not_read_by_position(table, new):
         (X, np.ma.masked_less(Y, 90.0), "y: got .* masked values"),
         (X.assign(dose=pd.Categorical(["3", "4"] * 15)), Y, "X: got values that are not numbers"),
         (X.assign(day=pd.date_range("2020-01-01", periods=30)), Y, "X: got dates"),
+        (X, pd.Series(Y)[::-1], r"y: got another index .* y\.loc\[X\.index\]"),
     ],
 )
 def test_the_estimator_refuses_what_the_function_refuses(X, y, message):

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from typing import Any
 import warnings
 
+from jaxtyping import Int
+import numpy as np
+
 import jax
 import jax.numpy as jnp
 
@@ -28,6 +31,24 @@ from numpyro_spikeslab.fitting.summaries import levels_of
 
 MOST_LOST = 0.05
 """Weight of the optima that are left out, above which the user is told."""
+
+
+MOST_ROUNDED = 0.5
+"""Nats that the rounding of bounds may make, above which the user is told."""
+
+
+def warn_of_rounding(optima: Optima, every: Int[np.ndarray, " K"]) -> None:
+    """Weights are differences of bounds, of which little may be left in single precision."""
+    precision = jnp.result_type(*optima.params.values())
+    largest = float(np.max(np.abs(optima.bounds[every])))
+    rounding = float(jnp.finfo(precision).eps) * largest
+    if len(every) > 1 and rounding > MOST_ROUNDED:
+        warnings.warn(
+            f"MixtureGuide.combine: in {precision} bounds of {largest:.1g} nats are known to "
+            f"{rounding:.1g} nats only, and the weights of the optima no better. Call "
+            "numpyro.enable_x64() before the fit.",
+            stacklevel=3,
+        )
 
 
 class MixtureGuide(AutoGuide):
@@ -147,6 +168,7 @@ class MixtureGuide(AutoGuide):
             )
         every = distinct(self.guide, optima)
         kept = every[: self.num_components]
+        warn_of_rounding(optima, every)
         weights = jax.nn.softmax(jnp.asarray(optima.bounds[every]))
         lost = float(jnp.sum(weights[self.num_components :]))
         if lost > MOST_LOST:

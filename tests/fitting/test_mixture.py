@@ -62,6 +62,24 @@ def log_ratios(fit: Fit, size: int) -> np.ndarray:
     return np.asarray(jax.jit(jax.vmap(ratio))(draws))
 
 
+def test_weights_of_bounds_that_rounding_has_made_are_told(precision):
+    guide = nss.PairedGuide(plain)
+    guide.set_up(twins(), {})
+    params = {name: jnp.stack([x, x]) for name, (x, _) in guide.start().items()}
+    params["w_auto_probs"] = params["w_auto_probs"].at[1].set(0.9)
+    mixture = nss.MixtureGuide(guide)
+
+    def combine(bounds):
+        return mixture.combine(Optima(params, np.array(bounds)), *twins())
+
+    combine([-1e4, -1e4])
+    if precision == "float64":
+        combine([-2e8, -2e8])
+        return
+    with pytest.warns(UserWarning, match=r"bounds of 2e\+08 nats are known to 2e\+01 nats only"):
+        combine([-2e8, -2e8])
+
+
 # Truth
 
 
