@@ -132,6 +132,9 @@ class MixtureGuide(AutoGuide):
         Two optima are the same if no inclusion probability of theirs differs by more than 0.1; of
         those that are the same the best is kept, and ``num_components`` of all, the best first.
 
+        Warns where optima that are left out have weight, and where the rounding of the bounds, in
+        single precision, makes the weights.
+
         :param optima: as from ``result.optima`` of a run with ``num_restarts``.
         :param args: arguments of the model, as for the fit.
         :param kwargs: keyword arguments of the model.

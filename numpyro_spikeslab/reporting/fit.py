@@ -57,8 +57,8 @@ def plot_fit(
     :param tasks: names of the tasks to draw, in this order; all by default.
     :param reference: known values at ``X_new``, shape (S, Q), drawn as a dotted line.
     :returns: the picture; ``.savefig("fit.png")`` writes it.
-    :raises ValueError: if a posterior or ``var_name`` is missing, if a task is unknown, or if
-        shapes differ.
+    :raises ValueError: if a posterior or ``var_name`` is missing, if a task is unknown or
+        named twice, if a variance is negative, or if shapes differ.
 
     .. doctest::
 
@@ -179,6 +179,10 @@ def columns_of(names: list[Hashable], tasks: Iterable[Hashable] | None) -> list[
             f"tasks: got {drawn}, expected one or more of {names}; tasks are numbered, or named by "
             "the columns of Y."
         )
+    if len(set(names)) < len(names) or len(set(drawn)) < len(drawn):
+        raise ValueError(
+            f"tasks: got {drawn} of {names}, expected each name once; rename the columns of Y."
+        )
     return [names.index(task) for task in drawn]
 
 
@@ -192,6 +196,11 @@ def fit_of(
 ) -> list[np.ndarray]:
     """Mean and interval of one method, points by tasks."""
     if isinstance(fit, tuple):
+        if np.any(np.asarray(fit[1], float) < 0):
+            raise ValueError(
+                f"data: the fit {method!r} has a variance of {np.asarray(fit[1]).min():.3g}, "
+                "expected at least 0; give mean and variance, as guide.predict returns them."
+            )
         statistics = gaussian_interval(*fit)
     else:
         posterior(fit)

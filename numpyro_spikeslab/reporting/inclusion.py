@@ -91,7 +91,13 @@ def plot_inclusion(
     check_top(top)
     check_threshold(threshold)
     methods = as_methods(data)
-    default = pairs(posterior(next(iter(methods.values()))))
+    draws = posterior(next(iter(methods.values())))
+    default = pairs(draws)
+    if var_names is None and not default:
+        raise ValueError(
+            f"data: its posterior has the variables {sorted(map(str, draws.data_vars))}, expected "
+            "a weight `w` beside its indicator `w_spike`; collect both when sampling."
+        )
     names = comparable(methods, var_names, default)
     check_pairs(methods, names, "var_names")
     tables = {name: table_of(methods, name) for name in names}

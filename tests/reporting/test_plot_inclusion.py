@@ -172,7 +172,7 @@ PAIR = chains(2)
             arviz_base.from_dict({"posterior": {"mu": np.zeros((2, 10))}}),
             None,
             None,
-            "var_names: got None",
+            r"data: its posterior has the variables \['mu'\], expected a weight `w` beside",
         ),
         ({"a": PAIR, "b": chains(3)}, None, None, "data: `w` of 'b' has the shape"),
         ({"a": PAIR}, None, "b", r"reference: got 'b', expected one of the methods \['a'\]"),
