@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import gc
 import os
 from pathlib import Path
+import tempfile
 
 # Before numpy and scipy read it: the processes of a test run share the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -19,6 +20,22 @@ import jax
 
 # read when matplotlib is first imported
 os.environ["MPLBACKEND"] = "Agg"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What one process has compiled serves the others, which inherit the folder."""
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    folder = tempfile.TemporaryDirectory()
+    config.add_cleanup(folder.cleanup)
+    settings = {
+        "jax_compilation_cache_dir": folder.name,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in settings.items():
+        os.environ[name.upper()] = str(value)
+        jax.config.update(name, value)
 
 
 @pytest.fixture(autouse=True)
