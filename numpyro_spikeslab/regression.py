@@ -168,7 +168,7 @@ def inclusion_prior(expected_size: float | None, size: int) -> tuple[float, floa
     """Concentrations of the Beta prior of the inclusion probability."""
     if expected_size is None:
         return 1.0, 9.0
-    if not isinstance(expected_size, Real | jax.Array) or not 0 < expected_size < size:
+    if not isinstance(expected_size, Real | np.ndarray | jax.Array) or not 0 < expected_size < size:
         raise ValueError(
             f"expected_size: got {expected_size!r}, expected a number between 0 and {size}, that "
             "of the columns that are not constant; leave it out for a tenth of them."

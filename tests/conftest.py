@@ -24,12 +24,12 @@ os.environ["MPLBACKEND"] = "Agg"
 
 def pytest_configure(config: pytest.Config) -> None:
     """What one process has compiled serves the others, which inherit the folder."""
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        return
-    folder = tempfile.TemporaryDirectory()
-    config.add_cleanup(folder.cleanup)
+    given = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if given is None:
+        folder = tempfile.TemporaryDirectory()
+        config.add_cleanup(folder.cleanup)
     settings = {
-        "jax_compilation_cache_dir": folder.name,
+        "jax_compilation_cache_dir": given or folder.name,
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }

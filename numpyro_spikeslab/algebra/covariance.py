@@ -159,7 +159,7 @@ class Dense(Covariance):
         lower = jnp.sum(jnp.tril(self.solve_lower(L, jnp.eye(a.size, dtype=a.dtype)), -1) ** 2, 0)
         upper = jnp.sum(jnp.tril(L, -1) ** 2, axis=1)
         between = (alpha * diagonal - upper) / pivots
-        explained = (upper + between**2 + lower) / jnp.where(alpha > 0, alpha, 1)
+        explained = (upper + between**2 + lower) / alpha
         return left_by(diagonal, a, explained, lower + pivots**-2)
 
 

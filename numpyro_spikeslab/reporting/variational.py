@@ -72,7 +72,8 @@ def add_variational_stats(
             "`svi_result`, so they are those of another fit; pass the `svi_result` that they were "
             "made with."
         )
-    stats = xr.Dataset({"log_ratio": ("sample", log_p - log_q)}, {"sample": draws["sample"]})
+    ratios = log_p - log_q
+    stats = xr.Dataset({"log_ratio": ("sample", ratios)}, {"sample": draws["sample"]})
     if hasattr(svi.guide, "inclusion_probabilities"):
         for name, probs in svi.guide.inclusion_probabilities(svi_result.params).items():
             every = xr.zeros_like(draws[name]) + np.asarray(probs)
@@ -84,11 +85,7 @@ def add_variational_stats(
         sets = svi.guide.set_shares(svi_result.params, *model_args, **kwargs)
         for name, shares in sets.items():
             stats[f"{SETS}.{name}"] = ("set", *draws[name].dims[1:]), shares
-    best = (
-        -svi.evaluate(svi_result.state, *model_args, **kwargs)
-        if is_exact
-        else stats["log_ratio"].mean()
-    )
+    best = -svi.evaluate(svi_result.state, *model_args, **kwargs) if is_exact else ratios.mean()
     stats.attrs["bound"] = float(best)
     return xr.DataTree.from_dict({**data.to_dict(), "/sample_stats": stats})
 

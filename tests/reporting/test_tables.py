@@ -22,6 +22,7 @@ from known_draws import (
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 
 import jax
 import jax.numpy as jnp
@@ -250,22 +251,18 @@ def test_summary_errors(data, var_names, message):
         nss.summary(data, var_names)
 
 
-@pytest.mark.parametrize("plate", ["summary", "ci_bound", "variable", "label"])
-def test_plates_have_no_names_that_tables_need(plate):
-    data = pair(coin([0.3, 0.8]))
-    plates = {dim for dim in data["posterior"].dims if dim not in ("chain", "draw")}
-    clash = data.map_over_datasets(lambda x: x.rename(dict.fromkeys(plates & set(x.dims), plate)))
+@pytest.mark.parametrize(
+    ("made", "plate"),
+    [
+        *((nss.summary, plate) for plate in ("summary", "ci_bound", "variable", "label")),
+        *((nss.plot_inclusion, plate) for plate in ("model", "summary", "ci_bound")),
+    ],
+)
+def test_plates_have_no_names_that_tables_and_pictures_need(made, plate):
+    draws = reading.posterior(pair(coin([0.3, 0.8]))).rename(feature=plate)
+    clash = xr.DataTree.from_dict({"/posterior": draws})
     with pytest.raises(ValueError, match=rf"are called \['{plate}'\], names that tables"):
-        nss.summary(clash)
-
-
-@pytest.mark.parametrize("plate", ["model", "summary", "ci_bound"])
-def test_plates_have_no_names_that_pictures_need(plate):
-    data = pair(coin([0.3, 0.8]))
-    plates = {dim for dim in data["posterior"].dims if dim not in ("chain", "draw")}
-    clash = data.map_over_datasets(lambda x: x.rename(dict.fromkeys(plates & set(x.dims), plate)))
-    with pytest.raises(ValueError, match=rf"are called \['{plate}'\], names that tables"):
-        nss.plot_inclusion(clash)
+        made(clash)
 
 
 @pytest.mark.usefixtures("unchecked_types")
