@@ -13,6 +13,7 @@ from numpyro_spikeslab.reporting.data import (
     WEIGHTS,
     are_inclusion_probabilities,
     are_one_fit,
+    check_finite,
     first_draw,
     function_plate,
     given_values,
@@ -108,13 +109,9 @@ def factors(draws: xr.Dataset, weights: str, functions: str) -> Factors:
 
 def rows(values: xr.DataArray, plate: str) -> np.ndarray:
     """Draws by functions by all the rest, after a check that they are finite."""
+    check_finite(values)
     dims = sample_dims(values)
     array = values.transpose(*dims, plate, ...).values.astype(float)
-    if not np.isfinite(array).all():
-        raise ValueError(
-            f"data: `{values.name}` is not finite in some draws; leave these draws out, and look "
-            "for what went wrong in them."
-        )
     return array.reshape(prod(array.shape[: len(dims)]), values.sizes[plate], -1)
 
 

@@ -168,6 +168,15 @@ def inclusion(data: xr.DataTree, name: str) -> xr.DataArray:
     return mean(inclusion_draws(data, name))
 
 
+def check_finite(draws: xr.DataArray) -> None:
+    """Raise where draws are not numbers, of which a picture would show nothing."""
+    if not np.isfinite(draws.values).all():
+        raise ValueError(
+            f"data: `{draws.name}` is not finite in some draws; leave these draws out, and look "
+            "for what went wrong in them."
+        )
+
+
 def posterior_mean(data: xr.DataTree, name: str) -> xr.DataArray:
     """Posterior mean of a variable."""
     return mean(posterior(data)[name])

@@ -12,6 +12,7 @@ from numpyro_spikeslab.reporting.curves import grid_of_curves
 from numpyro_spikeslab.reporting.data import (
     FUNCTIONS,
     WEIGHTS,
+    check_finite,
     function_plate,
     mean_and_interval,
     plates_besides,
@@ -43,8 +44,8 @@ def plot_latent_functions(
     :param active_only: whether to leave out functions that no task of any method is more likely to
         use than not.
     :returns: the picture; ``.savefig("functions.png")`` writes it.
-    :raises ValueError: if there is no posterior, if a variable is missing, if no function is
-        active, if ``X`` does not fit, or if shapes or coordinates differ.
+    :raises ValueError: if there is no posterior, if a variable is missing, if functions are not
+        finite or none is active, if ``X`` does not fit, or if shapes or coordinates differ.
 
     .. doctest::
 
@@ -62,6 +63,8 @@ def plot_latent_functions(
     draws = [posterior(tree) for tree in methods.values()]
     plate = function_plate(draws[0], weights, functions)
     comparable(methods, [weights, functions])
+    for each in draws:
+        check_finite(each[functions])
     plates = [plate, *plates_besides(draws[0], functions, plate)]
     if len(plates) != 2:
         raise ValueError(

@@ -7,7 +7,13 @@ from arviz_plots import PlotCollection
 import numpy as np
 import xarray as xr
 
-from numpyro_spikeslab.reporting.data import WEIGHTS, inclusion, posterior_mean
+from numpyro_spikeslab.reporting.data import (
+    WEIGHTS,
+    check_finite,
+    inclusion,
+    posterior,
+    posterior_mean,
+)
 from numpyro_spikeslab.reporting.methods import (
     Methods,
     as_methods,
@@ -32,8 +38,8 @@ def plot_weights(data: xr.DataTree | Methods, weights: str = WEIGHTS) -> PlotCol
     :param data: ArviZ data, or several by the name of the method.
     :param weights: a pair with two plates: tasks, then functions.
     :returns: the picture; ``.savefig("weights.png")`` writes it.
-    :raises ValueError: if there is no posterior, if ``weights`` is no pair or has not two plates,
-        or if shapes or coordinates differ.
+    :raises ValueError: if there is no posterior, if ``weights`` is no pair, has not two plates or
+        draws that are not finite, or if shapes or coordinates differ.
 
     .. doctest::
 
@@ -48,6 +54,8 @@ def plot_weights(data: xr.DataTree | Methods, weights: str = WEIGHTS) -> PlotCol
     methods = as_methods(data)
     (name,) = comparable(methods, weights)
     check_pairs(methods, [name], "weights")
+    for tree in methods.values():
+        check_finite(posterior(tree)[name])
     probs = by_method((inclusion(tree, name) for tree in methods.values()), methods)
     means = by_method((posterior_mean(tree, name) for tree in methods.values()), methods)
     rows, columns = axes_of(probs)

@@ -81,3 +81,9 @@ def edges_of(band):
     places = np.unique(vertices[:, 0])
     ends = [vertices[vertices[:, 0] == place, 1] for place in places]
     return places, np.array([[end.min(), end.max()] for end in ends]).T
+
+
+def with_nan(data, name):
+    """The same data with a first number of a variable that is none."""
+    data["posterior"][name].values[:1, :1].flat[0] = np.nan
+    return data

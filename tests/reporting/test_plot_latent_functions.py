@@ -2,7 +2,7 @@
 """Latent functions as they are drawn."""
 
 import arviz_base
-from drawn import artist, chains, edges_of, of_tasks
+from drawn import artist, chains, edges_of, of_tasks, with_nan
 import numpy as np
 import pytest
 
@@ -58,6 +58,7 @@ def test_active_functions_of_several_methods():
             {"active_only": True},
             "active_only: no weight is more often in than out",
         ),
+        (with_nan(of_tasks(), "phi"), {}, "data: `phi` is not finite in some draws"),
         (
             {"a": of_tasks(), "b": of_tasks().isel(point=[0])},
             {},

@@ -4,7 +4,7 @@
 from itertools import pairwise
 
 import arviz_base
-from drawn import artist, chains, of_tasks, overlap, tick_labels
+from drawn import artist, chains, of_tasks, overlap, tick_labels, with_nan
 import numpy as np
 import pytest
 
@@ -92,6 +92,7 @@ PAIR = chains(2)
         (PAIR, "w", r"weights: `w` has the plates \['feature'\], expected two"),
         (of_tasks(), "phi", r"weights: got \['phi'\], expected spike-and-slab weights"),
         ({"a": of_tasks(), "b": of_tasks(latent=[1, 2, 3])}, "W", "`W` of 'b' has the coordinates"),
+        (with_nan(of_tasks(), "W"), "W", "data: `W` is not finite in some draws"),
     ],
 )
 def test_weights_errors(data, weights, message):
