@@ -23,38 +23,43 @@ def blocks() -> list[str]:
     return ["\n" * text.count("\n", 0, match.start(1)) + match[1] for match in found]
 
 
-@pytest.fixture(scope="module")
-def after(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def run_script(folder: Path) -> list[dict[str, Any]]:
     """What the script knows after each block."""
-    if not README.exists():
-        pytest.skip("the README is not installed with the package")
-    assert not jax.config.jax_enable_x64
     names: dict[str, Any] = {"__name__": "readme"}
     known = []
-    folder = tmp_path_factory.mktemp("readme")
     with chdir(folder):
         for block in blocks():
             exec(compile(block, str(README), "exec"), names)
-            known.append(dict(names) | {"folder": folder})
+            known.append(dict(names))
     return known
 
 
-def test_chains_and_fit_find_the_two_weights(after):
-    _, chains, fit, gradients, *_ = after
+# one test: processes that share tests would each run the script
+def test_the_script_finds_what_is_there(tmp_path):
+    if not README.exists():
+        pytest.skip("the README is not installed with the package")
+    assert not jax.config.jax_enable_x64
+    _, chains, fit, gradients, tasks, sampled, *_ = run_script(tmp_path)
+    assert (tmp_path / "inclusion.png").stat().st_size > 10_000
+    chains_and_fit_find_the_two_weights(chains, fit, gradients)
+    gradients_reach_almost_the_same_bound(gradients)
+    tasks_share_two_functions_and_fill_the_gap(tasks)
+    chains_of_tasks_agree_with_their_fit(sampled)
+
+
+def chains_and_fit_find_the_two_weights(chains, fit, gradients):
     used = np.isin(np.arange(20), [3, 7])
     spikes = chains["dt_gibbs"]["posterior"]["w_spike"].mean(["chain", "draw"]).values
     for inclusion in (spikes, fit["guide"].inclusion_probabilities(fit["result"].params)["w"]):
         assert np.all(inclusion[used] > 0.99) and np.all(inclusion[~used] < 0.1)
     means = fit["guide"].posterior_mean(fit["result"].params)["w"]
     np.testing.assert_allclose(means[used], [2.0, -0.5], atol=0.06)
-    assert (fit["folder"] / "inclusion.png").stat().st_size > 10_000
     # new observations: the intercept, and the two weights' and the noise's part of the variance
     assert gradients["y_new"].shape == (1000, 200)
     np.testing.assert_allclose(gradients["y_new"].mean(), 1.0, atol=0.3)
 
 
-def test_gradients_reach_almost_the_same_bound(after):
-    names = after[3]
+def gradients_reach_almost_the_same_bound(names):
     inclusion = names["guide"].inclusion_probabilities(names["result_adam"].params)["w"]
     assert np.all((inclusion < 0.05) | (inclusion > 0.95))
     loss = names["result_adam"].losses[-100:].mean()
@@ -62,8 +67,7 @@ def test_gradients_reach_almost_the_same_bound(after):
     assert best < loss < best + 1.5
 
 
-def test_tasks_share_two_functions_and_fill_the_gap(after):
-    names = after[4]
+def tasks_share_two_functions_and_fill_the_gap(names):
     inclusion = np.asarray(names["guide"].inclusion_probabilities(names["result"].params)["W"])
     assert sorted(np.sum(inclusion > 0.5, axis=0)) == [0, 0, 2, 2]
     np.testing.assert_array_equal(np.sum(inclusion > 0.5, axis=1), [1, 1, 2, 0])
@@ -75,8 +79,7 @@ def test_tasks_share_two_functions_and_fill_the_gap(after):
     assert np.sqrt(np.mean((names["mean"][gap, 2] - expected[gap]) ** 2)) < 0.2
 
 
-def test_chains_of_tasks_agree_with_their_fit(after):
-    names = after[5]
+def chains_of_tasks_agree_with_their_fit(names):
     assert names["new"]["f_new"].shape == (2000, 121, 4)
     inside = np.asarray(names["X_new"]) < 10
     mean = names["new"]["f_new"].mean(axis=0)
