@@ -152,10 +152,7 @@ def draw_sites(key: Array, targets: dict[str, Target]) -> dict[str, Any]:
         each = unflatten(x)
         return ravel_pytree({k: target.log_density(each[k]) for k, target in targets.items()})[0]
 
-    def update(k, now):
-        return slice_sample(random.fold_in(key, k), log_density, *now)
-
-    new = unflatten(jax.lax.fori_loop(0, NUM_UPDATES, update, (x, log_density(x)))[0])
+    new = unflatten(slice_sample(key, log_density, x, NUM_UPDATES))
     return {name: target.back(new[name]) for name, target in targets.items()}
 
 

@@ -17,6 +17,7 @@ Arrays in, arrays out: this module knows no NumPyro. Inside, weights are in unit
 standard deviations and the noise in units of its own, so all prior variances are 1.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
@@ -26,7 +27,7 @@ from jax import lax, nn
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_spikeslab.algebra.pairs import Prior, coordinates
+from numpyro_spikeslab.algebra.pairs import Prior, coordinates, pad
 
 MAX_CAPACITY = 64
 """How many weights may be included where spikes move; :func:`default_capacity` of fewer."""
@@ -52,20 +53,28 @@ def default_swaps(size: int) -> int:
 
 class Features(NamedTuple):
     """
-    - **rows** - whitened features as rows.
-    - **gram** - their products with each other where they are at hand, else `None`.
+    - **rows** - whitened features as rows; more than P where zeros pad them, since a part of them
+      would be a copy.
+    - **squares** - their products with themselves.
+    - **gram** - those with each other where they are at hand, else `None`.
     """
 
-    rows: Float[Array, "P N"]
+    rows: Float[Array, "R N"]
+    squares: Float[Array, " P"]
     gram: Float[Array, "P P"] | None
 
-    @property
-    def squares(self) -> Float[Array, " P"]:
-        return jnp.sum(self.rows**2, axis=1) if self.gram is None else jnp.diagonal(self.gram)
+    def times(self, x: Float[Array, "N *K"]) -> Float[Array, "P *K"]:
+        """Products of all features with some vectors."""
+        return (self.rows @ x)[: self.squares.size]
+
+    def sum(self, weights: Float[Array, " P"]) -> Float[Array, " N"]:
+        """Weighted sum of all features."""
+        return pad(weights, len(self.rows)) @ self.rows
 
     def products(self, index: Int[Array, "*K"]) -> Float[Array, "*K P"]:
         """Products of some features with all."""
-        return self.rows[index] @ self.rows.T if self.gram is None else self.gram[index]
+        # a vector times the transposed rows takes ten times as long
+        return self.times(self.rows[index].T).T if self.gram is None else self.gram[index]
 
 
 class Regression(NamedTuple):
@@ -90,7 +99,7 @@ class Regression(NamedTuple):
     @property
     def linear(self) -> Float[Array, " P"]:
         """Products of features and observations, in these units."""
-        return self.scale * jnp.sqrt(self.precision) * (self.features.rows @ self.target)
+        return self.scale * jnp.sqrt(self.precision) * self.features.times(self.target)
 
     @property
     def squares(self) -> Float[Array, " P"]:
@@ -108,8 +117,9 @@ class Regression(NamedTuple):
 
     def pair_logits(self, weights: Float[Array, " P"]) -> Float[Array, " P"]:
         """Log odds of each spike given all other weights."""
-        rows, squares = self.features.rows, self.features.squares
-        cross = rows @ (self.target - weights @ rows) + squares * weights
+        squares = self.features.squares
+        residual = self.target - self.features.sum(weights)
+        cross = self.features.times(residual) + squares * weights
         pairs = coordinates(squares, self.precision, self.prior)
         return pairs.given(self.precision * cross).logit
 
@@ -214,115 +224,183 @@ def _take(x: Float[Array, "... P"], index: Int[Array, " K"]) -> Float[Array, "..
     return jnp.take(x, index, axis=-1, mode="fill", fill_value=0)
 
 
-def add(now: Included, m: Int[Array, ""], row: Float[Array, " P"], happens: Any) -> Included:
+def add(now: Included, m: Int[Array, ""], row: Float[Array, " P"]) -> Included:
     """Include a weight that is not.
 
     :param m: which weight.
     :param row: products of its feature with all.
-    :param happens: if not, nothing changes.
     """
-    size, capacity = row.size, now.slots.size
-    slot = jnp.where(happens, jnp.argmax(now.slots == size), capacity)
+    slot = jnp.argmax(now.slots == row.size)
     along = now.products[:, m]
     change = row - along @ now.products
     root = lax.rsqrt(1 + jnp.maximum(change[m], 0))
-    side = (jnp.arange(capacity) == slot) - along @ now.root
-    products, target = root * change, jnp.where(happens, root * now.linear[m], 0)
+    side = (jnp.arange(now.slots.size) == slot) - along @ now.root
+    products, target = root * change, root * now.linear[m]
     return Included(
-        now.slots.at[slot].set(m, mode="drop"),
-        now.spikes.at[m].set(now.spikes[m] | happens),
-        now.count + happens,
-        now.root.at[slot].set(root * side, mode="drop"),
-        now.products.at[slot].set(products, mode="drop"),
-        now.target.at[slot].set(target, mode="drop"),
+        now.slots.at[slot].set(m),
+        now.spikes.at[m].set(True),
+        now.count + 1,
+        now.root.at[slot].set(root * side),
+        now.products.at[slot].set(products),
+        now.target.at[slot].set(target),
         now.linear - target * products,
-        now.squares - happens * products**2,
+        now.squares - products**2,
     )
 
 
-def remove(now: Included, m: Int[Array, ""], happens: Any) -> Included:
-    """Exclude a weight that is included: a reflection takes what it adds to the others into the
-    row of its slot.
+class Leaving(NamedTuple):
+    """A weight that is included, and the model without it.
+
+    - **slot** - of the weight.
+    - **normal** - of the reflection that takes all it adds to the others into the row of its slot.
+    - **linear**, **squares** - those of :class:`Included`, without it.
+    """
+
+    slot: Int[Array, ""]
+    normal: Float[Array, " K"]
+    linear: Float[Array, " P"]
+    squares: Float[Array, " P"]
+
+    def reflect(self, rows: Float[Array, "K *P"]) -> Float[Array, "K *P"]:
+        return rows - jnp.tensordot(self.normal, self.normal @ rows, 0)
+
+
+def leaving(now: Included, m: Int[Array, ""]) -> Leaving:
+    """
+    :param m: which weight.
+    """
+    slot = jnp.argmax(now.slots == m)
+    column = now.root[:, slot]
+    length = jnp.linalg.norm(column)
+    normal = column.at[slot].add(jnp.where(column[slot] >= 0, length, -length))
+    normal *= jnp.sqrt(2 / jnp.maximum(normal @ normal, jnp.finfo(normal.dtype).tiny))
+    products = now.products[slot] - normal[slot] * (normal @ now.products)
+    target = now.target[slot] - normal[slot] * (normal @ now.target)
+    return Leaving(slot, normal, now.linear + target * products, now.squares + products**2)
+
+
+def remove(now: Included, m: Int[Array, ""]) -> Included:
+    """Exclude a weight that is included.
 
     :param m: which weight.
-    :param happens: if not, nothing changes.
     """
-    here = (now.slots == m) & happens
-    column = now.root @ here
-    length = jnp.linalg.norm(column)
-    normal = column + jnp.where(column >= 0, length, -length) * here
-    normal *= jnp.sqrt(2 / jnp.maximum(normal @ normal, jnp.finfo(normal.dtype).tiny))
-    root = now.root - normal[:, None] * (normal @ now.root)
-    products = now.products - normal[:, None] * (normal @ now.products)
-    target = now.target - normal * (normal @ now.target)
-    alone = here @ products
+    left = leaving(now, m)
+    slot = left.slot
     return Included(
-        jnp.where(here, now.spikes.size, now.slots),
-        now.spikes.at[m].set(now.spikes[m] & jnp.logical_not(happens)),
-        now.count - happens,
+        now.slots.at[slot].set(now.spikes.size),
+        now.spikes.at[m].set(False),
+        now.count - 1,
         # what would be left of the weight is rounding
-        jnp.where(here[:, None] | here, 0, root),
-        jnp.where(here[:, None], 0, products),
-        jnp.where(here, 0, target),
-        now.linear + (here @ target) * alone,
-        now.squares + alone**2,
+        left.reflect(now.root).at[slot].set(0).at[:, slot].set(0),
+        left.reflect(now.products).at[slot].set(0),
+        left.reflect(now.target).at[slot].set(0),
+        left.linear,
+        left.squares,
     )
-
-
-def flips(key: Array, problem: Regression, now: Included, moves: Any) -> Included:
-    """Offer each spike in turn a flip (Metropolis), refusing to include more than there are slots.
-
-    Between two flips nothing changes, so the next one is found at once: a sweep costs as much as
-    the flips that happen, not as the weights that are visited.
-
-    :param moves: if not, nothing does.
-    """
-    size, capacity = now.spikes.size, now.slots.size
-    # exponential variates, since logs of uniform ones may be infinite
-    bar = -jax.random.exponential(key, (size,), now.linear.dtype)
-
-    def following(now, start):
-        logits = now.logits(problem.prior)
-        ratio = jnp.where(now.spikes, -logits, logits)
-        may = (now.spikes | (now.count < capacity)) & (jnp.arange(size) >= start)
-        happens = may & (ratio > bar) & moves
-        return jnp.where(jnp.any(happens), jnp.argmax(happens), size)
-
-    def turn(carry):
-        now, m = carry
-        row = problem.products(m)
-        leave, enter = (lambda: remove(now, m, True)), (lambda: add(now, m, row, True))
-        now = lax.cond(now.spikes[m], leave, enter)
-        return now, following(now, m + 1)
-
-    return lax.while_loop(lambda carry: carry[1] < size, turn, (now, following(now, 0)))[0]
 
 
 class Numbers(NamedTuple):
-    """Random numbers of a swap.
+    """Random numbers of a sweep with S swaps.
 
-    - **which** - uniform, for the weight that moves.
-    - **where** - of Gumbel's distribution, for its new place.
+    - **bars** - logs of uniform numbers, for the flips.
+    - **which** - uniform, for the weights that are to swap.
+    - **where** - of Gumbel's distribution, for their new places.
     """
 
-    which: Float[Array, ""]
-    where: Float[Array, " P"]
+    bars: Float[Array, " P"]
+    which: Float[Array, " S"]
+    where: Float[Array, "S P"]
+
+    @classmethod
+    def draw(cls, key: Array, size: int, num_swaps: int, dtype: Any) -> "Numbers":
+        """All in one call, for each takes as long to compile as a step of a sweep."""
+        # what a loop without swaps never reads has to be there
+        shape, tiny = (1 + max(num_swaps, 1), size + 1), jnp.finfo(dtype).tiny
+        uniform = jax.random.uniform(key, shape, dtype, minval=tiny)
+        logs = jnp.log(uniform[:, :size])
+        return cls(logs[0], uniform[1:, size], -jnp.log(-logs[1:]))
 
 
-def swap(numbers: Numbers, problem: Regression, now: Included, moves: Any) -> Included:
-    """Draw a new place for one of the included weights, from all that are free and its own.
+class Move(NamedTuple):
+    """What happens next in a sweep.
+
+    - **leaves**, **enters** - which weights are excluded and included; P for none.
+    - **start** - the first weight whose flip is still to come.
+    - **swaps** - how many swaps are done.
+    """
+
+    leaves: Int[Array, ""]
+    enters: Int[Array, ""]
+    start: Int[Array, ""]
+    swaps: Int[Array, ""]
+
+
+def next_flip(numbers: Numbers, prior: Prior, now: Included, done: Move) -> Move:
+    """The next spike that flips (Metropolis), if any does.
+
+    Between two flips nothing changes, so a sweep costs as much as the flips that happen, not as the
+    weights that are visited. None is included beyond the number of slots.
+    """
+    size = now.spikes.size
+    logits = now.logits(prior)
+    ratio = jnp.where(now.spikes, -logits, logits)
+    may = (now.spikes | (now.count < now.slots.size)) & (jnp.arange(size) >= done.start)
+    flips = may & (ratio > numbers.bars)
+    m = jnp.where(jnp.any(flips), jnp.argmax(flips), size)
+    leaves = now.spikes.at[m].get(mode="fill", fill_value=False)
+    return Move(jnp.where(leaves, m, size), jnp.where(leaves, size, m), m + 1, done.swaps)
+
+
+def next_swap(numbers: Numbers, prior: Prior, now: Included, done: Move) -> Move:
+    """A new place for one of the included weights, drawn from all that are free and its own."""
+    size = now.spikes.size
+    rank = jnp.cumsum(now.slots < size)
+    old = now.slots[jnp.argmax(rank > numbers.which[done.swaps] * now.count)]
+    left = leaving(now, old)
+    logits = prior.log_odds + gain(left.linear, left.squares)
+    taken = now.spikes & (jnp.arange(size) != old)
+    new = jnp.argmax(jnp.where(taken, -jnp.inf, logits) + numbers.where[done.swaps])
+    # where no place has any probability, any may be drawn: then it stays
+    moves = (now.count > 0) & (new != old) & ~taken[new]
+    places = (jnp.where(moves, x, size) for x in (old, new))
+    return Move(*places, done.start, done.swaps + 1)
+
+
+def move(key: Array, problem: Regression, now: Included, num_swaps: int, moves: Any) -> Included:
+    """A sweep of flips, then swaps.
+
+    All in one loop over what leaves and what enters, so that both are compiled once.
 
     :param moves: if not, nothing does.
     """
-    rank = jnp.cumsum(now.slots < now.spikes.size)
-    old = now.slots[jnp.argmax(rank > numbers.which * now.count)]
-    moves &= now.count > 0
-    without = remove(now, old, moves)
-    logits = problem.prior.log_odds + gain(without.linear, without.squares)
-    new = jnp.argmax(jnp.where(without.spikes, -jnp.inf, logits) + numbers.where)
-    # where no place has any probability, any may be drawn: then it goes back
-    new = jnp.where(without.spikes[new], old, new)
-    return add(without, new, problem.products(new), moves)
+    size, prior = now.spikes.size, problem.prior
+    numbers = Numbers.draw(key, size, num_swaps, now.linear.dtype)
+
+    def is_idle(next):
+        return (next.leaves == size) & (next.enters == size)
+
+    def is_open(next):
+        return (next.start < size) | (next.swaps < num_swaps)
+
+    def turn(state):
+        now, next = state
+        old, new = next.leaves, next.enters
+        now = lax.cond(old < size, lambda: remove(now, old), lambda: now)
+        now = lax.cond(new < size, lambda: add(now, new, problem.products(new)), lambda: now)
+
+        def find(done):
+            flip, swap = partial(next_flip, numbers, prior), partial(next_swap, numbers, prior)
+            return lax.cond(done.start < size, flip, swap, now, done)
+
+        # past all that changes nothing, the state is only read
+        nothing = next._replace(leaves=none, enters=none)
+        return now, lax.while_loop(lambda next: is_idle(next) & is_open(next), find, nothing)
+
+    none, zero = jnp.array(size), jnp.zeros((), int)
+    begin = now, Move(none, none, zero, zero)
+    return lax.while_loop(
+        lambda state: moves & (is_open(state[1]) | ~is_idle(state[1])), turn, begin
+    )[0]
 
 
 def sweep(
@@ -345,26 +423,22 @@ def sweep(
     :param num_swaps: how many swaps; by default :func:`default_swaps`.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
     """
-    key_flips, key_swaps, key_slabs = jax.random.split(key, 3)
+    key_moves, key_slabs = jax.random.split(key)
     capacity = min(capacity or default_capacity(spikes.size), spikes.size)
     capacity += -capacity % min(CHUNK, capacity)
     bound = jnp.where(problem.is_precise(), capacity, -1)
     moves = jnp.sum(spikes) <= bound
     now = include(problem, moves & (spikes > 0), capacity)
-    now = flips(key_flips, problem, now, moves)
     num_swaps = default_swaps(spikes.size) if num_swaps is None else num_swaps
-    key_which, key_where = jax.random.split(key_swaps)
-    dtype = problem.linear.dtype
-    numbers = Numbers(
-        jax.random.uniform(key_which, (num_swaps,), dtype),
-        jax.random.gumbel(key_where, (num_swaps, spikes.size), dtype),
-    )
-    now = lax.scan(lambda now, one: (swap(one, problem, now, moves), None), now, numbers)[0]
+    now = move(key_moves, problem, now, num_swaps, moves)
     spikes = jnp.where(moves, now.spikes, spikes).astype(spikes.dtype)
     slabs = jnp.where(moves, draw_slabs(key_slabs, problem, now), slabs)
-    # both are computed: a condition would make a copy of the design
-    probs = _given_spikes(problem, now), _given_weights(problem, spikes, slabs, bound)
-    return spikes, slabs, jnp.where(moves, *probs)
+    probs = lax.cond(
+        moves,
+        lambda: _given_spikes(problem, now),
+        lambda: _given_weights(problem, spikes, slabs, bound),
+    )
+    return spikes, slabs, probs
 
 
 def draw_slabs(key: Array, problem: Regression, now: Included) -> Float[Array, " P"]:

@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 import optax
 
 import jax
@@ -137,43 +137,62 @@ def climb(
     return constrain(best), -jnp.where(better, after, before)
 
 
+class Slices(NamedTuple):
+    """Numbers that are drawn by slice sampling.
+
+    - **x** - the numbers.
+    - **level** - log heights of their slices.
+    - **left**, **right** - intervals that shrink around them.
+    - **num_left** - updates that each has still to make.
+    """
+
+    x: Float[Array, "*P"]
+    level: Float[Array, "*P"]
+    left: Float[Array, "*P"]
+    right: Float[Array, "*P"]
+    num_left: Int[Array, "*P"]
+
+
 def slice_sample(
     key: Array,
     log_density: Callable[[Any], Any],
     x: Float[Array, "*P"],
-    value: Float[Array, "*P"],
-    width: Any = 4.0,
-) -> tuple[Float[Array, "*P"], Float[Array, "*P"]]:
-    """One update of independent numbers by slice sampling with shrinkage (Neal 2003).
+    num_updates: int,
+    width: float = 4.0,
+) -> Float[Array, "*P"]:
+    """Updates of independent numbers by slice sampling with shrinkage (Neal 2003).
 
-    The interval is placed at random around ``x`` and not extended, so a number moves by less than
-    ``width``. Too wide costs a little, for an interval shrinks fast; too narrow costs steps.
+    An interval is placed at random around a number and not extended, so in an update it moves by
+    less than ``width``. Too wide costs a little, for an interval shrinks fast; too narrow costs
+    steps. Each number begins its next update when it has made one, all in one loop, in which the
+    density is compiled once.
 
     :param log_density: elementwise.
-    :param value: ``log_density(x)``.
-    :return: the new numbers and their log densities.
     """
-    key_start, key = random.split(key)
-    u_level, u_place = random.uniform(key_start, (2, *x.shape), x.dtype)
-    level = jnp.nan_to_num(value, nan=-jnp.inf) + jnp.log1p(-u_level)
-    left = x - width * u_place
 
-    def shrink(state):
-        count, key, left, right, new, reached, done = state
+    def step(state):
+        count, key, now = state
         key, key_new = random.split(key)
-        u = random.uniform(key_new, x.shape, x.dtype)
-        proposal = jnp.where(done, new, left + u * (right - left))
-        reached = jnp.where(done, reached, log_density(proposal))
-        # what is not a number is below every level
-        accepted = done | (reached > level)
-        left = jnp.where(~accepted & (proposal < x), proposal, left)
-        right = jnp.where(~accepted & (proposal >= x), proposal, right)
-        return count + 1, key, left, right, proposal, reached, accepted
+        u_new, u_level, u_place = random.uniform(key_new, (3, *x.shape), x.dtype)
+        new = now.left + u_new * (now.right - now.left)
+        reached = log_density(new)
+        # the first proposal is the number itself; what is not a number is below every level
+        accepted = (count == 0) | (reached > now.level)
+        level = jnp.nan_to_num(reached, nan=-jnp.inf) + jnp.log1p(-u_level)
+        left = new - width * u_place
+        shrunk = now._replace(
+            left=jnp.where(new < now.x, new, now.left),
+            right=jnp.where(new < now.x, now.right, new),
+        )
+        begun = Slices(new, level, left, left + width, now.num_left - 1)
+        moved = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), begun, shrunk)
+        is_open = now.num_left > 0
+        return count + 1, key, jax.tree.map(lambda a, b: jnp.where(is_open, a, b), moved, now)
 
     def is_open(state):
-        return (state[0] < MAX_SHRINKS) & ~jnp.all(state[-1])
+        # beyond so many, an interval is of the size of a rounding error
+        return (state[0] <= MAX_SHRINKS * num_updates) & jnp.any(state[-1].num_left > 0)
 
-    start = (0, key, left, left + width, x, value, jnp.zeros(x.shape, bool))
-    *_, new, reached, done = jax.lax.while_loop(is_open, shrink, start)
-    # an interval of the size of a rounding error
-    return jnp.where(done, new, x), jnp.where(done, reached, value)
+    nothing = jnp.full_like(x, -jnp.inf)
+    start = Slices(x, nothing, x, x, jnp.full(x.shape, num_updates + 1))
+    return jax.lax.while_loop(is_open, step, (0, key, start))[-1].x

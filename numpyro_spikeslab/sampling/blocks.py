@@ -219,31 +219,36 @@ def latents(form: Form) -> tuple[str, ...]:
     return form.others if form.functions is None else (*form.others, form.functions)
 
 
-def require_finite(user: str, values: dict[str, Any]) -> None:
+def require_finite(user: str, values: dict[str, Any]) -> Bool[Array, ""]:
     """Raise where a chain has reached values that are not finite, at the time when it does.
 
     Nothing but a disjunction of flags is computed in each step; a callback runs only where they are
-    up, also under ``vmap``, which would else run both branches of a condition.
+    up, also under ``vmap``, which would else run both branches of a condition. It is a pure one: an
+    effect of a step would take each call of it, as with a progress bar, through Python.
 
     :param values: by what they are called in the message.
+    :return: that none has been lost: false, and never true. What the next step needs has to depend
+        on it, or else compiled code leaves the look at the values out.
     """
     known = {k: x for k, x in values.items() if jnp.issubdtype(jnp.result_type(x), jnp.inexact)}
     ends = np.cumsum([jnp.size(x) for x in known.values()]).tolist()
     tell = partial(_tell, user, tuple(known), tuple(ends[:-1]))
+    told = jax.ShapeDtypeStruct((), bool)
 
     @custom_vmap
-    def check(bad):
-        jax.lax.cond(jnp.any(bad), lambda: jax.debug.callback(tell, bad), lambda: None)
-        return bad
+    def is_lost(bad):
+        return jax.lax.cond(
+            jnp.any(bad), lambda: jax.pure_callback(tell, told, bad), lambda: jnp.array(False)
+        )
 
-    @check.def_vmap
+    @is_lost.def_vmap
     def _(axis_size, in_batched, bad):
-        check(jnp.any(bad, axis=0))
-        return bad, True
+        return is_lost(jnp.any(bad, axis=0)), False
 
-    if known:
-        # joined first: an operation for each site takes long to compile where they are many
-        check(~jnp.isfinite(jnp.concatenate([jnp.ravel(x) for x in known.values()])))
+    if not known:
+        return jnp.array(False)
+    # joined first: an operation for each site takes long to compile where they are many
+    return is_lost(~jnp.isfinite(jnp.concatenate([jnp.ravel(x) for x in known.values()])))
 
 
 def _tell(user: str, names: tuple[str, ...], ends: tuple[int, ...], bad: Bool[Array, " K"]) -> None:

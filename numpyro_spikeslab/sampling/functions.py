@@ -242,9 +242,9 @@ class LatentGibbs(BlockKernel):
             draw = draw._replace(phi=draw_rows(key_functions, step.at, draw.phi, draw.weights))
         new = step.finish(key_numbers, (spikes, slabs), draw)
         z = {name: new[name].reshape(x.shape).astype(x.dtype) for name, x in state.z.items()}
-        require_finite(self._user, values | z)
+        lost = require_finite(self._user, values | z)
         left = jnp.maximum(state.num_accelerated - 1, 0)
-        return LatentGibbsState(z, inclusion, left, rng_key)
+        return LatentGibbsState(z, inclusion, left, jnp.where(lost, key_weights, rng_key))
 
 
 # What does not fit

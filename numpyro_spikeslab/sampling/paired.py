@@ -14,7 +14,13 @@ from numpyro_spikeslab.algebra import flips
 from numpyro_spikeslab.algebra.coefficients import whitened, without
 from numpyro_spikeslab.algebra.entries import block_sums, over_blocks
 from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, stacks_of
-from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, predictor
+from numpyro_spikeslab.algebra.pairs import (
+    Prior,
+    feature_rows,
+    feature_squares,
+    gibbs_sweep,
+    predictor,
+)
 from numpyro_spikeslab.algebra.task_sweeps import gibbs_task_sweep
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, scaled
@@ -171,8 +177,8 @@ class PairedGibbs(BlockKernel):
         z = state.z | pairs
         z |= draw_beside(key_beside, reading, values, z)
         probabilities = {f"inclusion of {k}": x for k, x in inclusion.items()}
-        require_finite(self._user, values | z | probabilities)
-        return PairedGibbsState(z, inclusion, rng_key)
+        lost = require_finite(self._user, values | z | probabilities)
+        return PairedGibbsState(z, inclusion, jnp.where(lost, key, rng_key))
 
 
 def draw_pairs(
@@ -231,7 +237,8 @@ def _draw_columns(
         return gibbs_sweep(key, design, residual, current, precision, prior)
     key_pairs, key_moves = random.split(key)
     drawn = gibbs_sweep(key_pairs, design, residual, current, precision, prior)
-    features = flips.Features(feature_rows(design, current.size), gram)
+    rows = design.rows.reshape(-1, len(residual))
+    features = flips.Features(rows, feature_squares(design, current.size), gram)
     target = residual + predictor(design, current)
     problem = flips.Regression(features, target, precision, prior)
     return flips.sweep(key_moves, problem, *drawn[:2])

@@ -101,8 +101,8 @@ def slice_found(
     found: Found,
     width: float,
 ) -> tuple[Float[Array, ""], Found]:
-    """:func:`~numpyro_spikeslab.algebra.search.slice_sample` of one number, which hands on what the
-    evaluation of the new one has found.
+    """An update as in :func:`~numpyro_spikeslab.algebra.search.slice_sample`, of one number, which
+    hands on what the evaluation of the new one has found.
 
     :param found: ``evaluate(x)``. Where its value is not a number, everything is better.
     """
