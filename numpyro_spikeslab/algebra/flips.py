@@ -376,30 +376,39 @@ def move(key: Array, problem: Regression, now: Included, num_swaps: int, moves: 
     size, prior = now.spikes.size, problem.prior
     numbers = Numbers.draw(key, size, num_swaps, now.linear.dtype)
 
-    def is_idle(next):
-        return (next.leaves == size) & (next.enters == size)
-
     def is_open(next):
         return (next.start < size) | (next.swaps < num_swaps)
 
+    def is_idle(next):
+        return (next.leaves == size) & (next.enters == size)
+
+    def find(now, done):
+        flip, swap = partial(next_flip, numbers, prior), partial(next_swap, numbers, prior)
+        return lax.cond(done.start < size, flip, swap, now, done)
+
+    def stay(now, next):
+        return now, next
+
+    def leave(now, next):
+        return remove(now, next.leaves), next._replace(leaves=none)
+
+    def enter(now, next):
+        return add(now, next.enters, problem.products(next.enters)), next._replace(enters=none)
+
     def turn(state):
         now, next = state
-        old, new = next.leaves, next.enters
-        now = lax.cond(old < size, lambda: remove(now, old), lambda: now)
-        now = lax.cond(new < size, lambda: add(now, new, problem.products(new)), lambda: now)
-
-        def find(done):
-            flip, swap = partial(next_flip, numbers, prior), partial(next_swap, numbers, prior)
-            return lax.cond(done.start < size, flip, swap, now, done)
-
         # past all that changes nothing, the state is only read
-        nothing = next._replace(leaves=none, enters=none)
-        return now, lax.while_loop(lambda next: is_idle(next) & is_open(next), find, nothing)
+        next = lax.while_loop(
+            lambda next: is_idle(next) & is_open(next), partial(find, now), next
+        )
+        which = jnp.where(next.leaves < size, 1, jnp.where(next.enters < size, 2, 0))
+        return lax.switch(which, (stay, leave, enter), now, next)
 
     none, zero = jnp.array(size), jnp.zeros((), int)
-    begin = now, Move(none, none, zero, zero)
     return lax.while_loop(
-        lambda state: moves & (is_open(state[1]) | ~is_idle(state[1])), turn, begin
+        lambda state: moves & (is_open(state[1]) | ~is_idle(state[1])),
+        turn,
+        (now, Move(none, none, zero, zero)),
     )[0]
 
 
