@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Float
 
 import jax
-from jax import random
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 

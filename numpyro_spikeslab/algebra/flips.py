@@ -42,8 +42,9 @@ MAX_ROUNDING = 0.05
 
 
 def default_capacity(size: int) -> int:
-    """Half of the weights, since slots take time even where they are empty, but some at least."""
-    return min(MAX_CAPACITY, max(MAX_CAPACITY // 2, size // 2))
+    """A quarter of the weights, since slots take time even where they are empty, but some at
+    least."""
+    return min(MAX_CAPACITY, max(MAX_CAPACITY // 2, size // 4))
 
 
 def default_swaps(size: int) -> int:
@@ -127,17 +128,16 @@ class Regression(NamedTuple):
 class Included(NamedTuple):
     """The included weights, in K slots, and what the others add to them.
 
-    With H the products of the slots' features with all, and R^T R the posterior covariance of the
-    slots' weights. In this form adding is a step of Gram and Schmidt and removing a reflection, so
-    columns that are nearly the same may take turns: updates of the covariance itself lose it to
-    rounding.
+    With H the products of the slots' features with all, b those with the observations, and R^T R
+    the posterior covariance of the slots' weights. In this form adding is a step of Gram and
+    Schmidt and removing a reflection, so columns that are nearly the same may take turns: updates
+    of the covariance itself lose it to rounding.
 
     - **slots** - which weight each slot holds; P where it is empty.
     - **spikes** - whether each weight is included.
     - **count** - how many are.
-    - **root** - R; rows and columns of empty slots are 0.
-    - **products** - R H.
-    - **target** - R times the products of the slots' features with the observations.
+    - **rows** - R H, R and R b side by side, for one product costs as much time as three of small
+      matrices; what belongs to empty slots is 0.
     - **linear** - products of all features with what the slots leave unexplained.
     - **squares** - squares of the features less what the slots explain of them.
     """
@@ -145,11 +145,21 @@ class Included(NamedTuple):
     slots: Int[Array, " K"]
     spikes: Bool[Array, " P"]
     count: Int[Array, ""]  # type: ignore[assignment]
-    root: Float[Array, "K K"]
-    products: Float[Array, "K P"]
-    target: Float[Array, " K"]
+    rows: Float[Array, "K P+K+1"]
     linear: Float[Array, " P"]
     squares: Float[Array, " P"]
+
+    @property
+    def products(self) -> Float[Array, "K P"]:
+        return self.rows[:, : self.spikes.size]
+
+    @property
+    def root(self) -> Float[Array, "K K"]:
+        return self.rows[:, self.spikes.size : -1]
+
+    @property
+    def target(self) -> Float[Array, " K"]:
+        return self.rows[:, -1]
 
     def logits(self, prior: Prior) -> Float[Array, " P"]:
         """Log odds of each spike given all others."""
@@ -173,17 +183,9 @@ def include(problem: Regression, spikes: Bool[Array, " P"], capacity: int) -> In
     """
     size, chunk = spikes.shape[0], min(CHUNK, capacity)
     order = jnp.nonzero(spikes, size=capacity, fill_value=size)[0]
-    dtype, count = problem.linear.dtype, jnp.sum(spikes)
-    nothing = Included(
-        jnp.full(capacity, size),
-        spikes,
-        count,
-        jnp.zeros((capacity, capacity), dtype),
-        jnp.zeros((capacity, size), dtype),
-        jnp.zeros(capacity, dtype),
-        problem.linear,
-        problem.squares,
-    )
+    linear, count = problem.linear, jnp.sum(spikes)
+    rows = jnp.zeros((capacity, size + capacity + 1), linear.dtype)
+    nothing = Included(jnp.full(capacity, size), spikes, count, rows, linear, problem.squares)
 
     def turn(i, now):
         new = lax.dynamic_slice(order, (i * chunk,), (chunk,))
@@ -201,22 +203,27 @@ def _include_chunk(
     :param start: the first of their slots.
     """
     size, filled = now.spikes.size, new < now.spikes.size
-    rows = jnp.where(filled[:, None], problem.products(jnp.minimum(new, size - 1)), 0)
-    along = _take(now.products, new).T
-    change = rows - along @ now.products
-    one = jnp.eye(new.size, dtype=rows.dtype)
+    products = jnp.where(filled[:, None], problem.products(jnp.minimum(new, size - 1)), 0)
+    slots = start + jnp.arange(new.size)
+    here = filled[:, None] & (slots[:, None] == jnp.arange(now.slots.size))
+    change = _joined(products, here, 0) - _take(now.products, new).T @ now.rows
+    change = change.at[:, -1].set(_take(now.linear, new))
+    one = jnp.eye(new.size, dtype=change.dtype)
     # its inverse is small and safe, all precisions are at least 1; long triangular solves are slow
-    root = solve_triangular(jnp.linalg.cholesky(one + _take(change, new)), one, lower=True)
-    here = filled[:, None] & (start + jnp.arange(new.size)[:, None] == jnp.arange(now.slots.size))
-    products, target = root @ change, root @ _take(now.linear, new)
+    precision = one + _take(change[:, :size], new)
+    rows = solve_triangular(jnp.linalg.cholesky(precision), one, lower=True) @ change
     return now._replace(
         slots=lax.dynamic_update_slice(now.slots, new, (start,)),
-        root=lax.dynamic_update_slice(now.root, root @ (here - along @ now.root), (start, 0)),
-        products=lax.dynamic_update_slice(now.products, products, (start, 0)),
-        target=lax.dynamic_update_slice(now.target, target, (start,)),
-        linear=now.linear - target @ products,
-        squares=now.squares - jnp.sum(products**2, axis=0),
+        rows=lax.dynamic_update_slice(now.rows, rows, (start, 0)),
+        linear=now.linear - rows[:, -1] @ rows[:, :size],
+        squares=now.squares - jnp.sum(rows[:, :size] ** 2, axis=0),
     )
+
+
+def _joined(products: Any, here: Any, target: Any) -> Any:
+    """Rows of :class:`Included`."""
+    last = jnp.broadcast_to(target, (*products.shape[:-1], 1))
+    return jnp.concatenate([products, here.astype(products.dtype), last], axis=-1)
 
 
 def _take(x: Float[Array, "... P"], index: Int[Array, " K"]) -> Float[Array, "... K"]:
@@ -230,21 +237,19 @@ def add(now: Included, m: Int[Array, ""], row: Float[Array, " P"]) -> Included:
     :param m: which weight.
     :param row: products of its feature with all.
     """
-    slot = jnp.argmax(now.slots == row.size)
-    along = now.products[:, m]
-    change = row - along @ now.products
-    root = lax.rsqrt(1 + jnp.maximum(change[m], 0))
-    side = (jnp.arange(now.slots.size) == slot) - along @ now.root
-    products, target = root * change, root * now.linear[m]
+    size = row.size
+    slot = jnp.argmax(now.slots == size)
+    here = jnp.arange(now.slots.size) == slot
+    change = _joined(row, here, 0) - now.products[:, m] @ now.rows
+    change = change.at[-1].set(now.linear[m])
+    new = change * lax.rsqrt(1 + jnp.maximum(change[m], 0))
     return Included(
         now.slots.at[slot].set(m),
         now.spikes.at[m].set(True),
         now.count + 1,
-        now.root.at[slot].set(root * side),
-        now.products.at[slot].set(products),
-        now.target.at[slot].set(target),
-        now.linear - target * products,
-        now.squares - products**2,
+        now.rows.at[slot].set(new),
+        now.linear - new[-1] * new[:size],
+        now.squares - new[:size] ** 2,
     )
 
 
@@ -253,30 +258,31 @@ class Leaving(NamedTuple):
 
     - **slot** - of the weight.
     - **normal** - of the reflection that takes all it adds to the others into the row of its slot.
+    - **along** - products of the normal with the rows.
     - **linear**, **squares** - those of :class:`Included`, without it.
     """
 
     slot: Int[Array, ""]
     normal: Float[Array, " K"]
+    along: Float[Array, " P+K+1"]
     linear: Float[Array, " P"]
     squares: Float[Array, " P"]
-
-    def reflect(self, rows: Float[Array, "K *P"]) -> Float[Array, "K *P"]:
-        return rows - jnp.tensordot(self.normal, self.normal @ rows, 0)
 
 
 def leaving(now: Included, m: Int[Array, ""]) -> Leaving:
     """
     :param m: which weight.
     """
+    size = now.spikes.size
     slot = jnp.argmax(now.slots == m)
-    column = now.root[:, slot]
+    column = now.rows[:, size + slot]
     length = jnp.linalg.norm(column)
     normal = column.at[slot].add(jnp.where(column[slot] >= 0, length, -length))
     normal *= jnp.sqrt(2 / jnp.maximum(normal @ normal, jnp.finfo(normal.dtype).tiny))
-    products = now.products[slot] - normal[slot] * (normal @ now.products)
-    target = now.target[slot] - normal[slot] * (normal @ now.target)
-    return Leaving(slot, normal, now.linear + target * products, now.squares + products**2)
+    along = normal @ now.rows
+    alone = now.rows[slot] - normal[slot] * along
+    linear = now.linear + alone[-1] * alone[:size]
+    return Leaving(slot, normal, along, linear, now.squares + alone[:size] ** 2)
 
 
 def remove(now: Included, m: Int[Array, ""]) -> Included:
@@ -284,16 +290,14 @@ def remove(now: Included, m: Int[Array, ""]) -> Included:
 
     :param m: which weight.
     """
-    left = leaving(now, m)
-    slot = left.slot
+    left, size = leaving(now, m), now.spikes.size
+    rows = now.rows - left.normal[:, None] * left.along
     return Included(
-        now.slots.at[slot].set(now.spikes.size),
+        now.slots.at[left.slot].set(size),
         now.spikes.at[m].set(False),
         now.count - 1,
         # what would be left of the weight is rounding
-        left.reflect(now.root).at[slot].set(0).at[:, slot].set(0),
-        left.reflect(now.products).at[slot].set(0),
-        left.reflect(now.target).at[slot].set(0),
+        rows.at[left.slot].set(0).at[:, size + left.slot].set(0),
         left.linear,
         left.squares,
     )
@@ -376,33 +380,33 @@ def move(key: Array, problem: Regression, now: Included, num_swaps: int, moves: 
     size, prior = now.spikes.size, problem.prior
     numbers = Numbers.draw(key, size, num_swaps, now.linear.dtype)
 
-    def is_open(next):
-        return (next.start < size) | (next.swaps < num_swaps)
+    def is_open(event):
+        return (event.start < size) | (event.swaps < num_swaps)
 
-    def is_idle(next):
-        return (next.leaves == size) & (next.enters == size)
+    def is_idle(event):
+        return (event.leaves == size) & (event.enters == size)
 
     def find(now, done):
         flip, swap = partial(next_flip, numbers, prior), partial(next_swap, numbers, prior)
         return lax.cond(done.start < size, flip, swap, now, done)
 
-    def stay(now, next):
-        return now, next
+    def stay(now, event):
+        return now, event
 
-    def leave(now, next):
-        return remove(now, next.leaves), next._replace(leaves=none)
+    def leave(now, event):
+        return remove(now, event.leaves), event._replace(leaves=none)
 
-    def enter(now, next):
-        return add(now, next.enters, problem.products(next.enters)), next._replace(enters=none)
+    def enter(now, event):
+        return add(now, event.enters, problem.products(event.enters)), event._replace(enters=none)
 
     def turn(state):
-        now, next = state
+        now, event = state
         # past all that changes nothing, the state is only read
-        next = lax.while_loop(
-            lambda next: is_idle(next) & is_open(next), partial(find, now), next
+        event = lax.while_loop(
+            lambda event: is_idle(event) & is_open(event), partial(find, now), event
         )
-        which = jnp.where(next.leaves < size, 1, jnp.where(next.enters < size, 2, 0))
-        return lax.switch(which, (stay, leave, enter), now, next)
+        which = jnp.where(event.leaves < size, 1, jnp.where(event.enters < size, 2, 0))
+        return lax.switch(which, (stay, leave, enter), now, event)
 
     none, zero = jnp.array(size), jnp.zeros((), int)
     return lax.while_loop(
