@@ -366,8 +366,8 @@ def next_swap(numbers: Numbers, prior: Prior, now: Included, done: Move) -> Move
     new = jnp.argmax(jnp.where(taken, -jnp.inf, logits) + numbers.where[done.swaps])
     # where no place has any probability, any may be drawn: then it stays
     moves = (now.count > 0) & (new != old) & ~taken[new]
-    places = (jnp.where(moves, x, size) for x in (old, new))
-    return Move(*places, done.start, done.swaps + 1)
+    leaves, enters = (jnp.where(moves, x, size) for x in (old, new))
+    return Move(leaves, enters, done.start, done.swaps + 1)
 
 
 def move(key: Array, problem: Regression, now: Included, num_swaps: int, moves: Any) -> Included:
