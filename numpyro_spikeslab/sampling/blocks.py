@@ -151,9 +151,9 @@ class BlockKernel(MCMCKernel):
         :param state: the current state.
         :param model_args: arguments of the model.
         :param model_kwargs: keyword arguments of the model.
-        :raises RuntimeError: when the chain's values, or those of another block, are not finite;
-            the message names the sites. Compiled code raises it while it runs, as JAX's own
-            runtime error.
+        :raises FloatingPointError: when the chain's values, or those of another block, are not
+            finite; the message names the sites. Compiled code raises it while it runs, as JAX's own
+            ``JaxRuntimeError`` or, under a progress bar, ``ValueError``.
         """
         if is_prng_key(state.rng_key):
             return self._sample_one(state, model_args, model_kwargs)

@@ -486,8 +486,11 @@ def lost_noise(rng_key, gibbs_sites, hmc_sites):
     return {"sigma": jnp.where(is_lost, jnp.nan, gibbs_sites["sigma"])}
 
 
-@pytest.mark.parametrize("chain_method", ["sequential", jax.vmap])
-def test_a_chain_that_is_not_finite_says_where(chain_method):
+@pytest.mark.parametrize(
+    ("chain_method", "progress_bar"),
+    [("sequential", False), ("sequential", True), (jax.vmap, False)],
+)
+def test_a_chain_that_is_not_finite_says_where(chain_method, progress_bar):
     case = truth.noise_case()
     blocks = [
         (CustomGibbs(lost_noise), ["sigma"]),
@@ -499,11 +502,21 @@ def test_a_chain_that_is_not_finite_says_where(chain_method):
         num_samples=200,
         num_chains=2,
         chain_method=chain_method,
-        progress_bar=False,
+        progress_bar=progress_bar,
     )
     message = r"PairedGibbs: the chain has reached values of \['sigma', 'inclusion of w'\]"
-    with pytest.raises(RuntimeError, match=message):
+    # which of the two is JAX's choice
+    with pytest.raises((RuntimeError, ValueError), match=message):
         jax.block_until_ready(mcmc.run(KEY, *case.args) or mcmc.get_samples())
+
+
+def test_a_step_has_no_effects():
+    """With one, JAX would call each step of a chain with a progress bar through Python."""
+    case = truth.noise_case()
+    kernel = nss.PairedGibbs(case.model)
+    state = kernel.init(KEY, 0, None, case.args, {})
+    program = jax.make_jaxpr(lambda state: kernel.sample(state, case.args, {}))(state)
+    assert not program.effects and "pure_callback" in str(program)
 
 
 @pytest.mark.slow

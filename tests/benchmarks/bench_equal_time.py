@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of inclusion probabilities after equal times: PairedGibbs against its peers.
+
+The peers are NumPyro's DiscreteHMCGibbs(NUTS) and, where it is installed, millipede's weighted
+tempered Gibbs sampler (https://github.com/BasisResearch/millipede). All sample the same posterior:
+noise, slab scale and inclusion probability are given, neighbouring columns have a correlation of
+0.97. The truth is a run of PairedGibbs thirty times as long. Compilation is left out.
+Run: ``python tests/benchmarks/bench_equal_time.py``.
+"""
+
+from time import perf_counter
+
+from bench_mixing import fixed_model, respond
+import numpy as np
+from timing import Compilations, enable_x64
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+from numpyro.infer import MCMC, NUTS, DiscreteHMCGibbs
+
+import numpyro_spikeslab as nss
+
+try:
+    from millipede import NormalLikelihoodVariableSelector
+    import pandas as pd
+except ImportError:
+    NormalLikelihoodVariableSelector = None
+
+SECONDS, NUM_SEEDS, CORRELATION, NUM_ACTIVE = 5.0, 3, 0.97, 8
+SIZES = ((200, 100), (400, 500))
+compilations = Compilations()
+
+
+def autoregressive(num_obs, num_features):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(num_obs, num_features))
+    for j in range(1, num_features):
+        X[:, j] = CORRELATION * X[:, j - 1] + np.sqrt(1 - CORRELATION**2) * X[:, j]
+    places = rng.choice(num_features, NUM_ACTIVE, replace=False)
+    return respond(rng, X, places, rng.choice([-1, 1], NUM_ACTIVE))
+
+
+def timed(run, *args):
+    """What a run returns, and its seconds without those of compilation."""
+    before, start = compilations.seconds, perf_counter()
+    found = run(*args)
+    return found, perf_counter() - start - (compilations.seconds - before)
+
+
+def paired(model, X, y):
+    kernel = nss.PairedGibbs(model)
+
+    def step(_, carry):
+        state, total = carry
+        state = kernel.sample(state, (X, y), {})
+        return state, total + state.inclusion_probabilities["w"]
+
+    @jax.jit
+    def chain(state, num_samples):
+        nothing = jnp.zeros(X.shape[1])
+        state, _ = jax.lax.fori_loop(0, num_samples // 10, step, (state, nothing))
+        return jax.lax.fori_loop(0, num_samples, step, (state, nothing))[1] / num_samples
+
+    def run(seed, num_samples):
+        state = kernel.init(random.key(seed), 0, None, (X, y), {})
+        return np.asarray(chain(state, num_samples))
+
+    return run
+
+
+def mixed(model, X, y):
+    def run(seed, num_samples):
+        kernel = DiscreteHMCGibbs(NUTS(model))
+        mcmc = MCMC(
+            kernel, num_warmup=num_samples // 2, num_samples=num_samples, progress_bar=False
+        )
+        mcmc.run(random.key(seed), X, y)
+        return np.asarray(mcmc.get_samples()["w_spike"].mean(0))
+
+    return run
+
+
+def weighted(fixed, X, y):
+    sigma, scale, inclusion = fixed
+    table = pd.DataFrame(np.asarray(X)).assign(y=np.asarray(y))
+    table.columns = [str(name) for name in table.columns]
+    selector = NormalLikelihoodVariableSelector(
+        table,
+        "y",
+        S=inclusion * X.shape[1],
+        include_intercept=False,
+        tau=(sigma / scale) ** 2,
+        # so many observations beforehand that the noise is known
+        nu0=1e9,
+        lambda0=sigma**2,
+        precompute_XX=True,
+    )
+
+    def run(seed, num_samples):
+        selector.run(T=num_samples, T_burnin=num_samples // 5, verbosity=None, seed=seed)
+        return selector.pip.to_numpy()
+
+    return run
+
+
+def in_time(run, pilot):
+    """A run that takes as many samples as there is time for."""
+    timed(run, 0, pilot)
+    _, seconds = timed(run, 0, pilot)
+    return lambda seed, times=1: run(seed, max(2, int(times * pilot * SECONDS / seconds)))
+
+
+def main() -> None:
+    enable_x64()
+    for size in SIZES:
+        X, y, fixed = autoregressive(*size)
+        X, y, model = jnp.asarray(X), jnp.asarray(y), fixed_model(*fixed)
+        runs = {"PairedGibbs": in_time(paired(model, X, y), 2_000)}
+        if NormalLikelihoodVariableSelector is not None:
+            runs["millipede"] = in_time(weighted(fixed, X, y), 500)
+        runs["DiscreteHMCGibbs(NUTS)"] = in_time(mixed(model, X, y), 40)
+        truth = runs["PairedGibbs"](100, times=30)
+        print(f"N={size[0]}, P={size[1]}, {SECONDS:.0f} s each, {NUM_SEEDS} runs", flush=True)
+        best = None
+        for name, run in runs.items():
+            found, seconds = timed(lambda run=run: [run(seed) for seed in range(1, 1 + NUM_SEEDS)])
+            error = np.sqrt(np.mean((np.asarray(found) - truth) ** 2))
+            best = error if best is None else best
+            print(
+                f"  {name}: root mean square error {error:.5f}, {error / best:.1f} times ours, "
+                f"{seconds / NUM_SEEDS:.1f} s a run",
+                flush=True,
+            )
+        jax.clear_caches()
+
+
+if __name__ == "__main__":
+    main()
