@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 from numpyro.infer import MCMC
 
 from numpyro_spikeslab import models
-from numpyro_spikeslab.algebra.flips import MAX_ROUNDING
+from numpyro_spikeslab.algebra.included import MAX_ROUNDING
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired import PairedGuide
 from numpyro_spikeslab.frames import ROUNDING, checked_new, checked_response, checked_table

@@ -4,8 +4,7 @@
 Correlated columns stand in for each other, so a draw of one pair given the slabs of the others
 hardly ever trades one for the next. With the slabs integrated out it does: a sweep offers every
 spike a flip, and a swap draws a new place for an included weight, its own among them (the moves of
-add-delete-swap samplers). A move costs :math:`O(K P)` for K included weights, and an inclusion one
-product with the design; nothing of shape (P, P) is needed.
+add-delete-swap samplers).
 
 **Exactness.** A flip and a swap are reversible for the collapsed posterior of the spikes restricted
 to at most K included, whose bounds they never leave; the slabs are then drawn from their
@@ -13,32 +12,34 @@ conditional. Where more than K are included nothing moves at all. A kernel that 
 on a set and stays in it, and is the identity outside, keeps the posterior. Alternated with
 sweeps of single pairs, which know no bound, the two reach every set of spikes.
 
-Arrays in, arrays out: this module knows no NumPyro. Inside, weights are in units of their slabs'
-standard deviations and the noise in units of its own, so all prior variances are 1.
+Arrays in, arrays out: this module knows no NumPyro. Weights are in the units of
+:mod:`~numpyro_spikeslab.algebra.included`.
 """
 
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 import jax
 from jax import lax, nn
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
 
-from numpyro_spikeslab.algebra.pairs import Prior, coordinates, pad
+from numpyro_spikeslab.algebra.included import (
+    CHUNK,
+    Included,
+    Regression,
+    add,
+    gain,
+    include,
+    leaving,
+    remove,
+    take,
+)
+from numpyro_spikeslab.algebra.pairs import Prior
 
 MAX_CAPACITY = 64
 """How many weights may be included where spikes move; :func:`default_capacity` of fewer."""
-
-
-# Weights that are put into slots at once, before a sweep.
-CHUNK = 16
-
-# Relative rounding error, times squared signal to noise ratio, above which flips would be decided
-# by rounding.
-MAX_ROUNDING = 0.05
 
 
 def default_capacity(size: int) -> int:
@@ -50,257 +51,6 @@ def default_capacity(size: int) -> int:
 def default_swaps(size: int) -> int:
     """Some, and more where a sweep of flips takes so long that they hardly count."""
     return min(32, max(8, size // 128))
-
-
-class Features(NamedTuple):
-    """
-    - **rows** - whitened features as rows; more than P where zeros pad them, since a part of them
-      would be a copy.
-    - **squares** - their products with themselves.
-    - **gram** - those with each other where they are at hand, else `None`.
-    """
-
-    rows: Float[Array, "R N"]
-    squares: Float[Array, " P"]
-    gram: Float[Array, "P P"] | None
-
-    def times(self, x: Float[Array, "N *K"]) -> Float[Array, "P *K"]:
-        """Products of all features with some vectors."""
-        return (self.rows @ x)[: self.squares.size]
-
-    def sum(self, weights: Float[Array, " P"]) -> Float[Array, " N"]:
-        """Weighted sum of all features."""
-        return pad(weights, len(self.rows)) @ self.rows
-
-    def products(self, index: Int[Array, "*K"]) -> Float[Array, "*K P"]:
-        """Products of some features with all."""
-        # a vector times the transposed rows takes ten times as long
-        return self.times(self.rows[index].T).T if self.gram is None else self.gram[index]
-
-
-class Regression(NamedTuple):
-    """A whitened regression on P features, and the prior of its weights.
-
-    - **features** - the whitened features.
-    - **target** - whitened observations.
-    - **precision** - common noise precision.
-    - **prior** - prior of the weights.
-    """
-
-    features: Features
-    target: Float[Array, " N"]
-    precision: Float[Array, ""]
-    prior: Prior
-
-    @property
-    def scale(self) -> Float[Array, " P"]:
-        """What takes features to the units in which prior and noise have variance 1."""
-        return jnp.sqrt(self.precision * self.prior.variance)
-
-    @property
-    def linear(self) -> Float[Array, " P"]:
-        """Products of features and observations, in these units."""
-        return self.scale * jnp.sqrt(self.precision) * self.features.times(self.target)
-
-    @property
-    def squares(self) -> Float[Array, " P"]:
-        """Products of the features with themselves, in these units."""
-        return self.scale**2 * self.features.squares
-
-    def products(self, index: Int[Array, "*K"]) -> Float[Array, "*K P"]:
-        """Products of some features with all, in these units."""
-        return self.scale[index][..., None] * self.features.products(index) * self.scale
-
-    def is_precise(self) -> Bool[Array, ""]:
-        """Whether rounding leaves the odds of a flip alone; no spike and no slab decides this."""
-        largest = jnp.maximum(jnp.max(self.squares), jnp.max(jnp.abs(self.linear)))
-        return largest * jnp.finfo(largest.dtype).eps < MAX_ROUNDING
-
-    def pair_logits(self, weights: Float[Array, " P"]) -> Float[Array, " P"]:
-        """Log odds of each spike given all other weights."""
-        squares = self.features.squares
-        residual = self.target - self.features.sum(weights)
-        cross = self.features.times(residual) + squares * weights
-        pairs = coordinates(squares, self.precision, self.prior)
-        return pairs.given(self.precision * cross).logit
-
-
-class Included(NamedTuple):
-    """The included weights, in K slots, and what the others add to them.
-
-    With H the products of the slots' features with all, b those with the observations, and R^T R
-    the posterior covariance of the slots' weights. In this form adding is a step of Gram and
-    Schmidt and removing a reflection, so columns that are nearly the same may take turns: updates
-    of the covariance itself lose it to rounding.
-
-    - **slots** - which weight each slot holds; P where it is empty.
-    - **spikes** - whether each weight is included.
-    - **count** - how many are.
-    - **rows** - R H, R and R b side by side, for one product costs as much time as three of small
-      matrices; what belongs to empty slots is 0.
-    - **linear** - products of all features with what the slots leave unexplained.
-    - **squares** - squares of the features less what the slots explain of them.
-    """
-
-    slots: Int[Array, " K"]
-    spikes: Bool[Array, " P"]
-    count: Int[Array, ""]  # type: ignore[assignment]
-    rows: Float[Array, "K P+K+1"]
-    linear: Float[Array, " P"]
-    squares: Float[Array, " P"]
-
-    @property
-    def products(self) -> Float[Array, "K P"]:
-        return self.rows[:, : self.spikes.size]
-
-    @property
-    def root(self) -> Float[Array, "K K"]:
-        return self.rows[:, self.spikes.size : -1]
-
-    @property
-    def target(self) -> Float[Array, " K"]:
-        return self.rows[:, -1]
-
-    def logits(self, prior: Prior) -> Float[Array, " P"]:
-        """Log odds of each spike given all others."""
-        variance = jnp.where(self.slots < self.spikes.size, jnp.sum(self.root**2, axis=0), 1)
-        mean = self.target @ self.root
-        inside = _take(prior.log_odds, self.slots) + 0.5 * (mean**2 / variance + jnp.log(variance))
-        outside = prior.log_odds + gain(self.linear, self.squares)
-        return outside.at[self.slots].set(inside, mode="drop")
-
-
-def gain(linear: Float[Array, " P"], squares: Float[Array, " P"]) -> Float[Array, " P"]:
-    """By how much the log evidence grows with each weight that is included."""
-    precision = 1 + jnp.maximum(squares, 0)
-    return 0.5 * (linear**2 / precision - jnp.log(precision))
-
-
-def include(problem: Regression, spikes: Bool[Array, " P"], capacity: int) -> Included:
-    """Put the included weights into slots: some at a time, up to the last.
-
-    :param capacity: number of slots, no fewer than weights; whole chunks.
-    """
-    size, chunk = spikes.shape[0], min(CHUNK, capacity)
-    order = jnp.nonzero(spikes, size=capacity, fill_value=size)[0]
-    linear, count = problem.linear, jnp.sum(spikes)
-    rows = jnp.zeros((capacity, size + capacity + 1), linear.dtype)
-    nothing = Included(jnp.full(capacity, size), spikes, count, rows, linear, problem.squares)
-
-    def turn(i, now):
-        new = lax.dynamic_slice(order, (i * chunk,), (chunk,))
-        return _include_chunk(problem, now, new, i * chunk)
-
-    return lax.fori_loop(0, -(-count // chunk), turn, nothing)
-
-
-def _include_chunk(
-    problem: Regression, now: Included, new: Int[Array, " C"], start: Any
-) -> Included:
-    """Put some weights into empty slots: :func:`add` of all at once.
-
-    :param new: which; P for none.
-    :param start: the first of their slots.
-    """
-    size, filled = now.spikes.size, new < now.spikes.size
-    products = jnp.where(filled[:, None], problem.products(jnp.minimum(new, size - 1)), 0)
-    slots = start + jnp.arange(new.size)
-    here = filled[:, None] & (slots[:, None] == jnp.arange(now.slots.size))
-    change = _joined(products, here, 0) - _take(now.products, new).T @ now.rows
-    change = change.at[:, -1].set(_take(now.linear, new))
-    one = jnp.eye(new.size, dtype=change.dtype)
-    # its inverse is small and safe, all precisions are at least 1; long triangular solves are slow
-    precision = one + _take(change[:, :size], new)
-    rows = solve_triangular(jnp.linalg.cholesky(precision), one, lower=True) @ change
-    return now._replace(
-        slots=lax.dynamic_update_slice(now.slots, new, (start,)),
-        rows=lax.dynamic_update_slice(now.rows, rows, (start, 0)),
-        linear=now.linear - rows[:, -1] @ rows[:, :size],
-        squares=now.squares - jnp.sum(rows[:, :size] ** 2, axis=0),
-    )
-
-
-def _joined(products: Any, here: Any, target: Any) -> Any:
-    """Rows of :class:`Included`."""
-    last = jnp.broadcast_to(target, (*products.shape[:-1], 1))
-    return jnp.concatenate([products, here.astype(products.dtype), last], axis=-1)
-
-
-def _take(x: Float[Array, "... P"], index: Int[Array, " K"]) -> Float[Array, "... K"]:
-    """Entries of some weights, 0 where a slot is empty."""
-    return jnp.take(x, index, axis=-1, mode="fill", fill_value=0)
-
-
-def add(now: Included, m: Int[Array, ""], row: Float[Array, " P"]) -> Included:
-    """Include a weight that is not.
-
-    :param m: which weight.
-    :param row: products of its feature with all.
-    """
-    size = row.size
-    slot = jnp.argmax(now.slots == size)
-    here = jnp.arange(now.slots.size) == slot
-    change = _joined(row, here, 0) - now.products[:, m] @ now.rows
-    change = change.at[-1].set(now.linear[m])
-    new = change * lax.rsqrt(1 + jnp.maximum(change[m], 0))
-    return Included(
-        now.slots.at[slot].set(m),
-        now.spikes.at[m].set(True),
-        now.count + 1,
-        now.rows.at[slot].set(new),
-        now.linear - new[-1] * new[:size],
-        now.squares - new[:size] ** 2,
-    )
-
-
-class Leaving(NamedTuple):
-    """A weight that is included, and the model without it.
-
-    - **slot** - of the weight.
-    - **normal** - of the reflection that takes all it adds to the others into the row of its slot.
-    - **along** - products of the normal with the rows.
-    - **linear**, **squares** - those of :class:`Included`, without it.
-    """
-
-    slot: Int[Array, ""]
-    normal: Float[Array, " K"]
-    along: Float[Array, " P+K+1"]
-    linear: Float[Array, " P"]
-    squares: Float[Array, " P"]
-
-
-def leaving(now: Included, m: Int[Array, ""]) -> Leaving:
-    """
-    :param m: which weight.
-    """
-    size = now.spikes.size
-    slot = jnp.argmax(now.slots == m)
-    column = now.rows[:, size + slot]
-    length = jnp.linalg.norm(column)
-    normal = column.at[slot].add(jnp.where(column[slot] >= 0, length, -length))
-    normal *= jnp.sqrt(2 / jnp.maximum(normal @ normal, jnp.finfo(normal.dtype).tiny))
-    along = normal @ now.rows
-    alone = now.rows[slot] - normal[slot] * along
-    linear = now.linear + alone[-1] * alone[:size]
-    return Leaving(slot, normal, along, linear, now.squares + alone[:size] ** 2)
-
-
-def remove(now: Included, m: Int[Array, ""]) -> Included:
-    """Exclude a weight that is included.
-
-    :param m: which weight.
-    """
-    left, size = leaving(now, m), now.spikes.size
-    rows = now.rows - left.normal[:, None] * left.along
-    return Included(
-        now.slots.at[left.slot].set(size),
-        now.spikes.at[m].set(False),
-        now.count - 1,
-        # what would be left of the weight is rounding
-        rows.at[left.slot].set(0).at[:, size + left.slot].set(0),
-        left.linear,
-        left.squares,
-    )
 
 
 class Numbers(NamedTuple):
@@ -457,7 +207,7 @@ def sweep(
 def draw_slabs(key: Array, problem: Regression, now: Included) -> Float[Array, " P"]:
     """Slabs given the spikes: included ones from their posterior, others from their prior."""
     normal = jax.random.normal(key, now.spikes.shape, now.linear.dtype)
-    drawn = (now.target + _take(normal, now.slots)) @ now.root
+    drawn = (now.target + take(normal, now.slots)) @ now.root
     return jnp.sqrt(problem.prior.variance) * normal.at[now.slots].set(drawn, mode="drop")
 
 

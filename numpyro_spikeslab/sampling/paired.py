@@ -14,6 +14,7 @@ from numpyro_spikeslab.algebra import flips
 from numpyro_spikeslab.algebra.coefficients import whitened, without
 from numpyro_spikeslab.algebra.entries import block_sums, over_blocks
 from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, stacks_of
+from numpyro_spikeslab.algebra.included import Features, Regression
 from numpyro_spikeslab.algebra.pairs import (
     Prior,
     feature_rows,
@@ -238,9 +239,9 @@ def _draw_columns(
     key_pairs, key_moves = random.split(key)
     drawn = gibbs_sweep(key_pairs, design, residual, current, precision, prior)
     rows = design.rows.reshape(-1, len(residual))
-    features = flips.Features(rows, feature_squares(design, current.size), gram)
+    features = Features(rows, feature_squares(design, current.size), gram)
     target = residual + predictor(design, current)
-    problem = flips.Regression(features, target, precision, prior)
+    problem = Regression(features, target, precision, prior)
     return flips.sweep(key_moves, problem, *drawn[:2])
 
 

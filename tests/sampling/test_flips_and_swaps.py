@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Gibbs
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.algebra import flips, pairs
+from numpyro_spikeslab.algebra import flips, included, pairs
 
 KEY = random.key(0)
 SIZE, PRECISION = 5, 4.0
@@ -40,8 +40,8 @@ def problem_of(X, y, with_gram):
     prior = pairs.Prior(jnp.asarray(LOG_ODDS), jnp.asarray(VARIANCE))
     # as of a design whose last block is filled up
     padded = jnp.pad(rows, ((0, 2), (0, 0)))
-    features = flips.Features(padded, jnp.sum(rows**2, 1), rows @ rows.T if with_gram else None)
-    return flips.Regression(features, jnp.asarray(y), jnp.asarray(PRECISION), prior)
+    features = included.Features(padded, jnp.sum(rows**2, 1), rows @ rows.T if with_gram else None)
+    return included.Regression(features, jnp.asarray(y), jnp.asarray(PRECISION), prior)
 
 
 # The arrays
@@ -49,8 +49,8 @@ def problem_of(X, y, with_gram):
 
 @jax.jit
 def flip(problem, now, m):
-    enter = lambda: flips.add(now, m, problem.products(m))  # noqa: E731
-    return lax.cond(now.spikes[m], lambda: flips.remove(now, m), enter)
+    enter = lambda: included.add(now, m, problem.products(m))  # noqa: E731
+    return lax.cond(now.spikes[m], lambda: included.remove(now, m), enter)
 
 
 def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision):
@@ -59,7 +59,7 @@ def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision):
     problem, exact = problem_of(X, y, precision == "float32"), exact_of(X, y)
     log_probs = dict(zip(map(tuple, exact.models), exact.log_probs, strict=True))
     start = jnp.array([1, 0, 1, 1, 0]) > 0
-    now = jax.jit(flips.include, static_argnums=2)(problem, start, 4)
+    now = jax.jit(included.include, static_argnums=2)(problem, start, 4)
     spikes = np.asarray(start, float)
     for m in (None, 1, 0, 3, 2, 1, 4, 0, 2):
         if m is not None:
@@ -76,10 +76,10 @@ def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision):
             odds.append(log_probs[tuple(with_it)] - log_probs[tuple(without)])
         tolerance = {"float32": 5e-3, "float64": 1e-9}[precision]
         np.testing.assert_allclose(now.logits(problem.prior), odds, tolerance, tolerance)
-        included = np.flatnonzero(spikes)
+        inside = np.flatnonzero(spikes)
         which = np.flatnonzero(np.all(exact.models == spikes, axis=1))[0]
         mean = now.linear * np.sqrt(VARIANCE)
-        np.testing.assert_allclose(mean[included], exact.locs[which][included], atol=tolerance)
+        np.testing.assert_allclose(mean[inside], exact.locs[which][inside], atol=tolerance)
 
 
 @pytest.mark.slow
@@ -95,10 +95,10 @@ def test_columns_that_are_the_same_may_take_turns_in_single_precision(signal, to
     log_probs = dict(zip(map(tuple, models.models), models.log_probs, strict=True))
     rows, one = jnp.asarray(X.T, jnp.float32), jnp.ones((), jnp.float32)
     prior = pairs.Prior(jnp.zeros(SIZE, jnp.float32), jnp.ones(SIZE, jnp.float32))
-    features = flips.Features(rows, jnp.sum(rows**2, axis=1), None)
-    problem = flips.Regression(features, jnp.asarray(y, jnp.float32), one, prior)
+    features = included.Features(rows, jnp.sum(rows**2, axis=1), None)
+    problem = included.Regression(features, jnp.asarray(y, jnp.float32), one, prior)
     assert problem.is_precise()
-    now = jax.jit(flips.include, static_argnums=2)(problem, jnp.zeros(SIZE, bool), SIZE)
+    now = jax.jit(included.include, static_argnums=2)(problem, jnp.zeros(SIZE, bool), SIZE)
     assert now.root.dtype == np.float32
     spikes = np.zeros(SIZE)
     for m in rng.integers(SIZE, size=60):
