@@ -227,8 +227,8 @@ def require_finite(user: str, values: dict[str, Any]) -> Bool[Array, ""]:
     effect of a step would take each call of it, as with a progress bar, through Python.
 
     :param values: by what they are called in the message.
-    :return: that none has been lost: false, and never true. What the next step needs has to depend
-        on it, or else compiled code leaves the look at the values out.
+    :return: whether a chain is lost; never true, for it raises then. What the next step needs has
+        to depend on it, or else compiled code leaves the look at the values out.
     """
     known = {k: x for k, x in values.items() if jnp.issubdtype(jnp.result_type(x), jnp.inexact)}
     ends = np.cumsum([jnp.size(x) for x in known.values()]).tolist()
