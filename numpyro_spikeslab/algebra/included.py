@@ -16,7 +16,13 @@ from jax import lax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_spikeslab.algebra.pairs import Prior, coordinates, pad
+from numpyro_spikeslab.algebra.pairs import (
+    Design,
+    Prior,
+    coordinates,
+    feature_squares,
+    predictor,
+)
 
 # Weights that are put into slots at once, before a sweep.
 CHUNK = 16
@@ -26,45 +32,30 @@ CHUNK = 16
 MAX_ROUNDING = 0.05
 
 
-class Features(NamedTuple):
-    """
-    - **rows** - whitened features as rows; more than P where zeros pad them, since a part of them
-      would be a copy.
-    - **squares** - their products with themselves.
-    - **gram** - those with each other where they are at hand, else `None`.
-    """
-
-    rows: Float[Array, "R N"]
-    squares: Float[Array, " P"]
-    gram: Float[Array, "P P"] | None
-
-    def times(self, x: Float[Array, "N *K"]) -> Float[Array, "P *K"]:
-        """Products of all features with some vectors."""
-        return (self.rows @ x)[: self.squares.size]
-
-    def sum(self, weights: Float[Array, " P"]) -> Float[Array, " N"]:
-        """Weighted sum of all features."""
-        return pad(weights, len(self.rows)) @ self.rows
-
-    def products(self, index: Int[Array, "*K"]) -> Float[Array, "*K P"]:
-        """Products of some features with all."""
-        # a vector times the transposed rows takes ten times as long
-        return self.times(self.rows[index].T).T if self.gram is None else self.gram[index]
-
-
 class Regression(NamedTuple):
     """A whitened regression on P features, and the prior of its weights.
 
-    - **features** - the whitened features.
+    - **design** - the whitened features.
+    - **gram** - their products with each other where they are at hand, else `None`.
     - **target** - whitened observations.
     - **precision** - common noise precision.
     - **prior** - prior of the weights.
     """
 
-    features: Features
+    design: Design
+    gram: Float[Array, "P P"] | None
     target: Float[Array, " N"]
     precision: Float[Array, ""]
     prior: Prior
+
+    def times(self, x: Float[Array, "N *K"]) -> Float[Array, "P *K"]:
+        """Products of all features with some vectors."""
+        # of padded rows, since a part of them would be a copy
+        return (self.rows @ x)[: self.prior.log_odds.size]
+
+    @property
+    def rows(self) -> Float[Array, "R N"]:
+        return self.design.rows.reshape(-1, self.target.size)
 
     @property
     def scale(self) -> Float[Array, " P"]:
@@ -74,16 +65,18 @@ class Regression(NamedTuple):
     @property
     def linear(self) -> Float[Array, " P"]:
         """Products of features and observations, in these units."""
-        return self.scale * jnp.sqrt(self.precision) * self.features.times(self.target)
+        return self.scale * jnp.sqrt(self.precision) * self.times(self.target)
 
     @property
     def squares(self) -> Float[Array, " P"]:
         """Products of the features with themselves, in these units."""
-        return self.scale**2 * self.features.squares
+        return self.scale**2 * feature_squares(self.design, self.scale.size)
 
     def products(self, index: Int[Array, "*K"]) -> Float[Array, "*K P"]:
         """Products of some features with all, in these units."""
-        return self.scale[index][..., None] * self.features.products(index) * self.scale
+        # a vector times the transposed rows takes ten times as long
+        own = self.times(self.rows[index].T).T if self.gram is None else self.gram[index]
+        return self.scale[index][..., None] * own * self.scale
 
     def is_precise(self) -> Bool[Array, ""]:
         """Whether rounding leaves the odds of a flip alone; no spike and no slab decides this."""
@@ -92,9 +85,8 @@ class Regression(NamedTuple):
 
     def pair_logits(self, weights: Float[Array, " P"]) -> Float[Array, " P"]:
         """Log odds of each spike given all other weights."""
-        squares = self.features.squares
-        residual = self.target - self.features.sum(weights)
-        cross = self.features.times(residual) + squares * weights
+        squares = feature_squares(self.design, weights.size)
+        cross = self.times(self.target - predictor(self.design, weights)) + squares * weights
         pairs = coordinates(squares, self.precision, self.prior)
         return pairs.given(self.precision * cross).logit
 
@@ -180,8 +172,7 @@ def _include_chunk(
     products = jnp.where(filled[:, None], problem.products(jnp.minimum(new, size - 1)), 0)
     slots = start + jnp.arange(new.size)
     here = filled[:, None] & (slots[:, None] == jnp.arange(now.slots.size))
-    change = _joined(products, here, 0) - take(now.products, new).T @ now.rows
-    change = change.at[:, -1].set(take(now.linear, new))
+    change = _unexplained(now, new, products, here)
     one = jnp.eye(new.size, dtype=change.dtype)
     # its inverse is small and safe, all precisions are at least 1; long triangular solves are slow
     precision = one + take(change[:, :size], new)
@@ -194,13 +185,25 @@ def _include_chunk(
     )
 
 
-def _joined(products: Any, here: Any, target: Any) -> Any:
-    """Rows of :class:`Included`."""
-    last = jnp.broadcast_to(target, (*products.shape[:-1], 1))
-    return jnp.concatenate([products, here.astype(products.dtype), last], axis=-1)
+def _unexplained(
+    now: Included,
+    index: Int[Array, "*C"],
+    products: Float[Array, "*C P"],
+    here: Bool[Array, "*C K"],
+) -> Float[Array, "*C P+K+1"]:
+    """What the slots leave of the rows of weights that enter.
+
+    :param index: which; P for none.
+    :param products: of their features with all.
+    :param here: their slots.
+    """
+    target = jnp.zeros((*index.shape, 1), products.dtype)
+    rows = jnp.concatenate([products, here.astype(products.dtype), target], axis=-1)
+    rows -= take(now.products, index).T @ now.rows
+    return rows.at[..., -1].set(take(now.linear, index))
 
 
-def take(x: Float[Array, "... P"], index: Int[Array, " K"]) -> Float[Array, "... K"]:
+def take(x: Float[Array, "... P"], index: Int[Array, "*K"]) -> Float[Array, "..."]:
     """Entries of some weights, 0 where a slot is empty."""
     return jnp.take(x, index, axis=-1, mode="fill", fill_value=0)
 
@@ -214,8 +217,7 @@ def add(now: Included, m: Int[Array, ""], row: Float[Array, " P"]) -> Included:
     size = row.size
     slot = jnp.argmax(now.slots == size)
     here = jnp.arange(now.slots.size) == slot
-    change = _joined(row, here, 0) - now.products[:, m] @ now.rows
-    change = change.at[-1].set(now.linear[m])
+    change = _unexplained(now, m, row, here)
     new = change * lax.rsqrt(1 + jnp.maximum(change[m], 0))
     return Included(
         now.slots.at[slot].set(m),

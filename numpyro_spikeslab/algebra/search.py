@@ -186,8 +186,8 @@ def slice_sample(
         )
         begun = Slices(new, level, left, left + width, now.num_left - 1)
         moved = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), begun, shrunk)
-        is_open = now.num_left > 0
-        return count + 1, key, jax.tree.map(lambda a, b: jnp.where(is_open, a, b), moved, now)
+        now = jax.tree.map(lambda a, b: jnp.where(now.num_left > 0, a, b), moved, now)
+        return count + 1, key, now
 
     def is_open(state):
         # beyond so many, an interval is of the size of a rounding error

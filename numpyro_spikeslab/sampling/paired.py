@@ -14,14 +14,8 @@ from numpyro_spikeslab.algebra import flips
 from numpyro_spikeslab.algebra.coefficients import whitened, without
 from numpyro_spikeslab.algebra.entries import block_sums, over_blocks
 from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, stacks_of
-from numpyro_spikeslab.algebra.included import Features, Regression
-from numpyro_spikeslab.algebra.pairs import (
-    Prior,
-    feature_rows,
-    feature_squares,
-    gibbs_sweep,
-    predictor,
-)
+from numpyro_spikeslab.algebra.included import Regression
+from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, predictor
 from numpyro_spikeslab.algebra.task_sweeps import gibbs_task_sweep
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, scaled
@@ -238,10 +232,8 @@ def _draw_columns(
         return gibbs_sweep(key, design, residual, current, precision, prior)
     key_pairs, key_moves = random.split(key)
     drawn = gibbs_sweep(key_pairs, design, residual, current, precision, prior)
-    rows = design.rows.reshape(-1, len(residual))
-    features = Features(rows, feature_squares(design, current.size), gram)
     target = residual + predictor(design, current)
-    problem = Regression(features, target, precision, prior)
+    problem = Regression(design, gram, target, precision, prior)
     return flips.sweep(key_moves, problem, *drawn[:2])
 
 

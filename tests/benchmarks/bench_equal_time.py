@@ -8,9 +8,7 @@ noise, slab scale and inclusion probability are given, neighbouring columns have
 Run: ``python tests/benchmarks/bench_equal_time.py``.
 """
 
-from time import perf_counter
-
-from bench_mixing import fixed_model, respond
+from bench_mixing import autoregressive, fixed_model
 import numpy as np
 from timing import Compilations, enable_x64
 
@@ -28,25 +26,9 @@ try:
 except ImportError:
     NormalLikelihoodVariableSelector = None
 
-SECONDS, NUM_SEEDS, CORRELATION, NUM_ACTIVE = 5.0, 3, 0.97, 8
+SECONDS, NUM_SEEDS = 5.0, 3
 SIZES = ((200, 100), (400, 500))
 compilations = Compilations()
-
-
-def autoregressive(num_obs, num_features):
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(num_obs, num_features))
-    for j in range(1, num_features):
-        X[:, j] = CORRELATION * X[:, j - 1] + np.sqrt(1 - CORRELATION**2) * X[:, j]
-    places = rng.choice(num_features, NUM_ACTIVE, replace=False)
-    return respond(rng, X, places, rng.choice([-1, 1], NUM_ACTIVE))
-
-
-def timed(run, *args):
-    """What a run returns, and its seconds without those of compilation."""
-    before, start = compilations.seconds, perf_counter()
-    found = run(*args)
-    return found, perf_counter() - start - (compilations.seconds - before)
 
 
 def paired(model, X, y):
@@ -107,8 +89,8 @@ def weighted(fixed, X, y):
 
 def in_time(run, pilot):
     """A run that takes as many samples as there is time for."""
-    timed(run, 0, pilot)
-    _, seconds = timed(run, 0, pilot)
+    compilations.left_out(run, 0, pilot)
+    _, seconds = compilations.left_out(run, 0, pilot)
     return lambda seed, times=1: run(seed, max(2, int(times * pilot * SECONDS / seconds)))
 
 
@@ -125,7 +107,9 @@ def main() -> None:
         print(f"N={size[0]}, P={size[1]}, {SECONDS:.0f} s each, {NUM_SEEDS} runs", flush=True)
         best = None
         for name, run in runs.items():
-            found, seconds = timed(lambda run=run: [run(seed) for seed in range(1, 1 + NUM_SEEDS)])
+            found, seconds = compilations.left_out(
+                lambda run=run: [run(seed) for seed in range(1, 1 + NUM_SEEDS)]
+            )
             error = np.sqrt(np.mean((np.asarray(found) - truth) ** 2))
             best = error if best is None else best
             print(

@@ -38,10 +38,10 @@ def exact_of(X, y):
 def problem_of(X, y, with_gram):
     rows = jnp.asarray(X.T)
     prior = pairs.Prior(jnp.asarray(LOG_ODDS), jnp.asarray(VARIANCE))
-    # as of a design whose last block is filled up
-    padded = jnp.pad(rows, ((0, 2), (0, 0)))
-    features = included.Features(padded, jnp.sum(rows**2, 1), rows @ rows.T if with_gram else None)
-    return included.Regression(features, jnp.asarray(y), jnp.asarray(PRECISION), prior)
+    # its last block is filled up
+    design = pairs.block_design(rows, None, block_size=3)
+    gram = rows @ rows.T if with_gram else None
+    return included.Regression(design, gram, jnp.asarray(y), jnp.asarray(PRECISION), prior)
 
 
 # The arrays
@@ -95,8 +95,8 @@ def test_columns_that_are_the_same_may_take_turns_in_single_precision(signal, to
     log_probs = dict(zip(map(tuple, models.models), models.log_probs, strict=True))
     rows, one = jnp.asarray(X.T, jnp.float32), jnp.ones((), jnp.float32)
     prior = pairs.Prior(jnp.zeros(SIZE, jnp.float32), jnp.ones(SIZE, jnp.float32))
-    features = included.Features(rows, jnp.sum(rows**2, axis=1), None)
-    problem = included.Regression(features, jnp.asarray(y, jnp.float32), one, prior)
+    design = pairs.block_design(rows, None)
+    problem = included.Regression(design, None, jnp.asarray(y, jnp.float32), one, prior)
     assert problem.is_precise()
     now = jax.jit(included.include, static_argnums=2)(problem, jnp.zeros(SIZE, bool), SIZE)
     assert now.root.dtype == np.float32
@@ -177,7 +177,7 @@ def test_a_posterior_that_needs_more_weights_than_slots_is_right():
     capacity, num_batches = 2, 40
     share = exact.probs @ (exact.models.sum(1) > capacity)
     assert 0.2 < share < 0.95
-    design = pairs.block_design(jnp.asarray(X.T), None)
+    design = problem.design
 
     @jax.jit
     def chain(keys):
