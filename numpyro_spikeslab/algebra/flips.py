@@ -19,7 +19,7 @@ Arrays in, arrays out: this module knows no NumPyro. Weights are in the units of
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 import jax
 from jax import lax, nn
@@ -54,39 +54,45 @@ def default_swaps(size: int) -> int:
 
 
 class Numbers(NamedTuple):
-    """Random numbers of a sweep with S swaps.
+    """Uniform random numbers of a sweep with S swaps.
 
-    - **bars** - logs of uniform numbers, for the flips.
-    - **which** - uniform, for the weights that are to swap.
-    - **where** - of Gumbel's distribution, for their new places.
+    - **flips** - for the flips.
+    - **order** - what is in the slots swaps in descending order of these.
+    - **places** - for the new places.
     """
 
-    bars: Float[Array, " P"]
-    which: Float[Array, " S"]
-    where: Float[Array, "S P"]
+    flips: Float[Array, " P"]
+    order: Float[Array, " K"]
+    places: Float[Array, " S"]
 
     @classmethod
-    def draw(cls, key: Array, size: int, num_swaps: int, dtype: Any) -> "Numbers":
+    def draw(cls, key: Array, now: Included, num_swaps: int) -> "Numbers":
         """All in one call, for each takes as long to compile as a step of a sweep."""
         # what a loop without swaps never reads has to be there
-        shape, tiny = (1 + max(num_swaps, 1), size + 1), jnp.finfo(dtype).tiny
-        uniform = jax.random.uniform(key, shape, dtype, minval=tiny)
-        logs = jnp.log(uniform[:, :size])
-        return cls(logs[0], uniform[1:, size], -jnp.log(-logs[1:]))
+        sizes, dtype = (now.spikes.size, now.slots.size, max(num_swaps, 1)), now.linear.dtype
+        uniform = jax.random.uniform(key, (sum(sizes),), dtype, minval=jnp.finfo(dtype).tiny)
+        return cls(*jnp.split(uniform, (sizes[0], sum(sizes[:2]))))
 
 
 class Move(NamedTuple):
     """What happens next in a sweep.
 
     - **leaves**, **enters** - which weights are excluded and included; P for none.
+    - **slot** - from which and into which.
     - **start** - the first weight whose flip is still to come.
     - **swaps** - how many swaps are done.
+    - **last** - where in their order the last one was.
     """
 
     leaves: Int[Array, ""]
     enters: Int[Array, ""]
+    slot: Int[Array, ""]
     start: Int[Array, ""]
     swaps: Int[Array, ""]
+    last: Float[Array, ""]
+
+    def is_idle(self, size: int) -> Bool[Array, ""]:
+        return (self.leaves == size) & (self.enters == size)
 
 
 def next_flip(numbers: Numbers, prior: Prior, now: Included, done: Move) -> Move:
@@ -99,42 +105,56 @@ def next_flip(numbers: Numbers, prior: Prior, now: Included, done: Move) -> Move
     logits = now.logits(prior)
     ratio = jnp.where(now.spikes, -logits, logits)
     may = (now.spikes | (now.count < now.slots.size)) & (jnp.arange(size) >= done.start)
-    flips = may & (ratio > numbers.bars)
+    flips = may & (ratio > jnp.log(numbers.flips))
     m = jnp.where(jnp.any(flips), jnp.argmax(flips), size)
-    leaves = now.spikes.at[m].get(mode="fill", fill_value=False)
-    return Move(jnp.where(leaves, m, size), jnp.where(leaves, size, m), m + 1, done.swaps)
+    is_included = now.spikes.at[m].get(mode="fill", fill_value=False)
+    leaves, enters = jnp.where(is_included, m, size), jnp.where(is_included, size, m)
+    return done._replace(
+        leaves=leaves, enters=enters, slot=jnp.argmax(now.slots == leaves), start=m + 1
+    )
 
 
 def next_swap(numbers: Numbers, prior: Prior, now: Included, done: Move) -> Move:
-    """A new place for one of the included weights, drawn from all that are free and its own."""
+    """A new place for one of the included weights, drawn from all that are free and its own.
+
+    All that are included have their turn, in an order that knows nothing of them, before one has
+    its next.
+    """
     size = now.spikes.size
-    rank = jnp.cumsum(now.slots < size)
-    old = now.slots[jnp.argmax(rank > numbers.which[done.swaps] * now.count)]
-    left = leaving(now, old)
+    filled = now.slots < size
+    waiting = filled & (numbers.order < done.last)
+    order = jnp.where(jnp.where(jnp.any(waiting), waiting, filled), numbers.order, -1)
+    slot = jnp.argmax(order)
+    old = now.slots[slot]
+    left = leaving(now, slot)
     logits = prior.log_odds + gain(left.linear, left.squares)
     taken = now.spikes & (jnp.arange(size) != old)
-    new = jnp.argmax(jnp.where(taken, -jnp.inf, logits) + numbers.where[done.swaps])
+    # finite, for the odds of a weight that is certain to be included are not
+    largest = jnp.finfo(logits.dtype).max
+    logits = jnp.clip(jnp.where(taken, -largest, logits), -largest, largest)
+    places = jnp.cumsum(jnp.exp(logits - jnp.max(logits)))
+    new = jnp.sum(places < numbers.places[done.swaps] * places[-1])
     # where no place has any probability, any may be drawn: then it stays
     moves = (now.count > 0) & (new != old) & ~taken[new]
     leaves, enters = (jnp.where(moves, x, size) for x in (old, new))
-    return Move(leaves, enters, done.start, done.swaps + 1)
+    return Move(leaves, enters, slot, done.start, done.swaps + 1, order[slot])
 
 
-def move(key: Array, problem: Regression, now: Included, num_swaps: int, moves: Any) -> Included:
+def move(
+    key: Array, problem: Regression, now: Included, num_swaps: int, moves: Any
+) -> tuple[Included, Float[Array, " P"]]:
     """A sweep of flips, then swaps.
 
     All in one loop over what leaves and what enters, so that both are compiled once.
 
     :param moves: if not, nothing does.
+    :return: the included weights; the sum of their :func:`given_spikes` where a swap began.
     """
     size, prior = now.spikes.size, problem.prior
-    numbers = Numbers.draw(key, size, num_swaps, now.linear.dtype)
+    numbers = Numbers.draw(key, now, num_swaps)
 
     def is_open(event):
         return (event.start < size) | (event.swaps < num_swaps)
-
-    def is_idle(event):
-        return (event.leaves == size) & (event.enters == size)
 
     def find(now, done):
         flip, swap = partial(next_flip, numbers, prior), partial(next_swap, numbers, prior)
@@ -144,26 +164,34 @@ def move(key: Array, problem: Regression, now: Included, num_swaps: int, moves: 
         return now, event
 
     def leave(now, event):
-        return remove(now, event.leaves), event._replace(leaves=none)
+        return remove(now, event.slot), event._replace(leaves=none)
 
     def enter(now, event):
-        return add(now, event.enters, problem.products(event.enters)), event._replace(enters=none)
+        row = problem.products(event.enters)
+        return add(now, event.slot, event.enters, row), event._replace(enters=none)
 
     def turn(state):
-        now, event = state
+        now, before, total = state
         # past all that changes nothing, the state is only read
         event = lax.while_loop(
-            lambda event: is_idle(event) & is_open(event), partial(find, now), event
+            lambda event: event.is_idle(size) & is_open(event), partial(find, now), before
+        )
+        num_begun = event.swaps - before.swaps
+        total += lax.cond(
+            num_begun > 0,
+            lambda: num_begun * given_spikes(prior, now),
+            lambda: jnp.zeros_like(total),
         )
         which = jnp.where(event.leaves < size, 1, jnp.where(event.enters < size, 2, 0))
-        return lax.switch(which, (stay, leave, enter), now, event)
+        return *lax.switch(which, (stay, leave, enter), now, event), total
 
     none, zero = jnp.array(size), jnp.zeros((), int)
+    first = Move(none, none, zero, zero, zero, jnp.ones((), now.linear.dtype))
     return lax.while_loop(
-        lambda state: moves & (is_open(state[1]) | ~is_idle(state[1])),
+        lambda state: moves & (is_open(state[1]) | ~state[1].is_idle(size)),
         turn,
-        (now, Move(none, none, zero, zero)),
-    )[0]
+        (now, first, jnp.zeros(size, now.linear.dtype)),
+    )[::2]
 
 
 def sweep(
@@ -193,12 +221,12 @@ def sweep(
     moves = jnp.sum(spikes) <= bound
     now = include(problem, moves & (spikes > 0), capacity)
     num_swaps = default_swaps(spikes.size) if num_swaps is None else num_swaps
-    now = move(key_moves, problem, now, num_swaps, moves)
+    now, total = move(key_moves, problem, now, num_swaps, moves)
     spikes = jnp.where(moves, now.spikes, spikes).astype(spikes.dtype)
     slabs = jnp.where(moves, draw_slabs(key_slabs, problem, now), slabs)
     probs = lax.cond(
         moves,
-        lambda: _given_spikes(problem, now),
+        lambda: (total + given_spikes(problem.prior, now)) / (num_swaps + 1),
         lambda: _given_weights(problem, spikes, slabs, bound),
     )
     return spikes, slabs, probs
@@ -215,8 +243,8 @@ def draw_slabs(key: Array, problem: Regression, now: Included) -> Float[Array, "
 # included or more, that the spikes are in: so the mean over both parts is that of the spikes.
 
 
-def _given_spikes(problem: Regression, now: Included) -> Float[Array, " P"]:
-    probs = nn.sigmoid(now.logits(problem.prior))
+def given_spikes(prior: Prior, now: Included) -> Float[Array, " P"]:
+    probs = nn.sigmoid(now.logits(prior))
     return jnp.where(now.spikes | (now.count < now.slots.size), probs, 0)
 
 

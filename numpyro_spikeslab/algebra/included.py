@@ -208,14 +208,16 @@ def take(x: Float[Array, "... P"], index: Int[Array, "*K"]) -> Float[Array, "...
     return jnp.take(x, index, axis=-1, mode="fill", fill_value=0)
 
 
-def add(now: Included, m: Int[Array, ""], row: Float[Array, " P"]) -> Included:
+def add(
+    now: Included, slot: Int[Array, ""], m: Int[Array, ""], row: Float[Array, " P"]
+) -> Included:
     """Include a weight that is not.
 
+    :param slot: an empty one.
     :param m: which weight.
     :param row: products of its feature with all.
     """
     size = row.size
-    slot = jnp.argmax(now.slots == size)
     here = jnp.arange(now.slots.size) == slot
     change = _unexplained(now, m, row, here)
     new = change * lax.rsqrt(1 + jnp.maximum(change[m], 0))
@@ -232,25 +234,22 @@ def add(now: Included, m: Int[Array, ""], row: Float[Array, " P"]) -> Included:
 class Leaving(NamedTuple):
     """A weight that is included, and the model without it.
 
-    - **slot** - of the weight.
     - **normal** - of the reflection that takes all it adds to the others into the row of its slot.
     - **along** - products of the normal with the rows.
     - **linear**, **squares** - those of :class:`Included`, without it.
     """
 
-    slot: Int[Array, ""]
     normal: Float[Array, " K"]
     along: Float[Array, " P+K+1"]
     linear: Float[Array, " P"]
     squares: Float[Array, " P"]
 
 
-def leaving(now: Included, m: Int[Array, ""]) -> Leaving:
+def leaving(now: Included, slot: Int[Array, ""]) -> Leaving:
     """
-    :param m: which weight.
+    :param slot: of the weight.
     """
     size = now.spikes.size
-    slot = jnp.argmax(now.slots == m)
     column = now.rows[:, size + slot]
     length = jnp.linalg.norm(column)
     normal = column.at[slot].add(jnp.where(column[slot] >= 0, length, -length))
@@ -258,22 +257,22 @@ def leaving(now: Included, m: Int[Array, ""]) -> Leaving:
     along = normal @ now.rows
     alone = now.rows[slot] - normal[slot] * along
     linear = now.linear + alone[-1] * alone[:size]
-    return Leaving(slot, normal, along, linear, now.squares + alone[:size] ** 2)
+    return Leaving(normal, along, linear, now.squares + alone[:size] ** 2)
 
 
-def remove(now: Included, m: Int[Array, ""]) -> Included:
+def remove(now: Included, slot: Int[Array, ""]) -> Included:
     """Exclude a weight that is included.
 
-    :param m: which weight.
+    :param slot: of the weight.
     """
-    left, size = leaving(now, m), now.spikes.size
+    left, size = leaving(now, slot), now.spikes.size
     rows = now.rows - left.normal[:, None] * left.along
     return Included(
-        now.slots.at[left.slot].set(size),
-        now.spikes.at[m].set(False),
+        now.slots.at[slot].set(size),
+        now.spikes.at[now.slots[slot]].set(False),
         now.count - 1,
         # what would be left of the weight is rounding
-        rows.at[left.slot].set(0).at[:, size + left.slot].set(0),
+        rows.at[slot].set(0).at[:, size + slot].set(0),
         left.linear,
         left.squares,
     )

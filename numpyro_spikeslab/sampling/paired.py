@@ -36,7 +36,8 @@ class PairedGibbsState(NamedTuple):
     """
     - **z** - dict of the current values of the kernel's sites, spikes and slabs among them.
     - **inclusion_probabilities** - for each set of weights, the conditional probability of each
-      spike: averaged over draws, the Rao-Blackwellised inclusion probability. Collect it with
+      spike, in the mean over what a step passes through: averaged over draws, the
+      Rao-Blackwellised inclusion probability. Collect it with
       ``extra_fields=("inclusion_probabilities.w",)``, or as
       ``"block_states.0.inclusion_probabilities.w"`` from a composite.
     - **rng_key** - random key for the next step.

@@ -49,8 +49,9 @@ def problem_of(X, y, with_gram):
 
 @jax.jit
 def flip(problem, now, m):
-    enter = lambda: included.add(now, m, problem.products(m))  # noqa: E731
-    return lax.cond(now.spikes[m], lambda: included.remove(now, m), enter)
+    slot = jnp.argmax(now.slots == jnp.where(now.spikes[m], m, now.spikes.size))
+    enter = lambda: included.add(now, slot, m, problem.products(m))  # noqa: E731
+    return lax.cond(now.spikes[m], lambda: included.remove(now, slot), enter)
 
 
 def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision):
