@@ -121,6 +121,12 @@ def scales_given(prior: Any, current: Any, count: Any, squares: Any) -> Target:
 
 def inclusion_given(prior: Any, current: Any, included: Any, excluded: Any) -> Target:
     """Inclusion probabilities, given how many spikes of each entry are 1 and 0."""
+    base = base_of(prior)
+    if isinstance(base, dist.Beta):
+        # it counts as so many spikes; its normaliser would take longer to compile than the rest
+        included = included + base.concentration1 - 1.0
+        excluded = excluded + base.concentration0 - 1.0
+        prior = dist.Uniform()
     log_prior = elementwise(prior, jnp.shape(current))
     info = jnp.finfo(jnp.result_type(current))
 

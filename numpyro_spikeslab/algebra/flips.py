@@ -68,8 +68,7 @@ class Numbers(NamedTuple):
     @classmethod
     def draw(cls, key: Array, now: Included, num_swaps: int) -> "Numbers":
         """All in one call, for each takes as long to compile as a step of a sweep."""
-        # what a loop without swaps never reads has to be there
-        sizes, dtype = (now.spikes.size, now.slots.size, max(num_swaps, 1)), now.linear.dtype
+        sizes, dtype = (now.spikes.size, now.slots.size, num_swaps), now.linear.dtype
         uniform = jax.random.uniform(key, (sum(sizes),), dtype, minval=jnp.finfo(dtype).tiny)
         return cls(*jnp.split(uniform, (sizes[0], sum(sizes[:2]))))
 
@@ -211,7 +210,7 @@ def sweep(
     :param slabs: current ones.
     :param capacity: how many may be included, K, rounded up to whole chunks; by default
         :func:`default_capacity`.
-    :param num_swaps: how many swaps; by default :func:`default_swaps`.
+    :param num_swaps: how many swaps, at least one; by default :func:`default_swaps`.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
     """
     key_moves, key_slabs = jax.random.split(key)
@@ -220,13 +219,13 @@ def sweep(
     bound = jnp.where(problem.is_precise(), capacity, -1)
     moves = jnp.sum(spikes) <= bound
     now = include(problem, moves & (spikes > 0), capacity)
-    num_swaps = default_swaps(spikes.size) if num_swaps is None else num_swaps
+    num_swaps = num_swaps or default_swaps(spikes.size)
     now, total = move(key_moves, problem, now, num_swaps, moves)
     spikes = jnp.where(moves, now.spikes, spikes).astype(spikes.dtype)
     slabs = jnp.where(moves, draw_slabs(key_slabs, problem, now), slabs)
     probs = lax.cond(
         moves,
-        lambda: (total + given_spikes(problem.prior, now)) / (num_swaps + 1),
+        lambda: total / num_swaps,
         lambda: _given_weights(problem, spikes, slabs, bound),
     )
     return spikes, slabs, probs

@@ -126,7 +126,7 @@ def agrees(draws, mean, level=1e-5):
     [
         ("correlated", 2, True, 3, np.float64),
         ("duplicated", SIZE, False, 2, np.float32),
-        ("constant", 3, False, 0, np.float64),
+        ("constant", 3, False, 1, np.float64),
     ],
 )
 def test_a_sweep_leaves_the_exact_posterior_invariant(
