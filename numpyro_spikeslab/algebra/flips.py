@@ -20,8 +20,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
+import numpy as np
 
-import jax
 from jax import lax, nn
 import jax.numpy as jnp
 
@@ -37,6 +37,7 @@ from numpyro_spikeslab.algebra.included import (
     take,
 )
 from numpyro_spikeslab.algebra.pairs import Prior
+from numpyro_spikeslab.algebra.variates import normal, uniform
 
 MAX_CAPACITY = 64
 """How many weights may be included where spikes move; :func:`default_capacity` of fewer."""
@@ -54,23 +55,27 @@ def default_swaps(size: int) -> int:
 
 
 class Numbers(NamedTuple):
-    """Uniform random numbers of a sweep with S swaps.
+    """Random numbers of a sweep with S swaps: uniform ones, and normal ones for the slabs.
 
     - **flips** - for the flips.
     - **order** - what is in the slots swaps in descending order of these.
     - **places** - for the new places.
+    - **slabs** - for the slabs.
     """
 
     flips: Float[Array, " P"]
     order: Float[Array, " K"]
     places: Float[Array, " S"]
+    slabs: Float[Array, " P"]
 
     @classmethod
     def draw(cls, key: Array, now: Included, num_swaps: int) -> "Numbers":
         """All in one call, for each takes as long to compile as a step of a sweep."""
-        sizes, dtype = (now.spikes.size, now.slots.size, num_swaps), now.linear.dtype
-        uniform = jax.random.uniform(key, (sum(sizes),), dtype, minval=jnp.finfo(dtype).tiny)
-        return cls(*jnp.split(uniform, (sizes[0], sum(sizes[:2]))))
+        size, num_slots = now.spikes.size, now.slots.size
+        ends = np.cumsum([size, num_slots, num_swaps])
+        every = uniform(key, (int(ends[-1]) + size,), now.linear.dtype)
+        *others, slabs = jnp.split(every, ends)
+        return cls(*((1 + x) / 2 for x in others), normal(slabs))
 
 
 class Move(NamedTuple):
@@ -140,7 +145,7 @@ def next_swap(numbers: Numbers, prior: Prior, now: Included, done: Move) -> Move
 
 
 def move(
-    key: Array, problem: Regression, now: Included, num_swaps: int, moves: Any
+    numbers: Numbers, problem: Regression, now: Included, moves: Any
 ) -> tuple[Included, Float[Array, " P"]]:
     """A sweep of flips, then swaps.
 
@@ -149,8 +154,7 @@ def move(
     :param moves: if not, nothing does.
     :return: the included weights; the sum of their :func:`given_spikes` where a swap began.
     """
-    size, prior = now.spikes.size, problem.prior
-    numbers = Numbers.draw(key, now, num_swaps)
+    size, num_swaps, prior = now.spikes.size, numbers.places.size, problem.prior
 
     def is_open(event):
         return (event.start < size) | (event.swaps < num_swaps)
@@ -185,7 +189,7 @@ def move(
         return *lax.switch(which, (stay, leave, enter), now, event), total
 
     none, zero = jnp.array(size), jnp.zeros((), int)
-    first = Move(none, none, zero, zero, zero, jnp.ones((), now.linear.dtype))
+    first = Move(none, none, zero, zero, zero, jnp.full((), jnp.inf, now.linear.dtype))
     return lax.while_loop(
         lambda state: moves & (is_open(state[1]) | ~state[1].is_idle(size)),
         turn,
@@ -213,16 +217,16 @@ def sweep(
     :param num_swaps: how many swaps, at least one; by default :func:`default_swaps`.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
     """
-    key_moves, key_slabs = jax.random.split(key)
     capacity = min(capacity or default_capacity(spikes.size), spikes.size)
     capacity += -capacity % min(CHUNK, capacity)
     bound = jnp.where(problem.is_precise(), capacity, -1)
     moves = jnp.sum(spikes) <= bound
     now = include(problem, moves & (spikes > 0), capacity)
     num_swaps = num_swaps or default_swaps(spikes.size)
-    now, total = move(key_moves, problem, now, num_swaps, moves)
+    numbers = Numbers.draw(key, now, num_swaps)
+    now, total = move(numbers, problem, now, moves)
     spikes = jnp.where(moves, now.spikes, spikes).astype(spikes.dtype)
-    slabs = jnp.where(moves, draw_slabs(key_slabs, problem, now), slabs)
+    slabs = jnp.where(moves, slabs_given(numbers.slabs, problem, now), slabs)
     probs = lax.cond(
         moves,
         lambda: total / num_swaps,
@@ -231,9 +235,13 @@ def sweep(
     return spikes, slabs, probs
 
 
-def draw_slabs(key: Array, problem: Regression, now: Included) -> Float[Array, " P"]:
-    """Slabs given the spikes: included ones from their posterior, others from their prior."""
-    normal = jax.random.normal(key, now.spikes.shape, now.linear.dtype)
+def slabs_given(
+    normal: Float[Array, " P"], problem: Regression, now: Included
+) -> Float[Array, " P"]:
+    """Slabs given the spikes: included ones from their posterior, others from their prior.
+
+    :param normal: standard normal numbers.
+    """
     drawn = (now.target + take(normal, now.slots)) @ now.root
     return jnp.sqrt(problem.prior.variance) * normal.at[now.slots].set(drawn, mode="drop")
 

@@ -20,6 +20,7 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.families import PairedMeanField, spike_divergence
 from numpyro_spikeslab.algebra.pairs import Design, Prior, feature_rows
+from numpyro_spikeslab.algebra.variates import logistic_and_normal
 
 Stacks = tuple[Any, ...]
 """Groups by their size: of each an array (G, K) of members."""
@@ -177,10 +178,8 @@ def gibbs_group_sweep(
 
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, of each weight.
     """
-    key_spike, key_slab = jax.random.split(key)
-    # one of each for a weight; a group has the logistic variate of its first
-    logistic = jax.random.logistic(key_spike, weights.shape, weights.dtype)
-    normal = jax.random.normal(key_slab, weights.shape, weights.dtype)
+    # a group has the logistic variate of its first weight
+    logistic, normal = logistic_and_normal(key, weights)
     noise = [(logistic[members[:, 0]], of_members(normal, members)) for members in stacks]
 
     def included(found, noise):

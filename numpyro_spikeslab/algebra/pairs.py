@@ -19,6 +19,8 @@ from jax import lax, nn
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
+from numpyro_spikeslab.algebra.variates import logistic_and_normal
+
 # Features per block of a sweep. One feature at a time is bound by the latency of a sum that XLA
 # does not vectorise; beyond about a hundred the Gram matrices outweigh the design itself.
 BLOCK_SIZE = 64
@@ -292,20 +294,13 @@ def gibbs_sweep(
 ) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
     """One exact paired Gibbs sweep (supplement, section 2).
 
-    :param key: random key; a sweep's variates are drawn in one call each.
+    :param key: random key; a sweep's variates are drawn in one call.
     :param residual: whitened ``y - D w`` of the current draw.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
     """
-    noise = variates(key, weights)
+    noise = logistic_and_normal(key, weights)
     _, pair = sweep(design, residual, weights, precision, prior, draw, noise=noise)
     return drawn(pair, noise, prior)
-
-
-def variates(key: Array, weights: Float[Array, "*P"]) -> tuple[Any, Any]:
-    """The noise of :func:`draw`, of all weights in one call each."""
-    key_spike, key_slab = jax.random.split(key)
-    logistic = jax.random.logistic(key_spike, weights.shape, weights.dtype)
-    return logistic, jax.random.normal(key_slab, weights.shape, weights.dtype)
 
 
 def drawn(pair: Conditional, noise: tuple[Any, Any], prior: Prior) -> tuple[Any, Any, Any]:

@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
-import jax
 from jax import lax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.pairs import Prior
+from numpyro_spikeslab.algebra.variates import logistic_and_normal
 
 
 class Slabs(NamedTuple):
@@ -52,8 +52,7 @@ def gibbs_block(
     :param may_be_empty: if not, the last spike stays.
     :return: the weights.
     """
-    key_spike, key_slab = jax.random.split(key)
-    logistic = jax.random.logistic(key_spike, spikes.shape, spikes.dtype)
+    logistic, normal = logistic_and_normal(key, slabs.prior.log_odds)
 
     def visit(carry, coordinate):
         spikes, value = carry
@@ -68,4 +67,4 @@ def gibbs_block(
 
     items = (jnp.arange(spikes.size), slabs.prior.log_odds, logistic)
     (spikes, _), _ = lax.scan(visit, (spikes, slabs.log_evidence(spikes)), items)
-    return slabs.mean(spikes, jax.random.normal(key_slab, spikes.shape, spikes.dtype))
+    return slabs.mean(spikes, normal)

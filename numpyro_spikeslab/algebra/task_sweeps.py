@@ -24,8 +24,8 @@ from numpyro_spikeslab.algebra.pairs import (
     drawn,
     gram_sweep,
     pad,
-    variates,
 )
+from numpyro_spikeslab.algebra.variates import logistic_and_normal
 
 # Tasks that share features and are visited at once: what so many carry stays in the cache.
 TILE = 512
@@ -186,6 +186,6 @@ def gibbs_task_sweep(
 
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (Q, M).
     """
-    noise = variates(key, weights)
+    noise = logistic_and_normal(key, weights)
     pair = task_sweep(gram, linear, weights, precision, prior, draw, noise=noise)
     return drawn(pair, noise, prior)
