@@ -57,7 +57,7 @@ def default_swaps(size: int) -> int:
 class Numbers(NamedTuple):
     """Random numbers of a sweep with S swaps: uniform ones, and normal ones for the slabs.
 
-    - **flips** - for the flips.
+    - **flips** - for the flips, their logs.
     - **order** - what is in the slots swaps in descending order of these.
     - **places** - for the new places.
     - **slabs** - for the slabs.
@@ -75,7 +75,8 @@ class Numbers(NamedTuple):
         ends = np.cumsum([size, num_slots, num_swaps])
         every = uniform(key, (int(ends[-1]) + size,), now.linear.dtype)
         *others, slabs = jnp.split(every, ends)
-        return cls(*((1 + x) / 2 for x in others), normal(slabs))
+        flips, order, places = ((1 + x) / 2 for x in others)
+        return cls(jnp.log(flips), order, places, normal(slabs))
 
 
 class Move(NamedTuple):
@@ -109,7 +110,7 @@ def next_flip(numbers: Numbers, prior: Prior, now: Included, done: Move) -> Move
     logits = now.logits(prior)
     ratio = jnp.where(now.spikes, -logits, logits)
     may = (now.spikes | (now.count < now.slots.size)) & (jnp.arange(size) >= done.start)
-    flips = may & (ratio > jnp.log(numbers.flips))
+    flips = may & (ratio > numbers.flips)
     m = jnp.where(jnp.any(flips), jnp.argmax(flips), size)
     is_included = now.spikes.at[m].get(mode="fill", fill_value=False)
     leaves, enters = jnp.where(is_included, m, size), jnp.where(is_included, size, m)
