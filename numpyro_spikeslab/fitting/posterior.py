@@ -14,6 +14,7 @@ from numpyro_spikeslab.algebra.blocks import BlockMeanField
 from numpyro_spikeslab.algebra.entries import Layout
 from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
 from numpyro_spikeslab.algebra.groups import GroupedMeanField
+from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
 from numpyro_spikeslab.fitting.tasks import Gram, gram, keeps_gram, squares_given, squares_left
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
@@ -196,7 +197,7 @@ def log_prior(spec: Spec, at: View, values: dict[str, Any], without: Collection[
     total = jnp.zeros(())
     for name in names:
         if name in at.priors and name not in without:
-            total += jnp.sum(at.priors[name].log_prob(values[name]))
+            total += jnp.sum(with_short_gammas(at.priors[name].log_prob)(values[name]))
     return total
 
 

@@ -16,7 +16,9 @@ from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
+from numpyro.util import not_jax_tracer
 
+from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, MARK, Functions
 from numpyro_spikeslab.reading.form import SET, WRAPPERS, Pair, base_of, find_function_sites
 from numpyro_spikeslab.reading.program import Program, seen_anew, trace_program
@@ -221,7 +223,10 @@ def site_log_prob(site: dict[str, Any]) -> Any:
     with warnings.catch_warnings():
         # of missing observations, and of values that a better message will name
         warnings.filterwarnings("ignore", "Out-of-support values")
-        log_prob = site["fn"].log_prob(site["value"])
+        log_prob = site["fn"].log_prob
+        if not not_jax_tracer(site["value"]):
+            log_prob = with_short_gammas(log_prob)
+        log_prob = log_prob(site["value"])
     return log_prob if site["scale"] is None else log_prob * site["scale"]
 
 

@@ -14,6 +14,7 @@ from jax.tree_util import Partial
 
 from numpyro_spikeslab.algebra.covariance import Covariance, as_covariance
 from numpyro_spikeslab.algebra.kernels import Template
+from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.primitives import Functions
 
 Kernel = Callable[[Float[Array, " P"]], Covariance | Float[Array, "N N"]]
@@ -127,7 +128,7 @@ class FunctionPrior(NamedTuple):
             prior = self.priors[name]
             # outside of their support some distributions have a density all the same
             inside = prior.support(values[name])
-            log_prob = jnp.where(inside, prior.log_prob(values[name]), -jnp.inf)
+            log_prob = jnp.where(inside, with_short_gammas(prior.log_prob)(values[name]), -jnp.inf)
             if self.parameters.alike:
                 total += log_prob
             else:

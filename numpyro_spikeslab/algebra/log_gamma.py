@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log densities whose log gamma functions compile fast.
+
+XLA expands each of its own into some hundred operations. Normalisers of priors have up to seven of
+them, in every program that knows a bound, and made a third of the time of a first fit.
+"""
+
+from collections.abc import Callable, Sequence
+import math
+from typing import Any
+
+from jaxtyping import Array, Float
+
+import jax
+from jax.extend.core import Jaxpr, Literal, primitives
+import jax.numpy as jnp
+
+# From here on Stirling's series has the digits of double precision.
+LARGE = 8
+
+JIT = ("jit", "pjit")
+
+# B_2k / (2k (2k - 1)) of the Bernoulli numbers B.
+STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
+
+
+def log_gamma(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """``log Gamma(x)`` of positive numbers, by Stirling's series; of small ones by ``x + 8``."""
+    small = x < LARGE
+    z = jnp.where(small, x + LARGE, x)
+    between = jnp.where(small, x, 1)
+    product = math.prod((between + k for k in range(1, LARGE)), start=between)
+    series = jnp.polyval(jnp.array(STIRLING[::-1], z.dtype), 1 / z**2, unroll=len(STIRLING)) / z
+    stirling = (z - 0.5) * jnp.log(z) - z + 0.5 * math.log(2 * math.pi) + series
+    return stirling - jnp.where(small, jnp.log(product), 0)
+
+
+def with_short_gammas(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same function of an array, with :func:`log_gamma` in place of XLA's.
+
+    :param function: takes log gammas of positive numbers only, as densities do.
+    """
+
+    def short(x):
+        closed = jax.make_jaxpr(function)(x)
+        return _evaluated(closed.jaxpr, closed.consts, (x,))[0]
+
+    return short
+
+
+def _evaluated(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+    def value(variable):
+        return variable.val if isinstance(variable, Literal) else known[variable]
+
+    for equation in jaxpr.eqns:
+        if equation.primitive is primitives.lgamma_p:
+            found = [log_gamma(*map(jnp.asarray, map(value, equation.invars)))]
+        elif equation.primitive.name in JIT:
+            inner = equation.params["jaxpr"]
+            found = _evaluated(inner.jaxpr, inner.consts, [*map(value, equation.invars)])
+        else:
+            given = [x for x in equation.invars if not isinstance(x, Literal)]
+            one = jaxpr.replace(
+                constvars=[], invars=given, outvars=equation.outvars, eqns=[equation]
+            )
+            found = jax.core.eval_jaxpr(one, [], *map(value, given))
+        known.update(zip(equation.outvars, found, strict=True))
+    return [value(variable) for variable in jaxpr.outvars]
