@@ -43,9 +43,19 @@ def with_short_gammas(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     def short(x):
         closed = jax.make_jaxpr(function)(x)
+        if not _has_gammas(closed.jaxpr):
+            return function(x)
         return _evaluated(closed.jaxpr, closed.consts, (x,))[0]
 
     return short
+
+
+def _has_gammas(jaxpr: Jaxpr) -> bool:
+    return any(
+        equation.primitive is primitives.lgamma_p
+        or (equation.primitive.name in JIT and _has_gammas(equation.params["jaxpr"].jaxpr))
+        for equation in jaxpr.eqns
+    )
 
 
 def _evaluated(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
