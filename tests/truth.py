@@ -87,21 +87,22 @@ def enumerate_models(problem: Regression) -> Posterior:
     """The exact posterior, by summing over all 2^P models."""
     X, y, scale, inclusion, slab_scale, weight = problem
     size = X.shape[1]
-    tau = weight / scale**2
-    whitened = X * slab_scale
-    gram = (whitened.T * tau) @ whitened
-    cross = whitened.T @ (tau * y)
+    root_tau = np.sqrt(weight) / scale
+    # differences of products of the columns would be lost to rounding where columns are alike
+    rows = np.linalg.qr(np.column_stack([X * slab_scale, y]) * root_tau[:, None], mode="r")
     models = np.array(list(product((0.0, 1.0), repeat=size)))
     # in units of the slab's scale; where the spike is 0 the slab has its prior, N(0, 1)
-    precisions = np.eye(size) + models[:, :, None] * models[:, None, :] * gram
-    covariances = np.linalg.inv(precisions)
-    linear = models * cross
-    locs = np.einsum("sij,sj->si", covariances, linear)
-    constant = -0.5 * np.sum(weight * np.log(2 * np.pi * scale**2)) - 0.5 * tau @ y**2
+    features = np.concatenate([rows[:, :-1] * models[:, None, :], [np.eye(size)] * len(models)], 1)
+    target = np.concatenate([rows[:, -1], np.zeros(size)])
+    target = np.broadcast_to(target[:, None], (*features.shape[:2], 1))
+    R = np.linalg.qr(np.concatenate([features, target], axis=2), mode="r")
+    inverse, left = np.linalg.inv(R[:, :size, :size]), R[:, size, size]
+    locs = np.einsum("sij,sj->si", inverse, R[:, :size, size])
+    covariances = inverse @ np.swapaxes(inverse, 1, 2)
     log_joint = (
-        constant
-        - 0.5 * np.linalg.slogdet(precisions)[1]
-        + 0.5 * np.sum(linear * locs, axis=1)
+        -0.5 * np.sum(weight * np.log(2 * np.pi * scale**2))
+        - 0.5 * left**2
+        + np.linalg.slogdet(inverse)[1]
         + models @ np.log(inclusion)
         + (1 - models) @ np.log1p(-inclusion)
     )
