@@ -2,7 +2,9 @@
 """The guides keep the contract of NumPyro's autoguides, and their summaries are true."""
 
 from functools import lru_cache, partial
+import logging
 import pickle
+import re
 from typing import Any, NamedTuple
 
 import arviz_base
@@ -319,6 +321,16 @@ def test_posterior_draws_have_their_shapes_and_all_sites(family, name, sample_sh
         site: sample_shape + shape for site, shape in shapes.items()
     }
     np.testing.assert_array_equal(draws["w"], draws["w_spike"] * draws["w_slab"])
+
+
+def test_draws_are_one_program_for_every_key_and_all_data_of_the_same_shapes(caplog):
+    fit = fitted("paired", "plain")
+    for key, y, expected in ((KEY, Y, ["_run"]), (random.key(1), 2 * Y, [])):
+        caplog.clear()
+        with jax.log_compiles(), caplog.at_level(logging.WARNING):
+            fit.guide.sample_posterior(key, fit.params, X, y, sample_shape=(4, 7))
+        names = re.findall(r"Compiling jit\((.*?)\)", "\n".join(caplog.messages))
+        assert [name for name in names if name != "stage"] == expected
 
 
 @EVERY_GUIDE
