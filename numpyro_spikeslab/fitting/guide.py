@@ -172,6 +172,9 @@ class SpikeSlabGuide(PosteriorSummaries):
                 # its start is that of the prior
                 observed = {k for k, x in trace.items() if x.get("is_observed")}
                 probe = make_inner(self, own, hidden | observed)
+                # NumPyro's search for a start compiles the gradient of all densities, of which a
+                # start at prior means needs none
+                probe.model = handlers.mask(probe.model, mask=False)
 
         def found():
             zero = {name: jnp.zeros(shape) for name, shape in own.items()}
@@ -185,8 +188,7 @@ class SpikeSlabGuide(PosteriorSummaries):
                 p.name: jnp.broadcast_to(base_of(run[p.slab]["fn"]).scale, p.shape) * jnp.ones(())
                 for p in self.pairs
             }
-            sites = {} if probe is None else probe.prototype_trace
-            return values, {k: (sites[k]["fn"], sites[k]["value"]) for k in values}, scales
+            return values, {k: (run[k]["fn"], run[k]["value"]) for k in values}, scales
 
         # start values must not be tracers, which outlive no transformation
         init_locs, sites, self._slab_scales = computed(found)
