@@ -421,7 +421,8 @@ class CAVI(SVI):
         return begin(task.spec, task.data, posterior, state.optim_state[0])
 
     def _state(self, task: Task, state: SVIState, progress: Progress) -> SVIState:
-        rng_key = random.split(state.rng_key)[0]
+        # as many as in init, for another number would have to be compiled
+        rng_key, *_ = random.split(state.rng_key, 3)
         params = strong(self.get_params(state))
         params = self.guide.unpack(task.reading, progress.posterior, params)
         return SVIState((progress.step, params, progress.posterior), None, rng_key)
@@ -440,7 +441,8 @@ class CAVI(SVI):
         if last is not None and last.weights.probs.shape != task.spec.form.shape:
             params = self._start_params(task.reading)
         params = self.guide.unpack(task.reading, known.posterior, params)
-        return SVIState((known.step, params, *known[1:]), None, random.split(state.rng_key)[0])
+        rng_key, *_ = random.split(state.rng_key, 3)
+        return SVIState((known.step, params, *known[1:]), None, rng_key)
 
 
 _bound = jax.jit(bound, static_argnums=0)
