@@ -19,9 +19,10 @@ Arrays in, arrays out: this module knows no NumPyro. Weights are in the units of
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 import numpy as np
 
+import jax
 from jax import lax, nn
 import jax.numpy as jnp
 
@@ -29,18 +30,23 @@ from numpyro_spikeslab.algebra.included import (
     CHUNK,
     Included,
     Regression,
-    add,
-    gain,
+    changed,
+    entering,
+    explained_by,
     include,
     leaving,
-    remove,
+    none_leaves,
+    posterior_odds,
     take,
 )
 from numpyro_spikeslab.algebra.pairs import Prior
-from numpyro_spikeslab.algebra.variates import normal, uniform
+from numpyro_spikeslab.algebra.variates import index, logistic, normal, uniform
 
 MAX_CAPACITY = 64
 """How many weights may be included where spikes move; :func:`default_capacity` of fewer."""
+
+AT_ONCE = 4
+"""How many swaps are looked at together, until one changes something."""
 
 
 def default_capacity(size: int) -> int:
@@ -55,94 +61,122 @@ def default_swaps(size: int) -> int:
 
 
 class Numbers(NamedTuple):
-    """Random numbers of a sweep with S swaps: uniform ones, and normal ones for the slabs.
+    """Random numbers of a sweep of single pairs, then of flips and S swaps among K slots: uniform
+    ones unless said.
 
-    - **flips** - for the flips, their logs.
-    - **order** - what is in the slots swaps in descending order of these.
+    - **pairs** - logistic and normal ones for the pairs.
+    - **flips** - for the flips.
+    - **order** - what is in the slots swaps in the order of these.
     - **places** - for the new places.
-    - **slabs** - for the slabs.
+    - **slabs** - normal ones for the slabs.
     """
 
+    pairs: tuple[Float[Array, " P"], Float[Array, " P"]]
     flips: Float[Array, " P"]
     order: Float[Array, " K"]
     places: Float[Array, " S"]
     slabs: Float[Array, " P"]
 
     @classmethod
-    def draw(cls, key: Array, now: Included, num_swaps: int) -> "Numbers":
-        """All in one call, for each takes as long to compile as a step of a sweep."""
-        size, num_slots = now.spikes.size, now.slots.size
-        ends = np.cumsum([size, num_slots, num_swaps])
-        every = uniform(key, (int(ends[-1]) + size,), now.linear.dtype)
-        *others, slabs = jnp.split(every, ends)
+    def draw(
+        cls,
+        key: Array,
+        weights: Float[Array, " P"],
+        capacity: int | None = None,
+        num_swaps: int | None = None,
+    ) -> "Numbers":
+        """All in one call, for each takes as long as a dozen flips.
+
+        :param key: random key.
+        :param weights: for their number and their type.
+        :param capacity: how many may be included, K, rounded up to whole chunks; by default
+            :func:`default_capacity`.
+        :param num_swaps: how many swaps, S, at least one; by default :func:`default_swaps`.
+        """
+        size = weights.size
+        capacity = min(capacity or default_capacity(size), size)
+        capacity += -capacity % min(CHUNK, capacity)
+        num_swaps = num_swaps or default_swaps(size)
+        ends = np.cumsum([size, size, size, capacity, num_swaps])
+        every = uniform(key, (int(ends[-1]) + size,), weights.dtype)
+        spikes, pair_slabs, *others, slabs = jnp.split(every, ends)
         flips, order, places = ((1 + x) / 2 for x in others)
-        return cls(jnp.log(flips), order, places, normal(slabs))
+        pairs = logistic(spikes), normal(pair_slabs)
+        return cls(pairs, flips, order, places, normal(slabs))
 
 
 class Move(NamedTuple):
     """What happens next in a sweep.
 
+    - **slot** - which slot changes; K for none.
     - **leaves**, **enters** - which weights are excluded and included; P for none.
-    - **slot** - from which and into which.
     - **start** - the first weight whose flip is still to come.
     - **swaps** - how many swaps are done.
-    - **last** - where in their order the last one was.
     """
 
+    slot: Int[Array, ""]
     leaves: Int[Array, ""]
     enters: Int[Array, ""]
-    slot: Int[Array, ""]
     start: Int[Array, ""]
     swaps: Int[Array, ""]
-    last: Float[Array, ""]
-
-    def is_idle(self, size: int) -> Bool[Array, ""]:
-        return (self.leaves == size) & (self.enters == size)
 
 
-def next_flip(numbers: Numbers, prior: Prior, now: Included, done: Move) -> Move:
+def next_flip(numbers: Numbers, prior: Prior, now: Included, start: Any, swaps: Any) -> Move:
     """The next spike that flips (Metropolis), if any does.
 
     Between two flips nothing changes, so a sweep costs as much as the flips that happen, not as the
     weights that are visited. None is included beyond the number of slots.
     """
-    size = now.spikes.size
-    logits = now.logits(prior)
-    ratio = jnp.where(now.spikes, -logits, logits)
-    may = (now.spikes | (now.count < now.slots.size)) & (jnp.arange(size) >= done.start)
-    flips = may & (ratio > numbers.flips)
-    m = jnp.where(jnp.any(flips), jnp.argmax(flips), size)
-    is_included = now.spikes.at[m].get(mode="fill", fill_value=False)
-    leaves, enters = jnp.where(is_included, m, size), jnp.where(is_included, size, m)
-    return done._replace(
-        leaves=leaves, enters=enters, slot=jnp.argmax(now.slots == leaves), start=m + 1
+    size, num_slots = now.spikes.size, now.slots.size
+    every, may_enter = jnp.arange(size), ~now.spikes & ~jnp.all(now.filled)
+    flips = may_enter & (every >= start) & (now.outside(prior) > numbers.flips)
+    first_in = jnp.min(jnp.where(flips, every, size))
+    flips = now.filled & (now.slots >= start)
+    flips &= take(numbers.flips, now.slots) * now.inside(prior) < 1
+    first_out = jnp.min(jnp.where(flips, now.slots, size))
+    m, leaves = jnp.minimum(first_in, first_out), first_out < first_in
+    slot = jnp.argmax(now.slots == jnp.where(leaves, m, size))
+    return Move(
+        jnp.where(m < size, slot, num_slots),
+        jnp.where(leaves, m, size),
+        jnp.where(leaves, size, m),
+        m + 1,
+        swaps,
     )
 
 
-def next_swap(numbers: Numbers, prior: Prior, now: Included, done: Move) -> Move:
-    """A new place for one of the included weights, drawn from all that are free and its own.
+def next_swap(numbers: Numbers, prior: Prior, now: Included, start: Any, swaps: Any) -> Move:
+    """A new place for one of the included weights, drawn from all that are free and its own: the
+    next that is not its own, if there is one among the next few swaps.
 
     All that are included have their turn, in an order that knows nothing of them, before one has
     its next.
     """
-    size = now.spikes.size
-    filled = now.slots < size
-    waiting = filled & (numbers.order < done.last)
-    order = jnp.where(jnp.where(jnp.any(waiting), waiting, filled), numbers.order, -1)
-    slot = jnp.argmax(order)
-    old = now.slots[slot]
-    left = leaving(now, slot)
-    logits = prior.log_odds + gain(left.linear, left.squares)
-    taken = now.spikes & (jnp.arange(size) != old)
+    size, num_slots, num_swaps = now.spikes.size, now.slots.size, numbers.places.size
+    # a few at a time, for most change nothing
+    turns = swaps + jnp.arange(min(AT_ONCE, num_swaps))
+    rank = jnp.sum(now.filled & (numbers.order < numbers.order[:, None]), axis=1)
+    count = jnp.sum(now.filled)
+    has_turn = now.filled & (rank == (turns % jnp.maximum(count, 1))[:, None])
+    slots = jnp.argmax(has_turn, axis=1)
+    old = now.slots[slots]
+    left = jax.vmap(partial(leaving, now))(slots)
+    linear, squares = explained_by(left.row, size)
+    logits, precision = posterior_odds(prior, now.linear + linear, now.squares + squares)
+    taken = now.spikes & (jnp.arange(size) != old[:, None])
     # finite, for the odds of a weight that is certain to be included are not
     largest = jnp.finfo(logits.dtype).max
     logits = jnp.clip(jnp.where(taken, -largest, logits), -largest, largest)
-    places = jnp.cumsum(jnp.exp(logits - jnp.max(logits)))
-    new = jnp.sum(places < numbers.places[done.swaps] * places[-1])
+    odds = jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True)) / jnp.sqrt(precision)
+    new = index(numbers.places.at[turns].get(mode="clip"), odds)
     # where no place has any probability, any may be drawn: then it stays
-    moves = (now.count > 0) & (new != old) & ~taken[new]
-    leaves, enters = (jnp.where(moves, x, size) for x in (old, new))
-    return Move(leaves, enters, slot, done.start, done.swaps + 1, order[slot])
+    is_free = ~jnp.take_along_axis(taken, new[:, None], axis=1)[:, 0]
+    moves = (turns < num_swaps) & (count > 0) & (new != old) & is_free
+    k, any_moves = jnp.argmax(moves), jnp.any(moves)
+    slot = jnp.where(any_moves, slots[k], num_slots)
+    leaves, enters = (jnp.where(any_moves, x[k], size) for x in (old, new))
+    done = jnp.where(any_moves, turns[k] + 1, jnp.minimum(turns[-1] + 1, num_swaps))
+    return Move(slot, leaves, enters, start, done)
 
 
 def move(
@@ -157,74 +191,52 @@ def move(
     """
     size, num_swaps, prior = now.spikes.size, numbers.places.size, problem.prior
 
-    def is_open(event):
-        return (event.start < size) | (event.swaps < num_swaps)
+    def is_open(state):
+        _, start, swaps, _ = state
+        return (start < size) | (swaps < num_swaps)
 
-    def find(now, done):
-        flip, swap = partial(next_flip, numbers, prior), partial(next_swap, numbers, prior)
-        return lax.cond(done.start < size, flip, swap, now, done)
+    def flip(now, start, swaps):
+        return next_flip(numbers, prior, now, start, swaps), jnp.zeros(size, now.linear.dtype)
 
-    def stay(now, event):
-        return now, event
-
-    def leave(now, event):
-        return remove(now, event.slot), event._replace(leaves=none)
-
-    def enter(now, event):
-        row = problem.products(event.enters)
-        return add(now, event.slot, event.enters, row), event._replace(enters=none)
+    def swap(now, start, swaps):
+        new = next_swap(numbers, prior, now, start, swaps)
+        return new, (new.swaps - swaps) * given_spikes(prior, now)
 
     def turn(state):
-        now, before, total = state
-        # past all that changes nothing, the state is only read
-        event = lax.while_loop(
-            lambda event: event.is_idle(size) & is_open(event), partial(find, now), before
+        now, start, swaps, total = state
+        new, probs = lax.cond(start < size, flip, swap, now, start, swaps)
+        left = lax.cond(new.leaves < size, lambda: leaving(now, new.slot), lambda: none_leaves(now))
+        row = lax.cond(
+            new.enters < size,
+            lambda: entering(now, left, new.slot, new.enters, problem.products(new.enters)),
+            lambda: jnp.zeros_like(left.row),
         )
-        num_begun = event.swaps - before.swaps
-        total += lax.cond(
-            num_begun > 0,
-            lambda: num_begun * given_spikes(prior, now),
-            lambda: jnp.zeros_like(total),
-        )
-        which = jnp.where(event.leaves < size, 1, jnp.where(event.enters < size, 2, 0))
-        return *lax.switch(which, (stay, leave, enter), now, event), total
+        return changed(now, left, row, *new[:3]), new.start, new.swaps, total + probs
 
-    none, zero = jnp.array(size), jnp.zeros((), int)
-    first = Move(none, none, zero, zero, zero, jnp.full((), jnp.inf, now.linear.dtype))
-    return lax.while_loop(
-        lambda state: moves & (is_open(state[1]) | ~state[1].is_idle(size)),
-        turn,
-        (now, first, jnp.zeros(size, now.linear.dtype)),
-    )[::2]
+    start, swaps = (jnp.where(moves, 0, end) for end in (size, num_swaps))
+    state = now, start, swaps, jnp.zeros(size, now.linear.dtype)
+    return lax.while_loop(is_open, turn, state)[::3]
 
 
 def sweep(
-    key: Array,
+    numbers: Numbers,
     problem: Regression,
     spikes: Int[Array, " P"],
     slabs: Float[Array, " P"],
-    capacity: int | None = None,
-    num_swaps: int | None = None,
 ) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
-    """A sweep of flips, some swaps, and a draw of all slabs; the identity where more than
-    ``capacity`` weights are included, or where precision does not suffice.
+    """A sweep of flips, some swaps, and a draw of all slabs; the identity where more weights are
+    included than there are slots, or where precision does not suffice.
 
-    :param key: random key.
+    :param numbers: random ones.
     :param problem: the regression.
     :param spikes: current ones.
     :param slabs: current ones.
-    :param capacity: how many may be included, K, rounded up to whole chunks; by default
-        :func:`default_capacity`.
-    :param num_swaps: how many swaps, at least one; by default :func:`default_swaps`.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
     """
-    capacity = min(capacity or default_capacity(spikes.size), spikes.size)
-    capacity += -capacity % min(CHUNK, capacity)
+    capacity, num_swaps = numbers.order.size, numbers.places.size
     bound = jnp.where(problem.is_precise(), capacity, -1)
     moves = jnp.sum(spikes) <= bound
     now = include(problem, moves & (spikes > 0), capacity)
-    num_swaps = num_swaps or default_swaps(spikes.size)
-    numbers = Numbers.draw(key, now, num_swaps)
     now, total = move(numbers, problem, now, moves)
     spikes = jnp.where(moves, now.spikes, spikes).astype(spikes.dtype)
     slabs = jnp.where(moves, slabs_given(numbers.slabs, problem, now), slabs)
@@ -252,8 +264,8 @@ def slabs_given(
 
 
 def given_spikes(prior: Prior, now: Included) -> Float[Array, " P"]:
-    probs = nn.sigmoid(now.logits(prior))
-    return jnp.where(now.spikes | (now.count < now.slots.size), probs, 0)
+    probs = 1 / (1 + 1 / now.odds(prior))
+    return jnp.where(now.spikes | ~jnp.all(now.filled), probs, 0)
 
 
 def _given_weights(

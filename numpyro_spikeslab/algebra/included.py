@@ -101,7 +101,6 @@ class Included(NamedTuple):
 
     - **slots** - which weight each slot holds; P where it is empty.
     - **spikes** - whether each weight is included.
-    - **count** - how many are.
     - **rows** - R H, R and R b side by side, for one product costs as much time as three of small
       matrices; what belongs to empty slots is 0.
     - **linear** - products of all features with what the slots leave unexplained.
@@ -110,10 +109,13 @@ class Included(NamedTuple):
 
     slots: Int[Array, " K"]
     spikes: Bool[Array, " P"]
-    count: Int[Array, ""]  # type: ignore[assignment]
     rows: Float[Array, "K P+K+1"]
     linear: Float[Array, " P"]
     squares: Float[Array, " P"]
+
+    @property
+    def filled(self) -> Bool[Array, " K"]:
+        return self.slots < self.spikes.size
 
     @property
     def products(self) -> Float[Array, "K P"]:
@@ -127,19 +129,33 @@ class Included(NamedTuple):
     def target(self) -> Float[Array, " K"]:
         return self.rows[:, -1]
 
-    def logits(self, prior: Prior) -> Float[Array, " P"]:
-        """Log odds of each spike given all others."""
-        variance = jnp.where(self.slots < self.spikes.size, jnp.sum(self.root**2, axis=0), 1)
+    def inside(self, prior: Prior) -> Float[Array, " K"]:
+        """Odds of the spike in each slot given all others; 1 where it is empty."""
+        variance = jnp.where(self.filled, jnp.sum(self.root**2, axis=0), 1)
         mean = self.target @ self.root
-        inside = take(prior.log_odds, self.slots) + 0.5 * (mean**2 / variance + jnp.log(variance))
-        outside = prior.log_odds + gain(self.linear, self.squares)
-        return outside.at[self.slots].set(inside, mode="drop")
+        exponent = take(prior.log_odds, self.slots) + 0.5 * mean**2 / variance
+        return jnp.exp(exponent) * jnp.sqrt(variance)
+
+    def outside(self, prior: Prior) -> Float[Array, " P"]:
+        """Odds of each spike that is in no slot given all others."""
+        exponent, precision = posterior_odds(prior, self.linear, self.squares)
+        return jnp.exp(exponent) / jnp.sqrt(precision)
+
+    def odds(self, prior: Prior) -> Float[Array, " P"]:
+        """Odds of each spike given all others."""
+        return self.outside(prior).at[self.slots].set(self.inside(prior), mode="drop")
 
 
-def gain(linear: Float[Array, " P"], squares: Float[Array, " P"]) -> Float[Array, " P"]:
-    """By how much the log evidence grows with each weight that is included."""
+def posterior_odds(
+    prior: Prior, linear: Float[Array, "... P"], squares: Float[Array, "... P"]
+) -> tuple[Float[Array, "... P"], Float[Array, "... P"]]:
+    """Prior odds of each weight times the Bayes factor for it.
+
+    :return: x and A, where the odds are exp(x) over the square root of A: to take a logarithm would
+        cost more than all else.
+    """
     precision = 1 + jnp.maximum(squares, 0)
-    return 0.5 * (linear**2 / precision - jnp.log(precision))
+    return prior.log_odds + 0.5 * linear**2 / precision, precision
 
 
 def include(problem: Regression, spikes: Bool[Array, " P"], capacity: int) -> Included:
@@ -151,7 +167,7 @@ def include(problem: Regression, spikes: Bool[Array, " P"], capacity: int) -> In
     order = jnp.nonzero(spikes, size=capacity, fill_value=size)[0]
     linear, count = problem.linear, jnp.sum(spikes)
     rows = jnp.zeros((capacity, size + capacity + 1), linear.dtype)
-    nothing = Included(jnp.full(capacity, size), spikes, count, rows, linear, problem.squares)
+    nothing = Included(jnp.full(capacity, size), spikes, rows, linear, problem.squares)
 
     def turn(i, now):
         new = lax.dynamic_slice(order, (i * chunk,), (chunk,))
@@ -163,7 +179,7 @@ def include(problem: Regression, spikes: Bool[Array, " P"], capacity: int) -> In
 def _include_chunk(
     problem: Regression, now: Included, new: Int[Array, " C"], start: Any
 ) -> Included:
-    """Put some weights into empty slots: :func:`add` of all at once.
+    """Put some weights into empty slots: :func:`entering` of all at once.
 
     :param new: which; P for none.
     :param start: the first of their slots.
@@ -172,7 +188,8 @@ def _include_chunk(
     products = jnp.where(filled[:, None], problem.products(jnp.minimum(new, size - 1)), 0)
     slots = start + jnp.arange(new.size)
     here = filled[:, None] & (slots[:, None] == jnp.arange(now.slots.size))
-    change = _unexplained(now, new, products, here)
+    explained = take(now.products, new).T @ now.rows
+    change = _unexplained(products, here, explained, take(now.linear, new))
     one = jnp.eye(new.size, dtype=change.dtype)
     # its inverse is small and safe, all precisions are at least 1; long triangular solves are slow
     precision = one + take(change[:, :size], new)
@@ -186,21 +203,20 @@ def _include_chunk(
 
 
 def _unexplained(
-    now: Included,
-    index: Int[Array, "*C"],
     products: Float[Array, "*C P"],
     here: Bool[Array, "*C K"],
+    explained: Float[Array, "*C P+K+1"],
+    linear: Float[Array, "*C"],
 ) -> Float[Array, "*C P+K+1"]:
     """What the slots leave of the rows of weights that enter.
 
-    :param index: which; P for none.
     :param products: of their features with all.
     :param here: their slots.
+    :param explained: what they explain.
+    :param linear: products of their features with what the slots leave of the observations.
     """
-    target = jnp.zeros((*index.shape, 1), products.dtype)
-    rows = jnp.concatenate([products, here.astype(products.dtype), target], axis=-1)
-    rows -= take(now.products, index).T @ now.rows
-    return rows.at[..., -1].set(take(now.linear, index))
+    rows = jnp.concatenate([products, here.astype(products.dtype)], axis=-1)
+    return jnp.concatenate([rows - explained[..., :-1], linear[..., None]], axis=-1)
 
 
 def take(x: Float[Array, "... P"], index: Int[Array, "*K"]) -> Float[Array, "..."]:
@@ -208,71 +224,90 @@ def take(x: Float[Array, "... P"], index: Int[Array, "*K"]) -> Float[Array, "...
     return jnp.take(x, index, axis=-1, mode="fill", fill_value=0)
 
 
-def add(
-    now: Included, slot: Int[Array, ""], m: Int[Array, ""], row: Float[Array, " P"]
-) -> Included:
-    """Include a weight that is not.
-
-    :param slot: an empty one.
-    :param m: which weight.
-    :param row: products of its feature with all.
-    """
-    size = row.size
-    here = jnp.arange(now.slots.size) == slot
-    change = _unexplained(now, m, row, here)
-    new = change * lax.rsqrt(1 + jnp.maximum(change[m], 0))
-    return Included(
-        now.slots.at[slot].set(m),
-        now.spikes.at[m].set(True),
-        now.count + 1,
-        now.rows.at[slot].set(new),
-        now.linear - new[-1] * new[:size],
-        now.squares - new[:size] ** 2,
-    )
-
-
 class Leaving(NamedTuple):
-    """A weight that is included, and the model without it.
+    """A weight that is included, and how the others come to be without it.
 
     - **normal** - of the reflection that takes all it adds to the others into the row of its slot.
     - **along** - products of the normal with the rows.
-    - **linear**, **squares** - those of :class:`Included`, without it.
+    - **row** - this row.
     """
 
     normal: Float[Array, " K"]
     along: Float[Array, " P+K+1"]
-    linear: Float[Array, " P"]
-    squares: Float[Array, " P"]
+    row: Float[Array, " P+K+1"]
 
 
 def leaving(now: Included, slot: Int[Array, ""]) -> Leaving:
     """
     :param slot: of the weight.
     """
-    size = now.spikes.size
-    column = now.rows[:, size + slot]
-    length = jnp.linalg.norm(column)
-    normal = column.at[slot].add(jnp.where(column[slot] >= 0, length, -length))
+    column = now.rows[:, now.spikes.size + slot]
+    length, here = jnp.linalg.norm(column), jnp.arange(now.slots.size) == slot
+    normal = column + jnp.where(here, jnp.where(column >= 0, length, -length), 0)
     normal *= jnp.sqrt(2 / jnp.maximum(normal @ normal, jnp.finfo(normal.dtype).tiny))
     along = normal @ now.rows
-    alone = now.rows[slot] - normal[slot] * along
-    linear = now.linear + alone[-1] * alone[:size]
-    return Leaving(normal, along, linear, now.squares + alone[:size] ** 2)
+    return Leaving(normal, along, now.rows[slot] - normal[slot] * along)
 
 
-def remove(now: Included, slot: Int[Array, ""]) -> Included:
-    """Exclude a weight that is included.
+def none_leaves(now: Included) -> Leaving:
+    return Leaving(jnp.zeros_like(now.target), *2 * [jnp.zeros_like(now.rows[0])])
 
-    :param slot: of the weight.
+
+def entering(
+    now: Included,
+    left: Leaving,
+    slot: Int[Array, ""],
+    m: Int[Array, ""],
+    products: Float[Array, " P"],
+) -> Float[Array, " R"]:
+    """The row of a weight that is not included: what one step of Gram and Schmidt makes of it.
+
+    :param left: what leaves before.
+    :param slot: an empty one, or that of the weight that leaves.
+    :param m: which weight.
+    :param products: of its feature with all.
     """
-    left, size = leaving(now, slot), now.spikes.size
-    rows = now.rows - left.normal[:, None] * left.along
+    here = jnp.arange(now.slots.size) == slot
+    own = jnp.where(here, 0, take(now.products, m) - left.normal * left.along[m])
+    explained = own @ now.rows - (own @ left.normal) * left.along
+    linear = now.linear[m] + explained_by(left.row, now.spikes.size)[0][m]
+    row = _unexplained(products, here, explained, linear)
+    return row * lax.rsqrt(1 + jnp.maximum(row[m], 0))
+
+
+def explained_by(
+    row: Float[Array, "... R"], size: int
+) -> tuple[Float[Array, "... P"], Float[Array, "... P"]]:
+    """What a slot explains of the products and of the squares of all features."""
+    return row[..., -1:] * row[..., :size], row[..., :size] ** 2
+
+
+def changed(
+    now: Included,
+    left: Leaving,
+    row: Float[Array, " R"],
+    slot: Int[Array, ""],
+    leaves: Int[Array, ""],
+    enters: Int[Array, ""],
+) -> Included:
+    """The included weights after a change.
+
+    :param left: of the weight that leaves, or :func:`none_leaves`.
+    :param row: of the weight that enters; 0 for none.
+    :param slot: from which and into which; K for none.
+    :param leaves: which weight leaves; P for none.
+    :param enters: which enters; P for none.
+    """
+    size, num_slots = now.spikes.size, now.slots.size
+    here = jnp.arange(num_slots) == slot
+    # what would be left of a weight that leaves is rounding
+    kept = jnp.concatenate([jnp.full(size, True), ~here, jnp.full(1, True)])
+    others = jnp.where(kept, now.rows - left.normal[:, None] * left.along, 0)
+    lost, gained = explained_by(left.row, size), explained_by(row, size)
     return Included(
-        now.slots.at[slot].set(size),
-        now.spikes.at[now.slots[slot]].set(False),
-        now.count - 1,
-        # what would be left of the weight is rounding
-        rows.at[slot].set(0).at[:, size + slot].set(0),
-        left.linear,
-        left.squares,
+        jnp.where(here, enters, now.slots),
+        (now.spikes & (jnp.arange(size) != leaves)) | (jnp.arange(size) == enters),
+        jnp.where(here[:, None], row, others),
+        now.linear + lost[0] - gained[0],
+        now.squares + lost[1] - gained[1],
     )

@@ -19,8 +19,6 @@ from jax import lax, nn
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
-from numpyro_spikeslab.algebra.variates import logistic_and_normal
-
 # Features per block of a sweep. One feature at a time is bound by the latency of a sum that XLA
 # does not vectorise; beyond about a hundred the Gram matrices outweigh the design itself.
 BLOCK_SIZE = 64
@@ -285,7 +283,7 @@ def feature_squares(design: Design, size: int) -> Float[Array, " P"]:
 
 
 def gibbs_sweep(
-    key: Array,
+    noise: tuple[Float[Array, " P"], Float[Array, " P"]],
     design: Design,
     residual: Float[Array, " N"],
     weights: Float[Array, " P"],
@@ -294,11 +292,10 @@ def gibbs_sweep(
 ) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
     """One exact paired Gibbs sweep (supplement, section 2).
 
-    :param key: random key; a sweep's variates are drawn in one call.
+    :param noise: logistic and normal random numbers.
     :param residual: whitened ``y - D w`` of the current draw.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
     """
-    noise = logistic_and_normal(key, weights)
     _, pair = sweep(design, residual, weights, precision, prior, draw, noise=noise)
     return drawn(pair, noise, prior)
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random numbers of several distributions from one call: each takes long to compile."""
 
+import math
 from typing import Any
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 import numpy as np
 
 import jax
@@ -31,3 +32,19 @@ def logistic_and_normal(key: Array, like: Float[Array, "*P"]) -> tuple[Any, Any]
     """A logistic and a normal number for each entry: for its spike and for its slab."""
     u = uniform(key, (2, *like.shape), like.dtype)
     return logistic(u[0]), normal(u[1])
+
+
+def index(u: Float[Array, "*B"], weights: Float[Array, "*B P"]) -> Int[Array, "*B"]:
+    """Which of P, with probability proportional to its weight, from a uniform number between 0
+    and 1: at first which row of a square, for cumulative sums of all take long."""
+    size = weights.shape[-1]
+    width = math.isqrt(size - 1) + 1
+    padding = [(0, 0)] * (weights.ndim - 1) + [(0, -size % width)]
+    rows = jnp.pad(weights, padding).reshape(*u.shape, -1, width)
+    sums = jnp.cumsum(jnp.sum(rows, axis=-1), axis=-1)
+    left = u * sums[..., -1]
+    row = jnp.minimum(jnp.sum(sums < left[..., None], axis=-1), sums.shape[-1] - 1)
+    sums = jnp.take_along_axis(jnp.pad(sums, [(0, 0)] * u.ndim + [(1, 0)]), row[..., None], axis=-1)
+    within = jnp.take_along_axis(rows, row[..., None, None], axis=-2)[..., 0, :]
+    column = jnp.sum(sums + jnp.cumsum(within, axis=-1) < left[..., None], axis=-1)
+    return jnp.minimum(row * width + column, size - 1)

@@ -17,6 +17,7 @@ from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, stacks_of
 from numpyro_spikeslab.algebra.included import Regression
 from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, predictor
 from numpyro_spikeslab.algebra.task_sweeps import gibbs_task_sweep
+from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, scaled
 from numpyro_spikeslab.reading.form import COLUMNS
@@ -230,12 +231,13 @@ def _draw_columns(
         rows = feature_rows(design, current.size)
         return gibbs_group_sweep(key, stacks_of(groups), rows, residual, current, precision, prior)
     if not moves:
-        return gibbs_sweep(key, design, residual, current, precision, prior)
-    key_pairs, key_moves = random.split(key)
-    drawn = gibbs_sweep(key_pairs, design, residual, current, precision, prior)
+        noise = logistic_and_normal(key, current)
+        return gibbs_sweep(noise, design, residual, current, precision, prior)
+    numbers = flips.Numbers.draw(key, current)
+    drawn = gibbs_sweep(numbers.pairs, design, residual, current, precision, prior)
     target = residual + predictor(design, current)
     problem = Regression(design, gram, target, precision, prior)
-    return flips.sweep(key_moves, problem, *drawn[:2])
+    return flips.sweep(numbers, problem, *drawn[:2])
 
 
 def _sweep_tasks(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import pairs, task_sweeps
 from numpyro_spikeslab.algebra.task_sweeps import masked_task_sweep, task_sweep
+from numpyro_spikeslab.algebra.variates import logistic_and_normal
 
 # compiled once for all tests of the same shapes
 run_sweep = jax.jit(pairs.sweep, static_argnames="put")
@@ -203,7 +204,9 @@ def gibbs_sweeps(keys, design, residual, weights, prior):
     """One sweep from each of many weights."""
 
     def one(key, residual, weights):
-        return pairs.gibbs_sweep(key, design, residual, weights, PRECISION, prior)
+        return pairs.gibbs_sweep(
+            logistic_and_normal(key, weights), design, residual, weights, PRECISION, prior
+        )
 
     return jax.vmap(one)(keys, residual, weights)
 
@@ -214,7 +217,9 @@ def gibbs_chain(keys, design, y, weights, prior):
 
     def step(weights, key):
         residual = y - pairs.predictor(design, weights)
-        out = pairs.gibbs_sweep(key, design, residual, weights, PRECISION, prior)
+        out = pairs.gibbs_sweep(
+            logistic_and_normal(key, weights), design, residual, weights, PRECISION, prior
+        )
         return out[0] * out[1], (*out, out[0] * out[1])
 
     return lax.scan(step, weights, keys)[1]

@@ -49,9 +49,14 @@ def problem_of(X, y, with_gram):
 
 @jax.jit
 def flip(problem, now, m):
-    slot = jnp.argmax(now.slots == jnp.where(now.spikes[m], m, now.spikes.size))
-    enter = lambda: included.add(now, slot, m, problem.products(m))  # noqa: E731
-    return lax.cond(now.spikes[m], lambda: included.remove(now, slot), enter)
+    size, leaves = now.spikes.size, now.spikes[m]
+    slot = jnp.argmax(now.slots == jnp.where(leaves, m, size))
+    nothing = included.none_leaves(now)
+    left = lax.cond(leaves, lambda: included.leaving(now, slot), lambda: nothing)
+    enter = lambda: included.entering(now, nothing, slot, m, problem.products(m))  # noqa: E731
+    row = lax.cond(leaves, lambda: jnp.zeros_like(left.row), enter)
+    which = jnp.where(leaves, jnp.array([m, size]), jnp.array([size, m]))
+    return included.changed(now, left, row, slot, *which)
 
 
 def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision):
@@ -67,16 +72,17 @@ def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision):
             now = flip(problem, now, m)
             spikes[m] = 1 - spikes[m]
         np.testing.assert_array_equal(now.spikes, spikes)
-        assert now.count == spikes.sum() and set(now.slots[now.slots < SIZE].tolist()) == set(
-            np.flatnonzero(spikes).tolist()
-        )
+        assert jnp.sum(now.filled) == spikes.sum() and set(
+            now.slots[now.slots < SIZE].tolist()
+        ) == set(np.flatnonzero(spikes).tolist())
         odds = []
         for other in range(SIZE):
             with_it, without = np.array(spikes), np.array(spikes)
             with_it[other], without[other] = 1, 0
             odds.append(log_probs[tuple(with_it)] - log_probs[tuple(without)])
         tolerance = {"float32": 5e-3, "float64": 1e-9}[precision]
-        np.testing.assert_allclose(now.logits(problem.prior), odds, tolerance, tolerance)
+        found = np.log(now.odds(problem.prior))
+        np.testing.assert_allclose(found, odds, tolerance, tolerance)
         inside = np.flatnonzero(spikes)
         which = np.flatnonzero(np.all(exact.models == spikes, axis=1))[0]
         mean = now.linear * np.sqrt(VARIANCE)
@@ -108,7 +114,7 @@ def test_columns_that_are_the_same_may_take_turns_in_single_precision(signal, to
         ends = [np.where(np.arange(SIZE) == k, end, spikes) for end in (1, 0) for k in range(SIZE)]
         with_it, without = np.reshape([log_probs[tuple(x)] for x in ends], (2, SIZE))
         np.testing.assert_allclose(
-            expit(now.logits(prior)), expit(with_it - without), atol=tolerance
+            1 / (1 + 1 / now.odds(prior)), expit(with_it - without), atol=tolerance
         )
 
 
@@ -142,7 +148,8 @@ def test_a_sweep_leaves_the_exact_posterior_invariant(
     @jax.jit
     @jax.vmap
     def steps(key, spikes, slabs):
-        return flips.sweep(key, problem, spikes, slabs, capacity, num_swaps)
+        numbers = flips.Numbers.draw(key, slabs, capacity, num_swaps)
+        return flips.sweep(numbers, problem, spikes, slabs)
 
     keys = random.split(KEY, size)
     out = steps(keys, jnp.asarray(before), jnp.asarray(slabs, dtype))
@@ -183,11 +190,11 @@ def test_a_posterior_that_needs_more_weights_than_slots_is_right():
     @jax.jit
     def chain(keys):
         def step(now, key):
-            w, (key_pairs, key_moves) = now, random.split(key)
+            w, numbers = now, flips.Numbers.draw(key, now, capacity, 2)
             residual = problem.target - pairs.predictor(design, w)
             arrays = design, residual, w, problem.precision, problem.prior
-            spikes, slabs, _ = pairs.gibbs_sweep(key_pairs, *arrays)
-            out = flips.sweep(key_moves, problem, spikes, slabs, capacity, 2)
+            spikes, slabs, _ = pairs.gibbs_sweep(numbers.pairs, *arrays)
+            out = flips.sweep(numbers, problem, spikes, slabs)
             return out[0] * out[1], out
 
         return lax.scan(step, jnp.zeros(SIZE), keys)[1]
@@ -211,12 +218,12 @@ def test_where_precision_does_not_suffice_nothing_moves():
     problem = problem_of(X, y, True)
     spikes, slabs = jnp.array([1, 0, 1, 0, 0]), jnp.linspace(0.5, 1.0, SIZE)
     sharp = problem._replace(precision=jnp.asarray(1e7))
-    sweep = jax.jit(flips.sweep)
+    numbers, sweep = flips.Numbers.draw(KEY, slabs), jax.jit(flips.sweep)
     for inexact in (sharp, sharp._replace(precision=jnp.asarray(np.nan))):
-        out = sweep(KEY, inexact, spikes, slabs)
+        out = sweep(numbers, inexact, spikes, slabs)
         np.testing.assert_array_equal(out[0], spikes)
         np.testing.assert_array_equal(out[1], slabs)
-    probs = sweep(KEY, sharp, spikes, slabs)[2]
+    probs = sweep(numbers, sharp, spikes, slabs)[2]
     expected = expit(sharp.pair_logits(spikes * slabs))
     np.testing.assert_allclose(probs, expected, atol=1e-6)
 
@@ -226,9 +233,11 @@ def test_inclusion_that_is_certain_stays_so():
     problem = problem_of(*data("correlated"), False)
     log_odds = jnp.array([-jnp.inf, jnp.inf, 0.0, -jnp.inf, jnp.inf])
     problem = problem._replace(prior=problem.prior._replace(log_odds=log_odds))
-    sweep = jax.jit(jax.vmap(lambda key, s: flips.sweep(key, problem, s, jnp.ones(SIZE))))
+    slabs = jnp.ones(SIZE)
+    draw = jax.vmap(lambda key: flips.Numbers.draw(key, slabs))
+    sweep = jax.jit(jax.vmap(lambda numbers, s: flips.sweep(numbers, problem, s, slabs)))
     starts = jnp.array([[0, 1, 0, 0, 1], [1, 0, 1, 1, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]] * 50)
-    spikes, slabs, probs = sweep(random.split(KEY, 200), starts)
+    spikes, slabs, probs = sweep(draw(random.split(KEY, 200)), starts)
     for found in (spikes, probs):
         assert np.all(found[:, [0, 3]] == 0) and np.all(found[:, [1, 4]] == 1)
     assert np.all(np.isfinite(slabs)) and 0 < np.mean(spikes[:, 2]) < 1
