@@ -393,7 +393,7 @@ def test_steps_from_an_exact_draw_stay_exact(name, monkeypatch):
         moved = np.corrcoef(np.log(before[site].ravel()), np.log(after[site].ravel()))[0, 1]
         assert moved < 0.95
     assert np.mean(before["W_spike"] != after["W_spike"]) > 0.1
-    # up to 18 tests of marginals at 1e-4, all in all 120: a false alarm in 1 of 80 keys
+    # up to 18 tests of marginals, all in all 120, at 1e-5: a false alarm in 1 of 800 keys
     marginals = {
         "noise": stats.halfnorm(0, noise_scale),
         "slab_scale": stats.halfnorm(0, 1.5),
@@ -415,7 +415,7 @@ def test_steps_from_an_exact_draw_stay_exact(name, monkeypatch):
         difference = np.arcsinh(function(after, y)) - np.arcsinh(function(before, y))
         for k, x in enumerate(difference.reshape(size, -1).T):
             failed[invariant, k] = stats.ttest_1samp(x, 0.0).pvalue
-    failed = {k: p for k, p in failed.items() if not p > LEVEL}
+    failed = {k: p for k, p in failed.items() if not p > LEVEL / 10}
     assert not failed, failed
 
 
