@@ -250,7 +250,8 @@ def leaving(now: Included, slot: Int[Array, ""]) -> Leaving:
 
 
 def none_leaves(now: Included) -> Leaving:
-    return Leaving(jnp.zeros_like(now.target), *2 * [jnp.zeros_like(now.rows[0])])
+    nothing = jnp.zeros_like(now.rows[0])
+    return Leaving(jnp.zeros_like(now.target), nothing, nothing)
 
 
 def entering(

@@ -53,8 +53,11 @@ def flip(problem, now, m):
     slot = jnp.argmax(now.slots == jnp.where(leaves, m, size))
     nothing = included.none_leaves(now)
     left = lax.cond(leaves, lambda: included.leaving(now, slot), lambda: nothing)
-    enter = lambda: included.entering(now, nothing, slot, m, problem.products(m))  # noqa: E731
-    row = lax.cond(leaves, lambda: jnp.zeros_like(left.row), enter)
+    row = lax.cond(
+        leaves,
+        lambda: nothing.row,
+        lambda: included.entering(now, nothing, slot, m, problem.products(m)),
+    )
     which = jnp.where(leaves, jnp.array([m, size]), jnp.array([size, m]))
     return included.changed(now, left, row, slot, *which)
 
