@@ -19,7 +19,7 @@ Arrays in, arrays out: this module knows no NumPyro. Weights are in the units of
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 import jax
@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.included import (
     CHUNK,
     Included,
+    Leaving,
     Regression,
     changed,
     entering,
@@ -44,9 +45,6 @@ from numpyro_spikeslab.algebra.variates import index, logistic, normal, uniform
 
 MAX_CAPACITY = 64
 """How many weights may be included where spikes move; :func:`default_capacity` of fewer."""
-
-AT_ONCE = 4
-"""How many swaps are looked at together, until one changes something."""
 
 
 def default_capacity(size: int) -> int:
@@ -97,12 +95,12 @@ class Numbers(NamedTuple):
         capacity = min(capacity or default_capacity(size), size)
         capacity += -capacity % min(CHUNK, capacity)
         num_swaps = num_swaps or default_swaps(size)
-        ends = np.cumsum([size, size, size, capacity, num_swaps])
-        every = uniform(key, (int(ends[-1]) + size,), weights.dtype)
-        spikes, pair_slabs, *others, slabs = jnp.split(every, ends)
+        ends = np.cumsum([size, 2 * size, size, capacity])
+        every = uniform(key, (int(ends[-1]) + num_swaps,), weights.dtype)
+        spikes, slabs, *others = jnp.split(every, ends)
+        pair_slabs, slabs = normal(slabs.reshape(2, size))
         flips, order, places = ((1 + x) / 2 for x in others)
-        pairs = logistic(spikes), normal(pair_slabs)
-        return cls(pairs, flips, order, places, normal(slabs))
+        return cls((logistic(spikes), pair_slabs), flips, order, places, slabs)
 
 
 class Move(NamedTuple):
@@ -145,38 +143,58 @@ def next_flip(numbers: Numbers, prior: Prior, now: Included, start: Any, swaps: 
     )
 
 
-def next_swap(numbers: Numbers, prior: Prior, now: Included, start: Any, swaps: Any) -> Move:
+def next_swap(
+    numbers: Numbers, prior: Prior, now: Included, start: Any, swaps: Any
+) -> tuple[Move, Leaving]:
     """A new place for one of the included weights, drawn from all that are free and its own: the
-    next that is not its own, if there is one among the next few swaps.
+    next that is not its own, if there is one among the swaps still to come.
 
     All that are included have their turn, in an order that knows nothing of them, before one has
-    its next.
+    its next. Between two that move nothing changes.
     """
     size, num_slots, num_swaps = now.spikes.size, now.slots.size, numbers.places.size
-    # a few at a time, for most change nothing
-    turns = swaps + jnp.arange(min(AT_ONCE, num_swaps))
     rank = jnp.sum(now.filled & (numbers.order < numbers.order[:, None]), axis=1)
     count = jnp.sum(now.filled)
-    has_turn = now.filled & (rank == (turns % jnp.maximum(count, 1))[:, None])
-    slots = jnp.argmax(has_turn, axis=1)
-    old = now.slots[slots]
-    left = jax.vmap(partial(leaving, now))(slots)
-    linear, squares = explained_by(left.row, size)
+    none = Move(*map(jnp.asarray, (num_slots, size, size, start, swaps)))
+
+    def look(state):
+        turn = state[0].swaps
+        slot = jnp.argmax(now.filled & (rank == turn % jnp.maximum(count, 1)))
+        old, left = now.slots[slot], leaving(now, slot)
+        new, is_free = _new_place(numbers.places[turn], prior, now, left, old)
+        moves = (count > 0) & (new != old) & is_free
+        found = Move(slot, old, new, start, turn)
+        found = jax.tree.map(partial(jnp.where, moves), found, none)
+        return found._replace(swaps=turn + 1), left
+
+    def is_open(state):
+        move, _ = state
+        return (move.slot == num_slots) & (move.swaps < num_swaps) & (start >= size)
+
+    move, left = lax.while_loop(is_open, look, (none, none_leaves(now)))
+    return move, jax.tree.map(lambda x: jnp.where(move.slot < num_slots, x, 0), left)
+
+
+def _new_place(
+    u: Float[Array, ""], prior: Prior, now: Included, left: Leaving, old: Int[Array, ""]
+) -> tuple[Int[Array, ""], Bool[Array, ""]]:
+    """Where a weight that leaves comes back.
+
+    :param u: a uniform number.
+    :param left: what leaves.
+    :param old: its place.
+    :return: the place; whether it is free.
+    """
+    every = jnp.arange(now.spikes.size)
+    linear, squares = explained_by(left.row, now.spikes.size)
     logits, precision = posterior_odds(prior, now.linear + linear, now.squares + squares)
-    taken = now.spikes & (jnp.arange(size) != old[:, None])
+    taken = now.spikes & (every != old)
     # finite, for the odds of a weight that is certain to be included are not
     largest = jnp.finfo(logits.dtype).max
     logits = jnp.clip(jnp.where(taken, -largest, logits), -largest, largest)
-    odds = jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True)) / jnp.sqrt(precision)
-    new = index(numbers.places.at[turns].get(mode="clip"), odds)
+    new = index(u, jnp.exp(logits - jnp.max(logits)) / jnp.sqrt(precision))
     # where no place has any probability, any may be drawn: then it stays
-    is_free = ~jnp.take_along_axis(taken, new[:, None], axis=1)[:, 0]
-    moves = (turns < num_swaps) & (count > 0) & (new != old) & is_free
-    k, any_moves = jnp.argmax(moves), jnp.any(moves)
-    slot = jnp.where(any_moves, slots[k], num_slots)
-    leaves, enters = (jnp.where(any_moves, x[k], size) for x in (old, new))
-    done = jnp.where(any_moves, turns[k] + 1, jnp.minimum(turns[-1] + 1, num_swaps))
-    return Move(slot, leaves, enters, start, done)
+    return new, ~taken[new]
 
 
 def move(
@@ -184,7 +202,9 @@ def move(
 ) -> tuple[Included, Float[Array, " P"]]:
     """A sweep of flips, then swaps.
 
-    All in one loop over what leaves and what enters, so that both are compiled once.
+    All in one loop over what leaves and what enters, so that both are compiled once. XLA makes it a
+    single kernel where its arrays are small, as long as nothing in it scatters, sorts or calls a
+    library; otherwise what each operation costs to start is most of a step.
 
     :param moves: if not, nothing does.
     :return: the included weights; the sum of their :func:`given_spikes` where a swap began.
@@ -196,16 +216,17 @@ def move(
         return (start < size) | (swaps < num_swaps)
 
     def flip(now, start, swaps):
-        return next_flip(numbers, prior, now, start, swaps), jnp.zeros(size, now.linear.dtype)
+        new = next_flip(numbers, prior, now, start, swaps)
+        left = lax.cond(new.leaves < size, lambda: leaving(now, new.slot), lambda: none_leaves(now))
+        return new, left, jnp.zeros(size, now.linear.dtype)
 
     def swap(now, start, swaps):
-        new = next_swap(numbers, prior, now, start, swaps)
-        return new, (new.swaps - swaps) * given_spikes(prior, now)
+        new, left = next_swap(numbers, prior, now, start, swaps)
+        return new, left, (new.swaps - swaps) * given_spikes(prior, now)
 
     def turn(state):
         now, start, swaps, total = state
-        new, probs = lax.cond(start < size, flip, swap, now, start, swaps)
-        left = lax.cond(new.leaves < size, lambda: leaving(now, new.slot), lambda: none_leaves(now))
+        new, left, probs = lax.cond(start < size, flip, swap, now, start, swaps)
         row = lax.cond(
             new.enters < size,
             lambda: entering(now, left, new.slot, new.enters, problem.products(new.enters)),

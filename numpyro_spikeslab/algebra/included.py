@@ -143,7 +143,10 @@ class Included(NamedTuple):
 
     def odds(self, prior: Prior) -> Float[Array, " P"]:
         """Odds of each spike given all others."""
-        return self.outside(prior).at[self.slots].set(self.inside(prior), mode="drop")
+        # a scatter would keep XLA from making a single kernel of the loop of a sweep
+        here = self.slots[:, None] == jnp.arange(self.spikes.size)
+        inside = jnp.max(jnp.where(here, self.inside(prior)[:, None], 0), axis=0)
+        return jnp.where(self.spikes, inside, self.outside(prior))
 
 
 def posterior_odds(
@@ -164,8 +167,8 @@ def include(problem: Regression, spikes: Bool[Array, " P"], capacity: int) -> In
     :param capacity: number of slots, no fewer than weights; whole chunks.
     """
     size, chunk = spikes.shape[0], min(CHUNK, capacity)
-    order = jnp.nonzero(spikes, size=capacity, fill_value=size)[0]
-    linear, count = problem.linear, jnp.sum(spikes)
+    counts, linear = jnp.cumsum(spikes), problem.linear
+    order = jnp.searchsorted(counts, 1 + jnp.arange(capacity)).astype(int)
     rows = jnp.zeros((capacity, size + capacity + 1), linear.dtype)
     nothing = Included(jnp.full(capacity, size), spikes, rows, linear, problem.squares)
 
@@ -173,7 +176,7 @@ def include(problem: Regression, spikes: Bool[Array, " P"], capacity: int) -> In
         new = lax.dynamic_slice(order, (i * chunk,), (chunk,))
         return _include_chunk(problem, now, new, i * chunk)
 
-    return lax.fori_loop(0, -(-count // chunk), turn, nothing)
+    return lax.fori_loop(0, -(-counts[-1] // chunk), turn, nothing)
 
 
 def _include_chunk(

@@ -210,10 +210,10 @@ def _draw_columns(
     current: Float[Array, " P"],
     moves: bool,
 ) -> tuple[Array, Array, Array]:
-    at = reading.view(values, reading.form.split(current, "{}"))
+    at = reading.view(values)
     design = reading.design_at(values) if reading.design is None else reading.design
     relative, gram = at.relative[:, 0], reading.gram
-    residual = jnp.sqrt(relative) * at.Y[:, 0]
+    target = jnp.sqrt(relative) * at.Y[:, 0]
     precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
     names = tuple(name for name in reading.form.coefficients if name in own)
     if names:
@@ -222,11 +222,12 @@ def _draw_columns(
         rows = coefficient_rows(reading.form, reading.program, reading.constants, values, names)
         units, now, _ = scaled(rows, values, at, names)
         beside = without(units, at.precision[:, 0])
-        residual += now @ whitened(units, relative)
+        target += now @ whitened(units, relative)
         every, design = feature_rows(design, current.size), beside.design(design)
         if gram is not None:
             gram = beside.gram(gram, every, feature_rows(design, current.size))
-        residual = beside.whiten(residual)
+        target = beside.whiten(target)
+    residual = target - predictor(design, current)
     if (groups := reading.form.groups) is not None:
         rows = feature_rows(design, current.size)
         return gibbs_group_sweep(key, stacks_of(groups), rows, residual, current, precision, prior)
@@ -235,7 +236,6 @@ def _draw_columns(
         return gibbs_sweep(noise, design, residual, current, precision, prior)
     numbers = flips.Numbers.draw(key, current)
     drawn = gibbs_sweep(numbers.pairs, design, residual, current, precision, prior)
-    target = residual + predictor(design, current)
     problem = Regression(design, gram, target, precision, prior)
     return flips.sweep(numbers, problem, *drawn[:2])
 
