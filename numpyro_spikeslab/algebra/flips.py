@@ -35,6 +35,7 @@ from numpyro_spikeslab.algebra.included import (
     entering,
     explained_by,
     include,
+    is_precise,
     leaving,
     none_leaves,
     posterior_odds,
@@ -198,7 +199,7 @@ def _new_place(
 
 
 def move(
-    numbers: Numbers, problem: Regression, now: Included, moves: Any
+    numbers: Numbers, problem: Regression, now: Included
 ) -> tuple[Included, Float[Array, " P"]]:
     """A sweep of flips, then swaps.
 
@@ -206,7 +207,6 @@ def move(
     single kernel where its arrays are small, as long as nothing in it scatters, sorts or calls a
     library; otherwise what each operation costs to start is most of a step.
 
-    :param moves: if not, nothing does.
     :return: the included weights; the sum of their :func:`given_spikes` where a swap began.
     """
     size, num_swaps, prior = now.spikes.size, numbers.places.size, problem.prior
@@ -234,8 +234,7 @@ def move(
         )
         return changed(now, left, row, *new[:3]), new.start, new.swaps, total + probs
 
-    start, swaps = (jnp.where(moves, 0, end) for end in (size, num_swaps))
-    state = now, start, swaps, jnp.zeros(size, now.linear.dtype)
+    state = now, jnp.asarray(0), jnp.asarray(0), jnp.zeros(size, now.linear.dtype)
     return lax.while_loop(is_open, turn, state)[::3]
 
 
@@ -254,19 +253,21 @@ def sweep(
     :param slabs: current ones.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
     """
-    capacity, num_swaps = numbers.order.size, numbers.places.size
-    bound = jnp.where(problem.is_precise(), capacity, -1)
+    capacity, start = numbers.order.size, (problem.linear, problem.squares)
+    bound = jnp.where(is_precise(*start), capacity, -1)
     moves = jnp.sum(spikes) <= bound
-    now = include(problem, moves & (spikes > 0), capacity)
-    now, total = move(numbers, problem, now, moves)
-    spikes = jnp.where(moves, now.spikes, spikes).astype(spikes.dtype)
-    slabs = jnp.where(moves, slabs_given(numbers.slabs, problem, now), slabs)
-    probs = lax.cond(
-        moves,
-        lambda: total / num_swaps,
-        lambda: _given_weights(problem, spikes, slabs, bound),
-    )
-    return spikes, slabs, probs
+
+    def moved():
+        # where chains run side by side, those come here as well in which nothing moves
+        now = include(problem, start, moves & (spikes > 0), capacity)
+        now, total = move(numbers, problem, now)
+        slabs = slabs_given(numbers.slabs, problem, now)
+        return now.spikes.astype(spikes.dtype), slabs, total / numbers.places.size
+
+    def stayed():
+        return spikes, slabs, _given_weights(problem, spikes, slabs, bound)
+
+    return lax.cond(moves, moved, stayed)
 
 
 def slabs_given(

@@ -78,11 +78,6 @@ class Regression(NamedTuple):
         own = self.times(self.rows[index].T).T if self.gram is None else self.gram[index]
         return self.scale[index][..., None] * own * self.scale
 
-    def is_precise(self) -> Bool[Array, ""]:
-        """Whether rounding leaves the odds of a flip alone; no spike and no slab decides this."""
-        largest = jnp.maximum(jnp.max(self.squares), jnp.max(jnp.abs(self.linear)))
-        return largest * jnp.finfo(largest.dtype).eps < MAX_ROUNDING
-
     def pair_logits(self, weights: Float[Array, " P"]) -> Float[Array, " P"]:
         """Log odds of each spike given all other weights."""
         squares = feature_squares(self.design, weights.size)
@@ -161,20 +156,35 @@ def posterior_odds(
     return prior.log_odds + 0.5 * linear**2 / precision, precision
 
 
-def include(problem: Regression, spikes: Bool[Array, " P"], capacity: int) -> Included:
+def is_precise(linear: Float[Array, " P"], squares: Float[Array, " P"]) -> Bool[Array, ""]:
+    """Whether rounding leaves the odds of a flip alone; no spike and no slab decides this.
+
+    :param linear: of a :class:`Regression`, as what follows.
+    """
+    largest = jnp.maximum(jnp.max(squares), jnp.max(jnp.abs(linear)))
+    return largest * jnp.finfo(largest.dtype).eps < MAX_ROUNDING
+
+
+def include(
+    problem: Regression,
+    start: tuple[Float[Array, " P"], Float[Array, " P"]],
+    spikes: Bool[Array, " P"],
+    capacity: int,
+) -> Included:
     """Put the included weights into slots: some at a time, up to the last.
 
+    :param start: the regression's linear terms and squares.
     :param capacity: number of slots, no fewer than weights; whole chunks.
     """
-    size, chunk = spikes.shape[0], min(CHUNK, capacity)
-    counts, linear = jnp.cumsum(spikes), problem.linear
-    order = jnp.searchsorted(counts, 1 + jnp.arange(capacity)).astype(int)
-    rows = jnp.zeros((capacity, size + capacity + 1), linear.dtype)
-    nothing = Included(jnp.full(capacity, size), spikes, rows, linear, problem.squares)
+    size, chunk, counts = spikes.size, min(CHUNK, capacity), jnp.cumsum(spikes)
+    slots = jnp.sum(counts < 1 + jnp.arange(capacity)[:, None], axis=1)
+    rows = jnp.zeros((capacity, size + capacity + 1), start[0].dtype)
 
     def turn(i, now):
-        new = lax.dynamic_slice(order, (i * chunk,), (chunk,))
+        new = lax.dynamic_slice(slots, (i * chunk,), (chunk,))
         return _include_chunk(problem, now, new, i * chunk)
+
+    nothing = Included(slots, spikes, rows, *start)
 
     return lax.fori_loop(0, -(-counts[-1] // chunk), turn, nothing)
 
@@ -182,7 +192,7 @@ def include(problem: Regression, spikes: Bool[Array, " P"], capacity: int) -> In
 def _include_chunk(
     problem: Regression, now: Included, new: Int[Array, " C"], start: Any
 ) -> Included:
-    """Put some weights into empty slots: :func:`entering` of all at once.
+    """Put some weights into their slots: :func:`entering` of all at once.
 
     :param new: which; P for none.
     :param start: the first of their slots.
@@ -198,7 +208,6 @@ def _include_chunk(
     precision = one + take(change[:, :size], new)
     rows = solve_triangular(jnp.linalg.cholesky(precision), one, lower=True) @ change
     return now._replace(
-        slots=lax.dynamic_update_slice(now.slots, new, (start,)),
         rows=lax.dynamic_update_slice(now.rows, rows, (start, 0)),
         linear=now.linear - rows[:, -1] @ rows[:, :size],
         squares=now.squares - jnp.sum(rows[:, :size] ** 2, axis=0),

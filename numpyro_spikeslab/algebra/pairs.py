@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
 # Features per block of a sweep. One feature at a time is bound by the latency of a sum that XLA
-# does not vectorise; beyond about a hundred the Gram matrices outweigh the design itself.
-BLOCK_SIZE = 64
+# does not vectorise; with some hundreds the Gram matrices outweigh the design itself.
+BLOCK_SIZE = 128
 
 # Steps towards the optimum of a pair in a visit; the next sweep goes on where they end.
 NUM_CLIMBS = 2

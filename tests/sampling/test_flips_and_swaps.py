@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moves of spikes with all slabs integrated out, against exact posteriors."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -62,13 +64,18 @@ def flip(problem, now, m):
     return included.changed(now, left, row, slot, *which)
 
 
+@partial(jax.jit, static_argnums=2)
+def included_in(problem, spikes, capacity):
+    return included.include(problem, (problem.linear, problem.squares), spikes, capacity)
+
+
 def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision):
     X, y = data("correlated")
     X[:, 1] = X[:, 0]
     problem, exact = problem_of(X, y, precision == "float32"), exact_of(X, y)
     log_probs = dict(zip(map(tuple, exact.models), exact.log_probs, strict=True))
     start = jnp.array([1, 0, 1, 1, 0]) > 0
-    now = jax.jit(included.include, static_argnums=2)(problem, start, 4)
+    now = included_in(problem, start, 4)
     spikes = np.asarray(start, float)
     for m in (None, 1, 0, 3, 2, 1, 4, 0, 2):
         if m is not None:
@@ -107,8 +114,8 @@ def test_columns_that_are_the_same_may_take_turns_in_single_precision(signal, to
     prior = pairs.Prior(jnp.zeros(SIZE, jnp.float32), jnp.ones(SIZE, jnp.float32))
     design = pairs.block_design(rows, None)
     problem = included.Regression(design, None, jnp.asarray(y, jnp.float32), one, prior)
-    assert problem.is_precise()
-    now = jax.jit(included.include, static_argnums=2)(problem, jnp.zeros(SIZE, bool), SIZE)
+    assert included.is_precise(problem.linear, problem.squares)
+    now = included_in(problem, jnp.zeros(SIZE, bool), SIZE)
     assert now.root.dtype == np.float32
     spikes = np.zeros(SIZE)
     for m in rng.integers(SIZE, size=60):
