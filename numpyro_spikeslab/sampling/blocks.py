@@ -69,8 +69,8 @@ class BlockKernel(MCMCKernel):
 
         :param init_params: values of some of the kernel's sites, for example draws from a fitted
             guide; with several chains, one of each per chain.
-        :raises ValueError: for unknown names or other shapes in ``init_params``, and if the model
-            has other latent sites that no block holds.
+        :raises ValueError: for unknown names, other shapes or values that are not finite in
+            ``init_params``, and if the model has other latent sites that no block holds.
         """
         args, kwargs, values = self._split(model_args, model_kwargs)
         sites = self._own_sites(args, kwargs, values)
@@ -277,4 +277,9 @@ def _check_init_params(
             raise ValueError(
                 f"{user}: init_params[{name!r}] has shape {jnp.shape(value)}, expected "
                 f"{batch + sites[name]}."
+            )
+        if are_concrete(value) and not np.all(np.isfinite(value)):
+            raise ValueError(
+                f"{user}: init_params[{name!r}] has values that are not finite. Start at a draw "
+                "from a fitted guide, or leave the site out to start at one from its prior."
             )

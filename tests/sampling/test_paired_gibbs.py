@@ -520,9 +520,29 @@ def test_a_step_has_no_effects():
     assert not program.effects and "pure_callback" in str(program)
 
 
-@pytest.mark.slow
-def test_vectorized_chains_that_are_not_finite_say_where():
+@pytest.mark.parametrize("collapsed", [True, False])
+def test_a_chain_whose_slabs_are_not_finite_recovers_or_says_so(collapsed):
+    """Moves draw all slabs anew, and sweeps of single pairs cannot."""
     case = truth.fixed_case()
-    start = {"w_slab": jnp.full((2, 4), jnp.nan).at[0].set(1.0), "w_spike": jnp.ones((2, 4), int)}
+    kernel = nss.PairedGibbs(case.model, collapsed=collapsed)
+    state = kernel.init(random.split(KEY), 0, None, case.args, {})
+    lost = state.z | {"w_slab": jnp.full((2, 4), jnp.nan), "w_spike": jnp.ones((2, 4), int)}
+
+    def step():
+        return jax.block_until_ready(kernel.sample(state._replace(z=lost), case.args, {}))
+
+    if collapsed:
+        assert jnp.all(jnp.isfinite(step().z["w_slab"]))
+        return
     with pytest.raises(RuntimeError, match=r"PairedGibbs: the chain has reached values"):
-        alone(case, 20).run(KEY, *case.args, init_params=start)
+        step()
+
+
+@pytest.mark.parametrize("num_chains", [1, 2])
+def test_a_start_that_is_not_finite_is_refused(num_chains):
+    case = truth.fixed_case()
+    slabs = np.ones((2, 4) if num_chains == 2 else 4)
+    slabs.flat[-1] = np.nan
+    mcmc = alone(case, 20, num_chains=num_chains)
+    with pytest.raises(ValueError, match=r"PairedGibbs: init_params\['w_slab'\] has values that"):
+        mcmc.run(KEY, *case.args, init_params={"w_slab": slabs})
