@@ -111,12 +111,11 @@ def _is_legacy(key: Any) -> bool:
     return not jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
 
 
-def _subprograms(parameter: Any) -> Iterator[Any]:
-    if isinstance(parameter, Jaxpr | ClosedJaxpr):
-        yield parameter
-    elif isinstance(parameter, tuple | list):
-        for part in parameter:
-            yield from _subprograms(part)
+def _subprograms(equation: Any) -> Iterator[Any]:
+    for parameter in equation.params.values():
+        for part in parameter if isinstance(parameter, tuple | list) else (parameter,):
+            if isinstance(part, Jaxpr | ClosedJaxpr):
+                yield part
 
 
 def _hidden_constants(jaxpr: Any) -> Iterator[Any]:
@@ -125,10 +124,9 @@ def _hidden_constants(jaxpr: Any) -> Iterator[Any]:
         for variable in equation.invars:
             if isinstance(variable, Literal) and np.ndim(variable.val) > 0:
                 yield variable.val
-        for parameter in equation.params.values():
-            for inner in _subprograms(parameter):
-                yield from getattr(inner, "consts", ())
-                yield from _hidden_constants(getattr(inner, "jaxpr", inner))
+        for inner in _subprograms(equation):
+            yield from getattr(inner, "consts", ())
+            yield from _hidden_constants(getattr(inner, "jaxpr", inner))
 
 
 def _content(constant: Any) -> Any:

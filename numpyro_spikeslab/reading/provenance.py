@@ -47,8 +47,11 @@ def _follow(jaxpr: Any, sources: list[Names]) -> list[Names]:
         return NONE if isinstance(variable, Literal) else known.get(variable, NONE)
 
     for equation in jaxpr.eqns:
+        given = [read(v) for v in equation.invars]
+        if not any(given):
+            continue
         rule = _RULES.get(equation.primitive.name, _follow_all)
-        found = rule(equation, [read(v) for v in equation.invars])
+        found = rule(equation, given)
         smooth = equation.primitive.name not in _STEPS
         for variable, names in zip(equation.outvars, found, strict=True):
             known[variable] = names if smooth and _is_inexact(variable) else names | in_steps(names)

@@ -2,6 +2,7 @@
 """Moves of spikes with all slabs integrated out, against exact posteriors."""
 
 from functools import partial
+import re
 
 import numpy as np
 import pytest
@@ -67,6 +68,17 @@ def flip(problem, now, m):
 @partial(jax.jit, static_argnums=2)
 def included_in(problem, spikes, capacity):
     return included.include(problem, (problem.linear, problem.squares), spikes, capacity)
+
+
+@pytest.mark.parametrize("with_gram", [True, False])
+def test_the_loop_of_a_sweep_can_be_one_kernel(with_gram):
+    """XLA makes none of a loop that has one of these operations, and steps take twice as long."""
+    problem = problem_of(*data("correlated"), with_gram)
+    numbers = flips.Numbers.draw(KEY, problem.linear)
+    now = included_in(problem, jnp.ones(SIZE, bool), SIZE)
+    program = str(jax.make_jaxpr(flips.move)(numbers, problem, now))
+    assert "while" in program
+    assert not re.findall("scatter|sort|cholesky|triangular_solve|callback", program)
 
 
 def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision):
