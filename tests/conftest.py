@@ -11,7 +11,9 @@ import tempfile
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Most of the time of small tests is compilation. Empty, for XLA's usual optimisation, suits the
 # slow ones.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 
 import jaxtyping
 import pytest

@@ -817,6 +817,10 @@ def test_single_precision_recovers_where_decompositions_fail(restored_x64):
 def test_a_chain_that_is_not_finite_says_where():
     kernel, args = nss.LatentGibbs(plain_model), (X, simulate()[1])
     kwargs = {GIBBS_SITES_KWARG: WEIGHTS}
-    state = kernel.init(KEY, 0, {"phi": jnp.full((M, N), jnp.nan)}, args, kwargs)
+    lost = {"phi": jnp.full((M, N), jnp.nan)}
+    with pytest.raises(ValueError, match=r"init_params\['phi'\] has values that are not"):
+        kernel.init(KEY, 0, lost, args, kwargs)
+    state = kernel.init(KEY, 0, None, args, kwargs)
+    state = state._replace(z=state.z | lost)
     with pytest.raises(RuntimeError, match=r"LatentGibbs: the chain has reached values of .*'phi'"):
         jax.block_until_ready(jax.jit(lambda state: kernel.sample(state, args, kwargs))(state))
