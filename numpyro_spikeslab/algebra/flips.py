@@ -170,6 +170,7 @@ def next_swap(
 
     def is_open(state):
         move, _ = state
+        # where chains run side by side, those come here as well that have flips to come
         return (move.slot == num_slots) & (move.swaps < num_swaps) & (start >= size)
 
     move, left = lax.while_loop(is_open, look, (none, none_leaves(now)))
@@ -186,10 +187,9 @@ def _new_place(
     :param old: its place.
     :return: the place; whether it is free.
     """
-    every = jnp.arange(now.spikes.size)
     linear, squares = explained_by(left.row, now.spikes.size)
     logits, precision = posterior_odds(prior, now.linear + linear, now.squares + squares)
-    taken = now.spikes & (every != old)
+    taken = now.spikes & (jnp.arange(now.spikes.size) != old)
     # finite, for the odds of a weight that is certain to be included are not
     largest = jnp.finfo(logits.dtype).max
     logits = jnp.clip(jnp.where(taken, -largest, logits), -largest, largest)

@@ -526,7 +526,8 @@ def test_a_chain_whose_slabs_are_not_finite_recovers_or_says_so(collapsed):
     case = truth.fixed_case()
     kernel = nss.PairedGibbs(case.model, collapsed=collapsed)
     state = kernel.init(random.split(KEY), 0, None, case.args, {})
-    lost = state.z | {"w_slab": jnp.full((2, 4), jnp.nan), "w_spike": jnp.ones((2, 4), int)}
+    slabs = jnp.full((2, 4), jnp.nan).at[0].set(1.0)
+    lost = state.z | {"w_slab": slabs, "w_spike": jnp.ones((2, 4), int)}
 
     def step():
         return jax.block_until_ready(kernel.sample(state._replace(z=lost), case.args, {}))
