@@ -41,7 +41,9 @@ class Program:
         self.out_tree = out_tree
         hidden = tuple(map(_content, _hidden_constants(closed.jaxpr)))
         shapes = tuple((c.shape, str(c.dtype)) for c in map(jnp.asarray, _plain(closed.consts)))
-        self._key = (_RULES.sub("", str(closed.jaxpr)), hidden, shapes, out_tree)
+        # the shapes in a trace belong to the mesh of chains that run in parallel
+        mesh = jax.sharding.get_abstract_mesh()
+        self._key = (_RULES.sub("", str(closed.jaxpr)), hidden, shapes, out_tree, mesh)
 
     def __hash__(self) -> int:
         return hash(self._key[0])

@@ -3,6 +3,8 @@
 
 from functools import cache
 import pickle
+import subprocess
+import sys
 
 import arviz_base
 import numpy as np
@@ -127,11 +129,8 @@ def test_the_posterior_of_every_model_is_exact(name):
 def test_chain_methods_give_the_same_chains():
     case = truth.fixed_case()
     start = posterior_draws(case, 2)
-    methods = ["sequential", "vectorized", jax.vmap]
-    if jax.device_count() > 1:
-        methods.append("parallel")
     chains = []
-    for method in methods:
+    for method in ("sequential", "vectorized", jax.vmap):
         mcmc = alone(case, 50, num_chains=2, chain_method=method)
         mcmc.run(KEY, *case.args, init_params=start)
         chains.append(mcmc.get_samples(group_by_chain=True))
@@ -141,6 +140,43 @@ def test_chain_methods_give_the_same_chains():
         assert set(other) == set(chains[0])
         for k, x in chains[0].items():
             np.testing.assert_allclose(other[k], x, atol=1e-5)
+
+
+PARALLEL = """
+import sys
+import numpy as np
+import numpyro
+numpyro.set_host_device_count(3)
+from jax import random
+from numpyro.infer import MCMC
+import numpyro_spikeslab as nss
+sys.path.insert(0, "tests")
+import truth
+
+case = truth.fixed_case()
+kernel = nss.PairedGibbs(case.model)
+
+def draws(num_chains, method):
+    mcmc = MCMC(
+        kernel, num_warmup=5, num_samples=20, num_chains=num_chains, chain_method=method,
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), *case.args)
+    return mcmc.get_samples(group_by_chain=True)["w"]
+
+for parallel in [draws(num_chains, "parallel") for num_chains in (3, 2)]:
+    num_chains = len(parallel)
+    assert len(parallel.sharding.device_set) == num_chains
+    np.testing.assert_allclose(parallel, draws(num_chains, "sequential"), atol=1e-5)
+"""
+
+
+@pytest.mark.slow
+def test_one_kernel_runs_different_numbers_of_parallel_chains():
+    """A model that is traced for the devices of three chains is no model for those of two."""
+    command = [sys.executable, "-c", PARALLEL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
