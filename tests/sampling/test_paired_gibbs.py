@@ -2,6 +2,7 @@
 """PairedGibbs, alone and in a composite, against exact posteriors."""
 
 from functools import cache
+from pathlib import Path
 import pickle
 import subprocess
 import sys
@@ -142,41 +143,14 @@ def test_chain_methods_give_the_same_chains():
             np.testing.assert_allclose(other[k], x, atol=1e-5)
 
 
-PARALLEL = """
-import sys
-import numpy as np
-import numpyro
-numpyro.set_host_device_count(3)
-from jax import random
-from numpyro.infer import MCMC
-import numpyro_spikeslab as nss
-sys.path.insert(0, "tests")
-import truth
-
-case = truth.fixed_case()
-kernel = nss.PairedGibbs(case.model)
-
-def draws(num_chains, method):
-    mcmc = MCMC(
-        kernel, num_warmup=5, num_samples=20, num_chains=num_chains, chain_method=method,
-        progress_bar=False,
-    )
-    mcmc.run(random.key(0), *case.args)
-    return mcmc.get_samples(group_by_chain=True)["w"]
-
-for parallel in [draws(num_chains, "parallel") for num_chains in (3, 2)]:
-    num_chains = len(parallel)
-    assert len(parallel.sharding.device_set) == num_chains
-    np.testing.assert_allclose(parallel, draws(num_chains, "sequential"), atol=1e-5)
-"""
-
-
 @pytest.mark.slow
 def test_one_kernel_runs_different_numbers_of_parallel_chains():
     """A model that is traced for the devices of three chains is no model for those of two."""
-    command = [sys.executable, "-c", PARALLEL]
+    script = str(Path(__file__).parent / "in_parallel.py")
+    command = [sys.executable, "-W", "error", script]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert done.stdout == "3 chains\n2 chains\n"
 
 
 @pytest.mark.slow
