@@ -61,11 +61,11 @@ def quantiles(
     weight = _icdf(weights, jnp.clip(jnp.where(zero, 0.5, in_slab), 0.0, 1.0))
     # rounding must not take quantiles across the atom
     weight = jnp.where(q < below, jnp.minimum(weight, 0.0), jnp.maximum(weight, 0.0))
-    slab = _icdf(weights, jnp.broadcast_to(q, weight.shape))
+    slab = _icdf(weights, q)
     return jnp.where(zero, 0.0, weight), slab
 
 
-def _icdf(weights: SlabMixtures, q: Float[Array, "Q b"]) -> Float[Array, "Q b"]:
+def _icdf(weights: SlabMixtures, q: Float[Array, "Q #b"]) -> Float[Array, "Q b"]:
     """Quantiles of the slabs, by bisection between those of the Gaussians."""
     _, shares, mean, scale = weights
     if len(shares) == 1:
