@@ -36,6 +36,7 @@ from numpyro_spikeslab.fitting.run import (
     Plan,
     Task,
     check_end,
+    check_starts,
     checked_params,
     one_blas_thread,
     optima_of,
@@ -80,7 +81,7 @@ class CAVI(SVI):
     :param num_restarts: number of starts; :meth:`run` keeps the one of the best bound. The first is
         the guide's own start; the others draw ``gamma`` uniformly and ``mu`` from the slab's prior,
         begin at temperature 1, and run beside it in one :func:`jax.vmap`. Defaults to 1, and to 2
-        with latent functions.
+        with latent functions. A run warns where the best bound is 5 nats above the next.
     :param plain: with latent functions, the plain variational EM of the paper's supplement, for
         comparison: one random start, no moves.
     :param num_tasks: with latent functions, number of all tasks where a call has a batch of them.
@@ -387,6 +388,7 @@ class CAVI(SVI):
                 )
         joined = jnp.asarray(np.concatenate(losses))
         check_end(task.spec, progress, np.asarray(joined), init_params is not None)
+        check_starts(restarts)
         new = self._state(task, state, progress)
         converged = None if tol is None else progress.converged
         params = self.get_params(new)

@@ -337,6 +337,30 @@ def check_end(spec: Spec, progress: Progress, losses: Any, given: bool) -> None:
         )
 
 
+APART = 5.0
+"""Nats by which the best start is above the next where it may not be the best there is."""
+
+
+def check_starts(restarts: Float[np.ndarray, " starts"] | None) -> None:
+    """Warn where no other start has come near the best bound.
+
+    :param restarts: bounds of the starts, `None` for a single one; of those that went wrong they
+        are not finite.
+    """
+    if restarts is None:
+        return
+    bounds = np.sort(restarts[np.isfinite(restarts)])[::-1]
+    if len(bounds) < 2 or bounds[0] - bounds[1] <= APART:
+        return
+    warnings.warn(
+        f"CAVI.run: of {len(restarts)} starts the best came to a bound of {bounds[0]:.1f} and the "
+        f"next to {bounds[1]:.1f}, so that others may come higher still. Try more, "
+        f"`CAVI(model, guide, num_restarts={2 * len(restarts)})`; `result.restarts` has all "
+        "bounds.",
+        stacklevel=3,
+    )
+
+
 def checked_params(init_params: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
     """Start values of a user in the types of the parameters, which they must be among."""
     unknown = sorted(set(init_params) - set(params))

@@ -246,6 +246,40 @@ def test_restarts_of_an_annealed_fit_begin_cold(x64):
     assert np.ptp(rest.restarts) > 0.5
 
 
+def test_a_best_bound_that_one_start_alone_has_found_is_told(x64):
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(100, 30))
+    for j in range(1, 30):
+        X[:, j] = 0.95 * X[:, j - 1] + np.sqrt(1 - 0.95**2) * X[:, j]
+    y = X[:, 5] + X[:, 12] - X[:, 15] + 0.5 * rng.normal(size=100)
+
+    def model(X, y=None):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.1, 1.0)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+    def fit(number):
+        svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=number)
+        return svi.run(KEY, 150, X, y, progress_bar=False)
+
+    with pytest.warns(UserWarning, match="num_restarts=4"):
+        two = fit(2)
+    assert np.ptp(two.restarts) > 5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        many = fit(20)
+    best, second = np.sort(many.restarts)[:-3:-1]
+    assert best - second < 5 < np.ptp(many.restarts)
+
+
+@pytest.mark.parametrize("bounds", [None, [1.0], [1.0, np.nan], [1.0, -np.inf], [1.0, -3.9, -90.0]])
+def test_starts_that_say_nothing_of_others_are_not_told(bounds):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_module.check_starts(None if bounds is None else np.array(bounds))
+
+
 def test_a_run_stops_when_the_bound_has_settled(x64, fixed):
     svi = cavi(fixed)
     assert run(svi, fixed).converged is None
