@@ -259,18 +259,10 @@ def test_a_best_bound_that_one_start_alone_has_found_is_told(x64):
         with numpyro.plate("obs", X.shape[0]):
             numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
 
-    def fit(number):
-        svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=number)
-        return svi.run(KEY, 150, X, y, progress_bar=False)
-
+    svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=2)
     with pytest.warns(UserWarning, match="num_restarts=4"):
-        two = fit(2)
-    assert np.ptp(two.restarts) > 5
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        many = fit(20)
-    best, second = np.sort(many.restarts)[:-3:-1]
-    assert best - second < 5 < np.ptp(many.restarts)
+        result = svi.run(KEY, 150, X, y, progress_bar=False)
+    assert np.ptp(result.restarts) > 5
 
 
 @pytest.mark.parametrize("bounds", [None, [1.0], [1.0, np.nan], [1.0, -np.inf], [1.0, -3.9, -90.0]])
