@@ -73,7 +73,8 @@ def inpaint(image: np.ndarray, seed: int = 0) -> Inpainted:
     found = image_of(mean, precision, image.shape)
     sd = image_of(np.sqrt(variance), precision, image.shape)
     used = np.asarray(params["W_auto_probs"] > 0.5)
-    elements = guide.posterior_mean(params, VALUES, Y)["phi"][np.argsort(-used.sum(axis=0))]
+    elements = params["phi_auto_linear"] / (1 + params["phi_auto_precision"])
+    elements = elements[np.argsort(-used.sum(axis=0))]
     return Inpainted(
         np.where(np.isnan(image), found, image),
         np.where(np.isnan(image), sd, 0),

@@ -2,7 +2,7 @@
 """Predictions of a fit of latent functions, in closed form."""
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 import numpy as np
@@ -20,8 +20,19 @@ from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Known, Reading
-from numpyro_spikeslab.reading.view import View, run_at
+from numpyro_spikeslab.reading.view import run_at
 from numpyro_spikeslab.roles import spread
+
+
+class Noise(NamedTuple):
+    """What the model says of the noise.
+
+    - **sigma2** - its variance in each task; 1 where it varies along tasks.
+    - **count** - how many observations each has.
+    """
+
+    sigma2: Float[Array, " Q"]
+    count: Float[Array, " Q"]  # type: ignore[assignment]
 
 
 def function_moments(reading: Reading, values: dict[str, Any], alpha: Any, h: Any) -> Any:
@@ -36,6 +47,7 @@ def _moments(parameters: Parameters, kernel: Any, mean: Any, theta: Any, alpha: 
     return moments(FunctionPrior(kernel, mean, parameters, {}), theta, alpha, h)
 
 
+@jax.jit
 def mix(
     posterior: Posterior, mean: Float[Array, "M S"], var: Float[Array, "M S"]
 ) -> tuple[Float[Array, "S Q"], Float[Array, "S Q"]]:
@@ -104,7 +116,7 @@ def predict_entries(
 _at_entries = jax.jit(at_entries)
 
 
-def _noise_of(reading: Reading, values: dict[str, Any], at: View, columns: Any) -> Any:
+def _noise_of(reading: Reading, values: dict[str, Any], at: Noise, columns: Any) -> Any:
     """Noise variances of the tasks.
 
     :param columns: those whose variance must be known.
@@ -209,9 +221,15 @@ def check_rows(reading: Reading, Y_new: Any) -> Array:
     return jnp.asarray(Y_new, known.mean.dtype)
 
 
-def _without_functions(reading: Reading, values: dict[str, Any]) -> tuple[View, Any]:
-    """The model at zero functions, and the location of its observations there."""
-    return compiled(lambda values: (reading.view(values), _offset(reading, values)), values)
+def _without_functions(reading: Reading, values: dict[str, Any]) -> tuple[Noise, Any]:
+    """The noise of the model, and the location of its observations where functions are zero."""
+
+    def of(values):
+        # the rest of the view would be as large as the data
+        at = reading.view(values)
+        return Noise(at.sigma2, at.count), _offset(reading, values)
+
+    return compiled(of, values)
 
 
 def _changes(offset: Any) -> bool:
