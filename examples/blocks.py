@@ -59,6 +59,11 @@ def mosaic(elements: np.ndarray, across: int) -> np.ndarray:
     return tiles.reshape(-1, across * (SIZE + 1), *colours)[:-1, :-1]
 
 
+def elements_of(params: dict[str, Any]) -> np.ndarray:
+    """Posterior means of the elements of the dictionary, shape (M, N), of white functions."""
+    return np.asarray(params["phi_auto_linear"] / (1 + params["phi_auto_precision"]))
+
+
 def first_params(
     key: Any, Y: Any, num_elements: int, noise: float = 0.0, shape: tuple[int, ...] = ()
 ) -> dict[str, Any]:

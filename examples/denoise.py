@@ -20,7 +20,7 @@ import time
 from typing import Any, NamedTuple
 import warnings
 
-from blocks import SIZE, blocks_of, first_params, image_of, mosaic, psnr, read
+from blocks import SIZE, blocks_of, elements_of, first_params, image_of, mosaic, psnr, read
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.cluster import KMeans
@@ -162,10 +162,9 @@ def denoise_as_in_the_paper(noisy: np.ndarray, noise: float, seed: int, kernel: 
 
 def dictionary(found: Fit) -> tuple[np.ndarray, np.ndarray]:
     """Elements in the order of their use, shape (M, SIZE, SIZE), and how many blocks use each."""
-    precision = 1 + found.params["phi_auto_precision"]
     use = np.sum(found.params["W_auto_probs"] > 0.5, axis=0)
     order = np.argsort(-use)
-    elements = np.asarray(found.params["phi_auto_linear"] / precision)[order]
+    elements = elements_of(found.params)[order]
     return elements.reshape(-1, SIZE, SIZE), use[order]
 
 

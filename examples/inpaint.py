@@ -17,7 +17,7 @@ import time
 from typing import NamedTuple
 import warnings
 
-from blocks import SIZE, blocks_of, first_params, image_of, mosaic, psnr, read
+from blocks import SIZE, blocks_of, elements_of, first_params, image_of, mosaic, psnr, read
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_sample_image
@@ -73,12 +73,11 @@ def inpaint(image: np.ndarray, seed: int = 0) -> Inpainted:
     found = image_of(mean, precision, image.shape)
     sd = image_of(np.sqrt(variance), precision, image.shape)
     used = np.asarray(params["W_auto_probs"] > 0.5)
-    elements = params["phi_auto_linear"] / (1 + params["phi_auto_precision"])
-    elements = elements[np.argsort(-used.sum(axis=0))]
+    elements = elements_of(params)[np.argsort(-used.sum(axis=0))]
     return Inpainted(
         np.where(np.isnan(image), found, image),
         np.where(np.isnan(image), sd, 0),
-        np.moveaxis(np.asarray(elements).reshape(-1, 3, SIZE, SIZE), 1, -1),
+        np.moveaxis(elements.reshape(-1, 3, SIZE, SIZE), 1, -1),
         used.sum(axis=1),
     )
 

@@ -4,7 +4,7 @@
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 import numpy as np
 
 import jax
@@ -28,11 +28,11 @@ class Noise(NamedTuple):
     """What the model says of the noise.
 
     - **sigma2** - its variance in each task; 1 where it varies along tasks.
-    - **count** - how many observations each has.
+    - **observed** - whether the task has observations.
     """
 
     sigma2: Float[Array, " Q"]
-    count: Float[Array, " Q"]  # type: ignore[assignment]
+    observed: Bool[Array, " Q"]
 
 
 def function_moments(reading: Reading, values: dict[str, Any], alpha: Any, h: Any) -> Any:
@@ -122,7 +122,7 @@ def _noise_of(reading: Reading, values: dict[str, Any], at: Noise, columns: Any)
     :param columns: those whose variance must be known.
     """
     sigma2, roles = at.sigma2, reading.form.role("noise")
-    known = (at.count > 0) | (not roles)
+    known = at.observed | (not roles)
     for role in roles:
         index = jnp.broadcast_to(reading.indices[role.site], sigma2.shape)
         sigma2 = spread(values[role.site] ** 2, index, sigma2)
@@ -227,7 +227,7 @@ def _without_functions(reading: Reading, values: dict[str, Any]) -> tuple[Noise,
     def of(values):
         # the rest of the view would be as large as the data
         at = reading.view(values)
-        return Noise(at.sigma2, at.count), _offset(reading, values)
+        return Noise(at.sigma2, at.count > 0), _offset(reading, values)
 
     return compiled(of, values)
 

@@ -213,20 +213,27 @@ def test_restarts_keep_the_best_bound(x64):
     assert best.losses[-1] == pytest.approx(float(svi.evaluate(best.state, *case.args)), abs=1e-9)
 
 
-@pytest.mark.slow
-def test_restarts_of_an_annealed_fit_begin_cold(x64):
-    """Hot ones would all end where the first does."""
+def neighbours(sigma):
+    """A model with noise of this scale, and data of columns that are like their neighbours."""
     rng = np.random.default_rng(3)
     X = rng.normal(size=(100, 30))
     for j in range(1, 30):
         X[:, j] = 0.95 * X[:, j - 1] + np.sqrt(1 - 0.95**2) * X[:, j]
-    y = X[:, 5] + X[:, 12] - X[:, 15] + 2 * rng.normal(size=100)
+    y = X[:, 5] + X[:, 12] - X[:, 15] + sigma * rng.normal(size=100)
 
     def model(X, y=None):
         with numpyro.plate("feature", X.shape[1]):
             w = nss.spike_slab("w", 0.1, 1.0)
         with numpyro.plate("obs", X.shape[0]):
-            numpyro.sample("y", dist.Normal(X @ w, 2.0), obs=y)
+            numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
+
+    return model, X, y
+
+
+@pytest.mark.slow
+def test_restarts_of_an_annealed_fit_begin_cold(x64):
+    """Hot ones would all end where the first does."""
+    model, X, y = neighbours(2.0)
 
     def fit(num_steps=150, number=10, **options):
         svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=number)
@@ -247,18 +254,7 @@ def test_restarts_of_an_annealed_fit_begin_cold(x64):
 
 
 def test_a_best_bound_that_one_start_alone_has_found_is_told(x64):
-    rng = np.random.default_rng(3)
-    X = rng.normal(size=(100, 30))
-    for j in range(1, 30):
-        X[:, j] = 0.95 * X[:, j - 1] + np.sqrt(1 - 0.95**2) * X[:, j]
-    y = X[:, 5] + X[:, 12] - X[:, 15] + 0.5 * rng.normal(size=100)
-
-    def model(X, y=None):
-        with numpyro.plate("feature", X.shape[1]):
-            w = nss.spike_slab("w", 0.1, 1.0)
-        with numpyro.plate("obs", X.shape[0]):
-            numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
-
+    model, X, y = neighbours(0.5)
     svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=2)
     with pytest.warns(UserWarning, match="num_restarts=4"):
         result = svi.run(KEY, 150, X, y, progress_bar=False)
