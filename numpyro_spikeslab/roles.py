@@ -29,8 +29,13 @@ NUM_UPDATES = 4
 
 
 def tally(x: Any, index: Any, value: Any) -> Any:
-    """Sums of ``x`` over the weights or tasks that take the same entry of a site, in its shape."""
+    """Sums of ``x`` over the weights or tasks that take the same entry of a site, in its shape.
+
+    :param index: of the weights of one task, where those of all take the same entries.
+    """
     size = max(jnp.size(value), 1)
+    if jnp.ndim(index):
+        x = jnp.sum(jnp.reshape(x, (-1, jnp.size(index))), axis=0)
     if size == 1:
         # a plain sum takes less than half the time of a scatter
         return jnp.sum(jnp.where(jnp.ravel(index) < 1, jnp.ravel(x), 0)).reshape(jnp.shape(value))

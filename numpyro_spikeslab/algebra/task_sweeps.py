@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.pairs import (
     Conditional,
+    Coordinates,
     Prior,
     Put,
     coordinates,
@@ -27,8 +28,13 @@ from numpyro_spikeslab.algebra.pairs import (
 )
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 
-# Tasks that share features and are visited at once: what so many carry stays in the cache.
-TILE = 512
+# Tasks that share features and are visited at once: what so many carry stays in the cache. No power
+# of two, whose columns would all take the same place there.
+TILE = 640
+
+# Features per block where tasks share their Gram matrix: a visit changes the products of its block
+# alone, and those with the other blocks are a product of matrices.
+BLOCK_SIZE = 16
 
 # Features per block where each task weighs the points in its own way: a block needs the residual
 # twice, and its Gram matrices of all tasks as many numbers as there are pairs in it.
@@ -52,26 +58,58 @@ def task_sweep(
     :param linear: inner products of the features with the observations of each task.
     :param weights: current weights (expectations or draws).
     :param precision: noise precision of each task.
-    :param prior: prior of the weights, in their shape.
+    :param prior: prior of the weights, in their shape, or one row for all tasks.
     :param put: :func:`expectation` or :func:`draw`.
     :param noise: variates of the draw, of shape (Q, M).
     """
-    squares = jnp.broadcast_to(jnp.diagonal(gram, axis1=1, axis2=2), weights.shape)
+    squares = jnp.diagonal(gram, axis1=1, axis2=2)
     pairs = coordinates(squares, precision[:, None], prior)
 
-    def of(gram, cross, weights, precision, pairs, noise):
-        return gram_sweep(gram, cross, weights, precision, pairs, put, noise=noise)
+    def visit(gram, linear, weights, precision, pairs, noise):
+        return gram_sweep(gram, linear - gram @ weights, weights, precision, pairs, put, noise=noise)
 
     if gram.shape[0] > 1:
-        cross = linear - jnp.sum(gram * weights[:, None], axis=2)
-        return pairs.given(jax.vmap(of)(gram, cross, weights, precision, pairs, noise))
+        each = jax.vmap(visit)
+        return pairs.given(each(gram, linear, weights, precision, pairs, noise))
 
-    def visit(tile):
-        linear, weights, precision, pairs, noise = tile
-        cross = linear - gram[0] @ weights
-        return pairs.given(of(gram[0, ..., None], cross, weights, precision, pairs, noise))
+    def visit_tile(tile):
+        linear, weights, precision, prior, noise = tile
+        pairs = coordinates(squares.T, precision, prior)
+        return blocked_sweep(gram[0], linear, weights, precision, pairs, put, noise=noise)
 
-    return in_tiles(visit, (linear, weights, precision, pairs, noise))
+    return pairs.given(in_tiles(visit_tile, (linear, weights, precision, prior, noise)))
+
+
+def blocked_sweep(
+    gram: Float[Array, "M M"],
+    linear: Float[Array, "M T"],
+    weights: Float[Array, "M T"],
+    precision: Float[Array, " T"],
+    pairs: Coordinates,
+    put: Put,
+    *,
+    noise: Any = None,
+) -> Float[Array, "M T"]:
+    """:func:`gram_sweep` of tasks that share their products, block after block of features."""
+    num_features = len(gram)
+    num_blocks = -(-num_features // BLOCK_SIZE)
+    size = -(-num_features // num_blocks)
+
+    def cut(x):
+        return pad(x, num_blocks * size).reshape((num_blocks, size) + x.shape[1:])
+
+    def visit(weights, block):
+        k, rows, linear, pairs, noise = block
+        own = lax.dynamic_slice_in_dim(weights, k * size, size)
+        gram = lax.dynamic_slice_in_dim(rows, k * size, size, 1)[..., None]
+        b = gram_sweep(gram, linear - rows @ weights, own, precision, pairs, put, noise=noise)
+        new = put(pairs.given(b), noise)
+        return lax.dynamic_update_slice_in_dim(weights, new, k * size, 0), b
+
+    rows = cut(pad(gram.T, num_blocks * size).T)
+    blocks = jnp.arange(num_blocks), rows, *jax.tree.map(cut, (linear, pairs, noise))
+    b = lax.scan(visit, pad(weights, num_blocks * size), blocks)[1]
+    return b.reshape(-1, b.shape[-1])[:num_features]
 
 
 def masked_task_sweep(
@@ -140,16 +178,16 @@ def in_tiles(visit: Callable, tasks: Any, *points: Any) -> Any:
     A tile has as many of the tasks of every device, which visits its own where they are sharded.
 
     :param visit: takes arrays whose last axis are the tasks, side by side, and returns such.
-    :param tasks: arrays of all tasks, leading axis Q.
+    :param tasks: arrays of all tasks, leading axis Q, or 1 for what is the same for all.
     :param points: arrays whose last axis is Q.
     :return: what all visits return, leading axis Q.
     """
-    num_tasks, devices = len(jax.tree.leaves(tasks)[0]), jax.device_count()
+    num_tasks = max(len(x) for x in jax.tree.leaves(tasks))
+    devices = jax.device_count()
     shards = devices if num_tasks % devices == 0 else 1
     each = num_tasks // shards
     num_tiles = -(-each // TILE)
     size = -(-each // num_tiles)
-    tasks = jax.tree.map(lambda x: x.reshape(shards, each, *x.shape[1:]), tasks)
     points = jax.tree.map(lambda x: x.reshape(*x.shape[:-1], shards, each), points)
 
     def of(start):
@@ -157,8 +195,13 @@ def in_tiles(visit: Callable, tasks: Any, *points: Any) -> Any:
             tile = lax.dynamic_slice_in_dim(x, start, size, axis)
             return lax.collapse(tile, axis - 1, axis + 1)
 
-        tile = jax.tree.map(lambda x: jnp.moveaxis(cut(x, 1), 0, -1), tasks)
-        found = visit(tile, *jax.tree.map(lambda x: cut(x, x.ndim - 1), points))
+        def own(x):
+            x = x if len(x) < num_tasks else cut(x.reshape(shards, each, *x.shape[1:]), 1)
+            return jnp.moveaxis(x, 0, -1)
+
+        found = visit(
+            jax.tree.map(own, tasks), *jax.tree.map(lambda x: cut(x, x.ndim - 1), points)
+        )
         found = jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), found)
         return jax.tree.map(lambda x: x.reshape(shards, size, *x.shape[1:]), found)
 

@@ -57,7 +57,10 @@ def over_columns(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"], 
     features = mean.T, var.T, jnp.ones_like(mean[0])
 
     def block(k, columns, size):
-        own = at._replace(sigma2=at.sigma2[columns], prior=Prior(*(x[columns] for x in at.prior)))
+        prior = at.prior
+        if len(prior.variance) > 1:
+            prior = Prior(*(x[columns] for x in prior))
+        own = at._replace(sigma2=at.sigma2[columns], prior=prior)
         stats = Gram(*block_sums(side, k, size, features, at.Y, at.relative))
         return of(own, stats, columns)
 

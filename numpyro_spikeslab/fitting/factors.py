@@ -130,8 +130,7 @@ def _conditional(at: View, m: Any, squares: Any, linear: Any) -> Conditional:
     """Of the pairs of function ``m`` (eq. 7); of all functions if that is a slice."""
     own = Prior(at.prior.log_odds[:, m], at.prior.variance[:, m])
     tau = (1 / at.sigma2).reshape((-1,) + (1,) * (own.log_odds.ndim - 1))
-    pairs = coordinates(jnp.broadcast_to(squares, own.log_odds.shape), tau, own)
-    return pairs.given(tau * linear)
+    return coordinates(squares, tau, own).given(tau * linear)
 
 
 def _set_weights(
@@ -151,7 +150,7 @@ def _rest_weights(at: View, posterior: Posterior, rest: Any, temperature: Any) -
     """Weights of the functions at rest, of which their prior variance alone is known."""
     phi: Any = posterior.functions
     squares = over_points(at, phi.var).T
-    found = _conditional(at, slice(None), squares, jnp.zeros_like(at.prior.variance))
+    found = _conditional(at, slice(None), squares, jnp.zeros_like(posterior.weights.probs))
     probs = jax.nn.sigmoid(found.logit / temperature)
     new = PairedMeanField(probs, found.loc, jnp.sqrt(found.variance))
     weights = jax.tree.map(lambda x, y: jnp.where(rest, x, y), new, posterior.weights)

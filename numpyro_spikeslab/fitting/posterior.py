@@ -3,9 +3,10 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from numpyro_spikeslab.fitting.tasks import Gram, gram, keeps_gram, squares_give
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
-from numpyro_spikeslab.reading.program import Program
+from numpyro_spikeslab.reading.program import RUN_ONCE, Program, are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View, view, whitened_design
 from numpyro_spikeslab.roles import inclusion_mode, scale_mode, spread, tally
@@ -89,7 +90,8 @@ class Data(NamedTuple):
     """What compiled code takes of its data.
 
     - **constants** - of the program.
-    - **indices** - for each site with a role, which of its entries each weight or task takes.
+    - **indices** - for each site with a role, which of its entries each weight or task takes; one
+      row of them where the weights of all tasks have the same prior.
     - **transforms** - onto the supports of the free sites.
     - **view** - the model, where no free site can change it.
     - **design** - of columns, where it depends on data alone.
@@ -131,7 +133,8 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
 
 def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
     """The data of a reading, with what depends on them alone."""
-    known, at = reading.functions, reading.base
+    known = reading.functions
+    at, indices = with_shared_prior(reading)
     form = reading.form
     stats = None
     features = reading.features
@@ -139,7 +142,7 @@ def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
         stats = jax.jit(gram)(at, features, jnp.zeros_like(features))
     return Data(
         reading.constants,
-        reading.indices,
+        indices,
         {name: transforms[name] for name in form.free},
         at,
         reading.design,
@@ -150,6 +153,27 @@ def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
         None if known is None else known.mean,
         {} if known is None else known.fixed,
     )
+
+
+def with_shared_prior(reading: Reading) -> tuple[View | None, dict[str, Any]]:
+    """The view where no free site can change it, and the indices of the sites with a role; with one
+    row for all tasks where their weights have the same prior, for there may be millions of them."""
+    at, indices, form = reading.base, reading.indices, reading.form
+    if at is None or form.kind == COLUMNS:
+        return at, indices
+    of_weights = [role.site for role in form.roles if role.part != "noise"]
+    taken = {site: indices[site] for site in of_weights if jnp.ndim(indices[site])}
+    every = at.prior, {site: index.reshape(form.shape) for site, index in taken.items()}
+    if not are_concrete(every) or not _are_alike(every):
+        return at, indices
+    prior, taken = jax.tree.map(lambda x: x[:1], every)
+    return at._replace(prior=prior), indices | taken
+
+
+@partial(jax.jit, compiler_options=RUN_ONCE)
+def _are_alike(tables: Any) -> Bool[Array, ""]:
+    """Whether the rows of each table are."""
+    return jnp.all(jnp.stack([jnp.all(x == x[:1]) for x in jax.tree.leaves(tables)]))
 
 
 def view_at(spec: Spec, data: Data, values: dict[str, Any], weights: Any = None) -> View:

@@ -158,7 +158,8 @@ def random_starts(task: Task, key: Array, progress: Progress, plan: Plan) -> Pro
     """
     posterior, number = progress.posterior, plan.number
     at = view_at(task.spec, task.data, posterior.values)
-    scale = jnp.sqrt(at.prior.variance).reshape(posterior.weights.probs.shape)
+    scale = jnp.broadcast_to(jnp.sqrt(at.prior.variance), task.spec.form.shape)
+    scale = scale.reshape(posterior.weights.probs.shape)
 
     def start(key):
         weights = posterior.weights.random_start(key, scale)

@@ -64,7 +64,7 @@ class Surrogate(NamedTuple):
     """
 
     odds: Float[Array, "M Q"]
-    variance: Float[Array, "M Q"]
+    variance: Float[Array, "M #Q"]
     slab: Float[Array, "M Q"]
     spike: Float[Array, " Q"]
     load: Float[Array, " Q"]

@@ -30,7 +30,7 @@ class View(NamedTuple):
     - **rounding** - sum of squared residuals, of each task, below which they are nothing but
       rounding errors of the observations themselves.
     - **log_scale** - sum of ``log(sigma sqrt(2 pi))`` over all observations.
-    - **prior** - prior of the weights.
+    - **prior** - prior of the weights, (Q, M), or one row where that of all tasks is the same.
     - **priors** - distributions of the other latent sites.
     - **log_density** - of all sites but the likelihood, the pairs, the functions they mix and those
       that have a role or belong to kernels, whose densities ``priors`` has.
