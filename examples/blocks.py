@@ -79,7 +79,7 @@ def first_params(
     count = jnp.maximum(jnp.sum(~jnp.isnan(Y), axis=0), 1)
     return {
         "W_auto_loc": (jnp.nan_to_num(Y) / count).T @ random.normal(key, (N, M)),
-        "W_auto_probs": jnp.full((Q, M), 0.05),
+        "W_auto_probs": jnp.full((Q, M), 0.05, Y.dtype),
         "W_auto_scale": jnp.ones((Q, M)),
         "phi_auto_precision": jnp.ones((M, N)),
         "phi_auto_linear": jnp.zeros((M, N)),

@@ -63,11 +63,18 @@ def inpaint(image: np.ndarray, seed: int = 0) -> Inpainted:
     guide = nss.PairedGuide(model)
     svi = nss.CAVI(model, guide, plain=True)
     key, start = random.split(random.key(seed))
-    start = first_params(start, Y, NUM_ELEMENTS)
     with warnings.catch_warnings():
         # images are the same long before the bound stands still
         warnings.filterwarnings("ignore", "CAVI.run: the bound still moves")
-        params = svi.run(key, NUM_STEPS, VALUES, Y, init_params=start, progress_bar=False).params
+        # a name of its own would keep where it starts in memory
+        params = svi.run(
+            key,
+            NUM_STEPS,
+            VALUES,
+            Y,
+            init_params=first_params(start, Y, NUM_ELEMENTS),
+            progress_bar=False,
+        ).params
     mean, variance = map(np.asarray, guide.predict(params, VALUES, Y))
     precision = 1 / variance.mean(axis=0)
     found = image_of(mean, precision, image.shape)

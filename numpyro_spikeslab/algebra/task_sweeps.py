@@ -12,9 +12,10 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 import jax
-from jax import lax
+from jax import lax, nn
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import (
     Conditional,
     Coordinates,
@@ -23,6 +24,7 @@ from numpyro_spikeslab.algebra.pairs import (
     coordinates,
     draw,
     drawn,
+    expectation,
     gram_sweep,
     pad,
 )
@@ -66,7 +68,9 @@ def task_sweep(
     pairs = coordinates(squares, precision[:, None], prior)
 
     def visit(gram, linear, weights, precision, pairs, noise):
-        return gram_sweep(gram, linear - gram @ weights, weights, precision, pairs, put, noise=noise)
+        return gram_sweep(
+            gram, linear - gram @ weights, weights, precision, pairs, put, noise=noise
+        )
 
     if gram.shape[0] > 1:
         each = jax.vmap(visit)
@@ -118,19 +122,26 @@ def masked_task_sweep(
     weights: Float[Array, "Q M"],
     precision: Float[Array, " Q"],
     prior: Prior,
-    put: Put,
-) -> Conditional:
-    """:func:`task_sweep` where tasks weigh the points each in its own way.
+    temperature: Any,
+) -> tuple[PairedMeanField, Float[Array, " Q"]]:
+    r""":func:`task_sweep` of expectations where tasks weigh the points each in its own way.
 
     Gram matrices of all tasks would be Q M^2 numbers; here a tile of tasks carries its residual,
     and has the Gram matrices of one block of features at a time.
 
     :param features: means and variances of the features.
     :param observations: of the tasks, and the relative precision of each.
+    :param weights: their current expectations.
+    :param temperature: see :func:`~numpyro_spikeslab.algebra.pairs.expectation`.
+    :return: the factors, and the expected squares of what each task leaves then,
+        :math:`\sum_n z_n \langle (y_n - w^\top \phi_n)^2 \rangle = \sum_n z_n r_n^2 + \sum_m
+        (\langle w_m^2 \rangle \langle \phi_m^2 \rangle - \langle w_m \rangle^2 \langle \phi_m
+        \rangle^2)`, with the last two summed over the points.
     """
     num_features = len(features[0])
     num_blocks = -(-num_features // TASK_BLOCK_SIZE)
     size = -(-num_features // num_blocks)
+    put = expectation(temperature)
 
     def cut(x, fill=0.0):
         return pad(x, num_blocks * size, fill).reshape((num_blocks, size) + x.shape[1:])
@@ -141,22 +152,26 @@ def masked_task_sweep(
         weights, precision, prior = tile
         y, relative = points
 
-        def block(residual, part):
+        def block(carry, part):
+            residual, spread = carry
             (mean, var), weights, prior = part
             gram = symmetric(lambda i, j: (mean[i] * mean[j]) @ relative, size)
-            own, spread = mean**2 @ relative, var @ relative
-            pairs = coordinates(own + spread, precision, prior)
+            own, more = mean**2 @ relative, var @ relative
+            pairs = coordinates(own + more, precision, prior)
             # to the linear terms only the means of the features count
-            cross = mean @ residual - spread * weights
-            b = gram_sweep(gram, cross, weights, precision, pairs, put)
-            found = pairs.given(b)
-            change = weights - put(found, None)
-            return residual + relative * (mean.T @ change), found
+            cross = mean @ (relative * residual) - more * weights
+            found = pairs.given(gram_sweep(gram, cross, weights, precision, pairs, put))
+            probs = nn.sigmoid(found.logit / temperature)
+            new = PairedMeanField(probs, found.loc, jnp.sqrt(found.variance))
+            second = new.slab_moments[1]
+            spread += jnp.sum(second * (own + more) - new.mean**2 * own, axis=0)
+            return (residual + mean.T @ (weights - new.mean), spread), new
 
         parts = rows, cut(weights), Prior(cut(prior.log_odds), cut(prior.variance, fill=1.0))
-        residual = relative * (y - features[0].T @ weights)
-        found = lax.scan(block, residual, parts)[1]
-        return jax.tree.map(lambda x: x.reshape(num_blocks * size, -1)[:num_features], found)
+        start = y - features[0].T @ weights, jnp.zeros_like(precision)
+        (residual, spread), new = lax.scan(block, start, parts)
+        new = jax.tree.map(lambda x: x.reshape(num_blocks * size, -1)[:num_features], new)
+        return new, spread + jnp.sum(relative * residual**2, axis=0)
 
     return in_tiles(visit, (weights, precision, prior), observations)
 
@@ -199,9 +214,7 @@ def in_tiles(visit: Callable, tasks: Any, *points: Any) -> Any:
             x = x if len(x) < num_tasks else cut(x.reshape(shards, each, *x.shape[1:]), 1)
             return jnp.moveaxis(x, 0, -1)
 
-        found = visit(
-            jax.tree.map(own, tasks), *jax.tree.map(lambda x: cut(x, x.ndim - 1), points)
-        )
+        found = visit(jax.tree.map(own, tasks), *jax.tree.map(lambda x: cut(x, x.ndim - 1), points))
         found = jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), found)
         return jax.tree.map(lambda x: x.reshape(shards, size, *x.shape[1:]), found)
 

@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+from jaxtyping import Array, Float
+
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -184,10 +186,7 @@ class SpikeSlabGuide(PosteriorSummaries):
                 values = probe._init_locs
                 values |= {k: x for k, x in kernel_starts(trace).items() if k in values}
             run = run_model(self.model, args, kwargs, zero | values)
-            scales = {
-                p.name: jnp.broadcast_to(base_of(run[p.slab]["fn"]).scale, p.shape) * jnp.ones(())
-                for p in self.pairs
-            }
+            scales = {p.name: base_of(run[p.slab]["fn"]).scale * jnp.ones(()) for p in self.pairs}
             return values, {k: (run[k]["fn"], run[k]["value"]) for k in values}, scales
 
         # start values must not be tracers, which outlive no transformation
@@ -225,6 +224,10 @@ class SpikeSlabGuide(PosteriorSummaries):
             for frame in self._frames[site]:
                 stack.enter_context(plates[frame.name])
             yield
+
+    def _slab_scale(self, pair: Pair) -> Float[Array, "..."]:
+        """Prior scale of each slab where the guide starts."""
+        return jnp.broadcast_to(self._slab_scales[pair.name], pair.shape)
 
     @abstractmethod
     def _start_pair(self, pair: Pair) -> dict[str, tuple[Any, Any]]:

@@ -60,7 +60,7 @@ class MeanFieldGuide(SpikeSlabGuide):
         return [name.removesuffix(end) for name in params if name.endswith(end)]
 
     def _start_pair(self, pair: Pair) -> dict[str, tuple[Any, Any]]:
-        scale = self._slab_scales[pair.name]
+        scale = self._slab_scale(pair)
         probs_name, loc_name, scale_name = self._names(pair.name)
         return {
             probs_name: (jnp.full_like(scale, 0.5), constraints.unit_interval),

@@ -144,7 +144,7 @@ class PairedGuide(FunctionGuide):
         return [name.removesuffix(end) for name in params if name.endswith(end)]
 
     def _start_pair(self, pair: Pair) -> dict[str, tuple[Any, Any]]:
-        return self._factors.start(pair, self._slab_scales[pair.name])
+        return self._factors.start(pair, self._slab_scale(pair))
 
     def _sample_pair(self, pair: Pair, prior_scale: Any, within: Callable) -> dict[str, Any]:
         return self._factors.sample(pair, self._start_pair(pair), prior_scale, within)

@@ -97,9 +97,11 @@ class PairFactors:
         """The factors of all pairs."""
         if form.groups is not None:
             return pack_groups(form, params, self._key)
-        joined = (form.join(params, name) for name in self.names("{}"))
-        shape = (-1,) if form.kind == COLUMNS else form.shape
-        return PairedMeanField(*(x.reshape(shape) for x in joined))
+        if form.kind == COLUMNS:
+            return PairedMeanField(*(form.join(params, name) for name in self.names("{}")))
+        # of tasks there may be millions of weights, so these are not copied
+        (pair,) = form.pairs
+        return PairedMeanField(*(params[x].reshape(form.shape) for x in self.names(pair.name)))
 
     def unpack(self, form: Form, factors: Any) -> dict[str, Any]:
         """The inverse of :meth:`pack`."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.entries import Entries, at_entries, weighted_sums
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.pairs import Conditional, expectation
+from numpyro_spikeslab.algebra.pairs import expectation
 from numpyro_spikeslab.algebra.task_sweeps import masked_task_sweep, task_sweep
 from numpyro_spikeslab.reading.view import View
 
@@ -83,10 +83,6 @@ def update_weights(
     found = task_sweep(
         squares, stats.b, weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
     )
-    return _factors(found, temperature)
-
-
-def _factors(found: Conditional, temperature: Any) -> PairedMeanField:
     probs = jax.nn.sigmoid(found.logit / temperature)
     return PairedMeanField(probs, found.loc, jnp.sqrt(found.variance))
 
@@ -116,10 +112,10 @@ def sweep_weights(
     :param stats: of these features; `None` where Gram matrices of all tasks are too many numbers.
     """
     if stats is None:
-        weights = update_masked(at, mean, var, weights, temperature)
-    else:
-        weights = update_weights(at, stats, weights, temperature)
-    return weights, squares_given(at, mean, var, stats, weights)
+        found = weights.mean, 1 / at.sigma2, at.prior, temperature
+        return masked_task_sweep((mean, var), (at.Y, at.relative), *found)
+    weights = update_weights(at, stats, weights, temperature)
+    return weights, squared_errors(at, stats, weights)
 
 
 def squares_given(
@@ -156,25 +152,6 @@ def over_points(at: View, x: Float[Array, "*K N"]) -> Float[Array, "*K #Q"]:
     return x @ at.relative
 
 
-def update_masked(
-    at: View,
-    mean: Float[Array, "M N"],
-    var: Float[Array, "M N"],
-    weights: PairedMeanField,
-    temperature: Any,
-) -> PairedMeanField:
-    """:func:`update_weights` where tasks weigh their observations each in its own way."""
-    found = masked_task_sweep(
-        (mean, var),
-        (at.Y, at.relative),
-        weights.mean,
-        1 / at.sigma2,
-        at.prior,
-        expectation(temperature),
-    )
-    return _factors(found, temperature)
-
-
 def left_of(at: View, mean: Float[Array, "M N"], weights: Any) -> Float[Array, "N Q"]:
     """``z_nq (y_nq - sum_m <w_qm> <phi_nm>)``, what the features leave of the tasks."""
     return at.relative * (at.Y - mean.T @ weights.mean.T)
@@ -183,11 +160,8 @@ def left_of(at: View, mean: Float[Array, "M N"], weights: Any) -> Float[Array, "
 def squares_left(
     at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"], weights: Any
 ) -> Float[Array, " Q"]:
-    r""":func:`squared_errors` from what is left, in O(NQM) where a :class:`Gram` takes O(NQM^2).
-
-    :math:`\sum_n z_n \langle (y_n - w^\top \phi_n)^2 \rangle = \sum_n z_n r_n^2 + \sum_m
-    (\langle w_m^2 \rangle \langle \phi_m^2 \rangle - \langle w_m \rangle^2 \langle \phi_m
-    \rangle^2)`, with the last two summed over the points.
+    """:func:`squared_errors` from what is left, in O(NQM) where a :class:`Gram` takes O(NQM^2): the
+    squares of :func:`masked_task_sweep`, of given weights.
     """
     if at.layout is not None:
         return _squares_of_entries(at, at.layout.where, (mean, var), weights)

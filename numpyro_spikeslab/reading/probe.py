@@ -6,6 +6,7 @@ It runs at generic values of the sites. A verdict about coefficients that are co
 they are finite, holds for these data.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float
@@ -91,9 +92,9 @@ class Directions(NamedTuple):
 def directions(forms: tuple[Form, ...]) -> Directions:
     """By numpy's generator: JAX's takes longer to compile than all else."""
     form, shape = forms[0], (forms[-1].num_features, forms[-1].num_obs)
-    rng = np.random.default_rng(1)
-    weights = {pair.name: rng.normal(size=pair.size) for pair in form.pairs}
-    return Directions(weights, rng.normal(size=shape) if forms[-1].functions else None)
+    rng, dtype = np.random.default_rng(1), jnp.result_type(float)
+    weights = {pair.name: rng.standard_normal(pair.size, dtype) for pair in form.pairs}
+    return Directions(weights, rng.standard_normal(shape, dtype) if forms[-1].functions else None)
 
 
 def find_verdict(
@@ -311,14 +312,22 @@ def _are_entries(form, program, constants, values, along, where: Entries) -> Any
 
 def _nothing_alone(form, program, constants, values, W, phi) -> Any:
     """Whether neither weights nor functions add to the location without the others."""
-    apart = _slope(form, program, constants, values, W, jnp.zeros_like(phi))
     nothing = jnp.zeros_like(W)
 
     def location(x):
         return _location(form, program, constants, nothing, values | {form.functions: x})
 
     alone = jax.jvp(location, (phi,), (phi,))[1]
-    return jnp.all(alone == 0) & jnp.all(apart == 0)
+    return _both(
+        jnp.all(alone == 0),
+        lambda: jnp.all(_slope(form, program, constants, values, W, jnp.zeros_like(phi)) == 0),
+    )
+
+
+def _both(one: Bool[Array, ""], other: Callable[[], Any]) -> Bool[Array, ""]:
+    """Whether both hold. The other is asked later, and with the memory that the first took, for
+    each needs several arrays of the size of the data."""
+    return jax.lax.cond(one, other, lambda: jnp.array(False))
 
 
 def _has_layout(form, program, constants, values, along, entries) -> Any:
@@ -330,8 +339,10 @@ def _has_layout(form, program, constants, values, along, entries) -> Any:
     if form.kind == FUNCTIONS:
         phi = along.functions
         # the coefficients are constants, so a few random directions tell all of them
-        slope = _slope(form, program, constants, values, W, phi)
-        return agree(slope, (W @ phi).T) & _nothing_alone(form, program, constants, values, W, phi)
+        return _both(
+            _nothing_alone(form, program, constants, values, W, phi),
+            lambda: agree(_slope(form, program, constants, values, W, phi), (W @ phi).T),
+        )
     features, size, same = over_features(form, program, constants, values, _judge_feature)
     scaled = W / jnp.where(size > 0, size, 1)
     tangent = _slope(form, program, constants, values, scaled, None)

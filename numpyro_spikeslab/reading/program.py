@@ -37,13 +37,16 @@ class Program:
     """
 
     def __init__(self, closed: ClosedJaxpr, out_tree: Any) -> None:
-        self.closed = closed
+        # with constants as inputs: JAX keeps what it has compiled for, so data would never be freed
+        inputs = [*closed.jaxpr.constvars, *closed.jaxpr.invars]
+        self.jaxpr = closed.jaxpr.replace(constvars=[], invars=inputs)
         self.out_tree = out_tree
-        hidden = tuple(map(_content, _hidden_constants(closed.jaxpr)))
+        self.in_avals, self.out_avals = closed.in_avals, closed.out_avals
+        hidden = tuple(map(_content, _hidden_constants(self.jaxpr)))
         shapes = tuple((c.shape, str(c.dtype)) for c in map(jnp.asarray, _plain(closed.consts)))
         # the shapes in a trace belong to the mesh of chains that run in parallel
         mesh = jax.sharding.get_abstract_mesh()
-        self._key = (_RULES.sub("", str(closed.jaxpr)), hidden, shapes, out_tree, mesh)
+        self._key = (_RULES.sub("", str(self.jaxpr)), hidden, shapes, out_tree, mesh)
 
     def __hash__(self) -> int:
         return hash(self._key[0])
@@ -60,9 +63,9 @@ class Program:
         # the trace knows one type only
         leaves = [
             jnp.asarray(leaf, aval.dtype)
-            for leaf, aval in zip(jax.tree.leaves(args), self.closed.in_avals, strict=True)
+            for leaf, aval in zip(jax.tree.leaves(args), self.in_avals, strict=True)
         ]
-        found = jax.core.eval_jaxpr(self.closed.jaxpr, constants, *leaves)
+        found = jax.core.eval_jaxpr(self.jaxpr, (), *constants, *leaves)
         return jax.tree.unflatten(self.out_tree, found)
 
 

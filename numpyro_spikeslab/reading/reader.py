@@ -114,17 +114,12 @@ class Reading:
         """The model at given values; see :func:`~numpyro_spikeslab.reading.view.view`."""
         return view(self.form, self.program, self.constants, values, weights, self.layout)
 
-    @cached_property
-    def still(self) -> View | None:
-        """The view, where there are no other sites that could change it."""
-        if self.form.others or self.form.functions:
-            return None
-        with outside_transformations(self.constants):
-            return _view(self.form, self.program, self.constants, self.generic)
-
-    @cached_property
+    @property
     def base(self) -> View | None:
-        """The view, where no site can change it but those that have a role or belong to kernels."""
+        """The view, where no site can change it but those that have a role or belong to kernels.
+
+        It is as large as the data, so who asks for it keeps it.
+        """
         if self.form.free:
             return None
         with outside_transformations(self.constants):
@@ -246,7 +241,7 @@ class Reader:
 
 
 def _shapes(generic: Program) -> dict[str, Any]:
-    outputs = jax.tree.unflatten(generic.out_tree, generic.closed.out_avals)
+    outputs = jax.tree.unflatten(generic.out_tree, generic.out_avals)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), outputs)
 
 

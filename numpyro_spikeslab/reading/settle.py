@@ -51,7 +51,7 @@ def possible_forms(subject: Subject, proof: Proof, joint: bool) -> tuple[Form, .
 
 def _scale_shape(program: Program, likelihood: str, rank: int) -> tuple[int, ...]:
     """Shape of the noise scale as the program has it: along an axis of size 1 it cannot change."""
-    run = jax.tree.unflatten(program.out_tree, program.closed.out_avals)
+    run = jax.tree.unflatten(program.out_tree, program.out_avals)
     return tuple(run.observed[likelihood].scale.shape)
 
 

@@ -189,11 +189,17 @@ def test_masked_tasks_have_the_sweep_of_their_gram_matrices(
     gram[:, range(M), range(M)] += (var @ relative).T
     linear = (mean @ (relative * y)).T
     put = pairs.expectation(1.5)
-    expected = task_sweep(*map(jnp.asarray, (gram, linear, w)), tau, prior, put)
+    odds, loc, variance = task_sweep(*map(jnp.asarray, (gram, linear, w)), tau, prior, put)
     features, observations = jax.tree.map(jnp.asarray, ((mean, var), (y, relative)))
-    found = masked_task_sweep(features, observations, jnp.asarray(w), tau, prior, put)
+    found, squares = masked_task_sweep(features, observations, jnp.asarray(w), tau, prior, 1.5)
+    expected = expit(np.asarray(odds) / 1.5), loc, np.sqrt(variance)
     for x, e in zip(found, expected, strict=True):
         close(x, e, precision)
+    W = np.asarray(found.mean)
+    second = np.einsum("qmk,qm,qk->q", gram, W, W) + np.einsum("qmm,qm->q", gram, found.variance)
+    # the variance of a feature comes with the square of a weight, whatever its mean
+    expected = np.sum(relative * y**2, axis=0) - 2 * np.sum(W * linear, axis=1) + second
+    close(squares, expected, precision)
 
 
 # The Gibbs sweep

@@ -186,10 +186,10 @@ def test_an_array_changed_in_place_is_read_anew():
     inputs *= 2.0
     np.testing.assert_allclose(rows(read((inputs, y), {})), 2 * X.T)
     y[0] = 9.0
-    assert read((inputs, y), {}).still.Y[0, 0] == 9.0
+    assert read((inputs, y), {}).base.Y[0, 0] == 9.0
     # what was read before stays what it was
     np.testing.assert_allclose(rows(first), X.T)
-    assert first.still.Y[0, 0] == Y[0]
+    assert first.base.Y[0, 0] == Y[0]
 
 
 def of_table(table):
@@ -205,7 +205,7 @@ def test_a_table_changed_in_place_is_read_anew():
     table.loc[2, "y"] = 5.0
     second = read((table,), {})
     np.testing.assert_array_equal(rows(second)[1], np.full(N, 7.0))
-    assert second.still.Y[2, 0] == 5.0
+    assert second.base.Y[2, 0] == 5.0
 
 
 def test_a_namespace_is_read_anew():
@@ -216,7 +216,7 @@ def test_a_namespace_is_read_anew():
     data.scale = 2.0
     np.testing.assert_allclose(rows(read((data,), {})), 2 * X.T)
     data.y = 2 * Y
-    np.testing.assert_allclose(read((data,), {}).still.Y[:, 0], 2 * Y)
+    np.testing.assert_allclose(read((data,), {}).base.Y[:, 0], 2 * Y)
     data.X = X[:, :2]
     assert read((data,), {}).form.size == 2
 
@@ -257,12 +257,12 @@ def test_a_flag_is_read_anew():
 def test_a_new_response_compiles_nothing(response):
     read = Reader(model, "test")
     used = read((X, response(0)), {})
-    assert used.design is not None and used.still is not None
+    assert used.design is not None and used.base is not None
     y = response(1)
     with compilations() as found:
         new = read((X, y), {})
         assert new.design is not None
-        residual = new.still.Y
+        residual = new.base.Y
     assert found == []
     np.testing.assert_array_equal(residual[:, 0], y)
 
@@ -295,7 +295,7 @@ def test_many_features_cost_no_larger_program():
     texts = []
     for size in (3, 300):
         wide = RNG.normal(size=(N, size))
-        texts.append(str(Reader(model, "test")((wide, Y), {}).program.closed.jaxpr))
+        texts.append(str(Reader(model, "test")((wide, Y), {}).program.jaxpr))
     assert len(texts[1]) < 1.1 * len(texts[0])
 
 

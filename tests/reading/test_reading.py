@@ -115,8 +115,8 @@ def test_masked_observations_may_be_anything():
     seen = np.arange(N) != 3
     data = [(X, with_entry(Y, 3, value), seen) for value in (0.0, np.nan)]
     finite, missing = (Reader(model, "test")(args, {}) for args in data)
-    jax.tree.map(np.testing.assert_array_equal, missing.still, finite.still)
-    np.testing.assert_array_equal(missing.still.relative[:, 0], seen)
+    jax.tree.map(np.testing.assert_array_equal, missing.base, finite.base)
+    np.testing.assert_array_equal(missing.base.relative[:, 0], seen)
 
 
 @EVERY_USER
@@ -662,7 +662,7 @@ def heteroscedastic(X, y=None):
 def test_a_design_may_depend_on_other_sites(model, latents, expected):
     reading = read(model, X, Y)
     assert not reading.form.constant_design
-    assert reading.design is None and reading.still is None
+    assert reading.design is None and reading.base is None
     design = reading.design_at({name: jnp.asarray(value) for name, value in latents.items()})
     np.testing.assert_allclose(rows(design, P), expected.T, rtol=1e-12)
 
@@ -709,7 +709,7 @@ def test_new_arguments_are_read():
     np.testing.assert_allclose(rows(read((2 * X, Y), {}).design, P), 2 * X.T)
     np.testing.assert_allclose(rows(read((X, Y), {"scale": 3.0}).design, P), 3 * X.T)
     np.testing.assert_allclose(rows(read((X[:5], Y[:5]), {}).design, P), X[:5].T)
-    np.testing.assert_array_equal(read((X, 2 * Y), {}).still.Y[:, 0], 2 * Y)
+    np.testing.assert_array_equal(read((X, 2 * Y), {}).base.Y[:, 0], 2 * Y)
     np.testing.assert_array_equal(read((X, Y), {}).design.rows, first.design.rows)
 
 
@@ -758,7 +758,7 @@ def test_constant_data_stay_constant_under_transformations():
 
 def test_traced_data_are_checked_as_far_as_they_can_be():
     def bent(X, y):
-        return read(regression(lambda X, w: dist.StudentT(4.0, X @ w)), X, y).still.Y
+        return read(regression(lambda X, w: dist.StudentT(4.0, X @ w)), X, y).base.Y
 
     def missing(X, y):
         return read(regression(), X, with_nan(y)).design.gram
