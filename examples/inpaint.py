@@ -14,7 +14,7 @@ the output is the peak signal-to-noise ratio of the result in dB.
 import argparse
 from pathlib import Path
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import warnings
 
 from blocks import SIZE, blocks_of, elements_of, first_params, image_of, mosaic, psnr, read
@@ -51,6 +51,17 @@ def photograph() -> np.ndarray:
     return load_sample_image("flower.jpg")[75:203, 170:298].astype(float)
 
 
+def fit(guide: nss.PairedGuide, Y: jnp.ndarray, seed: int) -> dict[str, Any]:
+    """The parameters of the guide; all else that a fit keeps in memory is left behind here."""
+    svi = nss.CAVI(guide.model, guide, plain=True)
+    key, start = random.split(random.key(seed))
+    start = first_params(start, Y, NUM_ELEMENTS)
+    with warnings.catch_warnings():
+        # images are the same long before the bound stands still
+        warnings.filterwarnings("ignore", "CAVI.run: the bound still moves")
+        return svi.run(key, NUM_STEPS, VALUES, Y, init_params=start, progress_bar=False).params
+
+
 def inpaint(image: np.ndarray, seed: int = 0) -> Inpainted:
     """Learn the dictionary and complete the image.
 
@@ -61,20 +72,7 @@ def inpaint(image: np.ndarray, seed: int = 0) -> Inpainted:
         "white", NUM_ELEMENTS, shared_noise=True, noise_scale=100.0, slab_scale=100.0
     )
     guide = nss.PairedGuide(model)
-    svi = nss.CAVI(model, guide, plain=True)
-    key, start = random.split(random.key(seed))
-    with warnings.catch_warnings():
-        # images are the same long before the bound stands still
-        warnings.filterwarnings("ignore", "CAVI.run: the bound still moves")
-        # a name of its own would keep where it starts in memory
-        params = svi.run(
-            key,
-            NUM_STEPS,
-            VALUES,
-            Y,
-            init_params=first_params(start, Y, NUM_ELEMENTS),
-            progress_bar=False,
-        ).params
+    params = fit(guide, Y, seed)
     mean, variance = map(np.asarray, guide.predict(params, VALUES, Y))
     precision = 1 / variance.mean(axis=0)
     found = image_of(mean, precision, image.shape)

@@ -127,15 +127,20 @@ def test_the_whitening_scales_each_observation(precision):
     close(pairs.feature_squares(design, 7), whitening**2 @ X**2, precision)
 
 
+# Eight tasks: a tile that is not full, full ones, and one that is larger than all; devices that
+# have the same number of tasks, and such that have not. Five features: blocks of one each, one that
+# is not full, and one that is larger than all. Products of a task's own have neither.
+TILES = [(3, 1), (4, 1), (512, 1), (3, 2), (512, 4), (3, 5)]
+CUTS = [(False, 16, 512, 1), *((True, block, *tile) for block in (1, 3, 16) for tile in TILES)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("put", ["expectation", "draw"])
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize(("tile", "devices"), [(3, 1), (4, 1), (512, 1), (3, 2), (512, 4), (3, 5)])
-def test_tiles_of_tasks_do_not_change_their_sweeps(
-    precision, put, shared, tile, devices, monkeypatch
+@pytest.mark.parametrize(("shared", "block", "tile", "devices"), CUTS)
+def test_tiles_of_tasks_and_blocks_of_features_do_not_change_their_sweeps(
+    precision, put, shared, block, tile, devices, monkeypatch
 ):
-    """Eight tasks: a tile that is not full, full ones, and one that is larger than all; devices
-    that have the same number of tasks, and such that have not."""
+    monkeypatch.setattr(task_sweeps, "BLOCK_SIZE", block)
     monkeypatch.setattr(task_sweeps, "TILE", tile)
     monkeypatch.setattr(jax, "device_count", lambda: devices)
     Q, M = 8, 5
@@ -200,6 +205,30 @@ def test_masked_tasks_have_the_sweep_of_their_gram_matrices(
     # the variance of a feature comes with the square of a weight, whatever its mean
     expected = np.sum(relative * y**2, axis=0) - 2 * np.sum(W * linear, axis=1) + second
     close(squares, expected, precision)
+
+
+@pytest.mark.parametrize("kind", ["shared", "own", "masked"])
+def test_one_row_of_a_prior_serves_all_tasks(precision, kind, monkeypatch):
+    monkeypatch.setattr(task_sweeps, "TILE", 3)
+    N, Q, M = 15, 8, 5
+    rng = np.random.default_rng(4)
+    draws = rng.normal(size=(M, N)), rng.normal(size=(N, Q)), rng.normal(size=(Q, M))
+    mean, y, w = map(jnp.asarray, draws)
+    row = pairs.Prior(*map(jnp.asarray, (rng.normal(size=(1, M)), rng.uniform(0.3, 3, (1, M)))))
+    relative = jnp.asarray(rng.choice([0.0, 1.0], (N, Q)))
+    tau = jnp.asarray(rng.uniform(0.5, 4.0, Q))
+
+    def swept(prior):
+        if kind == "masked":
+            return masked_task_sweep((mean, 0 * mean), (y, relative), w, tau, prior, 1.0)
+        weighed = relative if kind == "own" else relative[:, :1]
+        gram = jnp.einsum("mn,kn,nq->qmk", mean, mean, weighed)
+        return task_sweep(gram, (mean @ y).T, w, tau, prior, pairs.expectation())
+
+    every = jax.tree.map(lambda x: jnp.tile(x, (Q, 1)), row)
+    for x, e in zip(*map(jax.tree.leaves, (swept(row), swept(every))), strict=True):
+        assert x.shape == e.shape
+        close(x, e, precision)
 
 
 # The Gibbs sweep

@@ -3,9 +3,11 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+import gc
 import pickle
 from types import SimpleNamespace
 from typing import Any
+import weakref
 
 import numpy as np
 import pandas as pd
@@ -297,6 +299,18 @@ def test_many_features_cost_no_larger_program():
         wide = RNG.normal(size=(N, size))
         texts.append(str(Reader(model, "test")((wide, Y), {}).program.jaxpr))
     assert len(texts[1]) < 1.1 * len(texts[0])
+
+
+def test_what_is_compiled_keeps_no_data():
+    """JAX never forgets what it has compiled for, so that must not hold the arrays of a fit."""
+    data = jnp.asarray(X), jnp.asarray(Y)
+    left = [weakref.ref(x) for x in data]
+    guide = nss.PairedGuide(model)
+    params = nss.CAVI(model, guide).run(random.key(0), 1200, *data, progress_bar=False).params
+    guide.median(params, *data)
+    del guide, params, data
+    gc.collect()
+    assert [x() for x in left] == [None, None]
 
 
 def test_a_reader_is_pickled_without_what_it_has_read():
