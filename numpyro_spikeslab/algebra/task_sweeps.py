@@ -98,6 +98,9 @@ def blocked_sweep(
     num_features = len(gram)
     num_blocks = -(-num_features // BLOCK_SIZE)
     size = -(-num_features // num_blocks)
+    if num_blocks == 1:
+        cross = linear - gram @ weights
+        return gram_sweep(gram[..., None], cross, weights, precision, pairs, put, noise=noise)
 
     def cut(x):
         return pad(x, num_blocks * size).reshape((num_blocks, size) + x.shape[1:])
