@@ -145,11 +145,12 @@ def masked_task_sweep(
     num_blocks = -(-num_features // TASK_BLOCK_SIZE)
     size = -(-num_features // num_blocks)
     put = expectation(temperature)
+    rows, columns, place = triangle(size)
 
     def cut(x, fill=0.0):
         return pad(x, num_blocks * size, fill).reshape((num_blocks, size) + x.shape[1:])
 
-    rows = jax.tree.map(cut, features)
+    by_block = jax.tree.map(cut, features)
 
     def visit(tile, points):
         weights, precision, prior = tile
@@ -158,36 +159,37 @@ def masked_task_sweep(
         def block(carry, part):
             residual, spread = carry
             (mean, var), weights, prior = part
-            gram = symmetric(lambda i, j: (mean[i] * mean[j]) @ relative, size)
+            gram = ((mean[rows] * mean[columns]) @ relative)[place]
             own, more = mean**2 @ relative, var @ relative
             pairs = coordinates(own + more, precision, prior)
             # to the linear terms only the means of the features count
-            cross = mean @ (relative * residual) - more * weights
+            cross = mean @ residual - more * weights
             found = pairs.given(gram_sweep(gram, cross, weights, precision, pairs, put))
             probs = nn.sigmoid(found.logit / temperature)
             new = PairedMeanField(probs, found.loc, jnp.sqrt(found.variance))
             second = new.slab_moments[1]
             spread += jnp.sum(second * (own + more) - new.mean**2 * own, axis=0)
-            return (residual + mean.T @ (weights - new.mean), spread), new
+            residual += relative * (mean.T @ (weights - new.mean))
+            return (residual, spread), new
 
-        parts = rows, cut(weights), Prior(cut(prior.log_odds), cut(prior.variance, fill=1.0))
-        start = y - features[0].T @ weights, jnp.zeros_like(precision)
+        cut_prior = Prior(cut(prior.log_odds), cut(prior.variance, fill=1.0))
+        parts = by_block, cut(weights), cut_prior
+        start = relative * (y - features[0].T @ weights), jnp.zeros_like(precision)
         (residual, spread), new = lax.scan(block, start, parts)
         new = jax.tree.map(lambda x: x.reshape(num_blocks * size, -1)[:num_features], new)
-        return new, spread + jnp.sum(relative * residual**2, axis=0)
+        seen = relative > 0
+        return new, spread + jnp.sum(residual**2 / jnp.where(seen, relative, 1), axis=0)
 
     return in_tiles(visit, (weights, precision, prior), observations)
 
 
-def symmetric(products: Callable[[Any, Any], Any], size: int) -> Float[Array, "B B ..."]:
-    """A matrix whose upper triangle is computed, and its lower one copied.
-
-    :param products: from rows and columns of the triangle to its entries.
-    """
+def triangle(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows and columns of the upper triangle of a symmetric matrix, and where in it each of the
+    entries of the matrix is."""
     rows, columns = np.triu_indices(size)
     place = np.zeros((size, size), int)
     place[rows, columns] = place[columns, rows] = np.arange(len(rows))
-    return products(rows, columns)[place]
+    return rows, columns, place
 
 
 def in_tiles(visit: Callable, tasks: Any, *points: Any) -> Any:

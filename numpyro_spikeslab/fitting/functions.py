@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import gaussian
 from numpyro_spikeslab.algebra.search import climb_coordinates
-from numpyro_spikeslab.algebra.task_sweeps import TASK_BLOCK_SIZE
+from numpyro_spikeslab.algebra.task_sweeps import TASK_BLOCK_SIZE, triangle
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     FunctionFactors,
@@ -96,9 +96,10 @@ def terms_at(
         alpha, products = over_tasks(at, second), precise.T @ mean
     else:
         # at once, since what has the size of the data is slow to read
-        each = (precise[:, :, None] * mean[:, None]).reshape(-1, size**2)
+        rows, columns, place = triangle(size)
+        each = precise[:, rows] * mean[:, columns]
         sums = over_tasks(at, jnp.concatenate([second, each], axis=1))
-        alpha, products = sums[:, :size], sums[:, size:].reshape(-1, size, size)
+        alpha, products = sums[:, :size], sums[:, size:][:, place]
 
     def terms(now, m):
         row = at.relative * products[m] if shared else products[:, m]
