@@ -34,8 +34,9 @@ def tally(x: Any, index: Any, value: Any) -> Any:
     :param index: of the weights of one task, where those of all take the same entries.
     """
     size = max(jnp.size(value), 1)
-    if jnp.ndim(index):
-        x = jnp.sum(jnp.reshape(x, (-1, jnp.size(index))), axis=0)
+    if not jnp.ndim(index):
+        return jnp.sum(x).reshape(jnp.shape(value))
+    x = jnp.sum(jnp.reshape(x, (-1, jnp.size(index))), axis=0)
     if size == 1:
         # a plain sum takes less than half the time of a scatter
         return jnp.sum(jnp.where(jnp.ravel(index) < 1, jnp.ravel(x), 0)).reshape(jnp.shape(value))

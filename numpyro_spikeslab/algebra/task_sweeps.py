@@ -122,7 +122,7 @@ def blocked_sweep(
 def masked_task_sweep(
     features: tuple[Float[Array, "M N"], Float[Array, "M N"]],
     observations: tuple[Float[Array, "N Q"], Float[Array, "N Q"]],
-    weights: Float[Array, "Q M"],
+    weights: PairedMeanField,
     precision: Float[Array, " Q"],
     prior: Prior,
     temperature: Any,
@@ -134,7 +134,7 @@ def masked_task_sweep(
 
     :param features: means and variances of the features.
     :param observations: of the tasks, and the relative precision of each.
-    :param weights: their current expectations.
+    :param weights: the current factors of their weights.
     :param temperature: see :func:`~numpyro_spikeslab.algebra.pairs.expectation`.
     :return: the factors, and the expected squares of what each task leaves then,
         :math:`\sum_n z_n \langle (y_n - w^\top \phi_n)^2 \rangle = \sum_n z_n r_n^2 + \sum_m
@@ -180,7 +180,9 @@ def masked_task_sweep(
         seen = relative > 0
         return new, spread + jnp.sum(residual**2 / jnp.where(seen, relative, 1), axis=0)
 
-    return in_tiles(visit, (weights, precision, prior), observations)
+    # the new factors take the place of the old ones, of which only the means are used
+    into = weights, jnp.zeros_like(precision)
+    return in_tiles(visit, (weights.mean, precision, prior), observations, into=into)
 
 
 def triangle(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -192,7 +194,7 @@ def triangle(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rows, columns, place
 
 
-def in_tiles(visit: Callable, tasks: Any, *points: Any) -> Any:
+def in_tiles(visit: Callable, tasks: Any, *points: Any, into: Any = None) -> Any:
     """Some tasks at a time, so many that what they carry stays in the cache.
 
     A tile has as many of the tasks of every device, which visits its own where they are sharded.
@@ -200,6 +202,7 @@ def in_tiles(visit: Callable, tasks: Any, *points: Any) -> Any:
     :param visit: takes arrays whose last axis are the tasks, side by side, and returns such.
     :param tasks: arrays of all tasks, leading axis Q, or 1 for what is the same for all.
     :param points: arrays whose last axis is Q.
+    :param into: arrays like those that are returned, which are written over; zeros by default.
     :return: what all visits return, leading axis Q.
     """
     num_tasks = max(len(x) for x in jax.tree.leaves(tasks))
@@ -223,15 +226,17 @@ def in_tiles(visit: Callable, tasks: Any, *points: Any) -> Any:
         found = jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), found)
         return jax.tree.map(lambda x: x.reshape(shards, size, *x.shape[1:]), found)
 
-    def put_in(k, found):
+    def put_in(k, into):
         # the last tile may have some tasks of the one before, with the same result
         start = jnp.minimum(k * size, each - size)
         put = partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=1)
-        return jax.tree.map(put, found, of(start))
+        return jax.tree.map(put, into, of(start))
 
-    shapes = jax.eval_shape(of, 0)
-    nothing = jax.tree.map(lambda x: jnp.zeros((shards, each, *x.shape[2:]), x.dtype), shapes)
-    found = lax.fori_loop(0, num_tiles, put_in, nothing)
+    if into is None:
+        shapes = jax.eval_shape(of, 0)
+        into = jax.tree.map(lambda x: jnp.zeros((num_tasks, *x.shape[2:]), x.dtype), shapes)
+    into = jax.tree.map(lambda x: x.reshape(shards, each, *x.shape[1:]), into)
+    found = lax.fori_loop(0, num_tiles, put_in, into)
     return jax.tree.map(lambda x: lax.collapse(x, 0, 2), found)
 
 

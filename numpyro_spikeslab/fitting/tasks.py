@@ -112,7 +112,7 @@ def sweep_weights(
     :param stats: of these features; `None` where Gram matrices of all tasks are too many numbers.
     """
     if stats is None:
-        found = weights.mean, 1 / at.sigma2, at.prior, temperature
+        found = weights, 1 / at.sigma2, at.prior, temperature
         return masked_task_sweep((mean, var), (at.Y, at.relative), *found)
     weights = update_weights(at, stats, weights, temperature)
     return weights, squared_errors(at, stats, weights)

@@ -13,6 +13,7 @@ from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import pairs, task_sweeps
+from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.task_sweeps import masked_task_sweep, task_sweep
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 
@@ -196,7 +197,8 @@ def test_masked_tasks_have_the_sweep_of_their_gram_matrices(
     put = pairs.expectation(1.5)
     odds, loc, variance = task_sweep(*map(jnp.asarray, (gram, linear, w)), tau, prior, put)
     features, observations = jax.tree.map(jnp.asarray, ((mean, var), (y, relative)))
-    found, squares = masked_task_sweep(features, observations, jnp.asarray(w), tau, prior, 1.5)
+    weights = PairedMeanField(jnp.full((Q, M), 0.5), jnp.asarray(2 * w), jnp.ones((Q, M)))
+    found, squares = masked_task_sweep(features, observations, weights, tau, prior, 1.5)
     expected = expit(np.asarray(odds) / 1.5), loc, np.sqrt(variance)
     for x, e in zip(found, expected, strict=True):
         close(x, e, precision)
@@ -220,7 +222,8 @@ def test_one_row_of_a_prior_serves_all_tasks(precision, kind, monkeypatch):
 
     def swept(prior):
         if kind == "masked":
-            return masked_task_sweep((mean, 0 * mean), (y, relative), w, tau, prior, 1.0)
+            weights = PairedMeanField(jnp.ones_like(w), w, jnp.ones_like(w))
+            return masked_task_sweep((mean, 0 * mean), (y, relative), weights, tau, prior, 1.0)
         weighed = relative if kind == "own" else relative[:, :1]
         gram = jnp.einsum("mn,kn,nq->qmk", mean, mean, weighed)
         return task_sweep(gram, (mean @ y).T, w, tau, prior, pairs.expectation())
