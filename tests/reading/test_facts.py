@@ -444,7 +444,7 @@ def test_counts_are_those_of_numpyro(name, num_obs, num_tasks, transposed):
     reading = assert_agrees(model, draws=1)
     assert reading.form.kind == SHARED and reading.form.tasks_first == transposed
     joint = Reader(model, "test", joint=True)((), {})
-    np.testing.assert_allclose(np.sum(joint.still.count), np.sum(reading.still.count))
+    np.testing.assert_allclose(np.sum(joint.base.count), np.sum(reading.base.count))
 
 
 @pytest.mark.parametrize(
@@ -459,7 +459,7 @@ def test_a_scale_must_not_multiply_the_observations(scale, event_dim, fits):
             numpyro.sample("y", fn, obs=Y[:, None])
 
     if fits:
-        np.testing.assert_allclose(np.sum(assert_agrees(model).still.count), 0.5 * N)
+        np.testing.assert_allclose(np.sum(assert_agrees(model).base.count), 0.5 * N)
     else:
         assert "scale of 'y'" in refusal(model) and str(scale) in refusal(model)
 
@@ -653,8 +653,8 @@ def test_what_numpyro_takes_is_read(name):
 @pytest.mark.parametrize("model", [missing_offset, missing_row])
 def test_what_is_missing_may_be_nan(model):
     reading = Reader(model, "test")((), {})
-    assert np.all(np.isfinite(reading.design.rows)) and np.all(np.isfinite(reading.still.Y))
-    np.testing.assert_array_equal(reading.still.relative[:, 0], np.arange(N) != 3)
+    assert np.all(np.isfinite(reading.design.rows)) and np.all(np.isfinite(reading.base.Y))
+    np.testing.assert_array_equal(reading.base.relative[:, 0], np.arange(N) != 3)
     assert not np.any(reading.design.rows[..., 3])
 
 
