@@ -156,7 +156,7 @@ class Dense(Covariance):
         return L.T @ x
 
     def conditional(self, L: Float[Array, "N N"], a: Float[Array, " N"]) -> Float[Array, " N"]:
-        # L^-1 diag(a) K diag(a) = L^T - L^-1, which needs no product of matrices
+        # L^-1 diag(a) K diag(a) = L^T - L^-1, which needs no product with K
         diagonal, pivots = self.diagonal(), jnp.diagonal(L)
         alpha = nonzero(a, diagonal) ** 2
         lower = jnp.sum(jnp.tril(inverse(L), -1) ** 2, axis=0)

@@ -30,7 +30,7 @@ NUM_CLIMBS = 2
 class Prior(NamedTuple):
     """Spike-and-slab prior of P weights, or of Q tasks with M weights each.
 
-    - **log_odds** - ``log(pi / (1 - pi))``, shape (P,) or (Q, M).
+    - **log_odds** - ``log(pi / (1 - pi))``, shape (P,) or (Q, M), or one row where all tasks agree.
     - **variance** - ``sigma_w^2`` of the slab, likewise.
     """
 
@@ -148,7 +148,7 @@ def coordinates(squares: Float[Array, "*B"], precision: Any, prior: Prior) -> Co
 
     :param squares: inner product of each feature with itself.
     :param precision: noise precision ``tau``.
-    :param prior: prior of the weights, in the shape of ``squares``.
+    :param prior: prior of the weights. The shapes of all three broadcast.
     """
     variance = 1.0 / (precision * squares + 1.0 / prior.variance)
     log_odds = prior.log_odds + 0.5 * jnp.log(variance / prior.variance)

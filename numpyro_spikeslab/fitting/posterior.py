@@ -21,7 +21,12 @@ from numpyro_spikeslab.fitting.tasks import Gram, gram, keeps_gram, squares_give
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
-from numpyro_spikeslab.reading.program import RUN_ONCE, Program, are_concrete
+from numpyro_spikeslab.reading.program import (
+    RUN_ONCE,
+    Program,
+    are_concrete,
+    outside_transformations,
+)
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View, view, whitened_design
 from numpyro_spikeslab.roles import inclusion_mode, scale_mode, spread, tally
@@ -163,10 +168,13 @@ def with_shared_prior(reading: Reading) -> tuple[View | None, dict[str, Any]]:
         return at, indices
     of_weights = [role.site for role in form.roles if role.part != "noise"]
     taken = {site: indices[site] for site in of_weights if jnp.ndim(indices[site])}
-    every = at.prior, {site: index.reshape(form.shape) for site, index in taken.items()}
-    if not are_concrete(every) or not _are_alike(every):
+    if not are_concrete((at.prior, taken)):
         return at, indices
-    prior, taken = jax.tree.map(lambda x: x[:1], every)
+    with outside_transformations():
+        every = at.prior, {site: index.reshape(form.shape) for site, index in taken.items()}
+        if not _are_alike(every):
+            return at, indices
+        prior, taken = jax.tree.map(lambda x: x[:1], every)
     return at._replace(prior=prior), indices | taken
 
 

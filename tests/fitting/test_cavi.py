@@ -511,6 +511,12 @@ def test_what_is_fresh_may_be_used_first_under_jit(x64, name, tolerance):
     same(run(svi, case, 5), expected)
 
 
+def test_known_data_of_tasks_are_read_under_jit_as_outside(x64):
+    case = truth.CASES["shared features with a mask"]()
+    found = jax.jit(lambda: fresh_updates(case, *case.args))()
+    same(found, fresh_run(case, *case.args).params, 1e-9)
+
+
 @pytest.mark.slow
 def test_svi_under_jit_takes_a_fresh_guide(x64):
     case = truth.noise_case()
