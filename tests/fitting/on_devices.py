@@ -88,6 +88,7 @@ if __name__ == "__main__":
         jax.distributed.initialize(address, processes, number)
     numpyro.enable_x64()
     warnings.filterwarnings("ignore", "CAVI.run. the bound still moves")
+    warnings.filterwarnings("ignore", "CAVI.run. of .* starts the best came to")
     assert jax.device_count() == 2
 
     X, complete = responses(0.0)
