@@ -199,8 +199,7 @@ class BlockMeanField:
 
         known = (is_alone, mean)
         residual, pair = sweep(design, residual, mean, precision, prior, put_alone, noise=known)
-        probs = nn.sigmoid(pair.logit / temperature)
-        every = PairedMeanField(probs, pair.loc, jnp.sqrt(pair.variance))
+        every = PairedMeanField.of(pair, temperature)
         return residual, jax.tree.map(lambda x: x[alone], every)
 
     # The bound

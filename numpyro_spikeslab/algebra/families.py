@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
 from numpyro_spikeslab.algebra.pairs import (
+    Conditional,
     Design,
     Prior,
     coordinates,
@@ -39,6 +40,11 @@ class PairedMeanField(NamedTuple):
     loc: Float[Array, "*P"]
     scale: Float[Array, "*P"]
 
+    @classmethod
+    def of(cls, pair: Conditional, temperature: Any) -> "PairedMeanField":
+        """The factors that conditionals ask for; see :func:`expectation`."""
+        return cls(nn.sigmoid(pair.logit / temperature), pair.loc, jnp.sqrt(pair.variance))
+
     @property
     def mean(self) -> Float[Array, "*P"]:
         """``<w> = gamma mu``."""
@@ -56,8 +62,7 @@ class PairedMeanField(NamedTuple):
         residual, pair = sweep(
             design, residual, self.mean, precision, prior, expectation(temperature)
         )
-        probs = nn.sigmoid(pair.logit / temperature)
-        return PairedMeanField(probs, pair.loc, jnp.sqrt(pair.variance)), residual
+        return PairedMeanField.of(pair, temperature), residual
 
     def sweep_beside(
         self,

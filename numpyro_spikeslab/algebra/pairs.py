@@ -217,10 +217,7 @@ def sweep(
     """
     num_blocks, block_size = design.rows.shape[:2]
 
-    def cut(x, fill=0.0):
-        padded = pad(x, num_blocks * block_size, fill)
-        return padded.reshape((num_blocks, block_size) + x.shape[1:])
-
+    cut = partial(in_parts, number=num_blocks, size=block_size)
     # a positive variance keeps the conditional of the padded features finite
     prior = Prior(cut(prior.log_odds), cut(prior.variance, fill=1.0))
     squares = jnp.diagonal(design.gram, axis1=1, axis2=2)
@@ -246,6 +243,20 @@ def pad(x: Float[Array, "P ..."], size: int, fill: float = 0.0) -> Float[Array, 
     return jnp.pad(x, width, constant_values=fill)
 
 
+def parts_of(total: int, largest: int) -> tuple[int, int]:
+    """How many parts of at most ``largest`` there are, and the size of each: as equal as can be, so
+    that as little as possible is appended."""
+    number = -(-total // largest)
+    return number, -(-total // number)
+
+
+def in_parts(
+    x: Float[Array, "P ..."], number: int, size: int, fill: float = 0.0
+) -> Float[Array, "K B ..."]:
+    """The leading axis cut into parts, the last of them with ``fill`` appended."""
+    return pad(x, number * size, fill).reshape(number, size, *x.shape[1:])
+
+
 def block_design(
     rows: Float[Array, "P N"], whitening: Float[Array, " N"] | None, block_size: int = BLOCK_SIZE
 ) -> Design:
@@ -256,13 +267,9 @@ def block_design(
         `None` leaves the rows as they are.
     :param block_size: features per block.
     """
-    num_features, num_obs = rows.shape
-    # blocks of equal size, so that as few zero features as possible are appended
-    num_blocks = -(-num_features // block_size)
-    block_size = -(-num_features // num_blocks)
     if whitening is not None:
         rows = rows * whitening[None, :]
-    rows = pad(rows, num_blocks * block_size).reshape(num_blocks, block_size, num_obs)
+    rows = in_parts(rows, *parts_of(len(rows), block_size))
     return Design(rows, jnp.einsum("kbn,kcn->kbc", rows, rows))
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 import jax
-from jax import lax, nn
+from jax import lax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
@@ -26,7 +26,9 @@ from numpyro_spikeslab.algebra.pairs import (
     drawn,
     expectation,
     gram_sweep,
+    in_parts,
     pad,
+    parts_of,
 )
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 
@@ -96,14 +98,12 @@ def blocked_sweep(
 ) -> Float[Array, "M T"]:
     """:func:`gram_sweep` of tasks that share their products, block after block of features."""
     num_features = len(gram)
-    num_blocks = -(-num_features // BLOCK_SIZE)
-    size = -(-num_features // num_blocks)
+    num_blocks, size = parts_of(num_features, BLOCK_SIZE)
     if num_blocks == 1:
         cross = linear - gram @ weights
         return gram_sweep(gram[..., None], cross, weights, precision, pairs, put, noise=noise)
 
-    def cut(x):
-        return pad(x, num_blocks * size).reshape((num_blocks, size) + x.shape[1:])
+    cut = partial(in_parts, number=num_blocks, size=size)
 
     def visit(weights, block):
         k, rows, linear, pairs, noise = block
@@ -142,14 +142,11 @@ def masked_task_sweep(
         \rangle^2)`, with the last two summed over the points.
     """
     num_features = len(features[0])
-    num_blocks = -(-num_features // TASK_BLOCK_SIZE)
-    size = -(-num_features // num_blocks)
+    num_blocks, size = parts_of(num_features, TASK_BLOCK_SIZE)
     put = expectation(temperature)
     rows, columns, place = triangle(size)
 
-    def cut(x, fill=0.0):
-        return pad(x, num_blocks * size, fill).reshape((num_blocks, size) + x.shape[1:])
-
+    cut = partial(in_parts, number=num_blocks, size=size)
     by_block = jax.tree.map(cut, features)
 
     def visit(tile, points):
@@ -165,8 +162,7 @@ def masked_task_sweep(
             # to the linear terms only the means of the features count
             cross = mean @ residual - more * weights
             found = pairs.given(gram_sweep(gram, cross, weights, precision, pairs, put))
-            probs = nn.sigmoid(found.logit / temperature)
-            new = PairedMeanField(probs, found.loc, jnp.sqrt(found.variance))
+            new = PairedMeanField.of(found, temperature)
             second = new.slab_moments[1]
             spread += jnp.sum(second * (own + more) - new.mean**2 * own, axis=0)
             residual += relative * (mean.T @ (weights - new.mean))
@@ -209,8 +205,7 @@ def in_tiles(visit: Callable, tasks: Any, *points: Any, into: Any = None) -> Any
     devices = jax.device_count()
     shards = devices if num_tasks % devices == 0 else 1
     each = num_tasks // shards
-    num_tiles = -(-each // TILE)
-    size = -(-each // num_tiles)
+    num_tiles, size = parts_of(each, TILE)
     points = jax.tree.map(lambda x: x.reshape(*x.shape[:-1], shards, each), points)
 
     def of(start):

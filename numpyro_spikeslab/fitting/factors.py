@@ -136,13 +136,8 @@ def _conditional(at: View, m: Any, squares: Any, linear: Any) -> Conditional:
 def _set_weights(
     at: View, posterior: Posterior, m: Any, squares: Any, linear: Any, temperature: Any
 ) -> Posterior:
-    found = _conditional(at, m, squares, linear)
-    old: Any = posterior.weights
-    weights = PairedMeanField(
-        old.probs.at[:, m].set(jax.nn.sigmoid(found.logit / temperature)),
-        old.loc.at[:, m].set(found.loc),
-        old.scale.at[:, m].set(jnp.sqrt(found.variance)),
-    )
+    new = PairedMeanField.of(_conditional(at, m, squares, linear), temperature)
+    weights = jax.tree.map(lambda x, y: x.at[:, m].set(y), posterior.weights, new)
     return posterior._replace(weights=weights)
 
 
@@ -151,8 +146,7 @@ def _rest_weights(at: View, posterior: Posterior, rest: Any, temperature: Any) -
     phi: Any = posterior.functions
     squares = over_points(at, phi.var).T
     found = _conditional(at, slice(None), squares, jnp.zeros_like(posterior.weights.probs))
-    probs = jax.nn.sigmoid(found.logit / temperature)
-    new = PairedMeanField(probs, found.loc, jnp.sqrt(found.variance))
+    new = PairedMeanField.of(found, temperature)
     weights = jax.tree.map(lambda x, y: jnp.where(rest, x, y), new, posterior.weights)
     return posterior._replace(weights=weights)
 

@@ -83,8 +83,7 @@ def update_weights(
     found = task_sweep(
         squares, stats.b, weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
     )
-    probs = jax.nn.sigmoid(found.logit / temperature)
-    return PairedMeanField(probs, found.loc, jnp.sqrt(found.variance))
+    return PairedMeanField.of(found, temperature)
 
 
 def squared_errors(at: View, stats: Gram, weights: Any) -> Float[Array, " Q"]:
@@ -112,8 +111,8 @@ def sweep_weights(
     :param stats: of these features; `None` where Gram matrices of all tasks are too many numbers.
     """
     if stats is None:
-        found = weights, 1 / at.sigma2, at.prior, temperature
-        return masked_task_sweep((mean, var), (at.Y, at.relative), *found)
+        given = weights, 1 / at.sigma2, at.prior, temperature
+        return masked_task_sweep((mean, var), (at.Y, at.relative), *given)
     weights = update_weights(at, stats, weights, temperature)
     return weights, squared_errors(at, stats, weights)
 
