@@ -36,12 +36,9 @@ from numpyro_spikeslab.algebra.variates import logistic_and_normal
 # of two, whose columns would all take the same place there.
 TILE = 640
 
-# Features per block where tasks share their Gram matrix: a visit changes the products of its block
-# alone, and those with the other blocks are a product of matrices.
-BLOCK_SIZE = 16
-
-# Features per block where each task weighs the points in its own way: a block needs the residual
-# twice, and its Gram matrices of all tasks as many numbers as there are pairs in it.
+# Features per block: what blocks do to one another are products of matrices. Where each task weighs
+# the points in its own way, a block has the Gram matrices of all tasks, so many numbers as there
+# are pairs in it.
 TASK_BLOCK_SIZE = 8
 
 
@@ -98,7 +95,7 @@ def blocked_sweep(
 ) -> Float[Array, "M T"]:
     """:func:`gram_sweep` of tasks that share their products, block after block of features."""
     num_features = len(gram)
-    num_blocks, size = parts_of(num_features, BLOCK_SIZE)
+    num_blocks, size = parts_of(num_features, TASK_BLOCK_SIZE)
     if num_blocks == 1:
         cross = linear - gram @ weights
         return gram_sweep(gram[..., None], cross, weights, precision, pairs, put, noise=noise)
@@ -108,15 +105,44 @@ def blocked_sweep(
     def visit(weights, block):
         k, rows, linear, pairs, noise = block
         own = lax.dynamic_slice_in_dim(weights, k * size, size)
-        gram = lax.dynamic_slice_in_dim(rows, k * size, size, 1)[..., None]
-        b = gram_sweep(gram, linear - rows @ weights, own, precision, pairs, put, noise=noise)
-        new = put(pairs.given(b), noise)
+        gram = lax.dynamic_slice_in_dim(rows, k * size, size, 1)
+        cross = linear - rows @ weights
+        b, new = visits_in_turn(gram, cross, own, precision, pairs, put, noise=noise)
         return lax.dynamic_update_slice_in_dim(weights, new, k * size, 0), b
 
     rows = cut(pad(gram.T, num_blocks * size).T)
     blocks = jnp.arange(num_blocks), rows, *jax.tree.map(cut, (linear, pairs, noise))
     b = lax.scan(visit, pad(weights, num_blocks * size), blocks)[1]
     return b.reshape(-1, b.shape[-1])[:num_features]
+
+
+def visits_in_turn(
+    gram: Float[Array, "B B"],
+    cross: Float[Array, "B T"],
+    weights: Float[Array, "B T"],
+    precision: Float[Array, " T"],
+    pairs: Coordinates,
+    put: Put,
+    *,
+    noise: Any = None,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """:func:`gram_sweep` of few features that many tasks share, written out visit by visit.
+
+    Products of many tasks are slow to read and to write: a visit asks what the changes before it
+    have done to its own, and leaves the others alone.
+
+    :return: the linear terms, and the weights that were put back.
+    """
+    found: list[Any] = []
+    for m, (own, weight) in enumerate(zip(cross, weights, strict=True)):
+        pair, noise_m = jax.tree.map(lambda x, m=m: x[m], (pairs, noise))
+        residual = own + sum(gram[m, j] * change for j, (_, _, change) in enumerate(found))
+        b = precision * (residual + pair.squares * weight)
+        new = put(pair.given(b), noise_m)
+        # without a barrier XLA finds each change anew wherever it is used
+        found.append(lax.optimization_barrier((b, new, weight - new)))
+    b, new, _ = map(jnp.stack, zip(*found, strict=True))
+    return b, new
 
 
 def masked_task_sweep(

@@ -141,7 +141,7 @@ CUTS = [(False, 16, 512, 1), *((True, block, *tile) for block in (1, 3, 16) for 
 def test_tiles_of_tasks_and_blocks_of_features_do_not_change_their_sweeps(
     precision, put, shared, block, tile, devices, monkeypatch
 ):
-    monkeypatch.setattr(task_sweeps, "BLOCK_SIZE", block)
+    monkeypatch.setattr(task_sweeps, "TASK_BLOCK_SIZE", block)
     monkeypatch.setattr(task_sweeps, "TILE", tile)
     monkeypatch.setattr(jax, "device_count", lambda: devices)
     Q, M = 8, 5
