@@ -3,9 +3,10 @@
 
 Every block of 8 x 8 pixels, with all its overlaps, is a task: a sparse mixture of M elements of a
 dictionary, which are white functions of the pixels. Elements and mixtures are learned from the
-noisy image alone. Three things make it better than the paper has it: each block's mean is left out
-of the model, elements have inclusion probabilities of their own, and then blocks that look alike
-share these.
+noisy image alone. Four things make it better than the paper has it: each block's mean is left out
+of the model, elements have inclusion probabilities of their own, then blocks that look alike share
+these, and there the noise is known: where it is learned, what the fit leaves unexplained counts as
+noise.
 
     python examples/denoise.py [FOLDER FOR THE PICTURE] [--image FILE] [--noise 25] [--seed 0]
     python examples/denoise.py --paper {white,exponential} [--image ...]   without these, no picture
@@ -39,7 +40,7 @@ import numpyro_spikeslab as nss
 PIXELS = np.indices((SIZE, SIZE)).reshape(2, -1).T.astype(float)  # their positions
 NUM_ELEMENTS = 64
 NUM_STEPS = 60
-NUM_GROUPS, NUM_ROUNDS, NUM_STEPS_OF_ROUND = 300, 2, 8
+NUM_GROUPS, NUM_ROUNDS, NUM_STEPS_OF_ROUND = 300, 2, 40
 SHRINKAGE = 4.0  # blocks that the inclusion probabilities of all count as, in those of a group
 
 
@@ -71,10 +72,11 @@ def photograph() -> np.ndarray:
     return load_sample_image("flower.jpg")[75:267, 170:362].mean(axis=2)
 
 
-def grouped(X, Y, group, overall):
-    """The same model with inclusion probabilities of (group of blocks, element).
+def grouped(X, Y, group, overall, noise):
+    """The same model with inclusion probabilities of (group of blocks, element), and known noise.
 
     :param overall: those of all blocks, to which groups are shrunk.
+    :param noise: its standard deviation.
     """
     (N, Q), M = np.shape(Y), len(overall)
     with numpyro.plate("group", NUM_GROUPS, dim=-2), numpyro.plate("latent", M, dim=-1):
@@ -82,7 +84,6 @@ def grouped(X, Y, group, overall):
             "inclusion", dist.Beta(1 + SHRINKAGE * overall, 1 + SHRINKAGE * (1 - overall))
         )
     slab_scale = numpyro.sample("slab_scale", dist.HalfNormal(100.0))
-    noise = numpyro.sample("noise", dist.HalfNormal(100.0))
     with numpyro.plate("latent", M):
         phi = nss.latent_functions("phi", "white", X)
     with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
@@ -102,20 +103,18 @@ def fit(svi: nss.CAVI, num_steps: int, params: dict[str, Any], *data: Any) -> Fi
     return Fit(params, np.asarray(mean), np.asarray(variance).mean(axis=0))
 
 
-def together(found: Fit, mean: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def together(found: Fit, mean: np.ndarray, noise: float, shape: tuple[int, ...]) -> np.ndarray:
     """The image of the blocks of a fit.
 
-    :param mean: what was left out of them, which is not exactly known either.
+    :param mean: what was left out of them, of which the noise is a part, too.
     """
-    noise = float(found.params["noise_auto_loc"])
-    variance = found.variance + (noise**2 / SIZE**2 if np.any(mean) else 0)
-    return image_of(found.mean + mean, 1 / variance, shape)
+    return image_of(found.mean + mean, 1 / (found.variance + noise**2 / SIZE**2), shape)
 
 
 def denoise(noisy: np.ndarray, noise: float, seed: int = 0) -> Denoised:
     """Learn dictionary and inclusion probabilities, then these once more within groups.
 
-    :param noise: its standard deviation, roughly; that of the model is learned.
+    :param noise: its standard deviation. The dictionary is first learned without it.
     """
     blocks = blocks_of(noisy)
     mean = blocks.mean(axis=0)
@@ -131,14 +130,17 @@ def denoise(noisy: np.ndarray, noise: float, seed: int = 0) -> Denoised:
     svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
     params = first_params(random.key(seed), Y, NUM_ELEMENTS, noise, (NUM_ELEMENTS,))
     first = found = fit(svi, NUM_STEPS, params, PIXELS, Y)
-    images = [together(found, mean, noisy.shape)]
+    images = [together(found, mean, noise, noisy.shape)]
     overall = found.params["inclusion_auto_loc"]
+    # blocks have less noise without their means
+    left = noise * (1 - 1 / SIZE**2) ** 0.5
     svi = nss.CAVI(grouped, nss.PairedGuide(grouped), plain=True)
     for _ in range(NUM_ROUNDS):
         group = alike(images[-1], seed)
         start = found.params | {"inclusion_auto_loc": jnp.tile(overall, (NUM_GROUPS, 1))}
-        found = fit(svi, NUM_STEPS_OF_ROUND, start, PIXELS, Y, group, overall)
-        images.append(together(found, mean, noisy.shape))
+        start.pop("noise_auto_loc", None)
+        found = fit(svi, NUM_STEPS_OF_ROUND, start, PIXELS, Y, group, overall, left)
+        images.append(together(found, mean, noise, noisy.shape))
     return Denoised(images, first, found)
 
 
@@ -157,7 +159,7 @@ def denoise_as_in_the_paper(noisy: np.ndarray, noise: float, seed: int, kernel: 
     )
     svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
     found = fit(svi, NUM_STEPS, first_params(random.key(seed), Y, NUM_ELEMENTS, noise), PIXELS, Y)
-    return together(found, np.zeros(()), noisy.shape)
+    return image_of(found.mean, 1 / found.variance, noisy.shape)
 
 
 def dictionary(found: Fit) -> tuple[np.ndarray, np.ndarray]:
@@ -187,7 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--image", type=Path)
-    parser.add_argument("--noise", type=float, default=25.0)
+    parser.add_argument("--noise", type=float, default=25.0, help="its standard deviation")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--paper", choices=("white", "exponential"))
     options = parser.parse_args()

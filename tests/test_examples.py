@@ -183,7 +183,7 @@ def test_an_image_is_denoised(denoise, monkeypatch, kernel):
     found = denoise.denoise(noisy, 25)
     reached = [denoise.psnr(image, truth) for image in found.images]
     assert reached[0] > before + 7 and reached[-1] > reached[0]
-    assert abs(float(found.last.params["noise_auto_loc"]) - 25) < 3
+    assert abs(float(found.first.params["noise_auto_loc"]) - 25) < 3
     assert 0.01 < np.mean(found.last.params["W_auto_probs"]) < 0.2
     axes = denoise.plot(truth, noisy, found).axes
     assert axes[0].get_title() == "original" and len(axes) == 4
