@@ -14,6 +14,7 @@ import numpyro.distributions as dist
 from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.algebra.kernels import Template, is_kernel
+from numpyro_spikeslab.precision import full_precision
 
 
 class Functions(NamedTuple):
@@ -108,6 +109,7 @@ class Functions(NamedTuple):
         values = [sites[name] for name in self.sites[0]]
         return jax.vmap(function, axis_size=len(self.templates))(values, *args)
 
+    @full_precision
     def conditional(self, sites: dict[str, Any], phi: Any, X_new: Any) -> dist.Distribution:
         """The functions at new inputs given their values at the inputs.
 

@@ -30,7 +30,12 @@ from numpyro_spikeslab.fitting.posterior import (
     spec_of,
     strong,
 )
-from numpyro_spikeslab.fitting.refusals import refuse, refuse_inner, refuse_other_guide
+from numpyro_spikeslab.fitting.refusals import (
+    refuse,
+    refuse_inner,
+    refuse_other_guide,
+    refuse_other_state,
+)
 from numpyro_spikeslab.fitting.run import (
     CAVIRunResult,
     Plan,
@@ -46,6 +51,7 @@ from numpyro_spikeslab.fitting.run import (
 from numpyro_spikeslab.fitting.schedules import annealing
 from numpyro_spikeslab.fitting.starts import start_alone, start_random
 from numpyro_spikeslab.fitting.stochastic import Known, stream_of
+from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.form import param_name
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reader, Reading
@@ -198,6 +204,7 @@ class CAVI(SVI):
 
     # The interface of SVI
 
+    @full_precision
     def init(
         self, rng_key: Array, *args: Any, init_params: dict[str, Any] | None = None, **kwargs: Any
     ) -> SVIState:
@@ -285,6 +292,7 @@ class CAVI(SVI):
         """
         return svi_state.optim_state[1]
 
+    @full_precision
     def update(self, svi_state: SVIState, *args: Any, **kwargs: Any) -> tuple[SVIState, Any]:
         """One sweep over the pairs and one maximisation over everything else.
 
@@ -304,6 +312,7 @@ class CAVI(SVI):
         """The same as :meth:`update`, whose closed forms cannot diverge."""
         return self.update(svi_state, *args, **kwargs)
 
+    @full_precision
     def evaluate(self, svi_state: SVIState, *args: Any, **kwargs: Any) -> Any:
         """The exact negative bound at a state; with ``num_tasks`` an estimate for all tasks, from
         the weights that the functions of the state give to the batch.
@@ -317,6 +326,7 @@ class CAVI(SVI):
             return self.stream.evaluate(task, self._known(task, svi_state))
         return -_bound(task.spec, task.data, self._posterior(task, svi_state))
 
+    @full_precision
     def run(
         self,
         rng_key: Array,
@@ -384,7 +394,7 @@ class CAVI(SVI):
                 warnings.warn(
                     "CAVI.run was interrupted; its last state is the result. Go on with "
                     "`init_state=result.state`.",
-                    stacklevel=2,
+                    stacklevel=3,
                 )
         joined = jnp.asarray(np.concatenate(losses))
         check_end(task.spec, progress, np.asarray(joined), init_params is not None)
@@ -403,19 +413,7 @@ class CAVI(SVI):
         posterior = state.optim_state[2] if len(state.optim_state) > 2 else None
         if posterior is None:
             posterior = self.guide.pack(task.reading, self.get_params(state))
-        functions, known = posterior.functions, task.reading.functions
-        fits = jnp.size(posterior.weights.probs) == task.spec.form.size
-        if functions is not None and known is not None:
-            fits = fits and functions.mean.shape == known.mean.shape
-        if not fits:
-            raise ValueError(
-                "CAVI: the state is one of data of other sizes. Begin anew, without `init_state`."
-            )
-        if not self.guide.are_own(task.spec.form, posterior.weights):
-            raise ValueError(
-                "CAVI: the state is one of a guide with other blocks. Make the guide with those of "
-                "its own, `PairedGuide(model, blocks=fitted.blocks)`."
-            )
+        refuse_other_state(self.guide, posterior, task.reading)
         return posterior
 
     def _progress(self, task: Task, state: SVIState) -> Progress:

@@ -26,6 +26,7 @@ from numpyro_spikeslab.fitting.predict import (
     transform_rows,
 )
 from numpyro_spikeslab.fitting.starts import STEP
+from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import find_function_sites, is_latent
@@ -114,6 +115,7 @@ class FunctionGuide(SpikeSlabGuide):
             return {}
         return {reading.form.functions: (functions.mean, functions.var)}
 
+    @full_precision
     def predict(
         self,
         params: dict[str, Any],
@@ -158,6 +160,7 @@ class FunctionGuide(SpikeSlabGuide):
         where = checked_entries(reading, entries, X_new)
         return predict_entries(reading, posterior, where, noise)
 
+    @full_precision
     def transform(
         self, params: dict[str, Any], *args: Any, Y_new: Any, **kwargs: Any
     ) -> tuple[Any, Any]:

@@ -29,6 +29,7 @@ from numpyro_spikeslab.fitting.inner import (
 )
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.fitting.summaries import PosteriorSummaries
+from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
 from numpyro_spikeslab.reading.form import (
     Form,
@@ -199,6 +200,7 @@ class SpikeSlabGuide(PosteriorSummaries):
 
     # Calling
 
+    @full_precision
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         self.set_up(args, kwargs)
         plates = self._create_plates(*args, **kwargs)

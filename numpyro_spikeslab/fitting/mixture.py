@@ -28,6 +28,7 @@ from numpyro_spikeslab.fitting.inner import makes_delta
 from numpyro_spikeslab.fitting.pairs import declared
 from numpyro_spikeslab.fitting.run import Optima
 from numpyro_spikeslab.fitting.summaries import levels_of
+from numpyro_spikeslab.precision import full_precision
 
 MOST_LOST = 0.05
 """Weight of the optima that are left out, above which the user is told."""
@@ -47,7 +48,7 @@ def warn_of_rounding(optima: Optima, every: Int[np.ndarray, " K"]) -> None:
             f"MixtureGuide.combine: in {precision} bounds of {largest:.1g} nats are known to "
             f"{rounding:.1g} nats only, and the weights of the optima no better. Call "
             "numpyro.enable_x64() before the fit.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -126,6 +127,7 @@ class MixtureGuide(AutoGuide):
         self._probs_name = f"{self.prefix}_component_probs"
         self._auxiliary_name = f"_{self.prefix}_latent"
 
+    @full_precision
     def combine(self, optima: Optima | None, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The parameters of the mixture of optima.
 
@@ -179,7 +181,7 @@ class MixtureGuide(AutoGuide):
                 f"MixtureGuide.combine: {len(every) - len(kept)} optima of {len(every)} are left "
                 f"out, which have {lost:.2f} of the weight. Make the mixture with num_components="
                 f"{len(every)}.",
-                stacklevel=2,
+                stacklevel=3,
             )
         params: dict[str, Any] = {name: jnp.asarray(x)[kept] for name, x in optima.params.items()}
         return params | {self._probs_name: jax.nn.softmax(jnp.asarray(optima.bounds[kept]))}
@@ -237,6 +239,7 @@ class MixtureGuide(AutoGuide):
         probs, components = self._split(params)
         return jax.tree.map(lambda x: jnp.tensordot(probs, x, 1), jax.vmap(summary)(components))
 
+    @full_precision
     def inclusion_probabilities(self, params: dict[str, Any]) -> dict[str, Any]:
         """Posterior inclusion probability of each weight, ``sum_k pi_k gamma_k``.
 
@@ -245,6 +248,7 @@ class MixtureGuide(AutoGuide):
         """
         return self._average(self.guide.inclusion_probabilities, params)
 
+    @full_precision
     def posterior_mean(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Posterior mean of each weight, ``sum_k pi_k gamma_k mu_k``.
 
@@ -253,6 +257,7 @@ class MixtureGuide(AutoGuide):
         """
         return self._average(self.guide.posterior_mean, params)
 
+    @full_precision
     def sample_posterior(
         self,
         rng_key: jax.Array,
@@ -271,10 +276,12 @@ class MixtureGuide(AutoGuide):
         self._split(params)
         return self.guide.sample_from(self, rng_key, params, args, kwargs, sample_shape)
 
+    @full_precision
     def median(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Posterior medians: :meth:`quantiles` at one half, of the same arguments and errors."""
         return self.quantiles(params, 0.5, *args, **kwargs)
 
+    @full_precision
     def quantiles(
         self, params: dict[str, Any], quantiles: Any, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from numpyro_spikeslab.fitting.sets import (
     shares_of,
     table_of,
 )
+from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair, is_latent
 from numpyro_spikeslab.reading.reader import Reading
@@ -171,6 +172,7 @@ class PairedGuide(FunctionGuide):
     def unpack_weights(self, form: Form, factors: Any) -> dict[str, Any]:
         return self._factors.unpack(form, factors)
 
+    @full_precision
     def credible_sets(
         self,
         params: dict[str, Any],
@@ -248,6 +250,7 @@ class PairedGuide(FunctionGuide):
         sets = sets_of(effects, columns, coverage, min_correlation)
         return table_of(sets, labels_of(reading.form))
 
+    @full_precision
     def set_shares(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The ``shares`` of all S credible sets by their defaults, NaN for other columns.
 
@@ -265,6 +268,7 @@ class PairedGuide(FunctionGuide):
             check_params(params, self._factors.shapes(pair))
         return effects_of(reading, self.pack(reading, params))
 
+    @full_precision
     def to_init_params(
         self,
         params: dict[str, Any],

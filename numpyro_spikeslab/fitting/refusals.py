@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a fit does not take."""
 
+import jax.numpy as jnp
+
 from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
+from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.reading.form import ENTRIES
 from numpyro_spikeslab.reading.reader import Reading
 
@@ -24,6 +27,23 @@ def refuse_inner(guide: SpikeSlabGuide) -> None:
         raise ValueError(
             f"CAVI: the guide's inner guide is {type(guide.inner).__name__}, whose bound "
             "has no closed form. Use AutoDelta, or fit with numpyro.infer.SVI."
+        )
+
+
+def refuse_other_state(guide: SpikeSlabGuide, posterior: Posterior, reading: Reading) -> None:
+    """A state of other data, or of a guide with other blocks."""
+    functions, known = posterior.functions, reading.functions
+    fits = jnp.size(posterior.weights.probs) == reading.form.size
+    if functions is not None and known is not None:
+        fits = fits and functions.mean.shape == known.mean.shape
+    if not fits:
+        raise ValueError(
+            "CAVI: the state is one of data of other sizes. Begin anew, without `init_state`."
+        )
+    if not guide.are_own(reading.form, posterior.weights):
+        raise ValueError(
+            "CAVI: the state is one of a guide with other blocks. Make the guide with those of "
+            "its own, `PairedGuide(model, blocks=fitted.blocks)`."
         )
 
 

@@ -298,7 +298,7 @@ def ends_hot(spec: Spec, num_steps: int) -> bool:
         f"CAVI.run ended after step {num_steps} at temperature {temperature:.3g}, where "
         "inclusion probabilities are still flattened. Run more steps, or pass "
         "`temperature=None` to CAVI.",
-        stacklevel=4,
+        stacklevel=5,
     )
     return True
 
@@ -324,7 +324,7 @@ def check_end(spec: Spec, progress: Progress, losses: Any, given: bool) -> None:
             "CAVI.run: all latent functions are switched off at the end of a run from init_params. "
             "Unless the data are nothing but noise, there was too much noise in the start: give "
             "one well below the spread of the tasks, or none.",
-            stacklevel=3,
+            stacklevel=4,
         )
     gain = _mean_gain(losses)
     if not bool(progress.converged) and gain > max(
@@ -334,7 +334,7 @@ def check_end(spec: Spec, progress: Progress, losses: Any, given: bool) -> None:
             f"CAVI.run: the bound still moves at the end of the run, by {gain:.2g} nats a "
             "step. Go on with `svi.run(key, num_steps, ..., init_state=result.state)`, or "
             "start anew with more steps.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -358,7 +358,7 @@ def check_starts(restarts: Float[np.ndarray, " starts"] | None) -> None:
         f"next to {bounds[1]:.1f}, so that others may come higher still. Try more, "
         f"`CAVI(model, guide, num_restarts={2 * len(restarts)})`; `result.restarts` has all "
         "bounds.",
-        stacklevel=3,
+        stacklevel=4,
     )
 
 

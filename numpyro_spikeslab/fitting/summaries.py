@@ -19,6 +19,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuide
 from numpyro_spikeslab.algebra.mixtures import SlabMixtures, quantiles, single
 from numpyro_spikeslab.distributions import SpikeSlab
 from numpyro_spikeslab.fitting.inner import inner_summary, makes_delta
+from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.form import Pair
 from numpyro_spikeslab.reading.program import compiled, seen_anew
@@ -56,6 +57,7 @@ class PosteriorSummaries(AutoGuide):
         """
         return {name: self._marginal(name, params)[0] for name in self._pair_names(params)}
 
+    @full_precision
     def posterior_mean(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Posterior mean ``<w> = gamma mu`` of each weight; with the model's arguments, also that
         of its latent functions.
@@ -82,6 +84,7 @@ class PosteriorSummaries(AutoGuide):
         """Means and variances of the latent functions at the inputs."""
         return {}
 
+    @full_precision
     def sample_posterior(
         self,
         rng_key: jax.Array,
@@ -135,6 +138,7 @@ class PosteriorSummaries(AutoGuide):
         # in one piece, for operation by operation takes several times as long to compile
         return compiled(draw, params)
 
+    @full_precision
     def median(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Posterior median of each weight, each spike and each other latent site.
 
@@ -171,6 +175,7 @@ class PosteriorSummaries(AutoGuide):
             k.removesuffix(end): x for k, x in params.items() if k.endswith(end) and k not in own
         }
 
+    @full_precision
     def quantiles(
         self, params: dict[str, Any], quantiles: Any, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:

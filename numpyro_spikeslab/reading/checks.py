@@ -146,7 +146,7 @@ def name_empty(user: str, form: Form, seen: tuple[Any, Any]) -> None:
                 f"{user}: {empty.size} {what} of {form.likelihood!r} have no observation: "
                 f"{_first(empty)}. "
                 "Their predictions are those of the prior or of their neighbours.",
-                stacklevel=6,
+                stacklevel=7,
             )
 
 
@@ -170,5 +170,5 @@ def name_uncentred(user: str, held: list[str], rows: Float[np.ndarray, "P N"]) -
             f"{user}: columns {_first(hidden)} have means above ten times their spread. Beside "
             f"{held} they hardly move, and may be left out or kept by "
             "chance. Subtract their means.",
-            stacklevel=4,
+            stacklevel=5,
         )

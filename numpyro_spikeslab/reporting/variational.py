@@ -14,9 +14,11 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.util import log_density
 
+from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reporting.data import SETS, posterior, sample_dims
 
 
+@full_precision
 def add_variational_stats(
     data: xr.DataTree,
     svi: Any,

@@ -21,6 +21,7 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity, is_prng_key
 
+from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
 from numpyro_spikeslab.reading.form import Form, base_of, is_latent
 from numpyro_spikeslab.reading.program import are_concrete, compiled
@@ -57,6 +58,7 @@ class BlockKernel(MCMCKernel):
     def _read(self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]) -> Reading:
         return self._reader(args, kwargs, frozenset(values))
 
+    @full_precision
     def init(
         self,
         rng_key: Array,
@@ -140,6 +142,7 @@ class BlockKernel(MCMCKernel):
     def _start(self, z: dict[str, Any], num_warmup: int, rng_key: Array) -> Any:
         """The state at the start."""
 
+    @full_precision
     def sample(
         self,
         state: Any,
@@ -166,6 +169,7 @@ class BlockKernel(MCMCKernel):
     def postprocess_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Callable:
         """Adds the model's deterministic sites to the values."""
 
+        @full_precision
         def postprocess(z):
             args, kwargs, values = self._split(model_args, model_kwargs)
             trace = run_model(self._model, args, kwargs, {**values, **z})
