@@ -14,15 +14,47 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_spikeslab.algebra.pairs import Design
 
 
+class Apart(NamedTuple):
+    """Features in two parts: what lies in the span of B directions, and the rest.
+
+    Coefficients take over the first. Beside an intercept, of columns whose means are a thousand
+    times their spread hardly a millionth of the squares counts, which differences of products of
+    whole features would lose to rounding.
+
+    - **basis** - of the span, orthonormal.
+    - **inside** - coordinates of the features in it.
+    - **rest**, **products** - what the features have beyond it, and products of that.
+    """
+
+    basis: Float[Array, "B K"]
+    inside: Float[Array, "*G P B"]
+    rest: Float[Array, "*G P K"]
+    products: Float[Array, "*G P P"]
+
+
+def taken_apart(features: Float[Array, "*G P K"], directions: Float[Array, "B K"]) -> Apart:
+    """
+    :param features: their leading axes are those of blocks, or none.
+    :param directions: any will do; those of the coefficients are of use.
+    """
+    basis = jnp.linalg.qr(directions.T)[0].T
+    inside = features @ basis.T
+    rest = features - inside @ basis
+    # what rounding has left in the span is large beside the rest
+    more = rest @ basis.T
+    rest -= more @ basis
+    return Apart(basis, inside + more, rest, rest @ jnp.swapaxes(rest, -1, -2))
+
+
 class Without(NamedTuple):
     """Observations whose B coefficients are integrated out: with what a unit of each adds as the
     columns of C, whitened and in units of the prior's scales, their covariance is ``I + C C^T``.
 
     The QR decomposition of C below the unit matrix has the upper square U and below it V, and
     ``V V^T`` is what the coefficients take over. ``T^T T = I - V V^T`` with
-    ``T = I - V (I + U)^{-1} V^T``. No products of the features are made, which would square their
-    condition: single precision would not survive that where an intercept stands beside effects of
-    groups, or a column has a mean that is large beside its spread.
+    ``T = I - V (I + U)^{-1} V^T``. No products of the coefficients' columns are made, which would
+    square their condition: single precision would not survive that where an intercept stands beside
+    effects of groups.
 
     - **root** - upper triangular ``R``, the coefficients' precision is ``R^T R``.
     - **U**, **V** - as above.
@@ -39,26 +71,30 @@ class Without(NamedTuple):
         upper = jnp.where(jnp.diagonal(self.U) < 0, -1, 1)[:, None] * jnp.triu(self.U)
         return rows - rows @ self.V @ solve_triangular(one + upper, one).T @ self.V.T
 
-    def gram(
-        self,
-        gram: Float[Array, "*G P P"],
-        rows: Float[Array, "*G P K"],
-        white: Float[Array, "*G P K"],
-    ) -> Float[Array, "*G P P"]:
-        """Products of whitened rows.
+    def design(self, design: Design, apart: Apart | None) -> Design:
+        """A design, whitened.
 
-        :param gram: of the rows as they are.
-        :param white: the whitened ones.
+        :param apart: its features taken apart once, if it is constant.
         """
-        within, index = rows @ self.V, jnp.arange(gram.shape[-1])
-        products = gram - within @ jnp.swapaxes(within, -1, -2)
-        # a difference of large numbers, which on the diagonal must not be negative
-        return products.at[..., index, index].set(jnp.sum(white**2, axis=-1))
+        if apart is None:
+            white = self.whiten(design.rows)
+            return Design(white, white @ jnp.swapaxes(white, -1, -2))
+        white = self.whiten(apart.rest) + apart.inside @ self.whiten(apart.basis)
+        return Design(white, self.gram(apart, white))
 
-    def design(self, design: Design) -> Design:
-        """A design, whitened."""
-        white = self.whiten(design.rows)
-        return Design(white, self.gram(design.gram, design.rows, white))
+    def gram(self, apart: Apart, white: Float[Array, "*G P K"]) -> Float[Array, "*G P P"]:
+        """Products of whitened features.
+
+        :param white: the features, whitened.
+        """
+        inside, index = apart.inside, jnp.arange(white.shape[-2])
+        basis, within = self.whiten(apart.basis), apart.rest @ self.V
+        across = within @ (apart.basis @ self.V).T - 0.5 * inside @ (basis @ basis.T)
+        mixed = across @ jnp.swapaxes(inside, -1, -2)
+        products = apart.products - within @ jnp.swapaxes(within, -1, -2)
+        products -= mixed + jnp.swapaxes(mixed, -1, -2)
+        # what differences leave must not be negative
+        return products.at[..., index, index].set(jnp.sum(white**2, axis=-1))
 
     def explained(
         self, residual: Float[Array, " K"], current: Float[Array, " B"]

@@ -179,7 +179,7 @@ def _sweep_beside(spec, data, posterior, temperature) -> tuple[View, Posterior, 
     design, relative = design_at(spec, data, values), at.relative[:, 0]
     features = whitened(features, relative)
     residual = jnp.sqrt(relative) * at.Y[:, 0]
-    left = beside.design(design)
+    left = beside.design(design, data.apart)
     squares = feature_squares(design, form.size), feature_squares(left, form.size)
     weights = before.sweep_beside(
         left,

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.blocks import BlockMeanField
+from numpyro_spikeslab.algebra.coefficients import Apart
 from numpyro_spikeslab.algebra.entries import Layout
 from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
 from numpyro_spikeslab.algebra.groups import GroupedMeanField
@@ -99,7 +100,8 @@ class Data(NamedTuple):
       row of them where the weights of all tasks have the same prior.
     - **transforms** - onto the supports of the free sites.
     - **view** - the model, where no free site can change it.
-    - **design** - of columns, where it depends on data alone.
+    - **design**, **apart** - of columns, where it depends on data alone; the same apart from the
+      span of the coefficients, if there are any.
     - **layout** - of the observations, if they are entries of a table.
     - **features** - of tasks, where they are known.
     - **stats** - their products with the observations, where no free site can change them.
@@ -111,6 +113,7 @@ class Data(NamedTuple):
     transforms: dict[str, Any]
     view: View | None
     design: Design | None
+    apart: Apart | None
     layout: Layout | None
     features: Any
     stats: Gram | None
@@ -151,6 +154,7 @@ def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
         {name: transforms[name] for name in form.free},
         at,
         reading.design,
+        None if reading.apart is None else reading.apart[0],
         reading.layout,
         reading.features,
         stats,

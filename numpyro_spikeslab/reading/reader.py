@@ -11,6 +11,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.coefficients import Apart, taken_apart, whitened
 from numpyro_spikeslab.algebra.entries import Layout, layout_of
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, feature_rows
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
@@ -21,6 +22,7 @@ from numpyro_spikeslab.reading.checks import (
     name_empty,
     name_uncentred,
 )
+from numpyro_spikeslab.reading.coefficients import coefficient_rows
 from numpyro_spikeslab.reading.evaluate import FunctionArrays, checked_generic, program_of
 from numpyro_spikeslab.reading.form import (
     COLUMNS,
@@ -142,6 +144,17 @@ class Reading:
             return _products(self.design.rows)[: self.form.size, : self.form.size]
 
     @cached_property
+    def apart(self) -> tuple[Apart, Apart | None] | None:
+        """A constant design apart from the span of its coefficients, its blocks and, if they are
+        few, all columns at once."""
+        form = self.form
+        if self.design is None or not form.coefficients:
+            return None
+        few = form.size <= MAX_GRAM and are_concrete(self.design)
+        with outside_transformations(self.constants):
+            return _apart(form, few, self.program, self.constants, self.generic, self.design)
+
+    @cached_property
     def features(self) -> Any:
         """Features that are known and the same for all tasks, (M, N); else `None`."""
         if self.form.kind != SHARED:
@@ -191,6 +204,15 @@ def _products(rows):
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _design(form, block_size, program, constants, values):
     return whitened_design(form, program, constants, values, block_size)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _apart(form, few, program, constants, values, design):
+    rows = coefficient_rows(form, program, constants, values, form.coefficients)
+    relative = view(form, program, constants, values).relative[:, 0]
+    directions = whitened(rows[..., 0], relative)
+    blocks = taken_apart(design.rows, directions)
+    return blocks, taken_apart(feature_rows(design, form.size), directions) if few else None
 
 
 class Reader:

@@ -211,8 +211,8 @@ def _draw_columns(
     moves: bool,
 ) -> tuple[Array, Array, Array]:
     at = reading.view(values)
+    relative, gram = at.relative[:, 0], None
     design = reading.design_at(values) if reading.design is None else reading.design
-    relative, gram = at.relative[:, 0], reading.gram
     target = jnp.sqrt(relative) * at.Y[:, 0]
     precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
     names = tuple(name for name in reading.form.coefficients if name in own)
@@ -222,11 +222,13 @@ def _draw_columns(
         rows = coefficient_rows(reading.form, reading.program, reading.constants, values, names)
         units, now, _ = scaled(rows, values, at, names)
         beside = without(units, at.precision[:, 0])
-        target += now @ whitened(units, relative)
-        every, design = feature_rows(design, current.size), beside.design(design)
-        if gram is not None:
-            gram = beside.gram(gram, every, feature_rows(design, current.size))
-        target = beside.whiten(target)
+        target = beside.whiten(target + now @ whitened(units, relative))
+        blocks, every = reading.apart or (None, None)
+        design = beside.design(design, blocks)
+        if every is not None:
+            gram = beside.gram(every, feature_rows(design, current.size))
+    else:
+        gram = reading.gram
     residual = target - predictor(design, current)
     if (groups := reading.form.groups) is not None:
         rows = feature_rows(design, current.size)

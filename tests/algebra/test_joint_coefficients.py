@@ -6,7 +6,8 @@ import pytest
 
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.coefficients import conditional, without
+from numpyro_spikeslab.algebra.coefficients import conditional, taken_apart, without
+from numpyro_spikeslab.algebra.pairs import Design
 
 
 @pytest.mark.parametrize(("scale", "sigma", "num_obs"), [(10, 0.1, 4000), (30, 0.1, 1000)])
@@ -52,11 +53,30 @@ def test_observations_without_coefficients_are_those_of_the_joint_covariance(x64
     np.testing.assert_allclose(whitening @ whitening.T, inverse, atol=1e-10)
     rows = jnp.asarray(rng.normal(size=(2, 4, 20)))
     products = np.einsum("kan,nm,kbm->kab", rows, inverse, rows)
-    grams = found.gram(rows @ jnp.swapaxes(rows, -1, -2), rows, found.whiten(rows))
-    np.testing.assert_allclose(grams, products, atol=1e-9)
+    # whatever the span without which they are kept
+    for directions in (columns.T, rng.normal(size=(2, 20))):
+        apart = taken_apart(rows, jnp.asarray(directions))
+        white = found.design(Design(rows, products), apart)
+        np.testing.assert_allclose(white.rows, found.whiten(rows), atol=1e-9)
+        np.testing.assert_allclose(white.gram, products, atol=1e-9)
+    np.testing.assert_allclose(found.design(Design(rows, rows), None).gram, products, atol=1e-9)
     residual, current = rng.normal(size=20), rng.normal(size=3)
     target = residual + columns @ current
     mean = np.linalg.solve(np.eye(3) + columns.T @ columns, columns.T @ target)
     np.testing.assert_allclose(
         found.mean(jnp.asarray(residual), jnp.asarray(current)), mean, atol=1e-10
     )
+
+
+def test_single_precision_knows_columns_whose_means_are_a_thousand_times_their_spread():
+    """Beside an intercept with a wide prior they are centred columns."""
+    rng = np.random.default_rng(0)
+    rows = (2000 + rng.normal(size=(3, 400))).astype(np.float32)
+    features, precision = np.full((1, 400), 1e4), np.full(400, 2.0)
+    cut = rows.astype(float) - rows.astype(float).mean(axis=1, keepdims=True)
+    found = without(jnp.asarray(features, jnp.float32), jnp.asarray(precision, jnp.float32))
+    apart = taken_apart(jnp.asarray(rows), jnp.ones((1, 400), jnp.float32))
+    white = found.design(Design(jnp.asarray(rows), jnp.zeros((3, 3))), apart)
+    # hundredths of the square of a column
+    np.testing.assert_allclose(white.gram, cut @ cut.T, atol=4.0)
+    np.testing.assert_allclose(white.rows, cut, atol=0.01)

@@ -117,6 +117,23 @@ def test_a_column_of_years_and_the_intercept_move_together(precision, slope):
     assert agrees(found[..., 0] * found[..., 3], exact.second_moments[0, 3])
 
 
+@pytest.mark.slow
+def test_columns_of_years_are_told_from_each_other():
+    """In single precision, which products of 200 years would not be exact in."""
+    rng = np.random.default_rng(0)
+    year = rng.integers(1990, 2021, 200)
+    X = np.column_stack([year, year - rng.integers(0, 4, 200), year + rng.integers(-2, 3, 200)])
+    y = 0.03 * (X[:, 0] + X[:, 1] - 4008) + 0.5 * rng.normal(size=200)
+    columns, always = np.column_stack([X, np.ones(200)]), 1 - 1e-15
+    exact = truth.enumerate_models(
+        truth.regression(columns, y, 0.5, [0.3] * 3 + [always], [1.0] * 3 + [100.0])
+    )
+    draws = sampled(year_model, *(jnp.asarray(x, jnp.float32) for x in (X, y)), num_samples=10_000)
+    # 6 comparisons: a false alarm in 1 of 2,600 keys
+    assert agrees(draws["w_spike"], exact.inclusion[:3], within=0.03)
+    assert agrees(draws["w"].astype(float), exact.mean[:3])
+
+
 def test_where_another_block_draws_the_intercept_columns_of_years_are_named():
     X = np.random.default_rng(0).normal(size=(20, 3))
     kernel = Gibbs([(nss.PairedGibbs(year_model), ["w_spike", "w_slab"]), (NUTS(year_model), None)])
