@@ -20,7 +20,7 @@ from numpyro.infer.svi import SVIState
 from numpyro.optim import _NumPyroOptim
 from numpyro.util import identity
 
-from numpyro_spikeslab.fitting.ascent import Progress, advance, begin, follows, improve
+from numpyro_spikeslab.fitting.ascent import Progress, advance, begin, improve
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.posterior import (
     FunctionFactors,
@@ -52,6 +52,7 @@ from numpyro_spikeslab.fitting.schedules import annealing
 from numpyro_spikeslab.fitting.starts import start_alone, start_random
 from numpyro_spikeslab.fitting.stochastic import Known, stream_of
 from numpyro_spikeslab.precision import full_precision
+from numpyro_spikeslab.reading.checks import FITTED
 from numpyro_spikeslab.reading.form import param_name
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reader, Reading
@@ -370,8 +371,7 @@ class CAVI(SVI):
             given = init_state is not None or init_params is not None
             number = 1 if given or self.plain or task.data.layout else 2
         progress = self._progress(task, state)
-        follow = follows(task.spec, progress.posterior)
-        task.reading.name_uncentred("CAVI.run", task.spec.form.coefficients if follow else ())
+        task.reading.name_uncentred("CAVI.run", FITTED)
         plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
         if not are_concrete((task.data, progress)):
             begun = 0 if init_state is None else state.optim_state[0]

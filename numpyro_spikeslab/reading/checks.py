@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a reader says of models and data that do not fit."""
 
-from typing import Any
+from typing import Any, NamedTuple
 import warnings
 
 from jaxtyping import Float, Int
@@ -150,13 +150,27 @@ def name_empty(user: str, form: Form, seen: tuple[Any, Any]) -> None:
             )
 
 
-LEAST_SPREAD = 0.01
-"""Of the squares of a column, the part that its mean does not explain, below which visits to
-one after the other hardly move: such a step goes that part of its way."""
+class Uncentred(NamedTuple):
+    """Columns that look like an intercept, and what becomes of them beside one.
+
+    - **least** - of the squares of a column, the part that its mean must leave.
+    - **why** - what happens where it leaves less.
+    """
+
+    least: float
+    why: str
 
 
-def name_uncentred(user: str, held: list[str], rows: Float[np.ndarray, "P N"]) -> None:
-    """Warn of columns that look like the intercept to steps that visit one after the other.
+# Visits to one after the other go that part of their way.
+SAMPLED = Uncentred(0.01, "they hardly move, and may be left out or kept by chance")
+# To include a column takes half the logarithm of that part from the bound, here a nat.
+FITTED = Uncentred(0.13, "they are left out too often, for a fit has one value of these")
+
+
+def name_uncentred(
+    user: str, held: list[str], rows: Float[np.ndarray, "P N"], kind: Uncentred
+) -> None:
+    """Warn of columns whose means are large beside their spread.
 
     :param held: sites that may be an intercept.
     :param rows: the columns, as rows.
@@ -164,11 +178,10 @@ def name_uncentred(user: str, held: list[str], rows: Float[np.ndarray, "P N"]) -
     squares = np.mean(rows**2, axis=1)
     spread = np.var(rows, axis=1)
     # a column that is constant is no better when it is centred
-    hidden = np.flatnonzero((spread > 1e-10 * squares) & (spread < LEAST_SPREAD * squares))
+    hidden = np.flatnonzero((spread > 1e-10 * squares) & (spread < kind.least * squares))
     if hidden.size:
         warnings.warn(
-            f"{user}: columns {_first(hidden)} have means above ten times their spread. Beside "
-            f"{held} they hardly move, and may be left out or kept by "
-            "chance. Subtract their means.",
+            f"{user}: columns {_first(hidden)} have means above {kind.least**-0.5:.2g} times their "
+            f"spread. Beside {held} {kind.why}. Subtract their means.",
             stacklevel=5,
         )

@@ -16,6 +16,7 @@ from numpyro_spikeslab.algebra.entries import Layout, layout_of
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, feature_rows
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.checks import (
+    Uncentred,
     check_sharding,
     check_trace,
     check_verdict,
@@ -168,10 +169,10 @@ class Reading:
     beside: tuple[str, ...] = ()
     """Sites that move the location and not the design, such as an intercept."""
 
-    def name_uncentred(self, user: str, follow: Collection[str]) -> None:
-        """Warn of known columns that look like an intercept, for steps that hold it.
+    def name_uncentred(self, user: str, kind: Uncentred, follow: Collection[str] = ()) -> None:
+        """Warn of known columns that look like an intercept, where there is one.
 
-        :param follow: sites that change together with the weights.
+        :param follow: sites that are integrated out.
         """
         held = [name for name in self.beside if name not in follow]
         if not held:
@@ -180,7 +181,7 @@ class Reading:
         if self.design is not None:
             rows = feature_rows(self.design, self.form.size)
         if rows is not None and are_concrete(rows):
-            name_uncentred(user, held, np.asarray(rows))
+            name_uncentred(user, held, np.asarray(rows), kind)
 
     def design_at(self, values: dict[str, Any]) -> Design:
         """The whitened design at given values of the other sites."""

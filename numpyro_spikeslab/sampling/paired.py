@@ -19,6 +19,7 @@ from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, pr
 from numpyro_spikeslab.algebra.task_sweeps import gibbs_task_sweep
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.primitives import weights
+from numpyro_spikeslab.reading.checks import SAMPLED
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, scaled
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.reader import Reading
@@ -117,7 +118,7 @@ class PairedGibbs(BlockKernel):
         form = reading.form
         own = {k: shape for pair in form.pairs for k, shape in pair.shapes.items()}
         drawn = [name for name in form.coefficients if name not in values]
-        reading.name_uncentred("PairedGibbs", drawn if form.kind == COLUMNS else ())
+        reading.name_uncentred("PairedGibbs", SAMPLED, drawn if form.kind == COLUMNS else ())
         if all(name in values for name in latents(form)):
             return own
         free, known = self._latent_shapes(args, kwargs, values), drawable(reading)
