@@ -219,10 +219,12 @@ class CAVI(SVI):
             ``init_params``.
         """
         state = self._init(rng_key, args, kwargs, init_params)
-        if self.stream is None:
-            return state
         task = self._task(args, kwargs)
-        return self._streamed(task, state, self._known(task, state))
+        if self.stream is not None:
+            return self._streamed(task, state, self._known(task, state))
+        # all that an update returns, so that compiled loops can carry it
+        posterior = self._progress(task, state).posterior
+        return SVIState((*state.optim_state[:2], posterior), None, state.rng_key)
 
     def _init(self, rng_key: Array, args: tuple, kwargs: dict, init_params: Any) -> SVIState:
         every = {**kwargs, **self.static_kwargs}

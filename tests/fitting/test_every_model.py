@@ -293,6 +293,11 @@ def test_updates_and_runs_in_pieces_are_one_run(x64, name):
         losses.append(loss)
     assert_same(jnp.stack(losses), whole.losses, ROUNDING)
     assert_same(fit.svi.get_params(state), whole.params, ROUNDING)
+    looped, losses = jax.lax.scan(
+        lambda state, _: fit.svi.update(state, *fit.args), fit.first, length=7
+    )
+    assert_same(losses, whole.losses, ROUNDING)
+    assert_same(fit.svi.get_params(looped), whole.params, ROUNDING)
     pieces = fit.run(3, fit.first)
     losses = [pieces.losses]
     pieces = fit.run(4, pieces.state)
