@@ -215,8 +215,7 @@ class CAVI(SVI):
         :param args: arguments of the model.
         :param init_params: values of some parameters, instead of the guide's start.
         :param kwargs: keyword arguments of the model.
-        :raises ValueError: if the model does not fit, or for unknown names or other shapes in
-            ``init_params``.
+        :raises ValueError: if the model does not fit, or ``init_params`` do not.
         """
         state = self._init(rng_key, args, kwargs, init_params)
         task = self._task(args, kwargs)
@@ -234,14 +233,15 @@ class CAVI(SVI):
         self.guide.set_up(args, every)
         refuse_inner(self.guide)
         params = self._start_params(reading)
+        given = checked_params(init_params or {}, params, self._supports)
         task = self._task(args, kwargs)
         rng_key, _, key_start = random.split(rng_key, 3)
         posterior = None
-        if task.reading.functions is not None and set(params) - set(init_params or {}):
-            posterior = self._start_functions(task, params, init_params, key_start)
+        if task.reading.functions is not None and set(params) - set(given):
+            posterior = self._start_functions(task, params, given, key_start)
             params = self.guide.unpack(task.reading, posterior, params)
-        if init_params:
-            params |= checked_params(init_params, params)
+        if given:
+            params |= given
             posterior = None
         self.constrain_fn = identity
         return SVIState((jnp.array(0), params, posterior), None, rng_key)
@@ -259,7 +259,7 @@ class CAVI(SVI):
         return strong({name: jnp.array(value) for name, (value, _) in found.items()})
 
     def _start_functions(
-        self, task: Task, params: dict[str, Any], init_params: dict[str, Any] | None, key: Any
+        self, task: Task, params: dict[str, Any], given: dict[str, Any], key: Any
     ) -> Posterior:
         """Random weights, the functions that follow from them; free sites at their maximum."""
         spec, data = task.spec, task.data
@@ -269,8 +269,8 @@ class CAVI(SVI):
                 "such as jit or vmap; the moves between optima are decided outside of compiled "
                 "code. Call init and run outside of it."
             )
-        posterior = self._blank(task, params | checked_params(init_params or {}, params))
-        if spec.form.free and not init_params:
+        posterior = self._blank(task, params | given)
+        if spec.form.free and not given:
             # or else the functions explain what the free sites should
             alone = improve(spec, data, start_alone(spec, data, posterior), NUM_IMPROVEMENTS)
             values = {site: alone.values[site] for site in spec.form.free}

@@ -362,7 +362,9 @@ def check_starts(restarts: Float[np.ndarray, " starts"] | None) -> None:
     )
 
 
-def checked_params(init_params: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+def checked_params(
+    init_params: dict[str, Any], params: dict[str, Any], supports: dict[str, Any]
+) -> dict[str, Any]:
     """Start values of a user in the types of the parameters, which they must be among."""
     unknown = sorted(set(init_params) - set(params))
     if unknown:
@@ -374,5 +376,10 @@ def checked_params(init_params: dict[str, Any], params: dict[str, Any]) -> dict[
             raise ValueError(
                 f"CAVI: init_params[{name!r}] has shape {jnp.shape(value)}, expected "
                 f"{jnp.shape(params[name])}."
+            )
+        if are_concrete(value) and not np.all(supports[name](jnp.asarray(value))):
+            raise ValueError(
+                f"CAVI: init_params[{name!r}] has values that are not finite or not in the support "
+                f"of the parameter, {supports[name]}."
             )
     return {name: jnp.asarray(x, params[name].dtype) for name, x in init_params.items()}

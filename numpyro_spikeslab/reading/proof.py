@@ -149,10 +149,13 @@ def _find_likelihood(subject: Subject, run: Any) -> str:
             "a latent site, which is not supported."
         )
     for name in latent:
+        masked = name.endswith("_unobserved")
         raise ValueError(
             f"{user}: the prior of the latent site {name!r} depends on {touched[name]}, so the "
             "conditional of the pairs is not the spike-and-slab one. Only an observed Normal site "
             "may depend on the weights."
+            + masked
+            * " For missing observations use `numpyro.handlers.mask`, not `obs_mask`."
         )
     if len(observed) > 1:
         raise ValueError(

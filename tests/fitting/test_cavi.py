@@ -197,6 +197,11 @@ def test_a_start_is_what_init_params_say(x64, fixed):
         svi.init(KEY, *fixed.args, init_params={"w_loc": jnp.zeros(4)})
     with pytest.raises(ValueError, match=r"w_auto_loc'\] has shape \(3,\), expected \(4,\)"):
         run(svi, fixed, init_params={"w_auto_loc": jnp.zeros(3)})
+    for name, value in (("probs", 1.5), ("scale", -1.0), ("loc", jnp.nan)):
+        with pytest.raises(
+            ValueError, match=rf"w_auto_{name}'\] has values that are not finite or"
+        ):
+            run(svi, fixed, init_params={f"w_auto_{name}": jnp.full(4, value)})
 
 
 @pytest.mark.slow
@@ -622,7 +627,7 @@ def test_a_run_that_has_not_settled_says_so(x64):
 def test_a_bound_that_is_no_number_is_an_error(x64, fixed):
     svi = cavi(fixed)
     with pytest.raises(FloatingPointError, match="the bound is not a number after step 3"):
-        run(svi, fixed, 3, init_params={"w_auto_loc": jnp.full(4, jnp.nan)})
+        run(svi, fixed, 3, init_params={"w_auto_loc": jnp.full(4, 1e200)})
 
 
 # Many tasks

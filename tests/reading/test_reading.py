@@ -119,6 +119,17 @@ def test_masked_observations_may_be_anything():
     np.testing.assert_array_equal(missing.base.relative[:, 0], seen)
 
 
+def test_observations_that_numpyro_imputes_are_latent_sites():
+    def model(X, y, mask):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.25)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y, obs_mask=mask)
+
+    parts = "'y_unobserved'", "handlers.mask`, not `obs_mask`"
+    assert_says(read, model, (X, Y, np.arange(N) != 3), *parts)
+
+
 @EVERY_USER
 @pytest.mark.parametrize("column", [np.ones(N), X[:, 0]], ids=["constant", "duplicated"])
 def test_constant_and_duplicated_features_are_no_errors(use, column):
