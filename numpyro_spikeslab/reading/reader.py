@@ -211,7 +211,7 @@ def _design(form, block_size, program, constants, values):
 def _apart(form, few, program, constants, values, design):
     rows = coefficient_rows(form, program, constants, values, form.coefficients)
     relative = view(form, program, constants, values).relative[:, 0]
-    directions = whitened(rows[..., 0], relative)
+    directions = whitened(rows.reshape(len(rows), -1), relative)
     blocks = taken_apart(design.rows, directions)
     return blocks, taken_apart(feature_rows(design, form.size), directions) if few else None
 
