@@ -158,7 +158,7 @@ class BlockMeanField:
     @property
     def variance(self) -> Float[Array, " P"]:
         """``<w^2> - <w>^2``."""
-        diagonals = (jnp.diagonal(x.covariance, axis1=1, axis2=2) for x in self.moments)
+        diagonals = (jnp.sum(x.root**2, axis=1) for x in self.moments)
         return self._flat(self.singles.variance, diagonals)
 
     # The sweep
@@ -210,16 +210,14 @@ class BlockMeanField:
         rows = design.rows.reshape(-1, design.rows.shape[-1])
         total = squares @ self.singles.variance
         for members, moments in zip(self.blocks.stacks, self.moments, strict=True):
-            own = rows[members]
-            total += jnp.sum(jnp.einsum("kbn,kcn->kbc", own, own) * moments.covariance)
+            total += jnp.sum((moments.root @ rows[members]) ** 2)
         return total
 
     def predictor_variances(self, rows: Float[Array, "P N"]) -> Float[Array, " N"]:
         """Variance of ``D w`` at each observation of an unwhitened design."""
         total = self.singles.variance @ rows[self.blocks.singles] ** 2
         for members, moments in zip(self.blocks.stacks, self.moments, strict=True):
-            own = rows[members]
-            total += jnp.einsum("kbn,kbc,kcn->n", own, moments.covariance, own)
+            total += jnp.sum((moments.root @ rows[members]) ** 2, axis=(0, 1))
         return total
 
     @property

@@ -79,13 +79,14 @@ class Moments(NamedTuple):
     """What the bound needs of a block, or of K.
 
     - **loc**, **scale** - mean and standard deviation of each slab given its inclusion.
-    - **covariance** - of ``w``.
+    - **root** - upper triangular ``R`` with the covariance ``R^T R`` of ``w``. Of columns that are
+      alike, weights take turns, and what this does to their sum is lost in their covariance.
     - **log_det** - expected log determinant of ``A_ss``.
     """
 
     loc: Float[Array, "*K b"]
     scale: Float[Array, "*K b"]
-    covariance: Float[Array, "*K b b"]
+    root: Float[Array, "*K b b"]
     log_det: Float[Array, "*K"]
 
 
@@ -134,10 +135,10 @@ def moments_of(probs: Float[Array, " S"], slabs: Slabs, patterns: Any) -> Moment
     loc = jnp.sum(shares * slabs.mean, axis=0)
     variance = jnp.sum(shares * (slabs.variance + (slabs.mean - loc) ** 2), axis=0)
     from_mean = slabs.mean - probs @ slabs.mean
-    root = jnp.sqrt(probs)[:, None, None] * slabs.root
-    within = jnp.einsum("ski,skj->ij", root, root)
-    covariance = within + jnp.einsum("s,si,sj->ij", probs, from_mean, from_mean)
-    return Moments(loc, jnp.sqrt(variance), covariance, probs @ slabs.log_det)
+    every = jnp.concatenate([slabs.root, from_mean[:, None]], axis=1)
+    every = (jnp.sqrt(probs)[:, None, None] * every).reshape(-1, len(loc))
+    root = jnp.linalg.qr(every, mode="r")
+    return Moments(loc, jnp.sqrt(variance), root, probs @ slabs.log_det)
 
 
 def stack_moments(stack: Stack, patterns: Any) -> Moments:
