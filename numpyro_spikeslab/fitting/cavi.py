@@ -76,9 +76,9 @@ class CAVI(SVI):
     Uniform one and slab scales with a HalfNormal one, or model params in their place, have closed
     forms, and so have coefficients, Normal sites in which the location is affine, such as an
     intercept; all other latent sites climb after each sweep. In a paired guide of the columns of a
-    design, coefficients follow each weight at once: columns need not be centred. With groups,
-    blocks, the standard guide, tasks, or an intercept of another prior, centre them: there, where a
-    column's mean is large beside its spread, neither it nor the intercept would move.
+    design, coefficients follow each weight at once. Centre columns beside an intercept all the
+    same: it has one value in a fit, and a column whose mean is large beside its spread is left out
+    too often. With groups, blocks, the standard guide, or tasks, neither of them would move.
 
     :param model: a model whose one observed Normal site is affine in its spike-and-slab weights.
     :param guide: the guide of this model. Its inner guide must be an ``AutoDelta``.
