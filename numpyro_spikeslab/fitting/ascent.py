@@ -145,14 +145,9 @@ def step(
     return posterior, bound_given(spec, at, posterior, squares)
 
 
-def follows(spec: Spec, posterior: Posterior) -> bool:
-    """Whether coefficients follow each visit to a weight."""
-    return spec.form.kind == COLUMNS and isinstance(posterior.weights, PairedMeanField)
-
-
 def _sweep_columns(spec, data, posterior, temperature) -> tuple[View, Posterior, Any]:
     """A pass over the columns of a design, carrying the residual."""
-    if spec.form.coefficients and follows(spec, posterior):
+    if spec.form.coefficients and isinstance(posterior.weights, PairedMeanField):
         return _sweep_beside(spec, data, posterior, temperature)
     mean = posterior.weights.mean
     at = view_at(spec, data, posterior.values, mean)

@@ -276,7 +276,6 @@ class MixtureGuide(AutoGuide):
         self._split(params)
         return self.guide.sample_from(self, rng_key, params, args, kwargs, sample_shape)
 
-    @full_precision
     def median(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Posterior medians: :meth:`quantiles` at one half, of the same arguments and errors."""
         return self.quantiles(params, 0.5, *args, **kwargs)

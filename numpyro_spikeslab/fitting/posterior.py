@@ -154,7 +154,7 @@ def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
         {name: transforms[name] for name in form.free},
         at,
         reading.design,
-        None if reading.apart is None else reading.apart[0],
+        reading.apart,
         reading.layout,
         reading.features,
         stats,

@@ -145,15 +145,24 @@ class Reading:
             return _products(self.design.rows)[: self.form.size, : self.form.size]
 
     @cached_property
-    def apart(self) -> tuple[Apart, Apart | None] | None:
-        """A constant design apart from the span of its coefficients, its blocks and, if they are
-        few, all columns at once."""
-        form = self.form
-        if self.design is None or not form.coefficients:
+    def apart(self) -> Apart | None:
+        """The blocks of a constant design apart from the span of its coefficients, if there are
+        any."""
+        return self._apart(False)
+
+    @cached_property
+    def columns_apart(self) -> Apart | None:
+        """The same of all columns at once, if they are few; see :attr:`gram`."""
+        if self.form.size > MAX_GRAM or not are_concrete(self.design):
             return None
-        few = form.size <= MAX_GRAM and are_concrete(self.design)
+        return self._apart(True)
+
+    def _apart(self, whole: bool) -> Apart | None:
+        if self.design is None or not self.form.coefficients:
+            return None
         with outside_transformations(self.constants):
-            return _apart(form, few, self.program, self.constants, self.generic, self.design)
+            given = self.constants, self.generic, self.design
+            return _apart(self.form, whole, self.program, *given)
 
     @cached_property
     def features(self) -> Any:
@@ -208,12 +217,11 @@ def _design(form, block_size, program, constants, values):
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _apart(form, few, program, constants, values, design):
-    rows = coefficient_rows(form, program, constants, values, form.coefficients)
+def _apart(form, whole, program, constants, values, design):
+    own = coefficient_rows(form, program, constants, values, form.coefficients)
     relative = view(form, program, constants, values).relative[:, 0]
-    directions = whitened(rows.reshape(len(rows), -1), relative)
-    blocks = taken_apart(design.rows, directions)
-    return blocks, taken_apart(feature_rows(design, form.size), directions) if few else None
+    rows = feature_rows(design, form.size) if whole else design.rows
+    return taken_apart(rows, whitened(own.reshape(len(own), -1), relative))
 
 
 class Reader:

@@ -224,10 +224,9 @@ def _draw_columns(
         units, now, _ = scaled(rows, values, at, names)
         beside = without(units, at.precision[:, 0])
         target = beside.whiten(target + now @ whitened(units, relative))
-        blocks, every = reading.apart or (None, None)
-        design = beside.design(design, blocks)
-        if every is not None:
-            gram = beside.gram(every, feature_rows(design, current.size))
+        design = beside.design(design, reading.apart)
+        if (columns := reading.columns_apart) is not None:
+            gram = beside.gram(columns, feature_rows(design, current.size))
     else:
         gram = reading.gram
     residual = target - predictor(design, current)
