@@ -66,10 +66,11 @@ def x64(restored_x64: None) -> None:
 
 
 @pytest.fixture(params=["float32", "float64"])
-def precision(request: pytest.FixtureRequest, restored_x64: None) -> str:
-    """Runs a test once in each precision, of which it gets the name."""
+def precision(request: pytest.FixtureRequest, restored_x64: None) -> Iterator[str]:
+    """Runs a test once in each precision, of which it gets the name; products are not rounded."""
     jax.config.update("jax_enable_x64", request.param == "float64")
-    return request.param
+    with jax.default_matmul_precision("float32"):
+        yield request.param
 
 
 @pytest.fixture

@@ -32,9 +32,11 @@ from numpyro_spikeslab.algebra.pairs import (
 )
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 
-# Tasks that share features and are visited at once: what so many carry stays in the cache. No power
-# of two, whose columns would all take the same place there.
+# Tasks that share features and are visited at once. On a CPU what so many carry stays in the cache;
+# no power of two, whose columns would all take the same place there. An accelerator is the faster
+# the more it has at once.
 TILE = 640
+ACCELERATOR_TILE = 65_536
 
 # Features per block: what blocks do to one another are products of matrices. Where each task weighs
 # the points in its own way, a block has the Gram matrices of all tasks, so many numbers as there
@@ -217,7 +219,7 @@ def triangle(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def in_tiles(visit: Callable, tasks: Any, *points: Any, into: Any = None) -> Any:
-    """Some tasks at a time, so many that what they carry stays in the cache.
+    """Some tasks at a time, as many as suit the processor.
 
     A tile has as many of the tasks of every device, which visits its own where they are sharded.
 
@@ -231,7 +233,8 @@ def in_tiles(visit: Callable, tasks: Any, *points: Any, into: Any = None) -> Any
     devices = jax.device_count()
     shards = devices if num_tasks % devices == 0 else 1
     each = num_tasks // shards
-    num_tiles, size = parts_of(each, TILE)
+    largest = TILE if jax.default_backend() == "cpu" else ACCELERATOR_TILE
+    num_tiles, size = parts_of(each, largest)
     points = jax.tree.map(lambda x: x.reshape(*x.shape[:-1], shards, each), points)
 
     def of(start):

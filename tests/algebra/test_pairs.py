@@ -175,6 +175,21 @@ def test_tiles_of_tasks_and_blocks_of_features_do_not_change_their_sweeps(
             close(x[q], e, precision)
 
 
+@pytest.mark.parametrize(("backend", "size"), [("cpu", 3), ("gpu", 8), ("tpu", 8)])
+def test_an_accelerator_has_more_tasks_at_once(backend, size, monkeypatch):
+    monkeypatch.setattr(task_sweeps, "TILE", 3)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    seen = set()
+
+    def visit(tile):
+        seen.add(tile.shape)
+        return 2 * tile
+
+    x = jnp.arange(40.0).reshape(8, 5)
+    np.testing.assert_array_equal(task_sweeps.in_tiles(visit, x), 2 * x)
+    assert seen == {(5, size)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 2, 8])
 @pytest.mark.parametrize(("tile", "devices"), [(3, 1), (512, 1), (3, 2)])
