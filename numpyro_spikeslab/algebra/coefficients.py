@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_spikeslab.algebra.pairs import Design
+from numpyro_spikeslab.algebra.pairs import Design, in_parts
 
 
 class Apart(NamedTuple):
@@ -110,6 +110,15 @@ class Without(NamedTuple):
         """Conditional mean of the coefficients; arguments as in :meth:`explained`."""
         return current + solve_triangular(self.root, self.explained(residual, current))
 
+    def slopes(self, design: Design) -> Float[Array, "B P2"]:
+        """By how much the conditional mean changes with a unit of the weight of each feature, those
+        included that pad the last block.
+
+        :param design: whitened.
+        """
+        along = jnp.reshape(design.rows @ self.V, (-1, self.V.shape[1]))
+        return -solve_triangular(self.root, along.T)
+
 
 def without(features: Float[Array, "B K"], precision: Float[Array, " K"]) -> Without:
     """
@@ -121,6 +130,17 @@ def without(features: Float[Array, "B K"], precision: Float[Array, " K"]) -> Wit
     one = jnp.eye(len(features), dtype=features.dtype)
     Q, root = jnp.linalg.qr(jnp.concatenate([one, whitened(features, precision).T]))
     return Without(root, *jnp.split(Q, [len(features)]))
+
+
+def beside(design: Design, slopes: Float[Array, "B P"], features: Float[Array, "B K"]) -> Design:
+    """A design of weights that coefficients follow.
+
+    :param slopes: by how much each coefficient changes with a unit of each weight.
+    :param features: what a unit of each coefficient adds to the observations, whitened.
+    """
+    num_blocks, size = design.rows.shape[:2]
+    by_block = in_parts(slopes.T, num_blocks, size)
+    return Design(design.rows + by_block @ features, None)
 
 
 def whitened(rows: Float[Array, "*P K"], precision: Float[Array, " K"]) -> Float[Array, "*P K"]:

@@ -17,11 +17,8 @@ from numpyro_spikeslab.algebra.pairs import (
     Conditional,
     Design,
     Prior,
-    coordinates,
     expectation,
-    expectation_beside,
     feature_squares,
-    settled,
     sweep,
 )
 
@@ -63,28 +60,6 @@ class PairedMeanField(NamedTuple):
             design, residual, self.mean, precision, prior, expectation(temperature)
         )
         return PairedMeanField.of(pair, temperature), residual
-
-    def sweep_beside(
-        self,
-        design: Design,
-        residual: Any,
-        spread: Float[Array, " P"],
-        precision: Any,
-        prior: Prior,
-        temperature: Any,
-    ) -> "PairedMeanField":
-        """Update every pair in turn, with coefficients that follow.
-
-        :param design: with the coefficients integrated out, as the residual of ``<w>``.
-        :param spread: squares of the features that the coefficients take over.
-        """
-        squares = feature_squares(design, self.probs.size)
-        variance = coordinates(squares + spread, precision, prior).variance
-        kept = variance * (precision * squares + 1 / prior.variance)
-        put, known = expectation_beside(temperature), (self.probs, kept)
-        given = precision, prior, put
-        _, pair = sweep(design, residual, self.mean, *given, noise=known, spread=spread)
-        return PairedMeanField(*settled(pair, *known, temperature), jnp.sqrt(variance))
 
     def predictor_variance(self, design: Design) -> Float[Array, ""]:
         """Variance of ``D w``, summed over the whitened observations."""

@@ -17,14 +17,10 @@ from jaxtyping import Array, Float, Int
 import jax
 from jax import lax, nn
 import jax.numpy as jnp
-from jax.scipy.special import xlogy
 
 # Features per block of a sweep. One feature at a time is bound by the latency of a sum that XLA
 # does not vectorise; with some hundreds the Gram matrices outweigh the design itself.
 BLOCK_SIZE = 128
-
-# Steps towards the optimum of a pair in a visit; the next sweep goes on where they end.
-NUM_CLIMBS = 2
 
 
 class Prior(NamedTuple):
@@ -42,11 +38,11 @@ class Design(NamedTuple):
     """A whitened design, cut into K blocks of B features each (zero features pad the last block).
 
     - **rows** - features as rows, each observation scaled by its relative precision's square root.
-    - **gram** - inner products of the features of a block.
+    - **gram** - inner products of the features of a block; `None` of a design for sums alone.
     """
 
     rows: Float[Array, "K B N"]
-    gram: Float[Array, "K B B"]
+    gram: Float[Array, "K B B"] | None
 
 
 class Coordinates(NamedTuple):
@@ -85,52 +81,6 @@ def expectation(temperature: Any = 1.0) -> Put:
     :param temperature: divides the logit; above 1 it flattens the inclusion probabilities.
     """
     return lambda pair, _: nn.sigmoid(pair.logit / temperature) * pair.loc
-
-
-def expectation_beside(temperature: Any = 1.0) -> Put:
-    """:func:`expectation` where coefficients follow each weight at once: see :func:`settled`."""
-
-    def put(pair, known):
-        probs, kept = known
-        probs, loc = settled(pair, probs, kept, temperature)
-        return probs * loc
-
-    return put
-
-
-def settled(
-    pair: Conditional, probs: Float[Array, "*B"], kept: Float[Array, "*B"], temperature: Any = 1.0
-) -> tuple[Float[Array, "*B"], Float[Array, "*B"]]:
-    r"""The factor of a pair that is best while coefficients are at their maximum given its mean.
-
-    They follow ``<w> = gamma mu`` and not ``w``, so of the precision ``A`` of the slab only the
-    part ``kept`` resists the mean, and all of it the variance. The bound is
-    :math:`\gamma \omega + b^2 \gamma / (2 A (1 - \gamma + \gamma k)) + T H(\gamma)` at its maximum
-    over ``mu``. It has up to two maxima, and ``gamma = sigmoid`` of its first derivative climbs to
-    one: from the current value, from 0 and from 1, of which the best is kept.
-
-    :param pair: from the whole precision, and from linear terms without the coefficients.
-    :param probs: the current inclusion probability.
-    :return: ``gamma`` and ``mu``.
-    """
-    explained = 0.5 * pair.loc**2 / pair.variance
-    log_odds = pair.logit - explained
-
-    def resists(probs):
-        return 1 - probs + probs * kept
-
-    def climbed(probs):
-        for _ in range(NUM_CLIMBS):
-            probs = nn.sigmoid((log_odds + explained / resists(probs) ** 2) / temperature)
-        entropy = -xlogy(probs, probs) - xlogy(1 - probs, 1 - probs)
-        reached = probs * (log_odds + explained / resists(probs)) + temperature * entropy
-        return probs, reached
-
-    probs, best = climbed(probs)
-    for end in (0.0, 1.0):
-        other, reached = climbed(jnp.full_like(probs, end))
-        probs, best = jnp.where(reached > best, other, probs), jnp.maximum(reached, best)
-    return probs, pair.loc / resists(probs)
 
 
 def draw(pair: Conditional, noise: tuple[Any, Any]) -> Any:
@@ -197,7 +147,6 @@ def sweep(
     put: Put,
     *,
     noise: Any = None,
-    spread: Float[Array, " P"] | None = None,
 ) -> tuple[Float[Array, " N"], Conditional]:
     """One pass over all coordinates: Gauss-Seidel inside blocks whose Gram matrix is known.
 
@@ -211,8 +160,6 @@ def sweep(
     :param prior: prior of the weights.
     :param put: :func:`expectation` or :func:`draw`.
     :param noise: variates of the draw, leading axis P.
-    :param spread: what counts for the precision of a weight beside the squares of the design, and
-        not for its linear term.
     :return: the new residual, and the conditional that each visit found.
     """
     num_blocks, block_size = design.rows.shape[:2]
@@ -220,18 +167,15 @@ def sweep(
     cut = partial(in_parts, number=num_blocks, size=block_size)
     # a positive variance keeps the conditional of the padded features finite
     prior = Prior(cut(prior.log_odds), cut(prior.variance, fill=1.0))
-    squares = jnp.diagonal(design.gram, axis1=1, axis2=2)
-    more = 0.0 if spread is None else cut(spread)
-    pairs = coordinates(squares + more, precision, prior)._replace(squares=squares)
+    squares = feature_squares(design, num_blocks * block_size)
+    pairs = coordinates(squares.reshape(num_blocks, block_size), precision, prior)
 
     def visit(residual, block):
         rows, gram, weights, pairs, noise = block
         b = gram_sweep(gram, rows @ residual, weights, precision, pairs, put, noise=noise)
         return residual + (weights - put(pairs.given(b), noise)) @ rows, b
 
-    # the kept part of a padded precision is divided by
-    known = jax.tree.map(partial(cut, fill=1.0), noise)
-    blocks = (design.rows, design.gram, cut(weights), pairs, known)
+    blocks = (design.rows, design.gram, cut(weights), pairs, jax.tree.map(cut, noise))
     residual, b = lax.scan(visit, residual, blocks)
     found = pairs.given(b)
     return residual, Conditional(*(x.reshape(-1)[: weights.shape[0]] for x in found))
@@ -286,6 +230,8 @@ def predictor(design: Design, weights: Float[Array, " P"]) -> Float[Array, " N"]
 
 def feature_squares(design: Design, size: int) -> Float[Array, " P"]:
     """Inner product of each whitened feature with itself."""
+    if design.gram is None:
+        return jnp.sum(design.rows**2, axis=2).reshape(-1)[:size]
     return jnp.diagonal(design.gram, axis1=1, axis2=2).reshape(-1)[:size]
 
 

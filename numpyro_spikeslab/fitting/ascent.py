@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.coefficients import whitened, without
-from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.pairs import Prior, feature_squares, predictor
+from numpyro_spikeslab.algebra.pairs import Prior, predictor
 from numpyro_spikeslab.algebra.search import climb
 from numpyro_spikeslab.fitting import factors, functions
 from numpyro_spikeslab.fitting.entries import update_columns, update_functions
@@ -139,15 +138,20 @@ def step(
     sweep = _sweep_columns if spec.form.kind == COLUMNS else _sweep_tasks
     at, posterior, squares = sweep(spec, data, posterior, temperature)
     posterior = with_modes(spec, data, at, posterior, squares)
-    if spec.form.free:
+    if not spec.form.free:
+        at = with_roles(spec, data, at, posterior.values)
+    elif set(spec.form.free) <= set(posterior.slopes):
+        # the sweep has taken them to their maximum; the next one finds its residual itself
+        posterior = posterior._replace(residual=None)
+        at = view_at(spec, data, posterior.values, posterior.weights.mean)
+    else:
         return _rest(spec, data, posterior)
-    at = with_roles(spec, data, at, posterior.values)
     return posterior, bound_given(spec, at, posterior, squares)
 
 
 def _sweep_columns(spec, data, posterior, temperature) -> tuple[View, Posterior, Any]:
     """A pass over the columns of a design, carrying the residual."""
-    if spec.form.coefficients and isinstance(posterior.weights, PairedMeanField):
+    if posterior.slopes:
         return _sweep_beside(spec, data, posterior, temperature)
     mean = posterior.weights.mean
     at = view_at(spec, data, posterior.values, mean)
@@ -164,32 +168,29 @@ def _sweep_columns(spec, data, posterior, temperature) -> tuple[View, Posterior,
 
 
 def _sweep_beside(spec, data, posterior, temperature) -> tuple[View, Posterior, Any]:
-    """A pass over the columns in which coefficients follow each weight: one visit after the other
-    would hardly move either where a column has a mean that is large beside its spread."""
+    """A pass over the columns with coefficients integrated out, which then follow the weights."""
     form, before, values = spec.form, posterior.weights, posterior.values
-    at = view_at(spec, data, values, before.mean)
-    rows = coefficient_rows(form, spec.program, data.constants, values, form.coefficients)
-    features, current, back = scaled(rows, values, at, form.coefficients)
-    beside = without(features, at.precision[:, 0])
-    design, relative = design_at(spec, data, values), at.relative[:, 0]
-    features = whitened(features, relative)
+    at, names = view_at(spec, data, values, before.mean), tuple(posterior.slopes)
+    rows = coefficient_rows(form, spec.program, data.constants, values, names)
+    own = scaled(rows, values, at, names)
+    beside = without(own.features, at.precision[:, 0])
+    design, relative, sigma = design_at(spec, data, values), at.relative[:, 0], jnp.sqrt(at.sigma2)
+    features = whitened(own.features, relative)
     residual = jnp.sqrt(relative) * at.Y[:, 0]
-    left = beside.design(design, data.apart)
-    squares = feature_squares(design, form.size), feature_squares(left, form.size)
-    weights = before.sweep_beside(
-        left,
-        beside.whiten(residual + current @ features),
-        jnp.maximum(squares[0] - squares[1], 0),
+    weights, _ = before.sweep(
+        beside.design(design, data.apart),
+        beside.whiten(residual + own.current @ features),
         1 / at.sigma2[0],
         Prior(at.prior.log_odds[0], at.prior.variance[0]),
         temperature,
     )
     residual += predictor(design, before.mean - weights.mean)
-    new = beside.mean(residual / jnp.sqrt(at.sigma2[0]), current)
+    new = beside.mean(residual / sigma, own.current)
     posterior = posterior._replace(
         weights=weights,
-        values=values | back(new),
-        residual=residual - (new - current) @ features,
+        values=values | own.back(new),
+        residual=residual - (new - own.current) @ features,
+        slopes=own.slopes(beside.slopes(design)[:, : form.size] / sigma),
     )
     return at, posterior, squares_of(spec, data._replace(design=design), at, posterior)
 

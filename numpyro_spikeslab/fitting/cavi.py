@@ -76,9 +76,9 @@ class CAVI(SVI):
     Uniform one and slab scales with a HalfNormal one, or model params in their place, have closed
     forms, and so have coefficients, Normal sites in which the location is affine, such as an
     intercept; all other latent sites climb after each sweep. In a paired guide of the columns of a
-    design, coefficients follow each weight at once. Centre columns beside an intercept all the
-    same: it has one value in a fit, and a column whose mean is large beside its spread is left out
-    too often. With groups, blocks, the standard guide, or tasks, neither of them would move.
+    design, coefficients follow the weights. In the standard guide, and where there are tasks, they
+    have one value: centre columns beside an intercept there, or those whose means are large beside
+    their spread are left out too often.
 
     :param model: a model whose one observed Normal site is affine in its spike-and-slab weights.
     :param guide: the guide of this model. Its inner guide must be an ``AutoDelta``.
@@ -373,7 +373,7 @@ class CAVI(SVI):
             given = init_state is not None or init_params is not None
             number = 1 if given or self.plain or task.data.layout else 2
         progress = self._progress(task, state)
-        task.reading.name_uncentred("CAVI.run", FITTED)
+        task.reading.name_uncentred("CAVI.run", FITTED, progress.posterior.slopes)
         plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
         if not are_concrete((task.data, progress)):
             begun = 0 if init_state is None else state.optim_state[0]

@@ -13,11 +13,14 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+import numpyro
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
+from numpyro_spikeslab.fitting.following import Followed, shapes_of_slopes
 from numpyro_spikeslab.fitting.inner import (
+    is_among,
     kernel_starts,
     make_inner,
     makes_delta,
@@ -30,8 +33,10 @@ from numpyro_spikeslab.fitting.inner import (
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.fitting.summaries import PosteriorSummaries
 from numpyro_spikeslab.precision import full_precision
+from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
 from numpyro_spikeslab.reading.form import (
+    COLUMNS,
     Form,
     Pair,
     base_of,
@@ -57,6 +62,9 @@ class SpikeSlabGuide(PosteriorSummaries):
 
     joint = False
     """Whether the family needs all features as columns of one design, in one block."""
+
+    follows = True
+    """Whether Normal sites beside the weights follow them."""
 
     def __init__(
         self,
@@ -132,6 +140,10 @@ class SpikeSlabGuide(PosteriorSummaries):
         self._prototype_frame_full_sizes = {
             name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"
         }
+        self._slopes: dict[str, tuple[int, ...]] = {}
+        if self.follows and not self.functions and makes_delta(self.inner_guide):
+            self._slopes = shapes_of_slopes(latents, self._others, self.pairs)
+        self._frames |= {name: latents[name]["cond_indep_stack"] for name in self._slopes}
         self._setup_start(own, trace, predicted, args, kwargs)
         self._precision, self._known = jnp.result_type(float), set()
         self._shapes = {
@@ -204,12 +216,42 @@ class SpikeSlabGuide(PosteriorSummaries):
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         self.set_up(args, kwargs)
         plates = self._create_plates(*args, **kwargs)
-        result = {} if self.inner is None else dict(self.inner(*args, **kwargs))
+        result = {}
+        if self.inner is not None:
+            with handlers.block(hide_fn=partial(is_among, frozenset(self._slopes))):
+                result = dict(self.inner(*args, **kwargs))
         model = self._model_at(result, args, kwargs)
-        for pair in self.pairs:
-            scale = jnp.broadcast_to(base_of(model[pair.slab]["fn"]).scale, pair.shape)
-            result |= self._sample_pair(pair, scale, partial(self._within, plates))
+        with handlers.trace() as seen:
+            for pair in self.pairs:
+                scale = jnp.broadcast_to(base_of(model[pair.slab]["fn"]).scale, pair.shape)
+                result |= self._sample_pair(pair, scale, partial(self._within, plates))
+        if self._slopes:
+            result |= self._sample_followers(seen, result, plates)
         return result | self._sample_functions(model, result)
+
+    def _sample_followers(self, seen: dict[str, Any], values: dict[str, Any], plates: Any) -> dict:
+        """Sites that follow the weights.
+
+        :param seen: the sites of the pairs, and their parameters.
+        :param values: with the sites that follow at their mean.
+        """
+        assert self.inner is not None
+        params = {name: site["value"] for name, site in seen.items() if site["type"] == "param"}
+        marginals, changes = self._marginals(params), []
+        for p in self.pairs:
+            w = weights(p.of_weights(values[p.spike]), values[p.slab])
+            changes.append(jnp.ravel(w - jnp.reshape(marginals[p.name].mean, p.shape)))
+        found = {}
+        for name, shape in self._slopes.items():
+            slopes = numpyro.param(self._slope_name(name), jnp.zeros(shape))
+            event_dim = self.inner._event_dims[name]
+            point = Followed(values[name], slopes, jnp.concatenate(changes), event_dim)
+            with self._within(plates, name):
+                found[name] = numpyro.sample(name, point)
+        return found
+
+    def _slope_name(self, site: str) -> str:
+        return f"{site}_{self.prefix}_slope"
 
     def _model_at(self, values: dict[str, Any], args, kwargs) -> dict[str, Any]:
         """A run of the model at given values of its other latent sites, for its priors."""
@@ -251,6 +293,8 @@ class SpikeSlabGuide(PosteriorSummaries):
                 found[f"{name}_{self.prefix}_loc"] = value, support
         for pair in self.pairs:
             found |= self._start_pair(pair)
+        for name, shape in self._slopes.items():
+            found[self._slope_name(name)] = jnp.zeros(shape), constraints.real
         for name in self.functions:
             found |= self._start_functions(name)
         return found
@@ -298,7 +342,11 @@ class SpikeSlabGuide(PosteriorSummaries):
             else params[param_name(site, self.prefix, params)]
             for site in form.others
         }
-        return Posterior(self.pack_weights(form, params), None, values, None)
+        slopes = {name: self._slope_name(name) for name in form.coefficients}
+        slopes = {name: params[x] for name, x in slopes.items() if x in params}
+        if form.kind != COLUMNS:
+            slopes = {}
+        return Posterior(self.pack_weights(form, params), None, values, None, slopes)
 
     def unpack(
         self, reading: Reading, posterior: Posterior, params: dict[str, Any]
@@ -307,6 +355,8 @@ class SpikeSlabGuide(PosteriorSummaries):
         new = self.unpack_weights(reading.form, posterior.weights)
         for site, value in posterior.values.items():
             new[param_name(site, self.prefix, params)] = value
+        for site, slopes in posterior.slopes.items():
+            new[self._slope_name(site)] = slopes
         return params | {
             name: jax.tree.map(_shaped_like, value, params[name]) for name, value in new.items()
         }

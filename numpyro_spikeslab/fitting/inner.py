@@ -22,7 +22,7 @@ from numpyro_spikeslab.reading.program import outside_transformations
 from numpyro_spikeslab.reading.provenance import provenance, union
 
 
-def _is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
+def is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
     """Module-level, so that guides pickle."""
     return site.get("name") in names
 
@@ -68,7 +68,7 @@ def make_inner(outer: Any, own: dict[str, Any], hidden: frozenset[str]) -> AutoG
         handlers.seed(outer.model, key),
         data={name: np.zeros(shape) for name, shape in own.items()},
     )
-    blocked = handlers.block(model, hide_fn=partial(_is_among, hidden))
+    blocked = handlers.block(model, hide_fn=partial(is_among, hidden))
     if outer.inner_guide is AutoDelta:
         return AutoDelta(blocked, prefix=outer.prefix, init_loc_fn=partial(_at_mean))
     return outer.inner_guide(blocked, prefix=outer.prefix)

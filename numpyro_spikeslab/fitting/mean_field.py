@@ -33,6 +33,8 @@ class MeanFieldGuide(SpikeSlabGuide):
 
     # the joint update of the slabs needs the Gram matrix of all features
     joint = True
+    # the standard guide is what it is compared as
+    follows = False
 
     def _find_pairs(self, trace: dict[str, Any]) -> tuple[Pair, ...]:
         pairs = super()._find_pairs(trace)

@@ -62,7 +62,8 @@ class MixtureGuide(AutoGuide):
     then ``logsumexp_k F_k``. Where they overlap it is lower, and those that overlap weigh too much.
 
     A component is a point in all sites but the weights, as with
-    :class:`~numpyro.infer.autoguide.AutoDelta`. So optima with other values there never overlap,
+    :class:`~numpyro.infer.autoguide.AutoDelta`, or, where a site follows them, a point given the
+    weights. So optima with other values there never overlap,
     and their weights compare joint densities at points: they presume that the posterior of these
     sites is about as wide around each.
 

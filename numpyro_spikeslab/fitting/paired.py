@@ -53,6 +53,12 @@ class PairedGuide(FunctionGuide):
     ``phi_{prefix}_precision`` and ``phi_{prefix}_linear``, each of shape (M, N). The optimum is of
     this form, and neither parameter needs the inverse of a covariance; :meth:`posterior_mean` has
     the means. All other latent sites get an inner autoguide.
+
+    Sites with a Normal prior, such as an intercept, follow the weights, of which there are P in
+    all: given these ``beta`` is at ``loc + slope @ (w - <w>)``, with the parameters
+    ``beta_{prefix}_loc`` and ``beta_{prefix}_slope``, the latter in the shape of the site with a
+    last axis of P. So columns need not be centred. None follows where there are latent functions or
+    another inner guide, or slopes would be more than 1,048,576 numbers.
     :class:`~numpyro_spikeslab.CAVI` fits it in closed form; it works as it is in
     :class:`~numpyro.infer.SVI` with :class:`~numpyro.infer.TraceGraph_ELBO` too.
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.blocks import BlockMeanField
-from numpyro_spikeslab.algebra.coefficients import Apart
+from numpyro_spikeslab.algebra.coefficients import Apart, beside, whitened
 from numpyro_spikeslab.algebra.entries import Layout
 from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
 from numpyro_spikeslab.algebra.groups import GroupedMeanField
@@ -61,12 +61,15 @@ class Posterior(NamedTuple):
     - **functions** - of the latent functions that weights mix, or `None`.
     - **values** - of all other sites, each at one point.
     - **residual** - whitened residual of ``<w>``, where a sweep can hand it on to the next.
+    - **slopes** - of coefficients that follow the weights: given these, coefficients are at
+      ``values + slopes (w - <w>)``. Each has the shape of its site, and a last axis of P.
     """
 
     weights: PairedMeanField | GroupedMeanField | BlockMeanField | MeanField
     functions: FunctionFactors | None
     values: dict[str, Any]
     residual: Float[Array, " N"] | None
+    slopes: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -272,8 +275,17 @@ def squares_of(spec: Spec, data: Data, at: View, posterior: Posterior) -> Float[
     if residual is None:
         residual = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0]
     design = design_at(spec, data, posterior.values)
-    spread_ = posterior.weights.predictor_variance(design)
-    return (jnp.sum(residual**2) + spread_)[None]
+    if posterior.slopes:
+        names = tuple(posterior.slopes)
+        rows = coefficient_rows(spec.form, spec.program, data.constants, posterior.values, names)
+        features = whitened(rows.reshape(len(rows), -1), at.relative[:, 0])
+        design = beside(design, joined(posterior.slopes), features)
+    return (jnp.sum(residual**2) + posterior.weights.predictor_variance(design))[None]
+
+
+def joined(slopes: dict[str, Any]) -> Float[Array, "B P"]:
+    """Slopes of all coefficients, in the order of their rows."""
+    return jnp.concatenate([slopes[k].reshape(-1, slopes[k].shape[-1]) for k in sorted(slopes)])
 
 
 def bound_given(spec: Spec, at: View, posterior: Posterior, squares: Any) -> Float[Array, ""]:
@@ -284,6 +296,12 @@ def bound_given(spec: Spec, at: View, posterior: Posterior, squares: Any) -> Flo
     value = at.log_density + log_prior(spec, at, posterior.values)
     value -= at.log_scale + 0.5 * jnp.sum(squares / at.sigma2)
     value -= posterior.weights.divergence(prior)
+    if posterior.slopes:
+        # what following costs under the coefficients' prior
+        variance = {name: at.priors[name].variance for name in posterior.slopes}
+        units = {k: x / jnp.sqrt(variance[k])[..., None] for k, x in posterior.slopes.items()}
+        design = Design(joined(units).T[None], None)
+        value -= 0.5 * posterior.weights.predictor_variance(design)
     return value if posterior.functions is None else value - jnp.sum(posterior.functions.kl)
 
 

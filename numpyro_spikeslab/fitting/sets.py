@@ -72,7 +72,7 @@ def _absorbed(
         return jnp.zeros((0, len(rows)), rows.dtype), jnp.zeros(0, rows.dtype)
     names = form.coefficients
     own = coefficient_rows(form, reading.program, reading.constants, values, names)
-    features, current, _ = scaled(own, values, at, names)
+    features, current, *_ = scaled(own, values, at, names)
     precision = at.precision[:, 0]
     beside = without(features, precision)
     absorbed = (whitened(rows, precision) @ beside.V).T

@@ -142,7 +142,8 @@ class PosteriorSummaries(AutoGuide):
     def median(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Posterior median of each weight, each spike and each other latent site.
 
-        The entry of a slab is its median given that the weight is included.
+        The entry of a slab is its median given that the weight is included, that of a site which
+        follows the weights its value at their mean.
 
         :param params: parameters of the guide.
         :param args: arguments of the model; without them latent functions are left out.
@@ -182,7 +183,8 @@ class PosteriorSummaries(AutoGuide):
         """Posterior quantiles of each weight, each spike and each other latent site.
 
         A weight's distribution has an atom at zero, so its quantiles may be exactly 0. The entry
-        of a slab holds its quantiles given that the weight is included.
+        of a slab holds its quantiles given that the weight is included. A site which follows the
+        weights has its value at their mean for all of its quantiles; draws have its spread.
 
         :param params: parameters of the guide.
         :param quantiles: Q probabilities, or one.

@@ -39,11 +39,13 @@ class Scaled(NamedTuple):
     - **features** - what a unit of each adds to the K observations.
     - **current** - their values.
     - **back** - takes such values back to those of their sites.
+    - **slopes** - takes their slopes back, of shape (B, P), to those of their sites.
     """
 
     features: Float[Array, "B K"]
     current: Float[Array, " B"]
     back: Callable[[Any], dict[str, Any]]
+    slopes: Callable[[Any], dict[str, Any]]
 
 
 def scaled(
@@ -65,7 +67,10 @@ def scaled(
     )
     scale = jnp.sqrt(variance)
     features = scale[:, None] * rows.reshape(flat.size, -1)
-    return Scaled(features, (flat - mean) / scale, lambda new: unflatten(mean + scale * new))
+    of_slopes = jax.vmap(lambda slope: unflatten(scale * slope), in_axes=1, out_axes=-1)
+    return Scaled(
+        features, (flat - mean) / scale, lambda new: unflatten(mean + scale * new), of_slopes
+    )
 
 
 def coefficients_given(

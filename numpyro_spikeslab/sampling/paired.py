@@ -221,7 +221,7 @@ def _draw_columns(
         # drawn after the pairs, so these are drawn without them: they would hardly let in a column
         # of a mean that is large beside its spread
         rows = coefficient_rows(reading.form, reading.program, reading.constants, values, names)
-        units, now, _ = scaled(rows, values, at, names)
+        units, now, *_ = scaled(rows, values, at, names)
         beside = without(units, at.precision[:, 0])
         target = beside.whiten(target + now @ whitened(units, relative))
         design = beside.design(design, reading.apart)
