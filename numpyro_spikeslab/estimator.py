@@ -80,10 +80,8 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         :return: the estimator itself.
         :raises ValueError: as :func:`~numpyro_spikeslab.sparse_regression` and scikit-learn do.
         """
-        for name, values in (("X", X), ("y", y)):
-            # scikit-learn would take what is masked, and labels or dates for numbers
-            if np.ma.is_masked(values) or isinstance(values, pd.DataFrame | pd.Series):
-                as_numbers(name, values)
+        refuse_others("X", X)
+        refuse_others("y", y)
         table, response = validate_data(
             self, X, y, dtype=float, y_numeric=True, ensure_min_samples=3
         )
@@ -112,8 +110,10 @@ class SparseRegression(RegressorMixin, BaseEstimator):
             the draws and the noise together.
         :return: means, shape (S,), or the pair of means and standard deviations.
         :raises NotFittedError: before :meth:`fit`.
+        :raises ValueError: if values are not numbers, or masked.
         """
         check_is_fitted(self)
+        refuse_others("X", X)
         table = validate_data(self, X, dtype=float, reset=False)
         mean = table @ self.coef_ + self.intercept_
         if not return_std:
@@ -122,6 +122,12 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         fit = draws["w"].values @ table.T + draws["intercept"].values[..., None]
         variance = fit.var(axis=(0, 1)) + (draws["sigma"].values ** 2).mean()
         return mean, np.sqrt(variance)
+
+
+def refuse_others(argument: str, values: Any) -> None:
+    """Refuse what scikit-learn would take for numbers: what is masked, and labels or dates."""
+    if np.ma.is_masked(values) or isinstance(values, pd.DataFrame | pd.Series):
+        as_numbers(argument, values)
 
 
 def seed_of(random_state: Any) -> int:

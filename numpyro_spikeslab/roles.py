@@ -82,14 +82,11 @@ def variance_mode(count: Any, squares: Any, prior: Any) -> Any:
     return 2.0 * squares / (count + jnp.sqrt(count**2 + 4.0 * squares / scale**2))
 
 
-def scale_mode(count: Any, squares: Any, prior: Any, current: Any, floor: Any = 0.0) -> Any:
-    """:func:`variance_mode` as a scale; ``current`` where nothing is known of it.
-
-    :param floor: smallest variance.
-    """
+def scale_mode(count: Any, squares: Any, prior: Any, current: Any) -> Any:
+    """:func:`variance_mode` as a scale; ``current`` where nothing is known of it."""
     known = count > UNKNOWN
     best = variance_mode(jnp.where(known, count, 1.0), squares, prior)
-    return jnp.where(known, jnp.sqrt(jnp.maximum(best, floor)), current)
+    return jnp.where(known, jnp.sqrt(best), current)
 
 
 # Draws

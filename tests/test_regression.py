@@ -381,3 +381,14 @@ def test_the_estimator_refuses_what_the_function_refuses(X, y, message):
     pytest.importorskip("sklearn")
     with pytest.raises(ValueError, match=message):
         nss.SparseRegression(random_state=0).fit(X, y)
+
+
+def test_predictions_are_refused_of_what_the_fit_refuses():
+    pytest.importorskip("sklearn")
+    estimator = nss.SparseRegression(num_warmup=5, num_samples=20, num_chains=1, random_state=0)
+    estimator.fit(X, Y)
+    with pytest.raises(ValueError, match="X: got values that are not numbers"):
+        estimator.predict(X.assign(dose=pd.Categorical(["3", "4"] * 15)))
+    estimator.fit(X.to_numpy(), Y)
+    with pytest.raises(ValueError, match=r"X: got .* masked values"):
+        estimator.predict(np.ma.masked_less(X.to_numpy(), 0.0))

@@ -399,7 +399,7 @@ class CAVI(SVI):
                     stacklevel=3,
                 )
         joined = jnp.asarray(np.concatenate(losses))
-        check_end(task.spec, progress, np.asarray(joined), init_params is not None)
+        check_end(task, progress, np.asarray(joined), init_params is not None)
         check_starts(restarts)
         new = self._state(task, state, progress)
         converged = None if tol is None else progress.converged

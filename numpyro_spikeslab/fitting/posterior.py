@@ -29,7 +29,7 @@ from numpyro_spikeslab.reading.program import (
     outside_transformations,
 )
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.reading.view import View, view, whitened_design
+from numpyro_spikeslab.reading.view import View, by_task, view, whitened_design
 from numpyro_spikeslab.roles import inclusion_mode, scale_mode, spread, tally
 
 
@@ -347,7 +347,7 @@ def tallies_of(
     parts = {
         "inclusion": Tally(jnp.ones_like(probs), probs),
         "slab": Tally(slabs, second),
-        "noise": Tally(at.count, squares),
+        "noise": Tally(at.count, jnp.maximum(squares, least_squares(spec, at))),
     }
     found = {}
     for role in spec.form.roles:
@@ -371,8 +371,7 @@ def modes_of(
         if role.part == "inclusion":
             new = inclusion_mode(total, count, prior)
         else:
-            floor = _noise_floor(at) if role.part == "noise" else 0.0
-            new = scale_mode(count, total, prior, value, floor=floor)
+            new = scale_mode(count, total, prior, value)
         values[role.site] = jnp.asarray(new, jnp.result_type(value))
     return values
 
@@ -390,12 +389,22 @@ def with_coefficients(spec: Spec, data: Data, posterior: Posterior) -> Posterior
     return posterior._replace(values=values | back(given.mean), residual=None)
 
 
-def _noise_floor(at: View) -> Any:
-    """A noise variance that rounding alone would leave, of sums that are products of matrices and
-    not squares of residuals."""
-    info = jnp.finfo(at.Y.dtype)
-    power = jnp.sum(at.relative * at.Y**2) / jnp.maximum(jnp.sum(at.count), 1)
-    return info.eps * power + info.tiny
+def least_squares(spec: Spec, at: View) -> Float[Array, " Q"]:
+    """What rounding alone would leave of each task: of columns as squares of residuals, else as
+    sums that are products of matrices."""
+    if spec.form.kind == COLUMNS:
+        return 16 * at.rounding
+    squares = jnp.reshape(at.relative * at.Y**2, (len(at.Y), -1))
+    power = by_task(squares, spec.form.num_tasks, at.layout)
+    return jnp.finfo(power.dtype).eps * power + at.rounding
+
+
+@partial(jax.jit, static_argnums=0)
+def are_rounding(spec: Spec, data: Data, values: dict[str, Any]) -> Bool[Array, " Q"]:
+    """Whether the noise of each task may be nothing but rounding, of data whose view no free site
+    can change. That of a sum of some products is a few times that of one."""
+    at = view_at(spec, data, values)
+    return (at.count > 0) & (at.sigma2 * at.count <= 4 * least_squares(spec, at))
 
 
 def strong(tree: Any) -> Any:

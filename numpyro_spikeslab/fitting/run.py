@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from numpyro.infer.svi import SVIState
 
 from numpyro_spikeslab.fitting.ascent import CHUNK, Fit, Progress, Stage, advance, begin, best_of
-from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, view_at
+from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, are_rounding, view_at
 from numpyro_spikeslab.fitting.roughness import no_roughness, roughness_of_inputs
 from numpyro_spikeslab.fitting.rounds import factor_moves, function_moves
 from numpyro_spikeslab.fitting.starts import start_random, start_svd
@@ -303,12 +303,12 @@ def ends_hot(spec: Spec, num_steps: int) -> bool:
     return True
 
 
-def check_end(spec: Spec, progress: Progress, losses: Any, given: bool) -> None:
+def check_end(task: Task, progress: Progress, losses: Any, given: bool) -> None:
     """Raise or warn where a run has not ended well.
 
     :param given: whether it began at parameters of the user's.
     """
-    step, posterior = int(progress.step), progress.posterior
+    spec, step, posterior = task.spec, int(progress.step), progress.posterior
     if np.isnan(losses[-1]):
         raise FloatingPointError(
             f"CAVI.run: the bound is not a number after step {step}. Look for values that are "
@@ -326,6 +326,8 @@ def check_end(spec: Spec, progress: Progress, losses: Any, given: bool) -> None:
             "one well below the spread of the tasks, or none.",
             stacklevel=4,
         )
+    if losses.dtype == np.float32:
+        check_noise(task, posterior.values)
     gain = _mean_gain(losses)
     if not bool(progress.converged) and gain > max(
         STILL, 100 * np.finfo(losses.dtype).eps * abs(losses[-1])
@@ -335,6 +337,21 @@ def check_end(spec: Spec, progress: Progress, losses: Any, given: bool) -> None:
             "step. Go on with `svi.run(key, num_steps, ..., init_state=result.state)`, or "
             "start anew with more steps.",
             stacklevel=4,
+        )
+
+
+def check_noise(task: Task, values: dict[str, Any]) -> None:
+    """Warn where noise is as small as single precision lets it be."""
+    spec, data = task.spec, task.data
+    if data.view is None or not spec.form.role("noise"):
+        return
+    rounded = int(jnp.sum(are_rounding(spec, data, values)))
+    if rounded:
+        warnings.warn(
+            f"CAVI.run: noise of {rounded} of {spec.form.num_tasks} tasks is as small as rounding "
+            "lets it be in single precision, and may be smaller. Call `numpyro.enable_x64()` "
+            "before the fit.",
+            stacklevel=5,
         )
 
 

@@ -84,8 +84,8 @@ def shaped_like(values: xr.DataArray, weight: xr.DataArray, dims: list[str]) -> 
     if values.shape != weight.shape:
         raise ValueError(
             f"data: `{values.name}` has the shape {values.shape}, expected {weight.shape}, that "
-            f"of `{weight.name}`; store both with the same thinning and the same plates, named by "
-            f"dims={{{values.name!r}: {[*weight.dims[len(dims) :]]}}} where some are selected."
+            f"of `{weight.name}`; store both with the same thinning and the same plates. "
+            f"{_naming(values, weight, dims)}"
         )
     return weight.copy(data=values.values.astype(float))
 
@@ -130,26 +130,33 @@ def inclusion_draws(data: xr.DataTree, name: str) -> xr.DataArray:
     for key, values in stats.items():
         if are_inclusion_probabilities(key, name):
             found = shaped_like(values, draws[name], sample_dims(draws))
-            check_probabilities(found, spike_draws(data, name), str(key))
+            check_probabilities(found, spike_draws(data, name), values)
             return found
     return spike_draws(data, name)
 
 
-def check_probabilities(probs: xr.DataArray, spikes: xr.DataArray, key: str) -> None:
+def _naming(values: xr.DataArray, like: xr.DataArray, dims: list[str]) -> str:
+    """How selections find the plates of what ArviZ does not name."""
+    own, wanted = ([dim for dim in x.dims if dim not in dims] for x in (values, like))
+    return (
+        f"Before some are selected or reordered, give the plates {own} the names and labels of "
+        f"{wanted}, by xarray's rename and assign_coords."
+    )
+
+
+def check_probabilities(probs: xr.DataArray, spikes: xr.DataArray, stored: xr.DataArray) -> None:
     """Raise if probabilities cannot be those with which the indicators were drawn.
 
-    :param key: their name, for the message.
+    :param stored: the probabilities as they were stored, for the message.
     """
     dims = sample_dims(spikes)
     number = np.prod([spikes.sizes[dim] for dim in dims])
     gap = abs(probs.mean(dims) - spikes.mean(dims)).max()
     # six standard errors of a coin, and room for chains that mix slowly
     if gap > 0.2 + 3 / np.sqrt(number):
-        plates = [dim for dim in spikes.dims if dim not in dims]
         raise ValueError(
-            f"data: the means of `{key}` differ by {float(gap):.2f} from those of the indicators, "
-            f"as of other elements. If you have reordered or selected them, name the plates of "
-            f"both first: dims={{{key!r}: {plates}}} of arviz_base.from_numpyro."
+            f"data: the means of `{stored.name}` differ by {float(gap):.2f} from those of the "
+            f"indicators, as of other elements. {_naming(stored, spikes, dims)}"
         )
 
 

@@ -83,6 +83,8 @@ class BlockKernel(MCMCKernel):
         init_one = partial(self._init_one, prior, num_warmup)
         single = is_prng_key(rng_key)
         _check_init_params(self._user, init_params, sites, () if single else rng_key.shape[:1])
+        if init_params and are_concrete(init_params):
+            self._refuse_outside(init_params, single, args, kwargs, values)
         if single:
             return init_one(rng_key, init_params)
         return jax.vmap(init_one)(rng_key, init_params)
@@ -127,6 +129,22 @@ class BlockKernel(MCMCKernel):
             return {name: jnp.asarray(trace[name]["value"]) for name in sites}
 
         return prior
+
+    def _refuse_outside(self, init_params, single, args, kwargs, values) -> None:
+        """Refuse starts that are not in the supports of their sites."""
+
+        def inside(start):
+            run = run_model(self._model, args, kwargs, {**values, **start})
+            return {k: jnp.all(run[k]["fn"].support(run[k]["value"])) for k in start}
+
+        found = compiled(inside if single else jax.vmap(inside), init_params, once=True)
+        outside = [name for name, is_inside in found.items() if not np.all(is_inside)]
+        if outside:
+            raise ValueError(
+                f"{self._user}: init_params has values of {outside} that are not in the supports "
+                "of these sites. Start at a draw from a fitted guide, or leave them out to start "
+                "at one from their prior."
+            )
 
     def _init_one(self, prior, num_warmup, rng_key, init_params):
         rng_key, key_prior = random.split(rng_key)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of CAVI: that of SVI, its refusals, its warnings, what it compiles."""
 
+from contextlib import nullcontext
 from functools import partial
 import logging
 import pickle
@@ -883,3 +884,62 @@ def test_gradients_find_the_slopes(x64):
     end = by_gradient.run(KEY, 1000, *args, init_params=start, progress_bar=False)
     np.testing.assert_allclose(end.params["level_auto_slope"], slopes, atol=0.1)
     np.testing.assert_allclose(end.params["w_auto_probs"], result.params["w_auto_probs"], atol=0.05)
+
+
+# Noise that is small beside the observations
+
+
+def noise_model(X, Y=None):
+    Q = 1 if Y is None or Y.ndim == 1 else Y.shape[1]
+    with numpyro.plate("column", Q, dim=-1):
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    if Q == 1:
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("Y", dist.Normal(X @ w, sigma), obs=Y)
+        return
+    with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", X.shape[1], dim=-1):
+        W = nss.spike_slab("W", 0.3)
+    with numpyro.plate("obs", X.shape[0], dim=-2), numpyro.plate("column", Q, dim=-1):
+        numpyro.sample("Y", dist.Normal(X @ W.T, sigma), obs=Y)
+
+
+@pytest.mark.parametrize("units", [1e-5, (1.0, 1e-5)])
+def test_single_precision_knows_noise_a_hundred_thousandth_of_the_rest(units):
+    """Of a column; of a task, that of another in a smaller unit is as well known."""
+    rng = np.random.default_rng(0)
+    X, noise = rng.normal(size=(200, 3)), rng.normal(size=(200, np.size(units)))
+    if np.size(units) == 1:
+        Y, expected = X[:, 0] + units * noise[:, 0], units * np.std(noise)
+    else:
+        Y, expected = np.asarray(units) * (X[:, :1] + noise), units * np.std(noise, axis=0)
+    args = jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32)
+    svi = nss.CAVI(noise_model, nss.PairedGuide(noise_model))
+    result = svi.run(KEY, 150, *args, progress_bar=False)
+    np.testing.assert_allclose(result.params["sigma_auto_loc"], expected, rtol=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:CAVI.run. noise of 1 of 1 tasks")
+def test_observations_that_are_all_zero_have_little_noise(precision):
+    svi = nss.CAVI(noise_model, nss.PairedGuide(noise_model))
+    X = random.normal(KEY, (20, 3))
+    result = svi.run(KEY, 150, X, jnp.zeros(20), progress_bar=False)
+    assert 0 < result.params["sigma_auto_loc"] < 1e-6 and np.all(np.isfinite(result.losses))
+
+
+@pytest.mark.parametrize("num_tasks", [1, 3])
+def test_noise_that_rounding_hides_is_told(num_tasks, precision):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 3))
+    Y = X[:, 0] if num_tasks == 1 else X @ np.diag([1.0, 2.0, 0.5])
+    args = jnp.asarray(X), jnp.asarray(Y)
+    # one task has noise
+    args = args if num_tasks == 1 else (args[0], args[1].at[:, 1].add(rng.normal(size=60)))
+    svi = nss.CAVI(noise_model, nss.PairedGuide(noise_model))
+    number = 1 if num_tasks == 1 else 2
+    expected = pytest.warns(
+        UserWarning, match=f"noise of {number} of {num_tasks} tasks is as small"
+    )
+    with expected if precision == "float32" else nullcontext():
+        svi.run(KEY, 150, *args, progress_bar=False)

@@ -466,10 +466,15 @@ def test_reordered_weights_keep_their_probabilities_where_the_plates_have_names(
 
 def test_reordered_weights_are_not_given_the_probabilities_of_others():
     data = labelled()
-    with pytest.raises(ValueError, match=r"differ by 0.9.*name the plates .*\['feature'\]"):
+    remedy = r"give the plates \['inclusion_probabilities.w_dim_0'\] .* of \['feature'\], by xarray"
+    with pytest.raises(ValueError, match=rf"differ by 0.9.*{remedy}"):
         nss.summary(data.sel(feature=["bp", "bmi", "age"]))
-    with pytest.raises(ValueError, match=r"has the shape .*named by dims=.*\['feature'\]"):
+    with pytest.raises(ValueError, match=rf"has the shape .*{remedy}"):
         nss.summary(data.sel(feature=["bp"]))
+    named = data["sample_stats"].to_dataset().rename({"inclusion_probabilities.w_dim_0": "feature"})
+    data["sample_stats"] = named.assign_coords(feature=data["posterior"]["feature"].values)
+    found = nss.summary(data.sel(feature=["bp", "age"]))["inclusion"]
+    assert found.to_dict() == {"w[bp]": 1.0, "w[age]": 0.05}
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])

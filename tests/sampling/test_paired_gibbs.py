@@ -557,3 +557,24 @@ def test_a_start_that_is_not_finite_is_refused(num_chains):
     mcmc = alone(case, 20, num_chains=num_chains)
     with pytest.raises(ValueError, match=r"PairedGibbs: init_params\['w_slab'\] has values that"):
         mcmc.run(KEY, *case.args, init_params={"w_slab": slabs})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("sigma", -1.0), ("sigma", 0.0), ("inclusion", 1.5), ("w_spike", 2), ("w_spike", 0.5)],
+)
+@pytest.mark.parametrize("num_chains", [1, 2])
+def test_starts_outside_of_a_support_are_refused(x64, name, value, num_chains):
+    case = truth.hyper_case()
+    mcmc = MCMC(
+        nss.PairedGibbs(case.model),
+        num_warmup=0,
+        num_samples=2,
+        num_chains=num_chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    shape = () if name != "w_spike" else (4,)
+    start = jnp.full(shape if num_chains == 1 else (num_chains, *shape), value)
+    with pytest.raises(ValueError, match=rf"init_params has values of \['{name}'\] that are not"):
+        mcmc.run(KEY, *case.args, init_params={name: start})
