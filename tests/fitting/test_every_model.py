@@ -90,6 +90,8 @@ class Fit:
 
     def is_supported(self, param: str, value: Any) -> bool:
         """Outside of their support some distributions have a density all the same."""
+        if param.endswith("_auto_slope"):
+            return True
         trace = handlers.trace(handlers.seed(self.model, 0)).get_trace(*self.args)
         site = trace[param if param in trace else param.removesuffix("_auto_loc")]
         known = site["fn"].support if site["type"] == "sample" else site["kwargs"]["constraint"]
