@@ -342,10 +342,9 @@ class SpikeSlabGuide(PosteriorSummaries):
             else params[param_name(site, self.prefix, params)]
             for site in form.others
         }
-        slopes = {name: self._slope_name(name) for name in form.coefficients}
-        slopes = {name: params[x] for name, x in slopes.items() if x in params}
-        if form.kind != COLUMNS:
-            slopes = {}
+        follow = form.coefficients if form.kind == COLUMNS else ()
+        names = {site: self._slope_name(site) for site in follow}
+        slopes = {site: params[name] for site, name in names.items() if name in params}
         return Posterior(self.pack_weights(form, params), None, values, None, slopes)
 
     def unpack(

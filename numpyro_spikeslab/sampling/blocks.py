@@ -83,7 +83,7 @@ class BlockKernel(MCMCKernel):
         init_one = partial(self._init_one, prior, num_warmup)
         single = is_prng_key(rng_key)
         _check_init_params(self._user, init_params, sites, () if single else rng_key.shape[:1])
-        if init_params and are_concrete(init_params):
+        if init_params and once:
             self._refuse_outside(init_params, single, args, kwargs, values)
         if single:
             return init_one(rng_key, init_params)
@@ -138,6 +138,8 @@ class BlockKernel(MCMCKernel):
             return {k: jnp.all(run[k]["fn"].support(run[k]["value"])) for k in start}
 
         found = compiled(inside if single else jax.vmap(inside), init_params, once=True)
+        if not are_concrete(found):
+            return
         outside = [name for name, is_inside in found.items() if not np.all(is_inside)]
         if outside:
             raise ValueError(
