@@ -243,7 +243,10 @@ def fit(
     """Draws of a fit by CAVI, a thousand or as many as there are chains to start."""
     model = models.sparse_regression(inclusion=prior)
     svi = CAVI(model, PairedGuide(model))
-    result = svi.run(key, NUM_STEPS, *data, tol=TOLERANCE, progress_bar=False)
+    with warnings.catch_warnings():
+        # that a response has no noise is told from the chains
+        warnings.filterwarnings("ignore", "CAVI.run: noise of")
+        result = svi.run(key, NUM_STEPS, *data, tol=TOLERANCE, progress_bar=False)
     draws = arviz_base.from_numpyro_svi(
         svi, svi_result=result, model_args=data, num_samples=max(1000, num_chains)
     )
