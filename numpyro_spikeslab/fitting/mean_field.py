@@ -33,7 +33,7 @@ class MeanFieldGuide(SpikeSlabGuide):
 
     # the joint update of the slabs needs the Gram matrix of all features
     joint = True
-    # the standard guide is what it is compared as
+    # as NumPyro's own guides, with which it is compared
     follows = False
 
     def _find_pairs(self, trace: dict[str, Any]) -> tuple[Pair, ...]:

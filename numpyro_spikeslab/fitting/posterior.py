@@ -347,7 +347,7 @@ def tallies_of(
     parts = {
         "inclusion": Tally(jnp.ones_like(probs), probs),
         "slab": Tally(slabs, second),
-        "noise": Tally(at.count, jnp.maximum(squares, least_squares(spec, at))),
+        "noise": Tally(at.count, jnp.maximum(squares, squares_of_rounding(spec, at))),
     }
     found = {}
     for role in spec.form.roles:
@@ -389,7 +389,7 @@ def with_coefficients(spec: Spec, data: Data, posterior: Posterior) -> Posterior
     return posterior._replace(values=values | back(given.mean), residual=None)
 
 
-def least_squares(spec: Spec, at: View) -> Float[Array, " Q"]:
+def squares_of_rounding(spec: Spec, at: View) -> Float[Array, " Q"]:
     """What rounding alone would leave of each task: of columns as squares of residuals, else as
     sums that are products of matrices."""
     if spec.form.kind == COLUMNS:
@@ -404,7 +404,7 @@ def are_rounding(spec: Spec, data: Data, values: dict[str, Any]) -> Bool[Array, 
     """Whether the noise of each task may be nothing but rounding, of data whose view no free site
     can change. That of a sum of some products is a few times that of one."""
     at = view_at(spec, data, values)
-    return (at.count > 0) & (at.sigma2 * at.count <= 4 * least_squares(spec, at))
+    return (at.count > 0) & (at.sigma2 * at.count <= 4 * squares_of_rounding(spec, at))
 
 
 def strong(tree: Any) -> Any:
