@@ -9,7 +9,7 @@ independent Gaussian processes know nothing of the other tasks.
 """
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 import time
 from typing import Any, NamedTuple
@@ -75,12 +75,17 @@ def training_data(toy: MultiOutput) -> np.ndarray:
     return np.where(toy.observed, toy.Y, np.nan)
 
 
-def fit_mtmkl(toy: MultiOutput, seed: int = 0, **settings: Any) -> Fit:
+def mtmkl(**options: Any) -> Callable[..., Any]:
+    """The multi-task model, by default with one inclusion probability for all functions."""
+    return nss.models.mtmkl([kernels.ExpSquared(1.0)] * NUM_FUNCTIONS, **options)
+
+
+def fit_mtmkl(toy: MultiOutput, seed: int = 0, **options: Any) -> Fit:
     """The multi-task model by coordinate ascent."""
     begin = time.perf_counter()
-    model = nss.models.mtmkl([kernels.ExpSquared(1.0)] * NUM_FUNCTIONS)
+    model = mtmkl(**options)
     guide = nss.PairedGuide(model)
-    svi = nss.CAVI(model, guide, **settings)
+    svi = nss.CAVI(model, guide)
     data = (toy.X, training_data(toy))
     result = svi.run(random.key(seed), NUM_STEPS, *data, progress_bar=False)
     mean, variance = guide.predict(result.params, *data, noise=True)

@@ -3,7 +3,8 @@
 
 The variational fit of the twelve tasks is fast, but it neglects how weights and functions depend on
 each other. Here the same model is sampled: held-out errors, calibrated intervals, and how sure one
-can be of the number of functions and of who uses which.
+can be of the number of functions and of who uses which. Each function has an inclusion probability
+of its own, so that chains leave those alone that are not needed.
 
     python examples/toy_sampling.py [FOLDER FOR THE PICTURES] [--data-sets NUMBER]
 """
@@ -20,7 +21,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from scipy.special import ndtr
-from tinygp import kernels
 import toy_multioutput as example
 import xarray as xr
 
@@ -49,9 +49,8 @@ def sample(
 ) -> Chains:
     """Chains from starts apart; each finds the functions by itself."""
     begin = time.perf_counter()
-    model = nss.models.mtmkl([kernels.ExpSquared(1.0)] * example.NUM_FUNCTIONS)
     mcmc = MCMC(
-        nss.mtmkl_kernel(model),
+        nss.mtmkl_kernel(example.mtmkl(shared_inclusion=False)),
         num_warmup=num_warmup,
         num_samples=num_draws,
         num_chains=NUM_CHAINS,
@@ -106,7 +105,7 @@ def calibration(ranks: dict[str, np.ndarray]) -> pd.DataFrame:
 
 def convergence(chains: Chains) -> pd.DataFrame:
     """Worst R-hat and effective sample size of what no permutation of the functions changes."""
-    names = ["f", "noise", "slab_scale", "inclusion", "num_active"]
+    names = ["f", "noise", "slab_scale", "num_active"]
     found = nss.invariants(chains.tree)["posterior"].to_dataset()[names]
     r_hat, ess = arviz_stats.rhat(found), arviz_stats.ess(found)
     rows = {
@@ -152,7 +151,8 @@ def plot_mixing(chains: Chains, kind: Any = arviz_plots.plot_trace, thin: int = 
 
 def compare(toy: MultiOutput, seed: int = 0) -> tuple[Chains, example.Fit, dict, dict]:
     """The chains, the fit, and predictions and ranks of all methods."""
-    chains, fit = sample(toy, seed), example.fit_mtmkl(toy, seed)
+    chains = sample(toy, seed)
+    fit = example.fit_mtmkl(toy, seed, shared_inclusion=False)
     found = {
         "independent GPs": example.fit_independent(toy),
         "PMF": fit.prediction,

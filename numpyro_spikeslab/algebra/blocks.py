@@ -213,13 +213,6 @@ class BlockMeanField:
             total += jnp.sum((moments.root @ rows[members]) ** 2)
         return total
 
-    def predictor_variances(self, rows: Float[Array, "P N"]) -> Float[Array, " N"]:
-        """Variance of ``D w`` at each observation of an unwhitened design."""
-        total = self.singles.variance @ rows[self.blocks.singles] ** 2
-        for members, moments in zip(self.blocks.stacks, self.moments, strict=True):
-            total += jnp.sum((moments.root @ rows[members]) ** 2, axis=(0, 1))
-        return total
-
     @property
     def slab_moments(self) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
         """Expected number of slabs that the bound knows, and their expected squares."""

@@ -65,10 +65,6 @@ class PairedMeanField(NamedTuple):
         """Variance of ``D w``, summed over the whitened observations."""
         return feature_squares(design, self.probs.shape[0]) @ self.variance
 
-    def predictor_variances(self, rows: Float[Array, "P N"]) -> Float[Array, " N"]:
-        """Variance of ``D w`` at each observation of an unwhitened design."""
-        return self.variance @ rows**2
-
     @property
     def slab_moments(self) -> tuple[Float[Array, "*P"], Float[Array, "*P"]]:
         """Expected number of slabs that the bound knows, and their expected squares."""
@@ -146,11 +142,7 @@ class MeanField(NamedTuple):
     def predictor_variance(self, design: Design) -> Float[Array, ""]:
         """Variance of ``D w``, summed over the whitened observations."""
         rows = design.rows.reshape(-1, design.rows.shape[-1])[: self.probs.shape[0]]
-        return jnp.sum(self.predictor_variances(rows))
-
-    def predictor_variances(self, rows: Float[Array, "P N"]) -> Float[Array, " N"]:
-        """Variance of ``D w`` at each observation of an unwhitened design."""
-        return jnp.sum(rows * (self.covariance @ rows), axis=0)
+        return jnp.sum(rows * (self.covariance @ rows))
 
     @property
     def slab_moments(self) -> tuple[Float[Array, " P"], Float[Array, " P"]]:

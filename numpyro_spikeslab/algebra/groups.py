@@ -267,19 +267,16 @@ class GroupedMeanField(NamedTuple):
 
     def predictor_variance(self, design: Design) -> Float[Array, ""]:
         """Variance of ``D w``, summed over the whitened observations."""
-        return jnp.sum(self.predictor_variances(feature_rows(design, self.loc.size)))
-
-    def predictor_variances(self, rows: Float[Array, "P N"]) -> Float[Array, " N"]:
-        """Variance of ``D w`` at each observation of an unwhitened design."""
+        rows = feature_rows(design, self.loc.size)
 
         def add(total, group):
             index, root = group
             x, loc = of_members(rows, index), of_members(self.loc, index)
             probs = self.probs[index[0]]
-            slabs = jnp.sum((root.T @ x) ** 2, axis=0)
-            return total + probs * (slabs + (1 - probs) * (loc @ x) ** 2), None
+            slabs, means = jnp.sum((root.T @ x) ** 2), jnp.sum((loc @ x) ** 2)
+            return total + probs * (slabs + (1 - probs) * means), None
 
-        total = jnp.zeros(rows.shape[1], rows.dtype)
+        total = jnp.zeros((), rows.dtype)
         for members, roots in zip(self.stacks, self.roots, strict=True):
             total, _ = lax.scan(add, total, (jnp.asarray(members), roots))
         return total

@@ -69,6 +69,7 @@ def prove(subject: Subject) -> Proof:
     """
     inputs = subject.inputs()
     run = provenance(lambda **x: subject.run(x), **inputs)
+    _check_pairs(subject, run)
     likelihood = _find_likelihood(subject, run)
     seen = run.observed[likelihood]
     subject = subject._replace(program=_only(subject.program, likelihood))
@@ -116,11 +117,9 @@ def _own(names: Names) -> list[str]:
     return sorted({name for _, _, name in own})
 
 
-def _find_likelihood(subject: Subject, run: Any) -> str:
-    """The one observed site that depends on the weights; everything else must not."""
-    trace, user = subject.trace, subject.user
-    touched = {name: _own(sources) for name, sources in run.log_probs.items()}
-    touched = {name: sites for name, sites in touched.items() if sites}
+def _check_pairs(subject: Subject, run: Any) -> None:
+    """The prior of a pair must not depend on the weights, nor its mean on any site."""
+    user = subject.user
     for pair in subject.pairs:
         if names := _own(union(run.pairs[pair.name])):
             raise ValueError(
@@ -133,6 +132,13 @@ def _find_likelihood(subject: Subject, run: Any) -> str:
                 f"{user}: the prior mean of the slabs of {pair.name!r} must be 0, it depends on "
                 f"{sites}. Leave the prior to spike_slab, and put a mean into the location."
             )
+
+
+def _find_likelihood(subject: Subject, run: Any) -> str:
+    """The one observed site that depends on the weights; everything else must not."""
+    trace, user = subject.trace, subject.user
+    touched = {name: _own(sources) for name, sources in run.log_probs.items()}
+    touched = {name: sites for name, sites in touched.items() if sites}
     observed = [name for name in touched if trace[name]["is_observed"]]
     latent = [name for name in touched if name not in observed]
     if latent and not all(_is_response(trace[name]) for name in latent):
