@@ -137,7 +137,8 @@ def test_certain_pairs_stay_finite(precision, size):
 def bound(q, X, y, prior):
     """Written from the definition, with the moments of `q` that other tests check."""
     X = jnp.asarray(X)
-    squares = jnp.sum((jnp.asarray(y) - X @ q.mean) ** 2) + q.predictor_variance(pairs.block_design(X.T, None))
+    squares = jnp.sum((jnp.asarray(y) - X @ q.mean) ** 2)
+    squares += q.predictor_variance(pairs.block_design(X.T, None))
     normaliser = 0.5 * X.shape[0] * jnp.log(PRECISION / (2 * jnp.pi))
     return normaliser - 0.5 * PRECISION * squares - q.divergence(prior)
 
