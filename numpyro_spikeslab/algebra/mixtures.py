@@ -39,7 +39,7 @@ def mixed(mixing: Float[Array, " K"], each: SlabMixtures) -> SlabMixtures:
     # of a weight that is never included, the slabs of all count by their weights
     of_each = jnp.where(never, 1.0, each.probs) / jnp.where(never, 1.0, total)
     shares = (mixing[:, None] * of_each)[:, None] * each.shares
-    parts = (x.reshape(-1, x.shape[-1]) for x in (shares, each.mean, each.scale))
+    parts = (lax.collapse(x, 0, 2) for x in (shares, each.mean, each.scale))
     return SlabMixtures(total, *parts)
 
 

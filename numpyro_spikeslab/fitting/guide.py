@@ -128,9 +128,11 @@ class SpikeSlabGuide(PosteriorSummaries):
         self._deterministics = tuple(
             name for name, site in trace.items() if site["type"] == "deterministic"
         )
-        self._frames = {
-            name: latents[name]["cond_indep_stack"] for p in self.pairs for name in p.shapes
-        }
+        self._slopes: dict[str, tuple[int, ...]] = {}
+        if self.follows and not self.functions and makes_delta(self.inner_guide):
+            self._slopes = shapes_of_slopes(latents, self._others, self.pairs)
+        sampled = [*self._slopes, *(name for p in self.pairs for name in p.shapes)]
+        self._frames = {name: latents[name]["cond_indep_stack"] for name in sampled}
         self._function_plates = {
             name: [frame.name for frame in trace[name]["cond_indep_stack"]]
             for name in self.functions
@@ -140,10 +142,6 @@ class SpikeSlabGuide(PosteriorSummaries):
         self._prototype_frame_full_sizes = {
             name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"
         }
-        self._slopes: dict[str, tuple[int, ...]] = {}
-        if self.follows and not self.functions and makes_delta(self.inner_guide):
-            self._slopes = shapes_of_slopes(latents, self._others, self.pairs)
-        self._frames |= {name: latents[name]["cond_indep_stack"] for name in self._slopes}
         self._setup_start(own, trace, predicted, args, kwargs)
         self._precision, self._known = jnp.result_type(float), set()
         self._shapes = {

@@ -869,6 +869,30 @@ def test_draws_follow_their_weights(precision):
     assert np.all(np.isfinite(new(random.key(3), args[0][:7])["y"]))
 
 
+def test_coefficients_in_a_plate_of_their_own_follow_too(x64):
+    """No site of the weights is in this plate."""
+    rng = np.random.default_rng(0)
+    X, Z = jnp.asarray(rng.normal(size=(30, 3)) + 2), jnp.asarray(rng.normal(size=(30, 2)))
+    y = X[:, 0] + Z[:, 0] + jnp.asarray(rng.normal(size=30))
+
+    def model(X, Z, y=None):
+        with numpyro.plate("covariate", Z.shape[1]):
+            c = numpyro.sample("c", dist.Normal(0.0, 1.0))
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(Z @ c + X @ w, 1.0), obs=y)
+
+    svi = nss.CAVI(model, nss.PairedGuide(model), temperature=None)
+    result = svi.run(KEY, 50, X, Z, y, progress_bar=False)
+    fresh = nss.PairedGuide(model)
+    new = Predictive(model, guide=fresh, params=result.params, num_samples=7)(KEY, X, Z)
+    assert new["y"].shape == (7, 30)
+    loss = TraceGraph_ELBO(num_particles=4000).loss(KEY, result.params, model, fresh, X, Z, y)
+    # its standard error is 0.01 and less
+    assert abs(loss - result.losses[-1]) < 0.05
+
+
 def test_where_there_are_too_many_slopes_none_follows(x64, monkeypatch):
     monkeypatch.setattr(following, "MAX_SLOPES", 2)
     with pytest.warns(UserWarning, match=r"columns 0, 2 have means above .* \['level'\]"):

@@ -349,6 +349,18 @@ def test_quantiles_are_where_the_distribution_function_has_reached_them(x64):
         np.testing.assert_array_equal(x, found[name][20])
 
 
+def test_quantiles_where_one_block_has_all_weights(x64):
+    guide = nss.PairedGuide(plain, blocks=[[0, 1, 2]])
+    args = tuple(map(jnp.asarray, twins()))
+    svi = nss.CAVI(plain, guide, temperature=None, num_restarts=2)
+    result = svi.run(KEY, 30, *args, progress_bar=False)
+    mixture = nss.MixtureGuide(guide)
+    params = mixture.combine(result.optima, *args)
+    for of in ("w", "w_slab", "w_spike"):
+        expected = guide.quantiles(result.params, [0.1, 0.9])[of]
+        np.testing.assert_allclose(mixture.quantiles(params, [0.1, 0.9])[of], expected, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_quantiles_of_blocks_are_those_of_their_draws(x64):
     fit = fitted(family="blocks")
