@@ -19,7 +19,12 @@ from numpyro_spikeslab.algebra.groups import GroupedMeanField
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
 from numpyro_spikeslab.fitting.tasks import Gram, gram, keeps_gram, squares_given, squares_left
-from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
+from numpyro_spikeslab.reading.coefficients import (
+    coefficient_rows,
+    coefficients_given,
+    joined,
+    scaled_slopes,
+)
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.program import (
@@ -283,11 +288,6 @@ def squares_of(spec: Spec, data: Data, at: View, posterior: Posterior) -> Float[
     return (jnp.sum(residual**2) + posterior.weights.predictor_variance(design))[None]
 
 
-def joined(slopes: dict[str, Any]) -> Float[Array, "B P"]:
-    """Slopes of all coefficients, in the order of their rows."""
-    return jnp.concatenate([slopes[k].reshape(-1, slopes[k].shape[-1]) for k in sorted(slopes)])
-
-
 def bound_given(spec: Spec, at: View, posterior: Posterior, squares: Any) -> Float[Array, ""]:
     """The exact evidence lower bound (supplement, eq. 2), given the expected squares."""
     prior = at.prior
@@ -298,9 +298,7 @@ def bound_given(spec: Spec, at: View, posterior: Posterior, squares: Any) -> Flo
     value -= posterior.weights.divergence(prior)
     if posterior.slopes:
         # what following costs under the coefficients' prior
-        variance = {name: at.priors[name].variance for name in posterior.slopes}
-        units = {k: x / jnp.sqrt(variance[k])[..., None] for k, x in posterior.slopes.items()}
-        design = Design(joined(units).T[None], None)
+        design = Design(scaled_slopes(posterior.slopes, at).T[None], None)
         value -= 0.5 * posterior.weights.predictor_variance(design)
     return value if posterior.functions is None else value - jnp.sum(posterior.functions.kl)
 

@@ -33,8 +33,49 @@ def coefficient_rows(
     return jax.vmap(lambda unit: tangent(unflatten(unit)))(units)
 
 
+def links_between(values: dict[str, Any], at: View) -> Float[Array, "B B"] | None:
+    """By how much prior means of coefficients change with a unit of each.
+
+    :param values: of these coefficients, or anything of their shapes.
+    """
+    if at.links is None:
+        return None
+    sizes = {name: jnp.size(values[name]) for name in sorted(values)}
+    return jnp.block(
+        [
+            [jnp.reshape(at.links[name][other], (size, sizes[other])) for other in sizes]
+            for name, size in sizes.items()
+        ]
+    )
+
+
+def scaled_slopes(slopes: dict[str, Any], at: View) -> Float[Array, "B P"]:
+    """Slopes of the deviations of coefficients from their prior means, in units of the prior's
+    scales.
+
+    :param slopes: by how much the coefficients change with each weight.
+    """
+    values = {name: x[..., 0] for name, x in slopes.items()}
+    scale = _prior(values, at, "variance") ** 0.5
+    flat, links = joined(slopes), links_between(values, at)
+    return (flat if links is None else flat - links @ flat) / scale[:, None]
+
+
+def joined(slopes: dict[str, Any]) -> Float[Array, "B P"]:
+    """Slopes of all coefficients, in the order of their rows."""
+    return jnp.concatenate([slopes[k].reshape(-1, slopes[k].shape[-1]) for k in sorted(slopes)])
+
+
+def _prior(values: dict[str, Any], at: View, part: str) -> Float[Array, " B"]:
+    """The mean or the variance of the prior of each coefficient."""
+    every = {k: jnp.broadcast_to(getattr(at.priors[k], part), x.shape) for k, x in values.items()}
+    return ravel_pytree(every)[0]
+
+
 class Scaled(NamedTuple):
     """Coefficients as deviations from their prior means, in units of the prior's scales.
+
+    Where a mean depends on other coefficients it is the one that goes with these.
 
     - **features** - what a unit of each adds to the K observations.
     - **current** - their values.
@@ -59,18 +100,20 @@ def scaled(
     """
     current = {name: values[name] for name in names}
     flat, unflatten = ravel_pytree(current)
-    mean, variance = (
-        ravel_pytree(
-            {k: jnp.broadcast_to(getattr(at.priors[k], part), x.shape) for k, x in current.items()}
-        )[0]
-        for part in ("mean", "variance")
+    mean, scale = _prior(current, at, "mean"), jnp.sqrt(_prior(current, at, "variance"))
+    now, rows, links = (
+        (flat - mean) / scale,
+        rows.reshape(flat.size, -1),
+        links_between(current, at),
     )
-    scale = jnp.sqrt(variance)
-    features = scale[:, None] * rows.reshape(flat.size, -1)
-    of_slopes = jax.vmap(lambda slope: unflatten(scale * slope), in_axes=1, out_axes=-1)
-    return Scaled(
-        features, (flat - mean) / scale, lambda new: unflatten(mean + scale * new), of_slopes
-    )
+    if links is None:
+        features, times = scale[:, None] * rows, lambda x: (scale * x.T).T
+    else:
+        # a deviation of one moves the means of others, and these move on
+        root = jnp.linalg.solve(jnp.eye(flat.size, dtype=flat.dtype) - links, jnp.diag(scale))
+        features, times = root.T @ rows, lambda x: root @ x
+    of_slopes = jax.vmap(lambda slope: unflatten(times(slope)), in_axes=1, out_axes=-1)
+    return Scaled(features, now, lambda new: unflatten(flat + times(new - now)), of_slopes)
 
 
 def coefficients_given(

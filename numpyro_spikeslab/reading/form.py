@@ -105,7 +105,8 @@ class Form:
       a mode in closed form.
     - **drawn** - those that are one and have not.
     - **coefficients** - those with a Normal prior in which, and in the weights, the location is
-      affine, and on which nothing else depends.
+      affine, and on which nothing else depends, save means of each other.
+    - **links** - pairs of these, of which the prior mean of the first is affine in the second.
     - **complete** - whether all tasks count and weigh the same observations alike, so that one
       matrix of weights (N, 1) serves all.
     - **varying_noise** - whether noise may change along a task.
@@ -128,6 +129,7 @@ class Form:
     roles: tuple[Role, ...]
     drawn: tuple[Role, ...]
     coefficients: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
     complete: bool
     varying_noise: bool
     constant_rows: bool

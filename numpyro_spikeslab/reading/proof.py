@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
+from numpyro_spikeslab.reading.affine import find_coefficients, is_chain, split, tangent_of
 from numpyro_spikeslab.reading.form import Role, base_of, is_drawable, is_latent, is_plain
 from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.provenance import STEP, Names, provenance, union
@@ -29,10 +30,6 @@ TRACTABLE = {
 """Priors of each part whose maximum a posteriori has a closed form."""
 
 
-MAX_WORK = 1e8
-"""Products in a step that coefficients may take, whose design is dense whatever their model."""
-
-
 class Proof(NamedTuple):
     """
     - **likelihood** - the one observed site that depends on the weights, a Normal one.
@@ -42,7 +39,9 @@ class Proof(NamedTuple):
       whose coefficients are constants, with a prior whose maximum has a closed form.
     - **drawn** - the same with other priors of independent entries, which can be drawn.
     - **coefficients** - Normal sites in which the location is affine, together with the weights,
-      and on which nothing else depends.
+      and on which nothing else depends, save means of each other.
+    - **links** - pairs of them, of which the prior mean of the first depends on the second.
+    - **means** - names of the sites on which the prior means of any depend.
     - **mixed** - name of the latent functions in which the location may be bilinear with constant
       coefficients, together with the weights.
     - **kernels** - other latent sites on which the prior of these functions alone depends.
@@ -57,6 +56,8 @@ class Proof(NamedTuple):
     roles: tuple[Role, ...]
     drawn: tuple[Role, ...]
     coefficients: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+    means: Names
     mixed: str | None
     kernels: tuple[str, ...]
     strangers: tuple[str, ...]
@@ -80,6 +81,7 @@ def prove(subject: Subject) -> Proof:
         mixed = None
     kernels = () if mixed is None else _kernels(subject, run, mixed)
     found = _find_roles(subject, run, likelihood, inputs)
+    beside = find_coefficients(subject, run, likelihood, inputs)
     return Proof(
         likelihood,
         location=_sites(seen.loc),
@@ -88,7 +90,9 @@ def prove(subject: Subject) -> Proof:
         count=_sites(seen.count),
         roles=tuple(r for r in found if is_tractable(subject.trace[r.site], r.part)),
         drawn=tuple(r for r in found if not is_tractable(subject.trace[r.site], r.part)),
-        coefficients=_find_coefficients(subject, run, likelihood, inputs),
+        coefficients=beside.names,
+        links=beside.links,
+        means=_sites(beside.means),
         mixed=mixed,
         kernels=kernels,
         strangers=()
@@ -211,23 +215,6 @@ def _check_parts(subject: Subject, name: str, seen: Any) -> None:
         )
 
 
-def _tangent(subject: Subject, inputs: dict[str, Any], along: dict[str, Any]) -> Any:
-    """Derivative of the location along ``along``."""
-    names = list(along)
-
-    def location(*values):
-        return subject.location(inputs | dict(zip(names, values, strict=True)))
-
-    start = tuple(jnp.asarray(inputs[name]) for name in names)
-    return jax.jvp(location, start, tuple(along.values()))[1]
-
-
-def _split(inputs: dict[str, Any], prefix: str = "direction ") -> tuple[dict, dict]:
-    """Inputs, and directions by the names of the inputs that they belong to."""
-    along = {k.removeprefix(prefix): x for k, x in inputs.items() if k.startswith(prefix)}
-    return {k: x for k, x in inputs.items() if not k.startswith(prefix)}, along
-
-
 def _prove_affine(subject: Subject, likelihood: str, location: Names, inputs: dict) -> Names:
     """What the derivative of the location in the weights can depend on.
 
@@ -236,7 +223,7 @@ def _prove_affine(subject: Subject, likelihood: str, location: Names, inputs: di
     directions = {f"direction {k}": x for k, x in inputs.items() if k.startswith("weight ")}
 
     def tangent(**x):
-        return _tangent(subject, *_split(x))
+        return tangent_of(subject.location, *split(x))
 
     bent = _own(frozenset(x.removeprefix(STEP) for x in location if x.startswith(STEP)))
     # what has steps may have no derivative at all
@@ -265,7 +252,7 @@ def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tu
     roles = []
     for name in subject.others:
         key = f"site {name}"
-        if _is_chain(run, name):
+        if is_chain(run, name):
             continue
         fed = [part for part, sources in parts.items() if key in sources]
         elsewhere = [seen.loc, seen.count, *(x for k, x in priors.items() if k != name)]
@@ -285,11 +272,6 @@ def _is_known(site: dict[str, Any], part: str) -> bool:
         return True
     upper = 1.0 if part == "inclusion" else np.inf
     return is_drawable(site, upper) and not base_of(site["fn"]).event_shape
-
-
-def _is_chain(run: Any, name: str) -> bool:
-    """Whether the prior of a site depends on other entries of the site, as in a loop."""
-    return f"site {name}" in union(run.priors.get(name, ()))
 
 
 def is_tractable(site: dict[str, Any], part: str) -> bool:
@@ -317,58 +299,6 @@ def _is_linear(subject: Subject, inputs: dict[str, Any], key: str, part: str) ->
     return union(provenance(tangent, **inputs, direction=inputs[key])) <= {"direction"}
 
 
-def _find_coefficients(
-    subject: Subject, run: Any, likelihood: str, inputs: dict[str, Any]
-) -> tuple[str, ...]:
-    """Normal sites on which nothing but the location depends, which is affine in them jointly."""
-    seen = run.observed[likelihood]
-    names: list[str] = []
-    for name in subject.others:
-        key, site = f"site {name}", subject.trace[name]
-        if site["type"] != "sample" or FUNCTIONS_MARK in site["infer"] or _is_chain(run, name):
-            continue
-        if not is_plain(site, (dist.Normal,)):
-            continue
-        priors = [x for k, x in run.log_probs.items() if k not in (likelihood, name)]
-        if f"{STEP}{key}" in seen.loc or key in union([seen.scale, seen.count, run.pairs, priors]):
-            continue
-        names.append(name)
-    names = _few(subject, names, likelihood)
-    # those whose own coefficients depend on one of them, or on the weights, are left out
-    while bent := _bent(subject, inputs, names):
-        names = [name for name in names if name not in bent]
-    return tuple(names)
-
-
-def _few(subject: Subject, names: list[str], likelihood: str) -> list[str]:
-    """As many as may have a dense design."""
-    num_obs = int(np.prod(jnp.shape(subject.trace[likelihood]["value"])))
-    few, total = [], 0
-    for name in names:
-        size = int(np.prod(subject.shapes[name].shape))
-        if (total + size) ** 2 * max(num_obs, total + size) <= MAX_WORK:
-            few.append(name)
-            total += size
-    return few
-
-
-def _bent(subject: Subject, inputs: dict[str, Any], names: list[str]) -> list[str]:
-    """Those of some sites on whose value, or with which the weights', their design depends."""
-    keys = [f"site {name}" for name in names]
-    weights = [key for key in inputs if key.startswith("weight ")]
-
-    def tangent(**x):
-        return _tangent(subject, *_split(x))
-
-    def sources(keys):
-        return provenance(tangent, **inputs, **{f"direction {key}": inputs[key] for key in keys})
-
-    if not keys or not sources(keys) & {*keys, *weights}:
-        return []
-    bent = [key for key in keys if sources([key]) & {key, *weights}]
-    return [key.removeprefix("site ") for key in bent or keys[-1:]]
-
-
 # Latent functions
 
 
@@ -392,19 +322,20 @@ def _is_bilinear(subject: Subject, inputs: dict[str, Any], mixed: str) -> bool:
     phi, w = f"site {mixed}", f"weight {pair.name}"
 
     def along_both(**x):
-        x, along = _split(x)
+        x, along = split(x)
 
         def along_weights(value):
-            return _tangent(subject, x | {phi: value}, {w: along[w]})
+            return tangent_of(subject.location, x | {phi: value}, {w: along[w]})
 
         return jax.jvp(along_weights, (x[phi],), (along[phi],))[1]
 
     def alone(**x):
-        x, along = _split(x)
-        zero = x | {w: jnp.zeros_like(x[w])}, x | {phi: jnp.zeros_like(x[phi])}
-        return _tangent(subject, zero[0], {phi: along[phi]}), _tangent(
-            subject, zero[1], {w: along[w]}
-        )
+        x, along = split(x)
+        without = {key: x | {key: jnp.zeros_like(x[key])} for key in (w, phi)}
+        return [
+            tangent_of(subject.location, without[other], {key: along[key]})
+            for key, other in ((phi, w), (w, phi))
+        ]
 
     directions = {f"direction {name}": inputs[name] for name in (phi, w)}
     both = provenance(along_both, **inputs, **directions)

@@ -176,7 +176,7 @@ class Reading:
     strangers: tuple[str, ...] = ()
     """Other sites than the kernels' parameters on which the functions' prior depends."""
     beside: tuple[str, ...] = ()
-    """Sites that move the location and not the design, such as an intercept."""
+    """Sites that move the location and not the design, such as an intercept, or its prior mean."""
 
     def name_uncentred(self, user: str, kind: Uncentred, follow: Collection[str] = ()) -> None:
         """Warn of known columns that look like an intercept, where there is one.
@@ -321,7 +321,7 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
     if joint:
         reading.block_size = form.size
     reading.strangers = proof.strangers
-    moving = proof.location - proof.design
+    moving = (proof.location - proof.design) | proof.means
     reading.beside = tuple(name for name in form.others if name in moving)
     return reading
 

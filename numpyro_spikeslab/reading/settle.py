@@ -40,6 +40,7 @@ def possible_forms(subject: Subject, proof: Proof, joint: bool) -> tuple[Form, .
         roles=proof.roles,
         drawn=proof.drawn,
         coefficients=proof.coefficients,
+        links=proof.links,
         complete=True,
         varying_noise=int(np.prod(scale_shape)) > 1,
         constant_rows=not proof.design & others,
@@ -89,7 +90,7 @@ def _task_forms(subject, proof, form, shape, scale_shape, joint) -> tuple[Form, 
         kind["kind"] = ENTRIES
         new = replace(form, num_tasks=Q, num_features=M, num_obs=N, others=others, **kind)
         # the design of coefficients would be dense
-        forms.append(replace(new, complete=False, coefficients=()))
+        forms.append(replace(new, complete=False, coefficients=(), links=()))
     return tuple(forms)
 
 

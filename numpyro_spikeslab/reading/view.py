@@ -35,6 +35,8 @@ class View(NamedTuple):
     - **log_density** - of all sites but the likelihood, the pairs, the functions they mix and those
       that have a role or belong to kernels, whose densities ``priors`` has.
     - **layout** - of L entries of a table, `None` where all of it is observed.
+    - **links** - for each coefficient, the derivative of its prior mean in each of them; `None`
+      where no prior mean depends on another.
     """
 
     Y: Float[Array, "N Q"] | Float[Array, " L"]
@@ -47,6 +49,7 @@ class View(NamedTuple):
     priors: dict[str, Any]
     log_density: Float[Array, ""]
     layout: Layout | None = None
+    links: dict[str, dict[str, Any]] | None = None
 
     @property
     def precision(self) -> Float[Array, "N Q"]:
@@ -123,7 +126,18 @@ def view(
             (x for name, x in run.log_probs.items() if name not in apart), start=jnp.zeros(())
         ),
         layout=layout,
+        links=_links(form, program, constants, values) if form.links else None,
     )
+
+
+def _links(form: Form, program: Program, constants: tuple, values: dict[str, Any]) -> Any:
+    start = {name: values[name] for name in form.coefficients}
+
+    def means(new):
+        priors = run_at(form, program, constants, values | new).priors
+        return {name: jnp.broadcast_to(priors[name].mean, x.shape) for name, x in new.items()}
+
+    return jax.jacfwd(means)(start)
 
 
 def by_task(x: Array, num_tasks: int, layout: Layout | None) -> Float[Array, " Q"]:

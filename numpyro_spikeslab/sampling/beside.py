@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws of what stands beside the weights: coefficients, and scales of noise, slabs and spikes."""
 
+from collections.abc import Collection
 from typing import Any
 
 from jaxtyping import Array, Float
@@ -16,9 +17,14 @@ from numpyro_spikeslab.reading.view import by_task
 from numpyro_spikeslab.sampling.scales import Current
 
 
-def drawable(reading: Reading) -> frozenset[str]:
-    """Names of the sites beside the weights that have an exact draw."""
-    return frozenset([*reading.form.coefficients, *reading.indices])
+def drawable(reading: Reading, values: Collection[str]) -> frozenset[str]:
+    """Names of the sites beside the weights that have an exact draw.
+
+    :param values: names of the sites that other blocks hold.
+    """
+    # means of what is held have observations beside those of the likelihood
+    means = {mean for name, mean in reading.form.links if name in values}
+    return frozenset([*reading.form.coefficients, *reading.indices]) - means
 
 
 def draw_beside(
@@ -32,7 +38,7 @@ def draw_beside(
         scales are drawn without them and they after these.
     """
     form = reading.form
-    if not z.keys() & drawable(reading):
+    if not z.keys() & drawable(reading, values):
         return {}
     w = form.split(weights(form.join_spikes(z), form.join(z, "{}_slab")), "{}")
     now = Current.of(reading, values, z, w)

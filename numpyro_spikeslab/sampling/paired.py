@@ -121,7 +121,7 @@ class PairedGibbs(BlockKernel):
         reading.name_uncentred("PairedGibbs", SAMPLED, drawn if form.kind == COLUMNS else ())
         if all(name in values for name in latents(form)):
             return own
-        free, known = self._latent_shapes(args, kwargs, values), drawable(reading)
+        free, known = self._latent_shapes(args, kwargs, values), drawable(reading, values)
         own |= {name: shape for name, shape in free.items() if name in known}
         if unknown := [name for name in free if name not in own]:
             # latent functions, which have no generic values, are continuous

@@ -59,17 +59,22 @@ def scaled(offset: Any) -> Any:
     ("rest", "names"),
     [
         (sloped, {"slope", "level"}),
-        # the mean and the spread of others are no coefficients themselves
-        (grouped, {"effect"}),
+        # the mean of others is one itself, their spread is none
+        (grouped, {"effect", "mean"}),
         (scaled, {"level"}),
-        (lambda offset: offset + normal("a") * normal("b"), {"a"}),
+        (lambda offset: offset + normal("a") * normal("b") + normal("c"), {"a", "c"}),
         (lambda offset: offset + normal("a") ** 2 + normal("b"), {"b"}),
         (lambda offset: offset * normal("a") + normal("b"), {"b"}),
         (lambda offset: offset + jnp.round(normal("a")), set()),
         (lambda offset: offset + jnp.where(normal("a") > 0, 1.0, 2.0), set()),
         (lambda offset: offset + numpyro.sample("a", dist.StudentT(3.0)), set()),
         (lambda offset: offset + numpyro.sample("a", dist.Normal().mask(False)), set()),
-        (lambda offset: offset + numpyro.sample("b", dist.Normal(normal("a"))), {"b"}),
+        (lambda offset: offset + normal("c", 2 * normal("b", normal("a"))), {"a", "b", "c"}),
+        (lambda offset: offset + normal("b", normal("a") ** 2), {"b"}),
+        (lambda offset: offset + normal("b", jnp.round(normal("a"))), {"b"}),
+        (lambda offset: offset + normal("b", 0.0, jnp.exp(normal("a"))), {"b"}),
+        (lambda offset: offset + normal("b", mean := normal("a")) ** 2 + mean, set()),
+        (lambda offset: offset + normal("c", normal("a") * normal("b")), {"a", "c"}),
     ],
     ids=[
         "covariates",
@@ -83,10 +88,20 @@ def scaled(offset: Any) -> Any:
         "another prior",
         "masked",
         "a chain",
+        "a mean that bends",
+        "a mean in steps",
+        "a spread",
+        "the mean of what is none",
+        "a mean that is a product",
     ],
 )
 def test_coefficients_are_normal_and_the_location_affine_in_them(rest, names):
     assert set(form_of(rest).coefficients) == names
+
+
+def test_prior_means_that_depend_on_others_are_known():
+    assert form_of(grouped).links == (("effect", "mean"),)
+    assert form_of(sloped).links == ()
 
 
 def test_a_coefficient_of_many_entries_is_left_to_others():

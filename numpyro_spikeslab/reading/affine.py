@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Coefficients, proved from a model's program: sites in which the location is affine."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import jax
+import jax.numpy as jnp
+
+import numpyro.distributions as dist
+
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK
+from numpyro_spikeslab.reading.form import is_plain
+from numpyro_spikeslab.reading.provenance import STEP, Names, provenance, union
+from numpyro_spikeslab.reading.subject import Subject
+
+MAX_WORK = 1e8
+"""Products in a step that coefficients may take, whose design is dense whatever their model."""
+
+
+class Coefficients(NamedTuple):
+    """
+    - **names** - Normal sites in which the location is affine, together with the weights, and on
+      which nothing else depends, save the prior means of each other.
+    - **links** - pairs of them, of which the prior mean of the first depends on the second.
+    - **means** - keys of the inputs on which the prior means of any depend.
+    """
+
+    names: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+    means: Names
+
+
+class Moments(NamedTuple):
+    """Of a prior."""
+
+    mean: Any
+    variance: Any
+
+
+def tangent_of(values: Any, inputs: dict[str, Any], along: dict[str, Any]) -> Any:
+    """Derivative of a function of the inputs along some of them."""
+    names = list(along)
+
+    def of(*new):
+        return values(inputs | dict(zip(names, new, strict=True)))
+
+    start = tuple(jnp.asarray(inputs[name]) for name in names)
+    return jax.jvp(of, start, tuple(along.values()))[1]
+
+
+def split(inputs: dict[str, Any], prefix: str = "direction ") -> tuple[dict, dict]:
+    """Inputs, and directions by the names of the inputs that they belong to."""
+    along = {k.removeprefix(prefix): x for k, x in inputs.items() if k.startswith(prefix)}
+    return {k: x for k, x in inputs.items() if not k.startswith(prefix)}, along
+
+
+def is_chain(run: Any, name: str) -> bool:
+    """Whether the prior of a site depends on other entries of the site, as in a loop."""
+    return f"site {name}" in union(run.priors.get(name, ()))
+
+
+def find_coefficients(
+    subject: Subject, run: Any, likelihood: str, inputs: dict[str, Any]
+) -> Coefficients:
+    """Normal sites on which nothing depends but the location and prior means of some of them, all
+    of which are affine in them jointly.
+
+    :param run: on which inputs each part of a run can depend.
+    """
+    names = [name for name in subject.others if _is_candidate(subject, run, likelihood, name)]
+    moments = provenance(lambda **x: _moments(subject, x, names), **inputs)
+    fed = {name: _fed(run, likelihood, name, moments) for name in names}
+    names = _closed(_few(subject, names, likelihood), fed)
+    # those whose own coefficients depend on one of them, or on the weights, are left out
+    while bent := _bent(subject, inputs, names):
+        names = _closed([name for name in names if name not in bent], fed)
+    means = {name: moments[name].mean for name in names}
+    links = tuple((k, other) for k in names for other in names if f"site {other}" in means[k])
+    return Coefficients(tuple(names), links, union(means))
+
+
+def _is_candidate(subject: Subject, run: Any, likelihood: str, name: str) -> bool:
+    key, site, seen = f"site {name}", subject.trace[name], run.observed[likelihood]
+    if site["type"] != "sample" or FUNCTIONS_MARK in site["infer"] or is_chain(run, name):
+        return False
+    elsewhere = union([seen.scale, seen.count, run.pairs])
+    return is_plain(site, (dist.Normal,)) and not {STEP + key} & seen.loc and key not in elsewhere
+
+
+def _moments(subject: Subject, inputs: dict[str, Any], names: list[str]) -> dict[str, Moments]:
+    priors = subject.run(inputs).priors
+    return {name: Moments(priors[name].mean, priors[name].variance) for name in names}
+
+
+def _fed(run: Any, likelihood: str, name: str, moments: dict[str, Moments]) -> frozenset[str]:
+    """Sites whose prior a site is a part of; among them itself, if it is more than a mean."""
+    key = f"site {name}"
+    fed = {k for k, sources in run.log_probs.items() if key in sources} - {likelihood, name}
+    is_more = any(key in x.variance or STEP + key in x.mean for x in moments.values())
+    return frozenset(fed | ({name} if is_more else set()))
+
+
+def _closed(names: list[str], fed: dict[str, frozenset[str]]) -> list[str]:
+    """Those that are a part of the priors of others of them at most."""
+    while (kept := [k for k in names if fed[k] <= set(names) - {k}]) != names:
+        names = kept
+    return names
+
+
+def _few(subject: Subject, names: list[str], likelihood: str) -> list[str]:
+    """As many as may have a dense design."""
+    num_obs = int(np.prod(jnp.shape(subject.trace[likelihood]["value"])))
+    few, total = [], 0
+    for name in names:
+        size = int(np.prod(subject.shapes[name].shape))
+        if (total + size) ** 2 * max(num_obs, total + size) <= MAX_WORK:
+            few.append(name)
+            total += size
+    return few
+
+
+def _bent(subject: Subject, inputs: dict[str, Any], names: list[str]) -> list[str]:
+    """Those of some sites on whose value, or with which the weights', their design or what they add
+    to prior means depends."""
+    keys = [f"site {name}" for name in names]
+    weights = [key for key in inputs if key.startswith("weight ")]
+
+    def affine(x):
+        means = {k: moments.mean for k, moments in _moments(subject, x, names).items()}
+        return subject.location(x), means
+
+    def tangent(**x):
+        return tangent_of(affine, *split(x))
+
+    def sources(keys):
+        along = {f"direction {key}": inputs[key] for key in keys}
+        return union(provenance(tangent, **inputs, **along))
+
+    found = sources(keys) & {*keys, *weights} if keys else frozenset[str]()
+    if not found:
+        return []
+    bent = [key for key in keys if sources([key]) & {key, *weights}]
+    # of a product the last factor
+    last = [key for key in keys if key in found][-1:]
+    return [key.removeprefix("site ") for key in bent or last or keys[-1:]]
