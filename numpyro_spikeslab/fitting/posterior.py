@@ -405,6 +405,16 @@ def are_rounding(spec: Spec, data: Data, values: dict[str, Any]) -> Bool[Array, 
     return (at.count > 0) & (at.sigma2 * at.count <= 4 * squares_of_rounding(spec, at))
 
 
+@partial(jax.jit, static_argnums=(0, 3))
+def share_of_data(spec: Spec, data: Data, values: dict[str, Any], name: str) -> Float[Array, ""]:
+    """The most that observations say of a coefficient of a site, where its prior says 1."""
+    at = view_at(spec, data, values)
+    rows = coefficient_rows(spec.form, spec.program, data.constants, values, (name,))
+    told = jnp.sum(jnp.where(at.precision > 0, rows, 0) ** 2 * at.precision, axis=(1, 2))
+    variance = jnp.broadcast_to(at.priors[name].variance, jnp.shape(values[name]))
+    return jnp.max(jnp.ravel(variance) * told)
+
+
 def strong(tree: Any) -> Any:
     """Numbers in the current precision, in which a state of another goes on, and without weak
     types, which would compile the next function twice."""

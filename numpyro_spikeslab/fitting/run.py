@@ -19,7 +19,14 @@ import jax.numpy as jnp
 from numpyro.infer.svi import SVIState
 
 from numpyro_spikeslab.fitting.ascent import CHUNK, Fit, Progress, Stage, advance, begin, best_of
-from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, are_rounding, view_at
+from numpyro_spikeslab.fitting.posterior import (
+    Data,
+    Posterior,
+    Spec,
+    are_rounding,
+    share_of_data,
+    view_at,
+)
 from numpyro_spikeslab.fitting.roughness import no_roughness, roughness_of_inputs
 from numpyro_spikeslab.fitting.rounds import factor_moves, function_moves
 from numpyro_spikeslab.fitting.starts import start_random, start_svd
@@ -328,6 +335,7 @@ def check_end(task: Task, progress: Progress, losses: Any, given: bool) -> None:
         )
     if losses.dtype == np.float32:
         check_noise(task, posterior.values)
+    check_spread(task, posterior.values)
     gain = _mean_gain(losses)
     if not bool(progress.converged) and gain > max(
         STILL, 100 * np.finfo(losses.dtype).eps * abs(losses[-1])
@@ -353,6 +361,24 @@ def check_noise(task: Task, values: dict[str, Any]) -> None:
             "before the fit.",
             stacklevel=5,
         )
+
+
+COLLAPSED = 0.01
+"""What observations say of coefficients that their prior holds at its mean; the prior says 1."""
+
+
+def check_spread(task: Task, values: dict[str, Any]) -> None:
+    """Warn where the joint density of coefficients and their spread grows without bound."""
+    names = set(task.reading.spread) & set(task.spec.form.coefficients)
+    for name in sorted(names):
+        if share_of_data(task.spec, task.data, values, name) < COLLAPSED:
+            warnings.warn(
+                f"CAVI.run: the prior scale of {name!r} has fallen to where {name!r} is at its "
+                "prior mean, and the bound with it is none: a fit has one value of both, whose "
+                "joint density grows without bound. Write `mean + scale * z` with `z` standard "
+                f"Normal, as `LocScaleReparam(0)` of NumPyro does with {name!r}.",
+                stacklevel=5,
+            )
 
 
 APART = 5.0

@@ -25,11 +25,13 @@ class Coefficients(NamedTuple):
       which nothing else depends, save the prior means of each other.
     - **links** - pairs of them, of which the prior mean of the first depends on the second.
     - **means** - keys of the inputs on which the prior means of any depend.
+    - **spread** - those whose prior variances depend on other sites.
     """
 
     names: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     means: Names
+    spread: tuple[str, ...]
 
 
 class Moments(NamedTuple):
@@ -78,7 +80,8 @@ def find_coefficients(
         names = _closed([name for name in names if name not in bent], fed)
     means = {name: moments[name].mean for name in names}
     links = tuple((k, other) for k in names for other in names if f"site {other}" in means[k])
-    return Coefficients(tuple(names), links, union(means))
+    spread = tuple(name for name in names if moments[name].variance)
+    return Coefficients(tuple(names), links, union(means), spread)
 
 
 def _is_candidate(subject: Subject, run: Any, likelihood: str, name: str) -> bool:

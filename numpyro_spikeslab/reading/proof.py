@@ -42,6 +42,7 @@ class Proof(NamedTuple):
       and on which nothing else depends, save means of each other.
     - **links** - pairs of them, of which the prior mean of the first depends on the second.
     - **means** - names of the sites on which the prior means of any depend.
+    - **spread** - those whose prior variances depend on other sites.
     - **mixed** - name of the latent functions in which the location may be bilinear with constant
       coefficients, together with the weights.
     - **kernels** - other latent sites on which the prior of these functions alone depends.
@@ -58,6 +59,7 @@ class Proof(NamedTuple):
     coefficients: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     means: Names
+    spread: tuple[str, ...]
     mixed: str | None
     kernels: tuple[str, ...]
     strangers: tuple[str, ...]
@@ -93,6 +95,7 @@ def prove(subject: Subject) -> Proof:
         coefficients=beside.names,
         links=beside.links,
         means=_sites(beside.means),
+        spread=beside.spread,
         mixed=mixed,
         kernels=kernels,
         strangers=()

@@ -175,6 +175,8 @@ class Reading:
     block_size: int = BLOCK_SIZE
     strangers: tuple[str, ...] = ()
     """Other sites than the kernels' parameters on which the functions' prior depends."""
+    spread: tuple[str, ...] = ()
+    """Coefficients whose prior variances depend on other sites."""
     beside: tuple[str, ...] = ()
     """Sites that move the location and not the design, such as an intercept, or its prior mean."""
 
@@ -320,7 +322,7 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
     )
     if joint:
         reading.block_size = form.size
-    reading.strangers = proof.strangers
+    reading.strangers, reading.spread = proof.strangers, proof.spread
     moving = (proof.location - proof.design) | proof.means
     reading.beside = tuple(name for name in form.others if name in moving)
     return reading

@@ -810,10 +810,11 @@ def test_one_block_of_all_columns_is_exact_whatever_their_means(precision, shift
     np.testing.assert_allclose(found, exact.inclusion[:3], atol=tolerance)
 
 
-def groups_model(X, y=None):
+def groups_model(X, y=None, spread=None):
     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    scale = 0.5 if spread is None else numpyro.sample("spread", spread)
     with numpyro.plate("group", 8):
-        effect = numpyro.sample("effect", dist.Normal(mean, 0.5))
+        effect = numpyro.sample("effect", dist.Normal(mean, scale))
     with numpyro.plate("feature", X.shape[1]):
         w = nss.spike_slab("w", 0.3)
     with numpyro.plate("obs", X.shape[0]):
@@ -832,6 +833,18 @@ def test_one_block_is_exact_where_the_mean_of_intercepts_has_a_prior_too(precisi
     tolerance = {"float32": 2e-3, "float64": 1e-5}[precision]
     found = guide.inclusion_probabilities(result.params)["w"]
     np.testing.assert_allclose(found, exact.inclusion[:3], atol=tolerance)
+
+
+def test_a_spread_that_has_collapsed_is_named(x64):
+    """Nothing is in the groups; where something is, the mode that has a spread is found."""
+    X, y = dummies()
+    model = partial(groups_model, spread=dist.HalfNormal(2.0))
+    with pytest.warns(UserWarning, match=r"prior scale of 'effect' has fallen .*LocScaleReparam"):
+        _, _, result, _ = fitted(X, y, model=model)
+    assert result.params["spread_auto_loc"] < 0.01
+    effects = 2 * np.random.default_rng(0).normal(size=8)
+    _, _, result, _ = fitted(X, y + effects[np.arange(200) % 8], model=model)
+    assert 0.7 < result.params["spread_auto_loc"] / np.std(effects) < 1.1
 
 
 def test_dummies_and_their_complements_have_the_same_fit(precision):
