@@ -17,6 +17,10 @@ from numpyro_spikeslab.algebra.search import climb
 from numpyro_spikeslab.fitting import factors, functions
 from numpyro_spikeslab.fitting.entries import update_columns, update_functions
 from numpyro_spikeslab.fitting.factors import with_sites
+from numpyro_spikeslab.fitting.modes import (
+    with_coefficients,
+    with_modes,
+)
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
@@ -24,16 +28,15 @@ from numpyro_spikeslab.fitting.posterior import (
     bound,
     bound_given,
     design_at,
+    own_at,
     residual_of,
     squares_of,
     stats_at,
     strong,
     view_at,
-    with_coefficients,
-    with_modes,
     with_roles,
 )
-from numpyro_spikeslab.fitting.tasks import sweep_weights
+from numpyro_spikeslab.fitting.tasks import Gram, sweep_weights, update_weights
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, scaled
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.view import View
@@ -198,6 +201,8 @@ def _sweep_beside(spec, data, posterior, temperature) -> tuple[View, Posterior, 
 def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, Any]:
     """A pass over the weights of all tasks; before each feature that is latent, over it."""
     at = view_at(spec, data, posterior.values)
+    if posterior.slopes:
+        return _sweep_beside_own(spec, data, at, posterior, temperature)
     if posterior.functions is None:
         known = data.features, jnp.zeros_like(data.features), stats_at(data, at, posterior)
         weights, squares = sweep_weights(at, *known, posterior.weights, temperature)
@@ -209,6 +214,19 @@ def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, A
     posterior, squares = sweep(spec, data, at, posterior, temperature)
     posterior = functions.with_kernels(spec, posterior)
     return with_roles(spec, data, at, posterior.values), posterior, squares
+
+
+def _sweep_beside_own(spec, data, at, posterior, temperature) -> tuple[View, Posterior, Any]:
+    """A pass over the weights of all tasks with the coefficients of each integrated out."""
+    own = own_at(spec, data, at, posterior)
+    gram, linear = own.beside.integrated()
+    stats = Gram(gram, jnp.zeros_like(linear), linear, own.beside.yy)
+    weights = update_weights(at, stats, posterior.weights, temperature)
+    u, slopes = own.beside.mean(weights.mean), own.beside.slopes
+    posterior = posterior._replace(
+        weights=weights, values=posterior.values | own.back(u), slopes=own.slopes(slopes)
+    )
+    return at, posterior, own.beside.squares((weights.mean, weights.variance), u, slopes)
 
 
 def _sweep_entries(spec, data, base, posterior, temperature) -> tuple[View, Posterior, Any]:

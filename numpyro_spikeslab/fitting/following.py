@@ -7,7 +7,7 @@ weights, ``beta = <beta> + S (w - <w>)``.
 """
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
@@ -16,27 +16,69 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions.util import sum_rightmost, validate_sample
 
-from numpyro_spikeslab.reading.form import Pair, is_plain
+from numpyro_spikeslab.reading.form import Pair, is_plain, task_axis
 
 MAX_SLOPES = 2**20
 """Slopes of a guide, above which nothing follows."""
 
 
-def shapes_of_slopes(
-    latents: dict[str, Any], names: tuple[str, ...], pairs: tuple[Pair, ...]
-) -> dict[str, tuple[int, ...]]:
-    """Sites that follow the weights, those with a Normal prior, and the shapes of their slopes.
+class Slopes(NamedTuple):
+    """How a site follows the weights.
 
-    :param latents: the latent sites, by their names.
-    :param names: of those beside the pairs.
+    - **shape** - of its slopes: that of the site, and a last axis for the weights that it follows.
+    - **axis** - of the site, negative, which are the tasks, each of which follows its own weights
+      alone; `None` where all weights are followed.
     """
-    num_weights = sum(pair.size for pair in pairs)
-    shapes = {
-        name: (*jnp.shape(latents[name]["value"]), num_weights)
-        for name in names
-        if is_plain(latents[name], (dist.Normal,))
-    }
-    return shapes if sum(map(prod, shapes.values())) <= MAX_SLOPES else {}
+
+    shape: tuple[int, ...]
+    axis: int | None
+
+    def against(self, change: Float[Array, " P"]) -> Float[Array, "..."]:
+        """Changes of the weights, to be multiplied with slopes."""
+        if self.axis is None:
+            return change
+        return change.reshape(self.shape[self.axis - 1], *(1,) * (-self.axis - 1), self.shape[-1])
+
+
+def find_slopes(
+    trace: dict[str, Any], names: tuple[str, ...], pairs: tuple[Pair, ...]
+) -> dict[str, Slopes]:
+    """Sites that follow the weights, those with a Normal prior.
+
+    :param trace: of the model.
+    :param names: of its latent sites beside the pairs.
+    """
+    seen = [site for site in trace.values() if site["type"] == "sample" and site["is_observed"]]
+    found = {}
+    for name in names:
+        site = trace[name]
+        if not is_plain(site, (dist.Normal,)):
+            continue
+        axis = task_axis(site, trace[pairs[0].slab], seen) if len(pairs) == 1 else None
+        size = sum(pair.size for pair in pairs) if axis is None else pairs[0].shape[1]
+        found[name] = Slopes((*jnp.shape(site["value"]), size), axis)
+    return found if sum(prod(slopes.shape) for slopes in found.values()) <= MAX_SLOPES else {}
+
+
+def along_all(slopes: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
+    """Slopes along all weights, of those along the weights of each task.
+
+    :param axis: of the site, which are the tasks.
+    """
+    own = jnp.moveaxis(slopes, axis - 1, 0)
+    Q, each = len(own), jnp.arange(len(own))
+    every = (
+        jnp.zeros((*own.shape[:-1], Q, own.shape[-1]), own.dtype).at[each, ..., each, :].set(own)
+    )
+    return jnp.moveaxis(every.reshape(*own.shape[:-1], -1), 0, axis - 1)
+
+
+def along_own(slopes: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
+    """The inverse of :func:`along_all`."""
+    every = jnp.moveaxis(slopes, axis - 1, 0)
+    each = jnp.arange(len(every))
+    own = every.reshape(*every.shape[:-1], len(every), -1)[each, ..., each, :]
+    return jnp.moveaxis(own, 0, axis - 1)
 
 
 class Followed(dist.Delta):
@@ -46,7 +88,7 @@ class Followed(dist.Delta):
 
     :param loc: the point at the mean of the weights.
     :param slopes: of the site, with a last axis for the weights.
-    :param change: the weights, without their mean.
+    :param change: the weights that each entry follows, without their mean.
     :param event_dim: of the site.
     """
 
@@ -56,11 +98,11 @@ class Followed(dist.Delta):
         self,
         loc: Float[Array, "*shape"],
         slopes: Float[Array, "*shape P"],
-        change: Float[Array, " P"],
+        change: Float[Array, "*#shape P"],
         event_dim: int,
     ) -> None:
-        point = loc + slopes @ change
-        terms = jnp.abs(loc) + jnp.abs(slopes) @ jnp.abs(change)
+        point = loc + jnp.vecdot(slopes, change)
+        terms = jnp.abs(loc) + jnp.vecdot(jnp.abs(slopes), jnp.abs(change))
         self.rounding = jnp.finfo(point.dtype).eps ** (2 / 3) * terms
         super().__init__(point, event_dim=event_dim)
 

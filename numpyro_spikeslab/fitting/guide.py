@@ -18,7 +18,13 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
-from numpyro_spikeslab.fitting.following import Followed, shapes_of_slopes
+from numpyro_spikeslab.fitting.following import (
+    Followed,
+    Slopes,
+    along_all,
+    along_own,
+    find_slopes,
+)
 from numpyro_spikeslab.fitting.inner import (
     is_among,
     kernel_starts,
@@ -32,6 +38,7 @@ from numpyro_spikeslab.fitting.inner import (
 )
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.fitting.summaries import PosteriorSummaries
+from numpyro_spikeslab.fitting.tasks import GRAM_LIMIT
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
@@ -128,9 +135,9 @@ class SpikeSlabGuide(PosteriorSummaries):
         self._deterministics = tuple(
             name for name, site in trace.items() if site["type"] == "deterministic"
         )
-        self._slopes: dict[str, tuple[int, ...]] = {}
+        self._slopes: dict[str, Slopes] = {}
         if self.follows and not self.functions and makes_delta(self.inner_guide):
-            self._slopes = shapes_of_slopes(latents, self._others, self.pairs)
+            self._slopes = find_slopes(trace, self._others, self.pairs)
         sampled = [*self._slopes, *(name for p in self.pairs for name in p.shapes)]
         self._frames = {name: latents[name]["cond_indep_stack"] for name in sampled}
         self._function_plates = {
@@ -240,10 +247,10 @@ class SpikeSlabGuide(PosteriorSummaries):
             w = weights(p.of_weights(values[p.spike]), values[p.slab])
             changes.append(jnp.ravel(w - jnp.reshape(marginals[p.name].mean, p.shape)))
         found = {}
-        for name, shape in self._slopes.items():
-            slopes = numpyro.param(self._slope_name(name), jnp.zeros(shape))
-            event_dim = self.inner._event_dims[name]
-            point = Followed(values[name], slopes, jnp.concatenate(changes), event_dim)
+        for name, kind in self._slopes.items():
+            slopes = numpyro.param(self._slope_name(name), jnp.zeros(kind.shape))
+            change = kind.against(jnp.concatenate(changes))
+            point = Followed(values[name], slopes, change, self.inner._event_dims[name])
             with self._within(plates, name):
                 found[name] = numpyro.sample(name, point)
         return found
@@ -264,7 +271,11 @@ class SpikeSlabGuide(PosteriorSummaries):
     def _within(self, plates: dict[str, Any], site: str) -> Iterator[None]:
         with ExitStack() as stack:
             for frame in self._frames[site]:
-                stack.enter_context(plates[frame.name])
+                plate = plates[frame.name]
+                if plate.dim != frame.dim:
+                    # a plate of tasks is another dim of weights than of what each task has once
+                    plate = numpyro.plate(frame.name, plate.size, frame.size, frame.dim)
+                stack.enter_context(plate)
             yield
 
     def _slab_scale(self, pair: Pair) -> Float[Array, "..."]:
@@ -291,8 +302,8 @@ class SpikeSlabGuide(PosteriorSummaries):
                 found[f"{name}_{self.prefix}_loc"] = value, support
         for pair in self.pairs:
             found |= self._start_pair(pair)
-        for name, shape in self._slopes.items():
-            found[self._slope_name(name)] = jnp.zeros(shape), constraints.real
+        for name, kind in self._slopes.items():
+            found[self._slope_name(name)] = jnp.zeros(kind.shape), constraints.real
         for name in self.functions:
             found |= self._start_functions(name)
         return found
@@ -340,10 +351,31 @@ class SpikeSlabGuide(PosteriorSummaries):
             else params[param_name(site, self.prefix, params)]
             for site in form.others
         }
-        follow = form.coefficients if form.kind == COLUMNS else ()
-        names = {site: self._slope_name(site) for site in follow}
-        slopes = {site: params[name] for site, name in names.items() if name in params}
+        slopes = {
+            site: self._along(form, site, params[self._slope_name(site)], along_all, along_own)
+            for site in self._following(form, params)
+        }
         return Posterior(self.pack_weights(form, params), None, values, None, slopes)
+
+    def _following(self, form: Form, params: dict[str, Any]) -> list[str]:
+        """The coefficients that follow the weights: of columns those that have slopes, of tasks all
+        or none."""
+        names = [site for site in form.coefficients if self._slope_name(site) in params]
+        if form.kind == COLUMNS:
+            return names
+        is_small = form.size * form.num_features <= GRAM_LIMIT
+        return names if form.of_tasks and is_small and len(names) == len(form.of_tasks) else []
+
+    def _along(
+        self, form: Form, site: str, slopes: Any, of_columns: Callable, of_tasks: Callable
+    ) -> Any:
+        """Slopes along all weights where these are columns, and along those of each task where they
+        are tasks; parameters are either, by the plates of the site."""
+        axis = self._slopes[site].axis
+        own = {each.site: each.axis for each in form.of_tasks}
+        if site in own and axis is None:
+            return of_tasks(slopes, own[site])
+        return slopes if site in own or axis is None else of_columns(slopes, axis)
 
     def unpack(
         self, reading: Reading, posterior: Posterior, params: dict[str, Any]
@@ -353,7 +385,8 @@ class SpikeSlabGuide(PosteriorSummaries):
         for site, value in posterior.values.items():
             new[param_name(site, self.prefix, params)] = value
         for site, slopes in posterior.slopes.items():
-            new[self._slope_name(site)] = slopes
+            own = self._along(reading.form, site, slopes, along_own, along_all)
+            new[self._slope_name(site)] = own
         return params | {
             name: jax.tree.map(_shaped_like, value, params[name]) for name, value in new.items()
         }

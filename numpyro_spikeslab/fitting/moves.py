@@ -15,6 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.fitting.functions import in_use, is_active
+from numpyro_spikeslab.fitting.modes import (
+    with_modes,
+)
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
@@ -22,7 +25,6 @@ from numpyro_spikeslab.fitting.posterior import (
     bound_given,
     strong,
     view_at,
-    with_modes,
     with_roles,
 )
 from numpyro_spikeslab.fitting.roughness import Roughness

@@ -20,10 +20,12 @@ from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
 from numpyro_spikeslab.fitting.tasks import Gram, gram, keeps_gram, squares_given, squares_left
 from numpyro_spikeslab.reading.coefficients import (
+    Own,
     coefficient_rows,
-    coefficients_given,
     joined,
+    own_of,
     scaled_slopes,
+    slopes_of_tasks,
 )
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
@@ -34,8 +36,8 @@ from numpyro_spikeslab.reading.program import (
     outside_transformations,
 )
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.reading.view import View, by_task, view, whitened_design
-from numpyro_spikeslab.roles import inclusion_mode, scale_mode, spread, tally
+from numpyro_spikeslab.reading.view import View, view, whitened_design
+from numpyro_spikeslab.roles import spread
 
 
 class FunctionFactors(NamedTuple):
@@ -112,6 +114,7 @@ class Data(NamedTuple):
       span of the coefficients, if there are any.
     - **layout** - of the observations, if they are entries of a table.
     - **features** - of tasks, where they are known.
+    - **covariates** - those that all tasks share, by the names of their coefficients.
     - **stats** - their products with the observations, where no free site can change them.
     - **kernel**, **mean**, **fixed** - of latent functions.
     """
@@ -124,6 +127,7 @@ class Data(NamedTuple):
     apart: Apart | None
     layout: Layout | None
     features: Any
+    covariates: dict[str, Any]
     stats: Gram | None
     kernel: Any
     mean: Any
@@ -165,6 +169,7 @@ def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
         reading.apart,
         reading.layout,
         reading.features,
+        reading.covariates,
         stats,
         None if known is None else known.kernel,
         None if known is None else known.mean,
@@ -270,6 +275,12 @@ def squares_of(spec: Spec, data: Data, at: View, posterior: Posterior) -> Float[
     :param at: for columns, the view at the expectation of the weights unless a residual is there.
     """
     functions = posterior.functions
+    if posterior.slopes and spec.form.of_tasks:
+        assert isinstance(posterior.weights, PairedMeanField)
+        own = own_at(spec, data, at, posterior)
+        slopes = slopes_of_tasks(own.sites, posterior.slopes) / own.prior.scale[..., None]
+        moments = posterior.weights.mean, posterior.weights.variance
+        return own.beside.squares(moments, own.current, slopes)
     if spec.white and functions is not None:
         return squares_left(at, functions.mean, functions.var, posterior.weights)
     if spec.form.kind != COLUMNS:
@@ -298,9 +309,29 @@ def bound_given(spec: Spec, at: View, posterior: Posterior, squares: Any) -> Flo
     value -= posterior.weights.divergence(prior)
     if posterior.slopes:
         # what following costs under the coefficients' prior
-        design = Design(scaled_slopes(posterior.slopes, at).T[None], None)
-        value -= 0.5 * posterior.weights.predictor_variance(design)
+        value -= 0.5 * _cost_of_following(spec, at, posterior)
     return value if posterior.functions is None else value - jnp.sum(posterior.functions.kl)
+
+
+def _cost_of_following(spec: Spec, at: View, posterior: Posterior) -> Float[Array, ""]:
+    """Expected squares of the changes of coefficients, in units of their prior's scales."""
+    weights, slopes, own = posterior.weights, posterior.slopes, spec.form.of_tasks
+    if not own:
+        return weights.predictor_variance(Design(scaled_slopes(slopes, at).T[None], None))
+    assert isinstance(weights, PairedMeanField)
+    variance = {k: jnp.broadcast_to(at.priors[k].variance, x.shape[:-1]) for k, x in slopes.items()}
+    squares = {name: x**2 / variance[name][..., None] for name, x in slopes.items()}
+    return jnp.sum(jnp.sum(slopes_of_tasks(own, squares), axis=1) * weights.variance)
+
+
+def own_at(spec: Spec, data: Data, at: View, posterior: Posterior) -> Own:
+    """The coefficients of tasks beside the weights.
+
+    :param at: the view at zero weights.
+    """
+    functions = posterior.functions
+    features = data.features if functions is None else functions.mean
+    return own_of(spec.form.of_tasks, at, posterior.values, features, data.covariates)
 
 
 def bound(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, ""]:
@@ -317,102 +348,6 @@ def residual_of(spec: Spec, data: Data, at: View, posterior: Posterior) -> Float
     """Whitened residual of columns, of a view at zero weights."""
     design = design_at(spec, data, posterior.values)
     return jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0] - predictor(design, posterior.weights.mean)
-
-
-def with_modes(spec: Spec, data: Data, at: View, posterior: Posterior, squares: Any) -> Posterior:
-    """Sites with a role at their maximum a posteriori (supplement 1.2)."""
-    tallies = tallies_of(spec, data, at, posterior, squares)
-    return posterior._replace(values=modes_of(spec, at, posterior.values, tallies))
-
-
-class Tally(NamedTuple):
-    """All that weights and tasks say of a site with a role.
-
-    - **count** - how many weights, slabs or observations there are for each entry.
-    - **total** - sum of their inclusion probabilities, expected squares, or squares left.
-    """
-
-    count: Any
-    total: Any
-
-
-def tallies_of(
-    spec: Spec, data: Data, at: View, posterior: Posterior, squares: Any
-) -> dict[str, Tally]:
-    """What the weights and tasks say of each site with a role."""
-    slabs, second = posterior.weights.slab_moments
-    probs = posterior.weights.probs
-    parts = {
-        "inclusion": Tally(jnp.ones_like(probs), probs),
-        "slab": Tally(slabs, second),
-        "noise": Tally(at.count, jnp.maximum(squares, squares_of_rounding(spec, at))),
-    }
-    found = {}
-    for role in spec.form.roles:
-        value, index = posterior.values[role.site], data.indices[role.site]
-        if role.part == "noise":
-            index = jnp.broadcast_to(index, squares.shape)
-        found[role.site] = Tally(*(tally(x, index, value) for x in parts[role.part]))
-    return found
-
-
-def modes_of(
-    spec: Spec, at: View, values: dict[str, Any], tallies: dict[str, Tally]
-) -> dict[str, Any]:
-    """The values with each site of the tallies at its maximum."""
-    values = dict(values)
-    for role in spec.form.roles:
-        if role.site not in tallies:
-            continue
-        value, prior = values[role.site], at.priors.get(role.site)
-        count, total = tallies[role.site]
-        if role.part == "inclusion":
-            new = inclusion_mode(total, count, prior)
-        else:
-            new = scale_mode(count, total, prior, value)
-        values[role.site] = jnp.asarray(new, jnp.result_type(value))
-    return values
-
-
-def with_coefficients(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
-    """Coefficients at their joint maximum a posteriori."""
-    form, values, functions = spec.form, posterior.values, posterior.functions
-    mean = posterior.weights.mean
-    at = view_at(spec, data, values, None if functions is not None else mean)
-    residual = at.Y if functions is None else at.Y - functions.mean.T @ mean.T
-    names = form.coefficients
-    rows = coefficient_rows(form, spec.program, data.constants, values, names)
-    given, _, back = coefficients_given(rows, values, at, residual, names)
-    # the next sweep finds another residual, so this one is not handed on
-    return posterior._replace(values=values | back(given.mean), residual=None)
-
-
-def squares_of_rounding(spec: Spec, at: View) -> Float[Array, " Q"]:
-    """What rounding alone would leave of each task: of columns as squares of residuals, else as
-    sums that are products of matrices."""
-    if spec.form.kind == COLUMNS:
-        return 16 * at.rounding
-    squares = jnp.reshape(at.relative * at.Y**2, (len(at.Y), -1))
-    power = by_task(squares, spec.form.num_tasks, at.layout)
-    return jnp.finfo(power.dtype).eps * power + at.rounding
-
-
-@partial(jax.jit, static_argnums=0)
-def are_rounding(spec: Spec, data: Data, values: dict[str, Any]) -> Bool[Array, " Q"]:
-    """Whether the noise of each task may be nothing but rounding, of data whose view no free site
-    can change. That of a sum of some products is a few times that of one."""
-    at = view_at(spec, data, values)
-    return (at.count > 0) & (at.sigma2 * at.count <= 4 * squares_of_rounding(spec, at))
-
-
-@partial(jax.jit, static_argnums=(0, 3))
-def share_of_data(spec: Spec, data: Data, values: dict[str, Any], name: str) -> Float[Array, ""]:
-    """The most that observations say of a coefficient of a site, where its prior says 1."""
-    at = view_at(spec, data, values)
-    rows = coefficient_rows(spec.form, spec.program, data.constants, values, (name,))
-    told = jnp.sum(jnp.where(at.precision > 0, rows, 0) ** 2 * at.precision, axis=(1, 2))
-    variance = jnp.broadcast_to(at.priors[name].variance, jnp.shape(values[name]))
-    return jnp.max(jnp.ravel(variance) * told)
 
 
 def strong(tree: Any) -> Any:

@@ -19,12 +19,14 @@ import jax.numpy as jnp
 from numpyro.infer.svi import SVIState
 
 from numpyro_spikeslab.fitting.ascent import CHUNK, Fit, Progress, Stage, advance, begin, best_of
+from numpyro_spikeslab.fitting.modes import (
+    are_rounding,
+    share_of_data,
+)
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
     Spec,
-    are_rounding,
-    share_of_data,
     view_at,
 )
 from numpyro_spikeslab.fitting.roughness import no_roughness, roughness_of_inputs

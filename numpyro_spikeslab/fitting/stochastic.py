@@ -33,17 +33,19 @@ from numpyro_spikeslab.fitting.functions import (
     update_function_plain,
     with_kernels,
 )
+from numpyro_spikeslab.fitting.modes import (
+    Tally,
+    modes_of,
+    tallies_of,
+)
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
     Spec,
-    Tally,
     bound_given,
     function_prior,
     log_prior,
-    modes_of,
     strong,
-    tallies_of,
     view_at,
     with_roles,
 )

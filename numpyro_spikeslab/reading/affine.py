@@ -23,12 +23,16 @@ class Coefficients(NamedTuple):
     """
     - **names** - Normal sites in which the location is affine, together with the weights, and on
       which nothing else depends, save the prior means of each other.
-    - **links** - pairs of them, of which the prior mean of the first depends on the second.
-    - **means** - keys of the inputs on which the prior means of any depend.
-    - **spread** - those whose prior variances depend on other sites.
+    - **few** - as many of them as may have a dense design.
+    - **constant** - whether the design of all depends on data alone.
+    - **links** - pairs of the few, of which the prior mean of the first depends on the second.
+    - **means** - keys of the inputs on which the prior means of any of all depend.
+    - **spread** - those of all whose prior variances depend on other sites.
     """
 
     names: tuple[str, ...]
+    few: tuple[str, ...]
+    constant: bool
     links: tuple[tuple[str, str], ...]
     means: Names
     spread: tuple[str, ...]
@@ -74,14 +78,16 @@ def find_coefficients(
     names = [name for name in subject.others if _is_candidate(subject, run, likelihood, name)]
     moments = provenance(lambda **x: _moments(subject, x, names), **inputs)
     fed = {name: _fed(run, likelihood, name, moments) for name in names}
-    names = _closed(_few(subject, names, likelihood), fed)
+    names = _closed(names, fed)
     # those whose own coefficients depend on one of them, or on the weights, are left out
     while bent := _bent(subject, inputs, names):
         names = _closed([name for name in names if name not in bent], fed)
     means = {name: moments[name].mean for name in names}
-    links = tuple((k, other) for k in names for other in names if f"site {other}" in means[k])
+    few = _closed(_few(subject, names, likelihood), fed)
+    links = tuple((k, other) for k in few for other in few if f"site {other}" in means[k])
     spread = tuple(name for name in names if moments[name].variance)
-    return Coefficients(tuple(names), links, union(means), spread)
+    constant = not names or not _rows(subject, inputs, names)
+    return Coefficients(tuple(names), tuple(few), constant, links, union(means), spread)
 
 
 def _is_candidate(subject: Subject, run: Any, likelihood: str, name: str) -> bool:
@@ -122,6 +128,13 @@ def _few(subject: Subject, names: list[str], likelihood: str) -> list[str]:
             few.append(name)
             total += size
     return few
+
+
+def _rows(subject: Subject, inputs: dict[str, Any], names: list[str]) -> Names:
+    """Sites on which the design of some sites depends."""
+    along = {f"direction site {name}": inputs[f"site {name}"] for name in names}
+    found = provenance(lambda **x: tangent_of(subject.location, *split(x)), **inputs, **along)
+    return frozenset(found - along.keys())
 
 
 def _bent(subject: Subject, inputs: dict[str, Any], names: list[str]) -> list[str]:

@@ -2,35 +2,162 @@
 """Coefficients: Normal sites, beside the weights, in which the location is affine."""
 
 from collections.abc import Callable
+from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
+import numpy as np
 
 import jax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.coefficients import Conditional, conditional
-from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.algebra.covariates import Beside, Normal, Observations, beside
+from numpyro_spikeslab.reading.form import Form, OfTasks
 from numpyro_spikeslab.reading.program import Program
-from numpyro_spikeslab.reading.view import View, run_at
+from numpyro_spikeslab.reading.view import View, run_at, view
 
 
 def coefficient_rows(
     form: Form, program: Program, constants: tuple, values: dict[str, Any], names: tuple[str, ...]
 ) -> Float[Array, "B N Q"]:
     """The design that multiplies coefficients, their entries as rows."""
-    start = {name: values[name] for name in names}
+    tangent = _tangent(form, program, constants, values, names)
+    flat, unflatten = ravel_pytree({name: values[name] for name in names})
+    units = jnp.eye(flat.size, dtype=flat.dtype)
+    return jax.vmap(lambda unit: tangent(unflatten(unit)))(units)
+
+
+def _tangent(form, program, constants, values, names) -> Callable[[Any], Float[Array, "N Q"]]:
+    """The linear map from coefficients to the location."""
 
     def location(new):
         seen = run_at(form, program, constants, values | new).observed[form.likelihood]
         return form.tasks_last(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
 
     # the location is affine in them, so they may be anything
-    flat, unflatten = ravel_pytree(start)
-    tangent = jax.linearize(location, start)[1]
-    units = jnp.eye(flat.size, dtype=flat.dtype)
-    return jax.vmap(lambda unit: tangent(unflatten(unit)))(units)
+    return jax.linearize(location, {name: values[name] for name in names})[1]
+
+
+def affine_map(
+    form: Form, program: Program, constants: tuple, values: dict[str, Any]
+) -> tuple[Callable[[Any], Float[Array, "N Q"]], dict[str, tuple[int, ...]]]:
+    """The linear map from the coefficients of tasks to the location, and shapes of their sites."""
+    names = tuple(own.site for own in form.of_tasks)
+    shapes = {name: jnp.shape(values[name]) for name in names}
+    return _tangent(form, program, constants, values, names), shapes
+
+
+def over_covariates(
+    form: Form,
+    tangent: Callable[[Any], Any],
+    own: OfTasks,
+    shapes: dict[str, tuple[int, ...]],
+    of: Callable[[Any], Any],
+) -> Any:
+    """``of`` what a unit of one coefficient of each task adds to the observations, (N, Q), for each
+    of the C coefficients that a task has in a site."""
+    Q, C = form.num_tasks, prod(shapes[own.site]) // form.num_tasks
+    zero = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+
+    def one(k):
+        # XLA would take seconds to fold what is the same for all data
+        unit = jax.lax.optimization_barrier(jnp.zeros((Q, C)).at[:, k].set(1))
+        return of(tangent(zero | {own.site: own.put(unit, shapes[own.site])}))
+
+    return jax.lax.map(one, jnp.arange(C))
+
+
+def shared_covariates(
+    form: Form, program: Program, constants: tuple, values: dict[str, Any]
+) -> dict[str, Float[Array, "C N"]]:
+    """Covariates of the coefficients of tasks, 0 where no task has an observation."""
+    tangent, shapes = affine_map(form, program, constants, values)
+    seen = jnp.any(view(form, program, constants, values).relative > 0, axis=1)
+    return {
+        own.site: jnp.where(
+            seen, over_covariates(form, tangent, own, shapes, lambda rows: rows[:, 0]), 0
+        )
+        for own in form.of_tasks
+    }
+
+
+class Own(NamedTuple):
+    """Coefficients of tasks.
+
+    - **sites** - of which sites.
+    - **beside** - what the observations say of them, and of the weights beside them.
+    - **prior** - theirs.
+    - **current** - deviations from their prior means in units of the prior's scales.
+    - **shapes** - of the sites.
+    - **covariates** - theirs.
+    """
+
+    sites: tuple[OfTasks, ...]
+    beside: Beside
+    prior: Normal
+    current: Float[Array, "Q C"]
+    shapes: dict[str, tuple[int, ...]]
+    covariates: Float[Array, "C N"]
+
+    def added(self, u: Float[Array, "Q C"]) -> Float[Array, "N Q"]:
+        """What such deviations add to the location."""
+        return (self.prior.scale * u @ self.covariates).T
+
+    def back(self, u: Float[Array, "Q C"]) -> dict[str, Any]:
+        """Takes such deviations back to values of their sites."""
+        return self._split(self.prior.mean + self.prior.scale * u)
+
+    def slopes(self, u: Float[Array, "Q C M"]) -> dict[str, Any]:
+        """The same of slopes."""
+        return self._split(self.prior.scale[..., None] * u)
+
+    def _split(self, x: Float[Array, "Q C ..."]) -> dict[str, Any]:
+        sizes = [prod(self.shapes[own.site]) // len(x) for own in self.sites]
+        parts = jnp.split(x, np.cumsum(sizes)[:-1].tolist(), axis=1)
+        return {
+            own.site: own.put(part, self.shapes[own.site])
+            for own, part in zip(self.sites, parts, strict=True)
+        }
+
+
+def own_of(
+    sites: tuple[OfTasks, ...],
+    at: View,
+    values: dict[str, Any],
+    features: Float[Array, "M N"],
+    covariates: dict[str, Any],
+) -> Own:
+    """
+    :param sites: of the coefficients.
+    :param at: the model at these values, without what the features add.
+    :param values: of the sites beside the weights.
+    :param features: what multiplies the weights.
+    :param covariates: by the names of the sites.
+    """
+
+    def joined(of):
+        return jnp.concatenate([own.take(of(own.site)) for own in sites], axis=1)
+
+    now = joined(lambda name: values[name])
+    mean, variance = (joined(partial(_of_prior, at, values, x)) for x in ("mean", "variance"))
+    rows = jnp.concatenate([covariates[own.site] for own in sites])
+    prior = Normal(mean, jnp.sqrt(variance))
+    seen = Observations(at.Y + (now @ rows).T, at.relative, at.sigma2)
+    shapes = {own.site: jnp.shape(values[own.site]) for own in sites}
+    found = beside(seen, features, rows, prior)
+    return Own(sites, found, prior, (now - mean) / prior.scale, shapes, rows)
+
+
+def _of_prior(at: View, values: dict[str, Any], part: str, name: str) -> Any:
+    return jnp.broadcast_to(getattr(at.priors[name], part), jnp.shape(values[name]))
+
+
+def slopes_of_tasks(sites: tuple[OfTasks, ...], slopes: dict[str, Any]) -> Float[Array, "Q C M"]:
+    """Slopes of all coefficients of tasks."""
+    return jnp.concatenate([own.take(slopes[own.site], 1) for own in sites], axis=1)
 
 
 def links_between(values: dict[str, Any], at: View) -> Float[Array, "B B"] | None:
@@ -68,8 +195,7 @@ def joined(slopes: dict[str, Any]) -> Float[Array, "B P"]:
 
 def _prior(values: dict[str, Any], at: View, part: str) -> Float[Array, " B"]:
     """The mean or the variance of the prior of each coefficient."""
-    every = {k: jnp.broadcast_to(getattr(at.priors[k], part), x.shape) for k, x in values.items()}
-    return ravel_pytree(every)[0]
+    return ravel_pytree({name: _of_prior(at, values, part, name) for name in values})[0]
 
 
 class Scaled(NamedTuple):

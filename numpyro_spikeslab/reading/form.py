@@ -80,6 +80,48 @@ class Role(NamedTuple):
     part: str
 
 
+class OfTasks(NamedTuple):
+    """Coefficients of which each task has its own, on covariates that all tasks share.
+
+    - **site** - their name.
+    - **axis** - of their shape, negative, which are the tasks.
+    """
+
+    site: str
+    axis: int
+
+    def take(self, x: Any, behind: int = 0) -> Any:
+        """Values of the site as (Q, C).
+
+        :param behind: how many axes more there are behind those of the site, which stay.
+        """
+        x = jnp.moveaxis(x, self.axis - behind, 0)
+        return x.reshape(len(x), -1, *x.shape[x.ndim - behind :])
+
+    def put(self, x: Any, shape: tuple[int, ...]) -> Any:
+        """The inverse of :meth:`take`, for a site of this shape."""
+        behind, rest = x.shape[2:], list(shape)
+        del rest[self.axis]
+        return jnp.moveaxis(x.reshape(len(x), *rest, *behind), 0, self.axis - len(behind))
+
+
+def task_axis(site: dict[str, Any], slab: dict[str, Any], seen: Sequence[Any]) -> int | None:
+    """The axis of a site, counted from the end, that is the first one of weights of shape (Q, M):
+    the one of the same plate, in which observations are, too. `None` if there is none.
+
+    :param slab: the slabs of the weights.
+    :param seen: observed sites.
+    """
+    if jnp.ndim(slab["value"]) != 2:
+        return None
+    tasks = {frame.name for frame in slab["cond_indep_stack"] if frame.dim == -2}
+    dims = [frame.dim for frame in site["cond_indep_stack"] if frame.name in tasks]
+    plates = [{frame.name for frame in other["cond_indep_stack"]} for other in seen]
+    if not dims or not all(tasks & names for names in plates):
+        return None
+    return int(dims[0]) - int(site["fn"].event_dim)
+
+
 class Source(NamedTuple):
     """Which constant of a linearised map is its matrix, and whether features are its columns."""
 
@@ -106,6 +148,8 @@ class Form:
     - **drawn** - those that are one and have not.
     - **coefficients** - those with a Normal prior in which, and in the weights, the location is
       affine, and on which nothing else depends, save means of each other.
+    - **of_tasks** - all of these, where each task has its own, on covariates that all tasks share
+      and that depend on data alone; else none.
     - **links** - pairs of these, of which the prior mean of the first is affine in the second.
     - **complete** - whether all tasks count and weigh the same observations alike, so that one
       matrix of weights (N, 1) serves all.
@@ -129,6 +173,7 @@ class Form:
     roles: tuple[Role, ...]
     drawn: tuple[Role, ...]
     coefficients: tuple[str, ...]
+    of_tasks: tuple[OfTasks, ...]
     links: tuple[tuple[str, str], ...]
     complete: bool
     varying_noise: bool

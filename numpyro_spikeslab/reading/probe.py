@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.entries import Entries, at_entries
+from numpyro_spikeslab.reading.coefficients import affine_map, over_covariates
 from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS, Form, Source
 from numpyro_spikeslab.reading.program import RUN_ONCE, Program
 from numpyro_spikeslab.reading.view import (
@@ -41,6 +42,8 @@ class Verdict(NamedTuple):
     - **plays** - for each role, whether they are that entry.
     - **layouts** - for tasks as columns and as rows, whether features are known and the same for
       all tasks, or are the latent functions.
+    - **of_tasks** - whether coefficients that each task may have of its own are such, in both
+      layouts.
     - **alike** - whether all tasks count the same observations equally often, in both layouts.
     - **seen** - which tasks and which points have observations, in both layouts.
     - **noise_of_tasks** - whether the noise of each entry is that of its task, and is all of such
@@ -59,6 +62,7 @@ class Verdict(NamedTuple):
     indices: tuple[Any, ...]
     plays: tuple[Any, ...]
     layouts: tuple[Any, ...]
+    of_tasks: tuple[Any, ...]
     alike: tuple[Any, ...]
     seen: tuple[tuple[Any, Any], ...]
     noise_of_tasks: Any
@@ -83,18 +87,26 @@ class Directions(NamedTuple):
 
     - **weights** - by the names of their pairs, flat.
     - **functions** - (M, N), `None` without latent functions.
+    - **coefficients** - by the names of those that each task may have of its own, flat.
     """
 
     weights: dict[str, Any]
     functions: Any
+    coefficients: dict[str, Any]
 
 
-def directions(forms: tuple[Form, ...]) -> Directions:
-    """By numpy's generator: JAX's takes longer to compile than all else."""
+def directions(forms: tuple[Form, ...], shapes: dict[str, Any]) -> Directions:
+    """By numpy's generator: JAX's takes longer to compile than all else.
+
+    :param shapes: of the latent sites.
+    """
     form, shape = forms[0], (forms[-1].num_features, forms[-1].num_obs)
     rng, dtype = np.random.default_rng(1), jnp.result_type(float)
     weights = {pair.name: rng.standard_normal(pair.size, dtype) for pair in form.pairs}
-    return Directions(weights, rng.standard_normal(shape, dtype) if forms[-1].functions else None)
+    phi = rng.standard_normal(shape, dtype) if forms[-1].functions else None
+    own = {each.site for form in forms for each in form.of_tasks}
+    sizes = {name: int(np.prod(shapes[name].shape)) for name in sorted(own)}
+    return Directions(weights, phi, {k: rng.standard_normal(n, dtype) for k, n in sizes.items()})
 
 
 def find_verdict(
@@ -142,6 +154,9 @@ def find_verdict(
         plays=plays,
         layouts=tuple(
             _has_layout(other, program, constants, values, along, entries) for other in forms[1:]
+        ),
+        of_tasks=tuple(
+            _are_of_tasks(other, program, constants, values, along) for other in forms[1:]
         ),
         alike=tuple(_are_alike(other, seen) for other in forms[1:]),
         seen=tuple(_seen(other, counted, entries) for other in forms[1:]),
@@ -347,6 +362,22 @@ def _has_layout(form, program, constants, values, along, entries) -> Any:
     scaled = W / jnp.where(size > 0, size, 1)
     tangent = _slope(form, program, constants, values, scaled, None)
     return jnp.all(same) & agree(tangent, (W @ features).T)
+
+
+def _are_of_tasks(form, program, constants, values, along) -> Any:
+    """Whether coefficients multiply covariates that are the same for all tasks."""
+    if not form.of_tasks:
+        return jnp.array(False)
+    tangent, shapes = affine_map(form, program, constants, values)
+    found = [jnp.array(True)]
+    expected, direction = jnp.zeros(form.table), {}
+    for own in form.of_tasks:
+        rows, size, same = over_covariates(form, tangent, own, shapes, _judge_feature)
+        t = own.take(jnp.reshape(jnp.asarray(along.coefficients[own.site]), shapes[own.site]))
+        direction[own.site] = own.put(t / jnp.where(size > 0, size, 1), shapes[own.site])
+        expected += (t @ rows).T
+        found.append(jnp.all(same))
+    return jnp.all(jnp.stack(found)) & agree(tangent(direction), expected)
 
 
 def _judge_feature(rows: Float[Array, "N Q"]) -> tuple[Any, Any, Any]:

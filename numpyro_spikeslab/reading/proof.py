@@ -16,7 +16,13 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
-from numpyro_spikeslab.reading.affine import find_coefficients, is_chain, split, tangent_of
+from numpyro_spikeslab.reading.affine import (
+    Coefficients,
+    find_coefficients,
+    is_chain,
+    split,
+    tangent_of,
+)
 from numpyro_spikeslab.reading.form import Role, base_of, is_drawable, is_latent, is_plain
 from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.provenance import STEP, Names, provenance, union
@@ -38,11 +44,8 @@ class Proof(NamedTuple):
     - **roles** - sites that can have no part but one, of which that part is an affine function
       whose coefficients are constants, with a prior whose maximum has a closed form.
     - **drawn** - the same with other priors of independent entries, which can be drawn.
-    - **coefficients** - Normal sites in which the location is affine, together with the weights,
-      and on which nothing else depends, save means of each other.
-    - **links** - pairs of them, of which the prior mean of the first depends on the second.
-    - **means** - names of the sites on which the prior means of any depend.
-    - **spread** - those whose prior variances depend on other sites.
+    - **coefficients** - Normal sites in which the location is affine; names of sites where it has
+      keys of inputs.
     - **mixed** - name of the latent functions in which the location may be bilinear with constant
       coefficients, together with the weights.
     - **kernels** - other latent sites on which the prior of these functions alone depends.
@@ -56,10 +59,7 @@ class Proof(NamedTuple):
     count: Names  # type: ignore[assignment]
     roles: tuple[Role, ...]
     drawn: tuple[Role, ...]
-    coefficients: tuple[str, ...]
-    links: tuple[tuple[str, str], ...]
-    means: Names
-    spread: tuple[str, ...]
+    coefficients: Coefficients
     mixed: str | None
     kernels: tuple[str, ...]
     strangers: tuple[str, ...]
@@ -92,10 +92,7 @@ def prove(subject: Subject) -> Proof:
         count=_sites(seen.count),
         roles=tuple(r for r in found if is_tractable(subject.trace[r.site], r.part)),
         drawn=tuple(r for r in found if not is_tractable(subject.trace[r.site], r.part)),
-        coefficients=beside.names,
-        links=beside.links,
-        means=_sites(beside.means),
-        spread=beside.spread,
+        coefficients=beside._replace(means=_sites(beside.means)),
         mixed=mixed,
         kernels=kernels,
         strangers=()

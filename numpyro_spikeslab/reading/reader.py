@@ -23,7 +23,7 @@ from numpyro_spikeslab.reading.checks import (
     name_empty,
     name_uncentred,
 )
-from numpyro_spikeslab.reading.coefficients import coefficient_rows
+from numpyro_spikeslab.reading.coefficients import coefficient_rows, shared_covariates
 from numpyro_spikeslab.reading.evaluate import FunctionArrays, checked_generic, program_of
 from numpyro_spikeslab.reading.form import (
     COLUMNS,
@@ -172,6 +172,14 @@ class Reading:
         with outside_transformations(self.constants):
             return _features(self.form, self.program, self.constants, self.generic)
 
+    @cached_property
+    def covariates(self) -> dict[str, Any]:
+        """Covariates that all tasks share, (C, N), by the names of the coefficients of tasks."""
+        if not self.form.of_tasks:
+            return {}
+        with outside_transformations(self.constants):
+            return _covariates(self.form, self.program, self.constants, self.generic)
+
     block_size: int = BLOCK_SIZE
     strangers: tuple[str, ...] = ()
     """Other sites than the kernels' parameters on which the functions' prior depends."""
@@ -205,6 +213,7 @@ MAX_GRAM = 1024
 _gather = jax.jit(Parameters.gather, static_argnums=0)
 _view = jax.jit(view, static_argnums=(0, 1))
 _features = jax.jit(shared_features, static_argnums=(0, 1))
+_covariates = jax.jit(shared_covariates, static_argnums=(0, 1))
 
 
 @jax.jit
@@ -280,7 +289,7 @@ def _shapes(generic: Program) -> dict[str, Any]:
 
 def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: bool) -> Reading:
     forms = possible_forms(subject, proof, joint)
-    concrete, along = are_concrete((subject.constants, more)), directions(forms)
+    concrete, along = are_concrete((subject.constants, more)), directions(forms, subject.shapes)
     with outside_transformations():
         constants, rest = subject.constants, more
         if not concrete:
@@ -322,8 +331,8 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
     )
     if joint:
         reading.block_size = form.size
-    reading.strangers, reading.spread = proof.strangers, proof.spread
-    moving = (proof.location - proof.design) | proof.means
+    reading.strangers, reading.spread = proof.strangers, proof.coefficients.spread
+    moving = (proof.location - proof.design) | proof.coefficients.means
     reading.beside = tuple(name for name in form.others if name in moving)
     return reading
 

@@ -10,7 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.reading.checks import check_numbers
-from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, FUNCTIONS, SHARED, Form
+from numpyro_spikeslab.reading.form import (
+    COLUMNS,
+    ENTRIES,
+    FUNCTIONS,
+    SHARED,
+    Form,
+    OfTasks,
+    task_axis,
+)
 from numpyro_spikeslab.reading.probe import Directions, Verdict, find_verdict
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
 from numpyro_spikeslab.reading.proof import Proof
@@ -39,8 +47,9 @@ def possible_forms(subject: Subject, proof: Proof, joint: bool) -> tuple[Form, .
         tasks_first=False,
         roles=proof.roles,
         drawn=proof.drawn,
-        coefficients=proof.coefficients,
-        links=proof.links,
+        coefficients=proof.coefficients.few,
+        of_tasks=(),
+        links=proof.coefficients.links,
         complete=True,
         varying_noise=int(np.prod(scale_shape)) > 1,
         constant_rows=not proof.design & others,
@@ -73,6 +82,9 @@ def _task_forms(subject, proof, form, shape, scale_shape, joint) -> tuple[Form, 
             return ()
     else:
         return ()
+    own = _of_tasks(subject, proof)
+    if own:
+        kind |= dict(of_tasks=own, coefficients=tuple(each.site for each in own), links=())
     forms = []
     for tasks_first, layout in ((False, (N, Q)), (True, (Q, N))):
         fits = shape == layout or (Q == 1 and shape == (N,) and not tasks_first)
@@ -87,17 +99,30 @@ def _task_forms(subject, proof, form, shape, scale_shape, joint) -> tuple[Form, 
     if proof.mixed is not None and len(shape) == 1:
         check_numbers(subject, form, (N, Q))
         others = tuple(name for name in form.others if name != proof.mixed)
-        kind["kind"] = ENTRIES
+        kind |= dict(kind=ENTRIES, of_tasks=(), links=())
         new = replace(form, num_tasks=Q, num_features=M, num_obs=N, others=others, **kind)
         # the design of coefficients would be dense
-        forms.append(replace(new, complete=False, coefficients=(), links=()))
+        forms.append(replace(new, complete=False, coefficients=()))
     return tuple(forms)
+
+
+def _of_tasks(subject: Subject, proof: Proof) -> tuple[OfTasks, ...]:
+    """Coefficients of which each task may have its own, if that is so of all that move the
+    location. Where others go with them, all are left to a dense design if it is not too large."""
+    beside, seen = proof.coefficients, subject.trace[proof.likelihood]
+    moving = [name for name in beside.names if name in proof.location]
+    if not beside.constant or (len(moving) < len(beside.names) and beside.few == beside.names):
+        return ()
+    slab = subject.trace[subject.pairs[0].slab]
+    axes = [task_axis(subject.trace[name], slab, [seen]) for name in moving]
+    own = (OfTasks(name, axis) for name, axis in zip(moving, axes, strict=True) if axis is not None)
+    return () if None in axes else tuple(own)
 
 
 def settle(forms: tuple[Form, ...], found: Verdict, concrete: bool) -> Form:
     """The form that the probe confirms."""
-    every = zip(forms[0].every_role, found.plays, strict=True)
-    played = [role for role, plays in every if plays]
+    roles = zip(forms[0].every_role, found.plays, strict=True)
+    played = [role for role, plays in roles if plays]
 
     def with_roles(form):
         if form.kind == ENTRIES and found.noise_of_tasks:
@@ -107,8 +132,14 @@ def settle(forms: tuple[Form, ...], found: Verdict, concrete: bool) -> Form:
         kept = {k: tuple(r for r in getattr(form, k) if r in known) for k in ("roles", "drawn")}
         return replace(form, **kept)
 
-    for form, fits, alike in zip(forms[1:], found.layouts, found.alike, strict=True):
+    every = zip(forms[1:], found.layouts, found.alike, found.of_tasks, strict=True)
+    for form, fits, alike, own in every:
         if fits:
+            if form.of_tasks and not own:
+                first = forms[0]
+                form = replace(
+                    form, of_tasks=(), coefficients=first.coefficients, links=first.links
+                )
             return replace(with_roles(form), complete=form.complete and bool(alike) and concrete)
     sources = tuple(
         next((source for source, match in matches.items() if match), None)
@@ -150,6 +181,7 @@ def only_known(
     return found._replace(
         plays=known(found.plays, unknown.plays, unknown.indices),
         layouts=known(found.layouts, unknown.layouts),
+        of_tasks=known(found.of_tasks, unknown.of_tasks),
         noise_of_tasks=known(found.noise_of_tasks, unknown.noise_of_tasks),
         matches=known(found.matches, unknown.matches),
     )

@@ -11,7 +11,7 @@ from jax.lax import optimization_barrier
 import jax.numpy as jnp
 
 from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
+from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given, own_of
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import by_task
 from numpyro_spikeslab.sampling.scales import Current
@@ -63,6 +63,14 @@ def draw_coefficients(key: Array, now: Current) -> tuple[dict[str, Any], Float[A
     names = tuple(name for name in reading.form.coefficients if name in now.own)
     if not names:
         return {}, at.Y
+    if sites := tuple(each for each in reading.form.of_tasks if each.site in names):
+        nothing = jnp.zeros((0, reading.form.num_obs), at.Y.dtype)
+        own = own_of(sites, at, now.values, nothing, reading.covariates)
+        u = own.beside.draw(
+            jnp.zeros((reading.form.num_tasks, 0), at.Y.dtype),
+            random.normal(key, own.current.shape, own.current.dtype),
+        )
+        return own.back(u), at.Y - own.added(u - own.current)
     rows = coefficient_rows(reading.form, reading.program, reading.constants, now.values, names)
     given, before, back = coefficients_given(rows, now.values, at, at.Y, names)
     after = given.draw(random.normal(key, before.shape, before.dtype))

@@ -20,7 +20,7 @@ from numpyro_spikeslab.algebra.task_sweeps import gibbs_task_sweep
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.checks import SAMPLED
-from numpyro_spikeslab.reading.coefficients import coefficient_rows, scaled
+from numpyro_spikeslab.reading.coefficients import coefficient_rows, own_of, scaled
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
@@ -118,7 +118,9 @@ class PairedGibbs(BlockKernel):
         form = reading.form
         own = {k: shape for pair in form.pairs for k, shape in pair.shapes.items()}
         drawn = [name for name in form.coefficients if name not in values]
-        reading.name_uncentred("PairedGibbs", SAMPLED, drawn if form.kind == COLUMNS else ())
+        reading.name_uncentred(
+            "PairedGibbs", SAMPLED, drawn if form.kind == COLUMNS or form.of_tasks else ()
+        )
         if all(name in values for name in latents(form)):
             return own
         free, known = self._latent_shapes(args, kwargs, values), drawable(reading, values)
@@ -195,7 +197,7 @@ def draw_pairs(
     if form.kind == COLUMNS:
         drawn = _draw_columns(key, reading, values, z.keys(), current, moves)
     else:
-        drawn = _sweep_tasks(key, reading, values, current)
+        drawn = _sweep_tasks(key, reading, values, z.keys(), current)
     # or else what draws them is compiled once more for each site of its own
     spikes, slabs, inclusion = jax.lax.optimization_barrier(tuple(map(jnp.ravel, drawn)))
     new = form.split_spikes(spikes) | form.split(slabs, "{}_slab")
@@ -243,11 +245,22 @@ def _draw_columns(
 
 
 def _sweep_tasks(
-    key: Array, reading: Reading, values: dict[str, Any], current: Float[Array, " P"]
+    key: Array,
+    reading: Reading,
+    values: dict[str, Any],
+    own: Collection[str],
+    current: Float[Array, " P"],
 ) -> tuple[Array, Array, Array]:
     form = reading.form
     phi = values[str(form.functions)] if reading.features is None else reading.features
-    return draw_tasks(key, reading.view(values), phi, current.reshape(form.shape))
+    at, current = reading.view(values), current.reshape(form.shape)
+    sites = tuple(each for each in form.of_tasks if each.site in own)
+    if not sites:
+        return draw_tasks(key, at, phi, current)
+    # drawn after the weights, so these are drawn without them
+    beside = own_of(sites, at, values, phi, reading.covariates).beside
+    gram, linear = beside.integrated()
+    return gibbs_task_sweep(key, gram, linear, current, 1 / at.sigma2, at.prior)
 
 
 def draw_tasks(

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Coefficients of Q tasks, each with its own, on C covariates that all tasks share.
+
+Beside the weights :math:`w_q` of M features the location of task q has :math:`D^\top b_q`, where
+the prior of :math:`b_q` is Normal, as of an intercept for each task. The covariates and the part
+of the features in their span have a basis in common; in it no sums of large numbers cancel, where
+features are not centred.
+
+Arrays in, arrays out: this module knows no NumPyro.
+"""
+
+from typing import NamedTuple
+
+from jaxtyping import Array, Float
+
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+
+from numpyro_spikeslab.algebra.coefficients import taken_apart
+
+
+class Observations(NamedTuple):
+    """Observations of Q tasks, without weights and coefficients.
+
+    - **y** - the observations, 0 where they are missing.
+    - **relative** - precisions relative to those of the task, one column where all tasks agree.
+    - **sigma2** - noise variance of each task.
+    """
+
+    y: Float[Array, "N Q"]
+    relative: Float[Array, "N #Q"]
+    sigma2: Float[Array, " Q"]
+
+
+class Normal(NamedTuple):
+    """Prior of the coefficients of each task."""
+
+    mean: Float[Array, "Q C"]
+    scale: Float[Array, "Q C"]
+
+
+class Beside(NamedTuple):
+    r"""What observations say of weights w, and of coefficients as deviations u from their prior
+    means in units of the prior's scales: up to a constant,
+
+    .. math:: \|e - J w - E u\|^2 + w^\top G w - 2 b^\top w + y^\top y
+
+    is the sum of the squares that both leave, weighted by relative precisions.
+
+    - **J**, **E**, **e** - of each task, in the K directions of the covariates.
+    - **G**, **b**, **yy** - in all others. Where all tasks weigh alike, the leading axis of J and
+      of G is 1.
+    - **sigma2** - noise variance of each task.
+    """
+
+    J: Float[Array, "#Q K M"]
+    E: Float[Array, "Q K C"]
+    e: Float[Array, "Q K"]
+    G: Float[Array, "#Q M M"]
+    b: Float[Array, "Q M"]
+    yy: Float[Array, " Q"]
+    sigma2: Float[Array, " Q"]
+
+    @property
+    def half(self) -> Float[Array, "Q K K"]:
+        """Multiplies with ``L^-1``, where ``L L^T = I + E E^T / sigma^2``."""
+        return _inverse_root(self.E @ _transposed(self.E) / self.sigma2[:, None, None])
+
+    def integrated(self) -> tuple[Float[Array, "Q M M"], Float[Array, "Q M"]]:
+        """Products of the features with each other and with the observations, with coefficients
+        integrated out."""
+        half = self.half
+        J, e = half @ self.J, half @ self.e[..., None]
+        return self.G + _transposed(J) @ J, self.b + (_transposed(J) @ e)[..., 0]
+
+    def mean(self, w: Float[Array, "Q M"]) -> Float[Array, "Q C"]:
+        """Conditional mean of the coefficients given the weights."""
+        return self._regress(self._left(w)[..., None])[..., 0]
+
+    @property
+    def slopes(self) -> Float[Array, "Q C M"]:
+        """By how much that mean changes with a unit of each weight."""
+        return -self._regress(self.J)
+
+    def draw(self, w: Float[Array, "Q M"], noise: Float[Array, "Q C"]) -> Float[Array, "Q C"]:
+        """A draw of the coefficients given the weights.
+
+        :param noise: standard normal numbers.
+        """
+        half = _inverse_root(_transposed(self.E) @ self.E / self.sigma2[:, None, None])
+        return self.mean(w) + (_transposed(half) @ noise[..., None])[..., 0]
+
+    def squares(
+        self,
+        moments: tuple[Float[Array, "Q M"], Float[Array, "Q M"]],
+        u: Float[Array, "Q C"],
+        slopes: Float[Array, "Q C M"],
+    ) -> Float[Array, " Q"]:
+        """Expected squares that are left.
+
+        :param moments: means and variances of the weights.
+        :param u: the coefficients at the means of the weights.
+        :param slopes: by how much they change with each weight.
+        """
+        mean, var = moments
+        left = self._left(mean) - (self.E @ u[..., None])[..., 0]
+        along = jnp.diagonal(self.G, axis1=1, axis2=2)
+        along = along + jnp.sum((self.J + self.E @ slopes) ** 2, axis=1)
+        rest = jnp.sum(mean * ((self.G @ mean[..., None])[..., 0] - 2 * self.b), axis=1)
+        return self.yy + rest + jnp.sum(left**2, axis=1) + jnp.sum(var * along, axis=1)
+
+    def _left(self, w: Float[Array, "Q M"]) -> Float[Array, "Q K"]:
+        """What weights leave in the directions of the covariates."""
+        return self.e - (self.J @ w[..., None])[..., 0]
+
+    def _regress(self, x: Float[Array, "#Q K X"]) -> Float[Array, "Q C X"]:
+        """``E^T (sigma^2 I + E E^T)^-1 x``."""
+        half = self.half
+        return _transposed(half @ self.E) @ (half @ x) / self.sigma2[:, None, None]
+
+
+def beside(
+    seen: Observations,
+    features: Float[Array, "M N"],
+    covariates: Float[Array, "C N"],
+    prior: Normal,
+) -> Beside:
+    """
+    :param seen: observations without weights and coefficients.
+    :param features: what multiplies the weights.
+    :param covariates: what multiplies the coefficients.
+    """
+    apart, Z = taken_apart(features, covariates), seen.relative
+    basis, rest = apart.basis, apart.rest
+    S = _products(basis, basis, Z)
+    # where a task has too few observations for all directions, rounding stands for the others
+    size = jnp.max(jnp.diagonal(S, axis1=1, axis2=2), axis=1)[:, None, None]
+    info, one = jnp.finfo(S.dtype), jnp.eye(len(basis), dtype=S.dtype)
+    L = jnp.linalg.cholesky(S + (len(basis) * info.eps * size + info.tiny**0.5) * one)
+    half, up = _inverse(L), _transposed(L)
+    T = half @ _products(basis, rest, Z)
+    # each task without its own share in the span
+    h = half @ ((Z * seen.y).T @ basis.T)[..., None]
+    fit = _transposed(half) @ h
+    y = seen.y - (fit[..., 0] @ basis).T
+    coordinates = basis @ covariates.T
+    return Beside(
+        J=up @ apart.inside.T + T,
+        E=up @ (coordinates * prior.scale[:, None]),
+        e=(up @ (fit - coordinates @ prior.mean[..., None]))[..., 0],
+        G=_products(rest, rest, Z) - _transposed(T) @ T,
+        b=(Z * y).T @ rest.T,
+        yy=jnp.sum(Z * y**2, axis=0),
+        sigma2=seen.sigma2,
+    )
+
+
+def _products(
+    x: Float[Array, "A N"], y: Float[Array, "B N"], Z: Float[Array, "N #Q"]
+) -> Float[Array, "#Q A B"]:
+    """Products over the points, as each task weighs these."""
+    if Z.shape[1] == 1:
+        return (x * Z[:, 0] @ y.T)[None]
+    products = (x[:, None] * y).reshape(len(x) * len(y), len(Z))
+    return (products @ Z).T.reshape(Z.shape[1], len(x), len(y))
+
+
+def _inverse(L: Float[Array, "#Q K K"]) -> Float[Array, "#Q K K"]:
+    one = jnp.broadcast_to(jnp.eye(L.shape[1], dtype=L.dtype), L.shape)
+    return solve_triangular(L, one, lower=True)
+
+
+def _inverse_root(products: Float[Array, "Q K K"]) -> Float[Array, "Q K K"]:
+    """Inverse of the Cholesky factor of ``I + products``."""
+    one = jnp.eye(products.shape[1], dtype=products.dtype)
+    return _inverse(jnp.linalg.cholesky(products + one))
+
+
+def _transposed(x: Float[Array, "#Q A B"]) -> Float[Array, "#Q B A"]:
+    return jnp.swapaxes(x, 1, 2)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sites beside the weights at their maximum, and whether it is one."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Bool, Float
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, own_at, view_at
+from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
+from numpyro_spikeslab.reading.form import COLUMNS
+from numpyro_spikeslab.reading.view import View, by_task
+from numpyro_spikeslab.roles import inclusion_mode, scale_mode, tally
+
+
+def with_modes(spec: Spec, data: Data, at: View, posterior: Posterior, squares: Any) -> Posterior:
+    """Sites with a role at their maximum a posteriori (supplement 1.2)."""
+    tallies = tallies_of(spec, data, at, posterior, squares)
+    return posterior._replace(values=modes_of(spec, at, posterior.values, tallies))
+
+
+class Tally(NamedTuple):
+    """All that weights and tasks say of a site with a role.
+
+    - **count** - how many weights, slabs or observations there are for each entry.
+    - **total** - sum of their inclusion probabilities, expected squares, or squares left.
+    """
+
+    count: Any
+    total: Any
+
+
+def tallies_of(
+    spec: Spec, data: Data, at: View, posterior: Posterior, squares: Any
+) -> dict[str, Tally]:
+    """What the weights and tasks say of each site with a role."""
+    slabs, second = posterior.weights.slab_moments
+    probs = posterior.weights.probs
+    parts = {
+        "inclusion": Tally(jnp.ones_like(probs), probs),
+        "slab": Tally(slabs, second),
+        "noise": Tally(at.count, jnp.maximum(squares, squares_of_rounding(spec, at))),
+    }
+    found = {}
+    for role in spec.form.roles:
+        value, index = posterior.values[role.site], data.indices[role.site]
+        if role.part == "noise":
+            index = jnp.broadcast_to(index, squares.shape)
+        found[role.site] = Tally(*(tally(x, index, value) for x in parts[role.part]))
+    return found
+
+
+def modes_of(
+    spec: Spec, at: View, values: dict[str, Any], tallies: dict[str, Tally]
+) -> dict[str, Any]:
+    """The values with each site of the tallies at its maximum."""
+    values = dict(values)
+    for role in spec.form.roles:
+        if role.site not in tallies:
+            continue
+        value, prior = values[role.site], at.priors.get(role.site)
+        count, total = tallies[role.site]
+        if role.part == "inclusion":
+            new = inclusion_mode(total, count, prior)
+        else:
+            new = scale_mode(count, total, prior, value)
+        values[role.site] = jnp.asarray(new, jnp.result_type(value))
+    return values
+
+
+def with_coefficients(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
+    """Coefficients at their joint maximum a posteriori."""
+    form, values, functions = spec.form, posterior.values, posterior.functions
+    mean = posterior.weights.mean
+    if form.of_tasks:
+        own = own_at(spec, data, view_at(spec, data, values), posterior)
+        return posterior._replace(values=values | own.back(own.beside.mean(mean)), residual=None)
+    at = view_at(spec, data, values, None if functions is not None else mean)
+    residual = at.Y if functions is None else at.Y - functions.mean.T @ mean.T
+    names = form.coefficients
+    rows = coefficient_rows(form, spec.program, data.constants, values, names)
+    given, _, back = coefficients_given(rows, values, at, residual, names)
+    # the next sweep finds another residual, so this one is not handed on
+    return posterior._replace(values=values | back(given.mean), residual=None)
+
+
+def squares_of_rounding(spec: Spec, at: View) -> Float[Array, " Q"]:
+    """What rounding alone would leave of each task: of columns as squares of residuals, else as
+    sums that are products of matrices."""
+    if spec.form.kind == COLUMNS:
+        return 16 * at.rounding
+    squares = jnp.reshape(at.relative * at.Y**2, (len(at.Y), -1))
+    power = by_task(squares, spec.form.num_tasks, at.layout)
+    return jnp.finfo(power.dtype).eps * power + at.rounding
+
+
+@partial(jax.jit, static_argnums=0)
+def are_rounding(spec: Spec, data: Data, values: dict[str, Any]) -> Bool[Array, " Q"]:
+    """Whether the noise of each task may be nothing but rounding, of data whose view no free site
+    can change. That of a sum of some products is a few times that of one."""
+    at = view_at(spec, data, values)
+    return (at.count > 0) & (at.sigma2 * at.count <= 4 * squares_of_rounding(spec, at))
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def share_of_data(spec: Spec, data: Data, values: dict[str, Any], name: str) -> Float[Array, ""]:
+    """The most that observations say of a coefficient of a site, where its prior says 1."""
+    at = view_at(spec, data, values)
+    rows = coefficient_rows(spec.form, spec.program, data.constants, values, (name,))
+    told = jnp.sum(jnp.where(at.precision > 0, rows, 0) ** 2 * at.precision, axis=(1, 2))
+    variance = jnp.broadcast_to(at.priors[name].variance, jnp.shape(values[name]))
+    return jnp.max(jnp.ravel(variance) * told)
