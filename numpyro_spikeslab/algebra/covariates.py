@@ -19,24 +19,44 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_spikeslab.algebra.coefficients import taken_apart
 
 
-class Observations(NamedTuple):
-    """Observations of Q tasks, without weights and coefficients.
-
-    - **y** - the observations, 0 where they are missing.
-    - **relative** - precisions relative to those of the task, one column where all tasks agree.
-    - **sigma2** - noise variance of each task.
-    """
-
-    y: Float[Array, "N Q"]
-    relative: Float[Array, "N #Q"]
-    sigma2: Float[Array, " Q"]
-
-
 class Normal(NamedTuple):
     """Prior of the coefficients of each task."""
 
     mean: Float[Array, "Q C"]
     scale: Float[Array, "Q C"]
+
+
+class Shares(NamedTuple):
+    """Observations of Q tasks in the K directions of the covariates, and in all others.
+
+    - **coordinates** - of the covariates in these directions.
+    - **up** - upper triangular root of what each task weighs there.
+    - **fit** - coordinates of the observations.
+    - **J**, **G**, **b**, **yy** - as in :class:`Beside`.
+    """
+
+    coordinates: Float[Array, "K C"]
+    up: Float[Array, "#Q K K"]
+    fit: Float[Array, "Q K"]
+    J: Float[Array, "#Q K M"]
+    G: Float[Array, "#Q M M"]
+    b: Float[Array, "Q M"]
+    yy: Float[Array, " Q"]
+
+    def beside(self, prior: Normal, sigma2: Float[Array, " Q"]) -> "Beside":
+        """
+        :param sigma2: noise variance of each task.
+        """
+        deviation = self.fit - prior.mean @ self.coordinates.T
+        return Beside(
+            self.J,
+            self.up @ (self.coordinates * prior.scale[:, None]),
+            _times(self.up, deviation),
+            self.G,
+            self.b,
+            self.yy,
+            sigma2,
+        )
 
 
 class Beside(NamedTuple):
@@ -66,12 +86,12 @@ class Beside(NamedTuple):
         """Multiplies with ``L^-1``, where ``L L^T = I + E E^T / sigma^2``."""
         return _inverse_root(self.E @ _transposed(self.E) / self.sigma2[:, None, None])
 
-    def integrated(self) -> tuple[Float[Array, "Q M M"], Float[Array, "Q M"]]:
-        """Products of the features with each other and with the observations, with coefficients
-        integrated out."""
+    def integrated(self) -> tuple[Float[Array, "Q K M"], Float[Array, "Q M"]]:
+        """What observations say of the weights, with coefficients integrated out: K features whose
+        products are to be added to G, and products of all features with the observations."""
         half = self.half
-        J, e = half @ self.J, half @ self.e[..., None]
-        return self.G + _transposed(J) @ J, self.b + (_transposed(J) @ e)[..., 0]
+        J = half @ self.J
+        return J, self.b + _times(_transposed(J), _times(half, self.e))
 
     def mean(self, w: Float[Array, "Q M"]) -> Float[Array, "Q C"]:
         """Conditional mean of the coefficients given the weights."""
@@ -88,7 +108,7 @@ class Beside(NamedTuple):
         :param noise: standard normal numbers.
         """
         half = _inverse_root(_transposed(self.E) @ self.E / self.sigma2[:, None, None])
-        return self.mean(w) + (_transposed(half) @ noise[..., None])[..., 0]
+        return self.mean(w) + _times(_transposed(half), noise)
 
     def squares(
         self,
@@ -103,15 +123,15 @@ class Beside(NamedTuple):
         :param slopes: by how much they change with each weight.
         """
         mean, var = moments
-        left = self._left(mean) - (self.E @ u[..., None])[..., 0]
+        left = self._left(mean) - _times(self.E, u)
         along = jnp.diagonal(self.G, axis1=1, axis2=2)
         along = along + jnp.sum((self.J + self.E @ slopes) ** 2, axis=1)
-        rest = jnp.sum(mean * ((self.G @ mean[..., None])[..., 0] - 2 * self.b), axis=1)
+        rest = jnp.sum(mean * (_times(self.G, mean) - 2 * self.b), axis=1)
         return self.yy + rest + jnp.sum(left**2, axis=1) + jnp.sum(var * along, axis=1)
 
     def _left(self, w: Float[Array, "Q M"]) -> Float[Array, "Q K"]:
         """What weights leave in the directions of the covariates."""
-        return self.e - (self.J @ w[..., None])[..., 0]
+        return self.e - _times(self.J, w)
 
     def _regress(self, x: Float[Array, "#Q K X"]) -> Float[Array, "Q C X"]:
         """``E^T (sigma^2 I + E E^T)^-1 x``."""
@@ -119,18 +139,19 @@ class Beside(NamedTuple):
         return _transposed(half @ self.E) @ (half @ x) / self.sigma2[:, None, None]
 
 
-def beside(
-    seen: Observations,
+def shares_of(
+    y: Float[Array, "N Q"],
+    Z: Float[Array, "N #Q"],
     features: Float[Array, "M N"],
     covariates: Float[Array, "C N"],
-    prior: Normal,
-) -> Beside:
+) -> Shares:
     """
-    :param seen: observations without weights and coefficients.
+    :param y: observations without weights and coefficients, 0 where they are missing.
+    :param Z: precisions relative to those of the task, one column where all tasks agree.
     :param features: what multiplies the weights.
     :param covariates: what multiplies the coefficients.
     """
-    apart, Z = taken_apart(features, covariates), seen.relative
+    apart = taken_apart(features, covariates)
     basis, rest = apart.basis, apart.rest
     S = _products(basis, basis, Z)
     # where a task has too few observations for all directions, rounding stands for the others
@@ -139,20 +160,25 @@ def beside(
     L = jnp.linalg.cholesky(S + (len(basis) * info.eps * size + info.tiny**0.5) * one)
     half, up = _inverse(L), _transposed(L)
     T = half @ _products(basis, rest, Z)
-    # each task without its own share in the span
-    h = half @ ((Z * seen.y).T @ basis.T)[..., None]
-    fit = _transposed(half) @ h
-    y = seen.y - (fit[..., 0] @ basis).T
-    coordinates = basis @ covariates.T
-    return Beside(
+    fit = _times(_transposed(half), _times(half, (Z * y).T @ basis.T))
+    # each task without what it has in these directions
+    y = y - (fit @ basis).T
+    return Shares(
+        basis @ covariates.T,
+        up,
+        fit,
         J=up @ apart.inside.T + T,
-        E=up @ (coordinates * prior.scale[:, None]),
-        e=(up @ (fit - coordinates @ prior.mean[..., None]))[..., 0],
         G=_products(rest, rest, Z) - _transposed(T) @ T,
         b=(Z * y).T @ rest.T,
         yy=jnp.sum(Z * y**2, axis=0),
-        sigma2=seen.sigma2,
     )
+
+
+def _times(matrix: Float[Array, "#Q A B"], x: Float[Array, "Q B"]) -> Float[Array, "Q A"]:
+    """One matrix for all tasks, or one for each."""
+    if len(matrix) == 1:
+        return x @ matrix[0].T
+    return jnp.einsum("qab,qb->qa", matrix, x)
 
 
 def _products(

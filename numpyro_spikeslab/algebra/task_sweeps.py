@@ -53,6 +53,7 @@ def task_sweep(
     put: Put,
     *,
     noise: Any = None,
+    more: Float[Array, "Q K M"] | None = None,
 ) -> Conditional:
     """Visit the M coordinates of Q tasks in turn, many tasks at once: a :func:`gram_sweep` each.
 
@@ -64,8 +65,12 @@ def task_sweep(
     :param prior: prior of the weights, in their shape, or one row for all tasks.
     :param put: :func:`expectation` or :func:`draw`.
     :param noise: variates of the draw, of shape (Q, M).
+    :param more: features in K directions, whose products each task has in addition.
     """
-    squares = jnp.diagonal(gram, axis1=1, axis2=2)
+    if more is not None and gram.shape[0] > 1:
+        gram, more = gram + jnp.swapaxes(more, 1, 2) @ more, None
+    shared = jnp.diagonal(gram, axis1=1, axis2=2)
+    squares = shared if more is None else shared + jnp.sum(more**2, axis=1)
     pairs = coordinates(squares, precision[:, None], prior)
 
     def visit(gram, linear, weights, precision, pairs, noise):
@@ -78,11 +83,14 @@ def task_sweep(
         return pairs.given(each(gram, linear, weights, precision, pairs, noise))
 
     def visit_tile(tile):
-        linear, weights, precision, prior, noise = tile
-        pairs = coordinates(squares.T, precision, prior)
-        return blocked_sweep(gram[0], linear, weights, precision, pairs, put, noise=noise)
+        linear, weights, precision, prior, noise, more = tile
+        squares = shared.T if more is None else shared.T + jnp.sum(more**2, axis=0)
+        pairs = coordinates(squares, precision, prior)
+        more = None if more is None else jnp.swapaxes(more, 0, 1)
+        given = gram[0], linear, weights, precision, pairs, put
+        return blocked_sweep(*given, noise=noise, more=more)
 
-    return pairs.given(in_tiles(visit_tile, (linear, weights, precision, prior, noise)))
+    return pairs.given(in_tiles(visit_tile, (linear, weights, precision, prior, noise, more)))
 
 
 def blocked_sweep(
@@ -94,27 +102,40 @@ def blocked_sweep(
     put: Put,
     *,
     noise: Any = None,
+    more: Float[Array, "M K T"] | None = None,
 ) -> Float[Array, "M T"]:
-    """:func:`gram_sweep` of tasks that share their products, block after block of features."""
+    """:func:`gram_sweep` of tasks that share their products, block after block of features.
+
+    :param more: see :func:`task_sweep`; what the weights add in its directions is carried along.
+    """
     num_features = len(gram)
     num_blocks, size = parts_of(num_features, TASK_BLOCK_SIZE)
+    added: Any = None if more is None else jnp.sum(more * weights[:, None], axis=0)
     if num_blocks == 1:
-        cross = linear - gram @ weights
-        return gram_sweep(gram[..., None], cross, weights, precision, pairs, put, noise=noise)
+        products, cross = gram[..., None], linear - gram @ weights
+        if more is not None:
+            products = products + jnp.sum(more[:, None] * more, axis=2)
+            cross -= jnp.sum(more * added, axis=1)
+        return gram_sweep(products, cross, weights, precision, pairs, put, noise=noise)
 
     cut = partial(in_parts, number=num_blocks, size=size)
 
-    def visit(weights, block):
-        k, rows, linear, pairs, noise = block
+    def visit(carry, block):
+        weights, added = carry
+        k, rows, linear, pairs, noise, more = block
         own = lax.dynamic_slice_in_dim(weights, k * size, size)
         gram = lax.dynamic_slice_in_dim(rows, k * size, size, 1)
         cross = linear - rows @ weights
-        b, new = visits_in_turn(gram, cross, own, precision, pairs, put, noise=noise)
-        return lax.dynamic_update_slice_in_dim(weights, new, k * size, 0), b
+        if more is not None:
+            cross -= jnp.sum(more * added, axis=1)
+        b, new = visits_in_turn(gram, cross, own, precision, pairs, put, noise=noise, more=more)
+        if more is not None:
+            added += jnp.sum(more * (new - own)[:, None], axis=0)
+        return (lax.dynamic_update_slice_in_dim(weights, new, k * size, 0), added), b
 
     rows = cut(pad(gram.T, num_blocks * size).T)
-    blocks = jnp.arange(num_blocks), rows, *jax.tree.map(cut, (linear, pairs, noise))
-    b = lax.scan(visit, pad(weights, num_blocks * size), blocks)[1]
+    blocks = jnp.arange(num_blocks), rows, *jax.tree.map(cut, (linear, pairs, noise, more))
+    b = lax.scan(visit, (pad(weights, num_blocks * size), added), blocks)[1]
     return b.reshape(-1, b.shape[-1])[:num_features]
 
 
@@ -127,6 +148,7 @@ def visits_in_turn(
     put: Put,
     *,
     noise: Any = None,
+    more: Float[Array, "B K T"] | None = None,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """:func:`gram_sweep` of few features that many tasks share, written out visit by visit.
 
@@ -138,7 +160,12 @@ def visits_in_turn(
     found: list[Any] = []
     for m, (own, weight) in enumerate(zip(cross, weights, strict=True)):
         pair, noise_m = jax.tree.map(lambda x, m=m: x[m], (pairs, noise))
-        residual = own + sum(gram[m, j] * change for j, (_, _, change) in enumerate(found))
+        residual = own
+        for j, (_, _, change) in enumerate(found):
+            product = (
+                gram[m, j] if more is None else gram[m, j] + jnp.sum(more[m] * more[j], axis=0)
+            )
+            residual += product * change
         b = precision * (residual + pair.squares * weight)
         new = put(pair.given(b), noise_m)
         # without a barrier XLA finds each change anew wherever it is used
@@ -271,11 +298,12 @@ def gibbs_task_sweep(
     weights: Float[Array, "Q M"],
     precision: Float[Array, " Q"],
     prior: Prior,
+    more: Float[Array, "Q K M"] | None = None,
 ) -> tuple[Int[Array, "Q M"], Float[Array, "Q M"], Float[Array, "Q M"]]:
     """:func:`gibbs_sweep` of all tasks at once; see :func:`task_sweep`.
 
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (Q, M).
     """
     noise = logistic_and_normal(key, weights)
-    pair = task_sweep(gram, linear, weights, precision, prior, draw, noise=noise)
+    pair = task_sweep(gram, linear, weights, precision, prior, draw, noise=noise, more=more)
     return drawn(pair, noise, prior)

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.coefficients import whitened, without
-from numpyro_spikeslab.algebra.pairs import Prior, predictor
+from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.pairs import Prior, expectation, predictor
 from numpyro_spikeslab.algebra.search import climb
+from numpyro_spikeslab.algebra.task_sweeps import task_sweep
 from numpyro_spikeslab.fitting import factors, functions
 from numpyro_spikeslab.fitting.entries import update_columns, update_functions
 from numpyro_spikeslab.fitting.factors import with_sites
@@ -36,7 +38,7 @@ from numpyro_spikeslab.fitting.posterior import (
     view_at,
     with_roles,
 )
-from numpyro_spikeslab.fitting.tasks import Gram, sweep_weights, update_weights
+from numpyro_spikeslab.fitting.tasks import sweep_weights
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, scaled
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.view import View
@@ -219,9 +221,9 @@ def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, A
 def _sweep_beside_own(spec, data, at, posterior, temperature) -> tuple[View, Posterior, Any]:
     """A pass over the weights of all tasks with the coefficients of each integrated out."""
     own = own_at(spec, data, at, posterior)
-    gram, linear = own.beside.integrated()
-    stats = Gram(gram, jnp.zeros_like(linear), linear, own.beside.yy)
-    weights = update_weights(at, stats, posterior.weights, temperature)
+    more, linear = own.beside.integrated()
+    given = linear, posterior.weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
+    weights = PairedMeanField.of(task_sweep(own.beside.G, *given, more=more), temperature)
     u, slopes = own.beside.mean(weights.mean), own.beside.slopes
     posterior = posterior._replace(
         weights=weights, values=posterior.values | own.back(u), slopes=own.slopes(slopes)

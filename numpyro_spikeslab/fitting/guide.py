@@ -44,6 +44,7 @@ from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
 from numpyro_spikeslab.reading.form import (
     COLUMNS,
+    SHARED,
     Form,
     Pair,
     base_of,
@@ -363,8 +364,9 @@ class SpikeSlabGuide(PosteriorSummaries):
         names = [site for site in form.coefficients if self._slope_name(site) in params]
         if form.kind == COLUMNS:
             return names
-        is_small = form.size * form.num_features <= GRAM_LIMIT
-        return names if form.of_tasks and is_small and len(names) == len(form.of_tasks) else []
+        known = form.kind == SHARED and form.of_tasks and len(names) == len(form.of_tasks)
+        is_small = form.complete or form.size * form.num_features <= GRAM_LIMIT
+        return names if known and is_small else []
 
     def _along(
         self, form: Form, site: str, slopes: Any, of_columns: Callable, of_tasks: Callable

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.blocks import BlockMeanField
 from numpyro_spikeslab.algebra.coefficients import Apart, beside, whitened
+from numpyro_spikeslab.algebra.covariates import Shares
 from numpyro_spikeslab.algebra.entries import Layout
 from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
 from numpyro_spikeslab.algebra.groups import GroupedMeanField
@@ -115,6 +116,7 @@ class Data(NamedTuple):
     - **layout** - of the observations, if they are entries of a table.
     - **features** - of tasks, where they are known.
     - **covariates** - those that all tasks share, by the names of their coefficients.
+    - **shares** - of the observations, where there are covariates and no other site can change it.
     - **stats** - their products with the observations, where no free site can change them.
     - **kernel**, **mean**, **fixed** - of latent functions.
     """
@@ -128,6 +130,7 @@ class Data(NamedTuple):
     layout: Layout | None
     features: Any
     covariates: dict[str, Any]
+    shares: Shares | None
     stats: Gram | None
     kernel: Any
     mean: Any
@@ -170,6 +173,7 @@ def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
         reading.layout,
         reading.features,
         reading.covariates,
+        reading.shares,
         stats,
         None if known is None else known.kernel,
         None if known is None else known.mean,
@@ -331,7 +335,8 @@ def own_at(spec: Spec, data: Data, at: View, posterior: Posterior) -> Own:
     """
     functions = posterior.functions
     features = data.features if functions is None else functions.mean
-    return own_of(spec.form.of_tasks, at, posterior.values, features, data.covariates)
+    given = posterior.values, features, data.covariates
+    return own_of(spec.form.of_tasks, at, *given, data.shares)
 
 
 def bound(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, ""]:

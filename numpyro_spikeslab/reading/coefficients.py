@@ -2,7 +2,6 @@
 """Coefficients: Normal sites, beside the weights, in which the location is affine."""
 
 from collections.abc import Callable
-from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.coefficients import Conditional, conditional
-from numpyro_spikeslab.algebra.covariates import Beside, Normal, Observations, beside
+from numpyro_spikeslab.algebra.covariates import Beside, Normal, Shares, shares_of
 from numpyro_spikeslab.reading.form import Form, OfTasks
 from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.view import View, run_at, view
@@ -129,6 +128,7 @@ def own_of(
     values: dict[str, Any],
     features: Float[Array, "M N"],
     covariates: dict[str, Any],
+    shares: Shares | None = None,
 ) -> Own:
     """
     :param sites: of the coefficients.
@@ -136,19 +136,35 @@ def own_of(
     :param values: of the sites beside the weights.
     :param features: what multiplies the weights.
     :param covariates: by the names of the sites.
+    :param shares: of the observations, where they are known.
     """
-
-    def joined(of):
-        return jnp.concatenate([own.take(of(own.site)) for own in sites], axis=1)
-
-    now = joined(lambda name: values[name])
-    mean, variance = (joined(partial(_of_prior, at, values, x)) for x in ("mean", "variance"))
-    rows = jnp.concatenate([covariates[own.site] for own in sites])
+    mean, variance = (
+        _taken(sites, {own.site: _of_prior(at, values, part, own.site) for own in sites})
+        for part in ("mean", "variance")
+    )
     prior = Normal(mean, jnp.sqrt(variance))
-    seen = Observations(at.Y + (now @ rows).T, at.relative, at.sigma2)
+    if shares is None:
+        shares = shares_at(sites, at, values, features, covariates)
+    current = (_taken(sites, values) - mean) / prior.scale
     shapes = {own.site: jnp.shape(values[own.site]) for own in sites}
-    found = beside(seen, features, rows, prior)
-    return Own(sites, found, prior, (now - mean) / prior.scale, shapes, rows)
+    rows = jnp.concatenate([covariates[own.site] for own in sites])
+    return Own(sites, shares.beside(prior, at.sigma2), prior, current, shapes, rows)
+
+
+def shares_at(
+    sites: tuple[OfTasks, ...],
+    at: View,
+    values: dict[str, Any],
+    features: Float[Array, "M N"],
+    covariates: dict[str, Any],
+) -> Shares:
+    """What the observations say of coefficients and weights; arguments as of :func:`own_of`."""
+    rows = jnp.concatenate([covariates[own.site] for own in sites])
+    return shares_of(at.Y + (_taken(sites, values) @ rows).T, at.relative, features, rows)
+
+
+def _taken(sites: tuple[OfTasks, ...], values: dict[str, Any]) -> Float[Array, "Q C"]:
+    return jnp.concatenate([own.take(values[own.site]) for own in sites], axis=1)
 
 
 def _of_prior(at: View, values: dict[str, Any], part: str, name: str) -> Any:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.coefficients import Apart, taken_apart, whitened
+from numpyro_spikeslab.algebra.covariates import Shares
 from numpyro_spikeslab.algebra.entries import Layout, layout_of
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, feature_rows
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
@@ -23,7 +24,7 @@ from numpyro_spikeslab.reading.checks import (
     name_empty,
     name_uncentred,
 )
-from numpyro_spikeslab.reading.coefficients import coefficient_rows, shared_covariates
+from numpyro_spikeslab.reading.coefficients import coefficient_rows, shared_covariates, shares_at
 from numpyro_spikeslab.reading.evaluate import FunctionArrays, checked_generic, program_of
 from numpyro_spikeslab.reading.form import (
     COLUMNS,
@@ -180,6 +181,17 @@ class Reading:
         with outside_transformations(self.constants):
             return _covariates(self.form, self.program, self.constants, self.generic)
 
+    @cached_property
+    def shares(self) -> Shares | None:
+        """What the observations say of weights and of coefficients of tasks, where no other site
+        can change it."""
+        form, own = self.form, {each.site for each in self.form.of_tasks}
+        if form.kind != SHARED or not own or not own.issuperset(form.free):
+            return None
+        with outside_transformations(self.constants):
+            given = self.program, self.constants, self.generic
+            return _shares(form, *given, self.features, self.covariates)
+
     block_size: int = BLOCK_SIZE
     strangers: tuple[str, ...] = ()
     """Other sites than the kernels' parameters on which the functions' prior depends."""
@@ -214,6 +226,12 @@ _gather = jax.jit(Parameters.gather, static_argnums=0)
 _view = jax.jit(view, static_argnums=(0, 1))
 _features = jax.jit(shared_features, static_argnums=(0, 1))
 _covariates = jax.jit(shared_covariates, static_argnums=(0, 1))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _shares(form, program, constants, values, features, covariates):
+    at = view(form, program, constants, values)
+    return shares_at(form.of_tasks, at, values, features, covariates)
 
 
 @jax.jit

@@ -109,14 +109,23 @@ def _task_forms(subject, proof, form, shape, scale_shape, joint) -> tuple[Form, 
 def _of_tasks(subject: Subject, proof: Proof) -> tuple[OfTasks, ...]:
     """Coefficients of which each task may have its own, if that is so of all that move the
     location. Where others go with them, all are left to a dense design if it is not too large."""
-    beside, seen = proof.coefficients, subject.trace[proof.likelihood]
+    beside = proof.coefficients
     moving = [name for name in beside.names if name in proof.location]
     if not beside.constant or (len(moving) < len(beside.names) and beside.few == beside.names):
         return ()
-    slab = subject.trace[subject.pairs[0].slab]
-    axes = [task_axis(subject.trace[name], slab, [seen]) for name in moving]
+    axes = [_axis(subject, proof, name) for name in moving]
     own = (OfTasks(name, axis) for name, axis in zip(moving, axes, strict=True) if axis is not None)
     return () if None in axes else tuple(own)
+
+
+def _axis(subject: Subject, proof: Proof, name: str) -> int | None:
+    """The axis of a site that may be the tasks: that of their plate, or else the only one as
+    long."""
+    (pair,), site = subject.pairs, subject.trace[name]
+    axis = task_axis(site, subject.trace[pair.slab], [subject.trace[proof.likelihood]])
+    shape = jnp.shape(site["value"])
+    alike = [k for k in range(-len(shape), 0) if shape[k] == pair.shape[0] and len(pair.shape) == 2]
+    return alike[0] if axis is None and len(alike) == 1 else axis
 
 
 def settle(forms: tuple[Form, ...], found: Verdict, concrete: bool) -> Form:

@@ -258,9 +258,10 @@ def _sweep_tasks(
     if not sites:
         return draw_tasks(key, at, phi, current)
     # drawn after the weights, so these are drawn without them
-    beside = own_of(sites, at, values, phi, reading.covariates).beside
-    gram, linear = beside.integrated()
-    return gibbs_task_sweep(key, gram, linear, current, 1 / at.sigma2, at.prior)
+    shares = reading.shares if sites == form.of_tasks else None
+    beside = own_of(sites, at, values, phi, reading.covariates, shares).beside
+    more, linear = beside.integrated()
+    return gibbs_task_sweep(key, beside.G, linear, current, 1 / at.sigma2, at.prior, more)
 
 
 def draw_tasks(
