@@ -177,6 +177,7 @@ class Case(NamedTuple):
     - **log_prior** - log density of those values.
     - **shapes** - shapes of the sets of weights, in the order of the regression's columns.
     - **linear** - whether there are no other sites.
+    - **normal** - location and scale of the priors of coefficients.
     """
 
     model: Callable
@@ -185,6 +186,7 @@ class Case(NamedTuple):
     log_prior: Callable[[dict[str, Any]], float]
     shapes: dict[str, tuple[int, ...]]
     linear: bool
+    normal: dict[str, tuple[Any, Any]] = {}
 
     def joined(self, values: dict[str, Any], key: str = "{}", batch: int = 0) -> np.ndarray:
         """The values of all weights in one array, behind ``batch`` leading axes."""
@@ -258,7 +260,8 @@ def hyper_case() -> Case:
     def at(z):
         return regression(X, y - z["intercept"], z["sigma"], z["inclusion"], z["slab_scale"])
 
-    return _case(hyper_model, (X, y), at, log_prior=log_prior)
+    case = _case(hyper_model, (X, y), at, log_prior=log_prior)
+    return case._replace(normal={"intercept": (0.0, 3.0)})
 
 
 def param_model(X, y=None):
@@ -521,6 +524,82 @@ def shared_features_case() -> Case:
     return _case(shared_features_model, args, at, {"W": (Q, M)}, log_prior)
 
 
+def covariates_model(phi, trend, observed, Y=None):
+    (num_obs, Q), M = observed.shape, phi.shape[1]
+    with numpyro.plate("task", Q, dim=-1):
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+        level = numpyro.sample("level", dist.Normal(jnp.arange(Q), 3.0))
+        with numpyro.plate("covariate", trend.shape[1], dim=-2):
+            slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", M, dim=-1):
+        W = nss.spike_slab("W", 0.3, 0.8)
+    location = level + trend @ slope + phi @ W.T
+    with numpyro.plate("obs", num_obs, dim=-2), numpyro.plate("task", Q, dim=-1):
+        numpyro.sample("Y", dist.Normal(location, sigma).mask(observed), obs=Y)
+
+
+def covariates_case() -> Case:
+    """Features that are not centred, beside an intercept and a slope of each task."""
+    num_obs, Q, M = 15, 3, 2
+    rng = np.random.default_rng(9)
+    phi = design("correlated", num_obs=num_obs, size=M) + 2.0
+    trend = np.linspace(-1.0, 1.0, num_obs)[:, None]
+    W = rng.normal(size=(Q, M)) * [[1, 0], [0, 1], [0, 0]]
+    Y = np.arange(Q) + trend + phi @ W.T + 0.5 * rng.normal(size=(num_obs, Q))
+    observed = rng.random(size=Y.shape) < 0.8
+    X = np.einsum("qk,nm->nqkm", np.eye(Q), phi).reshape(num_obs * Q, Q * M)
+
+    def at(z):
+        scale = np.broadcast_to(z["sigma"], Y.shape).ravel()
+        left = Y - z["level"] - trend @ z["slope"]
+        return regression(X, left.ravel(), scale, 0.3, 0.8, weight=observed.ravel())
+
+    def log_prior(z):
+        known = stats.halfnorm.logpdf(z["sigma"]), stats.norm.logpdf(z["level"], np.arange(Q), 3.0)
+        return np.sum(known) + np.sum(stats.norm.logpdf(z["slope"]))
+
+    args = (phi, trend, observed, np.where(observed, Y, np.nan))
+    case = _case(covariates_model, args, at, {"W": (Q, M)}, log_prior)
+    return case._replace(normal={"level": (np.arange(Q), 3.0), "slope": (0.0, 1.0)})
+
+
+def of_weights_alone(case: Case, values: dict[str, Any], slopes: dict[str, Any], mean: Any):
+    """Evidence in which coefficients are at ``values + slopes (w - mean)``: of the weights alone.
+
+    :param values: of all other sites.
+    :param slopes: of the coefficients, with a last axis for all weights or for those of a task, of
+        which the one before is the number.
+    :param mean: of the weights, joined.
+    """
+    problem, log_prior = case.regression(values), case.log_prior(values)
+    X, y, more = problem.X.copy(), problem.y.copy(), []
+    for site, (loc, scale) in case.normal.items():
+        value = np.asarray(values[site], float)
+        loc, scale = np.broadcast_to(loc, value.shape), np.broadcast_to(scale, value.shape)
+        log_prior -= np.sum(stats.norm.logpdf(value, loc, scale))
+        for index in np.ndindex(value.shape):
+            own, row = slopes[site][index], np.zeros(mean.size)
+            first = 0 if len(own) == len(row) else index[-1] * len(own)
+            row[first : first + len(own)] = own
+            unit = np.zeros(value.shape)
+            unit[index] = 1.0
+            # the observations less their offset are affine in each coefficient
+            change = case.regression(values | {site: value + unit}).y - problem.y
+            X -= np.outer(change, row)
+            y -= change * (row @ mean)
+            # its prior is an observation
+            more.append((row, loc[index] - value[index] + row @ mean, scale[index], 1.0))
+    rows, targets, scales, weights = map(np.array, zip(*more, strict=True))
+    weight = np.concatenate([np.broadcast_to(problem.weight, y.shape), weights])
+    whole = problem._replace(
+        X=np.concatenate([X, rows]),
+        y=np.concatenate([y, targets]),
+        scale=np.concatenate([problem.scale, scales]),
+        weight=weight,
+    )
+    return enumerate_models(whole).log_evidence + log_prior
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "fixed hyperparameters": fixed_case,
     "latent hyperparameters": hyper_case,
@@ -533,4 +612,5 @@ CASES: dict[str, Callable[[], Case]] = {
     "tasks": tasks_case,
     "latent hyperparameters of tasks": latent_tasks_case,
     "shared features with a mask": shared_features_case,
+    "covariates of tasks": covariates_case,
 }

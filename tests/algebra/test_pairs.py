@@ -175,6 +175,26 @@ def test_tiles_of_tasks_and_blocks_of_features_do_not_change_their_sweeps(
             close(x[q], e, precision)
 
 
+@pytest.mark.parametrize(("block", "shared"), [(2, True), (8, True), (2, False)])
+def test_products_that_each_task_has_in_addition_are_those_of_a_matrix_of_its_own(
+    precision, block, shared, monkeypatch
+):
+    monkeypatch.setattr(task_sweeps, "TASK_BLOCK_SIZE", block)
+    monkeypatch.setattr(task_sweeps, "TILE", 3)
+    Q, M, K = 8, 5, 2
+    rng = np.random.default_rng(2)
+    features, more = rng.normal(size=(1 if shared else Q, 15, M)), rng.normal(size=(Q, K, M))
+    gram = np.einsum("qnm,qnk->qmk", features, features)
+    given = rng.normal(size=(Q, M)), rng.normal(size=(Q, M)), rng.uniform(0.5, 4.0, Q)
+    prior = rng.normal(size=(Q, M)), rng.uniform(0.3, 3.0, (Q, M))
+    gram, more, given = jax.tree.map(jnp.asarray, (gram, more, given))
+    rest = *given, pairs.Prior(*map(jnp.asarray, prior)), pairs.expectation()
+    found = task_sweep(gram, *rest, more=more)
+    expected = task_sweep(gram + jnp.swapaxes(more, 1, 2) @ more, *rest)
+    for x, e in zip(found, expected, strict=True):
+        close(x, e, precision)
+
+
 @pytest.mark.parametrize(("backend", "size"), [("cpu", 3), ("gpu", 8), ("tpu", 8)])
 def test_an_accelerator_has_more_tasks_at_once(backend, size, monkeypatch):
     monkeypatch.setattr(task_sweeps, "TILE", 3)

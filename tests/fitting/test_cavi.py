@@ -746,12 +746,12 @@ def test_a_column_of_years_is_found_beside_an_intercept(precision):
 
 
 def tasks_of_years(X, Y=None):
+    """With one intercept for all."""
+    level = numpyro.sample("level", dist.Normal(0.0, 100.0))
     with numpyro.plate("task", 3, dim=-2), numpyro.plate("feature", X.shape[1], dim=-1):
         w = nss.spike_slab("w", 0.3)
-    with numpyro.plate("task", 3, dim=-1):
-        level = numpyro.sample("level", dist.Normal(0.0, 100.0))
-        with numpyro.plate("obs", X.shape[0], dim=-2):
-            numpyro.sample("y", dist.Normal(level + X @ w.T, 0.5), obs=Y)
+    with numpyro.plate("obs", X.shape[0], dim=-2), numpyro.plate("task", 3, dim=-1):
+        numpyro.sample("y", dist.Normal(level + X @ w.T, 0.5), obs=Y)
 
 
 @pytest.mark.parametrize(
@@ -934,6 +934,61 @@ def test_coefficients_in_a_plate_of_their_own_follow_too(x64):
     loss = TraceGraph_ELBO(num_particles=4000).loss(KEY, result.params, model, fresh, X, Z, y)
     # its standard error is 0.01 and less
     assert abs(loss - result.losses[-1]) < 0.05
+
+
+def tasks_model(X, Y, plate="task", apart=False):
+    """:param plate: of the intercepts.
+    :param apart: whether each task has features of its own, (N, Q, M).
+    """
+    (N, Q), M = Y.shape, X.shape[-1]
+    with numpyro.plate(plate, Q, dim=-1):
+        level = numpyro.sample("level", dist.Normal(1.0, 3.0))
+    with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", M, dim=-1):
+        W = nss.spike_slab("W", 0.3, 0.8)
+    with numpyro.plate("obs", N, dim=-2), numpyro.plate("task", Q, dim=-1):
+        location = level + (jnp.einsum("nqm,qm->nq", X, W) if apart else X @ W.T)
+        numpyro.sample("Y", dist.Normal(location, 0.5), obs=Y)
+
+
+@pytest.mark.parametrize(
+    ("plate", "apart"), [("task", False), ("other", False), ("task", True), ("other", True)]
+)
+def test_tasks_beside_intercepts_of_their_own_are_regressions(x64, plate, apart):
+    """Whatever the plate of the intercepts, on which the shape of their slopes depends."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(30, 2)) + [0.0, 4.0]
+    Y = X @ rng.normal(size=(2, 3)) * [1.0, 0.3, 0.1] + 0.5 * rng.normal(size=(30, 3))
+    model = partial(tasks_model, plate=plate, apart=apart)
+    given = np.repeat(X[:, None], 3, axis=1) if apart else X
+    guide = nss.PairedGuide(model)
+    svi = nss.CAVI(model, guide, temperature=None)
+    result = svi.run(KEY, 200, jnp.asarray(given), jnp.asarray(Y), progress_bar=False)
+    assert result.params["level_auto_slope"].shape == (3, 2 if plate == "task" else 6)
+
+    def one_task(X, y):
+        with numpyro.plate("feature", 2):
+            w = nss.spike_slab("w", 0.3, 0.8)
+        level = numpyro.sample("level", dist.Normal(1.0, 3.0))
+        with numpyro.plate("obs", 30):
+            numpyro.sample("y", dist.Normal(level + X @ w, 0.5), obs=y)
+
+    alone = nss.PairedGuide(one_task)
+    svi = nss.CAVI(one_task, alone, temperature=None)
+    total, slopes = 0.0, np.asarray(result.params["level_auto_slope"])
+    if plate != "task":
+        slopes = np.stack([slopes[q].reshape(3, 2)[q] for q in range(3)])
+    mean, levels = guide.posterior_mean(result.params)["W"], result.params["level_auto_loc"]
+    for q in range(3):
+        one = svi.run(KEY, 200, jnp.asarray(X), jnp.asarray(Y[:, q]), progress_bar=False)
+        total += float(one.losses[-1])
+        expected = alone.posterior_mean(one.params)["w"]
+        np.testing.assert_allclose(mean[q], expected, atol=1e-6)
+        np.testing.assert_allclose(levels[q], one.params["level_auto_loc"], atol=1e-6)
+        np.testing.assert_allclose(slopes[q], one.params["level_auto_slope"], atol=1e-6)
+    assert float(result.losses[-1]) == pytest.approx(total, abs=1e-7)
+    draws = guide.sample_posterior(KEY, result.params, given, Y, sample_shape=(50,))
+    expected = levels + np.einsum("sqm,qm->sq", draws["W"] - mean, slopes)
+    np.testing.assert_allclose(draws["level"], expected, atol=1e-8)
 
 
 def test_where_there_are_too_many_slopes_none_follows(x64, monkeypatch):

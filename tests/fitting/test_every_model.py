@@ -105,6 +105,10 @@ class Fit:
     def best_bound(self, params: dict[str, Any]) -> float | None:
         """What no bound at these hyperparameters can exceed, where it is known."""
         latents = self.latents(params)
+        if not self.mixes and self.source.normal and self.guide.follows:
+            slopes = {k: np.asarray(params[f"{k}_auto_slope"], float) for k in self.source.normal}
+            mean = self.source.joined(self.guide.posterior_mean(params))
+            return truth.of_weights_alone(self.source, latents, slopes, mean)
         if not self.mixes:
             exact = truth.enumerate_models(self.source.regression(latents))
             return exact.log_evidence + self.source.log_prior(latents)

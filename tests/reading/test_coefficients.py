@@ -14,7 +14,7 @@ from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.reading.form import Role
+from numpyro_spikeslab.reading.form import SHARED, Role
 from numpyro_spikeslab.reading.reader import Reader
 
 X = np.random.default_rng(0).normal(size=(12, 3))
@@ -102,6 +102,76 @@ def test_coefficients_are_normal_and_the_location_affine_in_them(rest, names):
 def test_prior_means_that_depend_on_others_are_known():
     assert form_of(grouped).links == (("effect", "mean"),)
     assert form_of(sloped).links == ()
+
+
+def tasks_form(location: Callable[[Any], Any]) -> Any:
+    """:param location: from ``X @ W.T`` of 12 points and 4 tasks to the location."""
+
+    def model():
+        with numpyro.plate("task", 4, dim=-2), numpyro.plate("feature", 3, dim=-1):
+            W = nss.spike_slab("W", 0.3)
+        mean = location(jnp.asarray(X) @ W.T)
+        with numpyro.plate("obs", 12, dim=-2), numpyro.plate("task", 4, dim=-1):
+            numpyro.sample("Y", dist.Normal(mean, 0.5), obs=jnp.ones((12, 4)))
+
+    return Reader(model, "test")((), {}).form
+
+
+def of_task(name: str, size: int = 4) -> Any:
+    with numpyro.plate("task" if size == 4 else "point", size):
+        return normal(name)
+
+
+def slopes(offset: Any) -> Any:
+    with numpyro.plate("covariate", 2, dim=-2), numpyro.plate("task", 4, dim=-1):
+        slope = normal("slope")
+    return offset + of_task("level") + X[:, :2] @ slope
+
+
+def without_plate(offset: Any) -> Any:
+    return offset + numpyro.sample("level", dist.Normal(jnp.zeros(4), 1.0).to_event(1))
+
+
+def of_hierarchy(offset: Any) -> Any:
+    mean = normal("mean")
+    with numpyro.plate("task", 4):
+        return offset + normal("level", mean)
+
+
+@pytest.mark.parametrize(
+    ("location", "of_tasks", "names"),
+    [
+        (slopes, {("level", -1), ("slope", -1)}, {"level", "slope"}),
+        (without_plate, {("level", -1)}, {"level"}),
+        # what follows has one design for all
+        (lambda offset: offset + normal("level"), set(), {"level"}),
+        (lambda offset: offset + of_task("level") + normal("all"), set(), {"level", "all"}),
+        (lambda offset: offset + of_task("level")[np.array([1, 0, 2, 3])], set(), {"level"}),
+        (lambda offset: offset + of_task("level", 12)[:, None], set(), {"level"}),
+        (lambda offset: offset + np.arange(1, 5) * of_task("level"), set(), {"level"}),
+        (of_hierarchy, set(), {"level", "mean"}),
+        (
+            lambda offset: offset + numpyro.sample("s", dist.HalfNormal()) * of_task("level"),
+            set(),
+            {"level"},
+        ),
+    ],
+    ids=[
+        "covariates",
+        "without a plate",
+        "one for all tasks",
+        "one for all tasks, too",
+        "of another task",
+        "of points",
+        "covariates that differ",
+        "with a mean of their own",
+        "with a scale of their own",
+    ],
+)
+def test_coefficients_of_tasks_are_known(location, of_tasks, names):
+    form = tasks_form(location)
+    assert form.kind == SHARED and set(form.of_tasks) == of_tasks
+    assert set(form.coefficients) == names
 
 
 def test_a_coefficient_of_many_entries_is_left_to_others():

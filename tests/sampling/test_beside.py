@@ -120,6 +120,35 @@ def test_coefficients_are_drawn_with_their_prior_means():
     assert agrees(found[..., 4] * found[..., 7], exact.second_moments[4, 7])
 
 
+@pytest.mark.slow
+def test_coefficients_of_tasks_are_drawn_with_the_weights_integrated_out():
+    """Features are not centred."""
+    case = truth.covariates_case()
+    model = numpyro.handlers.condition(case.model, {"sigma": jnp.full(3, 0.5)})
+    draws = sampled(model, *case.args)
+    (mean, level_scale), (_, slope_scale) = case.normal["level"], case.normal["slope"]
+    phi, trend, observed, Y = map(np.asarray, case.args)
+    for q in range(Y.shape[1]):
+        seen = observed[:, q]
+        columns = np.column_stack([phi, np.ones(len(phi)), trend])[seen]
+        exact = truth.enumerate_models(
+            truth.regression(
+                columns,
+                Y[seen, q] - mean[q],
+                0.5,
+                [0.3] * 2 + [1 - 1e-15] * 2,
+                [0.8] * 2 + [level_scale, slope_scale],
+            )
+        )
+        level = draws["level"][..., q, None] - mean[q]
+        found = np.concatenate([draws["W"][..., q, :], level, draws["slope"][..., 0, q, None]], -1)
+        # 27 comparisons in all: a false alarm in 1 of 600 keys
+        assert agrees(draws["W_spike"][..., q, :], exact.inclusion[:2], within=0.03)
+        assert agrees(found, exact.mean)
+        assert agrees(found**2, np.diag(exact.second_moments))
+        assert agrees(found[..., 2] * found[..., 0], exact.second_moments[2, 0])
+
+
 def test_the_mean_of_what_another_block_draws_is_left_to_it():
     """The draws of the other block are its observations."""
     X = truth.design("correlated")
