@@ -76,9 +76,9 @@ class CAVI(SVI):
     Uniform one and slab scales with a HalfNormal one, or model params in their place, have closed
     forms, and so have coefficients, Normal sites in which the location is affine, such as an
     intercept; all other latent sites climb after each sweep. In a paired guide of the columns of a
-    design, coefficients follow the weights. In the standard guide, of many tasks, or with another
-    prior they have one value: centre columns beside an intercept there, or those whose means are
-    large beside their spread are left out too often.
+    design, or of tasks each with its own, coefficients follow the weights. In the standard guide,
+    with another prior, or of all tasks together they have one value: centre columns beside an
+    intercept there, or those whose means are large beside their spread are left out too often.
 
     :param model: a model whose one observed Normal site is affine in its spike-and-slab weights.
     :param guide: the guide of this model. Its inner guide must be an ``AutoDelta``.

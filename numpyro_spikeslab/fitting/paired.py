@@ -57,8 +57,10 @@ class PairedGuide(FunctionGuide):
     Sites with a Normal prior, such as an intercept, follow the weights, of which there are P in
     all: given these ``beta`` is at ``loc + slope @ (w - <w>)``, with the parameters
     ``beta_{prefix}_loc`` and ``beta_{prefix}_slope``, the latter in the shape of the site with a
-    last axis of P. So columns need not be centred. None follows where there are latent functions or
-    another inner guide, or slopes would be more than 1,048,576 numbers.
+    last axis of P. A site in the plate of Q tasks, of weights (Q, M) and of the observations,
+    follows the weights of its own task, and the last axis is M. So columns need not be centred.
+    None follows where there are latent functions or another inner guide, or slopes would be more
+    than 1,048,576 numbers.
     :class:`~numpyro_spikeslab.CAVI` fits it in closed form; it works as it is in
     :class:`~numpyro.infer.SVI` with :class:`~numpyro.infer.TraceGraph_ELBO` too.
 

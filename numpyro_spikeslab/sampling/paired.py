@@ -67,9 +67,9 @@ class PairedGibbs(BlockKernel):
     offered a flip, and some included weights another place. This is exact, too; where more than 64
     weights are included, or single precision does not suffice, the step is that of the pairs alone.
 
-    Coefficients that it draws, such as an intercept, are integrated out of the pairs of a design's
-    columns, which need not be centred. Where another block draws them, or with tasks, centre
-    columns of a mean that is large beside their spread.
+    Coefficients that it draws, such as an intercept, are integrated out of the pairs, whose columns
+    need not be centred; of tasks those that each has of its own. Where another block draws them, or
+    all tasks have them together, centre columns of a mean that is large beside their spread.
 
     Weights that share a spike (``groups`` of :func:`~numpyro_spikeslab.spike_slab`) are drawn with
     it, group after group, without these moves.
