@@ -16,7 +16,7 @@ import pytest
 
 import jax
 
-from numpyro_spikeslab.datasets import Regression, boston_housing
+from numpyro_spikeslab.datasets import Regression, boston_housing, toy_multioutput
 
 pytestmark = pytest.mark.usefixtures("x64")
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -116,6 +116,22 @@ def test_digits_are_told_apart(monkeypatch):
     # what knows nothing
     random_scores = np.random.default_rng(0).normal(size=(rest.size, 3))
     assert example.measures(digits.classes[rest], random_scores)["BEP"] < 0.45
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:There are not enough devices")
+def test_chains_of_the_multi_task_model_agree_and_keep_what_they_promise(monkeypatch):
+    """On the data set on which they are hardest to keep; four chains take minutes."""
+    example = imported("toy_sampling", monkeypatch)
+    toy = toy_multioutput(3)
+    chains, _, found, ranks = example.compare(toy, 3)
+    held = ~toy.observed
+    errors = {k: np.sum((each.mean - toy.Y)[held] ** 2) for k, each in found.items()}
+    assert errors["Gibbs"] < 1.1 * errors["PMF"]
+    inside = example.calibration(ranks).loc["Gibbs", "in 90% intervals"]
+    assert 0.85 < inside < 0.95
+    assert example.convergence(chains).loc["f", "R-hat"] < 1.05
+    assert example.active_functions(chains)[4] > 0.8
 
 
 @pytest.fixture

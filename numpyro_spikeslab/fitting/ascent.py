@@ -29,8 +29,8 @@ from numpyro_spikeslab.fitting.posterior import (
     Spec,
     bound,
     bound_given,
+    coefficients_at,
     design_at,
-    own_at,
     residual_of,
     squares_of,
     stats_at,
@@ -204,7 +204,7 @@ def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, A
     """A pass over the weights of all tasks; before each feature that is latent, over it."""
     at = view_at(spec, data, posterior.values)
     if posterior.slopes:
-        return _sweep_beside_own(spec, data, at, posterior, temperature)
+        return _sweep_tasks_beside(spec, data, at, posterior, temperature)
     if posterior.functions is None:
         known = data.features, jnp.zeros_like(data.features), stats_at(data, at, posterior)
         weights, squares = sweep_weights(at, *known, posterior.weights, temperature)
@@ -218,9 +218,9 @@ def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, A
     return with_roles(spec, data, at, posterior.values), posterior, squares
 
 
-def _sweep_beside_own(spec, data, at, posterior, temperature) -> tuple[View, Posterior, Any]:
+def _sweep_tasks_beside(spec, data, at, posterior, temperature) -> tuple[View, Posterior, Any]:
     """A pass over the weights of all tasks with the coefficients of each integrated out."""
-    own = own_at(spec, data, at, posterior)
+    own = coefficients_at(spec, data, at, posterior)
     more, linear = own.beside.integrated()
     given = linear, posterior.weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
     weights = PairedMeanField.of(task_sweep(own.beside.G, *given, more=more), temperature)

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, own_at, view_at
+from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, coefficients_at, view_at
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.view import View, by_task
@@ -76,7 +76,7 @@ def with_coefficients(spec: Spec, data: Data, posterior: Posterior) -> Posterior
     form, values, functions = spec.form, posterior.values, posterior.functions
     mean = posterior.weights.mean
     if form.of_tasks:
-        own = own_at(spec, data, view_at(spec, data, values), posterior)
+        own = coefficients_at(spec, data, view_at(spec, data, values), posterior)
         return posterior._replace(values=values | own.back(own.beside.mean(mean)), residual=None)
     at = view_at(spec, data, values, None if functions is not None else mean)
     residual = at.Y if functions is None else at.Y - functions.mean.T @ mean.T

@@ -254,6 +254,8 @@ class PairedGuide(FunctionGuide):
             )
         reading = self._read(args, kwargs)
         columns = columns_of(reading.form, site)
+        # a fresh guide does not know the shapes of its slopes
+        self.set_up(args, kwargs)
         effects = self._effects(reading, params)
         sets = sets_of(effects, columns, coverage, min_correlation)
         return table_of(sets, labels_of(reading.form))
@@ -268,6 +270,7 @@ class PairedGuide(FunctionGuide):
         alone = self.blocks is None and reading.form.groups is None
         if reading.form.kind != COLUMNS or not alone:
             return {}
+        self.set_up(args, kwargs)
         effects = self._effects(reading, params)
         return shares_of(sets_of(effects, columns_of(reading.form, None)), reading.form)
 

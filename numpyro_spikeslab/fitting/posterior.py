@@ -21,12 +21,12 @@ from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
 from numpyro_spikeslab.fitting.tasks import Gram, gram, keeps_gram, squares_given, squares_left
 from numpyro_spikeslab.reading.coefficients import (
-    Own,
+    TaskCoefficients,
     coefficient_rows,
     joined,
-    own_of,
     scaled_slopes,
     slopes_of_tasks,
+    task_coefficients,
 )
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
@@ -281,7 +281,7 @@ def squares_of(spec: Spec, data: Data, at: View, posterior: Posterior) -> Float[
     functions = posterior.functions
     if posterior.slopes and spec.form.of_tasks:
         assert isinstance(posterior.weights, PairedMeanField)
-        own = own_at(spec, data, at, posterior)
+        own = coefficients_at(spec, data, at, posterior)
         slopes = slopes_of_tasks(own.sites, posterior.slopes) / own.prior.scale[..., None]
         moments = posterior.weights.mean, posterior.weights.variance
         return own.beside.squares(moments, own.current, slopes)
@@ -328,7 +328,7 @@ def _cost_of_following(spec: Spec, at: View, posterior: Posterior) -> Float[Arra
     return jnp.sum(jnp.sum(slopes_of_tasks(own, squares), axis=1) * weights.variance)
 
 
-def own_at(spec: Spec, data: Data, at: View, posterior: Posterior) -> Own:
+def coefficients_at(spec: Spec, data: Data, at: View, posterior: Posterior) -> TaskCoefficients:
     """The coefficients of tasks beside the weights.
 
     :param at: the view at zero weights.
@@ -336,7 +336,7 @@ def own_at(spec: Spec, data: Data, at: View, posterior: Posterior) -> Own:
     functions = posterior.functions
     features = data.features if functions is None else functions.mean
     given = posterior.values, features, data.covariates
-    return own_of(spec.form.of_tasks, at, *given, data.shares)
+    return task_coefficients(spec.form.of_tasks, at, *given, data.shares)
 
 
 def bound(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, ""]:

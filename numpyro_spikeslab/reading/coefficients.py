@@ -83,7 +83,7 @@ def shared_covariates(
     }
 
 
-class Own(NamedTuple):
+class TaskCoefficients(NamedTuple):
     """Coefficients of tasks.
 
     - **sites** - of which sites.
@@ -122,14 +122,14 @@ class Own(NamedTuple):
         }
 
 
-def own_of(
+def task_coefficients(
     sites: tuple[OfTasks, ...],
     at: View,
     values: dict[str, Any],
     features: Float[Array, "M N"],
     covariates: dict[str, Any],
     shares: Shares | None = None,
-) -> Own:
+) -> TaskCoefficients:
     """
     :param sites: of the coefficients.
     :param at: the model at these values, without what the features add.
@@ -148,7 +148,7 @@ def own_of(
     current = (_taken(sites, values) - mean) / prior.scale
     shapes = {own.site: jnp.shape(values[own.site]) for own in sites}
     rows = jnp.concatenate([covariates[own.site] for own in sites])
-    return Own(sites, shares.beside(prior, at.sigma2), prior, current, shapes, rows)
+    return TaskCoefficients(sites, shares.beside(prior, at.sigma2), prior, current, shapes, rows)
 
 
 def shares_at(
@@ -158,7 +158,8 @@ def shares_at(
     features: Float[Array, "M N"],
     covariates: dict[str, Any],
 ) -> Shares:
-    """What the observations say of coefficients and weights; arguments as of :func:`own_of`."""
+    """What the observations say of coefficients and weights; for the arguments see
+    :func:`task_coefficients`."""
     rows = jnp.concatenate([covariates[own.site] for own in sites])
     return shares_of(at.Y + (_taken(sites, values) @ rows).T, at.relative, features, rows)
 

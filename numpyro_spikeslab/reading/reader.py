@@ -350,7 +350,10 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
     if joint:
         reading.block_size = form.size
     reading.strangers, reading.spread = proof.strangers, proof.coefficients.spread
-    moving = (proof.location - proof.design) | proof.coefficients.means
+    moving = proof.location - proof.design
+    if not form.of_tasks:
+        # of the prior means that tasks share no single weight says much
+        moving |= proof.coefficients.means
     reading.beside = tuple(name for name in form.others if name in moving)
     return reading
 

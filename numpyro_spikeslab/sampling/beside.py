@@ -11,7 +11,11 @@ from jax.lax import optimization_barrier
 import jax.numpy as jnp
 
 from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given, own_of
+from numpyro_spikeslab.reading.coefficients import (
+    coefficient_rows,
+    coefficients_given,
+    task_coefficients,
+)
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import by_task
 from numpyro_spikeslab.sampling.scales import Current
@@ -65,7 +69,7 @@ def draw_coefficients(key: Array, now: Current) -> tuple[dict[str, Any], Float[A
         return {}, at.Y
     if sites := tuple(each for each in reading.form.of_tasks if each.site in names):
         nothing = jnp.zeros((0, reading.form.num_obs), at.Y.dtype)
-        own = own_of(sites, at, now.values, nothing, reading.covariates)
+        own = task_coefficients(sites, at, now.values, nothing, reading.covariates)
         u = own.beside.draw(
             jnp.zeros((reading.form.num_tasks, 0), at.Y.dtype),
             random.normal(key, own.current.shape, own.current.dtype),

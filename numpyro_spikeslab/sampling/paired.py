@@ -20,7 +20,7 @@ from numpyro_spikeslab.algebra.task_sweeps import gibbs_task_sweep
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.checks import SAMPLED
-from numpyro_spikeslab.reading.coefficients import coefficient_rows, own_of, scaled
+from numpyro_spikeslab.reading.coefficients import coefficient_rows, scaled, task_coefficients
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
@@ -259,7 +259,7 @@ def _sweep_tasks(
         return draw_tasks(key, at, phi, current)
     # drawn after the weights, so these are drawn without them
     shares = reading.shares if sites == form.of_tasks else None
-    beside = own_of(sites, at, values, phi, reading.covariates, shares).beside
+    beside = task_coefficients(sites, at, values, phi, reading.covariates, shares).beside
     more, linear = beside.integrated()
     return gibbs_task_sweep(key, beside.G, linear, current, 1 / at.sigma2, at.prior, more)
 

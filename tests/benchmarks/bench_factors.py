@@ -86,12 +86,14 @@ def sweeps_alone(case: Case, M: int) -> None:
     report(case, "sweeps alone", progress.posterior, -float(progress.loss), began)
 
 
-def default_fit(case: Case, M: int, repeats: int = 1) -> None:
-    model = nss.models.mtmkl(["white"] * M)
+def default_fit(case: Case, M: int, repeats: int = 1, shared: bool = True) -> None:
+    """:param shared: whether all functions have one inclusion probability."""
+    model = nss.models.mtmkl(["white"] * M, shared_inclusion=shared)
     svi = nss.CAVI(model, nss.PairedGuide(model))
     for name in ("first default fit", "second default fit")[:repeats]:
         began = perf_counter(), process_time()
         result = svi.run(random.key(0), NUM_STEPS, *case.args, progress_bar=False)
+        name += "" if shared else ", inclusion of each function"
         report(case, name, result.state.optim_state[2], -float(result.losses[-1]), began)
 
 
@@ -104,8 +106,9 @@ def main() -> None:
         default_fit(digits(), 32, 2)
     if "planted" in wanted:
         sweeps_alone(planted(), 40)
-        default_fit(planted(), 40, 2)
-        default_fit(planted(), 64)
+        for shared in (True, False):
+            default_fit(planted(), 40, 2, shared)
+            default_fit(planted(), 64, shared=shared)
 
 
 if __name__ == "__main__":

@@ -155,6 +155,11 @@ def test_an_intercept_is_integrated_out(inner):
     expected = np.exp(densities - np.logaddexp.reduce(densities))
     assert np.sort(expected)[1] > 0.01
     np.testing.assert_allclose(shares_of(table, 3), expected, atol=1e-8)
+    if inner is AutoDelta:
+        # the effects are those of all slopes, of which a fresh guide has to know the shapes
+        params["b_auto_slope"] = np.ones(3)
+        table = nss.PairedGuide(learned).credible_sets(params, X, y, coverage=1.0)
+        np.testing.assert_allclose(shares_of(table, 3), expected, atol=1e-8)
 
 
 @pytest.mark.usefixtures("x64")
