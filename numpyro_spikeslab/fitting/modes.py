@@ -106,10 +106,13 @@ def are_rounding(spec: Spec, data: Data, values: dict[str, Any]) -> Bool[Array, 
 
 
 @partial(jax.jit, static_argnums=(0, 3))
-def share_of_data(spec: Spec, data: Data, values: dict[str, Any], name: str) -> Float[Array, ""]:
+def told_by_data(spec: Spec, data: Data, posterior: Posterior, name: str) -> Float[Array, ""]:
     """The most that observations say of a coefficient of a site, where its prior says 1."""
+    form, values = spec.form, posterior.values
     at = view_at(spec, data, values)
-    rows = coefficient_rows(spec.form, spec.program, data.constants, values, (name,))
+    if form.of_tasks:
+        return jnp.max(coefficients_at(spec, data, at, posterior).told[name])
+    rows = coefficient_rows(form, spec.program, data.constants, values, (name,))
     told = jnp.sum(jnp.where(at.precision > 0, rows, 0) ** 2 * at.precision, axis=(1, 2))
     variance = jnp.broadcast_to(at.priors[name].variance, jnp.shape(values[name]))
     return jnp.max(jnp.ravel(variance) * told)

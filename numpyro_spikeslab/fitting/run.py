@@ -21,7 +21,7 @@ from numpyro.infer.svi import SVIState
 from numpyro_spikeslab.fitting.ascent import CHUNK, Fit, Progress, Stage, advance, begin, best_of
 from numpyro_spikeslab.fitting.modes import (
     are_rounding,
-    share_of_data,
+    told_by_data,
 )
 from numpyro_spikeslab.fitting.posterior import (
     Data,
@@ -337,7 +337,7 @@ def check_end(task: Task, progress: Progress, losses: Any, given: bool) -> None:
         )
     if losses.dtype == np.float32:
         check_noise(task, posterior.values)
-    check_spread(task, posterior.values)
+    check_spread(task, posterior)
     gain = _mean_gain(losses)
     if not bool(progress.converged) and gain > max(
         STILL, 100 * np.finfo(losses.dtype).eps * abs(losses[-1])
@@ -369,11 +369,11 @@ COLLAPSED = 0.01
 """What observations say of coefficients that their prior holds at its mean; the prior says 1."""
 
 
-def check_spread(task: Task, values: dict[str, Any]) -> None:
+def check_spread(task: Task, posterior: Posterior) -> None:
     """Warn where the joint density of coefficients and their spread grows without bound."""
     names = set(task.reading.spread) & set(task.spec.form.coefficients)
     for name in sorted(names):
-        if share_of_data(task.spec, task.data, values, name) < COLLAPSED:
+        if told_by_data(task.spec, task.data, posterior, name) < COLLAPSED:
             warnings.warn(
                 f"CAVI.run: the prior scale of {name!r} has fallen to where {name!r} is at its "
                 "prior mean, and the bound with it is none: a fit has one value of both, whose "
