@@ -162,10 +162,8 @@ def visits_in_turn(
         pair, noise_m = jax.tree.map(lambda x, m=m: x[m], (pairs, noise))
         residual = own
         for j, (_, _, change) in enumerate(found):
-            product = (
-                gram[m, j] if more is None else gram[m, j] + jnp.sum(more[m] * more[j], axis=0)
-            )
-            residual += product * change
+            in_more = 0 if more is None else jnp.sum(more[m] * more[j], axis=0)
+            residual += (gram[m, j] + in_more) * change
         b = precision * (residual + pair.squares * weight)
         new = put(pair.given(b), noise_m)
         # without a barrier XLA finds each change anew wherever it is used

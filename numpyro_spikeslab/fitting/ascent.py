@@ -19,10 +19,7 @@ from numpyro_spikeslab.algebra.task_sweeps import task_sweep
 from numpyro_spikeslab.fitting import factors, functions
 from numpyro_spikeslab.fitting.entries import update_columns, update_functions
 from numpyro_spikeslab.fitting.factors import with_sites
-from numpyro_spikeslab.fitting.modes import (
-    with_coefficients,
-    with_modes,
-)
+from numpyro_spikeslab.fitting.modes import with_coefficients, with_modes
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,

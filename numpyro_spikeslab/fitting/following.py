@@ -66,11 +66,10 @@ def along_all(slopes: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
     :param axis: of the site, which are the tasks.
     """
     own = jnp.moveaxis(slopes, axis - 1, 0)
-    Q, each = len(own), jnp.arange(len(own))
-    every = (
-        jnp.zeros((*own.shape[:-1], Q, own.shape[-1]), own.dtype).at[each, ..., each, :].set(own)
-    )
-    return jnp.moveaxis(every.reshape(*own.shape[:-1], -1), 0, axis - 1)
+    each, shape = jnp.arange(len(own)), own.shape[:-1]
+    every = jnp.zeros((*shape, len(own), own.shape[-1]), own.dtype)
+    every = every.at[each, ..., each, :].set(own)
+    return jnp.moveaxis(every.reshape(*shape, -1), 0, axis - 1)
 
 
 def along_own(slopes: Float[Array, "..."], axis: int) -> Float[Array, "..."]:

@@ -18,13 +18,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
-from numpyro_spikeslab.fitting.following import (
-    Followed,
-    Slopes,
-    along_all,
-    along_own,
-    find_slopes,
-)
+from numpyro_spikeslab.fitting.following import Followed, Slopes, along_all, along_own, find_slopes
 from numpyro_spikeslab.fitting.inner import (
     is_among,
     kernel_starts,
@@ -38,7 +32,7 @@ from numpyro_spikeslab.fitting.inner import (
 )
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.fitting.summaries import PosteriorSummaries
-from numpyro_spikeslab.fitting.tasks import GRAM_LIMIT
+from numpyro_spikeslab.fitting.tasks import keeps_products
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
@@ -365,8 +359,7 @@ class SpikeSlabGuide(PosteriorSummaries):
         if form.kind == COLUMNS:
             return names
         known = form.kind == SHARED and form.of_tasks and len(names) == len(form.of_tasks)
-        is_small = form.complete or form.size * form.num_features <= GRAM_LIMIT
-        return names if known and is_small else []
+        return names if known and keeps_products(form) else []
 
     def _along(
         self, form: Form, site: str, slopes: Any, of_columns: Callable, of_tasks: Callable

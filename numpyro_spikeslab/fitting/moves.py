@@ -15,9 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.fitting.functions import in_use, is_active
-from numpyro_spikeslab.fitting.modes import (
-    with_modes,
-)
+from numpyro_spikeslab.fitting.modes import with_modes
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,

@@ -19,7 +19,14 @@ from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
 from numpyro_spikeslab.algebra.groups import GroupedMeanField
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
-from numpyro_spikeslab.fitting.tasks import Gram, gram, keeps_gram, squares_given, squares_left
+from numpyro_spikeslab.fitting.tasks import (
+    Gram,
+    gram,
+    keeps_gram,
+    keeps_products,
+    squares_given,
+    squares_left,
+)
 from numpyro_spikeslab.reading.coefficients import (
     TaskCoefficients,
     coefficient_rows,
@@ -173,7 +180,7 @@ def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
         reading.layout,
         reading.features,
         reading.covariates,
-        reading.shares,
+        reading.shares if keeps_products(form) else None,
         stats,
         None if known is None else known.kernel,
         None if known is None else known.mean,

@@ -33,11 +33,7 @@ from numpyro_spikeslab.fitting.functions import (
     update_function_plain,
     with_kernels,
 )
-from numpyro_spikeslab.fitting.modes import (
-    Tally,
-    modes_of,
-    tallies_of,
-)
+from numpyro_spikeslab.fitting.modes import Tally, modes_of, tallies_of
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,

@@ -12,6 +12,7 @@ from numpyro_spikeslab.algebra.entries import Entries, at_entries, weighted_sums
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import expectation
 from numpyro_spikeslab.algebra.task_sweeps import masked_task_sweep, task_sweep
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.view import View
 
 # Gram matrices of all tasks are kept up to so many numbers; beyond, tiles of tasks make them anew.
@@ -42,6 +43,12 @@ def keeps_gram(at: View, num_features: int) -> bool:
     """Whether tasks share a Gram matrix, or theirs are few numbers."""
     number = at.relative.shape[1]
     return number == 1 or number * num_features**2 <= GRAM_LIMIT
+
+
+def keeps_products(form: Form) -> bool:
+    """Whether tasks whose coefficients are integrated out share the other products of the features,
+    or theirs are few numbers."""
+    return form.complete or form.size * form.num_features <= GRAM_LIMIT
 
 
 def gram(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"]) -> Gram:

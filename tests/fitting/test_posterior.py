@@ -9,13 +9,8 @@ from task_problems import dense_moments, observations, slope, small
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.fitting.modes import (
-    with_modes,
-)
-from numpyro_spikeslab.fitting.posterior import (
-    squares_of,
-    with_roles,
-)
+from numpyro_spikeslab.fitting.modes import with_modes
+from numpyro_spikeslab.fitting.posterior import squares_of, with_roles
 from numpyro_spikeslab.kernel_priors import length_scale_prior
 
 pytestmark = pytest.mark.usefixtures("x64")
