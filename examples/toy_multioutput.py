@@ -75,17 +75,20 @@ def training_data(toy: MultiOutput) -> np.ndarray:
     return np.where(toy.observed, toy.Y, np.nan)
 
 
-def mtmkl(**options: Any) -> Callable[..., Any]:
-    """The multi-task model, by default with one inclusion probability for all functions."""
-    return nss.models.mtmkl([kernels.ExpSquared(1.0)] * NUM_FUNCTIONS, **options)
+def mtmkl(shared_inclusion: bool = True) -> Callable[..., Any]:
+    """The multi-task model, with one inclusion probability for all functions or one for each."""
+    every = [kernels.ExpSquared(1.0)] * NUM_FUNCTIONS
+    return nss.models.mtmkl(every, shared_inclusion=shared_inclusion)
 
 
-def fit_mtmkl(toy: MultiOutput, seed: int = 0, **options: Any) -> Fit:
+def fit_mtmkl(
+    toy: MultiOutput, seed: int = 0, shared_inclusion: bool = True, **settings: Any
+) -> Fit:
     """The multi-task model by coordinate ascent."""
     begin = time.perf_counter()
-    model = mtmkl(**options)
+    model = mtmkl(shared_inclusion)
     guide = nss.PairedGuide(model)
-    svi = nss.CAVI(model, guide)
+    svi = nss.CAVI(model, guide, **settings)
     data = (toy.X, training_data(toy))
     result = svi.run(random.key(seed), NUM_STEPS, *data, progress_bar=False)
     mean, variance = guide.predict(result.params, *data, noise=True)
