@@ -254,9 +254,7 @@ class PairedGuide(FunctionGuide):
             )
         reading = self._read(args, kwargs)
         columns = columns_of(reading.form, site)
-        # a fresh guide does not know the shapes of its slopes
-        self.set_up(args, kwargs)
-        effects = self._effects(reading, params)
+        effects = self._effects(reading, params, args, kwargs)
         sets = sets_of(effects, columns, coverage, min_correlation)
         return table_of(sets, labels_of(reading.form))
 
@@ -270,11 +268,14 @@ class PairedGuide(FunctionGuide):
         alone = self.blocks is None and reading.form.groups is None
         if reading.form.kind != COLUMNS or not alone:
             return {}
-        self.set_up(args, kwargs)
-        effects = self._effects(reading, params)
+        effects = self._effects(reading, params, args, kwargs)
         return shares_of(sets_of(effects, columns_of(reading.form, None)), reading.form)
 
-    def _effects(self, reading: Reading, params: dict[str, Any]) -> Effects:
+    def _effects(
+        self, reading: Reading, params: dict[str, Any], args: tuple, kwargs: dict[str, Any]
+    ) -> Effects:
+        # a fresh guide does not know the shapes of its slopes
+        self.set_up(args, kwargs)
         for pair in reading.form.pairs:
             check_params(params, self._factors.shapes(pair))
         return effects_of(reading, self.pack(reading, params))

@@ -41,14 +41,16 @@ class Gram(NamedTuple):
 
 def keeps_gram(at: View, num_features: int) -> bool:
     """Whether tasks share a Gram matrix, or theirs are few numbers."""
-    number = at.relative.shape[1]
-    return number == 1 or number * num_features**2 <= GRAM_LIMIT
+    return _are_few(at.relative.shape[1], num_features)
 
 
 def keeps_products(form: Form) -> bool:
-    """Whether tasks whose coefficients are integrated out share the other products of the features,
-    or theirs are few numbers."""
-    return form.complete or form.size * form.num_features <= GRAM_LIMIT
+    """The same of what is left of their Gram matrices without the coefficients of each."""
+    return _are_few(1 if form.complete else form.num_tasks, form.num_features)
+
+
+def _are_few(number: int, num_features: int) -> bool:
+    return number == 1 or number * num_features**2 <= GRAM_LIMIT
 
 
 def gram(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"]) -> Gram:
