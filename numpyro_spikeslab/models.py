@@ -20,6 +20,7 @@ import numpyro.distributions as dist
 from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.primitives import sample_functions, spike_slab
+from numpyro_spikeslab.reading.program import fetched
 
 __all__ = ["factor_analysis", "mtmkl", "probabilistic_pca", "sparse_regression"]
 
@@ -336,7 +337,7 @@ def _entries_of(Y: Any, mask: Any) -> _Entries | None:
                 "`Y.update_layout(n_batch=0, n_dense=0)` make one."
             )
         # numpy's, for within a trace JAX's own would not be known
-        places = np.asarray(Y.indices) if not_jax_tracer(Y.indices) else Y.indices
+        places = fetched(Y.indices) if not_jax_tracer(Y.indices) else Y.indices
         entries = _Entries(places[:, 0], places[:, 1], Y.data)
     else:
         _check_format(Y)

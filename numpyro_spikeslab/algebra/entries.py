@@ -8,13 +8,15 @@ matrices of a block of owners.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 import numpy as np
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 CHUNK = 32
 """Entries of a chunk, at most, and not many more than owners have; the last one is filled up."""
@@ -49,70 +51,86 @@ class Layout(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The entries of each owner.
+    """The entries of each owner, in tiles of chunks.
+
+    Owners are dealt to the devices in turn, and those of a device are in blocks of as many.
 
     - **entries** - numbers of the observations, L where a chunk has no more.
     - **others** - the column of each in its row, or the row in its column.
-    - **owners** - whose a chunk is; beyond the last owner for the chunks at the end.
-    - **first** - first chunk of each block of owners, and the end.
-    - **tile** - as many numbers as chunks are read at once.
+    - **owners** - whose a chunk is, as places in the block; beyond the block where it is nobody's.
+    - **first** - first tile of each block, and the end.
     """
 
-    entries: Int[Array, "K chunk"]
-    others: Int[Array, "K chunk"]
-    owners: Int[Array, " K"]
+    entries: Int[Array, "T devices tile chunk"]
+    others: Int[Array, "T devices tile chunk"]
+    owners: Int[Array, "T devices tile"]
     first: Int[Array, " blocks+1"]
-    tile: Int[Array, " tile"]
 
 
-def layout_of(where: Entries, shape: tuple[int, int], num_features: int) -> Layout:
+def layout_of(
+    where: Entries, shape: tuple[int, int], num_features: int, mesh: Mesh | None = None
+) -> Layout:
     """How the entries of a table of N rows and Q columns are laid out.
 
     :param num_features: M, which tells how many rows or columns a block may have.
+    :param mesh: of the devices that share them, `None` for one.
     """
     rows, columns = (np.asarray(x) for x in where)
     N, Q = shape
-    return Layout(
+    devices = 1 if mesh is None else mesh.size
+    layout = Layout(
         Entries(jnp.asarray(rows), jnp.asarray(columns)),
-        side_of(rows, columns, N, num_features),
-        side_of(columns, rows, Q, num_features),
+        side_of(rows, columns, N, num_features, devices),
+        side_of(columns, rows, Q, num_features, devices),
     )
+    if mesh is None:
+        return layout
+
+    def place(x):
+        shared = PartitionSpec(None, mesh.axis_names) if x.ndim > 1 else PartitionSpec()
+        return jax.device_put(np.asarray(x), NamedSharding(mesh, shared))
+
+    return jax.tree.map(place, layout)
 
 
 def side_of(
-    owners: Int[np.ndarray, " L"], others: Int[np.ndarray, " L"], number: int, num_features: int
+    owners: Int[np.ndarray, " L"],
+    others: Int[np.ndarray, " L"],
+    number: int,
+    num_features: int,
+    devices: int = 1,
 ) -> Side:
     """Entries by their owners.
 
     :param number: of owners.
     """
-    size = max(len(owners), 1)
-    counts = np.bincount(owners, minlength=number)
-    mean = len(owners) / max(int(np.sum(counts > 0)), 1)
-    chunk = min(CHUNK, 2 ** round(np.log2(max(mean, 1))))
-    chunks = -(-counts // chunk)
-    first = np.concatenate([[0], np.cumsum(chunks)])
-    # a tile that begins with the last chunk must not end beyond the array
-    tile = np.arange(min(TILE, max(first[-1], 1)))
-    K = first[-1] + len(tile)
-    order = np.argsort(owners, kind="stable")
-    mine = owners[order]
-    place = np.arange(len(owners)) - (np.cumsum(counts) - counts)[mine]
-    entries = np.full((K, chunk), len(owners), np.int32)
-    entries[first[mine] + place // chunk, place % chunk] = order
-    of_chunk = np.full(K, number, np.int32)
-    of_chunk[: first[-1]] = np.repeat(np.arange(number), chunks)
-    blocks = -(-number * num_features**2 // BLOCK_NUMBERS)
-    block_size = -(-number // blocks)
-    starts = np.minimum(np.arange(-(-number // block_size) + 1) * block_size, number)
-    at = np.append(others, 0)[np.minimum(entries, size)] if len(owners) else entries
-    return Side(
-        jnp.asarray(entries),
-        jnp.asarray(at.astype(np.int32)),
-        jnp.asarray(of_chunk),
-        jnp.asarray(first[starts].astype(np.int32)),
-        jnp.asarray(tile),
-    )
+    L, each = len(owners), -(-number // devices)
+    size = -(-each // -(-each * num_features**2 // BLOCK_NUMBERS))
+    blocks = -(-each // size)
+    place, device = np.divmod(owners, devices)
+    part = device * blocks + place // size
+    # the entries of an owner one after the other, and its chunks, and those of a part
+    order = np.lexsort((place, part))
+    part, place, others = part[order], place[order], others[order]
+    new_owner = np.append(True, (np.diff(part) != 0) | (np.diff(place) != 0))[:L]
+    counts = np.diff(np.append(np.flatnonzero(new_owner), L))
+    chunk = min(CHUNK, 2 ** round(np.log2(max(np.mean(counts), 1)))) if L else 1
+    k = np.arange(L) - np.repeat(np.cumsum(counts) - counts, counts)
+    number_of_chunk = np.cumsum(k % chunk == 0) - 1
+    of_part = np.bincount(part[k % chunk == 0], minlength=devices * blocks)
+    before = np.cumsum(of_part) - of_part
+    tile = min(TILE, max(int(np.max(of_part)), 1))
+    # tiles begin with a part, on all devices at once
+    tiles = -(-of_part.reshape(devices, blocks) // tile)
+    first = np.append(0, np.cumsum(np.max(tiles, axis=0)))
+    t, c = np.divmod(number_of_chunk - before[part], tile)
+    t, d = first[part % blocks] + t, part // blocks
+    shape = first[-1], devices, tile
+    entries, found = np.full((*shape, chunk), L, np.int32), np.zeros((*shape, chunk), np.int32)
+    entries[t, d, c, k % chunk], found[t, d, c, k % chunk] = order, others
+    whose = np.full(shape, size, np.int32)
+    whose[t, d, c] = place % size
+    return Side(*map(jnp.asarray, (entries, found, whose, first.astype(np.int32))))
 
 
 class Sums(NamedTuple):
@@ -138,56 +156,69 @@ def block_sums(
     Y: Float[Array, " L"],
     relative: Float[Array, " L"],
 ) -> Sums:
-    """The sums of block ``k``.
+    """The sums of block ``k`` of every device.
 
+    :param block_size: owners of all of them.
     :param features: of the others, their means and variances, and the factors of the weights of
         their entries.
     :param Y: the observations.
     :param relative: their weights.
     """
     mean, var, factor = features
-    B, M, size = block_size, mean.shape[1], len(side.tile)
+    M, devices = mean.shape[1], side.owners.shape[1]
     Y, relative = jnp.append(Y, 0), jnp.append(relative, 0)
-    first, last = side.first[k], side.first[k + 1]
+
+    @jax.vmap
+    def added(own, total, x):
+        return total.at[own].add(x, mode="drop", indices_are_sorted=True)
 
     def add(t, sums):
-        cut = (
-            jax.lax.dynamic_slice_in_dim(x, first + t * size, size)
-            for x in (side.entries, side.others, side.owners)
-        )
-        entries, others, owners = cut
+        entries, others = side.entries[t], side.others[t]
         y, z, F = Y[entries], relative[entries] * factor[others], mean[others]
         new = Sums(
-            jnp.einsum("tcm,tck->tmk", F * z[..., None], F),
-            jnp.einsum("tcm,tc->tm", var[others], z),
-            jnp.einsum("tcm,tc->tm", F, z * y),
-            jnp.sum(z * y**2, axis=1),
+            jnp.einsum("dtcm,dtck->dtmk", F * z[..., None], F),
+            jnp.einsum("dtcm,dtc->dtm", var[others], z),
+            jnp.einsum("dtcm,dtc->dtm", F, z * y),
+            jnp.sum(z * y**2, axis=2),
         )
-        # chunks of the next block, which the last tile reads, are dropped
-        own = owners - k * B
-        return jax.tree.map(
-            lambda total, x: total.at[own].add(x, mode="drop", indices_are_sorted=True), sums, new
-        )
+        return jax.tree.map(partial(added, side.owners[t]), sums, new)
 
     shapes = (M, M), (var.shape[1],), (M,), ()
-    zeros = (jnp.zeros((B, *shape), Y.dtype) for shape in shapes)
-    return jax.lax.fori_loop(0, -(-(last - first) // size), add, Sums(*zeros))
+    zeros = (jnp.zeros((devices, block_size // devices, *shape), Y.dtype) for shape in shapes)
+    sums = jax.lax.fori_loop(side.first[k], side.first[k + 1], add, Sums(*zeros))
+    return jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), sums)
 
 
 def over_blocks(side: Side, number: int, of: Callable[[Any, Any, int], Any]) -> Any:
-    """``of`` each block of owners, joined.
+    """``of`` each block of owners, joined, on every device.
 
-    :param of: takes the number of the block, its owners and how many they are. Beyond the last
-        owner they are the last again, of which nothing is kept.
+    :param of: takes the number of the block, its owners of all devices and how many they are.
+        Beyond the last owner they are the last again, of which nothing is kept.
     """
-    num_blocks = len(side.first) - 1
-    size = -(-number // num_blocks)
+    blocks, devices = len(side.first) - 1, side.owners.shape[1]
+    each = -(-number // devices)
+    size = -(-each // blocks)
 
     def block(k):
-        return of(k, jnp.minimum(k * size + np.arange(size), number - 1), size)
+        place = k * size + np.arange(size)
+        owners = jnp.minimum(place * devices + np.arange(devices)[:, None], number - 1)
+        return of(k, jnp.ravel(owners), devices * size)
 
-    found = jax.lax.map(block, jnp.arange(num_blocks))
-    return jax.tree.map(lambda x: x.reshape(num_blocks * size, *x.shape[2:])[:number], found)
+    def joined(x):
+        own = jnp.moveaxis(x.reshape(blocks, devices, size, *x.shape[2:]), 1, 0)
+        every = jnp.moveaxis(_everywhere(own), 0, 2)
+        return jax.lax.collapse(every, 0, 3)[:number]
+
+    return jax.tree.map(joined, jax.lax.map(block, jnp.arange(blocks)))
+
+
+def _everywhere(own: Shaped[Array, "devices *K"]) -> Shaped[Array, "devices *K"]:
+    """What each device has for all of them: a sum over devices, their one exchange."""
+    devices = len(own)
+    if devices == 1:
+        return own
+    mine = np.eye(devices, dtype=bool).reshape(devices, devices, *(1,) * (own.ndim - 1))
+    return jnp.sum(jnp.where(mine, own[:, None], 0), axis=0)
 
 
 def weighted_sums(

@@ -408,15 +408,17 @@ def checked_params(
         raise ValueError(
             f"CAVI: init_params has unknown names {unknown}; the parameters are {sorted(params)}."
         )
+    found = {}
     for name, value in init_params.items():
         if jnp.shape(value) != jnp.shape(params[name]):
             raise ValueError(
                 f"CAVI: init_params[{name!r}] has shape {jnp.shape(value)}, expected "
                 f"{jnp.shape(params[name])}."
             )
-        if are_concrete(value) and not np.all(supports[name](jnp.asarray(value))):
+        found[name] = jnp.asarray(value, params[name].dtype)
+        if are_concrete(value) and not np.all(supports[name](found[name])):
             raise ValueError(
                 f"CAVI: init_params[{name!r}] has values that are not finite or not in the support "
                 f"of the parameter, {supports[name]}."
             )
-    return {name: jnp.asarray(x, params[name].dtype) for name, x in init_params.items()}
+    return found

@@ -41,7 +41,9 @@ from numpyro_spikeslab.reading.program import (
     are_concrete,
     fetched,
     keep_constants,
+    mesh_of,
     on_device,
+    on_every_device,
     outside_transformations,
     same_constants,
     seen_anew,
@@ -321,9 +323,12 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
     else:
         found = only_known(found, forms, generic, subject, more, along)
     form = settle(forms, found, concrete)
-    layout = None
+    layout, constants = None, subject.constants
     if form.kind == ENTRIES and places is not None:
-        layout = layout_of(fetched(places.where), form.table, form.num_features)
+        # any entry may be asked for by any device; their places, of which there is more, are shared
+        mesh = mesh_of(constants) if concrete else None
+        constants = on_every_device(constants, mesh)
+        layout = layout_of(fetched(places.where), form.table, form.num_features, mesh)
         every_index = _by_column(forms[0], places, every_index)
     plays = zip(forms[0].every_role, every_index, found.plays, strict=True)
     indices = {role.site: index for role, index, played in plays if played}
@@ -338,7 +343,7 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
     reading = Reading(
         form,
         subject.program,
-        subject.constants,
+        constants,
         {
             role.site: _index(indices[role.site], jnp.size(values[role.site]))
             for role in form.every_role

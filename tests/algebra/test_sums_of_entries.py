@@ -14,6 +14,7 @@ from numpyro_spikeslab.algebra.entries import (
     block_sums,
     layout_of,
     over_blocks,
+    side_of,
     weighted_sums,
 )
 
@@ -39,8 +40,9 @@ def table(seed: int = 0):
     return rows, columns, rng
 
 
+@pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize("side", ["by_rows", "by_columns"])
-def test_sums_over_the_entries_of_rows_and_columns_are_those_of_the_table(cut, side):
+def test_sums_over_the_entries_of_rows_and_columns_are_those_of_the_table(cut, side, devices):
     rows, columns, rng = table()
     number, others = (N, Q) if side == "by_rows" else (Q, N)
     Y, z = rng.normal(size=len(rows)), rng.uniform(0.5, 2, len(rows))
@@ -52,7 +54,8 @@ def test_sums_over_the_entries_of_rows_and_columns_are_those_of_the_table(cut, s
         full, weighed = full.T, weighed.T
     weighed = weighed * factor
 
-    own = getattr(layout_of(Entries(rows, columns), (N, Q), M), side)
+    places = (rows, columns) if side == "by_rows" else (columns, rows)
+    own = side_of(*places, number, M, devices)
     features = tuple(map(jnp.asarray, (mean, var, factor)))
 
     def block(k, _, size):
@@ -83,9 +86,10 @@ def test_moments_at_entries_are_those_of_products_of_independent_numbers(x64):
 def test_blocks_hold_all_owners_whatever_their_number(monkeypatch):
     monkeypatch.setattr(entries, "BLOCK_NUMBERS", 50)
     for number in range(1, 60):
-        own = entries.side_of(np.zeros(1, int), np.zeros(1, int), number, 3)
-        found = over_blocks(own, number, lambda k, owners, size: owners)
-        np.testing.assert_array_equal(found, np.arange(number))
+        for devices in (1, 2, 3):
+            own = side_of(np.zeros(1, int), np.zeros(1, int), number, 3, devices)
+            found = over_blocks(own, number, lambda k, owners, size: owners)
+            np.testing.assert_array_equal(found, np.arange(number))
 
 
 def test_the_sums_of_a_block_need_no_more_memory_than_a_tile_and_the_block(x64):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data that are sharded over tasks, on devices of one process and of two."""
+"""Data that are sharded over tasks or ratings, on devices of one process and of two."""
 
 from pathlib import Path
 import socket
@@ -30,4 +30,4 @@ def test_devices_give_the_fit_of_one(processes):
     for process in started:
         output = process.communicate(timeout=400)[0]
         assert process.returncode == 0, output
-        assert output.count("e-") == 4, output
+        assert output.count("e-") == 6, output
