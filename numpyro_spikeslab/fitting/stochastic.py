@@ -96,24 +96,27 @@ class Stream(NamedTuple):
 
         :return: what is known then, and the negative bound, estimated for all tasks.
         """
-        return self._step(task, known, self._rho(int(known.step)))
+        return self._step(task, known, self._rho(known.step))
 
     def evaluate(self, task: Task, known: Known) -> Any:
         """The negative bound, estimated for all tasks from the weights of a batch."""
         return self._step(task, known, 0.0)[1]
 
-    def _step(self, task: Task, known: Known, rho: float) -> tuple[Known, Any]:
+    def _step(self, task: Task, known: Known, rho: Any) -> tuple[Known, Any]:
         spec, local = task.spec, self.check(task)
         known = known._replace(posterior=_resized(task, local, known.posterior))
         rate = Rate(rho, self.num_tasks / spec.form.num_tasks)
         return advance(spec, local, task.data, known, rate)
 
-    def _rho(self, step: int) -> float:
+    def _rho(self, step: Any) -> Any:
         """The learning rate of a step.
 
-        :raises ValueError: if it is outside [0, 1].
+        :raises ValueError: if it is outside [0, 1]; within a transformation, which cannot say so,
+            it is cut there.
         """
-        rho = float(self.learning_rate(step))
+        if not are_concrete(step):
+            return jnp.clip(self.learning_rate(step), 0, 1)
+        rho = float(self.learning_rate(int(step)))
         if not 0 <= rho <= 1:
             raise ValueError(
                 f"CAVI: learning_rate must be in [0, 1], got {rho} at step {step}. A usual one is "
@@ -126,7 +129,7 @@ class Stream(NamedTuple):
 
         :raises ValueError: if there can be no stochastic steps on this batch.
         """
-        form, data = task.spec.form, task.data
+        form = task.spec.form
         if form.kind != FUNCTIONS:
             raise ValueError(
                 f"CAVI: num_tasks asks for steps on batches of tasks that share latent functions, "
@@ -144,11 +147,6 @@ class Stream(NamedTuple):
             raise ValueError(
                 f"CAVI: a batch must have between 2 and num_tasks={self.num_tasks} tasks, got "
                 f"{form.num_tasks}. num_tasks is the number of all tasks, not of a batch."
-            )
-        if not are_concrete(data):
-            raise ValueError(
-                "CAVI: steps on batches cannot stand under a transformation such as jit or vmap, "
-                "for each batch is read before it. Call update outside of it."
             )
         return local_sites(task.reading)
 
@@ -210,7 +208,7 @@ def _resized(task: Task, local: tuple[str, ...], posterior: Posterior) -> Poster
     for site, value in values.items():
         like = task.reading.generic[site]
         if site in local:
-            values[site] = np.full(np.shape(like), np.mean(value), like.dtype)
+            values[site] = jnp.full(jnp.shape(like), jnp.mean(value), like.dtype)
         elif np.shape(value) != np.shape(like):
             raise ValueError(
                 f"CAVI: {site!r} has shape {np.shape(like)} in a batch and {np.shape(value)} in "

@@ -384,8 +384,25 @@ def test_batches_of_other_points_are_refused():
         svi.update(state, X[:5], BATCHES[0][:5])
 
 
-def test_steps_within_a_transformation_are_refused():
-    svi = cavi(num_tasks=Q)
-    state = svi.init(KEY, X, BATCHES[0])
-    with pytest.raises(ValueError, match=r"under a transformation.*outside of it"):
-        jax.jit(lambda Y: svi.update(state, X, Y)[1])(jnp.asarray(BATCHES[1]))
+@pytest.mark.parametrize("gaps", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_compiled_loops_carry_a_state(gaps):
+    svi = cavi(num_tasks=Q, shared_noise=False)
+    batches = jnp.stack([with_gaps(Y) if gaps else Y for Y in BATCHES])
+    start = state = svi.init(KEY, X, batches[0])
+    losses = []
+    for Y in batches:
+        state, loss = svi.update(state, X, Y)
+        losses.append(loss)
+    looped, found = jax.lax.scan(lambda state, Y: svi.update(state, X, Y), start, batches)
+    np.testing.assert_allclose(found, losses, rtol=1e-9)
+    close(looped.optim_state[1:3], state.optim_state[1:3])
+    _, once = jax.jit(svi.update)(start, X, batches[0])
+    np.testing.assert_allclose(once, losses[0], rtol=1e-9)
+
+
+def test_rates_in_a_compiled_loop_stay_in_the_interval():
+    high, one = (cavi(num_tasks=Q, learning_rate=lambda _, r=r: r) for r in (3.0, 1.0))
+    state = one.init(KEY, X, BATCHES[0])
+    expected = one.update(state, X, BATCHES[1])[1]
+    found = jax.jit(high.update)(state, X, jnp.asarray(BATCHES[1]))[1]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
