@@ -322,7 +322,7 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
         check_verdict(subject, forms[0], found)
     else:
         found = only_known(found, forms, generic, subject, more, along)
-    form = settle(forms, found, concrete)
+    form = settle(forms, found)
     layout, constants = None, subject.constants
     if form.kind == ENTRIES and places is not None:
         # any entry may be asked for by any device; their places, of which there is more, are shared

@@ -22,7 +22,7 @@ from numpyro_spikeslab.reading.form import (
 from numpyro_spikeslab.reading.probe import Directions, Verdict, find_verdict
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
 from numpyro_spikeslab.reading.proof import Proof
-from numpyro_spikeslab.reading.provenance import provenance
+from numpyro_spikeslab.reading.provenance import STEP, provenance, union
 from numpyro_spikeslab.reading.subject import Subject
 
 
@@ -128,7 +128,7 @@ def _axis(subject: Subject, proof: Proof, name: str) -> int | None:
     return alike[0] if axis is None and len(alike) == 1 else axis
 
 
-def settle(forms: tuple[Form, ...], found: Verdict, concrete: bool) -> Form:
+def settle(forms: tuple[Form, ...], found: Verdict) -> Form:
     """The form that the probe confirms."""
     roles = zip(forms[0].every_role, found.plays, strict=True)
     played = [role for role, plays in roles if plays]
@@ -149,7 +149,7 @@ def settle(forms: tuple[Form, ...], found: Verdict, concrete: bool) -> Form:
                 form = replace(
                     form, of_tasks=(), coefficients=first.coefficients, links=first.links
                 )
-            return replace(with_roles(form), complete=form.complete and bool(alike) and concrete)
+            return replace(with_roles(form), complete=form.complete and bool(alike))
     sources = tuple(
         next((source for source, match in matches.items() if match), None)
         for matches in found.matches
@@ -187,10 +187,41 @@ def only_known(
     def known(what, *sources):
         return jax.tree.map(lambda x, *names: x and not any(names), what, *sources)
 
+    if not _is_analytic(subject, forms[0].likelihood):
+        found = found._replace(
+            layouts=known(found.layouts, unknown.layouts),
+            of_tasks=known(found.of_tasks, unknown.of_tasks),
+        )
     return found._replace(
         plays=known(found.plays, unknown.plays, unknown.indices),
-        layouts=known(found.layouts, unknown.layouts),
-        of_tasks=known(found.of_tasks, unknown.of_tasks),
+        alike=known(found.alike, unknown.alike),
         noise_of_tasks=known(found.noise_of_tasks, unknown.noise_of_tasks),
         matches=known(found.matches, unknown.matches),
+    )
+
+
+def _is_analytic(subject: Subject, likelihood: str) -> bool:
+    """Whether the location is an analytic function of the traced data: then an identity that holds
+    at arbitrary values of them holds at all."""
+    given = stand_ins(subject.constants)
+    parts: dict[str, dict[int, Any]] = {"numbers": {}, "indices": {}}
+    for k, (constant, stand_in) in enumerate(zip(subject.constants, given, strict=True)):
+        if not are_concrete(constant):
+            inexact = jnp.issubdtype(constant.dtype, jnp.inexact)
+            parts["numbers" if inexact else "indices"][k] = stand_in
+
+    def location(numbers, indices, **inputs):
+        data = numbers | indices
+        constants = tuple(data.get(k, x) for k, x in enumerate(given))
+        return subject._replace(constants=constants).run(inputs).observed[likelihood].loc
+
+    def slope(numbers, **others):
+        return jax.jvp(lambda x: location(x, **others), (numbers,), (numbers,))[1]
+
+    # of a kink the derivative has a step; what has steps may have no derivative at all
+    return all(
+        union(provenance(of, **parts, **subject.inputs())).isdisjoint(
+            ["indices", f"{STEP}indices", f"{STEP}numbers"]
+        )
+        for of in (location, slope)
     )

@@ -98,6 +98,20 @@ class BlockKernel(MCMCKernel):
         :param values: those of the sites that other blocks hold.
         """
 
+    @abstractmethod
+    def _drawable(self, reading: Reading, values: dict[str, Any]) -> frozenset[str]:
+        """Names of the sites that the kernel can draw, of a model as it was read."""
+
+    def _check_drawable(self, reading: Reading, values: dict[str, Any], z: dict[str, Any]) -> None:
+        """What :meth:`init` has found in data that it saw must be known of data that are traced."""
+        if unknown := sorted(z.keys() - self._drawable(reading, values)):
+            raise ValueError(
+                f"{self._user}: the data are traced, as with `jit_model_args=True` or within jit "
+                f"and vmap, and without their values it is not known what the sites {unknown} do. "
+                "Leave out `jit_model_args`, or bind the arrays that say so, such as features, "
+                "indices and masks, to the model: `functools.partial(model, X)`."
+            )
+
     def _latent_shapes(
         self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]
     ) -> dict[str, tuple[int, ...]]:

@@ -160,7 +160,7 @@ class LatentGibbs(BlockKernel):
         own = self._latent_shapes(args, kwargs, values)
         form = reading.form
         (pair,) = form.pairs
-        known = {form.functions, *form.kernels, pair.spike, pair.slab, *reading.indices}
+        known = self._drawable(reading, values)
         unknown = [name for name in own if name not in known]
         if unknown:
             kept = [name for name in own if name in known]
@@ -185,6 +185,13 @@ class LatentGibbs(BlockKernel):
                 "accelerate=0."
             )
         return own
+
+    def _drawable(self, reading: Reading, values: dict[str, Any]) -> frozenset[str]:
+        form = reading.form
+        (pair,) = form.pairs
+        return frozenset(
+            [str(form.functions), *form.kernels, pair.spike, pair.slab, *reading.indices]
+        )
 
     def _read_functions(self, args: tuple, kwargs: dict[str, Any]) -> Reading:
         # the weights are a pair of this reading, whoever draws them
@@ -222,6 +229,7 @@ class LatentGibbs(BlockKernel):
     def _sample_one(self, state, model_args, model_kwargs):
         args, kwargs, values = self._split(model_args, model_kwargs)
         reading = self._read_functions(args, kwargs)
+        self._check_drawable(reading, values, state.z)
         rng_key, key_weights, key_recruit, key_functions, key_numbers = random.split(
             state.rng_key, 5
         )

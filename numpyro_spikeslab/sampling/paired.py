@@ -123,7 +123,7 @@ class PairedGibbs(BlockKernel):
         )
         if all(name in values for name in latents(form)):
             return own
-        free, known = self._latent_shapes(args, kwargs, values), drawable(reading, values)
+        free, known = self._latent_shapes(args, kwargs, values), self._drawable(reading, values)
         own |= {name: shape for name, shape in free.items() if name in known}
         if unknown := [name for name in free if name not in own]:
             # latent functions, which have no generic values, are continuous
@@ -139,6 +139,10 @@ class PairedGibbs(BlockKernel):
                 f"blocks: Gibbs([{', '.join(blocks)}])."
             )
         return own
+
+    def _drawable(self, reading: Reading, values: dict[str, Any]) -> frozenset[str]:
+        pairs = (name for pair in reading.form.pairs for name in pair.shapes)
+        return drawable(reading, values) | {*pairs}
 
     def _prior(
         self,
@@ -173,6 +177,7 @@ class PairedGibbs(BlockKernel):
         args, kwargs, values = self._split(model_args, model_kwargs)
         rng_key, key, key_beside = random.split(state.rng_key, 3)
         reading = self._read(args, kwargs, values)
+        self._check_drawable(reading, values, state.z)
         pairs, inclusion = draw_pairs(key, reading, values | state.z, state.z, self._collapsed)
         z = state.z | pairs
         z |= draw_beside(key_beside, reading, values, z)

@@ -801,3 +801,53 @@ def test_traced_data_leave_what_is_known():
     functions = traced_form(functions_and_weights, 1.0)
     assert functions.kind == COLUMNS
     assert traced_form(lambda offset: functions_and_weights(), 1.0).kind == FUNCTIONS
+
+
+def tasks(phi, bend=lambda phi: 0.0, observed=True):
+    """Three tasks; the features of the last have what ``bend`` makes of those of all."""
+    with numpyro.plate("task", 3, dim=-2), numpyro.plate("feature", P):
+        W = nss.spike_slab("W", 0.25)
+    with numpyro.plate("column", 3, dim=-1):
+        s = numpyro.sample("s", dist.HalfNormal())
+    location = phi @ W.T + jnp.array([0.0, 0.0, 1.0]) * (bend(phi) @ W[2])[:, None]
+    with numpyro.plate("obs", N, dim=-2), numpyro.plate("column", 3, dim=-1):
+        Y = jnp.ones((N, 3))
+        numpyro.sample("y", dist.Normal(location, s).mask(observed), obs=Y)
+
+
+def nothing(phi):
+    return jnp.zeros_like(phi)
+
+
+def test_features_that_are_traced_are_shared_by_tasks():
+    form = traced_form(lambda phi: tasks(phi, nothing), X)
+    assert (form.kind, form.complete) == (SHARED, True)
+    assert form.roles == (Role("s", "noise"),)
+    observed = np.ones((N, 3), bool)
+    form = traced_form(lambda phi, observed: tasks(phi, nothing, observed), X, observed)
+    assert (form.kind, form.complete) == (SHARED, False)
+
+
+KINKS = {
+    "maximum": lambda phi: jnp.maximum(phi - 100.0, 0.0),
+    "absolute value": lambda phi: jnp.abs(phi + 100.0) - (phi + 100.0),
+    "comparison": lambda phi: jnp.where(phi > 100.0, phi, 0.0),
+    "step": lambda phi: jnp.floor(phi / 100.0),
+    "largest": lambda phi: phi * (jnp.max(phi) > 100.0),
+    "clip": lambda phi: jnp.clip(phi, 100.0, 200.0) - 100.0,
+    "own derivative": lambda phi: jax.nn.relu(phi - 100.0),
+    "sorted": lambda phi: jnp.sort(phi, axis=0) * 0.0,
+}
+
+
+@pytest.mark.parametrize("bend", KINKS.values(), ids=KINKS)
+def test_what_traced_features_may_do_elsewhere_is_not_taken_for_granted(bend):
+    """For small features these are the shared ones, for large ones they are not."""
+    assert traced_form(lambda phi: tasks(phi, bend), X).kind == COLUMNS
+
+
+def test_traced_indices_of_features_say_nothing():
+    def model(rows):
+        tasks(jnp.asarray(X), lambda phi: phi[rows] * 0.0)
+
+    assert traced_form(model, np.arange(N)).kind == COLUMNS

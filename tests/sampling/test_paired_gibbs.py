@@ -313,6 +313,40 @@ def test_arviz_labels_the_draws():
     assert posterior.sizes["chain"] == 2 and posterior.sizes["draw"] == 6000
 
 
+# Traced data
+
+
+def short(model, *args, **options):
+    kernel = nss.PairedGibbs(model)
+    mcmc = MCMC(kernel, num_warmup=20, num_samples=20, progress_bar=False, **options)
+    mcmc.run(KEY, *args)
+    return mcmc.get_samples()
+
+
+def test_chains_of_traced_data_are_those_of_the_data(x64):
+    case = truth.shared_features_case()
+    found = short(case.model, *case.args, jit_model_args=True)
+    for name, draws in short(case.model, *case.args).items():
+        np.testing.assert_allclose(found[name], draws, rtol=1e-8, err_msg=name)
+    assert np.all(np.std(found["sigma"], axis=0) > 0)
+
+
+def test_sites_that_traced_data_decide_are_refused():
+    case = truth.fixed_case()
+
+    def model(X, group, y=None):
+        with numpyro.plate("group", 2):
+            inclusion = numpyro.sample("inclusion", dist.Beta(1.0, 1.0))
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", inclusion[group])
+        numpyro.sample("y", dist.Normal(X @ w, 0.5).to_event(1), obs=y)
+
+    X, y = case.args
+    with pytest.raises(ValueError, match=r"`jit_model_args=True`.*sites \['inclusion'\] do.*partial"):
+        short(model, X, np.arange(X.shape[1]) % 2, y, jit_model_args=True)
+    assert np.std(short(model, X, np.arange(X.shape[1]) % 2, y)["inclusion"]) > 0
+
+
 # As a block
 
 
