@@ -99,8 +99,8 @@ def squares_of_rounding(spec: Spec, at: View) -> Float[Array, " Q"]:
 
 @partial(jax.jit, static_argnums=0)
 def are_rounding(spec: Spec, data: Data, values: dict[str, Any]) -> Bool[Array, " Q"]:
-    """Whether the noise of each task may be nothing but rounding, of data whose view no free site
-    can change. That of a sum of some products is a few times that of one."""
+    """Whether the noise of each task may be nothing but rounding. That of a sum of some products is
+    a few times that of one."""
     at = view_at(spec, data, values)
     return (at.count > 0) & (at.sigma2 * at.count <= 4 * squares_of_rounding(spec, at))
 

@@ -345,7 +345,7 @@ def check_end(task: Task, progress: Progress, losses: Any, given: bool) -> None:
 def check_noise(task: Task, values: dict[str, Any]) -> None:
     """Warn where noise is as small as single precision lets it be."""
     spec, data = task.spec, task.data
-    if data.view is None or not spec.form.role("noise"):
+    if not spec.form.role("noise"):
         return
     rounded = int(jnp.sum(are_rounding(spec, data, values)))
     if rounded:

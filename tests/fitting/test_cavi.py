@@ -1050,6 +1050,22 @@ def test_observations_that_are_all_zero_have_little_noise(precision):
     assert 0 < result.params["sigma_auto_loc"] < 1e-6 and np.all(np.isfinite(result.losses))
 
 
+def test_noise_that_rounding_hides_is_told_beside_an_intercept(precision):
+    def model(X, y):
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+        b = numpyro.sample("b", dist.Normal(0.0, 10.0))
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(b + X @ w, sigma), obs=y)
+
+    X = random.normal(KEY, (60, 3))
+    svi = nss.CAVI(model, nss.PairedGuide(model))
+    expected = pytest.warns(UserWarning, match="noise of 1 of 1 tasks is as small")
+    with expected if precision == "float32" else nullcontext():
+        svi.run(KEY, 150, X, 2.0 + X[:, 0], progress_bar=False)
+
+
 @pytest.mark.parametrize("num_tasks", [1, 3])
 def test_noise_that_rounding_hides_is_told(num_tasks, precision):
     rng = np.random.default_rng(0)
