@@ -195,7 +195,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.paper is not None and options.folder is not None:
         parser.error("--paper makes no picture; leave the folder out")
-    truth = photograph() if options.image is None else read(options.image)
+    try:
+        truth = photograph() if options.image is None else read(options.image)
+    except OSError as error:
+        parser.error(f"--image: {error}")
     truth = truth.mean(axis=2) if truth.ndim == 3 else truth
     rng = np.random.default_rng(options.seed)
     noisy = truth + options.noise * rng.normal(size=truth.shape)

@@ -120,7 +120,10 @@ def main() -> None:
     options = parser.parse_args()
     if not 0 < options.missing < 1:
         parser.error(f"--missing must lie between 0 and 1, got {options.missing}")
-    truth = photograph() if options.image is None else read(options.image)
+    try:
+        truth = photograph() if options.image is None else read(options.image)
+    except OSError as error:
+        parser.error(f"--image: {error}")
     if truth.ndim != 3:
         parser.error("--image must be in colour")
     observed = without(truth, options.missing, options.seed)

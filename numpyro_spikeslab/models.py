@@ -369,7 +369,7 @@ def _check_places(entries: _Entries, shape: tuple[int, int]) -> None:
     if np.any(outside):
         raise ValueError(
             f"mtmkl, factor_analysis: {np.sum(outside)} entries of Y are outside of its shape "
-            f"{shape}, the first at {(rows[outside][0], columns[outside][0])}."
+            f"{shape}, the first at {(int(rows[outside][0]), int(columns[outside][0]))}."
         )
     if twice.size:
         raise ValueError(
@@ -397,6 +397,11 @@ def _observe_table(N: int, task: Any, f: Any, noise: Any, Y: Any, mask: Any) -> 
     """The likelihood of all entries that are not missing."""
     with numpyro.plate("point", N, dim=-2), task, ExitStack() as stack:
         f = numpyro.deterministic("f", f)
+        if np.ma.isMaskedArray(Y):
+            raise ValueError(
+                "mtmkl: Y is a masked array, which JAX does not have. Give `Y.filled(np.nan)`, or "
+                "`Y.data` and `mask=~np.ma.getmaskarray(Y)`."
+            )
         if Y is not None:
             Y = jnp.reshape(jnp.asarray(Y), f.shape)
             observed = ~jnp.isnan(Y)

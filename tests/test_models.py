@@ -251,5 +251,7 @@ def test_factor_analysis_is_the_model_of_white_functions(make, shared):
 def test_factor_analysis_refuses_what_is_no_table(make):
     with pytest.raises(ValueError, match=r"Y must have shape \(N, Q\), .*got \(5,\)"):
         handlers.seed(make(2), 0)(np.ones(5))
+    with pytest.raises(ValueError, match=r"masked array.*`Y.filled\(np.nan\)`"):
+        handlers.seed(make(2), 0)(np.ma.masked_less(np.ones((5, 3)), 0.0))
     with pytest.raises(ValueError, match="at least one function"):
         make(0)

@@ -50,8 +50,14 @@ def kernel_starts(trace: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_once(guide: AutoGuide, args: tuple, kwargs: dict[str, Any]) -> None:
-    with handlers.block(), handlers.seed(rng_seed=0):
-        guide(*args, **kwargs)
+    try:
+        with handlers.block(), handlers.seed(rng_seed=0):
+            guide(*args, **kwargs)
+    except AssertionError as error:
+        raise ValueError(
+            f"{type(guide).__name__} of NumPyro cannot take the model: {error} A plate that stands "
+            "at two dims around latent sites needs two names, such as 'task' and 'task_row'."
+        ) from error
 
 
 def make_inner(outer: Any, own: dict[str, Any], hidden: frozenset[str]) -> AutoGuide:

@@ -122,8 +122,18 @@ class PairFactors:
 
 
 def declared(start: dict[str, tuple[Any, Any]]) -> list[Any]:
-    """The parameters of a guide, with these start values."""
-    return [
-        numpyro.param(name, value, constraint=constraint)
-        for name, (value, constraint) in start.items()
-    ]
+    """The parameters of a guide, with these start values.
+
+    :raises ValueError: if those that are given are of other weights.
+    """
+    values = []
+    for name, (value, constraint) in start.items():
+        found = numpyro.param(name, value, constraint=constraint)
+        if jnp.shape(found) != jnp.shape(value):
+            raise ValueError(
+                f"PairedGuide: the parameter {name!r} has shape {jnp.shape(found)}, but with these "
+                f"arguments the model asks for {jnp.shape(value)}. Give arguments with as many "
+                "weights as those of the fit."
+            )
+        values.append(found)
+    return values

@@ -361,10 +361,14 @@ def _check_prior(owner: str, sites: dict[str, Any], user: str) -> None:
         site = sites[part]
         if not is_plain(site, families):
             wanted = " or ".join(family.__name__ for family in families)
+            found = type(base_of(site["fn"])).__name__
+            remedy = f"Leave the prior to spike_slab({owner!r}, ...)."
+            if found in wanted:
+                found = f"a masked or scaled {found}"
+                remedy = "Put `handlers.mask` and `handlers.scale` around the likelihood alone."
             raise ValueError(
                 f"{user}: the pair {owner!r} is broken: the prior of '{owner}_{part}' must be "
-                f"{wanted}, neither masked nor scaled, got {type(site['fn']).__name__}. Leave the "
-                f"prior to spike_slab({owner!r}, ...)."
+                f"{wanted}, neither masked nor scaled, got {found}. {remedy}"
             )
 
 

@@ -432,7 +432,7 @@ BAD = {
     "none": (sparse([], np.zeros(0, int), np.zeros(0, int)), "has no entries"),
     "outside": (
         BCOO((jnp.ones(2), jnp.array([[0, 0], [N, 1]])), shape=(N, Q)),
-        "1 entries of Y are outside",
+        f"1 entries of Y are outside of its shape .* first at \\({N}, 1\\)",
     ),
     "batch": (BCOO.fromdense(jnp.ones((2, 3)), n_batch=1), "BCOO without batch"),
     "dense": (BCOO.fromdense(jnp.ones((2, 3)), n_dense=1), "BCOO without batch"),

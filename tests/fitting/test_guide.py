@@ -187,6 +187,39 @@ def test_another_discrete_site_is_refused(family):
         handlers.seed(GUIDES[family](model), 0)(X, Y)
 
 
+def regression(X, y=None):
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3)
+    numpyro.sample("y", dist.Normal(X @ w, 0.5).to_event(1), obs=y)
+
+
+def test_parameters_of_other_weights_are_refused():
+    X, y = np.eye(6), np.arange(6.0)
+    guide = nss.PairedGuide(regression)
+    svi = nss.CAVI(regression, guide)
+    params = svi.get_params(svi.init(random.key(0), X, y))
+    message = r"'w_auto_probs' has shape \(6,\).*asks for \(4,\).*as many weights"
+    with pytest.raises(ValueError, match=message):
+        guide.sample_posterior(random.key(0), params, X[:, :4], y)
+    with pytest.raises(ValueError, match=message):
+        Predictive(regression, guide=guide, params=params, num_samples=2)(random.key(0), X[:, :4])
+
+
+def test_a_plate_at_two_dims_is_named():
+    """NumPyro's guides take none, of whatever else is latent."""
+
+    def model(X):
+        with numpyro.plate("task", 2):
+            numpyro.sample("a", dist.Normal())
+        with numpyro.plate("task", 2, dim=-2), numpyro.plate("level", 3):
+            numpyro.sample("b", dist.Normal())
+        regression(X, np.zeros(len(X)))
+
+    message = "AutoDelta .* plate task .* needs two names"
+    with pytest.raises(ValueError, match=message):
+        nss.PairedGuide(model).set_up((np.eye(3),), {})
+
+
 def test_several_pairs():
     guide = nss.PairedGuide(two_sets)
     params = nss.CAVI(two_sets, guide).init(KEY, X, Y).optim_state[1]

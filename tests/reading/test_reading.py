@@ -387,18 +387,30 @@ def test_values_that_the_caller_traces_are_seen_to_be_set(transform, site):
 
 @EVERY_USER
 @pytest.mark.parametrize(
-    "model",
+    ("model", "got", "remedy"),
     [
-        within(lambda: handlers.mask(mask=False)),
-        within(lambda: handlers.mask(mask=np.arange(P) > 0)),
-        within(lambda: handlers.scale(scale=0.5)),
-        by_hand(SPIKE, dist.Laplace(0.0, 1.0), lambda X, w, s, v: X @ w),
-        by_hand(dist.Binomial(2, 0.25), SLAB, lambda X, w, s, v: X @ w),
+        (within(lambda: handlers.mask(mask=False)), "a masked or scaled Bern", "likelihood alone"),
+        (
+            within(lambda: handlers.mask(mask=np.arange(P) > 0)),
+            "a masked or scaled Bernoulli",
+            "around the likelihood alone",
+        ),
+        (within(lambda: handlers.scale(scale=0.5)), "masked or scaled", "likelihood alone"),
+        (
+            by_hand(SPIKE, dist.Laplace(0.0, 1.0), lambda X, w, s, v: X @ w),
+            "got Laplace",
+            "Leave the prior to",
+        ),
+        (
+            by_hand(dist.Binomial(2, 0.25), SLAB, lambda X, w, s, v: X @ w),
+            "got BinomialProbs",
+            "Leave the prior to",
+        ),
     ],
     ids=["masked", "partly masked", "scaled", "Laplace slab", "Binomial spike"],
 )
-def test_the_prior_of_a_pair_must_be_that_of_spike_slab(use, model):
-    assert_says(use, model, (X, Y), "'w' is broken", "the prior of", "Leave the prior to")
+def test_the_prior_of_a_pair_must_be_that_of_spike_slab(use, model, got, remedy):
+    assert_says(use, model, (X, Y), "'w' is broken", "the prior of", got, remedy)
 
 
 @EVERY_USER

@@ -342,7 +342,9 @@ def test_sites_that_traced_data_decide_are_refused():
         numpyro.sample("y", dist.Normal(X @ w, 0.5).to_event(1), obs=y)
 
     X, y = case.args
-    with pytest.raises(ValueError, match=r"`jit_model_args=True`.*sites \['inclusion'\] do.*partial"):
+    with pytest.raises(
+        ValueError, match=r"`jit_model_args=True`.*sites \['inclusion'\] do.*partial"
+    ):
         short(model, X, np.arange(X.shape[1]) % 2, y, jit_model_args=True)
     assert np.std(short(model, X, np.arange(X.shape[1]) % 2, y)["inclusion"]) > 0
 
