@@ -175,7 +175,8 @@ def test_kernels_run_alone_and_beside_others():
         ]
     )
     for kernel in (nss.mtmkl_kernel(model), composite):
-        mcmc = MCMC(kernel, num_warmup=300, num_samples=300, progress_bar=False)
+        # from a draw of the prior the composite has arrived after some 500 steps
+        mcmc = MCMC(kernel, num_warmup=1000, num_samples=300, progress_bar=False)
         mcmc.run(KEY, Y)
         draws = mcmc.get_samples()
         assert draws["phi"].shape == (300, M, N) and draws["f"].shape == (300, Y.nnz)
