@@ -413,7 +413,7 @@ class CAVI(SVI):
     def _posterior(self, task: Task, state: SVIState) -> Posterior:
         """The posterior of a state; what parameters leave open is computed."""
         posterior = state.optim_state[2] if len(state.optim_state) > 2 else None
-        if posterior is None:
+        if posterior is None or not posterior.is_laid_out(task.spec.form):
             posterior = self.guide.pack(task.reading, self.get_params(state))
         refuse_other_state(self.guide, posterior, task.reading)
         return posterior

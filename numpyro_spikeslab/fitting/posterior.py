@@ -86,6 +86,11 @@ class Posterior(NamedTuple):
     residual: Float[Array, " N"] | None
     slopes: dict[str, Any] = {}
 
+    def is_laid_out(self, form: Form) -> bool:
+        """Whether weights are columns or tasks as in a form. Of the same model the forms of data
+        that are traced and of data that are seen may be others; the parameters have none."""
+        return jnp.ndim(self.weights.probs) == (1 if form.kind == COLUMNS else 2)
+
 
 @dataclass(frozen=True)
 class Spec:

@@ -18,7 +18,7 @@ from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.primitives import check_finite
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
-from numpyro_spikeslab.reading.program import compiled
+from numpyro_spikeslab.reading.program import are_concrete, compiled, outside_transformations
 from numpyro_spikeslab.reading.reader import Known, Reading
 from numpyro_spikeslab.reading.view import run_at
 from numpyro_spikeslab.roles import spread
@@ -71,7 +71,7 @@ def predict_tasks(
         mean, variance = mix(posterior, functions.mean, functions.var)
     else:
         _check_new_inputs(known.functions.X, X_new)
-        _check_offset(seen)
+        _check_offset(reading, seen)
         seen = seen[:1]
         mean, variance = compiled(lambda p: _at_new(known, p, X_new), posterior)
     if noise:
@@ -97,7 +97,7 @@ def predict_entries(
         where = None if reading.layout is None else reading.layout.where
     elif reading.layout is None:
         own = offset[where.rows, where.columns]
-    elif _changes(own):
+    elif _changes(reading, own):
         raise ValueError(
             "predict: the location without functions is not the same at all entries, so it is not "
             "known at others. Subtract what is known of the entries from the data."
@@ -169,7 +169,7 @@ def transform_rows(
 ) -> tuple[Float[Array, "M S"], Float[Array, "M S"]]:
     """Mean and variance of the factor that functions without order would have for new rows."""
     at, offset = _without_functions(reading, posterior.values)
-    if reading.form.varying_noise or _changes(offset):
+    if reading.form.varying_noise or _changes(reading, offset):
         raise ValueError(
             "transform: the noise or the location without functions changes from row to row, so it "
             "is not known in new ones."
@@ -232,8 +232,21 @@ def _without_functions(reading: Reading, values: dict[str, Any]) -> tuple[Noise,
     return compiled(of, values)
 
 
-def _changes(offset: Any) -> bool:
-    """Whether a location is another one at some inputs, so that it is not known at new ones."""
+def _changes(reading: Reading, offset: Any) -> bool:
+    """Whether a location is another one at some inputs, so that it is not known at new ones.
+
+    :raises ValueError: if that depends on data that are traced.
+    """
+    if not are_concrete(offset):
+        # parameters that are traced could have any values
+        with outside_transformations(reading.constants):
+            offset = _offset(reading, reading.generic)
+    if not are_concrete(offset):
+        raise ValueError(
+            "predict, transform: the model's arguments are traced, as within jit or vmap, so it is "
+            "not known whether its location without functions is the same at new inputs. Close "
+            "over them, `jax.jit(lambda params: guide.predict(params, X, Y, X_new=X_new))`."
+        )
     return bool(np.any(np.asarray(offset) != np.asarray(offset)[0]))
 
 
@@ -288,8 +301,8 @@ def _check_noise(form: Form) -> None:
         )
 
 
-def _check_offset(offset: Any) -> None:
-    if _changes(offset):
+def _check_offset(reading: Reading, offset: Any) -> None:
+    if _changes(reading, offset):
         raise ValueError(
             "predict: the location of the tasks without functions is not the same at all "
             "inputs, so it is not known at new ones. Use numpyro.infer.Predictive with a model "

@@ -113,7 +113,12 @@ class PosteriorSummaries(AutoGuide):
         sample_shape: tuple[int, ...],
     ) -> dict[str, Any]:
         """Draws, as of :meth:`sample_posterior`, of a ``guide`` that samples the same sites."""
-        self.set_up(args, kwargs)
+        try:
+            self.set_up(args, kwargs)
+        except TypeError as error:
+            if not args and not kwargs:
+                error.add_note("Give the model's arguments: `sample_posterior(key, params, X, y)`.")
+            raise
         args, kwargs = seen_anew((args, kwargs))
         sites = [name for pair in self.pairs for name in (pair.spike, pair.slab)]
         sites += self.functions

@@ -1050,6 +1050,28 @@ def test_observations_that_are_all_zero_have_little_noise(precision):
     assert 0 < result.params["sigma_auto_loc"] < 1e-6 and np.all(np.isfinite(result.losses))
 
 
+def test_a_state_goes_on_where_data_are_traced_and_back(x64):
+    """Features with a kink may be those of each task, for all that is known of traced data."""
+
+    def model(X, Y):
+        with numpyro.plate("task", 3, dim=-2), numpyro.plate("feature", 4):
+            W = nss.spike_slab("W", 0.3, 1.0)
+        numpyro.sample("Y", dist.Normal(jnp.maximum(X, 0.0) @ W.T, 0.5).to_event(2), obs=Y)
+
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(30, 4)), rng.normal(size=(30, 3))
+    svi = nss.CAVI(model, nss.PairedGuide(model))
+    starts = svi.init(KEY, X, Y), jax.jit(svi.init)(KEY, X, Y)
+    expected, loss = svi.update(starts[0], X, Y)
+    for start in starts:
+        for update in (svi.update, jax.jit(svi.update)):
+            found, value = update(start, X, Y)
+            np.testing.assert_allclose(value, loss, rtol=1e-10)
+            for name, x in svi.get_params(expected).items():
+                np.testing.assert_allclose(svi.get_params(found)[name], x, rtol=1e-8)
+        np.testing.assert_allclose(jax.jit(svi.evaluate)(start, X, Y), svi.evaluate(start, X, Y))
+
+
 def test_noise_that_rounding_hides_is_told_beside_an_intercept(precision):
     def model(X, y):
         sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))

@@ -12,8 +12,11 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+import numpyro
+
 # not `from numpyro.infer`, which after ArviZ's lazy import of NumPyro makes a second module
 from numpyro import infer
+import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 
@@ -172,6 +175,35 @@ def test_data_that_change_in_place_change_predictions(fit):
     assert np.max(np.abs(changed - at)) > 0.1
     inputs /= 2.0
     np.testing.assert_array_equal(fit.guide.predict(fit.params, inputs, data, X_new=X)[0], at)
+
+
+def test_predictions_of_traced_parameters_are_the_same(fit):
+    new, known = np.array([0.5, 7.0]), fit.predict(X_new=np.array([0.5, 7.0]), noise=True)
+
+    def predict(params, Y):
+        return fit.guide.predict(params, X, Y, X_new=new, noise=True)
+
+    found = jax.jit(lambda params: predict(params, Y))(fit.params)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-8), found, known)
+    with pytest.raises(ValueError, match=r"predict.* are traced.*Close over them"):
+        jax.jit(predict)(fit.params, Y)
+
+
+def test_a_location_that_changes_is_refused_for_traced_parameters():
+    def model(x, Y):
+        slope = numpyro.sample("slope", dist.Normal())
+        phi = nss.latent_functions("phi", [SMOOTH], x)
+        with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", 1):
+            W = nss.spike_slab("W", 0.3, 1.0)
+        location = (W @ phi).T + slope * x[:, None]
+        numpyro.sample("Y", dist.Normal(location, 0.5).to_event(2), obs=Y)
+
+    guide = nss.PairedGuide(model)
+    svi = nss.CAVI(model, guide)
+    params = svi.get_params(svi.init(KEY, X, np.nan_to_num(Y)))
+    for call in (lambda f: f, jax.jit):
+        with pytest.raises(ValueError, match="is not the same at all inputs"):
+            call(lambda p: guide.predict(p, X, np.nan_to_num(Y), X_new=X[:2]))(params)
 
 
 def test_new_inputs_are_checked(fit):
