@@ -189,7 +189,7 @@ class FunctionGuide(SpikeSlabGuide):
             >>> Y = phi @ W + 0.1 * noise
             >>> model = nss.models.factor_analysis(2)
             >>> guide = nss.PairedGuide(model)
-            >>> result = nss.CAVI(model, guide).run(
+            >>> result = nss.CAVI(model, guide, plain=True).run(
             ...     jax.random.key(3), 100, Y[:50], progress_bar=False
             ... )
             >>> mean, variance = guide.transform(result.params, Y[:50], Y_new=Y[50:])

@@ -211,7 +211,9 @@ class MixtureGuide(AutoGuide):
             for name, (x, constraint) in self.guide.start().items()
         }
         start[self._probs_name] = jnp.full(K, 1 / K), constraints.simplex
-        probs, components = self._split(dict(zip(start, declared(start), strict=True)))
+        # of given parameters there may be fewer components
+        params = dict(zip(start, declared(start, leading=1), strict=True))
+        probs, components = self._split(params)
         mixture = Mixture(probs, components, self.guide, args, kwargs)
         flat = numpyro.sample(self._auxiliary_name, mixture, infer={"is_auxiliary": True})
         event_dims = {} if self.guide.inner is None else self.guide.inner._event_dims

@@ -121,15 +121,16 @@ class PairFactors:
         return dict.fromkeys(self.names(pair.name), pair.shape)
 
 
-def declared(start: dict[str, tuple[Any, Any]]) -> list[Any]:
+def declared(start: dict[str, tuple[Any, Any]], leading: int = 0) -> list[Any]:
     """The parameters of a guide, with these start values.
 
+    :param leading: number of axes, the first ones, that may have another length.
     :raises ValueError: if those that are given are of other weights.
     """
     values = []
     for name, (value, constraint) in start.items():
         found = numpyro.param(name, value, constraint=constraint)
-        if jnp.shape(found) != jnp.shape(value):
+        if jnp.shape(found)[leading:] != jnp.shape(value)[leading:]:
             raise ValueError(
                 f"PairedGuide: the parameter {name!r} has shape {jnp.shape(found)}, but with these "
                 f"arguments the model asks for {jnp.shape(value)}. Give arguments with as many "
