@@ -107,29 +107,27 @@ def side_of(
     L, each = len(owners), -(-number // devices)
     size = -(-each // -(-each * num_features**2 // BLOCK_NUMBERS))
     blocks = -(-each // size)
-    place, device = np.divmod(owners, devices)
-    part = device * blocks + place // size
-    # the entries of an owner one after the other, and its chunks, and those of a part
-    order = np.lexsort((place, part))
-    part, place, others = part[order], place[order], others[order]
-    new_owner = np.append(True, (np.diff(part) != 0) | (np.diff(place) != 0))[:L]
-    counts = np.diff(np.append(np.flatnonzero(new_owner), L))
-    chunk = min(CHUNK, 2 ** round(np.log2(max(np.mean(counts), 1)))) if L else 1
+    # parts are the blocks of one device after the other
+    position = owners % devices * (blocks * size) + owners // devices
+    order = np.argsort(position, kind="stable")
+    position, others = position[order], others[order]
+    counts = np.unique(position, return_counts=True)[1]
+    chunk = min(CHUNK, 2 ** round(np.log2(np.mean(counts)))) if L else 1
     k = np.arange(L) - np.repeat(np.cumsum(counts) - counts, counts)
-    number_of_chunk = np.cumsum(k % chunk == 0) - 1
-    of_part = np.bincount(part[k % chunk == 0], minlength=devices * blocks)
-    before = np.cumsum(of_part) - of_part
+    begins, part = k % chunk == 0, position // size
+    of_part = np.bincount(part[begins], minlength=devices * blocks)
+    number_in_part = np.cumsum(begins) - 1 - (np.cumsum(of_part) - of_part)[part]
     tile = min(TILE, max(int(np.max(of_part)), 1))
-    # tiles begin with a part, on all devices at once
+    # a block begins with a tile, on all devices at once
     tiles = -(-of_part.reshape(devices, blocks) // tile)
     first = np.append(0, np.cumsum(np.max(tiles, axis=0)))
-    t, c = np.divmod(number_of_chunk - before[part], tile)
-    t, d = first[part % blocks] + t, part // blocks
+    t, c = np.divmod(number_in_part, tile)
+    at = first[part % blocks] + t, part // blocks, c
     shape = first[-1], devices, tile
     entries, found = np.full((*shape, chunk), L, np.int32), np.zeros((*shape, chunk), np.int32)
-    entries[t, d, c, k % chunk], found[t, d, c, k % chunk] = order, others
+    entries[*at, k % chunk], found[*at, k % chunk] = order, others
     whose = np.full(shape, size, np.int32)
-    whose[t, d, c] = place % size
+    whose[at] = position % size
     return Side(*map(jnp.asarray, (entries, found, whose, first.astype(np.int32))))
 
 
