@@ -7,20 +7,17 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import issparse
 
 import jax
-from jax.experimental.sparse import BCOO, JAXSparse
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.primitives import sample_functions, spike_slab
-from numpyro_spikeslab.reading.program import fetched
+from numpyro_spikeslab.sparse import Observations, entries_of, is_sparse
 
 __all__ = ["factor_analysis", "mtmkl", "probabilistic_pca", "sparse_regression"]
 
@@ -204,7 +201,7 @@ def probabilistic_pca(
 
 
 def _of_rows(model, Y, mask=None):
-    shape = Y.shape if _is_sparse(Y) else np.shape(Y)
+    shape = Y.shape if is_sparse(Y) else np.shape(Y)
     if len(shape) != 2:
         raise ValueError(
             "factor_analysis, probabilistic_pca: Y must have shape (N, Q), a row for each sample, "
@@ -280,7 +277,12 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
     task = numpyro.plate("task", Q, dim=-1)
     with nullcontext() if options.shared_noise else task:
         noise = numpyro.sample("noise", dist.HalfNormal(options.noise_scale))
-    entries = _entries_of(Y, mask)
+    entries = entries_of(Y, "mtmkl, factor_analysis: Y") if is_sparse(Y) else None
+    if entries is not None and mask is not None:
+        raise ValueError(
+            "mtmkl, factor_analysis: a sparse Y takes no mask. Leave out the entries that are not "
+            "observed; those that it stores are, zeros too."
+        )
     phi, functions, sites = sample_functions(
         "phi", options.kernels, X, options.mean, options.priors, point="point"
     )
@@ -304,82 +306,7 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
         numpyro.sample("Y_new", dist.Normal(f_new, noise))
 
 
-class _Entries(NamedTuple):
-    """The observations of a sparse array: their rows, columns and values."""
-
-    rows: Any
-    columns: Any
-    values: Any
-
-
-def _is_sparse(Y: Any) -> bool:
-    return isinstance(Y, JAXSparse) or issparse(Y)
-
-
-def _entries_of(Y: Any, mask: Any) -> _Entries | None:
-    """The entries of a sparse array, `None` for a table.
-
-    :raises ValueError: if there is a mask beside, an entry stands there twice or outside of the
-        array, or there is none.
-    """
-    if not _is_sparse(Y):
-        return None
-    if mask is not None:
-        raise ValueError(
-            "mtmkl, factor_analysis: a sparse Y takes no mask. Leave out the entries that are not "
-            "observed; those that it stores are, zeros too."
-        )
-    if isinstance(Y, JAXSparse):
-        if not isinstance(Y, BCOO) or Y.n_batch or Y.n_dense:
-            raise ValueError(
-                "mtmkl, factor_analysis: of JAX's sparse arrays Y must be a BCOO without batch and "
-                f"dense dimensions, got {Y}. `BCOO.fromdense`, `Y.to_bcoo()` and "
-                "`Y.update_layout(n_batch=0, n_dense=0)` make one."
-            )
-        # numpy's, for within a trace JAX's own would not be known
-        places = fetched(Y.indices) if not_jax_tracer(Y.indices) else Y.indices
-        entries = _Entries(places[:, 0], places[:, 1], Y.data)
-    else:
-        _check_format(Y)
-        coo = Y.tocoo()
-        # views, for of an array that it has seen JAX does not look at the numbers again
-        entries = _Entries(*(x.view() for x in (*coo.coords, coo.data)))
-    if not_jax_tracer(entries.rows) and not_jax_tracer(entries.columns):
-        _check_places(entries, Y.shape)
-    return entries
-
-
-def _check_format(Y: Any) -> None:
-    # blocks and diagonals are stored whole, and zeros of diagonals are dropped from their entries
-    if Y.format in ("bsr", "dia"):
-        raise ValueError(
-            f"mtmkl, factor_analysis: Y is a sparse array in the format {Y.format!r}, which does "
-            "not say which zeros are observed, expected 'coo', 'csr' or 'csc'. Make it of what is "
-            "observed, with `scipy.sparse.coo_array((values, (rows, columns)), shape)`."
-        )
-
-
-def _check_places(entries: _Entries, shape: tuple[int, int]) -> None:
-    rows, columns = (np.asarray(x, np.int64) for x in entries[:2])
-    if not rows.size:
-        raise ValueError(f"mtmkl, factor_analysis: the sparse Y of shape {shape} has no entries.")
-    outside = (rows < 0) | (rows >= shape[0]) | (columns < 0) | (columns >= shape[1])
-    places = np.sort(rows * shape[1] + columns)
-    twice = places[1:][places[1:] == places[:-1]]
-    if np.any(outside):
-        raise ValueError(
-            f"mtmkl, factor_analysis: {np.sum(outside)} entries of Y are outside of its shape "
-            f"{shape}, the first at {(int(rows[outside][0]), int(columns[outside][0]))}."
-        )
-    if twice.size:
-        raise ValueError(
-            f"mtmkl, factor_analysis: {twice.size} entries of Y stand there twice, the first at "
-            f"{divmod(int(twice[0]), shape[1])}. Add or average them before, as "
-            "`Y.sum_duplicates()` does."
-        )
-
-
-def _observe_entries(entries: _Entries, W: Any, phi: Any, noise: Any) -> None:
+def _observe_entries(entries: Observations, W: Any, phi: Any, noise: Any) -> None:
     """The likelihood of entries, of which no table is made."""
 
     def add(f, feature):
@@ -426,7 +353,7 @@ def _num_tasks(N: int, Y: Any, num_tasks: int | None) -> int:
         if num_tasks is None:
             raise ValueError("mtmkl: without Y the model needs `num_tasks`.")
         return num_tasks
-    shape = Y.shape if _is_sparse(Y) else jnp.shape(Y)
+    shape = Y.shape if is_sparse(Y) else jnp.shape(Y)
     if len(shape) not in (1, 2) or shape[0] != N:
         raise ValueError(f"mtmkl: Y must have shape ({N}, Q) or ({N},), as X says, got {shape}.")
     Q = 1 if len(shape) == 1 else shape[1]

@@ -18,8 +18,8 @@ from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.inner import makes_delta
 from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior
 from numpyro_spikeslab.fitting.predict import (
-    check_rows,
     checked_entries,
+    checked_rows,
     function_moments,
     predict_entries,
     predict_tasks,
@@ -173,7 +173,8 @@ class FunctionGuide(SpikeSlabGuide):
 
         :param params: parameters, as from ``result.params``.
         :param args: arguments of the model, as for the fit.
-        :param Y_new: new rows of the same tasks, shape (S, Q); NaN is a missing entry.
+        :param Y_new: new rows of the same tasks, shape (S, Q); NaN is a missing entry. Of a sparse
+            array, of scipy or a ``BCOO``, the stored entries are the observations.
         :param kwargs: keyword arguments of the model.
         :return: mean and variance, each of shape (M, S) as the functions themselves.
         :raises ValueError: if the functions have an order, rows do not fit, or noise and location
@@ -197,5 +198,5 @@ class FunctionGuide(SpikeSlabGuide):
             (2, 10)
         """
         reading = self._read(args, kwargs)
-        Y_new = check_rows(reading, Y_new)
+        Y_new = checked_rows(reading, Y_new)
         return transform_rows(reading, self.pack(reading, params), Y_new)

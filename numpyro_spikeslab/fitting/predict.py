@@ -12,7 +12,14 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve
 
 from numpyro_spikeslab.algebra import gaussian
-from numpyro_spikeslab.algebra.entries import Entries, at_entries
+from numpyro_spikeslab.algebra.entries import (
+    Entries,
+    Side,
+    at_entries,
+    block_sums,
+    over_blocks,
+    side_of,
+)
 from numpyro_spikeslab.fitting.functions import moments
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.primitives import check_finite
@@ -22,6 +29,7 @@ from numpyro_spikeslab.reading.program import are_concrete, compiled, outside_tr
 from numpyro_spikeslab.reading.reader import Known, Reading
 from numpyro_spikeslab.reading.view import run_at
 from numpyro_spikeslab.roles import spread
+from numpyro_spikeslab.sparse import entries_of, is_sparse
 
 
 class Noise(NamedTuple):
@@ -165,60 +173,97 @@ def checked_entries(reading: Reading, entries: Any, X_new: Any) -> Entries | Non
 
 
 def transform_rows(
-    reading: Reading, posterior: Posterior, Y_new: Float[Array, "S Q"]
+    reading: Reading, posterior: Posterior, Y_new: Any
 ) -> tuple[Float[Array, "M S"], Float[Array, "M S"]]:
-    """Mean and variance of the factor that functions without order would have for new rows."""
+    """Mean and variance of the factor that functions without order would have for new rows.
+
+    :param Y_new: from :func:`checked_rows`.
+    """
     at, offset = _without_functions(reading, posterior.values)
     if reading.form.varying_noise or _changes(reading, offset):
         raise ValueError(
             "transform: the noise or the location without functions changes from row to row, so it "
             "is not known in new ones."
         )
+    offset = jnp.broadcast_to(offset[0], reading.form.num_tasks)
+    if isinstance(Y_new, Rows):
+        rows, columns, values, number = Y_new
+        sigma2 = _noise_of(reading, posterior.values, at, np.unique(columns))
+        side = side_of(rows, columns, number, reading.form.num_features)
+        return _of_new_entries(number, side, posterior.weights, sigma2, values - offset[columns])
     columns = np.flatnonzero(np.any(~np.isnan(np.asarray(Y_new)), axis=0))
     sigma2 = _noise_of(reading, posterior.values, at, columns)
-    return _of_new_rows(posterior.weights, sigma2, Y_new - offset[0])
+    return _of_new_rows(posterior.weights, sigma2, Y_new - offset)
+
+
+def _factor(G: Float[Array, "M M"], c: Float[Array, " M"], b: Float[Array, " M"]) -> Any:
+    """Mean and variance of the functions in a row, from products of the weights' means with each
+    other and with the row, and from the sums of their variances."""
+    covariance = cho_solve(cho_factor(G + jnp.diag(1 + c)), jnp.eye(len(b), dtype=b.dtype))
+    return covariance @ b, jnp.diagonal(covariance)
 
 
 @jax.jit
 def _of_new_rows(weights: Any, sigma2: Any, Y: Any) -> Any:
-    W, W2 = weights.mean, weights.slab_moments[1]
-    one = jnp.eye(W.shape[1], dtype=W.dtype)
+    W, variance = weights.mean, weights.variance
 
     def row(y):
         tau = jnp.where(jnp.isnan(y), 0, 1 / sigma2)
-        precision = one + (W.T * tau) @ W + jnp.diag(tau @ (W2 - W**2))
-        covariance = cho_solve(cho_factor(precision), one)
-        return covariance @ (W.T @ (tau * jnp.nan_to_num(y))), jnp.diagonal(covariance)
+        return _factor((W.T * tau) @ W, tau @ variance, W.T @ (tau * jnp.nan_to_num(y)))
 
-    mean, variance = jax.lax.map(row, Y)
-    return mean.T, variance.T
+    return jax.tree.map(jnp.transpose, jax.lax.map(row, Y))
 
 
-def check_rows(reading: Reading, Y_new: Any) -> Array:
-    """New rows, where the model can have any."""
+@partial(jax.jit, static_argnums=0)
+def _of_new_entries(number: int, side: Side, weights: Any, sigma2: Any, Y: Any) -> Any:
+    features = weights.mean, weights.variance, 1 / sigma2
+
+    def block(k, _, size):
+        sums = block_sums(side, k, size, features, Y, jnp.ones_like(Y))
+        return jax.vmap(_factor)(sums.G, sums.c, sums.b)
+
+    return jax.tree.map(jnp.transpose, over_blocks(side, number, block))
+
+
+class Rows(NamedTuple):
+    """New rows of a table of which some entries are observed.
+
+    - **rows**, **columns**, **values** - of each observation, shape (L,).
+    - **number** - of rows.
+    """
+
+    rows: Any
+    columns: Any
+    values: Any
+    number: int
+
+
+def checked_rows(reading: Reading, Y_new: Any) -> Any:
+    """New rows, where the model can have any: a table, or :class:`Rows` of a sparse array."""
     form, known = reading.form, reading.functions
     if known is None or not known.is_white:
         raise ValueError(
             "PairedGuide.transform: new rows need functions without order, kernels 'white' of mean "
             "zero, as in models.factor_analysis. For others use `predict` with X_new."
         )
-    # of scipy or of JAX
-    if hasattr(Y_new, "todense"):
-        raise ValueError(
-            f"PairedGuide.transform: Y_new is a {type(Y_new).__name__}, expected an array of shape "
-            f"(S, {form.num_tasks}) with NaN for what is missing, which `todense` would make 0. "
-            "Fill numpy.full(shape, numpy.nan) at the entries that are observed."
-        )
-    if np.ndim(Y_new) != 2 or np.shape(Y_new)[1] != form.num_tasks or not np.size(Y_new):
+    shape = Y_new.shape if is_sparse(Y_new) else np.shape(Y_new)
+    if len(shape) != 2 or shape[1] != form.num_tasks or not shape[0]:
         raise ValueError(
             f"PairedGuide.transform: Y_new must have shape (S, {form.num_tasks}), rows with as "
-            f"many columns as the data of the fit, got {np.shape(Y_new)}."
+            f"many columns as the data of the fit, got {shape}."
         )
-    if np.any(np.isinf(np.asarray(Y_new))):
+    if is_sparse(Y_new):
+        rows, columns, values = entries_of(Y_new, "PairedGuide.transform: Y_new")
+        new: Any = Rows(rows, columns, jnp.asarray(values, known.mean.dtype), shape[0])
+        bad = ~np.isfinite(np.asarray(values))
+    else:
+        new, bad = jnp.asarray(Y_new, known.mean.dtype), np.isinf(np.asarray(Y_new))
+    if np.any(bad):
         raise ValueError(
-            "PairedGuide.transform: Y_new has infinite entries. Give missing ones as NaN."
+            "PairedGuide.transform: Y_new has entries that are not finite. Give missing ones as "
+            "NaN, of a sparse array leave them out."
         )
-    return jnp.asarray(Y_new, known.mean.dtype)
+    return new
 
 
 def _without_functions(reading: Reading, values: dict[str, Any]) -> tuple[Noise, Any]:

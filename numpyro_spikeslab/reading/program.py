@@ -16,10 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import jax
-from jax.experimental.multihost_utils import process_allgather
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from numpyro.util import is_prng_key, not_jax_tracer
 
@@ -145,31 +143,6 @@ def _content(constant: Any) -> Any:
 def are_concrete(tree: Any) -> bool:
     """Whether no leaf is a tracer."""
     return all(not_jax_tracer(leaf) for leaf in jax.tree.leaves(tree))
-
-
-def fetched(tree: Any) -> Any:
-    """Concrete arrays as numpy's, those that are sharded over processes whole."""
-
-    def whole(x):
-        shared = isinstance(x, jax.Array) and not x.is_fully_addressable
-        return process_allgather(x, tiled=True) if shared else x
-
-    with jax.core.eval_context():
-        return jax.device_get(jax.tree.map(whole, tree))
-
-
-def mesh_of(tree: Any) -> Mesh | None:
-    """The devices on which arrays are, `None` where each is on one."""
-    shardings = (getattr(x, "sharding", None) for x in jax.tree.leaves(tree) if not_jax_tracer(x))
-    meshes = (s.mesh for s in shardings if isinstance(s, NamedSharding))
-    return next((m for m in meshes if isinstance(m, Mesh) and m.size > 1), None)
-
-
-def on_every_device(tree: Any, mesh: Mesh | None) -> Any:
-    """Arrays that each device of a mesh has whole."""
-    if mesh is None:
-        return tree
-    return jax.device_put(fetched(tree), NamedSharding(mesh, PartitionSpec()))
 
 
 def outside_transformations(tree: Any = ()) -> AbstractContextManager:

@@ -15,6 +15,7 @@ from numpyro_spikeslab.algebra.coefficients import Apart, taken_apart, whitened
 from numpyro_spikeslab.algebra.covariates import Shares
 from numpyro_spikeslab.algebra.entries import Layout, layout_of
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, feature_rows
+from numpyro_spikeslab.devices import fetched, mesh_of, on_every_device
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.checks import (
     Uncentred,
@@ -39,11 +40,8 @@ from numpyro_spikeslab.reading.probe import Places, Verdict, directions, probe
 from numpyro_spikeslab.reading.program import (
     Program,
     are_concrete,
-    fetched,
     keep_constants,
-    mesh_of,
     on_device,
-    on_every_device,
     outside_transformations,
     same_constants,
     seen_anew,

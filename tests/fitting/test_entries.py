@@ -80,12 +80,17 @@ def test_the_bound_and_the_predictions_are_those_of_the_table(x64, name):
         found = guide.predict(result.params, data, entries=others)
         np.testing.assert_allclose(found[0], np.asarray(mean)[others], atol=1e-9)
     new = np.random.default_rng(1).normal(size=(5, Q))
-    for a, b in zip(
-        guide.transform(result.params, Y, Y_new=new),
-        guide.transform(result.params, table, Y_new=new),
-        strict=True,
-    ):
-        np.testing.assert_allclose(a, b, atol=1e-9)
+    new[0], new[1, 3:], new[2, 0] = np.nan, np.nan, 0.0
+    # zeros that are stored are observations
+    rows, columns = np.nonzero(~np.isnan(new))
+    some = coo_array((new[rows, columns], (rows, columns)), shape=new.shape)
+    of_rows = [
+        guide.transform(result.params, data, Y_new=x)
+        for data, x in ((table, new), (Y, new), (Y, some), (table, BCOO.from_scipy_sparse(some)))
+    ]
+    for found in of_rows[1:]:
+        for a, b in zip(found, of_rows[0], strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-9)
 
 
 @pytest.mark.exhaustive
@@ -432,7 +437,7 @@ BAD = {
     "none": (sparse([], np.zeros(0, int), np.zeros(0, int)), "has no entries"),
     "outside": (
         BCOO((jnp.ones(2), jnp.array([[0, 0], [N, 1]])), shape=(N, Q)),
-        f"1 entries of Y are outside of its shape .* first at \\({N}, 1\\)",
+        f"Y has 1 entries outside of its shape .* first at \\({N}, 1\\)",
     ),
     "batch": (BCOO.fromdense(jnp.ones((2, 3)), n_batch=1), "BCOO without batch"),
     "dense": (BCOO.fromdense(jnp.ones((2, 3)), n_dense=1), "BCOO without batch"),
@@ -479,9 +484,13 @@ def test_what_entries_cannot_do_is_said(x64):
         guide.predict(result.params, Y, mask=np.isfinite(table))
     with pytest.raises(ValueError, match="have no new inputs"):
         guide.predict(result.params, Y, X_new=np.arange(3))
-    for rows in (csr_array(Y), BCOO.fromdense(np.ones((2, Q)))):
-        with pytest.raises(ValueError, match="NaN for what is missing, which `todense` would make"):
-            guide.transform(result.params, Y, Y_new=rows)
+    twice = coo_array((np.ones(2), ([0, 0], [1, 1])), shape=(1, Q))
+    with pytest.raises(ValueError, match=r"transform: Y_new has 1 entries .* twice"):
+        guide.transform(result.params, Y, Y_new=twice)
+    with pytest.raises(ValueError, match=r"must have shape \(S, 20\).*got \(2, 21\)"):
+        guide.transform(result.params, Y, Y_new=csr_array(np.ones((2, Q + 1))))
+    with pytest.raises(ValueError, match=r"not finite.*sparse array leave them out"):
+        guide.transform(result.params, Y, Y_new=csr_array(np.full((1, Q), np.nan)))
     with pytest.raises(ValueError, match="expected columns"):
         guide.credible_sets(result.params, Y)
     ordered = nss.models.mtmkl([np.eye(N)] * 2)
