@@ -64,7 +64,7 @@ def ask(guide: Any, params: dict[str, Any], *args: Any) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("latent hyperparameters", marks=pytest.mark.slow),
+        pytest.param("latent hyperparameters", marks=pytest.mark.exhaustive),
         pytest.param("shared features with a mask", marks=pytest.mark.slow),
         pytest.param("latent design", marks=pytest.mark.exhaustive),
         pytest.param("latent hyperparameters of tasks", marks=pytest.mark.exhaustive),

@@ -88,7 +88,9 @@ def test_one_group_has_the_exact_posterior(x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [model, pytest.param(learned_model, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "which", [pytest.param(model, marks=pytest.mark.exhaustive), learned_model]
+)
 def test_the_bound_is_that_of_numpyro(x64, which):
     """By its own Monte Carlo estimate, with the same model and guide; and it never falls."""
     X, y = data(size=8 if which is learned_model else 6)

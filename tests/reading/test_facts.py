@@ -826,6 +826,8 @@ def test_features_that_are_traced_are_shared_by_tasks():
     observed = np.ones((N, 3), bool)
     form = traced_form(lambda phi, observed: tasks(phi, nothing, observed), X, observed)
     assert (form.kind, form.complete) == (SHARED, False)
+    form = traced_form(lambda observed: tasks(jnp.asarray(X), nothing, observed), observed)
+    assert (form.kind, form.complete) == (SHARED, False)
 
 
 KINKS = {
