@@ -323,10 +323,7 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
     form = settle(forms, found)
     layout, constants = None, subject.constants
     if form.kind == ENTRIES and places is not None:
-        # any entry may be asked for by any device; their places, of which there is more, are shared
-        mesh = mesh_of(constants) if concrete else None
-        constants = on_every_device(constants, mesh)
-        layout = layout_of(fetched(places.where), form.table, form.num_features, mesh)
+        layout, constants = _laid_out(form, places, constants)
         every_index = _by_column(forms[0], places, every_index)
     plays = zip(forms[0].every_role, every_index, found.plays, strict=True)
     indices = {role.site: index for role, index, played in plays if played}
@@ -359,6 +356,14 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
         moving |= proof.coefficients.means
     reading.beside = tuple(name for name in form.others if name in moving)
     return reading
+
+
+def _laid_out(form: Form, places: Places, constants: tuple) -> tuple[Layout, tuple]:
+    """The layout of entries, and the data, on the devices that have some of them."""
+    # any entry may be asked for by any device; their places, of which there is more, are shared
+    mesh = mesh_of(constants) if are_concrete(constants) else None
+    layout = layout_of(fetched(places.where), form.table, form.num_features, mesh)
+    return layout, on_every_device(constants, mesh)
 
 
 def _by_column(first: Form, places: Places, indices: tuple) -> tuple:
