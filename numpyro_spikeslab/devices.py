@@ -21,11 +21,15 @@ def fetched(tree: Any) -> Any:
         return jax.device_get(jax.tree.map(whole, tree))
 
 
-def mesh_of(tree: Any) -> Mesh | None:
+def mesh_of(x: Any) -> Mesh | None:
+    """The mesh of devices on which an array is, `None` where it is on none or is traced."""
+    return getattr(getattr(x, "sharding", None), "mesh", None) if not_jax_tracer(x) else None
+
+
+def mesh_of_several(tree: Any) -> Mesh | None:
     """The devices on which arrays are, `None` where each is on one."""
-    shardings = (getattr(x, "sharding", None) for x in jax.tree.leaves(tree) if not_jax_tracer(x))
-    meshes = (s.mesh for s in shardings if isinstance(s, NamedSharding))
-    return next((m for m in meshes if isinstance(m, Mesh) and m.size > 1), None)
+    meshes = map(mesh_of, jax.tree.leaves(tree))
+    return next((m for m in meshes if m is not None and m.size > 1), None)
 
 
 def on_every_device(tree: Any, mesh: Mesh | None) -> Any:

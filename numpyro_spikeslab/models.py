@@ -201,7 +201,7 @@ def probabilistic_pca(
 
 
 def _of_rows(model, Y, mask=None):
-    shape = Y.shape if is_sparse(Y) else np.shape(Y)
+    shape = np.shape(Y)
     if len(shape) != 2:
         raise ValueError(
             "factor_analysis, probabilistic_pca: Y must have shape (N, Q), a row for each sample, "
@@ -353,7 +353,7 @@ def _num_tasks(N: int, Y: Any, num_tasks: int | None) -> int:
         if num_tasks is None:
             raise ValueError("mtmkl: without Y the model needs `num_tasks`.")
         return num_tasks
-    shape = Y.shape if is_sparse(Y) else jnp.shape(Y)
+    shape = np.shape(Y)
     if len(shape) not in (1, 2) or shape[0] != N:
         raise ValueError(f"mtmkl: Y must have shape ({N}, Q) or ({N},), as X says, got {shape}.")
     Q = 1 if len(shape) == 1 else shape[1]

@@ -14,11 +14,16 @@ from numpyro_spikeslab.devices import fetched
 
 
 class Observations(NamedTuple):
-    """The stored entries of a sparse array: their rows, columns and values, each of shape (L,)."""
+    """The stored entries of a sparse array.
+
+    - **rows**, **columns**, **values** - of each, shape (L,).
+    - **shape** - of the array.
+    """
 
     rows: Any
     columns: Any
     values: Any
+    shape: tuple[int, ...]
 
 
 def is_sparse(Y: Any) -> bool:
@@ -42,14 +47,15 @@ def entries_of(Y: Any, what: str) -> Observations:
             )
         # numpy's, for within a trace JAX's own would not be known
         places = fetched(Y.indices) if not_jax_tracer(Y.indices) else Y.indices
-        entries = Observations(places[:, 0], places[:, 1], Y.data)
+        entries = Observations(places[:, 0], places[:, 1], Y.data, Y.shape)
     else:
         _check_format(Y, what)
         coo = Y.tocoo()
         # views, for of an array that it has seen JAX does not look at the numbers again
-        entries = Observations(*(x.view() for x in (*coo.coords, coo.data)))
+        rows, columns, values = (x.view() for x in (*coo.coords, coo.data))
+        entries = Observations(rows, columns, values, Y.shape)
     if not_jax_tracer(entries.rows) and not_jax_tracer(entries.columns):
-        _check_places(entries, Y.shape, what)
+        _check_places(entries, what)
     return entries
 
 
@@ -63,8 +69,9 @@ def _check_format(Y: Any, what: str) -> None:
         )
 
 
-def _check_places(entries: Observations, shape: tuple[int, int], what: str) -> None:
+def _check_places(entries: Observations, what: str) -> None:
     rows, columns = (np.asarray(x, np.int64) for x in entries[:2])
+    shape = entries.shape
     if not rows.size:
         raise ValueError(f"{what}, a sparse array of shape {shape}, has no entries.")
     outside = (rows < 0) | (rows >= shape[0]) | (columns < 0) | (columns >= shape[1])

@@ -12,6 +12,7 @@ from numpyro.distributions import constraints
 
 from numpyro_spikeslab.algebra.families import MeanField
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
+from numpyro_spikeslab.fitting.pairs import declared
 from numpyro_spikeslab.reading.form import Form, Pair
 
 
@@ -72,10 +73,7 @@ class MeanFieldGuide(SpikeSlabGuide):
 
     def _sample_pair(self, pair: Pair, prior_scale: Any, within: Callable) -> dict[str, Any]:
         (probs_name, start), *others = self._start_pair(pair).items()
-        loc, scale_tril = (
-            numpyro.param(name, value, constraint=constraint)
-            for name, (value, constraint) in others
-        )
+        loc, scale_tril = declared(dict(others))
         # one event over all weights, so it is sampled outside their plates, as in AutoContinuous
         joint = numpyro.sample(
             self._auxiliary_name(pair),
@@ -83,7 +81,7 @@ class MeanFieldGuide(SpikeSlabGuide):
             infer={"is_auxiliary": True},
         )
         with within(pair.slab):
-            probs = numpyro.param(probs_name, start[0], constraint=start[1])
+            (probs,) = declared({probs_name: start})
             spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))
             slab = numpyro.sample(pair.slab, dist.Delta(joint.reshape(pair.shape)))
         return {pair.spike: spike, pair.slab: slab}

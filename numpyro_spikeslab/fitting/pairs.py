@@ -132,7 +132,7 @@ def declared(start: dict[str, tuple[Any, Any]], leading: int = 0) -> list[Any]:
         found = numpyro.param(name, value, constraint=constraint)
         if jnp.shape(found)[leading:] != jnp.shape(value)[leading:]:
             raise ValueError(
-                f"PairedGuide: the parameter {name!r} has shape {jnp.shape(found)}, but with these "
+                f"the guide's parameter {name!r} has shape {jnp.shape(found)}, but with these "
                 f"arguments the model asks for {jnp.shape(value)}. Give arguments with as many "
                 "weights as those of the fit."
             )

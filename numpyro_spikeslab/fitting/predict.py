@@ -29,7 +29,7 @@ from numpyro_spikeslab.reading.program import are_concrete, compiled, outside_tr
 from numpyro_spikeslab.reading.reader import Known, Reading
 from numpyro_spikeslab.reading.view import run_at
 from numpyro_spikeslab.roles import spread
-from numpyro_spikeslab.sparse import entries_of, is_sparse
+from numpyro_spikeslab.sparse import Observations, entries_of, is_sparse
 
 
 class Noise(NamedTuple):
@@ -186,14 +186,14 @@ def transform_rows(
             "is not known in new ones."
         )
     offset = jnp.broadcast_to(offset[0], reading.form.num_tasks)
-    if isinstance(Y_new, Rows):
-        rows, columns, values, number = Y_new
-        sigma2 = _noise_of(reading, posterior.values, at, np.unique(columns))
-        side = side_of(rows, columns, number, reading.form.num_features)
-        return _of_new_entries(number, side, posterior.weights, sigma2, values - offset[columns])
-    columns = np.flatnonzero(np.any(~np.isnan(np.asarray(Y_new)), axis=0))
-    sigma2 = _noise_of(reading, posterior.values, at, columns)
-    return _of_new_rows(posterior.weights, sigma2, Y_new - offset)
+    sparse = isinstance(Y_new, Observations)
+    seen = Y_new.columns if sparse else np.flatnonzero(np.any(~np.isnan(np.asarray(Y_new)), axis=0))
+    sigma2 = _noise_of(reading, posterior.values, at, seen)
+    if not sparse:
+        return _of_new_rows(posterior.weights, sigma2, Y_new - offset)
+    number, own = Y_new.shape[0], Y_new.values - offset[Y_new.columns]
+    side = side_of(Y_new.rows, Y_new.columns, number, reading.form.num_features)
+    return _of_new_entries(number, side, posterior.weights, sigma2, own)
 
 
 def _factor(G: Float[Array, "M M"], c: Float[Array, " M"], b: Float[Array, " M"]) -> Any:
@@ -225,37 +225,24 @@ def _of_new_entries(number: int, side: Side, weights: Any, sigma2: Any, Y: Any) 
     return jax.tree.map(jnp.transpose, over_blocks(side, number, block))
 
 
-class Rows(NamedTuple):
-    """New rows of a table of which some entries are observed.
-
-    - **rows**, **columns**, **values** - of each observation, shape (L,).
-    - **number** - of rows.
-    """
-
-    rows: Any
-    columns: Any
-    values: Any
-    number: int
-
-
 def checked_rows(reading: Reading, Y_new: Any) -> Any:
-    """New rows, where the model can have any: a table, or :class:`Rows` of a sparse array."""
+    """New rows, where the model can have any: a table, or the entries of a sparse array."""
     form, known = reading.form, reading.functions
     if known is None or not known.is_white:
         raise ValueError(
             "PairedGuide.transform: new rows need functions without order, kernels 'white' of mean "
             "zero, as in models.factor_analysis. For others use `predict` with X_new."
         )
-    shape = Y_new.shape if is_sparse(Y_new) else np.shape(Y_new)
+    shape = np.shape(Y_new)
     if len(shape) != 2 or shape[1] != form.num_tasks or not shape[0]:
         raise ValueError(
             f"PairedGuide.transform: Y_new must have shape (S, {form.num_tasks}), rows with as "
             f"many columns as the data of the fit, got {shape}."
         )
     if is_sparse(Y_new):
-        rows, columns, values = entries_of(Y_new, "PairedGuide.transform: Y_new")
-        new: Any = Rows(rows, columns, jnp.asarray(values, known.mean.dtype), shape[0])
-        bad = ~np.isfinite(np.asarray(values))
+        entries = entries_of(Y_new, "PairedGuide.transform: Y_new")
+        new: Any = entries._replace(values=jnp.asarray(entries.values, known.mean.dtype))
+        bad = ~np.isfinite(np.asarray(entries.values))
     else:
         new, bad = jnp.asarray(Y_new, known.mean.dtype), np.isinf(np.asarray(Y_new))
     if np.any(bad):

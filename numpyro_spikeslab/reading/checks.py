@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 
 from numpyro.infer.gibbs import subsample_plate_sizes
-from numpyro.util import not_jax_tracer
 
+from numpyro_spikeslab.devices import mesh_of
 from numpyro_spikeslab.reading.form import Form, base_of
 from numpyro_spikeslab.reading.probe import Verdict
 from numpyro_spikeslab.reading.subject import Subject
@@ -25,7 +25,7 @@ def check_sharding(arguments: Any, user: str) -> None:
     :raises ValueError: if there are some.
     """
     for x in jax.tree.leaves(arguments):
-        mesh = getattr(getattr(x, "sharding", None), "mesh", None) if not_jax_tracer(x) else None
+        mesh = mesh_of(x)
         if mesh is not None and AxisType.Explicit in mesh.axis_types:
             raise ValueError(
                 f"{user}: an array of shape {jnp.shape(x)} is sharded over a mesh with explicit "

@@ -361,9 +361,10 @@ def _check_prior(owner: str, sites: dict[str, Any], user: str) -> None:
         site = sites[part]
         if not is_plain(site, families):
             wanted = " or ".join(family.__name__ for family in families)
-            found = type(base_of(site["fn"])).__name__
+            base = base_of(site["fn"])
+            found = type(base).__name__
             remedy = f"Leave the prior to spike_slab({owner!r}, ...)."
-            if found in wanted:
+            if isinstance(base, families):
                 found = f"a masked or scaled {found}"
                 remedy = "Put `handlers.mask` and `handlers.scale` around the likelihood alone."
             raise ValueError(

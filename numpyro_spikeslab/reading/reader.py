@@ -15,7 +15,7 @@ from numpyro_spikeslab.algebra.coefficients import Apart, taken_apart, whitened
 from numpyro_spikeslab.algebra.covariates import Shares
 from numpyro_spikeslab.algebra.entries import Layout, layout_of
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, feature_rows
-from numpyro_spikeslab.devices import fetched, mesh_of, on_every_device
+from numpyro_spikeslab.devices import fetched, mesh_of_several, on_every_device
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.checks import (
     Uncentred,
@@ -361,7 +361,7 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
 def _laid_out(form: Form, places: Places, constants: tuple) -> tuple[Layout, tuple]:
     """The layout of entries, and the data, on the devices that have some of them."""
     # any entry may be asked for by any device; their places, of which there is more, are shared
-    mesh = mesh_of(constants) if are_concrete(constants) else None
+    mesh = mesh_of_several(constants) if are_concrete(constants) else None
     layout = layout_of(fetched(places.where), form.table, form.num_features, mesh)
     return layout, on_every_device(constants, mesh)
 

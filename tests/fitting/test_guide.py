@@ -193,12 +193,15 @@ def regression(X, y=None):
     numpyro.sample("y", dist.Normal(X @ w, 0.5).to_event(1), obs=y)
 
 
-def test_parameters_of_other_weights_are_refused():
+@pytest.mark.parametrize(
+    ("make", "name"), [(nss.PairedGuide, "w_auto_probs"), (nss.MeanFieldGuide, "w_slab_auto_loc")]
+)
+def test_parameters_of_other_weights_are_refused(make, name):
     X, y = np.eye(6), np.arange(6.0)
-    guide = nss.PairedGuide(regression)
+    guide = make(regression)
     svi = nss.CAVI(regression, guide)
     params = svi.get_params(svi.init(random.key(0), X, y))
-    message = r"'w_auto_probs' has shape \(6,\).*asks for \(4,\).*as many weights"
+    message = rf"'{name}' has shape \(6,\).*asks for \(4,\).*as many weights"
     with pytest.raises(ValueError, match=message):
         guide.sample_posterior(random.key(0), params, X[:, :4], y)
     with pytest.raises(ValueError, match=message):
