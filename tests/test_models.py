@@ -104,7 +104,7 @@ def test_fits_start_at_the_kernels_values():
     np.testing.assert_allclose(values["phi_kernel1_value_auto_loc"], [0.5, 2.0], rtol=1e-6)
 
 
-def test_a_prior_by_the_path_of_its_parameter():
+def test_a_prior_by_the_path_of_its_parameter(x64):
     sites = trace(ALIKE, {"scale": dist.InverseGamma(3.0, 1.0)})
     values = np.array([0.5, 1.0, 2.0])
     np.testing.assert_allclose(

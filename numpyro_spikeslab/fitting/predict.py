@@ -4,7 +4,7 @@
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 import jax
@@ -130,18 +130,27 @@ def _noise_of(reading: Reading, values: dict[str, Any], at: Noise, columns: Any)
     :param columns: those whose variance must be known.
     """
     sigma2, roles = at.sigma2, reading.form.role("noise")
-    known = at.observed | (not roles)
     for role in roles:
         index = jnp.broadcast_to(reading.indices[role.site], sigma2.shape)
         sigma2 = spread(values[role.site] ** 2, index, sigma2)
-        known |= index < jnp.size(values[role.site])
+    if reading.layout is not None and roles:
+        _check_noise_of(reading, at.observed, columns)
+    return sigma2
+
+
+def _check_noise_of(reading: Reading, observed: Any, columns: Any) -> None:
+    if not are_concrete(observed):
+        with outside_transformations(reading.constants):
+            observed = _without_functions(reading, reading.generic)[0].observed
+    known = np.array(observed)
+    for role in reading.form.role("noise"):
+        known |= np.asarray(reading.indices[role.site]) < np.size(reading.generic[role.site])
     unknown = np.setdiff1d(np.asarray(columns), np.flatnonzero(known))
-    if reading.layout is not None and unknown.size:
+    if unknown.size:
         raise ValueError(
             f"predict, transform: nothing says which noise the columns {unknown[:10].tolist()} "
             "have, which have no entries. Leave them or `noise` out."
         )
-    return sigma2
 
 
 def checked_entries(reading: Reading, entries: Any, X_new: Any) -> Entries | None:
@@ -187,13 +196,19 @@ def transform_rows(
         )
     offset = jnp.broadcast_to(offset[0], reading.form.num_tasks)
     sparse = isinstance(Y_new, Observations)
-    seen = Y_new.columns if sparse else np.flatnonzero(np.any(~np.isnan(np.asarray(Y_new)), axis=0))
+    seen = Y_new.columns if sparse else _columns_seen(Y_new)
     sigma2 = _noise_of(reading, posterior.values, at, seen)
     if not sparse:
         return _of_new_rows(posterior.weights, sigma2, Y_new - offset)
     number, own = Y_new.shape[0], Y_new.values - offset[Y_new.columns]
     side = side_of(Y_new.rows, Y_new.columns, number, reading.form.num_features)
     return _of_new_entries(number, side, posterior.weights, sigma2, own)
+
+
+def _columns_seen(Y: Float[Array, "S Q"]) -> Int[np.ndarray, " K"]:
+    """Columns of a table that have an observation; all of one that is traced might."""
+    seen = np.any(~np.isnan(np.asarray(Y)), axis=0) if are_concrete(Y) else np.ones(Y.shape[1])
+    return np.flatnonzero(seen)
 
 
 def _factor(G: Float[Array, "M M"], c: Float[Array, " M"], b: Float[Array, " M"]) -> Any:
@@ -241,11 +256,17 @@ def checked_rows(reading: Reading, Y_new: Any) -> Any:
         )
     if is_sparse(Y_new):
         entries = entries_of(Y_new, "PairedGuide.transform: Y_new")
+        if not are_concrete((entries.rows, entries.columns)):
+            raise ValueError(
+                "PairedGuide.transform: Y_new is a sparse array whose indices are traced, as "
+                "within jit or vmap. Close over its indices; its values may be traced."
+            )
         new: Any = entries._replace(values=jnp.asarray(entries.values, known.mean.dtype))
-        bad = ~np.isfinite(np.asarray(entries.values))
+        bad = ~jnp.isfinite(new.values)
     else:
-        new, bad = jnp.asarray(Y_new, known.mean.dtype), np.isinf(np.asarray(Y_new))
-    if np.any(bad):
+        new = jnp.asarray(Y_new, known.mean.dtype)
+        bad = jnp.isinf(new)
+    if are_concrete(bad) and np.any(bad):
         raise ValueError(
             "PairedGuide.transform: Y_new has entries that are not finite. Give missing ones as "
             "NaN, of a sparse array leave them out."
@@ -261,7 +282,8 @@ def _without_functions(reading: Reading, values: dict[str, Any]) -> tuple[Noise,
         at = reading.view(values)
         return Noise(at.sigma2, at.count > 0), _offset(reading, values)
 
-    return compiled(of, values)
+    with outside_transformations((reading.constants, values)):
+        return compiled(of, values)
 
 
 def _changes(reading: Reading, offset: Any) -> bool:

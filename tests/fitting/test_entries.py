@@ -476,6 +476,31 @@ def test_entries_to_be_predicted_must_be_in_the_table(entries, message):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
+def test_new_rows_may_be_traced(x64):
+    Y, table, _ = planted()
+    guide, _, result = fitted(MODELS["factor_analysis"], Y, plain=True, num_steps=5)
+
+    def transform(rows):
+        return guide.transform(result.params, Y, Y_new=rows)
+
+    few = coo_array(np.nan_to_num(table[:5]))
+    indices, values = jnp.asarray(np.transpose(few.coords)), jnp.asarray(few.data)
+    found = {
+        "dense": jax.jit(transform)(table[:5]),
+        "each": jax.tree.map(
+            lambda x: x[..., 0].T, jax.vmap(lambda row: transform(row[None]))(table[:5])
+        ),
+        "sparse": jax.jit(lambda x: transform(BCOO((x, indices), shape=few.shape)))(values),
+    }
+    for mean, variance in found.values():
+        np.testing.assert_allclose(mean, transform(table[:5])[0], atol=1e-12)
+        np.testing.assert_allclose(variance, transform(table[:5])[1], atol=1e-12)
+    with pytest.raises(ValueError, match="indices are traced, as within jit or vmap. Close over"):
+        jax.jit(transform)(BCOO((values, indices), shape=few.shape))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
 def test_what_entries_cannot_do_is_said(x64):
     Y, table, _ = planted()
     model = MODELS["factor_analysis"]
