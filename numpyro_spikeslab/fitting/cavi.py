@@ -14,7 +14,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro.distributions import biject_to, constraints
+from numpyro.distributions import biject_to
 from numpyro.infer import SVI, TraceGraph_ELBO
 from numpyro.infer.svi import SVIState
 from numpyro.optim import _NumPyroOptim
@@ -172,7 +172,6 @@ class CAVI(SVI):
         self.plain = plain
         self.stream = stream_of(num_tasks, learning_rate)
         self._read = Reader(model, "CAVI", guide.joint)
-        self._supports: dict[str, Any] = {}
         self._last_data: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -182,26 +181,31 @@ class CAVI(SVI):
 
     def _task(self, args: tuple, kwargs: dict[str, Any]) -> Task:
         every = {**kwargs, **self.static_kwargs}
+        # its errors say more than those of the guide
         reading = self._read(args, every)
-        refuse(self.guide, self.plain, reading)
+        refuse_other_guide(self.guide, reading)
         # a guide may be fresh, and another size of batch has parameters of other shapes
         self.guide.set_up(args, every)
+        refuse_inner(self.guide)
+        refuse(self.guide, self.plain, reading)
         temperature = self.temperature
         # of a pickle it is an equal string, not the same one
         if temperature == AUTOMATIC:
             temperature = annealing if reading.functions is None else None
         spec = spec_of(reading, self.plain, temperature)
         if self._last_data is None or self._last_data[0] is not reading:
-            transforms = {site: biject_to(self._support(site)) for site in reading.form.free}
-            data = data_of(reading, transforms)
+            start = self._start(reading)
+            names = {site: param_name(site, self.guide.prefix, start) for site in reading.form.free}
+            data = data_of(reading, {site: biject_to(start[x][1]) for site, x in names.items()})
             if not are_concrete(data):
                 return Task(reading, spec, data)
             self._last_data = reading, data
         return Task(reading, spec, self._last_data[1])
 
-    def _support(self, site: str) -> Any:
-        """Support of a free site; the start of the guide has to have been made."""
-        return self._supports.get(site, constraints.real)
+    def _start(self, reading: Reading) -> dict[str, tuple[Any, Any]]:
+        """Start value and constraint of each parameter of the guide and the model."""
+        own = self.guide._params.items()
+        return self.guide.start() | {name: (reading.generic[name], x) for name, x in own}
 
     # The interface of SVI
 
@@ -217,24 +221,18 @@ class CAVI(SVI):
         :param kwargs: keyword arguments of the model.
         :raises ValueError: if the model does not fit, or ``init_params`` do not.
         """
-        state = self._init(rng_key, args, kwargs, init_params)
         task = self._task(args, kwargs)
+        state = self._init(rng_key, task, init_params)
         if self.stream is not None:
             return self._streamed(task, state, self._known(task, state))
         # all that an update returns, so that compiled loops can carry it
         posterior = self._progress(task, state).posterior
         return SVIState((*state.optim_state[:2], posterior), None, state.rng_key)
 
-    def _init(self, rng_key: Array, args: tuple, kwargs: dict, init_params: Any) -> SVIState:
-        every = {**kwargs, **self.static_kwargs}
-        # its errors say more than those of the guide
-        reading = self._read(args, every)
-        refuse_other_guide(self.guide, reading)
-        self.guide.set_up(args, every)
-        refuse_inner(self.guide)
-        params = self._start_params(reading)
-        given = checked_params(init_params or {}, params, self._supports)
-        task = self._task(args, kwargs)
+    def _init(self, rng_key: Array, task: Task, init_params: Any) -> SVIState:
+        start = self._start(task.reading)
+        params = _values(start)
+        given = checked_params(init_params or {}, start)
         rng_key, _, key_start = random.split(rng_key, 3)
         posterior = None
         if task.reading.functions is not None and set(params) - set(given):
@@ -245,18 +243,6 @@ class CAVI(SVI):
             posterior = None
         self.constrain_fn = identity
         return SVIState((jnp.array(0), params, posterior), None, rng_key)
-
-    def _start_params(self, reading: Reading) -> dict[str, Any]:
-        """Copies of the guide's and the model's params, for a state may be donated."""
-        guide: Any = self.guide
-        found = guide.start()
-        for name, constraint in guide._params.items():
-            found[name] = reading.generic[name], constraint
-        end = f"_{guide.prefix}_loc"
-        # by the names of the sites, and those of the params themselves
-        self._supports = {name.removesuffix(end): x for name, (_, x) in found.items()}
-        self._supports |= {name: x for name, (_, x) in found.items()}
-        return strong({name: jnp.array(value) for name, (value, _) in found.items()})
 
     def _start_functions(
         self, task: Task, params: dict[str, Any], given: dict[str, Any], key: Any
@@ -364,10 +350,10 @@ class CAVI(SVI):
             raise ValueError(f"CAVI.run: num_steps must be a positive integer, got {num_steps}.")
         if forward_mode_differentiation:
             raise ValueError("CAVI.run: forward_mode_differentiation must be False.")
+        task = self._task(args, kwargs)
         state = init_state
         if state is None:
-            state = self._init(rng_key, args, kwargs, init_params)
-        task = self._task(args, kwargs)
+            state = self._init(rng_key, task, init_params)
         number = self.num_restarts or 1
         if task.reading.functions is not None and self.num_restarts is None:
             given = init_state is not None or init_params is not None
@@ -441,10 +427,15 @@ class CAVI(SVI):
     def _streamed(self, task: Task, state: SVIState, known: Known) -> SVIState:
         params, last = strong(self.get_params(state)), state.optim_state[2]
         if last is not None and last.weights.probs.shape != task.spec.form.shape:
-            params = self._start_params(task.reading)
+            params = _values(self._start(task.reading))
         params = self.guide.unpack(task.reading, known.posterior, params)
         rng_key, *_ = random.split(state.rng_key, 3)
         return SVIState((known.step, params, *known[1:]), None, rng_key)
+
+
+def _values(start: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
+    """Copies of start values, for a state may be donated."""
+    return strong({name: jnp.array(value) for name, (value, _) in start.items()})
 
 
 _bound = jax.jit(bound, static_argnums=0)

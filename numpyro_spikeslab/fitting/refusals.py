@@ -50,7 +50,6 @@ def refuse_other_state(guide: SpikeSlabGuide, posterior: Posterior, reading: Rea
 def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
     """Models that the samplers take and a fit does not."""
     form = reading.form
-    refuse_other_guide(guide, reading)
     names = [name for name in guide.functions if name in form.others]
     if names:
         shape = form.pairs[0].shape

@@ -400,25 +400,26 @@ def check_starts(restarts: Float[np.ndarray, " starts"] | None) -> None:
 
 
 def checked_params(
-    init_params: dict[str, Any], params: dict[str, Any], supports: dict[str, Any]
+    init_params: dict[str, Any], start: dict[str, tuple[Any, Any]]
 ) -> dict[str, Any]:
     """Start values of a user in the types of the parameters, which they must be among."""
-    unknown = sorted(set(init_params) - set(params))
+    unknown = sorted(set(init_params) - set(start))
     if unknown:
         raise ValueError(
-            f"CAVI: init_params has unknown names {unknown}; the parameters are {sorted(params)}."
+            f"CAVI: init_params has unknown names {unknown}; the parameters are {sorted(start)}."
         )
     found = {}
     for name, value in init_params.items():
-        if jnp.shape(value) != jnp.shape(params[name]):
+        own, support = start[name]
+        if jnp.shape(value) != jnp.shape(own):
             raise ValueError(
                 f"CAVI: init_params[{name!r}] has shape {jnp.shape(value)}, expected "
-                f"{jnp.shape(params[name])}."
+                f"{jnp.shape(own)}."
             )
-        found[name] = jnp.asarray(value, params[name].dtype)
-        if are_concrete(value) and not np.all(supports[name](found[name])):
+        found[name] = jnp.asarray(value, float)
+        if are_concrete(value) and not np.all(support(found[name])):
             raise ValueError(
                 f"CAVI: init_params[{name!r}] has values that are not finite or not in the support "
-                f"of the parameter, {supports[name]}."
+                f"of the parameter, {support}."
             )
     return found

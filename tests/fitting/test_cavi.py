@@ -122,6 +122,22 @@ def test_a_run_goes_on_from_a_state(x64, fixed):
     assert int(second.state.optim_state[0]) == 60
 
 
+def test_a_run_of_a_fresh_engine_goes_on_within_the_supports(x64, fixed):
+    X, y = fixed.args
+
+    def model(X, y):
+        extra = numpyro.sample("extra", dist.Gamma(0.5, 1.0))
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.25)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, jnp.sqrt(0.1 + extra)), obs=y)
+
+    svi, fresh = (nss.CAVI(model, nss.PairedGuide(model), temperature=None) for _ in range(2))
+    state = svi.run(KEY, 1, X, y, progress_bar=False).state
+    whole, rest = (x.run(KEY, 20, X, y, init_state=state, progress_bar=False) for x in (svi, fresh))
+    same((rest.params, rest.losses), (whole.params, whole.losses), 0)
+
+
 @pytest.mark.parametrize("num_obs", [20, 12])
 def test_a_state_of_other_data_is_a_start_and_no_more(x64, fixed, num_obs):
     X, y = (x[:num_obs] for x in fixed.args)
