@@ -120,17 +120,6 @@ class BlockFactors(PairFactors):
             found |= dict(zip(self._stack_names(pair.name, b), starts, strict=True))
         return found
 
-    def shapes(self, pair: Pair) -> dict[str, tuple[int, ...]]:
-        blocks = self._known[pair.name][1]
-        found: dict[str, tuple[int, ...]] = dict.fromkeys(
-            self.names(pair.name), (len(blocks.singles),)
-        )
-        for b, patterns, stack in zip(blocks.sizes, blocks.patterns, blocks.stacks, strict=True):
-            K = len(stack)
-            shapes = (K, len(patterns)), (K, b), (K, b, b)
-            found |= dict(zip(self._stack_names(pair.name, b), shapes, strict=True))
-        return found
-
     def _stacks(self, name: str, blocks: Blocks, params: dict[str, Any]) -> tuple[Stack, ...]:
         return tuple(Stack(*(params[x] for x in self._stack_names(name, b))) for b in blocks.sizes)
 

@@ -267,7 +267,7 @@ class CAVI(SVI):
         """Values of all other sites, with weights and functions to be started."""
         reading, form = task.reading, task.spec.form
         values = {x: params[param_name(x, self.guide.prefix, params)] for x in form.others}
-        weights = self.guide.pack_weights(form, params)
+        weights = self.guide.factors.pack(form, params)
         known = reading.functions
         assert known is not None
         zero, theta = jnp.zeros_like(known.mean), known.theta(values)

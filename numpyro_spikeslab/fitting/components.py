@@ -120,8 +120,8 @@ def quantiles_of(
     """
     found: dict[str, Any] = {}
     one = [{name: x[k] for name, x in components.items()} for k in range(len(mixing))]
-    for name in guide._pair_names(one[0]):
-        every = zip(*(guide.slab_mixtures(name, params) for params in one), strict=True)
+    for name in guide.factors.sites(one[0]):
+        every = zip(*(guide.factors.slab_mixtures(name, params) for params in one), strict=True)
         parts = [mixed(mixing, jax.tree.map(lambda *x: jnp.stack(x), *each)) for each in every]
         found |= guide.quantiles_of_pair(name, one[0], parts, q)
     # all else is a point in each component

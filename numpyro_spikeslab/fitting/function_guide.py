@@ -40,8 +40,6 @@ def _standard_normal(shape: tuple[int, ...], key: Array) -> Any:
 class FunctionGuide(SpikeSlabGuide):
     """What :class:`~numpyro_spikeslab.PairedGuide` has of latent functions."""
 
-    blocks: Any = None
-
     def _find_functions(self, trace: dict[str, Any]) -> tuple[str, ...]:
         return tuple(name for name in find_function_sites(trace) if is_latent(trace, name))
 

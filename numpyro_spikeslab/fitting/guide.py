@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the variational families share as NumPyro autoguides."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
-
-from jaxtyping import Array, Float
 
 import jax
 from jax import random
@@ -30,6 +27,7 @@ from numpyro_spikeslab.fitting.inner import (
     set_delta,
     shapes_of,
 )
+from numpyro_spikeslab.fitting.pairs import PairFactors
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.fitting.summaries import PosteriorSummaries
 from numpyro_spikeslab.fitting.tasks import keeps_products
@@ -71,11 +69,13 @@ class SpikeSlabGuide(PosteriorSummaries):
     def __init__(
         self,
         model: Callable,
+        factors: PairFactors,
         *,
-        prefix: str = "auto",
-        inner_guide: Callable[..., AutoGuide] = AutoDelta,
+        prefix: str,
+        inner_guide: Callable[..., AutoGuide],
     ) -> None:
         super().__init__(model, prefix=prefix)
+        self.factors = factors
         self.inner_guide = inner_guide
         self.inner: AutoGuide | None = None
         self.pairs: tuple[Pair, ...] = ()
@@ -224,7 +224,8 @@ class SpikeSlabGuide(PosteriorSummaries):
         with handlers.trace() as seen:
             for pair in self.pairs:
                 scale = jnp.broadcast_to(base_of(model[pair.slab]["fn"]).scale, pair.shape)
-                result |= self._sample_pair(pair, scale, partial(self._within, plates))
+                within = partial(self._within, plates)
+                result |= self.factors.sample(pair, self._start_pair(pair), scale, within)
         if self._slopes:
             result |= self._sample_followers(seen, result, plates)
         return result | self._sample_functions(model, result)
@@ -273,13 +274,9 @@ class SpikeSlabGuide(PosteriorSummaries):
                 stack.enter_context(plate)
             yield
 
-    def _slab_scale(self, pair: Pair) -> Float[Array, "..."]:
-        """Prior scale of each slab where the guide starts."""
-        return jnp.broadcast_to(self._slab_scales[pair.name], pair.shape)
-
-    @abstractmethod
     def _start_pair(self, pair: Pair) -> dict[str, tuple[Any, Any]]:
         """Start value and constraint of each parameter of one pair, in the order of the family."""
+        return self.factors.start(pair, jnp.broadcast_to(self._slab_scales[pair.name], pair.shape))
 
     def _start_functions(self, name: str) -> dict[str, tuple[Any, Any]]:
         """The same of latent functions."""
@@ -303,13 +300,6 @@ class SpikeSlabGuide(PosteriorSummaries):
             found |= self._start_functions(name)
         return found
 
-    @abstractmethod
-    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Callable) -> dict[str, Any]:
-        """Declare the parameters of one pair and sample its two sites.
-
-        :param within: the plates of a site, by its name.
-        """
-
     def _sample_functions(self, model: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """Declare the parameters of latent functions and sample them.
 
@@ -318,23 +308,6 @@ class SpikeSlabGuide(PosteriorSummaries):
         return {}
 
     # Between parameters and what CAVI updates
-
-    @abstractmethod
-    def pack_weights(self, form: Form, params: dict[str, Any]) -> Any:
-        """The factors of the pairs."""
-
-    @abstractmethod
-    def unpack_weights(self, form: Form, factors: Any) -> dict[str, Any]:
-        """The inverse of :meth:`pack_weights`."""
-
-    @property
-    def blocks(self) -> dict[str, list[list[int]]] | None:
-        """The blocks of each site, once the guide has been called; `None` without blocks."""
-        return None
-
-    def are_own(self, form: Form, factors: Any) -> bool:
-        """Whether factors of these sizes are those of this guide."""
-        return True
 
     def pack(self, reading: Reading, params: dict[str, Any]) -> Posterior:
         """The posterior that parameters stand for."""
@@ -350,7 +323,7 @@ class SpikeSlabGuide(PosteriorSummaries):
             site: self._along(form, site, params[self._slope_name(site)], along_all, along_own)
             for site in self._following(form, params)
         }
-        return Posterior(self.pack_weights(form, params), None, values, None, slopes)
+        return Posterior(self.factors.pack(form, params), None, values, None, slopes)
 
     def _following(self, form: Form, params: dict[str, Any]) -> list[str]:
         """The coefficients that follow the weights: of columns those that have slopes, of tasks all
@@ -376,7 +349,7 @@ class SpikeSlabGuide(PosteriorSummaries):
         self, reading: Reading, posterior: Posterior, params: dict[str, Any]
     ) -> dict[str, Any]:
         """The parameters of a posterior; ``params`` tells their names and shapes."""
-        new = self.unpack_weights(reading.form, posterior.weights)
+        new = self.factors.unpack(reading.form, posterior.weights)
         for site, value in posterior.values.items():
             new[param_name(site, self.prefix, params)] = value
         for site, slopes in posterior.slopes.items():

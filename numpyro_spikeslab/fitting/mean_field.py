@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
+from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.algebra.families import MeanField
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
-from numpyro_spikeslab.fitting.pairs import declared
+from numpyro_spikeslab.fitting.pairs import PairFactors, declared
 from numpyro_spikeslab.reading.form import Form, Pair
 
 
@@ -37,6 +38,15 @@ class MeanFieldGuide(SpikeSlabGuide):
     # as NumPyro's own guides, with which it is compared
     follows = False
 
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        prefix: str = "auto",
+        inner_guide: Callable[..., AutoGuide] = AutoDelta,
+    ) -> None:
+        super().__init__(model, MeanFieldFactors(prefix), prefix=prefix, inner_guide=inner_guide)
+
     def _find_pairs(self, trace: dict[str, Any]) -> tuple[Pair, ...]:
         pairs = super()._find_pairs(trace)
         if len(pairs) > 1:
@@ -51,63 +61,60 @@ class MeanFieldGuide(SpikeSlabGuide):
             )
         return pairs
 
-    def _names(self, name: str) -> tuple[str, str, str]:
-        return (
+
+class MeanFieldFactors(PairFactors):
+    """Parameters, draws and summaries of independent spikes beside jointly Gaussian slabs."""
+
+    def names(self, name: str) -> list[str]:
+        return [
             f"{name}_spike_{self.prefix}_probs",
             f"{name}_slab_{self.prefix}_loc",
             f"{name}_slab_{self.prefix}_scale_tril",
-        )
+        ]
 
-    def _pair_names(self, params: dict[str, Any]) -> list[str]:
-        end = f"_spike_{self.prefix}_probs"
-        return [name.removesuffix(end) for name in params if name.endswith(end)]
-
-    def _start_pair(self, pair: Pair) -> dict[str, tuple[Any, Any]]:
-        scale = self._slab_scale(pair)
-        probs_name, loc_name, scale_name = self._names(pair.name)
+    def start(self, pair: Pair, scale: Any) -> dict[str, tuple[Any, Any]]:
+        probs, loc, scale_tril = self.names(pair.name)
         return {
-            probs_name: (jnp.full_like(scale, 0.5), constraints.unit_interval),
-            loc_name: (jnp.zeros(pair.size, scale.dtype), constraints.real),
-            scale_name: (jnp.diag(jnp.ravel(scale)), constraints.lower_cholesky),
+            probs: (jnp.full_like(scale, 0.5), constraints.unit_interval),
+            loc: (jnp.zeros(pair.size, scale.dtype), constraints.real),
+            scale_tril: (jnp.diag(jnp.ravel(scale)), constraints.lower_cholesky),
         }
 
-    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Callable) -> dict[str, Any]:
-        (probs_name, start), *others = self._start_pair(pair).items()
+    def sample(
+        self, pair: Pair, start: dict[str, tuple[Any, Any]], prior_scale: Any, within: Callable
+    ) -> dict[str, Any]:
+        (probs_name, probs_start), *others = start.items()
         loc, scale_tril = declared(dict(others))
         # one event over all weights, so it is sampled outside their plates, as in AutoContinuous
         joint = numpyro.sample(
-            self._auxiliary_name(pair),
+            self._joint(pair),
             dist.MultivariateNormal(loc, scale_tril=scale_tril),
             infer={"is_auxiliary": True},
         )
         with within(pair.slab):
-            (probs,) = declared({probs_name: start})
+            (probs,) = declared({probs_name: probs_start})
             spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))
             slab = numpyro.sample(pair.slab, dist.Delta(joint.reshape(pair.shape)))
         return {pair.spike: spike, pair.slab: slab}
 
-    def _auxiliary_name(self, pair: Pair) -> str:
-        return f"_{pair.slab}_{self.prefix}_latent"
-
-    def auxiliary_values(self, draws: dict[str, Any]) -> dict[str, Any]:
-        """Values of the guide's auxiliary site that give the slabs of ``draws``."""
-        (pair,) = self.pairs
+    def auxiliary_values(self, pairs: tuple[Pair, ...], draws: dict[str, Any]) -> dict[str, Any]:
+        (pair,) = pairs
         slab = draws[pair.slab]
         batch = slab.shape[: slab.ndim - len(pair.shape)]
-        return {self._auxiliary_name(pair): slab.reshape(*batch, pair.size)}
+        return {self._joint(pair): slab.reshape(*batch, pair.size)}
 
-    def _marginal(self, name: str, params: dict[str, Any]) -> tuple[Any, Any, Any]:
-        probs, loc, scale_tril = (params[key] for key in self._names(name))
-        scale = jnp.sqrt(jnp.sum(scale_tril**2, axis=1))
+    def marginal(self, name: str, params: dict[str, Any]) -> tuple[Any, Any, Any]:
+        probs, loc, scale_tril = (params[key] for key in self.names(name))
+        scale = jnp.linalg.norm(scale_tril, axis=1)
         return probs, loc.reshape(probs.shape), scale.reshape(probs.shape)
 
-    def pack_weights(self, form: Form, params: dict[str, Any]) -> MeanField:
+    def pack(self, form: Form, params: dict[str, Any]) -> MeanField:
         (pair,) = form.pairs
-        probs, loc, scale_tril = (params[name] for name in self._names(pair.name))
+        probs, loc, scale_tril = (params[name] for name in self.names(pair.name))
         return MeanField(jnp.ravel(probs), loc, scale_tril)
 
-    def unpack_weights(self, form: Form, factors: MeanField) -> dict[str, Any]:
+    def unpack(self, form: Form, factors: MeanField) -> dict[str, Any]:
         (pair,) = form.pairs
         probs, loc, scale_tril = factors
         values = (probs.reshape(pair.shape), loc, scale_tril)
-        return dict(zip(self._names(pair.name), values, strict=True))
+        return dict(zip(self.names(pair.name), values, strict=True))

@@ -12,7 +12,6 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.algebra.alike import COVERAGE, MIN_CORRELATION, check_limits
-from numpyro_spikeslab.algebra.mixtures import SlabMixtures
 from numpyro_spikeslab.fitting.blocks import BlockFactors
 from numpyro_spikeslab.fitting.function_guide import FunctionGuide
 from numpyro_spikeslab.fitting.pairs import PairFactors
@@ -28,7 +27,7 @@ from numpyro_spikeslab.fitting.sets import (
 )
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.evaluate import abstract_trace
-from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair, is_latent
+from numpyro_spikeslab.reading.form import COLUMNS, is_latent
 from numpyro_spikeslab.reading.reader import Reading
 
 
@@ -134,51 +133,14 @@ class PairedGuide(FunctionGuide):
         prefix: str = "auto",
         inner_guide: Callable[..., AutoGuide] = AutoDelta,
     ) -> None:
-        super().__init__(model, prefix=prefix, inner_guide=inner_guide)
-        self._factors = PairFactors(prefix) if blocks is None else BlockFactors(prefix, blocks)
-
-    @property
-    def blocks(self) -> dict[str, list[list[int]]] | None:
-        """The blocks of each site, once the guide has been called; `None` without blocks."""
-        return self._factors.blocks
+        factors = PairFactors(prefix) if blocks is None else BlockFactors(prefix, blocks)
+        super().__init__(model, factors, prefix=prefix, inner_guide=inner_guide)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        if isinstance(self._factors, BlockFactors):
+        if isinstance(self.factors, BlockFactors):
             # may fail, and then the guide must not pass for one that has been set up
-            self._factors.set_up(self.model, args, kwargs)
+            self.factors.set_up(self.model, args, kwargs)
         super()._setup_prototype(*args, **kwargs)
-
-    def _pair_names(self, params: dict[str, Any]) -> list[str]:
-        end = f"_{self.prefix}_probs"
-        return [name.removesuffix(end) for name in params if name.endswith(end)]
-
-    def _start_pair(self, pair: Pair) -> dict[str, tuple[Any, Any]]:
-        return self._factors.start(pair, self._slab_scale(pair))
-
-    def _sample_pair(self, pair: Pair, prior_scale: Any, within: Callable) -> dict[str, Any]:
-        return self._factors.sample(pair, self._start_pair(pair), prior_scale, within)
-
-    def auxiliary_values(self, draws: dict[str, Any]) -> dict[str, Any]:
-        """Values of the auxiliary sites of blocks and groups that give these ``draws``."""
-        return self._factors.auxiliary_values(self.pairs, draws)
-
-    def _marginal(self, name: str, params: dict[str, Any]) -> tuple[Any, Any, Any]:
-        return self._factors.marginal(name, params)
-
-    def slab_mixtures(self, name: str, params: dict[str, Any]) -> list[SlabMixtures]:
-        return self._factors.slab_mixtures(name, params)
-
-    def _in_order(self, name: str, params: dict[str, Any], parts: list[Any]) -> Any:
-        return self._factors.in_order(name, params, parts)
-
-    def pack_weights(self, form: Form, params: dict[str, Any]) -> Any:
-        return self._factors.pack(form, params)
-
-    def are_own(self, form: Form, factors: Any) -> bool:
-        return self._factors.are_own(form, factors)
-
-    def unpack_weights(self, form: Form, factors: Any) -> dict[str, Any]:
-        return self._factors.unpack(form, factors)
 
     @full_precision
     def credible_sets(
@@ -277,7 +239,7 @@ class PairedGuide(FunctionGuide):
         # a fresh guide does not know the shapes of its slopes
         self.set_up(args, kwargs)
         for pair in reading.form.pairs:
-            check_params(params, self._factors.shapes(pair))
+            check_params(params, dict.fromkeys(self.factors.names(pair.name), pair.shape))
         return effects_of(reading, self.pack(reading, params))
 
     @full_precision

@@ -45,6 +45,11 @@ class PairFactors:
         """The names of the parameters of pairs."""
         return [self._key.format(name, part) for part in PARTS]
 
+    def sites(self, params: dict[str, Any]) -> list[str]:
+        """Names of the weights, from those of the parameters."""
+        end = self.names("")[0]
+        return [name.removesuffix(end) for name in params if name.endswith(end)]
+
     def start(self, pair: Pair, scale: Any) -> dict[str, tuple[Any, Any]]:
         """Start value and constraint of each parameter, at slabs of this prior scale."""
         if pair.groups is not None:
@@ -59,7 +64,12 @@ class PairFactors:
     def sample(
         self, pair: Pair, start: dict[str, tuple[Any, Any]], prior_scale: Any, within: Callable
     ) -> dict[str, Any]:
-        """Declare the parameters and sample the two sites ``within`` their plates."""
+        """Declare the parameters and sample the two sites ``within`` their plates.
+
+        :param start: see :meth:`start`.
+        :param prior_scale: of the slabs, in the shape of the weights.
+        :param within: the plates of a site, by its name.
+        """
         if pair.groups is not None:
             # their rows are of no plate
             return sample_groups(pair, declared(start), prior_scale, self._joint(pair), within)
@@ -115,10 +125,6 @@ class PairFactors:
     def are_own(self, form: Form, factors: Any) -> bool:
         """Whether factors of these sizes are those of the guide."""
         return True
-
-    def shapes(self, pair: Pair) -> dict[str, tuple[int, ...]]:
-        """The shape of each parameter."""
-        return dict.fromkeys(self.names(pair.name), pair.shape)
 
 
 def declared(start: dict[str, tuple[Any, Any]], leading: int = 0) -> list[Any]:

@@ -40,7 +40,7 @@ def refuse_other_state(guide: SpikeSlabGuide, posterior: Posterior, reading: Rea
         raise ValueError(
             "CAVI: the state is one of data of other sizes. Begin anew, without `init_state`."
         )
-    if not guide.are_own(reading.form, posterior.weights):
+    if not guide.factors.are_own(reading.form, posterior.weights):
         raise ValueError(
             "CAVI: the state is one of a guide with other blocks. Make the guide with those of "
             "its own, `PairedGuide(model, blocks=fitted.blocks)`."

@@ -16,9 +16,10 @@ import numpyro.distributions as dist
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
-from numpyro_spikeslab.algebra.mixtures import SlabMixtures, quantiles, single
+from numpyro_spikeslab.algebra.mixtures import SlabMixtures, quantiles
 from numpyro_spikeslab.distributions import SpikeSlab
 from numpyro_spikeslab.fitting.inner import inner_summary, makes_delta
+from numpyro_spikeslab.fitting.pairs import PairFactors
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.form import Pair
@@ -29,11 +30,13 @@ class PosteriorSummaries(AutoGuide):
     """Summaries of a posterior, from parameters and the model's arguments alone.
 
     - **pairs**, **functions** - of the model that the guide has last been called with.
+    - **factors** - what is told of the pairs.
     - **inner_guide**, **inner** - of the other sites: its class, and once set up itself.
     """
 
     pairs: tuple[Pair, ...]
     functions: tuple[str, ...]
+    factors: PairFactors
     inner_guide: Callable[..., AutoGuide]
     inner: AutoGuide | None
 
@@ -41,13 +44,14 @@ class PosteriorSummaries(AutoGuide):
     def set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
         """Note names, shapes and start values, anew where they are others."""
 
-    @abstractmethod
-    def _marginal(self, name: str, params: dict[str, Any]) -> tuple[Any, Any, Any]:
-        """Inclusion probability, and mean and standard deviation of the slab where included."""
+    @property
+    def blocks(self) -> dict[str, list[list[int]]] | None:
+        """The blocks of each site, once the guide has been called; `None` without blocks."""
+        return self.factors.blocks
 
-    @abstractmethod
-    def _pair_names(self, params: dict[str, Any]) -> list[str]:
-        """Names of the weights, from those of the parameters."""
+    def auxiliary_values(self, draws: dict[str, Any]) -> dict[str, Any]:
+        """Values of the guide's auxiliary sites that give these ``draws``, once it was called."""
+        return self.factors.auxiliary_values(self.pairs, draws)
 
     def inclusion_probabilities(self, params: dict[str, Any]) -> dict[str, Any]:
         """Posterior inclusion probability ``gamma`` of each weight.
@@ -55,7 +59,7 @@ class PosteriorSummaries(AutoGuide):
         :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
         :return: ``{name: array in the shape of the weights}``.
         """
-        return {name: self._marginal(name, params)[0] for name in self._pair_names(params)}
+        return {name: self.factors.marginal(name, params)[0] for name in self.factors.sites(params)}
 
     @full_precision
     def posterior_mean(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -73,8 +77,8 @@ class PosteriorSummaries(AutoGuide):
 
     def _marginals(self, params: dict[str, Any]) -> dict[str, SpikeSlab]:
         marginals = {}
-        for name in self._pair_names(params):
-            probs, loc, scale = self._marginal(name, params)
+        for name in self.factors.sites(params):
+            probs, loc, scale = self.factors.marginal(name, params)
             marginals[name] = SpikeSlab(probs, scale, loc)
         return marginals
 
@@ -175,7 +179,7 @@ class PosteriorSummaries(AutoGuide):
         if self.inner is not None:
             return inner_summary(self.inner, "median", params)
         end = f"_{self.prefix}_loc"
-        own = {f"{name}{end}" for name in self._pair_names(params)}
+        own = {f"{name}{end}" for name in self.factors.sites(params)}
         # a guide that has not been called knows the sites by their parameters alone
         return {
             k.removesuffix(end): x for k, x in params.items() if k.endswith(end) and k not in own
@@ -213,22 +217,14 @@ class PosteriorSummaries(AutoGuide):
         found: dict[str, Any] = {}
         if (args or kwargs) and not self.pairs:
             self.set_up(args, kwargs)
-        for name in self._pair_names(params):
-            parts = self.slab_mixtures(name, params)
+        for name in self.factors.sites(params):
+            parts = self.factors.slab_mixtures(name, params)
             found |= self.quantiles_of_pair(name, params, parts, levels)
         moments = self._function_moments(params, args, kwargs) if args or kwargs else {}
         for name, (mean, variance) in moments.items():
             q = jnp.reshape(jnp.asarray(levels, mean.dtype), (-1, 1, 1))
             found[name] = dist.Normal(mean, jnp.sqrt(variance)).icdf(q)
         return found
-
-    def slab_mixtures(self, name: str, params: dict[str, Any]) -> list[SlabMixtures]:
-        """The marginals of weights, in parts of as many Gaussians each."""
-        return [single(*map(jnp.ravel, self._marginal(name, params)))]
-
-    def _in_order(self, name: str, params: dict[str, Any], parts: list[Any]) -> Any:
-        """Numbers of the weights in these parts, each (Q, b), in the order of the weights."""
-        return parts[0]
 
     def quantiles_of_pair(
         self, name: str, params: dict[str, Any], parts: list[SlabMixtures], levels: Any
@@ -237,11 +233,11 @@ class PosteriorSummaries(AutoGuide):
 
         :param params: which tell the shape of the weights.
         """
-        shape = jnp.shape(self._marginal(name, params)[1])
+        shape = jnp.shape(self.factors.marginal(name, params)[1])
         q = jnp.asarray(levels, parts[0].mean.dtype)
         each = [(*quantiles(part, q), (q[:, None] > 1 - part.probs) * 1.0) for part in parts]
         weight, slab, spike = (
-            self._in_order(name, params, list(x)).reshape(-1, *shape)
+            self.factors.in_order(name, params, list(x)).reshape(-1, *shape)
             for x in zip(*each, strict=True)
         )
         return {name: weight, f"{name}_slab": slab} | self._by_spike(

@@ -74,7 +74,7 @@ def test_one_group_has_the_exact_posterior(x64):
     probs = guide.inclusion_probabilities(params)["w"]
     np.testing.assert_allclose(probs, exact.inclusion, rtol=1e-8)
     np.testing.assert_allclose(guide.posterior_mean(params)["w"], exact.mean, rtol=1e-8)
-    factors = guide.pack_weights(svi._read((X, y), {}).form, params)
+    factors = guide.factors.pack(svi._read((X, y), {}).form, params)
     variance = factors.predictor_variance(block_design(jnp.asarray(X).T, None))
     covariance = exact.second_moments - np.outer(exact.mean, exact.mean)
     np.testing.assert_allclose(variance, np.trace(X @ covariance @ X.T), rtol=1e-7)
