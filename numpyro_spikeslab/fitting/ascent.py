@@ -272,7 +272,6 @@ class Stage(NamedTuple):
     - **losses** - after each; a round of moves is one step.
     - **rejected** - whether it is a round of moves without success.
     - **comparable** - whether starts are compared after it.
-    - **last** - whether no moves follow.
     - **restarts** - the bound of each start, where this stage has compared them.
     - **ends** - the progress of all starts together, where they ran at once and to their ends.
     """
@@ -281,7 +280,6 @@ class Stage(NamedTuple):
     losses: Float[np.ndarray, " steps"]
     rejected: bool = False
     comparable: bool = False
-    last: bool = False
     restarts: Float[np.ndarray, " starts"] | None = None
     ends: Progress | None = None
 
@@ -327,7 +325,7 @@ class Fit(NamedTuple):
             stage = self.sweeps(progress, min(chunk_of(self.data), left))
             progress = stage.progress
             left -= len(stage.losses)
-            yield stage._replace(last=True)
+            yield stage
             if bool(progress.converged):
                 return
 

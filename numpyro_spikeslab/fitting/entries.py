@@ -83,7 +83,7 @@ def update_columns(
             lambda _, w: update_weights(own, stats, w, temperature),
             jax.tree.map(lambda x: x[columns], weights),
         )
-        return new, squared_errors(own, stats, new)
+        return new, squared_errors(stats, new)
 
     return over_columns(at, mean, var, of)
 

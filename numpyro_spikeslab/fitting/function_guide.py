@@ -14,13 +14,13 @@ import numpyro
 from numpyro.distributions import constraints
 
 from numpyro_spikeslab.distributions import GaussianFunctions
+from numpyro_spikeslab.fitting.functions import moments
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.inner import makes_delta
 from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior
 from numpyro_spikeslab.fitting.predict import (
     checked_entries,
     checked_rows,
-    function_moments,
     predict_entries,
     predict_tasks,
     transform_rows,
@@ -77,7 +77,8 @@ class FunctionGuide(SpikeSlabGuide):
             return posterior
         alpha, h = (params[name] for name in self._site_names(form.functions))
         theta = known.theta(posterior.values)
-        mean, var, kl, prior_var = function_moments(reading, posterior.values, alpha, h)
+        given = known.parameters, known.kernel, known.mean, theta, alpha, h
+        mean, var, kl, prior_var = moments(*given)
         step = STEP * jnp.asarray(known.parameters.is_free, theta.dtype)
         functions = FunctionFactors(alpha, h, mean, var, kl, prior_var, theta, step)
         return posterior._replace(functions=functions)

@@ -38,7 +38,7 @@ from numpyro_spikeslab.fitting.tasks import (
     sweep_weights,
     update_weights,
 )
-from numpyro_spikeslab.reading.functions import FunctionPrior
+from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import elementwise, scale_mode
 
@@ -409,7 +409,7 @@ def sweep(
     functions = _functions(posterior)
     start = posterior, gram(base, functions.mean, functions.var)
     posterior, stats = jax.lax.fori_loop(0, M + 2, visit, start)
-    return posterior, squared_errors(base, stats, posterior.weights)
+    return posterior, squared_errors(stats, posterior.weights)
 
 
 def _choose(condition: Any, one: Posterior, other: Posterior) -> Posterior:
@@ -437,12 +437,16 @@ def in_use(spec: Spec, data: Data, posterior: Posterior) -> Bool[Array, " M"]:
     return is_active(view_at(spec, data, posterior.values), posterior)
 
 
-def moments(prior: FunctionPrior, theta: Any, alpha: Any, h: Any) -> tuple[Any, Any, Any, Any]:
+@partial(jax.jit, static_argnums=0)
+def moments(
+    parameters: Parameters, kernel: Any, mean: Any, theta: Any, alpha: Any, h: Any
+) -> tuple[Any, Any, Any, Any]:
     """Means, variances, divergences and prior variances of the functions from their terms."""
+    prior = FunctionPrior(kernel, mean, parameters, {})
 
     def of(m):
         covariance = prior.covariance(m, theta[m])
-        q = gaussian.condition(covariance, alpha[m], h[m], prior.mean[m])
+        q = gaussian.condition(covariance, alpha[m], h[m], mean[m])
         return q.mean, q.variance, q.kl, covariance.diagonal()
 
     return jax.lax.map(of, jnp.arange(theta.shape[0]))

@@ -52,11 +52,11 @@ def refit_weights(
         at = with_roles(spec, data, base, posterior.values)
         weights = update_weights(at, stats, posterior.weights)
         posterior = posterior._replace(weights=weights)
-        return with_modes(spec, data, at, posterior, squared_errors(at, stats, weights))
+        return with_modes(spec, data, at, posterior, squared_errors(stats, weights))
 
     posterior = jax.lax.fori_loop(0, num_passes, pass_weights, posterior)
     at = with_roles(spec, data, base, posterior.values)
-    squares = squared_errors(at, stats, posterior.weights)
+    squares = squared_errors(stats, posterior.weights)
     return posterior, bound_given(spec, at, posterior, squares)
 
 

@@ -130,7 +130,7 @@ class Data(NamedTuple):
     - **covariates** - those that all tasks share, by the names of their coefficients.
     - **shares** - of the observations, where there are covariates and no other site can change it.
     - **stats** - their products with the observations, where no free site can change them.
-    - **kernel**, **mean**, **fixed** - of latent functions.
+    - **kernel**, **mean** - of latent functions.
     """
 
     constants: tuple
@@ -146,7 +146,6 @@ class Data(NamedTuple):
     stats: Gram | None
     kernel: Any
     mean: Any
-    fixed: dict[str, Any]
 
 
 def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
@@ -189,7 +188,6 @@ def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
         stats,
         None if known is None else known.kernel,
         None if known is None else known.mean,
-        {} if known is None else known.fixed,
     )
 
 

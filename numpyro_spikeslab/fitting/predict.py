@@ -20,11 +20,9 @@ from numpyro_spikeslab.algebra.entries import (
     over_blocks,
     side_of,
 )
-from numpyro_spikeslab.fitting.functions import moments
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.primitives import check_finite
 from numpyro_spikeslab.reading.form import Form
-from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.program import are_concrete, compiled, outside_transformations
 from numpyro_spikeslab.reading.reader import Known, Reading
 from numpyro_spikeslab.reading.view import run_at
@@ -41,18 +39,6 @@ class Noise(NamedTuple):
 
     sigma2: Float[Array, " Q"]
     observed: Bool[Array, " Q"]
-
-
-def function_moments(reading: Reading, values: dict[str, Any], alpha: Any, h: Any) -> Any:
-    """Means, variances and divergences of the functions from their terms."""
-    known = reading.functions
-    assert known is not None
-    return _moments(known.parameters, known.kernel, known.mean, known.theta(values), alpha, h)
-
-
-@partial(jax.jit, static_argnums=0)
-def _moments(parameters: Parameters, kernel: Any, mean: Any, theta: Any, alpha: Any, h: Any):
-    return moments(FunctionPrior(kernel, mean, parameters, {}), theta, alpha, h)
 
 
 @jax.jit

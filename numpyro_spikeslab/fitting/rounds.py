@@ -13,7 +13,7 @@ from numpyro_spikeslab.fitting.functions import in_use
 from numpyro_spikeslab.fitting.moves import drop, keep_only, rotate
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.fitting.roughness import Roughness
-from numpyro_spikeslab.fitting.turns import Manner, turn
+from numpyro_spikeslab.fitting.turns import turn
 
 MAX_ROUNDS = 8
 # Sweeps after each turn of a warm-up.
@@ -73,7 +73,7 @@ def warm_up(fit: Fit, progress: Progress) -> Stage:
 
 
 def _turned(fit: Fit, posterior: Posterior, whiten: bool, simplify: bool = False) -> Posterior:
-    return turn(fit.spec, fit.data, posterior, Manner(jnp.array(whiten), jnp.array(simplify)))
+    return turn(fit.spec, fit.data, posterior, jnp.array(whiten), jnp.array(simplify))
 
 
 def _drops(fit: Fit, progress: Progress) -> Iterator[Stage]:

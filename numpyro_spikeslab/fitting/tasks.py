@@ -95,7 +95,7 @@ def update_weights(
     return PairedMeanField.of(found, temperature)
 
 
-def squared_errors(at: View, stats: Gram, weights: Any) -> Float[Array, " Q"]:
+def squared_errors(stats: Gram, weights: Any) -> Float[Array, " Q"]:
     """Expected sum of squares of what each task leaves."""
     W, W2 = weights.mean, weights.slab_moments[1]
     own = stats.own
@@ -123,7 +123,7 @@ def sweep_weights(
         given = weights, 1 / at.sigma2, at.prior, temperature
         return masked_task_sweep((mean, var), (at.Y, at.relative), *given)
     weights = update_weights(at, stats, weights, temperature)
-    return weights, squared_errors(at, stats, weights)
+    return weights, squared_errors(stats, weights)
 
 
 def squares_given(
@@ -132,7 +132,7 @@ def squares_given(
     """The expected squares of what each task leaves, from the statistics where there are any."""
     if stats is None:
         return squares_left(at, mean, var, weights)
-    return squared_errors(at, stats, weights)
+    return squared_errors(stats, weights)
 
 
 def explained(at: View, own: Float[Array, "#Q M"], weights: Any) -> Float[Array, " M"]:

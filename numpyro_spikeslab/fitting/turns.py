@@ -293,47 +293,38 @@ def climb(J: Surrogate, found: Turned, used: Bool[Array, " M"]) -> Turned:
     return jax.lax.while_loop(unfinished, cycle, start)[0]
 
 
-class Manner(NamedTuple):
-    """How a turn begins.
-
-    - **whiten** - whether with functions that are uncorrelated.
-    - **simplify** - whether with weights that varimax has turned.
-    """
-
-    whiten: Bool[Array, ""]
-    simplify: Bool[Array, ""]
-
-
 @partial(jax.jit, static_argnums=0)
-def turn(spec: Spec, data: Data, posterior: Posterior, manner: Manner) -> Posterior:
-    """The functions in use, turned until ``J`` is high, with weights that follow."""
+def turn(
+    spec: Spec,
+    data: Data,
+    posterior: Posterior,
+    whiten: Bool[Array, ""],
+    simplify: Bool[Array, ""],
+) -> Posterior:
+    """The functions in use, turned until ``J`` is high, with weights that follow.
+
+    :param whiten: whether to begin with functions that are uncorrelated.
+    :param simplify: whether to begin with weights that varimax has turned.
+    """
     at = view_at(spec, data, posterior.values)
     functions: Any = posterior.functions
     used = in_use(spec, data, posterior)
     phi, var = (jnp.where(used[:, None], x, 0) for x in (functions.mean, functions.var))
     W = ridge(at, phi, var, jnp.where(used, posterior.weights.mean, 0).T)
-    S = phi @ phi.T + jnp.diag(jnp.sum(var, axis=1))
-    start = Turned(W, jnp.eye(len(W), dtype=W.dtype), S)
-    found = _begin(at, spec.form.num_obs, start, used, manner)
-    found = climb(surrogate(at, spec.form.num_obs), found, used)
+    none = jnp.eye(len(W), dtype=W.dtype)
+    start = Turned(W, none, phi @ phi.T + jnp.diag(jnp.sum(var, axis=1)))
+    start = jax.lax.cond(whiten, lambda: _whitened(start, spec.form.num_obs, used), lambda: start)
+    size, group = (start.W / jnp.sqrt(at.sigma2)).T, jnp.where(used, 0, -1)
+    T = jax.lax.cond(simplify, lambda: varimax(size, group).astype(W.dtype), lambda: none)
+    found = climb(surrogate(at, spec.form.num_obs), _linear(start, T.T, T.T), used)
     return strong(posterior_of(spec, data, posterior, found._replace(B=found.B @ phi), used))
 
 
-def _begin(at: View, num_points: int, found: Turned, used: Any, manner: Manner) -> Turned:
+def _whitened(found: Turned, num_points: int, used: Any) -> Turned:
     C = jnp.where(used[:, None] & used, found.S / num_points, jnp.diag(jnp.where(used, 0.0, 1.0)))
     E, U = jnp.linalg.eigh(C)
     root = jnp.sqrt(jnp.maximum(E, 1e-10 * jnp.max(E)))
-    half, inverse = (U * root) @ U.T, (U / root) @ U.T
-    whitened = _linear(
-        found,
-        jnp.where(manner.whiten, half, jnp.eye(len(E))),
-        jnp.where(manner.whiten, inverse, jnp.eye(len(E))),
-    )
-    group = jnp.where(used, 0, -1)
-    size = (whitened.W / jnp.sqrt(at.sigma2)).T
-    none = jnp.eye(len(E), dtype=size.dtype)
-    T = jax.lax.cond(manner.simplify, lambda: varimax(size, group).astype(size.dtype), lambda: none)
-    return _linear(whitened, T.T, T.T)
+    return _linear(found, (U * root) @ U.T, (U / root) @ U.T)
 
 
 def _linear(found: Turned, of_weights: Any, of_functions: Any) -> Turned:

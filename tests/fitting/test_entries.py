@@ -407,12 +407,12 @@ def test_nothing_of_the_size_of_the_table_is_made(x64):
     progress = svi._progress(task, svi.init(KEY, Y))
     from numpyro_spikeslab.fitting.ascent import advance
     from numpyro_spikeslab.fitting.factors import gains_without
-    from numpyro_spikeslab.fitting.turns import Manner, turn
+    from numpyro_spikeslab.fitting.turns import turn
 
-    manner = Manner(jnp.array(True), jnp.array(True))
+    true = jnp.array(True)
     for of in (
         lambda p: advance(task.spec, task.data, p, 1, -1.0),
-        lambda p: turn(task.spec, task.data, p.posterior, manner),
+        lambda p: turn(task.spec, task.data, p.posterior, true, true),
         lambda p: gains_without(task.spec, task.data, p.posterior),
     ):
         stack = [jax.make_jaxpr(of)(progress).jaxpr]

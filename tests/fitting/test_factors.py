@@ -74,7 +74,7 @@ def test_a_sweep_visits_one_function_and_its_weights_after_the_other(prior):
         np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-10)
     at = with_roles(found.spec, found.data, found.at, swept.values)
     sums = gram(at, swept.functions.mean, swept.functions.var)
-    np.testing.assert_allclose(squares, squared_errors(at, sums, swept.weights), rtol=1e-10)
+    np.testing.assert_allclose(squares, squared_errors(sums, swept.weights), rtol=1e-10)
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_squares_need_no_products_of_functions():
     at, phi, weights = found.at, found.functions, found.posterior.weights
     for relative in (at.relative, jnp.ones((NUM_POINTS, 1))):
         here = at._replace(relative=relative)
-        expected = squared_errors(here, gram(here, phi.mean, phi.var), weights)
+        expected = squared_errors(gram(here, phi.mean, phi.var), weights)
         np.testing.assert_allclose(squares_left(here, phi.mean, phi.var, weights), expected)
 
 

@@ -97,8 +97,9 @@ def test_blocks_of_functions_are_visited_one_after_the_other(size, monkeypatch):
 
 def test_moments_are_those_of_the_factors():
     found = small()
-    functions = found.functions
-    mean, var, kl, prior_var = moments(found.prior, functions.theta, functions.alpha, functions.h)
+    prior, functions = found.prior, found.functions
+    of_terms = functions.theta, functions.alpha, functions.h
+    mean, var, kl, prior_var = moments(prior.parameters, prior.kernel, prior.mean, *of_terms)
     np.testing.assert_allclose(mean, functions.mean, atol=1e-9)
     np.testing.assert_allclose(var, functions.var, atol=1e-9)
     np.testing.assert_allclose(kl, functions.kl, atol=1e-8)

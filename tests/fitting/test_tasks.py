@@ -86,7 +86,7 @@ def test_statistics_are_sums_over_the_observations():
     # the expectation of the square, from the moments of each product of weight and function
     spread = second @ (phi**2 + var) - W**2 @ phi**2
     squares = np.sum(Z * ((Y - (W @ phi).T) ** 2 + spread.T), axis=0)
-    np.testing.assert_allclose(squared_errors(at, stats, found.posterior.weights), squares)
+    np.testing.assert_allclose(squared_errors(stats, found.posterior.weights), squares)
     power = np.einsum("nq,qm,mn->m", Z / np.asarray(at.sigma2), W**2, phi**2)
     np.testing.assert_allclose(explained(at, stats.own, found.posterior.weights), power)
 
@@ -108,7 +108,7 @@ def test_tasks_that_weigh_alike_share_a_matrix():
     for at in (alike, each):
         stats = gram(at, found.functions.mean, found.functions.var)
         weights = update_weights(at, stats, found.posterior.weights)
-        results.append((weights, squared_errors(at, stats, weights)))
+        results.append((weights, squared_errors(stats, weights)))
     assert gram(alike, found.functions.mean, found.functions.var).G.shape[0] == 1
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9), *results)
 
