@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coefficients, proved from a model's program: sites in which the location is affine."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,10 @@ from numpyro_spikeslab.reading.subject import Subject
 
 MAX_WORK = 1e8
 """Products in a step that coefficients may take, whose design is dense whatever their model."""
+
+
+DIRECTION = "direction "
+"""Before the name of an input, the direction along which its derivative is taken."""
 
 
 class Coefficients(NamedTuple):
@@ -56,10 +61,17 @@ def tangent_of(values: Any, inputs: dict[str, Any], along: dict[str, Any]) -> An
     return jax.jvp(of, start, tuple(along.values()))[1]
 
 
-def split(inputs: dict[str, Any], prefix: str = "direction ") -> tuple[dict, dict]:
+def split(inputs: dict[str, Any]) -> tuple[dict, dict]:
     """Inputs, and directions by the names of the inputs that they belong to."""
-    along = {k.removeprefix(prefix): x for k, x in inputs.items() if k.startswith(prefix)}
-    return {k: x for k, x in inputs.items() if not k.startswith(prefix)}, along
+    along = {k.removeprefix(DIRECTION): x for k, x in inputs.items() if k.startswith(DIRECTION)}
+    return {k: x for k, x in inputs.items() if not k.startswith(DIRECTION)}, along
+
+
+def sources_along(of: Callable[[dict], Any], inputs: dict[str, Any], keys: list[str]) -> Names:
+    """On what the derivative of a function of the inputs along some of them can depend: inputs, and
+    directions by :data:`DIRECTION` and the name of the input."""
+    along = {DIRECTION + key: inputs[key] for key in keys}
+    return union(provenance(lambda **x: tangent_of(of, *split(x)), **inputs, **along))
 
 
 def is_chain(run: Any, name: str) -> bool:
@@ -88,7 +100,9 @@ def find_coefficients(
     few = _closed(_few(subject, names, likelihood), fed)
     links = tuple((k, other) for k in few for other in few if f"site {other}" in means[k])
     spread = tuple(name for name in names if moments[name].variance)
-    constant = not names or not _rows(subject, inputs, names)
+    keys = [f"site {name}" for name in names]
+    rows = sources_along(subject.location, inputs, keys) if names else frozenset[str]()
+    constant = all(source.startswith(DIRECTION) for source in rows)
     return Coefficients(tuple(names), tuple(few), constant, links, union(means), spread)
 
 
@@ -132,13 +146,6 @@ def _few(subject: Subject, names: list[str], likelihood: str) -> list[str]:
     return few
 
 
-def _rows(subject: Subject, inputs: dict[str, Any], names: list[str]) -> Names:
-    """Sites on which the design of some sites depends."""
-    along = {f"direction site {name}": inputs[f"site {name}"] for name in names}
-    found = provenance(lambda **x: tangent_of(subject.location, *split(x)), **inputs, **along)
-    return frozenset(found - along.keys())
-
-
 def _bent(subject: Subject, inputs: dict[str, Any], names: list[str]) -> list[str]:
     """Those of some sites on whose value, or with which the weights', their design or what they add
     to prior means depends."""
@@ -149,17 +156,10 @@ def _bent(subject: Subject, inputs: dict[str, Any], names: list[str]) -> list[st
         means = {k: moments.mean for k, moments in _moments(subject, x, names).items()}
         return subject.location(x), means
 
-    def tangent(**x):
-        return tangent_of(affine, *split(x))
-
-    def sources(keys):
-        along = {f"direction {key}": inputs[key] for key in keys}
-        return union(provenance(tangent, **inputs, **along))
-
-    found = sources(keys) & {*keys, *weights} if keys else frozenset[str]()
+    found = sources_along(affine, inputs, keys) & {*keys, *weights} if keys else frozenset[str]()
     if not found:
         return []
-    bent = [key for key in keys if sources([key]) & {key, *weights}]
+    bent = [key for key in keys if sources_along(affine, inputs, [key]) & {key, *weights}]
     # of a product the last factor
     last = [key for key in keys if key in found][-1:]
     return [key.removeprefix("site ") for key in bent or last or keys[-1:]]

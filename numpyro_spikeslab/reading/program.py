@@ -47,6 +47,12 @@ class Program:
         mesh = jax.sharding.get_abstract_mesh()
         self._key = (_RULES.sub("", str(self.jaxpr)), hidden, shapes, out_tree, mesh)
 
+    @property
+    def shapes(self) -> Any:
+        """Shapes and types of the result, in its structure."""
+        every = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.out_avals)
+        return jax.tree.unflatten(self.out_tree, every)
+
     def __hash__(self) -> int:
         return hash(self._key[0])
 

@@ -17,9 +17,11 @@ import numpyro.distributions as dist
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.affine import (
+    DIRECTION,
     Coefficients,
     find_coefficients,
     is_chain,
+    sources_along,
     split,
     tangent_of,
 )
@@ -50,6 +52,7 @@ class Proof(NamedTuple):
       coefficients, together with the weights.
     - **kernels** - other latent sites on which the prior of these functions alone depends.
     - **strangers** - all other sites on which it depends.
+    - **dependents** - what depends on these functions beside the likelihood.
     """
 
     likelihood: str
@@ -63,6 +66,7 @@ class Proof(NamedTuple):
     mixed: str | None
     kernels: tuple[str, ...]
     strangers: tuple[str, ...]
+    dependents: tuple[str, ...]
 
 
 def prove(subject: Subject) -> Proof:
@@ -81,7 +85,7 @@ def prove(subject: Subject) -> Proof:
     mixed = _find_mixed(subject, run, likelihood)
     if mixed is not None and not _is_bilinear(subject, inputs, mixed):
         mixed = None
-    kernels = () if mixed is None else _kernels(subject, run, mixed)
+    kernels, strangers, dependents = _about_functions(subject, run, likelihood, mixed)
     found = _find_roles(subject, run, likelihood, inputs)
     beside = find_coefficients(subject, run, likelihood, inputs)
     return Proof(
@@ -95,9 +99,8 @@ def prove(subject: Subject) -> Proof:
         coefficients=beside._replace(means=_sites(beside.means)),
         mixed=mixed,
         kernels=kernels,
-        strangers=()
-        if mixed is None
-        else tuple(sorted(_sites(run.log_probs[mixed]) - {mixed, *kernels})),
+        strangers=strangers,
+        dependents=dependents,
     )
 
 
@@ -145,11 +148,14 @@ def _find_likelihood(subject: Subject, run: Any) -> str:
     touched = {name: sites for name, sites in touched.items() if sites}
     observed = [name for name in touched if trace[name]["is_observed"]]
     latent = [name for name in touched if name not in observed]
-    if latent and not all(_is_response(trace[name]) for name in latent):
+    if latent and (observed or not all(_is_response(trace[name]) for name in latent)):
+        masked = latent[0].endswith("_unobserved")
         raise ValueError(
             f"{user}: the prior of the latent site {latent[0]!r} depends on {touched[latent[0]]}, "
             "so the conditional of the pairs is not the spike-and-slab one. Only an observed "
             "Normal site may depend on the weights."
+            + masked
+            * " For missing observations use `numpyro.handlers.mask`, not `obs_mask`."
         )
     if not observed:
         raise ValueError(
@@ -157,15 +163,6 @@ def _find_likelihood(subject: Subject, run: Any) -> str:
             f"{latent} do. Pass the observations to the model, as in `numpyro.sample('y', "
             "dist.Normal(X @ w, sigma), obs=y)`. If they were passed, the weights are the mean of "
             "a latent site, which is not supported."
-        )
-    for name in latent:
-        masked = name.endswith("_unobserved")
-        raise ValueError(
-            f"{user}: the prior of the latent site {name!r} depends on {touched[name]}, so the "
-            "conditional of the pairs is not the spike-and-slab one. Only an observed Normal site "
-            "may depend on the weights."
-            + masked
-            * " For missing observations use `numpyro.handlers.mask`, not `obs_mask`."
         )
     if len(observed) > 1:
         raise ValueError(
@@ -220,14 +217,10 @@ def _prove_affine(subject: Subject, likelihood: str, location: Names, inputs: di
 
     :param location: what the location itself can depend on.
     """
-    directions = {f"direction {k}": x for k, x in inputs.items() if k.startswith("weight ")}
-
-    def tangent(**x):
-        return tangent_of(subject.location, *split(x))
-
+    weights = [key for key in inputs if key.startswith("weight ")]
     bent = _own(frozenset(x.removeprefix(STEP) for x in location if x.startswith(STEP)))
     # what has steps may have no derivative at all
-    found = frozenset() if bent else provenance(tangent, **inputs, **directions)
+    found = frozenset() if bent else sources_along(subject.location, inputs, weights)
     if bent := bent or _own(found):
         raise ValueError(
             f"{subject.user}: the location of {likelihood!r} is not affine in the weights {bent} "
@@ -284,19 +277,14 @@ def _is_linear(subject: Subject, inputs: dict[str, Any], key: str, part: str) ->
     if not jnp.issubdtype(jnp.result_type(inputs[key]), jnp.inexact):
         return False
 
-    def tangent(**x):
-        direction = x.pop("direction")
+    def of(x):
+        run = subject.run(x)
+        if part == "noise":
+            return [seen.scale for seen in run.observed.values()]
+        which = "probs" if part == "inclusion" else "scale"
+        return [getattr(prior, which) for prior in run.pairs.values()]
 
-        def of(value):
-            run = subject.run(x | {key: value})
-            if part == "noise":
-                return [seen.scale for seen in run.observed.values()]
-            which = "probs" if part == "inclusion" else "scale"
-            return [getattr(prior, which) for prior in run.pairs.values()]
-
-        return jax.jvp(of, (x[key],), (direction,))[1]
-
-    return union(provenance(tangent, **inputs, direction=inputs[key])) <= {"direction"}
+    return sources_along(of, inputs, [key]) <= {DIRECTION + key}
 
 
 # Latent functions
@@ -337,22 +325,30 @@ def _is_bilinear(subject: Subject, inputs: dict[str, Any], mixed: str) -> bool:
             for key, other in ((phi, w), (w, phi))
         ]
 
-    directions = {f"direction {name}": inputs[name] for name in (phi, w)}
+    directions = {DIRECTION + name: inputs[name] for name in (phi, w)}
     both = provenance(along_both, **inputs, **directions)
     one = provenance(alone, **inputs, **directions)
     return both | union(one) <= set(directions)
 
 
-def _kernels(subject: Subject, run: Any, mixed: str) -> tuple[str, ...]:
-    """The latent sites on which the prior of the functions, and nothing else, depends."""
+def _about_functions(
+    subject: Subject, run: Any, likelihood: str, mixed: str | None
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """See the last three of :class:`Proof`."""
+    if mixed is None:
+        return (), (), ()
+    key, functions = f"site {mixed}", subject.trace[mixed]["infer"][FUNCTIONS_MARK]
     fed: dict[str, set[str]] = {name: set() for name in subject.others}
     for target, sources in run.log_probs.items():
         for name in _sites(sources) & set(fed):
             fed[name] |= {target} - {name}
     pairs = _sites(union(run.pairs))
-    functions: Functions = subject.trace[mixed]["infer"][FUNCTIONS_MARK]
-    return tuple(
+    kernels = tuple(
         name
         for name in functions.site_names
         if is_latent(subject.trace, name) and fed[name] == {mixed} and name not in pairs
     )
+    strangers = tuple(sorted(_sites(run.log_probs[mixed]) - {mixed, *kernels}))
+    dependents = [name for name in run.log_probs if name in fed[mixed] - {likelihood}]
+    dependents += [name for name, sources in run.pairs.items() if key in union(sources)]
+    return kernels, strangers, tuple(dependents)

@@ -135,29 +135,11 @@ def _are_one_number(variables: tuple) -> bool:
 
 
 _OWN_DERIVATIVE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
-_STEPS = frozenset(
-    (
-        "ceil",
-        "floor",
-        "io_callback",
-        "nextafter",
-        "pure_callback",
-        "rem",
-        "round",
-        "sign",
-        "stop_gradient",
-        *_OWN_DERIVATIVE,
-    )
-)
-_RULES = dict.fromkeys(
-    (
-        "jit",
-        "pjit",
-        "closed_call",
-        "core_call",
-        "remat2",
-        "checkpoint",
-        *_OWN_DERIVATIVE,
-    ),
-    _follow_call,
-) | {"scan": _follow_scan, "while": _follow_while, "cond": _follow_cond}
+_ROUNDING = ("ceil", "floor", "nextafter", "rem", "round", "sign")
+_STEPS = frozenset((*_ROUNDING, "io_callback", "pure_callback", "stop_gradient", *_OWN_DERIVATIVE))
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", *_OWN_DERIVATIVE)
+_RULES = dict.fromkeys(_CALLS, _follow_call) | {
+    "scan": _follow_scan,
+    "while": _follow_while,
+    "cond": _follow_cond,
+}

@@ -2,6 +2,7 @@
 """Reads a user's model once for each data set, or says why it cannot."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -88,6 +89,7 @@ class Known(NamedTuple):
         return _gather(self.parameters, known)
 
 
+@dataclass(eq=False)
 class Reading:
     """A model as it was read, and what depends on data alone.
 
@@ -98,21 +100,27 @@ class Reading:
     :param functions: what is known of the latent functions that weights mix, or `None`.
     :param generic: generic values of the other sites.
     :param layout: of the observations, if they are entries of a table.
+    :param block_size: columns per block of the design.
+    :param strangers: other sites than the kernels' parameters on which the functions' prior
+        depends.
+    :param dependents: what depends on the functions beside the likelihood.
+    :param spread: coefficients whose prior variances depend on other sites.
+    :param beside: sites that move the location and not the design, such as an intercept, or its
+        prior mean.
     """
 
-    def __init__(
-        self,
-        form: Form,
-        program: Program,
-        constants: tuple,
-        indices: dict[str, Any],
-        functions: Known | None,
-        generic: dict[str, Any],
-        layout: Layout | None = None,
-    ) -> None:
-        self.form, self.program, self.constants = form, program, constants
-        self.indices, self.functions, self.generic = indices, functions, generic
-        self.layout = layout
+    form: Form
+    program: Program
+    constants: tuple
+    indices: dict[str, Any]
+    functions: Known | None
+    generic: dict[str, Any]
+    layout: Layout | None
+    block_size: int
+    strangers: tuple[str, ...]
+    dependents: tuple[str, ...]
+    spread: tuple[str, ...]
+    beside: tuple[str, ...]
 
     def view(self, values: dict[str, Any], weights: dict[str, Any] | None = None) -> View:
         """The model at given values; see :func:`~numpyro_spikeslab.reading.view.view`."""
@@ -192,14 +200,6 @@ class Reading:
             given = self.program, self.constants, self.generic
             return _shares(form, *given, self.features, self.covariates)
 
-    block_size: int = BLOCK_SIZE
-    strangers: tuple[str, ...] = ()
-    """Other sites than the kernels' parameters on which the functions' prior depends."""
-    spread: tuple[str, ...] = ()
-    """Coefficients whose prior variances depend on other sites."""
-    beside: tuple[str, ...] = ()
-    """Sites that move the location and not the design, such as an intercept, or its prior mean."""
-
     def name_uncentred(self, user: str, kind: Uncentred, follow: Collection[str] = ()) -> None:
         """Warn of known columns that look like an intercept, where there is one.
 
@@ -278,7 +278,7 @@ class Reader:
             trace, generic, more = checked_generic(self.model, args, kwargs, self.user)
             check_trace(trace, self.user)
             pairs = find_pairs(trace, self.user, fixed)
-            shapes = _shapes(generic)
+            shapes = generic.shapes
             program, constants = program_of(self.model, args, kwargs, pairs, shapes)
             key = (program, generic, pairs)
             proof = None
@@ -298,11 +298,6 @@ class Reader:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": None}
-
-
-def _shapes(generic: Program) -> dict[str, Any]:
-    outputs = jax.tree.unflatten(generic.out_tree, generic.out_avals)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), outputs)
 
 
 def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: bool) -> Reading:
@@ -335,7 +330,11 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
             same = form.kind, form.tasks_first
             seen = next(x for other, x in layouts if (other.kind, other.tasks_first) == same)
             name_empty(subject.user, form, seen)
-    reading = Reading(
+    moving = proof.location - proof.design
+    if not form.of_tasks:
+        # of the prior means that tasks share no single weight says much
+        moving |= proof.coefficients.means
+    return Reading(
         form,
         subject.program,
         constants,
@@ -346,16 +345,12 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
         functions,
         {name: values[name] for name in form.others},
         layout,
+        block_size=form.size if joint else BLOCK_SIZE,
+        strangers=proof.strangers,
+        dependents=proof.dependents,
+        spread=proof.coefficients.spread,
+        beside=tuple(name for name in form.others if name in moving),
     )
-    if joint:
-        reading.block_size = form.size
-    reading.strangers, reading.spread = proof.strangers, proof.coefficients.spread
-    moving = proof.location - proof.design
-    if not form.of_tasks:
-        # of the prior means that tasks share no single weight says much
-        moving |= proof.coefficients.means
-    reading.beside = tuple(name for name in form.others if name in moving)
-    return reading
 
 
 def _laid_out(form: Form, places: Places, constants: tuple) -> tuple[Layout, tuple]:

@@ -30,10 +30,11 @@ def possible_forms(subject: Subject, proof: Proof, joint: bool) -> tuple[Form, .
     """What the model may be, to be confirmed by the probe: a plain design, or tasks."""
     site = subject.trace[proof.likelihood]
     shape = jnp.shape(site["value"])
-    others, data = frozenset(subject.others), frozenset[str]()
-    spread = subject.program
-    scale_shape = _scale_shape(spread, proof.likelihood, len(shape))
-    weighs = proof.count | (proof.scale if int(np.prod(scale_shape)) > 1 else data)
+    others = frozenset(subject.others)
+    # as the program has it, for along an axis of size 1 the scale cannot change
+    scale_shape = subject.program.shapes.observed[proof.likelihood].scale.shape
+    varying = int(np.prod(scale_shape)) > 1
+    weighs = proof.count | (proof.scale if varying else frozenset())
     form = Form(
         pairs=subject.pairs,
         likelihood=proof.likelihood,
@@ -51,18 +52,12 @@ def possible_forms(subject: Subject, proof: Proof, joint: bool) -> tuple[Form, .
         of_tasks=(),
         links=proof.coefficients.links,
         complete=True,
-        varying_noise=int(np.prod(scale_shape)) > 1,
+        varying_noise=varying,
         constant_rows=not proof.design & others,
         constant_design=not (proof.design | weighs) & others,
         sources=(None,) * len(subject.pairs),
     )
     return form, *_task_forms(subject, proof, form, shape, scale_shape, joint)
-
-
-def _scale_shape(program: Program, likelihood: str, rank: int) -> tuple[int, ...]:
-    """Shape of the noise scale as the program has it: along an axis of size 1 it cannot change."""
-    run = jax.tree.unflatten(program.out_tree, program.out_avals)
-    return tuple(run.observed[likelihood].scale.shape)
 
 
 def _task_forms(subject, proof, form, shape, scale_shape, joint) -> tuple[Form, ...]:
@@ -85,24 +80,22 @@ def _task_forms(subject, proof, form, shape, scale_shape, joint) -> tuple[Form, 
     own = _of_tasks(subject, proof)
     if own:
         kind |= dict(of_tasks=own, coefficients=tuple(each.site for each in own), links=())
+    others = tuple(name for name in form.others if name != proof.mixed)
+    form = replace(form, num_tasks=Q, num_features=M, num_obs=N, others=others, **kind)
     forms = []
     for tasks_first, layout in ((False, (N, Q)), (True, (Q, N))):
         fits = shape == layout or (Q == 1 and shape == (N,) and not tasks_first)
         if fits:
-            others = tuple(name for name in form.others if name != proof.mixed)
-            new = replace(form, num_tasks=Q, num_features=M, num_obs=N, others=others, **kind)
-            new = replace(new, tasks_first=tasks_first)
+            new = replace(form, tasks_first=tasks_first)
             along, across = new.tasks_last(jnp.ones(scale_shape)).shape
             known = not proof.count & frozenset(form.others)
             complete = known and (along == 1 or across == 1)
             forms.append(replace(new, varying_noise=along > 1, complete=complete))
     if proof.mixed is not None and len(shape) == 1:
         check_numbers(subject, form, (N, Q))
-        others = tuple(name for name in form.others if name != proof.mixed)
-        kind |= dict(kind=ENTRIES, of_tasks=(), links=())
-        new = replace(form, num_tasks=Q, num_features=M, num_obs=N, others=others, **kind)
         # the design of coefficients would be dense
-        forms.append(replace(new, complete=False, coefficients=()))
+        none: dict[str, Any] = dict(of_tasks=(), links=(), coefficients=())
+        forms.append(replace(form, kind=ENTRIES, complete=False, **none))
     return tuple(forms)
 
 

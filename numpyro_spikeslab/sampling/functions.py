@@ -23,9 +23,7 @@ from numpyro_spikeslab.reading.form import (
     is_latent,
     is_plain,
 )
-from numpyro_spikeslab.reading.provenance import provenance, union
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.reading.view import run_at
 from numpyro_spikeslab.sampling.blocks import (
     BlockKernel,
     require_finite,
@@ -270,28 +268,13 @@ def check_functions(reading: Reading, trace: dict[str, Any], user: str) -> None:
             f"{user}: the prior of the latent functions {name!r} must be Gaussian, neither masked "
             f"nor scaled, got {type(trace[name]['fn']).__name__}. Leave it to latent_functions."
         )
-    if more := _dependents(reading):
+    if more := list(reading.dependents):
         raise ValueError(
             f"{user}: besides {form.likelihood!r}, {more} depend on the latent functions {name!r}, "
             "which would be drawn as if they did not. Use NUTS."
         )
     for parameter in trace[name]["infer"][FUNCTIONS_MARK].site_names:
         _check_parameter(reading, trace, parameter, user)
-
-
-def _dependents(reading: Reading) -> list[str]:
-    """Names of what depends on the functions beside the likelihood."""
-    form, name = reading.form, str(reading.form.functions)
-
-    def run(phi):
-        found = run_at(form, reading.program, reading.constants, reading.generic | {name: phi})
-        return found.log_probs, found.pairs
-
-    phi = jax.ShapeDtypeStruct((form.num_features, form.num_obs), jnp.result_type(float))
-    log_probs, pairs = provenance(run, phi=phi)
-    fed = [site for site, sources in log_probs.items() if sources]
-    fed += [pair for pair, sources in pairs.items() if union(sources)]
-    return [site for site in fed if site not in (name, form.likelihood)]
 
 
 def _check_parameter(reading: Reading, trace: dict[str, Any], name: str, user: str) -> None:
