@@ -294,11 +294,6 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
         _observe_entries(entries, W, phi, noise)
     if X_new is None:
         return
-    if np.shape(X_new)[1:] != np.shape(X)[1:]:
-        raise ValueError(
-            f"mtmkl: X_new has shape {np.shape(X_new)} and X has shape {np.shape(X)}; they "
-            "must have the same width."
-        )
     with numpyro.plate("latent", M):
         phi_new = numpyro.sample("phi_new", functions.conditional(sites, phi, X_new))
     with numpyro.plate("new_point", np.shape(X_new)[0], dim=-2), task:

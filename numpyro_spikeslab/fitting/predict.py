@@ -65,7 +65,12 @@ def predict_tasks(
         mean, variance = mix(posterior, functions.mean, functions.var)
     else:
         _check_new_inputs(known.functions.X, X_new)
-        _check_offset(reading, seen)
+        if _changes(reading, seen):
+            raise ValueError(
+                "predict: the location of the tasks without functions is not the same at all "
+                "inputs, so it is not known at new ones. Use numpyro.infer.Predictive with a model "
+                "that knows it."
+            )
         seen = seen[:1]
         mean, variance = compiled(lambda p: _at_new(known, p, X_new), posterior)
     if noise:
@@ -320,15 +325,11 @@ def _at_new(known: Known, posterior: Posterior, X_new: Any) -> tuple[Any, Any]:
 
 
 def _check_new_inputs(X: Any, X_new: Any) -> None:
-    if jnp.size(X_new) == 0 or jnp.ndim(X_new) != jnp.ndim(X):
+    shape, new = jnp.shape(X), jnp.shape(X_new)
+    if len(new) != len(shape) or new[1:] != shape[1:] or not new[0]:
         raise ValueError(
-            f"predict: X_new has shape {jnp.shape(X_new)} and the model's inputs have shape "
-            f"{jnp.shape(X)}; they must have the same number of axes, and X_new at least one point."
-        )
-    if jnp.shape(X_new)[1:] != jnp.shape(X)[1:]:
-        raise ValueError(
-            f"predict: X_new has shape {jnp.shape(X_new)} and the model's inputs have shape "
-            f"{jnp.shape(X)}; they must have the same width."
+            f"predict: X_new has shape {new} and the model's inputs have shape {shape}; they must "
+            "have the same number of axes and the same width, and X_new at least one point."
         )
     check_finite("predict", "X_new is", X_new)
 
@@ -338,13 +339,4 @@ def _check_noise(form: Form) -> None:
         raise ValueError(
             "predict: the noise changes along tasks, so it is not known elsewhere. Leave "
             "`noise` out, or use numpyro.infer.Predictive."
-        )
-
-
-def _check_offset(reading: Reading, offset: Any) -> None:
-    if _changes(reading, offset):
-        raise ValueError(
-            "predict: the location of the tasks without functions is not the same at all "
-            "inputs, so it is not known at new ones. Use numpyro.infer.Predictive with a model "
-            "that knows it."
         )
