@@ -110,6 +110,15 @@ class Without(NamedTuple):
         """Conditional mean of the coefficients; arguments as in :meth:`explained`."""
         return current + solve_triangular(self.root, self.explained(residual, current))
 
+    def draw(
+        self, noise: Float[Array, " B"], residual: Float[Array, " K"], current: Float[Array, " B"]
+    ) -> Float[Array, " B"]:
+        """A draw of the coefficients; other arguments as in :meth:`explained`.
+
+        :param noise: standard normal numbers.
+        """
+        return self.mean(residual, current) + solve_triangular(self.root, noise)
+
     def slopes(self, design: Design) -> Float[Array, "B P2"]:
         """By how much the conditional mean changes with a unit of the weight of each feature, those
         included that pad the last block.
@@ -146,39 +155,3 @@ def beside(design: Design, slopes: Float[Array, "B P"], features: Float[Array, "
 def whitened(rows: Float[Array, "*P K"], precision: Float[Array, " K"]) -> Float[Array, "*P K"]:
     """Rows by the square root of each observation's precision; they may be NaN where that is 0."""
     return jnp.where(precision > 0, rows, 0) * jnp.sqrt(precision)
-
-
-class Conditional(NamedTuple):
-    """Of B coefficients, as deviations from their prior means in units of the prior's scales.
-
-    - **features** - what a unit of each adds to the K observations.
-    - **root** - upper triangular ``R``, their precision is ``R^T R``.
-    - **mean** - their conditional mean.
-    """
-
-    features: Float[Array, "B K"]
-    root: Float[Array, "B B"]
-    mean: Float[Array, " B"]
-
-    def draw(self, noise: Float[Array, " B"]) -> Float[Array, " B"]:
-        """
-        :param noise: standard normal numbers.
-        """
-        return self.mean + solve_triangular(self.root, noise)
-
-
-def conditional(
-    features: Float[Array, "B K"],
-    precision: Float[Array, " K"],
-    residual: Float[Array, " K"],
-    current: Float[Array, " B"],
-) -> Conditional:
-    """
-    :param features: what a unit of each coefficient adds to the observations.
-    :param precision: of the observations, 0 where they are missing.
-    :param residual: what is left of them, with the current coefficients.
-    :param current: these, as deviations in units of the prior's scales.
-    """
-    found = without(features, precision)
-    mean = found.mean(jnp.sqrt(precision) * residual, current)
-    return Conditional(jnp.where(precision > 0, features, 0), found.root, mean)

@@ -11,7 +11,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.coefficients import whitened, without
+from numpyro_spikeslab.algebra.coefficients import whitened
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Prior, expectation, predictor
 from numpyro_spikeslab.algebra.search import climb
@@ -36,7 +36,7 @@ from numpyro_spikeslab.fitting.posterior import (
     with_roles,
 )
 from numpyro_spikeslab.fitting.tasks import sweep_weights
-from numpyro_spikeslab.reading.coefficients import coefficient_rows, scaled
+from numpyro_spikeslab.reading.coefficients import without_coefficients
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.view import View
 
@@ -173,9 +173,7 @@ def _sweep_beside(spec, data, posterior, temperature) -> tuple[View, Posterior, 
     """A pass over the columns with coefficients integrated out, which then follow the weights."""
     form, before, values = spec.form, posterior.weights, posterior.values
     at, names = view_at(spec, data, values, before.mean), tuple(posterior.slopes)
-    rows = coefficient_rows(form, spec.program, data.constants, values, names)
-    own = scaled(rows, values, at, names)
-    beside = without(own.features, at.precision[:, 0])
+    own, beside = without_coefficients(form, spec.program, data.constants, values, at, names)
     design, relative, sigma = design_at(spec, data, values), at.relative[:, 0], jnp.sqrt(at.sigma2)
     features = whitened(own.features, relative)
     residual = jnp.sqrt(relative) * at.Y[:, 0]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, coefficients_at, view_at
-from numpyro_spikeslab.reading.coefficients import coefficient_rows, coefficients_given
+from numpyro_spikeslab.reading.coefficients import coefficient_rows, without_coefficients
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.view import View, by_task
 from numpyro_spikeslab.roles import inclusion_mode, scale_mode, tally
@@ -80,11 +80,12 @@ def with_coefficients(spec: Spec, data: Data, posterior: Posterior) -> Posterior
         return posterior._replace(values=values | own.back(own.beside.mean(mean)), residual=None)
     at = view_at(spec, data, values, None if functions is not None else mean)
     residual = at.Y if functions is None else at.Y - functions.mean.T @ mean.T
-    names = form.coefficients
-    rows = coefficient_rows(form, spec.program, data.constants, values, names)
-    given, _, back = coefficients_given(rows, values, at, residual, names)
+    units, beside = without_coefficients(
+        form, spec.program, data.constants, values, at, form.coefficients
+    )
+    new = beside.mean(jnp.ravel(jnp.sqrt(at.precision) * residual), units.current)
     # the next sweep finds another residual, so this one is not handed on
-    return posterior._replace(values=values | back(given.mean), residual=None)
+    return posterior._replace(values=values | units.back(new), residual=None)
 
 
 def squares_of_rounding(spec: Spec, at: View) -> Float[Array, " Q"]:

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.alike import COVERAGE, MIN_CORRELATION, purity, twins, unit_columns
-from numpyro_spikeslab.algebra.coefficients import whitened, without
+from numpyro_spikeslab.algebra.coefficients import whitened
 from numpyro_spikeslab.algebra.pairs import Coordinates, Prior, coordinates
 from numpyro_spikeslab.fitting.posterior import Posterior
-from numpyro_spikeslab.reading.coefficients import coefficient_rows, scaled
+from numpyro_spikeslab.reading.coefficients import without_coefficients
 from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, FUNCTIONS, SHARED, Form
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reading
@@ -70,13 +70,12 @@ def _absorbed(
     form = reading.form
     if not form.coefficients:
         return jnp.zeros((0, len(rows)), rows.dtype), jnp.zeros(0, rows.dtype)
-    names = form.coefficients
-    own = coefficient_rows(form, reading.program, reading.constants, values, names)
-    features, current, *_ = scaled(own, values, at, names)
+    own, beside = without_coefficients(
+        form, reading.program, reading.constants, values, at, form.coefficients
+    )
     precision = at.precision[:, 0]
-    beside = without(features, precision)
     absorbed = (whitened(rows, precision) @ beside.V).T
-    return absorbed, beside.explained(whitened(at.Y[:, 0], precision), current)
+    return absorbed, beside.explained(whitened(at.Y[:, 0], precision), own.current)
 
 
 @jax.jit

@@ -12,7 +12,7 @@ import jax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.coefficients import Conditional, conditional
+from numpyro_spikeslab.algebra.coefficients import Without, without
 from numpyro_spikeslab.algebra.covariates import Beside, Normal, Shares, shares_of
 from numpyro_spikeslab.reading.form import Form, OfTasks
 from numpyro_spikeslab.reading.program import Program
@@ -264,19 +264,19 @@ def scaled(
     return Scaled(features, now, lambda new: unflatten(flat + times(new - now)), of_slopes)
 
 
-def coefficients_given(
-    rows: Float[Array, "B N Q"],
+def without_coefficients(
+    form: Form,
+    program: Program,
+    constants: tuple,
     values: dict[str, Any],
     at: View,
-    residual: Float[Array, "N Q"],
     names: tuple[str, ...],
-) -> tuple[Conditional, Float[Array, " B"], Callable[[Any], dict[str, Any]]]:
-    """The conditional of coefficients, given all else.
+) -> tuple[Scaled, Without]:
+    """Coefficients in units of their priors, and the observations of all tasks without them.
 
-    :param residual: what is left of the observations.
-    :return: the conditional; the current coefficients as it has them; and what takes it back.
+    :param values: of all sites beside the weights.
+    :param at: the model at these values.
+    :param names: which coefficients.
     """
-    own = scaled(rows, values, at, names)
-    precision = jnp.ravel(jnp.broadcast_to(at.precision, residual.shape))
-    given = conditional(own.features, precision, jnp.ravel(residual), own.current)
-    return given, own.current, own.back
+    own = scaled(coefficient_rows(form, program, constants, values, names), values, at, names)
+    return own, without(own.features, jnp.ravel(jnp.broadcast_to(at.precision, at.Y.shape)))

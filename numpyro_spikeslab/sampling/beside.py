@@ -11,11 +11,7 @@ from jax.lax import optimization_barrier
 import jax.numpy as jnp
 
 from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.reading.coefficients import (
-    coefficient_rows,
-    coefficients_given,
-    task_coefficients,
-)
+from numpyro_spikeslab.reading.coefficients import task_coefficients, without_coefficients
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import by_task
 from numpyro_spikeslab.sampling.scales import Current
@@ -75,7 +71,11 @@ def draw_coefficients(key: Array, now: Current) -> tuple[dict[str, Any], Float[A
             random.normal(key, own.current.shape, own.current.dtype),
         )
         return own.back(u), at.Y - own.added(u - own.current)
-    rows = coefficient_rows(reading.form, reading.program, reading.constants, now.values, names)
-    given, before, back = coefficients_given(rows, now.values, at, at.Y, names)
-    after = given.draw(random.normal(key, before.shape, before.dtype))
-    return back(after), at.Y - ((after - before) @ given.features).reshape(at.Y.shape)
+    units, beside = without_coefficients(
+        reading.form, reading.program, reading.constants, now.values, at, names
+    )
+    noise = random.normal(key, units.current.shape, units.current.dtype)
+    after = beside.draw(noise, jnp.ravel(jnp.sqrt(at.precision) * at.Y), units.current)
+    added = ((after - units.current) @ units.features).reshape(at.Y.shape)
+    # what is not observed may be NaN
+    return units.back(after), at.Y - jnp.where(at.precision > 0, added, 0)

@@ -11,7 +11,7 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import flips
-from numpyro_spikeslab.algebra.coefficients import whitened, without
+from numpyro_spikeslab.algebra.coefficients import whitened
 from numpyro_spikeslab.algebra.entries import block_sums, over_blocks
 from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, stacks_of
 from numpyro_spikeslab.algebra.included import Regression
@@ -20,7 +20,7 @@ from numpyro_spikeslab.algebra.task_sweeps import gibbs_task_sweep
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.checks import SAMPLED
-from numpyro_spikeslab.reading.coefficients import coefficient_rows, scaled, task_coefficients
+from numpyro_spikeslab.reading.coefficients import task_coefficients, without_coefficients
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
@@ -227,10 +227,10 @@ def _draw_columns(
     if names:
         # drawn after the pairs, so these are drawn without them: they would hardly let in a column
         # of a mean that is large beside its spread
-        rows = coefficient_rows(reading.form, reading.program, reading.constants, values, names)
-        units, now, *_ = scaled(rows, values, at, names)
-        beside = without(units, at.precision[:, 0])
-        target = beside.whiten(target + now @ whitened(units, relative))
+        units, beside = without_coefficients(
+            reading.form, reading.program, reading.constants, values, at, names
+        )
+        target = beside.whiten(target + units.current @ whitened(units.features, relative))
         design = beside.design(design, reading.apart)
         if (columns := reading.columns_apart) is not None:
             gram = beside.gram(columns, feature_rows(design, current.size))

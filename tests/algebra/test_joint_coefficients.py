@@ -6,7 +6,7 @@ import pytest
 
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.coefficients import conditional, taken_apart, without
+from numpyro_spikeslab.algebra.coefficients import taken_apart, without
 from numpyro_spikeslab.algebra.pairs import Design
 
 
@@ -21,23 +21,26 @@ def test_single_precision_tells_a_level_from_effects_of_groups(scale, sigma, num
     precision = np.full(num_obs, sigma**-2.0)
     exact = np.linalg.inv(np.eye(5) + (rows * precision) @ rows.T)
     mean = exact @ (rows * precision) @ y
-    parts = (jnp.asarray(x, jnp.float32) for x in (rows, precision, residual, current))
-    found = conditional(*parts)
+    parts = (rows, precision, residual, current)
+    rows, precision, residual, current = (jnp.asarray(x, jnp.float32) for x in parts)
+    found, given = without(rows, precision), (jnp.sqrt(precision) * residual, current)
+    found_mean = np.asarray(found.mean(*given))
     covariance = np.linalg.inv(np.asarray(found.root, float).T @ np.asarray(found.root, float))
     np.testing.assert_allclose(np.diag(covariance), np.diag(exact), rtol=0.02)
     # in standard deviations
-    error = (np.asarray(found.mean) - mean) / np.sqrt(np.diag(exact))
+    error = (found_mean - mean) / np.sqrt(np.diag(exact))
     assert np.max(np.abs(error)) < 0.02
-    moved = np.asarray(found.draw(jnp.ones(5, jnp.float32))) - np.asarray(found.mean)
+    moved = np.asarray(found.draw(jnp.ones(5, jnp.float32), *given)) - found_mean
     np.testing.assert_allclose(np.asarray(found.root) @ moved, 1.0, atol=1e-2)
 
 
 def test_missing_observations_say_nothing():
     rows = jnp.array([[1.0, 2.0, jnp.nan]])
     precision, residual = jnp.array([1.0, 4.0, 0.0]), jnp.array([0.5, 1.0, 0.0])
-    found = conditional(rows, precision, residual, jnp.zeros(1))
-    np.testing.assert_allclose(found.mean, (0.5 + 8.0) / (1 + 1 + 16), rtol=1e-6)
-    assert found.features[0, 2] == 0
+    found = without(rows, precision)
+    mean = found.mean(jnp.sqrt(precision) * residual, jnp.zeros(1))
+    np.testing.assert_allclose(mean, (0.5 + 8.0) / (1 + 1 + 16), rtol=1e-6)
+    assert found.V[2, 0] == 0
 
 
 @pytest.mark.parametrize("scales", [(100.0, 1e-3, 1.0), (1e-8, 1.0, 10.0)])
