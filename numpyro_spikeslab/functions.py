@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What defines the prior of latent functions, and the checks of what an author gives."""
 
+from collections.abc import Callable
 import datetime
+from functools import partial
 import os
 from typing import Any, NamedTuple
 
@@ -79,10 +81,6 @@ class Functions(NamedTuple):
             )
         return jnp.broadcast_to(mean, shape)
 
-    def covariance(self, sites: dict[str, Any], m: int) -> Any:
-        """Prior covariance of one function at the inputs, with its jitter."""
-        return self.templates[m].prior(self.values(sites, m), self.X, not self.is_uniform)
-
     @property
     def is_uniform(self) -> bool:
         """Whether the covariances of all functions have the same representation."""
@@ -92,22 +90,21 @@ class Functions(NamedTuple):
         return len(kinds) == 1 or kinds == {"kernel", "matrix"}
 
     def covariances(self, sites: dict[str, Any]) -> Any:
-        """Prior covariances of all functions at the inputs, stacked."""
-        if self.is_one_kernel:
-            template = self.templates[0]
-            return self._for_all(lambda values: template.prior(values, self.X, False), sites)
-        every = [self.covariance(sites, m) for m in range(len(self.templates))]
+        """Prior covariances of all functions at the inputs, with their jitter, stacked."""
+        return self._each(lambda one, values: one.prior(values, self.X, not self.is_uniform), sites)
+
+    def _each(self, of: Callable[..., Any], sites: dict[str, Any], *args: Any) -> Any:
+        """``of(template, values, ...)`` of each function, stacked."""
+        first, number = self.templates[0], len(self.templates)
+        if all(template is first for template in self.templates):
+            # one program serves all
+            values = [sites[name] for name in self.sites[0]]
+            return jax.vmap(partial(of, first), axis_size=number)(values, *args)
+        every = [
+            of(template, self.values(sites, m), *(x[m] for x in args))
+            for m, template in enumerate(self.templates)
+        ]
         return jax.tree.map(lambda *x: jnp.stack(x), *every)
-
-    @property
-    def is_one_kernel(self) -> bool:
-        """Whether all functions have one kernel, so that one program serves all of them."""
-        return all(template is self.templates[0] for template in self.templates)
-
-    def _for_all(self, function: Any, sites: dict[str, Any], *args: Any) -> Any:
-        """``function(values, ...)`` of the parameters of each function, in one batch."""
-        values = [sites[name] for name in self.sites[0]]
-        return jax.vmap(function, axis_size=len(self.templates))(values, *args)
 
     @full_precision
     def conditional(self, sites: dict[str, Any], phi: Any, X_new: Any) -> dist.Distribution:
@@ -128,17 +125,9 @@ class Functions(NamedTuple):
                 f"and the inputs have shape {np.shape(self.X)}; they must have the same width."
             )
         deviation, mean_new = phi - self.mean_at(self.X), self.mean_at(X_new)
-        if self.is_one_kernel:
-            template = self.templates[0]
-            moved, roots = self._for_all(
-                lambda values, own: template.extend(values, self.X, X_new, own), sites, deviation
-            )
-        else:
-            found = [
-                template.extend(self.values(sites, m), self.X, X_new, deviation[m])
-                for m, template in enumerate(self.templates)
-            ]
-            moved, roots = (jnp.stack(parts) for parts in zip(*found, strict=True))
+        moved, roots = self._each(
+            lambda one, values, own: one.extend(values, self.X, X_new, own), sites, deviation
+        )
         return dist.MultivariateNormal(mean_new + moved, scale_tril=roots)
 
 
