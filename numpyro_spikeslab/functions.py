@@ -2,10 +2,11 @@
 """What defines the prior of latent functions, and the checks of what an author gives."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 import datetime
 from functools import partial
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,9 @@ from numpyro_spikeslab.algebra.kernels import Template, is_kernel
 from numpyro_spikeslab.precision import full_precision
 
 
-class Functions(NamedTuple):
+# NumPyro makes `infer` a part of a pytree's structure, which JAX compares; arrays have no truth
+@dataclass(frozen=True, eq=False)
+class Functions:
     """What defines the prior of M latent functions.
 
     - **name** - name of their site.
@@ -37,16 +40,6 @@ class Functions(NamedTuple):
     mean: Any
     sites: tuple[tuple[str, ...], ...]
     alike: bool
-
-    # NumPyro makes `infer` a part of a pytree's structure, which JAX compares; arrays have no truth
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __ne__(self, other: object) -> bool:
-        return self is not other
-
-    def __hash__(self) -> int:
-        return id(self)
 
     @property
     def num_inputs(self) -> int:

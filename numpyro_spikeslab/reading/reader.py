@@ -2,7 +2,7 @@
 """Reads a user's model once for each data set, or says why it cannot."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -377,7 +377,7 @@ def _functions(subject: Subject, name: str, values: dict[str, Any]) -> Known:
     )
     found = _function_arrays(subject.program, name, subject.constants, inputs)
     kept = functions.mean if functions.mean is None or callable(functions.mean) else found.mean
-    new = functions._replace(X=found.X, templates=tuple(found.templates), mean=kept)
+    new = replace(functions, X=found.X, templates=tuple(found.templates), mean=kept)
     latent = tuple(n for n in functions.site_names if is_latent(subject.trace, n))
     fixed = {n: x for n, x in found.parameters.items() if n not in latent}
     return Known(new, Parameters.of(functions, latent), kernel_of(new), found.mean, fixed)
