@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and responses of people who have no model, checked."""
 
-import datetime
 from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from numpyro_spikeslab.functions import are_dates
 
 LARGEST = 1e100
 """Of values, so that sums of their squares are numbers."""
 
 ROUNDING = 1e-12
 """Of the largest value: a column or a response that varies less is constant."""
-
-DATES = (datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
-"""Those of pandas are among them."""
 
 
 def checked_table(X: Any) -> tuple[np.ndarray, list]:
@@ -93,13 +91,6 @@ def has_labels(values: Any, raw: np.ndarray) -> bool:
     return raw.dtype.kind in "USOT" and any(isinstance(x, str | bytes) for x in raw.flat)
 
 
-def has_dates(raw: np.ndarray) -> bool:
-    """Whether there are dates or times, in columns beside others too."""
-    return raw.dtype.kind in "mM" or (
-        raw.dtype.kind == "O" and any(isinstance(x, DATES) for x in raw.flat)
-    )
-
-
 def as_numbers(argument: str, values: Any) -> np.ndarray:
     """An array of finite real numbers."""
     if hasattr(values, "toarray"):
@@ -124,7 +115,7 @@ def as_numbers(argument: str, values: Any) -> np.ndarray:
     if raw.dtype.kind == "O":
         # no number is made of pandas' own NA
         raw = np.where(pd.isna(raw), np.nan, raw)
-    if has_dates(raw):
+    if are_dates(raw):
         raise ValueError(
             f"{argument}: got dates, expected numbers; say in which unit, with "
             "(dates - dates.min()) / pandas.Timedelta(days=1) for example."

@@ -175,7 +175,7 @@ def check_finite(where: str, inputs_are: str, X: Any) -> None:
     if not not_jax_tracer(X):
         return
     values = np.asarray(X)
-    if values.dtype.kind in "mM" or _are_dates(values):
+    if are_dates(values):
         raise ValueError(
             f"{where}: {inputs_are} dates or times. Convert them to numbers in the unit of the "
             "kernels' scales, years for example: "
@@ -198,9 +198,13 @@ def check_finite(where: str, inputs_are: str, X: Any) -> None:
         )
 
 
-def _are_dates(values: np.ndarray) -> bool:
+def are_dates(values: np.ndarray) -> bool:
+    """Whether there are dates or times, among other objects too."""
+    # those of pandas are among them
     kinds = (datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
-    return values.dtype.kind == "O" and any(isinstance(x, kinds) for x in values.flat)
+    return values.dtype.kind in "mM" or (
+        values.dtype.kind == "O" and any(isinstance(x, kinds) for x in values.flat)
+    )
 
 
 def _check_memory(where: str, functions: Functions) -> None:
