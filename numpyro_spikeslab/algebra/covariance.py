@@ -44,10 +44,6 @@ class Covariance(ABC):
         """``K`` as a matrix."""
 
     @abstractmethod
-    def plus(self, variance: Float[Array, ""]) -> Covariance:
-        """``K`` with something added to every entry of its diagonal."""
-
-    @abstractmethod
     def jittered(self) -> Covariance:
         """``K`` with its :func:`jitter`, or as it is where its root needs none."""
 
@@ -118,11 +114,9 @@ class Dense(Covariance):
     def to_dense(self) -> Float[Array, "N N"]:
         return self.K
 
-    def plus(self, variance: Float[Array, ""]) -> Dense:
-        return Dense(self.K + variance * jnp.eye(len(self.K), dtype=self.K.dtype))
-
     def jittered(self) -> Dense:
-        return self.plus(jitter(self.diagonal()))
+        more = jitter(self.diagonal()) * jnp.eye(len(self.K), dtype=self.K.dtype)
+        return Dense(self.K + more)
 
     def root(self) -> Float[Array, "N N"]:
         return jnp.linalg.cholesky(self.K)
@@ -184,9 +178,6 @@ class Diagonal(Covariance):
 
     def to_dense(self) -> Float[Array, "N N"]:
         return jnp.diag(self.d)
-
-    def plus(self, variance: Float[Array, ""]) -> Diagonal:
-        return Diagonal(self.d + variance)
 
     def jittered(self) -> Diagonal:
         return self
@@ -273,8 +264,3 @@ def jitter(diagonal: Float[Array, " N"]) -> Float[Array, ""]:
     largest = jnp.max(diagonal)
     factor = max(1e-9, 4 * diagonal.size * float(jnp.finfo(diagonal.dtype).eps))
     return factor * jnp.where(largest > 0, largest, 1)
-
-
-def as_covariance(K: Covariance | Float[Array, "N N"]) -> Covariance:
-    """A matrix becomes :class:`Dense`; a covariance stays what it is."""
-    return K if isinstance(K, Covariance) else Dense(K)

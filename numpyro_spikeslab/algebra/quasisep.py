@@ -55,12 +55,9 @@ class Quasisep(Covariance):
     def to_dense(self) -> Float[Array, "N N"]:
         return self.matrix.to_dense()[self.rank][:, self.rank]
 
-    def plus(self, variance: Float[Array, ""]) -> Quasisep:
-        more = DiagQSM(jnp.full_like(self.matrix.diag.d, variance))
-        return replace(self, matrix=self.matrix + more)
-
     def jittered(self) -> Quasisep:
-        return self.plus(jitter(self.diagonal()))
+        more = DiagQSM(jnp.full_like(self.matrix.diag.d, jitter(self.diagonal())))
+        return replace(self, matrix=self.matrix + more)
 
     def root(self) -> LowerTriQSM:
         return self.matrix.cholesky()

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from numpyro_spikeslab.algebra.covariance import Covariance, as_covariance
+from numpyro_spikeslab.algebra.covariance import Covariance
 from numpyro_spikeslab.algebra.kernels import Template
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.primitives import Functions
 
-Kernel = Callable[[Float[Array, " P"]], Covariance | Float[Array, "N N"]]
+Kernel = Callable[[Float[Array, " P"]], Covariance]
 
 
 class Mixed(NamedTuple):
@@ -110,9 +110,8 @@ class FunctionPrior(NamedTuple):
     def covariance(self, m: Any, theta: Float[Array, " P"]) -> Any:
         """Prior covariance of function ``m``."""
         if isinstance(self.kernel, Mixed):
-            branches = [lambda x, k=k: as_covariance(k(x)) for k in self.kernel.kernels]
-            return jax.lax.switch(self.kernel.which[m], branches, theta)
-        return as_covariance(self.kernel(theta))
+            return jax.lax.switch(self.kernel.which[m], self.kernel.kernels, theta)
+        return self.kernel(theta)
 
     def variances(self, theta: Float[Array, "M P"]) -> Float[Array, "M N"]:
         """Prior variances of all functions."""

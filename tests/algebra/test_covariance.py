@@ -10,13 +10,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.covariance import (
-    Covariance,
-    Dense,
-    Diagonal,
-    as_covariance,
-    jitter,
-)
+from numpyro_spikeslab.algebra.covariance import Covariance, Dense, Diagonal, jitter
 from numpyro_spikeslab.algebra.quasisep import Quasisep
 
 N = 9
@@ -45,12 +39,11 @@ def close(actual, expected):
 @EVERY
 def test_entries_and_products(x64, name):
     covariance, K = CASES[name][0](), CASES[name][1]
-    assert isinstance(covariance, Covariance) and as_covariance(covariance) is covariance
+    assert isinstance(covariance, Covariance)
     x = RNG.normal(size=N)
     close(covariance.diagonal(), np.diag(K))
     close(covariance.matvec(jnp.asarray(x)), K @ x)
     close(covariance.to_dense(), K)
-    close(covariance.plus(jnp.asarray(0.3)).to_dense(), K + 0.3 * np.eye(N))
 
 
 @EVERY
@@ -123,11 +116,6 @@ def test_diagonal_covariances_need_no_jitter():
     zero = Diagonal(jnp.zeros(3))
     assert zero.jittered() is zero
     np.testing.assert_array_equal(zero.draw(random.key(0)), np.zeros(3))
-
-
-def test_a_matrix_is_a_dense_covariance():
-    K = jnp.eye(3)
-    assert as_covariance(K).K is K
 
 
 def test_variances_that_sites_leave_whether_missing_weak_or_strong(precision):

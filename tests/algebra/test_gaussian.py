@@ -119,7 +119,7 @@ def test_sites_of_many_tasks_are_right_in_both_precisions(precision, name, level
         kind, scale = ("smooth", 1.0) if name == "smooth" else (name, 0.7)
         covariance, _, K = priors(kind, scale, x, x[:0])
         K = in_precision(K) + jitter * np.eye(size)
-        covariance = covariance.plus(jnp.asarray(jitter))
+        covariance = covariance.jittered()
     alpha = level * rng.uniform(0.3, 3.0, size)
     alpha[[3, 5, 9]] = 0.0, 1e-3, 1.0
     alpha = in_precision(alpha)
