@@ -20,6 +20,9 @@ the first is written without it, and sites are relative to their largest value: 
 .. math::
 
     \exp(-\tfrac12 \| D^{1/2} \phi - g \|^2 + h_0^\top \phi) .
+
+In all functions ``covariance`` and ``mu`` are those of the prior, and ``alpha``, at least zero, and
+``h`` are the sites' precisions and linear terms.
 """
 
 from __future__ import annotations
@@ -41,7 +44,6 @@ class Posterior(NamedTuple):
     :param variance: ``(N,)``, the diagonal of :math:`\Sigma`.
     :param weights: ``(N,)``, :math:`K^{-1} (\mathrm{mean} - \mu)`.
     :param cholesky: the factor :math:`L` of :math:`B`, in the covariance's own representation.
-    :param log_evidence: ``log F`` of :func:`log_evidence`.
     :param kl: :math:`\mathrm{KL}(q(\phi) \| p(\phi))`.
     """
 
@@ -49,7 +51,6 @@ class Posterior(NamedTuple):
     variance: Float[Array, " N"]
     weights: Float[Array, " N"]
     cholesky: Any
-    log_evidence: Float[Array, ""]
     kl: Float[Array, ""]
 
 
@@ -59,21 +60,15 @@ def condition(
     h: Float[Array, " N"],
     mu: Float[Array, " N"] | float = 0.0,
 ) -> Posterior:
-    r"""Conditional of a latent function given its sites.
-
-    :param covariance: prior covariance.
-    :param alpha: ``(N,)``, site precisions, at least zero.
-    :param h: ``(N,)``, site linear terms.
-    :param mu: prior mean.
-    """
+    """Conditional of a latent function given its sites."""
     a = jnp.sqrt(alpha)
     L: Any = covariance.cholesky(a)
-    found = _solve(covariance, L, alpha, h, mu)
-    deviation = covariance.matvec(found.weights)
+    weights, _ = _solve(covariance, L, alpha, h, mu)
+    deviation = covariance.matvec(weights)
     variance = covariance.conditional(L, a)
     # tr(B^-1) - N = -tr(D Sigma)
-    kl = 0.5 * (deviation @ found.weights - alpha @ variance) + covariance.half_logdet(L)
-    return Posterior(mu + deviation, variance, found.weights, L, found.log_evidence, kl)
+    kl = 0.5 * (deviation @ weights - alpha @ variance) + covariance.half_logdet(L)
+    return Posterior(mu + deviation, variance, weights, L, kl)
 
 
 def log_evidence(
@@ -91,14 +86,9 @@ def log_evidence(
 
     What it lacks to the evidence of the sites as they are given, :math:`\tfrac12 g^\top g`, does
     not depend on the prior.
-
-    :param covariance: prior covariance.
-    :param alpha: ``(N,)``, site precisions, at least zero.
-    :param h: ``(N,)``, site linear terms.
-    :param mu: prior mean.
     """
     L: Any = covariance.cholesky(jnp.sqrt(alpha))
-    return _solve(covariance, L, alpha, h, mu).log_evidence
+    return _solve(covariance, L, alpha, h, mu)[1]
 
 
 def log_density(
@@ -110,13 +100,10 @@ def log_density(
 ) -> Float[Array, ""]:
     r"""Log density of the conditional, whose precision is :math:`K^{-1} + D`, at ``x``.
 
-    :param covariance: prior covariance, positive definite to rounding.
-    :param alpha: ``(N,)``, site precisions, at least zero.
-    :param h: ``(N,)``, site linear terms.
-    :param mu: prior mean.
+    :param covariance: positive definite to rounding.
     """
     L: Any = covariance.cholesky(jnp.sqrt(alpha))
-    mean = mu + covariance.matvec(_solve(covariance, L, alpha, h, mu).weights)
+    mean = mu + covariance.matvec(_solve(covariance, L, alpha, h, mu)[0])
     prior = covariance.log_density(x - mean)
     return prior - 0.5 * alpha @ (x - mean) ** 2 + covariance.half_logdet(L)
 
@@ -204,34 +191,18 @@ def sample(
     With :math:`f \sim \mathcal{N}(0, K)` and :math:`\epsilon \sim \mathcal{N}(0, I)`, the vector
     :math:`f + \Sigma (h - D (\mu + f) - D^{1/2} \epsilon)` has mean ``mean - mu`` and covariance
     :math:`\Sigma`.
-
-    :param key: random key.
-    :param covariance: prior covariance.
-    :param alpha: ``(N,)``, site precisions, at least zero.
-    :param h: ``(N,)``, site linear terms.
-    :param mu: prior mean.
     """
     key_prior, key_site = jax.random.split(key)
     a = jnp.sqrt(alpha)
     L = covariance.cholesky(a)
     f = mu + covariance.draw(key_prior)
     noise = a * jax.random.normal(key_site, alpha.shape, alpha.dtype)
-    return f + covariance.matvec(_solve(covariance, L, alpha, h - noise, f).weights)
+    return f + covariance.matvec(_solve(covariance, L, alpha, h - noise, f)[0])
 
 
-class _Solution(NamedTuple):
-    """
-    - **weights** - ``(I + D K)^-1`` of what the sites say beyond the prior mean; ``K weights`` is
-      the mean's deviation from it.
-    - **log_evidence** - see :func:`log_evidence`.
-    """
-
-    weights: Float[Array, " N"]
-    log_evidence: Float[Array, ""]
-
-
-def _solve(covariance: Covariance, L: Any, alpha: Any, h: Any, mu: Any) -> _Solution:
-    r"""Solve :math:`(I + D K) x = h - D \mu`.
+def _solve(covariance: Covariance, L: Any, alpha: Any, h: Any, mu: Any) -> tuple[Any, Any]:
+    r"""Solve :math:`(I + D K) x = h - D \mu`, so that :math:`K x` is the mean's deviation from the
+    prior's. Returns x and :func:`log_evidence`.
 
     With :math:`u = g - D^{1/2} (\mu + K h_0)`,
 
@@ -246,7 +217,7 @@ def _solve(covariance: Covariance, L: Any, alpha: Any, h: Any, mu: Any) -> _Solu
     known = covariance.matvec(rest)
     half = covariance.solve_lower(L, g - a * (mu + known))
     log_f = rest @ (mu + 0.5 * known) - 0.5 * jnp.sum(half**2) - covariance.half_logdet(L)
-    return _Solution(rest + a * covariance.solve_upper(L, half), log_f)
+    return rest + a * covariance.solve_upper(L, half), log_f
 
 
 def _scaled(alpha: Float[Array, " N"], h: Float[Array, " N"]) -> tuple[Any, Any]:
