@@ -28,6 +28,7 @@ from numpyro_spikeslab.fitting.posterior import (
     bound_given,
     coefficients_at,
     design_at,
+    problem_of,
     residual_of,
     squares_of,
     stats_at,
@@ -171,9 +172,9 @@ def _sweep_columns(spec, data, posterior, temperature) -> tuple[View, Posterior,
 
 def _sweep_beside(spec, data, posterior, temperature) -> tuple[View, Posterior, Any]:
     """A pass over the columns with coefficients integrated out, which then follow the weights."""
-    form, before, values = spec.form, posterior.weights, posterior.values
+    before, values = posterior.weights, posterior.values
     at, names = view_at(spec, data, values, before.mean), tuple(posterior.slopes)
-    own, beside = without_coefficients(form, spec.program, data.constants, values, at, names)
+    own, beside = without_coefficients(problem_of(spec, data), values, at, names)
     design, relative, sigma = design_at(spec, data, values), at.relative[:, 0], jnp.sqrt(at.sigma2)
     features = whitened(own.features, relative)
     residual = jnp.sqrt(relative) * at.Y[:, 0]
@@ -190,7 +191,7 @@ def _sweep_beside(spec, data, posterior, temperature) -> tuple[View, Posterior, 
         weights=weights,
         values=values | own.back(new),
         residual=residual - (new - own.current) @ features,
-        slopes=own.slopes(beside.slopes(design)[:, : form.size] / sigma),
+        slopes=own.slopes(beside.slopes(design)[:, : spec.form.size] / sigma),
     )
     return at, posterior, squares_of(spec, data._replace(design=design), at, posterior)
 

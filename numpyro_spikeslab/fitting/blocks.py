@@ -409,7 +409,7 @@ def _columns(reading: Reading) -> tuple[Any, Any]:
 
     def of():
         seen = reading.view(reading.generic).relative[:, 0] > 0
-        rows = design_rows(reading.form, reading.program, reading.constants, reading.generic)
+        rows = design_rows(reading.problem, reading.generic)
         # what is not observed may be NaN
         return jnp.where(seen, rows, 0), seen
 

@@ -9,7 +9,14 @@ from jaxtyping import Array, Bool, Float
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, coefficients_at, view_at
+from numpyro_spikeslab.fitting.posterior import (
+    Data,
+    Posterior,
+    Spec,
+    coefficients_at,
+    problem_of,
+    view_at,
+)
 from numpyro_spikeslab.reading.coefficients import coefficient_rows, without_coefficients
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.view import View, by_task
@@ -80,9 +87,7 @@ def with_coefficients(spec: Spec, data: Data, posterior: Posterior) -> Posterior
         return posterior._replace(values=values | own.back(own.beside.mean(mean)), residual=None)
     at = view_at(spec, data, values, None if functions is not None else mean)
     residual = at.Y if functions is None else at.Y - functions.mean.T @ mean.T
-    units, beside = without_coefficients(
-        form, spec.program, data.constants, values, at, form.coefficients
-    )
+    units, beside = without_coefficients(problem_of(spec, data), values, at, form.coefficients)
     new = beside.mean(jnp.ravel(jnp.sqrt(at.precision) * residual), units.current)
     # the next sweep finds another residual, so this one is not handed on
     return posterior._replace(values=values | units.back(new), residual=None)
@@ -113,7 +118,7 @@ def told_by_data(spec: Spec, data: Data, posterior: Posterior, name: str) -> Flo
     at = view_at(spec, data, values)
     if form.of_tasks:
         return jnp.max(coefficients_at(spec, data, at, posterior).told[name])
-    rows = coefficient_rows(form, spec.program, data.constants, values, (name,))
+    rows = coefficient_rows(problem_of(spec, data), values, (name,))
     told = jnp.sum(jnp.where(at.precision > 0, rows, 0) ** 2 * at.precision, axis=(1, 2))
     variance = jnp.broadcast_to(at.priors[name].variance, jnp.shape(values[name]))
     return jnp.max(jnp.ravel(variance) * told)

@@ -44,7 +44,7 @@ from numpyro_spikeslab.reading.program import (
     outside_transformations,
 )
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.reading.view import View, view, whitened_design
+from numpyro_spikeslab.reading.view import Problem, View, view, whitened_design
 from numpyro_spikeslab.roles import spread
 
 
@@ -215,6 +215,11 @@ def _are_alike(tables: Any) -> Bool[Array, ""]:
     return jnp.all(jnp.stack([jnp.all(x == x[:1]) for x in jax.tree.leaves(tables)]))
 
 
+def problem_of(spec: Spec, data: Data) -> Problem:
+    """The model with its data."""
+    return Problem(spec.form, spec.program, data.constants)
+
+
 def view_at(spec: Spec, data: Data, values: dict[str, Any], weights: Any = None) -> View:
     """The model at given values of its other sites.
 
@@ -222,9 +227,8 @@ def view_at(spec: Spec, data: Data, values: dict[str, Any], weights: Any = None)
     """
     if data.view is not None:
         return with_roles(spec, data, data.view, values)
-    form = spec.form
-    every = None if weights is None else form.split(jnp.ravel(weights), "{}")
-    return view(form, spec.program, data.constants, values, every, data.layout)
+    every = None if weights is None else spec.form.split(jnp.ravel(weights), "{}")
+    return view(problem_of(spec, data), values, every, data.layout)
 
 
 def with_roles(spec: Spec, data: Data, at: View, values: dict[str, Any]) -> View:
@@ -268,7 +272,7 @@ def design_at(spec: Spec, data: Data, values: dict[str, Any]) -> Design:
     """The whitened design of columns."""
     if data.design is not None:
         return data.design
-    return whitened_design(spec.form, spec.program, data.constants, values, spec.block_size)
+    return whitened_design(problem_of(spec, data), values, spec.block_size)
 
 
 def stats_at(data: Data, at: View, posterior: Posterior) -> Gram | None:
@@ -307,7 +311,7 @@ def squares_of(spec: Spec, data: Data, at: View, posterior: Posterior) -> Float[
     design = design_at(spec, data, posterior.values)
     if posterior.slopes:
         names = tuple(posterior.slopes)
-        rows = coefficient_rows(spec.form, spec.program, data.constants, posterior.values, names)
+        rows = coefficient_rows(problem_of(spec, data), posterior.values, names)
         features = whitened(rows.reshape(len(rows), -1), at.relative[:, 0])
         design = beside(design, joined(posterior.slopes), features)
     return (jnp.sum(residual**2) + posterior.weights.predictor_variance(design))[None]

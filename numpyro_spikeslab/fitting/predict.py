@@ -25,7 +25,6 @@ from numpyro_spikeslab.primitives import check_finite
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.program import are_concrete, compiled, outside_transformations
 from numpyro_spikeslab.reading.reader import Known, Reading
-from numpyro_spikeslab.reading.view import run_at
 from numpyro_spikeslab.roles import spread
 from numpyro_spikeslab.sparse import Observations, entries_of, is_sparse
 
@@ -271,7 +270,7 @@ def _without_functions(reading: Reading, values: dict[str, Any]) -> tuple[Noise,
     def of(values):
         # the rest of the view would be as large as the data
         at = reading.view(values)
-        return Noise(at.sigma2, at.count > 0), _offset(reading, values)
+        return Noise(at.sigma2, at.count > 0), reading.problem.location(values)
 
     with outside_transformations((reading.constants, values)):
         return compiled(of, values)
@@ -285,7 +284,7 @@ def _changes(reading: Reading, offset: Any) -> bool:
     if not are_concrete(offset):
         # parameters that are traced could have any values
         with outside_transformations(reading.constants):
-            offset = _offset(reading, reading.generic)
+            offset = reading.problem.location(reading.generic)
     if not are_concrete(offset):
         raise ValueError(
             "predict, transform: the model's arguments are traced, as within jit or vmap, so it is "
@@ -293,14 +292,6 @@ def _changes(reading: Reading, offset: Any) -> bool:
             "over them, `jax.jit(lambda params: guide.predict(params, X, Y, X_new=X_new))`."
         )
     return bool(np.any(np.asarray(offset) != np.asarray(offset)[0]))
-
-
-def _offset(reading: Reading, values: dict[str, Any]) -> Any:
-    """Location of the observations without functions, (N, Q)."""
-    form: Form = reading.form
-    run = run_at(form, reading.program, reading.constants, values)
-    seen = run.observed[form.likelihood]
-    return form.tasks_last(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
 
 
 def _at_new(known: Known, posterior: Posterior, X_new: Any) -> tuple[Any, Any]:

@@ -53,7 +53,7 @@ def _effects(reading: Reading, posterior: Posterior) -> Effects:
     at = reading.view(values, form.split(mean, "{}"))
     weights = at.precision[:, 0]
     # what is not observed may be NaN
-    rows = design_rows(form, reading.program, reading.constants, values)
+    rows = design_rows(reading.problem, values)
     rows = jnp.where(weights > 0, rows, 0)
     absorbed, left = _absorbed(reading, values, at, rows)
     linear = rows @ (weights * at.Y[:, 0]) - left @ absorbed
@@ -70,9 +70,7 @@ def _absorbed(
     form = reading.form
     if not form.coefficients:
         return jnp.zeros((0, len(rows)), rows.dtype), jnp.zeros(0, rows.dtype)
-    own, beside = without_coefficients(
-        form, reading.program, reading.constants, values, at, form.coefficients
-    )
+    own, beside = without_coefficients(reading.problem, values, at, form.coefficients)
     precision = at.precision[:, 0]
     absorbed = (whitened(rows, precision) @ beside.V).T
     return absorbed, beside.explained(whitened(at.Y[:, 0], precision), own.current)

@@ -15,38 +15,33 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.coefficients import Without, without
 from numpyro_spikeslab.algebra.covariates import Beside, Normal, Shares, shares_of
 from numpyro_spikeslab.reading.form import Form, OfTasks
-from numpyro_spikeslab.reading.program import Program
-from numpyro_spikeslab.reading.view import View, run_at, view
+from numpyro_spikeslab.reading.view import Problem, View, view
 
 
 def coefficient_rows(
-    form: Form, program: Program, constants: tuple, values: dict[str, Any], names: tuple[str, ...]
+    problem: Problem, values: dict[str, Any], names: tuple[str, ...]
 ) -> Float[Array, "B N Q"]:
     """The design that multiplies coefficients, their entries as rows."""
-    tangent = _tangent(form, program, constants, values, names)
+    tangent = _tangent(problem, values, names)
     flat, unflatten = ravel_pytree({name: values[name] for name in names})
     units = jnp.eye(flat.size, dtype=flat.dtype)
     return jax.vmap(lambda unit: tangent(unflatten(unit)))(units)
 
 
-def _tangent(form, program, constants, values, names) -> Callable[[Any], Float[Array, "N Q"]]:
+def _tangent(problem, values, names) -> Callable[[Any], Float[Array, "N Q"]]:
     """The linear map from coefficients to the location."""
-
-    def location(new):
-        seen = run_at(form, program, constants, values | new).observed[form.likelihood]
-        return form.tasks_last(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
-
+    start = {name: values[name] for name in names}
     # the location is affine in them, so they may be anything
-    return jax.linearize(location, {name: values[name] for name in names})[1]
+    return jax.linearize(lambda new: problem.location(values | new), start)[1]
 
 
 def affine_map(
-    form: Form, program: Program, constants: tuple, values: dict[str, Any]
+    problem: Problem, values: dict[str, Any]
 ) -> tuple[Callable[[Any], Float[Array, "N Q"]], dict[str, tuple[int, ...]]]:
     """The linear map from the coefficients of tasks to the location, and shapes of their sites."""
-    names = tuple(own.site for own in form.of_tasks)
+    names = tuple(own.site for own in problem.form.of_tasks)
     shapes = {name: jnp.shape(values[name]) for name in names}
-    return _tangent(form, program, constants, values, names), shapes
+    return _tangent(problem, values, names), shapes
 
 
 def over_covariates(
@@ -69,12 +64,10 @@ def over_covariates(
     return jax.lax.map(one, jnp.arange(C))
 
 
-def shared_covariates(
-    form: Form, program: Program, constants: tuple, values: dict[str, Any]
-) -> dict[str, Float[Array, "C N"]]:
+def shared_covariates(problem: Problem, values: dict[str, Any]) -> dict[str, Float[Array, "C N"]]:
     """Covariates of the coefficients of tasks, 0 where no task has an observation."""
-    tangent, shapes = affine_map(form, program, constants, values)
-    seen = jnp.any(view(form, program, constants, values).relative > 0, axis=1)
+    form, (tangent, shapes) = problem.form, affine_map(problem, values)
+    seen = jnp.any(view(problem, values).relative > 0, axis=1)
     return {
         own.site: jnp.where(
             seen, over_covariates(form, tangent, own, shapes, lambda rows: rows[:, 0]), 0
@@ -265,12 +258,7 @@ def scaled(
 
 
 def without_coefficients(
-    form: Form,
-    program: Program,
-    constants: tuple,
-    values: dict[str, Any],
-    at: View,
-    names: tuple[str, ...],
+    problem: Problem, values: dict[str, Any], at: View, names: tuple[str, ...]
 ) -> tuple[Scaled, Without]:
     """Coefficients in units of their priors, and the observations of all tasks without them.
 
@@ -278,5 +266,5 @@ def without_coefficients(
     :param at: the model at these values.
     :param names: which coefficients.
     """
-    own = scaled(coefficient_rows(form, program, constants, values, names), values, at, names)
+    own = scaled(coefficient_rows(problem, values, names), values, at, names)
     return own, without(own.features, jnp.ravel(jnp.broadcast_to(at.precision, at.Y.shape)))

@@ -7,6 +7,8 @@ they are finite, holds for these data.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float
@@ -20,11 +22,11 @@ from numpyro_spikeslab.reading.coefficients import affine_map, over_covariates
 from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS, Form, Source
 from numpyro_spikeslab.reading.program import RUN_ONCE, Program
 from numpyro_spikeslab.reading.view import (
+    Problem,
     candidates,
     linear_map,
     no_weights,
     over_features,
-    run_at,
 )
 
 
@@ -126,21 +128,21 @@ def find_verdict(
     """
     form = forms[0]
     values = generic(more)
-    run = run_at(form, program, constants, values)
+    problem = Problem(form, program, constants)
+    others = [replace(problem, form=other) for other in forms[1:]]
+    run = problem.run(values)
     seen = run.observed[form.likelihood]
     shape = jnp.shape(seen.value)
     counted = jnp.broadcast_to(seen.count > 0, shape)
-    finite_design, matches = _judge_design(form, program, constants, values, counted, along.weights)
+    finite_design, matches = _judge_design(problem, values, counted, along.weights)
     # the trees that JAX hands out sort their names
     pairs = [run.pairs[pair.name] for pair in form.pairs]
     scale = jnp.concatenate([jnp.ravel(x) for x in (seen.scale, *(p.scale for p in pairs))])
     log_odds = jnp.concatenate([jnp.ravel(p.log_odds) for p in pairs])
-    indices, plays = _play_all(form, program, constants, values)
+    indices, plays = _play_all(problem, values)
     entries, noise_of_tasks = None, jnp.array(False)
     if forms[-1].kind == ENTRIES:
-        entries, noise_of_tasks = _find_entries(
-            forms[-1], program, constants, values, indices, plays
-        )
+        entries, noise_of_tasks = _find_entries(others[-1], values, indices, plays)
     return Verdict(
         values={name: values[name] for name in form.others},
         any_counted=jnp.any(counted),
@@ -152,12 +154,8 @@ def find_verdict(
         matches=matches,
         indices=indices,
         plays=plays,
-        layouts=tuple(
-            _has_layout(other, program, constants, values, along, entries) for other in forms[1:]
-        ),
-        of_tasks=tuple(
-            _are_of_tasks(other, program, constants, values, along) for other in forms[1:]
-        ),
+        layouts=tuple(_has_layout(other, values, along, entries) for other in others),
+        of_tasks=tuple(_are_of_tasks(other, values, along) for other in others),
         alike=tuple(_are_alike(other, seen) for other in forms[1:]),
         seen=tuple(_seen(other, counted, entries) for other in forms[1:]),
         noise_of_tasks=noise_of_tasks,
@@ -183,9 +181,10 @@ def _seen(form: Form, counted: Bool[Array, "..."], entries: Places | None) -> tu
     return jnp.any(table, axis=0), jnp.any(table, axis=1)
 
 
-def _judge_design(form, program, constants, values, counted, along) -> tuple[Any, tuple]:
+def _judge_design(problem, values, counted, along) -> tuple[Any, tuple]:
     """Whether the design is finite, and which constants are its parts."""
-    tangent, zero = linear_map(form, program, constants, values), no_weights(form)
+    form = problem.form
+    tangent, zero = linear_map(problem, values), no_weights(form)
     finite = jnp.all(jnp.isfinite(jnp.where(jnp.ravel(counted), tangent(along), 0)))
     matches = []
     for pair in form.pairs:
@@ -217,12 +216,12 @@ def agree(x: Any, y: Any) -> Any:
 # Roles
 
 
-def _play_all(form, program, constants, values) -> tuple[tuple, tuple]:
-    played = [_play(role, form, program, constants, values) for role in form.every_role]
+def _play_all(problem, values) -> tuple[tuple, tuple]:
+    played = [_play(role, problem, values) for role in problem.form.every_role]
     return tuple(index for index, _ in played), tuple(plays for _, plays in played)
 
 
-def _play(role, form, program, constants, values) -> tuple[Any, Any]:
+def _play(role, problem, values) -> tuple[Any, Any]:
     """Give every entry of the role's site a value of its own and see where it turns up, twice.
 
     Values are about evenly spaced, in random order, so even a hundred thousand differ in single
@@ -231,7 +230,7 @@ def _play(role, form, program, constants, values) -> tuple[Any, Any]:
     shape, dtype = jnp.shape(values[role.site]), jnp.result_type(values[role.site])
 
     def seen(code):
-        run = run_at(form, program, constants, values | {role.site: code.reshape(shape)})
+        form, run = problem.form, problem.run(values | {role.site: code.reshape(shape)})
         if role.part == "noise":
             return jnp.ravel(run.observed[form.likelihood].scale)
         part = "probs" if role.part == "inclusion" else "scale"
@@ -260,29 +259,25 @@ def _play(role, form, program, constants, values) -> tuple[Any, Any]:
 # Tasks
 
 
-def _location(form, program, constants, weights, values) -> Any:
-    (pair,) = form.pairs
-    run = run_at(form, program, constants, values, {pair.name: weights.reshape(pair.shape)})
-    seen = run.observed[form.likelihood]
-    return form.tasks_last(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
+def _location(problem, values, weights) -> Any:
+    (pair,) = problem.form.pairs
+    return problem.location(values, {pair.name: weights.reshape(pair.shape)})
 
 
-def _slope(form, program, constants, values, weights, phi) -> Any:
+def _slope(problem, values, weights, phi=None) -> Any:
     """What weights add to the location at given functions."""
-    at = values if phi is None else values | {form.functions: phi}
-
-    def location(w):
-        return _location(form, program, constants, w, at)
-
-    return jax.jvp(location, (jnp.zeros_like(weights),), (weights,))[1]
+    at = values if phi is None else values | {problem.form.functions: phi}
+    of = partial(_location, problem, at)
+    return jax.jvp(of, (jnp.zeros_like(weights),), (weights,))[1]
 
 
-def _find_entries(form, program, constants, values, indices, plays) -> tuple[Places, Any]:
+def _find_entries(problem, values, indices, plays) -> tuple[Places, Any]:
     """Functions and weights that are the numbers of their rows and columns tell where they meet."""
+    form = problem.form
     (Q, M), N = form.shape, form.num_obs
     W, phi = jnp.zeros((Q, M)), jnp.zeros((M, N))
     rows, columns = (
-        jnp.nan_to_num(_slope(form, program, constants, values, weights, functions)[:, 0])
+        jnp.nan_to_num(_slope(problem, values, weights, functions)[:, 0])
         for weights, functions in (
             (W.at[:, 0].set(1), phi.at[0].set(jnp.arange(N))),
             (W.at[:, 0].set(jnp.arange(Q)), phi.at[0].set(1)),
@@ -310,32 +305,32 @@ def _find_entries(form, program, constants, values, indices, plays) -> tuple[Pla
     return Places(where, tuple(taken)), agrees & jnp.all(touched)
 
 
-def _are_entries(form, program, constants, values, along, where: Entries) -> Any:
+def _are_entries(problem, values, along, where: Entries) -> Any:
     """Whether the location is ``offset + sum_m w_qm phi_mn`` at the entries that were found."""
-    (pair,) = form.pairs
+    (pair,) = problem.form.pairs
     # under a transformation of the caller directions are still numpy's
     W, phi = jnp.asarray(along.weights[pair.name], float), jnp.asarray(along.functions, float)
-    W = W.reshape(form.shape)
-    found = _slope(form, program, constants, values, W, phi)[:, 0]
+    W = W.reshape(problem.form.shape)
+    found = _slope(problem, values, W, phi)[:, 0]
     nothing = jnp.zeros_like(W), jnp.zeros_like(phi)
     expected, _ = at_entries(where, (W, nothing[0]), (phi, nothing[1]))
     size, _ = at_entries(where, (abs(W), nothing[0]), (abs(phi), nothing[1]))
     # entry by entry, each to its own rounding
     close = jnp.abs(found - expected) <= 1e3 * jnp.finfo(found.dtype).eps * size
-    return jnp.all(close) & _nothing_alone(form, program, constants, values, W, phi)
+    return jnp.all(close) & _nothing_alone(problem, values, W, phi)
 
 
-def _nothing_alone(form, program, constants, values, W, phi) -> Any:
+def _nothing_alone(problem, values, W, phi) -> Any:
     """Whether neither weights nor functions add to the location without the others."""
     nothing = jnp.zeros_like(W)
 
     def location(x):
-        return _location(form, program, constants, nothing, values | {form.functions: x})
+        return _location(problem, values | {problem.form.functions: x}, nothing)
 
     alone = jax.jvp(location, (phi,), (phi,))[1]
     return _both(
         jnp.all(alone == 0),
-        lambda: jnp.all(_slope(form, program, constants, values, W, jnp.zeros_like(phi)) == 0),
+        lambda: jnp.all(_slope(problem, values, W, jnp.zeros_like(phi)) == 0),
     )
 
 
@@ -345,30 +340,32 @@ def _both(one: Bool[Array, ""], other: Callable[[], Any]) -> Bool[Array, ""]:
     return jax.lax.cond(one, other, lambda: jnp.array(False))
 
 
-def _has_layout(form, program, constants, values, along, entries) -> Any:
+def _has_layout(problem, values, along, entries) -> Any:
     """Whether the location is ``offset + W phi`` in a layout, with the form's kind of features."""
+    form = problem.form
     (pair,) = form.pairs
     W = along.weights[pair.name].reshape(form.shape)
     if form.kind == ENTRIES:
-        return _are_entries(form, program, constants, values, along, entries.where)
+        return _are_entries(problem, values, along, entries.where)
     if form.kind == FUNCTIONS:
         phi = along.functions
         # the coefficients are constants, so a few random directions tell all of them
         return _both(
-            _nothing_alone(form, program, constants, values, W, phi),
-            lambda: agree(_slope(form, program, constants, values, W, phi), (W @ phi).T),
+            _nothing_alone(problem, values, W, phi),
+            lambda: agree(_slope(problem, values, W, phi), (W @ phi).T),
         )
-    features, size, same = over_features(form, program, constants, values, _judge_feature)
+    features, size, same = over_features(problem, values, _judge_feature)
     scaled = W / jnp.where(size > 0, size, 1)
-    tangent = _slope(form, program, constants, values, scaled, None)
+    tangent = _slope(problem, values, scaled)
     return jnp.all(same) & agree(tangent, (W @ features).T)
 
 
-def _are_of_tasks(form, program, constants, values, along) -> Any:
+def _are_of_tasks(problem, values, along) -> Any:
     """Whether coefficients multiply covariates that are the same for all tasks."""
+    form = problem.form
     if not form.of_tasks:
         return jnp.array(False)
-    tangent, shapes = affine_map(form, program, constants, values)
+    tangent, shapes = affine_map(problem, values)
     found = [jnp.array(True)]
     expected, direction = jnp.zeros(form.table), {}
     for own in form.of_tasks:

@@ -51,7 +51,7 @@ from numpyro_spikeslab.reading.program import (
 from numpyro_spikeslab.reading.proof import Proof, prove
 from numpyro_spikeslab.reading.settle import only_known, possible_forms, settle
 from numpyro_spikeslab.reading.subject import Subject
-from numpyro_spikeslab.reading.view import View, shared_features, view, whitened_design
+from numpyro_spikeslab.reading.view import Problem, View, shared_features, view, whitened_design
 
 
 class Known(NamedTuple):
@@ -122,9 +122,14 @@ class Reading:
     spread: tuple[str, ...]
     beside: tuple[str, ...]
 
+    @property
+    def problem(self) -> Problem:
+        """The model with its data."""
+        return Problem(self.form, self.program, self.constants)
+
     def view(self, values: dict[str, Any], weights: dict[str, Any] | None = None) -> View:
         """The model at given values; see :func:`~numpyro_spikeslab.reading.view.view`."""
-        return view(self.form, self.program, self.constants, values, weights, self.layout)
+        return view(self.problem, values, weights, self.layout)
 
     @property
     def base(self) -> View | None:
@@ -135,7 +140,7 @@ class Reading:
         if self.form.free:
             return None
         with outside_transformations(self.constants):
-            return _view(self.form, self.program, self.constants, self.generic, None, self.layout)
+            return _view(self.problem, self.generic, None, self.layout)
 
     @cached_property
     def design(self) -> Design | None:
@@ -143,7 +148,7 @@ class Reading:
         if self.form.kind != COLUMNS or not self.form.constant_design:
             return None
         with outside_transformations(self.constants):
-            return _design(self.form, self.block_size, self.program, self.constants, self.generic)
+            return _design(self.problem, self.generic, self.block_size)
 
     @cached_property
     def gram(self) -> Any:
@@ -170,8 +175,7 @@ class Reading:
         if self.design is None or not self.form.coefficients:
             return None
         with outside_transformations(self.constants):
-            given = self.constants, self.generic, self.design
-            return _apart(self.form, whole, self.program, *given)
+            return _apart(whole, self.problem, self.generic, self.design)
 
     @cached_property
     def features(self) -> Any:
@@ -179,7 +183,7 @@ class Reading:
         if self.form.kind != SHARED:
             return None
         with outside_transformations(self.constants):
-            return _features(self.form, self.program, self.constants, self.generic)
+            return _features(self.problem, self.generic)
 
     @cached_property
     def covariates(self) -> dict[str, Any]:
@@ -187,7 +191,7 @@ class Reading:
         if not self.form.of_tasks:
             return {}
         with outside_transformations(self.constants):
-            return _covariates(self.form, self.program, self.constants, self.generic)
+            return _covariates(self.problem, self.generic)
 
     @cached_property
     def shares(self) -> Shares | None:
@@ -197,8 +201,7 @@ class Reading:
         if form.kind != SHARED or not own or not own.issuperset(form.free):
             return None
         with outside_transformations(self.constants):
-            given = self.program, self.constants, self.generic
-            return _shares(form, *given, self.features, self.covariates)
+            return _shares(self.problem, self.generic, self.features, self.covariates)
 
     def name_uncentred(self, user: str, kind: Uncentred, follow: Collection[str] = ()) -> None:
         """Warn of known columns that look like an intercept, where there is one.
@@ -216,22 +219,23 @@ class Reading:
 
     def design_at(self, values: dict[str, Any]) -> Design:
         """The whitened design at given values of the other sites."""
-        return whitened_design(self.form, self.program, self.constants, values, self.block_size)
+        return whitened_design(self.problem, values, self.block_size)
 
 
 MAX_GRAM = 1024
 """Above as many columns, their products take more memory than they save time."""
 
 _gather = jax.jit(Parameters.gather, static_argnums=0)
-_view = jax.jit(view, static_argnums=(0, 1))
-_features = jax.jit(shared_features, static_argnums=(0, 1))
-_covariates = jax.jit(shared_covariates, static_argnums=(0, 1))
+_view = jax.jit(view)
+_design = jax.jit(whitened_design, static_argnums=2)
+_features = jax.jit(shared_features)
+_covariates = jax.jit(shared_covariates)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _shares(form, program, constants, values, features, covariates):
-    at = view(form, program, constants, values)
-    return shares_at(form.of_tasks, at, values, features, covariates)
+@jax.jit
+def _shares(problem, values, features, covariates):
+    at = view(problem, values)
+    return shares_at(problem.form.of_tasks, at, values, features, covariates)
 
 
 @jax.jit
@@ -240,16 +244,11 @@ def _products(rows):
     return rows @ rows.T
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _design(form, block_size, program, constants, values):
-    return whitened_design(form, program, constants, values, block_size)
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _apart(form, whole, program, constants, values, design):
-    own = coefficient_rows(form, program, constants, values, form.coefficients)
-    relative = view(form, program, constants, values).relative[:, 0]
-    rows = feature_rows(design, form.size) if whole else design.rows
+@partial(jax.jit, static_argnums=0)
+def _apart(whole, problem, values, design):
+    own = coefficient_rows(problem, values, problem.form.coefficients)
+    relative = view(problem, values).relative[:, 0]
+    rows = feature_rows(design, problem.form.size) if whole else design.rows
     return taken_apart(rows, whitened(own.reshape(len(own), -1), relative))
 
 

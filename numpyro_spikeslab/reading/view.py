@@ -2,6 +2,7 @@
 """The model at given values of its other sites, and the design that multiplies its weights."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
@@ -57,42 +58,54 @@ class View(NamedTuple):
         return self.relative / self.sigma2
 
 
-def run_at(
-    form: Form,
-    program: Program,
-    constants: tuple,
-    values: dict[str, Any],
-    weights: dict[str, Any] | None = None,
-) -> Run:
-    """Run the model.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Problem:
+    """A model with its data: what it is, its program, and the inputs of that.
 
-    :param values: of ``form.others``; of the functions where they are not to be zero.
-    :param weights: by the names of the pairs; zero if not given.
+    Of an argument of compiled code the first two are static.
     """
-    # spikes and slabs change nothing, but a trace wants values of them
-    nothing = {k: jnp.zeros(shape) for p in form.pairs for k, shape in p.shapes.items()}
-    zero = {pair.name: jnp.zeros(pair.shape) for pair in form.pairs}
-    known = {name: values[name] for name in form.others}
-    if form.functions is not None:
-        phi = values.get(form.functions)
-        shape = (form.num_features, form.num_obs)
-        known[form.functions] = jnp.zeros(shape) if phi is None else phi
-    return program(constants, known, zero if weights is None else weights, nothing)
+
+    form: Form = field(metadata={"static": True})
+    program: Program = field(metadata={"static": True})
+    constants: tuple
+
+    def run(self, values: dict[str, Any], weights: dict[str, Any] | None = None) -> Run:
+        """Run the model.
+
+        :param values: of ``form.others``; of the functions where they are not to be zero.
+        :param weights: by the names of the pairs; zero if not given.
+        """
+        form = self.form
+        # spikes and slabs change nothing, but a trace wants values of them
+        nothing = {k: jnp.zeros(shape) for p in form.pairs for k, shape in p.shapes.items()}
+        zero = {pair.name: jnp.zeros(pair.shape) for pair in form.pairs}
+        known = {name: values[name] for name in form.others}
+        if form.functions is not None:
+            phi = values.get(form.functions)
+            shape = (form.num_features, form.num_obs)
+            known[form.functions] = jnp.zeros(shape) if phi is None else phi
+        return self.program(self.constants, known, zero if weights is None else weights, nothing)
+
+    def location(
+        self, values: dict[str, Any], weights: dict[str, Any] | None = None
+    ) -> Float[Array, "N Q"]:
+        """Location of the observations; see :meth:`run`."""
+        seen = self.run(values, weights).observed[self.form.likelihood]
+        return self.form.tasks_last(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
 
 
 def view(
-    form: Form,
-    program: Program,
-    constants: tuple,
+    problem: Problem,
     values: dict[str, Any],
     weights: dict[str, Any] | None = None,
     layout: Layout | None = None,
 ) -> View:
-    """The model at given values; see :func:`run_at`.
+    """The model at given values; see :meth:`Problem.run`.
 
     :param layout: of the observations, if they are entries of a table.
     """
-    run = run_at(form, program, constants, values, weights)
+    form, run = problem.form, problem.run(values, weights)
     seen: Observed = run.observed[form.likelihood]
     shape = (form.num_obs, form.num_tasks) if layout is None else (jnp.size(seen.value), 1)
     counts = jnp.broadcast_to(form.tasks_last(_full(seen.count, seen, form)), shape)
@@ -126,15 +139,15 @@ def view(
             (x for name, x in run.log_probs.items() if name not in apart), start=jnp.zeros(())
         ),
         layout=layout,
-        links=_links(form, program, constants, values) if form.links else None,
+        links=_links(problem, values) if form.links else None,
     )
 
 
-def _links(form: Form, program: Program, constants: tuple, values: dict[str, Any]) -> Any:
-    start = {name: values[name] for name in form.coefficients}
+def _links(problem: Problem, values: dict[str, Any]) -> Any:
+    start = {name: values[name] for name in problem.form.coefficients}
 
     def means(new):
-        priors = run_at(form, program, constants, values | new).priors
+        priors = problem.run(values | new).priors
         return {name: jnp.broadcast_to(priors[name].mean, x.shape) for name, x in new.items()}
 
     return jax.jacfwd(means)(start)
@@ -164,13 +177,14 @@ def prior_of(form: Form, run: Run) -> Prior:
 # The design
 
 
-def linear_map(form: Form, program: Program, constants: tuple, values: dict[str, Any]) -> Any:
+def linear_map(problem: Problem, values: dict[str, Any]) -> Any:
     """The location's derivative with respect to the weights: a linear map of flat weights, by the
     names of their pairs, to flat observations."""
+    form = problem.form
 
     def location(flat):
         weights = {pair.name: flat[pair.name].reshape(pair.shape) for pair in form.pairs}
-        seen = run_at(form, program, constants, values, weights).observed[form.likelihood]
+        seen = problem.run(values, weights).observed[form.likelihood]
         return jnp.ravel(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
 
     return jax.linearize(location, no_weights(form))[1]
@@ -196,11 +210,9 @@ def candidates(tangent: Any, size: int, num_obs: int) -> dict[Source, Any]:
     return found
 
 
-def design_rows(
-    form: Form, program: Program, constants: tuple, values: dict[str, Any]
-) -> Float[Array, "P N"]:
+def design_rows(problem: Problem, values: dict[str, Any]) -> Float[Array, "P N"]:
     """The design that multiplies the weights, features as rows: the location's Jacobian."""
-    tangent = linear_map(form, program, constants, values)
+    form, tangent = problem.form, linear_map(problem, values)
     zero, parts = no_weights(form), {}
     known = dict(zip(form.pairs, form.sources, strict=True))
     unknown = [pair for pair, source in known.items() if source is None]
@@ -223,12 +235,10 @@ def design_rows(
     return joined.astype(jnp.result_type(joined, float))
 
 
-def over_features(
-    form: Form, program: Program, constants: tuple, values: dict[str, Any], of: Callable
-) -> Any:
+def over_features(problem: Problem, values: dict[str, Any], of: Callable) -> Any:
     """``of`` what a weight of one in every task adds to the observations, (N, Q), for each of the M
     features."""
-    tangent = linear_map(form, program, constants, values)
+    form, tangent = problem.form, linear_map(problem, values)
     (pair,), (Q, M), N = form.pairs, form.shape, form.num_obs
 
     def one(m):
@@ -241,26 +251,19 @@ def over_features(
 
 
 def whitened_design(
-    form: Form,
-    program: Program,
-    constants: tuple,
-    values: dict[str, Any],
-    block_size: int = BLOCK_SIZE,
+    problem: Problem, values: dict[str, Any], block_size: int = BLOCK_SIZE
 ) -> Design:
     """The design of :func:`design_rows`, whitened and cut into blocks.
 
     :param values: any will do when the design is constant.
     """
-    rows = design_rows(form, program, constants, values)
-    relative = view(form, program, constants, values).relative[:, 0]
+    rows, relative = design_rows(problem, values), view(problem, values).relative[:, 0]
     # what is not observed may be NaN
     return block_design(jnp.where(relative > 0, rows, 0), jnp.sqrt(relative), block_size)
 
 
-def shared_features(
-    form: Form, program: Program, constants: tuple, values: dict[str, Any]
-) -> Float[Array, "M N"]:
+def shared_features(problem: Problem, values: dict[str, Any]) -> Float[Array, "M N"]:
     """Features that are the same for all tasks, 0 where no task has an observation."""
-    rows = over_features(form, program, constants, values, lambda rows: rows[:, 0])
-    seen = jnp.any(view(form, program, constants, values).relative > 0, axis=1)
+    rows = over_features(problem, values, lambda rows: rows[:, 0])
+    seen = jnp.any(view(problem, values).relative > 0, axis=1)
     return jnp.where(seen, rows, 0)

@@ -71,9 +71,7 @@ def draw_coefficients(key: Array, now: Current) -> tuple[dict[str, Any], Float[A
             random.normal(key, own.current.shape, own.current.dtype),
         )
         return own.back(u), at.Y - own.added(u - own.current)
-    units, beside = without_coefficients(
-        reading.form, reading.program, reading.constants, now.values, at, names
-    )
+    units, beside = without_coefficients(reading.problem, now.values, at, names)
     noise = random.normal(key, units.current.shape, units.current.dtype)
     after = beside.draw(noise, jnp.ravel(jnp.sqrt(at.precision) * at.Y), units.current)
     added = ((after - units.current) @ units.features).reshape(at.Y.shape)

@@ -227,9 +227,7 @@ def _draw_columns(
     if names:
         # drawn after the pairs, so these are drawn without them: they would hardly let in a column
         # of a mean that is large beside its spread
-        units, beside = without_coefficients(
-            reading.form, reading.program, reading.constants, values, at, names
-        )
+        units, beside = without_coefficients(reading.problem, values, at, names)
         target = beside.whiten(target + units.current @ whitened(units.features, relative))
         design = beside.design(design, reading.apart)
         if (columns := reading.columns_apart) is not None:
