@@ -187,11 +187,20 @@ def block_sums(
     return jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), sums)
 
 
-def over_blocks(side: Side, number: int, of: Callable[[Any, Any, int], Any]) -> Any:
-    """``of`` each block of owners, joined, on every device.
+def over_blocks(
+    side: Side,
+    number: int,
+    features: tuple[Float[Array, "O M"], Float[Array, "O K"], Float[Array, " O"]],
+    Y: Float[Array, " L"],
+    relative: Float[Array, " L"],
+    of: Callable[[Sums, Int[Array, " B"]], Any],
+) -> Any:
+    """``of`` the sums of each block of owners, joined, on every device.
 
-    :param of: takes the number of the block, its owners of all devices and how many they are.
-        Beyond the last owner they are the last again, of which nothing is kept.
+    :param number: of owners.
+    :param features: as for :func:`block_sums`, with what follows.
+    :param of: takes the sums and the owners of a block, of all devices. Beyond the last owner they
+        are the last again, of which nothing is kept.
     """
     blocks, devices = len(side.first) - 1, side.owners.shape[1]
     each = -(-number // devices)
@@ -200,7 +209,8 @@ def over_blocks(side: Side, number: int, of: Callable[[Any, Any, int], Any]) -> 
     def block(k):
         place = k * size + np.arange(size)
         owners = jnp.minimum(place * devices + np.arange(devices)[:, None], number - 1)
-        return of(k, jnp.ravel(owners), devices * size)
+        sums = block_sums(side, k, devices * size, features, Y, relative)
+        return of(sums, jnp.ravel(owners))
 
     def joined(x):
         own = jnp.moveaxis(x.reshape(blocks, devices, size, *x.shape[2:]), 1, 0)
@@ -224,11 +234,8 @@ def weighted_sums(
 ) -> Float[Array, "owners K"]:
     """Sums of ``x`` of the others over the entries of each owner, times the weights of these."""
     nothing, one = x[:, :0], jnp.ones_like(x[:, 0])
-
-    def block(k, _, size):
-        return block_sums(side, k, size, (nothing, x, one), relative, relative).c
-
-    return over_blocks(side, number, block)
+    features = nothing, x, one
+    return over_blocks(side, number, features, relative, relative, lambda sums, _: sums.c)
 
 
 def at_entries(

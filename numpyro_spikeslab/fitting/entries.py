@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.entries import block_sums, over_blocks
+from numpyro_spikeslab.algebra.entries import over_blocks
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.fitting.tasks import Gram, left_of, squared_errors, update_weights
 from numpyro_spikeslab.reading.view import View
@@ -34,8 +34,7 @@ def update_functions(
     W = weights.mean
     features = W, weights.slab_moments[1] - W**2, 1 / at.sigma2
 
-    def block(k, rows, size):
-        sums = block_sums(side, k, size, features, at.Y, at.relative)
+    def block(sums, rows):
         own = jnp.diagonal(sums.G, axis1=1, axis2=2)
         alpha = own + sums.c
 
@@ -46,25 +45,24 @@ def update_functions(
 
         return jax.lax.fori_loop(0, PASSES * M, visit, mean.T[rows]), alpha
 
-    found, alpha = over_blocks(side, N, block)
+    found, alpha = over_blocks(side, N, features, at.Y, at.relative, block)
     return found.T, alpha.T
 
 
 def over_columns(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"], of: Any) -> Any:
     """``of`` the view and the statistics of blocks of columns, and of their numbers."""
     assert at.layout is not None
-    side = at.layout.by_columns
     features = mean.T, var.T, jnp.ones_like(mean[0])
 
-    def block(k, columns, size):
+    def block(sums, columns):
         prior = at.prior
         if len(prior.variance) > 1:
             prior = Prior(*(x[columns] for x in prior))
         own = at._replace(sigma2=at.sigma2[columns], prior=prior)
-        stats = Gram(*block_sums(side, k, size, features, at.Y, at.relative))
-        return of(own, stats, columns)
+        return of(own, Gram(*sums), columns)
 
-    return over_blocks(side, at.sigma2.size, block)
+    side, number = at.layout.by_columns, at.sigma2.size
+    return over_blocks(side, number, features, at.Y, at.relative, block)
 
 
 def update_columns(

@@ -16,7 +16,6 @@ from numpyro_spikeslab.algebra.entries import (
     Entries,
     Side,
     at_entries,
-    block_sums,
     over_blocks,
     side_of,
 )
@@ -223,11 +222,11 @@ def _of_new_rows(weights: Any, sigma2: Any, Y: Any) -> Any:
 def _of_new_entries(number: int, side: Side, weights: Any, sigma2: Any, Y: Any) -> Any:
     features = weights.mean, weights.variance, 1 / sigma2
 
-    def block(k, _, size):
-        sums = block_sums(side, k, size, features, Y, jnp.ones_like(Y))
+    def block(sums, _):
         return jax.vmap(_factor)(sums.G, sums.c, sums.b)
 
-    return jax.tree.map(jnp.transpose, over_blocks(side, number, block))
+    found = over_blocks(side, number, features, Y, jnp.ones_like(Y), block)
+    return jax.tree.map(jnp.transpose, found)
 
 
 def checked_rows(reading: Reading, Y_new: Any) -> Any:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import flips
 from numpyro_spikeslab.algebra.coefficients import whitened
-from numpyro_spikeslab.algebra.entries import block_sums, over_blocks
+from numpyro_spikeslab.algebra.entries import over_blocks
 from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, stacks_of
 from numpyro_spikeslab.algebra.included import Regression
 from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, predictor
@@ -293,12 +293,8 @@ def gram_form(
     M, N = phi.shape
     if at.layout is not None:
         nothing, one = jnp.zeros((N, 0), phi.dtype), jnp.ones(N, phi.dtype)
-        side, features = at.layout.by_columns, (phi.T, nothing, one)
-        found = over_blocks(
-            side,
-            at.sigma2.size,
-            lambda k, _, size: block_sums(side, k, size, features, at.Y, at.relative),
-        )
+        side, features, number = at.layout.by_columns, (phi.T, nothing, one), at.sigma2.size
+        found = over_blocks(side, number, features, at.Y, at.relative, lambda sums, _: sums)
         return found.G, found.b, 1 / at.sigma2
     linear = (at.relative * at.Y).T @ phi.T
     if at.relative.shape[1] == 1:

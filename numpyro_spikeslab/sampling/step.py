@@ -10,7 +10,7 @@ from jax import random
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_spikeslab.algebra.entries import at_entries, block_sums, over_blocks
+from numpyro_spikeslab.algebra.entries import at_entries, over_blocks
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.form import Role
 from numpyro_spikeslab.reading.view import View, by_task
@@ -141,13 +141,12 @@ def draw_rows(key: Array, at: View, phi: Float[Array, "M N"], w: Float[Array, "Q
     features = w, jnp.zeros((len(w), 0), w.dtype), 1 / at.sigma2
     noise = random.normal(key, (N, M), phi.dtype)
 
-    def draw(k, rows, size):
-        sums = block_sums(side, k, size, features, at.Y, at.relative)
+    def draw(sums, rows):
         root = jnp.linalg.cholesky(sums.G + jnp.eye(M, dtype=sums.G.dtype))
         white = solve_triangular(root, sums.b[..., None], lower=True) + noise[rows][..., None]
         return solve_triangular(root, white, lower=True, trans=1)[..., 0]
 
-    return over_blocks(side, N, draw).T
+    return over_blocks(side, N, features, at.Y, at.relative, draw).T
 
 
 def recruit(

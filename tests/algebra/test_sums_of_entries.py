@@ -57,11 +57,8 @@ def test_sums_over_the_entries_of_rows_and_columns_are_those_of_the_table(cut, s
     places = (rows, columns) if side == "by_rows" else (columns, rows)
     own = side_of(*places, number, M, devices)
     features = tuple(map(jnp.asarray, (mean, var, factor)))
-
-    def block(k, _, size):
-        return block_sums(own, k, size, features, jnp.asarray(Y), jnp.asarray(z))
-
-    found = over_blocks(own, number, block)
+    given = jnp.asarray(Y), jnp.asarray(z)
+    found = over_blocks(own, number, features, *given, lambda sums, _: sums)
     np.testing.assert_allclose(found.G, np.einsum("ao,om,ok->amk", weighed, mean, mean), atol=1e-12)
     np.testing.assert_allclose(found.c, weighed @ var, atol=1e-12)
     np.testing.assert_allclose(found.b, (weighed * full) @ mean, atol=1e-12)
@@ -85,10 +82,11 @@ def test_moments_at_entries_are_those_of_products_of_independent_numbers(x64):
 @pytest.mark.slow
 def test_blocks_hold_all_owners_whatever_their_number(monkeypatch):
     monkeypatch.setattr(entries, "BLOCK_NUMBERS", 50)
+    features, one = (jnp.ones((1, 3)), jnp.ones((1, 0)), jnp.ones(1)), jnp.ones(1)
     for number in range(1, 60, 4):
         for devices in (1, 2, 3):
             own = side_of(np.zeros(1, int), np.zeros(1, int), number, 3, devices)
-            found = over_blocks(own, number, lambda k, owners, size: owners)
+            found = over_blocks(own, number, features, one, one, lambda _, owners: owners)
             np.testing.assert_array_equal(found, np.arange(number))
 
 
