@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.coefficients import taken_apart
+from numpyro_spikeslab.algebra.task_sweeps import task_products
 
 
 class Normal(NamedTuple):
@@ -153,13 +154,13 @@ def shares_of(
     """
     apart = taken_apart(features, covariates)
     basis, rest = apart.basis, apart.rest
-    S = _products(basis, basis, Z)
+    S = task_products(basis, basis, Z)
     # where a task has too few observations for all directions, rounding stands for the others
     size = jnp.max(jnp.diagonal(S, axis1=1, axis2=2), axis=1)[:, None, None]
     info, one = jnp.finfo(S.dtype), jnp.eye(len(basis), dtype=S.dtype)
     L = jnp.linalg.cholesky(S + (len(basis) * info.eps * size + info.tiny**0.5) * one)
     half, up = _inverse(L), _transposed(L)
-    T = half @ _products(basis, rest, Z)
+    T = half @ task_products(basis, rest, Z)
     fit = _times(_transposed(half), _times(half, (Z * y).T @ basis.T))
     # each task without what it has in these directions
     y = y - (fit @ basis).T
@@ -168,7 +169,7 @@ def shares_of(
         up,
         fit,
         J=up @ apart.inside.T + T,
-        G=_products(rest, rest, Z) - _transposed(T) @ T,
+        G=task_products(rest, rest, Z) - _transposed(T) @ T,
         b=(Z * y).T @ rest.T,
         yy=jnp.sum(Z * y**2, axis=0),
     )
@@ -179,16 +180,6 @@ def _times(matrix: Float[Array, "#Q A B"], x: Float[Array, "Q B"]) -> Float[Arra
     if len(matrix) == 1:
         return x @ matrix[0].T
     return jnp.einsum("qab,qb->qa", matrix, x)
-
-
-def _products(
-    x: Float[Array, "A N"], y: Float[Array, "B N"], Z: Float[Array, "N #Q"]
-) -> Float[Array, "#Q A B"]:
-    """Products over the points, as each task weighs these."""
-    if Z.shape[1] == 1:
-        return (x * Z[:, 0] @ y.T)[None]
-    products = (x[:, None] * y).reshape(len(x) * len(y), len(Z))
-    return (products @ Z).T.reshape(Z.shape[1], len(x), len(y))
 
 
 def _inverse(L: Float[Array, "#Q K K"]) -> Float[Array, "#Q K K"]:

@@ -44,6 +44,16 @@ ACCELERATOR_TILE = 65_536
 TASK_BLOCK_SIZE = 8
 
 
+def task_products(
+    x: Float[Array, "A N"], y: Float[Array, "B N"], Z: Float[Array, "N #Q"]
+) -> Float[Array, "#Q A B"]:
+    """Products over the points, as each task weighs these; one column where all do alike."""
+    if Z.shape[1] == 1:
+        return (x * Z[:, 0] @ y.T)[None]
+    products = (x[:, None] * y).reshape(len(x) * len(y), len(Z))
+    return (products @ Z).T.reshape(Z.shape[1], len(x), len(y))
+
+
 def task_sweep(
     gram: Float[Array, "#Q M M"],
     linear: Float[Array, "Q M"],

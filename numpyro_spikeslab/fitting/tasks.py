@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.entries import Entries, at_entries, weighted_sums
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import expectation
-from numpyro_spikeslab.algebra.task_sweeps import masked_task_sweep, task_sweep
+from numpyro_spikeslab.algebra.task_sweeps import masked_task_sweep, task_products, task_sweep
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.view import View
 
@@ -59,11 +59,9 @@ def gram(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"]) -> Gram:
     :param mean: means of the features.
     :param var: their variances, 0 where features are known.
     """
-    M, N = mean.shape
     weighted = at.relative * at.Y
-    products = (mean[:, None] * mean).reshape(M * M, N)
     return Gram(
-        (products @ at.relative).T.reshape(-1, M, M),
+        task_products(mean, mean, at.relative),
         at.relative.T @ var.T,
         weighted.T @ mean.T,
         jnp.sum(weighted * at.Y, axis=0),

@@ -16,7 +16,7 @@ from numpyro_spikeslab.algebra.entries import over_blocks
 from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, stacks_of
 from numpyro_spikeslab.algebra.included import Regression
 from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, predictor
-from numpyro_spikeslab.algebra.task_sweeps import gibbs_task_sweep
+from numpyro_spikeslab.algebra.task_sweeps import gibbs_task_sweep, task_products
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.checks import SAMPLED
@@ -290,14 +290,11 @@ def gram_form(
     :param phi: the features.
     :return: one matrix of products for all tasks where they all count the same observations.
     """
-    M, N = phi.shape
     if at.layout is not None:
+        N = phi.shape[1]
         nothing, one = jnp.zeros((N, 0), phi.dtype), jnp.ones(N, phi.dtype)
         side, features, number = at.layout.by_columns, (phi.T, nothing, one), at.sigma2.size
         found = over_blocks(side, number, features, at.Y, at.relative, lambda sums, _: sums)
         return found.G, found.b, 1 / at.sigma2
     linear = (at.relative * at.Y).T @ phi.T
-    if at.relative.shape[1] == 1:
-        return (phi * at.relative[:, 0] @ phi.T)[None], linear, 1 / at.sigma2
-    products = (phi[:, None] * phi).reshape(M * M, N)
-    return (products @ at.relative).T.reshape(-1, M, M), linear, 1 / at.sigma2
+    return task_products(phi, phi, at.relative), linear, 1 / at.sigma2
