@@ -16,7 +16,6 @@ Arrays in, arrays out: this module knows no NumPyro. Weights are in the units of
 :mod:`~numpyro_spikeslab.algebra.included`.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
@@ -42,6 +41,7 @@ from numpyro_spikeslab.algebra.included import (
     take,
 )
 from numpyro_spikeslab.algebra.pairs import Prior
+from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.algebra.variates import index, logistic, normal, uniform
 
 MAX_CAPACITY = 64
@@ -165,7 +165,7 @@ def next_swap(
         new, is_free = _new_place(numbers.places[turn], prior, now, left, old)
         moves = (count > 0) & (new != old) & is_free
         found = Move(slot, old, new, start, turn)
-        found = jax.tree.map(partial(jnp.where, moves), found, none)
+        found = choose(moves, found, none)
         return found._replace(swaps=turn + 1), left
 
     def is_open(state):

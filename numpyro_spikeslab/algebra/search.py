@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 import optax
 
 import jax
@@ -15,6 +15,11 @@ NUM_CLIMBING_STEPS = 5
 """L-BFGS steps after each sweep. The next sweep moves the maximum, so going on is wasted."""
 
 MAX_SHRINKS = 100
+
+
+def choose(condition: Bool[Array, "*P"], one: Any, other: Any) -> Any:
+    """The arrays of one tree where the condition holds, else those of the other."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
 
 
 class Ascent(NamedTuple):
@@ -63,17 +68,13 @@ def climb_coordinates(
         fits = ~(reached < known)
         begun = now._replace(t=jnp.where(fits, now.t, 1), best=jnp.where(fits, reached, known))
         done = (j == 3) & (step > 0)
-        now = _choose(is_first, begun, _choose(done, _end(now, p, offsets, values), now))
+        now = choose(is_first, begun, choose(done, _end(now, p, offsets, values), now))
         # the centre of the next parabola
         return now, offsets, values.at[0].set(now.best)
 
     start = Ascent(x, t, known, step)
     begin = (start, jnp.array([0.0, -1.0, 1.0, 0.0], x.dtype), jnp.full(4, -jnp.inf, x.dtype))
     return jax.lax.fori_loop(0, 1 + 3 * x.size, trial, begin)[0]
-
-
-def _choose(condition: Any, one: Ascent, other: Ascent) -> Ascent:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
 
 
 def _offset(j: Any, offsets: Any, values: Any) -> Any:
@@ -133,7 +134,7 @@ def climb(
     after = optax.tree.get(state, "value")
     # it may fail at the limit of the precision; the value must not fall
     better = after < before
-    best = jax.tree.map(lambda x, y: jnp.where(better, x, y), new, free)
+    best = choose(better, new, free)
     return constrain(best), -jnp.where(better, after, before)
 
 
@@ -185,8 +186,7 @@ def slice_sample(
             right=jnp.where(new < now.x, now.right, new),
         )
         begun = Slices(new, level, left, left + width, now.num_left - 1)
-        moved = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), begun, shrunk)
-        now = jax.tree.map(lambda a, b: jnp.where(now.num_left > 0, a, b), moved, now)
+        now = choose(now.num_left > 0, choose(accepted, begun, shrunk), now)
         return count + 1, key, now
 
     def is_open(state):

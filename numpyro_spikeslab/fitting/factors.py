@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Conditional, Prior, coordinates
+from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.fitting import functions
 from numpyro_spikeslab.fitting.entries import left_with
 from numpyro_spikeslab.fitting.functions import SILENT, Terms, to_prior, update_given
@@ -112,8 +113,7 @@ def _terms(at: View, posterior: Posterior, left: Any, m: Any) -> tuple[Terms, Fl
 def _fade(prior: FunctionPrior, posterior: Posterior, terms: Terms) -> Posterior:
     """A function that explains nothing returns to its prior if the bound does not fall."""
     better = functions.prior_is_better(prior, posterior, terms)
-    kept = to_prior(prior, posterior, terms.m)
-    return jax.tree.map(lambda x, y: jnp.where(better, x, y), kept, posterior)
+    return choose(better, to_prior(prior, posterior, terms.m), posterior)
 
 
 def _at_slab(spec: Spec, at: View, values: dict[str, Any]) -> View:
@@ -147,7 +147,7 @@ def _rest_weights(at: View, posterior: Posterior, rest: Any, temperature: Any) -
     squares = over_points(at, phi.var).T
     found = _conditional(at, slice(None), squares, jnp.zeros_like(posterior.weights.probs))
     new = PairedMeanField.of(found, temperature)
-    weights = jax.tree.map(lambda x, y: jnp.where(rest, x, y), new, posterior.weights)
+    weights = choose(rest, new, posterior.weights)
     return posterior._replace(weights=weights)
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import gaussian
-from numpyro_spikeslab.algebra.search import climb_coordinates
+from numpyro_spikeslab.algebra.search import choose, climb_coordinates
 from numpyro_spikeslab.algebra.task_sweeps import TASK_BLOCK_SIZE, triangle
 from numpyro_spikeslab.fitting.posterior import (
     Data,
@@ -387,7 +387,7 @@ def sweep(
 
     def rest(m, at, posterior):
         better = prior_is_better(prior, posterior, terms_of(at, posterior, m))
-        return _choose(better, to_prior(prior, posterior, m), posterior)
+        return choose(better, to_prior(prior, posterior, m), posterior)
 
     def visit(k, carry):
         posterior, stats = carry
@@ -410,10 +410,6 @@ def sweep(
     start = posterior, gram(base, functions.mean, functions.var)
     posterior, stats = jax.lax.fori_loop(0, M + 2, visit, start)
     return posterior, squared_errors(stats, posterior.weights)
-
-
-def _choose(condition: Any, one: Posterior, other: Posterior) -> Posterior:
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
 
 
 def with_kernels(spec: Spec, posterior: Posterior) -> Posterior:

@@ -14,6 +14,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.fitting.functions import in_use, is_active
 from numpyro_spikeslab.fitting.modes import with_modes
 from numpyro_spikeslab.fitting.posterior import (
@@ -154,7 +155,7 @@ def best_change(
         changed, reached = refit_weights(spec, data, base, changed, num_passes)
         better = reached > best[1]
         found = (changed, reached, best[2] + 1, jnp.where(better, best[2], best[3]))
-        kept = jax.tree.map(lambda x, y: jnp.where(better, x, y), found[:2], best[:2])
+        kept = choose(better, found[:2], best[:2])
         return (*kept, *found[2:]), None
 
     none = jnp.zeros((), int)

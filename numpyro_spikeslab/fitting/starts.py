@@ -11,7 +11,7 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.search import climb_coordinates
+from numpyro_spikeslab.algebra.search import choose, climb_coordinates
 from numpyro_spikeslab.fitting.functions import (
     Terms,
     condition,
@@ -133,7 +133,7 @@ def start(
         functions = posterior.functions
         alpha = jnp.full_like(phi[m], 100 / jnp.where(power[m] > 0, power[m], 1))
         seen, told = Terms(m, alpha, alpha * phi[m]), terms_of(at, posterior, m)
-        terms = jax.tree.map(lambda x, y: jnp.where(from_tasks, x, y), told, seen)
+        terms = choose(from_tasks, told, seen)
 
         def climb(_, search):
             end = climb_coordinates(lambda x, _: log_joint(prior, terms, x), *search)

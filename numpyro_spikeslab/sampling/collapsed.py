@@ -23,6 +23,7 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.covariance import Dense
 from numpyro_spikeslab.algebra.pairs import Prior
+from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.reading.functions import FunctionPrior
 from numpyro_spikeslab.sampling.columns import (
     Column,
@@ -92,8 +93,7 @@ def draw_one(
 
 def keep_finite(new: Any, old: Any) -> Any:
     """The new state, or the old one if anything in the new one is not finite."""
-    good = is_finite(new)
-    return jax.tree.map(lambda new, old: jnp.where(good, new, old), new, old)
+    return choose(is_finite(new), new, old)
 
 
 def is_finite(tree: Any) -> Bool[Array, ""]:

@@ -13,7 +13,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.search import MAX_SHRINKS
+from numpyro_spikeslab.algebra.search import MAX_SHRINKS, choose
 from numpyro_spikeslab.reading.functions import FunctionPrior
 from numpyro_spikeslab.sampling.columns import Hidden, Left, Mixing, Root
 
@@ -127,7 +127,7 @@ def slice_found(
     start = (0, key, left, left + width, x, found, jnp.zeros((), bool))
     *_, new, reached, done = jax.lax.while_loop(is_open, shrink, start)
     # an interval of the size of a rounding error
-    return jax.tree.map(lambda new, old: jnp.where(done, new, old), (new, reached), (x, found))
+    return choose(done, (new, reached), (x, found))
 
 
 class Turn(NamedTuple):

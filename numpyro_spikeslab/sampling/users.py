@@ -11,6 +11,7 @@ from jax import random
 import jax.numpy as jnp
 from jax.scipy.stats import norm
 
+from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.sampling.columns import Root
 from numpyro_spikeslab.sampling.turn import Found, Problem, Turn
 
@@ -105,7 +106,7 @@ def join_or_leave(
     is_allowed = jnp.sum(w.at[q].set(0) != 0) < MAX_USERS
     # false where the gain is not a number
     accepted = is_allowed & (gain > -random.exponential(key_accept))
-    return jax.tree.map(lambda new, old: jnp.where(accepted, new, old), new, now)
+    return choose(accepted, new, now)
 
 
 def _log_choice(w: Float[Array, " Q"]) -> Float[Array, " Q"]:
