@@ -66,36 +66,33 @@ def twins(unit: Float[np.ndarray, "N P"], members: list[int]) -> Bool[np.ndarray
 
 
 LEAST, MOST = 0.5, 8
-"""Of the blocks that are found: the least absolute correlation that joins two columns, and the most
-columns of one, whose 2^8 patterns cost about what the products of 8 columns with the data do."""
+"""Of the clusters that are found: the least absolute correlation that joins two columns, and the
+most columns of one, whose 2^8 patterns cost about what the products of 8 columns with the data
+do."""
 
 
-def clusters(
-    unit: Float[np.ndarray, "N P"], least: float = LEAST, most: int = MOST
-) -> list[list[int]]:
-    """Columns joined by single linkage, the most correlated first, up to a number.
+def clusters(unit: Float[np.ndarray, "N P"]) -> list[list[int]]:
+    """Columns joined by single linkage, the most correlated first, up to ``MOST``.
 
     :param unit: from :func:`unit_columns`.
-    :param least: least absolute correlation of two columns that are joined.
-    :param most: columns of a cluster.
     :return: the clusters of two or more, in the order of their columns.
     """
     owner = {m: [m] for m in range(unit.shape[1])}
-    for i, j in _by_correlation(unit, least):
+    for i, j in _by_correlation(unit):
         first, second = owner[i], owner[j]
-        if first is not second and len(first) + len(second) <= most:
+        if first is not second and len(first) + len(second) <= MOST:
             first += second
             owner |= dict.fromkeys(second, first)
     every = {tuple(sorted(one)) for one in owner.values() if len(one) > 1}
     return [list(one) for one in sorted(every)]
 
 
-def _by_correlation(unit: Float[np.ndarray, "N P"], least: float) -> Iterable[tuple[int, int]]:
-    """Pairs of columns above a correlation, the highest first."""
+def _by_correlation(unit: Float[np.ndarray, "N P"]) -> Iterable[tuple[int, int]]:
+    """Pairs of columns above ``LEAST`` in correlation, the highest first."""
     found = []
     for part in blocks(unit.shape[1]):
         alike = np.triu(abs(unit[:, part].T @ unit), part.start + 1)
-        i, j = np.nonzero(alike > least)
+        i, j = np.nonzero(alike > LEAST)
         found.append((alike[i, j], part.start + i, j))
     size, first, second = map(np.concatenate, zip(*found, strict=True))
     # ties, such as copies, must not depend on rounding

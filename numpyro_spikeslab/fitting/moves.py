@@ -37,6 +37,8 @@ SPLIT = 0.7
 # Angles on a quarter turn that are tried, and how often all pairs of functions are turned.
 NUM_ANGLES = 32
 NUM_TURNS = 3
+# The same of varimax, which knows the best angle.
+NUM_ROUNDS = 10
 
 
 def refit_weights(
@@ -61,9 +63,7 @@ def refit_weights(
     return posterior, bound_given(spec, at, posterior, squares)
 
 
-def varimax(
-    A: Float[Array, "Q M"], group: Int[Array, " M"], num_rounds: int = 10
-) -> Float[Array, "M M"]:
+def varimax(A: Float[Array, "Q M"], group: Int[Array, " M"]) -> Float[Array, "M M"]:
     """Orthogonal ``T`` that maximises the variances of ``(A T)^2``, rotating only inside groups.
 
     :param A: ``(Q, M)``, loadings.
@@ -89,7 +89,7 @@ def varimax(
 
         return turn(A), turn(T)
 
-    return jax.lax.fori_loop(0, num_rounds * first.size, rotate_pair, (A, jnp.eye(M)))[1]
+    return jax.lax.fori_loop(0, NUM_ROUNDS * first.size, rotate_pair, (A, jnp.eye(M)))[1]
 
 
 def unmix(
@@ -269,10 +269,10 @@ def drop(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
     keep[len(used) :] = keep[0]
     changes = Change(np.tile(np.eye(M), (size, 1, 1)), keep, np.zeros(M, bool))
     _, which = best_change(spec, data, posterior, changes, 2)
-    return keep_only(spec, data, posterior, keep[int(which)])
+    return keep_only(data, posterior, keep[int(which)])
 
 
-@partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def keep_only(spec: Spec, data: Data, posterior: Posterior, keep: Any) -> Posterior:
+@partial(jax.jit, compiler_options=RUN_ONCE)
+def keep_only(data: Data, posterior: Posterior, keep: Any) -> Posterior:
     """:func:`switch_off`, compiled."""
     return strong(switch_off(posterior, keep, data.mean))

@@ -18,11 +18,6 @@ Roughness = Callable[[Float[Array, "M N"]], Float[Array, "M N"]]
 MAX_GRAPH = 4000
 
 
-def graph_laplacian(similarity: Float[Array, "N N"]) -> Float[Array, "N N"]:
-    """``phi^T L phi`` is then half the sum of ``similarity_ij (phi_i - phi_j)^2``."""
-    return jnp.diag(jnp.sum(similarity, axis=1)) - similarity
-
-
 def apply_matrix(L: Float[Array, "N N"], phi: Float[Array, "M N"]) -> Float[Array, "M N"]:
     return phi @ L
 
@@ -54,6 +49,7 @@ def roughness_of_inputs(X: Float[Array, " N"] | Float[Array, "N D"]) -> Roughnes
 
 @partial(jax.jit, compiler_options=RUN_ONCE)
 def _laplacian_of(X: Float[Array, " N"] | Float[Array, "N D"]) -> Float[Array, "N N"]:
+    """``phi^T L phi`` is then half the sum of ``similarity_ij (phi_i - phi_j)^2``."""
     X = jnp.reshape(X, (X.shape[0], -1))
     X = X - jnp.mean(X, axis=0)
     norms = jnp.sum(X**2, axis=1)
@@ -61,4 +57,5 @@ def _laplacian_of(X: Float[Array, " N"] | Float[Array, "N D"]) -> Float[Array, "
     squared = jnp.maximum(norms[:, None] + norms - 2 * X @ X.T, 0)
     apart = squared > 1e-6 * jnp.max(squared) / X.shape[0] ** 2
     nearest = jnp.min(jnp.where(apart, squared, jnp.inf), axis=1)
-    return graph_laplacian(jnp.exp(-0.5 * squared / jnp.median(nearest)))
+    similarity = jnp.exp(-0.5 * squared / jnp.median(nearest))
+    return jnp.diag(jnp.sum(similarity, axis=1)) - similarity

@@ -89,7 +89,7 @@ def _drops(fit: Fit, progress: Progress) -> Iterator[Stage]:
         if number < 1:
             return
         keep = np.argsort(np.argsort(-gains)) >= number + np.sum(~used)
-        fewer = keep_only(fit.spec, fit.data, progress.posterior, jnp.asarray(keep))
+        fewer = keep_only(fit.data, progress.posterior, jnp.asarray(keep))
         stage = fit.contest(progress, [fewer])
         yield stage
         progress = stage.progress

@@ -23,7 +23,7 @@ from numpyro.util import identity, is_prng_key
 
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
-from numpyro_spikeslab.reading.form import Form, base_of, is_latent
+from numpyro_spikeslab.reading.form import base_of, is_latent
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reader, Reading
 
@@ -250,11 +250,6 @@ def start_inclusion(z: dict[str, Any]) -> dict[str, Any]:
 def complete(reading: Reading, values: dict[str, Any]) -> dict[str, Any]:
     """Values of all other sites: a model's params, which no block holds, stay where they start."""
     return reading.generic | values
-
-
-def latents(form: Form) -> tuple[str, ...]:
-    """Names of all sites and params beside the pairs."""
-    return form.others if form.functions is None else (*form.others, form.functions)
 
 
 def require_finite(user: str, values: dict[str, Any]) -> Bool[Array, ""]:

@@ -28,7 +28,6 @@ from numpyro_spikeslab.sampling.beside import draw_beside, drawable
 from numpyro_spikeslab.sampling.blocks import (
     BlockKernel,
     complete,
-    latents,
     require_finite,
     start_inclusion,
 )
@@ -121,7 +120,7 @@ class PairedGibbs(BlockKernel):
         reading.name_uncentred(
             "PairedGibbs", SAMPLED, drawn if form.kind == COLUMNS or form.of_tasks else ()
         )
-        if all(name in values for name in latents(form)):
+        if {*form.others, form.functions} - {None} <= values.keys():
             return own
         free, known = self._latent_shapes(args, kwargs, values), self._drawable(reading, values)
         own |= {name: shape for name, shape in free.items() if name in known}
