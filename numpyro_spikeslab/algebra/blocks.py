@@ -5,7 +5,7 @@ Beside the blocks, of which :mod:`~numpyro_spikeslab.algebra.patterns` knows one
 are independent pairs, the paired mean field. Arrays in, arrays out: this module knows no NumPyro.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -98,7 +98,8 @@ class Blocks:
         return x[self.singles], [x[stack] for stack in self.stacks]
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class BlockMeanField:
     """``q(w_tilde, s)`` of blocks, of which those of one weight are independent pairs.
 
@@ -108,9 +109,10 @@ class BlockMeanField:
     - **moments** - of the stacks, from :meth:`of`; they follow from them.
     """
 
-    def __init__(self, blocks: Blocks, singles: Any, stacks: Any, moments: Any) -> None:
-        self.blocks, self.singles = blocks, singles
-        self.stacks, self.moments = stacks, moments
+    blocks: Blocks = field(metadata={"static": True})
+    singles: Any
+    stacks: Any
+    moments: Any
 
     @classmethod
     def of(
@@ -119,13 +121,6 @@ class BlockMeanField:
         """With the moments of its stacks."""
         each = zip(stacks, blocks.patterns, strict=True)
         return cls(blocks, singles, stacks, tuple(stack_moments(*one) for one in each))
-
-    def tree_flatten(self):
-        return (self.singles, self.stacks, self.moments), self.blocks
-
-    @classmethod
-    def tree_unflatten(cls, blocks, parts):
-        return cls(blocks, *parts)
 
     def _flat(self, singles: Any, stacks: Any) -> Float[Array, " P"]:
         return self.blocks.flat(singles, tuple(stacks))

@@ -231,11 +231,6 @@ class GroupedMeanField(NamedTuple):
         """``<w> = gamma mu``."""
         return self.probs * self.loc
 
-    @property
-    def firsts(self) -> Int[Array, " G"]:
-        """The first members of all groups."""
-        return jnp.concatenate([members[:, 0] for members in self.stacks])
-
     def random_start(self, key: Array, scale: Float[Array, " P"]) -> "GroupedMeanField":
         """Another start, as that of pairs, with one ``gamma`` for each group."""
         pairs = PairedMeanField(self.probs, self.loc, scale).random_start(key, scale)
@@ -293,15 +288,12 @@ class GroupedMeanField(NamedTuple):
 
     def divergence(self, prior: Prior) -> Float[Array, ""]:
         """``KL(q(w_tilde, s) || p)``; the spikes have the log odds of their first members."""
-        firsts = self.firsts
+        firsts = jnp.concatenate([members[:, 0] for members in self.stacks])
         spikes = spike_divergence(
             self.probs[firsts], Prior(prior.log_odds[firsts], prior.variance[firsts])
         )
-        own = of_weights([_diagonal(x) for x in self.roots], self.stacks, self.loc.size)
+        diagonals = [jnp.diagonal(roots, axis1=1, axis2=2) for roots in self.roots]
+        own = of_weights(diagonals, self.stacks, self.loc.size)
         second_moment = (self.loc**2 + self.scale**2) / prior.variance
         slab = 0.5 * (second_moment - 1.0 + jnp.log(prior.variance)) - jnp.log(jnp.abs(own))
         return spikes + jnp.sum(self.probs * slab)
-
-
-def _diagonal(roots: Float[Array, "G K K"]) -> Float[Array, "G K"]:
-    return jnp.diagonal(roots, axis1=1, axis2=2)
