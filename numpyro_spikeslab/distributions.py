@@ -9,7 +9,6 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
-from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
 
 import numpyro.distributions as dist
@@ -19,6 +18,7 @@ from numpyro.distributions.util import promote_shapes, validate_sample
 from numpyro.util import is_prng_key
 
 from numpyro_spikeslab.algebra import gaussian, groups
+from numpyro_spikeslab.algebra.mixtures import across_atom
 
 
 class _RealWithAtom(constraints.Constraint):
@@ -116,15 +116,8 @@ class SpikeSlab(dist.Distribution):
 
     def icdf(self, q):
         """Quantile function; exactly 0 for every ``q`` inside the jump of :meth:`cdf`."""
-        slab_below_zero = self._slab.cdf(0.0)
-        below = self.inclusion * slab_below_zero
-        inside = (q >= below) & (q <= below + 1.0 - self.inclusion)
-        # from above, so that level 1 stays 1
-        tail = jnp.where(q < below, q / self.inclusion, 1.0 - (1.0 - q) / self.inclusion)
-        slab = self.loc + self.scale * ndtri(jnp.clip(jnp.where(inside, 0.5, tail), 0.0, 1.0))
-        # rounding must not take quantiles across the atom
-        slab = jnp.where(q < below, jnp.minimum(slab, 0.0), jnp.maximum(slab, 0.0))
-        return jnp.where(inside, 0.0, slab)
+        below = self.inclusion * self._slab.cdf(0.0)
+        return across_atom(q, self.inclusion, below, self._slab.icdf)
 
 
 class GroupedNormal(dist.Distribution):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights whose slabs, given inclusion, are mixtures of Gaussians: their quantiles."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
@@ -53,16 +55,24 @@ def quantiles(
     part = shares > 0
     at = jnp.where(part, -mean / jnp.where(part, scale, 1.0), 0.0)
     below = probs * jnp.sum(shares * ndtr(at), axis=0)
-    q = levels[:, None]
+    q, of_slabs = levels[:, None], partial(_icdf, weights)
+    return across_atom(q, probs, below, of_slabs), of_slabs(q)
+
+
+def across_atom(q: Any, probs: Any, below: Any, of_slab: Callable[[Any], Any]) -> Any:
+    """Quantiles of weights at levels ``q``, exactly 0 inside of their atoms.
+
+    :param below: probability that a weight is negative.
+    :param of_slab: quantiles of the slabs.
+    """
+    zero = (q >= below) & (q <= below + 1 - probs)
     safe = jnp.where(probs > 0, probs, 1.0)
     # from above, so that level 1 stays 1
     in_slab = jnp.where(q < below, q / safe, 1 - (1 - q) / safe)
-    zero = (q >= below) & (q <= below + 1 - probs)
-    weight = _icdf(weights, jnp.clip(jnp.where(zero, 0.5, in_slab), 0.0, 1.0))
+    slab = of_slab(jnp.clip(jnp.where(zero, 0.5, in_slab), 0.0, 1.0))
     # rounding must not take quantiles across the atom
-    weight = jnp.where(q < below, jnp.minimum(weight, 0.0), jnp.maximum(weight, 0.0))
-    slab = _icdf(weights, q)
-    return jnp.where(zero, 0.0, weight), slab
+    slab = jnp.where(q < below, jnp.minimum(slab, 0.0), jnp.maximum(slab, 0.0))
+    return jnp.where(zero, 0.0, slab)
 
 
 def _icdf(weights: SlabMixtures, q: Float[Array, "Q #b"]) -> Float[Array, "Q b"]:
