@@ -2,10 +2,11 @@
 """Means and intervals over a line, in a panel for each function or task."""
 
 from arviz_plots import PlotCollection, visuals
+from arviz_plots.backend import matplotlib as backend
 import numpy as np
 import xarray as xr
 
-from numpyro_spikeslab.reporting.pictures import backend, panels, xy
+from numpyro_spikeslab.reporting.pictures import panels, xy
 
 CURVES = (3.0, 1.8)  # inches of a panel with curves
 
@@ -33,7 +34,7 @@ def grid_of_curves(
     picture.map(visuals.line_xy, "mean", width=1.3)
     for place, label in enumerate(mean[plate].values):
         panel = picture.get_target(name, {plate: label})
-        backend().title(f"{plate} {label}", panel, size=10)
+        backend.title(f"{plate} {label}", panel, size=10)
         # below the last ones there may be no panel that has the labels of the shared axis
         panel.tick_params(labelbottom=place >= count - cols, labelsize=8)
     return picture

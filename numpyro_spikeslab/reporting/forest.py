@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import arviz_base
 from arviz_plots import PlotCollection, visuals
+from arviz_plots.backend import matplotlib as backend
 from jaxtyping import Int
 import numpy as np
 import xarray as xr
@@ -37,7 +38,6 @@ from numpyro_spikeslab.reporting.pictures import (
     PANEL,
     Reference,
     add_legend,
-    backend,
     label_rows,
     lanes,
     legend_of,
@@ -111,7 +111,7 @@ def plot_forest(
         style = {"marker": "|", "color": INK, "size": 150}
         picture.map(visuals.scatter_xy, "reference", data=ticks, ignore_aes="all", **style)
         axis += legend_of(reference)
-    backend().xlabel(axis, picture.get_target(names[0], {}))
+    backend.xlabel(axis, picture.get_target(names[0], {}))
     add_legend(picture, methods, marker="o", markersize=5, markerfacecolor="white", linewidth=2)
     return picture
 
@@ -191,12 +191,12 @@ def empty_rows(
     label_rows(panel, labels, height)
     panel.tick_params(axis="y", length=0)  # rows of text have none
     if reaches_zero(blocks):
-        backend().vline(0, panel, color=ZERO, width=0.8, zorder=1)
+        backend.vline(0, panel, color=ZERO, width=0.8, zorder=1)
     for row in range(1, len(labels), 2):
         panel.axhspan(row - 0.5, row + 0.5, color=SHADE, linewidth=0, zorder=0)
     for name, block in blocks.items():
         style = {"size": 8, "horizontal_align": "left", "transform": panel.get_yaxis_transform()}
-        backend().text(0.02, rows[name][-1] + 1, block.note, panel, **style)
+        backend.text(0.02, rows[name][-1] + 1, block.note, panel, **style)
     return picture
 
 

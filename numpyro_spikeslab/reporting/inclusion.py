@@ -4,6 +4,7 @@
 from collections.abc import Iterable
 
 from arviz_plots import PlotCollection, visuals
+from arviz_plots.backend import matplotlib as backend
 import numpy as np
 import xarray as xr
 
@@ -35,7 +36,6 @@ from numpyro_spikeslab.reporting.pictures import (
     PANEL,
     Reference,
     add_legend,
-    backend,
     label_rows,
     lanes,
     legend_of,
@@ -114,7 +114,7 @@ def plot_inclusion(
         picture = draw_rows(tables, marks, threshold)
     if reference is not None:
         last = picture.get_target(names[-1], {})
-        backend().xlabel(last.get_xlabel() + legend_of(reference), last)
+        backend.xlabel(last.get_xlabel() + legend_of(reference), last)
     add_legend(picture, methods, marker="o", markersize=4, linestyle="none")
     return picture
 
@@ -180,7 +180,7 @@ def labelled_rows(tables: Tables, threshold: float) -> PlotCollection:
     for height, (name, table) in zip(heights, tables.items(), strict=True):
         panel = picture.get_target(name, {})
         label_rows(panel, labels_of(table), height, bold=are_above(table, threshold))
-        backend().xlim((-0.02, 1.02), panel)
-        backend().ylabel(name, panel)
-    backend().xlabel("inclusion probability", panel)
+        backend.xlim((-0.02, 1.02), panel)
+        backend.ylabel(name, panel)
+    backend.xlabel("inclusion probability", panel)
     return picture

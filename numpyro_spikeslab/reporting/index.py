@@ -4,6 +4,7 @@
 from typing import Any, NamedTuple
 
 from arviz_plots import PlotCollection, visuals
+from arviz_plots.backend import matplotlib as backend
 from jaxtyping import Float, Int
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -22,7 +23,6 @@ from numpyro_spikeslab.reporting.pictures import (
     GRID,
     INK,
     LETTER,
-    backend,
     panels,
     xy,
 )
@@ -89,10 +89,10 @@ def empty_panels(tables: Tables, hits: dict[str, Hits]) -> PlotCollection:
         panel, last = picture.get_target(name, {}), table.shape[-1] - 1
         panel.xaxis.get_major_locator().set_params(integer=True)
         margin = 0.5 + 0.01 * last
-        backend().xlim((-margin, last + margin), panel)
-        backend().ylim((1 - EDGE, EDGE), panel)
-        backend().xlabel(f"index of {table[table.dims[-1]].attrs['long_name'] or name}", panel)
-        backend().ylabel(f"inclusion probability\nof {name}", panel)
+        backend.xlim((-margin, last + margin), panel)
+        backend.ylim((1 - EDGE, EDGE), panel)
+        backend.xlabel(f"index of {table[table.dims[-1]].attrs['long_name'] or name}", panel)
+        backend.ylabel(f"inclusion probability\nof {name}", panel)
     return picture
 
 
@@ -118,7 +118,7 @@ def draw_names(picture: PlotCollection, tables: Tables, hits: dict[str, Hits]) -
         x, size = hits[name].places[at], table.shape[-1]
         places = spread(x, width_of_name(size), size - 1)
         for place, label in zip(places, np.take(hits[name].labels, at), strict=True):
-            backend().text(place, NAMES + 0.02, label, panel, **ABOVE)
+            backend.text(place, NAMES + 0.02, label, panel, **ABOVE)
         edge, end, nan = (np.full(at.size, y) for y in (EDGE, NAMES, np.nan))
         y = np.stack([hits[name].highest[at], edge, end, nan], axis=1)
         line = xr.DataArray(y.ravel(), dims=f"{name}_leader")
@@ -126,7 +126,7 @@ def draw_names(picture: PlotCollection, tables: Tables, hits: dict[str, Hits]) -
         left = len(hits[name].places) - len(at)
         if left:
             note = f"; {left:,} more above the line have no room for a name"
-            backend().xlabel(panel.get_xlabel() + note, panel)
+            backend.xlabel(panel.get_xlabel() + note, panel)
     picture.map(visuals.line_xy, "leader", data=xr.Dataset(leaders), ignore_aes="all", **LEADER)
 
 

@@ -2,11 +2,10 @@
 """What the pictures share. They are drawn by arviz-plots with its matplotlib backend."""
 
 from collections.abc import Mapping, Sized
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 from arviz_plots import PlotCollection
+from arviz_plots.backend import matplotlib as backend
 import numpy as np
 from numpy.typing import ArrayLike
 import xarray as xr
@@ -19,11 +18,6 @@ INK, GREY, GRID = "black", "#808080", "#e5e5e5"
 DASHED = {"color": GREY, "linestyle": "--", "width": 1}
 
 Reference = str | Mapping[str, ArrayLike]
-
-
-def backend() -> ModuleType:
-    """The arviz-plots backend, imported late because matplotlib is optional there."""
-    return import_module("arviz_plots.backend.matplotlib")
 
 
 def panels(
@@ -62,8 +56,8 @@ def xy(x: Any, y: Any) -> xr.DataArray:
 def label_rows(panel: Any, labels: list[str], height: float, bold: ArrayLike = False) -> None:
     """Write labels beside rows, the first on top, as many as there is room for."""
     every = int(np.ceil(0.7 * ROW * len(labels) / height))
-    backend().yticks(range(0, len(labels), every), labels[::every], panel, fontsize=8)
-    backend().ylim((len(labels) - 0.4, -0.6), panel)
+    backend.yticks(range(0, len(labels), every), labels[::every], panel, fontsize=8)
+    backend.ylim((len(labels) - 0.4, -0.6), panel)
     weights = np.where(np.broadcast_to(bold, len(labels)), "bold", "normal")
     for text, weight in zip(panel.get_yticklabels(), weights[::every], strict=True):
         text.set_fontweight(weight)

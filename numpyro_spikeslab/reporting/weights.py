@@ -4,6 +4,7 @@
 from typing import Any, NamedTuple
 
 from arviz_plots import PlotCollection
+from arviz_plots.backend import matplotlib as backend
 import numpy as np
 import xarray as xr
 
@@ -21,7 +22,7 @@ from numpyro_spikeslab.reporting.methods import (
     check_pairs,
     comparable,
 )
-from numpyro_spikeslab.reporting.pictures import INK, LETTER, MAX_HEIGHT, backend, panels
+from numpyro_spikeslab.reporting.pictures import INK, LETTER, MAX_HEIGHT, panels
 
 CELL = 0.36  # inches of the side of a cell
 LONGEST = len("-10.5")  # what fits into a cell in 7 point type
@@ -68,11 +69,11 @@ def plot_weights(data: xr.DataTree | Methods, weights: str = WEIGHTS) -> PlotCol
         panel = picture.get_target(name, {"model": method})
         label_cells(panel, rows, columns)
         if len(methods) > 1:
-            backend().title(method, panel, size=10)
+            backend.title(method, panel, size=10)
         if has_room:
             write_weights(means.sel(model=method).values, probs.sel(model=method).values, panel)
     add_colour_bar(picture, name, list(methods))
-    backend().ylabel(rows.plate, picture.get_target(name, {"model": next(iter(methods))}))
+    backend.ylabel(rows.plate, picture.get_target(name, {"model": next(iter(methods))}))
     return picture
 
 
@@ -117,10 +118,10 @@ def figure_size(rows: Axis, columns: Axis, count: int) -> tuple[float, float]:
 
 def label_cells(panel: Any, rows: Axis, columns: Axis) -> None:
     """Write the labels of tasks and functions, as many as there is room for."""
-    for axis, ticks in ((columns, backend().xticks), (rows, backend().yticks)):
+    for axis, ticks in ((columns, backend.xticks), (rows, backend.yticks)):
         places = range(0, len(axis.labels), axis.every)
         ticks(places, axis.labels[:: axis.every], panel, fontsize=8)
-    backend().xlabel(columns.plate, panel)
+    backend.xlabel(columns.plate, panel)
     if columns.letters > CELL:
         panel.tick_params(axis="x", rotation=90)
 
@@ -145,7 +146,7 @@ def write_weights(weights: np.ndarray, probs: np.ndarray, panel: Any) -> None:
     """Write those that are more likely in than out into their cells."""
     for row, column in np.argwhere(probs > 0.5):
         ink = "white" if probs[row, column] > 0.6 else INK
-        backend().text(column, row, short(weights[row, column]), panel, color=ink, size=7)
+        backend.text(column, row, short(weights[row, column]), panel, color=ink, size=7)
 
 
 def short(weight: float) -> str:
