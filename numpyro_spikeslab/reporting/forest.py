@@ -32,12 +32,12 @@ from numpyro_spikeslab.reporting.methods import (
     reference_values,
 )
 from numpyro_spikeslab.reporting.pictures import (
-    INK,
     LETTER,
     MAX_HEIGHT,
     PANEL,
     Reference,
     add_legend,
+    draw_reference,
     label_rows,
     lanes,
     legend_of,
@@ -107,9 +107,8 @@ def plot_forest(
     if reference is not None:
         known = reference_values(reference, methods, names, posterior_mean)
         marks = {name: by_element(known[name], name)[blocks[name].shown] for name in names}
-        ticks = xr.Dataset({name: xy(each, rows[name]) for name, each in marks.items()})
-        style = {"marker": "|", "color": INK, "size": 150}
-        picture.map(visuals.scatter_xy, "reference", data=ticks, ignore_aes="all", **style)
+        ticks = {name: xy(each, rows[name]) for name, each in marks.items()}
+        draw_reference(picture, ticks, "|", 150)
         axis += legend_of(reference)
     backend.xlabel(axis, picture.get_target(names[0], {}))
     add_legend(picture, methods, marker="o", markersize=5, markerfacecolor="white", linewidth=2)
@@ -190,7 +189,8 @@ def empty_rows(
     panel = picture.get_target(next(iter(blocks)), {})
     label_rows(panel, labels, height)
     panel.tick_params(axis="y", length=0)  # rows of text have none
-    if reaches_zero(blocks):
+    values = np.concatenate([block.table.values.ravel() for block in blocks.values()])
+    if np.nanmin(values) <= 0 <= np.nanmax(values):
         backend.vline(0, panel, color=ZERO, width=0.8, zorder=1)
     for row in range(1, len(labels), 2):
         panel.axhspan(row - 0.5, row + 0.5, color=SHADE, linewidth=0, zorder=0)
@@ -198,12 +198,6 @@ def empty_rows(
         style = {"size": 8, "horizontal_align": "left", "transform": panel.get_yaxis_transform()}
         backend.text(0.02, rows[name][-1] + 1, block.note, panel, **style)
     return picture
-
-
-def reaches_zero(blocks: dict[str, Block]) -> bool:
-    """Whether zero lies among the means and intervals."""
-    values = np.concatenate([block.table.values.ravel() for block in blocks.values()])
-    return bool(np.nanmin(values) <= 0 <= np.nanmax(values))
 
 
 def level() -> float:

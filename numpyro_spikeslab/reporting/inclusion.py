@@ -30,12 +30,12 @@ from numpyro_spikeslab.reporting.methods import (
 from numpyro_spikeslab.reporting.pictures import (
     DASHED,
     GRID,
-    INK,
     LETTER,
     MAX_HEIGHT,
     PANEL,
     Reference,
     add_legend,
+    draw_reference,
     label_rows,
     lanes,
     legend_of,
@@ -151,9 +151,7 @@ def draw_rows(tables: Tables, marks: Tables, threshold: float) -> PlotCollection
     picture.map(visuals.line_xy, "mcse", data=bars, width=1)
     picture.map(visuals.scatter_xy, "inclusion", size=14)
     if marks:
-        ticks = xr.Dataset({name: xy(x, rows[name]) for name, x in marks.items()})
-        style = {"marker": "|", "color": INK, "size": 70}
-        picture.map(visuals.scatter_xy, "reference", data=ticks, ignore_aes="all", **style)
+        draw_reference(picture, {name: xy(x, rows[name]) for name, x in marks.items()}, "|", 70)
     line = xr.Dataset(dict.fromkeys(tables, threshold))
     picture.map(visuals.vline, "threshold", data=line, ignore_aes="all", **DASHED)
     return picture

@@ -21,8 +21,8 @@ from numpyro_spikeslab.reporting.pictures import (
     DASHED,
     GREY,
     GRID,
-    INK,
     LETTER,
+    draw_reference,
     panels,
     xy,
 )
@@ -59,9 +59,7 @@ def draw_index(tables: Tables, marks: Tables, threshold: float) -> PlotCollectio
     draw_hits(picture, tables, hits)
     if marks:
         ticks = {name: xy(at.places, marks[name][at.places]) for name, at in hits.items()}
-        style = {"marker": "_", "color": INK, "size": 70}
-        data = xr.Dataset(ticks)
-        picture.map(visuals.scatter_xy, "reference", data=data, ignore_aes="all", **style)
+        draw_reference(picture, ticks, "_", 70)
     draw_names(picture, tables, hits)
     return picture
 

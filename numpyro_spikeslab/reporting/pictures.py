@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sized
 from typing import Any
 
-from arviz_plots import PlotCollection
+from arviz_plots import PlotCollection, visuals
 from arviz_plots.backend import matplotlib as backend
 import numpy as np
 from numpy.typing import ArrayLike
@@ -61,6 +61,15 @@ def label_rows(panel: Any, labels: list[str], height: float, bold: ArrayLike = F
     weights = np.where(np.broadcast_to(bold, len(labels)), "bold", "normal")
     for text, weight in zip(panel.get_yticklabels(), weights[::every], strict=True):
         text.set_fontweight(weight)
+
+
+def draw_reference(
+    picture: PlotCollection, ticks: dict[str, xr.DataArray], marker: str, size: int
+) -> None:
+    """Draw black ticks, of each variable."""
+    style = {"marker": marker, "color": INK, "size": size}
+    data = xr.Dataset(ticks)
+    picture.map(visuals.scatter_xy, "reference", data=data, ignore_aes="all", **style)
 
 
 def add_legend(picture: PlotCollection, methods: Sized, **mark: Any) -> None:
