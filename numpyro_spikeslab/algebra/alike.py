@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns that are alike, and sets of them.
-
-Numpy arrays in, numpy arrays out: this module knows no NumPyro.
-"""
+"""Columns that are alike, and sets of them, in numpy."""
 
 from collections.abc import Iterable, Iterator
 

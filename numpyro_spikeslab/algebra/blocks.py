@@ -2,7 +2,7 @@
 """Blocks of weights with one joint factor: a mixture over patterns of inclusion of Gaussians.
 
 Beside the blocks, of which :mod:`~numpyro_spikeslab.algebra.patterns` knows one, all other weights
-are independent pairs, the paired mean field. Arrays in, arrays out: this module knows no NumPyro.
+are independent pairs, the paired mean field.
 """
 
 from dataclasses import dataclass, field

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Gaussian conditional of coefficients with Normal priors, of which observations are affine.
-
-Arrays in, arrays out: this module knows no NumPyro.
-"""
+"""The Gaussian conditional of coefficients with Normal priors, of which observations are affine."""
 
 from typing import NamedTuple
 

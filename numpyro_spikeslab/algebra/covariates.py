@@ -5,8 +5,6 @@ Beside the weights :math:`w_q` of M features the location of task q has :math:`D
 the prior of :math:`b_q` is Normal, as of an intercept for each task. The covariates and the part
 of the features in their span have a basis in common; in it no sums of large numbers cancel, where
 features are not centred.
-
-Arrays in, arrays out: this module knows no NumPyro.
 """
 
 from typing import NamedTuple

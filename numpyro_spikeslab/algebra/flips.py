@@ -12,8 +12,7 @@ conditional. Where more than K are included nothing moves at all. A kernel that 
 on a set and stays in it, and is the identity outside, keeps the posterior. Alternated with
 sweeps of single pairs, which know no bound, the two reach every set of spikes.
 
-Arrays in, arrays out: this module knows no NumPyro. Weights are in the units of
-:mod:`~numpyro_spikeslab.algebra.included`.
+Weights are in the units of :mod:`~numpyro_spikeslab.algebra.included`.
 """
 
 from typing import Any, NamedTuple

@@ -4,8 +4,8 @@
 To include a weight or to exclude one costs :math:`O(K P)` for K slots, and to include one a product
 with the design; nothing of shape (P, P) is needed.
 
-Arrays in, arrays out: this module knows no NumPyro. Inside, weights are in units of their slabs'
-standard deviations and the noise in units of its own, so all prior variances are 1.
+Inside, weights are in units of their slabs' standard deviations and the noise in units of its own,
+so all prior variances are 1.
 """
 
 from typing import Any, NamedTuple

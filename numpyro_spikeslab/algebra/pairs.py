@@ -4,8 +4,6 @@
 A weight is ``w = s * w_tilde`` with ``w_tilde ~ N(0, sigma_w^2)`` and ``s ~ Bernoulli(pi)``. Given
 everything else the pair has one conditional. Paired mean field puts its expectation back into the
 sweep (:func:`expectation`), the paired Gibbs sampler a draw (:func:`draw`); nothing else differs.
-
-Arrays in, arrays out: this module knows no NumPyro.
 """
 
 from collections.abc import Callable

@@ -2,8 +2,7 @@
 """One block of weights: its patterns of inclusion, and the Gaussian of its slabs under each.
 
 Given everything else, the pattern of a block and its slabs have a conditional in closed form: each
-pattern ``s`` has a Gaussian of its slabs and an evidence. Arrays in, arrays out: this module knows
-no NumPyro.
+pattern ``s`` has a Gaussian of its slabs and an evidence.
 """
 
 from functools import lru_cache

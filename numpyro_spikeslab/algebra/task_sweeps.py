@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps over the pairs of many tasks that share features, many tasks at once.
-
-Arrays in, arrays out: this module knows no NumPyro.
-"""
+"""Sweeps over the pairs of many tasks that share features, many tasks at once."""
 
 from collections.abc import Callable
 from functools import partial
