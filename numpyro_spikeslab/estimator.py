@@ -132,6 +132,5 @@ def refuse_others(argument: str, values: Any) -> None:
 
 def seed_of(random_state: Any) -> int:
     """A seed, drawn where it is not given."""
-    if isinstance(random_state, Integral):
-        return int(random_state)
-    return int(check_random_state(random_state).randint(2**31 - 1))
+    state = check_random_state(random_state)
+    return int(random_state) if isinstance(random_state, Integral) else state.randint(2**31 - 1)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and responses of people who have no model, checked."""
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,16 @@ def checked_new(X_new: Any, X: Any, names: list) -> np.ndarray:
             "of X in their order; choose them with X_new[X.columns]."
         )
     return table
+
+
+def checked_count(argument: str, number: Any, least: int) -> int:
+    """A number of steps, draws or chains."""
+    if not isinstance(number, Integral) or number < least:
+        raise ValueError(
+            f"{argument}: got {number!r}, expected a whole number, at least {least}; the default "
+            "is one."
+        )
+    return int(number)
 
 
 def is_number(name: Any) -> bool:

@@ -18,12 +18,19 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from numpyro.infer import MCMC
+from numpyro.util import is_prng_key
 
 from numpyro_spikeslab import models
 from numpyro_spikeslab.algebra.included import MAX_ROUNDING
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired import PairedGuide
-from numpyro_spikeslab.frames import ROUNDING, checked_new, checked_response, checked_table
+from numpyro_spikeslab.frames import (
+    ROUNDING,
+    checked_count,
+    checked_new,
+    checked_response,
+    checked_table,
+)
 from numpyro_spikeslab.reporting.data import SETS, inclusion, posterior
 from numpyro_spikeslab.reporting.sets import credible_sets
 from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics
@@ -115,8 +122,8 @@ def sparse_regression(
     :raises ValueError: if ``X`` or ``y`` has another shape, fewer than three rows, or values that
         are missing, masked, strings, categories, not finite or of extreme size, if a Series ``y``
         has another index than the DataFrame ``X``, if all columns or the response are constant, if
-        ``X_new`` has other columns, if ``expected_size`` is not between 0 and P, or if there are no
-        draws or chains.
+        ``X_new`` has other columns, if ``expected_size`` is not between 0 and P, if ``key``
+        is no random key, or if a number of draws or chains is none.
         It warns where columns explain the response so well that rounding decides about the others.
 
     **Example**
@@ -132,9 +139,11 @@ def sparse_regression(
         >>> nss.credible_sets(dt, "w", X)  # doctest: +SKIP
         >>> nss.plot_inclusion({"chains": dt, "CAVI": dt["cavi"]})  # doctest: +SKIP
     """
-    for argument, number in (("num_samples", num_samples), ("num_chains", num_chains)):
-        if number < 1:
-            raise ValueError(f"{argument}: got {number}, expected at least 1; the default does.")
+    if not is_prng_key(key):
+        raise ValueError(f"key: got {key!r}, expected a random key; jax.random.key(0) makes one.")
+    num_warmup = checked_count("num_warmup", num_warmup, 0)
+    num_samples = checked_count("num_samples", num_samples, 1)
+    num_chains = checked_count("num_chains", num_chains, 1)
     table, names = checked_table(X)
     response = checked_response(y, X)
     new = None if X_new is None else checked_new(X_new, X, names)

@@ -330,12 +330,16 @@ X, Y = table()
         (X, Y, {"X_new": X[NAMES[::-1]]}, r"X_new: got the columns \['lot'"),
         (X, Y, {"expected_size": "2"}, "expected_size: got '2', expected a number between 0"),
         (X, Y, {"expected_size": 4}, "expected_size: got 4, expected a number between 0 and 4"),
-        (X, Y, {"num_chains": 0}, "num_chains: got 0, expected at least 1"),
+        (X, Y, {"num_chains": 0}, "num_chains: got 0, expected a whole number, at least 1"),
+        (X, Y, {"num_chains": 2.0}, "num_chains: got 2.0, expected a whole number"),
+        (X, Y, {"num_warmup": -1}, "num_warmup: got -1, expected a whole number, at least 0"),
+        (X, Y, {"key": 0}, "key: got 0, expected a random key"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_errors(X, y, options, message):
     with pytest.raises(ValueError, match=message):
-        nss.sparse_regression(KEY, X, y, **options)
+        nss.sparse_regression(**{"key": KEY, "X": X, "y": y} | options)
 
 
 @pytest.mark.exhaustive

@@ -72,7 +72,8 @@ class CAVI(SVI):
     latent sites, each at its maximum a posteriori as
     :class:`~numpyro.infer.autoguide.AutoDelta` has it, and over the model's params. There is no
     Monte Carlo in it: losses are the exact negative evidence lower bound, which never rises at
-    temperature 1. Noise scales with a HalfNormal prior, inclusion probabilities with a Beta or
+    temperature 1. Where sites stand at a point it bounds the density there, which may be above the
+    evidence, so bounds compare fits of one model, and not models. Noise scales with a HalfNormal prior, inclusion probabilities with a Beta or
     Uniform one and slab scales with a HalfNormal one, or model params in their place, have closed
     forms, and so have coefficients, Normal sites in which the location is affine, such as an
     intercept; all other latent sites climb after each sweep. In a paired guide of the columns of a

@@ -80,6 +80,12 @@ def shaped_like(values: xr.DataArray, weight: xr.DataArray, dims: list[str]) -> 
     if set(values.dims) == set(weight.dims):
         values = labelled_like(values.transpose(*weight.dims), weight)
     values = values.transpose(*dims, ..., missing_dims="ignore")
+    for own, wanted in zip(values.dims, weight.dims, strict=False):
+        if own != wanted and are_permuted(values.indexes.get(own), weight.indexes.get(wanted)):
+            raise ValueError(
+                f"data: `{values.name}` has the elements of `{weight.name}` in another order. "
+                f"{_naming(values, weight, dims)}"
+            )
     # Their plates may be unnamed where those of the weight are named, so only shapes can match.
     if values.shape != weight.shape:
         raise ValueError(
@@ -88,6 +94,13 @@ def shaped_like(values: xr.DataArray, weight: xr.DataArray, dims: list[str]) -> 
             f"{_naming(values, weight, dims)}"
         )
     return weight.copy(data=values.values.astype(float))
+
+
+def are_permuted(one: pd.Index | None, other: pd.Index | None) -> bool:
+    """Whether two dimensions have the same labels in another order."""
+    if one is None or other is None or one.equals(other):
+        return False
+    return one.sort_values().equals(other.sort_values())
 
 
 def labelled_like(values: xr.DataArray, like: xr.DataArray) -> xr.DataArray:

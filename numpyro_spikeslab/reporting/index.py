@@ -22,6 +22,7 @@ from numpyro_spikeslab.reporting.pictures import (
     GREY,
     GRID,
     LETTER,
+    LITERAL,
     draw_reference,
     panels,
     xy,
@@ -116,7 +117,7 @@ def draw_names(picture: PlotCollection, tables: Tables, hits: dict[str, Hits]) -
         x, size = hits[name].places[at], table.shape[-1]
         places = spread(x, width_of_name(size), size - 1)
         for place, label in zip(places, np.take(hits[name].labels, at), strict=True):
-            backend.text(place, NAMES + 0.02, label, panel, **ABOVE)
+            backend.text(place, NAMES + 0.02, label, panel, **ABOVE, **LITERAL)
         edge, end, nan = (np.full(at.size, y) for y in (EDGE, NAMES, np.nan))
         y = np.stack([hits[name].highest[at], edge, end, nan], axis=1)
         line = xr.DataArray(y.ravel(), dims=f"{name}_leader")

@@ -15,6 +15,7 @@ ROW = 0.2  # inches for one weight, almost two lines of 8 point type
 MAX_HEIGHT = 30.0  # inches; beyond it matplotlib pictures get slow and viewers scale them down
 LETTER = 0.085  # inches of a letter of 10 point type
 INK, GREY, GRID = "black", "#808080", "#e5e5e5"
+LITERAL = {"parse_math": False}  # names of users may have dollars
 DASHED = {"color": GREY, "linestyle": "--", "width": 1}
 
 Reference = str | Mapping[str, ArrayLike]
@@ -56,7 +57,7 @@ def xy(x: Any, y: Any) -> xr.DataArray:
 def label_rows(panel: Any, labels: list[str], height: float, bold: ArrayLike = False) -> None:
     """Write labels beside rows, the first on top, as many as there is room for."""
     every = int(np.ceil(0.7 * ROW * len(labels) / height))
-    backend.yticks(range(0, len(labels), every), labels[::every], panel, fontsize=8)
+    backend.yticks(range(0, len(labels), every), labels[::every], panel, fontsize=8, **LITERAL)
     backend.ylim((len(labels) - 0.4, -0.6), panel)
     weights = np.where(np.broadcast_to(bold, len(labels)), "bold", "normal")
     for text, weight in zip(panel.get_yticklabels(), weights[::every], strict=True):

@@ -178,7 +178,8 @@ def compare(
     - ``sum_abs_error_inclusion``, ``max_abs_error_inclusion``: the same for the inclusion
       probabilities of the pairs among ``var_names``, Rao-Blackwellised where they are stored;
       NaN for a method without indicators;
-    - ``bound``: the evidence lower bound in ``sample_stats.attrs["bound"]``;
+    - ``bound``: the evidence lower bound in ``sample_stats.attrs["bound"]``; of a fit with sites at
+      a point, such as an intercept, it bounds the density there, not the evidence;
     - ``min_ess``, ``max_r_hat``: the worst bulk effective sample size and R-hat of ``var_names``,
       without the elements that no chain moves (see :func:`summary`); Markov chains only, and only
       if all their draws are numbers;

@@ -22,7 +22,7 @@ from numpyro_spikeslab.reporting.methods import (
     check_pairs,
     comparable,
 )
-from numpyro_spikeslab.reporting.pictures import INK, LETTER, MAX_HEIGHT, panels
+from numpyro_spikeslab.reporting.pictures import INK, LETTER, LITERAL, MAX_HEIGHT, panels
 
 CELL = 0.36  # inches of the side of a cell
 LONGEST = len("-10.5")  # what fits into a cell in 7 point type
@@ -120,7 +120,7 @@ def label_cells(panel: Any, rows: Axis, columns: Axis) -> None:
     """Write the labels of tasks and functions, as many as there is room for."""
     for axis, ticks in ((columns, backend.xticks), (rows, backend.yticks)):
         places = range(0, len(axis.labels), axis.every)
-        ticks(places, axis.labels[:: axis.every], panel, fontsize=8)
+        ticks(places, axis.labels[:: axis.every], panel, fontsize=8, **LITERAL)
     backend.xlabel(columns.plate, panel)
     if columns.letters > CELL:
         panel.tick_params(axis="x", rotation=90)

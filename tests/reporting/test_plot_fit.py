@@ -139,6 +139,11 @@ FIT = (FIT_Y, np.ones_like(FIT_Y))
         (FIT, {"tasks": [1, 1]}, r"tasks: got \[1, 1\] of \[0, 1\], expected each name once"),
         (FIT, {"Y": pd.DataFrame(FIT_Y, columns=["a", "a"])}, "tasks: .* rename the columns of Y"),
         ((FIT_Y, -FIT[1]), {}, "data: the fit 'fit' has a variance of -1, expected at least 0"),
+        (
+            2 * (np.ones((6, 41)),),
+            {"Y": np.ones((6, 41))},
+            "a panel for each task would be 41, expected at most 40; draw some",
+        ),
         (FIT, {"tasks": []}, r"tasks: got \[\]"),
         (FIT, {"reference": FIT_X}, r"reference: got the shape \(6,\), expected \(6, 2\)"),
     ],

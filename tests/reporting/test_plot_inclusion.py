@@ -140,6 +140,20 @@ def test_inclusion_of_a_weight_without_plates():
     assert artist(picture, "inclusion").get_offsets()[0, 0] == spike.mean()
 
 
+@pytest.mark.parametrize("count", [5, 300])
+@pytest.mark.parametrize("draw", [nss.plot_inclusion, nss.plot_forest])
+def test_dollars_in_names_are_no_mathematics(draw, count):
+    data = chains(count)
+    labels = [f"price $ (adj_$) {k}" for k in range(count)]
+    data = data.map_over_datasets(lambda group: group.assign_coords(feature=labels))
+    picture = draw(data, "w")
+    # mathematics with this index would not be understood
+    picture.viz["figure"].item().canvas.draw()
+    texts = [*panel(picture).get_yticklabels(), *panel(picture).texts]
+    found = [text.get_text() for text in texts if "adj" in text.get_text()]
+    assert found and all("price $ (adj_$)" in text for text in found)
+
+
 @pytest.mark.parametrize("count", [100, 400])
 def test_labels_of_many_weights_do_not_overlap(count):
     picture = nss.plot_inclusion({"a": chains(count), "b": chains(count, 1)}, top=count)

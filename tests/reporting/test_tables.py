@@ -464,6 +464,18 @@ def test_reordered_weights_keep_their_probabilities_where_the_plates_have_names(
         pd.testing.assert_series_equal(nss.summary(found)["inclusion"], expected)
 
 
+def test_weights_reordered_by_their_numbers_are_not_given_the_probabilities_of_others():
+    """Of probabilities that differ so little the means of the indicators would not tell."""
+    spike = coin([0.05, 0.1, 0.15])
+    data = pair(spike)
+    data["sample_stats"] = arviz_base.dict_to_dataset(
+        {"inclusion_probabilities.w": np.broadcast_to([0.05, 0.1, 0.15], spike.shape)}
+    )
+    assert nss.summary(data)["inclusion"].tolist() == [0.05, 0.1, 0.15]
+    with pytest.raises(ValueError, match=r"the elements of `w` in another order.* by xarray's re"):
+        nss.summary(data.isel(feature=[2, 1, 0]))
+
+
 def test_reordered_weights_are_not_given_the_probabilities_of_others():
     data = labelled()
     remedy = r"give the plates \['inclusion_probabilities.w_dim_0'\] .* of \['feature'\], by xarray"
