@@ -73,13 +73,14 @@ class CAVI(SVI):
     :class:`~numpyro.infer.autoguide.AutoDelta` has it, and over the model's params. There is no
     Monte Carlo in it: losses are the exact negative evidence lower bound, which never rises at
     temperature 1. Where sites stand at a point it bounds the density there, which may be above the
-    evidence, so bounds compare fits of one model, and not models. Noise scales with a HalfNormal prior, inclusion probabilities with a Beta or
-    Uniform one and slab scales with a HalfNormal one, or model params in their place, have closed
-    forms, and so have coefficients, Normal sites in which the location is affine, such as an
-    intercept; all other latent sites climb after each sweep. In a paired guide of the columns of a
-    design, or of tasks each with its own, coefficients follow the weights. In the standard guide,
-    with another prior, or of all tasks together they have one value: centre columns beside an
-    intercept there, or those whose means are large beside their spread are left out too often.
+    evidence, so bounds compare fits of one model, and not models. Noise scales with a HalfNormal
+    prior, inclusion probabilities with a Beta or Uniform one and slab scales with a HalfNormal one,
+    or model params in their place, have closed forms, and so have coefficients, Normal sites in
+    which the location is affine, such as an intercept; all other latent sites climb after each
+    sweep. In a paired guide of the columns of a design, or of tasks each with its own, coefficients
+    follow the weights. In the standard guide, with another prior, or of all tasks together they
+    have one value: centre columns beside an intercept there, or those whose means are large beside
+    their spread are left out too often.
 
     :param model: a model whose one observed Normal site is affine in its spike-and-slab weights.
     :param guide: the guide of this model. Its inner guide must be an ``AutoDelta``.

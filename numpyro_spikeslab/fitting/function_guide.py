@@ -48,7 +48,7 @@ class FunctionGuide(SpikeSlabGuide):
 
     def _start_functions(self, name: str) -> dict[str, tuple[Any, Any]]:
         precision, linear = self._site_names(name)
-        shape = self._function_shapes[name]
+        shape = self._shapes[name]
         return {
             precision: (jnp.ones(shape), constraints.nonnegative),
             linear: (jnp.zeros(shape), constraints.real),

@@ -139,7 +139,6 @@ class SpikeSlabGuide(PosteriorSummaries):
             name: [frame.name for frame in trace[name]["cond_indep_stack"]]
             for name in self.functions
         }
-        self._function_shapes = {name: jnp.shape(trace[name]["value"]) for name in self.functions}
         self._prototype_frames = {f.name: f for frames in self._frames.values() for f in frames}
         self._prototype_frame_full_sizes = {
             name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"
