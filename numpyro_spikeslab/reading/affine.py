@@ -2,6 +2,7 @@
 """Coefficients, proved from a model's program: sites in which the location is affine."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,14 +95,15 @@ def find_coefficients(
     fed = {name: _fed(run, likelihood, name, moments) for name in names}
     names = _closed(names, fed)
     # those whose own coefficients depend on one of them, or on the weights, are left out
-    while bent := _bent(subject, inputs, names):
+    location = partial(subject.location, likelihood)
+    while bent := _bent(subject, location, inputs, names):
         names = _closed([name for name in names if name not in bent], fed)
     means = {name: moments[name].mean for name in names}
     few = _closed(_few(subject, names, likelihood), fed)
     links = tuple((k, other) for k in few for other in few if f"site {other}" in means[k])
     spread = tuple(name for name in names if moments[name].variance)
     keys = [f"site {name}" for name in names]
-    rows = sources_along(subject.location, inputs, keys) if names else frozenset[str]()
+    rows = sources_along(location, inputs, keys) if names else frozenset[str]()
     constant = all(source.startswith(DIRECTION) for source in rows)
     return Coefficients(tuple(names), tuple(few), constant, links, union(means), spread)
 
@@ -115,7 +117,7 @@ def _is_candidate(subject: Subject, run: Any, likelihood: str, name: str) -> boo
 
 
 def _moments(subject: Subject, inputs: dict[str, Any], names: list[str]) -> dict[str, Moments]:
-    priors = subject.run(inputs).priors
+    priors = subject.run(inputs, lambda run: {name: run.priors[name] for name in names})
     return {name: Moments(priors[name].mean, priors[name].variance) for name in names}
 
 
@@ -146,7 +148,9 @@ def _few(subject: Subject, names: list[str], likelihood: str) -> list[str]:
     return few
 
 
-def _bent(subject: Subject, inputs: dict[str, Any], names: list[str]) -> list[str]:
+def _bent(
+    subject: Subject, location: Callable, inputs: dict[str, Any], names: list[str]
+) -> list[str]:
     """Those of some sites on whose value, or with which the weights', their design or what they add
     to prior means depends."""
     keys = [f"site {name}" for name in names]
@@ -154,7 +158,7 @@ def _bent(subject: Subject, inputs: dict[str, Any], names: list[str]) -> list[st
 
     def affine(x):
         means = {k: moments.mean for k, moments in _moments(subject, x, names).items()}
-        return subject.location(x), means
+        return location(x), means
 
     found = sources_along(affine, inputs, keys) & {*keys, *weights} if keys else frozenset[str]()
     if not found:

@@ -65,13 +65,35 @@ class Program:
         :param constants: in the order of the trace.
         :param args: in the structure with which it was traced.
         """
+        return self._evaluate(self.jaxpr, self.out_tree, constants, *args)
+
+    def part(self, of: Callable[[Any], Any]) -> Callable:
+        """The program of a part of the result, without what only the rest needs.
+
+        :param of: takes the part, any tree of its leaves, from the result.
+        """
+        every = jax.tree.unflatten(self.out_tree, range(len(self.out_avals)))
+        places, tree = jax.tree.flatten(of(every))
+        return partial(self._evaluate, _needed(self.jaxpr, places), tree)
+
+    def _evaluate(self, jaxpr: Jaxpr, tree: Any, constants: tuple, *args: Any) -> Any:
         # the trace knows one type only
         leaves = [
             jnp.asarray(leaf, aval.dtype)
             for leaf, aval in zip(jax.tree.leaves(args), self.in_avals, strict=True)
         ]
-        found = jax.core.eval_jaxpr(self.jaxpr, (), *constants, *leaves)
-        return jax.tree.unflatten(self.out_tree, found)
+        return jax.tree.unflatten(tree, jax.core.eval_jaxpr(jaxpr, (), *constants, *leaves))
+
+
+def _needed(jaxpr: Jaxpr, places: list[int]) -> Jaxpr:
+    """What some of the results of a program take."""
+    results, kept = [jaxpr.outvars[k] for k in places], []
+    needed = {x for x in results if not isinstance(x, Literal)}
+    for equation in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(equation.outvars):
+            kept.append(equation)
+            needed |= {x for x in equation.invars if not isinstance(x, Literal)}
+    return jaxpr.replace(eqns=kept[::-1], outvars=results)
 
 
 def trace_program(function: Callable, *args: Any) -> tuple[Program, tuple]:

@@ -6,6 +6,8 @@ the weights does not depend on the weights is affine in them, whatever the value
 and a noise scale whose derivative in a site depends on nothing is an affine function of that site.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +28,6 @@ from numpyro_spikeslab.reading.affine import (
     tangent_of,
 )
 from numpyro_spikeslab.reading.form import Role, base_of, is_drawable, is_latent, is_plain
-from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.provenance import STEP, Names, provenance, union
 from numpyro_spikeslab.reading.subject import Subject
 
@@ -79,11 +80,10 @@ def prove(subject: Subject) -> Proof:
     _check_pairs(subject, run)
     likelihood = _find_likelihood(subject, run)
     seen = run.observed[likelihood]
-    subject = subject._replace(program=_only(subject.program, likelihood))
     _check_parts(subject, likelihood, seen)
     design = _prove_affine(subject, likelihood, seen.loc, inputs)
     mixed = _find_mixed(subject, run, likelihood)
-    if mixed is not None and not _is_bilinear(subject, inputs, mixed):
+    if mixed is not None and not _is_bilinear(subject, inputs, likelihood, mixed):
         mixed = None
     kernels, strangers, dependents = _about_functions(subject, run, likelihood, mixed)
     found = _find_roles(subject, run, likelihood, inputs)
@@ -102,16 +102,6 @@ def prove(subject: Subject) -> Proof:
         strangers=strangers,
         dependents=dependents,
     )
-
-
-def _only(program: Program, likelihood: str) -> Any:
-    """The program with one observed site."""
-
-    def run(constants, *args):
-        found = program(constants, *args)
-        return found._replace(observed={likelihood: found.observed[likelihood]})
-
-    return run
 
 
 def _sites(names: Names) -> Names:
@@ -220,7 +210,8 @@ def _prove_affine(subject: Subject, likelihood: str, location: Names, inputs: di
     weights = [key for key in inputs if key.startswith("weight ")]
     bent = _own(frozenset(x.removeprefix(STEP) for x in location if x.startswith(STEP)))
     # what has steps may have no derivative at all
-    found = frozenset() if bent else sources_along(subject.location, inputs, weights)
+    of = partial(subject.location, likelihood)
+    found = frozenset() if bent else sources_along(of, inputs, weights)
     if bent := bent or _own(found):
         raise ValueError(
             f"{subject.user}: the location of {likelihood!r} is not affine in the weights {bent} "
@@ -254,7 +245,8 @@ def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tu
         (part,) = fed
         if STEP + key in parts[part]:
             continue
-        if _is_known(subject.trace[name], part) and _is_linear(subject, inputs, key, part):
+        of = partial(_part, part, likelihood)
+        if _is_known(subject.trace[name], part) and _is_linear(subject, inputs, key, of):
             roles.append(Role(name, part))
     return tuple(roles)
 
@@ -272,19 +264,18 @@ def is_tractable(site: dict[str, Any], part: str) -> bool:
     return site["type"] == "param" or is_plain(site, TRACTABLE[part])
 
 
-def _is_linear(subject: Subject, inputs: dict[str, Any], key: str, part: str) -> bool:
-    """Whether a part is an affine function of a site whose coefficients are constants."""
+def _part(part: str, likelihood: str, run: Any) -> Any:
+    if part == "noise":
+        return run.observed[likelihood].scale
+    which = "probs" if part == "inclusion" else "scale"
+    return [getattr(prior, which) for prior in run.pairs.values()]
+
+
+def _is_linear(subject: Subject, inputs: dict[str, Any], key: str, of: Callable) -> bool:
+    """Whether a part of a run is an affine function of a site whose coefficients are constants."""
     if not jnp.issubdtype(jnp.result_type(inputs[key]), jnp.inexact):
         return False
-
-    def of(x):
-        run = subject.run(x)
-        if part == "noise":
-            return [seen.scale for seen in run.observed.values()]
-        which = "probs" if part == "inclusion" else "scale"
-        return [getattr(prior, which) for prior in run.pairs.values()]
-
-    return sources_along(of, inputs, [key]) <= {DIRECTION + key}
+    return sources_along(lambda x: subject.run(x, of), inputs, [key]) <= {DIRECTION + key}
 
 
 # Latent functions
@@ -304,16 +295,17 @@ def _find_mixed(subject: Subject, run: Any, likelihood: str) -> str | None:
     return name if fits and not moves else None
 
 
-def _is_bilinear(subject: Subject, inputs: dict[str, Any], mixed: str) -> bool:
+def _is_bilinear(subject: Subject, inputs: dict[str, Any], likelihood: str, mixed: str) -> bool:
     """Whether the location is ``offset + C(W, phi)``, C bilinear with constant coefficients."""
     (pair,) = subject.pairs
     phi, w = f"site {mixed}", f"weight {pair.name}"
+    location = partial(subject.location, likelihood)
 
     def along_both(**x):
         x, along = split(x)
 
         def along_weights(value):
-            return tangent_of(subject.location, x | {phi: value}, {w: along[w]})
+            return tangent_of(location, x | {phi: value}, {w: along[w]})
 
         return jax.jvp(along_weights, (x[phi],), (along[phi],))[1]
 
@@ -321,7 +313,7 @@ def _is_bilinear(subject: Subject, inputs: dict[str, Any], mixed: str) -> bool:
         x, along = split(x)
         without = {key: x | {key: jnp.zeros_like(x[key])} for key in (w, phi)}
         return [
-            tangent_of(subject.location, without[other], {key: along[key]})
+            tangent_of(location, without[other], {key: along[key]})
             for key, other in ((phi, w), (w, phi))
         ]
 

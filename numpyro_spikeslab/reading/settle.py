@@ -206,7 +206,8 @@ def _is_analytic(subject: Subject, likelihood: str) -> bool:
     def location(numbers, indices, **inputs):
         data = numbers | indices
         constants = tuple(data.get(k, x) for k, x in enumerate(given))
-        return subject._replace(constants=constants).run(inputs).observed[likelihood].loc
+        of = subject._replace(constants=constants)
+        return of.run(inputs, lambda run: run.observed[likelihood].loc)
 
     def slope(numbers, **others):
         return jax.jvp(lambda x: location(x, **others), (numbers,), (numbers,))[1]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model that is being read."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -44,15 +45,19 @@ class Subject(NamedTuple):
         own = {f"own {name}": self.shapes[name] for name in self.own}
         return {f"site {name}": self.shapes[name] for name in self.others} | weights | own
 
-    def run(self, inputs: dict[str, Any]) -> Any:
-        """Run the program on inputs with these names."""
+    def run(self, inputs: dict[str, Any], of: Callable[[Any], Any] | None = None) -> Any:
+        """Run the program on inputs with these names.
+
+        :param of: takes a part of the result; the rest is not computed.
+        """
         parts: dict[str, dict[str, Any]] = {"site": {}, "weight": {}, "own": {}}
         for key, value in inputs.items():
             part, _, name = key.partition(" ")
             parts[part][name] = value
-        return self.program(self.constants, *parts.values())
+        program = self.program if of is None else self.program.part(of)
+        return program(self.constants, *parts.values())
 
-    def location(self, inputs: dict[str, Any]) -> Any:
-        seen = self.run(inputs)
-        (observed,) = seen.observed.values()
-        return jnp.broadcast_to(observed.loc, jnp.shape(observed.value))
+    def location(self, likelihood: str, inputs: dict[str, Any]) -> Any:
+        """Location of each observation of a site."""
+        loc = self.run(inputs, lambda run: run.observed[likelihood].loc)
+        return jnp.broadcast_to(loc, self.program.shapes.observed[likelihood].value.shape)
