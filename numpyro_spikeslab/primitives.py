@@ -277,7 +277,9 @@ def sample_functions(
         zero = jnp.zeros_like(mu)
         prior = GaussianFunctions(functions.covariances(sites), mu, zero, zero)
     else:
-        prior = dist.MultivariateNormal(mu, covariance_matrix=functions.covariances(sites).K)
+        # positive by its jitter, where NumPyro's check would take the eigenvalues in each call
+        K = functions.covariances(sites).K
+        prior = dist.MultivariateNormal(mu, covariance_matrix=K, validate_args=False)
     with plate:
         infer = {FUNCTIONS_MARK: functions, "event_dims": (point or f"{name}_point",)}
         phi = numpyro.sample(name, prior, infer=infer)

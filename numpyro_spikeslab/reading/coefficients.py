@@ -32,7 +32,7 @@ def _tangent(problem, values, names) -> Callable[[Any], Float[Array, "N Q"]]:
     """The linear map from coefficients to the location."""
     start = {name: values[name] for name in names}
     # the location is affine in them, so they may be anything
-    return jax.linearize(lambda new: problem.location(values | new), start)[1]
+    return jax.linearize(lambda new: problem.location_of_tasks(values | new), start)[1]
 
 
 def affine_map(

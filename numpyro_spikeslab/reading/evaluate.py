@@ -84,6 +84,14 @@ class Run(NamedTuple):
     functions: dict[str, FunctionArrays]
 
 
+def part_of(run: Run, part: str, likelihood: str, pairs: tuple[Pair, ...]) -> list[Any]:
+    """Noise scales of a site, or inclusion probabilities or slab scales of pairs."""
+    if part == "noise":
+        return [run.observed[likelihood].scale]
+    which = "probs" if part == "inclusion" else "scale"
+    return [getattr(run.pairs[pair.name], which) for pair in pairs]
+
+
 def run_model(model: Any, args: tuple, kwargs: dict, data: dict[str, Any]) -> dict[str, Any]:
     """Trace of the model with its sites set to ``data``."""
     known = handlers.substitute(model, substitute_fn=_concrete_rows)
@@ -104,7 +112,8 @@ def _concrete_rows(site: dict[str, Any]) -> Any:
         return None
     size, subsample_size = site["args"]
     with jax.ensure_compile_time_eval():
-        return jnp.arange(size if subsample_size is None else subsample_size)
+        # numpy's, for JAX would compile it
+        return jnp.asarray(np.arange(size if subsample_size is None else subsample_size))
 
 
 def trace_generic(model: Any, args: tuple, kwargs: dict) -> tuple[dict[str, Any], Program, tuple]:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.entries import Entries, at_entries
 from numpyro_spikeslab.reading.coefficients import affine_map, over_covariates
+from numpyro_spikeslab.reading.evaluate import part_of
 from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS, Form, Source
 from numpyro_spikeslab.reading.program import RUN_ONCE, Program
 from numpyro_spikeslab.reading.view import (
@@ -229,12 +230,12 @@ def _play(role, problem, values) -> tuple[Any, Any]:
     """
     shape, dtype = jnp.shape(values[role.site]), jnp.result_type(values[role.site])
 
+    form = problem.form
+    of = partial(part_of, part=role.part, likelihood=form.likelihood, pairs=form.pairs)
+
     def seen(code):
-        form, run = problem.form, problem.run(values | {role.site: code.reshape(shape)})
-        if role.part == "noise":
-            return jnp.ravel(run.observed[form.likelihood].scale)
-        part = "probs" if role.part == "inclusion" else "scale"
-        return jnp.concatenate([jnp.ravel(getattr(run.pairs[p.name], part)) for p in form.pairs])
+        found = problem.run(values | {role.site: code.reshape(shape)}, of=of)
+        return jnp.concatenate([jnp.ravel(x) for x in found])
 
     size = max(jnp.size(values[role.site]), 1)
     rngs = [np.random.default_rng(k) for k in (11, 12)]
@@ -261,7 +262,7 @@ def _play(role, problem, values) -> tuple[Any, Any]:
 
 def _location(problem, values, weights) -> Any:
     (pair,) = problem.form.pairs
-    return problem.location(values, {pair.name: weights.reshape(pair.shape)})
+    return problem.location_of_tasks(values, {pair.name: weights.reshape(pair.shape)})
 
 
 def _slope(problem, values, weights, phi=None) -> Any:

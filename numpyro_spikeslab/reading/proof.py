@@ -27,6 +27,7 @@ from numpyro_spikeslab.reading.affine import (
     split,
     tangent_of,
 )
+from numpyro_spikeslab.reading.evaluate import part_of
 from numpyro_spikeslab.reading.form import Role, base_of, is_drawable, is_latent, is_plain
 from numpyro_spikeslab.reading.provenance import STEP, Names, provenance, union
 from numpyro_spikeslab.reading.subject import Subject
@@ -228,11 +229,8 @@ def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tu
     """Sites that are nothing but noise, inclusion or slab scales, of independent entries."""
     seen = run.observed[likelihood]
     priors = {k: x for k, x in run.log_probs.items() if k != likelihood}
-    parts = {
-        "noise": seen.scale,
-        "inclusion": union([run.pairs[p.name].probs for p in subject.pairs]),
-        "slab": union([run.pairs[p.name].scale for p in subject.pairs]),
-    }
+    of = partial(part_of, likelihood=likelihood, pairs=subject.pairs)
+    parts = {part: union(of(run, part)) for part in ("noise", "inclusion", "slab")}
     roles = []
     for name in subject.others:
         key = f"site {name}"
@@ -245,8 +243,8 @@ def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tu
         (part,) = fed
         if STEP + key in parts[part]:
             continue
-        of = partial(_part, part, likelihood)
-        if _is_known(subject.trace[name], part) and _is_linear(subject, inputs, key, of):
+        known = _is_known(subject.trace[name], part)
+        if known and _is_linear(subject, inputs, key, partial(of, part=part)):
             roles.append(Role(name, part))
     return tuple(roles)
 
@@ -262,13 +260,6 @@ def _is_known(site: dict[str, Any], part: str) -> bool:
 def is_tractable(site: dict[str, Any], part: str) -> bool:
     """Whether the maximum of a part has a closed form under the prior of a site."""
     return site["type"] == "param" or is_plain(site, TRACTABLE[part])
-
-
-def _part(part: str, likelihood: str, run: Any) -> Any:
-    if part == "noise":
-        return run.observed[likelihood].scale
-    which = "probs" if part == "inclusion" else "scale"
-    return [getattr(prior, which) for prior in run.pairs.values()]
 
 
 def _is_linear(subject: Subject, inputs: dict[str, Any], key: str, of: Callable) -> bool:

@@ -70,11 +70,18 @@ class Problem:
     program: Program = field(metadata={"static": True})
     constants: tuple
 
-    def run(self, values: dict[str, Any], weights: dict[str, Any] | None = None) -> Run:
+    def run(
+        self,
+        values: dict[str, Any],
+        weights: dict[str, Any] | None = None,
+        of: Callable[[Run], Any] | None = None,
+    ) -> Any:
         """Run the model.
 
         :param values: of ``form.others``; of the functions where they are not to be zero.
         :param weights: by the names of the pairs; zero if not given.
+        :param of: takes a part of the result, and the rest is not computed. The default is all of a
+            :class:`~numpyro_spikeslab.reading.evaluate.Run`.
         """
         form = self.form
         # spikes and slabs change nothing, but a trace wants values of them
@@ -85,14 +92,22 @@ class Problem:
             phi = values.get(form.functions)
             shape = (form.num_features, form.num_obs)
             known[form.functions] = jnp.zeros(shape) if phi is None else phi
-        return self.program(self.constants, known, zero if weights is None else weights, nothing)
+        program = self.program if of is None else self.program.part(of)
+        return program(self.constants, known, zero if weights is None else weights, nothing)
 
     def location(
         self, values: dict[str, Any], weights: dict[str, Any] | None = None
+    ) -> Float[Array, "..."]:
+        """Location of the observations, in their shape; see :meth:`run`."""
+        name = self.form.likelihood
+        loc = self.run(values, weights, lambda run: run.observed[name].loc)
+        return jnp.broadcast_to(loc, self.program.shapes.observed[name].value.shape)
+
+    def location_of_tasks(
+        self, values: dict[str, Any], weights: dict[str, Any] | None = None
     ) -> Float[Array, "N Q"]:
-        """Location of the observations; see :meth:`run`."""
-        seen = self.run(values, weights).observed[self.form.likelihood]
-        return self.form.tasks_last(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
+        """The same with tasks as columns."""
+        return self.form.tasks_last(self.location(values, weights))
 
 
 def view(
@@ -147,7 +162,7 @@ def _links(problem: Problem, values: dict[str, Any]) -> Any:
     start = {name: values[name] for name in problem.form.coefficients}
 
     def means(new):
-        priors = problem.run(values | new).priors
+        priors = problem.run(values | new, of=lambda run: run.priors)
         return {name: jnp.broadcast_to(priors[name].mean, x.shape) for name, x in new.items()}
 
     return jax.jacfwd(means)(start)
@@ -184,8 +199,7 @@ def linear_map(problem: Problem, values: dict[str, Any]) -> Any:
 
     def location(flat):
         weights = {pair.name: flat[pair.name].reshape(pair.shape) for pair in form.pairs}
-        seen = problem.run(values, weights).observed[form.likelihood]
-        return jnp.ravel(jnp.broadcast_to(seen.loc, jnp.shape(seen.value)))
+        return jnp.ravel(problem.location(values, weights))
 
     return jax.linearize(location, no_weights(form))[1]
 
