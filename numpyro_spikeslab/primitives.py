@@ -277,9 +277,10 @@ def sample_functions(
         zero = jnp.zeros_like(mu)
         prior = GaussianFunctions(functions.covariances(sites), mu, zero, zero)
     else:
-        # positive by its jitter, where NumPyro's check would take the eigenvalues in each call
         K = functions.covariances(sites).K
-        prior = dist.MultivariateNormal(mu, covariance_matrix=K, validate_args=False)
+        # of a tracer NumPyro would compile the parts of a check that tells nothing
+        checked = None if not_jax_tracer(K) else False
+        prior = dist.MultivariateNormal(mu, covariance_matrix=K, validate_args=checked)
     with plate:
         infer = {FUNCTIONS_MARK: functions, "event_dims": (point or f"{name}_point",)}
         phi = numpyro.sample(name, prior, infer=infer)
