@@ -123,10 +123,20 @@ class BlockFactors(PairFactors):
     def _stacks(self, name: str, blocks: Blocks, params: dict[str, Any]) -> tuple[Stack, ...]:
         return tuple(Stack(*(params[x] for x in self._stack_names(name, b))) for b in blocks.sizes)
 
-    def _family(self, name: str, params: dict[str, Any]) -> BlockMeanField:
-        blocks = self._of(name, params)[1]
-        singles = PairedMeanField(*(params[key] for key in self.names(name)))
-        return BlockMeanField.of(blocks, singles, self._stacks(name, blocks, params))
+    def _family(self, names: list[str], params: dict[str, Any]) -> BlockMeanField:
+        every = [self._of(name, params)[1] for name in names]
+        blocks = joined(tuple(every))
+        alone = ([params[key] for key in self.names(name)] for name in names)
+        singles = PairedMeanField(*map(jnp.concatenate, zip(*alone, strict=True)))
+        stacks = []
+        for b in blocks.sizes:
+            own = [
+                Stack(*(params[x] for x in self._stack_names(name, b)))
+                for name, each in zip(names, every, strict=True)
+                if b in each.sizes
+            ]
+            stacks.append(Stack(*map(jnp.concatenate, zip(*own, strict=True))))
+        return BlockMeanField.of(blocks, singles, tuple(stacks))
 
     def are_own(self, form: Form, factors: Any) -> bool:
         known = tuple(self._known[pair.name][1] for pair in form.pairs)
@@ -134,26 +144,12 @@ class BlockFactors(PairFactors):
 
     def pack(self, form: Form, params: dict[str, Any]) -> BlockMeanField:
         check_columns(form)
-        every = [self._of(pair.name, params)[1] for pair in form.pairs]
-        blocks = joined(tuple(every))
-        alone = ([params[key] for key in self.names(pair.name)] for pair in form.pairs)
-        singles = PairedMeanField(*map(jnp.concatenate, zip(*alone, strict=True)))
-        stacks = []
-        for b in blocks.sizes:
-            own = [
-                Stack(*(params[x] for x in self._stack_names(pair.name, b)))
-                for pair, each in zip(form.pairs, every, strict=True)
-                if b in each.sizes
-            ]
-            stacks.append(Stack(*map(jnp.concatenate, zip(*own, strict=True))))
-        return BlockMeanField.of(blocks, singles, tuple(stacks))
+        return self._family([pair.name for pair in form.pairs], params)
 
     def unpack(self, form: Form, factors: BlockMeanField) -> dict[str, Any]:
         params: dict[str, Any] = {}
-        singles, stacks = (
-            factors.singles,
-            dict(zip(factors.blocks.sizes, factors.stacks, strict=True)),
-        )
+        singles = factors.singles
+        stacks = dict(zip(factors.blocks.sizes, factors.stacks, strict=True))
         first: dict[int, int] = {}
 
         def following(x, size, count):
@@ -235,7 +231,7 @@ class BlockFactors(PairFactors):
     # Summaries
 
     def marginal(self, name: str, params: dict[str, Any]) -> tuple[Any, Any, Any]:
-        shape, family = self._of(name, params)[0], self._family(name, params)
+        shape, family = self._of(name, params)[0], self._family([name], params)
         probs, loc, scale = (x.reshape(shape) for x in (family.probs, family.loc, family.scale))
         return probs, loc, scale
 
