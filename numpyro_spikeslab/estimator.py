@@ -36,7 +36,8 @@ class SparseRegression(RegressorMixin, BaseEstimator):
     :param num_warmup: steps of each chain before its draws.
     :param num_samples: draws of each chain.
     :param num_chains: number of chains.
-    :param random_state: seed, or numpy's RandomState; None, the default, is another one each time.
+    :param random_state: seed from 0 to 2^32 - 1, or numpy's RandomState; None, the default, is
+        another one each time.
     :raises ModuleNotFoundError: if scikit-learn is not installed.
 
     **Example**

@@ -84,8 +84,8 @@ def checked_count(argument: str, number: Any, least: int) -> int:
     """A number of steps, draws or chains."""
     if not isinstance(number, Integral) or number < least:
         raise ValueError(
-            f"{argument}: got {number!r}, expected a whole number, at least {least}; the default "
-            "is one."
+            f"{argument}: got {number!r}, expected a whole number, at least {least}; leave "
+            "it out for the default."
         )
     return int(number)
 

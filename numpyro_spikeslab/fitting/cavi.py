@@ -47,6 +47,7 @@ from numpyro_spikeslab.fitting.run import (
     optima_of,
     run_traced,
     stages,
+    within,
 )
 from numpyro_spikeslab.fitting.schedules import annealing
 from numpyro_spikeslab.fitting.starts import start_alone, start_random
@@ -206,8 +207,13 @@ class CAVI(SVI):
 
     def _start(self, reading: Reading) -> dict[str, tuple[Any, Any]]:
         """Start value and constraint of each parameter of the guide and the model."""
-        own = self.guide._params.items()
-        return self.guide.start() | {name: (reading.generic[name], x) for name, x in own}
+        own, known = self.guide._params.items(), reading.generic
+        found = self.guide.start() | {name: (known[name], x) for name, x in own if name in known}
+        # the guide may have been set up where supports were others
+        for site, support in reading.supports.items():
+            name = param_name(site, self.guide.prefix, found)
+            found[name] = within(support, found[name][0]), support
+        return found
 
     # The interface of SVI
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The factors of a paired guide where each slab and its spike are a pair of their own."""
+"""What a guide asks of its factors, and those of independent pairs of a slab and its spike."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ PARTS = PairedMeanField._fields
 
 
 class PairFactors:
-    """Parameters, draws and summaries of independent pairs; those of blocks have more to tell.
+    """Parameters, draws and summaries of independent pairs; other families say what differs.
 
     :param prefix: part of the parameters' names.
     """

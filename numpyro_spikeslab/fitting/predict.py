@@ -160,6 +160,11 @@ def checked_entries(reading: Reading, entries: Any, X_new: Any) -> Entries | Non
             "predict: `entries` must be the numbers of rows and of columns, two arrays of one "
             f"shape, got {[np.shape(x) for x in entries]}."
         )
+    if not are_concrete(entries):
+        raise ValueError(
+            "predict: `entries` are traced, as within jit or vmap, so it is not known whether they "
+            "are in the table. Close over them; parameters may be traced."
+        )
     rows, columns = (np.ravel(np.asarray(x)) for x in entries)
     for what, x, size in (("row", rows, N), ("column", columns, Q)):
         if not np.issubdtype(x.dtype, np.integer) or np.any((x < 0) | (x >= size)):
@@ -167,7 +172,8 @@ def checked_entries(reading: Reading, entries: Any, X_new: Any) -> Entries | Non
                 f"predict: every {what} of `entries` must be an integer from 0 to {size - 1}, got "
                 f"{x.dtype} from {np.min(x, initial=0)} to {np.max(x, initial=0)}."
             )
-    return Entries(jnp.asarray(rows), jnp.asarray(columns))
+    with outside_transformations():
+        return Entries(jnp.asarray(rows), jnp.asarray(columns))
 
 
 def transform_rows(
@@ -243,6 +249,18 @@ def checked_rows(reading: Reading, Y_new: Any) -> Any:
             f"PairedGuide.transform: Y_new must have shape (S, {form.num_tasks}), rows with as "
             f"many columns as the data of the fit, got {shape}."
         )
+    with outside_transformations(Y_new):
+        new, bad = _rows_of(Y_new, known.mean.dtype)
+    if are_concrete(bad) and np.any(np.asarray(bad)):
+        raise ValueError(
+            "PairedGuide.transform: Y_new has entries that are not finite. Give missing ones as "
+            "NaN, of a sparse array leave them out."
+        )
+    return new
+
+
+def _rows_of(Y_new: Any, dtype: Any) -> tuple[Any, Any]:
+    """The rows, and which of their entries are not finite."""
     if is_sparse(Y_new):
         entries = entries_of(Y_new, "PairedGuide.transform: Y_new")
         if not are_concrete((entries.rows, entries.columns)):
@@ -250,17 +268,10 @@ def checked_rows(reading: Reading, Y_new: Any) -> Any:
                 "PairedGuide.transform: Y_new is a sparse array whose indices are traced, as "
                 "within jit or vmap. Close over its indices; its values may be traced."
             )
-        new: Any = entries._replace(values=jnp.asarray(entries.values, known.mean.dtype))
-        bad = ~jnp.isfinite(new.values)
-    else:
-        new = jnp.asarray(Y_new, known.mean.dtype)
-        bad = jnp.isinf(new)
-    if are_concrete(bad) and np.any(bad):
-        raise ValueError(
-            "PairedGuide.transform: Y_new has entries that are not finite. Give missing ones as "
-            "NaN, of a sparse array leave them out."
-        )
-    return new
+        values = jnp.asarray(entries.values, dtype)
+        return entries._replace(values=values), ~jnp.isfinite(values)
+    new = jnp.asarray(Y_new, dtype)
+    return new, jnp.isinf(new)
 
 
 def _without_functions(reading: Reading, values: dict[str, Any]) -> tuple[Noise, Any]:

@@ -423,3 +423,11 @@ def checked_params(
                 f"of the parameter, {support}."
             )
     return found
+
+
+def within(support: Any, value: Any) -> Any:
+    """A start value, or another where it is not in the support."""
+    inside = jnp.all(support(value))
+    if are_concrete(inside) and inside:
+        return value
+    return jnp.where(inside, value, support.feasible_like(jnp.asarray(value)))

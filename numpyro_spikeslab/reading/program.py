@@ -90,7 +90,7 @@ def _needed(jaxpr: Jaxpr, places: list[int]) -> Jaxpr:
     results, kept = [jaxpr.outvars[k] for k in places], []
     needed = {x for x in results if not isinstance(x, Literal)}
     for equation in reversed(jaxpr.eqns):
-        if not needed.isdisjoint(equation.outvars):
+        if equation.effects or not needed.isdisjoint(equation.outvars):
             kept.append(equation)
             needed |= {x for x in equation.invars if not isinstance(x, Literal)}
     return jaxpr.replace(eqns=kept[::-1], outvars=results)

@@ -41,6 +41,7 @@ from numpyro_spikeslab.reading.probe import Places, Verdict, directions, probe
 from numpyro_spikeslab.reading.program import (
     Program,
     are_concrete,
+    compiled,
     keep_constants,
     on_device,
     outside_transformations,
@@ -141,6 +142,21 @@ class Reading:
             return None
         with outside_transformations(self.constants):
             return _view(self.problem, self.generic, None, self.layout)
+
+    @cached_property
+    def supports(self) -> dict[str, Any]:
+        """Supports of the latent sites that are free, which may depend on data."""
+        names = self.form.free
+        if not names:
+            return {}
+
+        def priors():
+            return self.problem.run(
+                self.generic, of=lambda run: {k: run.priors[k] for k in names if k in run.priors}
+            )
+
+        with outside_transformations(self.constants):
+            return {name: prior.support for name, prior in compiled(priors).items()}
 
     @cached_property
     def design(self) -> Design | None:

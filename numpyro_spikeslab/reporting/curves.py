@@ -29,7 +29,8 @@ def grid_of_curves(
     if most is not None and count > most:
         raise ValueError(
             f"data: a panel for each {plate} would be {count}, expected at most {most}; draw some "
-            "of them (`tasks` of plot_fit), or raise arviz_base.rcParams['plot.max_subplots']."
+            "of them (`tasks` of plot_fit, `active_only` of plot_latent_functions), or raise "
+            "arviz_base.rcParams['plot.max_subplots']."
         )
     cols = min(count, col_wrap)
     size = (CURVES[0] * cols + 0.4, CURVES[1] * np.ceil(count / cols) + 0.6)

@@ -83,8 +83,8 @@ def shaped_like(values: xr.DataArray, weight: xr.DataArray, dims: list[str]) -> 
     for own, wanted in zip(values.dims, weight.dims, strict=False):
         if own != wanted and are_permuted(values.indexes.get(own), weight.indexes.get(wanted)):
             raise ValueError(
-                f"data: `{values.name}` has the elements of `{weight.name}` in another order. "
-                f"{_naming(values, weight, dims)}"
+                f"data: by its numbers `{values.name}` has the elements of `{weight.name}` in "
+                f"another order. {_naming(values, weight, dims)}"
             )
     # Their plates may be unnamed where those of the weight are named, so only shapes can match.
     if values.shape != weight.shape:
@@ -98,9 +98,9 @@ def shaped_like(values: xr.DataArray, weight: xr.DataArray, dims: list[str]) -> 
 
 def are_permuted(one: pd.Index | None, other: pd.Index | None) -> bool:
     """Whether two dimensions have the same labels in another order."""
-    if one is None or other is None or one.equals(other):
+    if one is None or other is None or len(one) != len(other) or one.equals(other):
         return False
-    return one.sort_values().equals(other.sort_values())
+    return one.is_unique and bool(other.isin(one).all()) and other.is_unique
 
 
 def labelled_like(values: xr.DataArray, like: xr.DataArray) -> xr.DataArray:

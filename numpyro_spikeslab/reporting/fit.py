@@ -15,7 +15,7 @@ import xarray as xr
 from numpyro_spikeslab.reporting.curves import grid_of_curves
 from numpyro_spikeslab.reporting.data import mean_and_interval, posterior
 from numpyro_spikeslab.reporting.methods import by_method
-from numpyro_spikeslab.reporting.pictures import INK, ROW, positions, xy
+from numpyro_spikeslab.reporting.pictures import INK, ROW, literal, positions, xy
 
 Fit = xr.DataTree | tuple[ArrayLike, ArrayLike]
 
@@ -123,7 +123,7 @@ class Panels(NamedTuple):
         figure = self.picture.viz["figure"].item()
         ncols = min(len(self.legend), int(figure.get_figwidth() / ENTRY))
         style = {"loc": "outside upper center", "fontsize": 9, "frameon": False}
-        figure.legend(self.legend.values(), self.legend.keys(), ncols=ncols, **style)
+        literal(figure.legend(self.legend.values(), self.legend.keys(), ncols=ncols, **style))
         figure.set_figheight(figure.get_figheight() + ROW * ((len(self.legend) - 1) // ncols))
 
 

@@ -33,6 +33,7 @@ from numpyro_spikeslab.reporting.methods import (
 )
 from numpyro_spikeslab.reporting.pictures import (
     LETTER,
+    LITERAL,
     MAX_HEIGHT,
     PANEL,
     Reference,
@@ -110,7 +111,7 @@ def plot_forest(
         ticks = {name: xy(each, rows[name]) for name, each in marks.items()}
         draw_reference(picture, ticks, "|", 150)
         axis += legend_of(reference)
-    backend.xlabel(axis, picture.get_target(names[0], {}))
+    backend.xlabel(axis, picture.get_target(names[0], {}), **LITERAL)
     add_legend(picture, methods, marker="o", markersize=5, markerfacecolor="white", linewidth=2)
     return picture
 

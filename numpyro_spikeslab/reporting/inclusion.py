@@ -31,6 +31,7 @@ from numpyro_spikeslab.reporting.pictures import (
     DASHED,
     GRID,
     LETTER,
+    LITERAL,
     MAX_HEIGHT,
     PANEL,
     Reference,
@@ -114,7 +115,7 @@ def plot_inclusion(
         picture = draw_rows(tables, marks, threshold)
     if reference is not None:
         last = picture.get_target(names[-1], {})
-        backend.xlabel(last.get_xlabel() + legend_of(reference), last)
+        backend.xlabel(last.get_xlabel() + legend_of(reference), last, **LITERAL)
     add_legend(picture, methods, marker="o", markersize=4, linestyle="none")
     return picture
 
@@ -179,6 +180,6 @@ def labelled_rows(tables: Tables, threshold: float) -> PlotCollection:
         panel = picture.get_target(name, {})
         label_rows(panel, labels_of(table), height, bold=are_above(table, threshold))
         backend.xlim((-0.02, 1.02), panel)
-        backend.ylabel(name, panel)
+        backend.ylabel(name, panel, **LITERAL)
     backend.xlabel("inclusion probability", panel)
     return picture

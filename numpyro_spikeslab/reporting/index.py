@@ -90,8 +90,9 @@ def empty_panels(tables: Tables, hits: dict[str, Hits]) -> PlotCollection:
         margin = 0.5 + 0.01 * last
         backend.xlim((-margin, last + margin), panel)
         backend.ylim((1 - EDGE, EDGE), panel)
-        backend.xlabel(f"index of {table[table.dims[-1]].attrs['long_name'] or name}", panel)
-        backend.ylabel(f"inclusion probability\nof {name}", panel)
+        plate = table[table.dims[-1]].attrs["long_name"] or name
+        backend.xlabel(f"index of {plate}", panel, **LITERAL)
+        backend.ylabel(f"inclusion probability\nof {name}", panel, **LITERAL)
     return picture
 
 
@@ -125,7 +126,7 @@ def draw_names(picture: PlotCollection, tables: Tables, hits: dict[str, Hits]) -
         left = len(hits[name].places) - len(at)
         if left:
             note = f"; {left:,} more above the line have no room for a name"
-            backend.xlabel(panel.get_xlabel() + note, panel)
+            backend.xlabel(panel.get_xlabel() + note, panel, **LITERAL)
     picture.map(visuals.line_xy, "leader", data=xr.Dataset(leaders), ignore_aes="all", **LEADER)
 
 

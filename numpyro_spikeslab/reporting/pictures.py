@@ -77,6 +77,13 @@ def add_legend(picture: PlotCollection, methods: Sized, **mark: Any) -> None:
     """Tell the colours of several methods apart, by the mark that the picture has of each."""
     if len(methods) > 1:
         picture.add_legend("model", title="", visual_kwargs=mark)
+        literal(*picture.viz["figure"].item().legends)
+
+
+def literal(legend: Any) -> None:
+    """Draw the names in a legend as they are."""
+    for text in legend.get_texts():
+        text.set(**LITERAL)
 
 
 def legend_of(reference: Reference) -> str:

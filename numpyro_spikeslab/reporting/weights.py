@@ -69,11 +69,12 @@ def plot_weights(data: xr.DataTree | Methods, weights: str = WEIGHTS) -> PlotCol
         panel = picture.get_target(name, {"model": method})
         label_cells(panel, rows, columns)
         if len(methods) > 1:
-            backend.title(method, panel, size=10)
+            backend.title(method, panel, size=10, **LITERAL)
         if has_room:
             write_weights(means.sel(model=method).values, probs.sel(model=method).values, panel)
     add_colour_bar(picture, name, list(methods))
-    backend.ylabel(rows.plate, picture.get_target(name, {"model": next(iter(methods))}))
+    first = picture.get_target(name, {"model": next(iter(methods))})
+    backend.ylabel(rows.plate, first, **LITERAL)
     return picture
 
 
@@ -121,7 +122,7 @@ def label_cells(panel: Any, rows: Axis, columns: Axis) -> None:
     for axis, ticks in ((columns, backend.xticks), (rows, backend.yticks)):
         places = range(0, len(axis.labels), axis.every)
         ticks(places, axis.labels[:: axis.every], panel, fontsize=8, **LITERAL)
-    backend.xlabel(columns.plate, panel)
+    backend.xlabel(columns.plate, panel, **LITERAL)
     if columns.letters > CELL:
         panel.tick_params(axis="x", rotation=90)
 

@@ -36,7 +36,7 @@ from numpyro_spikeslab.sampling.columns import (
     slabs_of,
     take_column,
 )
-from numpyro_spikeslab.sampling.turn import Draw, Found, Problem, Turn, slice_found
+from numpyro_spikeslab.sampling.turn import Draw, Found, Held, Turn, slice_found
 from numpyro_spikeslab.sampling.users import change_users
 
 # Widths of the intervals from which slice sampling draws logs.
@@ -48,7 +48,7 @@ WIDTH_OF_LENGTH = 1.0
 
 
 def draw_one(
-    key: Array, problem: Problem, m: Int[Array, ""], draw: Draw, residual: Float[Array, "N Q"]
+    key: Array, held: Held, m: Int[Array, ""], draw: Draw, residual: Float[Array, "N Q"]
 ) -> tuple[Draw, Float[Array, "N Q"], Float[Array, "R N"]]:
     r"""Draw one function.
 
@@ -62,21 +62,21 @@ def draw_one(
     :return: the draw; what all functions leave; and draws of the function's prior, which
         :func:`draw_two` needs.
     """
-    moves, w = problem.moves, draw.weights[:, m]
+    moves, w = held.moves, draw.weights[:, m]
     key_slabs, key_kernel, key_columns, key_users, key_stretch, key_phi = random.split(key, 6)
     slab_scales, prior = draw.slab_scales, None
     if moves is not None:
         slab_scales, variance = moves.draw_slabs(key_slabs, slab_scales, draw.weights)
         prior = Prior(moves.log_odds, variance)
-    left = Left(residual + jnp.outer(draw.phi[m], w), problem.relative / draw.noise**2)
+    left = Left(residual + jnp.outer(draw.phi[m], w), held.relative / draw.noise**2)
     mixing = Mixing(draw.phi, draw.weights, prior)
     turn = Turn(m, draw.theta, None, None, w, draw.noise, mixing, left)
-    turn = draw_kernel(key_kernel, problem, turn)
+    turn = draw_kernel(key_kernel, held, turn)
     if moves is not None:
-        turn = draw_others(key_columns, problem, turn)
-        turn = change_users(key_users, problem, turn)
-        turn = stretch(key_stretch, problem, turn)
-    phi, prior_draws = draw_values(key_phi, problem, turn)
+        turn = draw_others(key_columns, held, turn)
+        turn = change_users(key_users, held, turn)
+        turn = stretch(key_stretch, held, turn)
+    phi, prior_draws = draw_values(key_phi, held, turn)
     mixing, w = turn.mixing, turn.w
     new = Draw(
         draw.phi.at[m].set(phi),
@@ -100,11 +100,11 @@ def is_finite(tree: Any) -> Bool[Array, ""]:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
 
 
-def draw_kernel(key: Array, problem: Problem, turn: Turn) -> Turn:
+def draw_kernel(key: Array, held: Held, turn: Turn) -> Turn:
     """Draw the parameters of a function's kernel, with the weights of another one integrated out
     where these may move.
     """
-    functions, m = problem.functions, turn.m
+    functions, m = held.functions, turn.m
     hidden = turn.hidden(functions.mean[m])
     a = hidden.root.diagonal[0]
 
@@ -113,11 +113,11 @@ def draw_kernel(key: Array, problem: Problem, turn: Turn) -> Turn:
         return theta, covariance, covariance.cholesky(a), turn.mixing, turn.left
 
     def draw_used():
-        if problem.moves is None or len(turn.mixing.phi) == 1:
+        if held.moves is None or len(turn.mixing.phi) == 1:
             y = hidden.root.whiten(turn.left.linear_terms(hidden.w)) - hidden.mean
             x, new = draw_parameters(key, functions, turn, a, (y[:, None], None))
             return turn.theta.at[m].set(x), new.covariance, new.factor, turn.mixing, turn.left
-        return _draw_with_column(key, problem, turn, hidden)
+        return _draw_with_column(key, held, turn, hidden)
 
     def draw_idle():
         return found(turn.theta.at[m].set(functions.draw(key, turn.theta)[m]))
@@ -132,7 +132,7 @@ def draw_kernel(key: Array, problem: Problem, turn: Turn) -> Turn:
     )
 
 
-def _draw_with_column(key: Array, problem: Problem, turn: Turn, hidden: Hidden) -> tuple:
+def _draw_with_column(key: Array, held: Held, turn: Turn, hidden: Hidden) -> tuple:
     key_k, key_tasks, key_kernel, key_slabs = random.split(key, 4)
     m, mixing = turn.m, turn.mixing
     used = jnp.any(mixing.weights != 0, axis=0)
@@ -141,7 +141,7 @@ def _draw_with_column(key: Array, problem: Problem, turn: Turn, hidden: Hidden) 
     column, rest = take_column(key_tasks, k, mixing, turn.left, hidden)
     observed = column.observed(hidden.mean)
     a = hidden.root.diagonal[0]
-    x, found = draw_parameters(key_kernel, problem.functions, turn, a, (observed, column))
+    x, found = draw_parameters(key_kernel, held.functions, turn, a, (observed, column))
     # the slabs that were integrated out, before anything is drawn given them
     noise = random.normal(key_slabs, column.spikes.shape, column.spikes.dtype)
     new = slabs_of(column, found.half).mean(column.spikes, noise)
@@ -188,11 +188,11 @@ def draw_parameters(
     return jax.lax.fori_loop(0, theta.size, draw_entry, (theta, evaluate(theta)))
 
 
-def draw_others(key: Array, problem: Problem, turn: Turn) -> Turn:
+def draw_others(key: Array, held: Held, turn: Turn) -> Turn:
     """Draw the weights of the other functions in use, if this one is in use."""
     mixing, left = turn.mixing, turn.left
     others = jnp.any(mixing.weights != 0, axis=0).at[turn.m].set(False)
-    hidden = turn.hidden(problem.functions.mean[turn.m])
+    hidden = turn.hidden(held.functions.mean[turn.m])
     mixing, left = jax.lax.cond(
         turn.is_used,
         lambda: draw_columns(key, others, mixing, left, hidden),
@@ -201,12 +201,12 @@ def draw_others(key: Array, problem: Problem, turn: Turn) -> Turn:
     return turn._replace(mixing=mixing, left=left)
 
 
-def stretch(key: Array, problem: Problem, turn: Turn) -> Turn:
+def stretch(key: Array, held: Held, turn: Turn) -> Turn:
     """Draw the length of a function's weights, and their sign."""
-    moves, m, w = problem.moves, turn.m, turn.w
+    moves, m, w = held.moves, turn.m, turn.w
     assert moves is not None
     key_length, key_sign = random.split(key)
-    hidden, mu = turn.hidden(problem.functions.mean[m]), problem.functions.mean[m]
+    hidden, mu = turn.hidden(held.functions.mean[m]), held.functions.mean[m]
     y = hidden.root.whiten(turn.left.linear_terms(hidden.w))
     count = jnp.sum(w != 0)
     square = jnp.sum(w**2 / turn.mixing.prior.variance[:, m])
@@ -234,12 +234,12 @@ def stretch(key: Array, problem: Problem, turn: Turn) -> Turn:
 
 
 def draw_values(
-    key: Array, problem: Problem, turn: Turn
+    key: Array, held: Held, turn: Turn
 ) -> tuple[Float[Array, " N"], Float[Array, "R N"]]:
     """Draw a function from its conditional; also draws from its prior, for :func:`draw_two`."""
     key_prior, key_noise = random.split(key)
-    mu, covariance = problem.functions.mean[turn.m], turn.covariance
-    num_draws = 1 + num_pairs(problem, covariance)
+    mu, covariance = held.functions.mean[turn.m], turn.covariance
+    num_draws = 1 + num_pairs(held, covariance)
     # one decomposition for all of them
     f = mu + jax.vmap(covariance.draw)(random.split(key_prior, num_draws))
 
@@ -272,19 +272,19 @@ def condition_draw(
 # Several functions
 
 
-def num_pairs(problem: Problem, covariance: Any) -> int:
+def num_pairs(held: Held, covariance: Any) -> int:
     """How many pairs of functions are drawn after the single ones.
 
     On the toy data, M - 1 = 6 pairs in place of 2 made the effective sample size four times as
     large, and steps a third longer.
     """
-    if problem.moves is None or not isinstance(covariance, Dense):
+    if held.moves is None or not isinstance(covariance, Dense):
         return 0
-    Q, M = problem.moves.log_odds.shape
+    Q, M = held.moves.log_odds.shape
     return M - 1 if M > 2 and Q > 1 else 0
 
 
-def draw_functions(key: Array, problem: Problem, draw: Draw) -> Draw:
+def draw_functions(key: Array, held: Held, draw: Draw) -> Draw:
     """Draw every function in turn, jointly with its kernel, and what may move with it; then, where
     covariances are dense, pairs of functions.
 
@@ -293,23 +293,23 @@ def draw_functions(key: Array, problem: Problem, draw: Draw) -> Draw:
     key_one, key_two = random.split(key)
 
     def visit(carry, item):
-        draw, residual, prior_draws = draw_one(item[1], problem, item[0], *carry)
+        draw, residual, prior_draws = draw_one(item[1], held, item[0], *carry)
         return (draw, residual), prior_draws
 
     M = len(draw.phi)
-    start = (draw, problem.Y - draw.phi.T @ draw.weights.T)
+    start = (draw, held.Y - draw.phi.T @ draw.weights.T)
     items = (jnp.arange(M), random.split(key_one, M))
     (draw, _), prior_draws = jax.lax.scan(visit, start, items)
 
     def visit_two(draw, item):
-        return keep_finite(draw_two(item[0], problem, draw, item[1]), draw), None
+        return keep_finite(draw_two(item[0], held, draw, item[1]), draw), None
 
     pairs = prior_draws.shape[1]
     items = (random.split(key_two, pairs), jnp.swapaxes(prior_draws, 0, 1))
     return jax.lax.scan(visit_two, draw, items)[0] if pairs else draw
 
 
-def draw_two(key: Array, problem: Problem, draw: Draw, prior_draws: Float[Array, "M N"]) -> Draw:
+def draw_two(key: Array, held: Held, draw: Draw, prior_draws: Float[Array, "M N"]) -> Draw:
     """Draw two functions in use, chosen at random, after the weights of the others.
 
     The weights are drawn with both functions integrated out, so that they can move in two
@@ -317,7 +317,7 @@ def draw_two(key: Array, problem: Problem, draw: Draw, prior_draws: Float[Array,
 
     :param prior_draws: a draw of each function from its prior.
     """
-    moves, functions, W = problem.moves, problem.functions, draw.weights
+    moves, functions, W = held.moves, held.functions, draw.weights
     assert moves is not None
     key_slabs, key_pair, key_columns, key_noise = random.split(key, 4)
     slab_scales, variance = moves.draw_slabs(key_slabs, draw.slab_scales, W)
@@ -327,8 +327,8 @@ def draw_two(key: Array, problem: Problem, draw: Draw, prior_draws: Float[Array,
 
     def move():
         w, phi = W[:, pair], draw.phi
-        residual = problem.Y - mixing.location + phi[pair].T @ w.T
-        left = Left(residual, problem.relative / draw.noise**2)
+        residual = held.Y - mixing.location + phi[pair].T @ w.T
+        left = Left(residual, held.relative / draw.noise**2)
         root = Root.of(left.Z, w)
         K = [functions.covariance(m, draw.theta[m]) for m in pair]
         L = jax.lax.linalg.cholesky(_joint(root, K[0].K, K[1].K), symmetrize_input=False)

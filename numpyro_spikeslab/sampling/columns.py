@@ -4,8 +4,6 @@ r"""Draws of weights while functions are integrated out together with the slabs.
 Given the weights, the tasks say of function m no more than N independent observations
 :math:`y_n \sim \mathcal{N}(a_n \phi_{nm}, 1)` would, :math:`a_n^2 = \sum_q \tau_{nq} w_{qm}^2`. All
 that is needed comes from :math:`I + \mathrm{diag}(a) K \mathrm{diag}(a) = L L^\top`.
-
-Arrays in, arrays out: this module knows no NumPyro.
 """
 
 from collections.abc import Callable

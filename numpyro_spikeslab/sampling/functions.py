@@ -243,7 +243,7 @@ class LatentGibbs(BlockKernel):
                 )
         draw = step.start(weights(spikes, slabs))
         if step.at.layout is None:
-            draw = draw_functions(key_functions, step.problem(self._rescale), draw)
+            draw = draw_functions(key_functions, step.held(self._rescale), draw)
         else:
             draw = draw._replace(phi=draw_rows(key_functions, step.at, draw.phi, draw.weights))
         new = step.finish(key_numbers, (spikes, slabs), draw)

@@ -17,7 +17,7 @@ from numpyro_spikeslab.reading.view import View, by_task
 from numpyro_spikeslab.roles import draw_sites, elementwise, spread, tally
 from numpyro_spikeslab.sampling.paired import draw_tasks
 from numpyro_spikeslab.sampling.scales import Current
-from numpyro_spikeslab.sampling.turn import Draw, Moves, Problem
+from numpyro_spikeslab.sampling.turn import Draw, Held, Moves
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class Step(Current):
         shaped = {pair.name: inclusion.reshape(pair.shape).astype(float)}
         return spikes.astype(slabs.dtype), slabs, shaped
 
-    def problem(self, rescale: bool) -> Problem:
+    def held(self, rescale: bool) -> Held:
         """What stays while the functions are drawn."""
         at, form, known = self.at, self.reading.form, self.reading.functions
         assert known is not None
         own = tuple(name for name in form.kernels if name in self.own)
         prior = known.prior(at.priors)._replace(parameters=replace(known.parameters, latent=own))
         moves = self.moves(rescale) if self.owns_weights else None
-        return Problem(at.Y, jnp.broadcast_to(at.relative, at.Y.shape), prior, moves)
+        return Held(at.Y, jnp.broadcast_to(at.relative, at.Y.shape), prior, moves)
 
     def moves(self, rescale: bool) -> Moves:
         """What may move with the functions."""

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function that is drawn: what stays, what moves with it, and the densities that it takes.
-
-Arrays in, arrays out: this module knows no NumPyro.
-"""
+"""A function that is drawn: what stays, what moves with it, and the densities that it takes."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -54,7 +51,7 @@ class Moves(NamedTuple):
     flip: bool
 
 
-class Problem(NamedTuple):
+class Held(NamedTuple):
     """What stays while functions are drawn.
 
     - **Y** - observations less their offset.

@@ -13,7 +13,7 @@ from jax.scipy.stats import norm
 
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.sampling.columns import Root
-from numpyro_spikeslab.sampling.turn import Found, Problem, Turn
+from numpyro_spikeslab.sampling.turn import Found, Held, Turn
 
 # Changes of the users of a function that has at most this many of them, in each step.
 NUM_CHANGES = 3
@@ -35,13 +35,13 @@ class Use(NamedTuple):
     factor: Any
 
 
-def change_users(key: Array, problem: Problem, turn: Turn) -> Turn:
+def change_users(key: Array, held: Held, turn: Turn) -> Turn:
     """Let tasks use a function or cease to, if few of them do."""
-    mu = problem.functions.mean[turn.m]
+    mu = held.functions.mean[turn.m]
 
     def use(w, noise, factor=None):
-        root = Root.of(problem.relative / noise**2, w[:, None])
-        left = turn.left._replace(Z=problem.relative / noise**2)
+        root = Root.of(held.relative / noise**2, w[:, None])
+        left = turn.left._replace(Z=held.relative / noise**2)
         y = root.whiten(left.linear_terms(w[:, None]))
         if factor is None:
             factor = turn.covariance.cholesky(root.diagonal[0])
@@ -50,7 +50,7 @@ def change_users(key: Array, problem: Problem, turn: Turn) -> Turn:
         return Use(w, noise, found.value + 0.5 * y @ y, factor)
 
     def step(now, key):
-        return join_or_leave(key, problem, turn, now, use), None
+        return join_or_leave(key, held, turn, now, use), None
 
     def change():
         keys = random.split(key, NUM_CHANGES)
@@ -59,13 +59,11 @@ def change_users(key: Array, problem: Problem, turn: Turn) -> Turn:
 
     few = jnp.sum(turn.w != 0) <= MAX_USERS
     w, noise, factor = jax.lax.cond(few, change, lambda: (turn.w, turn.noise, turn.factor))
-    left = turn.left._replace(Z=problem.relative / noise**2)
+    left = turn.left._replace(Z=held.relative / noise**2)
     return turn._replace(w=w, noise=noise, factor=factor, left=left)
 
 
-def join_or_leave(
-    key: Array, problem: Problem, turn: Turn, now: Use, use: Callable[..., Use]
-) -> Use:
+def join_or_leave(key: Array, held: Held, turn: Turn, now: Use, use: Callable[..., Use]) -> Use:
     """Let a random task use a function or cease to, while the function is integrated out.
 
     The weight comes from its prior or, as often, from the noise: noise and weight then have the
@@ -75,7 +73,7 @@ def join_or_leave(
     :param use: evaluates weights and noise scales.
     """
     key_task, key_kind, key_weight, key_accept = random.split(key, 4)
-    w, moves, m = now.w, problem.moves, turn.m
+    w, moves, m = now.w, held.moves, turn.m
     assert moves is not None
     q = random.categorical(key_task, _log_choice(w))
     slab, before = jnp.sqrt(turn.mixing.prior.variance[q, m]), now.noise[q]
@@ -92,7 +90,7 @@ def join_or_leave(
 
     def log_joint(at):
         """What depends on the task beside the function."""
-        sigma, relative = at.noise[q], problem.relative[:, q]
+        sigma, relative = at.noise[q], held.relative[:, q]
         value = at.gain - 0.5 * relative @ (turn.left.residual[:, q] / sigma) ** 2
         value -= jnp.sum(relative) * jnp.log(sigma)
         return value + jnp.where(moves.own_noise[q], moves.log_prior_of_noise(sigma, q), 0)

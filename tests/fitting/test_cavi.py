@@ -138,6 +138,47 @@ def test_a_run_of_a_fresh_engine_goes_on_within_the_supports(x64, fixed):
     same((rest.params, rest.losses), (whole.params, whole.losses), 0)
 
 
+def test_supports_are_those_of_the_data(x64, fixed):
+    """A guide notes those of its first call alone."""
+    X, y = fixed.args
+
+    def model(X, y, most):
+        level = numpyro.sample("level", dist.Uniform(0.0, most))
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.25)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(level + X @ w, 0.3), obs=y + 5.0)
+
+    def fit(svi, most):
+        return svi.run(KEY, 100, X, y, most, progress_bar=False).params["level_auto_loc"]
+
+    alone = [fit(nss.CAVI(model, nss.PairedGuide(model)), most) for most in (3.0, 10.0)]
+    assert alone[0] == pytest.approx(3.0, abs=1e-3) and 4.0 < alone[1] < 6.0
+    svi = nss.CAVI(model, nss.PairedGuide(model))
+    np.testing.assert_allclose([fit(svi, most) for most in (10.0, 3.0, 10.0)][1:], alone, atol=1e-6)
+    traced = jax.vmap(partial(fit, nss.CAVI(model, nss.PairedGuide(model))))(jnp.array([3.0, 10.0]))
+    np.testing.assert_allclose(traced, alone, atol=1e-6)
+
+
+def test_a_batch_may_lack_a_param(x64, fixed):
+    X, y = fixed.args
+
+    def model(X, y, shifted):
+        shift = numpyro.param("shift", 0.0) if shifted else 0.0
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.25)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(shift + X @ w, 0.3), obs=y)
+
+    svi = nss.CAVI(model, nss.PairedGuide(model))
+    state = svi.run(KEY, 100, X, y, True, progress_bar=False).state
+    found = svi.evaluate(state, X, y, False)
+    other = nss.CAVI(model, nss.PairedGuide(model))
+    start = {k: x for k, x in svi.get_params(state).items() if k != "shift"}
+    expected = other.evaluate(other.init(KEY, X, y, False, init_params=start), X, y, False)
+    assert found == pytest.approx(float(expected), abs=1e-9)
+
+
 @pytest.mark.parametrize("num_obs", [20, 12])
 def test_a_state_of_other_data_is_a_start_and_no_more(x64, fixed, num_obs):
     X, y = (x[:num_obs] for x in fixed.args)

@@ -476,7 +476,7 @@ def test_entries_to_be_predicted_must_be_in_the_table(entries, message):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
-def test_new_rows_may_be_traced(x64):
+def test_new_rows_and_parameters_may_be_traced(x64):
     Y, table, _ = planted()
     guide, _, result = fitted(MODELS["factor_analysis"], Y, plain=True, num_steps=5)
 
@@ -495,6 +495,18 @@ def test_new_rows_may_be_traced(x64):
     for mean, variance in found.values():
         np.testing.assert_allclose(mean, transform(table[:5])[0], atol=1e-12)
         np.testing.assert_allclose(variance, transform(table[:5])[1], atol=1e-12)
+    entries = np.arange(3), np.arange(3)
+
+    def predict(params, entries=entries):
+        return guide.predict(params, Y, entries=entries, noise=True)
+
+    for x, y in zip(jax.jit(predict)(result.params), predict(result.params), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-12)
+    with pytest.raises(ValueError, match="`entries` are traced, as within jit"):
+        jax.jit(predict)(result.params, entries)
+    rows = np.where(np.arange(Q) == 3, np.inf, table[:1])
+    with pytest.raises(ValueError, match="entries that are not finite"):
+        jax.jit(lambda params: guide.transform(params, Y, Y_new=rows))(result.params)
     with pytest.raises(ValueError, match="indices are traced, as within jit or vmap"):
         jax.jit(transform)(BCOO((values, indices), shape=few.shape))
 

@@ -146,7 +146,7 @@ def test_dollars_in_names_are_no_mathematics(draw, count):
     data = chains(count)
     labels = [f"price $ (adj_$) {k}" for k in range(count)]
     data = data.map_over_datasets(lambda group: group.assign_coords(feature=labels))
-    picture = draw(data, "w")
+    picture = draw({"price $ (a_$) 1": data, "b": data}, "w", reference="price $ (a_$) 1")
     # mathematics with this index would not be understood
     picture.viz["figure"].item().canvas.draw()
     texts = [*panel(picture).get_yticklabels(), *panel(picture).texts]

@@ -474,6 +474,12 @@ def test_weights_reordered_by_their_numbers_are_not_given_the_probabilities_of_o
     assert nss.summary(data)["inclusion"].tolist() == [0.05, 0.1, 0.15]
     with pytest.raises(ValueError, match=r"the elements of `w` in another order.* by xarray's re"):
         nss.summary(data.isel(feature=[2, 1, 0]))
+    # labels without an order
+    mixed = np.array([1, "a", 2], dtype=object)
+    found = data.map_over_datasets(
+        lambda x: x.assign_coords(feature=mixed) if "feature" in x.dims else x
+    )
+    assert nss.summary(found)["inclusion"].tolist() == [0.05, 0.1, 0.15]
 
 
 def test_reordered_weights_are_not_given_the_probabilities_of_others():
