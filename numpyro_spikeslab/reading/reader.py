@@ -50,6 +50,7 @@ from numpyro_spikeslab.reading.program import (
     stand_ins,
 )
 from numpyro_spikeslab.reading.proof import Proof, prove
+from numpyro_spikeslab.reading.provenance import provenance, union
 from numpyro_spikeslab.reading.settle import only_known, possible_forms, settle
 from numpyro_spikeslab.reading.subject import Subject
 from numpyro_spikeslab.reading.view import Problem, View, shared_features, view, whitened_design
@@ -145,18 +146,24 @@ class Reading:
 
     @cached_property
     def supports(self) -> dict[str, Any]:
-        """Supports of the latent sites that are free, which may depend on data."""
+        """Supports of the latent sites that are free, which may depend on data; without those that
+        depend on other sites."""
         names = self.form.free
         if not names:
             return {}
 
-        def priors():
+        def priors(values):
             return self.problem.run(
-                self.generic, of=lambda run: {k: run.priors[k] for k in names if k in run.priors}
+                values, of=lambda run: {k: run.priors[k] for k in names if k in run.priors}
             )
 
+        def supports(values):
+            return {name: jax.tree.leaves(x.support) for name, x in priors(values).items()}
+
         with outside_transformations(self.constants):
-            return {name: prior.support for name, prior in compiled(priors).items()}
+            sources = provenance(supports, values=self.generic)
+            found = compiled(priors, self.generic)
+        return {name: x.support for name, x in found.items() if not union(sources[name])}
 
     @cached_property
     def design(self) -> Design | None:

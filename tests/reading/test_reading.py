@@ -752,6 +752,23 @@ def test_another_precision_is_read_again():
     assert read(data, {}).design.rows.dtype == "float32"
 
 
+def test_supports_that_depend_on_other_sites_are_not_those_of_some_values():
+    def model(X, y, most):
+        sigma = numpyro.sample("sigma", dist.Gamma(2.0, 1.0))
+        numpyro.sample("of data", dist.Uniform(0.0, most).expand([2]).to_event(1))
+        numpyro.sample("of a site", dist.Uniform(0.0, 4 * sigma))
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.25)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+    X, y = np.ones((5, 2)), np.arange(5.0)
+    for most in (1.0, 3.0):
+        supports = Reader(model, "CAVI")((X, y, most), {}).supports
+        assert set(supports) == {"sigma", "of data"}
+        np.testing.assert_allclose(supports["of data"].feasible_like(jnp.zeros(2)), most / 2)
+
+
 def test_reading_works_under_transformations_of_the_caller():
     read = Reader(regression(), "test")
     data = jnp.asarray(X), jnp.asarray(Y)
