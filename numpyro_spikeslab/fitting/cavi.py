@@ -197,7 +197,8 @@ class CAVI(SVI):
             temperature = annealing if reading.functions is None else None
         spec = spec_of(reading, self.plain, temperature)
         if self._last_data is None or self._last_data[0] is not reading:
-            start = self._start(reading)
+            # of millions of weights, and new with each batch
+            start = self._start(reading) if reading.form.free else {}
             names = {site: param_name(site, self.guide.prefix, start) for site in reading.form.free}
             data = data_of(reading, {site: biject_to(start[x][1]) for site, x in names.items()})
             if not are_concrete(data):
