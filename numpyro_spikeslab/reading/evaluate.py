@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.distributions import biject_to
+from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.constraints import Constraint
 from numpyro.infer.util import helpful_support_errors
 from numpyro.util import not_jax_tracer
 
@@ -74,6 +75,7 @@ class Run(NamedTuple):
     - **pairs** - the priors of its pairs.
     - **log_probs** - log density of every sample site, summed, but of the pairs' own.
     - **priors** - distributions of its other latent sites.
+    - **constraints** - of its params, as far as they are pytrees, as NumPyro's own are.
     - **functions** - what defines the prior of its latent functions, see :class:`FunctionArrays`.
     """
 
@@ -81,6 +83,7 @@ class Run(NamedTuple):
     pairs: dict[str, PairPrior]
     log_probs: dict[str, Array]
     priors: dict[str, Any]
+    constraints: dict[str, Any]
     functions: dict[str, FunctionArrays]
 
 
@@ -207,6 +210,11 @@ def program_of(
 
 def _keep(trace: dict[str, Any], pairs: tuple[Pair, ...], values, own) -> Run:
     sites = {k: x for k, x in trace.items() if x["type"] == "sample" and k not in own}
+    params = {
+        k: x["kwargs"].get("constraint", constraints.real)
+        for k, x in trace.items()
+        if x["type"] == "param"
+    }
     functions = {k: trace[k]["infer"][FUNCTIONS_MARK] for k in find_function_sites(trace)}
     return Run(
         observed={
@@ -217,6 +225,9 @@ def _keep(trace: dict[str, Any], pairs: tuple[Pair, ...], values, own) -> Run:
         pairs={pair.name: _pair_prior(trace, pair) for pair in pairs},
         log_probs={k: jnp.sum(site_log_prob(x)) for k, x in sites.items()},
         priors={k: x["fn"] for k, x in sites.items() if k in values and k not in functions},
+        constraints={
+            k: x for k, x in params.items() if type(x).tree_flatten is not Constraint.tree_flatten
+        },
         functions={k: _function_arrays(trace, f) for k, f in functions.items()},
     )
 

@@ -146,24 +146,28 @@ class Reading:
 
     @cached_property
     def supports(self) -> dict[str, Any]:
-        """Supports of the latent sites that are free, which may depend on data; without those that
-        depend on other sites."""
+        """Supports of the latent sites that are free, and constraints of such params, which may
+        depend on data; without those that depend on other sites."""
         names = self.form.free
         if not names:
             return {}
 
-        def priors(values):
-            return self.problem.run(
-                values, of=lambda run: {k: run.priors[k] for k in names if k in run.priors}
-            )
+        def kept(run):
+            return {k: x for k, x in (run.priors | run.constraints).items() if k in names}
 
-        def supports(values):
-            return {name: jax.tree.leaves(x.support) for name, x in priors(values).items()}
+        def found(values):
+            return self.problem.run(values, of=kept)
+
+        def supports(found):
+            return {k: getattr(x, "support", x) for k, x in found.items()}
+
+        def leaves(values):
+            return {k: jax.tree.leaves(x) for k, x in supports(found(values)).items()}
 
         with outside_transformations(self.constants):
-            sources = provenance(supports, values=self.generic)
-            found = compiled(priors, self.generic)
-        return {name: x.support for name, x in found.items() if not union(sources[name])}
+            sources = provenance(leaves, values=self.generic)
+            known = supports(compiled(found, self.generic))
+        return {name: x for name, x in known.items() if not union(sources[name])}
 
     @cached_property
     def design(self) -> Design | None:

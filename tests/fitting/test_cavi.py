@@ -28,7 +28,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 import numpyro_spikeslab as nss
 from numpyro_spikeslab import datasets
 from numpyro_spikeslab.fitting import ascent, following, run as run_module
-from numpyro_spikeslab.reading.form import SHARED
+from numpyro_spikeslab.reading.form import SHARED, param_name
 
 KEY = random.key(0)
 
@@ -138,19 +138,29 @@ def test_a_run_of_a_fresh_engine_goes_on_within_the_supports(x64, fixed):
     same((rest.params, rest.losses), (whole.params, whole.losses), 0)
 
 
-def test_supports_are_those_of_the_data(x64, fixed):
+def uniform_level(most):
+    return numpyro.sample("level", dist.Uniform(0.0, most))
+
+
+def param_level(most):
+    return numpyro.param("level", 1.0, constraint=dist.constraints.interval(0.0, most))
+
+
+@pytest.mark.parametrize("level_below", [uniform_level, param_level])
+def test_supports_are_those_of_the_data(x64, fixed, level_below):
     """A guide notes those of its first call alone."""
     X, y = fixed.args
 
     def model(X, y, most):
-        level = numpyro.sample("level", dist.Uniform(0.0, most))
+        level = level_below(most)
         with numpyro.plate("feature", X.shape[1]):
             w = nss.spike_slab("w", 0.25)
         with numpyro.plate("obs", X.shape[0]):
             numpyro.sample("y", dist.Normal(level + X @ w, 0.3), obs=y + 5.0)
 
     def fit(svi, most):
-        return svi.run(KEY, 100, X, y, most, progress_bar=False).params["level_auto_loc"]
+        params = svi.run(KEY, 100, X, y, most, progress_bar=False).params
+        return params[param_name("level", "auto", params)]
 
     alone = [fit(nss.CAVI(model, nss.PairedGuide(model)), most) for most in (3.0, 10.0)]
     assert alone[0] == pytest.approx(3.0, abs=1e-3) and 4.0 < alone[1] < 6.0
