@@ -184,12 +184,12 @@ def only_known(
         found = found._replace(
             layouts=known(found.layouts, unknown.layouts),
             of_tasks=known(found.of_tasks, unknown.of_tasks),
+            matches=known(found.matches, unknown.matches),
         )
     return found._replace(
         plays=known(found.plays, unknown.plays, unknown.indices),
         alike=known(found.alike, unknown.alike),
         noise_of_tasks=known(found.noise_of_tasks, unknown.noise_of_tasks),
-        matches=known(found.matches, unknown.matches),
     )
 
 

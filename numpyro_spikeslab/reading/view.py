@@ -236,13 +236,15 @@ def design_rows(problem: Problem, values: dict[str, Any]) -> Float[Array, "P N"]
             parts[pair.name] = constant.T if source.transposed else constant
     if unknown:
         ends = np.cumsum([pair.size for pair in unknown])
+        size = int(ends[-1])
 
-        def row(unit):
+        def row(k):
+            unit = jnp.zeros(size).at[k].set(1)
             given = zip(unknown, jnp.split(unit, ends[:-1]), strict=True)
             return tangent(zero | {pair.name: part for pair, part in given})
 
         # the batch bounds the memory of the intermediates, not of the result
-        rows = jax.lax.map(row, jnp.eye(int(ends[-1])), batch_size=256)
+        rows = jax.lax.map(row, jnp.arange(size), batch_size=256)
         names = (pair.name for pair in unknown)
         parts |= dict(zip(names, jnp.split(rows, ends[:-1]), strict=True))
     joined = jnp.concatenate([parts[pair.name] for pair in form.pairs])

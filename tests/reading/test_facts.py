@@ -791,6 +791,33 @@ def test_a_design_that_traced_data_decide_is_not_copied():
     assert form_of(model, X, 0, Y).sources != (None,)
 
 
+@pytest.mark.parametrize(
+    ("design", "copied"),
+    [
+        (lambda X, shift: X, True),
+        (lambda X, shift: jnp.log(X + 10.0) * shift, True),
+        (lambda X, shift: jnp.abs(X), False),
+        (lambda X, shift: jnp.where(shift > 0.0, X, 2 * X), False),
+    ],
+    ids=["data", "smooth", "kink", "step"],
+)
+def test_a_design_that_is_the_same_function_of_all_traced_data_is_copied(design, copied):
+    """Where it is not known to be one, so many products are made as there are weights."""
+
+    def model(X, shift, y):
+        observe(design(X, shift) @ weigh(), 0.5, y)
+
+    assert (traced_form(model, X, 0.5, Y).sources != (None,)) == copied
+    assert form_of(model, X, 0.5, Y).sources != (None,)
+
+    def rows(*args):
+        reading = Reader(model, "test")(args, {})
+        return reading.design_at(reading.generic).rows
+
+    for shift in (0.5, -0.5):
+        np.testing.assert_allclose(jax.jit(rows)(X, shift, Y), rows(X, shift, Y), rtol=1e-6)
+
+
 def test_traced_data_leave_what_is_known():
     def model(y):
         s = numpyro.sample("s", dist.HalfNormal())
