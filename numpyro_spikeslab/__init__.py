@@ -22,6 +22,7 @@ from numpyro_spikeslab.sampling.functions import (
 from numpyro_spikeslab.sampling.paired import PairedGibbs, PairedGibbsState
 
 if TYPE_CHECKING:
+    from numpyro_spikeslab import datasets
     from numpyro_spikeslab.estimator import SparseRegression
     from numpyro_spikeslab.regression import sparse_regression
     from numpyro_spikeslab.reporting.align import align, invariants
@@ -51,6 +52,7 @@ __all__ = [
     "annealing",
     "compare",
     "credible_sets",
+    "datasets",
     "invariants",
     "latent_functions",
     "latent_sites",
@@ -75,6 +77,7 @@ _LAZY = {
     "align": "reporting.align",
     "compare": "reporting.tables",
     "credible_sets": "reporting.sets",
+    "datasets": "datasets",
     "invariants": "reporting.align",
     "plot_fit": "reporting.fit",
     "plot_forest": "reporting.forest",
@@ -90,7 +93,8 @@ if not TYPE_CHECKING:  # for type checkers all names above are there, and no oth
     def __getattr__(name: str) -> Any:
         if name not in _LAZY:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        module = import_module(f"{__name__}.{_LAZY[name]}")
+        return module if name == _LAZY[name] else getattr(module, name)
 
 
 def __dir__() -> list[str]:

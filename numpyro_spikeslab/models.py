@@ -35,7 +35,7 @@ def mtmkl(
     shared_inclusion: bool = True,
     priors: Mapping[str, dist.Distribution] | None = None,
 ) -> Callable[..., Any]:
-    r"""The multi-task multiple-kernel model of Titsias and Lazaro-Gredilla (2011), section 3.
+    r"""The multi-task multiple-kernel model of Titsias and Lazaro-Gredilla (2011), eq. 1.
 
     Q tasks are sparse mixtures of M latent functions,
     :math:`y_{nq} \sim \mathcal{N}(\sum_m w_{qm} \phi_m(x_n), \sigma_q^2)`, with spike-and-slab
@@ -48,7 +48,7 @@ def mtmkl(
     - ``f``, deterministic, and ``Y``, shape (N, Q);
     - with ``X_new``: ``phi_new`` given ``phi``, (M, S), and ``f_new`` and ``Y_new``, (S, Q).
 
-    The plates are ``task``, ``latent`` and ``point``.
+    The plates are ``task``, ``latent``, ``point`` and, with ``X_new``, ``new_point``.
 
     :param kernels: a list of M, or one for all functions.
     :param num_functions: M, if there is one kernel for all.
@@ -65,15 +65,15 @@ def mtmkl(
         mix better, and agree on fewer functions. A fit of two or three tasks has little to learn
         them from.
     :param priors: priors of the kernels' parameters by their path, such as ``"scale"``; see
-        :func:`~numpyro_spikeslab.latent_functions`. The defaults are there.
+        :func:`~numpyro_spikeslab.latent_functions` for the defaults.
     :return: ``model(X, Y=None, X_new=None, mask=None)``. ``Y`` has shape (N, Q), or (N,) for one
         task; NaN is a missing entry, and so is one where the boolean ``mask``, of the same shape,
-        is false. Of a ``Y`` that is sparse, of scipy or a ``BCOO``, the stored entries, zeros too,
-        are the observations; ``f`` and ``Y`` then have the shape (L,), and the only plate of
-        theirs is ``entry``. The functions must all be ``"white"``.
+        is false. Of a sparse ``Y``, see :func:`factor_analysis`, ``f`` and ``Y`` have the shape
+        (L,), and the only plate of theirs is ``entry``. The functions must all be ``"white"``.
         ``X_new`` is for predictions from samples with ``Predictive``; leave it out of fits.
-    :raises ValueError: when the model runs, if the number of functions or of tasks is not known,
-        or shapes do not match.
+    :raises ValueError: if the number of functions is not known or is not that of the kernels; when
+        the model runs, if that of tasks is not known, shapes do not match, ``mask`` is not boolean
+        or stands beside a sparse ``Y``, or ``Y`` is a masked array.
 
     **Example**
 

@@ -182,9 +182,10 @@ def latent_functions(
     ``{name}_{path}``, such as ``phi_scale`` or, of ``2.0 * kernels.ExpSquared(1.0)``,
     ``phi_kernel1_value`` and ``phi_kernel2_scale``. Fits start at the value in the kernel. The
     prior of a length scale is the InverseGamma distribution that has 1% of its mass below the
-    spacing of the inputs, where a function would stand in for noise, and 5% above their extent,
-    where it is nearly constant. That of any other parameter is LogNormal, with the value in the
-    kernel as its median and the scale 2. ``priors`` replaces both. The site has one entry for
+    spacing of the inputs, or a tenth of their extent if that is less, where a function would stand
+    in for noise, and 5% above their extent, the diagonal of their box, where it is nearly constant.
+    That of any other parameter is LogNormal, with the value in the kernel as its median and the
+    scale 2. ``priors`` replaces both. The site has one entry for
     each function, shape (M,) before the parameter's own; where the kernels of a list have different
     parameters, there is a site ``{name}_{m}_{path}`` for each function instead. To hold one,
     condition on it: ``handlers.condition(model, {"phi_scale": ...})``. The order of a
@@ -211,8 +212,9 @@ def latent_functions(
     :return: the functions' values, shape (M, N).
     :raises ValueError: if there are no functions or inputs, the number of kernels is not that of
         the plate, the inputs are dates or not finite numbers, a kernel does not take them, a matrix
-        is not a covariance of the inputs, the matrices need more memory than the machine has, or a
-        prior is of no parameter, not on positive numbers or of another shape.
+        is not a covariance of the inputs, the matrices need more memory than the machine has, all
+        are ``"zero"`` without ``mean``, or a prior is of no parameter, not on positive numbers or
+        of another shape.
 
     **Example**
 

@@ -97,7 +97,7 @@ class Template:
         leaves = [next(rest) if free else x for x, free in zip(leaves, self.free, strict=True)]
         return jax.tree.unflatten(treedef, leaves)
 
-    def split(self, theta: Float[Array, " P"]) -> list[Float[Array, "..."]]:
+    def split(self, theta: Float[Array, " P"]) -> list[Float[Array, ...]]:
         """Values of the parameters from their logs, of which there may be more than needed."""
         shapes = [jnp.shape(x) for x in self.parameters.values()]
         ends = list(accumulate(math.prod(shape) for shape in shapes))

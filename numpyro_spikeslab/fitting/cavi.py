@@ -77,23 +77,22 @@ class CAVI(SVI):
     evidence, so bounds compare fits of one model, and not models. Noise scales with a HalfNormal
     prior, inclusion probabilities with a Beta or Uniform one and slab scales with a HalfNormal one,
     or model params in their place, have closed forms, and so have coefficients, Normal sites in
-    which the location is affine, such as an intercept; all other latent sites climb after each
-    sweep. In a paired guide of the columns of a design, or of tasks each with its own, coefficients
-    follow the weights. In the standard guide, with another prior, or of all tasks together they
-    have one value: centre columns beside an intercept there, or those whose means are large beside
-    their spread are left out too often.
+    which the location is affine, such as an intercept, which follow the weights where they can
+    (see the page on guides; elsewhere centre columns beside an intercept). All other latent sites
+    climb after each sweep.
 
     :param model: a model whose one observed Normal site is affine in its spike-and-slab weights.
     :param guide: the guide of this model. Its inner guide must be an ``AutoDelta``.
     :param temperature: maps a step to the temperature that divides the logits of the inclusion
         probabilities, as an optax schedule maps; `None` is temperature 1 throughout. The default
-        is :func:`annealing`, which needs at least 99 steps, and 1 with latent functions.
+        is :func:`annealing`, which needs at least 100 steps, and 1 with latent functions.
     :param num_restarts: number of starts; :meth:`run` keeps the one of the best bound. The first is
         the guide's own start; the others draw ``gamma`` uniformly and ``mu`` from the slab's prior,
         begin at temperature 1, and run beside it in one :func:`jax.vmap`. Defaults to 1, and to 2
-        with latent functions. A run warns where the best bound is 5 nats above the next.
+        with latent functions, unless they are fitted ``plain``, to a sparse array or from a given
+        state or values. A run warns where the best bound is 5 nats above the next.
     :param plain: with latent functions, the plain variational EM of the paper's supplement, for
-        comparison: one random start, no moves.
+        comparison: no moves, and one random start unless ``num_restarts`` says more.
     :param num_tasks: with latent functions, number of all tasks where a call has a batch of them.
         Then :meth:`update` is a stochastic step: it settles the weights of the batch, and takes
         what the batch says, times ``num_tasks / batch size``, for what all tasks say. States keep
@@ -114,13 +113,11 @@ class CAVI(SVI):
     :func:`~numpyro_spikeslab.latent_functions`, such as :func:`~numpyro_spikeslab.models.mtmkl`, is
     fitted by sweeps that visit each function with the scale of its weights and the parameters of
     its kernel. Between them come rounds of moves (rotations of the functions, dropping one), each
-    accepted if the exact bound says so after twelve sweeps. A round is one step, and a run goes on
-    with sweeps when no move is accepted any more: some 50 steps from the start on the paper's toy
-    data. Functions that are all ``"white"`` have other moves, of which the first, a warm-up of
-    turns towards sparse weights, is one step too. A run of fewer than twelve steps, and
-    :meth:`update`, make no moves. Starts are the random one of :meth:`init`, the singular vectors
-    of the tasks, and random ones; they run one after the other, and only the best goes on after the
-    first round without success, or after the warm-up. Fit in float64.
+    accepted if the exact bound says so after twelve sweeps; a round is one step. Functions that are
+    all ``"white"`` have other moves, after a warm-up of turns towards sparse weights in one step.
+    Runs of fewer than twelve steps, and :meth:`update`, make no moves. Starts are the random one of
+    :meth:`init`, the singular vectors of the tasks, and random ones, one after the other; the best
+    goes on after its first round without success, or after the warm-up. Fit in float64.
 
     **Example**
 
@@ -351,9 +348,12 @@ class CAVI(SVI):
             choose.
         :param init_state: state to go on from.
         :param init_params: values of some parameters, instead of the guide's start.
-        :param tol: stop when a step at temperature 1 changes the bound by at most ``tol`` nats.
+        :param tol: stop when a step at temperature 1 changes the bound by at most ``tol`` nats;
+            with latent functions, once no move is accepted any more.
         :param kwargs: keyword arguments of the model.
         :return: the result of the start with the best bound.
+        :raises ValueError: if ``num_steps``, the model or ``init_params`` do not fit.
+        :raises FloatingPointError: if the bound is not a number after the first step.
         """
         if not isinstance(num_steps, int | np.integer) or num_steps < 1:
             raise ValueError(f"CAVI.run: num_steps must be a positive integer, got {num_steps}.")

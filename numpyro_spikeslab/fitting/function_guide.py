@@ -144,7 +144,8 @@ class FunctionGuide(SpikeSlabGuide):
         :return: mean and variance, each of shape (S, Q), or (L,) of entries.
         :raises ValueError: if the model has no latent functions that its weights mix, the inputs
             are not finite, empty or of another width, a kernel is a matrix, the location without
-            functions changes from input to input, or entries are outside of the table.
+            functions changes from input to input, entries are outside of the table or come with new
+            inputs, or ``noise`` is asked for where it varies along tasks or nothing tells it.
         """
         self._check_given("predict", "X, Y, X_new=X_new", args, kwargs)
         reading = self._read(args, kwargs)

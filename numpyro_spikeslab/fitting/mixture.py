@@ -273,8 +273,10 @@ class MixtureGuide(AutoGuide):
 
         :param rng_key: random key.
         :param params: parameters, as from :meth:`combine`.
-        :param args, kwargs: arguments of the model, as for the fit.
+        :param args: arguments of the model, as for the fit.
         :param sample_shape: leading shape of the draws.
+        :param kwargs: keyword arguments of the model.
+        :return: ``{site: array of shape (*sample_shape, ...)}``.
         """
         self._split(params)
         return self.guide.sample_from(self, rng_key, params, args, kwargs, sample_shape)
@@ -294,7 +296,8 @@ class MixtureGuide(AutoGuide):
 
         :param params: parameters, as from :meth:`combine`.
         :param quantiles: Q probabilities, or one.
-        :param args, kwargs: arguments of the model; not needed but for spikes of groups.
+        :param args: arguments of the model; not needed but for spikes of groups.
+        :param kwargs: keyword arguments of the model, likewise.
         :return: ``{site: array of shape (Q, ...)}``; without the leading axis for one probability.
         """
         levels = levels_of(quantiles, "MixtureGuide")

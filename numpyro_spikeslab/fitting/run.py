@@ -82,9 +82,10 @@ class CAVIRunResult(NamedTuple):
       of the caller their number is fixed, and the last one fills the steps that ``tol`` saved.
     - **converged** - whether the run stopped by ``tol``; `None` if there was no ``tol``.
     - **restarts** - the bound of each start, at the end or, with latent functions, where they were
-      compared; `None` for a single start, after Ctrl-C, and under a transformation.
+      compared; `None` for a single start, and under a transformation.
     - **optima** - the ends of all starts, an :class:`~numpyro_spikeslab.fitting.run.Optima`; `None`
-      as for ``restarts``, and with latent functions, where only the best start goes to its end.
+      as for ``restarts``, after Ctrl-C, and with latent functions, where only the best start goes
+      to its end.
     """
 
     params: dict[str, Any]

@@ -67,12 +67,18 @@ class BlockKernel(MCMCKernel):
         model_args: tuple,
         model_kwargs: dict[str, Any] | None,
     ) -> Any:
-        """Start at a draw from the prior, or at ``init_params``.
+        """Start at a draw from the prior, or at ``init_params``; :meth:`MCMC.run
+        <numpyro.infer.mcmc.MCMC.run>` calls it.
 
+        :param rng_key: random key, or one for each chain.
+        :param num_warmup: number of steps that are dropped.
         :param init_params: values of some of the kernel's sites, for example draws from a fitted
             guide; with several chains, one of each per chain.
-        :raises ValueError: for unknown names, other shapes or values that are not finite in
-            ``init_params``, and if the model has other latent sites that no block holds.
+        :param model_args: arguments of the model.
+        :param model_kwargs: keyword arguments of the model, and values of other blocks' sites.
+        :raises ValueError: for unknown names, other shapes, values that are not finite or not in
+            the support of their site in ``init_params``, if a prior without ``init_params`` cannot
+            be drawn from, and if the model has other latent sites that no block holds.
         """
         args, kwargs, values = self._split(model_args, model_kwargs)
         sites = self._own_sites(args, kwargs, values)
