@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from numpyro.infer import MCMC
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.precision import full_precision
 
 X = np.linspace(0.0, 3.0, 9)
 Y = np.sin(np.outer(X, [1, 2, 3])) + 0.1 * np.random.default_rng(0).normal(size=(9, 3))
@@ -142,3 +143,19 @@ def test_statistics_of_a_fit():
     draws = svi.guide.sample_posterior(random.key(0), result.params, *case.args, sample_shape=(4,))
     data = arviz_base.from_dict({"posterior": draws}, sample_dims=["sample"])
     nss.add_variational_stats(data, svi, result, case.args)
+
+
+def test_the_precision_of_the_caller_stays():
+    """Calls are made within calls, and one after the other."""
+
+    @full_precision
+    def inner():
+        return jax.config.jax_default_matmul_precision
+
+    @full_precision
+    def outer():
+        return inner(), inner(), jax.config.jax_default_matmul_precision
+
+    with jax.default_matmul_precision("bfloat16"):
+        assert outer() == ("float32",) * 3
+        assert jax.config.jax_default_matmul_precision == "bfloat16"
