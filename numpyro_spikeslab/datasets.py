@@ -83,7 +83,7 @@ def toy_multioutput(seed: int, *, num_missing: int = 41) -> MultiOutput:
     adjacent inputs at a random place.
 
     :param seed: seed of the random numbers.
-    :param num_missing: length of the gaps.
+    :param num_missing: length of the gaps, at most 201.
     :return: ``(X, Y, observed, f, related)``; `np.where(observed, Y, np.nan)` is for training.
 
     **Example**

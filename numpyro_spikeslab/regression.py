@@ -103,7 +103,7 @@ def sparse_regression(
       ``alternatives`` of ``nss.summary(dt["cavi"])`` names what could stand in for the columns on
       which it has settled;
     - ``observed_data`` and ``constant_data``: ``y`` and ``X``;
-    - ``predictions``: with ``X_new``, draws of new responses ``y``.
+    - ``predictions``: with ``X_new``, draws of new responses ``y``, along ``new_row``.
 
     A constant column has the weight 0. There may be more columns than rows.
 

@@ -11,6 +11,9 @@ def annealing(step: Any) -> Any:
 
     Starting hot takes away the dependence on the start: on the Boston housing data the plain
     updates select several different models, the annealed ones always the same.
+
+    :param step: number of steps before this one.
+    :return: what divides the logits of the inclusion probabilities, at least 1.
     """
     return jnp.maximum(20.0 * 0.97**step, 1.0)
 
