@@ -152,7 +152,7 @@ class FunctionGuide(SpikeSlabGuide):
         if reading.functions is None:
             raise ValueError(
                 "PairedGuide.predict: the weights of the model mix no latent functions. Use "
-                "numpyro.infer.Predictive."
+                f"numpyro.infer.Predictive.{reading.if_traced}"
             )
         posterior = self.pack(reading, params)
         if reading.layout is None and entries is None:

@@ -242,6 +242,7 @@ def checked_rows(reading: Reading, Y_new: Any) -> Any:
         raise ValueError(
             "PairedGuide.transform: new rows need functions without order, kernels 'white' of mean "
             "zero, as in models.factor_analysis. For others use `predict` with X_new."
+            f"{reading.if_traced}"
         )
     shape = np.shape(Y_new)
     if len(shape) != 2 or shape[1] != form.num_tasks or not shape[0]:

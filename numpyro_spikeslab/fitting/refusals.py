@@ -57,7 +57,7 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
             f"CAVI: the location of {form.likelihood!r} is not `offset + {form.pairs[0].name} "
             f"@ {names[0]}` (or its transpose) with weights of shape {shape} and the functions "
             f"{names[0]!r}. Write it so, with one set of weights of shape (Q, M), "
-            "without `groups`, and M functions, or sample the model."
+            f"without `groups`, and M functions, or sample the model.{reading.if_traced}"
         )
     if plain and reading.functions is None:
         raise ValueError(

@@ -129,6 +129,16 @@ class Reading:
         """The model with its data."""
         return Problem(self.form, self.program, self.constants)
 
+    @property
+    def if_traced(self) -> str:
+        """What an error adds, of a model that may be read as less than it is."""
+        if are_concrete(self.constants):
+            return ""
+        return (
+            " The data are traced, as within jit or vmap, and may say more: call it outside, or bind "
+            "indices, entries and masks to the model, `functools.partial(model, X)`."
+        )
+
     def view(self, values: dict[str, Any], weights: dict[str, Any] | None = None) -> View:
         """The model at given values; see :func:`~numpyro_spikeslab.reading.view.view`."""
         return view(self.problem, values, weights, self.layout)

@@ -511,6 +511,20 @@ def test_new_rows_and_parameters_may_be_traced(x64):
         jax.jit(transform)(BCOO((values, indices), shape=few.shape))
 
 
+@pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
+def test_entries_that_are_traced_are_named_as_the_reason(x64):
+    Y, _, _ = planted()
+    guide, svi, result = fitted(MODELS["factor_analysis"], Y, plain=True, num_steps=1)
+    entries = BCOO((jnp.asarray(Y.data), jnp.transpose(jnp.stack(Y.coords))), shape=Y.shape)
+    for use in (
+        lambda Y: svi.evaluate(result.state, Y),
+        lambda Y: guide.predict(result.params, Y),
+        lambda Y: guide.transform(result.params, Y, Y_new=np.ones((2, Q))),
+    ):
+        with pytest.raises(ValueError, match=r"data are traced.*functools.partial\(model, X\)"):
+            jax.jit(use)(entries)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
 def test_what_entries_cannot_do_is_said(x64):
