@@ -75,6 +75,7 @@ class FunctionGuide(SpikeSlabGuide):
         known, form = reading.functions, reading.form
         if known is None or form.functions is None:
             return posterior
+        known.check_prior(type(self).__name__)
         alpha, h = (params[name] for name in self._site_names(form.functions))
         theta = known.theta(posterior.values)
         given = known.parameters, known.kernel, known.mean, theta, alpha, h

@@ -22,8 +22,9 @@ from numpyro_spikeslab.algebra.entries import (
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.primitives import check_finite
 from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.reading.functions import Known
 from numpyro_spikeslab.reading.program import are_concrete, compiled, outside_transformations
-from numpyro_spikeslab.reading.reader import Known, Reading
+from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.roles import spread
 from numpyro_spikeslab.sparse import Observations, entries_of, is_sparse
 

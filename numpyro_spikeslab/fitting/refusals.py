@@ -71,9 +71,5 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
             "models.factor_analysis. For others give the whole table, with NaN where entries "
             "are missing."
         )
-    if reading.strangers:
-        raise ValueError(
-            f"CAVI: the prior of the latent functions {form.functions!r} depends on "
-            f"{list(reading.strangers)}. Only the kernel parameters that `latent_functions` "
-            "makes itself are supported."
-        )
+    if reading.functions is not None:
+        reading.functions.check("CAVI")

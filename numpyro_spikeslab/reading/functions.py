@@ -16,6 +16,7 @@ from numpyro_spikeslab.algebra.covariance import Covariance
 from numpyro_spikeslab.algebra.kernels import Template
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.primitives import Functions
+from numpyro_spikeslab.reading.program import are_concrete
 
 Kernel = Callable[[Float[Array, " P"]], Covariance]
 
@@ -182,3 +183,72 @@ def _differ_in_parameters(one: Template, other: Template) -> bool:
         a is b or (np.shape(a) == np.shape(b) and (free or np.array_equal(a, b)))
         for a, b, free in leaves
     )
+
+
+class Known(NamedTuple):
+    """What is known of the latent functions that weights mix.
+
+    - **functions** - what defines them, for predictions at new inputs.
+    - **parameters** - which entries of which sites the parameters of their kernels are.
+    - **kernel** - their kernels.
+    - **mean** - their prior means, (M, N).
+    - **fixed** - values of kernel parameters that the model conditions on.
+    - **is_plain** - whether their prior is Gaussian, neither masked nor scaled.
+    - **strangers** - other sites than the kernels' parameters on which it depends.
+    - **dependents** - what depends on the functions beside the likelihood.
+    """
+
+    functions: Functions
+    parameters: Parameters
+    kernel: Kernel | Mixed
+    mean: Any
+    fixed: dict[str, Any]
+    is_plain: bool
+    strangers: tuple[str, ...]
+    dependents: tuple[str, ...]
+
+    def check(self, user: str) -> None:
+        """Raise unless there is no more of the functions than a likelihood and their own prior."""
+        name = self.functions.name
+        if not self.is_plain:
+            raise ValueError(
+                f"{user}: the prior of the latent functions {name!r} must be Gaussian, neither "
+                "masked nor scaled. Leave it to latent_functions."
+            )
+        self.check_prior(user)
+        if self.dependents:
+            raise ValueError(
+                f"{user}: besides the likelihood, {list(self.dependents)} depend on the latent "
+                f"functions {name!r}, which would be found as if they did not. Fit with "
+                "numpyro.infer.SVI, or sample the functions with NUTS."
+            )
+
+    def check_prior(self, user: str) -> None:
+        """Raise if the prior depends on other sites."""
+        if self.strangers:
+            raise ValueError(
+                f"{user}: the prior of the latent functions {self.functions.name!r} depends on "
+                f"{list(self.strangers)}. Only the kernel parameters that `latent_functions` makes "
+                "itself are supported."
+            )
+
+    @property
+    def is_white(self) -> bool:
+        """Whether the functions have no order and no mean."""
+        if {template.kind for template in self.functions.templates} != {"white"}:
+            return False
+        if self.functions.mean is None:
+            return True
+        return are_concrete(self.mean) and not np.any(np.asarray(self.mean))
+
+    def prior(self, priors: dict[str, Any]) -> FunctionPrior:
+        """Their prior, with the distributions of a view."""
+        return FunctionPrior(self.kernel, self.mean, self.parameters, priors)
+
+    def theta(self, values: dict[str, Any]) -> Any:
+        """Logs of the kernels' parameters."""
+        known = {name: (values | self.fixed)[name] for name in self.parameters.names}
+        return _gather(self.parameters, known)
+
+
+_gather = jax.jit(Parameters.gather, static_argnums=0)

@@ -4,7 +4,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Array
 import numpy as np
@@ -12,11 +12,14 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
+import numpyro.distributions as dist
+
 from numpyro_spikeslab.algebra.coefficients import Apart, taken_apart, whitened
 from numpyro_spikeslab.algebra.covariates import Shares
 from numpyro_spikeslab.algebra.entries import Layout, layout_of
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, feature_rows
 from numpyro_spikeslab.devices import fetched, mesh_of_several, on_every_device
+from numpyro_spikeslab.distributions import GaussianFunctions
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.checks import (
     Uncentred,
@@ -35,8 +38,9 @@ from numpyro_spikeslab.reading.form import (
     Form,
     find_pairs,
     is_latent,
+    is_plain,
 )
-from numpyro_spikeslab.reading.functions import FunctionPrior, Kernel, Mixed, Parameters, kernel_of
+from numpyro_spikeslab.reading.functions import Known, Parameters, kernel_of
 from numpyro_spikeslab.reading.probe import Places, Verdict, directions, probe
 from numpyro_spikeslab.reading.program import (
     Program,
@@ -56,41 +60,6 @@ from numpyro_spikeslab.reading.subject import Subject
 from numpyro_spikeslab.reading.view import Problem, View, shared_features, view, whitened_design
 
 
-class Known(NamedTuple):
-    """What is known of the latent functions that weights mix.
-
-    - **functions** - what defines them, for predictions at new inputs.
-    - **parameters** - which entries of which sites the parameters of their kernels are.
-    - **kernel** - their kernels.
-    - **mean** - their prior means, (M, N).
-    - **fixed** - values of kernel parameters that the model conditions on.
-    """
-
-    functions: Functions
-    parameters: Parameters
-    kernel: Kernel | Mixed
-    mean: Any
-    fixed: dict[str, Any]
-
-    @property
-    def is_white(self) -> bool:
-        """Whether the functions have no order and no mean."""
-        if {template.kind for template in self.functions.templates} != {"white"}:
-            return False
-        if self.functions.mean is None:
-            return True
-        return are_concrete(self.mean) and not np.any(np.asarray(self.mean))
-
-    def prior(self, priors: dict[str, Any]) -> FunctionPrior:
-        """Their prior, with the distributions of a view."""
-        return FunctionPrior(self.kernel, self.mean, self.parameters, priors)
-
-    def theta(self, values: dict[str, Any]) -> Any:
-        """Logs of the kernels' parameters."""
-        known = {name: (values | self.fixed)[name] for name in self.parameters.names}
-        return _gather(self.parameters, known)
-
-
 @dataclass(eq=False)
 class Reading:
     """A model as it was read, and what depends on data alone.
@@ -103,9 +72,6 @@ class Reading:
     :param generic: generic values of the other sites.
     :param layout: of the observations, if they are entries of a table.
     :param block_size: columns per block of the design.
-    :param strangers: other sites than the kernels' parameters on which the functions' prior
-        depends.
-    :param dependents: what depends on the functions beside the likelihood.
     :param spread: coefficients whose prior variances depend on other sites.
     :param beside: sites that move the location and not the design, such as an intercept, or its
         prior mean.
@@ -119,8 +85,6 @@ class Reading:
     generic: dict[str, Any]
     layout: Layout | None
     block_size: int
-    strangers: tuple[str, ...]
-    dependents: tuple[str, ...]
     spread: tuple[str, ...]
     beside: tuple[str, ...]
 
@@ -135,8 +99,8 @@ class Reading:
         if are_concrete(self.constants):
             return ""
         return (
-            " The data are traced, as within jit or vmap, and may say more: call it outside, or bind "
-            "indices, entries and masks to the model, `functools.partial(model, X)`."
+            " The data are traced, as within jit or vmap, and may say more: call it outside, or "
+            "bind indices, entries and masks to the model, `functools.partial(model, X)`."
         )
 
     def view(self, values: dict[str, Any], weights: dict[str, Any] | None = None) -> View:
@@ -262,7 +226,6 @@ class Reading:
 MAX_GRAM = 1024
 """Above as many columns, their products take more memory than they save time."""
 
-_gather = jax.jit(Parameters.gather, static_argnums=0)
 _view = jax.jit(view)
 _design = jax.jit(whitened_design, static_argnums=2)
 _features = jax.jit(shared_features)
@@ -360,7 +323,7 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
     indices = {role.site: index for role, index, played in plays if played}
     functions = None
     if form.functions is not None:
-        functions = _functions(subject, form.functions, values)
+        functions = _functions(subject, proof, form.functions, values)
         if concrete:
             layouts = zip(forms[1:], found.seen, strict=True)
             same = form.kind, form.tasks_first
@@ -382,8 +345,6 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
         {name: values[name] for name in form.others},
         layout,
         block_size=form.size if joint else BLOCK_SIZE,
-        strangers=proof.strangers,
-        dependents=proof.dependents,
         spread=proof.coefficients.spread,
         beside=tuple(name for name in form.others if name in moving),
     )
@@ -403,9 +364,10 @@ def _by_column(first: Form, places: Places, indices: tuple) -> tuple:
     return tuple(column if role.part == "noise" else index for role, index, column in every)
 
 
-def _functions(subject: Subject, name: str, values: dict[str, Any]) -> Known:
+def _functions(subject: Subject, proof: Proof, name: str, values: dict[str, Any]) -> Known:
     """What defines the functions, with the arrays that the program has computed."""
-    functions: Functions = subject.trace[name]["infer"][FUNCTIONS_MARK]
+    site = subject.trace[name]
+    functions: Functions = site["infer"][FUNCTIONS_MARK]
     inputs = (
         {n: values[n] for n in subject.others},
         {pair.name: jnp.zeros(pair.shape) for pair in subject.pairs},
@@ -416,7 +378,16 @@ def _functions(subject: Subject, name: str, values: dict[str, Any]) -> Known:
     new = replace(functions, X=found.X, templates=tuple(found.templates), mean=kept)
     latent = tuple(n for n in functions.site_names if is_latent(subject.trace, n))
     fixed = {n: x for n, x in found.parameters.items() if n not in latent}
-    return Known(new, Parameters.of(functions, latent), kernel_of(new), found.mean, fixed)
+    return Known(
+        new,
+        Parameters.of(functions, latent),
+        kernel_of(new),
+        found.mean,
+        fixed,
+        is_plain(site, (dist.Normal, dist.MultivariateNormal, GaussianFunctions)),
+        proof.strangers,
+        proof.dependents,
+    )
 
 
 @partial(jax.jit, static_argnums=(0, 1))

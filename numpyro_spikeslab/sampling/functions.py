@@ -10,9 +10,6 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-import numpyro.distributions as dist
-
-from numpyro_spikeslab.distributions import GaussianFunctions
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, weights
 from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import (
@@ -21,7 +18,6 @@ from numpyro_spikeslab.reading.form import (
     find_function_sites,
     is_drawable,
     is_latent,
-    is_plain,
 )
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.sampling.blocks import (
@@ -261,20 +257,11 @@ def check_functions(reading: Reading, trace: dict[str, Any], user: str) -> None:
 
     :raises ValueError: if not; the message names the site and the remedy.
     """
-    form = reading.form
-    name = str(form.functions)
-    if not is_plain(trace[name], (dist.Normal, dist.MultivariateNormal, GaussianFunctions)):
-        raise ValueError(
-            f"{user}: the prior of the latent functions {name!r} must be Gaussian, neither masked "
-            f"nor scaled, got {type(trace[name]['fn']).__name__}. Leave it to latent_functions."
-        )
-    if more := list(reading.dependents):
-        raise ValueError(
-            f"{user}: besides {form.likelihood!r}, {more} depend on the latent functions {name!r}, "
-            "which would be drawn as if they did not. Use NUTS."
-        )
-    for parameter in trace[name]["infer"][FUNCTIONS_MARK].site_names:
+    known = reading.functions
+    assert known is not None
+    for parameter in known.functions.site_names:
         _check_parameter(reading, trace, parameter, user)
+    known.check(user)
 
 
 def _check_parameter(reading: Reading, trace: dict[str, Any], name: str, user: str) -> None:

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Latent functions in models: how they are read, what a fit of them finds."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import optax
 import pytest
 from tinygp import kernels, transforms
 
 import jax
-from jax import random
+from jax import nn, random
 import jax.numpy as jnp
 
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import SVI, TraceGraph_ELBO
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
@@ -142,7 +145,54 @@ def test_functions_that_are_not_mixed_linearly_are_refused():
         nss.MeanFieldGuide(nss.models.mtmkl([SMOOTH]))(X, Y)
 
 
-def test_a_prior_of_functions_that_depends_on_other_sites_is_refused():
+def more_of_functions(place):
+    """A model in which more than the location depends on the functions, or their prior is not one
+    that they alone have."""
+
+    def model(X, Y):
+        around = {"scaled": handlers.scale(scale=5.0), "masked": handlers.mask(mask=False)}
+        with around.get(place, nullcontext()):
+            phi = nss.latent_functions("phi", [SMOOTH] * 2, X)
+        size = jnp.mean(phi**2)
+        pi = nn.sigmoid(size) if place == "inclusion" else 0.5
+        slab = jnp.exp(size) if place == "slab" else 1.0
+        noise = numpyro.sample("noise", dist.LogNormal(size if place == "noise" else 0.0, 1.0))
+        with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", 2, dim=-1):
+            W = nss.spike_slab("W", pi, slab)
+        numpyro.sample("Y", dist.Normal((W @ phi).T, noise), obs=Y)
+        if place == "factor":
+            numpyro.factor("more", -jnp.sum((phi - 3.0) ** 2))
+        if place == "observed":
+            numpyro.sample("more", dist.Poisson(jnp.exp(phi[0])), obs=jnp.ones(N, int))
+        if place == "latent":
+            numpyro.sample("more", dist.Normal(size, 1.0))
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("factor", r"\['more'\] depend on the latent functions 'phi'"),
+        ("observed", r"\['more'\] depend on"),
+        ("latent", r"\['more'\] depend on"),
+        ("noise", r"\['noise'\] depend on"),
+        ("inclusion", r"\['W'\] depend on"),
+        ("slab", r"\['W'\] depend on"),
+        ("scaled", "neither masked nor scaled"),
+        ("masked", "neither masked nor scaled"),
+    ],
+)
+def test_functions_that_do_more_than_mix_are_refused(place, message):
+    """Their factor would be what the tasks say of them, and the bound without the rest."""
+    model = more_of_functions(place)
+    for user in (cavi(model), nss.LatentGibbs(model)):
+        args = (X, FULL) if isinstance(user, nss.CAVI) else (0, None, (X, FULL), {})
+        with pytest.raises(ValueError, match=message):
+            user.init(KEY, *args)
+
+
+def test_functions_whose_prior_depends_on_other_sites_are_refused():
     def model(X, Y):
         scale = numpyro.sample("scale", dist.HalfNormal(1.0))
         phi = nss.latent_functions("phi", [SMOOTH] * 2, X, lambda X: scale * X)
@@ -150,8 +200,18 @@ def test_a_prior_of_functions_that_depends_on_other_sites_is_refused():
             W = nss.spike_slab("W", 0.5)
         numpyro.sample("Y", dist.Normal((W @ phi).T, 0.1), obs=Y)
 
-    with pytest.raises(ValueError, match=r"depends on \['scale'\]"):
-        cavi(model).init(KEY, X, FULL)
+    guide = nss.PairedGuide(model)
+    svi = SVI(model, guide, numpyro.optim.Adam(0.01), TraceGraph_ELBO())
+    params = svi.get_params(svi.init(KEY, X, FULL))
+    values = {"scale": 1.0}
+    for use in (
+        lambda: cavi(model).init(KEY, X, FULL),
+        lambda: guide.predict(params, X, FULL),
+        lambda: guide.posterior_mean(params, X, FULL),
+        lambda: nss.LatentGibbs(model).init(KEY, 0, None, (X, FULL), {GIBBS_SITES_KWARG: values}),
+    ):
+        with pytest.raises(ValueError, match=r"depends on \['scale'\]"):
+            use()
 
 
 def seeded(kernel, X, mean=None):

@@ -671,32 +671,17 @@ def test_sites_that_belong_together_stay_together(sites, message):
         nss.LatentGibbs(MODEL).init(KEY, 0, None, (X, Y), {GIBBS_SITES_KWARG: values})
 
 
-def other_use(place):
-    """A model in which more than the location depends on the functions."""
-
+def test_noise_that_depends_on_the_functions_is_refused():
     def model(X, Y=None):
         phi = nss.latent_functions("phi", [kernels.ExpSquared(1.0)] * M, X)
         with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
             W = nss.spike_slab("W", 0.4)
-        if place == "factor":
-            numpyro.factor("extra", -jnp.sum(phi**2))
-        scale = 0.3 * jnp.exp(phi[0])[:, None] if place == "noise" else 0.3
+        scale = 0.3 * jnp.exp(phi[0])[:, None]
         numpyro.sample("Y", dist.Normal((W @ phi).T, scale), obs=Y)
 
-    return model
-
-
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        ("factor", r"besides 'Y', \['extra'\] depend on"),
-        ("noise", "or their noise depends on these"),
-    ],
-)
-def test_functions_that_do_more_than_mix_are_refused(place, message):
     _, Y = simulate(seen=np.ones((N, Q), bool))
-    with pytest.raises(ValueError, match=message):
-        nss.LatentGibbs(other_use(place)).init(KEY, 0, None, (X, Y), {})
+    with pytest.raises(ValueError, match="or their noise depends on these"):
+        nss.LatentGibbs(model).init(KEY, 0, None, (X, Y), {})
 
 
 def test_acceleration_needs_the_weights():
@@ -718,20 +703,6 @@ def test_a_single_task_is_a_task(num_functions):
     assert draws["phi"].shape == (8, num_functions, N)
     assert all(np.all(np.isfinite(x)) for x in draws.values())
     assert np.all(np.diff(draws["noise"][:, 0]) != 0)
-
-
-def test_functions_need_a_plain_gaussian_prior():
-    _, Y = simulate()
-
-    def masked(X, Y=None):
-        with handlers.mask(mask=jnp.asarray(False)):
-            phi = nss.latent_functions("phi", [kernels.ExpSquared(1.0)] * M, X)
-        with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
-            W = nss.spike_slab("W", 0.4)
-        numpyro.sample("Y", dist.Normal((W @ phi).T, 0.3), obs=Y)
-
-    with pytest.raises(ValueError, match="'phi' must be Gaussian, neither masked nor scaled"):
-        nss.LatentGibbs(masked).init(KEY, 0, None, (X, jnp.nan_to_num(Y)), {})
 
 
 def test_kernel_parameters_that_others_use_are_refused():
