@@ -27,6 +27,7 @@ from numpyro_spikeslab.fitting.posterior import (
     Posterior,
     bound,
     data_of,
+    renewed,
     spec_of,
     strong,
 )
@@ -232,7 +233,7 @@ class CAVI(SVI):
         if self.stream is not None:
             return self._streamed(task, state, self._known(task, state))
         # all that an update returns, so that compiled loops can carry it
-        posterior = self._progress(task, state).posterior
+        posterior = self._progress(task, state, state.optim_state[2]).posterior
         return SVIState((*state.optim_state[:2], posterior), None, state.rng_key)
 
     def _init(self, rng_key: Array, task: Task, init_params: Any) -> SVIState:
@@ -360,14 +361,13 @@ class CAVI(SVI):
         if forward_mode_differentiation:
             raise ValueError("CAVI.run: forward_mode_differentiation must be False.")
         task = self._task(args, kwargs)
-        state = init_state
-        if state is None:
-            state = self._init(rng_key, task, init_params)
+        state = init_state or self._init(rng_key, task, init_params)
         number = self.num_restarts or 1
         if task.reading.functions is not None and self.num_restarts is None:
             given = init_state is not None or init_params is not None
             number = 1 if given or self.plain or task.data.layout else 2
-        progress = self._progress(task, state)
+        own = state.optim_state[2] if init_state is None else None
+        progress = self._progress(task, state, own)
         task.reading.name_uncentred("CAVI.run", FITTED, progress.posterior.slopes)
         plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
         if not are_concrete((task.data, progress)):
@@ -406,22 +406,22 @@ class CAVI(SVI):
     # States
 
     def _posterior(self, task: Task, state: SVIState) -> Posterior:
-        """The posterior of a state; what parameters leave open is computed."""
+        """The posterior of a state; what parameters leave open is that of the data."""
         posterior = state.optim_state[2] if len(state.optim_state) > 2 else None
+        packed = partial(self.guide.pack, task.reading, self.get_params(state))
         if posterior is None or not posterior.is_laid_out(task.spec.form):
-            posterior = self.guide.pack(task.reading, self.get_params(state))
+            posterior = packed()
         refuse_other_state(self.guide, posterior, task.reading)
-        return posterior
+        return posterior if posterior.functions is None else renewed(posterior, packed().functions)
 
-    def _progress(self, task: Task, state: SVIState) -> Progress:
-        posterior = self._posterior(task, state)
+    def _progress(self, task: Task, state: SVIState, posterior: Any = None) -> Progress:
+        posterior = posterior or self._posterior(task, state)
         return begin(task.spec, task.data, posterior, state.optim_state[0])
 
     def _state(self, task: Task, state: SVIState, progress: Progress) -> SVIState:
         # as many as in init, for another number would have to be compiled
         rng_key, *_ = random.split(state.rng_key, 3)
-        params = strong(self.get_params(state))
-        params = self.guide.unpack(task.reading, progress.posterior, params)
+        params = self.guide.unpack(task.reading, progress.posterior, strong(self.get_params(state)))
         return SVIState((progress.step, params, progress.posterior), None, rng_key)
 
     def _known(self, task: Task, state: SVIState) -> Known:

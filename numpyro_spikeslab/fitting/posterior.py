@@ -19,6 +19,7 @@ from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
 from numpyro_spikeslab.algebra.groups import GroupedMeanField
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
+from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.fitting.tasks import (
     Gram,
     gram,
@@ -163,6 +164,28 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
         profiled=next(alone, None),
         white=known is not None and known.is_white,
     )
+
+
+@jax.jit
+def renewed(posterior: Posterior, found: FunctionFactors) -> Posterior:
+    """A posterior that was handed on, with the moments of its functions.
+
+    Those that were handed on stay, so that steps one by one are those of one call, bit for bit;
+    unless they are further than rounding from what is found: then they are those of other data.
+
+    :param found: what the parameters and the data say of the functions.
+    """
+
+    now = posterior.functions
+    assert now is not None
+
+    def differ(name, least=0.0):
+        x, y = getattr(found, name), getattr(now, name)
+        size = jnp.max(jnp.abs(x), initial=least)
+        return jnp.max(jnp.abs(x - y), initial=0) > jnp.sqrt(jnp.finfo(x.dtype).eps) * size
+
+    others = differ("mean") | differ("var") | differ("prior_var") | differ("theta", 1.0)
+    return posterior._replace(functions=choose(others, found._replace(step=now.step), now))
 
 
 def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
