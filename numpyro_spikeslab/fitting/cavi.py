@@ -33,9 +33,9 @@ from numpyro_spikeslab.fitting.posterior import (
 )
 from numpyro_spikeslab.fitting.refusals import (
     refuse,
-    refuse_inner,
     refuse_other_guide,
     refuse_other_state,
+    refuse_outside,
 )
 from numpyro_spikeslab.fitting.run import (
     CAVIRunResult,
@@ -187,7 +187,6 @@ class CAVI(SVI):
         refuse_other_guide(self.guide, reading)
         # a guide may be fresh, and another size of batch has parameters of other shapes
         self.guide.set_up(args, every)
-        refuse_inner(self.guide)
         refuse(self.guide, self.plain, reading)
         temperature = self.temperature
         # of a pickle it is an equal string, not the same one
@@ -364,7 +363,7 @@ class CAVI(SVI):
         state = init_state or self._init(rng_key, task, init_params)
         number = self.num_restarts or 1
         if task.reading.functions is not None and self.num_restarts is None:
-            given = init_state is not None or init_params is not None
+            given = init_state or init_params
             number = 1 if given or self.plain or task.data.layout else 2
         own = state.optim_state[2] if init_state is None else None
         progress = self._progress(task, state, own)
@@ -416,6 +415,7 @@ class CAVI(SVI):
 
     def _progress(self, task: Task, state: SVIState, posterior: Any = None) -> Progress:
         posterior = posterior or self._posterior(task, state)
+        refuse_outside(posterior, task.reading)
         return begin(task.spec, task.data, posterior, state.optim_state[0])
 
     def _state(self, task: Task, state: SVIState, progress: Progress) -> SVIState:
@@ -430,8 +430,7 @@ class CAVI(SVI):
         step, _, posterior, *tallies = state.optim_state
         if tallies:
             return Known(step, posterior, *tallies)
-        posterior = self._posterior(task, state) if posterior is None else posterior
-        return self.stream.start(task, posterior)
+        return self.stream.start(task, posterior or self._posterior(task, state))
 
     def _streamed(self, task: Task, state: SVIState, known: Known) -> SVIState:
         params, last = strong(self.get_params(state)), state.optim_state[2]

@@ -8,6 +8,7 @@ from numpyro.infer.autoguide import AutoDelta
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.reading.form import ENTRIES
+from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 
 
@@ -18,15 +19,6 @@ def refuse_other_guide(guide: SpikeSlabGuide, reading: Reading) -> None:
         raise ValueError(
             f"CAVI: the weights of the model are {given} and those of the guide {own}. A guide "
             "is made for one model: give CAVI that of its own."
-        )
-
-
-def refuse_inner(guide: SpikeSlabGuide) -> None:
-    """An inner guide whose bound has no closed form; the guide has been set up."""
-    if guide.inner is not None and not isinstance(guide.inner, AutoDelta):
-        raise ValueError(
-            f"CAVI: the guide's inner guide is {type(guide.inner).__name__}, whose bound "
-            "has no closed form. Use AutoDelta, or fit with numpyro.infer.SVI."
         )
 
 
@@ -47,8 +39,25 @@ def refuse_other_state(guide: SpikeSlabGuide, posterior: Posterior, reading: Rea
         )
 
 
+def refuse_outside(posterior: Posterior, reading: Reading) -> None:
+    """A state with values that data of narrower supports leave out."""
+    for site, support in reading.supports.items():
+        inside = jnp.all(support(posterior.values[site]))
+        if are_concrete(inside) and not inside:
+            raise ValueError(
+                f"CAVI: the state has a value of {site!r} that is not in its support, {support}, "
+                "with these data. Begin anew, without `init_state`."
+            )
+
+
 def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
-    """Models that the samplers take and a fit does not."""
+    """An inner guide whose bound has no closed form, and models that the samplers take and a fit
+    does not; the guide has been set up."""
+    if guide.inner is not None and not isinstance(guide.inner, AutoDelta):
+        raise ValueError(
+            f"CAVI: the guide's inner guide is {type(guide.inner).__name__}, whose bound "
+            "has no closed form. Use AutoDelta, or fit with numpyro.infer.SVI."
+        )
     form = reading.form
     names = [name for name in guide.functions if name in form.others]
     if names:

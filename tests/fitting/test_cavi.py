@@ -169,6 +169,15 @@ def test_supports_are_those_of_the_data(x64, fixed, level_below):
     traced = jax.vmap(partial(fit, nss.CAVI(model, nss.PairedGuide(model))))(jnp.array([3.0, 10.0]))
     np.testing.assert_allclose(traced, alone, atol=1e-6)
 
+    state = svi.run(KEY, 100, X, y, 10.0, progress_bar=False).state
+    assert svi.evaluate(state, X, y, 3.0) == jnp.inf or level_below is param_level
+    for go_on in (
+        lambda: svi.update(state, X, y, 3.0),
+        lambda: svi.run(KEY, 5, X, y, 3.0, init_state=state, progress_bar=False),
+    ):
+        with pytest.raises(ValueError, match="a value of 'level' that is not in its support"):
+            go_on()
+
 
 def test_a_batch_may_lack_a_param(x64, fixed):
     X, y = fixed.args
