@@ -25,11 +25,11 @@ from numpyro_spikeslab.fitting.predict import (
     predict_tasks,
     transform_rows,
 )
+from numpyro_spikeslab.fitting.refusals import refuse_other_params
 from numpyro_spikeslab.fitting.starts import STEP
 from numpyro_spikeslab.precision import full_precision
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.evaluate import abstract_trace
-from numpyro_spikeslab.reading.form import find_function_sites, is_latent
+from numpyro_spikeslab.reading.form import find_function_sites, functions_of, is_latent
 from numpyro_spikeslab.reading.reader import Reader, Reading
 
 
@@ -57,7 +57,7 @@ class FunctionGuide(SpikeSlabGuide):
     def _sample_functions(self, model: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         result = {}
         for name in self.functions:
-            functions: Functions = model[name]["infer"][FUNCTIONS_MARK]
+            functions = functions_of(model[name])
             M, N = len(functions.templates), functions.num_inputs
             precision, linear = self._site_names(name)
             alpha = numpyro.param(precision, jnp.ones((M, N)), constraint=constraints.nonnegative)
@@ -71,12 +71,15 @@ class FunctionGuide(SpikeSlabGuide):
         return result
 
     def pack(self, reading: Reading, params: dict[str, Any]) -> Posterior:
-        posterior = super().pack(reading, params)
         known, form = reading.functions, reading.form
         if known is None or form.functions is None:
-            return posterior
+            return super().pack(reading, params)
         known.check_prior(type(self).__name__)
-        alpha, h = (params[name] for name in self._site_names(form.functions))
+        (pair,), sites = form.pairs, self._site_names(form.functions)
+        shapes = dict.fromkeys(self.factors.names(pair.name), pair.shape)
+        refuse_other_params("PairedGuide", params, shapes | dict.fromkeys(sites, known.mean.shape))
+        posterior = super().pack(reading, params)
+        alpha, h = (params[name] for name in sites)
         theta = known.theta(posterior.values)
         given = known.parameters, known.kernel, known.mean, theta, alpha, h
         mean, var, kl, prior_var = moments(*given)

@@ -15,9 +15,8 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.kernel_priors import start_values
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.reading.evaluate import run_model
-from numpyro_spikeslab.reading.form import find_function_sites
+from numpyro_spikeslab.reading.form import find_function_sites, functions_of
 from numpyro_spikeslab.reading.program import outside_transformations
 from numpyro_spikeslab.reading.provenance import provenance, union
 
@@ -45,7 +44,7 @@ def kernel_starts(trace: dict[str, Any]) -> dict[str, Any]:
     """The values in the kernels of a model, where their parameters start whatever their priors."""
     starts: dict[str, Any] = {}
     for name in find_function_sites(trace):
-        starts |= start_values(trace[name]["infer"][FUNCTIONS_MARK])
+        starts |= start_values(functions_of(trace[name]))
     return starts
 
 

@@ -15,9 +15,9 @@ from numpyro_spikeslab.algebra.alike import COVERAGE, MIN_CORRELATION, check_lim
 from numpyro_spikeslab.fitting.blocks import BlockFactors
 from numpyro_spikeslab.fitting.function_guide import FunctionGuide
 from numpyro_spikeslab.fitting.pairs import PairFactors
+from numpyro_spikeslab.fitting.refusals import refuse_other_params
 from numpyro_spikeslab.fitting.sets import (
     Effects,
-    check_params,
     columns_of,
     effects_of,
     labels_of,
@@ -239,7 +239,10 @@ class PairedGuide(FunctionGuide):
         # a fresh guide does not know the shapes of its slopes
         self.set_up(args, kwargs)
         for pair in reading.form.pairs:
-            check_params(params, dict.fromkeys(self.factors.names(pair.name), pair.shape))
+            names = self.factors.names(pair.name)
+            refuse_other_params(
+                "PairedGuide.credible_sets", params, dict.fromkeys(names, pair.shape)
+            )
         return effects_of(reading, self.pack(reading, params))
 
     @full_precision

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a fit does not take."""
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from numpyro.infer.autoguide import AutoDelta
@@ -20,6 +22,22 @@ def refuse_other_guide(guide: SpikeSlabGuide, reading: Reading) -> None:
             f"CAVI: the weights of the model are {given} and those of the guide {own}. A guide "
             "is made for one model: give CAVI that of its own."
         )
+
+
+def refuse_other_params(
+    user: str, params: dict[str, Any], shapes: dict[str, tuple[int, ...]]
+) -> None:
+    """Parameters that are not those of the weights and functions.
+
+    :param shapes: of those that are.
+    """
+    for name, shape in shapes.items():
+        if name not in params or jnp.shape(params[name]) != shape:
+            found = f"the shape {jnp.shape(params[name])}" if name in params else "nothing"
+            raise ValueError(
+                f"{user}: params: got {found} for `{name}`, expected the shape {shape}. Give the "
+                "parameters of a fit of this model to these arguments."
+            )
 
 
 def refuse_other_state(guide: SpikeSlabGuide, posterior: Posterior, reading: Reading) -> None:

@@ -195,21 +195,6 @@ def columns_of(form: Form, site: str | None) -> range:
     return range(end)
 
 
-def check_params(params: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
-    """Refuse parameters that are not those of the weights.
-
-    :param shapes: of those that are.
-    """
-    for name, shape in shapes.items():
-        if name not in params or jnp.shape(params[name]) != shape:
-            found = f"the shape {jnp.shape(params[name])}" if name in params else "nothing"
-            raise ValueError(
-                f"PairedGuide.credible_sets: params: got {found} for `{name}`, expected the "
-                f"shape {shape} of the weights. Give the parameters of a fit of this "
-                "model to these arguments."
-            )
-
-
 def labels_of(form: Form) -> list[Any]:
     """Of each column the index of its weight; with the name of its site, if there are several."""
     labels = []

@@ -20,8 +20,15 @@ from numpyro.infer.util import helpful_support_errors
 from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK, MARK, Functions
-from numpyro_spikeslab.reading.form import SET, WRAPPERS, Pair, base_of, find_function_sites
+from numpyro_spikeslab.primitives import MARK, Functions
+from numpyro_spikeslab.reading.form import (
+    SET,
+    WRAPPERS,
+    Pair,
+    base_of,
+    find_function_sites,
+    functions_of,
+)
 from numpyro_spikeslab.reading.program import Program, seen_anew, trace_program
 
 
@@ -215,7 +222,7 @@ def _keep(trace: dict[str, Any], pairs: tuple[Pair, ...], values, own) -> Run:
         for k, x in trace.items()
         if x["type"] == "param"
     }
-    functions = {k: trace[k]["infer"][FUNCTIONS_MARK] for k in find_function_sites(trace)}
+    functions = {k: functions_of(trace[k]) for k in find_function_sites(trace)}
     return Run(
         observed={
             k: observed_normal(x)

@@ -2,7 +2,7 @@
 """What about a model does not change with the values of its sites: names, shapes, roles."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK, GROUPS, MARK
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK, GROUPS, MARK, Functions
 
 COLUMNS, SHARED, FUNCTIONS, ENTRIES = "columns", "shared", "functions", "entries"
 """Kinds of features: a design whose columns are multiplied by one weight each; features that are
@@ -415,6 +415,14 @@ def find_function_sites(trace: dict[str, Any]) -> tuple[str, ...]:
         for name, site in trace.items()
         if site["type"] == "sample" and FUNCTIONS_MARK in site["infer"]
     )
+
+
+def functions_of(site: dict[str, Any]) -> Functions:
+    """What defines the functions of a site, with the names that a scope has given to all of it."""
+    functions: Functions = site["infer"][FUNCTIONS_MARK]
+    prefix = site["name"].removesuffix(functions.name)
+    sites = tuple(tuple(f"{prefix}{name}" for name in names) for names in functions.sites)
+    return replace(functions, name=site["name"], sites=sites)
 
 
 def is_latent(trace: dict[str, Any], name: str) -> bool:

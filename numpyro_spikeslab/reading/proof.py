@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 import numpyro.distributions as dist
 
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.reading.affine import (
     DIRECTION,
     Coefficients,
@@ -28,7 +28,14 @@ from numpyro_spikeslab.reading.affine import (
     tangent_of,
 )
 from numpyro_spikeslab.reading.evaluate import part_of
-from numpyro_spikeslab.reading.form import Role, base_of, is_drawable, is_latent, is_plain
+from numpyro_spikeslab.reading.form import (
+    Role,
+    base_of,
+    functions_of,
+    is_drawable,
+    is_latent,
+    is_plain,
+)
 from numpyro_spikeslab.reading.provenance import STEP, Names, provenance, union
 from numpyro_spikeslab.reading.subject import Subject
 
@@ -278,7 +285,7 @@ def _find_mixed(subject: Subject, run: Any, likelihood: str) -> str | None:
     if len(names) != 1 or len(subject.pairs) != 1:
         return None
     (name,), (pair,) = names, subject.pairs
-    functions: Functions = subject.trace[name]["infer"][FUNCTIONS_MARK]
+    functions = functions_of(subject.trace[name])
     M, N = len(functions.templates), functions.num_inputs
     fits = jnp.shape(subject.shapes[name]) == (M, N) and pair.shape[-1:] == (M,)
     seen = run.observed[likelihood]
@@ -320,7 +327,7 @@ def _about_functions(
     """See the last three of :class:`Proof`."""
     if mixed is None:
         return (), (), ()
-    key, functions = f"site {mixed}", subject.trace[mixed]["infer"][FUNCTIONS_MARK]
+    key, functions = f"site {mixed}", functions_of(subject.trace[mixed])
     fed: dict[str, set[str]] = {name: set() for name in subject.others}
     for target, sources in run.log_probs.items():
         for name in _sites(sources) & set(fed):

@@ -20,7 +20,6 @@ from numpyro_spikeslab.algebra.entries import Layout, layout_of
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, feature_rows
 from numpyro_spikeslab.devices import fetched, mesh_of_several, on_every_device
 from numpyro_spikeslab.distributions import GaussianFunctions
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK, Functions
 from numpyro_spikeslab.reading.checks import (
     Uncentred,
     check_sharding,
@@ -37,6 +36,7 @@ from numpyro_spikeslab.reading.form import (
     SHARED,
     Form,
     find_pairs,
+    functions_of,
     is_latent,
     is_plain,
 )
@@ -367,7 +367,7 @@ def _by_column(first: Form, places: Places, indices: tuple) -> tuple:
 def _functions(subject: Subject, proof: Proof, name: str, values: dict[str, Any]) -> Known:
     """What defines the functions, with the arrays that the program has computed."""
     site = subject.trace[name]
-    functions: Functions = site["infer"][FUNCTIONS_MARK]
+    functions = functions_of(site)
     inputs = (
         {n: values[n] for n in subject.others},
         {pair.name: jnp.zeros(pair.shape) for pair in subject.pairs},

@@ -10,12 +10,13 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK, weights
+from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import (
     ENTRIES,
     FUNCTIONS,
     find_function_sites,
+    functions_of,
     is_drawable,
     is_latent,
 )
@@ -53,7 +54,7 @@ def latent_sites(trace: dict[str, Any]) -> tuple[str, ...]:
     names = [
         site
         for name in find_function_sites(trace)
-        for site in (name, *trace[name]["infer"][FUNCTIONS_MARK].site_names)
+        for site in (name, *functions_of(trace[name]).site_names)
     ]
     return tuple(name for name in names if is_latent(trace, name))
 

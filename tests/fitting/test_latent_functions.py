@@ -499,3 +499,35 @@ def test_functions_of_a_state_have_the_prior_of_the_data(other):
     np.testing.assert_allclose(loss, of_params(svi.get_params(new)), rtol=1e-8)
     result = svi.run(KEY, 5, init_state=state, progress_bar=False, **given)
     np.testing.assert_allclose(result.losses[-1], of_params(result.params), rtol=1e-8)
+
+
+def test_parameters_of_other_data_are_refused():
+    model = nss.models.mtmkl([SMOOTH] * 2)
+    guide = nss.PairedGuide(model)
+    params = nss.CAVI(model, guide, plain=True).run(KEY, 1, X, FULL, progress_bar=False).params
+    for data, name in (((X, FULL[:, 1:]), "W_auto_probs"), ((X[1:], FULL[1:]), "phi_auto_prec")):
+        for use in (guide.predict, guide.posterior_mean):
+            with pytest.raises(ValueError, match=f"for `{name}.*parameters of a fit of this model"):
+                use(params, *data)
+
+
+# A model under a scope
+
+
+@pytest.mark.slow
+def test_functions_may_be_in_a_scope():
+    model = nss.models.mtmkl([SMOOTH, 2.0 * kernels.Matern32(1.0)])
+    found = []
+    for prefix, use in (("", model), ("a/", handlers.scope(model, prefix="a"))):
+        guide = nss.PairedGuide(use)
+        svi = nss.CAVI(use, guide, plain=True)
+        result = svi.run(KEY, 3, X, FULL, progress_bar=False)
+        state = nss.mtmkl_kernel(use).init(KEY, 1, None, (X, FULL), {})
+        found.append(
+            (
+                guide.predict(result.params, X, FULL, X_new=X + 1.0),
+                {name.removeprefix(prefix): x for name, x in result.params.items()},
+                {name.removeprefix(prefix): x for name, x in state.z.items()},
+            )
+        )
+    jax.tree.map(np.testing.assert_array_equal, *found)
