@@ -2,6 +2,7 @@
 """Maxima and draws of a density that can be evaluated: parabolas, L-BFGS, slice sampling."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
@@ -100,6 +101,12 @@ def _end(now: Ascent, p: Any, offsets: Any, values: Any) -> Ascent:
     )
 
 
+def _unconstrained(transform: Any, x: Any) -> Any:
+    # rounding may have put it on the boundary
+    far = -jnp.log(jnp.finfo(x.dtype).eps)
+    return jnp.nan_to_num(transform.inv(x), nan=jnp.nan, posinf=far, neginf=-far)
+
+
 def climb(
     value: Callable[[dict[str, Any]], Any], start: dict[str, Any], transforms: dict[str, Any]
 ) -> tuple[dict[str, Any], Any]:
@@ -117,7 +124,10 @@ def climb(
     def loss(free):
         return -value(constrain(free))
 
-    free = {name: jax.tree.map(transforms[name].inv, x) for name, x in start.items()}
+    free = {
+        name: jax.tree.map(partial(_unconstrained, transforms[name]), x)
+        for name, x in start.items()
+    }
     solver = optax.lbfgs(memory_size=NUM_CLIMBING_STEPS)
     value_and_grad = optax.value_and_grad_from_state(loss)
 

@@ -353,7 +353,7 @@ class CAVI(SVI):
         :param kwargs: keyword arguments of the model.
         :return: the result of the start with the best bound.
         :raises ValueError: if ``num_steps``, the model or ``init_params`` do not fit.
-        :raises FloatingPointError: if the bound is not a number after the first step.
+        :raises FloatingPointError: if the bound is not a number in the end.
         """
         if not isinstance(num_steps, int | np.integer) or num_steps < 1:
             raise ValueError(f"CAVI.run: num_steps must be a positive integer, got {num_steps}.")

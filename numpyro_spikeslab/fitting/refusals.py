@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from numpyro.distributions import biject_to
 from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
@@ -60,8 +61,10 @@ def refuse_other_state(guide: SpikeSlabGuide, posterior: Posterior, reading: Rea
 def refuse_outside(posterior: Posterior, reading: Reading) -> None:
     """A state with values that data of narrower supports leave out."""
     for site, support in reading.supports.items():
-        inside = jnp.all(support(posterior.values[site]))
-        if are_concrete(inside) and not inside:
+        value = posterior.values[site]
+        # rounding alone may leave a support, and its transformation then takes it all the same
+        outside = ~jnp.all(support(value)) & ~jnp.all(jnp.isfinite(biject_to(support).inv(value)))
+        if are_concrete(outside) and outside:
             raise ValueError(
                 f"CAVI: the state has a value of {site!r} that is not in its support, {support}, "
                 "with these data. Begin anew, without `init_state`."

@@ -138,6 +138,24 @@ def test_a_run_of_a_fresh_engine_goes_on_within_the_supports(x64, fixed):
     same((rest.params, rest.losses), (whole.params, whole.losses), 0)
 
 
+def test_a_value_that_rounding_puts_on_the_boundary_stays_a_number():
+    """Others climb with it."""
+    X = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+
+    def model(X, y):
+        level = numpyro.sample("level", dist.Uniform(1000.0, 1001.0))
+        power = numpyro.sample("power", dist.Gamma(2.0, 1.0))
+        with numpyro.plate("feature", 2):
+            w = nss.spike_slab("w", 0.25)
+        with numpyro.plate("obs", 40):
+            numpyro.sample("y", dist.Normal((level - 1000.0) ** power + X @ w, 0.1), obs=y)
+
+    svi = nss.CAVI(model, nss.PairedGuide(model), temperature=None)
+    result = svi.run(KEY, 30, X, X[:, 0] + 3.0, progress_bar=False)
+    assert result.params["level_auto_loc"] == 1001.0
+    assert np.all(np.diff(result.losses) <= 1e-2) and np.all(np.isfinite(result.losses))
+
+
 def uniform_level(most):
     return numpyro.sample("level", dist.Uniform(0.0, most))
 
