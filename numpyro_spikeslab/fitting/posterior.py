@@ -175,7 +175,6 @@ def renewed(posterior: Posterior, found: FunctionFactors) -> Posterior:
 
     :param found: what the parameters and the data say of the functions.
     """
-
     now = posterior.functions
     assert now is not None
 
