@@ -205,7 +205,7 @@ class CAVI(SVI):
 
     def _start(self, reading: Reading) -> dict[str, tuple[Any, Any]]:
         """Start value and constraint of each parameter of the guide and the model."""
-        own, known = self.guide._params.items(), reading.generic
+        own, known = self.guide._params.items(), reading.params
         found = self.guide.start() | {name: (known[name], x) for name, x in own if name in known}
         # the guide may have been set up where supports were others
         for site, support in reading.supports.items():

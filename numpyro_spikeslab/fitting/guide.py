@@ -94,14 +94,16 @@ class SpikeSlabGuide(PosteriorSummaries):
         """
         new = self.prototype_trace is None or self._precision != jnp.result_type(float)
         seen = shapes_of((args, kwargs))
-        if new or (seen not in self._known and not self._fits(args, kwargs)):
+        # groups are numbers of the data, of which shapes say nothing
+        known = seen in self._known and all(pair.groups is None for pair in self.pairs)
+        if new or not (known or self._fits(args, kwargs)):
             self._setup_prototype(*args, **kwargs)
         self._known.add(seen)
 
     def _fits(self, args: tuple, kwargs: dict[str, Any]) -> bool:
-        """Whether the latent sites have the shapes that were noted."""
+        """Whether the latent sites have the shapes and groups that were noted."""
         trace = abstract_trace(self.model, args, kwargs)
-        return all(
+        return self._find_pairs(trace) == self.pairs and all(
             name in trace and jnp.shape(trace[name]["value"]) == shape
             for name, shape in self._shapes.items()
         )

@@ -4,6 +4,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import jax.numpy as jnp
 
 import numpyro
@@ -11,7 +13,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.groups import GroupedMeanField
+from numpyro_spikeslab.algebra.groups import GroupedMeanField, stacks_of
 from numpyro_spikeslab.algebra.mixtures import SlabMixtures, single
 from numpyro_spikeslab.fitting.groups import (
     pack_groups,
@@ -20,6 +22,7 @@ from numpyro_spikeslab.fitting.groups import (
     unpack_groups,
 )
 from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair
+from numpyro_spikeslab.reading.program import are_concrete
 
 PARTS = PairedMeanField._fields
 
@@ -124,7 +127,13 @@ class PairFactors:
 
     def are_own(self, form: Form, factors: Any) -> bool:
         """Whether factors of these sizes are those of the guide."""
-        return True
+        if form.groups is None or not isinstance(factors, GroupedMeanField):
+            return (form.groups is None) != isinstance(factors, GroupedMeanField)
+        own = stacks_of(form.groups)
+        alike = [x.shape for x in own] == [x.shape for x in factors.stacks]
+        if not alike or not are_concrete(factors.stacks):
+            return alike
+        return all(map(np.array_equal, own, factors.stacks))
 
 
 def declared(start: dict[str, tuple[Any, Any]], leading: int = 0) -> list[Any]:

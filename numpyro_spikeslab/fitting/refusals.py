@@ -53,8 +53,8 @@ def refuse_other_state(guide: SpikeSlabGuide, posterior: Posterior, reading: Rea
         )
     if not guide.factors.are_own(reading.form, posterior.weights):
         raise ValueError(
-            "CAVI: the state is one of a guide with other blocks. Make the guide with those of "
-            "its own, `PairedGuide(model, blocks=fitted.blocks)`."
+            "CAVI: the state is one with other blocks or groups. Make the guide with blocks of its "
+            "own, `PairedGuide(model, blocks=fitted.blocks)`; with other groups begin anew."
         )
 
 
@@ -80,6 +80,12 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
             "has no closed form. Use AutoDelta, or fit with numpyro.infer.SVI."
         )
     form = reading.form
+    if moving := [site for site, support in reading.supports.items() if support is None]:
+        raise ValueError(
+            f"CAVI: the support of {moving[0]!r} depends on other sites of the model. Make it a "
+            "function of a site whose support does not, such as `low + "
+            'numpyro.sample("above", dist.HalfNormal(1.0))`.'
+        )
     names = [name for name in guide.functions if name in form.others]
     if names:
         shape = form.pairs[0].shape

@@ -214,6 +214,10 @@ def _resized(task: Task, local: tuple[str, ...], posterior: Posterior) -> Poster
                 f"CAVI: {site!r} has shape {np.shape(like)} in a batch and {np.shape(value)} in "
                 "the state. A site must have entries for each task, or the same in all batches."
             )
+    known = task.reading.functions
+    if known is not None and known.fixed:
+        # parameters that the model holds may be others than before
+        functions = functions._replace(theta=known.theta(values))
     nothing = jnp.zeros(form.shape, functions.mean.dtype)
     weights = PairedMeanField(nothing, nothing, nothing)
     return Posterior(weights, functions, values, None)

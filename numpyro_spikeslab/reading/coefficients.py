@@ -65,15 +65,15 @@ def over_covariates(
 
 
 def shared_covariates(problem: Problem, values: dict[str, Any]) -> dict[str, Float[Array, "C N"]]:
-    """Covariates of the coefficients of tasks, 0 where no task has an observation."""
+    """Covariates of the coefficients of tasks, 0 where no task has an observation and they are not
+    finite; see :func:`~numpyro_spikeslab.reading.view.shared_features`."""
     form, (tangent, shapes) = problem.form, affine_map(problem, values)
     seen = jnp.any(view(problem, values).relative > 0, axis=1)
-    return {
-        own.site: jnp.where(
-            seen, over_covariates(form, tangent, own, shapes, lambda rows: rows[:, 0]), 0
-        )
+    found = {
+        own.site: over_covariates(form, tangent, own, shapes, lambda rows: rows[:, 0])
         for own in form.of_tasks
     }
+    return {name: jnp.where(seen | jnp.isfinite(x), x, 0) for name, x in found.items()}
 
 
 class TaskCoefficients(NamedTuple):

@@ -196,6 +196,7 @@ class Known(NamedTuple):
     - **is_plain** - whether their prior is Gaussian, neither masked nor scaled.
     - **strangers** - other sites than the kernels' parameters on which it depends.
     - **dependents** - what depends on the functions beside the likelihood.
+    - **lost** - sites of kernel parameters that a handler has hidden, or cut off from the kernels.
     """
 
     functions: Functions
@@ -206,6 +207,7 @@ class Known(NamedTuple):
     is_plain: bool
     strangers: tuple[str, ...]
     dependents: tuple[str, ...]
+    lost: tuple[str, ...]
 
     def check(self, user: str) -> None:
         """Raise unless there is no more of the functions than a likelihood and their own prior."""
@@ -214,6 +216,12 @@ class Known(NamedTuple):
             raise ValueError(
                 f"{user}: the prior of the latent functions {name!r} must be Gaussian, neither "
                 "masked nor scaled. Leave it to latent_functions."
+            )
+        if self.lost:
+            raise ValueError(
+                f"{user}: the kernel parameters {list(self.lost)} of {name!r} are hidden or set, "
+                "as by `handlers.block` or `handlers.do`. Leave them latent, or hold them with "
+                "`handlers.condition`."
             )
         self.check_prior(user)
         if self.dependents:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import numpyro.distributions as dist
+from numpyro.distributions import constraints
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.reading.affine import (
@@ -45,6 +46,15 @@ TRACTABLE = {
     "inclusion": (dist.Beta, dist.Uniform, dist.ImproperUniform),
 }
 """Priors of each part whose maximum a posteriori has a closed form."""
+
+WHOLE_SCALES = (
+    type(constraints.real),
+    type(constraints.positive),
+    type(constraints.nonnegative),
+    type(constraints.softplus_positive),
+)
+WHOLE_PROBABILITIES = (*WHOLE_SCALES, type(constraints.unit_interval))
+"""Constraints that leave out no scale, and no probability."""
 
 
 class Proof(NamedTuple):
@@ -253,7 +263,20 @@ def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tu
         known = _is_known(subject.trace[name], part)
         if known and _is_linear(subject, inputs, key, partial(of, part=part)):
             roles.append(Role(name, part))
-    return tuple(roles)
+    arrays = [_sites(union(x)) for part in parts for x in of(run, part)]
+    return _without_strangers(roles, arrays)
+
+
+def _without_strangers(roles: list[Role], arrays: list[Names]) -> tuple[Role, ...]:
+    """Those that stand beside their like alone, of which a part is affine, too. What other sites
+    add to it may be zero at the values of the probe.
+
+    :param arrays: the sites on which each array of a part depends.
+    """
+    known = {role.site for role in roles}
+    mixed = {site for sites in arrays if not sites <= known for site in sites}
+    kept = [role for role in roles if role.site not in mixed]
+    return tuple(kept) if len(kept) == len(roles) else _without_strangers(kept, arrays)
 
 
 def _is_known(site: dict[str, Any], part: str) -> bool:
@@ -265,8 +288,20 @@ def _is_known(site: dict[str, Any], part: str) -> bool:
 
 
 def is_tractable(site: dict[str, Any], part: str) -> bool:
-    """Whether the maximum of a part has a closed form under the prior of a site."""
-    return site["type"] == "param" or is_plain(site, TRACTABLE[part])
+    """Whether the maximum of a part has a closed form under the prior of a site, or the constraint
+    of a param: without either the part may have all values that it can have."""
+    if site["type"] == "param":
+        return _is_whole(site["kwargs"].get("constraint", constraints.real), part)
+    base = base_of(site["fn"])
+    if isinstance(base, dist.ImproperUniform) and not _is_whole(base.support, part):
+        return False
+    return is_plain(site, TRACTABLE[part])
+
+
+def _is_whole(support: Any, part: str) -> bool:
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    return type(support) in (WHOLE_PROBABILITIES if part == "inclusion" else WHOLE_SCALES)
 
 
 def _is_linear(subject: Subject, inputs: dict[str, Any], key: str, of: Callable) -> bool:

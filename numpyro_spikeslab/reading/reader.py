@@ -70,6 +70,7 @@ class Reading:
     :param indices: for each site with a role, which of its entries each weight or task takes.
     :param functions: what is known of the latent functions that weights mix, or `None`.
     :param generic: generic values of the other sites.
+    :param params: values of the model's params, which may be traced.
     :param layout: of the observations, if they are entries of a table.
     :param block_size: columns per block of the design.
     :param spread: coefficients whose prior variances depend on other sites.
@@ -83,6 +84,7 @@ class Reading:
     indices: dict[str, Any]
     functions: Known | None
     generic: dict[str, Any]
+    params: dict[str, Any]
     layout: Layout | None
     block_size: int
     spread: tuple[str, ...]
@@ -121,7 +123,7 @@ class Reading:
     @cached_property
     def supports(self) -> dict[str, Any]:
         """Supports of the latent sites that are free, and constraints of such params, which may
-        depend on data; without those that depend on other sites."""
+        depend on data; `None` of those that depend on other sites."""
         names = self.form.free
         if not names:
             return {}
@@ -141,7 +143,7 @@ class Reading:
         with outside_transformations(self.constants):
             sources = provenance(leaves, values=self.generic)
             known = supports(compiled(found, self.generic))
-        return {name: x for name, x in known.items() if not union(sources[name])}
+        return {name: None if union(sources[name]) else x for name, x in known.items()}
 
     @cached_property
     def design(self) -> Design | None:
@@ -283,15 +285,15 @@ class Reader:
             proof = None
             if self._last is not None:
                 known, kept, reading, proved = self._last
-                if known == key and same_constants(kept, constants):
+                if known == key and same_constants(kept, (*constants, *more)):
                     return reading
                 # it is of the program, whatever the data
                 proof = proved if known == key else None
-            kept = keep_constants(constants)
+            kept = keep_constants((*constants, *more))
             subject = Subject(trace, shapes, pairs, program, on_device(constants), self.user)
             proof = proof or prove(subject)
             reading = _read(subject, proof, generic, more, self.joint)
-            if are_concrete(constants):
+            if are_concrete((constants, more)):
                 self._last = key, kept, reading, proof
             return reading
 
@@ -315,6 +317,10 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
     else:
         found = only_known(found, forms, generic, subject, more, along)
     form = settle(forms, found)
+    params = [name for name in form.others if subject.trace[name]["type"] == "param"]
+    starts = {name: values[name] for name in params}
+    if not concrete:
+        starts = generic.part(lambda run: {name: run[name] for name in params})(more)
     layout, constants = None, subject.constants
     if form.kind == ENTRIES and places is not None:
         layout, constants = _laid_out(form, places, constants)
@@ -343,6 +349,7 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
         },
         functions,
         {name: values[name] for name in form.others},
+        starts,
         layout,
         block_size=form.size if joint else BLOCK_SIZE,
         spread=proof.coefficients.spread,
@@ -377,6 +384,8 @@ def _functions(subject: Subject, proof: Proof, name: str, values: dict[str, Any]
     kept = functions.mean if functions.mean is None or callable(functions.mean) else found.mean
     new = replace(functions, X=found.X, templates=tuple(found.templates), mean=kept)
     latent = tuple(n for n in functions.site_names if is_latent(subject.trace, n))
+    trace = subject.trace
+    lost = [n for n in functions.site_names if "_intervener_id" in trace.get(n, {"_intervener_id"})]
     fixed = {n: x for n, x in found.parameters.items() if n not in latent}
     return Known(
         new,
@@ -387,6 +396,7 @@ def _functions(subject: Subject, proof: Proof, name: str, values: dict[str, Any]
         is_plain(site, (dist.Normal, dist.MultivariateNormal, GaussianFunctions)),
         proof.strangers,
         proof.dependents,
+        tuple(lost),
     )
 
 

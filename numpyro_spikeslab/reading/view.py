@@ -279,7 +279,9 @@ def whitened_design(
 
 
 def shared_features(problem: Problem, values: dict[str, Any]) -> Float[Array, "M N"]:
-    """Features that are the same for all tasks, 0 where no task has an observation."""
+    """Features that are the same for all tasks, 0 where no task has an observation and they are not
+    finite."""
     rows = over_features(problem, values, lambda rows: rows[:, 0])
+    # at other values there may be observations, so what is finite stays
     seen = jnp.any(view(problem, values).relative > 0, axis=1)
-    return jnp.where(seen, rows, 0)
+    return jnp.where(seen | jnp.isfinite(rows), rows, 0)

@@ -255,7 +255,7 @@ def start_inclusion(z: dict[str, Any]) -> dict[str, Any]:
 
 def complete(reading: Reading, values: dict[str, Any]) -> dict[str, Any]:
     """Values of all other sites: a model's params, which no block holds, stay where they start."""
-    return reading.generic | values
+    return reading.generic | reading.params | values
 
 
 def require_finite(user: str, values: dict[str, Any]) -> Bool[Array, ""]:
