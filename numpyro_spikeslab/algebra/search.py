@@ -118,16 +118,15 @@ def climb(
     :return: the end and its value, never below that of the start.
     """
 
+    # without names, which may be those of the parts of the solver's state
     def constrain(free):
-        return {name: jax.tree.map(transforms[name], x) for name, x in free.items()}
+        each = zip(start, free, strict=True)
+        return {name: jax.tree.map(transforms[name], x) for name, x in each}
 
     def loss(free):
         return -value(constrain(free))
 
-    free = {
-        name: jax.tree.map(partial(_unconstrained, transforms[name]), x)
-        for name, x in start.items()
-    }
+    free = [jax.tree.map(partial(_unconstrained, transforms[k]), x) for k, x in start.items()]
     solver = optax.lbfgs(memory_size=NUM_CLIMBING_STEPS)
     value_and_grad = optax.value_and_grad_from_state(loss)
 

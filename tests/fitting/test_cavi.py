@@ -138,6 +138,45 @@ def test_a_run_of_a_fresh_engine_goes_on_within_the_supports(x64, fixed):
     same((rest.params, rest.losses), (whole.params, whole.losses), 0)
 
 
+@pytest.mark.parametrize("kind", ["param", "improper"])
+@pytest.mark.parametrize(
+    ("part", "low", "high", "expected"),
+    [("noise", 1.0, 5.0, 1.0), ("inclusion", 0.05, 0.15, 0.15), ("slab", 2.0, 5.0, 2.0)],
+)
+def test_sites_with_a_role_keep_their_constraints(x64, fixed, kind, part, low, high, expected):
+    support = dist.constraints.interval(low, high)
+
+    def model(X, y):
+        if kind == "param":
+            value = numpyro.param("value", 0.5 * (low + high), constraint=support)
+        else:
+            value = numpyro.sample("value", dist.ImproperUniform(support, (), ()))
+        known = {"noise": 0.3, "inclusion": 0.5, "slab": 1.0} | {part: value}
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", known["inclusion"], known["slab"])
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, known["noise"]), obs=y)
+
+    X = fixed.args[0]
+    svi = nss.CAVI(model, nss.PairedGuide(model), temperature=None)
+    # all columns count, with effects and noise that are less than the constraints leave
+    params = svi.run(KEY, 200, X, X @ jnp.full(X.shape[1], 0.5), progress_bar=False).params
+    assert params[param_name("value", "auto", params)] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_support_that_depends_on_other_sites_is_refused(fixed):
+    def model(X, y):
+        low = numpyro.sample("low", dist.HalfNormal(5.0))
+        level = numpyro.sample("level", dist.TruncatedNormal(0.0, 1.0, low=low))
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.25)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(level + X @ w, 0.3), obs=y)
+
+    with pytest.raises(ValueError, match="support of 'level' depends on other sites"):
+        nss.CAVI(model, nss.PairedGuide(model)).init(KEY, *fixed.args)
+
+
 def test_a_value_that_rounding_puts_on_the_boundary_stays_a_number():
     """Others climb with it."""
     X = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)

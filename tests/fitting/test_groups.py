@@ -125,6 +125,24 @@ def test_the_end_is_a_maximum_of_the_bound(x64):
             assert -svi.evaluate(moved, X, y) < best
 
 
+@pytest.mark.parametrize("as_groups", [tuple, np.array])
+def test_other_groups_are_those_of_the_call(x64, as_groups):
+    """Their number is the same, and so are all shapes."""
+    X, y = data()
+    others = as_groups((0, 0, 1, 1, 2, 2)), as_groups((0, 1, 0, 1, 2, 2))
+    guide = nss.PairedGuide(model)
+    svi = nss.CAVI(model, guide)
+    states = [svi.run(KEY, 120, X, y, groups, progress_bar=False).state for groups in others]
+    params, groups = svi.get_params(states[1]), others[1]
+    loss = TraceGraph_ELBO(num_particles=4000).loss(KEY, params, model, guide, X, y, groups)
+    assert loss == pytest.approx(float(svi.evaluate(states[1], X, y, groups)), abs=0.1)
+    spikes = guide.sample_posterior(KEY, params, X, y, groups, sample_shape=(50,))["w_spike"]
+    assert spikes.shape == (50, 3)
+    for go_on in (svi.evaluate, svi.update):
+        with pytest.raises(ValueError, match="with other groups begin anew"):
+            go_on(states[0], X, y, groups)
+
+
 def test_groups_of_one_are_pairs(precision):
     """The family, its sweep, its moments and its divergence are those of the paired mean field."""
     X, y = data(size=5)

@@ -192,6 +192,20 @@ def test_functions_that_do_more_than_mix_are_refused(place, message):
             user.init(KEY, *args)
 
 
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda model: handlers.do(model, {"phi_scale": jnp.array([3.0, 3.0])}),
+        lambda model: handlers.block(model, hide=["phi_scale"]),
+    ],
+    ids=["do", "block"],
+)
+def test_kernel_parameters_that_a_handler_cuts_off_are_refused(around):
+    model = around(nss.models.mtmkl([SMOOTH] * 2))
+    with pytest.raises(ValueError, match=r"\['phi_scale'\] of 'phi' are hidden or set.*condition"):
+        cavi(model).init(KEY, X, FULL)
+
+
 def test_functions_whose_prior_depends_on_other_sites_are_refused():
     def model(X, Y):
         scale = numpyro.sample("scale", dist.HalfNormal(1.0))

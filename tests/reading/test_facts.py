@@ -17,6 +17,7 @@ from tinygp import kernels
 import xarray as xr
 
 import jax
+from jax import nn
 import jax.numpy as jnp
 
 import numpyro
@@ -774,6 +775,48 @@ def traced_form(model: Callable, *args: Any) -> Form:
 def switched_noise(flag):
     s = numpyro.sample("s", dist.HalfNormal())
     observe(X @ weigh(), s * jnp.where(flag, 1.0, 2.0))
+
+
+def test_a_role_stands_alone_or_beside_its_like():
+    """What another site adds may be nothing at the values of the probe."""
+
+    def beside(other, add):
+        def model():
+            s = numpyro.sample("s", dist.HalfNormal())
+            u = numpyro.sample("u", other)
+            observe(X @ weigh(), s + add(u))
+
+        return model
+
+    for low in (1.9, -1e3):  # generic values of a real site are between -2 and 2
+        assert form_of(beside(dist.Normal(), lambda u, low=low: nn.relu(u - low))).roles == ()
+    assert form_of(beside(dist.Bernoulli(0.5), lambda z: 1.0 * z)).roles == ()
+
+    def two():
+        s, t = (numpyro.sample(name, dist.HalfNormal()) for name in "st")
+        pi = numpyro.sample("pi", dist.Beta(1.0, 1.0))
+        with numpyro.plate("feature", P):
+            w = nss.spike_slab("w", pi)
+            v = nss.spike_slab("v", nn.sigmoid(jnp.log(s)))
+        observe(X @ (w + v), t)
+
+    assert set(form_of(two).roles) == {Role("pi", "inclusion"), Role("t", "noise")}
+
+
+def test_features_stay_where_no_observation_counts_at_some_values():
+    features = np.where(np.arange(N)[:, None] == 3, np.nan, X)
+    table = np.where(np.arange(N)[:, None] == 3, np.nan, np.stack([Y, Y], 1))
+
+    def model():
+        z = numpyro.sample("z", dist.Bernoulli(0.5).expand([N]).to_event(1))
+        with numpyro.plate("task", 2, dim=-2), numpyro.plate("feature", P):
+            W = nss.spike_slab("W", 0.25)
+        with handlers.mask(mask=(z[:, None] == 0) & ~np.isnan(table)):
+            numpyro.sample("Y", dist.Normal(jnp.asarray(features) @ W.T, 0.5), obs=table)
+
+    reading = Reader(model, "test")((), {})
+    assert 0 < np.sum(np.asarray(reading.generic["z"]) == 1) < N
+    np.testing.assert_allclose(reading.features, np.nan_to_num(features.T), rtol=1e-6)
 
 
 def test_a_role_that_traced_data_decide_is_none():

@@ -323,6 +323,36 @@ def short(model, *args, **options):
     return mcmc.get_samples()
 
 
+@pytest.mark.parametrize("jit_model_args", [False, True])
+def test_params_of_the_model_are_those_of_the_call(x64, jit_model_args):
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    y = X[:, 0] + 5.0
+
+    def model(start):
+        offset = numpyro.param("offset", start)
+        with numpyro.plate("feature", 3):
+            w = nss.spike_slab("w", 0.3)
+        numpyro.deterministic("level", offset + jnp.zeros(()))
+        with numpyro.plate("obs", 40):
+            numpyro.sample("y", dist.Normal(offset + X @ w, 0.5), obs=y)
+
+    kernel = nss.PairedGibbs(model)
+    for start in (jnp.array(0.0), jnp.array(5.0)):
+        mcmc = MCMC(
+            kernel,
+            num_warmup=20,
+            num_samples=200,
+            progress_bar=False,
+            jit_model_args=jit_model_args,
+        )
+        mcmc.run(KEY, start)
+        draws = mcmc.get_samples()
+        assert np.all(draws["level"] == start)
+    # where the offset is right nothing else is left: these are hardly ever included
+    assert np.all(np.mean(draws["w_spike"], axis=0)[1:] < 0.3)
+    assert np.mean(draws["w"], axis=0)[0] == pytest.approx(1.0, abs=0.1)
+
+
 def test_chains_of_traced_data_are_those_of_the_data(x64):
     case = truth.shared_features_case()
     found = short(case.model, *case.args, jit_model_args=True)
