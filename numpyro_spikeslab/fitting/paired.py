@@ -26,8 +26,9 @@ from numpyro_spikeslab.fitting.sets import (
     table_of,
 )
 from numpyro_spikeslab.precision import full_precision
-from numpyro_spikeslab.reading.evaluate import abstract_trace
+from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
 from numpyro_spikeslab.reading.form import COLUMNS, is_latent
+from numpyro_spikeslab.reading.program import computed
 from numpyro_spikeslab.reading.reader import Reading
 
 
@@ -307,6 +308,11 @@ class PairedGuide(FunctionGuide):
                 f"PairedGuide.to_init_params: `unconstrained` has unknown names {unknown}; the "
                 f"latent sites are {sorted(values)}."
             )
-        for name in unconstrained:
-            values[name] = biject_to(trace[name]["fn"].support).inv(values[name])
+
+        def supports():
+            run = run_model(self.model, args, kwargs, {})
+            return {name: run[name]["fn"].support for name in unconstrained}
+
+        for name, support in computed(supports).items() if unconstrained else ():
+            values[name] = biject_to(support).inv(values[name])
         return values

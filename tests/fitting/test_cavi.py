@@ -177,6 +177,22 @@ def test_a_support_that_depends_on_other_sites_is_refused(fixed):
         nss.CAVI(model, nss.PairedGuide(model)).init(KEY, *fixed.args)
 
 
+def test_starts_of_chains_in_unconstrained_space_know_supports_of_the_data(x64, fixed):
+    def model(X, y):
+        most = 2 * jnp.max(jnp.abs(X))
+        scale = numpyro.sample("scale", dist.Uniform(0.0, most))
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.25)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, jnp.exp(scale)), obs=y)
+
+    guide = nss.PairedGuide(model)
+    params = nss.CAVI(model, guide).init(KEY, *fixed.args).optim_state[1]
+    found = guide.to_init_params(params, *fixed.args, unconstrained=["scale"])["scale"]
+    most = 2 * np.max(np.abs(fixed.args[0]))
+    assert most / (1 + np.exp(-found)) == pytest.approx(float(params["scale_auto_loc"]))
+
+
 def test_a_value_that_rounding_puts_on_the_boundary_stays_a_number():
     """Others climb with it."""
     X = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
