@@ -320,7 +320,8 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
     params = [name for name in form.others if subject.trace[name]["type"] == "param"]
     starts = {name: values[name] for name in params}
     if not concrete:
-        starts = generic.part(lambda run: {name: run[name] for name in params})(more)
+        own = generic.part(lambda run: {name: run[name] for name in params})
+        starts = jax.tree.map(jnp.asarray, own(more))
     layout, constants = None, subject.constants
     if form.kind == ENTRIES and places is not None:
         layout, constants = _laid_out(form, places, constants)
