@@ -89,11 +89,11 @@ def check_design(reading, generated, values, expected) -> None:
         root = np.sqrt(np.ravel(view.relative))
         np.testing.assert_allclose(rows, expected.X.T * root, rtol=1e-9, atol=1e-9)
         return
-    # shared features are those of the first task, where it has any observations
+    # shared features are those of the first task, where any task has observations or may have
     Q, M = form.shape
     full = expected.X.reshape(*structure.shape, Q, M)
     full = full.swapaxes(0, 1) if structure.layout == "tasks first" else full
-    seen = np.any(tasks_last(structure, expected.weight) > 0, axis=1)
+    seen = np.any(tasks_last(structure, expected.weight) > 0, axis=1) | (not form.constant_design)
     for task in range(Q):
         np.testing.assert_allclose(
             reading.features, (full[:, task, task] * seen[:, None]).T, rtol=1e-9, atol=1e-9

@@ -101,8 +101,9 @@ def _end(now: Ascent, p: Any, offsets: Any, values: Any) -> Ascent:
     )
 
 
-def _unconstrained(transform: Any, x: Any) -> Any:
-    # rounding may have put it on the boundary
+def on_real_line(transform: Any, x: Any) -> Any:
+    """The inverse of a transformation onto a support; finite on the boundary, where rounding may
+    have put ``x``."""
     far = -jnp.log(jnp.finfo(x.dtype).eps)
     return jnp.nan_to_num(transform.inv(x), nan=jnp.nan, posinf=far, neginf=-far)
 
@@ -115,10 +116,11 @@ def climb(
     :param value: what is to be maximised.
     :param start: where to start, by names.
     :param transforms: for each name the bijection onto its support.
-    :return: the end and its value, never below that of the start.
+    :return: the end and its value, never below that of the start, which is moved inside where it is
+        on the boundary.
     """
 
-    # without names, which may be those of the parts of the solver's state
+    # optax finds the parts of its state by name, and sites may have the names "value" and "grad"
     def constrain(free):
         each = zip(start, free, strict=True)
         return {name: jax.tree.map(transforms[name], x) for name, x in each}
@@ -126,7 +128,7 @@ def climb(
     def loss(free):
         return -value(constrain(free))
 
-    free = [jax.tree.map(partial(_unconstrained, transforms[k]), x) for k, x in start.items()]
+    free = [jax.tree.map(partial(on_real_line, transforms[k]), x) for k, x in start.items()]
     solver = optax.lbfgs(memory_size=NUM_CLIMBING_STEPS)
     value_and_grad = optax.value_and_grad_from_state(loss)
 

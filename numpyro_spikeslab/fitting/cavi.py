@@ -70,17 +70,16 @@ class CAVI(SVI):
     """Fits a :class:`~numpyro_spikeslab.PairedGuide` or :class:`~numpyro_spikeslab.MeanFieldGuide`.
 
     An :class:`~numpyro.infer.SVI` whose step is a sweep of closed-form updates of all pairs
-    (supplement, section 1.1), followed by the maximisation of the same bound over the other
-    latent sites, each at its maximum a posteriori as
-    :class:`~numpyro.infer.autoguide.AutoDelta` has it, and over the model's params. There is no
-    Monte Carlo in it: losses are the exact negative evidence lower bound, which never rises at
-    temperature 1. Where sites stand at a point it bounds the density there, which may be above the
-    evidence, so bounds compare fits of one model, and not models. Noise scales with a HalfNormal
-    prior, inclusion probabilities with a Beta or Uniform one and slab scales with a HalfNormal one,
-    or model params in their place, have closed forms, and so have coefficients, Normal sites in
-    which the location is affine, such as an intercept, which follow the weights where they can
-    (see the page on guides; elsewhere centre columns beside an intercept). All other latent sites
-    climb after each sweep.
+    (supplement, section 1.1), followed by the maximisation of the same bound over the other latent
+    sites, each at its maximum a posteriori as :class:`~numpyro.infer.autoguide.AutoDelta` has it,
+    and over the model's params. There is no Monte Carlo in it: losses are the exact negative
+    evidence lower bound, which never rises at temperature 1. Where sites stand at a point it bounds
+    the density there, which may be above the evidence, so bounds compare fits of one model, and not
+    models. Noise and slab scales with a HalfNormal prior and inclusion probabilities with a Beta or
+    Uniform one have closed forms, and so have params of the model in their place whose constraint
+    leaves none out, and coefficients: Normal sites in which the location is affine, such as an
+    intercept, which follow the weights where they can (see the page on guides; elsewhere centre
+    columns beside an intercept). All other latent sites climb after each sweep.
 
     :param model: a model whose one observed Normal site is affine in its spike-and-slab weights.
     :param guide: the guide of this model. Its inner guide must be an ``AutoDelta``.
@@ -406,12 +405,14 @@ class CAVI(SVI):
 
     def _posterior(self, task: Task, state: SVIState) -> Posterior:
         """The posterior of a state; what parameters leave open is that of the data."""
-        posterior = state.optim_state[2] if len(state.optim_state) > 2 else None
+        posterior: Any = state.optim_state[2] if len(state.optim_state) > 2 else None
         packed = partial(self.guide.pack, task.reading, self.get_params(state))
-        if posterior is None or not posterior.is_laid_out(task.spec.form):
-            posterior = packed()
+        fresh = posterior is None or not posterior.is_laid_out(task.spec.form)
+        posterior = packed() if fresh else posterior
         refuse_other_state(self.guide, posterior, task.reading)
-        return posterior if posterior.functions is None else renewed(posterior, packed().functions)
+        if fresh or posterior.functions is None:
+            return posterior
+        return posterior._replace(functions=renewed(posterior.functions, packed().functions))
 
     def _progress(self, task: Task, state: SVIState, posterior: Any = None) -> Progress:
         posterior = posterior or self._posterior(task, state)

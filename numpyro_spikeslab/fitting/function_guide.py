@@ -74,7 +74,7 @@ class FunctionGuide(SpikeSlabGuide):
         known, form = reading.functions, reading.form
         if known is None or form.functions is None:
             return super().pack(reading, params)
-        known.check_prior(type(self).__name__)
+        known.check_prior("PairedGuide")
         (pair,), sites = form.pairs, self._site_names(form.functions)
         shapes = dict.fromkeys(self.factors.names(pair.name), pair.shape)
         refuse_other_params("PairedGuide", params, shapes | dict.fromkeys(sites, known.mean.shape))

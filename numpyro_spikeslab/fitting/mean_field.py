@@ -30,8 +30,8 @@ class MeanFieldGuide(SpikeSlabGuide):
     :param model: a model with exactly one :func:`~numpyro_spikeslab.spike_slab`.
     :param prefix: part of the parameters' names.
     :param inner_guide: as in :class:`PairedGuide`.
-    :raises ValueError: when first called, as :class:`PairedGuide`, and for several pairs, weights
-        that share spikes and latent functions.
+    :raises ValueError: when first called, as :class:`PairedGuide`, and for several pairs, for
+        weights that share spikes, and for latent functions.
     """
 
     # the joint update of the slabs needs the Gram matrix of all features

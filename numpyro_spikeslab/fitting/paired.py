@@ -6,12 +6,14 @@ from typing import Any
 
 from jaxtyping import Array
 
+import jax
 import jax.numpy as jnp
 
 from numpyro.distributions import biject_to, constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.algebra.alike import COVERAGE, MIN_CORRELATION, check_limits
+from numpyro_spikeslab.algebra.search import on_real_line
 from numpyro_spikeslab.fitting.blocks import BlockFactors
 from numpyro_spikeslab.fitting.function_guide import FunctionGuide
 from numpyro_spikeslab.fitting.pairs import PairFactors
@@ -28,7 +30,7 @@ from numpyro_spikeslab.fitting.sets import (
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
 from numpyro_spikeslab.reading.form import COLUMNS, is_latent
-from numpyro_spikeslab.reading.program import computed
+from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reading
 
 
@@ -308,11 +310,14 @@ class PairedGuide(FunctionGuide):
                 f"PairedGuide.to_init_params: `unconstrained` has unknown names {unknown}; the "
                 f"latent sites are {sorted(values)}."
             )
+        if not unconstrained:
+            return values
 
-        def supports():
-            run = run_model(self.model, args, kwargs, {})
-            return {name: run[name]["fn"].support for name in unconstrained}
+        def moved(values):
+            run = run_model(self.model, args, kwargs, values)
+            return {
+                name: on_real_line(biject_to(run[name]["fn"].support), values[name])
+                for name in unconstrained
+            }
 
-        for name, support in computed(supports).items() if unconstrained else ():
-            values[name] = biject_to(support).inv(values[name])
-        return values
+        return values | compiled(jax.vmap(moved) if shape else moved, values, once=True)

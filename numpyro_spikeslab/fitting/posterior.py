@@ -167,24 +167,23 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
 
 
 @jax.jit
-def renewed(posterior: Posterior, found: FunctionFactors) -> Posterior:
-    """A posterior that was handed on, with the moments of its functions.
+def renewed(now: FunctionFactors, found: FunctionFactors) -> FunctionFactors:
+    """Functions of a posterior that was handed on, with their moments.
 
     Those that were handed on stay, so that steps one by one are those of one call, bit for bit;
     unless they are further than rounding from what is found: then they are those of other data.
 
     :param found: what the parameters and the data say of the functions.
     """
-    now = posterior.functions
-    assert now is not None
 
     def differ(name, least=0.0):
         x, y = getattr(found, name), getattr(now, name)
-        size = jnp.max(jnp.abs(x), initial=least)
-        return jnp.max(jnp.abs(x - y), initial=0) > jnp.sqrt(jnp.finfo(x.dtype).eps) * size
+        size = jnp.max(jnp.abs(x), axis=1, initial=least)
+        off = jnp.max(jnp.abs(x - y), axis=1, initial=0)
+        return jnp.any(off > jnp.sqrt(jnp.finfo(x.dtype).eps) * size)
 
     others = differ("mean") | differ("var") | differ("prior_var") | differ("theta", 1.0)
-    return posterior._replace(functions=choose(others, found._replace(step=now.step), now))
+    return choose(others, found._replace(step=now.step), now)
 
 
 def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:

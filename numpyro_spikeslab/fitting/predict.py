@@ -22,7 +22,7 @@ from numpyro_spikeslab.algebra.entries import (
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.primitives import check_finite
 from numpyro_spikeslab.reading.form import Form
-from numpyro_spikeslab.reading.functions import Known
+from numpyro_spikeslab.reading.functions import KnownFunctions
 from numpyro_spikeslab.reading.program import are_concrete, compiled, outside_transformations
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.roles import spread
@@ -306,7 +306,7 @@ def _changes(reading: Reading, offset: Any) -> bool:
     return bool(np.any(np.asarray(offset) != np.asarray(offset)[0]))
 
 
-def _at_new(known: Known, posterior: Posterior, X_new: Any) -> tuple[Any, Any]:
+def _at_new(known: KnownFunctions, posterior: Posterior, X_new: Any) -> tuple[Any, Any]:
     """Mean and variance of the tasks at new inputs, without their offset."""
     functions: Any = posterior.functions
     theta = functions.theta

@@ -61,9 +61,8 @@ def refuse_other_state(guide: SpikeSlabGuide, posterior: Posterior, reading: Rea
 def refuse_outside(posterior: Posterior, reading: Reading) -> None:
     """A state with values that data of narrower supports leave out."""
     for site, support in reading.supports.items():
-        value = posterior.values[site]
-        # rounding alone may leave a support, and its transformation then takes it all the same
-        outside = ~jnp.all(support(value)) & ~jnp.all(jnp.isfinite(biject_to(support).inv(value)))
+        # rounding may have put a value on the boundary, whose inverse is infinite and no NaN
+        outside = jnp.any(jnp.isnan(biject_to(support).inv(posterior.values[site])))
         if are_concrete(outside) and outside:
             raise ValueError(
                 f"CAVI: the state has a value of {site!r} that is not in its support, {support}, "
@@ -72,8 +71,7 @@ def refuse_outside(posterior: Posterior, reading: Reading) -> None:
 
 
 def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
-    """An inner guide whose bound has no closed form, and models that the samplers take and a fit
-    does not; the guide has been set up."""
+    """What a fit does not take, of a guide that has been set up and of a model."""
     if guide.inner is not None and not isinstance(guide.inner, AutoDelta):
         raise ValueError(
             f"CAVI: the guide's inner guide is {type(guide.inner).__name__}, whose bound "

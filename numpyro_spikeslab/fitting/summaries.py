@@ -215,7 +215,7 @@ class PosteriorSummaries(AutoGuide):
     def _own_quantiles(self, params, levels, args, kwargs) -> dict[str, Any]:
         """Quantiles of weights, spikes, slabs and latent functions."""
         found: dict[str, Any] = {}
-        if (args or kwargs) and not self.pairs:
+        if args or kwargs:
             self.set_up(args, kwargs)
         for name in self.factors.sites(params):
             parts = self.factors.slab_mixtures(name, params)

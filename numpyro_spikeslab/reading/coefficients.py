@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.coefficients import Without, without
 from numpyro_spikeslab.algebra.covariates import Beside, Normal, Shares, shares_of
 from numpyro_spikeslab.reading.form import Form, OfTasks
-from numpyro_spikeslab.reading.view import Problem, View, view
+from numpyro_spikeslab.reading.view import Problem, View, where_observed
 
 
 def coefficient_rows(
@@ -65,15 +65,14 @@ def over_covariates(
 
 
 def shared_covariates(problem: Problem, values: dict[str, Any]) -> dict[str, Float[Array, "C N"]]:
-    """Covariates of the coefficients of tasks, 0 where no task has an observation and they are not
-    finite; see :func:`~numpyro_spikeslab.reading.view.shared_features`."""
+    """Covariates of the coefficients of tasks, 0 where no task has an observation."""
     form, (tangent, shapes) = problem.form, affine_map(problem, values)
-    seen = jnp.any(view(problem, values).relative > 0, axis=1)
-    found = {
-        own.site: over_covariates(form, tangent, own, shapes, lambda rows: rows[:, 0])
-        for own in form.of_tasks
-    }
-    return {name: jnp.where(seen | jnp.isfinite(x), x, 0) for name, x in found.items()}
+
+    def rows(own):
+        found = over_covariates(form, tangent, own, shapes, lambda rows: rows[:, 0])
+        return where_observed(problem, values, found)
+
+    return {own.site: rows(own) for own in form.of_tasks}
 
 
 class TaskCoefficients(NamedTuple):

@@ -185,7 +185,7 @@ def _differ_in_parameters(one: Template, other: Template) -> bool:
     )
 
 
-class Known(NamedTuple):
+class KnownFunctions(NamedTuple):
     """What is known of the latent functions that weights mix.
 
     - **functions** - what defines them, for predictions at new inputs.
@@ -217,12 +217,6 @@ class Known(NamedTuple):
                 f"{user}: the prior of the latent functions {name!r} must be Gaussian, neither "
                 "masked nor scaled. Leave it to latent_functions."
             )
-        if self.lost:
-            raise ValueError(
-                f"{user}: the kernel parameters {list(self.lost)} of {name!r} are hidden or set, "
-                "as by `handlers.block` or `handlers.do`. Leave them latent, or hold them with "
-                "`handlers.condition`."
-            )
         self.check_prior(user)
         if self.dependents:
             raise ValueError(
@@ -231,8 +225,18 @@ class Known(NamedTuple):
                 "numpyro.infer.SVI, or sample the functions with NUTS."
             )
 
+    def check_parameters(self, user: str) -> None:
+        """Raise if the kernels do not have the parameters of their sites."""
+        if self.lost:
+            raise ValueError(
+                f"{user}: the kernel parameters {list(self.lost)} of {self.functions.name!r} are "
+                "hidden or set, as by `handlers.block` or `handlers.do`. Leave them latent, or "
+                "hold them with `handlers.condition`."
+            )
+
     def check_prior(self, user: str) -> None:
-        """Raise if the prior depends on other sites."""
+        """Raise if the prior depends on other sites, or not on the parameters of its own."""
+        self.check_parameters(user)
         if self.strangers:
             raise ValueError(
                 f"{user}: the prior of the latent functions {self.functions.name!r} depends on "

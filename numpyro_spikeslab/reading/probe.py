@@ -233,8 +233,11 @@ def _play(role, problem, values) -> tuple[Any, Any]:
     form = problem.form
     of = partial(part_of, part=role.part, likelihood=form.likelihood, pairs=form.pairs)
 
+    # params may start at zero, and what is added to an entry is not seen there
+    others = {x.site: jnp.full_like(values[x.site], 0.37) for x in form.every_role if x != role}
+
     def seen(code):
-        found = problem.run(values | {role.site: code.reshape(shape)}, of=of)
+        found = problem.run(values | others | {role.site: code.reshape(shape)}, of=of)
         return jnp.concatenate([jnp.ravel(x) for x in found])
 
     size = max(jnp.size(values[role.site]), 1)

@@ -76,6 +76,14 @@ class Program:
         places, tree = jax.tree.flatten(of(every))
         return partial(self._evaluate, _needed(self.jaxpr, places), tree)
 
+    def inputs_of(self, of: Callable[[Any], Any]) -> list[int]:
+        """Positions of the inputs, constants first, that :meth:`part` takes."""
+        every = jax.tree.unflatten(self.out_tree, range(len(self.out_avals)))
+        part = _needed(self.jaxpr, jax.tree.leaves(of(every)))
+        read = (*part.outvars, *(x for equation in part.eqns for x in equation.invars))
+        taken = {x for x in read if not isinstance(x, Literal)}
+        return [k for k, x in enumerate(part.invars) if x in taken]
+
     def _evaluate(self, jaxpr: Jaxpr, tree: Any, constants: tuple, *args: Any) -> Any:
         # the trace knows one type only
         leaves = [

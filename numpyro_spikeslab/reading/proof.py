@@ -268,8 +268,8 @@ def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tu
 
 
 def _without_strangers(roles: list[Role], arrays: list[Names]) -> tuple[Role, ...]:
-    """Those that stand beside their like alone, of which a part is affine, too. What other sites
-    add to it may be zero at the values of the probe.
+    """Roles whose arrays depend on no site that is none. Such a site may add nothing at the values
+    of the probe, and something at others.
 
     :param arrays: the sites on which each array of a part depends.
     """
@@ -289,7 +289,7 @@ def _is_known(site: dict[str, Any], part: str) -> bool:
 
 def is_tractable(site: dict[str, Any], part: str) -> bool:
     """Whether the maximum of a part has a closed form under the prior of a site, or the constraint
-    of a param: without either the part may have all values that it can have."""
+    of a param; these must leave out no value that the part can have."""
     if site["type"] == "param":
         return _is_whole(site["kwargs"].get("constraint", constraints.real), part)
     base = base_of(site["fn"])

@@ -40,7 +40,7 @@ from numpyro_spikeslab.reading.form import (
     is_latent,
     is_plain,
 )
-from numpyro_spikeslab.reading.functions import Known, Parameters, kernel_of
+from numpyro_spikeslab.reading.functions import KnownFunctions, Parameters, kernel_of
 from numpyro_spikeslab.reading.probe import Places, Verdict, directions, probe
 from numpyro_spikeslab.reading.program import (
     Program,
@@ -70,7 +70,8 @@ class Reading:
     :param indices: for each site with a role, which of its entries each weight or task takes.
     :param functions: what is known of the latent functions that weights mix, or `None`.
     :param generic: generic values of the other sites.
-    :param params: values of the model's params, which may be traced.
+    :param params: values at which the model's params start in this call; unlike generic ones they
+        may be traced.
     :param layout: of the observations, if they are entries of a table.
     :param block_size: columns per block of the design.
     :param spread: coefficients whose prior variances depend on other sites.
@@ -82,7 +83,7 @@ class Reading:
     program: Program
     constants: tuple
     indices: dict[str, Any]
-    functions: Known | None
+    functions: KnownFunctions | None
     generic: dict[str, Any]
     params: dict[str, Any]
     layout: Layout | None
@@ -101,8 +102,8 @@ class Reading:
         if are_concrete(self.constants):
             return ""
         return (
-            " The data are traced, as within jit or vmap, and may say more: call it outside, or "
-            "bind indices, entries and masks to the model, `functools.partial(model, X)`."
+            " The data are traced, as within jit or vmap, so less is known of the model: make the "
+            "call outside, or bind indices, entries and masks, `functools.partial(model, X)`."
         )
 
     def view(self, values: dict[str, Any], weights: dict[str, Any] | None = None) -> View:
@@ -282,18 +283,22 @@ class Reader:
             shapes = generic.shapes
             program, constants = program_of(self.model, args, kwargs, pairs, shapes)
             key = (program, generic, pairs)
+            # of what has no part in the program, starts of params are all that is used
+            params = [name for name, site in trace.items() if site["type"] == "param"]
+            starts = partial(_only, params)
+            read = (*constants, *(more[k] for k in generic.inputs_of(starts)))
             proof = None
             if self._last is not None:
                 known, kept, reading, proved = self._last
-                if known == key and same_constants(kept, (*constants, *more)):
+                if known == key and same_constants(kept, read):
                     return reading
                 # it is of the program, whatever the data
                 proof = proved if known == key else None
-            kept = keep_constants((*constants, *more))
+            kept = keep_constants(read)
             subject = Subject(trace, shapes, pairs, program, on_device(constants), self.user)
             proof = proof or prove(subject)
             reading = _read(subject, proof, generic, more, self.joint)
-            if are_concrete((constants, more)):
+            if are_concrete(read):
                 self._last = key, kept, reading, proof
             return reading
 
@@ -317,11 +322,6 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
     else:
         found = only_known(found, forms, generic, subject, more, along)
     form = settle(forms, found)
-    params = [name for name in form.others if subject.trace[name]["type"] == "param"]
-    starts = {name: values[name] for name in params}
-    if not concrete:
-        own = generic.part(lambda run: {name: run[name] for name in params})
-        starts = jax.tree.map(jnp.asarray, own(more))
     layout, constants = None, subject.constants
     if form.kind == ENTRIES and places is not None:
         layout, constants = _laid_out(form, places, constants)
@@ -350,12 +350,29 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
         },
         functions,
         {name: values[name] for name in form.others},
-        starts,
+        _params(subject, generic, more, values),
         layout,
         block_size=form.size if joint else BLOCK_SIZE,
         spread=proof.coefficients.spread,
         beside=tuple(name for name in form.others if name in moving),
     )
+
+
+def _only(names: list[str], run: dict[str, Any]) -> dict[str, Any]:
+    return {name: run[name] for name in names}
+
+
+def _params(
+    subject: Subject, generic: Program, more: tuple, values: dict[str, Any]
+) -> dict[str, Any]:
+    """Values at which params of the model start.
+
+    :param values: which the probe has seen, with stand-ins for traced data.
+    """
+    names = [name for name in subject.others if subject.trace[name]["type"] == "param"]
+    if not names or are_concrete(more):
+        return _only(names, values)
+    return jax.tree.map(jnp.asarray, generic.part(partial(_only, names))(more))
 
 
 def _laid_out(form: Form, places: Places, constants: tuple) -> tuple[Layout, tuple]:
@@ -372,7 +389,7 @@ def _by_column(first: Form, places: Places, indices: tuple) -> tuple:
     return tuple(column if role.part == "noise" else index for role, index, column in every)
 
 
-def _functions(subject: Subject, proof: Proof, name: str, values: dict[str, Any]) -> Known:
+def _functions(subject: Subject, proof: Proof, name: str, values: dict[str, Any]) -> KnownFunctions:
     """What defines the functions, with the arrays that the program has computed."""
     site = subject.trace[name]
     functions = functions_of(site)
@@ -384,11 +401,11 @@ def _functions(subject: Subject, proof: Proof, name: str, values: dict[str, Any]
     found = _function_arrays(subject.program, name, subject.constants, inputs)
     kept = functions.mean if functions.mean is None or callable(functions.mean) else found.mean
     new = replace(functions, X=found.X, templates=tuple(found.templates), mean=kept)
-    latent = tuple(n for n in functions.site_names if is_latent(subject.trace, n))
     trace = subject.trace
-    lost = [n for n in functions.site_names if "_intervener_id" in trace.get(n, {"_intervener_id"})]
+    latent = tuple(n for n in functions.site_names if is_latent(trace, n))
+    lost = [n for n in functions.site_names if n not in trace or "_intervener_id" in trace[n]]
     fixed = {n: x for n, x in found.parameters.items() if n not in latent}
-    return Known(
+    return KnownFunctions(
         new,
         Parameters.of(functions, latent),
         kernel_of(new),

@@ -279,9 +279,16 @@ def whitened_design(
 
 
 def shared_features(problem: Problem, values: dict[str, Any]) -> Float[Array, "M N"]:
-    """Features that are the same for all tasks, 0 where no task has an observation and they are not
-    finite."""
+    """Features that are the same for all tasks, 0 where no task has an observation."""
     rows = over_features(problem, values, lambda rows: rows[:, 0])
-    # at other values there may be observations, so what is finite stays
+    return where_observed(problem, values, rows)
+
+
+def where_observed(
+    problem: Problem, values: dict[str, Any], rows: Float[Array, "M N"]
+) -> Float[Array, "M N"]:
+    """What tasks share, 0 where no task has an observation. Where other sites say which are there,
+    it is 0 where it is not finite: at other values there may be others."""
     seen = jnp.any(view(problem, values).relative > 0, axis=1)
-    return jnp.where(seen | jnp.isfinite(rows), rows, 0)
+    kept = seen if problem.form.constant_design else seen | jnp.isfinite(rows)
+    return jnp.where(kept, rows, 0)

@@ -260,6 +260,7 @@ def check_functions(reading: Reading, trace: dict[str, Any], user: str) -> None:
     """
     known = reading.functions
     assert known is not None
+    known.check_parameters(user)
     for parameter in known.functions.site_names:
         _check_parameter(reading, trace, parameter, user)
     known.check(user)

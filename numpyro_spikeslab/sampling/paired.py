@@ -63,9 +63,9 @@ class PairedGibbs(BlockKernel):
 
     Correlated columns stand in for each other, and pairs drawn one by one hardly ever trade places.
     So each step goes on with moves of the spikes alone, all slabs integrated out: each spike is
-    offered a flip, and some included weights another place. This is exact, too; where more weights
-    are included than have room, of P weights the quarter but 32 to 64, or single precision does not
-    suffice, the step is that of the pairs alone.
+    offered a flip, and some included weights another place. This is exact, too; where more than a
+    quarter of the weights are included, but 32 at least and 64 at most, or single precision does
+    not suffice, the step is that of the pairs alone.
 
     Coefficients that it draws, such as an intercept, are integrated out of the pairs, whose columns
     need not be centred; of tasks those that each has of its own. Where another block draws them, or

@@ -332,7 +332,7 @@ def test_states_know_their_blocks(x64):
         np.testing.assert_allclose(x, svi.get_params(expected)[key], rtol=1e-9, atol=1e-12)
     other = nss.CAVI(model, nss.PairedGuide(model, blocks=[[3, 4, 5]]))
     for use in (other.update, other.evaluate):
-        with pytest.raises(ValueError, match=r"a guide with other blocks\. Make the guide"):
+        with pytest.raises(ValueError, match=r"with other blocks or groups\. Make the guide"):
             use(result.state, *DATA)
 
 

@@ -135,7 +135,11 @@ def test_other_groups_are_those_of_the_call(x64, as_groups):
     states = [svi.run(KEY, 120, X, y, groups, progress_bar=False).state for groups in others]
     params, groups = svi.get_params(states[1]), others[1]
     loss = TraceGraph_ELBO(num_particles=4000).loss(KEY, params, model, guide, X, y, groups)
+    # the standard deviation of the mean is 0.02
     assert loss == pytest.approx(float(svi.evaluate(states[1], X, y, groups)), abs=0.1)
+    median = guide.median(svi.get_params(states[0]), X, y, others[0])["w_spike"]
+    probs = svi.get_params(states[0])["w_auto_probs"]
+    np.testing.assert_array_equal(median, np.asarray(probs)[[0, 2, 4]] > 0.5)
     spikes = guide.sample_posterior(KEY, params, X, y, groups, sample_shape=(50,))["w_spike"]
     assert spikes.shape == (50, 3)
     for go_on in (svi.evaluate, svi.update):

