@@ -320,4 +320,4 @@ class PairedGuide(FunctionGuide):
                 for name in unconstrained
             }
 
-        return values | compiled(jax.vmap(moved) if shape else moved, values, once=True)
+        return values | compiled(jax.vmap(moved) if shape else moved, values)
