@@ -298,7 +298,7 @@ class Reader:
             subject = Subject(trace, shapes, pairs, program, on_device(constants), self.user)
             proof = proof or prove(subject)
             reading = _read(subject, proof, generic, more, self.joint)
-            if are_concrete(read):
+            if are_concrete((constants, more)):
                 self._last = key, kept, reading, proof
             return reading
 
