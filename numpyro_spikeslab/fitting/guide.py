@@ -49,6 +49,15 @@ from numpyro_spikeslab.reading.program import computed, outside_transformations,
 from numpyro_spikeslab.reading.reader import Reading
 
 
+def _latents(trace: dict[str, Any]) -> dict[str, Any]:
+    """Latent sample sites, and params."""
+    return {k: x for k, x in trace.items() if x["type"] == "param" or is_latent(trace, k)}
+
+
+def _deterministics(trace: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(name for name, site in trace.items() if site["type"] == "deterministic")
+
+
 def _is_no_param(site: dict[str, Any]) -> bool:
     return site["type"] != "param"
 
@@ -82,7 +91,7 @@ class SpikeSlabGuide(PosteriorSummaries):
         self.functions: tuple[str, ...] = ()
         self._precision: Any = None
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._known: set[tuple[str, ...]] = set()
+        self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     # Setting up
 
@@ -96,17 +105,24 @@ class SpikeSlabGuide(PosteriorSummaries):
         seen = shapes_of((args, kwargs))
         # groups are numbers of the data, of which shapes say nothing
         known = seen in self._known and all(pair.groups is None for pair in self.pairs)
-        if new or not (known or self._fits(args, kwargs)):
-            self._setup_prototype(*args, **kwargs)
-        self._known.add(seen)
+        if new or not known:
+            trace = abstract_trace(self.model, args, kwargs)
+            if new or not self._fits(trace, args, kwargs):
+                self._setup_prototype(*args, **kwargs)
+            self._known[seen] = _deterministics(trace)
+        self._deterministics = self._known[seen]
 
-    def _fits(self, args: tuple, kwargs: dict[str, Any]) -> bool:
-        """Whether the latent sites have the shapes and groups that were noted."""
-        trace = abstract_trace(self.model, args, kwargs)
-        return self._find_pairs(trace) == self.pairs and all(
-            name in trace and jnp.shape(trace[name]["value"]) == shape
-            for name, shape in self._shapes.items()
-        )
+    def _fits(self, trace: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Whether the sites that were noted are there, with their shapes and groups, and others
+        are only to be predicted."""
+        latents = _latents(trace)
+        noted = {*self._shapes, *self._params}
+        if not noted <= set(latents) or self._find_pairs(trace) != self.pairs:
+            return False
+        if any(jnp.shape(latents[name]["value"]) != shape for name, shape in self._shapes.items()):
+            return False
+        more = set(latents) - noted
+        return not more or more <= predicted_sites(self, trace, latents, seen_anew((args, kwargs)))
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         args, kwargs = seen_anew((args, kwargs))
@@ -115,11 +131,7 @@ class SpikeSlabGuide(PosteriorSummaries):
         self.functions = self._find_functions(trace)
         own = {k: shape for pair in self.pairs for k, shape in pair.shapes.items()}
         own |= {name: jnp.shape(trace[name]["value"]) for name in self.functions}
-        latents = {
-            name: site
-            for name, site in trace.items()
-            if site["type"] == "param" or is_latent(trace, name)
-        }
+        latents = _latents(trace)
         predicted = predicted_sites(self, trace, latents, (args, kwargs))
         latents = {name: site for name, site in latents.items() if name not in predicted}
         self._params = {
@@ -129,9 +141,6 @@ class SpikeSlabGuide(PosteriorSummaries):
         }
         self._others = tuple(name for name in latents if name not in {*own, *self._params})
         refuse_discrete(type(self).__name__, self._others, latents)
-        self._deterministics = tuple(
-            name for name, site in trace.items() if site["type"] == "deterministic"
-        )
         self._slopes: dict[str, Slopes] = {}
         if self.follows and not self.functions and makes_delta(self.inner_guide):
             self._slopes = find_slopes(trace, self._others, self.pairs)
@@ -146,7 +155,7 @@ class SpikeSlabGuide(PosteriorSummaries):
             name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"
         }
         self._setup_start(own, trace, predicted, args, kwargs)
-        self._precision, self._known = jnp.result_type(float), set()
+        self._precision, self._known = jnp.result_type(float), {}
         self._shapes = {
             name: jnp.shape(site["value"])
             for name, site in latents.items()
@@ -180,8 +189,8 @@ class SpikeSlabGuide(PosteriorSummaries):
         kwargs: dict[str, Any],
     ) -> None:
         """Start values of the slabs' scales and of the inner guide, compiled in one piece."""
-        hidden = frozenset([*own, *self._deterministics, *predicted])
-        probe = None
+        hidden = frozenset([*own, *_deterministics(trace), *predicted])
+        self.inner = probe = None
         if self._others:
             self.inner = make_inner(self, own, hidden)
             if type(self.inner) is AutoDelta:

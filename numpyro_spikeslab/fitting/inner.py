@@ -133,24 +133,29 @@ def shapes_of(tree: Any) -> tuple[str, ...]:
 def predicted_sites(
     outer: Any, trace: dict[str, Any], latents: dict[str, Any], call: tuple[tuple, dict[str, Any]]
 ) -> frozenset[str]:
-    """Where nothing is observed, the sites that depend on the weights: a guide that is first
+    """Where no observed site depends on the weights, the latent ones that do: a guide that is first
     called for predictions must not take what it is to predict for latent.
 
     :param outer: the guide, which has the model and its pairs.
     :param call: arguments of the model.
     """
-    if any(site["type"] == "sample" and site["is_observed"] for site in trace.values()):
-        return frozenset()
     of_pairs = {name for pair in outer.pairs for name in (pair.spike, pair.slab)}
+    order = list(trace)
+    last = max(map(order.index, of_pairs))
+    if not any(order.index(name) > last for name in latents):
+        return frozenset()
 
     def distributions(**values):
         run = run_model(outer.model, *call, values)
-        fns = {k: x["fn"] for k, x in run.items() if k in values and x["type"] == "sample"}
-        return {name: jax.tree.leaves(fn) for name, fn in fns.items()}
+        return {k: jax.tree.leaves(x["fn"]) for k, x in run.items() if x["type"] == "sample"}
 
     shapes = {
         name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), site["value"])
         for name, site in latents.items()
     }
-    found = provenance(distributions, **shapes)
-    return frozenset(name for name, leaves in found.items() if union(leaves) & of_pairs)
+    sources, found = provenance(distributions, **shapes), set(of_pairs)
+    # a site comes after those that it depends on
+    for name in order:
+        if name in sources and union(sources[name]) & found:
+            found.add(name)
+    return frozenset(found - of_pairs) if found <= set(latents) else frozenset()

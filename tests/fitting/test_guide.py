@@ -513,6 +513,64 @@ def test_another_run_leaves_what_was_said_alone(family):
     jax.tree.map(np.testing.assert_array_equal, again, draws)
 
 
+def flagged(X, y=None, intercept=False, sigma=None):
+    """Sites that an argument adds, or gives their values."""
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0), obs=sigma)
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3)
+    loc = X @ w
+    if intercept:
+        loc += numpyro.sample("alpha", dist.Normal(0.0, 2.0))
+        numpyro.deterministic("twice", 2 * loc)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(loc, sigma), obs=y)
+
+
+def test_an_argument_adds_sites_and_takes_them_away():
+    guide = nss.PairedGuide(flagged)
+    svi = nss.CAVI(flagged, guide)
+    own = {"w", "w_spike", "w_slab"}
+    for more, sites in (
+        ({}, own | {"sigma"}),
+        ({"intercept": True}, own | {"sigma", "alpha", "twice"}),
+        ({"sigma": 0.5}, own),
+        ({}, own | {"sigma"}),
+    ):
+        result = svi.run(KEY, 100, X, Y, progress_bar=False, **more)
+        fresh = nss.PairedGuide(flagged)
+        known = nss.CAVI(flagged, fresh).run(KEY, 100, X, Y, progress_bar=False, **more)
+        assert result.params.keys() == known.params.keys()
+        np.testing.assert_array_equal(result.losses, known.losses)
+        draws = guide.sample_posterior(KEY, result.params, X, Y, sample_shape=(3,), **more)
+        assert draws.keys() == sites
+        # where nothing tells of the weights, y is to be predicted
+        ahead = partial(Predictive, flagged, params=result.params, num_samples=3)
+        found, expected = (ahead(guide=x)(KEY, X, **more) for x in (guide, fresh))
+        assert found["y"].shape == (3, N)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_latent_sites_below_the_weights_are_predicted_with_their_posterior():
+    def model(X, y=None):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        with numpyro.plate("obs", X.shape[0]):
+            z = numpyro.sample("z", dist.Normal(X @ w, 1.0))
+            numpyro.sample("a", dist.Normal(z, 0.01), obs=y)
+        if y is None:
+            numpyro.deterministic("mean_z", jnp.mean(z))
+
+    guide = nss.PairedGuide(model)
+    svi = SVI(model, guide, optax.adam(0.05), TraceGraph_ELBO())
+    params = svi.get_params(svi.init(KEY, X, Y)) | {"z_auto_loc": jnp.asarray(Y)}
+    found = Predictive(model, guide=guide, params=params, num_samples=20)(KEY, X)
+    np.testing.assert_allclose(found["a"], np.broadcast_to(Y, (20, N)), atol=0.06)
+    assert "mean_z" in guide.sample_posterior(KEY, params, X)
+    # a guide that has seen no data takes both for what is to be predicted
+    fresh = Predictive(model, guide=nss.PairedGuide(model), params=params, num_samples=20)
+    assert fresh(KEY, X).keys() >= {"z", "a"}
+
+
 # Pickles and ArviZ
 
 
