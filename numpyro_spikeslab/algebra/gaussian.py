@@ -59,10 +59,14 @@ def condition(
     alpha: Float[Array, " N"],
     h: Float[Array, " N"],
     mu: Float[Array, " N"] | float = 0.0,
+    L: Any = None,
 ) -> Posterior:
-    """Conditional of a latent function given its sites."""
+    """Conditional of a latent function given its sites.
+
+    :param L: the factor of ``B``, where it is known.
+    """
     a = jnp.sqrt(alpha)
-    L: Any = covariance.cholesky(a)
+    L = covariance.cholesky(a) if L is None else L
     weights, _ = _solve(covariance, L, alpha, h, mu)
     deviation = covariance.matvec(weights)
     variance = covariance.conditional(L, a)
@@ -76,7 +80,7 @@ def log_evidence(
     alpha: Float[Array, " N"],
     h: Float[Array, " N"],
     mu: Float[Array, " N"] | float = 0.0,
-) -> Float[Array, ""]:
+) -> tuple[Float[Array, ""], Any]:
     r"""Log of the integral of the sites under the prior (the marginalised step, supplement 1.3).
 
     .. math::
@@ -86,9 +90,11 @@ def log_evidence(
 
     What it lacks to the evidence of the sites as they are given, :math:`\tfrac12 g^\top g`, does
     not depend on the prior.
+
+    :return: also the factor :math:`L` of :math:`B`.
     """
     L: Any = covariance.cholesky(jnp.sqrt(alpha))
-    return _solve(covariance, L, alpha, h, mu)[1]
+    return _solve(covariance, L, alpha, h, mu)[1], L
 
 
 def log_density(

@@ -38,32 +38,56 @@ class Ascent(NamedTuple):
     step: Float[Array, " P"]
 
 
+class Trial(NamedTuple):
+    """The last point of a search that was evaluated, most often its end.
+
+    - **x**, **t** - the point.
+    - **root** - what its value was found with.
+    """
+
+    x: Float[Array, " P"]
+    t: Any
+    root: Any
+
+    def is_at(self, end: Ascent) -> Bool[Array, ""]:
+        """Whether it is where the search has come."""
+        return jnp.all(self.x == end.x) & (self.t == end.t)
+
+
 def climb_coordinates(
-    value: Callable[[Float[Array, " P"], Any], Float[Array, ""]],
+    value: Callable[[Float[Array, " P"], Any], tuple[Float[Array, ""], Any]],
     x: Float[Array, " P"],
     step: Float[Array, " P"],
     t: Any = 1.0,
     known: Any = -jnp.inf,
-) -> Ascent:
+    rounds: Any = 1,
+) -> tuple[Ascent, Trial]:
     """Climb ``value(x, t)`` by a parabola along each coordinate of ``x``.
 
+    :param value: also returns arrays that it was found with.
     :param step: first step along each coordinate; a coordinate with step 0 stays.
     :param t: a scale, proposed. It becomes 1 if the value is below ``known`` there.
     :param known: a value that ``(x, 1)`` is known to reach; the end is never below it.
+    :param rounds: how often to go along each.
     """
     t, known = jnp.asarray(t, x.dtype), jnp.asarray(known, x.dtype)
 
     # One loop over all trials, of the start and then three for each coordinate, so that the value
     # is compiled once.
     def trial(k, carry):
-        now, offsets, values = carry
-        p, j = (k - 1) // 3, (k + 2) % 3 + 1
+        now, offsets, values, last = carry
+        p, j = (k - 1) // 3 % max(x.size, 1), (k + 2) % 3 + 1
         is_first = k == 0
         offset = jnp.where(is_first, 0, _offset(j, offsets, values))
         step = now.step[p] if x.size else jnp.zeros(())
         tried = now.x.at[p].add(offset * step) if x.size else now.x
+
+        def evaluate():
+            reached, root = value(tried, now.t)
+            return reached, Trial(tried, now.t, root)
+
         # what stays costs nothing
-        reached = jax.lax.cond(is_first | (step > 0), lambda: value(tried, now.t), lambda: now.best)
+        reached, last = jax.lax.cond(is_first | (step > 0), evaluate, lambda: (now.best, last))
         offsets = offsets.at[j].set(offset)
         values = values.at[j].set(jnp.nan_to_num(reached, nan=-jnp.inf))
         fits = ~(reached < known)
@@ -71,11 +95,14 @@ def climb_coordinates(
         done = (j == 3) & (step > 0)
         now = choose(is_first, begun, choose(done, _end(now, p, offsets, values), now))
         # the centre of the next parabola
-        return now, offsets, values.at[0].set(now.best)
+        return now, offsets, values.at[0].set(now.best), last
 
     start = Ascent(x, t, known, step)
-    begin = (start, jnp.array([0.0, -1.0, 1.0, 0.0], x.dtype), jnp.full(4, -jnp.inf, x.dtype))
-    return jax.lax.fori_loop(0, 1 + 3 * x.size, trial, begin)[0]
+    nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(value, x, t)[1])
+    offsets, values = jnp.array([0.0, -1.0, 1.0, 0.0], x.dtype), jnp.full(4, -jnp.inf, x.dtype)
+    begin = start, offsets, values, Trial(x, t, nothing)
+    end, _, _, last = jax.lax.fori_loop(0, 1 + 3 * x.size * rounds, trial, begin)
+    return end, last
 
 
 def _offset(j: Any, offsets: Any, values: Any) -> Any:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import gaussian
-from numpyro_spikeslab.algebra.search import choose, climb_coordinates
+from numpyro_spikeslab.algebra.search import Ascent, Trial, choose, climb_coordinates
 from numpyro_spikeslab.algebra.task_sweeps import TASK_BLOCK_SIZE, triangle
 from numpyro_spikeslab.fitting.posterior import (
     Data,
@@ -122,12 +122,19 @@ def set_function(posterior: Posterior, m: Any, **parts: Any) -> Posterior:
 
 
 def condition(
-    prior: FunctionPrior, posterior: Posterior, terms: Terms, theta: Any, step: Any
+    prior: FunctionPrior, posterior: Posterior, terms: Terms, end: Ascent, last: Trial
 ) -> Posterior:
-    """Set ``q(phi_m)`` to its optimum under given kernel parameters and terms."""
+    """Set ``q(phi_m)`` to its optimum under the kernel parameters to which a search has come.
+
+    :param terms: at the scale to which it has come.
+    :param last: the last trial of :func:`log_joint`, whose factorisation serves again.
+    """
     m, alpha, h = terms
-    covariance = prior.covariance(m, theta)
-    q = gaussian.condition(covariance, alpha, h, prior.mean[m])
+    covariance = prior.covariance(m, end.x)
+    L = jax.lax.cond(
+        last.is_at(end), lambda: last.root, lambda: covariance.cholesky(jnp.sqrt(alpha))
+    )
+    q = gaussian.condition(covariance, alpha, h, prior.mean[m], L)
     return set_function(
         posterior,
         m,
@@ -137,8 +144,8 @@ def condition(
         var=q.variance,
         kl=q.kl,
         prior_var=covariance.diagonal(),
-        theta=theta,
-        step=step,
+        theta=end.x,
+        step=end.step,
     )
 
 
@@ -155,11 +162,12 @@ def _expected_terms(terms: Terms, mean: Any, var: Any) -> Float[Array, ""]:
     return gaussian.log_sites(terms.alpha, terms.h, mean, var)
 
 
-def log_joint(prior: FunctionPrior, terms: Terms, theta: Any) -> Float[Array, ""]:
-    """``log F(theta_m)`` and the log density of theta (supplement 1.3)."""
+def log_joint(prior: FunctionPrior, terms: Terms, theta: Any) -> tuple[Float[Array, ""], Any]:
+    """``log F(theta_m)`` and the log density of theta (supplement 1.3), and the factorisation with
+    which the first was found."""
     m, alpha, h = terms
-    log_f = gaussian.log_evidence(prior.covariance(m, theta), alpha, h, prior.mean[m])
-    return log_f + prior.log_density(m, theta)
+    log_f, L = gaussian.log_evidence(prior.covariance(m, theta), alpha, h, prior.mean[m])
+    return log_f + prior.log_density(m, theta), L
 
 
 def update_function_plain(prior: FunctionPrior, posterior: Posterior, terms: Terms) -> Posterior:
@@ -169,8 +177,8 @@ def update_function_plain(prior: FunctionPrior, posterior: Posterior, terms: Ter
     def value(theta, _):
         return log_joint(prior, terms, theta)
 
-    end = climb_coordinates(value, functions.theta[m], functions.step[m])
-    return condition(prior, posterior, terms, end.x, end.step)
+    end, last = climb_coordinates(value, functions.theta[m], functions.step[m])
+    return condition(prior, posterior, terms, end, last)
 
 
 class SlabScale(NamedTuple):
@@ -267,7 +275,8 @@ def update_given(
     theta, step = functions.theta[m], functions.step[m]
 
     def value(theta, t):
-        return log_joint(prior, terms.scaled(t), theta) + slab.gain(t, density)
+        reached, L = log_joint(prior, terms.scaled(t), theta)
+        return reached + slab.gain(t, density), L
 
     deviation = mean - prior.mean[m]
     Qf = deviation @ (functions.h[m] - functions.alpha[m] * mean)
@@ -275,9 +284,8 @@ def update_given(
     # What the present q(phi_m) gives; at t = 1 its optimum cannot be below it.
     current = _expected_terms(terms, mean, var) - functions.kl[m] + prior.log_density(m, theta)
     due = jnp.where(step > SETTLED, step, 0)
-    end = climb_coordinates(value, theta, due, scale, current)
-    theta, t = end.x, end.t
-    step = jnp.where(due > 0, end.step, REST * step)
+    end, last = climb_coordinates(value, theta, due, scale, current)
+    end, t = end._replace(step=jnp.where(due > 0, end.step, REST * step)), end.t
     weights: Any = posterior.weights
     weights = weights._replace(
         loc=weights.loc.at[:, m].multiply(jnp.sqrt(t)),
@@ -288,7 +296,7 @@ def update_given(
         old = values[spec.profiled]
         values[spec.profiled] = slab.scale_at(t, density).reshape(old.shape).astype(old.dtype)
     posterior = posterior._replace(weights=weights, values=values)
-    return condition(prior, posterior, terms.scaled(t), theta, step)
+    return condition(prior, posterior, terms.scaled(t), end, last)
 
 
 def prior_is_better(prior: FunctionPrior, posterior: Posterior, terms: Terms) -> Bool[Array, ""]:

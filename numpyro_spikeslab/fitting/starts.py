@@ -127,7 +127,6 @@ def start(
     from_tasks, phi = sight
     power = jnp.mean((phi - prior.mean) ** 2, axis=1)
     used = jnp.any(posterior.weights.probs > 0, axis=0) & (from_tasks | (power > 0))
-    num_climbs = jnp.where(from_tasks, 1, 5)
 
     def fit_kernel(m, posterior):
         functions = posterior.functions
@@ -135,15 +134,15 @@ def start(
         seen, told = Terms(m, alpha, alpha * phi[m]), terms_of(at, posterior, m)
         terms = choose(from_tasks, told, seen)
 
-        def climb(_, search):
-            end = climb_coordinates(lambda x, _: log_joint(prior, terms, x), *search)
-            return end.x, end.step
-
         step = functions.step[m]
-        search = (functions.theta[m], jnp.where(from_tasks, step, jnp.sign(step)))
-        theta, found = jax.lax.fori_loop(0, num_climbs, climb, search)
-        step = jnp.where(from_tasks, found, step)
-        return condition(prior, posterior, terms, theta, step)
+        end, last = climb_coordinates(
+            lambda x, _: log_joint(prior, terms, x),
+            functions.theta[m],
+            jnp.where(from_tasks, step, jnp.sign(step)),
+            rounds=jnp.where(from_tasks, 1, 5),
+        )
+        end = end._replace(step=jnp.where(from_tasks, end.step, step))
+        return condition(prior, posterior, terms, end, last)
 
     def visit(m, posterior):
         return jax.lax.cond(used[m], fit_kernel, lambda m, p: p, m, posterior)

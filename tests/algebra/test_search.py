@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slice sampling of independent numbers, against distributions that are known."""
+"""Searches along coordinates climb; slice sampling against distributions that are known."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,46 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.search import slice_sample
+from numpyro_spikeslab.algebra.search import climb_coordinates, slice_sample
 
 KEY = random.key(0)
+
+
+def bowl(x, t):
+    """Highest at (1, -2) and t = 2; also where it was evaluated."""
+    value = -((x[0] - 1) ** 2) - 3 * (x[1] + 2) ** 2 - x[0] * x[1] - (t - 2) ** 2
+    return value, {"x": x, "t": t}
+
+
+@pytest.mark.parametrize("t", [1.8, 9.0])
+@pytest.mark.parametrize("step", [[0.7, 0.4], [0.0, 0.4], [0.0, 0.0]])
+def test_a_search_climbs_and_says_what_it_found_last(step, t, precision):
+    start = jnp.array([3.0, 1.0])
+    known = bowl(start, 1.0)[0]
+    end, last = jax.jit(lambda *given: climb_coordinates(bowl, *given))(
+        start, jnp.array(step), t, known
+    )
+    # a scale that does not reach what is known is left
+    assert end.t == (1.0 if t == 9.0 else np.asarray(t, precision))
+    np.testing.assert_allclose(end.best, bowl(end.x, end.t)[0], rtol=1e-5)
+    assert end.best > known if any(step) or end.t != 1 else end.best == known
+    np.testing.assert_array_equal(end.x[np.array(step) == 0], start[np.array(step) == 0])
+    np.testing.assert_array_equal(last.root["x"], last.x)
+    assert last.root["t"] == last.t
+    at_end = bool(jnp.all(last.x == end.x) & (last.t == end.t))
+    assert bool(last.is_at(end)) == at_end
+    # with steps the last trial is the vertex of a parabola; without, the start at the given scale
+    assert at_end == (any(step) or t == 1.8)
+
+
+def test_rounds_of_a_search_are_searches_one_after_the_other(x64):
+    start, step = jnp.array([3.0, 1.0]), jnp.array([0.7, 0.4])
+    every, _ = climb_coordinates(bowl, start, step, rounds=jnp.array(4))
+    x = start
+    for _ in range(4):
+        end, _ = climb_coordinates(bowl, x, step)
+        x, step = end.x, end.step
+    jax.tree.map(np.testing.assert_array_equal, every, end)
 
 
 @pytest.mark.parametrize("num_updates", [1, 4])
