@@ -207,13 +207,13 @@ def plot_predictions(toy: MultiOutput, predictions: dict[str, Prediction]) -> An
 
 
 def plot_bounds(fits: dict[str, Fit]) -> plt.Figure:
-    """The bound after each sweep, near its best value."""
+    """The bound after each step, a sweep or a round of moves, near its best value."""
     bounds = {name: -np.asarray(fit.result.losses) for name, fit in fits.items()}
     best = max(each.max() for each in bounds.values())
     figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
     for name, each in bounds.items():
         axes.plot(np.arange(1, each.size + 1), each, label=name)
-    axes.set(xlabel="sweep", ylabel="bound (nats)", ylim=(best - 300, best + 15))
+    axes.set(xlabel="step", ylabel="bound (nats)", ylim=(best - 300, best + 15))
     axes.legend()
     return figure
 

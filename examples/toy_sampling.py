@@ -139,14 +139,27 @@ def plot_calibration(ranks: dict[str, np.ndarray]) -> plt.Figure:
     return figure
 
 
-def plot_mixing(chains: Chains, kind: Any = arviz_plots.plot_trace, thin: int = 1) -> Any:
-    """Traces, or ranks, of a point of a task, its noise, and numbers that all tasks share."""
+def plot_traces(tree: xr.DataTree) -> Any:
+    """Traces through which those of other chains can be seen."""
+    visuals = {"trace": {"alpha": 0.5, "width": 0.7}}
+    picture = arviz_plots.plot_trace(tree, backend="matplotlib", visuals=visuals)
+    picture.add_legend("chain")
+    return picture
+
+
+def plot_ranks(tree: xr.DataTree) -> Any:
+    """Ranks of every 25th draw among those of all chains."""
+    return arviz_plots.plot_rank(tree.isel(draw=slice(None, None, 25)), backend="matplotlib")
+
+
+def mixing(chains: Chains) -> xr.DataTree:
+    """A point of a task, its noise, and numbers that all tasks share."""
     tree = nss.invariants(chains.tree)
-    chosen = {"point": 0.0, "task": 1}
-    names = ["f", "noise", "slab_scale", "num_active"]
-    posterior = tree["posterior"].to_dataset()[names].sel(chosen, method="nearest")
-    posterior = posterior.isel(draw=slice(None, None, thin))
-    return kind(xr.DataTree.from_dict({"/posterior": posterior}), backend="matplotlib")
+    names = {"f": "f(0), task 1", "noise": "noise, task 1"}
+    names |= {"slab_scale": "slab scale", "num_active": "functions in use"}
+    posterior = tree["posterior"].to_dataset()[list(names)]
+    chosen = posterior.sel({"point": 0.0, "task": 1}, method="nearest", drop=True)
+    return xr.DataTree.from_dict({"/posterior": chosen.rename(names)})
 
 
 def compare(toy: MultiOutput, seed: int = 0) -> tuple[Chains, example.Fit, dict, dict]:
@@ -191,8 +204,8 @@ def save_pictures(
         "predictions": example.plot_predictions(toy, found),
         "weights": nss.plot_weights(aligned(toy, chains, fit)),
         "calibration": plot_calibration(ranks),
-        "traces": plot_mixing(chains),
-        "ranks": plot_mixing(chains, arviz_plots.plot_rank, thin=25),
+        "traces": plot_traces(mixing(chains)),
+        "ranks": plot_ranks(mixing(chains)),
     }
     for name, picture in pictures.items():
         picture.savefig(folder / f"sampling_{name}.png", dpi=150)

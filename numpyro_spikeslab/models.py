@@ -131,7 +131,10 @@ def factor_analysis(
     their units agree.
 
     :param num_factors: M, the largest number of factors.
-    :param noise_scale: see :func:`mtmkl`, as for the others.
+    :param noise_scale: see :func:`mtmkl`.
+    :param slab_scale: likewise.
+    :param inclusion: likewise.
+    :param shared_inclusion: likewise.
     :return: ``model(Y, mask=None)`` with ``Y`` of shape (N, Q); NaN is a missing entry, and so is
         one where the boolean ``mask``, of the same shape, is false. A sparse ``Y``, of scipy or a
         ``BCOO``, is not made dense: its stored entries, zeros too, are the observations.
@@ -172,7 +175,10 @@ def probabilistic_pca(
     """Sparse probabilistic PCA: :func:`factor_analysis` with one noise scale for all columns.
 
     :param num_components: M, the largest number of components.
-    :param noise_scale: see :func:`mtmkl`, as for the others.
+    :param noise_scale: see :func:`mtmkl`.
+    :param slab_scale: likewise.
+    :param inclusion: likewise.
+    :param shared_inclusion: likewise.
     :return: ``model(Y, mask=None)``, as of :func:`factor_analysis`.
     :raises ValueError: as :func:`factor_analysis`.
 

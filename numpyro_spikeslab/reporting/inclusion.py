@@ -58,11 +58,11 @@ def plot_inclusion(
     """Plot the inclusion probability of every spike-and-slab weight.
 
     One row per weight, one panel per variable. A bar reaches two Monte Carlo standard errors to
-    either side (``mcse_inclusion`` of :func:`~numpyro_spikeslab.summary`); a weight
-    whose indicator never changed has none. Where the rows would take more than 30 inches and
-    ``top`` is None, the weights stand along the horizontal axis instead, and only those above the
-    threshold, in any of the methods or the reference, have bars, ticks and names. Names are left to
-    the highest where there is no room for all.
+    either side (``mcse_inclusion`` of :func:`~numpyro_spikeslab.summary`); a weight without one has
+    no bar. Where the rows would take more than 30 inches and ``top`` is None, the weights stand
+    along the horizontal axis instead, and only those above the threshold, in any of the methods or
+    the reference, have bars, ticks and names. Names are left to the highest where there is no room
+    for all.
 
     :param data: ArviZ data, or several by the name of the method, overlaid with a legend.
     :param var_names: the weights to plot; all pairs of the (first) posterior by default.
