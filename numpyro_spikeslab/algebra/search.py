@@ -49,9 +49,9 @@ class Trial(NamedTuple):
     t: Any
     root: Any
 
-    def is_at(self, end: Ascent) -> Bool[Array, ""]:
-        """Whether it is where the search has come."""
-        return jnp.all(self.x == end.x) & (self.t == end.t)
+    def known_at(self, end: Ascent) -> tuple[Any, Bool[Array, ""]]:
+        """The root, and whether it is that of the point to which the search has come."""
+        return self.root, jnp.all(self.x == end.x) & (self.t == end.t)
 
 
 def climb_coordinates(

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import gaussian
-from numpyro_spikeslab.algebra.search import Ascent, Trial, choose, climb_coordinates
+from numpyro_spikeslab.algebra.search import choose, climb_coordinates
 from numpyro_spikeslab.algebra.task_sweeps import TASK_BLOCK_SIZE, triangle
 from numpyro_spikeslab.fitting.posterior import (
     Data,
@@ -64,6 +64,10 @@ class Terms(NamedTuple):
     def scaled(self, t: Any) -> "Terms":
         """Those for weights that are ``sqrt(t)`` times as large."""
         return self._replace(alpha=t * self.alpha, h=jnp.sqrt(t) * self.h)
+
+    def expected(self, mean: Any, var: Any) -> Float[Array, ""]:
+        """Expectation of the log of what the tasks say, relative to its largest value."""
+        return gaussian.log_sites(self.alpha, self.h, mean, var)
 
 
 def terms_of(at: View, posterior: Posterior, m: Any) -> Terms:
@@ -122,18 +126,17 @@ def set_function(posterior: Posterior, m: Any, **parts: Any) -> Posterior:
 
 
 def condition(
-    prior: FunctionPrior, posterior: Posterior, terms: Terms, end: Ascent, last: Trial
+    prior: FunctionPrior, posterior: Posterior, terms: Terms, theta: Any, step: Any, known: Any = ()
 ) -> Posterior:
-    """Set ``q(phi_m)`` to its optimum under the kernel parameters to which a search has come.
+    """Set ``q(phi_m)`` to its optimum under given kernel parameters and terms.
 
-    :param terms: at the scale to which it has come.
-    :param last: the last trial of :func:`log_joint`, whose factorisation serves again.
+    :param known: a factorisation of :func:`log_joint`, and whether it is the one of these.
     """
     m, alpha, h = terms
-    covariance = prior.covariance(m, end.x)
-    L = jax.lax.cond(
-        last.is_at(end), lambda: last.root, lambda: covariance.cholesky(jnp.sqrt(alpha))
-    )
+    covariance = prior.covariance(m, theta)
+    L = None
+    if known:
+        L = jax.lax.cond(known[1], lambda: known[0], lambda: covariance.cholesky(jnp.sqrt(alpha)))
     q = gaussian.condition(covariance, alpha, h, prior.mean[m], L)
     return set_function(
         posterior,
@@ -144,8 +147,8 @@ def condition(
         var=q.variance,
         kl=q.kl,
         prior_var=covariance.diagonal(),
-        theta=end.x,
-        step=end.step,
+        theta=theta,
+        step=step,
     )
 
 
@@ -155,11 +158,6 @@ def to_prior(prior: FunctionPrior, posterior: Posterior, m: Any) -> Posterior:
     return set_function(
         posterior, m, alpha=zero, h=zero, mean=prior.mean[m], var=variance, kl=jnp.zeros(())
     )
-
-
-def _expected_terms(terms: Terms, mean: Any, var: Any) -> Float[Array, ""]:
-    """Expectation of the log of what the tasks say, relative to its largest value."""
-    return gaussian.log_sites(terms.alpha, terms.h, mean, var)
 
 
 def log_joint(prior: FunctionPrior, terms: Terms, theta: Any) -> tuple[Float[Array, ""], Any]:
@@ -173,12 +171,9 @@ def log_joint(prior: FunctionPrior, terms: Terms, theta: Any) -> tuple[Float[Arr
 def update_function_plain(prior: FunctionPrior, posterior: Posterior, terms: Terms) -> Posterior:
     """Joint update of ``q(phi_m)`` and ``theta_m`` (supplement 1.3)."""
     functions, m = _functions(posterior), terms.m
-
-    def value(theta, _):
-        return log_joint(prior, terms, theta)
-
-    end, last = climb_coordinates(value, functions.theta[m], functions.step[m])
-    return condition(prior, posterior, terms, end, last)
+    start = functions.theta[m], functions.step[m]
+    end, last = climb_coordinates(lambda x, _: log_joint(prior, terms, x), *start)
+    return condition(prior, posterior, terms, end.x, end.step, last.known_at(end))
 
 
 class SlabScale(NamedTuple):
@@ -282,10 +277,10 @@ def update_given(
     Qf = deviation @ (functions.h[m] - functions.alpha[m] * mean)
     scale = slab.stationary(Qf, functions.alpha[m] @ var)
     # What the present q(phi_m) gives; at t = 1 its optimum cannot be below it.
-    current = _expected_terms(terms, mean, var) - functions.kl[m] + prior.log_density(m, theta)
+    current = terms.expected(mean, var) - functions.kl[m] + prior.log_density(m, theta)
     due = jnp.where(step > SETTLED, step, 0)
     end, last = climb_coordinates(value, theta, due, scale, current)
-    end, t = end._replace(step=jnp.where(due > 0, end.step, REST * step)), end.t
+    t, step = end.t, jnp.where(due > 0, end.step, REST * step)
     weights: Any = posterior.weights
     weights = weights._replace(
         loc=weights.loc.at[:, m].multiply(jnp.sqrt(t)),
@@ -296,14 +291,14 @@ def update_given(
         old = values[spec.profiled]
         values[spec.profiled] = slab.scale_at(t, density).reshape(old.shape).astype(old.dtype)
     posterior = posterior._replace(weights=weights, values=values)
-    return condition(prior, posterior, terms.scaled(t), end, last)
+    return condition(prior, posterior, terms.scaled(t), end.x, step, last.known_at(end))
 
 
 def prior_is_better(prior: FunctionPrior, posterior: Posterior, terms: Terms) -> Bool[Array, ""]:
     """Whether the bound does not fall when ``q(phi_m)`` returns to its prior."""
     functions, m = _functions(posterior), terms.m
-    current = _expected_terms(terms, functions.mean[m], functions.var[m]) - functions.kl[m]
-    return _expected_terms(terms, prior.mean[m], functions.prior_var[m]) >= current
+    current = terms.expected(functions.mean[m], functions.var[m]) - functions.kl[m]
+    return terms.expected(prior.mean[m], functions.prior_var[m]) >= current
 
 
 def sweep_plain(
@@ -315,7 +310,6 @@ def sweep_plain(
     :return: the posterior and the expected squares of what each task leaves.
     """
     update = update or partial(update_function_plain, function_prior(spec, data, at))
-    paired: Any = posterior.weights
     if at.relative.shape[1] == 1:
         start = jnp.zeros_like(_functions(posterior).mean)
         posterior = visit_block(update, at, posterior, at.relative * at.Y, start)
@@ -323,6 +317,7 @@ def sweep_plain(
     else:
         posterior, stats = visit_blocks(update, at, posterior), None
     functions = _functions(posterior)
+    paired: Any = posterior.weights
     weights, squares = sweep_weights(at, functions.mean, functions.var, stats, paired, temperature)
     return posterior._replace(weights=weights), squares
 
@@ -410,8 +405,7 @@ def sweep(
         functions = _functions(posterior)
         stats = refresh(base, functions.mean, functions.var, stats, m)
         at = with_roles(spec, data, base, posterior.values)
-        paired: Any = posterior.weights
-        weights = update_weights(at, stats, paired, temperature)
+        weights = update_weights(at, stats, posterior.weights, temperature)
         return posterior._replace(weights=weights), stats
 
     functions = _functions(posterior)

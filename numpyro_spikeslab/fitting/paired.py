@@ -183,8 +183,8 @@ class PairedGuide(FunctionGuide):
             Weights are numbered as they are indexed: 3, ``(0, 3)`` in a matrix, and ``("w", 3)`` in
             a model with several sites, whose columns may stand in for each other.
         :raises ValueError: if the guide has blocks, the weights share spikes or do not multiply
-            columns of one design, there is no such site, the parameters are not those of the weights, or a number
-            is outside its range.
+            columns of one design, there is no such site, the parameters are not those of the
+            weights, or a number is outside its range.
 
         **Example**
 

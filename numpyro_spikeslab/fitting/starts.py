@@ -141,8 +141,8 @@ def start(
             jnp.where(from_tasks, step, jnp.sign(step)),
             rounds=jnp.where(from_tasks, 1, 5),
         )
-        end = end._replace(step=jnp.where(from_tasks, end.step, step))
-        return condition(prior, posterior, terms, end, last)
+        step = jnp.where(from_tasks, end.step, step)
+        return condition(prior, posterior, terms, end.x, step, last.known_at(end))
 
     def visit(m, posterior):
         return jax.lax.cond(used[m], fit_kernel, lambda m, p: p, m, posterior)

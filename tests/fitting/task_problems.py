@@ -17,9 +17,8 @@ import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.search import Ascent, Trial
 from numpyro_spikeslab.fitting.ascent import advance, begin
-from numpyro_spikeslab.fitting.functions import Terms, condition, log_joint
+from numpyro_spikeslab.fitting.functions import Terms, condition
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     FunctionFactors,
@@ -128,10 +127,7 @@ class Problem(NamedTuple):
         prior = function_prior(
             self.spec, self.data, view_at(self.spec, self.data, posterior.values)
         )
-        one = jnp.ones(())
-        end = Ascent(theta, one, one, self.functions.step[m])
-        last = Trial(theta, one, log_joint(prior, terms, theta)[1])
-        found = condition(prior, posterior, terms, end, last)
+        found = condition(prior, posterior, terms, theta, self.functions.step[m])
         values = self.spec.parameters.scatter(found.functions.theta)
         known = {name: values[name] for name in self.spec.form.kernels}
         return found._replace(values=found.values | known)
