@@ -55,19 +55,26 @@ def spread(value: Any, index: Any, other: Any) -> Any:
 # Modes
 
 
-def inclusion_mode(included: Any, total: Any, prior: Any) -> Any:
+def inclusion_mode(included: Any, total: Any, prior: Any, current: Any) -> Any:
     """Maximises ``included log pi + (total - included) log(1 - pi) + log p(pi)``.
 
     :param prior: a Beta or Uniform distribution; `None` and others are flat.
+    :param current: what is kept where nothing is known.
     """
-    base = base_of(prior)
+    base, excluded = base_of(prior), total - included
     if isinstance(base, dist.Beta):
         included = included + base.concentration1 - 1.0
-        total = total + base.concentration1 + base.concentration0 - 2.0
+        excluded = excluded + base.concentration0 - 1.0
+    total = included + excluded
+    # under a Beta prior with poles there may be a minimum between them
+    end = jnp.where(included == excluded, current > 0.5, included > excluded)
+    inside = (included >= 0) & (excluded >= 0)
+    mode = jnp.where(inside, included / jnp.where(total == 0, 1, total), end)
+    mode = jnp.where((included == 0) & (excluded == 0), current, mode)
     low, high = (base.low, base.high) if isinstance(base, dist.Uniform) else (0.0, 1.0)
     # a mode at 0 or 1 would never be left again
     eps = jnp.finfo(jnp.result_type(included)).eps
-    return jnp.clip(included / total, low + eps, high - eps)
+    return jnp.clip(mode, low + eps, high - eps)
 
 
 def variance_mode(count: Any, squares: Any, prior: Any) -> Any:

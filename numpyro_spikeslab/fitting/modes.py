@@ -71,7 +71,7 @@ def modes_of(
         value, prior = values[role.site], at.priors.get(role.site)
         count, total = tallies[role.site]
         if role.part == "inclusion":
-            new = inclusion_mode(total, count, prior)
+            new = inclusion_mode(total, count, prior, value)
         else:
             new = scale_mode(count, total, prior, value)
         values[role.site] = jnp.asarray(new, jnp.result_type(value))

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modes of the sites with a role, against grids."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+import numpyro.distributions as dist
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.roles import inclusion_mode
+
+CONCENTRATIONS = (0.2, 0.5, 1.0, 3.0)
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(20, 3))
+Y = 2 * X[:, 0] + RNG.normal(size=20)
+
+
+@pytest.mark.parametrize("one", CONCENTRATIONS)
+@pytest.mark.parametrize("zero", CONCENTRATIONS)
+def test_inclusion_has_its_largest_density(one, zero, precision):
+    """Also where the density has poles, and a minimum between them."""
+    sums = [(x, t) for x, t in product((0.0, 0.1, 0.5, 0.9, 1.0, 2.5), (0.0, 1.0, 3.0)) if x <= t]
+    included, total = (jnp.array(x) for x in zip(*sums, strict=True))
+    prior, current = dist.Beta(one, zero), jnp.full(len(sums), 0.3)
+    found = np.asarray(inclusion_mode(included, total, prior, current))
+    eps = np.finfo(precision).eps
+    assert np.all((found >= eps) & (found <= 1 - eps))
+    grid = np.linspace(1e-3, 1 - 1e-3, 999)
+
+    def objective(x, pi):
+        a, b = x[0] + one - 1, x[1] - x[0] + zero - 1
+        return a * np.log(pi) + b * np.log1p(-pi)
+
+    for x, pi in zip(sums, found.astype(float), strict=True):
+        pi = np.clip(pi, 1e-3, 1 - 1e-3)
+        assert objective(x, pi) >= objective(x, grid).max() - 1e-4
+        # a fit goes on from there, so it must not fall either
+        assert objective(x, pi) >= objective(x, 0.3) - 1e-6
+
+
+def test_nothing_is_known_of_the_inclusion_of_no_weight(precision):
+    flat = (dist.Beta(1.0, 1.0), dist.Uniform(0.1, 0.6), None)
+    for prior in flat:
+        found = inclusion_mode(jnp.zeros(1), jnp.zeros(1), prior, jnp.full(1, 0.4))
+        np.testing.assert_array_equal(found, jnp.full(1, 0.4))
+
+
+@pytest.mark.parametrize("concentration", [0.3, 0.5, 1.0])
+def test_the_bound_never_falls_where_each_column_has_its_own_inclusion(x64, concentration):
+    """And nothing becomes NaN by a column of zeros, or by an entry that no column takes."""
+
+    def model(X, y):
+        with numpyro.plate("level", 4):
+            inclusion = numpyro.sample("inclusion", dist.Beta(concentration, concentration))
+        with numpyro.plate("feature", 3):
+            w = nss.spike_slab("w", inclusion[:3])
+        with numpyro.plate("obs", len(X)):
+            numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+    guide = nss.PairedGuide(model)
+    svi = nss.CAVI(model, guide, temperature=None)
+    for design in (X, X * [1.0, 0.0, 1.0]):
+        result = svi.run(random.key(0), 30, design, Y, progress_bar=False)
+        assert np.max(np.diff(result.losses)) < 1e-9
+        probs = np.asarray(guide.inclusion_probabilities(result.params)["w"])
+        inclusion = np.asarray(result.params["inclusion_auto_loc"])
+        assert probs[0] > 0.99 and np.all(np.isfinite(inclusion))
+        # with one weight each, both sit at the same end
+        if concentration < 1:
+            np.testing.assert_array_equal(inclusion[:3] > 0.5, probs > 0.5)
