@@ -185,7 +185,7 @@ class CAVI(SVI):
         reading = self._read(args, every)
         refuse_other_guide(self.guide, reading)
         # a guide may be fresh, and another size of batch has parameters of other shapes
-        self.guide.set_up(args, every)
+        self.guide.set_up(args, every, reading.program)
         refuse(self.guide, self.plain, reading)
         temperature = self.temperature
         # of a pickle it is an equal string, not the same one
@@ -244,7 +244,7 @@ class CAVI(SVI):
             posterior = self._start_functions(task, params, given, key_start)
             params = self.guide.unpack(task.reading, posterior, params)
         if given:
-            params |= given
+            params = self.guide.without_lost_slopes(task.spec.form, params | given)
             posterior = None
         self.constrain_fn = identity
         return SVIState((jnp.array(0), params, posterior), None, rng_key)
@@ -411,7 +411,7 @@ class CAVI(SVI):
         posterior = packed() if fresh else posterior
         refuse_other_state(self.guide, posterior, task.reading)
         if fresh or posterior.functions is None:
-            return posterior
+            return self.guide.with_slopes(task.spec.form, posterior, self.get_params(state))
         return posterior._replace(functions=renewed(posterior.functions, packed().functions))
 
     def _progress(self, task: Task, state: SVIState, posterior: Any = None) -> Progress:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 import numpyro
 from numpyro import handlers
+import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
@@ -25,7 +26,6 @@ from numpyro_spikeslab.fitting.inner import (
     refuse_discrete,
     run_once,
     set_delta,
-    shapes_of,
 )
 from numpyro_spikeslab.fitting.pairs import PairFactors
 from numpyro_spikeslab.fitting.posterior import Posterior
@@ -43,15 +43,30 @@ from numpyro_spikeslab.reading.form import (
     find_function_sites,
     find_pairs,
     is_latent,
+    is_plain,
     param_name,
 )
-from numpyro_spikeslab.reading.program import computed, outside_transformations, seen_anew
+from numpyro_spikeslab.reading.program import (
+    Program,
+    computed,
+    outside_transformations,
+    seen_anew,
+)
 from numpyro_spikeslab.reading.reader import Reading
 
 
 def _latents(trace: dict[str, Any]) -> dict[str, Any]:
     """Latent sample sites, and params."""
     return {k: x for k, x in trace.items() if x["type"] == "param" or is_latent(trace, k)}
+
+
+def _noted(site: dict[str, Any]) -> tuple[Any, ...]:
+    """Shape, kind of support, plates, and whether a site may follow the weights."""
+    shape = jnp.shape(site["value"])
+    if site["type"] == "param":
+        return shape, type(site["kwargs"].get("constraint"))
+    plates = tuple(site["cond_indep_stack"])
+    return shape, type(site["fn"].support), plates, is_plain(site, (dist.Normal,))
 
 
 def _deterministics(trace: dict[str, Any]) -> tuple[str, ...]:
@@ -90,38 +105,39 @@ class SpikeSlabGuide(PosteriorSummaries):
         self.pairs: tuple[Pair, ...] = ()
         self.functions: tuple[str, ...] = ()
         self._precision: Any = None
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._noted: dict[str, Any] = {}
+        self._program: Program | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_program": None}
 
     # Setting up
 
-    def set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Note names, shapes and start values, anew where they are others.
+    def set_up(self, args: tuple, kwargs: dict[str, Any], program: Program | None = None) -> None:
+        """Note sites and start values, anew where the sites are others.
 
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
+        :param program: of the model at these arguments, where it is known. While it is the same, so
+            are the sites.
         """
         new = self.prototype_trace is None or self._precision != jnp.result_type(float)
-        seen = shapes_of((args, kwargs))
-        # groups are numbers of the data, of which shapes say nothing
-        known = seen in self._known and all(pair.groups is None for pair in self.pairs)
-        if new or not known:
-            trace = abstract_trace(self.model, args, kwargs)
-            if new or not self._fits(trace, args, kwargs):
-                self._setup_prototype(*args, **kwargs)
-            self._known[seen] = _deterministics(trace)
-        self._deterministics = self._known[seen]
+        if not new and program is not None and program == self._program:
+            return
+        trace = abstract_trace(self.model, args, kwargs)
+        if new or not self._fits(trace, args, kwargs):
+            self._setup_prototype(*args, **kwargs)
+        self._deterministics = _deterministics(trace)
+        self._program = program
 
     def _fits(self, trace: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> bool:
-        """Whether the sites that were noted are there, with their shapes and groups, and others
-        are only to be predicted."""
+        """Whether the sites that were noted are there as they were, and others are only to be
+        predicted."""
         latents = _latents(trace)
-        noted = {*self._shapes, *self._params}
-        if not noted <= set(latents) or self._find_pairs(trace) != self.pairs:
+        noted = {name: _noted(site) for name, site in latents.items() if name in self._noted}
+        if noted != self._noted or self._find_pairs(trace) != self.pairs:
             return False
-        if any(jnp.shape(latents[name]["value"]) != shape for name, shape in self._shapes.items()):
-            return False
-        more = set(latents) - noted
+        more = set(latents) - set(noted)
         return not more or more <= predicted_sites(self, trace, latents, seen_anew((args, kwargs)))
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
@@ -155,12 +171,9 @@ class SpikeSlabGuide(PosteriorSummaries):
             name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"
         }
         self._setup_start(own, trace, predicted, args, kwargs)
-        self._precision, self._known = jnp.result_type(float), {}
-        self._shapes = {
-            name: jnp.shape(site["value"])
-            for name, site in latents.items()
-            if site["type"] == "sample"
-        }
+        self._precision = jnp.result_type(float)
+        self._noted = {name: _noted(site) for name, site in latents.items()}
+        self._shapes = {k: x[0] for k, x in self._noted.items() if k not in self._params}
         # the values of an abstract trace are no values
         self.prototype_trace = {
             name: {key: site[key] for key in ("name", "type", "is_observed") if key in site}
@@ -329,11 +342,38 @@ class SpikeSlabGuide(PosteriorSummaries):
             else params[param_name(site, self.prefix, params)]
             for site in form.others
         }
-        slopes = {
+        slopes = self._pack_slopes(form, params)
+        return Posterior(self.factors.pack(form, params), None, values, None, slopes)
+
+    def _pack_slopes(self, form: Form, params: dict[str, Any]) -> dict[str, Any]:
+        return {
             site: self._along(form, site, params[self._slope_name(site)], along_all, along_own)
             for site in self._following(form, params)
         }
-        return Posterior(self.factors.pack(form, params), None, values, None, slopes)
+
+    def _unpack_slopes(
+        self, form: Form, slopes: dict[str, Any], params: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Parameters with these slopes, and no others."""
+        found = {name: params[name] for name in map(self._slope_name, self._slopes)}
+        found = {name: jnp.zeros_like(x) for name, x in found.items()}
+        for site, own in slopes.items():
+            name = self._slope_name(site)
+            own = self._along(form, site, own, along_own, along_all)
+            found[name] = _shaped_like(own, params[name])
+        return params | found
+
+    def without_lost_slopes(self, form: Form, params: dict[str, Any]) -> dict[str, Any]:
+        """Parameters without the slopes that a fit of this model has not: its bound is that of
+        none."""
+        return self._unpack_slopes(form, self._pack_slopes(form, params), params)
+
+    def with_slopes(self, form: Form, posterior: Posterior, params: dict[str, Any]) -> Posterior:
+        """A posterior with the slopes of this model, which may have others follow than the one of
+        which the posterior is."""
+        if posterior.slopes.keys() == set(self._following(form, params)):
+            return posterior
+        return posterior._replace(slopes=self._pack_slopes(form, params))
 
     def _following(self, form: Form, params: dict[str, Any]) -> list[str]:
         """The coefficients that follow the weights: of columns those that have slopes, of tasks all
@@ -362,9 +402,7 @@ class SpikeSlabGuide(PosteriorSummaries):
         new = self.factors.unpack(reading.form, posterior.weights)
         for site, value in posterior.values.items():
             new[param_name(site, self.prefix, params)] = value
-        for site, slopes in posterior.slopes.items():
-            own = self._along(reading.form, site, slopes, along_own, along_all)
-            new[self._slope_name(site)] = own
+        params = self._unpack_slopes(reading.form, posterior.slopes, params)
         return params | {
             name: jax.tree.map(_shaped_like, value, params[name]) for name, value in new.items()
         }

@@ -124,12 +124,6 @@ def set_delta(inner: AutoGuide, probe: AutoGuide, init_locs: Any, sites: Any) ->
         setattr(inner, attribute, getattr(probe, attribute))
 
 
-def shapes_of(tree: Any) -> tuple[str, ...]:
-    """Of the arrays; other arguments as they are, for they may be numbers of something."""
-    leaves, structure = jax.tree.flatten(tree)
-    return str(structure), *(str(getattr(x, "shape", x)) for x in leaves)
-
-
 def predicted_sites(
     outer: Any, trace: dict[str, Any], latents: dict[str, Any], call: tuple[tuple, dict[str, Any]]
 ) -> frozenset[str]:

@@ -41,8 +41,8 @@ class PosteriorSummaries(AutoGuide):
     inner: AutoGuide | None
 
     @abstractmethod
-    def set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Note names, shapes and start values, anew where they are others."""
+    def set_up(self, args: tuple, kwargs: dict[str, Any], program: Any = None) -> None:
+        """Note sites and start values, anew where the sites are others."""
 
     @property
     def blocks(self) -> dict[str, list[list[int]]] | None:

@@ -1148,6 +1148,59 @@ def test_tasks_beside_intercepts_of_their_own_are_regressions(x64, plate, apart)
     np.testing.assert_allclose(draws["level"], expected, atol=1e-8)
 
 
+def test_what_follows_depends_on_the_arguments(x64):
+    """A state of arguments with which an intercept follows goes on where it does not, and back."""
+
+    def model(X, y, z=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 3.0))
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(level + X @ w, 0.5), obs=y)
+            if z is not None:
+                numpyro.sample("z", dist.Normal(level, 1.0), obs=z)
+
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(40, 3)) + 1.0
+    y, z = X @ [1.0, 0.0, -0.8] + 0.5 * rng.normal(size=40), rng.normal(size=40) + 1.0
+    svi = nss.CAVI(model, nss.PairedGuide(model), temperature=None)
+    state = None
+    for more in ({}, {"z": z}, {}):
+        fresh = nss.CAVI(model, nss.PairedGuide(model), temperature=None)
+        known = fresh.run(KEY, 200, X, y, progress_bar=False, **more)
+        result = svi.run(KEY, 200, X, y, init_state=state, progress_bar=False, **more)
+        state = result.state
+        assert float(result.losses[-1]) == pytest.approx(float(known.losses[-1]), abs=1e-6)
+        for name, value in known.params.items():
+            np.testing.assert_allclose(result.params[name], value, atol=1e-4)
+        assert np.any(result.params["level_auto_slope"]) == (not more)
+
+
+def test_slopes_that_a_fit_has_not_are_not_handed_back(x64):
+    """Beside tasks a coefficient that all of them share does not follow, so the bound is that of
+    slopes of zero."""
+    rng = np.random.default_rng(0)
+    X, T = rng.normal(size=(8, 2)) + 1, np.linspace(-1, 1, 8)
+    Y = X @ rng.normal(size=(2, 3)) + T[:, None] + 0.5 * rng.normal(size=(8, 3))
+
+    def model(Y):
+        trend = numpyro.sample("trend", dist.Normal(0.0, 1.0))
+        with numpyro.plate("task", 3, dim=-2), numpyro.plate("feature", 2, dim=-1):
+            W = nss.spike_slab("W", 0.4)
+        with numpyro.plate("obs", 8, dim=-2), numpyro.plate("task", 3, dim=-1):
+            location = X @ W.T + trend * T[:, None]
+            numpyro.sample("Y", dist.Normal(location, 0.7), obs=Y)
+
+    svi = nss.CAVI(model, nss.PairedGuide(model), temperature=None)
+    plain = svi.run(KEY, 60, Y, progress_bar=False)
+    slopes = plain.params | {"trend_auto_slope": jnp.full(6, 0.3)}
+    state = svi.init(KEY, Y, init_params=slopes)
+    np.testing.assert_array_equal(svi.get_params(state)["trend_auto_slope"], np.zeros(6))
+    assert svi.evaluate(state, Y) == svi.evaluate(svi.init(KEY, Y, init_params=plain.params), Y)
+    result = svi.run(KEY, 10, Y, init_params=slopes, progress_bar=False)
+    np.testing.assert_array_equal(result.params["trend_auto_slope"], np.zeros(6))
+
+
 def test_where_there_are_too_many_slopes_none_follows(x64, monkeypatch):
     monkeypatch.setattr(following, "MAX_SLOPES", 2)
     with pytest.warns(UserWarning, match=r"columns 0, 2 have means above .* \['level'\]"):

@@ -550,6 +550,51 @@ def test_an_argument_adds_sites_and_takes_them_away():
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+SWITCHES = {
+    "a value with a shape": lambda on: (flagged, {"sigma": np.float64(0.5)} if on else {}),
+    "a prior": lambda on: (with_prior, {"normal": np.bool_(on)}),
+    "groups": lambda on: (with_levels, {"level": np.arange(N) % (4 if on else 3)}),
+}
+
+
+def with_prior(X, y=None, normal=False):
+    prior = dist.Normal(0.0, 2.0) if normal else dist.StudentT(3.0, 0.0, 2.0)
+    alpha = numpyro.sample("alpha", prior)
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(alpha + X @ w, 0.5), obs=y)
+
+
+def with_levels(X, y=None, level=None):
+    with numpyro.plate("level", int(level.max()) + 1):
+        alpha = numpyro.sample("alpha", dist.Normal(0.0, 2.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(alpha[level] + X @ w, 0.5), obs=y)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_what_changes_sites_without_new_shapes_is_seen(name):
+    """Values of arguments decide which sites there are, how many entries they have, or whether they
+    follow the weights; shapes of arguments say nothing of it."""
+    model, _ = SWITCHES[name](False)
+    guide = nss.PairedGuide(model)
+    svi = nss.CAVI(model, guide)
+    for on in (False, True, False):
+        _, kwargs = SWITCHES[name](on)
+        result = svi.run(KEY, 100, X, Y, progress_bar=False, **kwargs)
+        fresh = nss.PairedGuide(model)
+        known = nss.CAVI(model, fresh).run(KEY, 100, X, Y, progress_bar=False, **kwargs)
+        jax.tree.map(np.testing.assert_array_equal, result.params, known.params)
+        draws, expected = (
+            x.sample_posterior(KEY, result.params, X, Y, sample_shape=(3,), **kwargs)
+            for x in (guide, fresh)
+        )
+        jax.tree.map(np.testing.assert_array_equal, draws, expected)
+
+
 def test_latent_sites_below_the_weights_are_predicted_with_their_posterior():
     def model(X, y=None):
         with numpyro.plate("feature", X.shape[1]):
