@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from math import prod
 from operator import index
 from typing import Any
 
@@ -44,6 +45,10 @@ Asked = str | dict[str | None, tuple[tuple[int, ...], ...]]
 """What an author gives, checked: sets by site, ``None`` for the only site."""
 
 
+Known = dict[str, tuple[tuple[int, ...], Blocks]]
+"""Shape and blocks of each site."""
+
+
 class BlockFactors(PairFactors):
     """The factors of blocks of weights; those without a block are pairs.
 
@@ -54,7 +59,8 @@ class BlockFactors(PairFactors):
     def __init__(self, prefix: str, blocks: Any) -> None:
         super().__init__(prefix)
         self.asked = checked(blocks)
-        self._known: dict[str, tuple[tuple[int, ...], Blocks]] = {}
+        self._known: Known = {}
+        self._every: dict[tuple, Known] = {}
 
     @property
     def blocks(self) -> dict[str, list[list[int]]] | None:  # type: ignore[override]
@@ -73,36 +79,41 @@ class BlockFactors(PairFactors):
         trace = abstract_trace(model, *seen_anew((args, kwargs)))
         pairs = find_pairs(trace, "PairedGuide")
         refuse_groups(pairs)
-        if {pair.name: pair.shape for pair in pairs} == {k: x for k, (x, _) in self._known.items()}:
+        key = tuple((pair.name, pair.shape) for pair in pairs)
+        if key in self._every:
             # what has been found stays, or parameters would be those of other weights
+            self._known = self._every[key]
             return
         reading = None
         if any(site["type"] == "sample" and site["is_observed"] for site in trace.values()):
             reading = Reader(model, "PairedGuide")(args, kwargs)
             check_columns(reading.form)
         asked = self.asked if isinstance(self.asked, dict) else found_blocks(reading)
-        self._known = {
+        self._known = self._every[key] = {
             pair.name: (pair.shape, Blocks.completed(sets, pair.size))
             for pair, sets in zip(pairs, sets_of(pairs, asked), strict=True)
         }
 
     def _of(self, name: str, params: dict[str, Any]) -> tuple[tuple[int, ...], Blocks]:
         """Shape and blocks of a site; of a guide that has not been called, of one axis."""
-        if name in self._known:
-            return self._known[name]
+        start = self._stack_names(name, "")[Stack._fields.index("linear")]
+        stacks = (x for key, x in params.items() if key.removeprefix(start).isdigit())
+        size = len(params[self.names(name)[0]]) + sum(prod(jnp.shape(x)) for x in stacks)
+        for known in (self._known, *self._every.values()):
+            if name in known and prod(known[name][0]) == size:
+                return known[name]
         if not isinstance(self.asked, dict):
             raise ValueError(
-                'PairedGuide: a guide with blocks="auto" that has not been called does not know '
-                "its blocks. Make it with those of the fitted guide, "
-                "`PairedGuide(model, blocks=fitted.blocks)`."
+                f'PairedGuide: a guide with blocks="auto" that has not been called with {size} '
+                f"weights {name!r} does not know their blocks. Make it with those of the fitted "
+                "guide, `PairedGuide(model, blocks=fitted.blocks)`."
             )
         sets = self.asked.get(name, self.asked.get(None, ()))
-        size = len(params[self.names(name)[0]]) + sum(map(len, sets))
         return (size,), Blocks.completed(sets, size)
 
     # Parameters
 
-    def _stack_names(self, name: str, size: int) -> list[str]:
+    def _stack_names(self, name: str, size: Any) -> list[str]:
         return [f"{name}_{self.prefix}_{part}_{size}" for part in Stack._fields]
 
     def start(self, pair: Pair, scale: Any) -> dict[str, tuple[Any, Any]]:

@@ -290,7 +290,7 @@ def test_what_is_found_among_columns_needs_them():
     guide = nss.PairedGuide(model, blocks="auto")
     with pytest.raises(ValueError, match=r"nothing is observed.*list the blocks"):
         handlers.seed(guide, 0)(X)
-    with pytest.raises(ValueError, match="has not been called does not know its blocks"):
+    with pytest.raises(ValueError, match="not been called with 3 weights 'w' does not know their blocks"):
         guide.inclusion_probabilities({"w_auto_probs": jnp.zeros(3)})
     svi = nss.CAVI(model, guide)
     with pytest.raises(ValueError, match="traced by a transformation"):
@@ -371,6 +371,29 @@ def test_blocks_are_found_once(x64):
     assert found["w"]
     guide.set_up(second, {})
     assert guide.blocks == found
+
+
+def test_parameters_are_read_with_their_own_blocks(x64):
+    """After a call with another number of weights, and with as many others again."""
+    (X, y), more = chain(6, 0.9, 60), chain(7, 0.0, 60)
+    guide, svi, result = fit(model, "auto", X, y, steps=110)
+    asked = ("inclusion_probabilities", "posterior_mean", "median")
+    expected = {name: getattr(guide, name)(result.params) for name in asked}
+    found = guide.blocks
+    more[0][:, 5] = more[0][:, 6] + 0.1 * more[0][:, 5]
+    svi.run(KEY, 110, *more, progress_bar=False)
+    for other in (None, (X[:, ::-1].copy(), y)):
+        if other is not None:
+            svi.run(KEY, 110, *other, progress_bar=False)
+            assert guide.blocks == found
+        for name, known in expected.items():
+            again = getattr(guide, name)(result.params)
+            jax.tree.map(np.testing.assert_array_equal, again, known)
+    ends = "_probs", "_loc", "_scale"
+    more = {k: jnp.append(x, 0.5) if k.endswith(ends) else x for k, x in result.params.items()}
+    more |= {k: jnp.append(x, 0.5) for k, x in more.items() if k.endswith(ends)}
+    with pytest.raises(ValueError, match=r"not been called with 8 weights 'w'"):
+        guide.inclusion_probabilities(more)
 
 
 def test_rows_that_are_not_seen_say_nothing_of_blocks(x64):
