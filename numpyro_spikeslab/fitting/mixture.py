@@ -304,4 +304,5 @@ class MixtureGuide(AutoGuide):
         if args or kwargs:
             self._set_up(args, kwargs)
         found = quantiles_of(self.guide, *self._split(params), levels.reshape(-1))
+        found = self.guide.only_known(found, bool(args or kwargs))
         return found if levels.ndim else {name: x[0] for name, x in found.items()}

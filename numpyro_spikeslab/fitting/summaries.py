@@ -220,11 +220,18 @@ class PosteriorSummaries(AutoGuide):
         for name in self.factors.sites(params):
             parts = self.factors.slab_mixtures(name, params)
             found |= self.quantiles_of_pair(name, params, parts, levels)
+        found = self.only_known(found, bool(args or kwargs))
         moments = self._function_moments(params, args, kwargs) if args or kwargs else {}
         for name, (mean, variance) in moments.items():
             q = jnp.reshape(jnp.asarray(levels, mean.dtype), (-1, 1, 1))
             found[name] = dist.Normal(mean, jnp.sqrt(variance)).icdf(q)
         return found
+
+    def only_known(self, found: dict[str, Any], called: bool) -> dict[str, Any]:
+        """Quantiles; without the model's arguments not those of spikes of groups, for the groups of
+        another call may be others."""
+        grouped = {pair.spike for pair in self.pairs if pair.groups is not None}
+        return {name: x for name, x in found.items() if called or name not in grouped}
 
     def quantiles_of_pair(
         self, name: str, params: dict[str, Any], parts: list[SlabMixtures], levels: Any

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from copy import copy
 from functools import partial
 from typing import Any
+import weakref
+import zlib
 
 from jaxtyping import Array, Bool
 import numpy as np
@@ -42,6 +44,7 @@ class BlockKernel(MCMCKernel):
         self._reader = Reader(model, self._user)
         # MCMC takes this for the sign of an initialised kernel
         self._sample_fn: Callable | None = None
+        self._compiled_in: list[tuple[weakref.ref, int]] = []
 
     @property
     def model(self) -> Callable:
@@ -81,6 +84,7 @@ class BlockKernel(MCMCKernel):
             be drawn from, and if the model has other latent sites that no block holds.
         """
         args, kwargs, values = self._split(model_args, model_kwargs)
+        self._refuse_changed(args, kwargs)
         sites = self._own_sites(args, kwargs, values)
         self._sample_fn = self._sample_one
         # within a compiled function nothing is concrete, and options of a part are refused
@@ -150,6 +154,19 @@ class BlockKernel(MCMCKernel):
 
         return prior
 
+    def _refuse_changed(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Refuse arrays that were changed in place: MCMC knows arguments by identity, and goes
+        on with what it has compiled for them, data included."""
+        known = [(ref(), content) for ref, content in self._compiled_in]
+        for ref, content in _arrays(args, kwargs):
+            x: Any = ref()
+            if any(x is other and content != old for other, old in known):
+                raise ValueError(
+                    f"{self._user}: an array of shape {np.shape(x)} was changed in place after a "
+                    "chain had been compiled for it, expected data that stay as they are. Give "
+                    "`run` a copy, `X.copy()`, which is an array of its own."
+                )
+
     def _refuse_outside(self, init_params, single, args, kwargs, values) -> None:
         """Refuse starts that are not in the supports of their sites."""
 
@@ -198,6 +215,10 @@ class BlockKernel(MCMCKernel):
             finite; the message names the sites. Compiled code raises it while it runs, as JAX's own
             ``JaxRuntimeError`` or, under a progress bar, ``ValueError``.
         """
+        if not are_concrete(state.rng_key):
+            new = _arrays(model_args, model_kwargs)
+            known = {id(ref()) for ref, _ in new} | {id(None)}
+            self._compiled_in = new + [x for x in self._compiled_in if id(x[0]()) not in known]
         if is_prng_key(state.rng_key):
             return self._sample_one(state, model_args, model_kwargs)
         return jax.vmap(lambda one: self._sample_one(one, model_args, model_kwargs))(state)
@@ -235,7 +256,14 @@ class BlockKernel(MCMCKernel):
 
     def __getstate__(self) -> dict[str, Any]:
         # a kernel read from a pickle is initialised anew, its bound method would pull in the model
-        return self.__dict__ | {"_sample_fn": None}
+        return self.__dict__ | {"_sample_fn": None, "_compiled_in": []}
+
+
+def _arrays(args: tuple, kwargs: dict[str, Any] | None) -> list[tuple[weakref.ref, int]]:
+    """The arrays that may be changed in place, and check sums of what they hold."""
+    every = (x for x in jax.tree.leaves((args, kwargs)) if type(x) is np.ndarray)
+    known = (x for x in every if x.dtype != object)
+    return [(weakref.ref(x), zlib.crc32(np.ascontiguousarray(x).view(np.uint8))) for x in known]
 
 
 def start_inclusion(z: dict[str, Any]) -> dict[str, Any]:

@@ -290,7 +290,9 @@ def test_what_is_found_among_columns_needs_them():
     guide = nss.PairedGuide(model, blocks="auto")
     with pytest.raises(ValueError, match=r"nothing is observed.*list the blocks"):
         handlers.seed(guide, 0)(X)
-    with pytest.raises(ValueError, match="not been called with 3 weights 'w' does not know their blocks"):
+    with pytest.raises(
+        ValueError, match="not been called with 3 weights 'w' does not know their blocks"
+    ):
         guide.inclusion_probabilities({"w_auto_probs": jnp.zeros(3)})
     svi = nss.CAVI(model, guide)
     with pytest.raises(ValueError, match="traced by a transformation"):

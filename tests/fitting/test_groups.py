@@ -140,6 +140,8 @@ def test_other_groups_are_those_of_the_call(x64, as_groups):
     median = guide.median(svi.get_params(states[0]), X, y, others[0])["w_spike"]
     probs = svi.get_params(states[0])["w_auto_probs"]
     np.testing.assert_array_equal(median, np.asarray(probs)[[0, 2, 4]] > 0.5)
+    # without arguments it is not known whose they are
+    assert "w_spike" not in guide.median(svi.get_params(states[0]))
     spikes = guide.sample_posterior(KEY, params, X, y, groups, sample_shape=(50,))["w_spike"]
     assert spikes.shape == (50, 3)
     for go_on in (svi.evaluate, svi.update):

@@ -179,6 +179,38 @@ def test_a_sampler_that_runs_again_uses_the_new_data():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("jit_model_args", [False, True])
+def test_arrays_that_change_in_place_are_refused_where_they_are_compiled_in(jit_model_args):
+    """MCMC goes on with what it has compiled for an array, whatever the array holds by now."""
+
+    def model(X, y):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        with numpyro.plate("obs", len(X)):
+            numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    X, X_new = rng.normal(size=(2, 30, 3))
+    y = 2 * X[:, 0] + rng.normal(size=30)
+
+    def sampler():
+        options = {"progress_bar": False, "jit_model_args": jit_model_args}
+        return MCMC(nss.PairedGibbs(model), num_warmup=20, num_samples=50, **options)
+
+    mcmc, fresh = sampler(), sampler()
+    # as it is the array may come again, also after others
+    for data in (X, X_new, X, X.copy()):
+        mcmc.run(KEY, data, y)
+    fresh.run(KEY, X_new, y)
+    X[:] = X_new
+    if not jit_model_args:
+        with pytest.raises(ValueError, match=r"shape \(30, 3\) was changed in place.*X\.copy"):
+            mcmc.run(KEY, X, y)
+        X = X.copy()
+    mcmc.run(KEY, X, y)
+    np.testing.assert_array_equal(mcmc.get_samples()["w"], fresh.get_samples()["w"])
+
+
 def test_a_chain_goes_on_where_it_stopped():
     case = truth.fixed_case()
     long = alone(case, 60, num_chains=1)
