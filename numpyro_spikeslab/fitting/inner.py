@@ -144,7 +144,9 @@ def predicted_sites(
         return {k: jax.tree.leaves(x["fn"]) for k, x in run.items() if x["type"] == "sample"}
 
     shapes = {
-        name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), site["value"])
+        name: jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), site["value"]
+        )
         for name, site in latents.items()
     }
     sources, found = provenance(distributions, **shapes), set(of_pairs)

@@ -162,6 +162,7 @@ class LatentGibbs(BlockKernel):
             raise ValueError(
                 f"LatentGibbs cannot sample the latent sites {unknown}. Leave them to another "
                 f"block: Gibbs([(LatentGibbs(model), {kept}), (NUTS(model), None)])."
+                f"{reading.if_traced}"
             )
         if form.functions not in own:
             raise ValueError(
@@ -197,7 +198,7 @@ class LatentGibbs(BlockKernel):
                 "or their noise depends on these. It must be "
                 "`offset + W @ phi` or its transpose with one set of weights W of shape (Q, M) "
                 "from spike_slab, without `groups`, and one set of M functions phi from "
-                "latent_functions. For other models use NUTS."
+                f"latent_functions. For other models use NUTS.{reading.if_traced}"
             )
         known = reading.functions
         if reading.form.kind == ENTRIES and not (known and known.is_white):

@@ -136,7 +136,7 @@ class PairedGibbs(BlockKernel):
             blocks += ["(NUTS(model), None)"] if discrete != unknown else []
             raise ValueError(
                 f"PairedGibbs cannot sample the latent sites {unknown}. Leave them to other "
-                f"blocks: Gibbs([{', '.join(blocks)}])."
+                f"blocks: Gibbs([{', '.join(blocks)}]).{reading.if_traced}"
             )
         return own
 

@@ -417,7 +417,8 @@ def test_weights_that_share_a_spike():
     mixture, params = nss.MixtureGuide(guide), two_of(start, other, {})
     draws = mixture.sample_posterior(KEY, params, X, y, sample_shape=(3,))
     assert draws["w_spike"].shape == (3, 2) and draws["w"].shape == (3, 3)
-    found = mixture.quantiles(params, [0.2, 0.9])
+    assert "w_spike" not in mixture.quantiles(params, [0.2, 0.9])
+    found = mixture.quantiles(params, [0.2, 0.9], X, y)
     assert found["w_spike"].tolist() == [[0, 0], [1, 1]] and found["w"].shape == (2, 3)
 
 

@@ -10,6 +10,7 @@ from scipy.sparse import coo_array
 
 import jax
 from jax import random
+from jax.experimental.sparse import BCOO
 import jax.numpy as jnp
 
 import numpyro
@@ -182,3 +183,18 @@ def test_kernels_run_alone_and_beside_others():
         assert draws["phi"].shape == (300, M, N) and draws["f"].shape == (300, Y.nnz)
         residual = Y.data - np.mean(draws["f"], axis=0)
         assert np.std(residual) < 0.5 * np.std(Y.data)
+
+
+def test_entries_that_are_traced_are_named(x64):
+    """Without their rows and columns it is not known that the location is that of a table."""
+    entries, _ = data()
+    where = np.stack(entries.coords, axis=1)
+    model = nss.models.factor_analysis(M)
+    for kernel in (nss.mtmkl_kernel(model), nss.PairedGibbs(model)):
+
+        def start(values, where, kernel=kernel):
+            table = BCOO((values, where), shape=(N, Q))
+            return kernel.init(KEY, 10, None, (table,), {})
+
+        with pytest.raises(ValueError, match=r"data are traced.*bind indices, entries"):
+            jax.jit(start)(entries.data, where)
