@@ -59,7 +59,7 @@ def inclusion_mode(included: Any, total: Any, prior: Any, current: Any) -> Any:
     """Maximises ``included log pi + (total - included) log(1 - pi) + log p(pi)``.
 
     :param prior: a Beta or Uniform distribution; `None` and others are flat.
-    :param current: what is kept where nothing is known.
+    :param current: what is kept where nothing is known, or has the end where both are as high.
     """
     base, excluded = base_of(prior), total - included
     if isinstance(base, dist.Beta):

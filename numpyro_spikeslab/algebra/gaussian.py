@@ -208,7 +208,7 @@ def sample(
 
 def _solve(covariance: Covariance, L: Any, alpha: Any, h: Any, mu: Any) -> tuple[Any, Any]:
     r"""Solve :math:`(I + D K) x = h - D \mu`, so that :math:`K x` is the mean's deviation from the
-    prior's. Returns x and :func:`log_evidence`.
+    prior's. Returns x and the value of :func:`log_evidence`.
 
     With :math:`u = g - D^{1/2} (\mu + K h_0)`,
 

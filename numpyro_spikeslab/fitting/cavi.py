@@ -183,9 +183,9 @@ class CAVI(SVI):
         every = {**kwargs, **self.static_kwargs}
         # its errors say more than those of the guide
         reading = self._read(args, every)
-        refuse_other_guide(self.guide, reading)
-        # a guide may be fresh, and another size of batch has parameters of other shapes
-        self.guide.set_up(args, every, reading.program)
+        if self.guide.model is not self.model:
+            refuse_other_guide(self.guide, reading)
+        self.guide.set_up(args, every, (reading.program, reading.form.pairs))
         refuse(self.guide, self.plain, reading)
         temperature = self.temperature
         # of a pickle it is an equal string, not the same one

@@ -46,12 +46,7 @@ from numpyro_spikeslab.reading.form import (
     is_plain,
     param_name,
 )
-from numpyro_spikeslab.reading.program import (
-    Program,
-    computed,
-    outside_transformations,
-    seen_anew,
-)
+from numpyro_spikeslab.reading.program import computed, outside_transformations, seen_anew
 from numpyro_spikeslab.reading.reader import Reading
 
 
@@ -106,29 +101,29 @@ class SpikeSlabGuide(PosteriorSummaries):
         self.functions: tuple[str, ...] = ()
         self._precision: Any = None
         self._noted: dict[str, Any] = {}
-        self._program: Program | None = None
+        self._key: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_program": None}
+        return super().__getstate__() | {"_key": None}
 
     # Setting up
 
-    def set_up(self, args: tuple, kwargs: dict[str, Any], program: Program | None = None) -> None:
+    def set_up(self, args: tuple, kwargs: dict[str, Any], key: Any = None) -> None:
         """Note sites and start values, anew where the sites are others.
 
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
-        :param program: of the model at these arguments, where it is known. While it is the same, so
-            are the sites.
+        :param key: the program and the pairs of the model at these arguments, where they are known.
+            While they are the same, so are the sites.
         """
         new = self.prototype_trace is None or self._precision != jnp.result_type(float)
-        if not new and program is not None and program == self._program:
+        if not new and key is not None and key == self._key:
             return
         trace = abstract_trace(self.model, args, kwargs)
         if new or not self._fits(trace, args, kwargs):
             self._setup_prototype(*args, **kwargs)
         self._deterministics = _deterministics(trace)
-        self._program = program
+        self._key = key
 
     def _fits(self, trace: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> bool:
         """Whether the sites that were noted are there as they were, and others are only to be
@@ -141,6 +136,8 @@ class SpikeSlabGuide(PosteriorSummaries):
         return not more or more <= predicted_sites(self, trace, latents, seen_anew((args, kwargs)))
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        # what follows may fail, and then the guide must not pass for one that has been set up
+        self.prototype_trace = None
         args, kwargs = seen_anew((args, kwargs))
         trace = abstract_trace(self.model, args, kwargs)
         self.pairs = self._find_pairs(trace)
@@ -355,8 +352,9 @@ class SpikeSlabGuide(PosteriorSummaries):
         self, form: Form, slopes: dict[str, Any], params: dict[str, Any]
     ) -> dict[str, Any]:
         """Parameters with these slopes, and no others."""
-        found = {name: params[name] for name in map(self._slope_name, self._slopes)}
-        found = {name: jnp.zeros_like(x) for name, x in found.items()}
+        # a state of other arguments may have none
+        names = [name for name in map(self._slope_name, self._slopes) if name in params]
+        found = {name: jnp.zeros_like(params[name]) for name in names}
         for site, own in slopes.items():
             name = self._slope_name(site)
             own = self._along(form, site, own, along_own, along_all)

@@ -41,7 +41,7 @@ class PosteriorSummaries(AutoGuide):
     inner: AutoGuide | None
 
     @abstractmethod
-    def set_up(self, args: tuple, kwargs: dict[str, Any], program: Any = None) -> None:
+    def set_up(self, args: tuple, kwargs: dict[str, Any], key: Any = None) -> None:
         """Note sites and start values, anew where the sites are others."""
 
     @property
@@ -155,7 +155,8 @@ class PosteriorSummaries(AutoGuide):
         follows the weights its value at their mean.
 
         :param params: parameters of the guide.
-        :param args: arguments of the model; without them latent functions are left out.
+        :param args: arguments of the model; without them latent functions, and spikes of groups,
+            are left out.
         :param kwargs: keyword arguments of the model.
         """
         self._make_ready(args, kwargs)
@@ -197,7 +198,8 @@ class PosteriorSummaries(AutoGuide):
 
         :param params: parameters of the guide.
         :param quantiles: Q probabilities, or one.
-        :param args: arguments of the model; without them latent functions are left out.
+        :param args: arguments of the model; without them latent functions, and spikes of groups,
+            are left out.
         :param kwargs: keyword arguments of the model.
         :return: ``{site: array of shape (Q, ...)}``; without the leading axis for one probability.
         """

@@ -81,7 +81,8 @@ class BlockKernel(MCMCKernel):
         :param model_kwargs: keyword arguments of the model, and values of other blocks' sites.
         :raises ValueError: for unknown names, other shapes, values that are not finite or not in
             the support of their site in ``init_params``, if a prior without ``init_params`` cannot
-            be drawn from, and if the model has other latent sites that no block holds.
+            be drawn from, if the model has other latent sites that no block holds, and for arrays
+            that were changed in place after a chain had been compiled for them.
         """
         args, kwargs, values = self._split(model_args, model_kwargs)
         self._refuse_changed(args, kwargs)
@@ -157,10 +158,9 @@ class BlockKernel(MCMCKernel):
     def _refuse_changed(self, args: tuple, kwargs: dict[str, Any]) -> None:
         """Refuse arrays that were changed in place: MCMC knows arguments by identity, and goes
         on with what it has compiled for them, data included."""
-        known = [(ref(), content) for ref, content in self._compiled_in]
-        for ref, content in _arrays(args, kwargs):
-            x: Any = ref()
-            if any(x is other and content != old for other, old in known):
+        known = {id(ref()): content for ref, content in self._compiled_in if ref() is not None}
+        for x in jax.tree.leaves((args, kwargs)):
+            if id(x) in known and _content(x) != known[id(x)]:
                 raise ValueError(
                     f"{self._user}: an array of shape {np.shape(x)} was changed in place after a "
                     "chain had been compiled for it, expected data that stay as they are. Give "
@@ -263,7 +263,12 @@ def _arrays(args: tuple, kwargs: dict[str, Any] | None) -> list[tuple[weakref.re
     """The arrays that may be changed in place, and check sums of what they hold."""
     every = (x for x in jax.tree.leaves((args, kwargs)) if type(x) is np.ndarray)
     known = (x for x in every if x.dtype != object)
-    return [(weakref.ref(x), zlib.crc32(np.ascontiguousarray(x).view(np.uint8))) for x in known]
+    return [(weakref.ref(x), _content(x)) for x in known]
+
+
+def _content(x: np.ndarray) -> int:
+    # in the order in which it is stored, so that it need not be copied
+    return zlib.crc32(x.ravel(order="K").view(np.uint8))
 
 
 def start_inclusion(z: dict[str, Any]) -> dict[str, Any]:

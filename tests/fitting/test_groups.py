@@ -149,6 +149,16 @@ def test_other_groups_are_those_of_the_call(x64, as_groups):
             go_on(states[0], X, y, groups)
 
 
+def test_groups_of_other_widths_start_as_in_a_fresh_guide(x64):
+    X, y = data()
+    svi = nss.CAVI(model, nss.PairedGuide(model))
+    for groups in ((0, 0, 0, 1, 2, 2), (0, 0, 1, 1, 2, 2), (0, 1, 0, 1, 2, 2), (0, 0, 0, 1, 2, 2)):
+        fresh = nss.CAVI(model, nss.PairedGuide(model))
+        losses = [float(x.evaluate(x.init(KEY, X, y, groups), X, y, groups)) for x in (svi, fresh)]
+        assert np.isfinite(losses[0]) and losses[0] == losses[1]
+        svi.run(KEY, 100, X, y, groups, progress_bar=False)
+
+
 def test_groups_of_one_are_pairs(precision):
     """The family, its sweep, its moments and its divergence are those of the paired mean field."""
     X, y = data(size=5)

@@ -595,6 +595,18 @@ def test_what_changes_sites_without_new_shapes_is_seen(name):
         jax.tree.map(np.testing.assert_array_equal, draws, expected)
 
 
+def test_states_go_on_where_a_prior_is_another():
+    """Where it has come from a prior under which nothing follows, the state has no slopes."""
+    guide = nss.PairedGuide(with_prior)
+    svi = nss.CAVI(with_prior, guide, temperature=None)
+    state = svi.run(KEY, 60, X, Y, normal=False, progress_bar=False).state
+    result = svi.run(KEY, 60, X, Y, normal=True, init_state=state, progress_bar=False)
+    bound = TraceGraph_ELBO(num_particles=4000)
+    loss = bound.loss(KEY, result.params, with_prior, guide, X, Y, normal=True)
+    # the standard deviation of the mean is below 0.02
+    assert loss == pytest.approx(float(result.losses[-1]), abs=0.1)
+
+
 def test_latent_sites_below_the_weights_are_predicted_with_their_posterior():
     def model(X, y=None):
         with numpyro.plate("feature", X.shape[1]):

@@ -178,7 +178,6 @@ def test_a_sampler_that_runs_again_uses_the_new_data():
     np.testing.assert_array_equal(mcmc.get_samples()["w"], first)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("jit_model_args", [False, True])
 def test_arrays_that_change_in_place_are_refused_where_they_are_compiled_in(jit_model_args):
     """MCMC goes on with what it has compiled for an array, whatever the array holds by now."""
@@ -211,6 +210,7 @@ def test_arrays_that_change_in_place_are_refused_where_they_are_compiled_in(jit_
     np.testing.assert_array_equal(mcmc.get_samples()["w"], fresh.get_samples()["w"])
 
 
+@pytest.mark.slow
 def test_a_chain_goes_on_where_it_stopped():
     case = truth.fixed_case()
     long = alone(case, 60, num_chains=1)
