@@ -526,6 +526,7 @@ def flagged(X, y=None, intercept=False, sigma=None):
         numpyro.sample("y", dist.Normal(loc, sigma), obs=y)
 
 
+@pytest.mark.slow
 def test_an_argument_adds_sites_and_takes_them_away():
     guide = nss.PairedGuide(flagged)
     svi = nss.CAVI(flagged, guide)
@@ -607,6 +608,7 @@ def test_states_go_on_where_a_prior_is_another():
     assert loss == pytest.approx(float(result.losses[-1]), abs=0.1)
 
 
+@pytest.mark.slow
 def test_latent_sites_below_the_weights_are_predicted_with_their_posterior():
     def model(X, y=None):
         with numpyro.plate("feature", X.shape[1]):

@@ -178,7 +178,7 @@ def test_a_sampler_that_runs_again_uses_the_new_data():
     np.testing.assert_array_equal(mcmc.get_samples()["w"], first)
 
 
-@pytest.mark.parametrize("jit_model_args", [False, True])
+@pytest.mark.parametrize("jit_model_args", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_arrays_that_change_in_place_are_refused_where_they_are_compiled_in(jit_model_args):
     """MCMC goes on with what it has compiled for an array, whatever the array holds by now."""
 
