@@ -28,13 +28,11 @@ from numpyro_spikeslab.algebra.patterns import (
     stack_mixtures,
 )
 from numpyro_spikeslab.fitting.pairs import PairFactors, declared
-from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair, find_pairs
 from numpyro_spikeslab.reading.program import (
     are_concrete,
     compiled,
     outside_transformations,
-    seen_anew,
 )
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.view import design_rows
@@ -45,7 +43,7 @@ Asked = str | dict[str | None, tuple[tuple[int, ...], ...]]
 """What an author gives, checked: sets by site, ``None`` for the only site."""
 
 
-Known = dict[str, tuple[tuple[int, ...], Blocks]]
+SiteBlocks = dict[str, tuple[tuple[int, ...], Blocks]]
 """Shape and blocks of each site."""
 
 
@@ -59,8 +57,8 @@ class BlockFactors(PairFactors):
     def __init__(self, prefix: str, blocks: Any) -> None:
         super().__init__(prefix)
         self.asked = checked(blocks)
-        self._known: Known = {}
-        self._every: dict[tuple, Known] = {}
+        self._known: SiteBlocks = {}
+        self._every: dict[tuple, SiteBlocks] = {}
 
     @property
     def blocks(self) -> dict[str, list[list[int]]] | None:  # type: ignore[override]
@@ -71,12 +69,14 @@ class BlockFactors(PairFactors):
 
     # Setting up
 
-    def set_up(self, model: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+    def set_up(
+        self, model: Callable, trace: dict[str, Any], args: tuple, kwargs: dict[str, Any]
+    ) -> None:
         """Note shapes and blocks of the sites of a model.
 
+        :param trace: of the model at these arguments.
         :raises ValueError: if the model does not fit the blocks.
         """
-        trace = abstract_trace(model, *seen_anew((args, kwargs)))
         pairs = find_pairs(trace, "PairedGuide")
         refuse_groups(pairs)
         key = tuple((pair.name, pair.shape) for pair in pairs)

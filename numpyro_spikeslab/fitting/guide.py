@@ -121,7 +121,7 @@ class SpikeSlabGuide(PosteriorSummaries):
             return
         trace = abstract_trace(self.model, args, kwargs)
         if new or not self._fits(trace, args, kwargs):
-            self._setup_prototype(*args, **kwargs)
+            self._set_up_sites(trace, args, kwargs)
         self._deterministics = _deterministics(trace)
         self._key = key
 
@@ -135,11 +135,10 @@ class SpikeSlabGuide(PosteriorSummaries):
         more = set(latents) - set(noted)
         return not more or more <= predicted_sites(self, trace, latents, seen_anew((args, kwargs)))
 
-    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+    def _set_up_sites(self, trace: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
         # what follows may fail, and then the guide must not pass for one that has been set up
         self.prototype_trace = None
         args, kwargs = seen_anew((args, kwargs))
-        trace = abstract_trace(self.model, args, kwargs)
         self.pairs = self._find_pairs(trace)
         self.functions = self._find_functions(trace)
         own = {k: shape for pair in self.pairs for k, shape in pair.shapes.items()}

@@ -301,8 +301,8 @@ class MixtureGuide(AutoGuide):
         :return: ``{site: array of shape (Q, ...)}``; without the leading axis for one probability.
         """
         levels = levels_of(quantiles, "MixtureGuide")
-        if args or kwargs:
+        called = bool(args or kwargs)
+        if called:
             self._set_up(args, kwargs)
-        found = quantiles_of(self.guide, *self._split(params), levels.reshape(-1))
-        found = self.guide.only_known(found, bool(args or kwargs))
+        found = quantiles_of(self.guide, *self._split(params), levels.reshape(-1), called)
         return found if levels.ndim else {name: x[0] for name, x in found.items()}

@@ -139,11 +139,10 @@ class PairedGuide(FunctionGuide):
         factors = PairFactors(prefix) if blocks is None else BlockFactors(prefix, blocks)
         super().__init__(model, factors, prefix=prefix, inner_guide=inner_guide)
 
-    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+    def _set_up_sites(self, trace: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
         if isinstance(self.factors, BlockFactors):
-            # may fail, and then the guide must not pass for one that has been set up
-            self.factors.set_up(self.model, args, kwargs)
-        super()._setup_prototype(*args, **kwargs)
+            self.factors.set_up(self.model, trace, args, kwargs)
+        super()._set_up_sites(trace, args, kwargs)
 
     @full_precision
     def credible_sets(

@@ -221,26 +221,25 @@ class PosteriorSummaries(AutoGuide):
             self.set_up(args, kwargs)
         for name in self.factors.sites(params):
             parts = self.factors.slab_mixtures(name, params)
-            found |= self.quantiles_of_pair(name, params, parts, levels)
-        found = self.only_known(found, bool(args or kwargs))
+            found |= self.quantiles_of_pair(name, params, parts, levels, bool(args or kwargs))
         moments = self._function_moments(params, args, kwargs) if args or kwargs else {}
         for name, (mean, variance) in moments.items():
             q = jnp.reshape(jnp.asarray(levels, mean.dtype), (-1, 1, 1))
             found[name] = dist.Normal(mean, jnp.sqrt(variance)).icdf(q)
         return found
 
-    def only_known(self, found: dict[str, Any], called: bool) -> dict[str, Any]:
-        """Quantiles; without the model's arguments not those of spikes of groups, for the groups of
-        another call may be others."""
-        grouped = {pair.spike for pair in self.pairs if pair.groups is not None}
-        return {name: x for name, x in found.items() if called or name not in grouped}
-
     def quantiles_of_pair(
-        self, name: str, params: dict[str, Any], parts: list[SlabMixtures], levels: Any
+        self,
+        name: str,
+        params: dict[str, Any],
+        parts: list[SlabMixtures],
+        levels: Any,
+        called: bool,
     ) -> dict[str, Any]:
         """Quantiles of weights, slabs and spikes with these marginals.
 
         :param params: which tell the shape of the weights.
+        :param called: whether the guide has been set up for the model's arguments.
         """
         shape = jnp.shape(self.factors.marginal(name, params)[1])
         q = jnp.asarray(levels, parts[0].mean.dtype)
@@ -249,19 +248,13 @@ class PosteriorSummaries(AutoGuide):
             self.factors.in_order(name, params, list(x)).reshape(-1, *shape)
             for x in zip(*each, strict=True)
         )
-        return {name: weight, f"{name}_slab": slab} | self._by_spike(
-            name, params, spike.astype(int)
-        )
-
-    def _by_spike(self, name: str, params: dict[str, Any], spike: Any) -> dict[str, Any]:
-        """The spikes of weights as the values of their site, which is left out where it is not
-        known whose spike is whose."""
-        for pair in self.pairs:
-            if pair.name == name:
-                return {pair.spike: pair.of_spikes(spike)}
-        # of a guide that has not been called, the parameters alone are known
+        found, spike = {name: weight, f"{name}_slab": slab}, spike.astype(int)
+        if called:
+            (pair,) = (pair for pair in self.pairs if pair.name == name)
+            return found | {pair.spike: pair.of_spikes(spike)}
+        # the parameters alone are known, and of groups they do not tell whose spike is whose
         is_grouped = f"{name}_{self.prefix}_scale_tril" in params
-        return {} if is_grouped else {f"{name}_spike": spike}
+        return found if is_grouped else found | {f"{name}_spike": spike}
 
 
 def levels_of(quantiles: Any, user: str) -> np.ndarray:

@@ -160,7 +160,7 @@ class BlockKernel(MCMCKernel):
         on with what it has compiled for them, data included."""
         known = {id(ref()): content for ref, content in self._compiled_in if ref() is not None}
         for x in jax.tree.leaves((args, kwargs)):
-            if id(x) in known and _content(x) != known[id(x)]:
+            if id(x) in known and _check_sum(x) != known[id(x)]:
                 raise ValueError(
                     f"{self._user}: an array of shape {np.shape(x)} was changed in place after a "
                     "chain had been compiled for it, expected data that stay as they are. Give "
@@ -263,10 +263,10 @@ def _arrays(args: tuple, kwargs: dict[str, Any] | None) -> list[tuple[weakref.re
     """The arrays that may be changed in place, and check sums of what they hold."""
     every = (x for x in jax.tree.leaves((args, kwargs)) if type(x) is np.ndarray)
     known = (x for x in every if x.dtype != object)
-    return [(weakref.ref(x), _content(x)) for x in known]
+    return [(weakref.ref(x), _check_sum(x)) for x in known]
 
 
-def _content(x: np.ndarray) -> int:
+def _check_sum(x: np.ndarray) -> int:
     # in the order in which it is stored, so that it need not be copied
     return zlib.crc32(x.ravel(order="K").view(np.uint8))
 
