@@ -37,7 +37,7 @@ def forgetting(step: Any) -> Any:
         >>> X, Y = jax.numpy.arange(12.0), phi @ W + 0.1 * noise
         >>> model = nss.models.mtmkl("white", 2, shared_noise=True)
         >>> guide = nss.PairedGuide(model)
-        >>> svi = nss.CAVI(model, guide, num_tasks=90)         # learning_rate=forgetting
+        >>> svi = nss.CAVI(model, guide, plain=True, num_tasks=90)   # learning_rate=forgetting
         >>> state = svi.run(jax.random.key(3), 40, X, Y[:, :30], progress_bar=False).state
         >>> for first in (0, 30, 60):
         ...     state, loss = svi.update(state, X, Y[:, first : first + 30])

@@ -375,6 +375,7 @@ def test_blocks_are_found_once(x64):
     assert guide.blocks == found
 
 
+@pytest.mark.slow
 def test_parameters_are_read_with_their_own_blocks(x64):
     """After a call with another number of weights, and with as many others again."""
     (X, y), more = chain(6, 0.9, 60), chain(7, 0.0, 60)

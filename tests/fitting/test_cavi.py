@@ -226,7 +226,9 @@ def param_level(most):
     return numpyro.param("level", 1.0, constraint=dist.constraints.interval(0.0, most))
 
 
-@pytest.mark.parametrize("level_below", [uniform_level, param_level])
+@pytest.mark.parametrize(
+    "level_below", [uniform_level, pytest.param(param_level, marks=pytest.mark.slow)]
+)
 def test_supports_are_those_of_the_data(x64, fixed, level_below):
     """A guide notes those of its first call alone."""
     X, y = fixed.args
@@ -1017,7 +1019,7 @@ def test_dummies_and_their_complements_have_the_same_fit(precision):
     ("model", "slopes", "blocks"),
     [
         (level_model, "level_auto_slope", None),
-        (level_model, "level_auto_slope", [[0, 2]]),
+        pytest.param(level_model, "level_auto_slope", [[0, 2]], marks=pytest.mark.slow),
         (groups_model, "mean_auto_slope", None),
     ],
 )
@@ -1069,6 +1071,7 @@ def test_draws_follow_their_weights(precision):
     assert np.all(np.isfinite(new(random.key(3), args[0][:7])["y"]))
 
 
+@pytest.mark.slow
 def test_coefficients_in_a_plate_of_their_own_follow_too(x64):
     """No site of the weights is in this plate."""
     rng = np.random.default_rng(0)
@@ -1088,7 +1091,8 @@ def test_coefficients_in_a_plate_of_their_own_follow_too(x64):
     fresh = nss.PairedGuide(model)
     new = Predictive(model, guide=fresh, params=result.params, num_samples=7)(KEY, X, Z)
     assert new["y"].shape == (7, 30)
-    loss = TraceGraph_ELBO(num_particles=4000).loss(KEY, result.params, model, fresh, X, Z, y)
+    estimate = jax.jit(TraceGraph_ELBO(num_particles=4000).loss, static_argnums=(2, 3))
+    loss = estimate(KEY, result.params, model, fresh, X, Z, y)
     # its standard error is 0.01 and less
     assert abs(loss - result.losses[-1]) < 0.05
 
@@ -1108,7 +1112,12 @@ def tasks_model(X, Y, plate="task", apart=False):
 
 
 @pytest.mark.parametrize(
-    ("plate", "apart"), [("task", False), ("other", False), ("task", True), ("other", True)]
+    ("plate", "apart"),
+    [
+        ("task", False),
+        ("other", True),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in (("other", False), ("task", True))),
+    ],
 )
 def test_tasks_beside_intercepts_of_their_own_are_regressions(x64, plate, apart):
     """Whatever the plate of the intercepts, on which the shape of their slopes depends."""

@@ -439,12 +439,12 @@ BAD = {
         BCOO((jnp.ones(2), jnp.array([[0, 0], [N, 1]])), shape=(N, Q)),
         f"Y has 1 entries outside of its shape .* first at \\({N}, 1\\)",
     ),
-    "batch": (BCOO.fromdense(jnp.ones((2, 3)), n_batch=1), "BCOO without batch"),
-    "dense": (BCOO.fromdense(jnp.ones((2, 3)), n_dense=1), "BCOO without batch"),
+    "batch": (BCOO((np.ones((2, 1)), np.zeros((2, 1, 1), int)), shape=(2, 3)), "without batch"),
+    "dense": (BCOO((np.ones((2, 3)), np.arange(2)[:, None]), shape=(2, 3)), "BCOO without batch"),
     # the zeros that fill blocks would be observations, those of diagonals would be lost
     "blocks": (bsr_array(np.diag([1.0, 2.0, 3.0, 4.0]), blocksize=(2, 2)), "format 'bsr'"),
     "diagonals": (dia_array(np.diag([1.0, 0.0, 3.0])), "format 'dia'"),
-    "BCSR": (BCSR.fromdense(jnp.ones((2, 3))), "BCOO without batch"),
+    "BCSR": (BCSR.from_scipy_sparse(csr_array(np.ones((2, 3)))), "BCOO without batch"),
     "NaN": (sparse([1.0, np.nan], [0, 1], [0, 2]), "not finite at 1 entries, the first at 1"),
 }
 

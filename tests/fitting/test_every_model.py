@@ -43,7 +43,6 @@ QUICK = [
 SLOW = [
     *ENUMERATED,
     "functions: one function of one task",
-    "functions: a parameter that is held",
     "functions: white functions",
 ]
 

@@ -95,6 +95,7 @@ def test_blocks_of_functions_are_visited_one_after_the_other(size, monkeypatch):
         np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_moments_are_those_of_the_factors():
     # while the kernels are searched for, and where the search rests
     found = started("weak", False)

@@ -482,11 +482,11 @@ def of_settings(X, Y, length=1.0, mean=None, held=1.0):
 @pytest.mark.parametrize(
     "other",
     [
-        {"length": 1.7},
-        pytest.param({"mean": 0.5 * np.ones((3, N))}, marks=pytest.mark.slow),
-        pytest.param({"held": 0.4}, marks=pytest.mark.slow),
+        pytest.param({"length": 1.7}, marks=pytest.mark.slow),
+        pytest.param({"mean": 0.5 * np.ones((3, N))}, marks=pytest.mark.exhaustive),
+        pytest.param({"held": 0.4}, marks=pytest.mark.exhaustive),
         pytest.param({"X": 1.3 * X}, marks=pytest.mark.slow),
-        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({}, marks=pytest.mark.exhaustive),
     ],
     ids=["kernel", "mean", "parameter", "inputs", "none"],
 )
@@ -518,7 +518,8 @@ def test_functions_of_a_state_have_the_prior_of_the_data(other):
 def test_parameters_of_other_data_are_refused():
     model = nss.models.mtmkl([SMOOTH] * 2)
     guide = nss.PairedGuide(model)
-    params = nss.CAVI(model, guide, plain=True).run(KEY, 1, X, FULL, progress_bar=False).params
+    svi = nss.CAVI(model, guide, plain=True)
+    params = svi.get_params(svi.init(KEY, X, FULL))
     for data, name in (((X, FULL[:, 1:]), "W_auto_probs"), ((X[1:], FULL[1:]), "phi_auto_prec")):
         for use in (guide.predict, guide.posterior_mean):
             with pytest.raises(ValueError, match=f"for `{name}.*parameters of a fit of this model"):

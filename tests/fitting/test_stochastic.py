@@ -7,9 +7,11 @@ import re
 
 import numpy as np
 import pytest
+from scipy.sparse import coo_array
 from task_problems import SMOOTH, Problem, model_of, observations, problem
 
 import jax
+from jax.experimental.sparse import BCOO
 import jax.numpy as jnp
 
 import numpyro
@@ -345,7 +347,7 @@ def test_arguments_that_do_not_fit_are_refused(arguments, message, unchecked_typ
         (shifted, (X, TASKS), r"but the model has \['shift'\]. Take them out"),
         (
             nss.models.mtmkl(["white"] * 2),
-            (X, jax.experimental.sparse.BCOO.fromdense(jnp.asarray(TASKS))),
+            (X, BCOO.from_scipy_sparse(coo_array(TASKS))),
             r"of the kind 'entries'.*NaN where entries are missing",
         ),
         (nss.models.mtmkl(["white"] * 2), (X, TASKS[:, :1]), r"between 2 and num_tasks=60.*got 1"),
@@ -384,7 +386,7 @@ def test_batches_of_other_points_are_refused():
         svi.update(state, X[:5], BATCHES[0][:5])
 
 
-@pytest.mark.parametrize("gaps", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("gaps", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_compiled_loops_carry_a_state(gaps):
     svi = cavi(num_tasks=Q, shared_noise=False)
     batches = jnp.stack([with_gaps(Y) if gaps else Y for Y in BATCHES[:2]])
