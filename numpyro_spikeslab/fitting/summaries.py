@@ -217,12 +217,13 @@ class PosteriorSummaries(AutoGuide):
     def _own_quantiles(self, params, levels, args, kwargs) -> dict[str, Any]:
         """Quantiles of weights, spikes, slabs and latent functions."""
         found: dict[str, Any] = {}
-        if args or kwargs:
+        called = bool(args or kwargs)
+        if called:
             self.set_up(args, kwargs)
         for name in self.factors.sites(params):
             parts = self.factors.slab_mixtures(name, params)
-            found |= self.quantiles_of_pair(name, params, parts, levels, bool(args or kwargs))
-        moments = self._function_moments(params, args, kwargs) if args or kwargs else {}
+            found |= self.quantiles_of_pair(name, params, parts, levels, called)
+        moments = self._function_moments(params, args, kwargs) if called else {}
         for name, (mean, variance) in moments.items():
             q = jnp.reshape(jnp.asarray(levels, mean.dtype), (-1, 1, 1))
             found[name] = dist.Normal(mean, jnp.sqrt(variance)).icdf(q)

@@ -439,7 +439,10 @@ BAD = {
         BCOO((jnp.ones(2), jnp.array([[0, 0], [N, 1]])), shape=(N, Q)),
         f"Y has 1 entries outside of its shape .* first at \\({N}, 1\\)",
     ),
-    "batch": (BCOO((np.ones((2, 1)), np.zeros((2, 1, 1), int)), shape=(2, 3)), "without batch"),
+    "batch": (
+        BCOO((np.ones((2, 1)), np.zeros((2, 1, 1), int)), shape=(2, 3)),
+        "BCOO without batch",
+    ),
     "dense": (BCOO((np.ones((2, 3)), np.arange(2)[:, None]), shape=(2, 3)), "BCOO without batch"),
     # the zeros that fill blocks would be observations, those of diagonals would be lost
     "blocks": (bsr_array(np.diag([1.0, 2.0, 3.0, 4.0]), blocksize=(2, 2)), "format 'bsr'"),

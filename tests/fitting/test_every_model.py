@@ -43,6 +43,7 @@ QUICK = [
 SLOW = [
     *ENUMERATED,
     "functions: one function of one task",
+    "functions: a parameter that is held",
     "functions: white functions",
 ]
 

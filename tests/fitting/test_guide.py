@@ -552,6 +552,7 @@ def test_an_argument_adds_sites_and_takes_them_away():
 
 
 SWITCHES = {
+    "a value with a shape": lambda on: (flagged, {"sigma": np.float64(0.5)} if on else {}),
     "a prior": lambda on: (with_prior, {"normal": np.bool_(on)}),
     "groups": lambda on: (with_levels, {"level": np.arange(N) % (4 if on else 3)}),
 }

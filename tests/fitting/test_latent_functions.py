@@ -483,10 +483,10 @@ def of_settings(X, Y, length=1.0, mean=None, held=1.0):
     "other",
     [
         pytest.param({"length": 1.7}, marks=pytest.mark.slow),
-        pytest.param({"mean": 0.5 * np.ones((3, N))}, marks=pytest.mark.exhaustive),
-        pytest.param({"held": 0.4}, marks=pytest.mark.exhaustive),
+        pytest.param({"mean": 0.5 * np.ones((3, N))}, marks=pytest.mark.slow),
+        pytest.param({"held": 0.4}, marks=pytest.mark.slow),
         pytest.param({"X": 1.3 * X}, marks=pytest.mark.slow),
-        pytest.param({}, marks=pytest.mark.exhaustive),
+        pytest.param({}, marks=pytest.mark.slow),
     ],
     ids=["kernel", "mean", "parameter", "inputs", "none"],
 )

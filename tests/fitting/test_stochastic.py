@@ -386,7 +386,7 @@ def test_batches_of_other_points_are_refused():
         svi.update(state, X[:5], BATCHES[0][:5])
 
 
-@pytest.mark.parametrize("gaps", [pytest.param(False, marks=pytest.mark.exhaustive), True])
+@pytest.mark.parametrize("gaps", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiled_loops_carry_a_state(gaps):
     svi = cavi(num_tasks=Q, shared_noise=False)
     batches = jnp.stack([with_gaps(Y) if gaps else Y for Y in BATCHES[:2]])

@@ -336,7 +336,7 @@ def model(X, y=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beside_nuts", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("beside_nuts", [True, False])
 def test_steps_from_an_exact_draw_stay_exact(beside_nuts):
     """Parameters from the prior, data given those, then a few steps of the sampler: the joint
     distribution of parameters and data must not change (Geweke 2004, with independent replicates
