@@ -21,6 +21,7 @@ from numpyro.util import is_prng_key
 
 from numpyro_spikeslab.algebra.mixtures import mixed
 from numpyro_spikeslab.fitting.run import Optima
+from numpyro_spikeslab.reading.form import Pair
 
 DISTINCT = 0.1
 """Difference of an inclusion probability beyond which two optima are not the same."""
@@ -110,21 +111,25 @@ class Mixture(dist.Distribution):
 
 
 def quantiles_of(
-    guide: Any, mixing: Float[Array, " K"], components: dict[str, Any], q: Any, called: bool
+    guide: Any,
+    pairs: dict[str, Pair | None],
+    mixing: Float[Array, " K"],
+    components: dict[str, Any],
+    q: Any,
 ) -> dict[str, Float[Array, "Q ..."] | Int[Array, "Q ..."]]:
     """Quantiles of all sites.
 
+    :param pairs: the weights, with their pairs where these are known.
     :param mixing: weights of the components.
     :param components: their parameters, each behind a leading axis of K.
     :param q: probabilities, shape (Q,).
-    :param called: whether the guide has been set up for the model's arguments.
     """
     found: dict[str, Any] = {}
     one = [{name: x[k] for name, x in components.items()} for k in range(len(mixing))]
-    for name in guide.factors.sites(one[0]):
+    for name, pair in pairs.items():
         every = zip(*(guide.factors.slab_mixtures(name, params) for params in one), strict=True)
         parts = [mixed(mixing, jax.tree.map(lambda *x: jnp.stack(x), *each)) for each in every]
-        found |= guide.quantiles_of_pair(name, one[0], parts, q, called)
+        found |= guide.quantiles_of_pair(name, pair, one[0], parts, q)
     # all else is a point in each component
     points = jax.vmap(guide._inner_median)(components)
     return {name: of_points(mixing, x, q) for name, x in points.items()} | found

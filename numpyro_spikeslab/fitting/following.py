@@ -41,14 +41,18 @@ class Slopes(NamedTuple):
 
 
 def find_slopes(
-    trace: dict[str, Any], names: tuple[str, ...], pairs: tuple[Pair, ...]
+    trace: dict[str, Any],
+    names: tuple[str, ...],
+    pairs: tuple[Pair, ...],
+    observed: frozenset[str],
 ) -> dict[str, Slopes]:
     """Sites that follow the weights, those with a Normal prior.
 
     :param trace: of the model.
     :param names: of its latent sites beside the pairs.
+    :param observed: names of its observed sites, or of those that would be and are to be predicted.
     """
-    seen = [site for site in trace.values() if site["type"] == "sample" and site["is_observed"]]
+    seen = [trace[name] for name in observed]
     found = {}
     for name in names:
         site = trace[name]

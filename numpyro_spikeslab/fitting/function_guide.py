@@ -2,7 +2,6 @@
 """Latent functions in a paired guide: their factors, and predictions."""
 
 from functools import partial
-from inspect import signature
 from typing import Any
 
 from jaxtyping import Array
@@ -27,6 +26,7 @@ from numpyro_spikeslab.fitting.predict import (
 )
 from numpyro_spikeslab.fitting.refusals import refuse_other_params
 from numpyro_spikeslab.fitting.starts import STEP
+from numpyro_spikeslab.fitting.summaries import is_called
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import find_function_sites, functions_of, is_latent
@@ -102,8 +102,7 @@ class FunctionGuide(SpikeSlabGuide):
         return Reader(self.model, type(self).__name__)(args, kwargs)
 
     def _check_given(self, method: str, example: str, args: tuple, kwargs: dict[str, Any]) -> None:
-        # a model that closes over its data takes none
-        if not args and not kwargs and signature(self.model).parameters:
+        if not is_called(self.model, args, kwargs):
             raise ValueError(
                 f"PairedGuide.{method}: a guide keeps no data. Give the model's arguments, as in "
                 f"`guide.{method}(result.params, {example})`."

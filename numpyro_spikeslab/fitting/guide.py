@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 import numpyro
 from numpyro import handlers
-import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
@@ -27,7 +26,7 @@ from numpyro_spikeslab.fitting.inner import (
     run_once,
     set_delta,
 )
-from numpyro_spikeslab.fitting.pairs import PairFactors
+from numpyro_spikeslab.fitting.pairs import PairFactors, declared
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.fitting.summaries import PosteriorSummaries
 from numpyro_spikeslab.fitting.tasks import keeps_products
@@ -43,7 +42,6 @@ from numpyro_spikeslab.reading.form import (
     find_function_sites,
     find_pairs,
     is_latent,
-    is_plain,
     param_name,
 )
 from numpyro_spikeslab.reading.program import computed, outside_transformations, seen_anew
@@ -56,12 +54,20 @@ def _latents(trace: dict[str, Any]) -> dict[str, Any]:
 
 
 def _noted(site: dict[str, Any]) -> tuple[Any, ...]:
-    """Shape, kind of support, plates, and whether a site may follow the weights."""
-    shape = jnp.shape(site["value"])
+    """Shape, support and plates; of what is computed from data, no values."""
+    shape = jax.tree.map(jnp.shape, site["value"])
     if site["type"] == "param":
-        return shape, type(site["kwargs"].get("constraint"))
-    plates = tuple(site["cond_indep_stack"])
-    return shape, type(site["fn"].support), plates, is_plain(site, (dist.Normal,))
+        return shape, *_noted_support(site["kwargs"].get("constraint"))
+    return shape, *_noted_support(site["fn"].support), tuple(site["cond_indep_stack"])
+
+
+def _noted_support(support: Any) -> tuple[Any, ...]:
+    numbers = [x for x in jax.tree.leaves(support) if isinstance(x, int | float)]
+    return type(support), numbers
+
+
+def _observed(trace: dict[str, Any]) -> frozenset[str]:
+    return frozenset(k for k, site in trace.items() if site.get("is_observed"))
 
 
 def _deterministics(trace: dict[str, Any]) -> tuple[str, ...]:
@@ -132,8 +138,12 @@ class SpikeSlabGuide(PosteriorSummaries):
         noted = {name: _noted(site) for name, site in latents.items() if name in self._noted}
         if noted != self._noted or self._find_pairs(trace) != self.pairs:
             return False
-        more = set(latents) - set(noted)
-        return not more or more <= predicted_sites(self, trace, latents, seen_anew((args, kwargs)))
+        more = frozenset(latents) - set(noted)
+        if more and not more <= predicted_sites(self, trace, latents, seen_anew((args, kwargs))):
+            return False
+        observed = _observed(trace) | more
+        # without any it is not known which plates they would be in
+        return not observed or self._find_slopes(trace, observed) == self._slopes
 
     def _set_up_sites(self, trace: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
         # what follows may fail, and then the guide must not pass for one that has been set up
@@ -153,9 +163,7 @@ class SpikeSlabGuide(PosteriorSummaries):
         }
         self._others = tuple(name for name in latents if name not in {*own, *self._params})
         refuse_discrete(type(self).__name__, self._others, latents)
-        self._slopes: dict[str, Slopes] = {}
-        if self.follows and not self.functions and makes_delta(self.inner_guide):
-            self._slopes = find_slopes(trace, self._others, self.pairs)
+        self._slopes = self._find_slopes(trace, _observed(trace) | predicted)
         sampled = [*self._slopes, *(name for p in self.pairs for name in p.shapes)]
         self._frames = {name: latents[name]["cond_indep_stack"] for name in sampled}
         self._function_plates = {
@@ -189,6 +197,12 @@ class SpikeSlabGuide(PosteriorSummaries):
             )
         return ()
 
+    def _find_slopes(self, trace: dict[str, Any], observed: frozenset[str]) -> dict[str, Slopes]:
+        """Sites that follow the weights, those that are to be predicted among the observed ones."""
+        if not self.follows or self.functions or not makes_delta(self.inner_guide):
+            return {}
+        return find_slopes(trace, self._others, self.pairs, observed)
+
     def _setup_start(
         self,
         own: dict[str, Any],
@@ -204,8 +218,7 @@ class SpikeSlabGuide(PosteriorSummaries):
             self.inner = make_inner(self, own, hidden)
             if type(self.inner) is AutoDelta:
                 # its start is that of the prior
-                observed = {k for k, x in trace.items() if x.get("is_observed")}
-                probe = make_inner(self, own, hidden | observed)
+                probe = make_inner(self, own, hidden | _observed(trace))
                 # NumPyro's search for a start compiles the gradient of all densities, of which a
                 # start at prior means needs none
                 probe.model = handlers.mask(probe.model, mask=False)
@@ -263,7 +276,8 @@ class SpikeSlabGuide(PosteriorSummaries):
             changes.append(jnp.ravel(w - jnp.reshape(marginals[p.name].mean, p.shape)))
         found = {}
         for name, kind in self._slopes.items():
-            slopes = numpyro.param(self._slope_name(name), jnp.zeros(kind.shape))
+            start = jnp.zeros(kind.shape), constraints.real
+            (slopes,) = declared({self._slope_name(name): start})
             change = kind.against(jnp.concatenate(changes))
             point = Followed(values[name], slopes, change, self.inner._event_dims[name])
             with self._within(plates, name):

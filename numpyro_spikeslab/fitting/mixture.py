@@ -27,7 +27,7 @@ from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.inner import makes_delta
 from numpyro_spikeslab.fitting.pairs import declared
 from numpyro_spikeslab.fitting.run import Optima
-from numpyro_spikeslab.fitting.summaries import levels_of
+from numpyro_spikeslab.fitting.summaries import is_called, levels_of
 from numpyro_spikeslab.precision import full_precision
 
 MOST_LOST = 0.05
@@ -301,8 +301,10 @@ class MixtureGuide(AutoGuide):
         :return: ``{site: array of shape (Q, ...)}``; without the leading axis for one probability.
         """
         levels = levels_of(quantiles, "MixtureGuide")
-        called = bool(args or kwargs)
+        called = is_called(self.model, args, kwargs)
         if called:
             self._set_up(args, kwargs)
-        found = quantiles_of(self.guide, *self._split(params), levels.reshape(-1), called)
+        probs, components = self._split(params)
+        pairs = self.guide.pairs_of(components, called)
+        found = quantiles_of(self.guide, pairs, probs, components, levels.reshape(-1))
         return found if levels.ndim else {name: x[0] for name, x in found.items()}

@@ -3,6 +3,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from numpyro.distributions import biject_to
@@ -84,6 +85,12 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
             "function of a site whose support does not, such as `low + "
             'numpyro.sample("above", dist.HalfNormal(1.0))`.'
         )
+    for name, value in reading.params.items():
+        if not jax.tree_util.all_leaves([value]):
+            raise ValueError(
+                f"CAVI: the param {name!r} is a {type(value).__name__} of arrays, expected one "
+                "array. Make each array a param, or fit with numpyro.infer.SVI."
+            )
     names = [name for name in guide.functions if name in form.others]
     if names:
         shape = form.pairs[0].shape

@@ -3,6 +3,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from inspect import Parameter, signature
 from math import prod
 from typing import Any
 
@@ -72,7 +73,8 @@ class PosteriorSummaries(AutoGuide):
         :return: ``{name: array in the shape of the site}``.
         """
         means = {name: marginal.mean for name, marginal in self._marginals(params).items()}
-        moments = self._function_moments(params, args, kwargs) if args or kwargs else {}
+        called = is_called(self.model, args, kwargs)
+        moments = self._function_moments(params, args, kwargs) if called else {}
         return means | {name: mean for name, (mean, _) in moments.items()}
 
     def _marginals(self, params: dict[str, Any]) -> dict[str, SpikeSlab]:
@@ -168,7 +170,7 @@ class PosteriorSummaries(AutoGuide):
         """Set up an inner guide whose parameters are not the values of its sites."""
         if makes_delta(self.inner_guide):
             return
-        if args or kwargs:
+        if is_called(self.model, args, kwargs):
             self.set_up(args, kwargs)
         elif self.prototype_trace is None:
             raise ValueError(
@@ -177,11 +179,11 @@ class PosteriorSummaries(AutoGuide):
             )
 
     def _inner_median(self, params: dict[str, Any]) -> dict[str, Any]:
-        if self.inner is not None:
-            return inner_summary(self.inner, "median", params)
+        if not makes_delta(self.inner_guide):
+            return {} if self.inner is None else inner_summary(self.inner, "median", params)
+        # the guide may have been called for other sites, or not at all
         end = f"_{self.prefix}_loc"
         own = {f"{name}{end}" for name in self.factors.sites(params)}
-        # a guide that has not been called knows the sites by their parameters alone
         return {
             k.removesuffix(end): x for k, x in params.items() if k.endswith(end) and k not in own
         }
@@ -217,30 +219,48 @@ class PosteriorSummaries(AutoGuide):
     def _own_quantiles(self, params, levels, args, kwargs) -> dict[str, Any]:
         """Quantiles of weights, spikes, slabs and latent functions."""
         found: dict[str, Any] = {}
-        called = bool(args or kwargs)
+        called = is_called(self.model, args, kwargs)
         if called:
             self.set_up(args, kwargs)
-        for name in self.factors.sites(params):
+        for name, pair in self.pairs_of(params, called).items():
             parts = self.factors.slab_mixtures(name, params)
-            found |= self.quantiles_of_pair(name, params, parts, levels, called)
+            found |= self.quantiles_of_pair(name, pair, params, parts, levels)
         moments = self._function_moments(params, args, kwargs) if called else {}
         for name, (mean, variance) in moments.items():
             q = jnp.reshape(jnp.asarray(levels, mean.dtype), (-1, 1, 1))
             found[name] = dist.Normal(mean, jnp.sqrt(variance)).icdf(q)
         return found
 
+    def pairs_of(self, params: dict[str, Any], called: bool) -> dict[str, Pair | None]:
+        """The weights of these parameters, and their pairs.
+
+        :param called: whether the guide has been set up for the model's arguments, without which
+            the pairs are not known.
+        :raises ValueError: if the model has other weights.
+        """
+        names = self.factors.sites(params)
+        if not called:
+            return dict.fromkeys(names)
+        own: dict[str, Pair | None] = {pair.name: pair for pair in self.pairs}
+        if own.keys() != set(names):
+            raise ValueError(
+                f"{type(self).__name__}: params: got parameters of the weights {names}, expected "
+                f"of {list(own)}, which the model has with these arguments. Give those of the fit."
+            )
+        return own
+
     def quantiles_of_pair(
         self,
         name: str,
+        pair: Pair | None,
         params: dict[str, Any],
         parts: list[SlabMixtures],
         levels: Any,
-        called: bool,
     ) -> dict[str, Any]:
         """Quantiles of weights, slabs and spikes with these marginals.
 
+        :param pair: the pair of the weights, where it is known.
         :param params: which tell the shape of the weights.
-        :param called: whether the guide has been set up for the model's arguments.
         """
         shape = jnp.shape(self.factors.marginal(name, params)[1])
         q = jnp.asarray(levels, parts[0].mean.dtype)
@@ -250,12 +270,20 @@ class PosteriorSummaries(AutoGuide):
             for x in zip(*each, strict=True)
         )
         found, spike = {name: weight, f"{name}_slab": slab}, spike.astype(int)
-        if called:
-            (pair,) = (pair for pair in self.pairs if pair.name == name)
+        if pair is not None:
             return found | {pair.spike: pair.of_spikes(spike)}
         # the parameters alone are known, and of groups they do not tell whose spike is whose
         is_grouped = f"{name}_{self.prefix}_scale_tril" in params
         return found if is_grouped else found | {f"{name}_spike": spike}
+
+
+def is_called(model: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether these are arguments for the model, which may hold its data and take none."""
+
+    def is_held(x: Parameter) -> bool:
+        return x.kind is Parameter.KEYWORD_ONLY and x.default is not Parameter.empty
+
+    return bool(args or kwargs) or all(map(is_held, signature(model).parameters.values()))
 
 
 def levels_of(quantiles: Any, user: str) -> np.ndarray:

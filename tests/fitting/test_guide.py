@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
+from numpyro.distributions import constraints
 from numpyro.infer import SVI, Predictive, TraceGraph_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoGuide, AutoIAFNormal, AutoNormal
 
@@ -551,6 +552,74 @@ def test_an_argument_adds_sites_and_takes_them_away():
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+def test_summaries_of_other_sites_than_those_of_the_last_call():
+    guide = nss.PairedGuide(flagged)
+    svi = nss.CAVI(flagged, guide, num_restarts=2)
+    with_alpha = svi.run(KEY, 100, X, Y, intercept=True, progress_bar=False).params
+    without = svi.run(KEY, 100, X, Y, progress_bar=False).params
+    own = {"w", "w_spike", "w_slab", "sigma"}
+    # the last call, for the shapes of its sites, is that of the parameters or not
+    for params, more, sites in (
+        (with_alpha, {"intercept": True}, own | {"alpha"}),
+        (without, {}, own),
+        (with_alpha, {"intercept": True}, own | {"alpha"}),
+    ):
+        assert guide.to_init_params(params, X, Y, **more).keys() == sites - {"w"}
+        for args in ((), (X, Y)):
+            given = more if args else {}
+            assert guide.median(params, *args, **given).keys() == sites
+            assert guide.quantiles(params, 0.3, *args, **given).keys() == sites
+
+
+def of_sites(X, Z, y=None, second=True):
+    with numpyro.plate("feature", X.shape[1]):
+        loc = X @ nss.spike_slab("w", 0.3)
+    if second:
+        with numpyro.plate("other", Z.shape[1]):
+            loc += Z @ nss.spike_slab("v", 0.3)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(loc, 0.5), obs=y)
+
+
+@pytest.mark.slow
+def test_summaries_refuse_parameters_of_other_weights():
+    guide = nss.PairedGuide(of_sites)
+    svi = nss.CAVI(of_sites, guide, num_restarts=2)
+    mixture = nss.MixtureGuide(guide)
+    both = svi.run(KEY, 100, X, X**2, Y, progress_bar=False)
+    joined = mixture.combine(both.optima, X, X**2, Y)
+    one = svi.run(KEY, 100, X, X**2, Y, second=False, progress_bar=False)
+    single = mixture.combine(one.optima, X, X**2, Y, second=False)
+    for fitted, params, second in (
+        (guide, both.params, False),
+        (guide, one.params, True),
+        (mixture, joined, False),
+        (mixture, single, True),
+    ):
+        names = "'w', 'v'" if second else "'w'"
+        with pytest.raises(ValueError, match=rf"params: .*, expected of \[{names}\], which"):
+            fitted.median(params, X, X**2, Y, second=second)
+    assert guide.median(both.params).keys() == {*"wv", "w_spike", "w_slab", "v_spike", "v_slab"}
+
+
+def test_a_model_that_holds_its_data_has_been_given_them():
+    def in_groups(X, y=None):
+        w = nss.spike_slab("w", 0.3, groups=[0, 0, 1, 1])
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+    model = partial(in_groups, X, y=Y)
+    guide = nss.PairedGuide(model)
+    svi = nss.CAVI(model, guide)
+    params = svi.run(KEY, 100, progress_bar=False).params
+    for asked in (guide, nss.PairedGuide(model)):
+        assert asked.median(params)["w_spike"].shape == (2,)
+        assert asked.quantiles(params, [0.1, 0.9])["w_spike"].shape == (2, 2)
+        assert asked.to_init_params(params).keys() == {"w_spike", "w_slab"}
+    # of the other model the arguments are missing
+    assert "w_spike" not in nss.PairedGuide(in_groups).median(params)
+
+
 SWITCHES = {
     "a value with a shape": lambda on: (flagged, {"sigma": np.float64(0.5)} if on else {}),
     "a prior": lambda on: (with_prior, {"normal": np.bool_(on)}),
@@ -594,6 +663,91 @@ def test_what_changes_sites_without_new_shapes_is_seen(name):
             for x in (guide, fresh)
         )
         jax.tree.map(np.testing.assert_array_equal, draws, expected)
+
+
+def with_level(X, Y=None, plate="response", predicts=True):
+    """Tasks with a level each, and observations in their plate or in one of another name."""
+    with numpyro.plate("task", Q):
+        level = numpyro.sample("level", dist.Normal(0.0, 5.0))
+    with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", X.shape[1], dim=-1):
+        W = nss.spike_slab("w", 0.3)
+    loc = numpyro.deterministic("loc", level + X @ W.T)
+    if predicts:
+        with numpyro.plate("obs", X.shape[0], dim=-2), numpyro.plate(plate, Q, dim=-1):
+            numpyro.sample("y", dist.Normal(loc, 0.5), obs=Y)
+
+
+@pytest.mark.slow
+def test_how_sites_follow_the_weights_is_the_same_without_observations():
+    Y_tasks = np.stack([Y + 1.0, 2.0 - Y], axis=1)
+    reused = nss.PairedGuide(with_level)
+    for plate in ("response", "task"):
+        guide = nss.PairedGuide(with_level)
+        params = (
+            nss.CAVI(with_level, guide)
+            .run(KEY, 100, X, Y_tasks, plate=plate, progress_bar=False)
+            .params
+        )
+        assert params["level_auto_slope"].shape == (Q, P if plate == "task" else Q * P)
+        first_predicts = nss.PairedGuide(with_level)
+        found, *others = (
+            Predictive(with_level, guide=x, params=params, num_samples=3)(KEY, X, plate=plate)
+            for x in (guide, nss.PairedGuide(with_level), first_predicts, reused)
+        )
+        for other in others:
+            jax.tree.map(np.testing.assert_array_equal, other, found)
+        again = nss.CAVI(with_level, first_predicts).run(
+            KEY, 100, X, Y_tasks, plate=plate, progress_bar=False
+        )
+        jax.tree.map(np.testing.assert_array_equal, again.params, params)
+        # where there is nothing to observe, those of the last call are there
+        draws = guide.sample_posterior(KEY, params, X, plate=plate, predicts=False)
+        assert draws["loc"].shape == (N, Q)
+
+
+def test_slopes_of_other_plates_are_refused():
+    fresh = nss.PairedGuide(with_level)
+    params = {"level_auto_slope": jnp.zeros((Q, Q * P))}
+    with pytest.raises(ValueError, match=r"'level_auto_slope' has shape \(2, 8\), but .* \(2, 4\)"):
+        fresh.sample_posterior(KEY, params, X, predicts=False)
+
+
+def test_supports_that_arguments_change_are_seen():
+    def model(X, y=None, most=1.0):
+        sigma = numpyro.sample("sigma", dist.Uniform(0.0, most))
+        shift = numpyro.param("shift", most / 2, constraint=constraints.interval(0.0, most))
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(shift + X @ w, sigma), obs=y)
+
+    svi = SVI(model, nss.PairedGuide(model), optax.adam(0.1), TraceGraph_ELBO())
+    for most in (1.0, 10.0, 0.2):
+        fresh = SVI(model, nss.PairedGuide(model), optax.adam(0.1), TraceGraph_ELBO())
+        found, expected = (x.init(KEY, X, Y, most=most) for x in (svi, fresh))
+        jax.tree.map(np.testing.assert_array_equal, found.optim_state, expected.optim_state)
+    inside = svi.get_params(svi.update(found, X, Y, most=most)[0])
+    assert 0.0 < inside["sigma_auto_loc"] < most and 0.0 < inside["shift"] < most
+
+
+def test_params_may_be_trees_of_arrays_except_in_fits_in_closed_form():
+    def model(X, y=None):
+        net = numpyro.param("net", [(jnp.ones(P), jnp.zeros(())), ()])
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        with numpyro.plate("obs", X.shape[0]):
+            loc = X @ (w + net[0][0]) + net[0][1]
+            numpyro.sample("y", dist.Normal(loc, 0.5), obs=y)
+
+    guide = nss.PairedGuide(model)
+    svi = SVI(model, guide, optax.adam(0.1), TraceGraph_ELBO())
+    state, _ = svi.update(svi.init(KEY, X, Y), X, Y)
+    params = svi.get_params(state)
+    assert np.all(params["net"][0][0] != 1.0) and params["net"][0][1] != 0.0
+    assert guide.sample_posterior(KEY, params, X, Y)["w"].shape == (P,)
+    assert guide.median(params, X, Y).keys() == {"w", "w_spike", "w_slab"}
+    with pytest.raises(ValueError, match=r"CAVI: the param 'net' is a list of arrays"):
+        nss.CAVI(model, guide).init(KEY, X, Y)
 
 
 def test_states_go_on_where_a_prior_is_another():
