@@ -79,29 +79,41 @@ class BlockFactors(PairFactors):
         """
         pairs = find_pairs(trace, "PairedGuide")
         refuse_groups(pairs)
-        key = tuple((pair.name, pair.shape) for pair in pairs)
+        key = tuple((pair.name, pair.size) for pair in pairs)
         if key in self._every:
             # what has been found stays, or parameters would be those of other weights
-            self._known = self._every[key]
-            return
+            every = [blocks for _, blocks in self._every[key].values()]
+        else:
+            asked = self._asked(model, trace, args, kwargs)
+            each = zip(pairs, sets_of(pairs, asked), strict=True)
+            every = [Blocks.completed(sets, pair.size) for pair, sets in each]
+        shapes = {pair.name: pair.shape for pair in pairs}
+        self._known = self._every[key] = dict(
+            zip(shapes, zip(shapes.values(), every, strict=True), strict=True)
+        )
+
+    def _asked(
+        self, model: Callable, trace: dict[str, Any], args: tuple, kwargs: dict[str, Any]
+    ) -> dict[str | None, Any]:
         reading = None
         if any(site["type"] == "sample" and site["is_observed"] for site in trace.values()):
             reading = Reader(model, "PairedGuide")(args, kwargs)
             check_columns(reading.form)
-        asked = self.asked if isinstance(self.asked, dict) else found_blocks(reading)
-        self._known = self._every[key] = {
-            pair.name: (pair.shape, Blocks.completed(sets, pair.size))
-            for pair, sets in zip(pairs, sets_of(pairs, asked), strict=True)
-        }
+        return self.asked if isinstance(self.asked, dict) else found_blocks(reading)
+
+    def _size(self, name: str, params: dict[str, Any]) -> int:
+        """How many weights these are the parameters of."""
+        start = self._stack_names(name, "")[Stack._fields.index("linear")]
+        stacks = (x for key, x in params.items() if key.removeprefix(start).isdigit())
+        return len(params[self.names(name)[0]]) + sum(prod(jnp.shape(x)) for x in stacks)
 
     def _of(self, name: str, params: dict[str, Any]) -> tuple[tuple[int, ...], Blocks]:
         """Shape and blocks of a site; of a guide that has not been called, of one axis."""
-        start = self._stack_names(name, "")[Stack._fields.index("linear")]
-        stacks = (x for key, x in params.items() if key.removeprefix(start).isdigit())
-        size = len(params[self.names(name)[0]]) + sum(prod(jnp.shape(x)) for x in stacks)
+        sizes = {site: self._size(site, params) for site in self.sites(params)}
         for known in (self._known, *self._every.values()):
-            if name in known and prod(known[name][0]) == size:
+            if {site: prod(shape) for site, (shape, _) in known.items()} == sizes:
                 return known[name]
+        size = sizes[name]
         if not isinstance(self.asked, dict):
             raise ValueError(
                 f'PairedGuide: a guide with blocks="auto" that has not been called with {size} '

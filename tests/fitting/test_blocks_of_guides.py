@@ -399,6 +399,54 @@ def test_parameters_are_read_with_their_own_blocks(x64):
         guide.inclusion_probabilities(more)
 
 
+def test_parameters_of_several_sites_are_read_with_their_own_blocks(x64):
+    """After a call in which one site has as many weights as before, and another has not."""
+
+    def of_two(X, Z, y=None):
+        with numpyro.plate("first", X.shape[1]):
+            a = nss.spike_slab("a", 0.3)
+        with numpyro.plate("second", Z.shape[1]):
+            b = nss.spike_slab("b", 0.3)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ a + Z @ b, 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    X, Z, y = rng.normal(size=(50, 4)), rng.normal(size=(50, 3)), rng.normal(size=50)
+    X[:, 1], Z[:, 2] = X[:, 0], Z[:, 0]
+    guide = nss.PairedGuide(of_two, blocks="auto")
+    guide.set_up((X, Z, y), {})
+    assert guide.blocks == {"a": [[0, 1]], "b": [[0, 2]]}
+    params = {k: jnp.asarray(x) for k, (x, _) in guide.start().items()}
+    params["a_auto_probs"] = jnp.array([0.1, 0.9])
+    expected = guide.inclusion_probabilities(params)
+    np.testing.assert_array_equal(expected["a"], [0.5, 0.5, 0.1, 0.9])
+    guide.set_up((X[:, ::-1], Z[:, :2], y), {})
+    assert guide.blocks == {"a": [[2, 3]], "b": []}
+    found = guide.inclusion_probabilities(params)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_blocks_of_as_many_weights_in_another_shape_are_the_same(x64):
+    def as_table(X, shape, y=None):
+        with numpyro.plate("row", shape[0], dim=-2), numpyro.plate("column", shape[1], dim=-1):
+            w = nss.spike_slab("w", 0.3)
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w.reshape(-1), 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(50, 6)), rng.normal(size=50)
+    X[:, 1] = X[:, 0]
+    guide = nss.PairedGuide(as_table, blocks="auto")
+    for data, shape in ((X, (2, 3)), (X[:, ::-1], (3, 2))):
+        guide.set_up((data, shape, y), {})
+        assert guide.blocks == {"w": [[0, 1]]}
+        params = {k: jnp.asarray(x) for k, (x, _) in guide.start().items()}
+        params["w_auto_probs"] = jnp.linspace(0.1, 0.4, 4)
+        found = guide.inclusion_probabilities(params)["w"]
+        assert found.shape == shape
+        np.testing.assert_allclose(jnp.ravel(found), [0.5, 0.5, 0.1, 0.2, 0.3, 0.4])
+
+
 def test_rows_that_are_not_seen_say_nothing_of_blocks(x64):
     X, y = chain(4, 0.2, 60)
     # zeros in the place of what is not seen would be a common effect

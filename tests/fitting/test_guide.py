@@ -581,6 +581,19 @@ def of_sites(X, Z, y=None, second=True):
         numpyro.sample("y", dist.Normal(loc, 0.5), obs=y)
 
 
+class Study:
+    def model(self, *args, **kwargs):
+        of_sites(*args, **kwargs)
+
+
+def test_a_model_may_be_a_method():
+    study = Study()
+    svi = nss.CAVI(study.model, nss.PairedGuide(study.model))
+    for second, sites in ((True, {"w", "v"}), (False, {"w"})):
+        params = svi.init(KEY, X, X**2, Y, second=second).optim_state[1]
+        assert svi.guide.inclusion_probabilities(params).keys() == sites
+
+
 @pytest.mark.slow
 def test_summaries_refuse_parameters_of_other_weights():
     guide = nss.PairedGuide(of_sites)
