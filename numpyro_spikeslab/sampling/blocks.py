@@ -157,7 +157,8 @@ class BlockKernel(MCMCKernel):
 
     def _refuse_changed(self, args: tuple, kwargs: dict[str, Any]) -> None:
         """Refuse arrays that were changed in place: MCMC knows arguments by identity, and goes
-        on with what it has compiled for them, data included."""
+        on with what it has compiled for them, data included. A chain that goes on from the state
+        of another does not come here."""
         known = {id(ref()): content for ref, content in self._compiled_in if ref() is not None}
         for x in jax.tree.leaves((args, kwargs)):
             if id(x) in known and _check_sum(x) != known[id(x)]:
@@ -216,7 +217,7 @@ class BlockKernel(MCMCKernel):
             ``JaxRuntimeError`` or, under a progress bar, ``ValueError``.
         """
         if not are_concrete(state.rng_key):
-            new = _arrays(model_args, model_kwargs)
+            new = _arrays(*self._split(model_args, model_kwargs)[:2])
             known = {id(ref()) for ref, _ in new} | {id(None)}
             self._compiled_in = new + [x for x in self._compiled_in if id(x[0]()) not in known]
         if is_prng_key(state.rng_key):
@@ -259,16 +260,22 @@ class BlockKernel(MCMCKernel):
         return self.__dict__ | {"_sample_fn": None, "_compiled_in": []}
 
 
-def _arrays(args: tuple, kwargs: dict[str, Any] | None) -> list[tuple[weakref.ref, int]]:
+def _arrays(args: tuple, kwargs: dict[str, Any]) -> list[tuple[weakref.ref, int]]:
     """The arrays that may be changed in place, and check sums of what they hold."""
-    every = (x for x in jax.tree.leaves((args, kwargs)) if type(x) is np.ndarray)
+    names = jax.tree.map(id, (args, tuple(kwargs.items())))
+    try:
+        hash(names)
+    except TypeError:
+        # MCMC compiles anew for lists and dicts
+        return []
+    every = (x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, np.ndarray))
     known = (x for x in every if x.dtype != object)
     return [(weakref.ref(x), _check_sum(x)) for x in known]
 
 
 def _check_sum(x: np.ndarray) -> int:
     # in the order in which it is stored, so that it need not be copied
-    return zlib.crc32(x.ravel(order="K").view(np.uint8))
+    return zlib.crc32(np.asarray(x).ravel(order="K").view(np.uint8))
 
 
 def start_inclusion(z: dict[str, Any]) -> dict[str, Any]:

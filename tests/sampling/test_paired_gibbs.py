@@ -178,6 +178,30 @@ def test_a_sampler_that_runs_again_uses_the_new_data():
     np.testing.assert_array_equal(mcmc.get_samples()["w"], first)
 
 
+@pytest.mark.slow
+def test_a_dict_of_arrays_may_change_in_place():
+    """MCMC keeps nothing for it, for it cannot be hashed."""
+
+    def model(data):
+        with numpyro.plate("feature", 3):
+            w = nss.spike_slab("w", 0.3)
+        with numpyro.plate("obs", 30):
+            numpyro.sample("y", dist.Normal(data["X"] @ w, 1.0), obs=data["y"])
+
+    rng = np.random.default_rng(0)
+    data, new = ({"X": rng.normal(size=(30, 3)), "y": rng.normal(size=30)} for _ in range(2))
+    mcmc, fresh = (
+        MCMC(nss.PairedGibbs(model), num_warmup=20, num_samples=50, progress_bar=False)
+        for _ in range(2)
+    )
+    mcmc.run(KEY, data)
+    fresh.run(KEY, new)
+    for name, x in new.items():
+        data[name][:] = x
+    mcmc.run(KEY, data)
+    np.testing.assert_array_equal(mcmc.get_samples()["w"], fresh.get_samples()["w"])
+
+
 @pytest.mark.parametrize("jit_model_args", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_arrays_that_change_in_place_are_refused_where_they_are_compiled_in(jit_model_args):
     """MCMC goes on with what it has compiled for an array, whatever the array holds by now."""
@@ -208,6 +232,25 @@ def test_arrays_that_change_in_place_are_refused_where_they_are_compiled_in(jit_
         X = X.copy()
     mcmc.run(KEY, X, y)
     np.testing.assert_array_equal(mcmc.get_samples()["w"], fresh.get_samples()["w"])
+
+
+@pytest.mark.slow
+def test_arrays_that_change_in_place_are_refused_beside_another_kernel():
+    def model(X, y):
+        spread = numpyro.sample("spread", dist.Gumbel(0.0, 1.0))
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        with numpyro.plate("obs", len(X)):
+            numpyro.sample("y", dist.Normal(X @ w, jnp.exp(spread)), obs=y)
+
+    X = np.random.default_rng(0).normal(size=(30, 3))
+    y = X[:, 0]
+    kernel = Gibbs([(nss.PairedGibbs(model), nss.paired_sites), (NUTS(model), None)])
+    mcmc = MCMC(kernel, num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc.run(KEY, X, y=y)
+    X[:] = 0.0
+    with pytest.raises(ValueError, match=r"shape \(30, 3\) was changed in place"):
+        mcmc.run(KEY, X, y=y)
 
 
 @pytest.mark.slow
