@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab.algebra.kernels import Template, is_kernel
+from numpyro_spikeslab.algebra.kernels import NEVER, Template, is_kernel, no_covariances
 from numpyro_spikeslab.precision import full_precision
 
 
@@ -251,6 +251,7 @@ def _template(where: str, m: int, kernel: Any, X: Any) -> Template:
                 f"inputs of shape {np.shape(X)}, expected {(N, N)}. Does it take inputs of this "
                 "dimension?"
             )
+        _check_distances(where, m, kernel, X)
         return template
     if np.shape(kernel) != (N, N):
         raise ValueError(
@@ -269,3 +270,16 @@ def _template(where: str, m: int, kernel: Any, X: Any) -> Template:
                 f"{lowest:.3g}."
             )
     return Template.of(kernel, X)
+
+
+def _check_distances(where: str, m: int, kernel: Any, X: Any) -> None:
+    """Refuse kernels that are covariances of inputs in one dimension only."""
+    for part in no_covariances(kernel, np.zeros(np.shape(X)[1:])):
+        name, distance = type(part).__name__, type(part.distance).__name__
+        remedy = "Give it `distance=tinygp.kernels.distance.L2Distance()`"
+        if name in NEVER:
+            remedy = "Multiply kernels of one column each, `tinygp.transforms.Subspace(0, kernel)`"
+        raise ValueError(
+            f"{where}: kernel {m}: {name} by {distance} is no covariance of inputs in several "
+            f"dimensions, for matrices of it have negative eigenvalues. {remedy}."
+        )

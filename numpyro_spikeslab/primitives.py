@@ -199,7 +199,9 @@ def latent_functions(
     :param kernels: a list of M, or one for all functions, whose number the enclosing plate tells.
         Each is a tinygp kernel, an ``(N, N)`` covariance matrix, ``"white"`` (independent values,
         as in factor analysis) or ``"zero"`` (no deviation from the mean). If all are ``"zero"``,
-        the functions are a deterministic site and the model is a linear one.
+        the functions are a deterministic site and the model is a linear one. Of inputs in several
+        dimensions give tinygp's kernels ``distance=tinygp.kernels.distance.L2Distance()``: by its
+        default, the sum of distances, the exponential kernel alone is a covariance.
     :param X: inputs, real numbers of shape (N,) or (N, D), in the unit of the kernels' scales.
     :param mean: prior means, shape (M, N) or (N,), or a function that maps inputs to them. Zero if
         not given.
@@ -212,7 +214,7 @@ def latent_functions(
     :return: the functions' values, shape (M, N).
     :raises ValueError: if there are no functions or inputs, the number of kernels is not that of
         the plate, the inputs are dates or not finite numbers, a kernel does not take them, a matrix
-        is not a covariance of the inputs, the matrices need more memory than the machine has, all
+        or a stationary kernel is not a covariance of the inputs, the matrices need more memory than the machine has, all
         are ``"zero"`` without ``mean``, or a prior is of no parameter, not on positive numbers or
         of another shape.
 

@@ -195,3 +195,52 @@ def test_an_integer_scale_has_the_site_and_the_density_of_a_float():
     assert set(one) == set(other) and "phi_scale" in one
     for name in ("phi_scale", "phi"):
         np.testing.assert_array_equal(one[name]["value"], other[name]["value"])
+
+
+L2 = kernels.distance.L2Distance()
+PLANE = {
+    "exponential": kernels.Exp(1.0),
+    "squared exponential": kernels.ExpSquared(1.0),
+    "Matern": kernels.Matern32(2.0, distance=L2) + kernels.Matern52(2.0, distance=L2),
+    "rational quadratic": 2.0 * kernels.RationalQuadratic(1.0, alpha=0.5, distance=L2),
+    "a column": transforms.Subspace(1, kernels.Matern32(2.0)),
+    "a projection": transforms.Linear(np.array([[1.0, 2.0]]), kernels.Matern52(2.0)),
+    "a product": transforms.Subspace(0, kernels.Cosine(3.0))
+    * transforms.Subspace(1, kernels.ExpSineSquared(3.0, gamma=1.0)),
+}
+NO_COVARIANCES = {
+    "Matern32 by L1Distance": kernels.Matern32(2.0),
+    "Matern52 by L1Distance": 2.0 * kernels.Matern52(2.0) + kernels.Exp(9.0),
+    "RationalQuadratic by L1Distance": kernels.RationalQuadratic(2.0, alpha=1.0),
+    "ExpSquared by L1Distance": kernels.ExpSquared(2.0, distance=kernels.distance.L1Distance()),
+    "Cosine by L2Distance": kernels.Cosine(3.0, distance=L2),
+    "ExpSineSquared by L1Distance": kernels.ExpSineSquared(3.0, gamma=1.0),
+    "Matern32 by L1Distance of scaled columns": transforms.Linear(
+        np.array([0.5, 1.0]), kernels.Matern32(1.0)
+    ),
+    "Matern52 by L1Distance of two projections": transforms.Linear(
+        np.array([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5]]), kernels.Matern52(2.0)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*PLANE, *NO_COVARIANCES])
+def test_kernels_of_several_inputs_are_covariances(x64, name):
+    X = np.random.default_rng(0).normal(size=(40, 3 if "two projections" in name else 2))
+    kernel = (PLANE | NO_COVARIANCES)[name]
+    lowest = np.linalg.eigvalsh(kernel(X, X))[0]
+    if name in PLANE:
+        assert lowest > -1e-9
+        assert define("phi", [kernel], X, None, None).num_inputs == 40
+        return
+    assert lowest < -0.01
+    message = name.split(" of")[0] + " is no covariance of inputs in several dimensions"
+    with pytest.raises(
+        ValueError, match=rf"'phi'\): kernel 1: {message}.*(L2Distance\(\)|Subspace)"
+    ):
+        define("phi", [kernels.Exp(1.0), kernel], X, None, None)
+
+
+@pytest.mark.parametrize("kernel", [kernels.Matern32(2.0), kernels.Cosine(2.0)])
+def test_a_single_column_is_one_dimension(kernel):
+    assert define("phi", [kernel], np.ones((5, 1)), None, None).num_inputs == 5

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import accumulate
 import math
@@ -212,6 +212,45 @@ def _is_length(kernel: Any, path: tuple[Any, ...]) -> bool:
     # such as quasisep.Matern32; the scale of a quasisep.Scale is a variance
     state_space = _is_state_space(node) and hasattr(node, "sigma")
     return getattr(path[-1], "name", None) == "scale" and (stationary or state_space)
+
+
+NEVER = "Cosine", "ExpSineSquared"
+"""Kernels of tinygp that are covariances of inputs in one dimension only, by whatever distance."""
+
+
+def no_covariances(kernel: Any, x: Any) -> Iterator[Any]:
+    """The parts of a kernel that are stationary ones of tinygp and no covariances of inputs in
+    several dimensions.
+
+    By the sum of distances, tinygp's default, the exponential kernel alone is one.
+
+    :param x: one input.
+    """
+    if type(kernel).__module__ == "tinygp.kernels.stationary":
+        name, distance = type(kernel).__name__, type(kernel.distance).__name__
+        if np.size(x) > 1 and (name in NEVER or (name != "Exp" and distance == "L1Distance")):
+            yield kernel
+        return
+    parts = jax.tree.leaves(kernel, is_leaf=lambda k: k is not kernel and is_kernel(k))
+    for part in filter(is_kernel, parts):
+        for seen in _seen_by(part, kernel, x):
+            yield from no_covariances(part, seen)
+
+
+def _seen_by(part: Any, kernel: Any, x: Any) -> list[Any]:
+    """What a part of a kernel sees of an input, which transformations may change."""
+    from tinygp.kernels import Custom
+
+    seen: list[Any] = []
+
+    def watch(x, _):
+        seen.append(np.zeros(jnp.shape(x)))
+        return jnp.zeros(())
+
+    leaves, treedef = jax.tree.flatten(kernel, is_leaf=lambda k: k is part)
+    watched = jax.tree.unflatten(treedef, [Custom(watch) if k is part else k for k in leaves])
+    jax.eval_shape(watched.evaluate, x, x)
+    return seen[:1]
 
 
 def _field_type(node: Any, name: str) -> Any:

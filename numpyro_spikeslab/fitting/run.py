@@ -314,9 +314,10 @@ def check_end(task: Task, progress: Progress, losses: Any, given: bool) -> None:
     if np.isnan(losses[-1]):
         raise FloatingPointError(
             f"CAVI.run: the bound is not a number after step {step}. Look for values that are "
-            "not finite in init_params and for columns of extreme size; a noise scale without "
-            "a prior may have collapsed to zero: give it one, or rescale the data. In single "
-            "precision, `numpyro.enable_x64()` may be enough."
+            "not finite in init_params, for columns of extreme size, and for a kernel of your own "
+            "that is no covariance; a noise scale without a prior may have collapsed to zero: give "
+            "it one, or rescale the data. In single precision, `numpyro.enable_x64()` may be "
+            "enough."
         )
     if ends_hot(spec, step):
         return
