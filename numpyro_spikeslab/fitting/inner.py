@@ -127,16 +127,16 @@ def set_delta(inner: AutoGuide, probe: AutoGuide, init_locs: Any, sites: Any) ->
 def predicted_sites(
     outer: Any, trace: dict[str, Any], latents: dict[str, Any], call: tuple[tuple, dict[str, Any]]
 ) -> frozenset[str]:
-    """Where no observed site depends on the weights, the latent ones that do: a guide that is first
-    called for predictions must not take what it is to predict for latent.
+    """The latent sites that depend on weights or functions, and no observed site on them: what a
+    guide is to predict, such as responses to new inputs, must not be taken for latent.
 
-    :param outer: the guide, which has the model and its pairs.
+    :param outer: the guide, which has the model, its pairs and functions.
     :param call: arguments of the model.
     """
-    of_pairs = {name for pair in outer.pairs for name in (pair.spike, pair.slab)}
+    own = {*outer.functions, *(name for p in outer.pairs for name in (p.spike, p.slab))}
     order = list(trace)
-    last = max(map(order.index, of_pairs))
-    if not any(order.index(name) > last for name in latents):
+    first = min(map(order.index, own))
+    if not any(name in latents for name in order[first:] if name not in own):
         return frozenset()
 
     def distributions(**values):
@@ -149,9 +149,13 @@ def predicted_sites(
         )
         for name, site in latents.items()
     }
-    sources, found = provenance(distributions, **shapes), set(of_pairs)
+    sources = {name: union(x) for name, x in provenance(distributions, **shapes).items()}
     # a site comes after those that it depends on
-    for name in order:
-        if name in sources and union(sources[name]) & found:
-            found.add(name)
-    return frozenset(found - of_pairs) if found <= set(latents) else frozenset()
+    below, above = set(own), set(sources) - set(latents)
+    for name in filter(sources.__contains__, order):
+        if sources[name] & below:
+            below.add(name)
+    for name in filter(sources.__contains__, reversed(order)):
+        if name in above:
+            above |= sources[name]
+    return frozenset(below - own - above)

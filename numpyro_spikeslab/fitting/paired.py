@@ -29,7 +29,7 @@ from numpyro_spikeslab.fitting.sets import (
 )
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
-from numpyro_spikeslab.reading.form import COLUMNS, is_latent
+from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reading
 
@@ -269,7 +269,8 @@ class PairedGuide(FunctionGuide):
             :class:`~numpyro.infer.Gibbs`, which takes unconstrained values.
         :param kwargs: keyword arguments of the model.
         :return: ``{site: value}`` for all latent sites.
-        :raises ValueError: if ``unconstrained`` has names that are not latent sites.
+        :raises ValueError: if ``unconstrained`` has names that are not latent sites, or the
+            parameters are not those of the model's.
 
         **Example**
 
@@ -298,8 +299,16 @@ class PairedGuide(FunctionGuide):
             found = {k: jnp.broadcast_to(x, (*shape, *jnp.shape(x))) for k, x in found.items()}
         else:
             found = self.sample_posterior(rng_key, params, *args, sample_shape=shape, **kwargs)
+        self.set_up(args, kwargs)
         trace = abstract_trace(self.model, args, kwargs)
-        values = {name: found[name] for name in trace if is_latent(trace, name)}
+        # without those that are to be predicted
+        names = [name for name in trace if name in self._shapes]
+        if missing := [name for name in names if name not in found]:
+            raise ValueError(
+                f"PairedGuide.to_init_params: params: got nothing of the latent sites {missing}, "
+                "which the model has with these arguments. Give those of the fit."
+            )
+        values = {name: found[name] for name in names}
         # a fit may reach the end of the interval, where no chain can start
         for name, value in values.items():
             if trace[name]["fn"].support == constraints.unit_interval:

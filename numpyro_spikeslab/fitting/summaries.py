@@ -3,6 +3,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from inspect import Parameter, signature
 from math import prod
 from typing import Any
@@ -23,6 +24,7 @@ from numpyro_spikeslab.fitting.inner import inner_summary, makes_delta
 from numpyro_spikeslab.fitting.pairs import PairFactors
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.primitives import weights
+from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import Pair
 from numpyro_spikeslab.reading.program import compiled, seen_anew
 
@@ -279,11 +281,21 @@ class PosteriorSummaries(AutoGuide):
 
 def is_called(model: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether these are arguments for the model, which may hold its data and take none."""
-
-    def is_held(x: Parameter) -> bool:
-        return x.kind is Parameter.KEYWORD_ONLY and x.default is not Parameter.empty
-
-    return bool(args or kwargs) or all(map(is_held, signature(model).parameters.values()))
+    if args or kwargs:
+        return True
+    left = signature(model).parameters.values()
+    if not isinstance(model, partial):
+        return not left
+    many = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD
+    if any(x.default is Parameter.empty and x.kind not in many for x in left):
+        return False
+    try:
+        trace = abstract_trace(model, args, kwargs)
+    except Exception:
+        # such as a model that takes its sizes from the observations
+        return False
+    # without observations it holds inputs alone
+    return any(site.get("is_observed") for site in trace.values())
 
 
 def levels_of(quantiles: Any, user: str) -> np.ndarray:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predictions of latent functions in closed form, against draws and dense algebra."""
 
+from functools import partial
 import pickle
 
 import arviz_base
@@ -98,6 +99,11 @@ def test_summaries_of_functions_need_the_arguments_of_the_model(fit):
     np.testing.assert_allclose(middle, found["phi"], atol=1e-12)
     variance = fit.result.state.optim_state[2].functions.var
     np.testing.assert_allclose(high - low, 2 * 1.9599639845 * np.sqrt(variance), rtol=1e-5)
+    # a model that holds its data needs none
+    held = nss.PairedGuide(partial(fit.guide.model, X, Y))
+    np.testing.assert_array_equal(held.predict(fit.params)[0], fit.predict()[0])
+    np.testing.assert_array_equal(held.median(fit.params)["phi"], medians["phi"])
+    assert "phi" not in nss.PairedGuide(partial(fit.guide.model, X)).median(fit.params)
     with pytest.raises(ValueError, match="keeps no data"):
         fit.guide.predict(fit.params)
 
