@@ -157,13 +157,13 @@ def _find_likelihood(subject: Subject, run: Any) -> str:
     observed = [name for name in touched if trace[name]["is_observed"]]
     latent = [name for name in touched if name not in observed]
     if latent and (observed or not all(_is_response(trace[name]) for name in latent)):
-        masked = latent[0].endswith("_unobserved")
+        remedy = "Leave out what is to be predicted, such as responses to new inputs."
+        if latent[0].endswith("_unobserved"):
+            remedy = "For missing observations use `numpyro.handlers.mask`, not `obs_mask`."
         raise ValueError(
             f"{user}: the prior of the latent site {latent[0]!r} depends on {touched[latent[0]]}, "
             "so the conditional of the pairs is not the spike-and-slab one. Only an observed "
-            "Normal site may depend on the weights."
-            + masked
-            * " For missing observations use `numpyro.handlers.mask`, not `obs_mask`."
+            f"Normal site may depend on the weights. {remedy}"
         )
     if not observed:
         raise ValueError(
