@@ -157,7 +157,7 @@ def _find_likelihood(subject: Subject, run: Any) -> str:
     observed = [name for name in touched if trace[name]["is_observed"]]
     latent = [name for name in touched if name not in observed]
     if latent and (observed or not all(_is_response(trace[name]) for name in latent)):
-        remedy = "Leave out what is to be predicted, such as responses to new inputs."
+        remedy = "If it is to be predicted, leave it out here, and its inputs."
         if latent[0].endswith("_unobserved"):
             remedy = "For missing observations use `numpyro.handlers.mask`, not `obs_mask`."
         raise ValueError(

@@ -268,7 +268,7 @@ def test_the_prior_of_another_site_must_not_depend_on_the_weights(use):
         with numpyro.plate("obs", X.shape[0]):
             numpyro.sample("y", dist.Normal(shift + X @ w, 0.5), obs=y)
 
-    parts = "'shift'", "depends on", "Only an observed Normal site", "Leave out what is to be predicted"
+    parts = "'shift'", "depends on", "Only an observed Normal site", "predicted, leave it out"
     assert_says(use, model, (X, Y), *parts)
 
 
