@@ -215,7 +215,7 @@ def _is_length(kernel: Any, path: tuple[Any, ...]) -> bool:
 
 
 NEVER = "Cosine", "ExpSineSquared"
-"""Kernels of tinygp that are covariances of inputs in one dimension only, by whatever distance."""
+"""Kernels of tinygp that are covariances of inputs in one dimension only, by either distance."""
 
 
 def no_covariances(kernel: Any, x: Any) -> Iterator[Any]:
@@ -228,7 +228,8 @@ def no_covariances(kernel: Any, x: Any) -> Iterator[Any]:
     """
     if type(kernel).__module__ == "tinygp.kernels.stationary":
         name, distance = type(kernel).__name__, type(kernel.distance).__name__
-        if np.size(x) > 1 and (name in NEVER or (name != "Exp" and distance == "L1Distance")):
+        bad = {"L1Distance": name != "Exp", "L2Distance": name in NEVER}
+        if np.size(x) > 1 and bad.get(distance, False):
             yield kernel
         return
     parts = jax.tree.leaves(kernel, is_leaf=lambda k: k is not kernel and is_kernel(k))
