@@ -9,7 +9,8 @@ import pandas as pd
 
 from jax import random
 
-from numpyro_spikeslab.frames import as_numbers, check_index
+from numpyro_spikeslab.frames import as_numbers, check_index, has_labels
+from numpyro_spikeslab.functions import are_dates
 from numpyro_spikeslab.regression import sparse_regression
 from numpyro_spikeslab.reporting.data import posterior
 
@@ -83,10 +84,10 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         """
         refuse_others("X", X)
         refuse_others("y", y)
+        check_index(y, X)
         table, response = validate_data(
             self, X, y, dtype=float, y_numeric=True, ensure_min_samples=3
         )
-        check_index(y, X)
         if hasattr(self, "feature_names_in_"):
             table = pd.DataFrame(table, columns=self.feature_names_in_)
         self.data_ = sparse_regression(
@@ -127,7 +128,13 @@ class SparseRegression(RegressorMixin, BaseEstimator):
 
 def refuse_others(argument: str, values: Any) -> None:
     """Refuse what scikit-learn would take for numbers: what is masked, and labels or dates."""
-    if np.ma.is_masked(values) or isinstance(values, pd.DataFrame | pd.Series):
+    if values is None or hasattr(values, "toarray"):
+        # scikit-learn says more of these
+        return
+    rows = values if isinstance(values, list | tuple) else [values]
+    raw, is_masked = np.asarray(values), any(map(np.ma.is_masked, rows))
+    of_pandas = isinstance(values, pd.DataFrame | pd.Series)
+    if is_masked or of_pandas or has_labels(values, raw) or are_dates(raw):
         as_numbers(argument, values)
 
 

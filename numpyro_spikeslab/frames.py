@@ -56,7 +56,8 @@ def checked_response(y: Any, X: Any) -> np.ndarray:
 
 def check_index(y: Any, X: Any) -> None:
     """Raise where the labels of the rows contradict their order."""
-    if isinstance(X, pd.DataFrame) and isinstance(y, pd.Series) and not y.index.equals(X.index):
+    both = isinstance(X, pd.DataFrame) and isinstance(y, pd.Series | pd.DataFrame)
+    if both and not y.index.equals(X.index):
         raise ValueError(
             "y: got another index than that of X, expected the same rows in the same order; "
             "choose them with y.loc[X.index], or pass y.to_numpy() if only the labels differ."
@@ -91,7 +92,8 @@ def checked_count(argument: str, number: Any, least: int) -> int:
 
 
 def is_number(name: Any) -> bool:
-    return isinstance(name, int | float | np.number)
+    # a selection takes booleans for a mask
+    return isinstance(name, int | float | np.number) and not isinstance(name, bool)
 
 
 def has_labels(values: Any, raw: np.ndarray) -> bool:

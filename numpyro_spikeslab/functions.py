@@ -174,6 +174,11 @@ def check_finite(where: str, inputs_are: str, X: Any) -> None:
     """
     if not not_jax_tracer(X):
         return
+    if np.ma.is_masked(X):
+        raise ValueError(
+            f"{where}: {inputs_are} masked at {np.ma.count_masked(X)} places. Remove these points; "
+            "missing responses are allowed, missing inputs are not."
+        )
     values = np.asarray(X)
     if are_dates(values):
         raise ValueError(

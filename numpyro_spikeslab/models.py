@@ -341,10 +341,12 @@ def _observe_table(N: int, task: Any, f: Any, noise: Any, Y: Any, mask: Any) -> 
 
 
 def _checked_mask(mask: Any, N: int, Q: int) -> Any:
-    if jnp.size(mask) != N * Q or not jnp.issubdtype(jnp.result_type(mask), jnp.bool_):
+    mask = jnp.asarray(mask)
+    fits = mask.shape == (N, Q) or (Q == 1 and mask.shape == (N,))
+    if not fits or mask.dtype != bool:
         raise ValueError(
-            f"mtmkl: mask must be boolean and have the shape {(N, Q)} of Y, got "
-            f"{jnp.result_type(mask)} of shape {jnp.shape(mask)}."
+            f"mtmkl: mask must be boolean and have the shape {(N, Q)} of Y, got {mask.dtype} of "
+            f"shape {mask.shape}."
         )
     return jnp.reshape(mask, (N, Q))
 

@@ -162,7 +162,9 @@ def sparse_regression(
     cavi = fit_in_units(fitted, names, scales, len(table), rng)
     tree["cavi"] = cavi
     # labels of several levels have no place in a file
-    rows = {"row": X.index} if isinstance(X, pd.DataFrame) and X.index.nlevels == 1 else {}
+    is_flat = isinstance(X, pd.DataFrame) and X.index.nlevels == 1
+    # xarray takes a name of the index for another dimension
+    rows = {"row": X.index.rename(None)} if is_flat else {}
     tree["constant_data"] = xr.Dataset(
         {"X": (("row", "feature"), table)}, {"feature": names, **rows}
     )
@@ -177,7 +179,10 @@ def inclusion_prior(expected_size: float | None, size: int) -> tuple[float, floa
     """Concentrations of the Beta prior of the inclusion probability."""
     if expected_size is None:
         return 1.0, 9.0
-    if not isinstance(expected_size, Real | np.ndarray | jax.Array) or not 0 < expected_size < size:
+    is_number = isinstance(expected_size, Real | np.ndarray | jax.Array) and (
+        np.ndim(expected_size) == 0 and not isinstance(expected_size, bool | np.bool_)
+    )
+    if not is_number or not 0 < expected_size < size:
         raise ValueError(
             f"expected_size: got {expected_size!r}, expected a number between 0 and {size}, that "
             "of the columns that are not constant; leave it out for a tenth of them."

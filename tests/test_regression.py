@@ -329,6 +329,15 @@ X, Y = table()
         (X, Y, {"X_new": X.to_numpy()[:, :3]}, r"X_new: got the shape \(30, 3\), expected \(S, 5"),
         (X, Y, {"X_new": X[NAMES[::-1]]}, r"X_new: got the columns \['lot'"),
         (X, Y, {"expected_size": "2"}, "expected_size: got '2', expected a number between 0"),
+        (
+            X,
+            Y,
+            {"expected_size": np.ones(2)},
+            r"expected_size: got array\(\[1., 1.\]\), expected a",
+        ),
+        (X, Y, {"expected_size": True}, "expected_size: got True, expected a number between 0"),
+        (X.set_axis([False, True, 2, 3, 4], axis=1), Y, {}, "X: got the columns .*map.str"),
+        (X, pd.DataFrame({"y": Y})[::-1]["y"].to_frame(), {}, "y: got the shape"),
         (X, Y, {"expected_size": 4}, "expected_size: got 4, expected a number between 0 and 4"),
         (X, Y, {"num_chains": 0}, "num_chains: got 0, expected a whole number, at least 1"),
         (X, Y, {"num_chains": 2.0}, "num_chains: got 2.0, expected a whole number"),
@@ -379,6 +388,12 @@ def test_tables_of_other_libraries_are_not_read_by_position(table, new):
         (X.assign(dose=pd.Categorical(["3", "4"] * 15)), Y, "X: got values that are not numbers"),
         (X.assign(day=pd.date_range("2020-01-01", periods=30)), Y, "X: got dates"),
         (X, pd.Series(Y)[::-1], r"y: got another index .* y\.loc\[X\.index\]"),
+        (X, pd.DataFrame({"y": Y})[::-1], r"y: got another index .* y\.loc\[X\.index\]"),
+        (X.to_numpy().astype(str), Y, "X: got values that are not numbers"),
+        (X.to_numpy().astype(str).tolist(), Y, "X: got values that are not numbers"),
+        (np.arange("2020-01-01", "2020-01-31", dtype="M8[D]")[:, None], Y, "X: got dates"),
+        ([np.ma.masked_less(x, 0.0) for x in X.to_numpy()], Y, "X: got .* masked values"),
+        (X, pd.Categorical(["3", "4"] * 15), "y: got values that are not numbers"),
     ],
 )
 def test_the_estimator_refuses_what_the_function_refuses(X, y, message):
@@ -396,3 +411,17 @@ def test_predictions_are_refused_of_what_the_fit_refuses():
     estimator.fit(X.to_numpy(), Y)
     with pytest.raises(ValueError, match=r"X: got .* masked values"):
         estimator.predict(np.ma.masked_less(X.to_numpy(), 0.0))
+    with pytest.raises(ValueError, match="X: got values that are not numbers"):
+        estimator.predict(X.to_numpy().astype(str))
+
+
+@pytest.mark.parametrize("name", ["id", "feature", "row"])
+def test_rows_keep_their_labels_whatever_the_index_is_called(name):
+    labels = pd.Index(np.arange(30)[::-1] + 1, name=name)
+    tree = nss.sparse_regression(
+        KEY, X.set_axis(labels), Y, num_warmup=5, num_samples=20, num_chains=1
+    )
+    known = tree["constant_data"].to_dataset()
+    assert set(known.sizes) == {"row", "feature"} == {*known.coords}
+    np.testing.assert_array_equal(known["X"].sel(row=1), X.iloc[-1])
+    assert tree["observed_data"]["y"].sel(row=30) == Y[0]

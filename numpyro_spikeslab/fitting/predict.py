@@ -272,6 +272,11 @@ def _rows_of(Y_new: Any, dtype: Any) -> tuple[Any, Any]:
             )
         values = jnp.asarray(entries.values, dtype)
         return entries._replace(values=values), ~jnp.isfinite(values)
+    if np.ma.isMaskedArray(Y_new):
+        raise ValueError(
+            "PairedGuide.transform: Y_new is a masked array, which JAX does not have. Give "
+            "`Y_new.filled(np.nan)`."
+        )
     new = jnp.asarray(Y_new, dtype)
     return new, jnp.isinf(new)
 

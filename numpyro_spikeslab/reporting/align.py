@@ -17,6 +17,7 @@ from numpyro_spikeslab.reporting.data import (
     first_draw,
     function_plate,
     given_values,
+    numbered_kernels,
     plates_besides,
     posterior,
     sample_dims,
@@ -61,7 +62,8 @@ def align(
         new order, spikes, kernel parameters and inclusion probabilities among them; labels stay in
         their places. The attribute ``aligned`` of the posterior tells :func:`summary` that it is.
     :raises ValueError: if there is no posterior, if a variable is missing or not finite, if weights
-        and functions do not share exactly one dimension, or if shapes differ.
+        and functions do not share exactly one dimension, if shapes differ, or if variables such as
+        ``phi_0_scale`` say that kernels do.
 
     .. doctest::
 
@@ -79,6 +81,12 @@ def align(
         [[-2.0, 3.0], [-2.0, 3.0]]
     """
     draws = posterior(data)
+    if own := numbered_kernels(draws, functions):
+        raise ValueError(
+            f"data: `{functions}` are functions with kernels of different kinds, as {own} say, "
+            "expected alike ones, which may be exchanged; look at what needs no order, by "
+            "invariants."
+        )
     found = factors(draws, weights, functions)
     to_place = found.mean() if are_one_fit(draws) else found
     if reference is None:

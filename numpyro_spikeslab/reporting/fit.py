@@ -13,7 +13,7 @@ import pandas as pd
 import xarray as xr
 
 from numpyro_spikeslab.reporting.curves import grid_of_curves
-from numpyro_spikeslab.reporting.data import mean_and_interval, posterior
+from numpyro_spikeslab.reporting.data import mean_and_interval, posterior, sample_dims
 from numpyro_spikeslab.reporting.methods import by_method
 from numpyro_spikeslab.reporting.pictures import INK, ROW, literal, positions, xy
 
@@ -71,7 +71,9 @@ def plot_fit(
         2
     """
     methods = as_fits(data)
-    table = Y if isinstance(Y, pd.DataFrame) else pd.DataFrame(np.asarray(Y))
+    # what is masked is missing, too
+    values = np.ma.filled(np.ma.asarray(Y, float), np.nan) if np.ma.isMaskedArray(Y) else Y
+    table = Y if isinstance(Y, pd.DataFrame) else pd.DataFrame(np.asarray(values))
     x = positions(X, table.index)
     x_new = x if X_new is None else positions(X_new, np.empty(len(np.asarray(X_new))))
     shape = (x_new.size, table.shape[1])
@@ -223,11 +225,22 @@ def fit_of(
 
 
 def tasks_in_order(draws: xr.DataArray, tasks: pd.Index) -> xr.DataArray:
-    """The draws with the tasks last, in this order, where a dimension has their names."""
+    """The draws with the tasks last, in this order, where a dimension has their names.
+
+    :raises ValueError: if it has some of them alone.
+    """
+    # numbers from 0 are those of places, which every dimension may have
+    places = pd.RangeIndex(len(tasks))
     for dim, labels in draws.indexes.items():
-        # numbers are those of places, which every dimension may have
-        if labels.dtype.kind in "OUT" and len(labels) == len(tasks) and set(labels) == set(tasks):
-            return draws.sel({dim: list(tasks)}).transpose(..., dim)
+        is_named = len(labels) == len(tasks) and not labels.equals(places)
+        if not is_named or dim in sample_dims(draws) or not labels.isin(tasks).any():
+            continue
+        if unknown := [name for name in tasks if name not in labels]:
+            raise ValueError(
+                f"Y: got the columns {unknown}, expected {labels.tolist()!s:.200}, the tasks of "
+                f"`{draws.name}`; rename the columns of Y."
+            )
+        return draws.sel({dim: list(tasks)}).transpose(..., dim)
     return draws
 
 

@@ -17,6 +17,7 @@ from numpyro_spikeslab.algebra.alike import (
     twins,
     unit_columns,
 )
+from numpyro_spikeslab.frames import as_numbers
 from numpyro_spikeslab.reporting.data import (
     SETS,
     is_grouped,
@@ -139,16 +140,11 @@ def flat_spikes(data: xr.DataTree, name: str) -> tuple[np.ndarray, list]:
 
 def columns_of(X: Any, labels: list, name: str) -> tuple[np.ndarray, list]:
     """The columns of ``X`` as numbers, and the labels of the weights."""
-    table = np.asarray(X, dtype=float)
+    table = as_numbers("X", X)
     if table.ndim != 2 or table.shape[1] != len(labels) or len(table) < 2:
         raise ValueError(
             f"X: got the shape {table.shape}, expected (N, {len(labels)}), a column for each "
             f"element of `{name}` and two rows or more; give the table that the model was given."
-        )
-    if not np.isfinite(table).all():
-        raise ValueError(
-            f"X: got {np.sum(~np.isfinite(table))} values that are NaN or infinite, expected "
-            "finite numbers; give the table that the model was given."
         )
     if not isinstance(X, pd.DataFrame) or list(X.columns) == labels:
         return table, labels

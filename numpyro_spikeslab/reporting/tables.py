@@ -14,9 +14,11 @@ from numpyro_spikeslab.reporting.data import (
     are_one_fit,
     has_functions,
     inclusion,
+    numbered_kernels,
     pairs,
     posterior,
     posterior_mean,
+    sample_dims,
     select,
 )
 from numpyro_spikeslab.reporting.methods import check_reference, comparable
@@ -65,9 +67,9 @@ def summary(
 
     With weights ``W`` and latent functions ``phi``, as in
     :func:`~numpyro_spikeslab.models.mtmkl`, the variables of :func:`invariants` come first. Chains
-    are aligned as :func:`align` does by default, unless they are already; for variables of other
-    names call both yourself. Choose points for ``f`` by ``coords``; it has a row for each
-    otherwise, and ``phi`` has rows if it is named.
+    are aligned as :func:`align` does by default, unless they are already or the kernels of the
+    functions differ; for variables of other names call both yourself. Choose points for ``f`` by
+    ``coords``; it has a row for each otherwise, and ``phi`` has rows if it is named.
 
     :param data: ArviZ data with a ``posterior`` group: dimensions ``(chain, draw)``, or
         ``sample`` for variational draws, then the plates.
@@ -80,7 +82,8 @@ def summary(
     :param top: how many weights of each pair to keep, those of the highest inclusion probability,
         in decreasing order. None, the default, keeps all in their own order.
     :returns: a DataFrame with one row per element, labelled by variable and coordinates.
-    :raises ValueError: if ``data`` has no posterior, if ``var_names`` or ``coords`` are unknown, if
+    :raises ValueError: if ``data`` has no posterior, if ``var_names`` or ``coords`` are unknown or
+        ``coords`` are of chains or draws, which ``data.sel`` chooses, if
         ``top`` is less than 1, or if the inclusion probabilities do not have the shape of their
         weight.
 
@@ -137,9 +140,11 @@ def most_included(frame: pd.DataFrame, top: int) -> pd.DataFrame:
 
 
 def aligned_with_invariants(data: xr.DataTree) -> xr.DataTree:
-    """The same data with :func:`invariants`, and chains aligned unless they are."""
+    """The same data with :func:`invariants`, and chains aligned unless they are, or kernels tell
+    the functions apart."""
     draws = posterior(data)
-    if not are_one_fit(draws) and "aligned" not in draws.attrs:
+    is_placed = are_one_fit(draws) or numbered_kernels(draws, FUNCTIONS)
+    if not is_placed and "aligned" not in draws.attrs:
         data = align(data)
     both = posterior(invariants(data))
     both = both.assign({k: x for k, x in posterior(data).data_vars.items() if k not in both})
@@ -147,12 +152,14 @@ def aligned_with_invariants(data: xr.DataTree) -> xr.DataTree:
 
 
 def check_coords(coords: Mapping[Hashable, Any], draws: xr.Dataset) -> None:
-    """Raise unless the draws have the dimensions of ``coords``."""
-    unknown = set(coords) - set(draws.dims)
+    """Raise unless the draws have plates of these names."""
+    plates = set(draws.dims) - set(sample_dims(draws))
+    unknown = set(coords) - plates
     if unknown:
         raise ValueError(
             f"coords: got the dimensions {sorted(map(str, unknown))}, expected some of "
-            f"{sorted(map(str, draws.dims))}; correct the spelling."
+            f"{sorted(map(str, plates))}; correct the spelling, and choose chains and draws of the "
+            "data themselves, with data.sel."
         )
 
 
