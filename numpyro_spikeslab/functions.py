@@ -152,6 +152,8 @@ def define(name: str, kernels: Any, X: Any, mean: Any, size: int | None) -> Func
     distinct = kernels[:1] if same else kernels
     found = [_template(where, m, kernel, X) for m, kernel in enumerate(distinct)]
     templates = tuple(found * len(kernels) if same else found)
+    if not all(template.is_independent for template in templates):
+        _check_precision(where, X)
     if {template.kind for template in templates} == {"zero"} and mean is None:
         raise ValueError(f"{where}: functions that are all zero need a `mean`.")
     kinds = {(jax.tree.structure(t), *map(jnp.shape, t.parameters.values())) for t in templates}
@@ -194,13 +196,27 @@ def check_finite(where: str, inputs_are: str, X: Any) -> None:
         raise ValueError(
             f"{where}: {inputs_are} of type {values.dtype}. They must be real numbers."
         ) from error
-    finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
     if not finite.all():
         bad = np.flatnonzero(~finite)
         raise ValueError(
             f"{where}: {inputs_are} not finite at {bad.size} points, the first at {bad[0]}. "
             "Remove these points; missing responses are allowed, missing inputs are not."
         )
+
+
+def _check_precision(where: str, X: Any) -> None:
+    """Refuse inputs of which many are the same in single precision."""
+    if not not_jax_tracer(X):
+        return
+    values = np.asarray(X, float)
+    for column in values.reshape(len(values), -1).T:
+        number, left = (len(np.unique(x)) for x in (column, column.astype(jnp.result_type(float))))
+        if left < 0.9 * number:
+            raise ValueError(
+                f"{where}: of {number} different inputs {left} are left in single precision. Count "
+                "them from the first, `X - X[0]`, or call numpyro.enable_x64()."
+            )
 
 
 def are_dates(values: np.ndarray) -> bool:

@@ -213,10 +213,10 @@ def latent_functions(
         entry keep the default.
     :return: the functions' values, shape (M, N).
     :raises ValueError: if there are no functions or inputs, the number of kernels is not that of
-        the plate, the inputs are dates or not finite numbers, a kernel does not take them, a matrix
-        or a stationary kernel is not a covariance of the inputs, the matrices need more memory than
-        the machine has, all are ``"zero"`` without ``mean``, or a prior is of no parameter, not on
-        positive numbers or of another shape.
+        the plate, the inputs are dates, not finite numbers or the same by rounding, a kernel does
+        not take them, a matrix or a stationary kernel is not a covariance of the inputs, the
+        matrices need more memory than the machine has, all are ``"zero"`` without ``mean``, or a
+        prior is of no parameter, not on positive numbers or of another shape.
 
     **Example**
 

@@ -38,6 +38,11 @@ def entries_of(Y: Any, what: str) -> Observations:
     :raises ValueError: if an entry stands there twice or outside of the array, there is none, or
         the format does not say which zeros are stored.
     """
+    if len(Y.shape) != 2:
+        raise ValueError(
+            f"{what} is a sparse array of shape {Y.shape}, expected (N, Q). Of a single task make "
+            "a column, `Y.reshape((-1, 1))`."
+        )
     if isinstance(Y, JAXSparse):
         if not isinstance(Y, BCOO) or Y.n_batch or Y.n_dense:
             raise ValueError(

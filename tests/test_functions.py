@@ -128,6 +128,26 @@ def test_the_remedy_for_dates_makes_years():
         functions.conditional({"phi_scale": jnp.ones(1)}, jnp.zeros((1, 4)), days)
 
 
+def test_masked_inputs_are_refused():
+    inputs = np.ma.masked_less(np.arange(4.0), 2.0)
+    with pytest.raises(ValueError, match=r"inputs are masked at 2 places\. Remove these points"):
+        define("phi", [kernels.ExpSquared(1.0)], inputs, None, None)
+
+
+def test_inputs_that_rounding_makes_equal_are_refused(precision):
+    seconds = 1.7e9 + np.arange(40)
+    kernel, columns = kernels.ExpSquared(1.0), np.stack([np.arange(40), seconds], axis=1)
+    for inputs in (seconds, columns):
+        if precision == "float64":
+            assert define("phi", [kernel], inputs, None, None).num_inputs == 40
+        else:
+            with pytest.raises(ValueError, match=r"of 40 different inputs 1 are left.*X - X\[0\]"):
+                define("phi", [kernel], inputs, None, None)
+    # days, and functions that do not look at inputs
+    assert define("phi", [kernel], 1.7e9 + 86400 * np.arange(40), None, None).num_inputs == 40
+    assert define("phi", ["white"], seconds, None, None).num_inputs == 40
+
+
 @pytest.mark.parametrize("inputs", [np.arange(4) * 1j, np.array(list("1234")), [object()] * 4])
 def test_inputs_are_real_numbers(inputs):
     with pytest.raises(ValueError, match="must be real numbers"):

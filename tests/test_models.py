@@ -235,7 +235,14 @@ def test_factor_analysis_is_the_model_of_white_functions(make, shared):
     whole = nss.models.mtmkl(["white"] * 2, shared_noise=shared, shared_inclusion=False, **options)
     sites = handlers.trace(handlers.seed(model, random.key(1))).get_trace(Y, mask=seen)
     values = {k: x["value"] for k, x in sites.items() if x["type"] == "sample"}
+    for wrong in (seen.T, seen[0], seen.astype(float)):
+        with pytest.raises(
+            ValueError, match=r"mask must be boolean and have the shape \(6, 3\) of Y"
+        ):
+            log_density(model, (Y,), {"mask": wrong}, values)
+    of_list, _ = log_density(model, (Y,), {"mask": seen.tolist()}, values)
     found, _ = log_density(model, (Y,), {"mask": seen}, values)
+    assert of_list == found
     expected, _ = log_density(whole, (np.linspace(0, 1, 6), Y), {"mask": seen}, values)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     # the density of what is seen, from its definition

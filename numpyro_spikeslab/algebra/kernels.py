@@ -250,7 +250,11 @@ def _seen_by(part: Any, kernel: Any, x: Any) -> list[Any]:
 
     leaves, treedef = jax.tree.flatten(kernel, is_leaf=lambda k: k is part)
     watched = jax.tree.unflatten(treedef, [Custom(watch) if k is part else k for k in leaves])
-    jax.eval_shape(watched.evaluate, x, x)
+    try:
+        jax.eval_shape(watched.evaluate, x, x)
+    except AttributeError:
+        # a kernel that looks into its parts, as those of state-space form, which see one number
+        return []
     return seen[:1]
 
 

@@ -135,7 +135,7 @@ def flat_spikes(data: xr.DataTree, name: str) -> tuple[np.ndarray, list]:
             "data['posterior'].to_dataset().sel(task=0)})."
         )
     spikes = spike_draws(data, name).stack(all_draws=dims).transpose("all_draws", plates[0])
-    return spikes.values > 0, draws[name][plates[0]].values.tolist()
+    return spikes.values > 0, draws[name][plates[0]].to_index().tolist()
 
 
 def columns_of(X: Any, labels: list, name: str) -> tuple[np.ndarray, list]:

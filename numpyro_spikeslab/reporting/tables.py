@@ -165,12 +165,16 @@ def check_coords(coords: Mapping[Hashable, Any], draws: xr.Dataset) -> None:
 
 def chosen(draws: xr.Dataset, coords: Mapping[Hashable, Any]) -> xr.Dataset:
     """The elements with these labels."""
-    labels = {dim: np.atleast_1d(labels) for dim, labels in coords.items() if dim in draws.dims}
+    labels = {
+        dim: labels if isinstance(labels, slice) else np.atleast_1d(labels)
+        for dim, labels in coords.items()
+        if dim in draws.dims
+    }
     try:
         return draws.sel(labels)
-    except KeyError as error:
+    except (KeyError, pd.errors.InvalidIndexError) as error:
         raise ValueError(
-            f"coords: {error.args[0]}; give labels that the data have, of "
+            f"coords: {error.args[0]}; give labels that the data have, each once, of "
             f"{ {dim: draws[dim].values.tolist() for dim in labels}!s:.200}."
         ) from error
 

@@ -50,7 +50,7 @@ def add_variational_stats(
     :raises ValueError: if ``data`` are not variational draws of all latent sites of the guide, or
         have no density under it, as draws of another fit.
     """
-    draws = posterior(data)
+    draws = posterior(data).transpose("sample", ..., missing_dims="ignore")
     if sample_dims(draws) != ["sample"]:
         raise ValueError(
             "data: got Markov chains, expected variational draws; make them with "

@@ -239,6 +239,16 @@ TASKS = arviz_base.from_dict(
 )
 
 
+@pytest.mark.parametrize("unit", ["s", "ns"])
+def test_labels_may_be_dates(unit):
+    days = pd.date_range("2020-01-01", periods=2, unit=unit)
+    dims = {"w": ["day"], "w_spike": ["day"]}
+    draws = {name: np.ones((1, 10, 2)) for name in dims}
+    data = arviz_base.from_dict({"posterior": draws}, dims=dims, coords={"day": days})
+    X = pd.DataFrame(np.random.default_rng(0).normal(size=(5, 2)), columns=days)
+    assert nss.credible_sets(data, "w", X)["members"].tolist() == [(days[0],), (days[1],)]
+
+
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("data", "X", "options", "message"),
@@ -246,6 +256,9 @@ TASKS = arviz_base.from_dict(
         (pair(coin([0.5])), np.ones((5, 2)), {}, r"X: got the shape \(5, 2\), expected \(N, 1\)"),
         (pair(coin([0.5])), np.full((5, 1), np.nan), {}, "X: got 5 values that are NaN"),
         (variational(1), pd.DataFrame({"b": [1.0, 2.0]}), {}, r"X: got the columns \['b'\]"),
+        (pair(coin([0.5])), np.ma.masked_less(np.ones((5, 1)), 2.0), {}, "X: got 5 masked values"),
+        (pair(coin([0.5])), pd.DataFrame({0: pd.array([1, None])}), {}, "X: got 1 values that are"),
+        (pair(coin([0.5])), np.array([["1"], ["2"]]), {}, "X: got values that are not numbers"),
         (pair(coin([0.5])), np.ones((5, 1)), {"coverage": 0.0}, "coverage: got 0.0"),
         (pair(coin([0.5])), np.ones((5, 1)), {"coverage": 95}, "coverage: got 95"),
         (pair(coin([0.5])), np.ones((5, 1)), {"min_correlation": -0.5}, "min_correlation: got"),

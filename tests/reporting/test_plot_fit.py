@@ -60,11 +60,19 @@ def test_a_reference_is_drawn_from_left_to_right():
     np.testing.assert_array_equal(drawn.get_ydata(), [0, 1, 4, 9])
 
 
+NAMES_OF_TASKS = {
+    "strings": ["low", "high"],
+    "years": [2000, 2001],
+    "dates": [*pd.to_datetime(["2000-01-01", "2001-01-01"])],
+}
+
+
+@pytest.mark.parametrize("kind", NAMES_OF_TASKS)
 @pytest.mark.parametrize("dims", [["point", "task"], ["task", "point"]])
-def test_tasks_are_found_by_their_names(dims):
+def test_tasks_are_found_by_their_names(dims, kind):
     X = np.arange(2.0)
-    names = ["low", "high"]
-    values = {"low": X, "high": 10 + X}
+    names = NAMES_OF_TASKS[kind]
+    values = {names[0]: X, names[1]: 10 + X}
     mean = np.stack([values[name] for name in names], axis=dims.index("task"))
     draws = mean + 0.01 * np.random.default_rng(0).normal(size=(2, 30, 2, 2))
     data = arviz_base.from_dict(
@@ -74,6 +82,28 @@ def test_tasks_are_found_by_their_names(dims):
     for name in names:
         y = artist(picture, "mean", "fit", task=name, model="fit").get_ydata()
         np.testing.assert_allclose(y, values[name], atol=0.02)
+
+
+def test_tasks_of_which_some_have_other_names_are_refused():
+    data = arviz_base.from_dict(
+        {"posterior": {"f": np.ones((2, 10, 3, 2))}},
+        dims={"f": ["point", "task"]},
+        coords={"task": ["a", "b"]},
+    )
+    Y = pd.DataFrame(np.ones((3, 2)), columns=["b", "c"])
+    with pytest.raises(
+        ValueError, match=r"Y: got the columns \['c'\], expected \['a', 'b'\], the ta"
+    ):
+        nss.plot_fit(data, np.arange(3.0), Y)
+
+
+def test_masked_responses_are_missing():
+    X, Y, _ = fit_data()
+    masked = np.ma.masked_array(Y, np.arange(Y.size).reshape(Y.shape) == 0)
+    masked.data[0, 0] = 99.0
+    picture = nss.plot_fit((Y, 0.1 + 0 * Y), X, masked)
+    drawn = artist(picture, "observed", "fit", task=0).get_offsets()
+    assert np.ma.is_masked(drawn[0]) and not np.ma.is_masked(drawn[1:])
 
 
 def test_fit_without_missing_responses():

@@ -4,6 +4,7 @@
 import arviz_base
 from drawn import artist, chains, overlap, panel, tick_labels, variational
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 
@@ -160,6 +161,12 @@ PAIR = chains(2)
         ({"a": PAIR, "b": chains(3)}, "w", None, "data: `w` of 'b' has the shape"),
         (PAIR, "w", "Gibbs", "reference: got 'Gibbs'"),
         (PAIR, "w", {"w": 1.0}, r"reference: `w` has the shape \(\), expected \(2,\)"),
+        (
+            PAIR,
+            "w",
+            {"w": pd.Series([0.9, 0.1], index=["x1", "X0"])},
+            r"reference: `w` has the labels \['X0'\] of 'feature', expected \['x0', 'x1'\]",
+        ),
     ],
 )
 def test_forest_errors(data, var_names, reference, message):

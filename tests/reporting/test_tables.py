@@ -299,6 +299,38 @@ def test_summary_of_latent_functions():
     assert len(nss.summary(data)) == len(table) + TASKS * (POINTS - len(points))
 
 
+def test_summary_takes_slices_and_labels_that_differ():
+    draws, _ = planted((2, 10))
+    data = as_data(draws)
+    rows = nss.summary(data, "phi", coords={"point": slice(1, 2)}).index
+    assert list(rows) == [f"phi[{m}, {n}]" for m in range(FUNCTIONS) for n in (1, 2)]
+    twice = reading.posterior(data).assign_coords(point=[0, 0, *range(2, POINTS)])
+    with pytest.raises(ValueError, match=r"coords: .*give labels that the data have, each once"):
+        nss.summary(type(data).from_dict({"posterior": twice}), "phi", coords={"point": [2]})
+
+
+def test_as_many_groups_as_weights_may_be_in_another_order():
+    spike = np.random.default_rng(0).binomial(1, [0.1, 0.9, 0.5], size=(2, 100, 3))
+    w = spike[..., [2, 0, 1]] * 1.5
+    data = arviz_base.from_dict({"posterior": {"w": w, "w_spike": spike}})
+    table = nss.summary(data, "w", round_to=None)
+    np.testing.assert_allclose(table["mean"].astype(float), 1.5 * table["inclusion"].astype(float))
+
+
+def test_functions_of_different_kernels_keep_their_places():
+    """In every draw the second explains more, which would put it first."""
+    W = np.tile([[0.5, 3.0], [0.5, 3.0]], (2, 50, 1, 1))
+    phi = np.random.default_rng(0).normal(size=(2, 50, 2, 4))
+    scale = np.full((2, 50), 0.7)
+    data = as_data({"W": W, "phi": phi, "phi_0_scale": scale, "phi_1_period": 5 * scale})
+    table = nss.summary(data, ["W", "phi_0_scale"])
+    assert table.loc[["W[0, 0]", "W[0, 1]", "phi_0_scale"], "mean"].tolist() == [0.5, 3.0, 0.7]
+    with pytest.raises(
+        ValueError, match=r"kernels of different kinds, as \['phi_0_scale', 'phi_1_p"
+    ):
+        nss.align(data)
+
+
 def test_summary_respects_an_alignment():
     shape = (2, 50)
     draws, truth = planted(shape)
@@ -318,6 +350,7 @@ def test_summary_keeps_the_labels_of_a_variational_fit():
     [
         ({"time": [0]}, r"coords: got the dimensions \['time'\], expected some of"),
         ({"point": [100]}, "coords: .*'point'.*give labels that the data have"),
+        ({"chain": [0]}, r"coords: got the dimensions \['chain'\].*data\.sel"),
     ],
 )
 def test_summary_coords_errors(coords, message):
