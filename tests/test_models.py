@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.sparse import coo_array
 from tinygp import kernels, transforms
 from tinygp.kernels import quasisep
 
@@ -262,3 +263,11 @@ def test_factor_analysis_refuses_what_is_no_table(make):
         handlers.seed(make(2), 0)(np.ma.masked_less(np.ones((5, 3)), 0.0))
     with pytest.raises(ValueError, match="at least one function"):
         make(0)
+
+
+def test_a_sparse_array_of_one_axis_is_refused():
+    model = handlers.seed(nss.models.mtmkl(["white"]), 0)
+    with pytest.raises(
+        ValueError, match=r"sparse array of shape \(3,\), expected \(N, Q\).*reshape"
+    ):
+        model(np.arange(3.0), coo_array(np.ones(3)))

@@ -77,7 +77,7 @@ def plot_fit(
     x = positions(X, table.index)
     x_new = x if X_new is None else positions(X_new, np.empty(len(np.asarray(X_new))))
     shape = (x_new.size, table.shape[1])
-    seen = seen_of(table.to_numpy(float), observed)
+    seen = seen_of(table.to_numpy(float), in_order(observed, table.columns))
     columns = columns_of([*table.columns], tasks)
     tasks = [table.columns[column] for column in columns]
 
@@ -91,6 +91,7 @@ def plot_fit(
         sel = {"model": name, "task": tasks[0]}
         panels.legend[name] = panels.picture.get_viz("mean", "fit", sel)
     if reference is not None:
+        reference = in_order(reference, table.columns)
         if not fits_into(reference, shape):
             raise ValueError(
                 f"reference: got the shape {np.shape(reference)}, expected {shape}, the inputs of "
@@ -171,6 +172,13 @@ def seen_of(values: np.ndarray, observed: ArrayLike | None) -> np.ndarray:
             "say of every response whether it was observed."
         )
     return seen & np.reshape(np.asarray(observed, bool), values.shape)
+
+
+def in_order(values: Any, tasks: pd.Index) -> Any:
+    """Values by tasks in this order, where they have the names of the tasks."""
+    if isinstance(values, pd.DataFrame) and set(values.columns) == set(tasks):
+        return values[list(tasks)]
+    return values
 
 
 def columns_of(names: list[Hashable], tasks: Iterable[Hashable] | None) -> list[int]:

@@ -78,10 +78,17 @@ def test_tasks_are_found_by_their_names(dims, kind):
     data = arviz_base.from_dict(
         {"posterior": {"f": draws}}, dims={"f": dims}, coords={"task": names}
     )
-    picture = nss.plot_fit(data, X, pd.DataFrame({name: values[name] for name in names[::-1]}))
+    Y, reference = (pd.DataFrame({k: values[k] for k in x}) for x in (names[::-1], names))
+    observed = reference > 9.5
+    picture = nss.plot_fit(data, X, Y, observed, reference=reference)
     for name in names:
         y = artist(picture, "mean", "fit", task=name, model="fit").get_ydata()
         np.testing.assert_allclose(y, values[name], atol=0.02)
+        np.testing.assert_array_equal(
+            artist(picture, "reference", "fit", task=name).get_ydata(), values[name]
+        )
+        seen = artist(picture, "observed", "fit", task=name).get_offsets()[:, 1]
+        assert np.ma.getmaskarray(seen).tolist() == [name == names[0]] * 2
 
 
 def test_tasks_of_which_some_have_other_names_are_refused():

@@ -8,6 +8,7 @@ from known_draws import coin, pair, with_stats
 import numpy as np
 import pytest
 from scipy import stats
+import xarray as xr
 
 from jax import random
 import jax.numpy as jnp
@@ -211,6 +212,20 @@ def test_identical_columns_are_alternatives_to_each_other():
     np.testing.assert_allclose(
         stats["credible_sets.w"], [[1, *[np.nan] * 3], [np.nan, 0.5, np.nan, 0.5]], atol=0.02
     )
+
+
+@pytest.mark.slow
+def test_the_order_of_dimensions_does_not_matter():
+    X, y = with_twins()
+    svi = nss.CAVI(regression, nss.PairedGuide(regression))
+    result = svi.run(random.key(0), 120, X, y, progress_bar=False)
+    data = arviz_base.from_numpyro_svi(svi, svi_result=result, model_args=(X, y), num_samples=50)
+    turned = data["posterior"].to_dataset().transpose(..., "sample")
+    found, expected = (
+        nss.add_variational_stats(x, svi, result, (X, y))["sample_stats"].to_dataset()
+        for x in (type(data).from_dict({"posterior": turned}), data)
+    )
+    xr.testing.assert_allclose(found, expected)
 
 
 def test_data_in_a_closure_are_no_arguments():
