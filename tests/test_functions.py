@@ -141,11 +141,17 @@ def test_inputs_that_rounding_makes_equal_are_refused(precision):
         if precision == "float64":
             assert define("phi", [kernel], inputs, None, None).num_inputs == 40
         else:
-            with pytest.raises(ValueError, match=r"of 40 different inputs 1 are left.*X - X\[0\]"):
+            with pytest.raises(ValueError, match=r"39 of 40 different inputs are.*X - X\[0\]"):
                 define("phi", [kernel], inputs, None, None)
-    # days, and functions that do not look at inputs
-    assert define("phi", [kernel], 1.7e9 + 86400 * np.arange(40), None, None).num_inputs == 40
-    assert define("phi", ["white"], seconds, None, None).num_inputs == 40
+    # days, inputs that differ by rounding alone, and functions that do not look at inputs
+    days, twice = 1.7e9 + 86400 * np.arange(40), [0.1 * np.arange(20), np.linspace(0, 1.9, 20)]
+    for each, inputs in (
+        (kernel, days),
+        (kernel, np.concatenate(twice)),
+        ("white", seconds),
+        (np.eye(40), seconds),
+    ):
+        assert define("phi", [each], inputs, None, None).num_inputs == 40
 
 
 @pytest.mark.parametrize("inputs", [np.arange(4) * 1j, np.array(list("1234")), [object()] * 4])
@@ -262,5 +268,7 @@ def test_kernels_of_several_inputs_are_covariances(x64, name):
 
 
 @pytest.mark.parametrize("kernel", [kernels.Matern32(2.0), kernels.Cosine(2.0)])
-def test_a_single_column_is_one_dimension(kernel):
-    assert define("phi", [kernel], np.ones((5, 1)), None, None).num_inputs == 5
+def test_a_line_is_one_dimension(kernel):
+    x = np.arange(5.0)
+    for columns in ([x], [x, np.ones(5)], [x, 2 * x - 1]):
+        assert define("phi", [kernel], np.stack(columns, axis=1), None, None).num_inputs == 5

@@ -214,7 +214,7 @@ def _is_length(kernel: Any, path: tuple[Any, ...]) -> bool:
     return getattr(path[-1], "name", None) == "scale" and (stationary or state_space)
 
 
-NEVER = "Cosine", "ExpSineSquared"
+ONE_DIMENSION_ONLY = "Cosine", "ExpSineSquared"
 """Kernels of tinygp that are covariances of inputs in one dimension only, by either distance."""
 
 
@@ -228,7 +228,7 @@ def no_covariances(kernel: Any, x: Any) -> Iterator[Any]:
     """
     if type(kernel).__module__ == "tinygp.kernels.stationary":
         name, distance = type(kernel).__name__, type(kernel.distance).__name__
-        bad = {"L1Distance": name != "Exp", "L2Distance": name in NEVER}
+        bad = {"L1Distance": name != "Exp", "L2Distance": name in ONE_DIMENSION_ONLY}
         if np.size(x) > 1 and bad.get(distance, False):
             yield kernel
         return

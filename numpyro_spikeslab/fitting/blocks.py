@@ -87,10 +87,9 @@ class BlockFactors(PairFactors):
             asked = self._asked(model, trace, args, kwargs)
             each = zip(pairs, sets_of(pairs, asked), strict=True)
             every = [Blocks.completed(sets, pair.size) for pair, sets in each]
-        shapes = {pair.name: pair.shape for pair in pairs}
-        self._known = self._every[key] = dict(
-            zip(shapes, zip(shapes.values(), every, strict=True), strict=True)
-        )
+        self._known = self._every[key] = {
+            pair.name: (pair.shape, blocks) for pair, blocks in zip(pairs, every, strict=True)
+        }
 
     def _asked(
         self, model: Callable, trace: dict[str, Any], args: tuple, kwargs: dict[str, Any]

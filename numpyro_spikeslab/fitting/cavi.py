@@ -183,8 +183,8 @@ class CAVI(SVI):
         every = {**kwargs, **self.static_kwargs}
         # its errors say more than those of the guide
         reading = self._read(args, every)
-        if self.guide.model != self.model:  # a bound method is another object each time
-            refuse_other_guide(self.guide, reading)
+        if self.guide.model is not self.model:
+            refuse_other_guide(self.guide, self.model, reading)
         self.guide.set_up(args, every, (reading.program, reading.form.pairs))
         refuse(self.guide, self.plain, reading)
         temperature = self.temperature

@@ -44,15 +44,15 @@ def find_slopes(
     trace: dict[str, Any],
     names: tuple[str, ...],
     pairs: tuple[Pair, ...],
-    observed: frozenset[str],
+    responses: frozenset[str],
 ) -> dict[str, Slopes]:
     """Sites that follow the weights, those with a Normal prior.
 
     :param trace: of the model.
     :param names: of its latent sites beside the pairs.
-    :param observed: names of its observed sites, or of those that would be and are to be predicted.
+    :param responses: names of its observed sites, or of those that are to be predicted.
     """
-    seen = [trace[name] for name in observed]
+    seen = [trace[name] for name in responses]
     found = {}
     for name in names:
         site = trace[name]

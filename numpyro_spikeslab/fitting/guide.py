@@ -54,7 +54,7 @@ def _latents(trace: dict[str, Any]) -> dict[str, Any]:
 
 
 def _noted(site: dict[str, Any]) -> tuple[Any, ...]:
-    """Shape, support and plates; of what is computed from data, no values."""
+    """Shape, support and plates; of the values in a support the numbers, for arrays may be data."""
     shape = jax.tree.map(jnp.shape, site["value"])
     if site["type"] == "param":
         return shape, *_noted_support(site["kwargs"].get("constraint"))
@@ -128,6 +128,7 @@ class SpikeSlabGuide(PosteriorSummaries):
         trace = abstract_trace(self.model, args, kwargs)
         if new or not self._fits(trace, args, kwargs):
             self._set_up_sites(trace, args, kwargs)
+        self._was_observed |= bool(_observed(trace))
         self._deterministics = _deterministics(trace)
         self._key = key
 
@@ -141,13 +142,16 @@ class SpikeSlabGuide(PosteriorSummaries):
         more = frozenset(latents) - set(noted)
         if more and not more <= predicted_sites(self, trace, latents, seen_anew((args, kwargs))):
             return False
-        observed = _observed(trace) | more
-        # without any it is not known which plates they would be in
-        return not observed or self._find_slopes(trace, observed) == self._slopes
+        observed = _observed(trace)
+        # what is to be predicted may be in other plates than what was observed
+        if not observed and (self._was_observed or not more):
+            return True
+        return self._find_slopes(trace, observed or more) == self._slopes
 
     def _set_up_sites(self, trace: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
         # what follows may fail, and then the guide must not pass for one that has been set up
         self.prototype_trace = None
+        self._was_observed = False
         args, kwargs = seen_anew((args, kwargs))
         self.pairs = self._find_pairs(trace)
         self.functions = self._find_functions(trace)
@@ -163,7 +167,7 @@ class SpikeSlabGuide(PosteriorSummaries):
         }
         self._others = tuple(name for name in latents if name not in {*own, *self._params})
         refuse_discrete(type(self).__name__, self._others, latents)
-        self._slopes = self._find_slopes(trace, _observed(trace) | predicted)
+        self._slopes = self._find_slopes(trace, _observed(trace) or predicted)
         sampled = [*self._slopes, *(name for p in self.pairs for name in p.shapes)]
         self._frames = {name: latents[name]["cond_indep_stack"] for name in sampled}
         self._function_plates = {
@@ -197,11 +201,14 @@ class SpikeSlabGuide(PosteriorSummaries):
             )
         return ()
 
-    def _find_slopes(self, trace: dict[str, Any], observed: frozenset[str]) -> dict[str, Slopes]:
-        """Sites that follow the weights, those that are to be predicted among the observed ones."""
+    def _find_slopes(self, trace: dict[str, Any], responses: frozenset[str]) -> dict[str, Slopes]:
+        """Sites that follow the weights.
+
+        :param responses: names of the observed sites, or of those that are to be predicted.
+        """
         if not self.follows or self.functions or not makes_delta(self.inner_guide):
             return {}
-        return find_slopes(trace, self._others, self.pairs, observed)
+        return find_slopes(trace, self._others, self.pairs, responses)
 
     def _setup_start(
         self,

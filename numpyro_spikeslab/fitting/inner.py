@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inner guide: an autoguide of the sites that are neither pairs nor latent functions."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,10 +16,10 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.kernel_priors import start_values
-from numpyro_spikeslab.reading.evaluate import run_model
+from numpyro_spikeslab.reading.evaluate import run_model, site_log_prob
 from numpyro_spikeslab.reading.form import find_function_sites, functions_of
 from numpyro_spikeslab.reading.program import outside_transformations
-from numpyro_spikeslab.reading.provenance import provenance, union
+from numpyro_spikeslab.reading.provenance import provenance
 
 
 def is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
@@ -139,9 +140,9 @@ def predicted_sites(
     if not any(name in latents for name in order[first:] if name not in own):
         return frozenset()
 
-    def distributions(**values):
+    def log_probs(**values):
         run = run_model(outer.model, *call, values)
-        return {k: jax.tree.leaves(x["fn"]) for k, x in run.items() if x["type"] == "sample"}
+        return {k: jnp.sum(site_log_prob(x)) for k, x in run.items() if x["type"] == "sample"}
 
     shapes = {
         name: jax.tree.map(
@@ -149,13 +150,18 @@ def predicted_sites(
         )
         for name, site in latents.items()
     }
-    sources = {name: union(x) for name, x in provenance(distributions, **shapes).items()}
-    # a site comes after those that it depends on
-    below, above = set(own), set(sources) - set(latents)
-    for name in filter(sources.__contains__, order):
-        if sources[name] & below:
-            below.add(name)
-    for name in filter(sources.__contains__, reversed(order)):
-        if name in above:
-            above |= sources[name]
-    return frozenset(below - own - above)
+    sources = provenance(log_probs, **shapes)
+    parents = {name: found - {name} for name, found in sources.items()}
+    below = _closed(own, lambda found: {k for k, x in parents.items() if x & found})
+    observed = {name for name in parents if name not in latents}
+    above = _closed(observed, lambda found: set().union(*(parents.get(k, ()) for k in found)))
+    # those of `obs_mask` are missing responses of a fit
+    missing = {name for name in below if name.endswith("_unobserved")}
+    return frozenset(below - own - above - missing)
+
+
+def _closed(names: set[str], more: Callable[[set[str]], set[str]]) -> set[str]:
+    """The names, and all that come by them."""
+    while not more(names) <= names:
+        names = names | more(names)
+    return names

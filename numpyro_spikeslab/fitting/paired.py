@@ -268,9 +268,9 @@ class PairedGuide(FunctionGuide):
         :param unconstrained: names of those sites that are left to an HMC block of
             :class:`~numpyro.infer.Gibbs`, which takes unconstrained values.
         :param kwargs: keyword arguments of the model.
-        :return: ``{site: value}`` for all latent sites.
-        :raises ValueError: if ``unconstrained`` has names that are not latent sites, or the
-            parameters are not those of the model's.
+        :return: ``{site: value}`` for all latent sites that :meth:`sample_posterior` draws.
+        :raises ValueError: if ``unconstrained`` has names that are not among them, or the
+            parameters are not those of the model with these arguments.
 
         **Example**
 

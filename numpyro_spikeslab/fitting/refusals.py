@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a fit does not take."""
 
+from collections.abc import Callable
+from inspect import ismethod
 from typing import Any
 
 import jax
@@ -16,8 +18,11 @@ from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 
 
-def refuse_other_guide(guide: SpikeSlabGuide, reading: Reading) -> None:
+def refuse_other_guide(guide: SpikeSlabGuide, model: Callable, reading: Reading) -> None:
     """A guide of another model."""
+    if ismethod(model) and ismethod(guide.model) and model == guide.model:
+        # each time that it is looked up it is another object
+        return
     given, own = ([pair.name for pair in x] for x in (reading.form.pairs, guide.pairs))
     if own and own != given:
         raise ValueError(

@@ -101,7 +101,8 @@ class PosteriorSummaries(AutoGuide):
         sample_shape: tuple[int, ...] = (),
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Draw from the guide: all latent sites and the model's deterministic sites.
+        """Draw from the guide: all latent sites and the model's deterministic sites, without those
+        on which no observation depends, such as responses to new inputs.
 
         :param rng_key: random key.
         :param params: parameters of the guide.
@@ -283,19 +284,20 @@ def is_called(model: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether these are arguments for the model, which may hold its data and take none."""
     if args or kwargs:
         return True
-    left = signature(model).parameters.values()
-    if not isinstance(model, partial):
-        return not left
-    many = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD
-    if any(x.default is Parameter.empty and x.kind not in many for x in left):
+    left, many = signature(model).parameters, (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    if not left:
+        return True
+    needed = (x.default is Parameter.empty and x.kind not in many for x in left.values())
+    if not isinstance(model, partial) or any(needed):
         return False
     try:
         trace = abstract_trace(model, args, kwargs)
     except Exception:
         # such as a model that takes its sizes from the observations
         return False
-    # without observations it holds inputs alone
-    return any(site.get("is_observed") for site in trace.values())
+    # without observations it holds inputs alone; a factor may be one of anything
+    observed = (site["fn"] for site in trace.values() if site.get("is_observed"))
+    return any(type(fn) is not dist.Unit for fn in observed)
 
 
 def levels_of(quantiles: Any, user: str) -> np.ndarray:

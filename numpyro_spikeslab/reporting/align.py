@@ -17,7 +17,7 @@ from numpyro_spikeslab.reporting.data import (
     first_draw,
     function_plate,
     given_values,
-    numbered_kernels,
+    has_numbered_kernels,
     plates_besides,
     posterior,
     sample_dims,
@@ -46,7 +46,9 @@ def align(
     its place already, so they all get the permutation and the signs of their mean.
 
     Alignment cannot repair chains that have found different functions: look at R-hat of what needs
-    no alignment (:func:`invariants`) first. The functions must have alike priors, of mean zero.
+    no alignment (:func:`invariants`) first. The functions must have alike priors, of mean zero;
+    where variables such as ``phi_0_scale`` say that their kernels are of different kinds, each
+    stays in its place, and its sign alone is matched.
 
     :param data: ArviZ data with the weights, Q tasks by M functions, and the functions, M by N
         points, of every draw. They share one dimension, that of the functions.
@@ -62,8 +64,7 @@ def align(
         new order, spikes, kernel parameters and inclusion probabilities among them; labels stay in
         their places. The attribute ``aligned`` of the posterior tells :func:`summary` that it is.
     :raises ValueError: if there is no posterior, if a variable is missing or not finite, if weights
-        and functions do not share exactly one dimension, if shapes differ, or if variables such as
-        ``phi_0_scale`` say that kernels do.
+        and functions do not share exactly one dimension, or if shapes differ.
 
     .. doctest::
 
@@ -81,20 +82,15 @@ def align(
         [[-2.0, 3.0], [-2.0, 3.0]]
     """
     draws = posterior(data)
-    if own := numbered_kernels(draws, functions):
-        raise ValueError(
-            f"data: `{functions}` are functions with kernels of different kinds, as {own} say, "
-            "expected alike ones, which may be exchanged; look at what needs no order, by "
-            "invariants."
-        )
+    in_place = has_numbered_kernels(draws, functions)
     found = factors(draws, weights, functions)
     to_place = found.mean() if are_one_fit(draws) else found
     if reference is None:
-        target = strongest_first(centre(to_place))
+        target = strongest_first(centre(to_place, in_place), in_place)
     else:
         target = as_one_draw(reference, draws, weights, functions)
     plate = function_plate(draws, weights, functions)
-    order, sign = as_arrays(match(to_place, target), draws, plate)
+    order, sign = as_arrays(match(to_place, target, in_place), draws, plate)
     flipped = {weights, f"{weights}_slab", functions, f"{functions}_new"}
     groups = data.to_dict()
     for path in GROUPS_OF_POSTERIOR & set(groups):

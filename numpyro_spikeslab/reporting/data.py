@@ -137,8 +137,10 @@ def is_grouped(draws: xr.Dataset, name: str) -> bool:
         return True
     # as many groups as weights may be in another order; a slab is 0 by rounding once in millions
     own, of_weights = (x.transpose(*dims, ...).values for x in (spike, weight))
-    alike = own.shape == of_weights.shape
-    return alike and bool(np.mean((of_weights != 0) != (own > 0)) > 1e-3)
+    if own.shape != of_weights.shape or not np.isin(own, (0, 1)).all():
+        return False
+    differ = ((of_weights != 0) != (own > 0)) & np.isfinite(of_weights)
+    return bool(np.mean(differ) > 1e-3)
 
 
 def inclusion_draws(data: xr.DataTree, name: str) -> xr.DataArray:
@@ -258,10 +260,10 @@ def are_one_fit(draws: xr.Dataset) -> bool:
     return "chain" not in {*draws.dims, *draws.coords}
 
 
-def numbered_kernels(draws: xr.Dataset, functions: str) -> list[str]:
-    """Parameters of the kernel of one function alone, which others have not."""
+def has_numbered_kernels(draws: xr.Dataset, functions: str) -> bool:
+    """Whether there are parameters of the kernel of one function alone, which others have not."""
     named = re.compile(rf"{re.escape(functions)}_\d+_")
-    return [str(name) for name in draws.data_vars if named.match(str(name))]
+    return any(named.match(str(name)) for name in draws.data_vars)
 
 
 def has_functions(draws: xr.Dataset) -> bool:
@@ -275,7 +277,7 @@ def check_labels(given: xr.DataArray, like: xr.DataArray) -> None:
     for dim in like.dims:
         if dim in given.indexes and dim in like.indexes:
             own, wanted = given.indexes[dim], like.indexes[dim]
-            known = own.isin(wanted)
+            known = own.isin(wanted) | own.equals(pd.RangeIndex(len(own)))
             if known.any() and not known.all():
                 raise ValueError(
                     f"reference: `{like.name}` has the labels {own[~known].tolist()!s:.200} of "

@@ -49,14 +49,18 @@ class Labels(NamedTuple):
     sign: Int[np.ndarray, "S M"]
 
 
-def match(draws: Factors, reference: Factors) -> Labels:
+def match(draws: Factors, reference: Factors, in_place: bool = False) -> Labels:
     """Labels that bring the products of weights and functions nearest to those of a reference.
 
     The squared distance of two such products is that of the matrices ``w phi^T``, so scales and
     signs that weights and functions exchange do not matter.
+
+    :param in_place: whether all functions stay where they are, and signs alone are matched.
     """
     W, phi = reference.W[0], reference.phi[0]
     products = (draws.W @ W.T) * (draws.phi @ phi.T)  # of function m with the place k, (S, M, K)
+    if in_place:
+        products = np.broadcast_to(np.eye(len(W)), products.shape)
     order = np.stack([linear_sum_assignment(x.T, maximize=True)[1] for x in products])
     # Functions without weights fit everywhere equally well; in their old order nothing moves
     # without need.
@@ -75,7 +79,7 @@ def cosine(x: Float[np.ndarray, "S M D"], y: Float[np.ndarray, "M D"]) -> Float[
     return np.einsum("smd,md->sm", x, y) / np.where(lengths > 0, lengths, 1)
 
 
-def centre(draws: Factors) -> Factors:
+def centre(draws: Factors, in_place: bool = False) -> Factors:
     """One draw to match all to: twice the mean of draws matched to the one before.
 
     The first is the draw whose fit, the sum of all products, is nearest to the mean of the fits.
@@ -86,13 +90,14 @@ def centre(draws: Factors) -> Factors:
     first = np.argmin(squares - 2 * products)
     reference = Factors(*(x[first][None] for x in draws))
     for _ in range(2):
-        reference = draws.relabelled(match(draws, reference)).mean()
+        reference = draws.relabelled(match(draws, reference, in_place)).mean()
     return reference
 
 
-def strongest_first(reference: Factors) -> Factors:
+def strongest_first(reference: Factors, in_place: bool = False) -> Factors:
     """The same functions in the order of what they explain, their largest weights positive."""
-    order = np.argsort(-np.linalg.norm(reference.W, axis=2), axis=1, kind="stable")
+    strength = np.linalg.norm(reference.W, axis=2)
+    order = np.argsort(np.zeros_like(strength) if in_place else -strength, axis=1, kind="stable")
     largest = np.argmax(np.abs(reference.W), axis=2, keepdims=True)
     negative = np.take_along_axis(reference.W, largest, axis=2)[..., 0] < 0
     sign = np.where(np.take_along_axis(negative, order, axis=1), -1, 1)

@@ -77,7 +77,7 @@ def plot_fit(
     x = positions(X, table.index)
     x_new = x if X_new is None else positions(X_new, np.empty(len(np.asarray(X_new))))
     shape = (x_new.size, table.shape[1])
-    seen = seen_of(table.to_numpy(float), in_order(observed, table.columns))
+    seen = seen_of(table.to_numpy(float), by_name(observed, table.columns))
     columns = columns_of([*table.columns], tasks)
     tasks = [table.columns[column] for column in columns]
 
@@ -91,7 +91,7 @@ def plot_fit(
         sel = {"model": name, "task": tasks[0]}
         panels.legend[name] = panels.picture.get_viz("mean", "fit", sel)
     if reference is not None:
-        reference = in_order(reference, table.columns)
+        reference = by_name(reference, table.columns)
         if not fits_into(reference, shape):
             raise ValueError(
                 f"reference: got the shape {np.shape(reference)}, expected {shape}, the inputs of "
@@ -174,9 +174,10 @@ def seen_of(values: np.ndarray, observed: ArrayLike | None) -> np.ndarray:
     return seen & np.reshape(np.asarray(observed, bool), values.shape)
 
 
-def in_order(values: Any, tasks: pd.Index) -> Any:
+def by_name(values: Any, tasks: pd.Index) -> Any:
     """Values by tasks in this order, where they have the names of the tasks."""
-    if isinstance(values, pd.DataFrame) and set(values.columns) == set(tasks):
+    has_names = isinstance(values, pd.DataFrame) and values.columns.is_unique
+    if has_names and set(values.columns) == set(tasks):
         return values[list(tasks)]
     return values
 
@@ -239,16 +240,19 @@ def tasks_in_order(draws: xr.DataArray, tasks: pd.Index) -> xr.DataArray:
     """
     # numbers from 0 are those of places, which every dimension may have
     places = pd.RangeIndex(len(tasks))
+    if tasks.equals(places):
+        return draws
     for dim, labels in draws.indexes.items():
-        is_named = len(labels) == len(tasks) and not labels.equals(places)
-        if not is_named or dim in sample_dims(draws) or not labels.isin(tasks).any():
+        if dim in sample_dims(draws) or len(labels) != len(tasks) or labels.equals(places):
             continue
-        if unknown := [name for name in tasks if name not in labels]:
+        if set(labels) == set(tasks):
+            return draws.sel({dim: list(tasks)}).transpose(..., dim)
+        # those of points may be among the numbers of tasks
+        if labels.dtype.kind in "OUT" and (known := labels.isin(tasks)).any():
             raise ValueError(
-                f"Y: got the columns {unknown}, expected {labels.tolist()!s:.200}, the tasks of "
-                f"`{draws.name}`; rename the columns of Y."
+                f"Y: got the columns {tasks[~tasks.isin(labels)].tolist()}, expected "
+                f"{labels[~known].tolist()!s:.200}, as in `{draws.name}`; rename the columns of Y."
             )
-        return draws.sel({dim: list(tasks)}).transpose(..., dim)
     return draws
 
 

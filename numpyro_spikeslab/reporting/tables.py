@@ -14,7 +14,6 @@ from numpyro_spikeslab.reporting.data import (
     are_one_fit,
     has_functions,
     inclusion,
-    numbered_kernels,
     pairs,
     posterior,
     posterior_mean,
@@ -67,9 +66,9 @@ def summary(
 
     With weights ``W`` and latent functions ``phi``, as in
     :func:`~numpyro_spikeslab.models.mtmkl`, the variables of :func:`invariants` come first. Chains
-    are aligned as :func:`align` does by default, unless they are already or the kernels of the
-    functions differ; for variables of other names call both yourself. Choose points for ``f`` by
-    ``coords``; it has a row for each otherwise, and ``phi`` has rows if it is named.
+    are aligned as :func:`align` does by default, unless they are already; for variables of other
+    names call both yourself. Choose points for ``f`` by ``coords``; it has a row for each
+    otherwise, and ``phi`` has rows if it is named.
 
     :param data: ArviZ data with a ``posterior`` group: dimensions ``(chain, draw)``, or
         ``sample`` for variational draws, then the plates.
@@ -140,11 +139,9 @@ def most_included(frame: pd.DataFrame, top: int) -> pd.DataFrame:
 
 
 def aligned_with_invariants(data: xr.DataTree) -> xr.DataTree:
-    """The same data with :func:`invariants`, and chains aligned unless they are, or kernels tell
-    the functions apart."""
+    """The same data with :func:`invariants`, and chains aligned unless they are."""
     draws = posterior(data)
-    is_placed = are_one_fit(draws) or numbered_kernels(draws, FUNCTIONS)
-    if not is_placed and "aligned" not in draws.attrs:
+    if not are_one_fit(draws) and "aligned" not in draws.attrs:
         data = align(data)
     both = posterior(invariants(data))
     both = both.assign({k: x for k, x in posterior(data).data_vars.items() if k not in both})

@@ -633,8 +633,18 @@ def test_a_model_that_holds_its_data_has_been_given_them():
             assert asked.median(params)["w_spike"].shape == (2,)
             assert asked.quantiles(params, [0.1, 0.9])["w_spike"].shape == (2, 2)
             assert asked.to_init_params(params).keys() == {"w_spike", "w_slab"}
+
+    def with_factor(X, y=None):
+        numpyro.factor("soft", 0.0)
+        in_groups(X, y)
+
     # of others some arguments are missing
-    for model in (in_groups, partial(in_groups, y=Y), partial(in_groups, X)):
+    for model in (
+        in_groups,
+        partial(in_groups, y=Y),
+        partial(in_groups, X),
+        partial(with_factor, X),
+    ):
         assert "w_spike" not in nss.PairedGuide(model).median(params)
 
 
@@ -673,6 +683,40 @@ def test_responses_to_new_inputs_are_predicted():
     # 4 standard errors, a false alarm in 1 of 16,000 keys
     sigma = params["sigma_auto_loc"]
     assert abs(residual.std() / sigma - 1) < 4 / np.sqrt(2 * residual.size)
+
+
+def of_latent(kind, z, y):
+    """Observations of a latent site ``z`` that depends on the weights."""
+    if kind == "location":
+        numpyro.sample("b", dist.Normal(z, 1.0), obs=y)
+    elif kind == "value":
+        numpyro.sample("b", dist.Normal(0.0, 1.0), obs=y - z)
+    elif kind == "scale":
+        with handlers.scale(scale=jnp.exp(z)):
+            numpyro.sample("b", dist.Normal(0.0, 1.0), obs=y)
+    elif kind == "factor":
+        numpyro.factor("b", -(z**2))
+    else:
+        numpyro.sample("z_b", dist.Normal(z, 1.0), obs=y, obs_mask=y > 0.0)
+
+
+@pytest.mark.parametrize("kind", ["location", "value", "scale", "factor", "mask"])
+def test_what_observations_depend_on_stays_latent(kind):
+    def model(X, y):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        z = numpyro.sample("z", dist.Normal(jnp.sum(w), 1.0))
+        numpyro.sample("ahead", dist.Normal(z, 1.0))
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+            of_latent(kind, z, y)
+
+    guide = nss.PairedGuide(model)
+    guide.set_up((X, Y), {})
+    sites = handlers.trace(handlers.seed(guide, 0)).get_trace(X, Y)
+    sampled = {name for name, site in sites.items() if site["type"] == "sample"}
+    more = {"z_b_unobserved"} if kind == "mask" else set()
+    assert sampled == {"w_spike", "w_slab", "z"} | more
 
 
 SWITCHES = {
@@ -720,13 +764,15 @@ def test_what_changes_sites_without_new_shapes_is_seen(name):
         jax.tree.map(np.testing.assert_array_equal, draws, expected)
 
 
-def with_level(X, Y=None, plate="response", predicts=True):
+def with_level(X, Y=None, plate="response", predicts=True, total=False):
     """Tasks with a level each, and observations in their plate or in one of another name."""
     with numpyro.plate("task", Q):
         level = numpyro.sample("level", dist.Normal(0.0, 5.0))
     with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", X.shape[1], dim=-1):
         W = nss.spike_slab("w", 0.3)
     loc = numpyro.deterministic("loc", level + X @ W.T)
+    if total:
+        numpyro.sample("total", dist.Normal(jnp.sum(loc), 0.5))
     if predicts:
         with numpyro.plate("obs", X.shape[0], dim=-2), numpyro.plate(plate, Q, dim=-1):
             numpyro.sample("y", dist.Normal(loc, 0.5), obs=Y)
@@ -755,6 +801,17 @@ def test_how_sites_follow_the_weights_is_the_same_without_observations():
             KEY, 100, X, Y_tasks, plate=plate, progress_bar=False
         )
         jax.tree.map(np.testing.assert_array_equal, again.params, params)
+        # something else to predict, outside of the plates of tasks
+        for asked, observed in (
+            (guide, Y_tasks),
+            (guide, None),
+            (nss.PairedGuide(with_level), Y_tasks),
+        ):
+            more = Predictive(with_level, guide=asked, params=params, num_samples=3)(
+                KEY, X, observed, plate=plate, total=True
+            )
+            np.testing.assert_array_equal(more["w"], found["w"])
+            assert more["total"].shape == (3,)
         # where there is nothing to observe, those of the last call are there
         draws = guide.sample_posterior(KEY, params, X, plate=plate, predicts=False)
         assert draws["loc"].shape == (N, Q)
@@ -762,7 +819,10 @@ def test_how_sites_follow_the_weights_is_the_same_without_observations():
 
 def test_slopes_of_other_plates_are_refused():
     fresh = nss.PairedGuide(with_level)
-    params = {"level_auto_slope": jnp.zeros((Q, Q * P))}
+    fresh.set_up((X, np.zeros((N, Q))), {})
+    params = {name: value for name, (value, _) in fresh.start().items()}
+    assert params["level_auto_slope"].shape == (Q, Q * P)
+    fresh = nss.PairedGuide(with_level)
     with pytest.raises(ValueError, match=r"'level_auto_slope' has shape \(2, 8\), but .* \(2, 4\)"):
         fresh.sample_posterior(KEY, params, X, predicts=False)
 

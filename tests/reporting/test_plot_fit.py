@@ -104,6 +104,23 @@ def test_tasks_of_which_some_have_other_names_are_refused():
         nss.plot_fit(data, np.arange(3.0), Y)
 
 
+@pytest.mark.parametrize(
+    "coords", [{"task": [1, 2]}, {"point": [0.0, 1.0]}, {"task": ["a", "b"], "point": [1, 0]}]
+)
+def test_an_array_is_in_the_order_of_the_fit(coords):
+    """Numbers name no tasks where nothing else does."""
+    Y = np.arange(4.0).reshape(2, 2)
+    data = arviz_base.from_dict(
+        {"posterior": {"f": np.tile(Y, (2, 10, 1, 1))}},
+        dims={"f": ["point", "task"]},
+        coords=coords,
+    )
+    picture = nss.plot_fit(data, np.arange(2.0), Y)
+    for q in range(2):
+        y = artist(picture, "mean", "fit", task=q, model="fit").get_ydata()
+        np.testing.assert_array_equal(y, Y[:, q])
+
+
 def test_masked_responses_are_missing():
     X, Y, _ = fit_data()
     masked = np.ma.masked_array(Y, np.arange(Y.size).reshape(Y.shape) == 0)

@@ -152,6 +152,14 @@ def test_forest_labels_do_not_overlap(count):
 PAIR = chains(2)
 
 
+def test_a_series_without_labels_is_in_the_order_of_the_weights():
+    draws = reading.posterior(chains(3)).assign_coords(feature=[1, 2, 3])
+    data = xr.DataTree.from_dict({"posterior": draws})
+    picture = nss.plot_forest(data, "w", {"w": pd.Series([0.1, 0.2, 0.3])})
+    marks = artist(picture, "reference", "w").get_offsets()[:, 0]
+    np.testing.assert_allclose(marks, [0.1, 0.2, 0.3])
+
+
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("data", "var_names", "reference", "message"),
