@@ -336,7 +336,8 @@ def _tell(user: str, names: tuple[str, ...], ends: tuple[int, ...], bad: Bool[Ar
     found = [name for name, part in zip(names, parts, strict=True) if part.any()]
     raise FloatingPointError(
         f"{user}: the chain has reached values of {found} that are not finite. Computations in "
-        "double precision (numpyro.enable_x64()), data of unit scale and tighter priors help."
+        "double precision (numpyro.enable_x64()), centred columns, data of unit scale and tighter "
+        "priors help."
     )
 
 

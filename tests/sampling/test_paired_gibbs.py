@@ -189,17 +189,12 @@ def test_a_dict_of_arrays_may_change_in_place():
             numpyro.sample("y", dist.Normal(data["X"] @ w, 1.0), obs=data["y"])
 
     rng = np.random.default_rng(0)
-    data, new = ({"X": rng.normal(size=(30, 3)), "y": rng.normal(size=30)} for _ in range(2))
-    mcmc, fresh = (
-        MCMC(nss.PairedGibbs(model), num_warmup=20, num_samples=50, progress_bar=False)
-        for _ in range(2)
-    )
+    data = {"X": rng.normal(size=(30, 3)), "y": rng.normal(size=30)}
+    mcmc = MCMC(nss.PairedGibbs(model), num_warmup=20, num_samples=200, progress_bar=False)
     mcmc.run(KEY, data)
-    fresh.run(KEY, new)
-    for name, x in new.items():
-        data[name][:] = x
+    data["y"][:] = 5 * data["X"][:, 1]
     mcmc.run(KEY, data)
-    np.testing.assert_array_equal(mcmc.get_samples()["w"], fresh.get_samples()["w"])
+    np.testing.assert_allclose(mcmc.get_samples()["w"].mean(0), [0.0, 5.0, 0.0], atol=0.5)
 
 
 @pytest.mark.parametrize("jit_model_args", [False, pytest.param(True, marks=pytest.mark.slow)])
