@@ -248,10 +248,10 @@ def tasks_in_order(draws: xr.DataArray, tasks: pd.Index) -> xr.DataArray:
         if set(labels) == set(tasks):
             return draws.sel({dim: list(tasks)}).transpose(..., dim)
         # those of points may be among the numbers of tasks
-        if labels.dtype.kind in "OUT" and (known := labels.isin(tasks)).any():
+        if labels.dtype.kind in "OUT" and labels.isin(tasks).any():
             raise ValueError(
                 f"Y: got the columns {tasks[~tasks.isin(labels)].tolist()}, expected "
-                f"{labels[~known].tolist()!s:.200}, as in `{draws.name}`; rename the columns of Y."
+                f"{labels.tolist()!s:.200}, the tasks of `{draws.name}`; rename the columns of Y."
             )
     return draws
 
