@@ -212,7 +212,7 @@ def check_finite(where: str, inputs_are: str, X: Any) -> None:
 
 def _check_precision(where: str, X: Any) -> None:
     """Refuse inputs of which many are the same in single precision."""
-    if not not_jax_tracer(X):
+    if not not_jax_tracer(X) or jnp.result_type(float) == np.float64:
         return
     values = np.asarray(X, float)
     for column in values.reshape(len(values), -1).T:

@@ -131,7 +131,8 @@ def as_one_draw(
         found = posterior(reference)
         given_values(first_draw(found), like, names)  # for its checks
         all_draws = factors(found, weights, functions)
-        return all_draws.mean() if are_one_fit(found) else centre(all_draws)
+        in_place = has_numbered_kernels(found, functions)
+        return all_draws.mean() if are_one_fit(found) else centre(all_draws, in_place)
     return factors(given_values(reference, like, names).expand_dims("sample"), weights, functions)
 
 
