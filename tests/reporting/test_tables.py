@@ -333,6 +333,9 @@ def test_functions_of_different_kernels_keep_their_places():
     found = reading.posterior(nss.align(data))
     np.testing.assert_array_equal(found["phi"][1], found["phi"][0])
     np.testing.assert_array_equal(np.abs(found["W"]), np.abs(W))
+    # also after draws whose centre would put the second first
+    again = reading.posterior(nss.align(data, nss.align(data)))
+    np.testing.assert_array_equal(again["W"], found["W"])
 
 
 def test_summary_respects_an_alignment():
