@@ -9,7 +9,7 @@ import pandas as pd
 
 from jax import random
 
-from numpyro_spikeslab.frames import as_numbers, check_index, has_labels
+from numpyro_spikeslab.frames import as_numbers, check_index, count_masked, has_labels
 from numpyro_spikeslab.functions import are_dates
 from numpyro_spikeslab.regression import sparse_regression
 from numpyro_spikeslab.reporting.data import posterior
@@ -131,10 +131,8 @@ def refuse_others(argument: str, values: Any) -> None:
     if values is None or hasattr(values, "toarray"):
         # scikit-learn says more of these
         return
-    rows = values if isinstance(values, list | tuple) else [values]
-    raw, is_masked = np.asarray(values), any(map(np.ma.is_masked, rows))
-    of_pandas = isinstance(values, pd.DataFrame | pd.Series)
-    if is_masked or of_pandas or has_labels(values, raw) or are_dates(raw):
+    raw, of_pandas = np.asarray(values), isinstance(values, pd.DataFrame | pd.Series)
+    if of_pandas or count_masked(values) or has_labels(values, raw) or are_dates(raw):
         as_numbers(argument, values)
 
 

@@ -104,6 +104,12 @@ def has_labels(values: Any, raw: np.ndarray) -> bool:
     return raw.dtype.kind in "USOT" and any(isinstance(x, str | bytes) for x in raw.flat)
 
 
+def count_masked(values: Any) -> int:
+    """Number of masked values, in rows of a list, too."""
+    rows = values if isinstance(values, list | tuple) else [values]
+    return sum(int(np.ma.count_masked(x)) for x in rows if np.ma.is_masked(x))
+
+
 def as_numbers(argument: str, values: Any) -> np.ndarray:
     """An array of finite real numbers."""
     if hasattr(values, "toarray"):
@@ -118,8 +124,7 @@ def as_numbers(argument: str, values: Any) -> np.ndarray:
         raise ValueError(
             f"{argument}: Complex data not supported; give real and imaginary parts as columns."
         )
-    rows = values if isinstance(values, list | tuple) else [values]
-    if masked := sum(int(np.ma.count_masked(x)) for x in rows if np.ma.is_masked(x)):
+    if masked := count_masked(values):
         raise ValueError(
             f"{argument}: got {masked} masked values, expected none; leave out these rows, or fill "
             "the gaps."

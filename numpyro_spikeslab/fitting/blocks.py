@@ -28,7 +28,7 @@ from numpyro_spikeslab.algebra.patterns import (
     stack_mixtures,
 )
 from numpyro_spikeslab.fitting.pairs import PairFactors, declared
-from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair, find_pairs
+from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair, find_pairs, observed_sites
 from numpyro_spikeslab.reading.program import (
     are_concrete,
     compiled,
@@ -84,18 +84,18 @@ class BlockFactors(PairFactors):
             # what has been found stays, or parameters would be those of other weights
             every = [blocks for _, blocks in self._every[key].values()]
         else:
-            asked = self._asked(model, trace, args, kwargs)
-            each = zip(pairs, sets_of(pairs, asked), strict=True)
+            wanted = self._wanted(model, trace, args, kwargs)
+            each = zip(pairs, sets_of(pairs, wanted), strict=True)
             every = [Blocks.completed(sets, pair.size) for pair, sets in each]
         self._known = self._every[key] = {
             pair.name: (pair.shape, blocks) for pair, blocks in zip(pairs, every, strict=True)
         }
 
-    def _asked(
+    def _wanted(
         self, model: Callable, trace: dict[str, Any], args: tuple, kwargs: dict[str, Any]
     ) -> dict[str | None, Any]:
         reading = None
-        if any(site["type"] == "sample" and site["is_observed"] for site in trace.values()):
+        if observed_sites(trace):
             reading = Reader(model, "PairedGuide")(args, kwargs)
             check_columns(reading.form)
         return self.asked if isinstance(self.asked, dict) else found_blocks(reading)

@@ -42,6 +42,7 @@ from numpyro_spikeslab.reading.form import (
     find_function_sites,
     find_pairs,
     is_latent,
+    observed_sites,
     param_name,
 )
 from numpyro_spikeslab.reading.program import computed, outside_transformations, seen_anew
@@ -64,10 +65,6 @@ def _noted(site: dict[str, Any]) -> tuple[Any, ...]:
 def _noted_support(support: Any) -> tuple[Any, ...]:
     numbers = [x for x in jax.tree.leaves(support) if isinstance(x, int | float)]
     return type(support), numbers
-
-
-def _observed(trace: dict[str, Any]) -> frozenset[str]:
-    return frozenset(k for k, site in trace.items() if site.get("is_observed"))
 
 
 def _deterministics(trace: dict[str, Any]) -> tuple[str, ...]:
@@ -128,7 +125,7 @@ class SpikeSlabGuide(PosteriorSummaries):
         trace = abstract_trace(self.model, args, kwargs)
         if new or not self._fits(trace, args, kwargs):
             self._set_up_sites(trace, args, kwargs)
-        self._was_observed |= bool(_observed(trace))
+        self._was_observed |= bool(observed_sites(trace))
         self._deterministics = _deterministics(trace)
         self._key = key
 
@@ -142,7 +139,7 @@ class SpikeSlabGuide(PosteriorSummaries):
         more = frozenset(latents) - set(noted)
         if more and not more <= predicted_sites(self, trace, latents, seen_anew((args, kwargs))):
             return False
-        observed = _observed(trace)
+        observed = observed_sites(trace)
         # what is to be predicted may be in other plates than what was observed
         if not observed and (self._was_observed or not more):
             return True
@@ -167,7 +164,7 @@ class SpikeSlabGuide(PosteriorSummaries):
         }
         self._others = tuple(name for name in latents if name not in {*own, *self._params})
         refuse_discrete(type(self).__name__, self._others, latents)
-        self._slopes = self._find_slopes(trace, _observed(trace) or predicted)
+        self._slopes = self._find_slopes(trace, observed_sites(trace) or predicted)
         sampled = [*self._slopes, *(name for p in self.pairs for name in p.shapes)]
         self._frames = {name: latents[name]["cond_indep_stack"] for name in sampled}
         self._function_plates = {
@@ -225,7 +222,7 @@ class SpikeSlabGuide(PosteriorSummaries):
             self.inner = make_inner(self, own, hidden)
             if type(self.inner) is AutoDelta:
                 # its start is that of the prior
-                probe = make_inner(self, own, hidden | _observed(trace))
+                probe = make_inner(self, own, hidden | observed_sites(trace))
                 # NumPyro's search for a start compiles the gradient of all densities, of which a
                 # start at prior means needs none
                 probe.model = handlers.mask(probe.model, mask=False)

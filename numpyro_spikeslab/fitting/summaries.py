@@ -25,7 +25,7 @@ from numpyro_spikeslab.fitting.pairs import PairFactors
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.evaluate import abstract_trace
-from numpyro_spikeslab.reading.form import Pair
+from numpyro_spikeslab.reading.form import Pair, observed_sites
 from numpyro_spikeslab.reading.program import compiled, seen_anew
 
 
@@ -296,8 +296,7 @@ def is_called(model: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:
         # such as a model that takes its sizes from the observations
         return False
     # without observations it holds inputs alone; a factor may be one of anything
-    observed = (site["fn"] for site in trace.values() if site.get("is_observed"))
-    return any(type(fn) is not dist.Unit for fn in observed)
+    return any(type(trace[name]["fn"]) is not dist.Unit for name in observed_sites(trace))
 
 
 def levels_of(quantiles: Any, user: str) -> np.ndarray:

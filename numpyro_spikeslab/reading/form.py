@@ -425,6 +425,11 @@ def functions_of(site: dict[str, Any]) -> Functions:
     return replace(functions, name=site["name"], sites=sites)
 
 
+def observed_sites(trace: dict[str, Any]) -> frozenset[str]:
+    """Names of the observed sites of a trace."""
+    return frozenset(name for name, site in trace.items() if site.get("is_observed"))
+
+
 def is_latent(trace: dict[str, Any], name: str) -> bool:
     """Whether a site is there, is sampled and has not been observed."""
     return name in trace and trace[name]["type"] == "sample" and not trace[name]["is_observed"]

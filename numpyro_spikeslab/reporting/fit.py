@@ -72,8 +72,8 @@ def plot_fit(
     """
     methods = as_fits(data)
     # what is masked is missing, too
-    values = np.ma.filled(np.ma.asarray(Y, float), np.nan) if np.ma.isMaskedArray(Y) else Y
-    table = Y if isinstance(Y, pd.DataFrame) else pd.DataFrame(np.asarray(values))
+    values = Y if isinstance(Y, pd.DataFrame) else np.ma.filled(np.ma.asarray(Y, float), np.nan)
+    table = pd.DataFrame(values)
     x = positions(X, table.index)
     x_new = x if X_new is None else positions(X_new, np.empty(len(np.asarray(X_new))))
     shape = (x_new.size, table.shape[1])
