@@ -90,7 +90,8 @@ def climb_coordinates(
         reached, last = jax.lax.cond(is_first | (step > 0), evaluate, lambda: (now.best, last))
         offsets = offsets.at[j].set(offset)
         values = values.at[j].set(jnp.nan_to_num(reached, nan=-jnp.inf))
-        fits = ~(reached < known)
+        # a decomposition that fails at the proposed scale gives NaN
+        fits = (reached >= known) | jnp.isnan(known)
         begun = now._replace(t=jnp.where(fits, now.t, 1), best=jnp.where(fits, reached, known))
         done = (j == 3) & (step > 0)
         now = choose(is_first, begun, choose(done, _end(now, p, offsets, values), now))

@@ -21,7 +21,7 @@ from numpyro_spikeslab.algebra.entries import (
 )
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.primitives import check_finite
-from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.reading.form import Form, Role
 from numpyro_spikeslab.reading.functions import KnownFunctions
 from numpyro_spikeslab.reading.program import are_concrete, compiled, outside_transformations
 from numpyro_spikeslab.reading.reader import Reading
@@ -32,12 +32,12 @@ from numpyro_spikeslab.sparse import Observations, entries_of, is_sparse
 class Noise(NamedTuple):
     """What the model says of the noise.
 
-    - **sigma2** - its variance in each task; 1 where it varies along tasks.
-    - **observed** - whether the task has observations.
+    - **sigma2** - its variance in each task; 1 where it varies along tasks, or is not known.
+    - **known** - whether it is: a task without entries says nothing of a noise of its own.
     """
 
     sigma2: Float[Array, " Q"]
-    observed: Bool[Array, " Q"]
+    known: Bool[Array, " Q"]
 
 
 @jax.jit
@@ -119,21 +119,22 @@ def _noise_of(reading: Reading, values: dict[str, Any], at: Noise, columns: Any)
 
     :param columns: those whose variance must be known.
     """
-    sigma2, roles = at.sigma2, reading.form.role("noise")
+    sigma2 = at.sigma2
+    roles = [role for role in reading.form.every_role if role.part == "noise"]
     for role in roles:
         index = jnp.broadcast_to(reading.indices[role.site], sigma2.shape)
         sigma2 = spread(values[role.site] ** 2, index, sigma2)
-    if reading.layout is not None and roles:
-        _check_noise_of(reading, at.observed, columns)
+    if reading.layout is not None:
+        _check_known(reading, roles, at.known, columns)
     return sigma2
 
 
-def _check_noise_of(reading: Reading, observed: Any, columns: Any) -> None:
-    if not are_concrete(observed):
+def _check_known(reading: Reading, roles: list[Role], known: Any, columns: Any) -> None:
+    if not are_concrete(known):
         with outside_transformations(reading.constants):
-            observed = _without_functions(reading, reading.generic)[0].observed
-    known = np.array(observed)
-    for role in reading.form.role("noise"):
+            known = _without_functions(reading, reading.generic)[0].known
+    known = np.array(known)
+    for role in roles:
         known |= np.asarray(reading.indices[role.site]) < np.size(reading.generic[role.site])
     unknown = np.setdiff1d(np.asarray(columns), np.flatnonzero(known))
     if unknown.size:
@@ -283,11 +284,13 @@ def _rows_of(Y_new: Any, dtype: Any) -> tuple[Any, Any]:
 
 def _without_functions(reading: Reading, values: dict[str, Any]) -> tuple[Noise, Any]:
     """The noise of the model, and the location of its observations where functions are zero."""
+    problem = reading.problem
 
     def of(values):
         # the rest of the view would be as large as the data
         at = reading.view(values)
-        return Noise(at.sigma2, at.count > 0), reading.problem.location_of_tasks(values)
+        scale = problem.run(values, of=lambda run: run.observed[problem.form.likelihood].scale)
+        return Noise(at.sigma2, (at.count > 0) | (jnp.size(scale) == 1)), problem.location_of_tasks(values)
 
     with outside_transformations((reading.constants, values)):
         return compiled(of, values)

@@ -41,6 +41,19 @@ def test_a_search_climbs_and_says_what_it_found_last(step, t, precision):
     assert at_end == (any(step) or t == 1.8)
 
 
+@pytest.mark.parametrize("step", [[0.7, 0.4], [0.0, 0.0]])
+def test_a_scale_without_a_value_is_left(step, precision):
+    def fails(x, t):
+        value, root = bowl(x, t)
+        return jnp.where(t > 1.5, jnp.nan, value), root
+
+    start = jnp.array([3.0, 1.0])
+    known = bowl(start, 1.0)[0]
+    end, _ = climb_coordinates(fails, start, jnp.array(step), 1.8, known)
+    assert end.t == 1 and end.best >= known
+    assert end.best > known or not any(step)
+
+
 def test_rounds_of_a_search_are_searches_one_after_the_other(x64):
     start, step = jnp.array([3.0, 1.0]), jnp.array([0.7, 0.4])
     every, _ = climb_coordinates(bowl, start, step, rounds=jnp.array(4))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits of entries of a table that is never made dense, against fits of the table."""
 
+from functools import partial
 import pickle
 import warnings
 
@@ -296,6 +297,35 @@ def test_a_wrong_column_in_one_entry_is_seen(precision):
 
     with pytest.raises(ValueError, match="is not `offset"):
         fitted(model, Y.data)
+
+
+@pytest.mark.filterwarnings("ignore:.*no observation", "ignore:CAVI.run. the bound still moves")
+def test_noise_without_a_mode_in_closed_form_is_known_of_a_column_without_entries(x64):
+    Y, _, _ = planted()
+
+    def model(y, rows, columns, each=True):
+        phi, W = prior(num_tasks=Q + 1)
+        with numpyro.plate("column", Q + 1 if each else 2):
+            sigma = numpyro.sample("sigma", dist.LogNormal(-1.0, 0.5))
+        sigma = sigma if each else sigma[np.arange(Q + 1) % 2]
+        f = jnp.sum(phi.T[rows] * W[columns], axis=1)
+        numpyro.sample("y", dist.Normal(f, sigma[columns]), obs=y)
+
+    args = Y.data, *Y.coords
+    guide, _, result = fitted(model, *args, plain=True, num_steps=5)
+
+    def variance(params, noise):
+        return guide.predict(params, *args, entries=([0], [Q]), noise=noise)[1]
+
+    sigma = result.params["sigma_auto_loc"][Q]
+    for of in (variance, jax.jit(variance, static_argnums=1)):
+        added = of(result.params, True) - of(result.params, False)
+        np.testing.assert_allclose(added, sigma**2, rtol=1e-9)
+    guide, _, result = fitted(partial(model, each=False), *args, plain=True, num_steps=5)
+    with pytest.raises(ValueError, match=r"which noise the columns \[20\]"):
+        guide.predict(result.params, *args, entries=([0], [Q]), noise=True)
+    with pytest.raises(ValueError, match=r"which noise the columns \[20\]"):
+        guide.transform(result.params, *args, Y_new=np.ones((1, Q + 1)))
 
 
 @pytest.mark.exhaustive
