@@ -428,10 +428,10 @@ class CAVI(SVI):
     def _known(self, task: Task, state: SVIState) -> Known:
         """What batches have told; of the state of an ordinary fit, what its tasks say of all."""
         assert self.stream is not None
-        step, _, posterior, *tallies = state.optim_state
-        if tallies:
-            return Known(step, posterior, *tallies)
-        return self.stream.start(task, posterior or self._posterior(task, state))
+        step, _, posterior, *told = state.optim_state
+        if told:
+            return Known(step, posterior, *told)
+        return self.stream.start(task, posterior or self._posterior(task, state), step)
 
     def _streamed(self, task: Task, state: SVIState, known: Known) -> SVIState:
         params, last = strong(self.get_params(state)), state.optim_state[2]

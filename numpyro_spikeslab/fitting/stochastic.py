@@ -63,11 +63,14 @@ class Known(NamedTuple):
     - **step** - number of the next step.
     - **posterior** - its functions have the terms of all Q tasks; its weights are of one batch.
     - **tallies** - of all Q tasks, for each site that they share.
+    - **before** - number of steps of the fit that these steps began at: a temperature goes on, and
+      a learning rate begins.
     """
 
     step: Any
     posterior: Posterior
     tallies: dict[str, Tally]
+    before: Any
 
 
 class Stream(NamedTuple):
@@ -80,16 +83,23 @@ class Stream(NamedTuple):
     num_tasks: int
     learning_rate: Callable[[Any], Any]
 
-    def start(self, task: Task, posterior: Posterior) -> Known:
+    def start(self, task: Task, posterior: Posterior, before: Any) -> Known:
         """After a fit of some tasks, which stand for all.
 
         :param posterior: of a fit of as many tasks as it has weights of.
+        :param before: how many steps the fit has made.
         """
         local = self.check(task)
         number = len(posterior.weights.probs)
+        if number > self.num_tasks:
+            raise ValueError(
+                f"CAVI: steps on batches begin at a fit of {number} tasks, but num_tasks="
+                f"{self.num_tasks}. num_tasks is the number of all tasks."
+            )
         shares = Shares(*(self.num_tasks / n for n in (number, task.spec.form.num_tasks)))
         probs = jnp.mean(posterior.weights.probs, axis=0)
-        return _start(task.spec, local, task.data, _resized(task, local, posterior), probs, shares)
+        resized = _resized(task, local, posterior)
+        return _start(task.spec, local, task.data, resized, probs, shares)._replace(before=before)
 
     def update(self, task: Task, known: Known) -> tuple[Known, Any]:
         """One step on a batch.
@@ -274,7 +284,8 @@ def _start(
         tallies[role.site] = Tally(count, count * each)
     tallies = _shared(local, tallies)
     values = modes_of(spec, at, posterior.values, tallies)
-    return strong(Known(jnp.zeros((), int), posterior._replace(values=values), tallies))
+    zero = jnp.zeros((), int)
+    return strong(Known(zero, posterior._replace(values=values), tallies, zero))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -289,7 +300,7 @@ def advance(
     :return: what is known then, and the negative bound, estimated for all tasks.
     """
     known, rate = strong((known, rate))
-    temperature = 1.0 if spec.temperature is None else spec.temperature(known.step)
+    temperature = 1.0 if spec.temperature is None else spec.temperature(known.before + known.step)
     base = view_at(spec, data, known.posterior.values)
     posterior = _settled(spec, local, data, base, known.posterior, temperature)
     at = with_roles(spec, data, base, posterior.values)
@@ -302,7 +313,7 @@ def advance(
     posterior = posterior._replace(values=values)
     at = with_roles(spec, data, at, values)
     loss = -_estimate(spec, local, at, posterior, squares, rate)
-    return strong(Known(known.step + 1, posterior, shared)), loss
+    return strong(Known(known.step + 1, posterior, shared, known.before)), loss
 
 
 def _blend(rate: Rate, known: Any, batch: Any) -> Any:

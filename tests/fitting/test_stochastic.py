@@ -80,7 +80,7 @@ def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
         found = problem(model_of(prior, [SMOOTH] * 2), (x, Y), plain=True)
     found = found.run(3)[0]
     task, stream = task_of(found), Stream(Y.shape[1], lambda step: 1.0)
-    known = stream.start(task, found.posterior)
+    known = stream.start(task, found.posterior, 3)
     # the functions do not change, for these tasks are all
     close(known.posterior.functions, found.functions, rtol=1e-7, atol=1e-9)
     new, loss = stream.update(task, known)
@@ -215,6 +215,29 @@ def test_a_fit_of_a_first_batch_is_a_start():
     # what twenty tasks say counts three times
     name = "phi_auto_precision"
     np.testing.assert_allclose(svi.get_params(begun)[name], 3 * first.params[name], rtol=1e-9)
+
+
+def test_a_temperature_goes_on_where_a_fit_has_come():
+    def schedule(step):
+        return jnp.where(step < 32, 20.0, 1.0)
+
+    first = cavi(temperature=lambda step: 1.0).run(KEY, 30, X, BATCHES[0], progress_bar=False)
+    assert int(first.state.optim_state[0]) == 30
+    hot, cold = cavi(num_tasks=Q, temperature=schedule), cavi(num_tasks=Q)
+    state, are_other = first.state, []
+    for batch in BATCHES:
+        are_other.append(hot.evaluate(state, X, batch) != cold.evaluate(state, X, batch))
+        state, _ = cold.update(state, X, batch)
+    assert are_other == [True, True, False]
+    # from the beginning, as any fit
+    begun = hot.init(KEY, X, BATCHES[0])
+    assert hot.evaluate(begun, X, BATCHES[1]) != cold.evaluate(begun, X, BATCHES[1])
+
+
+def test_steps_do_not_begin_at_a_fit_of_more_tasks_than_there_are():
+    first = cavi().run(KEY, 2, X, TASKS[:, :30], progress_bar=False)
+    with pytest.raises(ValueError, match=r"fit of 30 tasks, but num_tasks=20\b.*number of all"):
+        cavi(num_tasks=B).update(first.state, X, BATCHES[0])
 
 
 @pytest.mark.slow
