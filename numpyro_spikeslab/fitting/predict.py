@@ -290,7 +290,8 @@ def _without_functions(reading: Reading, values: dict[str, Any]) -> tuple[Noise,
         # the rest of the view would be as large as the data
         at = reading.view(values)
         scale = problem.run(values, of=lambda run: run.observed[problem.form.likelihood].scale)
-        return Noise(at.sigma2, (at.count > 0) | (jnp.size(scale) == 1)), problem.location_of_tasks(values)
+        noise = Noise(at.sigma2, (at.count > 0) | (jnp.size(scale) == 1))
+        return noise, problem.location_of_tasks(values)
 
     with outside_transformations((reading.constants, values)):
         return compiled(of, values)
