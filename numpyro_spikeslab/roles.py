@@ -73,7 +73,8 @@ def inclusion_mode(included: Any, total: Any, prior: Any, current: Any) -> Any:
     mode = jnp.where((included == 0) & (excluded == 0), current, mode)
     low, high = (base.low, base.high) if isinstance(base, dist.Uniform) else (0.0, 1.0)
     # a mode at 0 or 1 would never be left again
-    margin = jnp.finfo(jnp.result_type(included)).eps * (high - low)
+    high = jnp.minimum(high, 1.0)
+    margin = jnp.finfo(jnp.result_type(included)).eps * high
     return jnp.clip(mode, low + margin, high - margin)
 
 

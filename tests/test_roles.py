@@ -44,12 +44,14 @@ def test_inclusion_has_its_largest_density(one, zero, precision):
         assert objective(x, pi) >= objective(x, 0.3) - 1e-6
 
 
+@pytest.mark.parametrize("bounds", [(0.0, 1e-7), (0.8, 1.0), (0.75, 1.0), (0.0, 1.5)])
 @pytest.mark.parametrize("included", [0.0, 1.0, 3.0])
-def test_inclusion_stays_within_narrow_bounds(included, precision):
-    low, high = 0.0, 1e-7
-    found = inclusion_mode(jnp.array(included), jnp.array(3.0), dist.Uniform(low, high), 5e-8)
-    assert low < found < high
-    assert (found > 0.9 * high) == (included > 0)
+def test_inclusion_stays_within_bounds(included, bounds, precision):
+    prior, current = dist.Uniform(*bounds), np.mean(bounds)
+    low, high = bounds[0], min(bounds[1], 1.0)
+    found = inclusion_mode(jnp.array(included), jnp.array(3.0), prior, current)
+    assert np.asarray(low, precision) < found < np.asarray(high, precision)
+    np.testing.assert_allclose(found, np.clip(included / 3, low, high), rtol=1e-6, atol=2e-7)
 
 
 def test_nothing_is_known_of_the_inclusion_of_no_weight(precision):

@@ -33,11 +33,11 @@ class Noise(NamedTuple):
     """What the model says of the noise.
 
     - **sigma2** - its variance in each task; 1 where it varies along tasks, or is not known.
-    - **known** - whether it is: a task without entries says nothing of a noise of its own.
+    - **observed** - whether the task has observations.
     """
 
     sigma2: Float[Array, " Q"]
-    known: Bool[Array, " Q"]
+    observed: Bool[Array, " Q"]
 
 
 @jax.jit
@@ -124,16 +124,23 @@ def _noise_of(reading: Reading, values: dict[str, Any], at: Noise, columns: Any)
     for role in roles:
         index = jnp.broadcast_to(reading.indices[role.site], sigma2.shape)
         sigma2 = spread(values[role.site] ** 2, index, sigma2)
-    if reading.layout is not None:
-        _check_known(reading, roles, at.known, columns)
+    scale = reading.program.shapes.observed[reading.form.likelihood].scale
+    if reading.layout is not None and scale.size > 1:
+        _check_known(reading, roles, at.observed, columns)
     return sigma2
 
 
-def _check_known(reading: Reading, roles: list[Role], known: Any, columns: Any) -> None:
-    if not are_concrete(known):
+def _check_known(reading: Reading, roles: list[Role], observed: Any, columns: Any) -> None:
+    """A column without entries says nothing of a noise of its own."""
+    if not are_concrete(observed):
         with outside_transformations(reading.constants):
-            known = _without_functions(reading, reading.generic)[0].known
-    known = np.array(known)
+            observed = _without_functions(reading, reading.generic)[0].observed
+    if not are_concrete(observed):
+        raise ValueError(
+            "predict, transform: the model's arguments are traced, as within jit or vmap, so it is "
+            "not known which columns have entries, and a noise. Close over them."
+        )
+    known = np.array(observed)
     for role in roles:
         known |= np.asarray(reading.indices[role.site]) < np.size(reading.generic[role.site])
     unknown = np.setdiff1d(np.asarray(columns), np.flatnonzero(known))
@@ -284,14 +291,11 @@ def _rows_of(Y_new: Any, dtype: Any) -> tuple[Any, Any]:
 
 def _without_functions(reading: Reading, values: dict[str, Any]) -> tuple[Noise, Any]:
     """The noise of the model, and the location of its observations where functions are zero."""
-    problem = reading.problem
 
     def of(values):
         # the rest of the view would be as large as the data
         at = reading.view(values)
-        scale = problem.run(values, of=lambda run: run.observed[problem.form.likelihood].scale)
-        noise = Noise(at.sigma2, (at.count > 0) | (jnp.size(scale) == 1))
-        return noise, problem.location_of_tasks(values)
+        return Noise(at.sigma2, at.count > 0), reading.problem.location_of_tasks(values)
 
     with outside_transformations((reading.constants, values)):
         return compiled(of, values)

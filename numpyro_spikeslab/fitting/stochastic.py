@@ -99,7 +99,8 @@ class Stream(NamedTuple):
         shares = Shares(*(self.num_tasks / n for n in (number, task.spec.form.num_tasks)))
         probs = jnp.mean(posterior.weights.probs, axis=0)
         resized = _resized(task, local, posterior)
-        return _start(task.spec, local, task.data, resized, probs, shares)._replace(before=before)
+        known = _start(task.spec, local, task.data, resized, probs, shares)
+        return known._replace(before=strong(before))
 
     def update(self, task: Task, known: Known) -> tuple[Known, Any]:
         """One step on a batch.

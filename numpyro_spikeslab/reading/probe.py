@@ -202,16 +202,18 @@ def _is_design(tangent: Any, along: Any, rows: Any) -> Any:
     """Whether rows are the matrix of a map, every row judged at its own size."""
     size = jnp.max(jnp.where(jnp.isfinite(rows), jnp.abs(rows), 0), axis=1)
     direction = along / jnp.where(size > 0, size, 1)
-    return agree(direction @ rows, tangent(direction))
+    return agree(direction @ rows, tangent(direction), abs(direction) @ abs(rows))
 
 
-def agree(x: Any, y: Any) -> Any:
-    """Whether two arrays agree to rounding, relative to the larger one's size, NaN with NaN."""
-    both = jnp.isnan(x) & jnp.isnan(y)
-    x, y = jnp.where(both, 0, x), jnp.where(both, 0, y)
-    tolerance = 100.0 * jnp.finfo(x.dtype).eps * jnp.sqrt(x.size + 1.0)
-    size = jnp.maximum(jnp.max(jnp.abs(x), initial=0), jnp.max(jnp.abs(y), initial=0))
-    return jnp.isfinite(size) & (jnp.max(jnp.abs(x - y), initial=0) <= tolerance * size)
+def agree(x: Any, y: Any, size: Any) -> Any:
+    """Whether two arrays agree to rounding, NaN with NaN.
+
+    :param size: of what each entry is a sum of. Relative to the largest entry of all, one that is
+        a code for a missing value would hide what the others differ by.
+    """
+    tolerance = 100.0 * jnp.finfo(x.dtype).eps * jnp.sqrt(len(x) + 1.0)
+    close = jnp.isfinite(size) & (jnp.abs(x - y) <= tolerance * size)
+    return jnp.all(close | (jnp.isnan(x) & jnp.isnan(y)))
 
 
 # Roles
@@ -253,8 +255,9 @@ def _play(role, problem, values) -> tuple[Any, Any]:
     touched = first != second
     place = jnp.round((first - 0.3) / 0.4 * size - offsets[0])
     index = jnp.asarray(np.argsort(orders[0]))[jnp.clip(place, 0, size - 1).astype(int)]
+    # all but exactly, or else an entry with a small number added would be the entry
     plays = [
-        agree(jnp.where(touched, found, 0), jnp.where(touched, code[index], 0))
+        jnp.all(~touched | (abs(found - code[index]) <= 16 * jnp.finfo(dtype).eps * code[index]))
         for found, code in zip((first, second), codes, strict=True)
     ]
     return jnp.where(touched, index, size), plays[0] & plays[1]
@@ -356,12 +359,12 @@ def _has_layout(problem, values, along, entries) -> Any:
         # the coefficients are constants, so a few random directions tell all of them
         return _both(
             _nothing_alone(problem, values, W, phi),
-            lambda: agree(_slope(problem, values, W, phi), (W @ phi).T),
+            lambda: agree(_slope(problem, values, W, phi), (W @ phi).T, (abs(W) @ abs(phi)).T),
         )
     features, size, same = over_features(problem, values, _judge_feature)
     scaled = W / jnp.where(size > 0, size, 1)
     tangent = _slope(problem, values, scaled)
-    return jnp.all(same) & agree(tangent, (W @ features).T)
+    return jnp.all(same) & agree(tangent, (W @ features).T, (abs(W) @ abs(features)).T)
 
 
 def _are_of_tasks(problem, values, along) -> Any:
@@ -371,21 +374,23 @@ def _are_of_tasks(problem, values, along) -> Any:
         return jnp.array(False)
     tangent, shapes = affine_map(problem, values)
     found = [jnp.array(True)]
-    expected, direction = jnp.zeros(form.table), {}
+    expected, sizes, direction = jnp.zeros(form.table), jnp.zeros(form.table), {}
     for own in form.of_tasks:
         rows, size, same = over_covariates(form, tangent, own, shapes, _judge_feature)
         t = own.take(jnp.reshape(jnp.asarray(along.coefficients[own.site]), shapes[own.site]))
         direction[own.site] = own.put(t / jnp.where(size > 0, size, 1), shapes[own.site])
         expected += (t @ rows).T
+        sizes += (abs(t) @ abs(rows)).T
         found.append(jnp.all(same))
-    return jnp.all(jnp.stack(found)) & agree(tangent(direction), expected)
+    return jnp.all(jnp.stack(found)) & agree(tangent(direction), expected, sizes)
 
 
 def _judge_feature(rows: Float[Array, "N Q"]) -> tuple[Any, Any, Any]:
     """A feature in units of its size, its size, and whether it is the same for all tasks."""
     size = jnp.max(jnp.abs(rows), initial=0)
     scaled = rows / jnp.where(size > 0, size, 1)
-    return scaled[:, 0], size, agree(scaled, jnp.broadcast_to(scaled[:, :1], scaled.shape))
+    largest = jnp.max(jnp.abs(scaled), axis=1, keepdims=True)
+    return scaled[:, 0], size, agree(scaled, scaled[:, :1], largest)
 
 
 def _are_alike(form: Form, seen: Any) -> Any:

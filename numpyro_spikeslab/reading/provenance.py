@@ -126,6 +126,14 @@ def _follow_cond(equation: Any, sources: list[Names]) -> list[Names]:
     ]
 
 
+def _follow_sort(equation: Any, sources: list[Names]) -> list[Names]:
+    """What is carried along has its order from the keys, and the derivative does not say so."""
+    if len(sources) == 1:
+        return sources
+    keys = NONE.union(*sources[: equation.params["num_keys"]])
+    return [own | keys | in_steps(keys) for own in sources]
+
+
 def _are_one_number(variables: tuple) -> bool:
     """Whether all branches return the same number."""
     if not all(isinstance(variable, Literal) for variable in variables):
@@ -142,4 +150,5 @@ _RULES = dict.fromkeys(_CALLS, _follow_call) | {
     "scan": _follow_scan,
     "while": _follow_while,
     "cond": _follow_cond,
+    "sort": _follow_sort,
 }

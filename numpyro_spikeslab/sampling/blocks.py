@@ -286,6 +286,8 @@ def start_inclusion(z: dict[str, Any]) -> dict[str, Any]:
     """
     names = [name.removesuffix("_spike") for name in z if name.endswith("_spike")]
     pairs = {k: (z[f"{k}_spike"], z[f"{k}_slab"]) for k in names if f"{k}_slab" in z}
+    # a user's own sites may have such names, but spikes are whole numbers
+    pairs = {k: x for k, x in pairs.items() if jnp.issubdtype(x[0].dtype, jnp.integer)}
     # a group of weights has a single spike, and they are not known here
     return {
         name: jnp.asarray(spike if spike.shape == slab.shape else jnp.zeros(slab.shape), float)

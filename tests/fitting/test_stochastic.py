@@ -269,9 +269,7 @@ def test_batches_of_another_size_are_taken():
 @pytest.mark.slow
 def test_batches_of_the_same_shape_compile_nothing(caplog):
     svi = cavi(num_tasks=Q)
-    state = svi.init(KEY, X, BATCHES[0])
-    for batch in BATCHES[:2]:
-        state, _ = svi.update(state, X, batch)
+    state, _ = svi.update(svi.init(KEY, X, BATCHES[0]), X, BATCHES[0])
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         for batch in (*BATCHES, TASKS[:, 1 : B + 1]):
             state, _ = svi.update(state, X, batch)

@@ -929,3 +929,68 @@ def test_traced_indices_of_features_say_nothing():
         tasks(jnp.asarray(X), lambda phi: phi[rows] * 0.0)
 
     assert traced_form(model, np.arange(N)).kind == COLUMNS
+
+
+# Single precision, in which a tolerance may hide what is there
+
+
+CODE = -9999.0
+"""Stands for what is missing, in rows that are masked."""
+
+
+def test_rows_that_are_masked_hide_nothing_of_the_others():
+    jax.config.update("jax_enable_x64", False)
+    rng = np.random.default_rng(0)
+    designs = np.float32(rng.normal(size=(200, 20, P)))
+    designs[:5] = CODE
+    seen = np.tile(np.arange(200)[:, None] >= 5, 20)
+
+    def of_each_task(Y):
+        with numpyro.plate("task", 20, dim=-2), numpyro.plate("feature", P, dim=-1):
+            W = nss.spike_slab("W", 0.2)
+        with numpyro.plate("time", 200, dim=-2), numpyro.plate("task", 20, dim=-1):
+            mean = jnp.einsum("nqm,qm->nq", designs, W)
+            with handlers.mask(mask=seen):
+                numpyro.sample("Y", dist.Normal(mean, 0.5), obs=Y)
+
+    Y = np.float32(rng.normal(size=(200, 20)))
+    assert Reader(of_each_task, "test")((Y,), {}).form.kind == COLUMNS
+    # the same for all
+    designs[:] = designs[:, :1]
+    assert Reader(of_each_task, "test")((Y,), {}).form.kind == SHARED
+
+    size = 20_000
+    rows, treated = np.float32(rng.normal(size=(size, P))), rng.uniform(size=size) < 0.5
+    rows[7], treated[7], seen = CODE, True, np.arange(size) != 7
+
+    def of_the_treated(y, are_treated):
+        with handlers.mask(mask=seen):
+            numpyro.sample("y", dist.Normal(are_treated * (rows @ weigh()), 0.5), obs=y)
+
+    y = np.float32(rng.normal(size=size))
+    assert Reader(of_the_treated, "test")((y, treated), {}).form.sources == (None,)
+    assert Reader(of_the_treated, "test")((y, 1.0), {}).form.sources != (None,)
+
+
+@pytest.mark.parametrize("size", [3, 40_000])
+@pytest.mark.parametrize("part", ["inclusion", "slab", "noise"])
+def test_a_small_number_beside_a_site_is_seen(part, size):
+    """The site is no inclusion probability or scale then, but a free site of one."""
+
+    def model(X, y, floor):
+        pi, scale, sigma = 0.2, 1.0, 0.5
+        if part == "inclusion":
+            pi = floor + (1 - floor) * numpyro.sample("z", dist.Beta(1.0, 9.0))
+        elif part == "slab":
+            scale = floor + numpyro.sample("z", dist.HalfNormal(1.0))
+        else:
+            sigma = floor + numpyro.sample("z", dist.HalfNormal(1.0))
+        with numpyro.plate("feature", size):
+            w = nss.spike_slab("w", pi, scale)
+        numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
+
+    jax.config.update("jax_enable_x64", False)
+    x, y = np.ones((N, size), np.float32), np.float32(Y)
+    form = Reader(model, "test")((x, y, 0.0), {}).form
+    assert [role.part for role in form.roles] == [part]
+    assert Reader(model, "test")((x, y, 5e-5), {}).form.free == ("z",)

@@ -138,6 +138,8 @@ STEPS: dict[str, tuple[Callable, str]] = {
     "where": (lambda a, b, c: jnp.where(a > 1, b, c), "a"),
     "integers": (lambda a, b, c: a.astype(int) + b, "a"),
     "index": (lambda a, b, c: b[jnp.argmax(a)] + c, "a"),
+    "sorted": (lambda a, b, c: jnp.sort(a) + b, ""),
+    "sorted along": (lambda a, b, c: lax.sort_key_val(a, b)[1] + c, "a"),
     "stopped": (lambda a, b, c: lax.stop_gradient(a) * b, "a"),
     "straight through": (lambda a, b, c: straight_through(a) + b, "a"),
     "clipped": (lambda a, b, c: clipped(a * b) + c, "ab"),

@@ -359,6 +359,23 @@ def test_the_blocks_that_an_error_suggests_sample_the_model(continuous):
     assert np.all(np.isfinite(mcmc.get_samples()["w"]))
 
 
+def test_other_sites_may_have_names_of_pairs():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(20, 3))
+    y = X[:, 0] + 0.3 * rng.normal(size=20)
+
+    def model(X, y):
+        pi = numpyro.sample("prior_spike", dist.Beta(1.0, 1.0))
+        scale = numpyro.sample("prior_slab", dist.HalfNormal(1.0))
+        with numpyro.plate("feature", 3):
+            w = nss.spike_slab("w", pi, scale)
+        numpyro.sample("y", dist.Normal(X @ w, 0.3), obs=y)
+
+    mcmc = MCMC(nss.PairedGibbs(model), num_warmup=2, num_samples=4, progress_bar=False)
+    mcmc.run(random.key(0), X, y, extra_fields=("inclusion_probabilities",))
+    assert set(mcmc.get_extra_fields()["inclusion_probabilities"]) == {"w"}
+
+
 def test_an_improper_prior_needs_a_block_of_its_own():
     def model(X, y=None):
         positive = dist.constraints.positive
