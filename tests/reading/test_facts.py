@@ -961,13 +961,14 @@ def test_rows_that_are_masked_hide_nothing_of_the_others():
 
     size = 20_000
     rows, treated = np.float32(rng.normal(size=(size, P))), rng.uniform(size=size) < 0.5
-    rows[7], treated[7], seen = CODE, True, np.arange(size) != 7
+    rows[7], treated[7] = CODE, True
 
     def of_the_treated(y, are_treated):
-        with handlers.mask(mask=seen):
-            numpyro.sample("y", dist.Normal(are_treated * (rows @ weigh()), 0.5), obs=y)
+        mean = are_treated * (rows @ weigh())
+        with handlers.mask(mask=counted):
+            numpyro.sample("y", dist.Normal(mean, 0.5), obs=y)
 
-    y = np.float32(rng.normal(size=size))
+    counted, y = np.arange(size) != 7, np.float32(rng.normal(size=size))
     assert Reader(of_the_treated, "test")((y, treated), {}).form.sources == (None,)
     assert Reader(of_the_treated, "test")((y, 1.0), {}).form.sources != (None,)
 
