@@ -202,7 +202,9 @@ def _is_design(tangent: Any, along: Any, rows: Any) -> Any:
     """Whether rows are the matrix of a map, every row judged at its own size."""
     size = jnp.max(jnp.where(jnp.isfinite(rows), jnp.abs(rows), 0), axis=1)
     direction = along / jnp.where(size > 0, size, 1)
-    return agree(direction @ rows, tangent(direction), abs(direction) @ abs(rows))
+    # a sum, since a product would want the absolute values of a whole design
+    sizes = jnp.sum(jnp.abs(direction[:, None] * rows), axis=0)
+    return agree(direction @ rows, tangent(direction), sizes)
 
 
 def agree(x: Any, y: Any, size: Any) -> Any:
