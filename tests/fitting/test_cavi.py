@@ -227,7 +227,7 @@ def param_level(most):
 
 
 @pytest.mark.parametrize(
-    "level_below", [uniform_level, pytest.param(param_level, marks=pytest.mark.slow)]
+    "level_below", [uniform_level, pytest.param(param_level, marks=pytest.mark.exhaustive)]
 )
 def test_supports_are_those_of_the_data(x64, fixed, level_below):
     """A guide notes those of its first call alone."""

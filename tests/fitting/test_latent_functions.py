@@ -529,7 +529,7 @@ def test_parameters_of_other_data_are_refused():
 # A model under a scope
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_functions_may_be_in_a_scope():
     model = nss.models.mtmkl([SMOOTH, 2.0 * kernels.Matern32(1.0)])
     found = []
