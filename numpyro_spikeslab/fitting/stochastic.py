@@ -99,8 +99,9 @@ class Stream(NamedTuple):
         shares = Shares(*(self.num_tasks / n for n in (number, task.spec.form.num_tasks)))
         probs = jnp.mean(posterior.weights.probs, axis=0)
         resized = _resized(task, local, posterior)
-        known = _start(task.spec, local, task.data, resized, probs, shares)
-        return known._replace(before=strong(before))
+        posterior, tallies = _start(task.spec, local, task.data, resized, probs, shares)
+        step, before = strong((jnp.zeros((), int), before))
+        return Known(step, posterior, tallies, before)
 
     def update(self, task: Task, known: Known) -> tuple[Known, Any]:
         """One step on a batch.
@@ -258,7 +259,7 @@ class Shares(NamedTuple):
 @partial(jax.jit, static_argnums=(0, 1))
 def _start(
     spec: Spec, local: tuple[str, ...], data: Data, posterior: Posterior, probs: Any, shares: Shares
-) -> Known:
+) -> tuple[Posterior, dict[str, Tally]]:
     """What a fit has told, as if all tasks were like those that it had.
 
     These are not at hand: counts are of the batch, and sums follow from the values of the sites.
@@ -285,8 +286,7 @@ def _start(
         tallies[role.site] = Tally(count, count * each)
     tallies = _shared(local, tallies)
     values = modes_of(spec, at, posterior.values, tallies)
-    zero = jnp.zeros((), int)
-    return strong(Known(zero, posterior._replace(values=values), tallies, zero))
+    return strong((posterior._replace(values=values), tallies))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
