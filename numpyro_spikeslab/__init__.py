@@ -9,31 +9,31 @@ from numpyro_spikeslab.distributions import SpikeSlab
 from numpyro_spikeslab.fitting.cavi import CAVI, CAVIRunResult
 from numpyro_spikeslab.fitting.mean_field import MeanFieldGuide
 from numpyro_spikeslab.fitting.mixture import MixtureGuide
-from numpyro_spikeslab.fitting.paired import PairedGuide
+from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.fitting.schedules import annealing
 from numpyro_spikeslab.primitives import latent_functions, spike_slab
 from numpyro_spikeslab.reading.form import paired_sites
-from numpyro_spikeslab.sampling.functions import (
+from numpyro_spikeslab.sampling.latent_gibbs import (
     LatentGibbs,
     LatentGibbsState,
     latent_sites,
     mtmkl_kernel,
 )
-from numpyro_spikeslab.sampling.paired import PairedGibbs, PairedGibbsState
+from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs, PairedGibbsState
 
 if TYPE_CHECKING:
     from numpyro_spikeslab import datasets
     from numpyro_spikeslab.estimator import SparseRegression
     from numpyro_spikeslab.regression import sparse_regression
     from numpyro_spikeslab.reporting.align import align, invariants
-    from numpyro_spikeslab.reporting.fit import plot_fit
-    from numpyro_spikeslab.reporting.forest import plot_forest
-    from numpyro_spikeslab.reporting.functions import plot_latent_functions
-    from numpyro_spikeslab.reporting.inclusion import plot_inclusion
-    from numpyro_spikeslab.reporting.sets import credible_sets
+    from numpyro_spikeslab.reporting.credible_sets import credible_sets
+    from numpyro_spikeslab.reporting.plot_fit import plot_fit
+    from numpyro_spikeslab.reporting.plot_forest import plot_forest
+    from numpyro_spikeslab.reporting.plot_functions import plot_latent_functions
+    from numpyro_spikeslab.reporting.plot_inclusion import plot_inclusion
+    from numpyro_spikeslab.reporting.plot_weights import plot_weights
     from numpyro_spikeslab.reporting.tables import compare, summary
     from numpyro_spikeslab.reporting.variational import add_variational_stats
-    from numpyro_spikeslab.reporting.weights import plot_weights
 
 __all__ = [
     "CAVI",
@@ -76,14 +76,14 @@ _LAZY = {
     "add_variational_stats": "reporting.variational",
     "align": "reporting.align",
     "compare": "reporting.tables",
-    "credible_sets": "reporting.sets",
+    "credible_sets": "reporting.credible_sets",
     "datasets": "datasets",
     "invariants": "reporting.align",
-    "plot_fit": "reporting.fit",
-    "plot_forest": "reporting.forest",
-    "plot_inclusion": "reporting.inclusion",
-    "plot_latent_functions": "reporting.functions",
-    "plot_weights": "reporting.weights",
+    "plot_fit": "reporting.plot_fit",
+    "plot_forest": "reporting.plot_forest",
+    "plot_inclusion": "reporting.plot_inclusion",
+    "plot_latent_functions": "reporting.plot_functions",
+    "plot_weights": "reporting.plot_weights",
     "sparse_regression": "regression",
     "summary": "reporting.tables",
 }

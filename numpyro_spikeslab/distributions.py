@@ -17,8 +17,8 @@ from numpyro.distributions.transforms import biject_to
 from numpyro.distributions.util import promote_shapes, validate_sample
 from numpyro.util import is_prng_key
 
-from numpyro_spikeslab.algebra import gaussian, groups
-from numpyro_spikeslab.algebra.mixtures import across_atom
+from numpyro_spikeslab.algebra import gp, groups
+from numpyro_spikeslab.algebra.quantiles import across_atom
 
 
 class _RealWithAtom(constraints.Constraint):
@@ -204,7 +204,7 @@ class GaussianFunctions(dist.Distribution):
         keys = random.split(key, (M, size))
 
         def draw(keys, *one):
-            return jax.vmap(lambda key: gaussian.sample(key, *one))(keys)
+            return jax.vmap(lambda key: gp.sample(key, *one))(keys)
 
         draws = jax.vmap(draw)(keys, self.covariances, self.alpha, self.h, self.mu)
         return jnp.moveaxis(draws, 0, 1).reshape(*sample_shape, *self.mu.shape)
@@ -212,13 +212,13 @@ class GaussianFunctions(dist.Distribution):
     @validate_sample
     def log_prob(self, value):
         batch = value.reshape(-1, *self.mu.shape)
-        one = jax.vmap(gaussian.log_density)
+        one = jax.vmap(gp.log_density)
         found = jax.vmap(lambda x: one(self.covariances, self.alpha, self.h, x, self.mu))(batch)
         return found.reshape(value.shape[:-1])
 
     @property
-    def _posterior(self) -> gaussian.Posterior:
-        return jax.vmap(gaussian.condition)(self.covariances, self.alpha, self.h, self.mu)
+    def _posterior(self) -> gp.Posterior:
+        return jax.vmap(gp.condition)(self.covariances, self.alpha, self.h, self.mu)
 
     @property
     def mean(self):

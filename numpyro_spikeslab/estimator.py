@@ -9,10 +9,10 @@ import pandas as pd
 
 from jax import random
 
-from numpyro_spikeslab.frames import as_numbers, check_index, count_masked, has_labels
-from numpyro_spikeslab.functions import are_dates
+from numpyro_spikeslab.latent import are_dates
 from numpyro_spikeslab.regression import sparse_regression
 from numpyro_spikeslab.reporting.data import posterior
+from numpyro_spikeslab.table_checks import as_numbers, check_index, count_masked, has_labels
 
 try:
     from sklearn.base import BaseEstimator, RegressorMixin

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab.functions import Functions
+from numpyro_spikeslab.latent import Functions
 
 KERNEL_PRIOR_SCALE = 2.0
 """Scale of the LogNormal prior of a kernel parameter; its median is the value in the kernel."""

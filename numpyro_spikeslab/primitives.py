@@ -19,8 +19,8 @@ from numpyro.primitives import _PYRO_STACK, apply_stack
 from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.distributions import GaussianFunctions
-from numpyro_spikeslab.functions import Functions, check_finite as check_finite, define
 from numpyro_spikeslab.kernel_priors import parameter_priors
+from numpyro_spikeslab.latent import Functions, check_finite as check_finite, define
 
 MARK = "spike_slab"
 """Key in the ``infer`` dictionary of both sites of a pair; its value is ``(name, part)``."""

@@ -21,21 +21,21 @@ from numpyro.infer import MCMC
 from numpyro.util import is_prng_key
 
 from numpyro_spikeslab import models
-from numpyro_spikeslab.algebra.included import MAX_ROUNDING
+from numpyro_spikeslab.algebra.active_set import MAX_ROUNDING
 from numpyro_spikeslab.fitting.cavi import CAVI
-from numpyro_spikeslab.fitting.paired import PairedGuide
-from numpyro_spikeslab.frames import (
+from numpyro_spikeslab.fitting.paired_guide import PairedGuide
+from numpyro_spikeslab.reporting.credible_sets import credible_sets
+from numpyro_spikeslab.reporting.data import SETS, inclusion, posterior
+from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics
+from numpyro_spikeslab.reporting.variational import add_variational_stats, k_hat
+from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
+from numpyro_spikeslab.table_checks import (
     ROUNDING,
     checked_count,
     checked_new,
     checked_response,
     checked_table,
 )
-from numpyro_spikeslab.reporting.data import SETS, inclusion, posterior
-from numpyro_spikeslab.reporting.sets import credible_sets
-from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics
-from numpyro_spikeslab.reporting.variational import add_variational_stats, k_hat
-from numpyro_spikeslab.sampling.paired import PairedGibbs
 
 NUM_STEPS, TOLERANCE = 1000, 1e-3
 """Of the fit, which is annealed for a hundred steps and soon at its end then."""

@@ -14,7 +14,7 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.functions import define
+from numpyro_spikeslab.latent import define
 
 KEY = random.key(0)
 

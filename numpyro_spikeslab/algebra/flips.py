@@ -12,7 +12,7 @@ conditional. Where more than K are included nothing moves at all. A kernel that 
 on a set and stays in it, and is the identity outside, keeps the posterior. Alternated with
 sweeps of single pairs, which know no bound, the two reach every set of spikes.
 
-Weights are in the units of :mod:`~numpyro_spikeslab.algebra.included`.
+Weights are in the units of :mod:`~numpyro_spikeslab.algebra.active_set`.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ import jax
 from jax import lax, nn
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.included import (
+from numpyro_spikeslab.algebra.active_set import (
     CHUNK,
     Included,
     Leaving,

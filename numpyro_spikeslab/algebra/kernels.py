@@ -16,7 +16,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra import gaussian
+from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.covariance import Covariance, Dense, Diagonal
 
 
@@ -144,7 +144,7 @@ class Template:
             return jnp.zeros_like(variance), jnp.diag(root)
         old = self.covariance(values, X)
         joint = self.covariance(values, jnp.concatenate([jnp.asarray(X), jnp.asarray(X_new)]))
-        return gaussian.extend(old, joint, deviation, cross)
+        return gp.extend(old, joint, deviation, cross)
 
     def cross(self, values: Sequence[Any], X: Any, X_new: Any) -> Float[Array, "N S"]:
         """Prior covariance between inputs and others.

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import logsumexp
 
-from numpyro_spikeslab.algebra.mixtures import SlabMixtures
+from numpyro_spikeslab.algebra.quantiles import SlabMixtures
 
 MAX_BLOCK = 10
 """Weights of a block with every pattern; one of b weights has 2**b patterns."""

@@ -16,10 +16,9 @@ from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Prior, expectation, predictor
 from numpyro_spikeslab.algebra.search import climb
 from numpyro_spikeslab.algebra.task_sweeps import task_sweep
-from numpyro_spikeslab.fitting import factors, functions
+from numpyro_spikeslab.fitting import function_updates, white_functions
 from numpyro_spikeslab.fitting.entries import update_columns, update_functions
-from numpyro_spikeslab.fitting.factors import with_sites
-from numpyro_spikeslab.fitting.modes import with_coefficients, with_modes
+from numpyro_spikeslab.fitting.m_step import with_coefficients, with_modes
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
@@ -37,7 +36,8 @@ from numpyro_spikeslab.fitting.posterior import (
     with_roles,
 )
 from numpyro_spikeslab.fitting.tasks import sweep_weights
-from numpyro_spikeslab.reading.coefficients import without_coefficients
+from numpyro_spikeslab.fitting.white_functions import with_sites
+from numpyro_spikeslab.reading.coefficient_rows import without_coefficients
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.view import View
 
@@ -207,10 +207,10 @@ def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, A
         return at, posterior._replace(weights=weights), squares
     if at.layout is not None:
         return _sweep_entries(spec, data, at, posterior, temperature)
-    with_scales = factors.sweep if spec.white else functions.sweep
-    sweep = functions.sweep_plain if spec.plain else with_scales
+    with_scales = white_functions.sweep if spec.white else function_updates.sweep
+    sweep = function_updates.sweep_plain if spec.plain else with_scales
     posterior, squares = sweep(spec, data, at, posterior, temperature)
-    posterior = functions.with_kernels(spec, posterior)
+    posterior = function_updates.with_kernels(spec, posterior)
     return with_roles(spec, data, at, posterior.values), posterior, squares
 
 

@@ -19,7 +19,7 @@ from numpyro.distributions.util import validate_sample
 from numpyro.infer.util import log_density
 from numpyro.util import is_prng_key
 
-from numpyro_spikeslab.algebra.mixtures import mixed
+from numpyro_spikeslab.algebra.quantiles import mixed
 from numpyro_spikeslab.fitting.run import Optima
 from numpyro_spikeslab.reading.form import Pair
 

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.entries import over_blocks
 from numpyro_spikeslab.algebra.pairs import Prior
+from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.fitting.tasks import Gram, left_of, squared_errors, update_weights
 from numpyro_spikeslab.reading.view import View
 

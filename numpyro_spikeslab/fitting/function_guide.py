@@ -13,7 +13,7 @@ import numpyro
 from numpyro.distributions import constraints
 
 from numpyro_spikeslab.distributions import GaussianFunctions
-from numpyro_spikeslab.fitting.functions import moments
+from numpyro_spikeslab.fitting.function_updates import moments
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.inner import makes_delta
 from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior
@@ -28,8 +28,8 @@ from numpyro_spikeslab.fitting.refusals import refuse_other_params
 from numpyro_spikeslab.fitting.starts import STEP
 from numpyro_spikeslab.fitting.summaries import is_called
 from numpyro_spikeslab.precision import full_precision
-from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import find_function_sites, functions_of, is_latent
+from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.reader import Reader, Reading
 
 

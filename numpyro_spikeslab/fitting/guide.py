@@ -15,7 +15,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
-from numpyro_spikeslab.fitting.following import Followed, Slopes, along_all, along_own, find_slopes
+from numpyro_spikeslab.fitting.guide_factors import PairFactors, declared
 from numpyro_spikeslab.fitting.inner import (
     is_among,
     kernel_starts,
@@ -26,13 +26,12 @@ from numpyro_spikeslab.fitting.inner import (
     run_once,
     set_delta,
 )
-from numpyro_spikeslab.fitting.pairs import PairFactors, declared
 from numpyro_spikeslab.fitting.posterior import Posterior
+from numpyro_spikeslab.fitting.slopes import Followed, Slopes, along_all, along_own, find_slopes
 from numpyro_spikeslab.fitting.summaries import PosteriorSummaries
 from numpyro_spikeslab.fitting.tasks import keeps_products
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
 from numpyro_spikeslab.reading.form import (
     COLUMNS,
     SHARED,
@@ -45,6 +44,7 @@ from numpyro_spikeslab.reading.form import (
     observed_sites,
     param_name,
 )
+from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
 from numpyro_spikeslab.reading.program import computed, outside_transformations, seen_anew
 from numpyro_spikeslab.reading.reader import Reading
 

@@ -13,7 +13,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.algebra.families import MeanField
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
-from numpyro_spikeslab.fitting.pairs import PairFactors, declared
+from numpyro_spikeslab.fitting.guide_factors import PairFactors, declared
 from numpyro_spikeslab.reading.form import Form, Pair
 
 

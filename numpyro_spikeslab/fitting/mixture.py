@@ -24,8 +24,8 @@ from numpyro_spikeslab.fitting.components import (
     unflatten,
 )
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
+from numpyro_spikeslab.fitting.guide_factors import declared
 from numpyro_spikeslab.fitting.inner import makes_delta
-from numpyro_spikeslab.fitting.pairs import declared
 from numpyro_spikeslab.fitting.run import Optima
 from numpyro_spikeslab.fitting.summaries import is_called, levels_of
 from numpyro_spikeslab.precision import full_precision

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.search import choose
-from numpyro_spikeslab.fitting.functions import in_use, is_active
-from numpyro_spikeslab.fitting.modes import with_modes
+from numpyro_spikeslab.fitting.function_updates import in_use, is_active
+from numpyro_spikeslab.fitting.m_step import with_modes
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,

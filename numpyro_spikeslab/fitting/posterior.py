@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.blocks import BlockMeanField
 from numpyro_spikeslab.algebra.coefficients import Apart, beside, whitened
 from numpyro_spikeslab.algebra.covariates import Shares
-from numpyro_spikeslab.algebra.entries import Layout
 from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
 from numpyro_spikeslab.algebra.groups import GroupedMeanField
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
 from numpyro_spikeslab.algebra.search import choose
+from numpyro_spikeslab.algebra.sparse_sums import Layout
 from numpyro_spikeslab.fitting.tasks import (
     Gram,
     gram,
@@ -28,7 +28,7 @@ from numpyro_spikeslab.fitting.tasks import (
     squares_given,
     squares_left,
 )
-from numpyro_spikeslab.reading.coefficients import (
+from numpyro_spikeslab.reading.coefficient_rows import (
     TaskCoefficients,
     coefficient_rows,
     joined,
@@ -37,7 +37,7 @@ from numpyro_spikeslab.reading.coefficients import (
     task_coefficients,
 )
 from numpyro_spikeslab.reading.form import COLUMNS, Form
-from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
+from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.program import (
     RUN_ONCE,
     Program,

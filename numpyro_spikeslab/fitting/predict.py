@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve
 
-from numpyro_spikeslab.algebra import gaussian
-from numpyro_spikeslab.algebra.entries import (
+from numpyro_spikeslab.algebra import gp
+from numpyro_spikeslab.algebra.sparse_sums import (
     Entries,
     Side,
     at_entries,
@@ -22,7 +22,7 @@ from numpyro_spikeslab.algebra.entries import (
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.primitives import check_finite
 from numpyro_spikeslab.reading.form import Form, Role
-from numpyro_spikeslab.reading.functions import KnownFunctions
+from numpyro_spikeslab.reading.function_prior import KnownFunctions
 from numpyro_spikeslab.reading.program import are_concrete, compiled, outside_transformations
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.roles import spread
@@ -331,8 +331,8 @@ def _at_new(known: KnownFunctions, posterior: Posterior, X_new: Any) -> tuple[An
         own = known.functions.values(values, m)
         cross = template.cross(own, known.functions.X, X_new).T
         covariance = prior.covariance(m, theta[m])
-        q = gaussian.condition(covariance, functions.alpha[m], functions.h[m], known.mean[m])
-        mean, variance = gaussian.predict(
+        q = gp.condition(covariance, functions.alpha[m], functions.h[m], known.mean[m])
+        mean, variance = gp.predict(
             covariance, functions.alpha[m], q, cross, template.variance(own, X_new), mean_new[m]
         )
         means.append(mean)

@@ -8,12 +8,12 @@ import numpy as np
 import jax.numpy as jnp
 
 from numpyro_spikeslab.fitting.ascent import STAGE, Fit, Progress, Stage
-from numpyro_spikeslab.fitting.factors import gains_without
-from numpyro_spikeslab.fitting.functions import in_use
+from numpyro_spikeslab.fitting.function_updates import in_use
 from numpyro_spikeslab.fitting.moves import drop, keep_only, rotate
 from numpyro_spikeslab.fitting.posterior import Posterior
+from numpyro_spikeslab.fitting.rotations import turn
 from numpyro_spikeslab.fitting.roughness import Roughness
-from numpyro_spikeslab.fitting.turns import turn
+from numpyro_spikeslab.fitting.white_functions import gains_without
 
 MAX_ROUNDS = 8
 # Sweeps after each turn of a warm-up.

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from numpyro.infer.svi import SVIState
 
 from numpyro_spikeslab.fitting.ascent import CHUNK, Fit, Progress, Stage, advance, begin, best_of
-from numpyro_spikeslab.fitting.modes import are_rounding, told_by_data
+from numpyro_spikeslab.fitting.m_step import are_rounding, told_by_data
 from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, view_at
 from numpyro_spikeslab.fitting.roughness import no_roughness, roughness_of_inputs
 from numpyro_spikeslab.fitting.rounds import factor_moves, function_moves

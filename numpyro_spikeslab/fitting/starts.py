@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.search import choose, climb_coordinates
-from numpyro_spikeslab.fitting.functions import (
+from numpyro_spikeslab.fitting.function_updates import (
     Terms,
     condition,
     log_joint,

@@ -26,14 +26,14 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.fitting.functions import (
+from numpyro_spikeslab.fitting.function_updates import (
     Terms,
     condition,
     sweep_plain,
     update_function_plain,
     with_kernels,
 )
-from numpyro_spikeslab.fitting.modes import Tally, modes_of, tallies_of
+from numpyro_spikeslab.fitting.m_step import Tally, modes_of, tallies_of
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,

@@ -18,14 +18,14 @@ import numpyro.distributions as dist
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
-from numpyro_spikeslab.algebra.mixtures import SlabMixtures, quantiles
+from numpyro_spikeslab.algebra.quantiles import SlabMixtures, quantiles
 from numpyro_spikeslab.distributions import SpikeSlab
+from numpyro_spikeslab.fitting.guide_factors import PairFactors
 from numpyro_spikeslab.fitting.inner import inner_summary, makes_delta
-from numpyro_spikeslab.fitting.pairs import PairFactors
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import Pair, observed_sites
+from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.program import compiled, seen_anew
 
 

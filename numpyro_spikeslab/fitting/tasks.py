@@ -8,9 +8,9 @@ from jaxtyping import Array, Float, Int
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.entries import Entries, at_entries, weighted_sums
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import expectation
+from numpyro_spikeslab.algebra.sparse_sums import Entries, at_entries, weighted_sums
 from numpyro_spikeslab.algebra.task_sweeps import masked_task_sweep, task_products, task_sweep
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.view import View

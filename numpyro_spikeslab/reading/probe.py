@@ -17,10 +17,10 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.entries import Entries, at_entries
-from numpyro_spikeslab.reading.coefficients import affine_map, over_covariates
-from numpyro_spikeslab.reading.evaluate import part_of
+from numpyro_spikeslab.algebra.sparse_sums import Entries, at_entries
+from numpyro_spikeslab.reading.coefficient_rows import affine_map, over_covariates
 from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS, Form, Source
+from numpyro_spikeslab.reading.model_run import part_of
 from numpyro_spikeslab.reading.program import RUN_ONCE, Program
 from numpyro_spikeslab.reading.view import (
     Problem,

@@ -19,7 +19,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
-from numpyro_spikeslab.reading.affine import (
+from numpyro_spikeslab.reading.coefficient_proof import (
     DIRECTION,
     Coefficients,
     find_coefficients,
@@ -28,7 +28,6 @@ from numpyro_spikeslab.reading.affine import (
     split,
     tangent_of,
 )
-from numpyro_spikeslab.reading.evaluate import part_of
 from numpyro_spikeslab.reading.form import (
     Role,
     base_of,
@@ -37,6 +36,7 @@ from numpyro_spikeslab.reading.form import (
     is_latent,
     is_plain,
 )
+from numpyro_spikeslab.reading.model_run import part_of
 from numpyro_spikeslab.reading.provenance import STEP, Names, provenance, union
 from numpyro_spikeslab.reading.subject import Subject
 

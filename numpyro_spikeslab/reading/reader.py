@@ -16,10 +16,11 @@ import numpyro.distributions as dist
 
 from numpyro_spikeslab.algebra.coefficients import Apart, taken_apart, whitened
 from numpyro_spikeslab.algebra.covariates import Shares
-from numpyro_spikeslab.algebra.entries import Layout, layout_of
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, feature_rows
+from numpyro_spikeslab.algebra.sparse_sums import Layout, layout_of
 from numpyro_spikeslab.devices import fetched, mesh_of_several, on_every_device
 from numpyro_spikeslab.distributions import GaussianFunctions
+from numpyro_spikeslab.reading.candidates import only_known, possible_forms, settle
 from numpyro_spikeslab.reading.checks import (
     Uncentred,
     check_sharding,
@@ -28,8 +29,11 @@ from numpyro_spikeslab.reading.checks import (
     name_empty,
     name_uncentred,
 )
-from numpyro_spikeslab.reading.coefficients import coefficient_rows, shared_covariates, shares_at
-from numpyro_spikeslab.reading.evaluate import FunctionArrays, checked_generic, program_of
+from numpyro_spikeslab.reading.coefficient_rows import (
+    coefficient_rows,
+    shared_covariates,
+    shares_at,
+)
 from numpyro_spikeslab.reading.form import (
     COLUMNS,
     ENTRIES,
@@ -40,7 +44,8 @@ from numpyro_spikeslab.reading.form import (
     is_latent,
     is_plain,
 )
-from numpyro_spikeslab.reading.functions import KnownFunctions, Parameters, kernel_of
+from numpyro_spikeslab.reading.function_prior import KnownFunctions, Parameters, kernel_of
+from numpyro_spikeslab.reading.model_run import FunctionArrays, checked_generic, program_of
 from numpyro_spikeslab.reading.probe import Places, Verdict, directions, probe
 from numpyro_spikeslab.reading.program import (
     Program,
@@ -55,7 +60,6 @@ from numpyro_spikeslab.reading.program import (
 )
 from numpyro_spikeslab.reading.proof import Proof, prove
 from numpyro_spikeslab.reading.provenance import provenance, union
-from numpyro_spikeslab.reading.settle import only_known, possible_forms, settle
 from numpyro_spikeslab.reading.subject import Subject
 from numpyro_spikeslab.reading.view import Problem, View, shared_features, view, whitened_design
 

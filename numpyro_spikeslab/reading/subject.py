@@ -17,7 +17,7 @@ class Subject(NamedTuple):
     - **trace** - its trace, without values.
     - **shapes** - of all its latent sites and params.
     - **pairs** - its pairs.
-    - **program**, **constants** - from :func:`~numpyro_spikeslab.reading.evaluate.program_of`.
+    - **program**, **constants** - from :func:`~numpyro_spikeslab.reading.model_run.program_of`.
     - **user** - who reads, for the error messages.
     """
 

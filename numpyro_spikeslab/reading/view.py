@@ -11,10 +11,10 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.entries import Layout
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, Prior, block_design
-from numpyro_spikeslab.reading.evaluate import Observed, Run
+from numpyro_spikeslab.algebra.sparse_sums import Layout
 from numpyro_spikeslab.reading.form import COLUMNS, Form, Source
+from numpyro_spikeslab.reading.model_run import Observed, Run
 from numpyro_spikeslab.reading.program import Program
 
 
@@ -81,7 +81,7 @@ class Problem:
         :param values: of ``form.others``; of the functions where they are not to be zero.
         :param weights: by the names of the pairs; zero if not given.
         :param of: takes a part of the result, and the rest is not computed. The default is all of a
-            :class:`~numpyro_spikeslab.reading.evaluate.Run`.
+            :class:`~numpyro_spikeslab.reading.model_run.Run`.
         """
         form = self.form
         # spikes and slabs change nothing, but a trace wants values of them

@@ -23,7 +23,7 @@ from numpyro_spikeslab.reporting.data import (
     sample_dims,
     shaped_like,
 )
-from numpyro_spikeslab.reporting.factors import Factors, Labels, centre, match, strongest_first
+from numpyro_spikeslab.reporting.matching import Factors, Labels, centre, match, strongest_first
 
 GROUPS_OF_POSTERIOR = {"/posterior", "/sample_stats", "/posterior_predictive", "/predictions"}
 

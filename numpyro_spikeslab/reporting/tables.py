@@ -9,6 +9,7 @@ import pandas as pd
 import xarray as xr
 
 from numpyro_spikeslab.reporting.align import align, invariants
+from numpyro_spikeslab.reporting.credible_sets import alternatives
 from numpyro_spikeslab.reporting.data import (
     FUNCTIONS,
     are_one_fit,
@@ -21,7 +22,6 @@ from numpyro_spikeslab.reporting.data import (
     select,
 )
 from numpyro_spikeslab.reporting.methods import check_reference, comparable
-from numpyro_spikeslab.reporting.sets import alternatives
 from numpyro_spikeslab.reporting.stats import check_top, inclusion_statistics, statistics, to_frame
 from numpyro_spikeslab.reporting.variational import bound, k_hat
 

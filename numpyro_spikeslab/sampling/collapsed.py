@@ -24,8 +24,10 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_spikeslab.algebra.covariance import Dense
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.search import choose
-from numpyro_spikeslab.reading.functions import FunctionPrior
-from numpyro_spikeslab.sampling.columns import (
+from numpyro_spikeslab.reading.function_prior import FunctionPrior
+from numpyro_spikeslab.sampling.turn import Draw, Found, Held, Turn, slice_found
+from numpyro_spikeslab.sampling.users import change_users
+from numpyro_spikeslab.sampling.weights_of_function import (
     Column,
     Hidden,
     Left,
@@ -36,8 +38,6 @@ from numpyro_spikeslab.sampling.columns import (
     slabs_of,
     take_column,
 )
-from numpyro_spikeslab.sampling.turn import Draw, Found, Held, Turn, slice_found
-from numpyro_spikeslab.sampling.users import change_users
 
 # Widths of the intervals from which slice sampling draws logs.
 WIDTH_OF_PARAMETER = 4.0

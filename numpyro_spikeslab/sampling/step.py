@@ -10,13 +10,13 @@ from jax import random
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_spikeslab.algebra.entries import at_entries, over_blocks
+from numpyro_spikeslab.algebra.sparse_sums import at_entries, over_blocks
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.form import Role
 from numpyro_spikeslab.reading.view import View, by_task
 from numpyro_spikeslab.roles import draw_sites, elementwise, spread, tally
-from numpyro_spikeslab.sampling.paired import draw_tasks
-from numpyro_spikeslab.sampling.scales import Current
+from numpyro_spikeslab.sampling.paired_gibbs import draw_tasks
+from numpyro_spikeslab.sampling.scale_draws import Current
 from numpyro_spikeslab.sampling.turn import Draw, Held, Moves
 
 

@@ -11,8 +11,8 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.search import MAX_SHRINKS, choose
-from numpyro_spikeslab.reading.functions import FunctionPrior
-from numpyro_spikeslab.sampling.columns import Hidden, Left, Mixing, Root
+from numpyro_spikeslab.reading.function_prior import FunctionPrior
+from numpyro_spikeslab.sampling.weights_of_function import Hidden, Left, Mixing, Root
 
 
 class Draw(NamedTuple):

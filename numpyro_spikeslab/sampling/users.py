@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.scipy.stats import norm
 
 from numpyro_spikeslab.algebra.search import choose
-from numpyro_spikeslab.sampling.columns import Root
 from numpyro_spikeslab.sampling.turn import Found, Held, Turn
+from numpyro_spikeslab.sampling.weights_of_function import Root
 
 # Changes of the users of a function that has at most this many of them, in each step.
 NUM_CHANGES = 3

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.blocks import BlockMeanField, Blocks, visit_block
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.mixtures import quantiles
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.patterns import (
     Stack,
@@ -24,6 +23,7 @@ from numpyro_spikeslab.algebra.patterns import (
     prior_slabs,
     stack_mixtures,
 )
+from numpyro_spikeslab.algebra.quantiles import quantiles
 
 SETS = {"all": [range(7)], "two": [(5, 0, 3), (1, 6)], "equal": [(2, 4), (0, 1)]}
 

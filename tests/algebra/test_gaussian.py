@@ -9,7 +9,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra import gaussian
+from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.covariance import Dense, Diagonal
 from numpyro_spikeslab.algebra.quasisep import Quasisep
 
@@ -64,7 +64,7 @@ def test_conditional_is_that_of_a_gaussian_process(name):
     covariance = COVARIANCES[name]()
     alpha, h, mu = sites()
     K = dense(covariance)
-    q = gaussian.condition(covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
+    q = gp.condition(covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
     mean, Sigma, noisy, y = truth(K, alpha, h, mu)
     np.testing.assert_allclose(q.mean, mean, atol=1e-8)
     np.testing.assert_allclose(q.variance, np.diag(Sigma), atol=1e-8)
@@ -75,17 +75,15 @@ def test_conditional_is_that_of_a_gaussian_process(name):
     log_density = -0.5 * deviation @ np.linalg.solve(noisy, deviation)
     log_density -= 0.5 * np.linalg.slogdet(2 * np.pi * noisy)[1]
     rest = 0.5 * np.sum(np.log(alpha[seen] / (2 * np.pi)))
-    log_f, L = gaussian.log_evidence(
-        covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu)
-    )
+    log_f, L = gp.log_evidence(covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
     np.testing.assert_allclose(log_f, log_density - rest, rtol=1e-8)
-    again = gaussian.condition(covariance, *map(jnp.asarray, (alpha, h, mu)), L)
+    again = gp.condition(covariance, *map(jnp.asarray, (alpha, h, mu)), L)
     jax.tree.map(np.testing.assert_array_equal, again, q)
     # log evidence = expected sites - KL
     expected = h @ mean - 0.5 * alpha @ (mean**2 + np.diag(Sigma))
     expected -= 0.5 * np.sum(h[seen] ** 2 / alpha[seen])
     arrays = map(jnp.asarray, (alpha, h, mean, np.diag(Sigma)))
-    np.testing.assert_allclose(gaussian.log_sites(*arrays), expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(gp.log_sites(*arrays), expected, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(q.kl, expected - log_f, rtol=1e-6, atol=1e-7)
 
 
@@ -96,7 +94,7 @@ def test_a_site_may_have_a_linear_term_alone(name):
     h[[2, 7]] = 1.5, -0.7
     K = dense(covariance)
     given = [covariance, *map(jnp.asarray, (alpha, h, mu))]
-    q, (found, _) = gaussian.condition(*given), gaussian.log_evidence(*given)
+    q, (found, _) = gp.condition(*given), gp.log_evidence(*given)
     # without the inverse of K, which rounding spoils
     precision, g = np.eye(len(K)) + K * alpha, h - alpha * mu
     deviation = np.linalg.solve(precision, K @ g)
@@ -129,8 +127,8 @@ def test_sites_of_many_tasks_are_right_in_both_precisions(precision, name, level
     alpha = in_precision(alpha)
     truth = np.linalg.cholesky(K) @ rng.normal(size=size)
     h = in_precision(alpha * truth + np.sqrt(alpha) * rng.normal(size=size))
-    q = gaussian.condition(covariance, jnp.asarray(alpha), jnp.asarray(h))
-    evidence, _ = gaussian.log_evidence(covariance, jnp.asarray(alpha), jnp.asarray(h))
+    q = gp.condition(covariance, jnp.asarray(alpha), jnp.asarray(h))
+    evidence, _ = gp.log_evidence(covariance, jnp.asarray(alpha), jnp.asarray(h))
     # Sigma = R (I + R^T D R)^-1 R^T with K = R R^T: sums of squares alone
     R, a = np.linalg.cholesky(K), np.sqrt(alpha)
     B = np.eye(size) + (R.T * alpha) @ R
@@ -156,7 +154,7 @@ def test_divergence_is_that_of_two_gaussians(name):
     covariance = COVARIANCES[name]()
     alpha, h, mu = sites()
     K = dense(covariance)
-    q = gaussian.condition(covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
+    q = gp.condition(covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
     mean, Sigma, *_ = truth(K, alpha, h, mu)
     kl = 0.5 * (
         np.trace(np.linalg.solve(K, Sigma))
@@ -172,20 +170,20 @@ def test_divergence_is_that_of_two_gaussians(name):
 def test_without_observations_a_function_stays_at_its_prior(name):
     covariance = COVARIANCES[name]()
     zero, mu = jnp.zeros(N), jnp.linspace(-1, 1, N)
-    q = gaussian.condition(covariance, zero, zero, mu)
+    q = gp.condition(covariance, zero, zero, mu)
     np.testing.assert_allclose(q.mean, mu)
     np.testing.assert_allclose(q.variance, covariance.diagonal())
-    assert q.kl == 0 and gaussian.log_evidence(covariance, zero, zero, mu)[0] == 0
+    assert q.kl == 0 and gp.log_evidence(covariance, zero, zero, mu)[0] == 0
 
 
 def test_quasiseparable_and_dense_agree():
     kernel, x = quasisep.Matern52(scale=0.9, sigma=1.3), jnp.asarray(X)
     alpha, h, mu = map(jnp.asarray, sites())
     covariances = Quasisep.from_kernel(kernel, x), Dense(kernel(x, x))
-    fast, slow = (gaussian.condition(each, alpha, h, mu) for each in covariances)
+    fast, slow = (gp.condition(each, alpha, h, mu) for each in covariances)
     for name in ("mean", "variance", "kl"):
         np.testing.assert_allclose(getattr(fast, name), getattr(slow, name), rtol=1e-8)
-    fast, slow = (gaussian.log_evidence(each, alpha, h, mu)[0] for each in covariances)
+    fast, slow = (gp.log_evidence(each, alpha, h, mu)[0] for each in covariances)
     np.testing.assert_allclose(fast, slow, rtol=1e-8)
 
 
@@ -197,8 +195,8 @@ def test_prediction_is_that_of_a_gaussian_process(name):
     rng = np.random.default_rng(3)
     mixing = rng.normal(size=(5, N)) / N
     K_star, k_star = mixing @ K, np.diag(mixing @ K @ mixing.T) + 0.1
-    q = gaussian.condition(covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
-    mean, variance = gaussian.predict(
+    q = gp.condition(covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
+    mean, variance = gp.predict(
         covariance, jnp.asarray(alpha), q, jnp.asarray(K_star), jnp.asarray(k_star), 0.3
     )
     true_mean, Sigma, *_ = truth(K, alpha, h, mu)
@@ -214,7 +212,7 @@ def test_draws_have_the_moments_of_the_conditional(name):
     args = (covariance, jnp.asarray(alpha), jnp.asarray(h), jnp.asarray(mu))
     number = 4_000
     keys = random.split(random.key(0), number)
-    draws = np.asarray(jax.jit(jax.vmap(lambda key: gaussian.sample(key, *args)))(keys))
+    draws = np.asarray(jax.jit(jax.vmap(lambda key: gp.sample(key, *args)))(keys))
     mean, Sigma, *_ = truth(dense(covariance), alpha, h, mu)
     sd = np.sqrt(np.maximum(np.diag(Sigma), 1e-12))
     assert np.max(np.abs(draws.mean(0) - mean) / (sd / np.sqrt(number) + 1e-4)) < 5
@@ -234,7 +232,7 @@ def test_the_density_of_the_conditional_is_right_whatever_its_sites(precision, a
     at = in_precision(mean + np.linalg.solve(np.linalg.cholesky(P).T, rng.normal(size=size)))
     expected = 0.5 * np.linalg.slogdet(P / (2 * np.pi))[1] - 0.5 * (at - mean) @ P @ (at - mean)
     arrays = map(jnp.asarray, (alpha, h, at, mu))
-    found = gaussian.log_density(Dense(jnp.asarray(K)), *arrays)
+    found = gp.log_density(Dense(jnp.asarray(K)), *arrays)
     np.testing.assert_allclose(found, expected, atol={"float32": 0.05, "float64": 1e-8}[precision])
 
 
@@ -245,7 +243,7 @@ def test_draws_under_sites_of_many_tasks_are_right_in_both_precisions(precision,
     h = in_precision(alpha * rng.normal(size=N))
     args = Diagonal(jnp.ones(N)), jnp.asarray(alpha), jnp.asarray(h)
     keys = random.split(random.key(0), number)
-    draws = np.asarray(jax.jit(jax.vmap(lambda key: gaussian.sample(key, *args)))(keys), float)
+    draws = np.asarray(jax.jit(jax.vmap(lambda key: gp.sample(key, *args)))(keys), float)
     mean, sd = h / (1 + alpha), 1 / np.sqrt(1 + alpha)
     # five standard errors of each
     np.testing.assert_allclose((draws.mean(axis=0) - mean) / sd, 0, atol=5 / np.sqrt(number))
@@ -292,7 +290,7 @@ def test_functions_at_new_inputs_have_the_dense_formula(precision, kind, scale, 
     noise, noise_joint = (max(1e-9, 4 * size * eps) for size in (n, n + new_size))
     root = np.linalg.cholesky(K[:n, :n] + noise * np.eye(n))
     phi = in_precision(root @ rng.normal(size=n))
-    mean, tril = gaussian.extend(covariance, joint, jnp.asarray(phi), jnp.asarray(K[:n, n:]))
+    mean, tril = gp.extend(covariance, joint, jnp.asarray(phi), jnp.asarray(K[:n, n:]))
     W = np.linalg.solve(K[:n, :n] + noise * np.eye(n), K[:n, n:])
     contrast = np.vstack([-W, np.eye(new_size)])
     expected = contrast.T @ (K + noise_joint * np.eye(n + new_size)) @ contrast
@@ -307,9 +305,7 @@ def test_functions_at_new_inputs_have_the_dense_formula(precision, kind, scale, 
 def test_smooth_functions_are_interpolated(precision):
     old, new = np.linspace(0.0, 10.0, 120), np.linspace(0.04, 9.96, 50)
     covariance, joint, K = priors("smooth", 1.0, old, new)
-    mean, tril = gaussian.extend(
-        covariance, joint, jnp.asarray(np.sin(old)), jnp.asarray(K[:120, 120:])
-    )
+    mean, tril = gp.extend(covariance, joint, jnp.asarray(np.sin(old)), jnp.asarray(K[:120, 120:]))
     np.testing.assert_allclose(
         mean, np.sin(new), atol={"float32": 2e-3, "float64": 1e-5}[precision]
     )

@@ -7,8 +7,8 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra import entries
-from numpyro_spikeslab.algebra.entries import (
+from numpyro_spikeslab.algebra import sparse_sums as entries
+from numpyro_spikeslab.algebra.sparse_sums import (
     Entries,
     at_entries,
     block_sums,

@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.fitting.ascent import advance, begin
-from numpyro_spikeslab.fitting.functions import Terms, condition
+from numpyro_spikeslab.fitting.function_updates import Terms, condition
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     FunctionFactors,

@@ -20,7 +20,7 @@ import numpyro.distributions as dist
 from numpyro.infer import SVI, Predictive, TraceGraph_ELBO
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.algebra.alike import clusters, unit_columns
+from numpyro_spikeslab.algebra.correlation import clusters, unit_columns
 from numpyro_spikeslab.reading.reader import Reader
 
 KEY = random.key(0)

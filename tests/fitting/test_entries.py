@@ -439,8 +439,8 @@ def test_nothing_of_the_size_of_the_table_is_made(x64):
         task = svi._task((Y,), {})
     progress = svi._progress(task, svi.init(KEY, Y))
     from numpyro_spikeslab.fitting.ascent import advance
-    from numpyro_spikeslab.fitting.factors import gains_without
-    from numpyro_spikeslab.fitting.turns import turn
+    from numpyro_spikeslab.fitting.rotations import turn
+    from numpyro_spikeslab.fitting.white_functions import gains_without
 
     true = jnp.array(True)
     for of in (

@@ -18,7 +18,11 @@ import jax.numpy as jnp
 from numpyro import handlers
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.fitting import factors, functions, turns
+from numpyro_spikeslab.fitting import (
+    function_updates as functions,
+    rotations as turns,
+    white_functions as factors,
+)
 from numpyro_spikeslab.fitting.moves import switch_off
 from numpyro_spikeslab.fitting.posterior import with_roles
 from numpyro_spikeslab.fitting.tasks import gram, squared_errors, squares_left, update_weights

@@ -27,9 +27,9 @@ import jax.numpy as jnp
 
 from numpyro import handlers
 
-from numpyro_spikeslab.algebra import gaussian
+from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.quasisep import Quasisep
-from numpyro_spikeslab.fitting.functions import (
+from numpyro_spikeslab.fitting.function_updates import (
     is_active,
     moments,
     terms_at,
@@ -57,7 +57,7 @@ def test_a_function_is_the_conditional_of_the_joint_gaussian():
     h = (linear - P @ mean)[block] + np.linalg.solve(K, np.asarray(mu))
     terms = terms_of(found.at, found.posterior, m)
     covariance = found.prior.covariance(m, found.functions.theta[m])
-    q = gaussian.condition(covariance, terms.alpha, terms.h, mu)
+    q = gp.condition(covariance, terms.alpha, terms.h, mu)
     np.testing.assert_allclose(q.mean, np.linalg.solve(precision, h), atol=1e-6)
     np.testing.assert_allclose(q.variance, np.diag(np.linalg.inv(precision)), atol=1e-6)
 
@@ -82,7 +82,7 @@ def test_terms_of_all_functions_are_those_of_each(complete):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_blocks_of_functions_are_visited_one_after_the_other(size, monkeypatch):
-    monkeypatch.setattr("numpyro_spikeslab.fitting.functions.TASK_BLOCK_SIZE", size)
+    monkeypatch.setattr("numpyro_spikeslab.fitting.function_updates.TASK_BLOCK_SIZE", size)
     found = small()
     at, expected = found.at, found.posterior
     assert at.relative.shape[1] > 1

@@ -21,7 +21,7 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS
-from numpyro_spikeslab.reading.functions import Parameters
+from numpyro_spikeslab.reading.function_prior import Parameters
 from numpyro_spikeslab.reading.reader import Reader
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting import ascent
-from numpyro_spikeslab.fitting.functions import is_active
+from numpyro_spikeslab.fitting.function_updates import is_active
 from numpyro_spikeslab.fitting.moves import drop, refit_weights, sharpen, switch_off, unmix, varimax
 from numpyro_spikeslab.fitting.roughness import roughness_of_inputs
 from numpyro_spikeslab.fitting.starts import start_at

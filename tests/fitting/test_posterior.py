@@ -9,7 +9,7 @@ from task_problems import dense_moments, observations, slope, small
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.fitting.modes import with_modes
+from numpyro_spikeslab.fitting.m_step import with_modes
 from numpyro_spikeslab.fitting.posterior import squares_of, with_roles
 from numpyro_spikeslab.kernel_priors import length_scale_prior
 

@@ -24,7 +24,7 @@ import pytest
 import xarray as xr
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.reporting import data as reading, factors, stats
+from numpyro_spikeslab.reporting import data as reading, matching as factors, stats
 
 pytestmark = pytest.mark.filterwarnings("error")
 

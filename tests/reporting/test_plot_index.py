@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.reporting import index
+from numpyro_spikeslab.reporting import inclusion_index as index
 
 pytestmark = pytest.mark.filterwarnings("error")
 

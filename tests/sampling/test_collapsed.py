@@ -12,10 +12,11 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.collapsed_spikes import gibbs_block
 from numpyro_spikeslab.algebra.covariance import Dense
 from numpyro_spikeslab.algebra.pairs import Prior
-from numpyro_spikeslab.algebra.slabs import gibbs_block
-from numpyro_spikeslab.sampling.columns import (
+from numpyro_spikeslab.sampling.turn import Found
+from numpyro_spikeslab.sampling.weights_of_function import (
     Hidden,
     Left,
     Mixing,
@@ -24,7 +25,6 @@ from numpyro_spikeslab.sampling.columns import (
     slabs_of,
     take_column,
 )
-from numpyro_spikeslab.sampling.turn import Found
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -19,7 +19,7 @@ from numpyro.infer import MCMC, NUTS, Gibbs
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.reading.reader import Reader
-from numpyro_spikeslab.sampling.paired import draw_tasks
+from numpyro_spikeslab.sampling.paired_gibbs import draw_tasks
 from numpyro_spikeslab.sampling.step import draw_rows, squares_given
 
 KEY = random.key(0)

@@ -19,7 +19,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Gibbs
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.algebra import flips, included, pairs
+from numpyro_spikeslab.algebra import active_set as included, flips, pairs
 
 KEY = random.key(0)
 SIZE, PRECISION = 5, 4.0

@@ -27,7 +27,7 @@ import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.reading.reader import Reader
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.sampling import columns
+from numpyro_spikeslab.sampling import weights_of_function as columns
 from numpyro_spikeslab.sampling.step import recruit
 
 pytestmark = pytest.mark.usefixtures("x64")

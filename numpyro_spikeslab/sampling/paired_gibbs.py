@@ -11,21 +11,21 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import flips
+from numpyro_spikeslab.algebra.active_set import Regression
 from numpyro_spikeslab.algebra.coefficients import whitened
-from numpyro_spikeslab.algebra.entries import over_blocks
 from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, stacks_of
-from numpyro_spikeslab.algebra.included import Regression
 from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, predictor
+from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.algebra.task_sweeps import gibbs_task_sweep, task_products
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.checks import SAMPLED
-from numpyro_spikeslab.reading.coefficients import task_coefficients, without_coefficients
+from numpyro_spikeslab.reading.coefficient_rows import task_coefficients, without_coefficients
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.sampling.beside import draw_beside, drawable
-from numpyro_spikeslab.sampling.blocks import (
+from numpyro_spikeslab.sampling.coefficient_draws import draw_beside, drawable
+from numpyro_spikeslab.sampling.kernel import (
     BlockKernel,
     complete,
     require_finite,

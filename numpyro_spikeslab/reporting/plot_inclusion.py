@@ -18,7 +18,7 @@ from numpyro_spikeslab.reporting.elements import (
     most_included,
     probabilities,
 )
-from numpyro_spikeslab.reporting.index import draw_index
+from numpyro_spikeslab.reporting.inclusion_index import draw_index
 from numpyro_spikeslab.reporting.methods import (
     Methods,
     as_methods,

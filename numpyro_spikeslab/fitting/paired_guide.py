@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from numpyro.distributions import biject_to, constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
-from numpyro_spikeslab.algebra.alike import COVERAGE, MIN_CORRELATION, check_limits
+from numpyro_spikeslab.algebra.correlation import COVERAGE, MIN_CORRELATION, check_limits
 from numpyro_spikeslab.algebra.search import on_real_line
-from numpyro_spikeslab.fitting.blocks import BlockFactors
+from numpyro_spikeslab.fitting.block_factors import BlockFactors
 from numpyro_spikeslab.fitting.function_guide import FunctionGuide
-from numpyro_spikeslab.fitting.pairs import PairFactors
+from numpyro_spikeslab.fitting.guide_factors import PairFactors
 from numpyro_spikeslab.fitting.refusals import refuse_other_params
-from numpyro_spikeslab.fitting.sets import (
+from numpyro_spikeslab.fitting.single_effects import (
     Effects,
     columns_of,
     effects_of,
@@ -28,8 +28,8 @@ from numpyro_spikeslab.fitting.sets import (
     table_of,
 )
 from numpyro_spikeslab.precision import full_precision
-from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
 from numpyro_spikeslab.reading.form import COLUMNS
+from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reading
 

@@ -11,10 +11,10 @@ from jax.lax import optimization_barrier
 import jax.numpy as jnp
 
 from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.reading.coefficients import task_coefficients, without_coefficients
+from numpyro_spikeslab.reading.coefficient_rows import task_coefficients, without_coefficients
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import by_task
-from numpyro_spikeslab.sampling.scales import Current
+from numpyro_spikeslab.sampling.scale_draws import Current
 
 
 def drawable(reading: Reading, values: Collection[str]) -> frozenset[str]:

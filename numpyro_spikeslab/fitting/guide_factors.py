@@ -14,7 +14,7 @@ from numpyro.distributions import constraints
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.groups import GroupedMeanField, stacks_of
-from numpyro_spikeslab.algebra.mixtures import SlabMixtures, single
+from numpyro_spikeslab.algebra.quantiles import SlabMixtures, single
 from numpyro_spikeslab.fitting.groups import (
     pack_groups,
     sample_groups,

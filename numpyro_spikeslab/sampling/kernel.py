@@ -24,8 +24,8 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity, is_prng_key
 
 from numpyro_spikeslab.precision import full_precision
-from numpyro_spikeslab.reading.evaluate import abstract_trace, run_model
 from numpyro_spikeslab.reading.form import base_of, is_latent
+from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reader, Reading
 
@@ -281,7 +281,7 @@ def _check_sum(x: np.ndarray) -> int:
 def start_inclusion(z: dict[str, Any]) -> dict[str, Any]:
     """The inclusion probabilities that stand in a state before the first sweep.
 
-    Of the type that :func:`numpyro_spikeslab.sampling.paired.draw_pairs` gives them, without the
+    Of the type that ``draw_pairs`` gives them, without the
     weak type of a Python number: or else MCMC compiles its second step anew.
     """
     names = [name.removesuffix("_spike") for name in z if name.endswith("_spike")]

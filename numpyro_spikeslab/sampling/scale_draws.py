@@ -21,7 +21,7 @@ from numpyro_spikeslab.roles import (
     spread,
     tally,
 )
-from numpyro_spikeslab.sampling.blocks import complete
+from numpyro_spikeslab.sampling.kernel import complete
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,10 @@ from jaxtyping import Array, Bool, Float, Int
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.entries import weighted_sums
 from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.sparse_sums import weighted_sums
 from numpyro_spikeslab.fitting import entries
-from numpyro_spikeslab.fitting.factors import with_sites
-from numpyro_spikeslab.fitting.functions import in_use
+from numpyro_spikeslab.fitting.function_updates import in_use
 from numpyro_spikeslab.fitting.moves import varimax
 from numpyro_spikeslab.fitting.posterior import (
     Data,
@@ -39,6 +38,7 @@ from numpyro_spikeslab.fitting.posterior import (
     view_at,
 )
 from numpyro_spikeslab.fitting.tasks import over_points, over_tasks
+from numpyro_spikeslab.fitting.white_functions import with_sites
 from numpyro_spikeslab.reading.view import View, by_task
 
 # Angles on a quarter turn, and shears on each side of none up to the largest, that are tried.

@@ -10,11 +10,17 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.alike import COVERAGE, MIN_CORRELATION, purity, twins, unit_columns
 from numpyro_spikeslab.algebra.coefficients import whitened
+from numpyro_spikeslab.algebra.correlation import (
+    COVERAGE,
+    MIN_CORRELATION,
+    purity,
+    twins,
+    unit_columns,
+)
 from numpyro_spikeslab.algebra.pairs import Coordinates, Prior, coordinates
 from numpyro_spikeslab.fitting.posterior import Posterior
-from numpyro_spikeslab.reading.coefficients import without_coefficients
+from numpyro_spikeslab.reading.coefficient_rows import without_coefficients
 from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, FUNCTIONS, SHARED, Form
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reading

@@ -16,10 +16,9 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_spikeslab.algebra.alike import clusters, unit_columns
 from numpyro_spikeslab.algebra.blocks import BlockMeanField, Blocks
+from numpyro_spikeslab.algebra.correlation import clusters, unit_columns
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.mixtures import SlabMixtures, single
 from numpyro_spikeslab.algebra.patterns import (
     MAX_BLOCK,
     Stack,
@@ -27,7 +26,8 @@ from numpyro_spikeslab.algebra.patterns import (
     prior_slabs,
     stack_mixtures,
 )
-from numpyro_spikeslab.fitting.pairs import PairFactors, declared
+from numpyro_spikeslab.algebra.quantiles import SlabMixtures, single
+from numpyro_spikeslab.fitting.guide_factors import PairFactors, declared
 from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair, find_pairs, observed_sites
 from numpyro_spikeslab.reading.program import (
     are_concrete,

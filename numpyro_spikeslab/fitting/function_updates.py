@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra import gaussian
+from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.search import choose, climb_coordinates
 from numpyro_spikeslab.algebra.task_sweeps import TASK_BLOCK_SIZE, triangle
 from numpyro_spikeslab.fitting.posterior import (
@@ -38,7 +38,7 @@ from numpyro_spikeslab.fitting.tasks import (
     sweep_weights,
     update_weights,
 )
-from numpyro_spikeslab.reading.functions import FunctionPrior, Parameters
+from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import elementwise, scale_mode
 
@@ -67,7 +67,7 @@ class Terms(NamedTuple):
 
     def expected(self, mean: Any, var: Any) -> Float[Array, ""]:
         """Expectation of the log of what the tasks say, relative to its largest value."""
-        return gaussian.log_sites(self.alpha, self.h, mean, var)
+        return gp.log_sites(self.alpha, self.h, mean, var)
 
 
 def terms_of(at: View, posterior: Posterior, m: Any) -> Terms:
@@ -137,7 +137,7 @@ def condition(
     L = None
     if known:
         L = jax.lax.cond(known[1], lambda: known[0], lambda: covariance.cholesky(jnp.sqrt(alpha)))
-    q = gaussian.condition(covariance, alpha, h, prior.mean[m], L)
+    q = gp.condition(covariance, alpha, h, prior.mean[m], L)
     return set_function(
         posterior,
         m,
@@ -164,7 +164,7 @@ def log_joint(prior: FunctionPrior, terms: Terms, theta: Any) -> tuple[Float[Arr
     """``log F(theta_m)`` and the log density of theta (supplement 1.3), and the factorisation with
     which the first was found."""
     m, alpha, h = terms
-    log_f, L = gaussian.log_evidence(prior.covariance(m, theta), alpha, h, prior.mean[m])
+    log_f, L = gp.log_evidence(prior.covariance(m, theta), alpha, h, prior.mean[m])
     return log_f + prior.log_density(m, theta), L
 
 
@@ -444,7 +444,7 @@ def moments(
 
     def of(m):
         covariance = prior.covariance(m, theta[m])
-        q = gaussian.condition(covariance, alpha[m], h[m], mean[m])
+        q = gp.condition(covariance, alpha[m], h[m], mean[m])
         return q.mean, q.variance, q.kl, covariance.diagonal()
 
     return jax.lax.map(of, jnp.arange(theta.shape[0]))

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Conditional, Prior, coordinates
 from numpyro_spikeslab.algebra.search import choose
-from numpyro_spikeslab.fitting import functions
+from numpyro_spikeslab.fitting import function_updates
 from numpyro_spikeslab.fitting.entries import left_with
-from numpyro_spikeslab.fitting.functions import SILENT, Terms, to_prior, update_given
+from numpyro_spikeslab.fitting.function_updates import SILENT, Terms, to_prior, update_given
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     FunctionFactors,
@@ -30,7 +30,7 @@ from numpyro_spikeslab.fitting.posterior import (
     with_roles,
 )
 from numpyro_spikeslab.fitting.tasks import left_of, over_points, over_tasks, squares_left
-from numpyro_spikeslab.reading.functions import FunctionPrior
+from numpyro_spikeslab.reading.function_prior import FunctionPrior
 from numpyro_spikeslab.reading.view import View
 
 
@@ -112,7 +112,7 @@ def _terms(at: View, posterior: Posterior, left: Any, m: Any) -> tuple[Terms, Fl
 
 def _fade(prior: FunctionPrior, posterior: Posterior, terms: Terms) -> Posterior:
     """A function that explains nothing returns to its prior if the bound does not fall."""
-    better = functions.prior_is_better(prior, posterior, terms)
+    better = function_updates.prior_is_better(prior, posterior, terms)
     return choose(better, to_prior(prior, posterior, terms.m), posterior)
 
 

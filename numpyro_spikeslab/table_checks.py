@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from numpyro_spikeslab.functions import are_dates
+from numpyro_spikeslab.latent import are_dates
 
 LARGEST = 1e100
 """Of values, so that sums of their squares are numbers."""

@@ -17,8 +17,8 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.collapsed_spikes import Slabs, gibbs_block
 from numpyro_spikeslab.algebra.pairs import Prior
-from numpyro_spikeslab.algebra.slabs import Slabs, gibbs_block
 
 # Tasks whose weights are drawn together: a Cholesky decomposition of this size for each of them.
 BLOCK_SIZE = 16

@@ -17,7 +17,7 @@ from numpyro_spikeslab.fitting.posterior import (
     problem_of,
     view_at,
 )
-from numpyro_spikeslab.reading.coefficients import coefficient_rows, without_coefficients
+from numpyro_spikeslab.reading.coefficient_rows import coefficient_rows, without_coefficients
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.view import View, by_task
 from numpyro_spikeslab.roles import inclusion_mode, scale_mode, tally

@@ -11,7 +11,6 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.reading.evaluate import abstract_trace
 from numpyro_spikeslab.reading.form import (
     ENTRIES,
     FUNCTIONS,
@@ -20,13 +19,14 @@ from numpyro_spikeslab.reading.form import (
     is_drawable,
     is_latent,
 )
+from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.sampling.blocks import (
+from numpyro_spikeslab.sampling.collapsed import draw_functions
+from numpyro_spikeslab.sampling.kernel import (
     BlockKernel,
     require_finite,
     start_inclusion,
 )
-from numpyro_spikeslab.sampling.collapsed import draw_functions
 from numpyro_spikeslab.sampling.step import Step, draw_rows, recruit
 
 

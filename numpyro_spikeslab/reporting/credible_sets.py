@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from numpyro_spikeslab.algebra.alike import (
+from numpyro_spikeslab.algebra.correlation import (
     COVERAGE,
     MIN_CORRELATION,
     blocks,
@@ -17,7 +17,6 @@ from numpyro_spikeslab.algebra.alike import (
     twins,
     unit_columns,
 )
-from numpyro_spikeslab.frames import as_numbers
 from numpyro_spikeslab.reporting.data import (
     SETS,
     is_grouped,
@@ -28,6 +27,7 @@ from numpyro_spikeslab.reporting.data import (
     spike_draws,
 )
 from numpyro_spikeslab.reporting.elements import by_element, row_labels
+from numpyro_spikeslab.table_checks import as_numbers
 
 # A column stands in for the members of a set if it is this many times as often included in draws
 # without them as in draws with one. At 1 the noise of draws admits columns of other effects. At 2
