@@ -8,7 +8,6 @@ from numpyro_spikeslab import models
 from numpyro_spikeslab.distributions import SpikeSlab
 from numpyro_spikeslab.fitting.cavi import CAVI, CAVIRunResult
 from numpyro_spikeslab.fitting.mean_field import MeanFieldGuide
-from numpyro_spikeslab.fitting.mixture import MixtureGuide
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.fitting.schedules import annealing
 from numpyro_spikeslab.primitives import latent_functions, spike_slab
@@ -41,7 +40,6 @@ __all__ = [
     "LatentGibbs",
     "LatentGibbsState",
     "MeanFieldGuide",
-    "MixtureGuide",
     "PairedGibbs",
     "PairedGibbsState",
     "PairedGuide",

@@ -77,8 +77,6 @@ def test_fits_of_known_features(name):
     svi, result = fit(case.model, *case.args, num_restarts=2)
     ask(svi.guide, result.params, *case.args)
     svi.guide.to_init_params(result.params, *case.args)
-    mixture = nss.MixtureGuide(svi.guide)
-    ask(mixture, mixture.combine(result.optima, *case.args), *case.args)
     if name in ("latent hyperparameters", "latent design"):
         svi.guide.credible_sets(result.params, *case.args)
 

@@ -34,17 +34,6 @@ def single(
     return SlabMixtures(probs, jnp.ones_like(loc)[None], loc[None], scale[None])
 
 
-def mixed(mixing: Float[Array, " K"], each: SlabMixtures) -> SlabMixtures:
-    """The mixture of K marginals of the same weights."""
-    total = mixing @ each.probs
-    never = total <= 0
-    # of a weight that is never included, the slabs of all count by their weights
-    of_each = jnp.where(never, 1.0, each.probs) / jnp.where(never, 1.0, total)
-    shares = (mixing[:, None] * of_each)[:, None] * each.shares
-    parts = (lax.collapse(x, 0, 2) for x in (shares, each.mean, each.scale))
-    return SlabMixtures(total, *parts)
-
-
 @jax.jit
 def quantiles(
     weights: SlabMixtures, levels: Float[Array, " Q"]

@@ -272,7 +272,6 @@ class Stage(NamedTuple):
     - **rejected** - whether it is a round of moves without success.
     - **comparable** - whether starts are compared after it.
     - **restarts** - the bound of each start, where this stage has compared them.
-    - **ends** - the progress of all starts together, where they ran at once and to their ends.
     """
 
     progress: Progress
@@ -280,7 +279,6 @@ class Stage(NamedTuple):
     rejected: bool = False
     comparable: bool = False
     restarts: Float[np.ndarray, " starts"] | None = None
-    ends: Progress | None = None
 
 
 class Fit(NamedTuple):

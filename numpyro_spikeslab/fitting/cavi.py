@@ -45,7 +45,6 @@ from numpyro_spikeslab.fitting.run import (
     check_starts,
     checked_params,
     one_blas_thread,
-    optima_of,
     run_traced,
     stages,
     within,
@@ -375,14 +374,13 @@ class CAVI(SVI):
             converged = None if tol is None else progress.converged
             return CAVIRunResult(self.get_params(new), new, joined, converged)
         losses: list[Any] = []
-        restarts = ends = None
+        restarts = None
         with one_blas_thread(task), tqdm(total=num_steps, disable=not progress_bar) as bar:
             try:
                 for stage in stages(task, state.rng_key, progress, plan, bar):
                     progress = stage.progress
                     losses.append(stage.losses)
                     restarts = stage.restarts if number > 1 and restarts is None else restarts
-                    ends = stage.ends
             except KeyboardInterrupt:
                 if not losses:
                     raise
@@ -396,10 +394,7 @@ class CAVI(SVI):
         check_starts(restarts)
         new = self._state(task, state, progress)
         converged = None if tol is None else progress.converged
-        params = self.get_params(new)
-        unpack = partial(self.guide.unpack, task.reading, params=params)
-        optima = optima_of(ends, unpack, self.guide.blocks)
-        return CAVIRunResult(params, new, joined, converged, restarts, optima)
+        return CAVIRunResult(self.get_params(new), new, joined, converged, restarts)
 
     # States
 

@@ -136,16 +136,15 @@ class PairFactors:
         return all(map(np.array_equal, own, factors.stacks))
 
 
-def declared(start: dict[str, tuple[Any, Any]], leading: int = 0) -> list[Any]:
+def declared(start: dict[str, tuple[Any, Any]]) -> list[Any]:
     """The parameters of a guide, with these start values.
 
-    :param leading: number of axes, the first ones, that may have another length.
     :raises ValueError: if those that are given are of other weights.
     """
     values = []
     for name, (value, constraint) in start.items():
         found = numpyro.param(name, value, constraint=constraint)
-        if jnp.shape(found)[leading:] != jnp.shape(value)[leading:]:
+        if jnp.shape(found) != jnp.shape(value):
             raise ValueError(
                 f"the guide's parameter {name!r} has shape {jnp.shape(found)}, but with these "
                 f"arguments the model asks for {jnp.shape(value)}. Give arguments with as many "

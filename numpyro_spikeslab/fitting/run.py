@@ -58,23 +58,8 @@ class Plan(NamedTuple):
     threshold: float
 
 
-class Optima(NamedTuple):
-    """Where the starts of a run have ended, the best first; those that went wrong are left out.
-
-    :class:`~numpyro_spikeslab.MixtureGuide` makes one posterior of them.
-
-    - **params** - their parameters, named as in ``result.params``, behind a leading axis of starts.
-    - **bounds** - their exact evidence lower bounds.
-    - **blocks** - those of the guide, `None` for pairs.
-    """
-
-    params: dict[str, Any]
-    bounds: Float[np.ndarray, " starts"]
-    blocks: dict[str, list[list[int]]] | None = None
-
-
 class CAVIRunResult(NamedTuple):
-    """What :meth:`CAVI.run` returns: the fields of NumPyro's ``SVIRunResult`` and three more.
+    """What :meth:`CAVI.run` returns: the fields of NumPyro's ``SVIRunResult`` and two more.
 
     - **params** - the fitted parameters.
     - **state** - the last state.
@@ -83,9 +68,6 @@ class CAVIRunResult(NamedTuple):
     - **converged** - whether the run stopped by ``tol``; `None` if there was no ``tol``.
     - **restarts** - the bound of each start, at the end or, with latent functions, where they were
       compared; `None` for a single start, and under a transformation.
-    - **optima** - the ends of all starts, an :class:`~numpyro_spikeslab.fitting.run.Optima`; `None`
-      as for ``restarts``, after Ctrl-C, and with latent functions, where only the best start goes
-      to its end.
     """
 
     params: dict[str, Any]
@@ -93,7 +75,6 @@ class CAVIRunResult(NamedTuple):
     losses: Float[Array, " steps"]
     converged: Any
     restarts: Float[np.ndarray, " starts"] | None = None
-    optima: Optima | None = None
 
 
 def one_blas_thread(task: Task) -> AbstractContextManager:
@@ -218,29 +199,11 @@ def _chunks(task: Task, progress: Progress, plan: Plan) -> Iterator[Stage]:
             yield Stage(progress, _done(every.pop(), bool(progress.converged)))
     if every:
         restarts = -np.atleast_1d(progress.loss)
-        ends = progress if interrupt is None else None
         progress, losses = _best(progress, np.concatenate(every, axis=-1), number)
         losses = _done(losses, bool(progress.converged))
-        yield Stage(progress, losses, restarts=restarts, ends=ends)
+        yield Stage(progress, losses, restarts=restarts)
     if interrupt is not None:
         raise interrupt
-
-
-def optima_of(
-    ends: Progress | None, unpack: Callable[[Posterior], dict[str, Any]], blocks: Any
-) -> Optima | None:
-    """The optima of several starts, `None` if their ends are not known.
-
-    :param unpack: the parameters of a posterior.
-    :param blocks: those of the guide.
-    """
-    if ends is None:
-        return None
-    losses = np.asarray(ends.loss)
-    order = np.argsort(losses, kind="stable")
-    order = order[~np.isnan(losses[order])]
-    posteriors = jax.tree.map(lambda x: x[order], ends.posterior)
-    return Optima(jax.vmap(unpack)(posteriors), -losses[order], blocks)
 
 
 def _done(losses: Any, converged: bool) -> Any:

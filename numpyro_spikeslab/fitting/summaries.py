@@ -110,18 +110,6 @@ class PosteriorSummaries(AutoGuide):
         :param sample_shape: leading shape of the draws.
         :param kwargs: keyword arguments of the model.
         """
-        return self.sample_from(self, rng_key, params, args, kwargs, sample_shape)
-
-    def sample_from(
-        self,
-        guide: Callable,
-        rng_key: jax.Array,
-        params: dict[str, Any],
-        args: tuple,
-        kwargs: dict[str, Any],
-        sample_shape: tuple[int, ...],
-    ) -> dict[str, Any]:
-        """Draws, as of :meth:`sample_posterior`, of a ``guide`` that samples the same sites."""
         try:
             self.set_up(args, kwargs)
         except TypeError as error:
@@ -135,7 +123,7 @@ class PosteriorSummaries(AutoGuide):
         def draw(params):
             key_guide, key_model = random.split(rng_key)
             draws = Predictive(
-                guide,
+                self,
                 params=params,
                 num_samples=prod(sample_shape),
                 return_sites=[*self._others, *sites],
