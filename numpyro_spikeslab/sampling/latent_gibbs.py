@@ -22,11 +22,7 @@ from numpyro_spikeslab.reading.form import (
 from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.sampling.collapsed import draw_functions
-from numpyro_spikeslab.sampling.kernel import (
-    BlockKernel,
-    require_finite,
-    start_inclusion,
-)
+from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
 from numpyro_spikeslab.sampling.step import Step, draw_rows, recruit
 
 
@@ -246,9 +242,8 @@ class LatentGibbs(BlockKernel):
             draw = draw._replace(phi=draw_rows(key_functions, step.at, draw.phi, draw.weights))
         new = step.finish(key_numbers, (spikes, slabs), draw)
         z = {name: new[name].reshape(x.shape).astype(x.dtype) for name, x in state.z.items()}
-        lost = require_finite(self._user, values | z)
         left = jnp.maximum(state.num_accelerated - 1, 0)
-        return LatentGibbsState(z, inclusion, left, jnp.where(lost, key_weights, rng_key))
+        return LatentGibbsState(z, inclusion, left, rng_key)
 
 
 # What does not fit

@@ -28,7 +28,6 @@ from numpyro_spikeslab.sampling.coefficient_draws import draw_beside, drawable
 from numpyro_spikeslab.sampling.kernel import (
     BlockKernel,
     complete,
-    require_finite,
     start_inclusion,
 )
 
@@ -181,9 +180,7 @@ class PairedGibbs(BlockKernel):
         pairs, inclusion = draw_pairs(key, reading, values | state.z, state.z, self._collapsed)
         z = state.z | pairs
         z |= draw_beside(key_beside, reading, values, z)
-        probabilities = {f"inclusion of {k}": x for k, x in inclusion.items()}
-        lost = require_finite(self._user, values | z | probabilities)
-        return PairedGibbsState(z, inclusion, jnp.where(lost, key, rng_key))
+        return PairedGibbsState(z, inclusion, rng_key)
 
 
 def draw_pairs(

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpyro
 from numpyro.diagnostics import effective_sample_size
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS, CustomGibbs, DiscreteGibbs, Gibbs
+from numpyro.infer import MCMC, NUTS, DiscreteGibbs, Gibbs
 
 import numpyro_spikeslab as nss
 
@@ -179,76 +179,6 @@ def test_a_sampler_that_runs_again_uses_the_new_data():
 
 
 @pytest.mark.slow
-def test_a_dict_of_arrays_may_change_in_place():
-    """MCMC keeps nothing for it, for it cannot be hashed."""
-
-    def model(data):
-        with numpyro.plate("feature", 3):
-            w = nss.spike_slab("w", 0.3)
-        with numpyro.plate("obs", 30):
-            numpyro.sample("y", dist.Normal(data["X"] @ w, 1.0), obs=data["y"])
-
-    rng = np.random.default_rng(0)
-    data = {"X": rng.normal(size=(30, 3)), "y": rng.normal(size=30)}
-    mcmc = MCMC(nss.PairedGibbs(model), num_warmup=20, num_samples=200, progress_bar=False)
-    mcmc.run(KEY, data)
-    data["y"][:] = 5 * data["X"][:, 1]
-    mcmc.run(KEY, data)
-    np.testing.assert_allclose(mcmc.get_samples()["w"].mean(0), [0.0, 5.0, 0.0], atol=0.5)
-
-
-@pytest.mark.parametrize("jit_model_args", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_arrays_that_change_in_place_are_refused_where_they_are_compiled_in(jit_model_args):
-    """MCMC goes on with what it has compiled for an array, whatever the array holds by now."""
-
-    def model(X, y):
-        with numpyro.plate("feature", X.shape[1]):
-            w = nss.spike_slab("w", 0.3)
-        with numpyro.plate("obs", len(X)):
-            numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
-
-    rng = np.random.default_rng(0)
-    X, X_new = rng.normal(size=(2, 30, 3))
-    y = 2 * X[:, 0] + rng.normal(size=30)
-
-    def sampler():
-        options = {"progress_bar": False, "jit_model_args": jit_model_args}
-        return MCMC(nss.PairedGibbs(model), num_warmup=20, num_samples=50, **options)
-
-    mcmc, fresh = sampler(), sampler()
-    # as it is the array may come again, also after others
-    for data in (X, X_new, X, X.copy()):
-        mcmc.run(KEY, data, y)
-    fresh.run(KEY, X_new, y)
-    X[:] = X_new
-    if not jit_model_args:
-        with pytest.raises(ValueError, match=r"shape \(30, 3\) was changed in place.*X\.copy"):
-            mcmc.run(KEY, X, y)
-        X = X.copy()
-    mcmc.run(KEY, X, y)
-    np.testing.assert_array_equal(mcmc.get_samples()["w"], fresh.get_samples()["w"])
-
-
-@pytest.mark.slow
-def test_arrays_that_change_in_place_are_refused_beside_another_kernel():
-    def model(X, y):
-        spread = numpyro.sample("spread", dist.Gumbel(0.0, 1.0))
-        with numpyro.plate("feature", X.shape[1]):
-            w = nss.spike_slab("w", 0.3)
-        with numpyro.plate("obs", len(X)):
-            numpyro.sample("y", dist.Normal(X @ w, jnp.exp(spread)), obs=y)
-
-    X = np.random.default_rng(0).normal(size=(30, 3))
-    y = X[:, 0]
-    kernel = Gibbs([(nss.PairedGibbs(model), nss.paired_sites), (NUTS(model), None)])
-    mcmc = MCMC(kernel, num_warmup=5, num_samples=5, progress_bar=False)
-    mcmc.run(KEY, X, y=y)
-    X[:] = 0.0
-    with pytest.raises(ValueError, match=r"shape \(30, 3\) was changed in place"):
-        mcmc.run(KEY, X, y=y)
-
-
-@pytest.mark.slow
 def test_a_chain_goes_on_where_it_stopped():
     case = truth.fixed_case()
     long = alone(case, 60, num_chains=1)
@@ -287,9 +217,9 @@ def test_chains_start_at_draws_from_a_guide():
     state = kernel.init(KEY, 0, {"w_slab": one["w_slab"]}, case.args, {})
     np.testing.assert_array_equal(state.z["w_slab"], one["w_slab"])
     assert state.z["w_spike"].shape == (4,)
-    with pytest.raises(ValueError, match=r"unknown names \['sigma'\]"):
+    with pytest.raises(ValueError, match=r"init_params\['sigma'\]: got a name"):
         kernel.init(KEY, 0, one | {"sigma": 1.0}, case.args, {})
-    with pytest.raises(ValueError, match=r"w_slab'\] has shape \(3, 4\), expected \(4,\)"):
+    with pytest.raises(ValueError, match=r"w_slab'\]: got shape \(3, 4\), expected \(4,\)"):
         kernel.init(KEY, 0, start, case.args, {})
 
 
@@ -461,7 +391,7 @@ def test_sites_that_traced_data_decide_are_refused():
 
     X, y = case.args
     with pytest.raises(
-        ValueError, match=r"`jit_model_args=True`.*sites \['inclusion'\] do.*partial"
+        ValueError, match=r"`jit_model_args=True`.*sites \[.inclusion.\] depend.*partial"
     ):
         short(model, X, np.arange(X.shape[1]) % 2, y, jit_model_args=True)
     assert np.std(short(model, X, np.arange(X.shape[1]) % 2, y)["inclusion"]) > 0
@@ -644,95 +574,31 @@ def test_steps_from_an_exact_draw_stay_exact():
         assert np.all(stats.ttest_1samp(difference, 0.0).pvalue > level)
 
 
-def lost_noise(rng_key, gibbs_sites, hmc_sites):
-    """A noise scale that is soon no number."""
-    is_lost = random.bernoulli(rng_key, 0.2)
-    return {"sigma": jnp.where(is_lost, jnp.nan, gibbs_sites["sigma"])}
-
-
-@pytest.mark.parametrize(
-    ("chain_method", "progress_bar"),
-    [("sequential", False), ("sequential", True), (jax.vmap, False)],
-)
-def test_a_chain_that_is_not_finite_says_where(chain_method, progress_bar):
-    case = truth.noise_case()
-    blocks = [
-        (CustomGibbs(lost_noise), ["sigma"]),
-        (nss.PairedGibbs(case.model), nss.paired_sites),
-    ]
-    mcmc = MCMC(
-        Gibbs(blocks),
-        num_warmup=0,
-        num_samples=200,
-        num_chains=2,
-        chain_method=chain_method,
-        progress_bar=progress_bar,
-    )
-    message = r"PairedGibbs: the chain has reached values of \['sigma', 'inclusion of w'\]"
-    # under a progress bar, which of the two is JAX's choice
-    errors = (RuntimeError, ValueError) if progress_bar else RuntimeError
-    with pytest.raises(errors, match=message):
-        jax.block_until_ready(mcmc.run(KEY, *case.args) or mcmc.get_samples())
-
-
-def test_a_step_has_no_effects():
-    """With one, JAX would call each step of a chain with a progress bar through Python."""
-    case = truth.noise_case()
-    kernel = nss.PairedGibbs(case.model)
-    state = kernel.init(KEY, 0, None, case.args, {})
-    program = jax.make_jaxpr(lambda state: kernel.sample(state, case.args, {}))(state)
-    assert not program.effects and "pure_callback" in str(program)
-
-
-@pytest.mark.parametrize("collapsed", [True, False])
-def test_a_chain_whose_slabs_are_not_finite_recovers_or_says_so(collapsed):
-    """Moves draw all slabs anew, and sweeps of single pairs cannot."""
-    case = truth.fixed_case()
-    kernel = nss.PairedGibbs(case.model, collapsed=collapsed)
-    state = kernel.init(random.split(KEY), 0, None, case.args, {})
-    slabs = jnp.full((2, 4), jnp.nan).at[0].set(1.0)
-    lost = state.z | {"w_slab": slabs, "w_spike": jnp.ones((2, 4), int)}
-
-    @jax.jit
-    def sample(z):
-        return kernel.sample(state._replace(z=z), case.args, {})
-
-    def step():
-        return jax.block_until_ready(sample(lost))
-
-    if collapsed:
-        assert jnp.all(jnp.isfinite(step().z["w_slab"]))
-        return
-    with pytest.raises(RuntimeError, match=r"PairedGibbs: the chain has reached values"):
-        step()
-
-
 @pytest.mark.parametrize("num_chains", [1, 2])
 def test_a_start_that_is_not_finite_is_refused(num_chains):
     case = truth.fixed_case()
     slabs = np.ones((2, 4) if num_chains == 2 else 4)
     slabs.flat[-1] = np.nan
     mcmc = alone(case, 20, num_chains=num_chains)
-    with pytest.raises(ValueError, match=r"PairedGibbs: init_params\['w_slab'\] has values that"):
+    with pytest.raises(
+        ValueError, match=r"PairedGibbs: init_params\['w_slab'\]: got values that are not finite"
+    ):
         mcmc.run(KEY, *case.args, init_params={"w_slab": slabs})
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("sigma", -1.0), ("sigma", 0.0), ("inclusion", 1.5), ("w_spike", 2), ("w_spike", 0.5)],
-)
-@pytest.mark.parametrize("num_chains", [1, 2])
-def test_starts_outside_of_a_support_are_refused(x64, name, value, num_chains):
-    case = truth.hyper_case()
-    mcmc = MCMC(
-        nss.PairedGibbs(case.model),
-        num_warmup=0,
-        num_samples=2,
-        num_chains=num_chains,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    shape = () if name != "w_spike" else (4,)
-    start = jnp.full(shape if num_chains == 1 else (num_chains, *shape), value)
-    with pytest.raises(ValueError, match=rf"init_params has values of \['{name}'\] that are not"):
-        mcmc.run(KEY, *case.args, init_params={name: start})
+def test_a_chain_stays_finite(x64):
+    """Where the data leave no noise, and from slabs that are not finite."""
+    X = random.normal(KEY, (30, 4))
+    kernel = nss.PairedGibbs(truth.noise_model)
+    args = X, X[:, 0]
+    start = {"sigma": 1.0, "w_slab": jnp.full(4, 1e200), "w_spike": jnp.ones(4, int)}
+    state = kernel.init(KEY, 0, start, args, {})
+    assert jnp.all(jnp.isfinite(state.z["w_slab"]))
+
+    def step(state, _):
+        state = kernel.sample(state, args, {})
+        return state, state.z
+
+    draws = jax.jit(lambda state: jax.lax.scan(step, state, length=300)[1])(state)
+    assert all(np.all(np.isfinite(x)) for x in draws.values())
+    np.testing.assert_allclose(draws["w_slab"][100:, 0], 1.0, atol=1e-3)
