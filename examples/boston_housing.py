@@ -360,13 +360,12 @@ def plot_bounds(fits: dict[str, dict[str, Fits]], exact: Exact) -> plt.Figure:
 def save_pictures(
     folder: Path, found: dict[str, xr.DataTree], fits: dict[str, dict[str, Fits]], exact: Exact
 ) -> None:
-    """Write the four pictures."""
+    """Write the three pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     shown = {name: found[name] for name in ("paired Gibbs", "annealed PMF", "MF", "PMF by SVI")}
     nss.plot_inclusion(shown, reference={"w": exact.inclusion}).savefig(
         folder / "inclusion.png", dpi=150
     )
-    nss.plot_forest(shown, "w", reference={"w": exact.mean}).savefig(folder / "forest.png", dpi=150)
     plot_errors(fits).savefig(folder / "errors.png", dpi=150)
     plot_bounds(fits, exact).savefig(folder / "bounds.png", dpi=150)
 

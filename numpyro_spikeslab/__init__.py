@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from numpyro_spikeslab.reporting.align import align, invariants
     from numpyro_spikeslab.reporting.credible_sets import credible_sets
     from numpyro_spikeslab.reporting.plot_fit import plot_fit
-    from numpyro_spikeslab.reporting.plot_forest import plot_forest
     from numpyro_spikeslab.reporting.plot_functions import plot_latent_functions
     from numpyro_spikeslab.reporting.plot_inclusion import plot_inclusion
     from numpyro_spikeslab.reporting.plot_weights import plot_weights
@@ -58,7 +57,6 @@ __all__ = [
     "mtmkl_kernel",
     "paired_sites",
     "plot_fit",
-    "plot_forest",
     "plot_inclusion",
     "plot_latent_functions",
     "plot_weights",
@@ -78,7 +76,6 @@ _LAZY = {
     "datasets": "datasets",
     "invariants": "reporting.align",
     "plot_fit": "reporting.plot_fit",
-    "plot_forest": "reporting.plot_forest",
     "plot_inclusion": "reporting.plot_inclusion",
     "plot_latent_functions": "reporting.plot_functions",
     "plot_weights": "reporting.plot_weights",

@@ -94,7 +94,7 @@ def check_pairs(methods: Methods, names: list[str], argument: str) -> None:
         if not set(names) <= set(weights):
             raise ValueError(
                 f"{argument}: got {names}, expected spike-and-slab weights, of which {method!r} "
-                f"has {weights}; declare them with spike_slab, or draw them with plot_forest."
+                f"has {weights}; declare them with spike_slab."
             )
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and pictures are loaded when they are first used."""
+"""Names of the package, when modules are loaded, and the examples of the reference."""
 
+import doctest
+from pathlib import Path
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ import pytest
 import numpyro_spikeslab as nss
 
 LATE = ("arviz_base", "arviz_stats", "arviz_plots", "matplotlib", "pandas", "xarray")
+DIAGNOSTICS = Path(__file__).parents[2] / "docs" / "reference" / "diagnostics.md"
 
 
 def test_importing_the_package_loads_no_tables():
@@ -18,11 +21,16 @@ def test_importing_the_package_loads_no_tables():
 
 
 @pytest.mark.parametrize("name", nss.__all__)
-def test_all_names_are_there(name):
+def test_all_names_exist(name):
     assert name in dir(nss)
     assert getattr(getattr(nss, name), "__name__", "").rpartition(".")[2] == name
 
 
-def test_unknown_names():
+def test_unknown_names_are_refused():
     with pytest.raises(AttributeError, match="has no attribute 'plot_nothing'"):
         _ = nss.plot_nothing
+
+
+def test_examples_of_the_diagnostics_page():
+    outcome = doctest.testfile(str(DIAGNOSTICS), module_relative=False)
+    assert outcome.attempted > 5 and outcome.failed == 0

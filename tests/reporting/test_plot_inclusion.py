@@ -141,7 +141,7 @@ def test_inclusion_of_a_weight_without_plates():
 
 
 @pytest.mark.parametrize("count", [5, 300])
-@pytest.mark.parametrize("draw", [nss.plot_inclusion, nss.plot_forest])
+@pytest.mark.parametrize("draw", [nss.plot_inclusion])
 def test_dollars_in_names_are_no_mathematics(draw, count):
     data = chains(count)
     labels = [f"price $ (adj_$) {k}" for k in range(count)]
