@@ -120,7 +120,7 @@ def with_residual(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
     One that has been handed on stays, so that a run in parts is that of one call, bit for bit;
     unless it is further from the data than rounding: then it is that of other data.
     """
-    at, handed_on = view_at(spec, data, posterior.values), posterior.residual
+    at, handed_on = view_at(spec, data, posterior), posterior.residual
     residual = residual_of(spec, data, at, posterior)
     if handed_on is not None and handed_on.shape == residual.shape:
         rounding = jnp.finfo(residual.dtype).eps ** (2 / 3)
@@ -146,7 +146,7 @@ def step(
     elif set(spec.form.free) <= set(posterior.slopes):
         # the sweep has taken them to their maximum; the next one finds its residual itself
         posterior = posterior._replace(residual=None)
-        at = view_at(spec, data, posterior.values, posterior.weights.mean)
+        at = view_at(spec, data, posterior)
     else:
         return _rest(spec, data, posterior)
     return posterior, bound_given(spec, at, posterior, squares)
@@ -156,8 +156,7 @@ def _sweep_columns(spec, data, posterior, temperature) -> tuple[View, Posterior,
     """A pass over the columns of a design, carrying the residual."""
     if posterior.slopes:
         return _sweep_beside(spec, data, posterior, temperature)
-    mean = posterior.weights.mean
-    at = view_at(spec, data, posterior.values, mean)
+    at = view_at(spec, data, posterior)
     residual = posterior.residual
     if data.view is None:
         residual = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0]
@@ -173,7 +172,7 @@ def _sweep_columns(spec, data, posterior, temperature) -> tuple[View, Posterior,
 def _sweep_beside(spec, data, posterior, temperature) -> tuple[View, Posterior, Any]:
     """A pass over the columns with coefficients integrated out, which then follow the weights."""
     before, values = posterior.weights, posterior.values
-    at, names = view_at(spec, data, values, before.mean), tuple(posterior.slopes)
+    at, names = view_at(spec, data, posterior), tuple(posterior.slopes)
     own, beside = without_coefficients(problem_of(spec, data), values, at, names)
     design, relative, sigma = design_at(spec, data, values), at.relative[:, 0], jnp.sqrt(at.sigma2)
     features = whitened(own.features, relative)
@@ -198,7 +197,7 @@ def _sweep_beside(spec, data, posterior, temperature) -> tuple[View, Posterior, 
 
 def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, Any]:
     """A pass over the weights of all tasks; before each feature that is latent, over it."""
-    at = view_at(spec, data, posterior.values)
+    at = view_at(spec, data, posterior)
     if posterior.slopes:
         return _sweep_tasks_beside(spec, data, at, posterior, temperature)
     if posterior.functions is None:

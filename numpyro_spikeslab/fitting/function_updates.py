@@ -432,7 +432,7 @@ def is_active(at: View, posterior: Posterior) -> Bool[Array, " M"]:
 @partial(jax.jit, static_argnums=0)
 def in_use(spec: Spec, data: Data, posterior: Posterior) -> Bool[Array, " M"]:
     """:func:`is_active`, compiled."""
-    return is_active(view_at(spec, data, posterior.values), posterior)
+    return is_active(view_at(spec, data, posterior), posterior)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sites beside the weights at their maximum, and whether it is one."""
+"""The M-step: sites beside the weights at their maximum a posteriori."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.fitting.posterior import (
@@ -17,7 +15,7 @@ from numpyro_spikeslab.fitting.posterior import (
     problem_of,
     view_at,
 )
-from numpyro_spikeslab.reading.coefficient_rows import coefficient_rows, without_coefficients
+from numpyro_spikeslab.reading.coefficient_rows import without_coefficients
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.view import View, by_task
 from numpyro_spikeslab.roles import inclusion_mode, scale_mode, tally
@@ -82,11 +80,14 @@ def with_coefficients(spec: Spec, data: Data, posterior: Posterior) -> Posterior
     """Coefficients at their joint maximum a posteriori."""
     form, values, functions = spec.form, posterior.values, posterior.functions
     mean = posterior.weights.mean
+    at = view_at(spec, data, posterior)
     if form.of_tasks:
-        own = coefficients_at(spec, data, view_at(spec, data, values), posterior)
+        own = coefficients_at(spec, data, at, posterior)
         return posterior._replace(values=values | own.back(own.beside.mean(mean)), residual=None)
-    at = view_at(spec, data, values, None if functions is not None else mean)
-    residual = at.Y if functions is None else at.Y - functions.mean.T @ mean.T
+    residual = at.Y
+    if form.kind != COLUMNS:
+        features = data.features if functions is None else functions.mean
+        residual = at.Y - features.T @ mean.T
     units, beside = without_coefficients(problem_of(spec, data), values, at, form.coefficients)
     new = beside.mean(jnp.ravel(jnp.sqrt(at.precision) * residual), units.current)
     # the next sweep finds another residual, so this one is not handed on
@@ -101,24 +102,3 @@ def squares_of_rounding(spec: Spec, at: View) -> Float[Array, " Q"]:
     squares = jnp.reshape(at.relative * at.Y**2, (len(at.Y), -1))
     power = by_task(squares, spec.form.num_tasks, at.layout)
     return jnp.finfo(power.dtype).eps * power + at.rounding
-
-
-@partial(jax.jit, static_argnums=0)
-def are_rounding(spec: Spec, data: Data, values: dict[str, Any]) -> Bool[Array, " Q"]:
-    """Whether the noise of each task may be nothing but rounding. That of a sum of some products is
-    a few times that of one."""
-    at = view_at(spec, data, values)
-    return (at.count > 0) & (at.sigma2 * at.count <= 4 * squares_of_rounding(spec, at))
-
-
-@partial(jax.jit, static_argnums=(0, 3))
-def told_by_data(spec: Spec, data: Data, posterior: Posterior, name: str) -> Float[Array, ""]:
-    """The most that observations say of a coefficient of a site, where its prior says 1."""
-    form, values = spec.form, posterior.values
-    at = view_at(spec, data, values)
-    if form.of_tasks:
-        return jnp.max(coefficients_at(spec, data, at, posterior).told[name])
-    rows = coefficient_rows(problem_of(spec, data), values, (name,))
-    told = jnp.sum(jnp.where(at.precision > 0, rows, 0) ** 2 * at.precision, axis=(1, 2))
-    variance = jnp.broadcast_to(at.priors[name].variance, jnp.shape(values[name]))
-    return jnp.max(jnp.ravel(variance) * told)

@@ -147,7 +147,7 @@ def best_change(
 
     :return: the posterior after these passes, and which change it was.
     """
-    base = view_at(spec, data, posterior.values)
+    base = view_at(spec, data, posterior)
 
     def try_change(best, change):
         turn, keep = change
@@ -219,7 +219,7 @@ def _simplify(
     spec: Spec, data: Data, posterior: Posterior, roughness: Roughness
 ) -> tuple[Any, Any, Any, Any]:
     """Turned weights and functions, the group of each, and noise variances."""
-    at = view_at(spec, data, posterior.values)
+    at = view_at(spec, data, posterior)
     functions: Any = posterior.functions
     deviation = functions.mean - data.mean
     active = is_active(at, posterior)

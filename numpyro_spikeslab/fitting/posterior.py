@@ -241,15 +241,18 @@ def problem_of(spec: Spec, data: Data) -> Problem:
     return Problem(spec.form, spec.program, data.constants)
 
 
-def view_at(spec: Spec, data: Data, values: dict[str, Any], weights: Any = None) -> View:
-    """The model at given values of its other sites.
+def view_at(spec: Spec, data: Data, posterior: Posterior) -> View:
+    """The model at the values of a posterior, and at weights of zero.
 
-    :param weights: joined values of the weights, zero if not given.
+    Columns of which a free site can change the view are at the expectations of the weights: then
+    its observations are their residual.
     """
     if data.view is not None:
-        return with_roles(spec, data, data.view, values)
-    every = None if weights is None else spec.form.split(jnp.ravel(weights), "{}")
-    return view(problem_of(spec, data), values, every, data.layout)
+        return with_roles(spec, data, data.view, posterior.values)
+    weights = None
+    if spec.form.kind == COLUMNS:
+        weights = spec.form.split(posterior.weights.mean, "{}")
+    return view(problem_of(spec, data), posterior.values, weights, data.layout)
 
 
 def with_roles(spec: Spec, data: Data, at: View, values: dict[str, Any]) -> View:
@@ -376,8 +379,7 @@ def coefficients_at(spec: Spec, data: Data, at: View, posterior: Posterior) -> T
 
 def bound(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, ""]:
     """The exact evidence lower bound of a posterior; its residual is computed anew."""
-    mean = posterior.weights.mean if spec.form.kind == COLUMNS else None
-    at = view_at(spec, data, posterior.values, mean)
+    at = view_at(spec, data, posterior)
     posterior = posterior._replace(residual=None)
     if data.view is not None and spec.form.kind == COLUMNS:
         posterior = posterior._replace(residual=residual_of(spec, data, at, posterior))

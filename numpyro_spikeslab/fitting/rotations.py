@@ -306,7 +306,7 @@ def turn(
     :param whiten: whether to begin with functions that are uncorrelated.
     :param simplify: whether to begin with weights that varimax has turned.
     """
-    at = view_at(spec, data, posterior.values)
+    at = view_at(spec, data, posterior)
     functions: Any = posterior.functions
     used = in_use(spec, data, posterior)
     phi, var = (jnp.where(used[:, None], x, 0) for x in (functions.mean, functions.var))
@@ -336,7 +336,7 @@ def posterior_of(
     spec: Spec, data: Data, posterior: Posterior, found: Turned, used: Any
 ) -> Posterior:
     """Weights at what a pair that is seen as ``w`` has; functions around given means."""
-    at, functions = view_at(spec, data, posterior.values), posterior.functions
+    at, functions = view_at(spec, data, posterior), posterior.functions
     assert functions is not None
     seen = surrogate(at, spec.form.num_obs).conditional(found.W)
     seen = seen._replace(probs=jnp.where(used, seen.probs, 0))

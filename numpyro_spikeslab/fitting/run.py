@@ -19,8 +19,7 @@ import jax.numpy as jnp
 from numpyro.infer.svi import SVIState
 
 from numpyro_spikeslab.fitting.ascent import CHUNK, Fit, Progress, Stage, advance, begin, best_of
-from numpyro_spikeslab.fitting.m_step import are_rounding, told_by_data
-from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, view_at
+from numpyro_spikeslab.fitting.posterior import Data, Spec, view_at
 from numpyro_spikeslab.fitting.roughness import no_roughness, roughness_of_inputs
 from numpyro_spikeslab.fitting.rounds import factor_moves, function_moves
 from numpyro_spikeslab.fitting.starts import start_random, start_svd
@@ -140,7 +139,7 @@ def random_starts(task: Task, key: Array, progress: Progress, plan: Plan) -> Pro
     The others begin at temperature 1, if the schedule has it: hot ones forget where they began.
     """
     posterior, number = progress.posterior, plan.number
-    at = view_at(task.spec, task.data, posterior.values)
+    at = view_at(task.spec, task.data, posterior)
     scale = jnp.broadcast_to(jnp.sqrt(at.prior.variance), task.spec.form.shape)
     scale = scale.reshape(posterior.weights.probs.shape)
 
@@ -292,9 +291,6 @@ def check_end(task: Task, progress: Progress, losses: Any, given: bool) -> None:
             "one well below the spread of the tasks, or none.",
             stacklevel=4,
         )
-    if losses.dtype == np.float32:
-        check_noise(task, posterior.values)
-    check_spread(task, posterior)
     gain = _mean_gain(losses)
     if not bool(progress.converged) and gain > max(
         STILL, 100 * np.finfo(losses.dtype).eps * abs(losses[-1])
@@ -305,39 +301,6 @@ def check_end(task: Task, progress: Progress, losses: Any, given: bool) -> None:
             "start anew with more steps.",
             stacklevel=4,
         )
-
-
-def check_noise(task: Task, values: dict[str, Any]) -> None:
-    """Warn where noise is as small as single precision lets it be."""
-    spec, data = task.spec, task.data
-    if not spec.form.role("noise"):
-        return
-    rounded = int(jnp.sum(are_rounding(spec, data, values)))
-    if rounded:
-        warnings.warn(
-            f"CAVI.run: noise of {rounded} of {spec.form.num_tasks} tasks is as small as rounding "
-            "lets it be in single precision, and may be smaller. Call `numpyro.enable_x64()` "
-            "before the fit.",
-            stacklevel=5,
-        )
-
-
-COLLAPSED = 0.01
-"""What observations say of coefficients that their prior holds at its mean; the prior says 1."""
-
-
-def check_spread(task: Task, posterior: Posterior) -> None:
-    """Warn where the joint density of coefficients and their spread grows without bound."""
-    names = set(task.reading.spread) & set(task.spec.form.coefficients)
-    for name in sorted(names):
-        if told_by_data(task.spec, task.data, posterior, name) < COLLAPSED:
-            warnings.warn(
-                f"CAVI.run: the prior scale of {name!r} has fallen to where {name!r} is at its "
-                "prior mean, and the bound with it is none: a fit has one value of both, whose "
-                "joint density grows without bound. Write `mean + scale * z` with `z` standard "
-                f"Normal, as `LocScaleReparam(0)` of NumPyro does with {name!r}.",
-                stacklevel=5,
-            )
 
 
 APART = 5.0

@@ -51,7 +51,7 @@ def start_at_prior(
     :param posterior: has the kernels' parameters and the values of all other sites.
     :param sigma2: noise variances.
     """
-    at = view_at(spec, data, posterior.values)
+    at = view_at(spec, data, posterior)
     assert posterior.functions is not None and spec.parameters is not None
     prior, theta = function_prior(spec, data, at), posterior.functions.theta
     probs = jnp.where(jnp.any(W != 0, axis=0), 0.9, 0.0) * jnp.ones_like(W)
@@ -166,7 +166,7 @@ def power(at: View) -> Float[Array, " Q"]:
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def start_alone(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
     """All functions switched off."""
-    variances = power(view_at(spec, data, posterior.values))
+    variances = power(view_at(spec, data, posterior))
     W = jnp.zeros_like(posterior.weights.probs)
     return strong(start_at_prior(spec, data, posterior, W, variances)[1])
 
@@ -190,7 +190,7 @@ def _started_at_prior(spec: Spec, data: Data, posterior: Posterior, W: Any, sigm
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def _random_weights(spec: Spec, data: Data, posterior: Posterior, key: Array) -> tuple[Any, Any]:
-    variances = power(view_at(spec, data, posterior.values))
+    variances = power(view_at(spec, data, posterior))
     Q, M = spec.form.shape
     W = jnp.sqrt(variances / M)[:, None] * random.normal(key, (Q, M), variances.dtype)
     return W, 0.1 * variances
@@ -211,7 +211,7 @@ def start_svd(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def _singular_vectors(spec: Spec, data: Data, posterior: Posterior) -> tuple[Any, Any, Any]:
-    at = view_at(spec, data, posterior.values)
+    at = view_at(spec, data, posterior)
     M, N = data.mean.shape
     variances = power(at)
     sd = jnp.sqrt(variances)

@@ -266,7 +266,7 @@ def _start(
 
     :param probs: mean inclusion probability of each function in that fit.
     """
-    at = view_at(spec, data, posterior.values)
+    at = view_at(spec, data, posterior)
     prior = function_prior(spec, data, at)
 
     def visit(m, posterior):
@@ -302,7 +302,7 @@ def advance(
     """
     known, rate = strong((known, rate))
     temperature = 1.0 if spec.temperature is None else spec.temperature(known.before + known.step)
-    base = view_at(spec, data, known.posterior.values)
+    base = view_at(spec, data, known.posterior)
     posterior = _settled(spec, local, data, base, known.posterior, temperature)
     at = with_roles(spec, data, base, posterior.values)
     update = partial(_update_blended, function_prior(spec, data, at), rate)

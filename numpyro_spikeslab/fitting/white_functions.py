@@ -160,7 +160,7 @@ def gains_without(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, 
     \rangle^2 - \langle w^2 \rangle \langle \phi^2 \rangle`; the divergences of the function and
     of its weights go, up to that of spikes that are zero.
     """
-    at = view_at(spec, data, posterior.values)
+    at = view_at(spec, data, posterior)
     phi: Any = posterior.functions
     paired: Any = posterior.weights
     W, W2 = paired.mean, paired.slab_moments[1]

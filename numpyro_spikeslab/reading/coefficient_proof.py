@@ -33,7 +33,6 @@ class Coefficients(NamedTuple):
     - **constant** - whether the design of all depends on data alone.
     - **links** - pairs of the few, of which the prior mean of the first depends on the second.
     - **means** - keys of the inputs on which the prior means of any of all depend.
-    - **spread** - those of all whose prior variances depend on other sites.
     """
 
     names: tuple[str, ...]
@@ -41,7 +40,6 @@ class Coefficients(NamedTuple):
     constant: bool
     links: tuple[tuple[str, str], ...]
     means: Names
-    spread: tuple[str, ...]
 
 
 class Moments(NamedTuple):
@@ -101,11 +99,10 @@ def find_coefficients(
     means = {name: moments[name].mean for name in names}
     few = _closed(_few(subject, names, likelihood), fed)
     links = tuple((k, other) for k in few for other in few if f"site {other}" in means[k])
-    spread = tuple(name for name in names if moments[name].variance)
     keys = [f"site {name}" for name in names]
     rows = sources_along(location, inputs, keys) if names else frozenset[str]()
     constant = all(source.startswith(DIRECTION) for source in rows)
-    return Coefficients(tuple(names), tuple(few), constant, links, union(means), spread)
+    return Coefficients(tuple(names), tuple(few), constant, links, union(means))
 
 
 def _is_candidate(subject: Subject, run: Any, likelihood: str, name: str) -> bool:

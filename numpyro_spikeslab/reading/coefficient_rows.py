@@ -93,11 +93,6 @@ class TaskCoefficients(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
     covariates: Float[Array, "C N"]
 
-    @property
-    def told(self) -> dict[str, Any]:
-        """How much observations say of each, where its prior says 1."""
-        return self._split(jnp.sum(self.beside.E**2, axis=1) / self.beside.sigma2[:, None])
-
     def added(self, u: Float[Array, "Q C"]) -> Float[Array, "N Q"]:
         """What such deviations add to the location."""
         return (self.prior.scale * u @ self.covariates).T

@@ -78,7 +78,6 @@ class Reading:
         may be traced.
     :param layout: of the observations, if they are entries of a table.
     :param block_size: columns per block of the design.
-    :param spread: coefficients whose prior variances depend on other sites.
     :param beside: sites that move the location and not the design, such as an intercept, or its
         prior mean.
     """
@@ -92,7 +91,6 @@ class Reading:
     params: dict[str, Any]
     layout: Layout | None
     block_size: int
-    spread: tuple[str, ...]
     beside: tuple[str, ...]
 
     @property
@@ -357,7 +355,6 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
         _params(subject, generic, more, values),
         layout,
         block_size=form.size if joint else BLOCK_SIZE,
-        spread=proof.coefficients.spread,
         beside=tuple(name for name in form.others if name in moving),
     )
 

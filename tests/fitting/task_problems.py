@@ -95,7 +95,7 @@ class Problem(NamedTuple):
 
     @property
     def at(self) -> View:
-        return view_at(self.spec, self.data, self.posterior.values)
+        return view_at(self.spec, self.data, self.posterior)
 
     @property
     def functions(self) -> FunctionFactors:
@@ -124,9 +124,7 @@ class Problem(NamedTuple):
         """The posterior with another ``q(phi_m)``."""
         posterior = posterior or self.posterior
         terms = Terms(m, alpha, h)
-        prior = function_prior(
-            self.spec, self.data, view_at(self.spec, self.data, posterior.values)
-        )
+        prior = function_prior(self.spec, self.data, view_at(self.spec, self.data, posterior))
         found = condition(prior, posterior, terms, theta, self.functions.step[m])
         values = self.spec.parameters.scatter(found.functions.theta)
         known = {name: values[name] for name in self.spec.form.kernels}

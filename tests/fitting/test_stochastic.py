@@ -87,7 +87,7 @@ def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
     local = local_sites(found.reading)
     assert ("noise" in local) == (prior != "shared noise")
     begun = _resized(task, local, known.posterior)
-    at = view_at(found.spec, found.data, begun.values)
+    at = view_at(found.spec, found.data, begun)
     fresh, begun = begun, _settled(found.spec, local, found.data, at, begun, 1.0)
     for site in local:
         # what is local has moved, and another pass would not move it further
