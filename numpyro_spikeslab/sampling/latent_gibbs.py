@@ -21,9 +21,9 @@ from numpyro_spikeslab.reading.form import (
 )
 from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.sampling.collapsed import draw_functions
+from numpyro_spikeslab.sampling.function_sweep import draw_functions
 from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
-from numpyro_spikeslab.sampling.step import Step, draw_rows, recruit
+from numpyro_spikeslab.sampling.latent_step import Step, draw_rows, recruit
 
 
 def latent_sites(trace: dict[str, Any]) -> tuple[str, ...]:
@@ -151,13 +151,13 @@ class LatentGibbs(BlockKernel):
         own = self._latent_shapes(args, kwargs, values)
         form = reading.form
         (pair,) = form.pairs
-        known = self._drawable(reading, values)
-        unknown = [name for name in own if name not in known]
-        if unknown:
-            kept = [name for name in own if name in known]
+        drawable = self._drawable(reading, values)
+        foreign = [name for name in own if name not in drawable]
+        if foreign:
+            names = [name for name in own if name in drawable]
             raise ValueError(
-                f"LatentGibbs cannot sample the latent sites {unknown}. Leave them to another "
-                f"block: Gibbs([(LatentGibbs(model), {kept}), (NUTS(model), None)])."
+                f"LatentGibbs cannot sample the latent sites {foreign}. Leave them to another "
+                f"block: Gibbs([(LatentGibbs(model), {names}), (NUTS(model), None)])."
                 f"{reading.if_traced}"
             )
         if form.functions not in own:
@@ -237,7 +237,7 @@ class LatentGibbs(BlockKernel):
                 )
         draw = step.start(weights(spikes, slabs))
         if step.at.layout is None:
-            draw = draw_functions(key_functions, step.held(self._rescale), draw)
+            draw = draw_functions(key_functions, step.fixed(self._rescale), draw)
         else:
             draw = draw._replace(phi=draw_rows(key_functions, step.at, draw.phi, draw.weights))
         new = step.finish(key_numbers, (spikes, slabs), draw)

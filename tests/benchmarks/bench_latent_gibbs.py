@@ -28,7 +28,7 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG, conditioned
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.datasets import toy_multioutput
-from numpyro_spikeslab.sampling import collapsed
+from numpyro_spikeslab.sampling import function_sweep
 
 compilations = Compilations()
 
@@ -96,9 +96,9 @@ def scale_moves(X, Y) -> None:
 
 # the moves of weights whose functions are integrated out, which move scales as well
 NO_OTHER_MOVES = dict(
-    draw_others=lambda key, problem, turn: turn,
-    change_users=lambda key, problem, turn: turn,
-    draw_two=lambda key, problem, draw, prior_draws: draw,
+    draw_other_weights=lambda key, fixed, state, function: state,
+    change_membership=lambda key, fixed, state, function: (state, function),
+    draw_two=lambda key, fixed, state, prior_draws: state,
 )
 
 
@@ -107,7 +107,7 @@ def main() -> None:
     toy = toy_multioutput(0)
     X, Y = jnp.asarray(toy.X), jnp.asarray(np.where(toy.observed, toy.Y, np.nan))
     print("without the other moves of weights and functions together (wanted: at least 5)")
-    with patch.multiple(collapsed, **NO_OTHER_MOVES):
+    with patch.multiple(function_sweep, **NO_OTHER_MOVES):
         scale_moves(X, Y)
     print("beside them")
     scale_moves(X, Y)

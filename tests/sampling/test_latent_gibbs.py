@@ -28,7 +28,7 @@ from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.reading.reader import Reader
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.sampling import weights_of_function as columns
-from numpyro_spikeslab.sampling.step import recruit
+from numpyro_spikeslab.sampling.latent_step import recruit
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -356,7 +356,7 @@ def test_steps_from_an_exact_draw_stay_exact(name, monkeypatch):
         # and little noise, so that functions and weights depend on each other
         num_steps, noise_scale = 8, 0.2
         model = whole_model(3, noise_scale)
-        monkeypatch.setattr(columns, "BLOCK_SIZE", 2)
+        monkeypatch.setattr(columns, "NUM_TASKS", 2)
     key = random.key(1)
     draws = Predictive(model, num_samples=size)(key, jnp.asarray(X))
     before = {k: np.asarray(x) for k, x in draws.items()}

@@ -14,12 +14,10 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.collapsed_spikes import gibbs_block
 from numpyro_spikeslab.algebra.covariance import Dense
-from numpyro_spikeslab.algebra.pairs import Prior
-from numpyro_spikeslab.sampling.turn import Found
+from numpyro_spikeslab.reading.function_prior import FunctionPrior
+from numpyro_spikeslab.sampling.function_state import Evaluation, Fixed, Moves, State
 from numpyro_spikeslab.sampling.weights_of_function import (
-    Hidden,
-    Left,
-    Mixing,
+    Integrated,
     Root,
     shear,
     slabs_of,
@@ -49,13 +47,14 @@ def covariance(length):
 
 def integrated(members):
     """The last function's column, with these functions integrated out."""
-    w = jnp.asarray(W[:, members])
     residual = jnp.asarray(Y - PHI.T @ W.T + PHI[members].T @ W[:, members].T)
-    left = Left(residual, jnp.asarray(SEEN / NOISE**2))
-    prior = Prior(jnp.full((Q, M), -0.4), jnp.asarray(VARIANCE))
-    mixing, root = Mixing(jnp.asarray(PHI), jnp.asarray(W), prior), Root.of(left.Z, w)
-    hidden = Hidden(w, root, root.times(jnp.asarray(MU[members])), lambda x: x)
-    return hidden, take_column(KEY, 2, mixing, left, hidden)[0]
+    prior = FunctionPrior(None, jnp.asarray(MU), None, {})
+    moves = Moves(jnp.full((Q, M), -0.4), None, None, None, True, True)
+    fixed = Fixed(jnp.asarray(Y), jnp.asarray(SEEN.astype(float)), prior, moves)
+    arrays = (jnp.asarray(x) for x in (VARIANCE, NOISE))
+    state = State(jnp.asarray(PHI), jnp.zeros((M, 0)), jnp.asarray(W), {}, *arrays, residual)
+    integrated = Integrated.of(fixed, state, np.array(members))
+    return integrated, take_column(KEY, 2, fixed, state, integrated)[0]
 
 
 def log_density(members, lengths, spikes, tasks):
@@ -79,13 +78,16 @@ PATTERNS = list(product([0.0, 1.0], repeat=Q))
 
 
 @pytest.mark.slow
-def test_one_function_and_the_slabs_are_integrated_out():
-    hidden, column = integrated([0])
+def test_one_function_and_the_slabs_are_functions():
+    functions, column = integrated([0])
     found, expected = [], []
     for length in (0.5, 2.0):
         for spikes in PATTERNS[::3]:
-            K, observed = Dense(jnp.asarray(covariance(length))), column.observed(hidden.mean)
-            at = Found.of(K, K.cholesky(hidden.root.diagonal[0]), observed)
+            K, observed = (
+                Dense(jnp.asarray(covariance(length))),
+                column.stacked(functions.mean),
+            )
+            at = Evaluation.of(K, K.cholesky(functions.root.diagonal[0]), observed)
             slabs = slabs_of(column, at.half)
             found.append(float(at.value + slabs.log_evidence(jnp.asarray(spikes))))
             expected.append(log_density([0], [length], spikes, column.tasks))
@@ -94,9 +96,9 @@ def test_one_function_and_the_slabs_are_integrated_out():
 
 
 @pytest.mark.slow
-def test_two_functions_are_integrated_out():
-    hidden, column = integrated([0, 1])
-    root = hidden.root
+def test_two_functions_are_functions():
+    functions, column = integrated([0, 1])
+    root = functions.root
     lengths = [0.7, 1.6]
     # R^T R is what the tasks say of both functions
     w = W[:, :2]
@@ -111,7 +113,7 @@ def test_two_functions_are_integrated_out():
     L = np.linalg.cholesky(np.eye(2 * N) + R @ K @ R.T)
     A = np.block([[np.diag(A[:, s, t]) for t in range(2)] for s in range(2)])
     np.testing.assert_allclose(R.T @ R, A, atol=1e-12)
-    half = np.linalg.solve(L, column.observed(hidden.mean))
+    half = np.linalg.solve(L, column.stacked(functions.mean))
     slabs = slabs_of(column, jnp.asarray(half))
     found = [float(slabs.log_evidence(jnp.asarray(spikes))) for spikes in PATTERNS]
     expected = [log_density([0, 1], lengths, spikes, column.tasks) for spikes in PATTERNS]
@@ -129,7 +131,7 @@ def exact_spikes(slabs):
 
 def block(members):
     _, column = integrated(members)
-    half = jnp.column_stack([column.y, column.seen])
+    half = jnp.column_stack([column.y, column.features])
     # as if the prior of the functions resisted a fifth of everything
     return column, slabs_of(column, 0.45 * half)
 

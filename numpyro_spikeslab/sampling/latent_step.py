@@ -15,53 +15,55 @@ from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.form import Role
 from numpyro_spikeslab.reading.view import View, by_task
 from numpyro_spikeslab.roles import draw_sites, elementwise, spread, tally
+from numpyro_spikeslab.sampling.function_state import Fixed, Moves, State
 from numpyro_spikeslab.sampling.paired_gibbs import draw_tasks
 from numpyro_spikeslab.sampling.scale_draws import Current
-from numpyro_spikeslab.sampling.turn import Draw, Held, Moves
 
 
 @dataclass(frozen=True)
 class Step(Current):
-    """One step of the kernel."""
+    """A step of :class:`~numpyro_spikeslab.LatentGibbs`: the model at the current values."""
 
     @property
     def owns_weights(self) -> bool:
+        """Whether the kernel draws the weights, too."""
         return self.reading.form.pairs[0].spike in self.own
 
     @property
     def phi(self) -> Float[Array, "M N"]:
+        """Current values of the functions."""
         return self.values[str(self.reading.form.functions)]
 
     def draw_weights(self, key: Array, now: tuple[Any, Any]) -> tuple[Any, Any, dict[str, Any]]:
-        """Spikes, slabs and the inclusion probabilities of these spikes."""
+        """Draw spikes and slabs; also return the inclusion probabilities of these spikes."""
         (pair,) = self.reading.form.pairs
         spikes, slabs, inclusion = draw_tasks(key, self.at, self.phi, weights(*now))
         shaped = {pair.name: inclusion.reshape(pair.shape).astype(float)}
         return spikes.astype(slabs.dtype), slabs, shaped
 
-    def held(self, rescale: bool) -> Held:
-        """What stays while the functions are drawn."""
-        at, form, known = self.at, self.reading.form, self.reading.functions
-        assert known is not None
-        own = tuple(name for name in form.kernels if name in self.own)
-        prior = known.prior(at.priors)._replace(parameters=replace(known.parameters, latent=own))
+    def fixed(self, rescale: bool) -> Fixed:
+        """Collect what stays fixed while the functions are drawn."""
+        at, form, functions = self.at, self.reading.form, self.reading.functions
+        assert functions is not None
+        drawn = tuple(name for name in form.kernels if name in self.own)
+        parameters = replace(functions.parameters, latent=drawn)
+        prior = functions.prior(at.priors)._replace(parameters=parameters)
         moves = self.moves(rescale) if self.owns_weights else None
-        return Held(at.Y, jnp.broadcast_to(at.relative, at.Y.shape), prior, moves)
+        return Fixed(at.Y, jnp.broadcast_to(at.relative, at.Y.shape), prior, moves)
 
     def moves(self, rescale: bool) -> Moves:
-        """What may move with the functions."""
+        """Collect what may move with the functions."""
         at, noises = self.at, self.roles("noise")
-        known = self.reading.functions
-        assert known is not None
+        assert self.reading.functions is not None
         owned = [self._owns_entry(role) for role in noises]
-        own = sum(owned, jnp.zeros(at.sigma2.shape, bool))
+        own_noise = sum(owned, jnp.zeros(at.sigma2.shape, bool))
 
         def log_prior_of_noise(sigma, q):
             total = jnp.zeros_like(sigma)
-            for role, is_own in zip(noises, owned, strict=True):
+            for role, is_owned in zip(noises, owned, strict=True):
                 shape = jnp.shape(self.values[role.site])
                 each = elementwise(at.priors[role.site], shape)(jnp.full(shape, sigma))
-                total += spread(each, self.entries(role)[q], total) * is_own[q]
+                total += spread(each, self.entries(role)[q], total) * is_owned[q]
             return total
 
         def draw_slabs(key, scales, w):
@@ -70,43 +72,46 @@ class Step(Current):
             scales = draw_sites(key, self.slab_scales(scales, w, w != 0))
             return scales, self.slab_variance(scales)
 
-        flip = rescale and known.functions.mean is None
-        return Moves(at.prior.log_odds, draw_slabs, own, log_prior_of_noise, rescale, flip)
+        flip = rescale and self.reading.functions.functions.mean is None
+        return Moves(at.prior.log_odds, draw_slabs, own_noise, log_prior_of_noise, rescale, flip)
 
     def _owns_entry(self, role: Role) -> Any:
-        """Which tasks take an entry of a noise scale's site that no other task takes."""
+        """Find the tasks whose entry of a noise scale's site no other task takes."""
         index, value = self.entries(role), self.values[role.site]
         takers = tally(jnp.ones(index.shape), index, value)
         return spread(takers, index, jnp.zeros(index.shape)) == 1
 
-    def start(self, w: Float[Array, "Q M"]) -> Draw:
-        known = self.reading.functions
-        assert known is not None
+    def start(self, w: Float[Array, "Q M"]) -> State:
+        """Make the state of these weights."""
+        functions = self.reading.functions
+        assert functions is not None
         scales = {role.site: self.values[role.site] for role in self.roles("slab")}
         noise = jnp.sqrt(self.at.sigma2)
         for role in self.roles("noise"):
-            # of entries, the view does not know that of a task without any
+            # the view of a sparse table has no noise scale for a task without entries
             noise = spread(self.values[role.site], self.entries(role), noise)
-        return Draw(self.phi, known.theta(self.values), w, scales, noise)
+        phi, variance = self.phi, self.at.prior.variance
+        residual = self.at.Y - phi.T @ w.T if self.at.layout is None else self.at.Y
+        return State(phi, functions.theta(self.values), w, scales, variance, noise, residual)
 
-    def finish(self, key: Array, now: tuple[Any, Any], draw: Draw) -> dict[str, Any]:
-        """Values of all sites that may be the kernel's, after the numbers have been drawn.
+    def finish(self, key: Array, now: tuple[Any, Any], draw: State) -> dict[str, Any]:
+        """Draw scales and probabilities, and return values of all sites the kernel may have.
 
         :param now: spikes and slabs before the functions were drawn.
         """
-        form, known = self.reading.form, self.reading.functions
-        assert known is not None
+        form, functions = self.reading.form, self.reading.functions
+        assert functions is not None
         (pair,), (spikes, slabs) = form.pairs, now
         if self.owns_weights:
             spikes = (draw.weights != 0).astype(spikes.dtype)
         slabs = jnp.where(spikes > 0, draw.weights, slabs)
-        # excluded slabs have their prior, so scales are drawn without them and they after these
+        # scales are drawn without the excluded slabs, which are then drawn from their prior
         counted = spikes > 0 if self.owns_weights else jnp.ones_like(spikes)
         squares = squares_given(self.at, draw.phi, draw.weights)
         values = self.values | self._noise_of(draw) | draw.slab_scales
         new, slabs = self.draw(random.split(key), values, (spikes, slabs), squares, counted)
         return (
-            known.parameters.scatter(draw.theta)
+            functions.parameters.scatter(draw.theta)
             | new
             | {
                 str(form.functions): draw.phi,
@@ -115,18 +120,18 @@ class Step(Current):
             }
         )
 
-    def _noise_of(self, draw: Draw) -> dict[str, Any]:
-        """Noise scales by the names of their sites, given those of the tasks."""
-        found = {}
+    def _noise_of(self, draw: State) -> dict[str, Any]:
+        """Noise scales by the names of their sites."""
+        scales = {}
         for role in self.roles("noise"):
             value = jnp.asarray(self.values[role.site])
             flat = jnp.ravel(value).at[self.entries(role)].set(draw.noise, mode="drop")
-            found[role.site] = flat.reshape(value.shape)
-        return found
+            scales[role.site] = flat.reshape(value.shape)
+        return scales
 
 
 def squares_given(at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Float[Array, " Q"]:
-    """Sums of squares of what functions and weights leave of each task."""
+    """Compute the weighted sum of squared residuals of each task."""
     if at.layout is None:
         fit = phi.T @ w.T
     else:
@@ -135,7 +140,7 @@ def squares_given(at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) ->
 
 
 def draw_rows(key: Array, at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Any:
-    """Functions without order at each row, jointly, given the weights of entries of a table."""
+    """Draw white functions of a sparse table, jointly at each row, given the weights."""
     assert at.layout is not None
     side, (M, N) = at.layout.by_rows, phi.shape
     features = w, jnp.zeros((len(w), 0), w.dtype), 1 / at.sigma2
@@ -156,17 +161,16 @@ def recruit(
     spikes: Float[Array, "Q M"],
     slabs: Float[Array, "Q M"],
 ) -> tuple[Float[Array, "Q M"], Float[Array, "Q M"]]:
-    """Give a function that no task uses to a task, drawn by the share that is left unexplained.
+    """Give a function that no task uses to a task, chosen by its share of unexplained variance.
 
-    The function's next draw then comes from the residual of this task. No step of a Markov chain
-    with the right distribution: for warm-up only.
+    The function's next draw then comes from the residual of this task. For warm-up only, since this
+    does not leave the posterior invariant.
     """
     idle = jnp.sum(spikes, axis=0) == 0
     m = jnp.argmax(idle)
-    total, left = (
-        squares_given(at, phi, w) for w in (jnp.zeros_like(slabs), jnp.where(spikes > 0, slabs, 0))
-    )
-    q = random.categorical(key, jnp.log(left / jnp.where(total > 0, total, 1)))
+    total = squares_given(at, phi, jnp.zeros_like(slabs))
+    unexplained = squares_given(at, phi, jnp.where(spikes > 0, slabs, 0))
+    q = random.categorical(key, jnp.log(unexplained / jnp.where(total > 0, total, 1)))
     slab = jnp.where(idle[m], jnp.sqrt(at.prior.variance[q, m]), slabs[q, m])
     spike = jnp.where(idle[m], 1, spikes[q, m])
     return spikes.at[q, m].set(spike), slabs.at[q, m].set(slab)
