@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ascent of the bound: one step for all models, repeated in compiled code; fits with moves."""
+"""The ascent of the bound: one step for all models, repeated in compiled code."""
 
-from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
-import numpy as np
 
 import jax
 import jax.numpy as jnp
@@ -43,14 +41,6 @@ from numpyro_spikeslab.reading.view import View
 
 CHUNK = 64
 """Steps in one call of compiled code. Their number is no part of what is compiled."""
-
-# Sweeps in a stage of a fit with moves, and from each proposal before it is judged.
-STAGE = 12
-# Sweeps after each of which proposals that cannot catch up are given up; it divides a stage.
-HEAT = 4
-# Gain of the bound in a stage at which a posterior has settled.
-TOLERANCE = 0.2
-MAX_SETTLING = 20
 
 
 def chunk_of(data: Data) -> int:
@@ -258,130 +248,3 @@ def _rest(spec, data, posterior) -> tuple[Posterior, Any]:
 def improve(spec: Spec, data: Data, posterior: Posterior, num_times: Any) -> Posterior:
     """Free sites at their maximum, for functions as they are."""
     return strong(jax.lax.fori_loop(0, num_times, lambda _, p: _rest(spec, data, p)[0], posterior))
-
-
-# Fits with moves
-
-
-class Stage(NamedTuple):
-    """Some steps of a fit.
-
-    - **progress** - after them.
-    - **losses** - after each; a round of moves is one step.
-    - **rejected** - whether it is a round of moves without success.
-    - **comparable** - whether starts are compared after it.
-    - **restarts** - the bound of each start, where this stage has compared them.
-    """
-
-    progress: Progress
-    losses: Float[np.ndarray, " steps"]
-    rejected: bool = False
-    comparable: bool = False
-    restarts: Float[np.ndarray, " starts"] | None = None
-
-
-class Fit(NamedTuple):
-    """What a fit is made of.
-
-    - **spec**, **data** - see :mod:`~numpyro_spikeslab.fitting.posterior`.
-    - **threshold** - see :func:`advance`.
-    - **moves** - rounds of moves from a state, `None` where there are none.
-    """
-
-    spec: Spec
-    data: Data
-    threshold: float
-    moves: Callable[["Fit", Progress], Iterator[Stage]] | None
-
-    def sweeps(self, progress: Progress, num_steps: int) -> Stage:
-        """At most ``num_steps`` steps without moves."""
-        every, left = [], num_steps
-        while left > 0:
-            size = min(left, chunk_of(self.data))
-            progress, found = advance(self.spec, self.data, progress, size, self.threshold)
-            losses = np.asarray(found)[:size]
-            left -= size
-            if bool(progress.converged):
-                left, losses = 0, losses[~np.isnan(losses)]
-            # a loss that is not a number is a step all the same
-            every.append(losses)
-        return Stage(progress, np.concatenate(every))
-
-    def steps(self, progress: Progress, num_steps: int) -> Iterator[Stage]:
-        """At most ``num_steps`` steps: sweeps, and rounds of moves where there are functions."""
-        left = num_steps
-        if self.moves is not None and left >= STAGE:
-            for stage in self.moves(self._replace(threshold=-1.0), progress):
-                progress = stage.progress
-                left -= len(stage.losses)
-                yield stage
-                if left < STAGE:
-                    break
-        while left > 0:
-            stage = self.sweeps(progress, min(chunk_of(self.data), left))
-            progress = stage.progress
-            left -= len(stage.losses)
-            yield stage
-            if bool(progress.converged):
-                return
-
-    def settle(self, progress: Progress) -> Iterator[Stage]:
-        """Sweeps until they bring little more."""
-        before = float(progress.loss)
-        for _ in range(MAX_SETTLING):
-            stage = self.sweeps(progress, STAGE)
-            yield stage
-            if before - stage.losses[-1] < TOLERANCE:
-                return
-            progress, before = stage.progress, stage.losses[-1]
-
-    def contest(self, progress: Progress, proposals: Sequence[Posterior]) -> Stage:
-        """One round of moves: the proposals and the state itself, each after as many sweeps.
-
-        Those are given up that gains as large as their last ones would not bring to the best.
-        """
-        every = (progress.posterior, *proposals)
-        contenders = [progress._replace(posterior=posterior) for posterior in every]
-        reached, hope = np.zeros(len(contenders)), np.full(len(contenders), np.inf)
-        for left in range(STAGE - HEAT, -1, -HEAT):
-            for k in np.flatnonzero(hope > -np.inf):
-                stage = self.sweeps(contenders[k], HEAT)
-                contenders[k], losses = stage.progress, stage.losses
-                gain = max(losses[0] - losses[-1], 0) / (HEAT - 1)
-                found = [-losses[-1], left * gain - losses[-1]]
-                reached[k], hope[k] = np.nan_to_num(found, nan=-np.inf)
-            given_up = hope < np.max(reached)
-            reached[given_up] = hope[given_up] = -np.inf
-        best = int(np.argmax(reached))
-        end = contenders[best]._replace(step=progress.step + 1)
-        return Stage(end, np.asarray([-reached[best]]), rejected=best == 0)
-
-
-def best_of(climbs: Sequence[Iterator[Stage]]) -> Iterator[Stage]:
-    """Stages of the climb that is highest where a first round of moves brings nothing.
-
-    Only this one goes on from there.
-    """
-
-    heats: list[list[Stage]] = []
-    try:
-        for climb in climbs:
-            heats.append([])
-            for stage in climb:
-                heats[-1].append(stage)
-                if stage.comparable:
-                    break
-    except KeyboardInterrupt:
-        yield from heats[int(np.argmax(_reached(heats)))]
-        raise
-    reached = _reached(heats)
-    best = int(np.argmax(reached))
-    for k, stage in enumerate(heats[best], 1):
-        yield stage._replace(restarts=reached) if k == len(heats[best]) else stage
-    yield from climbs[best]
-
-
-def _reached(heats: list[list[Stage]]) -> Float[np.ndarray, " starts"]:
-    """The bound of each climb; what is not a number is the lowest."""
-    reached = [-float(found[-1].losses[-1]) if found else -np.inf for found in heats]
-    return np.nan_to_num(np.asarray(reached), nan=-np.inf, posinf=np.inf, neginf=-np.inf)

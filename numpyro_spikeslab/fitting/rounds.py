@@ -1,33 +1,171 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of moves: which are proposed when. The bound never falls over the steps of a fit."""
+"""Fits of latent functions with moves between local optima: schedule and judgement of proposals.
 
-from collections.abc import Iterator
+A round of moves counts as one step, and the bound never falls from step to step.
+"""
 
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from jaxtyping import Float
 import numpy as np
 
 import jax.numpy as jnp
 
-from numpyro_spikeslab.fitting.ascent import STAGE, Fit, Progress, Stage
+from numpyro_spikeslab.fitting.ascent import Progress, advance, chunk_of
 from numpyro_spikeslab.fitting.function_updates import in_use
 from numpyro_spikeslab.fitting.moves import drop, keep_only, rotate
-from numpyro_spikeslab.fitting.posterior import Posterior
+from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec
 from numpyro_spikeslab.fitting.rotations import turn
 from numpyro_spikeslab.fitting.roughness import Roughness
 from numpyro_spikeslab.fitting.white_functions import gains_without
 
+# Sweeps in a stage, and sweeps after each proposal before it is judged.
+STAGE = 12
+# Sweeps after which hopeless proposals are dropped; it divides STAGE.
+HEAT = 4
+# A fit has settled when the bound gains less than this in a stage.
+TOLERANCE = 0.2
+MAX_SETTLING = 20
 MAX_ROUNDS = 8
-# Sweeps after each turn of a warm-up.
+# Sweeps after each rotation of a warm-up.
 WARM_UP = (10, 15, 20, 30, 40)
-# Functions without which the bound is at most that much lower are the first that are dropped.
+# Functions whose removal lowers the bound by at most this much are dropped first.
 WEAK = 20.0
 MAX_DROPS = 20
 MAX_TURNS = 20
 
 
-def function_moves(roughness: Roughness, fit: Fit, progress: Progress) -> Iterator[Stage]:
-    """Rotations and drops, until none from a settled state is accepted.
+class Stage(NamedTuple):
+    """Some steps of a fit.
 
-    :param roughness: what orders functions.
+    - **progress** - the state after them.
+    - **losses** - the loss after each step.
+    - **rejected** - whether it is a round of moves in which no proposal was accepted.
+    - **comparable** - whether starts are compared after this stage.
+    - **restarts** - the bound of each start, if this stage has compared them.
+    """
+
+    progress: Progress
+    losses: Float[np.ndarray, " steps"]
+    rejected: bool = False
+    comparable: bool = False
+    restarts: Float[np.ndarray, " starts"] | None = None
+
+
+class Fit(NamedTuple):
+    """A fit of latent functions.
+
+    - **spec**, **data** - see :mod:`~numpyro_spikeslab.fitting.posterior`.
+    - **threshold** - change of the bound in a step at which a fit without moves stops.
+    - **moves** - rounds of moves from a state, `None` for a fit without moves.
+    """
+
+    spec: Spec
+    data: Data
+    threshold: float
+    moves: Callable[["Fit", Progress], Iterator[Stage]] | None
+
+    def sweeps(self, progress: Progress, num_steps: int, threshold: float = -1.0) -> Stage:
+        """Take at most ``num_steps`` steps without moves.
+
+        :param threshold: change of the bound in a step at which to stop; negative for never.
+        """
+        losses, num_left = [], num_steps
+        while num_left > 0 and not (losses and bool(progress.converged)):
+            size = min(num_left, chunk_of(self.data))
+            progress, chunk = advance(self.spec, self.data, progress, size, threshold)
+            chunk = np.asarray(chunk)[:size]
+            num_left -= size
+            # without convergence a NaN is the loss of a step that went wrong
+            losses.append(chunk[~np.isnan(chunk)] if bool(progress.converged) else chunk)
+        return Stage(progress, np.concatenate(losses))
+
+    def steps(self, progress: Progress, num_steps: int) -> Iterator[Stage]:
+        """Take at most ``num_steps`` steps: rounds of moves if there are any, then sweeps."""
+        num_left = num_steps
+        if self.moves is not None and num_left >= STAGE:
+            for stage in self.moves(self, progress):
+                progress = stage.progress
+                num_left -= len(stage.losses)
+                yield stage
+                if num_left < STAGE:
+                    break
+        while num_left > 0:
+            stage = self.sweeps(progress, min(chunk_of(self.data), num_left), self.threshold)
+            progress = stage.progress
+            num_left -= len(stage.losses)
+            yield stage
+            if bool(progress.converged):
+                return
+
+    def settle(self, progress: Progress) -> Iterator[Stage]:
+        """Sweep until the bound hardly rises."""
+        before = float(progress.loss)
+        for _ in range(MAX_SETTLING):
+            stage = self.sweeps(progress, STAGE)
+            yield stage
+            if before - stage.losses[-1] < TOLERANCE:
+                return
+            progress, before = stage.progress, stage.losses[-1]
+
+    def contest(self, progress: Progress, proposals: Sequence[Posterior]) -> Stage:
+        """Compare the current state with proposals after :data:`STAGE` sweeps each; keep the best.
+
+        A contender is dropped early if its latest gain, continued to the end of the stage, would
+        not bring it to the best bound so far.
+        """
+        contenders = [progress._replace(posterior=x) for x in (progress.posterior, *proposals)]
+        bounds, forecasts = np.zeros(len(contenders)), np.full(len(contenders), np.inf)
+        for num_left in range(STAGE - HEAT, -1, -HEAT):
+            for k in np.flatnonzero(forecasts > -np.inf):
+                contenders[k], losses, *_ = self.sweeps(contenders[k], HEAT)
+                gain = max(losses[0] - losses[-1], 0) / (HEAT - 1)
+                reached = [-losses[-1], num_left * gain - losses[-1]]
+                bounds[k], forecasts[k] = np.nan_to_num(reached, nan=-np.inf)
+            hopeless = forecasts < np.max(bounds)
+            bounds[hopeless] = forecasts[hopeless] = -np.inf
+        best = int(np.argmax(bounds))
+        end = contenders[best]._replace(step=progress.step + 1)
+        return Stage(end, np.asarray([-bounds[best]]), rejected=best == 0)
+
+
+def best_of(climbs: Sequence[Iterator[Stage]]) -> Iterator[Stage]:
+    """Run several starts up to their first comparable stage, then continue the best of them.
+
+    :return: the stages of the best start.
+    """
+    heats: list[list[Stage]] = []
+    try:
+        for climb in climbs:
+            heats.append([])
+            for stage in climb:
+                heats[-1].append(stage)
+                if stage.comparable:
+                    break
+    except KeyboardInterrupt:
+        yield from heats[int(np.argmax(_bounds(heats)))]
+        raise
+    bounds = _bounds(heats)
+    best = int(np.argmax(bounds))
+    yield from heats[best][:-1]
+    yield heats[best][-1]._replace(restarts=bounds)
+    yield from climbs[best]
+
+
+def _bounds(heats: list[list[Stage]]) -> Float[np.ndarray, " starts"]:
+    """The last bound of each start, minus infinity in place of NaN."""
+    bounds = [-float(stages[-1].losses[-1]) if stages else -np.inf for stages in heats]
+    return np.nan_to_num(np.asarray(bounds), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+
+
+# Schedules of moves
+
+
+def function_moves(roughness: Roughness, fit: Fit, progress: Progress) -> Iterator[Stage]:
+    """Propose rotations and drops until all are rejected from a settled state.
+
+    :param roughness: orders the functions by smoothness.
     """
     stage = fit.sweeps(progress, STAGE)
     yield stage
@@ -35,8 +173,8 @@ def function_moves(roughness: Roughness, fit: Fit, progress: Progress) -> Iterat
     for _ in range(MAX_ROUNDS):
         now = stage.progress.posterior
         fewer = drop(fit.spec, fit.data, now)
-        turned, both = (rotate(fit.spec, fit.data, x, roughness) for x in (now, fewer))
-        stage = fit.contest(stage.progress, (turned, fewer, both))
+        rotated, both = (rotate(fit.spec, fit.data, x, roughness) for x in (now, fewer))
+        stage = fit.contest(stage.progress, (rotated, fewer, both))
         yield stage._replace(comparable=stage.rejected)
         if not stage.rejected:
             settled = False
@@ -50,34 +188,34 @@ def function_moves(roughness: Roughness, fit: Fit, progress: Progress) -> Iterat
 
 
 def factor_moves(fit: Fit, progress: Progress) -> Iterator[Stage]:
-    """Moves of functions without order: a warm-up, then drops, then turns."""
+    """Move functions without order: a warm-up of rotations, then drops, then single rotations."""
     stage = fit.sweeps(progress, STAGE)
     yield stage
-    stage = warm_up(fit, stage.progress)
+    stage = _warm_up(fit, stage.progress)
     yield stage
-    for part in (_drops, _turns, Fit.settle):
-        for later in part(fit, stage.progress):
+    for schedule in (_drops, _rotations, Fit.settle):
+        for later in schedule(fit, stage.progress):
             yield later
             stage = later
 
 
-def warm_up(fit: Fit, progress: Progress) -> Stage:
-    """Turns, each followed by sweeps, as one step: kept if the bound is higher in the end."""
+def _warm_up(fit: Fit, progress: Progress) -> Stage:
+    """Rotate and sweep several times; keep the end if its bound is higher than at the start."""
     end = progress
     for k, size in enumerate(WARM_UP):
-        turned = _turned(fit, end.posterior, k % 2 == 0, k < 2)
-        end = fit.sweeps(end._replace(posterior=turned), size).progress
+        rotated = _rotated(fit, end.posterior, k % 2 == 0, k < 2)
+        end = fit.sweeps(end._replace(posterior=rotated), size).progress
     better = bool(end.loss < progress.loss)
     end = (end if better else progress)._replace(step=progress.step + 1)
     return Stage(end, np.asarray([end.loss]), rejected=not better, comparable=True)
 
 
-def _turned(fit: Fit, posterior: Posterior, whiten: bool, simplify: bool = False) -> Posterior:
+def _rotated(fit: Fit, posterior: Posterior, whiten: bool, simplify: bool = False) -> Posterior:
     return turn(fit.spec, fit.data, posterior, jnp.array(whiten), jnp.array(simplify))
 
 
 def _drops(fit: Fit, progress: Progress) -> Iterator[Stage]:
-    """Without the functions that are missed least: twice as many after a success, or half."""
+    """Drop the least useful functions; double their number after a success, else halve it."""
     number = -1
     for _ in range(MAX_DROPS):
         gains = np.asarray(gains_without(fit.spec, fit.data, progress.posterior))
@@ -96,13 +234,13 @@ def _drops(fit: Fit, progress: Progress) -> Iterator[Stage]:
         number = number // 2 if stage.rejected else 2 * number
 
 
-def _turns(fit: Fit, progress: Progress) -> Iterator[Stage]:
-    """Turns with functions made uncorrelated and as they are, until both are rejected."""
-    rejected = 0
+def _rotations(fit: Fit, progress: Progress) -> Iterator[Stage]:
+    """Rotate functions, whitened and as they are in turn, until both are rejected."""
+    num_rejected = 0
     for k in range(MAX_TURNS):
-        stage = fit.contest(progress, [_turned(fit, progress.posterior, k % 2 == 0)])
+        stage = fit.contest(progress, [_rotated(fit, progress.posterior, k % 2 == 0)])
         yield stage
         progress = stage.progress
-        rejected = rejected + 1 if stage.rejected else 0
-        if rejected == 2:
+        num_rejected = num_rejected + 1 if stage.rejected else 0
+        if num_rejected == 2:
             return

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 
 from numpyro.infer.svi import SVIState
 
-from numpyro_spikeslab.fitting.ascent import CHUNK, Fit, Progress, Stage, advance, begin, best_of
+from numpyro_spikeslab.fitting.ascent import CHUNK, Progress, advance, begin
 from numpyro_spikeslab.fitting.posterior import Data, Spec, view_at
 from numpyro_spikeslab.fitting.roughness import no_roughness, roughness_of_inputs
-from numpyro_spikeslab.fitting.rounds import factor_moves, function_moves
+from numpyro_spikeslab.fitting.rounds import Fit, Stage, best_of, factor_moves, function_moves
 from numpyro_spikeslab.fitting.starts import start_random, start_svd
 from numpyro_spikeslab.reading.form import FUNCTIONS
 from numpyro_spikeslab.reading.program import are_concrete

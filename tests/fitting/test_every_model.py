@@ -20,7 +20,7 @@ from numpyro import handlers
 from numpyro.infer import Predictive, Trace_ELBO
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.fitting import ascent
+from numpyro_spikeslab.fitting import rounds
 
 KEY = random.key(0)
 OBSERVED = ("y", "Y")
@@ -76,7 +76,7 @@ class Fit:
         self.start = self.svi.get_params(self.first)
         with pytest.MonkeyPatch.context() as patch:
             # or else a long run would make moves
-            patch.setattr(ascent, "STAGE", 10**9)
+            patch.setattr(rounds, "STAGE", 10**9)
             self.result = self.run(400, self.first)
         self.params = self.result.params
 

@@ -10,7 +10,8 @@ from jax import random
 import jax.numpy as jnp
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.fitting import ascent
+from numpyro_spikeslab.fitting import rounds
+from numpyro_spikeslab.fitting.ascent import Progress
 from numpyro_spikeslab.fitting.function_updates import is_active
 from numpyro_spikeslab.fitting.moves import drop, refit_weights, sharpen, switch_off, unmix, varimax
 from numpyro_spikeslab.fitting.roughness import roughness_of_inputs
@@ -146,7 +147,7 @@ def test_moves_find_what_sweeps_do_not():
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_a_contest_gives_up_proposals_that_cannot_catch_up():
-    sweeps = np.arange(1, ascent.STAGE + 1)
+    sweeps = np.arange(1, rounds.STAGE + 1)
     bounds = {
         "state": np.full(sweeps.size, -10.0),
         "late": -300.0 + 40 * sweeps,
@@ -156,24 +157,24 @@ def test_a_contest_gives_up_proposals_that_cannot_catch_up():
     }
     visits = dict.fromkeys(bounds, 0)
 
-    class Scripted(ascent.Fit):
-        def sweeps(self, progress, num_steps):
+    class Scripted(rounds.Fit):
+        def sweeps(self, progress, num_steps, threshold=-1.0):
             name, end = progress.posterior, progress.step + num_steps
             visits[name] += num_steps
-            return ascent.Stage(progress._replace(step=end), -bounds[name][progress.step : end])
+            return rounds.Stage(progress._replace(step=end), -bounds[name][progress.step : end])
 
     fit = Scripted(None, None, -1.0, None)
     names = list(bounds)
-    stage = fit.contest(ascent.Progress(0, names[0], np.inf, False), names[1:])
+    stage = fit.contest(Progress(0, names[0], np.inf, False), names[1:])
     assert stage.progress.posterior == "late"
     assert stage.progress.step == 1
     assert not stage.rejected
     assert list(stage.losses) == [-bounds["late"][-1]]
     assert visits == {"state": 8, "late": 12, "lame": 4, "slow": 4, "broken": 4}
     # 120 nats behind after the first sweeps, and the highest in the end
-    assert bounds["late"][ascent.HEAT - 1] < bounds["state"][0] - 120
+    assert bounds["late"][rounds.HEAT - 1] < bounds["state"][0] - 120
 
     bounds["late"][:] = np.nan
-    stage = fit.contest(ascent.Progress(0, names[0], np.inf, False), names[1:])
+    stage = fit.contest(Progress(0, names[0], np.inf, False), names[1:])
     assert stage.rejected
     assert stage.progress.posterior == "state"
