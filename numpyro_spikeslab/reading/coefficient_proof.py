@@ -88,7 +88,7 @@ def find_coefficients(
     """
     names = [name for name in subject.others if _is_candidate(subject, run, likelihood, name)]
     if not names:
-        return Coefficients((), (), True, (), frozenset(), ())
+        return Coefficients((), (), True, (), frozenset())
     moments = provenance(lambda **x: _moments(subject, x, names), **inputs)
     fed = {name: _fed(run, likelihood, name, moments) for name in names}
     names = _closed(names, fed)
