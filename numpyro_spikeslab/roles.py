@@ -1,65 +1,315 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Noise scales, inclusion probabilities, slab scales: their mode in a fit, their draw in a chain.
+"""Sites with a role: noise scales, inclusion probabilities and slab scales.
 
-All that the rest of the model says of them are counts and sums. Which entry of a site each weight
-(or, of a noise scale, each task) takes is its *index*; one beyond the last entry takes none. Where
-all take the only entry the index is a single zero.
+A role says where the values of its site go in a view, which sums over weights or tasks are its
+sufficient statistics, and, given these, its mode (for fits) and its conditional (for chains). Which
+entry of the site each weight or task takes is an :class:`Index`.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, ClassVar, NamedTuple
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
+import numpy as np
 
 import jax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 import numpyro.distributions as dist
+from numpyro.distributions import constraints
 
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.search import slice_sample
-from numpyro_spikeslab.reading.form import base_of
+from numpyro_spikeslab.priors import base_of, includes, is_drawable, is_plain
 
-# Slabs whose expected number is smaller say nothing about their scale.
+# A smaller expected number of slabs says nothing about their scale.
 UNKNOWN = 1e-3
 
 NUM_UPDATES = 4
-"""Of slice sampling for a draw: one alone stays too near, and all cost less than the weights."""
+"""Slice updates for a draw. One alone is too correlated, and all cost less than the weights."""
 
 
-def tally(x: Any, index: Any, value: Any) -> Any:
-    """Sums of ``x`` over the weights or tasks that take the same entry of a site, in its shape.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Index:
+    """Which entry of a site each weight or task takes.
 
-    :param index: of the weights of one task, where those of all take the same entries.
+    - **entries** - positions in the flat site, in the shape of the weights, (Q, M), or of the
+      tasks, (Q,); the size of the site where a weight takes no entry. `None` if all take the only
+      one.
+    - **shape** - of the site.
     """
-    size = max(jnp.size(value), 1)
-    if not jnp.ndim(index):
-        return jnp.sum(x).reshape(jnp.shape(value))
-    x = jnp.sum(jnp.reshape(x, (-1, jnp.size(index))), axis=0)
-    if size == 1:
-        # a plain sum takes less than half the time of a scatter
-        return jnp.sum(jnp.where(jnp.ravel(index) < 1, jnp.ravel(x), 0)).reshape(jnp.shape(value))
-    total = jnp.zeros(size, jnp.result_type(x)).at[jnp.ravel(index)].add(jnp.ravel(x), mode="drop")
-    return total.reshape(jnp.shape(value))
+
+    entries: Int[Array, "..."] | None
+    shape: tuple[int, ...] = field(metadata={"static": True})
+
+    @property
+    def size(self) -> int:
+        return max(prod(self.shape), 1)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether all weights or tasks take the only entry."""
+        return self.entries is None
+
+    def __getitem__(self, which: Any) -> "Index":
+        """Return the index of some of the tasks."""
+        entries = None if self.entries is None else self.entries[which]
+        return Index(entries, self.shape)
+
+    def take(self, value: Any, other: Any) -> Any:
+        """Return the entries that weights or tasks take, ``other`` where they take none."""
+        flat = jnp.ravel(value)
+        if self.entries is None:
+            return jnp.broadcast_to(flat[0], jnp.shape(other))
+        entries = jnp.reshape(self.entries, jnp.shape(other))
+        return jnp.where(entries < self.size, flat.at[entries].get(mode="clip"), other)
+
+    def sum(self, x: Any) -> Any:
+        """Sum over the weights or tasks that take the same entry, in the shape of the site.
+
+        :param x: for each weight or task; for all tasks where the index has one row for them.
+        """
+        if self.entries is None:
+            return jnp.sum(x).reshape(self.shape)
+        entries = jnp.ravel(self.entries)
+        x = jnp.sum(jnp.reshape(x, (-1, entries.size)), axis=0)
+        if self.size == 1:
+            # a plain sum takes less than half the time of a scatter
+            return jnp.sum(jnp.where(entries < 1, x, 0)).reshape(self.shape)
+        total = jnp.zeros(self.size, jnp.result_type(x)).at[entries].add(x, mode="drop")
+        return total.reshape(self.shape)
+
+    def put(self, value: Any, x: Any) -> Any:
+        """Return a value of the site with the entries that tasks take set to theirs."""
+        if self.entries is None:
+            return jnp.reshape(jnp.ravel(x)[0], self.shape)
+        return jnp.ravel(value).at[self.entries].set(x, mode="drop").reshape(self.shape)
+
+    def takes_any(self) -> Any:
+        """Whether each weight or task takes an entry."""
+        return True if self.entries is None else np.asarray(self.entries) < self.size
+
+    def is_local(self, num_tasks: int) -> bool:
+        """Whether each entry is taken, by weights of one task alone."""
+        if self.entries is None or len(self.entries) != num_tasks:
+            return False
+        entries = np.asarray(self.entries).reshape(num_tasks, -1)
+        owner, task = np.full(self.size + 1, -1), np.arange(num_tasks)[:, None]
+        owner[entries] = task
+        taken = entries < self.size
+        return bool(np.all(owner[:-1] >= 0) and np.all((owner[entries] == task) | ~taken))
 
 
-def spread(value: Any, index: Any, other: Any) -> Any:
-    """The entries of a site that weights or tasks take; ``other`` where they take none."""
-    if jnp.ndim(index):
-        index = jnp.reshape(index, jnp.shape(other))
-    taken = jnp.ravel(value).at[index].get(mode="clip")
-    return jnp.where(index < jnp.size(value), taken, other)
+class Statistics(NamedTuple):
+    """Sufficient statistics of all roles, before the sums over an index.
+
+    - **included** - expected spikes, in the shape of the weights.
+    - **slabs**, **slab_squares** - expected number of known slabs, and their expected squares.
+    - **count**, **squares** - number of observations of each task, and the expected sum of their
+      squared residuals.
+    """
+
+    included: Any
+    slabs: Any
+    slab_squares: Any
+    count: Any
+    squares: Any
+
+
+class Tally(NamedTuple):
+    """Sufficient statistics of a site with a role, in its shape.
+
+    - **count** - number of weights, slabs or observations that take each entry.
+    - **total** - sum of their inclusion probabilities, squared slabs or squared residuals.
+    """
+
+    count: Any
+    total: Any
+
+
+class Target(NamedTuple):
+    """The conditional of a site, on the whole real line.
+
+    - **x** - the entries of the site, transformed to the real line.
+    - **log_density** - of each entry.
+    - **back** - maps them back to the site.
+    """
+
+    x: Float[Array, "..."]
+    log_density: Callable[[Any], Any]
+    back: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Role:
+    """A site whose values are the noise scales, inclusion probabilities or slab scales themselves.
+
+    - **site** - its name.
+    - **has_mode** - whether its mode has a closed form. If not, it can be drawn only.
+    """
+
+    site: str
+    has_mode: bool
+
+    part: ClassVar[str]
+    """The part of the model that the site is."""
+    priors_with_mode: ClassVar[tuple[type, ...]]
+    upper: ClassVar[float] = np.inf
+    """The largest value that the part can have."""
+
+    @classmethod
+    def of(cls, site: dict[str, Any]) -> "Role | None":
+        """Return the role of a site that is this part, `None` if nothing is known of its prior.
+
+        A mode must not lie outside of the prior's support, and only independent entries can be
+        drawn.
+        """
+        if site["type"] == "param":
+            constraint = site["kwargs"].get("constraint", constraints.real)
+            return cls(site["name"], True) if includes(constraint, cls.upper) else None
+        base = base_of(site["fn"])
+        if is_plain(site, cls.priors_with_mode):
+            improper = isinstance(base, dist.ImproperUniform)
+            if not improper or includes(base.support, cls.upper):
+                return cls(site["name"], True)
+        is_drawn = is_drawable(site, cls.upper) and not base.event_shape
+        return cls(site["name"], False) if is_drawn else None
+
+    def place(self, at: Any, index: Index, value: Any) -> Any:
+        """Return a view at another value of the site; the model does not run for it."""
+        raise NotImplementedError
+
+    def tally(self, index: Index, statistics: Statistics) -> Tally:
+        """Sum the statistics of the weights or tasks that take each entry."""
+        raise NotImplementedError
+
+    def expected(self, value: Any) -> Any:
+        """Return the expected total of a count of one."""
+        raise NotImplementedError
+
+    def mode(self, tally: Tally, prior: Any, current: Any) -> Any:
+        """Return the mode given the statistics.
+
+        :param prior: `None` and others than those that have a mode are flat.
+        :param current: returned where nothing is known.
+        """
+        raise NotImplementedError
+
+    def target(self, tally: Tally, prior: Any, current: Any) -> Target:
+        """Return the conditional given the statistics, which are those of draws."""
+        raise NotImplementedError
+
+
+class _ScaleRole(Role):
+    """Standard deviations of centred Normal numbers."""
+
+    priors_with_mode = dist.HalfNormal, dist.ImproperUniform
+
+    def expected(self, value: Any) -> Any:
+        return value**2
+
+    def mode(self, tally: Tally, prior: Any, current: Any) -> Any:
+        return scale_mode(*tally, prior, current)
+
+    def target(self, tally: Tally, prior: Any, current: Any) -> Target:
+        log_prior = elementwise(prior, jnp.shape(current))
+        log_squares = jnp.log(tally.total)
+
+        def log_density(log_x):
+            # with a count of zero a scale may come near to zero
+            likelihood = -tally.count * log_x - 0.5 * jnp.exp(log_squares - 2 * log_x)
+            return log_prior(jnp.exp(log_x)) + log_x + likelihood
+
+        return Target(jnp.log(current), log_density, jnp.exp)
+
+
+class NoiseRole(_ScaleRole):
+    """The noise scales of the tasks."""
+
+    part = "noise"
+
+    def place(self, at: Any, index: Index, value: Any) -> Any:
+        sigma2 = index.take(value**2, at.sigma2)
+        log_scale = 0.5 * jnp.sum(at.count * jnp.log(2 * jnp.pi * sigma2))
+        return at._replace(sigma2=sigma2, log_scale=log_scale)
+
+    def tally(self, index: Index, statistics: Statistics) -> Tally:
+        return Tally(index.sum(statistics.count), index.sum(statistics.squares))
+
+
+class SlabRole(_ScaleRole):
+    """The slab scales of the weights."""
+
+    part = "slab"
+
+    def place(self, at: Any, index: Index, value: Any) -> Any:
+        variance = index.take(value**2, at.prior.variance)
+        return at._replace(prior=at.prior._replace(variance=variance))
+
+    def tally(self, index: Index, statistics: Statistics) -> Tally:
+        return Tally(index.sum(statistics.slabs), index.sum(statistics.slab_squares))
+
+
+class InclusionRole(Role):
+    """The inclusion probabilities of the weights."""
+
+    part = "inclusion"
+    priors_with_mode = dist.Beta, dist.Uniform, dist.ImproperUniform
+    upper = 1.0
+
+    def place(self, at: Any, index: Index, value: Any) -> Any:
+        log_odds = index.take(jnp.log(value) - jnp.log1p(-value), at.prior.log_odds)
+        return at._replace(prior=at.prior._replace(log_odds=log_odds))
+
+    def tally(self, index: Index, statistics: Statistics) -> Tally:
+        included = statistics.included
+        return Tally(index.sum(jnp.ones_like(included)), index.sum(included))
+
+    def expected(self, value: Any) -> Any:
+        return value
+
+    def mode(self, tally: Tally, prior: Any, current: Any) -> Any:
+        return inclusion_mode(tally.total, tally.count, prior, current)
+
+    def target(self, tally: Tally, prior: Any, current: Any) -> Target:
+        base, included, excluded = base_of(prior), tally.total, tally.count - tally.total
+        if isinstance(base, dist.Beta):
+            # counted as spikes, since its normaliser would take longer to compile than the rest
+            included = included + base.concentration1 - 1.0
+            excluded = excluded + base.concentration0 - 1.0
+            prior = dist.Uniform()
+        log_prior = elementwise(prior, jnp.shape(current))
+        info = jnp.finfo(jnp.result_type(current))
+
+        def back(logit):
+            # 0 and 1 are absorbing
+            return jnp.clip(jax.nn.sigmoid(logit), info.tiny, 1 - info.eps)
+
+        def log_density(logit):
+            # the derivative of the probability is the product of it and its complement
+            likelihood = (included + 1) * jax.nn.log_sigmoid(logit)
+            likelihood += (excluded + 1) * jax.nn.log_sigmoid(-logit)
+            return log_prior(back(logit)) + likelihood
+
+        inside = jnp.clip(current, info.tiny, 1 - info.eps)
+        return Target(jnp.log(inside) - jnp.log1p(-inside), log_density, back)
+
+
+ROLES: tuple[type[Role], ...] = NoiseRole, InclusionRole, SlabRole
 
 
 # Modes
 
 
 def inclusion_mode(included: Any, total: Any, prior: Any, current: Any) -> Any:
-    """Maximises ``included log pi + (total - included) log(1 - pi) + log p(pi)``.
+    """Maximise ``included log pi + (total - included) log(1 - pi) + log p(pi)``.
 
     :param prior: a Beta or Uniform distribution; `None` and others are flat.
-    :param current: what is kept where nothing is known, or has the end where both are as high.
+    :param current: returned where nothing is known; chooses the end where both are as high.
     """
     base, excluded = base_of(prior), total - included
     if isinstance(base, dist.Beta):
@@ -72,88 +322,28 @@ def inclusion_mode(included: Any, total: Any, prior: Any, current: Any) -> Any:
     mode = jnp.where(inside, included / jnp.where(total == 0, 1, total), end)
     mode = jnp.where((included == 0) & (excluded == 0), current, mode)
     low, high = (base.low, base.high) if isinstance(base, dist.Uniform) else (0.0, 1.0)
-    # a mode at 0 or 1 would never be left again
+    # 0 and 1 are absorbing
     high = jnp.minimum(high, 1.0)
     margin = jnp.finfo(jnp.result_type(included)).eps * high
     return jnp.clip(mode, low + margin, high - margin)
 
 
-def variance_mode(count: Any, squares: Any, prior: Any) -> Any:
-    """Square of the ``sigma`` that maximises ``-count log sigma - squares / (2 sigma^2)`` plus the
-    log density of its prior.
+def scale_mode(count: Any, squares: Any, prior: Any, current: Any) -> Any:
+    """Maximise ``-count log sigma - squares / (2 sigma^2) + log p(sigma)``.
 
     :param prior: a HalfNormal distribution; `None` and others are flat.
+    :param current: returned where the count is nearly zero.
     """
     base = base_of(prior)
     scale = base.scale if isinstance(base, dist.HalfNormal) else jnp.inf
-    # the positive root of sigma^4 / s^2 + count sigma^2 - squares = 0, without cancellation
-    return 2.0 * squares / (count + jnp.sqrt(count**2 + 4.0 * squares / scale**2))
-
-
-def scale_mode(count: Any, squares: Any, prior: Any, current: Any) -> Any:
-    """:func:`variance_mode` as a scale; ``current`` where nothing is known of it."""
     known = count > UNKNOWN
-    best = variance_mode(jnp.where(known, count, 1.0), squares, prior)
-    return jnp.where(known, jnp.sqrt(best), current)
+    count = jnp.where(known, count, 1.0)
+    # the positive root of sigma^4 / s^2 + count sigma^2 - squares = 0, without cancellation
+    variance = 2.0 * squares / (count + jnp.sqrt(count**2 + 4.0 * squares / scale**2))
+    return jnp.where(known, jnp.sqrt(variance), current)
 
 
 # Draws
-
-
-class Target(NamedTuple):
-    """The conditional of a site, on the whole real line.
-
-    - **x** - where its entries are there.
-    - **log_density** - of each entry.
-    - **back** - from there to the site.
-    """
-
-    x: Float[Array, "..."]
-    log_density: Callable[[Any], Any]
-    back: Callable[[Any], Any]
-
-
-def scales_given(prior: Any, current: Any, count: Any, squares: Any) -> Target:
-    """Standard deviations of as many centred Normal numbers, with that sum of squares.
-
-    :param prior: distribution of the site.
-    :param current: its value, positive.
-    :param count: how many numbers there are for each entry.
-    """
-    log_prior = elementwise(prior, jnp.shape(current))
-    log_squares = jnp.log(squares)
-
-    def log_density(log_x):
-        # a scale may come near to zero where there is nothing to be scaled
-        likelihood = -count * log_x - 0.5 * jnp.exp(log_squares - 2 * log_x)
-        return log_prior(jnp.exp(log_x)) + log_x + likelihood
-
-    return Target(jnp.log(current), log_density, jnp.exp)
-
-
-def inclusion_given(prior: Any, current: Any, included: Any, excluded: Any) -> Target:
-    """Inclusion probabilities, given how many spikes of each entry are 1 and 0."""
-    base = base_of(prior)
-    if isinstance(base, dist.Beta):
-        # it counts as so many spikes; its normaliser would take longer to compile than the rest
-        included = included + base.concentration1 - 1.0
-        excluded = excluded + base.concentration0 - 1.0
-        prior = dist.Uniform()
-    log_prior = elementwise(prior, jnp.shape(current))
-    info = jnp.finfo(jnp.result_type(current))
-
-    def back(logit):
-        # from 0 and 1 no chain would return
-        return jnp.clip(jax.nn.sigmoid(logit), info.tiny, 1 - info.eps)
-
-    def log_density(logit):
-        # the derivative of the probability is the product of it and its complement
-        likelihood = (included + 1) * jax.nn.log_sigmoid(logit)
-        likelihood += (excluded + 1) * jax.nn.log_sigmoid(-logit)
-        return log_prior(back(logit)) + likelihood
-
-    inside = jnp.clip(current, info.tiny, 1 - info.eps)
-    return Target(jnp.log(inside) - jnp.log1p(-inside), log_density, back)
 
 
 def draw_sites(key: Array, targets: dict[str, Target]) -> dict[str, Any]:
@@ -166,15 +356,15 @@ def draw_sites(key: Array, targets: dict[str, Target]) -> dict[str, Any]:
     x, unflatten = ravel_pytree({name: target.x for name, target in targets.items()})
 
     def log_density(x):
-        each = unflatten(x)
-        return ravel_pytree({k: target.log_density(each[k]) for k, target in targets.items()})[0]
+        values = unflatten(x)
+        return ravel_pytree({k: target.log_density(values[k]) for k, target in targets.items()})[0]
 
     new = unflatten(slice_sample(key, log_density, x, NUM_UPDATES))
     return {name: target.back(new[name]) for name, target in targets.items()}
 
 
 def elementwise(prior: Any, shape: tuple[int, ...]) -> Callable[[Any], Float[Array, "..."]]:
-    """Log density of each entry of a site whose entries are independent."""
+    """Return the log density of each entry of a site whose entries are independent."""
     base = base_of(prior)
 
     def log_density(x):

@@ -47,7 +47,7 @@ def log_joint(reading: Reading, values: dict[str, Any]) -> float:
     if form.functions is not None:
         functions = log_prior_of_functions(reading, values, view)
     # of the sites that a view leaves to their priors
-    apart = (*form.kernels, *(role.site for role in form.roles))
+    apart = (*form.kernels, *(role.site for role in form.roles_with_mode))
     apart = sum(
         float(jnp.sum(view.priors[name].log_prob(values[name])))
         for name in apart
@@ -115,7 +115,8 @@ def check_roles(reading: Reading, values: dict[str, Any]) -> None:
         "slab": np.sqrt(view.prior.variance).ravel(),
     }
     for role in reading.form.roles:
-        index = np.ravel(reading.indices[role.site])
+        entries = reading.indices[role.site].entries
+        index = np.zeros(1, int) if entries is None else np.ravel(entries)
         value = np.ravel(values[role.site])
         taken = index < value.size
         assert taken.any(), role

@@ -32,12 +32,12 @@ from numpyro_spikeslab.fitting.summaries import PosteriorSummaries
 from numpyro_spikeslab.fitting.tasks import keeps_products
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.primitives import weights
+from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.form import (
     COLUMNS,
     SHARED,
     Form,
     Pair,
-    base_of,
     find_function_sites,
     find_pairs,
     is_latent,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The M-step: sites beside the weights at their maximum a posteriori."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Array, Float
 
@@ -18,61 +18,39 @@ from numpyro_spikeslab.fitting.posterior import (
 from numpyro_spikeslab.reading.coefficient_rows import without_coefficients
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.view import View, by_task
-from numpyro_spikeslab.roles import inclusion_mode, scale_mode, tally
+from numpyro_spikeslab.roles import Statistics, Tally
 
 
 def with_modes(spec: Spec, data: Data, at: View, posterior: Posterior, squares: Any) -> Posterior:
     """Sites with a role at their maximum a posteriori (supplement 1.2)."""
-    tallies = tallies_of(spec, data, at, posterior, squares)
+    tallies = tallies_of(spec, data, at, posterior.weights, squares)
     return posterior._replace(values=modes_of(spec, at, posterior.values, tallies))
 
 
-class Tally(NamedTuple):
-    """All that weights and tasks say of a site with a role.
-
-    - **count** - how many weights, slabs or observations there are for each entry.
-    - **total** - sum of their inclusion probabilities, expected squares, or squares left.
-    """
-
-    count: Any
-    total: Any
-
-
 def tallies_of(
-    spec: Spec, data: Data, at: View, posterior: Posterior, squares: Any
+    spec: Spec, data: Data, at: View, weights: Any, squares: Float[Array, " Q"]
 ) -> dict[str, Tally]:
-    """What the weights and tasks say of each site with a role."""
-    slabs, second = posterior.weights.slab_moments
-    probs = posterior.weights.probs
-    parts = {
-        "inclusion": Tally(jnp.ones_like(probs), probs),
-        "slab": Tally(slabs, second),
-        "noise": Tally(at.count, jnp.maximum(squares, squares_of_rounding(spec, at))),
-    }
-    found = {}
-    for role in spec.form.roles:
-        value, index = posterior.values[role.site], data.indices[role.site]
-        if role.part == "noise":
-            index = jnp.broadcast_to(index, squares.shape)
-        found[role.site] = Tally(*(tally(x, index, value) for x in parts[role.part]))
-    return found
+    """Sum the sufficient statistics of each site with a role.
+
+    :param weights: the variational family of the weights.
+    :param squares: expected sums of squared residuals.
+    """
+    squares = jnp.maximum(squares, squares_of_rounding(spec, at))
+    statistics = Statistics(weights.probs, *weights.slab_moments, at.count, squares)
+    roles = spec.form.roles_with_mode
+    return {role.site: role.tally(data.indices[role.site], statistics) for role in roles}
 
 
 def modes_of(
     spec: Spec, at: View, values: dict[str, Any], tallies: dict[str, Tally]
 ) -> dict[str, Any]:
-    """The values with each site of the tallies at its maximum."""
+    """Return the values with each site of the tallies at its mode."""
     values = dict(values)
-    for role in spec.form.roles:
-        if role.site not in tallies:
-            continue
-        value, prior = values[role.site], at.priors.get(role.site)
-        count, total = tallies[role.site]
-        if role.part == "inclusion":
-            new = inclusion_mode(total, count, prior, value)
-        else:
-            new = scale_mode(count, total, prior, value)
-        values[role.site] = jnp.asarray(new, jnp.result_type(value))
+    for role in spec.form.roles_with_mode:
+        if role.site in tallies:
+            value, prior = values[role.site], at.priors.get(role.site)
+            new = role.mode(tallies[role.site], prior, value)
+            values[role.site] = jnp.asarray(new, jnp.result_type(value))
     return values
 
 

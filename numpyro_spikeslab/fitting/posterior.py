@@ -46,7 +46,7 @@ from numpyro_spikeslab.reading.program import (
 )
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import Problem, View, view, whitened_design
-from numpyro_spikeslab.roles import spread
+from numpyro_spikeslab.roles import Index, NoiseRole, SlabRole
 
 
 class FunctionFactors(NamedTuple):
@@ -120,8 +120,8 @@ class Data(NamedTuple):
     """What compiled code takes of its data.
 
     - **constants** - of the program.
-    - **indices** - for each site with a role, which of its entries each weight or task takes; one
-      row of them where the weights of all tasks have the same prior.
+    - **indices** - which entry of each site with a role each weight or task takes; one row of
+      entries where the weights of all tasks have the same prior.
     - **transforms** - onto the supports of the free sites.
     - **view** - the model, where no free site can change it.
     - **design**, **apart** - of columns, where it depends on data alone; the same apart from the
@@ -135,7 +135,7 @@ class Data(NamedTuple):
     """
 
     constants: tuple
-    indices: dict[str, Any]
+    indices: dict[str, Index]
     transforms: dict[str, Any]
     view: View | None
     design: Design | None
@@ -152,8 +152,9 @@ class Data(NamedTuple):
 def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
     """What to compile for."""
     known, form = reading.functions, reading.form
-    # a single index: all weights take the only entry, which traced data do not tell
-    alone = (role.site for role in form.role("slab") if not jnp.ndim(reading.indices[role.site]))
+    # of traced data it is not known that all weights take the only entry
+    roles = (role for role in form.roles_of(SlabRole) if role.has_mode)
+    alone = (role.site for role in roles if reading.indices[role.site].is_single)
     return Spec(
         form=form,
         program=reading.program,
@@ -212,22 +213,21 @@ def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
     )
 
 
-def with_shared_prior(reading: Reading) -> tuple[View | None, dict[str, Any]]:
+def with_shared_prior(reading: Reading) -> tuple[View | None, dict[str, Index]]:
     """The view where no free site can change it, and the indices of the sites with a role; with one
     row for all tasks where their weights have the same prior, for there may be millions of them."""
     at, indices, form = reading.base, reading.indices, reading.form
     if at is None or form.kind == COLUMNS:
         return at, indices
-    of_weights = [role.site for role in form.roles if role.part != "noise"]
-    taken = {site: indices[site] for site in of_weights if jnp.ndim(indices[site])}
-    if not are_concrete((at.prior, taken)):
+    of_weights = [role.site for role in form.roles if not isinstance(role, NoiseRole)]
+    tables = at.prior, {site: indices[site] for site in of_weights}
+    if not are_concrete(tables):
         return at, indices
     with outside_transformations():
-        every = at.prior, {site: index.reshape(form.shape) for site, index in taken.items()}
-        if not _are_alike(every):
+        if not _are_alike(tables):
             return at, indices
-        prior, taken = jax.tree.map(lambda x: x[:1], every)
-    return at._replace(prior=prior), indices | taken
+        prior, single_rows = jax.tree.map(lambda x: x[:1], tables)
+    return at._replace(prior=prior), indices | single_rows
 
 
 @partial(jax.jit, compiler_options=RUN_ONCE)
@@ -257,20 +257,9 @@ def view_at(spec: Spec, data: Data, posterior: Posterior) -> View:
 
 def with_roles(spec: Spec, data: Data, at: View, values: dict[str, Any]) -> View:
     """A view with other values of the sites that have a role; nothing is run for it."""
-    log_odds, variance, sigma2 = *at.prior, at.sigma2
-    for role in spec.form.roles:
-        value, index = values[role.site], data.indices[role.site]
-        if role.part == "noise":
-            index = jnp.broadcast_to(index, sigma2.shape)
-            sigma2 = spread(value**2, index, sigma2)
-        elif role.part == "inclusion":
-            log_odds = spread(jnp.log(value) - jnp.log1p(-value), index, log_odds)
-        else:
-            variance = spread(value**2, index, variance)
-    log_scale = at.log_scale
-    if not spec.form.varying_noise:
-        log_scale = 0.5 * jnp.sum(at.count * jnp.log(2 * jnp.pi * sigma2))
-    return at._replace(prior=Prior(log_odds, variance), sigma2=sigma2, log_scale=log_scale)
+    for role in spec.form.roles_with_mode:
+        at = role.place(at, data.indices[role.site], values[role.site])
+    return at
 
 
 def function_prior(spec: Spec, data: Data, at: View) -> FunctionPrior:
@@ -284,7 +273,7 @@ def log_prior(spec: Spec, at: View, values: dict[str, Any], without: Collection[
 
     :param without: names of sites that are left out.
     """
-    names = [*spec.form.kernels, *(role.site for role in spec.form.roles)]
+    names = [*spec.form.kernels, *(role.site for role in spec.form.roles_with_mode)]
     total = jnp.zeros(())
     for name in names:
         if name in at.priors and name not in without:

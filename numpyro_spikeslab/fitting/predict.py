@@ -21,11 +21,11 @@ from numpyro_spikeslab.algebra.sparse_sums import (
 )
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.primitives import check_finite
-from numpyro_spikeslab.reading.form import Form, Role
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.function_prior import KnownFunctions
 from numpyro_spikeslab.reading.program import are_concrete, compiled, outside_transformations
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.roles import spread
+from numpyro_spikeslab.roles import NoiseRole, Role
 from numpyro_spikeslab.sparse import Observations, entries_of, is_sparse
 
 
@@ -120,17 +120,16 @@ def _noise_of(reading: Reading, values: dict[str, Any], at: Noise, columns: Any)
     :param columns: those whose variance must be known.
     """
     sigma2 = at.sigma2
-    roles = [role for role in reading.form.every_role if role.part == "noise"]
+    roles = reading.form.roles_of(NoiseRole)
     for role in roles:
-        index = jnp.broadcast_to(reading.indices[role.site], sigma2.shape)
-        sigma2 = spread(values[role.site] ** 2, index, sigma2)
+        sigma2 = reading.indices[role.site].take(values[role.site] ** 2, sigma2)
     scale = reading.program.shapes.observed[reading.form.likelihood].scale
     if reading.layout is not None and scale.size > 1:
         _check_known(reading, roles, at.observed, columns)
     return sigma2
 
 
-def _check_known(reading: Reading, roles: list[Role], observed: Any, columns: Any) -> None:
+def _check_known(reading: Reading, roles: tuple[Role, ...], observed: Any, columns: Any) -> None:
     """A column without entries says nothing of a noise of its own."""
     if not are_concrete(observed):
         with outside_transformations(reading.constants):
@@ -142,7 +141,7 @@ def _check_known(reading: Reading, roles: list[Role], observed: Any, columns: An
         )
     known = np.array(observed)
     for role in roles:
-        known |= np.asarray(reading.indices[role.site]) < np.size(reading.generic[role.site])
+        known |= reading.indices[role.site].takes_any()
     unknown = np.setdiff1d(np.asarray(columns), np.flatnonzero(known))
     if unknown.size:
         raise ValueError(

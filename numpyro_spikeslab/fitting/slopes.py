@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions.util import sum_rightmost, validate_sample
 
-from numpyro_spikeslab.reading.form import Pair, is_plain, task_axis
+from numpyro_spikeslab.priors import is_plain
+from numpyro_spikeslab.reading.form import Pair, task_axis
 
 MAX_SLOPES = 2**20
 """Slopes of a guide, above which nothing follows."""

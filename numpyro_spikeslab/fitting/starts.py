@@ -19,6 +19,7 @@ from numpyro_spikeslab.fitting.function_updates import (
     terms_of,
     with_kernels,
 )
+from numpyro_spikeslab.fitting.m_step import modes_of, tallies_of
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     FunctionFactors,
@@ -31,7 +32,6 @@ from numpyro_spikeslab.fitting.posterior import (
 )
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reading.view import View, by_task
-from numpyro_spikeslab.roles import tally
 
 STEP = 0.3
 """First step of the search over the logs of kernel parameters."""
@@ -46,7 +46,7 @@ def start_at_prior(
 ) -> tuple[View, Posterior]:
     """Given weights and functions at their prior; a zero column of ``W`` is switched off.
 
-    Noise, inclusion and slab scales that are not known follow from the weights.
+    Sites with a role are at their modes given these.
 
     :param posterior: has the kernels' parameters and the values of all other sites.
     :param sigma2: noise variances.
@@ -69,31 +69,10 @@ def start_at_prior(
         theta=theta,
         step=STEP * jnp.asarray(spec.parameters.is_free, theta.dtype),
     )
-    values = _values_of_start(spec, data, posterior.values, weights, sigma2)
+    tallies = tallies_of(spec, data, at, weights, at.count * sigma2)
+    values = modes_of(spec, at, posterior.values, tallies)
     posterior = Posterior(weights, functions, values, None)
     return with_roles(spec, data, at, values), posterior
-
-
-def _values_of_start(spec, data, values, weights, sigma2) -> dict[str, Any]:
-    """Values of the sites with a role, without their priors."""
-    values, second = dict(values), weights.slab_moments[1]
-    for role in spec.form.roles:
-        value, index = values[role.site], data.indices[role.site]
-        if role.part == "noise":
-            index = jnp.broadcast_to(index, sigma2.shape)
-            sums, count = tally(sigma2, index, value), tally(jnp.ones_like(sigma2), index, value)
-            new = jnp.sqrt(sums / jnp.maximum(count, 1))
-        elif role.part == "inclusion":
-            count = tally(jnp.ones_like(second), index, value)
-            new = tally(weights.probs, index, value) / jnp.maximum(count, 1)
-            # probabilities of 0 and 1 would stay
-            new = jnp.clip(new, 1e-3, 1 - 1e-3)
-        else:
-            count = jnp.maximum(tally(weights.probs, index, value), 1e-10)
-            new = jnp.sqrt(tally(second, index, value) / count)
-            new = jnp.where(new > 0, new, value)
-        values[role.site] = jnp.asarray(new, jnp.result_type(value))
-    return values
 
 
 class Sight(NamedTuple):

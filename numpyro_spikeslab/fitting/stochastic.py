@@ -33,7 +33,7 @@ from numpyro_spikeslab.fitting.function_updates import (
     update_function_plain,
     with_kernels,
 )
-from numpyro_spikeslab.fitting.m_step import Tally, modes_of, tallies_of
+from numpyro_spikeslab.fitting.m_step import modes_of, tallies_of
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
@@ -52,6 +52,7 @@ from numpyro_spikeslab.reading.form import FUNCTIONS
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
+from numpyro_spikeslab.roles import Tally
 
 LOCAL_PASSES = 10
 """Over the weights of a batch before its functions are visited; one more follows."""
@@ -190,19 +191,9 @@ def stream_of(num_tasks: Any, learning_rate: Any) -> Stream | None:
 
 def local_sites(reading: Reading) -> tuple[str, ...]:
     """Sites of which each task has entries of its own, such as a noise scale of each."""
-    form, found = reading.form, []
-    for role in form.roles:
-        size = int(np.size(reading.generic[role.site]))
-        index = np.asarray(reading.indices[role.site])
-        shape = (form.num_tasks, 1) if role.part == "noise" else form.shape
-        if size < form.num_tasks or index.size != np.prod(shape):
-            continue
-        index, task = index.reshape(shape), np.arange(form.num_tasks)[:, None]
-        owner = np.full(size, -1)
-        owner[index] = task
-        if np.all(owner >= 0) and np.all(owner[index] == task):
-            found.append(role.site)
-    return tuple(found)
+    form = reading.form
+    roles = (role.site for role in form.roles_with_mode)
+    return tuple(site for site in roles if reading.indices[site].is_local(form.num_tasks))
 
 
 def _resized(task: Task, local: tuple[str, ...], posterior: Posterior) -> Posterior:
@@ -277,13 +268,11 @@ def _start(
     posterior = jax.lax.fori_loop(0, spec.form.num_features, visit, strong(posterior))
     paired: Any = posterior.weights
     alike = paired._replace(probs=probs * jnp.ones_like(paired.probs))
-    counted = posterior._replace(weights=alike)
-    found, tallies = tallies_of(spec, data, at, counted, jnp.zeros_like(at.sigma2)), {}
-    for role in spec.form.roles:
-        value = posterior.values[role.site]
+    found, tallies = tallies_of(spec, data, at, alike, jnp.zeros_like(at.sigma2)), {}
+    for role in spec.form.roles_with_mode:
         count = shares.batch * found[role.site].count
-        each = value if role.part == "inclusion" else value**2
-        tallies[role.site] = Tally(count, count * each)
+        total = count * role.expected(posterior.values[role.site])
+        tallies[role.site] = Tally(count, total)
     tallies = _shared(local, tallies)
     values = modes_of(spec, at, posterior.values, tallies)
     return strong((posterior._replace(values=values), tallies))
@@ -308,7 +297,7 @@ def advance(
     update = partial(_update_blended, function_prior(spec, data, at), rate)
     posterior, squares = sweep_plain(spec, data, at, posterior, temperature, update)
     posterior = with_kernels(spec, posterior)
-    found = tallies_of(spec, data, at, posterior, squares)
+    found = tallies_of(spec, data, at, posterior.weights, squares)
     shared = jax.tree.map(partial(_blend, rate), known.tallies, _shared(local, found))
     values = modes_of(spec, at, posterior.values, found | shared)
     posterior = posterior._replace(values=values)
@@ -353,7 +342,7 @@ def _settled(
         own = with_roles(spec, data, at, posterior.values)
         weights, squares = sweep_weights(own, *given, stats, posterior.weights, temperature)
         posterior = posterior._replace(weights=weights)
-        found = tallies_of(spec, data, own, posterior, squares)
+        found = tallies_of(spec, data, own, weights, squares)
         values = modes_of(spec, own, posterior.values, {site: found[site] for site in local})
         return strong(posterior._replace(values=values))
 

@@ -24,6 +24,7 @@ from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
 from numpyro_spikeslab.reading.proof import Proof
 from numpyro_spikeslab.reading.provenance import STEP, provenance, union
 from numpyro_spikeslab.reading.subject import Subject
+from numpyro_spikeslab.roles import NoiseRole
 
 
 def possible_forms(subject: Subject, proof: Proof, joint: bool) -> tuple[Form, ...]:
@@ -47,7 +48,6 @@ def possible_forms(subject: Subject, proof: Proof, joint: bool) -> tuple[Form, .
         num_obs=int(np.prod(shape)),
         tasks_first=False,
         roles=proof.roles,
-        drawn=proof.drawn,
         coefficients=proof.coefficients.few,
         of_tasks=(),
         links=proof.coefficients.links,
@@ -123,16 +123,15 @@ def _axis(subject: Subject, proof: Proof, name: str) -> int | None:
 
 def settle(forms: tuple[Form, ...], found: Verdict) -> Form:
     """The form that the probe confirms."""
-    roles = zip(forms[0].every_role, found.plays, strict=True)
+    roles = zip(forms[0].roles, found.plays, strict=True)
     played = [role for role, plays in roles if plays]
 
     def with_roles(form):
         if form.kind == ENTRIES and found.noise_of_tasks:
             form = replace(form, varying_noise=False)
         # noise that changes along tasks is no number of a task
-        known = {r for r in played if r.part != "noise" or not form.varying_noise}
-        kept = {k: tuple(r for r in getattr(form, k) if r in known) for k in ("roles", "drawn")}
-        return replace(form, **kept)
+        varying = NoiseRole if form.varying_noise else ()
+        return replace(form, roles=tuple(r for r in played if not isinstance(r, varying)))
 
     every = zip(forms[1:], found.layouts, found.alike, found.of_tasks, strict=True)
     for form, fits, alike, own in every:

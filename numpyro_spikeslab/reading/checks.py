@@ -14,7 +14,8 @@ from jax.sharding import AxisType
 from numpyro.infer.gibbs import subsample_plate_sizes
 
 from numpyro_spikeslab.devices import mesh_of
-from numpyro_spikeslab.reading.form import Form, base_of
+from numpyro_spikeslab.priors import base_of
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.probe import Verdict
 from numpyro_spikeslab.reading.subject import Subject
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
-from numpyro_spikeslab.reading.form import is_plain
+from numpyro_spikeslab.priors import is_plain
 from numpyro_spikeslab.reading.provenance import STEP, Names, provenance, union
 from numpyro_spikeslab.reading.subject import Subject
 

@@ -12,9 +12,10 @@ import numpy as np
 import jax.numpy as jnp
 
 import numpyro.distributions as dist
-from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, GROUPS, MARK, Functions
+from numpyro_spikeslab.priors import base_of, is_plain
+from numpyro_spikeslab.roles import Role
 
 COLUMNS, SHARED, FUNCTIONS, ENTRIES = "columns", "shared", "functions", "entries"
 """Kinds of features: a design whose columns are multiplied by one weight each; features that are
@@ -67,17 +68,6 @@ class Pair(NamedTuple):
     def of_spikes(self, x: Any) -> Any:
         """What weights have in common that share a spike, by spikes; leading axes stay."""
         return x if self.groups is None else x[..., self.firsts]
-
-
-class Role(NamedTuple):
-    """A site whose values are the noise scales, inclusion probabilities or slab scales themselves.
-
-    - **site** - its name.
-    - **part** - ``"noise"``, ``"inclusion"`` or ``"slab"``.
-    """
-
-    site: str
-    part: str
 
 
 class OfTasks(NamedTuple):
@@ -143,9 +133,8 @@ class Form:
     - **num_tasks**, **num_features**, **num_obs** - Q, M, N; one task of N observations and P
       features where the kind is :data:`COLUMNS`.
     - **tasks_first** - whether the observations are (Q, N), not (N, Q).
-    - **roles** - those of the other sites that are a noise scale, inclusion or slab scale and have
-      a mode in closed form.
-    - **drawn** - those that are one and have not.
+    - **roles** - those of the other sites that are noise scales, inclusion probabilities or slab
+      scales.
     - **coefficients** - those with a Normal prior in which, and in the weights, the location is
       affine, and on which nothing else depends, save means of each other.
     - **of_tasks** - all of these, where each task has its own, on covariates that all tasks share
@@ -171,7 +160,6 @@ class Form:
     num_obs: int
     tasks_first: bool
     roles: tuple[Role, ...]
-    drawn: tuple[Role, ...]
     coefficients: tuple[str, ...]
     of_tasks: tuple[OfTasks, ...]
     links: tuple[tuple[str, str], ...]
@@ -198,23 +186,23 @@ class Form:
 
     @property
     def free(self) -> tuple[str, ...]:
-        """The other sites that neither have a role nor belong to kernels."""
-        known = {*self.kernels, *(role.site for role in self.roles)}
+        """The other sites that belong to no kernel and have no role with a mode."""
+        known = {*self.kernels, *(role.site for role in self.roles_with_mode)}
         return tuple(name for name in self.others if name not in known)
 
     @property
-    def every_role(self) -> tuple[Role, ...]:
-        """Those with a mode in closed form, then the others."""
-        return self.roles + self.drawn
+    def roles_with_mode(self) -> tuple[Role, ...]:
+        """The roles whose mode has a closed form."""
+        return tuple(role for role in self.roles if role.has_mode)
 
     @property
     def searched(self) -> bool:
         """Whether some free sites have no maximum in closed form, given all else."""
         return not set(self.free) <= set(self.coefficients)
 
-    def role(self, part: str) -> tuple[Role, ...]:
-        """The roles of one part."""
-        return tuple(role for role in self.roles if role.part == part)
+    def roles_of(self, kind: type[Role]) -> tuple[Role, ...]:
+        """The roles of one kind."""
+        return tuple(role for role in self.roles if isinstance(role, kind))
 
     def join(self, values: dict[str, Any], key: str) -> Num[Any, " P"]:
         """Flatten and join ``values[key.format(pair.name)]`` over the pairs."""
@@ -371,41 +359,6 @@ def _check_prior(owner: str, sites: dict[str, Any], user: str) -> None:
                 f"{user}: the pair {owner!r} is broken: the prior of '{owner}_{part}' must be "
                 f"{wanted}, neither masked nor scaled, got {found}. {remedy}"
             )
-
-
-WRAPPERS = (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)
-
-
-def base_of(fn: Any) -> Any:
-    """The distribution under expansion, independence and masks."""
-    while isinstance(fn, WRAPPERS):
-        fn = fn.base_dist
-    return fn
-
-
-def is_plain(site: dict[str, Any], families: Sequence[type]) -> bool:
-    """Whether the prior of a site is one of these, neither masked nor scaled."""
-    fn = site["fn"]
-    while isinstance(fn, WRAPPERS):
-        if isinstance(fn, dist.MaskedDistribution):
-            return False
-        fn = fn.base_dist
-    return type(fn) in families and site["scale"] is None
-
-
-def is_drawable(site: dict[str, Any], upper: float = np.inf) -> bool:
-    """Whether the prior of a latent site can be drawn from and gives nothing but numbers from 0 to
-    ``upper``, as far as this is known before the model runs."""
-    if site["type"] != "sample":
-        return False
-    base = base_of(site["fn"])
-    improper = isinstance(base, dist.ImproperUniform)
-    if not is_plain(site, (type(base),)) or base.is_discrete or improper:
-        return False
-    low, high = (getattr(base.support, f"{end}_bound", None) for end in ("lower", "upper"))
-    is_low = low is None or (not_jax_tracer(low) and bool(np.any(np.asarray(low) < 0)))
-    is_high = high is None or (not_jax_tracer(high) and bool(np.any(np.asarray(high) > upper)))
-    return not is_low and (upper == np.inf or not is_high)
 
 
 def find_function_sites(trace: dict[str, Any]) -> tuple[str, ...]:

@@ -21,11 +21,10 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.primitives import MARK, Functions
+from numpyro_spikeslab.priors import WRAPPERS, base_of
 from numpyro_spikeslab.reading.form import (
     SET,
-    WRAPPERS,
     Pair,
-    base_of,
     find_function_sites,
     functions_of,
 )

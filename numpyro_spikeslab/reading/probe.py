@@ -40,7 +40,7 @@ class Verdict(NamedTuple):
     - **proper** - whether inclusion probabilities lie between 0 and 1 and scales are positive.
     - **slab_locs** - largest absolute prior mean of the slabs of each pair.
     - **matches** - for each pair and source, whether that constant is the pair's design.
-    - **indices** - for each of ``form.every_role``, which entry of its site each weight or task
+    - **indices** - for each of ``form.roles``, which entry of its site each weight or task
       takes.
     - **plays** - for each role, whether they are that entry.
     - **layouts** - for tasks as columns and as rows, whether features are known and the same for
@@ -75,7 +75,7 @@ class Verdict(NamedTuple):
 class Places(NamedTuple):
     """
     - **where** - row and column of each observation.
-    - **indices** - for each of ``form.every_role``, if it is noise, which entry of its site each
+    - **indices** - for each of ``form.roles``, if it is noise, which entry of its site each
       column takes.
     """
 
@@ -222,7 +222,7 @@ def agree(x: Any, y: Any, size: Any) -> Any:
 
 
 def _play_all(problem, values) -> tuple[tuple, tuple]:
-    played = [_play(role, problem, values) for role in problem.form.every_role]
+    played = [_play(role, problem, values) for role in problem.form.roles]
     return tuple(index for index, _ in played), tuple(plays for _, plays in played)
 
 
@@ -238,7 +238,7 @@ def _play(role, problem, values) -> tuple[Any, Any]:
     of = partial(part_of, part=role.part, likelihood=form.likelihood, pairs=form.pairs)
 
     # params may start at zero, and what is added to an entry is not seen there
-    others = {x.site: jnp.full_like(values[x.site], 0.37) for x in form.every_role if x != role}
+    others = {x.site: jnp.full_like(values[x.site], 0.37) for x in form.roles if x != role}
 
     def seen(code):
         found = problem.run(values | others | {role.site: code.reshape(shape)}, of=of)
@@ -299,7 +299,7 @@ def _find_entries(problem, values, indices, plays) -> tuple[Places, Any]:
         )
     )
     touched, agrees, taken = jnp.zeros(where.columns.shape, bool), jnp.array(True), []
-    for role, index, played in zip(form.every_role, indices, plays, strict=True):
+    for role, index, played in zip(form.roles, indices, plays, strict=True):
         size = jnp.size(values[role.site])
         of_column = jnp.full(Q, size if size > 1 else 0)
         if role.part == "noise":

@@ -10,15 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
 import jax
 import jax.numpy as jnp
 
 import numpyro.distributions as dist
-from numpyro.distributions import constraints
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
+from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.coefficient_proof import (
     DIRECTION,
     Coefficients,
@@ -29,32 +27,13 @@ from numpyro_spikeslab.reading.coefficient_proof import (
     tangent_of,
 )
 from numpyro_spikeslab.reading.form import (
-    Role,
-    base_of,
     functions_of,
-    is_drawable,
     is_latent,
-    is_plain,
 )
 from numpyro_spikeslab.reading.model_run import part_of
 from numpyro_spikeslab.reading.provenance import STEP, Names, provenance, union
 from numpyro_spikeslab.reading.subject import Subject
-
-TRACTABLE = {
-    "noise": (dist.HalfNormal, dist.ImproperUniform),
-    "slab": (dist.HalfNormal, dist.ImproperUniform),
-    "inclusion": (dist.Beta, dist.Uniform, dist.ImproperUniform),
-}
-"""Priors of each part whose maximum a posteriori has a closed form."""
-
-WHOLE_SCALES = (
-    type(constraints.real),
-    type(constraints.positive),
-    type(constraints.nonnegative),
-    type(constraints.softplus_positive),
-)
-WHOLE_PROBABILITIES = (*WHOLE_SCALES, type(constraints.unit_interval))
-"""Constraints that leave out no scale, and no probability."""
+from numpyro_spikeslab.roles import ROLES, Role
 
 
 class Proof(NamedTuple):
@@ -63,8 +42,7 @@ class Proof(NamedTuple):
     - **location**, **design**, **scale**, **count** - names of the other sites that these parts of
       it can depend on.
     - **roles** - sites that can have no part but one, of which that part is an affine function
-      whose coefficients are constants, with a prior whose maximum has a closed form.
-    - **drawn** - the same with other priors of independent entries, which can be drawn.
+      whose coefficients are constants.
     - **coefficients** - Normal sites in which the location is affine; names of sites where it has
       keys of inputs.
     - **mixed** - name of the latent functions in which the location may be bilinear with constant
@@ -80,7 +58,6 @@ class Proof(NamedTuple):
     scale: Names
     count: Names  # type: ignore[assignment]
     roles: tuple[Role, ...]
-    drawn: tuple[Role, ...]
     coefficients: Coefficients
     mixed: str | None
     kernels: tuple[str, ...]
@@ -104,7 +81,6 @@ def prove(subject: Subject) -> Proof:
     if mixed is not None and not _is_bilinear(subject, inputs, likelihood, mixed):
         mixed = None
     kernels, strangers, dependents = _about_functions(subject, run, likelihood, mixed)
-    found = _find_roles(subject, run, likelihood, inputs)
     beside = find_coefficients(subject, run, likelihood, inputs)
     return Proof(
         likelihood,
@@ -112,8 +88,7 @@ def prove(subject: Subject) -> Proof:
         design=_sites(design),
         scale=_sites(seen.scale),
         count=_sites(seen.count),
-        roles=tuple(r for r in found if is_tractable(subject.trace[r.site], r.part)),
-        drawn=tuple(r for r in found if not is_tractable(subject.trace[r.site], r.part)),
+        roles=_find_roles(subject, run, likelihood, inputs),
         coefficients=beside._replace(means=_sites(beside.means)),
         mixed=mixed,
         kernels=kernels,
@@ -247,23 +222,23 @@ def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tu
     seen = run.observed[likelihood]
     priors = {k: x for k, x in run.log_probs.items() if k != likelihood}
     of = partial(part_of, likelihood=likelihood, pairs=subject.pairs)
-    parts = {part: union(of(run, part)) for part in ("noise", "inclusion", "slab")}
+    parts = {kind: union(of(run, kind.part)) for kind in ROLES}
     roles = []
     for name in subject.others:
         key = f"site {name}"
         if is_chain(run, name):
             continue
-        fed = [part for part, sources in parts.items() if key in sources]
+        fed = [kind for kind, sources in parts.items() if key in sources]
         elsewhere = [seen.loc, seen.count, *(x for k, x in priors.items() if k != name)]
         if len(fed) != 1 or any(key in sources for sources in elsewhere):
             continue
-        (part,) = fed
-        if STEP + key in parts[part]:
+        (kind,) = fed
+        if STEP + key in parts[kind]:
             continue
-        known = _is_known(subject.trace[name], part)
-        if known and _is_linear(subject, inputs, key, partial(of, part=part)):
-            roles.append(Role(name, part))
-    arrays = [_sites(union(x)) for part in parts for x in of(run, part)]
+        role = kind.of(subject.trace[name])
+        if role is not None and _is_linear(subject, inputs, key, partial(of, part=kind.part)):
+            roles.append(role)
+    arrays = [_sites(union(x)) for kind in parts for x in of(run, kind.part)]
     return _without_strangers(roles, arrays)
 
 
@@ -277,31 +252,6 @@ def _without_strangers(roles: list[Role], arrays: list[Names]) -> tuple[Role, ..
     mixed = {site for sites in arrays if not sites <= known for site in sites}
     kept = [role for role in roles if role.site not in mixed]
     return tuple(kept) if len(kept) == len(roles) else _without_strangers(kept, arrays)
-
-
-def _is_known(site: dict[str, Any], part: str) -> bool:
-    """Whether something can be done with the prior of a site: its entries are independent."""
-    if is_tractable(site, part):
-        return True
-    upper = 1.0 if part == "inclusion" else np.inf
-    return is_drawable(site, upper) and not base_of(site["fn"]).event_shape
-
-
-def is_tractable(site: dict[str, Any], part: str) -> bool:
-    """Whether the maximum of a part has a closed form under the prior of a site, or the constraint
-    of a param; these must leave out no value that the part can have."""
-    if site["type"] == "param":
-        return _is_whole(site["kwargs"].get("constraint", constraints.real), part)
-    base = base_of(site["fn"])
-    if isinstance(base, dist.ImproperUniform) and not _is_whole(base.support, part):
-        return False
-    return is_plain(site, TRACTABLE[part])
-
-
-def _is_whole(support: Any, part: str) -> bool:
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
-    return type(support) in (WHOLE_PROBABILITIES if part == "inclusion" else WHOLE_SCALES)
 
 
 def _is_linear(subject: Subject, inputs: dict[str, Any], key: str, of: Callable) -> bool:

@@ -4,9 +4,9 @@
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 
-from jaxtyping import Array
 import numpy as np
 
 import jax
@@ -20,6 +20,7 @@ from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, feature_rows
 from numpyro_spikeslab.algebra.sparse_sums import Layout, layout_of
 from numpyro_spikeslab.devices import fetched, mesh_of_several, on_every_device
 from numpyro_spikeslab.distributions import GaussianFunctions
+from numpyro_spikeslab.priors import is_plain
 from numpyro_spikeslab.reading.candidates import only_known, possible_forms, settle
 from numpyro_spikeslab.reading.checks import (
     Uncentred,
@@ -42,7 +43,6 @@ from numpyro_spikeslab.reading.form import (
     find_pairs,
     functions_of,
     is_latent,
-    is_plain,
 )
 from numpyro_spikeslab.reading.function_prior import KnownFunctions, Parameters, kernel_of
 from numpyro_spikeslab.reading.model_run import FunctionArrays, checked_generic, program_of
@@ -62,6 +62,7 @@ from numpyro_spikeslab.reading.proof import Proof, prove
 from numpyro_spikeslab.reading.provenance import provenance, union
 from numpyro_spikeslab.reading.subject import Subject
 from numpyro_spikeslab.reading.view import Problem, View, shared_features, view, whitened_design
+from numpyro_spikeslab.roles import Index, NoiseRole, Role
 
 
 @dataclass(eq=False)
@@ -71,7 +72,7 @@ class Reading:
     :param form: what the model is.
     :param program: the model as a program.
     :param constants: its data.
-    :param indices: for each site with a role, which of its entries each weight or task takes.
+    :param indices: which entry of each site with a role each weight or task takes.
     :param functions: what is known of the latent functions that weights mix, or `None`.
     :param generic: generic values of the other sites.
     :param params: values at which the model's params start in this call; unlike generic ones they
@@ -85,7 +86,7 @@ class Reading:
     form: Form
     program: Program
     constants: tuple
-    indices: dict[str, Any]
+    indices: dict[str, Index]
     functions: KnownFunctions | None
     generic: dict[str, Any]
     params: dict[str, Any]
@@ -328,7 +329,7 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
     if form.kind == ENTRIES and places is not None:
         layout, constants = _laid_out(form, places, constants)
         every_index = _by_column(forms[0], places, every_index)
-    plays = zip(forms[0].every_role, every_index, found.plays, strict=True)
+    plays = zip(forms[0].roles, every_index, found.plays, strict=True)
     indices = {role.site: index for role, index, played in plays if played}
     functions = None
     if form.functions is not None:
@@ -347,8 +348,8 @@ def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: 
         subject.program,
         constants,
         {
-            role.site: _index(indices[role.site], jnp.size(values[role.site]))
-            for role in form.every_role
+            role.site: _index(form, role, indices[role.site], jnp.shape(values[role.site]))
+            for role in form.roles
         },
         functions,
         {name: values[name] for name in form.others},
@@ -386,7 +387,7 @@ def _laid_out(form: Form, places: Places, constants: tuple) -> tuple[Layout, tup
 
 def _by_column(first: Form, places: Places, indices: tuple) -> tuple:
     """Indices of the roles of entries, those of noise by columns."""
-    every = zip(first.every_role, indices, places.indices, strict=True)
+    every = zip(first.roles, indices, places.indices, strict=True)
     return tuple(column if role.part == "noise" else index for role, index, column in every)
 
 
@@ -424,9 +425,12 @@ def _function_arrays(program, name, constants, inputs) -> FunctionArrays:
     return program(constants, *inputs).functions[name]
 
 
-def _index(index: Any, size: int) -> Array:
-    """Which entry each weight takes; one number where all take the only one, since there may be
-    millions of them."""
-    with outside_transformations(index):
-        alone = size == 1 and are_concrete(index) and not jnp.any(index)
-        return jnp.zeros((), int) if alone else jnp.asarray(index)
+def _index(form: Form, role: Role, entries: Any, shape: tuple[int, ...]) -> Index:
+    """The index of a role; without entries where all take the only one, for there may be millions
+    of weights."""
+    with outside_transformations(entries):
+        if prod(shape) == 1 and are_concrete(entries) and not jnp.any(entries):
+            return Index(None, shape)
+        if isinstance(role, NoiseRole):
+            return Index(jnp.broadcast_to(entries, form.num_tasks), shape)
+        return Index(jnp.reshape(entries, form.shape), shape)

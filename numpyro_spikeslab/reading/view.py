@@ -140,7 +140,12 @@ def view(
     smallest = info.tiny**0.75
     known = form.tasks_last(jnp.where(seen.count > 0, seen.value, 0))
     weighted = relative[:, :1] if form.complete else relative
-    apart = {form.likelihood, form.functions, *form.kernels, *(role.site for role in form.roles)}
+    apart = {
+        form.likelihood,
+        form.functions,
+        *form.kernels,
+        *(r.site for r in form.roles_with_mode),
+    }
     return View(
         Y=Y if layout is None else Y[:, 0],
         relative=weighted if layout is None else weighted[:, 0],

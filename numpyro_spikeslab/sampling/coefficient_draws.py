@@ -14,6 +14,7 @@ from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.coefficient_rows import task_coefficients, without_coefficients
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import by_task
+from numpyro_spikeslab.roles import SlabRole
 from numpyro_spikeslab.sampling.scale_draws import Current
 
 
@@ -48,7 +49,7 @@ def draw_beside(
     squares = by_task(now.at.relative * residual**2, now.at.sigma2.size, now.at.layout)
     scales, slabs = now.draw(keys, now.values, (spikes, slabs), squares, spikes)
     new |= scales
-    if now.roles("slab"):
+    if now.roles(SlabRole):
         new |= form.split(jnp.ravel(optimization_barrier(slabs)), "{}_slab")
     return {name: x.astype(z[name].dtype) for name, x in new.items()}
 

@@ -11,12 +11,12 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.primitives import weights
+from numpyro_spikeslab.priors import is_drawable
 from numpyro_spikeslab.reading.form import (
     ENTRIES,
     FUNCTIONS,
     find_function_sites,
     functions_of,
-    is_drawable,
     is_latent,
 )
 from numpyro_spikeslab.reading.model_run import abstract_trace

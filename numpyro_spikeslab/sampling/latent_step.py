@@ -12,9 +12,15 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.sparse_sums import at_entries, over_blocks
 from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.reading.form import Role
 from numpyro_spikeslab.reading.view import View, by_task
-from numpyro_spikeslab.roles import draw_sites, elementwise, spread, tally
+from numpyro_spikeslab.roles import (
+    NoiseRole,
+    Role,
+    SlabRole,
+    Statistics,
+    draw_sites,
+    elementwise,
+)
 from numpyro_spikeslab.sampling.function_state import Fixed, Moves, State
 from numpyro_spikeslab.sampling.paired_gibbs import draw_tasks
 from numpyro_spikeslab.sampling.scale_draws import Current
@@ -53,7 +59,7 @@ class Step(Current):
 
     def moves(self, rescale: bool) -> Moves:
         """Collect what may move with the functions."""
-        at, noises = self.at, self.roles("noise")
+        at, noises = self.at, self.roles(NoiseRole)
         assert self.reading.functions is not None
         owned = [self._owns_entry(role) for role in noises]
         own_noise = sum(owned, jnp.zeros(at.sigma2.shape, bool))
@@ -63,13 +69,15 @@ class Step(Current):
             for role, is_owned in zip(noises, owned, strict=True):
                 shape = jnp.shape(self.values[role.site])
                 each = elementwise(at.priors[role.site], shape)(jnp.full(shape, sigma))
-                total += spread(each, self.entries(role)[q], total) * is_owned[q]
+                total += self.index(role)[q].take(each, total) * is_owned[q]
             return total
 
         def draw_slabs(key, scales, w):
             if not rescale:
                 return scales, at.prior.variance
-            scales = draw_sites(key, self.slab_scales(scales, w, w != 0))
+            known = w != 0
+            statistics = Statistics(known, known * jnp.ones_like(w), w**2, at.count, at.sigma2)
+            scales = draw_sites(key, self.targets(self.roles(SlabRole), scales, statistics))
             return scales, self.slab_variance(scales)
 
         flip = rescale and self.reading.functions.functions.mean is None
@@ -77,19 +85,18 @@ class Step(Current):
 
     def _owns_entry(self, role: Role) -> Any:
         """Find the tasks whose entry of a noise scale's site no other task takes."""
-        index, value = self.entries(role), self.values[role.site]
-        takers = tally(jnp.ones(index.shape), index, value)
-        return spread(takers, index, jnp.zeros(index.shape)) == 1
+        index, one = self.index(role), jnp.ones_like(self.at.sigma2)
+        return index.take(index.sum(one), jnp.zeros_like(one)) == 1
 
     def start(self, w: Float[Array, "Q M"]) -> State:
         """Make the state of these weights."""
         functions = self.reading.functions
         assert functions is not None
-        scales = {role.site: self.values[role.site] for role in self.roles("slab")}
+        scales = {role.site: self.values[role.site] for role in self.roles(SlabRole)}
         noise = jnp.sqrt(self.at.sigma2)
-        for role in self.roles("noise"):
+        for role in self.roles(NoiseRole):
             # the view of a sparse table has no noise scale for a task without entries
-            noise = spread(self.values[role.site], self.entries(role), noise)
+            noise = self.index(role).take(self.values[role.site], noise)
         phi, variance = self.phi, self.at.prior.variance
         residual = self.at.Y - phi.T @ w.T if self.at.layout is None else self.at.Y
         return State(phi, functions.theta(self.values), w, scales, variance, noise, residual)
@@ -122,12 +129,10 @@ class Step(Current):
 
     def _noise_of(self, draw: State) -> dict[str, Any]:
         """Noise scales by the names of their sites."""
-        scales = {}
-        for role in self.roles("noise"):
-            value = jnp.asarray(self.values[role.site])
-            flat = jnp.ravel(value).at[self.entries(role)].set(draw.noise, mode="drop")
-            scales[role.site] = flat.reshape(value.shape)
-        return scales
+        return {
+            role.site: self.index(role).put(self.values[role.site], draw.noise)
+            for role in self.roles(NoiseRole)
+        }
 
 
 def squares_given(at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Float[Array, " Q"]:

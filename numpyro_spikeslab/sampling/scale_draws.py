@@ -1,26 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws of noise scales, inclusion probabilities and slab scales, given the weights."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.reading.form import Role
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.roles import (
-    Target,
-    draw_sites,
-    inclusion_given,
-    scales_given,
-    spread,
-    tally,
-)
+from numpyro_spikeslab.roles import Index, Role, SlabRole, Statistics, Target, draw_sites
 from numpyro_spikeslab.sampling.kernel import complete
 
 
@@ -55,18 +46,13 @@ class Current:
         every = complete(reading, values | z)
         return cls(reading, every, frozenset(z), reading.view(every, w))
 
-    def roles(self, part: str) -> tuple[Role, ...]:
-        """The roles of one part that are drawn."""
-        every = self.reading.form.every_role
-        return tuple(role for role in every if role.part == part and role.site in self.own)
+    def roles(self, kind: type[Role] = Role) -> tuple[Role, ...]:
+        """The roles of one kind that are drawn."""
+        return tuple(role for role in self.reading.form.roles_of(kind) if role.site in self.own)
 
-    def entries(self, role: Role) -> Int[Array, "..."]:
-        """Which entry of its site each weight takes, (Q, M), or each task, (Q,)."""
-        Q, M = self.reading.form.shape
-        index = self.reading.indices[role.site]
-        if role.part == "noise":
-            return jnp.broadcast_to(index, Q)
-        return index.reshape(Q, M) if index.ndim else jnp.zeros((Q, M), int)
+    def index(self, role: Role) -> Index:
+        """Which entry of its site each weight or task takes."""
+        return self.reading.indices[role.site]
 
     def weights(self) -> tuple[Float[Array, "Q M"], Float[Array, "Q M"]]:
         """Spikes and slabs."""
@@ -76,38 +62,27 @@ class Current:
         return spikes, slabs
 
     def targets(
-        self, part: str, given: Callable[..., Target], values: dict[str, Any], *sums: Any
+        self, roles: tuple[Role, ...], values: dict[str, Any], statistics: Statistics
     ) -> dict[str, Target]:
-        """Conditionals of the sites of one part.
+        """Conditionals of the sites of some roles.
 
-        :param given: the conditional of a site, from its prior, its value and what sums up to its
-            entries.
         :param values: the current ones, by the names of their sites.
-        :param sums: of each weight, (Q, M), or each task, (Q,).
         """
-        found = {}
-        for role in self.roles(part):
-            index, value = self.entries(role), values[role.site]
-            each = (tally(x, index, value) for x in sums)
-            found[role.site] = given(self.at.priors[role.site], value, *each)
-        return found
-
-    def slab_scales(
-        self, values: dict[str, Any], slabs: Float[Array, "Q M"], counted: Any
-    ) -> dict[str, Target]:
-        """Conditionals of the slab scales.
-
-        :param counted: which slabs are known.
-        """
-        squares = counted * slabs**2
-        return self.targets("slab", scales_given, values, counted * jnp.ones_like(slabs), squares)
+        return {
+            role.site: role.target(
+                role.tally(self.index(role), statistics),
+                self.at.priors[role.site],
+                values[role.site],
+            )
+            for role in roles
+        }
 
     def slab_variance(self, values: dict[str, Any]) -> Float[Array, "Q M"]:
         """Prior variances of all slabs, at new values of slab scales."""
-        scale = jnp.sqrt(self.at.prior.variance)
-        for role in self.roles("slab"):
-            scale = spread(values[role.site], self.entries(role), scale)
-        return jnp.square(scale)
+        at = self.at
+        for role in self.roles(SlabRole):
+            at = role.place(at, self.index(role), values[role.site])
+        return at.prior.variance
 
     def draw(
         self,
@@ -129,10 +104,10 @@ class Current:
         spikes, slabs = now
         # without noise, as of simulations, the scale would fall until its square is zero
         squares = jnp.maximum(squares, self.at.rounding)
-        targets = self.targets("noise", scales_given, values, self.at.count, squares)
-        targets |= self.targets("inclusion", inclusion_given, values, spikes, 1 - spikes)
-        targets |= self.slab_scales(values, slabs, counted)
-        new = draw_sites(keys[0], targets)
+        statistics = Statistics(
+            spikes, counted * jnp.ones_like(slabs), counted * slabs**2, self.at.count, squares
+        )
+        new = draw_sites(keys[0], self.targets(self.roles(), values, statistics))
         excluded = jnp.sqrt(self.slab_variance(new))
         excluded *= random.normal(keys[1], slabs.shape, slabs.dtype)
         return new, jnp.where(spikes > 0, slabs, excluded)

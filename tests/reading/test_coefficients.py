@@ -14,8 +14,9 @@ from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.reading.form import SHARED, Role
+from numpyro_spikeslab.reading.form import SHARED
 from numpyro_spikeslab.reading.reader import Reader
+from numpyro_spikeslab.roles import InclusionRole, NoiseRole
 
 X = np.random.default_rng(0).normal(size=(12, 3))
 
@@ -199,7 +200,7 @@ def test_entries_that_depend_on_each_other_are_not_drawn_one_by_one():
     form = form_of(lambda offset: offset + walk(lambda last: dist.Normal(0.9 * last, 1.0)))
     assert form.coefficients == () and form.free == ("z",)
     form = form_of(lambda offset: offset, scale=lambda: walk(dist.HalfNormal)[-1])
-    assert form.roles == form.drawn == ()
+    assert form.roles == ()
 
     def model():
         scales = walk(lambda last: dist.LogNormal(jnp.log(last), 0.1))
@@ -208,7 +209,7 @@ def test_entries_that_depend_on_each_other_are_not_drawn_one_by_one():
         numpyro.sample("y", dist.Normal(w, 1.0).to_event(1), obs=jnp.ones(12))
 
     form = Reader(model, "test")((), {}).form
-    assert form.roles == form.drawn == ()
+    assert form.roles == ()
 
 
 def test_a_coefficient_has_no_other_part():
@@ -239,14 +240,15 @@ def test_a_coefficient_has_no_other_part():
 )
 def test_a_noise_scale_with_a_prior_of_positive_numbers_can_be_drawn(prior, is_drawn):
     form = form_of(lambda offset: offset, scale=lambda: numpyro.sample("sigma", prior))
-    assert form.drawn == ((Role("sigma", "noise"),) if is_drawn else ())
+    assert form.roles == ((NoiseRole("sigma", has_mode=False),) if is_drawn else ())
     # but a fit climbs
     if is_drawn:
-        assert form.roles == () and form.free == ("sigma",)
+        assert form.free == ("sigma",)
 
 
 def test_an_inclusion_probability_with_a_prior_of_probabilities_can_be_drawn():
     def inclusion():
         return numpyro.sample("pi", dist.Kumaraswamy(2.0, 3.0))
 
-    assert form_of(lambda offset: offset, inclusion=inclusion).drawn == (Role("pi", "inclusion"),)
+    form = form_of(lambda offset: offset, inclusion=inclusion)
+    assert form.roles == (InclusionRole("pi", has_mode=False),)

@@ -27,8 +27,9 @@ import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.primitives import MARK, weights
-from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS, SHARED, Form, Role
+from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS, SHARED, Form
 from numpyro_spikeslab.reading.reader import Reader
+from numpyro_spikeslab.roles import InclusionRole, NoiseRole, SlabRole
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -202,7 +203,7 @@ def with_noise(noise: Callable, prior: Any = None) -> Callable:
 
 def test_a_noise_scale_that_is_a_site_has_a_role():
     form = form_of(with_noise(lambda s: s))
-    assert form.roles == (Role("s", "noise"),) and not form.varying_noise
+    assert form.roles == (NoiseRole("s", True),) and not form.varying_noise
     assert form.constant_design
 
 
@@ -212,8 +213,8 @@ def test_noise_of_many_tasks_has_a_role(precision, num_tasks):
     """So many that random numbers of single precision would not all differ."""
     Y = np.random.default_rng(0).normal(size=(3, num_tasks))
     reading = Reader(nss.models.factor_analysis(2), "test")((Y,), {})
-    assert Role("noise", "noise") in reading.form.roles
-    np.testing.assert_array_equal(reading.indices["noise"], np.arange(num_tasks))
+    assert NoiseRole("noise", True) in reading.form.roles
+    np.testing.assert_array_equal(reading.indices["noise"].entries, np.arange(num_tasks))
 
 
 NO_ROLE: dict[str, Callable] = {
@@ -250,7 +251,7 @@ def test_a_sum_and_a_difference_of_entries_are_none():
     # of such numbers the result is positive
     prior = dist.Uniform(1.0, 1.5).expand([3]).to_event(1)
     form = form_of(with_noise(lambda s: s[1] + s[2] - s[0], prior))
-    assert form.every_role == () and form.free == ("s",)
+    assert form.roles == () and form.free == ("s",)
 
 
 def test_noise_that_changes_at_an_unknown_time_varies():
@@ -300,9 +301,9 @@ def test_inclusions_and_slabs_take_entries_of_their_sites():
         observe(X @ w + X2[:, :2] @ v)
 
     reading = assert_agrees(model)
-    assert set(reading.form.roles) == {Role("pi", "inclusion"), Role("scale", "slab")}
-    np.testing.assert_array_equal(reading.indices["pi"], [1, 0, 1, 2, 2])
-    np.testing.assert_array_equal(reading.indices["scale"], [0, 0, 0, 1, 1])
+    assert set(reading.form.roles) == {InclusionRole("pi", True), SlabRole("scale", True)}
+    np.testing.assert_array_equal(reading.indices["pi"].entries, [[1, 0, 1, 2, 2]])
+    np.testing.assert_array_equal(reading.indices["scale"].entries, [[0, 0, 0, 1, 1]])
 
 
 def test_weights_of_one_site_may_have_a_part_of_their_own():
@@ -624,19 +625,19 @@ def functions_and_weights(factor: float = 1.0):
 TAKEN: dict[str, tuple[Callable, tuple[Role, ...]]] = {
     "boolean index and a number of data": (indexed_by_booleans, ()),
     "tree of params": (with_a_tree_of_params, ()),
-    "part in a scope": (partly_in_a_scope, (Role("part/s", "noise"),)),
+    "part in a scope": (partly_in_a_scope, (NoiseRole("part/s", True),)),
     "all in a scope": (
         handlers.scope(with_noise(lambda s: s), prefix="all"),
-        (Role("all/s", "noise"),),
+        (NoiseRole("all/s", True),),
     ),
     "scopes in scopes": (
         handlers.scope(partly_in_a_scope, prefix="all"),
-        (Role("all/part/s", "noise"),),
+        (NoiseRole("all/part/s", True),),
     ),
     "autoregression": (autoregression, ()),
     "conditioned autoregression": (conditioned_autoregression, ()),
     "random walk": (random_walk, ()),
-    "improper priors": (improper, (Role("s", "noise"),)),
+    "improper priors": (improper, (NoiseRole("s", True),)),
     "rows by plate": (rows_by_plate, ()),
     "weights in a branch": (weights_in_a_branch, ()),
 }
@@ -806,7 +807,7 @@ def test_a_role_stands_alone_or_beside_its_like():
             v = nss.spike_slab("v", nn.sigmoid(jnp.log(s)))
         observe(X @ (w + v), t)
 
-    assert set(form_of(two).roles) == {Role("pi", "inclusion"), Role("t", "noise")}
+    assert set(form_of(two).roles) == {InclusionRole("pi", True), NoiseRole("t", True)}
 
 
 def test_features_stay_where_no_observation_counts_at_some_values():
@@ -828,7 +829,7 @@ def test_features_stay_where_no_observation_counts_at_some_values():
 def test_a_role_that_traced_data_decide_is_none():
     """Neither the values that stand in for them nor those of this call say what others do."""
     assert traced_form(switched_noise, True).roles == ()
-    assert form_of(switched_noise, True).roles == (Role("s", "noise"),)
+    assert form_of(switched_noise, True).roles == (NoiseRole("s", True),)
     assert form_of(switched_noise, False).roles == ()
 
 
@@ -898,7 +899,7 @@ def nothing(phi):
 def test_features_that_are_traced_are_shared_by_tasks():
     form = traced_form(lambda phi: tasks(phi, nothing), X)
     assert (form.kind, form.complete) == (SHARED, True)
-    assert form.roles == (Role("s", "noise"),)
+    assert form.roles == (NoiseRole("s", True),)
     observed = np.ones((N, 3), bool)
     form = traced_form(lambda phi, observed: tasks(phi, nothing, observed), X, observed)
     assert (form.kind, form.complete) == (SHARED, False)

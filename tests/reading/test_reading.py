@@ -20,8 +20,9 @@ from numpyro.infer.reparam import LocScaleReparam
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.primitives import MARK, weights
-from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Pair, Role
+from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Pair
 from numpyro_spikeslab.reading.reader import Reader, Reading
+from numpyro_spikeslab.roles import NoiseRole
 
 N, P = 8, 3
 RNG = np.random.default_rng(0)
@@ -655,7 +656,7 @@ def test_what_a_form_says():
     assert form.pairs == (Pair("w", (P,)),)
     assert form.likelihood == "y"
     assert set(form.others) == {"sigma", "shift"}
-    assert form.roles == (Role("sigma", "noise"),) and form.free == ("shift",)
+    assert form.roles == (NoiseRole("sigma", True),) and form.free == ("shift",)
     assert not form.varying_noise
 
 

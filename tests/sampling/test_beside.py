@@ -20,7 +20,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Gibbs
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.roles import draw_sites, inclusion_given
+from numpyro_spikeslab.roles import InclusionRole, Tally, draw_sites
 
 KEY = random.key(0)
 
@@ -270,7 +270,8 @@ def test_an_inclusion_probability_leaves_one_and_zero():
     excluded = jnp.arange(size) % 2
 
     def step(pi, key):
-        target = inclusion_given(prior, pi, 1.0 - excluded, 1.0 * excluded)
+        tally = Tally(jnp.ones(size), 1.0 - excluded)
+        target = InclusionRole("pi", True).target(tally, prior, pi)
         return draw_sites(key, {"pi": target})["pi"], None
 
     pi, _ = jax.lax.scan(step, pi, random.split(KEY, 200))

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the prior of a site is, as far as it is known before the model runs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.util import not_jax_tracer
+
+WRAPPERS = (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)
+
+
+def base_of(fn: Any) -> Any:
+    """Return the distribution under expansion, independence and masks."""
+    while isinstance(fn, WRAPPERS):
+        fn = fn.base_dist
+    return fn
+
+
+def is_plain(site: dict[str, Any], families: Sequence[type]) -> bool:
+    """Whether the prior of a site is of one of these families, neither masked nor scaled."""
+    fn = site["fn"]
+    while isinstance(fn, WRAPPERS):
+        if isinstance(fn, dist.MaskedDistribution):
+            return False
+        fn = fn.base_dist
+    return type(fn) in families and site["scale"] is None
+
+
+def bounds(support: Any) -> tuple[Any, Any] | None:
+    """Return the ends of an interval of real numbers, which may be traced; `None` for a support of
+    another kind."""
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    low, high = (getattr(support, f"{end}_bound", None) for end in ("lower", "upper"))
+    is_interval = type(support) is type(constraints.real) or low is not None or high is not None
+    if support.is_discrete or not is_interval:
+        return None
+    return -np.inf if low is None else low, np.inf if high is None else high
+
+
+def is_drawable(site: dict[str, Any], upper: float = np.inf) -> bool:
+    """Whether the prior of a site can be drawn from and gives only numbers from 0 to ``upper``, as
+    far as its bounds are known."""
+    if site["type"] != "sample":
+        return False
+    base = base_of(site["fn"])
+    if isinstance(base, dist.ImproperUniform) or not is_plain(site, (type(base),)):
+        return False
+    ends = None if base.is_discrete else bounds(base.support)
+    if ends is None:
+        return False
+    low, high = (np.asarray(end) if not_jax_tracer(end) else None for end in ends)
+    fits_low = low is None or bool(np.all(low >= 0))
+    fits_high = high is None or bool(np.all(high <= upper))
+    return fits_low and fits_high
+
+
+def includes(support: Any, upper: float) -> bool:
+    """Whether a support is known to have all numbers from 0 to ``upper``."""
+    ends = bounds(support)
+    if ends is None or not all(map(not_jax_tracer, ends)):
+        return False
+    low, high = map(np.asarray, ends)
+    return bool(np.all(low <= 0)) and bool(np.all(high >= upper))
