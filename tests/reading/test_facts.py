@@ -29,7 +29,7 @@ import numpyro_spikeslab as nss
 from numpyro_spikeslab.primitives import MARK, weights
 from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS, SHARED, Form
 from numpyro_spikeslab.reading.reader import Reader
-from numpyro_spikeslab.roles import InclusionRole, NoiseRole, SlabRole
+from numpyro_spikeslab.roles import InclusionRole, NoiseRole, Role, SlabRole
 
 pytestmark = pytest.mark.usefixtures("x64")
 
