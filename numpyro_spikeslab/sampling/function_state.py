@@ -38,12 +38,12 @@ class State(NamedTuple):
 
     @property
     def used(self) -> Bool[Array, " M"]:
-        """Which functions have a weight that is not zero."""
+        """Which functions have a nonzero weight."""
         return jnp.any(self.weights != 0, axis=0)
 
 
 class Moves(NamedTuple):
-    """What may move together with the functions if the kernel owns the weights.
+    """Moves along with the functions, for a kernel that owns the weights.
 
     - **log_odds** - prior log odds of the weights.
     - **draw_slabs** - ``(key, slab_scales, weights) -> slab_scales, variances of the slabs``.
@@ -62,10 +62,10 @@ class Moves(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """What stays fixed while functions are drawn.
+    """Data and priors that stay fixed while functions are drawn.
 
     - **Y** - observations less their offset.
-    - **relative** - their precisions, relative to those of the tasks.
+    - **relative** - precisions, relative to the tasks' noise precisions.
     - **functions** - prior of the functions; only parameters that may move are latent in it.
     - **moves** - what may move with the functions; `None` if only functions and kernels do.
     """
@@ -128,8 +128,8 @@ class Evaluation(NamedTuple):
     def of(cls, covariance: Any, factor: Any, columns: Float[Array, "N C"]) -> "Evaluation":
         """Evaluate the density of the deviations in the first column, without the constant.
 
-        :param columns: deviations of the whitened observations from their prior mean, and what
-            else is to be multiplied by ``L^-1``.
+        :param columns: deviations of the whitened observations from their prior mean, then any
+            other columns to multiply by ``L^-1``.
         """
         half = covariance.solve_lower(factor, columns)
         value = -0.5 * half[:, 0] @ half[:, 0] - covariance.half_logdet(factor)
@@ -151,22 +151,22 @@ def slice_update(
     key_level, key_place, key = random.split(key, 3)
     value = jnp.where(jnp.isnan(current.value), -jnp.inf, current.value)
     level = value - random.exponential(key_level, x.shape, x.dtype)
-    left = x - width * random.uniform(key_place, x.shape, x.dtype)
+    lower = x - width * random.uniform(key_place, x.shape, x.dtype)
 
     def shrink(carry):
-        count, key, left, right, *_ = carry
+        count, key, lower, upper, *_ = carry
         key, key_new = random.split(key)
-        new = left + random.uniform(key_new, x.shape, x.dtype) * (right - left)
+        new = lower + random.uniform(key_new, x.shape, x.dtype) * (upper - lower)
         proposal = evaluate(new)
         # false where the value is NaN
         accepted = proposal.value > level
-        left, right = jnp.where(new < x, new, left), jnp.where(new < x, right, new)
-        return count + 1, key, left, right, new, proposal, accepted
+        lower, upper = jnp.where(new < x, new, lower), jnp.where(new < x, upper, new)
+        return count + 1, key, lower, upper, new, proposal, accepted
 
     def is_open(carry):
         return (carry[0] < MAX_SHRINKS) & ~carry[-1]
 
-    start = (0, key, left, left + width, x, current, jnp.zeros((), bool))
+    start = (0, key, lower, lower + width, x, current, jnp.zeros((), bool))
     *_, new, proposal, accepted = jax.lax.while_loop(is_open, shrink, start)
     # after so many, the interval is of the size of a rounding error
     return choose(accepted, (new, proposal), (x, current))

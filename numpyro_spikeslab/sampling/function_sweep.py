@@ -88,8 +88,8 @@ def draw_function(
     r"""Draw one function.
 
     With :math:`\phi_m` integrated out, slice sampling draws the parameters of its kernel. Then, if
-    weights may move, come those of the other functions (:func:`draw_columns`), changes of the tasks
-    that use it if these are few, and the length of the vector of its weights that are not zero
+    weights may move, the weights of the other functions follow (:func:`draw_columns`), changes of
+    the tasks that use it if these are few, and the length of the vector of its nonzero weights
     while its direction stays: in polar coordinates, the log of the length has the density of the
     weights times the length to the power of their number. Last comes :math:`\phi_m` from its
     Gaussian conditional. A function without weights is drawn from its prior, as is its kernel.
@@ -151,7 +151,7 @@ def _draw_with_column(
 ) -> tuple[State, Function]:
     key_k, key_tasks, key_kernel, key_slabs = random.split(key, 4)
     m, integrated = target
-    # a function that is not in use has a column of zeros, which changes nothing
+    # an idle function has a column of zeros, which changes nothing
     k = random.categorical(key_k, jnp.where(state.used, 0, -1e9).at[m].set(-jnp.inf))
     column, state = take_column(key_tasks, k, fixed, state, integrated)
     start = m, state.theta[m], integrated.root.diagonal[0]
@@ -262,8 +262,8 @@ def draw_values(
 
 
 def _matheron(key: Array, f: Any, observed: tuple[Root, Any], solve: Any) -> Float[Array, "S N"]:
-    """What the covariances are multiplied with in Matheron's rule, which turns draws ``f`` of the
-    prior of S functions into draws of their conditional.
+    """Compute the vectors whose products with the covariances, by Matheron's rule, turn draws ``f``
+    of the prior of S functions into draws of their conditional.
 
     :param observed: the root ``R``, and the whitened observations.
     :param solve: solves with ``I + R K R^T``.

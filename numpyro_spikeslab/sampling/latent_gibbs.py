@@ -10,6 +10,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.priors import is_drawable
 from numpyro_spikeslab.reading.form import (
@@ -74,42 +75,40 @@ class LatentGibbsState(NamedTuple):
 class LatentGibbs(BlockKernel):
     """Draws latent functions jointly with the parameters of their kernels.
 
-    Each function in turn: with its values integrated out, the parameters of its kernel are drawn by
-    slice sampling; then its values from their Gaussian conditional. Given the values the
-    parameters would barely move. The parameters may have any prior with positive support.
+    Each function is drawn in turn. First slice sampling draws the parameters of its kernel with its
+    values integrated out; given the values, the parameters would barely move. Then its values are
+    drawn from their Gaussian conditional. The parameters may have any prior with positive support.
 
-    With the weights among its sites it also draws weights of other functions while a function, or
-    two, are integrated out; for weights and functions are known only together, and given the one
-    the other barely moves. It lets tasks join or leave a function that few of them use, and moves
-    the length of each function's weights. For each function, a step decomposes ten to fifteen
-    matrices of N by N and, where covariances are dense, one of 2N by 2N. Where rounding makes one
-    of them fail, as may happen in single precision, what depends on it stays what it is.
+    With the weights among its sites it also draws weights of other functions while one or two
+    functions are integrated out, because data determine weights and functions only together. It
+    lets tasks join or leave a function with few tasks, and moves the length of each function's
+    weights. For each function, a step decomposes ten to fifteen matrices of N by N and, where
+    covariances are dense, one of 2N by 2N. If rounding makes a decomposition fail, as may happen in
+    single precision, that update is rejected.
 
-    As a block of :class:`numpyro.infer.Gibbs` it draws the sites it is given. These are the
-    functions and the parameters of their kernels (:func:`~numpyro_spikeslab.latent_sites`), and may
-    be more: the weights, the noise scales (one for each task or one for all) and the slab scales,
-    under any prior of positive numbers, and the inclusion probabilities, of numbers from 0 to 1.
-    Alone it samples models that have no other sites, see
-    :func:`~numpyro_spikeslab.mtmkl_kernel`. There is nothing to tune. Parameters of kernels that
-    the model conditions on stay what they are.
+    As a block of :class:`numpyro.infer.Gibbs` it draws the sites it is given: the functions and the
+    parameters of their kernels (:func:`~numpyro_spikeslab.latent_sites`) and, optionally, the
+    weights, the noise scales (one for each task or one for all), the slab scales, both under any
+    prior of positive numbers, and the inclusion probabilities under any prior on [0, 1]. Alone it
+    samples models without other sites, see :func:`~numpyro_spikeslab.mtmkl_kernel`. There is
+    nothing to tune. Parameters of kernels that the model conditions on keep their values.
 
-    Where the observations are entries of a table, given as a sparse array, functions must be
-    ``"white"``: a step draws each row of them jointly, and neither moves weights along nor changes
-    lengths and signs, so begin chains at a fit.
+    For observations given as a sparse array, functions must be ``"white"``. Then a step draws the
+    functions jointly at each row, without the moves of weights, lengths and signs; begin such
+    chains at a fit.
 
     :param model: a model whose one observed Normal site has the location ``offset + W phi``, with
         weights of shape (Q, M) from :func:`~numpyro_spikeslab.spike_slab` and M functions from
         :func:`~numpyro_spikeslab.latent_functions`.
-    :param rescale: where the weights are among the sites, whether a function and its weights also
-        move along ``(c * phi, w / c)``, a change that the data do not see, in turn with the slab
-        scales, and change their signs where the prior mean is zero. Both are exact.
-    :param accelerate: share of the warm-up, from its start, in each step of which one function that
-        no task uses is given to a task that is explained badly, where the exact sampler would wait
-        for a draw from the prior to fit one (Zhang and Perez-Cruz, 2017). These steps leave no
-        distribution invariant, which is why they are confined to the warm-up. 0 leaves them out.
-        It takes the weights among the sites. Chains without ``init_params`` then start with no
-        function in use, so that all are given away one after the other; chains that start at a fit
-        need no acceleration.
+    :param rescale: whether a function and its weights also move along ``(c * phi, w / c)``, which
+        leaves the data unchanged, in turn with the slab scales, and change their signs where the
+        prior mean is zero. Both moves are exact. They need the weights among the sites.
+    :param accelerate: share of the warm-up, from its start, whose steps give an idle function to a
+        badly explained task; the exact sampler would wait until a draw from the prior fits a task
+        (Zhang and Perez-Cruz, 2017). These steps do not leave the posterior invariant, so they are
+        confined to the warm-up. They need the weights among the sites. Chains without
+        ``init_params`` then start with all functions idle. Chains that start at a fit need no
+        acceleration: 0, the default, leaves it out.
     :raises ValueError: if ``accelerate`` is not in [0, 1]. When initialised, if the model does not
         fit, the data are bad, or there are sites that the kernel cannot draw; the message names the
         site and the remedy.
@@ -137,9 +136,7 @@ class LatentGibbs(BlockKernel):
     def __init__(self, model: Callable, *, rescale: bool = True, accelerate: float = 0.0) -> None:
         super().__init__(model)
         if not 0 <= accelerate <= 1:
-            raise ValueError(
-                f"LatentGibbs: `accelerate` is a share of the warm-up, in [0, 1], got {accelerate}."
-            )
+            raise bad("LatentGibbs: accelerate", accelerate, "a share of the warm-up, in [0, 1]")
         self._rescale = rescale
         self._accelerate = accelerate
 
@@ -148,35 +145,27 @@ class LatentGibbs(BlockKernel):
     ) -> dict[str, tuple[int, ...]]:
         reading = self._read_functions(args, kwargs)
         check_functions(reading, abstract_trace(self._model, args, kwargs), self._user)
-        own = self._latent_shapes(args, kwargs, values)
-        form = reading.form
+        sites = self._latent_shapes(args, kwargs, values)
+        form, drawable = reading.form, self._drawable(reading, values)
         (pair,) = form.pairs
-        drawable = self._drawable(reading, values)
-        foreign = [name for name in own if name not in drawable]
+        foreign = [name for name in sites if name not in drawable]
         if foreign:
-            names = [name for name in own if name in drawable]
+            names = [name for name in sites if name in drawable]
             raise ValueError(
                 f"LatentGibbs cannot sample the latent sites {foreign}. Leave them to another "
                 f"block: Gibbs([(LatentGibbs(model), {names}), (NUTS(model), None)])."
                 f"{reading.if_traced}"
             )
-        if form.functions not in own:
-            raise ValueError(
-                f"LatentGibbs needs the latent functions {form.functions!r} among its sites, got "
-                f"{list(own)}. Give it `latent_sites`."
-            )
-        if (pair.spike in own) != (pair.slab in own):
-            raise ValueError(
-                f"LatentGibbs needs both {pair.spike!r} and {pair.slab!r} among its sites or none, "
-                f"got {list(own)}."
-            )
-        if self._accelerate and pair.spike not in own:
-            raise ValueError(
-                f"LatentGibbs: `accelerate` is {self._accelerate}, but the weights {pair.name!r} "
-                "that it changes are not among the kernel's sites. Give it these too, or set "
-                "accelerate=0."
-            )
-        return own
+        who, names = "LatentGibbs: sites", list(sites)
+        if form.functions not in sites:
+            functions = f"the latent functions {form.functions!r} among them"
+            raise bad(who, names, functions, "Give it `latent_sites`.")
+        if (pair.spike in sites) != (pair.slab in sites):
+            raise bad(who, names, f"{pair.spike!r} and {pair.slab!r} both or neither")
+        if self._accelerate and pair.spike not in sites:
+            weights_too = f"the weights {pair.name!r} among them, which acceleration changes"
+            raise bad(who, names, weights_too, "Give it these too, or set accelerate=0.")
+        return sites
 
     def _drawable(self, reading: Reading, values: dict[str, Any]) -> frozenset[str]:
         form = reading.form
@@ -186,7 +175,7 @@ class LatentGibbs(BlockKernel):
         )
 
     def _read_functions(self, args: tuple, kwargs: dict[str, Any]) -> Reading:
-        # the weights are a pair of this reading, whoever draws them
+        # as latent sites, whichever block draws the weights
         reading = self._read(args, kwargs, {})
         if reading.form.kind not in (FUNCTIONS, ENTRIES):
             raise ValueError(
@@ -196,8 +185,8 @@ class LatentGibbs(BlockKernel):
                 "from spike_slab, without `groups`, and one set of M functions phi from "
                 f"latent_functions. For other models use NUTS.{reading.if_traced}"
             )
-        known = reading.functions
-        if reading.form.kind == ENTRIES and not (known and known.is_white):
+        functions = reading.functions
+        if reading.form.kind == ENTRIES and not (functions and functions.is_white):
             raise ValueError(
                 f"LatentGibbs: the observations {reading.form.likelihood!r} are entries of a "
                 f"table, for which the functions {reading.form.functions!r} must be 'white' with a "
@@ -242,24 +231,24 @@ class LatentGibbs(BlockKernel):
             draw = draw._replace(phi=draw_rows(key_functions, step.at, draw.phi, draw.weights))
         new = step.finish(key_numbers, (spikes, slabs), draw)
         z = {name: new[name].reshape(x.shape).astype(x.dtype) for name, x in state.z.items()}
-        left = jnp.maximum(state.num_accelerated - 1, 0)
-        return LatentGibbsState(z, inclusion, left, rng_key)
+        num_accelerated = jnp.maximum(state.num_accelerated - 1, 0)
+        return LatentGibbsState(z, inclusion, num_accelerated, rng_key)
 
 
-# What does not fit
+# Checks
 
 
 def check_functions(reading: Reading, trace: dict[str, Any], user: str) -> None:
-    """Whether the functions and their kernels can be drawn.
+    """Check that the functions and their kernels can be drawn.
 
     :raises ValueError: if not; the message names the site and the remedy.
     """
-    known = reading.functions
-    assert known is not None
-    known.check_parameters(user)
-    for parameter in known.functions.site_names:
+    functions = reading.functions
+    assert functions is not None
+    functions.check_parameters(user)
+    for parameter in functions.functions.site_names:
         _check_parameter(reading, trace, parameter, user)
-    known.check(user)
+    functions.check(user)
 
 
 def _check_parameter(reading: Reading, trace: dict[str, Any], name: str, user: str) -> None:
@@ -287,12 +276,12 @@ def _check_parameter(reading: Reading, trace: dict[str, Any], name: str, user: s
 def mtmkl_kernel(model: Callable, *, rescale: bool = True, accelerate: float = 0.25) -> LatentGibbs:
     """A kernel that samples the whole of :func:`numpyro_spikeslab.models.mtmkl`.
 
-    One :class:`LatentGibbs` for the weights, the functions with the parameters of their kernels,
-    the noise, the inclusion probability and the slab scale. Unlike the composite of
-    :class:`~numpyro_spikeslab.PairedGibbs`, :class:`LatentGibbs` and NUTS, which serves models with
-    other sites too, it can move weights and functions together, and it draws slab scales without
-    the slabs that are excluded. Chains start apart from each other and find the functions in the
-    accelerated part of the warm-up, or they start at a fit, see :meth:`PairedGuide.to_init_params
+    One :class:`LatentGibbs` draws the weights, the functions with the parameters of their kernels,
+    the noise, the inclusion probability and the slab scale. It moves weights and functions
+    together, and draws slab scales with the excluded slabs integrated out. The composite of
+    :class:`~numpyro_spikeslab.PairedGibbs`, :class:`LatentGibbs` and NUTS serves models with other
+    sites, but does neither. Chains start far apart and find the functions in the accelerated part
+    of the warm-up, or they start at a fit, see :meth:`PairedGuide.to_init_params
     <numpyro_spikeslab.PairedGuide.to_init_params>`.
 
     :param model: the model.

@@ -41,7 +41,7 @@ class Step(Current):
         return self.values[str(self.reading.form.functions)]
 
     def draw_weights(self, key: Array, now: tuple[Any, Any]) -> tuple[Any, Any, dict[str, Any]]:
-        """Draw spikes and slabs; also return the inclusion probabilities of these spikes."""
+        """Draw spikes and slabs; also return the probability with which each spike is drawn."""
         (pair,) = self.reading.form.pairs
         spikes, slabs, inclusion = draw_tasks(key, self.at, self.phi, weights(*now))
         shaped = {pair.name: inclusion.reshape(pair.shape).astype(float)}
@@ -89,7 +89,7 @@ class Step(Current):
         return index.take(index.sum(one), jnp.zeros_like(one)) == 1
 
     def start(self, w: Float[Array, "Q M"]) -> State:
-        """Make the state of these weights."""
+        """Make the state of the function sampler from the current weights."""
         functions = self.reading.functions
         assert functions is not None
         scales = {role.site: self.values[role.site] for role in self.roles(SlabRole)}

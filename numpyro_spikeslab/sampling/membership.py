@@ -38,7 +38,7 @@ class Membership(NamedTuple):
 def change_membership(
     key: Array, fixed: Fixed, state: State, function: Function
 ) -> tuple[State, Function]:
-    """Let tasks join or leave a function, if few of them use it."""
+    """Let tasks join or leave a function that few tasks use."""
     m, covariance = function.m, function.covariance
 
     def with_members(w, noise):
@@ -104,7 +104,7 @@ def join_or_leave(
     )
 
     def log_joint(membership):
-        """Log density of all that depends on the task's noise scale and on the function."""
+        """Log density as a function of the task's noise scale and the members."""
         sigma, relative = membership.noise[q], fixed.relative[:, q]
         value = membership.gain - 0.5 * relative @ (state.residual[:, q] / sigma) ** 2
         value -= jnp.sum(relative) * jnp.log(sigma)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Draws of weights while functions are integrated out together with the slabs.
 
-Given the weights, the tasks say of function m no more than N independent observations
-:math:`y_n \sim \mathcal{N}(a_n \phi_{nm}, 1)` would, :math:`a_n^2 = \sum_q \tau_{nq} w_{qm}^2`. All
-that is needed comes from :math:`I + \mathrm{diag}(a) K \mathrm{diag}(a) = L L^\top`.
+Given the weights, the tasks' likelihood of function m is that of N independent observations
+:math:`y_n \sim \mathcal{N}(a_n \phi_{nm}, 1)` with :math:`a_n^2 = \sum_q \tau_{nq} w_{qm}^2`. All
+densities come from :math:`I + \mathrm{diag}(a) K \mathrm{diag}(a) = L L^\top`.
 """
 
 from collections.abc import Callable
@@ -93,7 +93,7 @@ class Integrated(NamedTuple):
 
     @classmethod
     def of(cls, fixed: Fixed, state: State, members: Any) -> "Integrated":
-        """Integrate out the functions of these numbers.
+        """Integrate out functions, given their numbers.
 
         :param members: their numbers, shape (S,).
         """
@@ -161,9 +161,9 @@ def take_column(
 
 
 def put_column(column: Column, k: Any, new: Float[Array, " B"], state: State) -> State:
-    """Put new weights in the place of those that :func:`take_column` has taken out.
+    """Put new weights where :func:`take_column` has taken the old ones out.
 
-    :param new: the old weights are put back if any of these is not finite.
+    :param new: the old weights return if any new one is not finite.
     """
     new = jnp.where(jnp.all(jnp.isfinite(new)), new, state.weights[column.tasks, k])
     residual = state.residual.at[:, column.tasks].add(-jnp.outer(state.phi[k], new))
@@ -196,7 +196,7 @@ def draw_columns(
 ) -> State:
     """Draw the weights of other functions while S functions, and the slabs, are integrated out.
 
-    A function in use stays in use, so that no function need be drawn that is not.
+    A function in use stays in use, so that no idle function need be drawn.
 
     :param others: which functions' weights to draw.
     :param state: its residual is without the integrated functions.
@@ -237,7 +237,7 @@ class Shears(NamedTuple):
 
     @classmethod
     def of(cls, column: Column, slabs: Slabs, spikes: Float[Array, " B"]) -> "Shears":
-        """List the shears of these spikes."""
+        """List the shears from the given spikes."""
         prior = slabs.prior
         B, S = column.w.shape
         choices = np.array(list(combinations(range(B), S)))

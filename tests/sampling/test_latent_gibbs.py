@@ -46,7 +46,10 @@ def simulate(seed=1, seen=SEEN):
     rng = np.random.default_rng(seed)
     phi = rng.normal(size=(M, N))
     Y = phi.T @ rng.normal(size=(M, Q)) + 0.4 * rng.normal(size=(N, Q))
-    return jnp.asarray(phi), jnp.where(seen, Y, jnp.nan)
+    return phi, np.where(seen, Y, np.nan)
+
+
+FULL = simulate(seen=np.ones((N, Q), bool))[1]
 
 
 def square_model(X, Y=None, *, transposed=False, varying=True):
@@ -270,15 +273,6 @@ def test_kernel_parameters_may_have_any_positive_prior(name):
         assert stats.kstest(uniform, stats.uniform().cdf).pvalue > LEVEL
 
 
-@pytest.mark.parametrize(
-    "prior", [dist.Normal(1.0, 1.0), dist.ImproperUniform(dist.constraints.positive, (), ())]
-)
-def test_kernel_parameters_are_positive_and_can_be_drawn(prior):
-    model = Replaced(plain_model, "phi_scale", prior.expand([M]))
-    with pytest.raises(ValueError, match="'phi_scale' must be a distribution of positive numbers"):
-        nss.LatentGibbs(model).init(KEY, 0, None, (X, simulate()[1]), {})
-
-
 # The whole model
 
 
@@ -492,8 +486,7 @@ def test_acceleration_starts_with_idle_functions_and_ends(kernel, steps):
 
 @pytest.mark.slow
 def test_a_mask_may_be_traced_and_the_acceleration_ends():
-    _, Y = simulate(seen=np.ones((N, Q), bool))
-    args = (jnp.asarray(X), Y)
+    Y, args = FULL, (jnp.asarray(X), FULL)
     start = ACCELERATED.init(KEY, 4, None, args, {"mask": jnp.asarray(SEEN)})
     state, other, left = start, start, []
     for _ in range(4):
@@ -612,15 +605,11 @@ def bent_model(X, Y=None):
 
 
 @pytest.mark.slow
-def test_functions_that_are_not_affine_are_refused():
-    _, Y = simulate(seen=np.ones((N, Q), bool))
-    with pytest.raises(ValueError, match="not affine in latent functions"):
-        composite(bent_model).init(KEY, 0, None, (X, Y), {})
-    # weights of any affine model are still drawn
+def test_weights_are_drawn_where_functions_are_not_affine():
     values = {"phi": jnp.ones((M, N)), "phi_scale": jnp.ones(M)}
     kernel, kwargs = nss.PairedGibbs(bent_model), {GIBBS_SITES_KWARG: values}
-    state = kernel.init(KEY, 0, None, (X, Y), kwargs)
-    state = jax.jit(lambda state: kernel.sample(state, (X, Y), kwargs))(state)
+    state = kernel.init(KEY, 0, None, (X, FULL), kwargs)
+    state = jax.jit(lambda state: kernel.sample(state, (X, FULL), kwargs))(state)
     assert state.z["W_slab"].shape == (Q, M)
 
 
@@ -640,8 +629,7 @@ def with_extra():
 
 @pytest.mark.exhaustive
 def test_other_sites_are_left_to_other_blocks():
-    _, Y = simulate(seen=np.ones((N, Q), bool))
-    model = with_extra()
+    Y, model = FULL, with_extra()
     with pytest.raises(ValueError, match=r"sites \['b'\].*Gibbs\(\[\(LatentGibbs\(model\), \['phi"):
         nss.mtmkl_kernel(model).init(KEY, 0, None, (X, Y), {})
     sites = ["phi", "phi_scale", "W_spike", "W_slab"]
@@ -649,46 +637,6 @@ def test_other_sites_are_left_to_other_blocks():
     mcmc = MCMC(kernel, num_warmup=10, num_samples=10, progress_bar=False)
     mcmc.run(KEY, jnp.asarray(X), Y)
     assert mcmc.get_samples()["b"].shape == (10, Q)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sites", "message"),
-    [
-        (["phi_scale"], "needs the latent functions 'phi'"),
-        (["phi", "phi_scale", "W_slab"], "needs both 'W_spike' and 'W_slab'"),
-    ],
-)
-def test_sites_that_belong_together_stay_together(sites, message):
-    _, Y = simulate()
-    trace = handlers.trace(handlers.seed(MODEL, KEY)).get_trace(jnp.asarray(X), Y)
-    values = {
-        name: site["value"]
-        for name, site in trace.items()
-        if site["type"] == "sample" and not site["is_observed"] and name not in sites
-    }
-    with pytest.raises(ValueError, match=message):
-        nss.LatentGibbs(MODEL).init(KEY, 0, None, (X, Y), {GIBBS_SITES_KWARG: values})
-
-
-def test_noise_that_depends_on_the_functions_is_refused():
-    def model(X, Y=None):
-        phi = nss.latent_functions("phi", [kernels.ExpSquared(1.0)] * M, X)
-        with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
-            W = nss.spike_slab("W", 0.4)
-        scale = 0.3 * jnp.exp(phi[0])[:, None]
-        numpyro.sample("Y", dist.Normal((W @ phi).T, scale), obs=Y)
-
-    _, Y = simulate(seen=np.ones((N, Q), bool))
-    with pytest.raises(ValueError, match="or their noise depends on these"):
-        nss.LatentGibbs(model).init(KEY, 0, None, (X, Y), {})
-
-
-def test_acceleration_needs_the_weights():
-    _, Y = simulate()
-    values = WEIGHTS | {"noise": jnp.ones(Q), "slab_scale": 1.0, "inclusion": 0.5}
-    with pytest.raises(ValueError, match=r"`accelerate` is 0\.25, but the weights 'W'"):
-        nss.mtmkl_kernel(MODEL).init(KEY, 0, None, (X, Y), {GIBBS_SITES_KWARG: values})
 
 
 @pytest.mark.exhaustive
@@ -705,37 +653,56 @@ def test_a_single_task_is_a_task(num_functions):
     assert np.all(np.diff(draws["noise"][:, 0]) != 0)
 
 
-def test_kernel_parameters_that_others_use_are_refused():
-    _, Y = simulate(seen=np.ones((N, Q), bool))
-
-    def shared(X, Y=None):
-        with handlers.trace() as trace:
-            phi = nss.latent_functions("phi", [kernels.ExpSquared(1.0)] * M, X)
-        numpyro.sample("b", dist.Normal(trace["phi_scale"]["value"].sum(), 1.0), obs=0.0)
-        with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
-            W = nss.spike_slab("W", 0.4)
-        numpyro.sample("Y", dist.Normal((W @ phi).T, 0.3), obs=Y)
-
-    with pytest.raises(ValueError, match="'phi_scale' is shared with something else"):
-        nss.LatentGibbs(shared).init(KEY, 0, None, (X, Y), {})
+def noisy_model(X, Y=None):
+    phi = nss.latent_functions("phi", [kernels.ExpSquared(1.0)] * M, X)
+    with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
+        W = nss.spike_slab("W", 0.4)
+    numpyro.sample("Y", dist.Normal((W @ phi).T, 0.3 * jnp.exp(phi[0])[:, None]), obs=Y)
 
 
-def test_kernel_parameters_must_be_sites():
-    _, Y = simulate()
-    reparam = numpyro.infer.reparam.TransformReparam
-    transformed = handlers.reparam(MODEL, {"phi_scale": reparam()})
-    with pytest.raises(ValueError, match=r"'phi_scale'.*reparameterised"):
-        nss.LatentGibbs(transformed).init(KEY, 0, None, (X, Y), {})
+def sharing_model(X, Y=None):
+    with handlers.trace() as trace:
+        phi = nss.latent_functions("phi", [kernels.ExpSquared(1.0)] * M, X)
+    numpyro.sample("b", dist.Normal(trace["phi_scale"]["value"].sum(), 1.0), obs=0.0)
+    with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
+        W = nss.spike_slab("W", 0.4)
+    numpyro.sample("Y", dist.Normal((W @ phi).T, 0.3), obs=Y)
 
 
-def test_functions_that_do_not_fit_into_memory_are_refused():
-    size = 10**6
-    with pytest.raises(ValueError, match="2 covariance matrices of 1000000 inputs take 16,000,"):
-        nss.mtmkl_kernel(MODEL).init(KEY, 0, None, (np.arange(size), np.zeros((size, Q))), {})
+def with_scale_prior(prior):
+    return Replaced(plain_model, "phi_scale", prior.expand([M]))
 
 
-def test_shares_of_the_warm_up_lie_between_zero_and_one():
-    with pytest.raises(ValueError, match=r"`accelerate` is a share.*got 1\.5"):
+def transformed(model):
+    return handlers.reparam(model, {"phi_scale": numpyro.infer.reparam.TransformReparam()})
+
+
+HELD = WEIGHTS | {"noise": jnp.ones(Q), "slab_scale": 1.0, "inclusion": 0.5}
+PHI = {"phi": jnp.ones((M, N))}
+IMPROPER = dist.ImproperUniform(dist.constraints.positive, (), ())
+REFUSALS = {
+    # the model, the sites that other blocks hold, the message
+    "not affine": (bent_model, {}, "not affine in latent functions"),
+    "noise": (noisy_model, {}, "or their noise depends on these"),
+    "prior of a parameter": (with_scale_prior(dist.Normal(1.0, 1.0)), {}, "of positive numbers"),
+    "improper prior": (with_scale_prior(IMPROPER), {}, "'phi_scale' must be a distribution"),
+    "shared parameter": (sharing_model, {}, "'phi_scale' is shared with something else"),
+    "no parameter": (transformed(MODEL), {}, r"'phi_scale'.*reparameterised"),
+    "no functions": (MODEL, HELD | PHI, "expected the latent functions 'phi' among them"),
+    "no spikes": (MODEL, {"W_spike": WEIGHTS["W_spike"]}, "'W_spike' and 'W_slab' both or neither"),
+    "accelerated": (MODEL, HELD, "the weights 'W' among them, which acceleration changes"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_cannot_be_drawn_is_refused(name):
+    model, values, message = REFUSALS[name]
+    with pytest.raises(ValueError, match=message):
+        nss.mtmkl_kernel(model).init(KEY, 0, None, (X, FULL), {GIBBS_SITES_KWARG: values})
+
+
+def test_acceleration_is_a_share_of_the_warm_up():
+    with pytest.raises(ValueError, match=r"accelerate: got 1\.5, expected a share"):
         nss.mtmkl_kernel(MODEL, accelerate=1.5)
 
 
