@@ -22,7 +22,7 @@ from numpyro_spikeslab.reading.form import (
 from numpyro_spikeslab.reading.probe import Directions, Verdict, find_verdict
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
 from numpyro_spikeslab.reading.proof import Proof
-from numpyro_spikeslab.reading.provenance import STEP, provenance, union
+from numpyro_spikeslab.reading.provenance import Step, provenance, union
 from numpyro_spikeslab.reading.subject import Subject
 from numpyro_spikeslab.roles import NoiseRole
 
@@ -211,10 +211,12 @@ def _is_analytic(subject: Subject, likelihood: str) -> bool:
     def slope(numbers, **others):
         return jax.jvp(lambda x: location(x, **others), (numbers,), (numbers,))[1]
 
+    def is_smooth(names):
+        steps = {x.name[0] for x in names if isinstance(x, Step)}
+        plain = {x[0] for x in names if not isinstance(x, Step)}
+        return "indices" not in plain and "numbers" not in steps
+
     # of a kink the derivative has a step; what has steps may have no derivative at all
     return all(
-        union(provenance(of, **parts, **subject.inputs())).isdisjoint(
-            ["indices", f"{STEP}indices", f"{STEP}numbers"]
-        )
-        for of in (location, slope)
+        is_smooth(union(provenance(of, **parts, **subject.inputs()))) for of in (location, slope)
     )

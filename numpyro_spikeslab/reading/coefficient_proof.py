@@ -14,7 +14,7 @@ import numpyro.distributions as dist
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.priors import is_plain
-from numpyro_spikeslab.reading.provenance import STEP, Names, provenance, union
+from numpyro_spikeslab.reading.provenance import Names, Step, provenance, union
 from numpyro_spikeslab.reading.subject import Subject
 
 MAX_WORK = 1e8
@@ -101,7 +101,7 @@ def find_coefficients(
     links = tuple((k, other) for k in few for other in few if f"site {other}" in means[k])
     keys = [f"site {name}" for name in names]
     rows = sources_along(location, inputs, keys) if names else frozenset[str]()
-    constant = all(source.startswith(DIRECTION) for source in rows)
+    constant = all(str(source).startswith(DIRECTION) for source in rows)
     return Coefficients(tuple(names), tuple(few), constant, links, union(means))
 
 
@@ -110,7 +110,7 @@ def _is_candidate(subject: Subject, run: Any, likelihood: str, name: str) -> boo
     if site["type"] != "sample" or FUNCTIONS_MARK in site["infer"] or is_chain(run, name):
         return False
     elsewhere = union([seen.scale, seen.count, run.pairs])
-    return is_plain(site, (dist.Normal,)) and not {STEP + key} & seen.loc and key not in elsewhere
+    return is_plain(site, (dist.Normal,)) and Step(key) not in seen.loc and key not in elsewhere
 
 
 def _moments(subject: Subject, inputs: dict[str, Any], names: list[str]) -> dict[str, Moments]:
@@ -122,7 +122,7 @@ def _fed(run: Any, likelihood: str, name: str, moments: dict[str, Moments]) -> f
     """Sites whose prior a site is a part of; among them itself, if it is more than a mean."""
     key = f"site {name}"
     fed = {k for k, sources in run.log_probs.items() if key in sources} - {likelihood, name}
-    is_more = any(key in x.variance or STEP + key in x.mean for x in moments.values())
+    is_more = any(key in x.variance or Step(key) in x.mean for x in moments.values())
     return frozenset(fed | ({name} if is_more else set()))
 
 

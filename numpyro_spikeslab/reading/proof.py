@@ -31,7 +31,7 @@ from numpyro_spikeslab.reading.form import (
     is_latent,
 )
 from numpyro_spikeslab.reading.model_run import part_of
-from numpyro_spikeslab.reading.provenance import STEP, Names, provenance, union
+from numpyro_spikeslab.reading.provenance import Names, Step, provenance, union
 from numpyro_spikeslab.reading.subject import Subject
 from numpyro_spikeslab.roles import ROLES, Role
 
@@ -98,12 +98,14 @@ def prove(subject: Subject) -> Proof:
 
 
 def _sites(names: Names) -> Names:
-    return frozenset(name.removeprefix("site ") for name in names if name.startswith("site "))
+    plain = (name for name in names if isinstance(name, str) and name.startswith("site "))
+    return frozenset(name.removeprefix("site ") for name in plain)
 
 
 def _own(names: Names) -> list[str]:
     """Those names that belong to pairs."""
-    own = (name.partition(" ") for name in names if name.startswith(("weight ", "own ")))
+    plain = (name for name in names if isinstance(name, str))
+    own = (name.partition(" ") for name in plain if name.startswith(("weight ", "own ")))
     return sorted({name for _, _, name in own})
 
 
@@ -179,14 +181,13 @@ def _check_parts(subject: Subject, name: str, seen: Any) -> None:
                 f"{user}: the {what} of {name!r} depend{'' if part != 'scale' else 's'} on the "
                 f"weights {names}. Only its location may."
             )
-    sites = {x.partition(" ")[2] for x in seen.value if x.startswith("site ")}
-    latent = sorted(x for x in sites if x in subject.shapes)
+    latent = sorted(x for x in _sites(seen.value) if x in subject.shapes)
     if latent:
         raise ValueError(
             f"{user}: the observations of {name!r} depend on the latent sites {latent}, so they "
             "are no data. Move these sites into the location of the likelihood."
         )
-    alone = [x.partition(" ")[2] for x in seen.loc if x.startswith("own ")]
+    alone = [x for x in seen.loc if isinstance(x, str) and x.startswith("own ")]
     if alone:
         names = [pair.name for pair in subject.pairs]
         raise ValueError(
@@ -201,7 +202,7 @@ def _prove_affine(subject: Subject, likelihood: str, location: Names, inputs: di
     :param location: what the location itself can depend on.
     """
     weights = [key for key in inputs if key.startswith("weight ")]
-    bent = _own(frozenset(x.removeprefix(STEP) for x in location if x.startswith(STEP)))
+    bent = _own(frozenset(x.name for x in location if isinstance(x, Step)))
     # what has steps may have no derivative at all
     of = partial(subject.location, likelihood)
     found = frozenset() if bent else sources_along(of, inputs, weights)
@@ -233,7 +234,7 @@ def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tu
         if len(fed) != 1 or any(key in sources for sources in elsewhere):
             continue
         (kind,) = fed
-        if STEP + key in parts[kind]:
+        if Step(key) in parts[kind]:
             continue
         role = kind.of(subject.trace[name])
         if role is not None and _is_linear(subject, inputs, key, partial(of, part=kind.part)):
@@ -274,7 +275,7 @@ def _find_mixed(subject: Subject, run: Any, likelihood: str) -> str | None:
     M, N = len(functions.templates), functions.num_inputs
     fits = jnp.shape(subject.shapes[name]) == (M, N) and pair.shape[-1:] == (M,)
     seen = run.observed[likelihood]
-    moves = f"site {name}" in seen.scale | seen.count or f"{STEP}site {name}" in seen.loc
+    moves = f"site {name}" in seen.scale | seen.count or Step(f"site {name}") in seen.loc
     return name if fits and not moves else None
 
 

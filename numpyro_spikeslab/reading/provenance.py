@@ -1,38 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the results of a function can depend on, read off its program: a proof, not a sample.
+"""Which inputs of a function each result can depend on, read off its program: a proof, no sample.
 
 Like :func:`numpyro.ops.provenance.eval_provenance`, and sharper where a result of a loop, a branch
 or a function with its own derivative depends on some of the inputs only.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import jax
 from jax.extend.core import Literal
+from jax.interpreters import ad
+import jax.numpy as jnp
 
-Names = frozenset[str]
+Names = frozenset[Hashable]
 NONE: Names = frozenset()
 
-STEP = "step "
-"""Prefix of the name of an input on which a result depends in steps, which no derivative shows."""
+
+class Step(NamedTuple):
+    """An input on which a result depends in a way that its derivative may not show.
+
+    Rounding, comparisons and functions with a derivative of their own are such ways.
+    """
+
+    name: Hashable
 
 
 def provenance(function: Callable, **inputs: Any) -> Any:
-    """Names of the inputs that each result can depend on.
+    """Find the names of the inputs that each result can depend on.
 
-    A result that may depend on an input other than its derivative says, such as through rounding, a
-    comparison or a function with a derivative of its own, has also the name with :data:`STEP`.
-
-    :param inputs: arrays or their shapes, in trees.
-    :return: a tree like that of the results, with sets of names.
+    :param inputs: arrays or their shapes. An input is named by its keyword; of a dictionary each
+        entry is named by ``(keyword, key)``. Other trees have one name.
+    :return: a tree like that of the results, with sets of names. A :class:`Step` comes in addition
+        to the name itself.
     """
     closed, shapes = jax.make_jaxpr(lambda kw: function(**kw), return_shape=True)(inputs)
-    names = {name: jax.tree.map(lambda _, n=name: n, tree) for name, tree in inputs.items()}
-    sources = [frozenset([name]) for name in jax.tree.leaves(names)]
+    paths = jax.tree_util.tree_leaves_with_path(inputs)
+    sources: list[Names] = [frozenset([_name(path)]) for path, _ in paths]
     return jax.tree.unflatten(jax.tree.structure(shapes), _follow(closed.jaxpr, sources))
+
+
+def _name(path: tuple) -> Hashable:
+    keys = [x.key for x in path[:2] if isinstance(x, jax.tree_util.DictKey)]
+    return tuple(keys) if len(keys) > 1 else keys[0]
 
 
 def union(tree: Any) -> Names:
@@ -40,65 +52,90 @@ def union(tree: Any) -> Names:
     return NONE.union(*jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, frozenset)))
 
 
+def in_steps(names: Names) -> Names:
+    """The same names as :class:`Step`."""
+    return frozenset(name if isinstance(name, Step) else Step(name) for name in names)
+
+
 def _follow(jaxpr: Any, sources: list[Names]) -> list[Names]:
-    known = dict(zip(jaxpr.invars, sources, strict=True))
+    names = dict(zip(jaxpr.invars, sources, strict=True))
 
     def read(variable):
-        return NONE if isinstance(variable, Literal) else known.get(variable, NONE)
+        return NONE if isinstance(variable, Literal) else names.get(variable, NONE)
 
     for equation in jaxpr.eqns:
-        given = [read(v) for v in equation.invars]
-        if not any(given):
+        operands = [read(v) for v in equation.invars]
+        if not any(operands):
             continue
-        rule = _RULES.get(equation.primitive.name, _follow_all)
-        found = rule(equation, given)
-        smooth = equation.primitive.name not in _STEPS
-        for variable, names in zip(equation.outvars, found, strict=True):
-            known[variable] = names if smooth and _is_inexact(variable) else names | in_steps(names)
+        if refs := [v for v in (*equation.invars, *equation.outvars) if _is_reference(v)]:
+            # it changes in place: whatever meets it may be in it from here on
+            result = _with_steps(NONE.union(*operands))
+            names |= dict.fromkeys((*refs, *equation.outvars), result)
+            continue
+        rule = _RULES.get(equation.primitive.name, _follow_primitive)
+        results = rule(equation, operands)
+        for variable, result in zip(equation.outvars, results, strict=True):
+            names[variable] = result if _is_inexact(variable) else _with_steps(result)
     return [read(v) for v in jaxpr.outvars]
 
 
-def in_steps(names: Names) -> Names:
-    """The same names with :data:`STEP`."""
-    return frozenset(name if name.startswith(STEP) else STEP + name for name in names)
+def _is_reference(variable: Any) -> bool:
+    return not isinstance(variable.aval, jax.core.ShapedArray)
+
+
+def _with_steps(names: Names) -> Names:
+    return names | in_steps(names)
 
 
 def _is_inexact(variable: Any) -> bool:
-    return jax.numpy.issubdtype(variable.aval.dtype, jax.numpy.inexact)
+    return jnp.issubdtype(variable.aval.dtype, jnp.inexact)
 
 
 def _open(jaxpr: Any) -> Any:
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
-def _follow_all(equation: Any, sources: list[Names]) -> list[Names]:
-    return [NONE.union(*sources)] * len(equation.outvars)
+def _follow_primitive(equation: Any, sources: list[Names]) -> list[Names]:
+    primitive, names = equation.primitive, NONE.union(*sources)
+    smooth = primitive in ad.primitive_jvps and primitive.name not in _STEPS
+    return [names if smooth else _with_steps(names)] * len(equation.outvars)
+
+
+def _follow_conversion(equation: Any, sources: list[Names]) -> list[Names]:
+    """Conversion to float16 and smaller types rounds by more than computations in float32 do."""
+    new = equation.params["new_dtype"]
+    smooth = not _is_inexact(equation.outvars[0]) or jnp.finfo(new).nmant >= 23
+    return sources if smooth else [_with_steps(names) for names in sources]
 
 
 def _follow_call(equation: Any, sources: list[Names]) -> list[Names]:
     params = equation.params
     inner = _open(params.get("jaxpr", params.get("call_jaxpr")))
     if inner is None or len(inner.invars) != len(sources):
-        return _follow_all(equation, sources)
+        return [_with_steps(NONE.union(*sources))] * len(equation.outvars)
     return _follow(inner, sources)
+
+
+def _follow_own_derivative(equation: Any, sources: list[Names]) -> list[Names]:
+    return [_with_steps(names) for names in _follow_call(equation, sources)]
 
 
 def _follow_scan(equation: Any, sources: list[Names]) -> list[Names]:
     body = _open(equation.params["jaxpr"])
-    # what is carried has the same shape inside of the loop; slices and stacks have an axis more
-    carried = _count_alike(equation.outvars, body.outvars)
-    first = _count_alike(equation.invars, body.invars) - carried
-    carry = sources[first : first + carried]
+    # a carry has the same shape inside of the loop; slices and stacks have an axis more outside
+    num_carry = _count_same_rank(equation.outvars, body.outvars)
+    first = _count_same_rank(equation.invars, body.invars) - num_carry
+    carry = sources[first : first + num_carry]
     while True:
-        found = _follow(body, [*sources[:first], *carry, *sources[first + carried :]])
-        new = [old | more for old, more in zip(carry, found[:carried], strict=True)]
+        results = _follow(body, [*sources[:first], *carry, *sources[first + num_carry :]])
+        new = [old | added for old, added in zip(carry, results[:num_carry], strict=True)]
         if new == carry:
-            # a loop of no turns returns what it began with
-            return [*carry, *found[carried:]]
+            # a loop without iterations returns its start
+            return [*carry, *results[num_carry:]]
         carry = new
 
 
-def _count_alike(outer: Any, inner: Any) -> int:
+def _count_same_rank(outer: Any, inner: Any) -> int:
     pairs = zip(outer, inner, strict=True)
     return sum(x.aval.ndim == y.aval.ndim for x, y in pairs)
 
@@ -109,9 +146,9 @@ def _follow_while(equation: Any, sources: list[Names]) -> list[Names]:
     split, end = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     carry = sources[end:]
     while True:
-        steers = NONE.union(*_follow(condition, [*sources[:split], *carry]))
-        found = _follow(body, [*sources[split:end], *carry])
-        new = [old | more | steers for old, more in zip(carry, found, strict=True)]
+        length = NONE.union(*_follow(condition, [*sources[:split], *carry]))
+        results = _follow(body, [*sources[split:end], *carry])
+        new = [old | added | length for old, added in zip(carry, results, strict=True)]
         if new == carry:
             return carry
         carry = new
@@ -121,17 +158,17 @@ def _follow_cond(equation: Any, sources: list[Names]) -> list[Names]:
     branches = [_follow(_open(branch), sources[1:]) for branch in equation.params["branches"]]
     results = zip(*(_open(branch).outvars for branch in equation.params["branches"]), strict=True)
     return [
-        NONE if _are_one_number(variables) else sources[0].union(*found)
-        for found, variables in zip(zip(*branches, strict=True), results, strict=True)
+        NONE if _are_one_number(variables) else sources[0].union(*names)
+        for names, variables in zip(zip(*branches, strict=True), results, strict=True)
     ]
 
 
 def _follow_sort(equation: Any, sources: list[Names]) -> list[Names]:
-    """What is carried along has its order from the keys, and the derivative does not say so."""
+    """The order of the other operands comes from the keys; their derivative does not say so."""
     if len(sources) == 1:
         return sources
     keys = NONE.union(*sources[: equation.params["num_keys"]])
-    return [own | keys | in_steps(keys) for own in sources]
+    return [operand | _with_steps(keys) for operand in sources]
 
 
 def _are_one_number(variables: tuple) -> bool:
@@ -142,11 +179,26 @@ def _are_one_number(variables: tuple) -> bool:
     return np.ndim(first) == 0 and all(other == first for other in others)
 
 
+_ROUNDING = (
+    "bitcast_convert_type",
+    "ceil",
+    "floor",
+    "nextafter",
+    "reduce_precision",
+    "rem",
+    "round",
+    "sign",
+)
+_STEPS = frozenset((*_ROUNDING, "ffi_call", "io_callback", "pure_callback", "stop_gradient"))
+"""Primitives whose derivative, as JAX defines it, does not tell how they depend on their inputs.
+Those without a derivative count as such, too."""
+
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "shard_map")
 _OWN_DERIVATIVE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
-_ROUNDING = ("ceil", "floor", "nextafter", "rem", "round", "sign")
-_STEPS = frozenset((*_ROUNDING, "io_callback", "pure_callback", "stop_gradient", *_OWN_DERIVATIVE))
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", *_OWN_DERIVATIVE)
-_RULES = dict.fromkeys(_CALLS, _follow_call) | {
+_RULES: dict[str, Callable[[Any, list[Names]], list[Names]]] = {
+    **dict.fromkeys(_CALLS, _follow_call),
+    **dict.fromkeys(_OWN_DERIVATIVE, _follow_own_derivative),
+    "convert_element_type": _follow_conversion,
     "scan": _follow_scan,
     "while": _follow_while,
     "cond": _follow_cond,

@@ -162,6 +162,16 @@ def with_own_gradient(x):
 
 
 with_own_gradient.defvjp(lambda x: (x, None), lambda _, dx: (jnp.clip(dx, -1.0, 1.0),))
+
+
+def through_a_reference(x):
+    if not hasattr(jax, "new_ref"):
+        return jax.lax.stop_gradient(x)
+    ref = jax.new_ref(jnp.zeros_like(x))
+    ref[...] = jnp.tanh(x)
+    return ref[...]
+
+
 BENT = {
     "own gradient": lambda b, x: b + with_own_gradient(x),
     "callback": lambda b, x: jax.pure_callback(lambda x: x, x, x),
@@ -174,6 +184,10 @@ BENT = {
     "integer": lambda b, x: x + b * (x > 1e9),
     "stopped": lambda b, x: b + jax.lax.stop_gradient(x),
     "straight through": lambda b, x: b + straight_through(x),
+    "bits": lambda b, x: jax.lax.bitcast_convert_type(x, "float32")[..., 1],
+    "fewer bits": lambda b, x: jax.lax.reduce_precision(x, 8, 7),
+    "small type": lambda b, x: x.astype("bfloat16").astype(x.dtype),
+    "reference": lambda b, x: x + through_a_reference(x),
     "number of turns": lambda b, x: jax.lax.while_loop(
         lambda s: s[0] < x[0], lambda s: (s[0] + 1.0, s[1] + b), (0.0, x)
     )[1],
