@@ -124,8 +124,7 @@ def denoise(noisy: np.ndarray, noise: float, seed: int = 0) -> Denoised:
         NUM_ELEMENTS,
         shared_noise=True,
         shared_inclusion=False,
-        noise_scale=100.0,
-        slab_scale=100.0,
+        priors=dict.fromkeys(("noise", "slab_scale"), dist.HalfNormal(100.0)),
     )
     svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
     params = first_params(random.key(seed), Y, NUM_ELEMENTS, noise, (NUM_ELEMENTS,))
@@ -155,7 +154,10 @@ def denoise_as_in_the_paper(noisy: np.ndarray, noise: float, seed: int, kernel: 
     """Blocks with their means, and one inclusion probability for all elements."""
     Y = jnp.asarray(blocks_of(noisy), jnp.float32)
     model = nss.models.mtmkl(
-        kernel, NUM_ELEMENTS, shared_noise=True, noise_scale=100.0, slab_scale=100.0
+        kernel,
+        NUM_ELEMENTS,
+        shared_noise=True,
+        priors=dict.fromkeys(("noise", "slab_scale"), dist.HalfNormal(100.0)),
     )
     svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
     found = fit(svi, NUM_STEPS, first_params(random.key(seed), Y, NUM_ELEMENTS, noise), PIXELS, Y)

@@ -25,6 +25,8 @@ from sklearn.datasets import load_sample_image
 from jax import random
 import jax.numpy as jnp
 
+import numpyro.distributions as dist
+
 import numpyro_spikeslab as nss
 
 VALUES = np.arange(3.0 * SIZE**2)  # of a block; white functions take no notice of their order
@@ -69,7 +71,10 @@ def inpaint(image: np.ndarray, seed: int = 0) -> Inpainted:
     """
     Y = jnp.asarray(blocks_of(image.astype(np.float32)))
     model = nss.models.mtmkl(
-        "white", NUM_ELEMENTS, shared_noise=True, noise_scale=100.0, slab_scale=100.0
+        "white",
+        NUM_ELEMENTS,
+        shared_noise=True,
+        priors=dict.fromkeys(("noise", "slab_scale"), dist.HalfNormal(100.0)),
     )
     guide = nss.PairedGuide(model)
     params = fit(guide, Y, seed)

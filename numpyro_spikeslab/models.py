@@ -16,10 +16,14 @@ import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 
+from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.primitives import sample_functions, spike_slab
 from numpyro_spikeslab.sparse import Observations, entries_of, is_sparse
 
 __all__ = ["factor_analysis", "mtmkl", "probabilistic_pca", "sparse_regression"]
+
+SITES = ("inclusion", "slab_scale", "noise")
+"""Sites of the multi-task model whose priors are given by their names."""
 
 
 def mtmkl(
@@ -28,62 +32,58 @@ def mtmkl(
     *,
     num_tasks: int | None = None,
     mean: Any = None,
-    noise_scale: float = 10.0,
-    slab_scale: float = 10.0,
-    inclusion: tuple[float, float] = (1.0, 1.0),
     shared_noise: bool = False,
     shared_inclusion: bool = True,
     priors: Mapping[str, dist.Distribution] | None = None,
 ) -> Callable[..., Any]:
-    r"""The multi-task multiple-kernel model of Titsias and Lazaro-Gredilla (2011), eq. 1.
+    r"""Make the multi-task multiple-kernel model of Titsias and Lazaro-Gredilla (2011), eq. 1.
 
     Q tasks are sparse mixtures of M latent functions,
     :math:`y_{nq} \sim \mathcal{N}(\sum_m w_{qm} \phi_m(x_n), \sigma_q^2)`, with spike-and-slab
     weights. The sites are
 
-    - ``phi``, the functions, shape (M, N), and the parameters of their kernels, ``phi_scale`` for
-      example, see :func:`~numpyro_spikeslab.latent_functions`;
+    - ``phi``, the functions, shape (M, N), and the parameters of their kernels, such as
+      ``phi_scale``, see :func:`~numpyro_spikeslab.latent_functions`;
     - ``W_spike``, ``W_slab`` and ``W``, the weights, shape (Q, M);
-    - ``inclusion``, with a Beta prior, and ``slab_scale`` and ``noise``, with HalfNormal priors;
+    - ``inclusion``, ``slab_scale`` and ``noise``;
     - ``f``, deterministic, and ``Y``, shape (N, Q);
     - with ``X_new``: ``phi_new`` given ``phi``, (M, S), and ``f_new`` and ``Y_new``, (S, Q).
 
     The plates are ``task``, ``latent``, ``point`` and, with ``X_new``, ``new_point``.
 
-    :param kernels: a list of M, or one for all functions.
+    :param kernels: a list of M kernels, or one kernel for all functions.
     :param num_functions: M, if there is one kernel for all.
     :param num_tasks: Q, needed where the model runs without ``Y``.
     :param mean: prior means of the functions, see :func:`~numpyro_spikeslab.latent_functions`.
-    :param noise_scale: scale of the HalfNormal prior of the noise standard deviations. The default
-        is weak for responses of about unit scale.
-    :param slab_scale: scale of the HalfNormal prior of the slab's standard deviation, likewise.
-    :param inclusion: concentrations of the Beta prior of the inclusion probability. The default is
-        uniform.
     :param shared_noise: whether all tasks have one noise standard deviation instead of one each.
     :param shared_inclusion: whether all functions have one inclusion probability, as in the paper,
-        instead of one each. With one each, functions that are not needed are left alone: chains
-        mix better, and agree on fewer functions. A fit of two or three tasks has little to learn
-        them from.
-    :param priors: priors of the kernels' parameters by their path, such as ``"scale"``; see
-        :func:`~numpyro_spikeslab.latent_functions` for the defaults.
+        instead of one each. With one each, functions that are not needed are switched off: chains
+        mix better, and agree on fewer functions. Two or three tasks are too few to learn them from.
+    :param priors: priors by name. ``"noise"``, ``"slab_scale"`` and ``"inclusion"`` are the noise
+        standard deviations, the slab's standard deviation and the inclusion probabilities, by
+        default ``HalfNormal(10)``, ``HalfNormal(10)`` and ``Beta(1, 1)``, which suit responses of
+        about unit scale. Parameters of kernels are named by their path, such as ``"scale"``; see
+        :func:`~numpyro_spikeslab.latent_functions` for their defaults.
     :return: ``model(X, Y=None, X_new=None, mask=None)``. ``Y`` has shape (N, Q), or (N,) for one
         task; NaN is a missing entry, and so is one where the boolean ``mask``, of the same shape,
-        is false. Of a sparse ``Y``, see :func:`factor_analysis`, ``f`` and ``Y`` have the shape
-        (L,), and the only plate of theirs is ``entry``. The functions must all be ``"white"``.
-        ``X_new`` is for predictions from samples with ``Predictive``; leave it out of fits.
-    :raises ValueError: if the number of functions is not known or is not that of the kernels; when
-        the model runs, if that of tasks is not known, shapes do not match, ``mask`` is not boolean
-        or stands beside a sparse ``Y``, or ``Y`` is a masked array.
+        is false. ``Y`` may be sparse as in :func:`factor_analysis`, if all functions are
+        ``"white"``; then ``f`` and ``Y`` have the shape (L,) and the plate ``entry``. ``X_new`` is
+        for predictions from samples with ``Predictive``; leave it out of fits.
+    :raises ValueError: if the number of functions is unknown or differs from the number of kernels;
+        when the model runs, if the number of tasks is unknown, shapes do not match, ``mask`` is not
+        boolean or accompanies a sparse ``Y``, or ``Y`` is a masked array.
 
     **Example**
 
     .. doctest::
 
-        >>> import jax, jax.numpy as jnp
+        >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
         >>> from numpyro.infer import Predictive
         >>> from tinygp import kernels
         >>> import numpyro_spikeslab as nss
-        >>> model = nss.models.mtmkl([kernels.ExpSquared(1.0)] * 3, num_tasks=4)
+        >>> model = nss.models.mtmkl(
+        ...     [kernels.ExpSquared(1.0)] * 3, num_tasks=4, priors={"noise": dist.HalfNormal(1.0)}
+        ... )
         >>> prior = Predictive(model, num_samples=2)(jax.random.key(0), jnp.linspace(0, 1, 5))
         >>> prior["Y"].shape, prior["phi"].shape, prior["W"].shape
         ((2, 5, 4), (2, 3, 5), (2, 4, 3))
@@ -93,53 +93,46 @@ def mtmkl(
     if M is None:
         raise ValueError("mtmkl: one kernel for all functions needs `num_functions`.")
     if M < 1 or (num_functions is not None and num_functions != M):
-        raise ValueError(
-            f"mtmkl: there must be at least one function and a kernel for each, got {M} and "
-            f"num_functions={num_functions}."
-        )
-    every = list(kernels) if is_list else [kernels] * M
-
-    options = _Options(
-        kernels=every,
-        num_tasks=num_tasks,
-        mean=mean,
-        noise_scale=noise_scale,
-        slab_scale=slab_scale,
-        inclusion=inclusion,
-        shared_noise=shared_noise,
-        shared_inclusion=shared_inclusion,
-        priors=priors,
+        got = f"{M} kernels and num_functions={num_functions}"
+        raise bad("mtmkl: kernels", got, "at least one function and a kernel for each")
+    return partial(
+        _mtmkl,
+        _Options(
+            kernels=list(kernels) if is_list else [kernels] * M,
+            num_tasks=num_tasks,
+            mean=mean,
+            shared_noise=shared_noise,
+            shared_inclusion=shared_inclusion,
+            priors=dict(priors or {}),
+        ),
     )
-    return partial(_mtmkl, options)
 
 
 def factor_analysis(
     num_factors: int,
     *,
-    noise_scale: float = 10.0,
-    slab_scale: float = 10.0,
-    inclusion: tuple[float, float] = (1.0, 1.0),
+    shared_noise: bool = False,
     shared_inclusion: bool = True,
+    priors: Mapping[str, dist.Distribution] | None = None,
 ) -> Callable[..., Any]:
-    r"""Sparse factor analysis of a table, with a noise scale for each column.
+    r"""Make a model of sparse factor analysis of a table, with a noise scale for each column.
 
     :math:`y_{nq} \sim \mathcal{N}(\sum_m w_{qm} \phi_{mn}, \sigma_q^2)` with
-    :math:`\phi_{mn} \sim \mathcal{N}(0, 1)`: :func:`mtmkl` with M functions without order, of which
-    the columns of the table are the tasks and its rows the points. Sites and plates are those of
-    :func:`mtmkl`. How many factors are used, and which columns use them, comes out of the data. The
-    model has no means: centre the columns, and divide them by their standard deviations unless
-    their units agree.
+    :math:`\phi_{mn} \sim \mathcal{N}(0, 1)`: :func:`mtmkl` with M ``"white"`` functions, whose
+    tasks are the columns and whose points are the rows. Sites, plates and priors are those of
+    :func:`mtmkl`. The data decide how many factors are used, and by which columns. The model has no
+    means: centre the columns, and divide them by their standard deviations unless their units
+    agree.
 
     :param num_factors: M, the largest number of factors.
-    :param noise_scale: see :func:`mtmkl`.
-    :param slab_scale: likewise.
-    :param inclusion: likewise.
+    :param shared_noise: see :func:`mtmkl`.
     :param shared_inclusion: likewise.
+    :param priors: likewise.
     :return: ``model(Y, mask=None)`` with ``Y`` of shape (N, Q); NaN is a missing entry, and so is
         one where the boolean ``mask``, of the same shape, is false. A sparse ``Y``, of scipy or a
         ``BCOO``, is not made dense: its stored entries, zeros too, are the observations.
-    :raises ValueError: if there is no factor; when the model runs, for a ``Y`` of another rank,
-        if an entry of a sparse one stands there twice, or if that is of blocks or diagonals.
+    :raises ValueError: if there is no factor; when the model runs, if ``Y`` has another rank, or a
+        sparse ``Y`` has duplicate entries or is stored by blocks or diagonals.
 
     **Example**
 
@@ -156,31 +149,19 @@ def factor_analysis(
     model = mtmkl(
         "white",
         num_factors,
-        noise_scale=noise_scale,
-        slab_scale=slab_scale,
-        inclusion=inclusion,
+        shared_noise=shared_noise,
         shared_inclusion=shared_inclusion,
+        priors=priors,
     )
-    return partial(_of_rows, model)
+    return partial(_table_model, model)
 
 
-def probabilistic_pca(
-    num_components: int,
-    *,
-    noise_scale: float = 10.0,
-    slab_scale: float = 10.0,
-    inclusion: tuple[float, float] = (1.0, 1.0),
-    shared_inclusion: bool = True,
-) -> Callable[..., Any]:
-    """Sparse probabilistic PCA: :func:`factor_analysis` with one noise scale for all columns.
+def probabilistic_pca(num_components: int, **options: Any) -> Callable[..., Any]:
+    """Make a model of sparse probabilistic PCA: :func:`factor_analysis` with ``shared_noise``.
 
     :param num_components: M, the largest number of components.
-    :param noise_scale: see :func:`mtmkl`.
-    :param slab_scale: likewise.
-    :param inclusion: likewise.
-    :param shared_inclusion: likewise.
+    :param options: ``shared_inclusion`` and ``priors``, see :func:`mtmkl`.
     :return: ``model(Y, mask=None)``, as of :func:`factor_analysis`.
-    :raises ValueError: as :func:`factor_analysis`.
 
     **Example**
 
@@ -190,29 +171,17 @@ def probabilistic_pca(
         >>> from numpyro import handlers
         >>> import numpyro_spikeslab as nss
         >>> model = handlers.seed(nss.models.probabilistic_pca(2), 0)
-        >>> trace = handlers.trace(model).get_trace(jnp.ones((5, 3)))
-        >>> trace["noise"]["value"].shape, trace["W"]["value"].shape, trace["phi"]["value"].shape
-        ((), (3, 2), (2, 5))
+        >>> handlers.trace(model).get_trace(jnp.ones((5, 3)))["noise"]["value"].shape
+        ()
     """
-    model = mtmkl(
-        "white",
-        num_components,
-        noise_scale=noise_scale,
-        slab_scale=slab_scale,
-        inclusion=inclusion,
-        shared_noise=True,
-        shared_inclusion=shared_inclusion,
-    )
-    return partial(_of_rows, model)
+    return factor_analysis(num_components, shared_noise=True, **options)
 
 
-def _of_rows(model, Y, mask=None):
+def _table_model(model, Y, mask=None):
     shape = np.shape(Y)
     if len(shape) != 2:
-        raise ValueError(
-            "factor_analysis, probabilistic_pca: Y must have shape (N, Q), a row for each sample, "
-            f"got {shape}."
-        )
+        who = "factor_analysis, probabilistic_pca: Y"
+        raise bad(who, f"shape {shape}", "(N, Q), a row for each sample")
     return model(np.arange(shape[0]), Y, mask=mask)
 
 
@@ -222,18 +191,18 @@ def sparse_regression(
     slab_scale: float = 1.0,
     inclusion: tuple[ArrayLike, ArrayLike] = (1.0, 9.0),
 ) -> Callable[..., Any]:
-    r"""Linear regression of a standardised response on standardised columns, few of which matter.
+    r"""Make a sparse linear regression of a standardised response on standardised columns.
 
     :math:`y_n \sim \mathcal{N}(\sum_p x_{np} w_p, \sigma^2)` with spike-and-slab weights. The sites
     are ``sigma`` and ``slab_scale``, with HalfNormal priors, ``inclusion``, with a Beta prior,
     ``w_spike``, ``w_slab`` and ``w``, shape (P,), and ``y``, shape (N,). The plates are ``feature``
     and ``row``. :func:`numpyro_spikeslab.sparse_regression` standardises, fits and samples it.
 
-    :param noise_scale: scale of the HalfNormal prior of ``sigma``. The default is weak, for the
+    :param noise_scale: scale of the HalfNormal prior of ``sigma``. The default is weak, since the
         noise of a standardised response is at most about 1.
     :param slab_scale: scale of the HalfNormal prior of the slab's standard deviation, likewise.
-    :param inclusion: concentrations of the Beta prior of the inclusion probability. By default one
-        column in ten is expected to matter, with little confidence, and none is as likely.
+    :param inclusion: concentrations of the Beta prior of the inclusion probability. By default
+        one column in ten is expected to matter, with little confidence.
     :return: ``model(X, y=None)`` with ``X`` of shape (N, P) and ``y`` of shape (N,).
 
     **Example**
@@ -266,31 +235,32 @@ class _Options(NamedTuple):
     kernels: list[Any]
     num_tasks: int | None
     mean: Any
-    noise_scale: float
-    slab_scale: float
-    inclusion: tuple[float, float]
     shared_noise: bool
     shared_inclusion: bool
-    priors: Mapping[str, dist.Distribution] | None
+    priors: dict[str, dist.Distribution]
 
 
 def _mtmkl(options, X, Y=None, X_new=None, mask=None):
     N = np.shape(X)[0]
     M, Q = len(options.kernels), _num_tasks(N, Y, options.num_tasks)
+    # made here, in the precision in which the model runs
+    defaults = dist.Beta(1.0, 1.0), dist.HalfNormal(10.0), dist.HalfNormal(10.0)
+    priors = dict(zip(SITES, defaults, strict=True)) | options.priors
     with nullcontext() if options.shared_inclusion else numpyro.plate("latent", M):
-        pi = numpyro.sample("inclusion", dist.Beta(*options.inclusion))
-    slab = numpyro.sample("slab_scale", dist.HalfNormal(options.slab_scale))
+        pi = numpyro.sample("inclusion", priors["inclusion"])
+    slab = numpyro.sample("slab_scale", priors["slab_scale"])
     task = numpyro.plate("task", Q, dim=-1)
     with nullcontext() if options.shared_noise else task:
-        noise = numpyro.sample("noise", dist.HalfNormal(options.noise_scale))
+        noise = numpyro.sample("noise", priors["noise"])
     entries = entries_of(Y, "mtmkl, factor_analysis: Y") if is_sparse(Y) else None
     if entries is not None and mask is not None:
         raise ValueError(
-            "mtmkl, factor_analysis: a sparse Y takes no mask. Leave out the entries that are not "
-            "observed; those that it stores are, zeros too."
+            "mtmkl, factor_analysis: a sparse Y takes no mask. Its stored entries, zeros too, are "
+            "the observations."
         )
+    of_kernels = {name: prior for name, prior in options.priors.items() if name not in SITES}
     phi, functions, sites = sample_functions(
-        "phi", options.kernels, X, options.mean, options.priors, point="point"
+        "phi", options.kernels, X, options.mean, of_kernels, point="point"
     )
     with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
         W = spike_slab("W", pi, slab)
@@ -308,7 +278,7 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
 
 
 def _observe_entries(entries: Observations, W: Any, phi: Any, noise: Any) -> None:
-    """The likelihood of entries, of which no table is made."""
+    """Sample the observed entries of a sparse table, without making it dense."""
 
     def add(f, feature):
         w, function = feature
@@ -322,7 +292,7 @@ def _observe_entries(entries: Observations, W: Any, phi: Any, noise: Any) -> Non
 
 
 def _observe_table(N: int, task: Any, f: Any, noise: Any, Y: Any, mask: Any) -> None:
-    """The likelihood of all entries that are not missing."""
+    """Sample a table, with its missing entries masked."""
     with numpyro.plate("point", N, dim=-2), task, ExitStack() as stack:
         f = numpyro.deterministic("f", f)
         if np.ma.isMaskedArray(Y):
@@ -344,10 +314,8 @@ def _checked_mask(mask: Any, N: int, Q: int) -> Any:
     mask = jnp.asarray(mask)
     fits = mask.shape == (N, Q) or (Q == 1 and mask.shape == (N,))
     if not fits or mask.dtype != bool:
-        raise ValueError(
-            f"mtmkl: mask must be boolean and have the shape {(N, Q)} of Y, got {mask.dtype} of "
-            f"shape {mask.shape}."
-        )
+        expected = f"boolean of the shape {(N, Q)} of Y"
+        raise bad("mtmkl: mask", f"{mask.dtype} of shape {mask.shape}", expected)
     return jnp.reshape(mask, (N, Q))
 
 
@@ -358,8 +326,8 @@ def _num_tasks(N: int, Y: Any, num_tasks: int | None) -> int:
         return num_tasks
     shape = np.shape(Y)
     if len(shape) not in (1, 2) or shape[0] != N:
-        raise ValueError(f"mtmkl: Y must have shape ({N}, Q) or ({N},), as X says, got {shape}.")
+        raise bad("mtmkl: Y", f"shape {shape}", f"({N}, Q) or ({N},), as many rows as X")
     Q = 1 if len(shape) == 1 else shape[1]
     if num_tasks is not None and num_tasks != Q:
-        raise ValueError(f"mtmkl: Y has {Q} tasks, num_tasks is {num_tasks}.")
+        raise bad("mtmkl: Y", f"{Q} tasks", f"num_tasks={num_tasks}")
     return Q

@@ -231,14 +231,19 @@ def test_factor_analysis_is_the_model_of_white_functions(make, shared):
     Y[1, 2] = np.nan
     seen = np.ones((6, 3), bool)
     seen[4, 0] = False
-    options = {"noise_scale": 0.5, "slab_scale": 2.0, "inclusion": (1.0, 3.0)}
-    model = make(2, shared_inclusion=False, **options)
-    whole = nss.models.mtmkl(["white"] * 2, shared_noise=shared, shared_inclusion=False, **options)
+    priors = {
+        "noise": dist.HalfNormal(0.5),
+        "slab_scale": dist.HalfNormal(2.0),
+        "inclusion": dist.Beta(1.0, 3.0),
+    }
+    options = {"priors": priors, "shared_inclusion": False}
+    model = make(2, **options)
+    whole = nss.models.mtmkl(["white"] * 2, shared_noise=shared, **options)
     sites = handlers.trace(handlers.seed(model, random.key(1))).get_trace(Y, mask=seen)
     values = {k: x["value"] for k, x in sites.items() if x["type"] == "sample"}
     for wrong in (seen.T, seen[0], seen.astype(float)):
         with pytest.raises(
-            ValueError, match=r"mask must be boolean and have the shape \(6, 3\) of Y"
+            ValueError, match=r"mask: got .* expected boolean of the shape \(6, 3\) of Y"
         ):
             log_density(model, (Y,), {"mask": wrong}, values)
     of_list, _ = log_density(model, (Y,), {"mask": seen.tolist()}, values)
@@ -257,7 +262,7 @@ def test_factor_analysis_is_the_model_of_white_functions(make, shared):
 
 @pytest.mark.parametrize("make", [nss.models.factor_analysis, nss.models.probabilistic_pca])
 def test_factor_analysis_refuses_what_is_no_table(make):
-    with pytest.raises(ValueError, match=r"Y must have shape \(N, Q\), .*got \(5,\)"):
+    with pytest.raises(ValueError, match=r"Y: got shape \(5,\), expected \(N, Q\)"):
         handlers.seed(make(2), 0)(np.ones(5))
     with pytest.raises(ValueError, match=r"masked array.*`Y.filled\(np.nan\)`"):
         handlers.seed(make(2), 0)(np.ma.masked_less(np.ones((5, 3)), 0.0))

@@ -15,6 +15,8 @@ from sklearn.datasets import load_sample_image
 
 import jax
 
+import numpyro.distributions as dist
+
 import numpyro_spikeslab as nss
 
 SIZE, NUM_FUNCTIONS, NUM_STEPS = 8, 32, 60
@@ -35,7 +37,10 @@ def main() -> None:
     Y = noisy_blocks(rng)
     X, Q = np.arange(len(Y)), Y.shape[1]
     model = nss.models.mtmkl(
-        "white", NUM_FUNCTIONS, shared_noise=True, noise_scale=100.0, slab_scale=100.0
+        "white",
+        NUM_FUNCTIONS,
+        shared_noise=True,
+        priors=dict.fromkeys(("noise", "slab_scale"), dist.HalfNormal(100.0)),
     )
     guide = nss.PairedGuide(model)
     svi = nss.CAVI(model, guide, num_tasks=Q)

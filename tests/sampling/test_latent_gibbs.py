@@ -36,6 +36,7 @@ KEY = random.key(0)
 LEVEL = 1e-4
 N, Q, M = 8, 3, 2
 WIDE = {"scale": dist.LogNormal(0.0, 2.0)}
+SCALES = {"noise": dist.HalfNormal(1.0), "slab_scale": dist.HalfNormal(2.0)}
 X = np.sort(np.random.default_rng(0).uniform(0, 4, N))
 SEEN = np.ones((N, Q), bool)
 SEEN[[1, 2, 5], [0, 0, 2]] = False
@@ -280,10 +281,12 @@ def whole_model(num_functions, noise_scale=1.0):
     model = nss.models.mtmkl(
         [kernels.Matern32(1.0)] * num_functions,
         num_tasks=Q,
-        noise_scale=noise_scale,
-        slab_scale=1.5,
-        inclusion=(2.0, 2.0),
-        priors=WIDE,
+        priors=WIDE
+        | {
+            "noise": dist.HalfNormal(noise_scale),
+            "slab_scale": dist.HalfNormal(1.5),
+            "inclusion": dist.Beta(2.0, 2.0),
+        },
     )
     # Matern32 has an amplitude too; one of the two is enough to tell the functions' scale
     return handlers.condition(model, {"phi_sigma": jnp.ones(num_functions)})
@@ -430,7 +433,7 @@ def waves():
 @pytest.mark.exhaustive
 def test_accelerated_chains_from_the_prior_find_the_functions():
     x, Y, f = waves()
-    model = nss.models.mtmkl([kernels.ExpSquared(1.0)] * 3, noise_scale=1.0, slab_scale=2.0)
+    model = nss.models.mtmkl([kernels.ExpSquared(1.0)] * 3, priors=SCALES)
     mcmc = MCMC(nss.mtmkl_kernel(model), num_warmup=150, num_samples=100, progress_bar=False)
     mcmc.run(KEY, x, Y, extra_fields=("num_accelerated", "inclusion_probabilities.W"))
     draws = mcmc.get_samples()
@@ -717,7 +720,7 @@ def test_kernels_pickle_and_keep_their_options():
 def test_single_precision_draws_are_finite_and_fit(restored_x64):
     jax.config.update("jax_enable_x64", False)
     x, Y, f = waves()
-    model = nss.models.mtmkl([kernels.ExpSquared(1.0)] * 3, noise_scale=1.0, slab_scale=2.0)
+    model = nss.models.mtmkl([kernels.ExpSquared(1.0)] * 3, priors=SCALES)
     kernel = nss.mtmkl_kernel(model)
     state = kernel.init(KEY, 40, None, (x, Y), {})
     step = lambda state, _: ((state := kernel.sample(state, (x, Y), {})), state.z)  # noqa: E731
@@ -734,7 +737,7 @@ def test_single_precision_recovers_where_decompositions_fail(restored_x64):
     jax.config.update("jax_enable_x64", False)
     x, Y, _ = waves()
     x = jnp.where(x > 3, x + 2, x)
-    model = nss.models.mtmkl([kernels.ExpSquared(3.0)] * 3, noise_scale=1.0, slab_scale=2.0)
+    model = nss.models.mtmkl([kernels.ExpSquared(3.0)] * 3, priors=SCALES)
     start = {
         "noise": jnp.full(4, 1e-6),
         "W_spike": jnp.ones((4, 3), int),
