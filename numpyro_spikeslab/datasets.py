@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-__all__ = ["MultiOutput", "Regression", "boston_housing", "toy_multioutput"]
+__all__ = ["MultiOutput", "RegressionData", "boston_housing", "toy_multioutput"]
 
 
-class Regression(NamedTuple):
+class RegressionData(NamedTuple):
     """A labelled regression data set, which unpacks as ``X, y, features``.
 
     - **X** - inputs, shape (N, P).
@@ -23,8 +23,8 @@ class Regression(NamedTuple):
     features: list[str]
 
 
-def boston_housing() -> Regression:
-    """House prices in 456 tracts of Boston against 13 inputs, as in Table 1 of the paper.
+def boston_housing() -> RegressionData:
+    """Load house prices in 456 tracts of Boston against 13 inputs, as in Table 1 of the paper.
 
     These are the training examples of the paper, the last 456 rows of the 506 of Harrison and
     Rubinfeld (1978), in float64. Each input and the response (``medv``, the median value of a
@@ -48,7 +48,7 @@ def boston_housing() -> Regression:
     training = frame.iloc[50:]
     standardised = (training - training.mean()) / training.std(ddof=0)
     inputs = standardised.drop(columns="medv")
-    return Regression(
+    return RegressionData(
         inputs.to_numpy(), standardised["medv"].to_numpy(), [str(name) for name in inputs]
     )
 
@@ -58,7 +58,7 @@ class MultiOutput(NamedTuple):
 
     - **X** - inputs, shape (N,).
     - **Y** - observations of the Q tasks, held-out ones included, shape (N, Q).
-    - **observed** - which of them are for training, shape (N, Q).
+    - **observed** - which observations are for training, shape (N, Q).
     - **f** - noise-free functions, zero for the tasks that are noise only, shape (N, Q).
     - **related** - which tasks are mixtures of the latent functions, shape (Q,).
     """
@@ -75,7 +75,7 @@ NOISE_ONLY = {6: 0.1, 2: 0.4}
 
 
 def toy_multioutput(seed: int, *, num_missing: int = 41) -> MultiOutput:
-    """Twelve tasks of which ten mix the same four functions, as in section 5 of the paper.
+    """Simulate twelve tasks; ten are mixtures of the same four functions (paper, section 5).
 
     The inputs are 201 points on [-10, 10]. The related tasks are draws of a Gaussian process
     whose covariance has rank four, with noise of standard deviation 0.2; tasks 7 and 3, counted

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that are shared by several devices, of one process or of many."""
+"""Arrays that are sharded over several devices, in one process or many."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpyro.util import not_jax_tracer
 
 
 def fetched(tree: Any) -> Any:
-    """Concrete arrays as numpy's, those that are sharded over processes whole."""
+    """Copy concrete arrays to numpy, gathering arrays that are sharded over processes."""
 
     def whole(x):
         shared = isinstance(x, jax.Array) and not x.is_fully_addressable
@@ -22,18 +22,18 @@ def fetched(tree: Any) -> Any:
 
 
 def mesh_of(x: Any) -> Mesh | None:
-    """The mesh of devices on which an array is, `None` where it is on none or is traced."""
+    """Return the mesh of an array, `None` if it has none or is traced."""
     return getattr(getattr(x, "sharding", None), "mesh", None) if not_jax_tracer(x) else None
 
 
 def mesh_of_several(tree: Any) -> Mesh | None:
-    """The devices on which arrays are, `None` where each is on one."""
+    """Return the mesh of sharded arrays, `None` if each array is on one device."""
     meshes = map(mesh_of, jax.tree.leaves(tree))
     return next((m for m in meshes if m is not None and m.size > 1), None)
 
 
 def on_every_device(tree: Any, mesh: Mesh | None) -> Any:
-    """Arrays that each device of a mesh has whole."""
+    """Replicate arrays on each device of a mesh."""
     if mesh is None:
         return tree
     return jax.device_put(fetched(tree), NamedSharding(mesh, PartitionSpec()))

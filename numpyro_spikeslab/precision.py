@@ -12,16 +12,15 @@ R = TypeVar("R")
 
 
 def full_precision(call: Callable[P, R]) -> Callable[P, R]:
-    """A decorator of what users call; what NumPyro compiles stays as it is.
+    """Decorate a public function so that its matrix products use full float32 precision.
 
-    GPUs since Ampere and TPUs round the float32 entries of a product to some ten bits unless it
-    asks for more. Products of features, so rounded, are those of other features: bounds rise and
-    fall by hundreds of nats.
+    By default GPUs since Ampere, and TPUs, round the entries of a product to about ten bits. Then
+    bounds are wrong by hundreds of nats.
     """
 
     @wraps(call)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        # a new context for each call: JAX 0.10.0 forgets what was before one that is entered twice
+        # a new context for each call, since JAX 0.10.0 cannot enter one context twice
         with jax.default_matmul_precision("float32"):
             return call(*args, **kwargs)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model's author writes: spike-and-slab weights and latent functions."""
+"""The primitives of a model: spike-and-slab weights and latent functions."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -26,8 +26,8 @@ MARK = "spike_slab"
 """Key in the ``infer`` dictionary of both sites of a pair; its value is ``(name, part)``."""
 
 GROUPS = "groups"
-"""Key in the ``infer`` dictionary of a spike that several weights share; its value is a tuple, for
-each weight the number of its spike."""
+"""Key in the ``infer`` dictionary of a spike that several weights share; its value is a tuple with
+the number of each weight's group."""
 
 FUNCTIONS_MARK = "latent_functions"
 """Key in the ``infer`` dictionary of latent functions; its value is their :class:`Functions`."""
@@ -41,7 +41,7 @@ def spike_slab(
     expected_size: ArrayLike | None = None,
     groups: Sequence[int] | ArrayLike | None = None,
 ) -> Any:
-    """Weights that are exactly zero or Normal: ``w = s * w_tilde`` (paper, eq. 3).
+    """Sample weights that are exactly zero or Normal: ``w = s * w_tilde`` (paper, eq. 3).
 
     Makes the sample sites ``{name}_spike`` (Bernoulli) and ``{name}_slab`` (the
     slab's Normal prior) and the deterministic site ``name``, their product. Both sites are marked
@@ -49,25 +49,24 @@ def spike_slab(
     :class:`~numpyro_spikeslab.CAVI` and :class:`~numpyro_spikeslab.PairedGibbs` find them.
 
     :param name: name of the weights.
-    :param inclusion: prior probability ``pi`` that a weight is not zero, in (0, 1). A float, an
+    :param inclusion: prior probability ``pi`` that a weight is nonzero, in (0, 1). A float, an
         array (one per weight) or the value of another latent site.
-    :param scale: standard deviation ``sigma_w`` of the slab, positive; likewise. Defaults to 1,
-        which suits standardised features and responses.
+    :param scale: standard deviation ``sigma_w`` of the slab, positive, in the same forms. The
+        default, 1, suits standardised features and responses.
     :param expected_size: instead of ``inclusion``, the prior expected number of nonzero weights
         among all the weights of this call; with ``groups``, of included groups.
     :param groups: for each of P weights the number of its group, from 0 to G - 1, such as
         ``[0, 1, 1, 1]`` for a number and a factor of three dummies. The weights of a group share
         one spike, ``{name}_spike`` of shape (G,), so they are included together, each with a slab
         of its own. ``inclusion`` is then a number or has shape (G,), ``scale`` a number or shape
-        (P,), and the call makes its own plates, ``{name}_group`` and ``{name}_weight``. Names of
-        groups become numbers with ``numpy.unique(names, return_inverse=True)[1]``.
-    :return: the weights, one pair each, in the shape of ``inclusion``, ``scale`` and the enclosing
-        plates broadcast against each other: that of the plates, where there are any. With
-        ``groups``, (P,).
-    :raises ValueError: if ``inclusion`` is outside (0, 1) or ``scale`` is not positive, if their
-        shapes do not fit each other or the plates, if not exactly one of ``inclusion`` and
-        ``expected_size`` is given, if ``expected_size`` is not between 0 and the number of
-        weights, or if ``groups`` are not such numbers or stand inside of a plate.
+        (P,), and the call makes its own plates, ``{name}_group`` and ``{name}_weight``.
+        ``numpy.unique(names, return_inverse=True)[1]`` turns names of groups into numbers.
+    :return: the weights. Their shape is the broadcast shape of ``inclusion``, ``scale`` and the
+        enclosing plates, and equals the plates' shape where there are plates. With ``groups``, (P,).
+    :raises ValueError: if ``inclusion`` is outside (0, 1), ``scale`` is not positive, their shapes
+        do not fit each other or the plates, not exactly one of ``inclusion`` and ``expected_size``
+        is given, ``expected_size`` is not between 0 and the number of weights, or ``groups`` are
+        not such numbers or are used inside a plate.
 
     **Example**
 
@@ -97,7 +96,7 @@ def spike_slab(
     _require(name, "inclusion", inclusion, 0.0, 1.0, "a probability")
     _require(name, "scale", scale, 0.0, inf, "a standard deviation")
     if shape != _plate_shape():
-        # what plates decide they also expand; a spike alone would be shared by all its slabs
+        # a plate alone would expand both sites; here one spike would be shared by all its slabs
         inclusion, scale = (jnp.broadcast_to(jnp.asarray(x), shape) for x in (inclusion, scale))
     spike = numpyro.sample(
         f"{name}_spike", dist.Bernoulli(probs=inclusion), infer={MARK: (name, "spike")}
@@ -116,7 +115,7 @@ def _recorded(name: str, w: Any) -> Any:
 def _grouped(
     name: str, inclusion: Any, scale: Any, expected_size: Any, groups: Any
 ) -> Float[Array, " P"]:
-    """Weights of which those of a group share a spike."""
+    """Sample weights with one spike for each group."""
     index = _group_index(name, groups)
     G, P = int(index.max()) + 1, len(index)
     for argument, value, size in (("inclusion", inclusion, G), ("scale", scale, P)):
@@ -139,7 +138,7 @@ def _grouped(
 
 
 def _group_index(name: str, groups: Any) -> np.ndarray:
-    """The number of its group, of each weight."""
+    """Return the group number of each weight."""
     if not all(map(not_jax_tracer, jax.tree.leaves(groups))):
         raise ValueError(
             f"spike_slab({name!r}): `groups` is traced by JAX, expected numbers that are known "
@@ -171,7 +170,7 @@ def latent_functions(
     *,
     priors: Mapping[str, dist.Distribution] | None = None,
 ) -> Any:
-    r"""M latent functions with Gaussian process priors, at N inputs.
+    r"""Sample M latent functions with Gaussian process priors at N inputs.
 
     Makes the sample site ``name`` with M functions along the innermost plate and the event shape
     (N,), :math:`\phi_m \sim \mathcal{N}(\mu_m, K_m + \epsilon I)`. The jitter
@@ -179,44 +178,44 @@ def latent_functions(
     enclosing plate it makes the plate ``latent``.
 
     Each positive number inside a kernel is a parameter to be learned: the sample site
-    ``{name}_{path}``, such as ``phi_scale`` or, of ``2.0 * kernels.ExpSquared(1.0)``,
-    ``phi_kernel1_value`` and ``phi_kernel2_scale``. Fits start at the value in the kernel. The
-    prior of a length scale is the InverseGamma distribution that has 1% of its mass below the
-    spacing of the inputs, or a tenth of their extent if that is less, where a function would stand
-    in for noise, and 5% above their extent, the diagonal of their box, where it is nearly constant.
-    That of any other parameter is LogNormal, with the value in the kernel as its median and the
-    scale 2. ``priors`` replaces both. The site has one entry for
-    each function, shape (M,) before the parameter's own; where the kernels of a list have different
-    parameters, there is a site ``{name}_{m}_{path}`` for each function instead. To hold one,
-    condition on it: ``handlers.condition(model, {"phi_scale": ...})``. The order of a
-    ``Polynomial``, and what a kernel of one's own annotates as ``int``, is held.
+    ``{name}_{path}``, such as ``phi_scale``, or ``phi_kernel1_value`` and ``phi_kernel2_scale`` for
+    ``2.0 * kernels.ExpSquared(1.0)``. Fits start at the value in the kernel. A length scale has an
+    InverseGamma prior with 1% of its mass below the spacing of the inputs (or a tenth of their
+    extent, if that is less), where functions look like noise, and 5% above their extent (the
+    diagonal of their box), where functions are nearly constant. Other parameters have LogNormal
+    priors whose median is the value in the kernel and whose scale is 2. ``priors`` replaces both.
+    The site has one entry for each function, shape (M,) before the parameter's own shape. If the
+    kernels of a list have different parameters, there is a site ``{name}_{m}_{path}`` for each
+    function instead. To fix a parameter, condition on it:
+    ``handlers.condition(model, {"phi_scale": ...})``. Fields annotated as ``int``, such as the order
+    of a ``Polynomial``, are always fixed.
 
     Covariances are dense matrices, so N is limited to some thousands, unless inputs have one
     dimension and all kernels are of one kind of ``tinygp.kernels.quasisep``: then time and memory
     are linear in N.
 
     :param name: name of the functions.
-    :param kernels: a list of M, or one for all functions, whose number the enclosing plate tells.
-        Each is a tinygp kernel, an ``(N, N)`` covariance matrix, ``"white"`` (independent values,
+    :param kernels: a list of M kernels, or one kernel for all functions, whose number is then the
+        size of the enclosing plate. Each is a tinygp kernel, an ``(N, N)`` covariance matrix, ``"white"`` (independent values,
         as in factor analysis) or ``"zero"`` (no deviation from the mean). If all are ``"zero"``,
-        the functions are a deterministic site and the model is a linear one. Of inputs in several
-        dimensions give tinygp's kernels ``distance=tinygp.kernels.distance.L2Distance()``: by its
-        default, the sum of distances, the exponential kernel alone is a covariance.
+        the functions are a deterministic site and the model is a linear one. For inputs in several
+        dimensions, give tinygp's kernels ``distance=tinygp.kernels.distance.L2Distance()``: with
+        their default, the sum of distances, only the exponential kernel is a covariance.
     :param X: inputs, real numbers of shape (N,) or (N, D), in the unit of the kernels' scales.
-    :param mean: prior means, shape (M, N) or (N,), or a function that maps inputs to them. Zero if
-        not given.
+    :param mean: prior means, shape (M, N) or (N,), or a function that maps inputs to them. The
+        default is zero.
     :param priors: priors of kernel parameters by their path, for example
         ``{"scale": dist.InverseGamma(3.0, 1.0)}``, each on positive numbers. A prior holds for all
-        functions with this parameter; where sites are numbered, ``{"0_scale": ...}`` is that of the
-        first function alone. Its shape must broadcast to that of the site: (M,) for a number,
+        functions with this parameter; where sites are numbered, ``{"0_scale": ...}`` addresses the
+        first function alone. Its shape must broadcast to the site's shape: (M,) for a number,
         (M, D) for an array of shape (D,), without M where sites are numbered. Parameters without an
         entry keep the default.
     :return: the functions' values, shape (M, N).
-    :raises ValueError: if there are no functions or inputs, the number of kernels is not that of
-        the plate, the inputs are dates, not finite numbers or the same by rounding, a kernel does
-        not take them, a matrix or a stationary kernel is not a covariance of the inputs, the
-        matrices need more memory than the machine has, all are ``"zero"`` without ``mean``, or a
-        prior is of no parameter, not on positive numbers or of another shape.
+    :raises ValueError: if there are no functions or inputs, the number of kernels differs from the
+        plate's size, the inputs are dates, not finite numbers or equal after rounding, a kernel
+        does not accept them, a matrix or a stationary kernel is not a covariance of the inputs, all
+        kernels are ``"zero"`` without ``mean``, or a prior names no parameter, is not on positive
+        numbers or has another shape.
 
     **Example**
 
@@ -254,13 +253,14 @@ def sample_functions(
     priors: Mapping[str, dist.Distribution] | None = None,
     point: str | None = None,
 ) -> tuple[Any, Functions, dict[str, Any]]:
-    """:func:`latent_functions`, also what defines the functions and the kernels' parameters.
+    """Sample functions as :func:`latent_functions`; also return their definition and the values of
+    the kernels' parameters.
 
-    :param point: ArviZ's name for the dimension of the inputs, ``{name}_point`` if not given.
+    :param point: ArviZ's name for the dimension of the inputs, by default ``{name}_point``.
     """
     inner = max(_plates(), key=lambda plate: plate.dim, default=None)
     functions = define(name, kernels, X, mean, None if inner is None else inner.size)
-    given = parameter_priors(functions, priors or {})
+    site_priors = parameter_priors(functions, priors or {})
     M = len(functions.templates)
     plate = numpyro.plate("latent", M) if inner is None else nullcontext()
     mu = functions.mean_at(functions.X)
@@ -274,7 +274,7 @@ def sample_functions(
             f"the plate {inner.name!r}. Move latent_functions out of it; it makes its own plate."
         )
     with plate if functions.alike else nullcontext():
-        sites = {site: numpyro.sample(site, prior) for site, prior in given.items()}
+        sites = {site: numpyro.sample(site, prior) for site, prior in site_priors.items()}
     if kinds == {"white"}:
         prior: dist.Distribution = dist.Normal(mu, 1.0).to_event(1)
     elif kinds == {"quasisep"} and functions.is_uniform:
@@ -282,7 +282,7 @@ def sample_functions(
         prior = GaussianFunctions(functions.covariances(sites), mu, zero, zero)
     else:
         K = functions.covariances(sites).K
-        # of a tracer NumPyro would compile the parts of a check that tells nothing
+        # NumPyro cannot check a tracer, but would compile the check
         checked = None if not_jax_tracer(K) else False
         prior = dist.MultivariateNormal(mu, covariance_matrix=K, validate_args=checked)
     with plate:
@@ -302,7 +302,7 @@ def _plate_shape() -> tuple[int, ...]:
 
 
 def _pair_shape(name: str, arguments: dict[str, Any]) -> tuple[int, ...]:
-    """Shape of the weights: that of the arguments and the enclosing plates together.
+    """Broadcast the shapes of the arguments and the enclosing plates.
 
     :raises ValueError: if an argument does not fit the others or the plates.
     """
@@ -324,7 +324,7 @@ def _pair_shape(name: str, arguments: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _full_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of all weights, of which the plates may take a subsample."""
+    """Return the shape before the plates take a subsample."""
     full = list(shape)
     for plate in _plates():
         full[plate.dim] = plate.size
@@ -332,7 +332,7 @@ def _full_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def weights(spike: ArrayLike, slab: ArrayLike) -> Any:
-    """``w = s * w_tilde``, without the negative zeros of a product."""
+    """Compute ``w = s * w_tilde``, without the negative zeros of a product."""
     return jnp.where(jnp.asarray(spike, bool), slab, 0.0)
 
 

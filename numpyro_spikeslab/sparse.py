@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse arrays, of scipy or of JAX: observations of some of the entries of a table."""
+"""Sparse arrays of scipy or JAX, whose stored entries are the observations of a table."""
 
 from typing import Any, NamedTuple
 
@@ -16,8 +16,8 @@ from numpyro_spikeslab.devices import fetched
 class Observations(NamedTuple):
     """The stored entries of a sparse array.
 
-    - **rows**, **columns**, **values** - of each, shape (L,).
-    - **shape** - of the array.
+    - **rows**, **columns**, **values** - place and value of each entry, shape (L,).
+    - **shape** - shape of the array.
     """
 
     rows: Any
@@ -32,15 +32,15 @@ def is_sparse(Y: Any) -> bool:
 
 
 def entries_of(Y: Any, what: str) -> Observations:
-    """The entries of a sparse array.
+    """Read the entries of a sparse array.
 
-    :param what: who takes it and what it is, for the error messages.
-    :raises ValueError: if an entry stands there twice or outside of the array, there is none, or
-        the format does not say which zeros are stored.
+    :param what: name of the function and the argument, for error messages.
+    :raises ValueError: if an entry is a duplicate or outside of the array, there are no entries, or
+        the format does not tell which zeros are stored.
     """
     if len(Y.shape) != 2:
         raise ValueError(
-            f"{what} is a sparse array of shape {Y.shape}, expected (N, Q). Of a single task make "
+            f"{what} is a sparse array of shape {Y.shape}, expected (N, Q). Make a single task "
             "a column, `Y.reshape((-1, 1))`."
         )
     if isinstance(Y, JAXSparse):
@@ -50,13 +50,13 @@ def entries_of(Y: Any, what: str) -> Observations:
                 f"dimensions, got {Y}. `BCOO.fromdense`, `Y.to_bcoo()` and "
                 "`Y.update_layout(n_batch=0, n_dense=0)` make one."
             )
-        # numpy's, for within a trace JAX's own would not be known
+        # numpy's, since JAX's would be tracers within a trace
         places = fetched(Y.indices) if not_jax_tracer(Y.indices) else Y.indices
         entries = Observations(places[:, 0], places[:, 1], Y.data, Y.shape)
     else:
         _check_format(Y, what)
         coo = Y.tocoo()
-        # views, for of an array that it has seen JAX does not look at the numbers again
+        # views, because JAX caches the conversion of an array object, even if its numbers change
         rows, columns, values = (x.view() for x in (*coo.coords, coo.data))
         entries = Observations(rows, columns, values, Y.shape)
     if not_jax_tracer(entries.rows) and not_jax_tracer(entries.columns):
@@ -65,10 +65,10 @@ def entries_of(Y: Any, what: str) -> Observations:
 
 
 def _check_format(Y: Any, what: str) -> None:
-    # blocks and diagonals are stored whole, and zeros of diagonals are dropped from their entries
+    # these store whole blocks and diagonals, with zeros that may not be observations
     if Y.format in ("bsr", "dia"):
         raise ValueError(
-            f"{what} is a sparse array in the format {Y.format!r}, which does not say which zeros "
+            f"{what} is a sparse array in the format {Y.format!r}, which does not tell which zeros "
             "are observed, expected 'coo', 'csr' or 'csc'. Make it of what is observed, with "
             "`scipy.sparse.coo_array((values, (rows, columns)), shape)`."
         )
@@ -89,7 +89,7 @@ def _check_places(entries: Observations, what: str) -> None:
         )
     if twice.size:
         raise ValueError(
-            f"{what} has {twice.size} entries that stand there twice, the first at "
+            f"{what} has {twice.size} duplicate entries, the first at "
             f"{divmod(int(twice[0]), shape[1])}. Add or average them before, as "
             "`Y.sum_duplicates()` does."
         )
