@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ascent of the bound: one step for all models, repeated in compiled code."""
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
+import numpy as np
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +39,7 @@ from numpyro_spikeslab.fitting.tasks import sweep_weights
 from numpyro_spikeslab.fitting.white_functions import with_sites
 from numpyro_spikeslab.reading.coefficient_rows import without_coefficients
 from numpyro_spikeslab.reading.form import COLUMNS
+from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.view import View
 
 CHUNK = 64
@@ -103,21 +106,38 @@ def advance(
     return progress, losses
 
 
+def chunks(
+    run: Callable, progress: Progress, num_steps: int, size: int = CHUNK
+) -> Iterator[tuple[Progress, Any]]:
+    """Take steps in chunks, until all starts have settled.
+
+    :param run: takes steps from a progress; their number is its second argument.
+    :return: the progress and the losses after each chunk.
+    """
+    while num_steps > 0:
+        number = min(size, num_steps)
+        progress, losses = run(progress, number)
+        num_steps -= number
+        if not are_concrete(progress):
+            yield progress, losses[..., :number]
+            continue
+        yield progress, trimmed(np.asarray(losses)[..., :number], progress)
+        if bool(jnp.all(progress.converged)):
+            return
+
+
+def trimmed(losses: Float[np.ndarray, "*starts steps"], progress: Progress) -> Any:
+    """Losses of one start without the steps that convergence saved."""
+    if losses.ndim > 1 or not bool(progress.converged):
+        return losses
+    return losses[~np.isnan(losses)]
+
+
 @partial(jax.jit, static_argnums=0)
 def with_residual(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
-    """The posterior with the residual that its sweeps hand on.
-
-    One that has been handed on stays, so that a run in parts is that of one call, bit for bit;
-    unless it is further from the data than rounding: then it is that of other data.
-    """
-    at, handed_on = view_at(spec, data, posterior), posterior.residual
-    residual = residual_of(spec, data, at, posterior)
-    if handed_on is not None and handed_on.shape == residual.shape:
-        rounding = jnp.finfo(residual.dtype).eps ** (2 / 3)
-        most = rounding * jnp.linalg.norm(jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0])
-        is_own = jnp.linalg.norm(handed_on - residual) <= most
-        residual = jnp.where(is_own, handed_on, residual)
-    return strong(posterior._replace(residual=residual))
+    """The posterior with the residual that its sweeps hand on."""
+    at = view_at(spec, data, posterior)
+    return strong(posterior._replace(residual=residual_of(spec, data, at, posterior)))
 
 
 def step(

@@ -2,56 +2,50 @@
 """Coordinate ascent variational inference behind NumPyro's SVI interface."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
-import warnings
 
 from jaxtyping import Array
 import numpy as np
-from tqdm import tqdm
 
 import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro.distributions import biject_to
 from numpyro.infer import SVI, TraceGraph_ELBO
 from numpyro.infer.svi import SVIState
 from numpyro.optim import _NumPyroOptim
 from numpyro.util import identity
 
-from numpyro_spikeslab.fitting.ascent import Progress, advance, begin, improve
+from numpyro_spikeslab.fitting.ascent import advance, begin, improve
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.posterior import (
     FunctionFactors,
     Posterior,
     bound,
     data_of,
-    renewed,
     spec_of,
     strong,
 )
 from numpyro_spikeslab.fitting.refusals import (
+    check_state,
+    checked_params,
     refuse,
     refuse_other_guide,
-    refuse_other_state,
-    refuse_outside,
 )
 from numpyro_spikeslab.fitting.run import (
+    Call,
     CAVIRunResult,
     Plan,
-    Task,
     check_end,
     check_starts,
-    checked_params,
-    one_blas_thread,
+    default_restarts,
+    run_stages,
     run_traced,
-    stages,
-    within,
 )
 from numpyro_spikeslab.fitting.schedules import annealing
 from numpyro_spikeslab.fitting.starts import start_alone, start_random
-from numpyro_spikeslab.fitting.stochastic import Known, stream_of
+from numpyro_spikeslab.fitting.stochastic import stream_of
+from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.checks import FITTED
 from numpyro_spikeslab.reading.form import param_name
@@ -171,14 +165,15 @@ class CAVI(SVI):
         self.plain = plain
         self.stream = stream_of(num_tasks, learning_rate)
         self._read = Reader(model, "CAVI", guide.joint)
-        self._last_data: Any = None
+        self._form: Any = None
+        self._last: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"optim": None, "_last_data": None}
+        return self.__dict__ | {"optim": None, "_last": None}
 
     # What a call works with
 
-    def _task(self, args: tuple, kwargs: dict[str, Any]) -> Task:
+    def _call(self, args: tuple, kwargs: dict[str, Any]) -> Call:
         every = {**kwargs, **self.static_kwargs}
         # its errors say more than those of the guide
         reading = self._read(args, every)
@@ -191,25 +186,30 @@ class CAVI(SVI):
         if temperature == AUTOMATIC:
             temperature = annealing if reading.functions is None else None
         spec = spec_of(reading, self.plain, temperature)
-        if self._last_data is None or self._last_data[0] is not reading:
-            # of millions of weights, and new with each batch
-            start = self._start(reading) if reading.form.free else {}
-            names = {site: param_name(site, self.guide.prefix, start) for site in reading.form.free}
-            data = data_of(reading, {site: biject_to(start[x][1]) for site, x in names.items()})
-            if not are_concrete(data):
-                return Task(reading, spec, data)
-            self._last_data = reading, data
-        return Task(reading, spec, self._last_data[1])
+        self._form = reading.form
+        if self._last is not None and self._last[0] is reading:
+            return Call(reading, spec, *self._last[1:])
+        data = data_of(reading)
+        like = jax.eval_shape(lambda: self.guide.pack(reading, _values(self._start(reading))))
+        if are_concrete(data):
+            self._last = reading, data, like
+        return Call(reading, spec, data, like)
 
     def _start(self, reading: Reading) -> dict[str, tuple[Any, Any]]:
         """Start value and constraint of each parameter of the guide and the model."""
         own, known = self.guide._params.items(), reading.params
-        found = self.guide.start() | {name: (known[name], x) for name, x in own if name in known}
-        # the guide may have been set up where supports were others
+        start = self.guide.start() | {name: (known[name], x) for name, x in own if name in known}
+        # the guide may have been set up with data whose supports are others
         for site, support in reading.supports.items():
-            name = param_name(site, self.guide.prefix, found)
-            found[name] = within(support, found[name][0]), support
-        return found
+            name = param_name(site, self.guide.prefix, start)
+            start[name] = _within(support, start[name][0]), support
+        return start
+
+    def _posterior(self, call: Call, state: SVIState) -> Posterior:
+        """The posterior of a state of the same data."""
+        posterior = state.optim_state[1]._replace(batches=None)
+        check_state(self.guide, call.spec.form, posterior, call.like)
+        return posterior
 
     # The interface of SVI
 
@@ -217,7 +217,7 @@ class CAVI(SVI):
     def init(
         self, rng_key: Array, *args: Any, init_params: dict[str, Any] | None = None, **kwargs: Any
     ) -> SVIState:
-        """The initial state; its parameters are constrained.
+        """Make the initial state.
 
         :param rng_key: random key.
         :param args: arguments of the model.
@@ -225,41 +225,38 @@ class CAVI(SVI):
         :param kwargs: keyword arguments of the model.
         :raises ValueError: if the model does not fit, or ``init_params`` do not.
         """
-        task = self._task(args, kwargs)
-        state = self._init(rng_key, task, init_params)
-        if self.stream is not None:
-            return self._streamed(task, state, self._known(task, state))
-        # all that an update returns, so that compiled loops can carry it
-        posterior = self._progress(task, state, state.optim_state[2]).posterior
-        return SVIState((*state.optim_state[:2], posterior), None, state.rng_key)
+        call = self._call(args, kwargs)
+        state = self._init(rng_key, call, init_params)
+        if self.stream is None:
+            return state
+        step, posterior = self.stream.start(call, *state.optim_state)
+        return SVIState((step, posterior), None, state.rng_key)
 
-    def _init(self, rng_key: Array, task: Task, init_params: Any) -> SVIState:
-        start = self._start(task.reading)
+    def _init(self, rng_key: Array, call: Call, init_params: Any) -> SVIState:
+        start = self._start(call.reading)
         params = _values(start)
         given = checked_params(init_params or {}, start)
         rng_key, _, key_start = random.split(rng_key, 3)
-        posterior = None
-        if task.reading.functions is not None and set(params) - set(given):
-            posterior = self._start_functions(task, params, given, key_start)
-            params = self.guide.unpack(task.reading, posterior, params)
-        if given:
-            params = self.guide.without_lost_slopes(task.spec.form, params | given)
-            posterior = None
+        if call.reading.functions is not None and set(params) - set(given):
+            posterior = self._start_functions(call, params, given, key_start)
+            params = self.guide.unpack(call.spec.form, posterior)
+        if call.reading.functions is None or given:
+            posterior = self.guide.pack(call.reading, params | given)
         self.constrain_fn = identity
-        return SVIState((jnp.array(0), params, posterior), None, rng_key)
+        return SVIState((jnp.array(0), strong(posterior)), None, rng_key)
 
     def _start_functions(
-        self, task: Task, params: dict[str, Any], given: dict[str, Any], key: Any
+        self, call: Call, params: dict[str, Any], given: dict[str, Any], key: Any
     ) -> Posterior:
         """Random weights, the functions that follow from them; free sites at their maximum."""
-        spec, data = task.spec, task.data
+        spec, data = call.spec, call.data
         if not are_concrete((data, params)):
             raise ValueError(
                 "CAVI: fits of models with latent functions cannot start under a transformation "
                 "such as jit or vmap; the moves between optima are decided outside of compiled "
                 "code. Call init and run outside of it."
             )
-        posterior = self._blank(task, params | given)
+        posterior = self._blank(call, params | given)
         if spec.form.free and not given:
             # or else the functions explain what the free sites should
             alone = improve(spec, data, start_alone(spec, data, posterior), NUM_IMPROVEMENTS)
@@ -267,39 +264,46 @@ class CAVI(SVI):
             posterior = posterior._replace(values=posterior.values | values)
         return start_random(spec, data, posterior, key)
 
-    def _blank(self, task: Task, params: dict[str, Any]) -> Posterior:
+    def _blank(self, call: Call, params: dict[str, Any]) -> Posterior:
         """Values of all other sites, with weights and functions to be started."""
-        reading, form = task.reading, task.spec.form
+        form, functions = call.spec.form, call.reading.functions
+        assert functions is not None
         values = {x: params[param_name(x, self.guide.prefix, params)] for x in form.others}
         weights = self.guide.factors.pack(form, params)
-        known = reading.functions
-        assert known is not None
-        zero, theta = jnp.zeros_like(known.mean), known.theta(values)
-        functions = FunctionFactors(zero, zero, zero, zero, zero[:, 0], zero, theta, theta)
-        return Posterior(weights, functions, values, None)
+        zero, theta = jnp.zeros_like(functions.mean), functions.theta(values)
+        none = FunctionFactors(zero, zero, zero, zero, zero[:, 0], zero, theta, theta)
+        return Posterior(weights, none, values, None)
 
     def get_params(self, svi_state: SVIState) -> dict[str, Any]:
-        """Parameters of the guide and the model.
+        """Make the parameters of the guide and the model from a state.
 
-        :param svi_state: a state.
+        :param svi_state: a state of the last call.
+        :raises ValueError: before any call.
         """
-        return svi_state.optim_state[1]
+        if self._form is None:
+            raise ValueError(
+                "CAVI.get_params: got a state before any call, expected a call with the model's "
+                "arguments, which names the parameters. Call init or run first."
+            )
+        return self.guide.unpack(self._form, svi_state.optim_state[1])
 
     @full_precision
     def update(self, svi_state: SVIState, *args: Any, **kwargs: Any) -> tuple[SVIState, Any]:
-        """One sweep over the pairs and one maximisation over everything else.
+        """Make one sweep over the pairs and one maximisation over everything else.
 
         :param svi_state: the current state.
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
         :return: the new state and the exact negative bound at it; with ``num_tasks`` an estimate.
         """
-        task = self._task(args, kwargs)
+        call = self._call(args, kwargs)
         if self.stream is not None:
-            known, loss = self.stream.update(task, self._known(task, svi_state))
-            return self._streamed(task, svi_state, known), loss
-        progress, _ = advance(task.spec, task.data, self._progress(task, svi_state), 1, -1.0)
-        return self._state(task, svi_state, progress), progress.loss
+            begun = self.stream.start(call, *svi_state.optim_state)
+            step, posterior, loss = self.stream.update(call, *begun)
+            return _state(svi_state, step, posterior), loss
+        progress = begin(call.spec, call.data, self._posterior(call, svi_state), svi_state[0][0])
+        progress, _ = advance(call.spec, call.data, progress, 1, -1.0)
+        return _state(svi_state, progress.step, progress.posterior), progress.loss
 
     def stable_update(self, svi_state: SVIState, *args: Any, **kwargs: Any):
         """The same as :meth:`update`, whose closed forms cannot diverge."""
@@ -307,17 +311,17 @@ class CAVI(SVI):
 
     @full_precision
     def evaluate(self, svi_state: SVIState, *args: Any, **kwargs: Any) -> Any:
-        """The exact negative bound at a state; with ``num_tasks`` an estimate for all tasks, from
-        the weights that the functions of the state give to the batch.
+        """Return the exact negative bound at a state; with ``num_tasks`` an estimate for all tasks,
+        from the weights that the functions of the state give to the batch.
 
         :param svi_state: a state.
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
         """
-        task = self._task(args, kwargs)
+        call = self._call(args, kwargs)
         if self.stream is not None:
-            return self.stream.evaluate(task, self._known(task, svi_state))
-        return -_bound(task.spec, task.data, self._posterior(task, svi_state))
+            return self.stream.evaluate(call, *self.stream.start(call, *svi_state.optim_state))
+        return -_bound(call.spec, call.data, self._posterior(call, svi_state))
 
     @full_precision
     def run(
@@ -326,8 +330,6 @@ class CAVI(SVI):
         num_steps: int,
         *args: Any,
         progress_bar: bool = True,
-        stable_update: bool = False,
-        forward_mode_differentiation: bool = False,
         init_state: SVIState | None = None,
         init_params: dict[str, Any] | None = None,
         tol: float | None = None,
@@ -341,105 +343,63 @@ class CAVI(SVI):
         :param num_steps: number of steps.
         :param args: arguments of the model.
         :param progress_bar: whether to show a progress bar.
-        :param stable_update: as in SVI; all updates are stable.
-        :param forward_mode_differentiation: as in SVI; must be false, for there is nothing to
-            choose.
-        :param init_state: state to go on from.
+        :param init_state: state of a run of the same data, to go on from. For other data give
+            ``init_params=result.params``.
         :param init_params: values of some parameters, instead of the guide's start.
         :param tol: stop when a step at temperature 1 changes the bound by at most ``tol`` nats;
             with latent functions, once no move is accepted any more.
-        :param kwargs: keyword arguments of the model.
+        :param kwargs: keyword arguments of the model. The options ``stable_update`` and
+            ``forward_mode_differentiation`` of SVI have no effect: updates are stable, and there is
+            nothing to differentiate.
         :return: the result of the start with the best bound.
         :raises ValueError: if ``num_steps``, the model or ``init_params`` do not fit.
         :raises FloatingPointError: if the bound is not a number in the end.
         """
         if not isinstance(num_steps, int | np.integer) or num_steps < 1:
-            raise ValueError(f"CAVI.run: num_steps must be a positive integer, got {num_steps}.")
-        if forward_mode_differentiation:
-            raise ValueError("CAVI.run: forward_mode_differentiation must be False.")
-        task = self._task(args, kwargs)
-        state = init_state or self._init(rng_key, task, init_params)
-        number = self.num_restarts or 1
-        if task.reading.functions is not None and self.num_restarts is None:
-            given = init_state or init_params
-            number = 1 if given or self.plain or task.data.layout else 2
-        own = state.optim_state[2] if init_state is None else None
-        progress = self._progress(task, state, own)
-        task.reading.name_uncentred("CAVI.run", FITTED, progress.posterior.slopes)
+            raise bad("CAVI.run: num_steps", num_steps, "a positive integer")
+        for name in ("stable_update", "forward_mode_differentiation"):
+            kwargs.pop(name, None)
+        call = self._call(args, kwargs)
+        state = init_state or self._init(rng_key, call, init_params)
+        posterior = self._posterior(call, state)
+        call.reading.name_uncentred("CAVI.run", FITTED, posterior.slopes)
+        number = self.num_restarts or default_restarts(call, init_state or init_params)
         plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
-        if not are_concrete((task.data, progress)):
+        progress = begin(call.spec, call.data, posterior, state.optim_state[0])
+        if are_concrete((call.data, progress)):
+            progress, losses, restarts = run_stages(
+                call, state.rng_key, progress, plan, progress_bar
+            )
+            check_end(call, progress, losses, init_params is not None)
+            check_starts(restarts)
+        else:
             begun = 0 if init_state is None else state.optim_state[0]
-            progress, joined = run_traced(task, state.rng_key, progress, plan, begun)
-            new = self._state(task, state, progress)
-            converged = None if tol is None else progress.converged
-            return CAVIRunResult(self.get_params(new), new, joined, converged)
-        losses: list[Any] = []
-        restarts = None
-        with one_blas_thread(task), tqdm(total=num_steps, disable=not progress_bar) as bar:
-            try:
-                for stage in stages(task, state.rng_key, progress, plan, bar):
-                    progress = stage.progress
-                    losses.append(stage.losses)
-                    restarts = stage.restarts if number > 1 and restarts is None else restarts
-            except KeyboardInterrupt:
-                if not losses:
-                    raise
-                warnings.warn(
-                    "CAVI.run was interrupted; its last state is the result. Go on with "
-                    "`init_state=result.state`.",
-                    stacklevel=3,
-                )
-        joined = jnp.asarray(np.concatenate(losses))
-        check_end(task, progress, np.asarray(joined), init_params is not None)
-        check_starts(restarts)
-        new = self._state(task, state, progress)
+            progress, losses = run_traced(call, state.rng_key, progress, plan, begun)
+            restarts = None
         converged = None if tol is None else progress.converged
-        return CAVIRunResult(self.get_params(new), new, joined, converged, restarts)
+        new = _state(state, progress.step, progress.posterior)
+        return CAVIRunResult(self.get_params(new), new, jnp.asarray(losses), converged, restarts)
 
-    # States
 
-    def _posterior(self, task: Task, state: SVIState) -> Posterior:
-        """The posterior of a state; what parameters leave open is that of the data."""
-        posterior: Any = state.optim_state[2] if len(state.optim_state) > 2 else None
-        packed = partial(self.guide.pack, task.reading, self.get_params(state))
-        fresh = posterior is None or not posterior.is_laid_out(task.spec.form)
-        posterior = packed() if fresh else posterior
-        refuse_other_state(self.guide, posterior, task.reading)
-        if fresh or posterior.functions is None:
-            return self.guide.with_slopes(task.spec.form, posterior, self.get_params(state))
-        return posterior._replace(functions=renewed(posterior.functions, packed().functions))
-
-    def _progress(self, task: Task, state: SVIState, posterior: Any = None) -> Progress:
-        posterior = posterior or self._posterior(task, state)
-        refuse_outside(posterior, task.reading)
-        return begin(task.spec, task.data, posterior, state.optim_state[0])
-
-    def _state(self, task: Task, state: SVIState, progress: Progress) -> SVIState:
-        # as many as in init, for another number would have to be compiled
-        rng_key, *_ = random.split(state.rng_key, 3)
-        params = self.guide.unpack(task.reading, progress.posterior, strong(self.get_params(state)))
-        return SVIState((progress.step, params, progress.posterior), None, rng_key)
-
-    def _known(self, task: Task, state: SVIState) -> Known:
-        """What batches have told; of the state of an ordinary fit, what its tasks say of all."""
-        assert self.stream is not None
-        step, _, posterior, *told = state.optim_state
-        if told:
-            return Known(step, posterior, *told)
-        return self.stream.start(task, posterior or self._posterior(task, state), step)
-
-    def _streamed(self, task: Task, state: SVIState, known: Known) -> SVIState:
-        params, last = strong(self.get_params(state)), state.optim_state[2]
-        if last is not None and last.weights.probs.shape != task.spec.form.shape:
-            params = _values(self._start(task.reading))
-        params = self.guide.unpack(task.reading, known.posterior, params)
-        rng_key, *_ = random.split(state.rng_key, 3)
-        return SVIState((known.step, params, *known[1:]), None, rng_key)
+def _state(state: SVIState, step: Any, posterior: Posterior) -> SVIState:
+    """The state after ``state``; the residual depends on the data and is not kept."""
+    # as many as in init, for another number would have to be compiled
+    rng_key, *_ = random.split(state.rng_key, 3)
+    return SVIState((step, posterior._replace(residual=None)), None, rng_key)
 
 
 def _values(start: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
     """Copies of start values, for a state may be donated."""
     return strong({name: jnp.array(value) for name, (value, _) in start.items()})
+
+
+def _within(support: Any, value: Any) -> Any:
+    """A start value, or another where it is not in the support."""
+    inside = jnp.all(support(value))
+    if are_concrete(inside) and inside:
+        return value
+    other = support.feasible_like(jnp.asarray(value))
+    return jnp.where(inside, value, other)
 
 
 _bound = jax.jit(bound, static_argnums=0)

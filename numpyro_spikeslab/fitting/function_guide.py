@@ -28,7 +28,7 @@ from numpyro_spikeslab.fitting.refusals import refuse_other_params
 from numpyro_spikeslab.fitting.starts import STEP
 from numpyro_spikeslab.fitting.summaries import is_called
 from numpyro_spikeslab.precision import full_precision
-from numpyro_spikeslab.reading.form import find_function_sites, functions_of, is_latent
+from numpyro_spikeslab.reading.form import Form, find_function_sites, functions_of, is_latent
 from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.reader import Reader, Reading
 
@@ -87,14 +87,12 @@ class FunctionGuide(SpikeSlabGuide):
         functions = FunctionFactors(alpha, h, mean, var, kl, prior_var, theta, step)
         return posterior._replace(functions=functions)
 
-    def unpack(
-        self, reading: Reading, posterior: Posterior, params: dict[str, Any]
-    ) -> dict[str, Any]:
-        new = super().unpack(reading, posterior, params)
-        if posterior.functions is None or reading.form.functions is None:
-            return new
-        precision, linear = self._site_names(reading.form.functions)
-        return new | {precision: posterior.functions.alpha, linear: posterior.functions.h}
+    def unpack(self, form: Form, posterior: Posterior) -> dict[str, Any]:
+        params = super().unpack(form, posterior)
+        if posterior.functions is None or form.functions is None:
+            return params
+        precision, linear = self._site_names(form.functions)
+        return params | {precision: posterior.functions.alpha, linear: posterior.functions.h}
 
     def _read(self, args: tuple, kwargs: dict[str, Any]) -> Reading:
         if self.blocks is not None or not makes_delta(self.inner_guide):

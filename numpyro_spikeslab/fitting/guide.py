@@ -365,31 +365,6 @@ class SpikeSlabGuide(PosteriorSummaries):
             for site in self._following(form, params)
         }
 
-    def _unpack_slopes(
-        self, form: Form, slopes: dict[str, Any], params: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Parameters with these slopes, and no others."""
-        # a state of other arguments may have none
-        names = [name for name in map(self._slope_name, self._slopes) if name in params]
-        found = {name: jnp.zeros_like(params[name]) for name in names}
-        for site, own in slopes.items():
-            name = self._slope_name(site)
-            own = self._along(form, site, own, along_own, along_all)
-            found[name] = _shaped_like(own, params[name])
-        return params | found
-
-    def without_lost_slopes(self, form: Form, params: dict[str, Any]) -> dict[str, Any]:
-        """Parameters without the slopes that a fit of this model has not: its bound is that of
-        none."""
-        return self._unpack_slopes(form, self._pack_slopes(form, params), params)
-
-    def with_slopes(self, form: Form, posterior: Posterior, params: dict[str, Any]) -> Posterior:
-        """A posterior with the slopes of this model, which may have others follow than the one of
-        which the posterior is."""
-        if posterior.slopes.keys() == set(self._following(form, params)):
-            return posterior
-        return posterior._replace(slopes=self._pack_slopes(form, params))
-
     def _following(self, form: Form, params: dict[str, Any]) -> list[str]:
         """The coefficients that follow the weights: of columns those that have slopes, of tasks all
         or none."""
@@ -410,18 +385,14 @@ class SpikeSlabGuide(PosteriorSummaries):
             return of_tasks(slopes, own[site])
         return slopes if site in own or axis is None else of_columns(slopes, axis)
 
-    def unpack(
-        self, reading: Reading, posterior: Posterior, params: dict[str, Any]
-    ) -> dict[str, Any]:
-        """The parameters of a posterior; ``params`` tells their names and shapes."""
-        new = self.factors.unpack(reading.form, posterior.weights)
+    def unpack(self, form: Form, posterior: Posterior) -> dict[str, Any]:
+        """Make the parameters of a posterior; slopes of sites that do not follow here are zero."""
+        params = self.factors.unpack(form, posterior.weights)
         for site, value in posterior.values.items():
-            new[param_name(site, self.prefix, params)] = value
-        params = self._unpack_slopes(reading.form, posterior.slopes, params)
-        return params | {
-            name: jax.tree.map(_shaped_like, value, params[name]) for name, value in new.items()
-        }
-
-
-def _shaped_like(value: Any, like: Any) -> Any:
-    return jnp.reshape(value, jnp.shape(like)).astype(jnp.result_type(like))
+            params[site if site in self._params else f"{site}_{self.prefix}_loc"] = value
+        for site, kind in self._slopes.items():
+            slopes = jnp.zeros(kind.shape)
+            if site in posterior.slopes:
+                slopes = self._along(form, site, posterior.slopes[site], along_own, along_all)
+            params[self._slope_name(site)] = slopes
+        return params

@@ -11,6 +11,8 @@ from jaxtyping import Array, Bool, Float
 import jax
 import jax.numpy as jnp
 
+from numpyro.distributions import biject_to
+
 from numpyro_spikeslab.algebra.blocks import BlockMeanField
 from numpyro_spikeslab.algebra.coefficients import Apart, beside, whitened
 from numpyro_spikeslab.algebra.covariates import Shares
@@ -18,7 +20,6 @@ from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
 from numpyro_spikeslab.algebra.groups import GroupedMeanField
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
-from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.algebra.sparse_sums import Layout
 from numpyro_spikeslab.fitting.tasks import (
     Gram,
@@ -79,6 +80,7 @@ class Posterior(NamedTuple):
     - **residual** - whitened residual of ``<w>``, where a sweep can hand it on to the next.
     - **slopes** - of coefficients that follow the weights: given these, coefficients are at
       ``values + slopes (w - <w>)``. Each has the shape of its site, and a last axis of P.
+    - **batches** - with steps on batches of tasks, statistics of all tasks; else `None`.
     """
 
     weights: PairedMeanField | GroupedMeanField | BlockMeanField | MeanField
@@ -86,11 +88,19 @@ class Posterior(NamedTuple):
     values: dict[str, Any]
     residual: Float[Array, " N"] | None
     slopes: dict[str, Any] = {}
+    batches: "Batches | None" = None
 
-    def is_laid_out(self, form: Form) -> bool:
-        """Whether weights are columns or tasks as in a form. Of the same model the forms of data
-        that are traced and of data that are seen may be others; the parameters have none."""
-        return jnp.ndim(self.weights.probs) == (1 if form.kind == COLUMNS else 2)
+
+class Batches(NamedTuple):
+    """Statistics of all Q tasks, estimated from batches of them.
+
+    - **tallies** - of the sites that tasks share.
+    - **before** - number of steps of the fit from which the steps on batches began: the
+      temperature goes on from there, the learning rate begins anew.
+    """
+
+    tallies: dict[str, Any]
+    before: Any
 
 
 @dataclass(frozen=True)
@@ -167,27 +177,7 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
     )
 
 
-@jax.jit
-def renewed(now: FunctionFactors, found: FunctionFactors) -> FunctionFactors:
-    """Functions of a posterior that was handed on, with their moments.
-
-    Those that were handed on stay, so that steps one by one are those of one call, bit for bit;
-    unless they are further than rounding from what is found: then they are those of other data.
-
-    :param found: what the parameters and the data say of the functions.
-    """
-
-    def differ(name, least=0.0):
-        x, y = getattr(found, name), getattr(now, name)
-        size = jnp.max(jnp.abs(x), axis=1, initial=least)
-        off = jnp.max(jnp.abs(x - y), axis=1, initial=0)
-        return jnp.any(off > jnp.sqrt(jnp.finfo(x.dtype).eps) * size)
-
-    others = differ("mean") | differ("var") | differ("prior_var") | differ("theta", 1.0)
-    return choose(others, found._replace(step=now.step), now)
-
-
-def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
+def data_of(reading: Reading) -> Data:
     """The data of a reading, with what depends on them alone."""
     known = reading.functions
     at, indices = with_shared_prior(reading)
@@ -199,7 +189,7 @@ def data_of(reading: Reading, transforms: dict[str, Any]) -> Data:
     return Data(
         reading.constants,
         indices,
-        {name: transforms[name] for name in form.free},
+        {name: biject_to(support) for name, support in reading.supports.items()},
         at,
         reading.design,
         reading.apart,

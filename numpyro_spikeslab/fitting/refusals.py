@@ -5,15 +5,17 @@ from collections.abc import Callable
 from inspect import ismethod
 from typing import Any
 
+import numpy as np
+
 import jax
 import jax.numpy as jnp
 
-from numpyro.distributions import biject_to
 from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.posterior import Posterior
-from numpyro_spikeslab.reading.form import ENTRIES
+from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.reading.form import ENTRIES, Form
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 
@@ -47,33 +49,44 @@ def refuse_other_params(
             )
 
 
-def refuse_other_state(guide: SpikeSlabGuide, posterior: Posterior, reading: Reading) -> None:
-    """A state of other data, or of a guide with other blocks."""
-    functions, known = posterior.functions, reading.functions
-    fits = jnp.size(posterior.weights.probs) == reading.form.size
-    if functions is not None and known is not None:
-        fits = fits and functions.mean.shape == known.mean.shape
-    if not fits:
-        raise ValueError(
-            "CAVI: the state is one of data of other sizes. Begin anew, without `init_state`."
-        )
-    if not guide.factors.are_own(reading.form, posterior.weights):
-        raise ValueError(
-            "CAVI: the state is one with other blocks or groups. Make the guide with blocks of its "
-            "own, `PairedGuide(model, blocks=fitted.blocks)`; with other groups begin anew."
+def check_state(guide: SpikeSlabGuide, form: Form, posterior: Posterior, like: Posterior) -> None:
+    """Raise if a state is one of other data, or of other groups or blocks.
+
+    :param like: a posterior of these data as shapes.
+    """
+
+    def shapes(x):
+        return jax.tree.structure(x), [jnp.shape(leaf) for leaf in jax.tree.leaves(x)]
+
+    if shapes(posterior) != shapes(like) or not guide.factors.are_own(form, posterior.weights):
+        got = jnp.shape(posterior.weights.probs), jnp.shape(like.weights.probs)
+        raise bad(
+            "CAVI: init_state",
+            f"a state of other data or another guide (weights of shape {got[0]})",
+            f"one of these data (weights of shape {got[1]})",
+            "Begin anew; start values from other data are `init_params`.",
         )
 
 
-def refuse_outside(posterior: Posterior, reading: Reading) -> None:
-    """A state with values that data of narrower supports leave out."""
-    for site, support in reading.supports.items():
-        # rounding may have put a value on the boundary, whose inverse is infinite and no NaN
-        outside = jnp.any(jnp.isnan(biject_to(support).inv(posterior.values[site])))
-        if are_concrete(outside) and outside:
-            raise ValueError(
-                f"CAVI: the state has a value of {site!r} that is not in its support, {support}, "
-                "with these data. Begin anew, without `init_state`."
-            )
+def checked_params(
+    init_params: dict[str, Any], start: dict[str, tuple[Any, Any]]
+) -> dict[str, Any]:
+    """Start values of a user as arrays of the parameters' shapes, in their supports.
+
+    :param start: start value and support of each parameter.
+    """
+    if unknown := sorted(set(init_params) - set(start)):
+        raise bad("CAVI: init_params", f"unknown names {unknown}", f"some of {sorted(start)}")
+    params = {}
+    for name, value in init_params.items():
+        like, support = start[name]
+        what = f"CAVI: init_params[{name!r}]"
+        if jnp.shape(value) != jnp.shape(like):
+            raise bad(what, f"shape {jnp.shape(value)}", f"{jnp.shape(like)}")
+        params[name] = jnp.asarray(value, float)
+        if are_concrete(value) and not np.all(support(params[name])):
+            raise bad(what, "values that are not finite or not in the support", f"{support}")
+    return params
 
 
 def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:

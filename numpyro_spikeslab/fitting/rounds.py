@@ -12,7 +12,7 @@ import numpy as np
 
 import jax.numpy as jnp
 
-from numpyro_spikeslab.fitting.ascent import Progress, advance, chunk_of
+from numpyro_spikeslab.fitting.ascent import Progress, advance, chunk_of, chunks
 from numpyro_spikeslab.fitting.function_updates import in_use
 from numpyro_spikeslab.fitting.moves import drop, keep_only, rotate
 from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec
@@ -66,38 +66,28 @@ class Fit(NamedTuple):
     threshold: float
     moves: Callable[["Fit", Progress], Iterator[Stage]] | None
 
-    def sweeps(self, progress: Progress, num_steps: int, threshold: float = -1.0) -> Stage:
-        """Take at most ``num_steps`` steps without moves.
+    def sweeps(self, progress: Progress, num_steps: int) -> Stage:
+        """Take at most ``num_steps`` steps without moves, and without a test of convergence."""
+        stages = list(self._chunks(progress, num_steps, -1.0))
+        return Stage(stages[-1].progress, np.concatenate([stage.losses for stage in stages]))
 
-        :param threshold: change of the bound in a step at which to stop; negative for never.
-        """
-        losses, num_left = [], num_steps
-        while num_left > 0 and not (losses and bool(progress.converged)):
-            size = min(num_left, chunk_of(self.data))
-            progress, chunk = advance(self.spec, self.data, progress, size, threshold)
-            chunk = np.asarray(chunk)[:size]
-            num_left -= size
-            # without convergence a NaN is the loss of a step that went wrong
-            losses.append(chunk[~np.isnan(chunk)] if bool(progress.converged) else chunk)
-        return Stage(progress, np.concatenate(losses))
+    def _chunks(self, progress: Progress, num_steps: int, threshold: float) -> Iterator[Stage]:
+        def run(progress, number):
+            return advance(self.spec, self.data, progress, number, threshold)
+
+        for chunk in chunks(run, progress, num_steps, chunk_of(self.data)):
+            yield Stage(*chunk)
 
     def steps(self, progress: Progress, num_steps: int) -> Iterator[Stage]:
         """Take at most ``num_steps`` steps: rounds of moves if there are any, then sweeps."""
-        num_left = num_steps
-        if self.moves is not None and num_left >= STAGE:
+        if self.moves is not None and num_steps >= STAGE:
             for stage in self.moves(self, progress):
                 progress = stage.progress
-                num_left -= len(stage.losses)
+                num_steps -= len(stage.losses)
                 yield stage
-                if num_left < STAGE:
+                if num_steps < STAGE:
                     break
-        while num_left > 0:
-            stage = self.sweeps(progress, min(chunk_of(self.data), num_left), self.threshold)
-            progress = stage.progress
-            num_left -= len(stage.losses)
-            yield stage
-            if bool(progress.converged):
-                return
+        yield from self._chunks(progress, num_steps, self.threshold)
 
     def settle(self, progress: Progress) -> Iterator[Stage]:
         """Sweep until the bound hardly rises."""

@@ -35,6 +35,7 @@ from numpyro_spikeslab.fitting.function_updates import (
 )
 from numpyro_spikeslab.fitting.m_step import modes_of, tallies_of
 from numpyro_spikeslab.fitting.posterior import (
+    Batches,
     Data,
     Posterior,
     Spec,
@@ -45,9 +46,10 @@ from numpyro_spikeslab.fitting.posterior import (
     view_at,
     with_roles,
 )
-from numpyro_spikeslab.fitting.run import Task
+from numpyro_spikeslab.fitting.run import Call
 from numpyro_spikeslab.fitting.schedules import forgetting
 from numpyro_spikeslab.fitting.tasks import gram, keeps_gram, sweep_weights
+from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import FUNCTIONS
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
@@ -58,24 +60,8 @@ LOCAL_PASSES = 10
 """Over the weights of a batch before its functions are visited; one more follows."""
 
 
-class Known(NamedTuple):
-    """What batches have told so far of what all tasks share.
-
-    - **step** - number of the next step.
-    - **posterior** - its functions have the terms of all Q tasks; its weights are of one batch.
-    - **tallies** - of all Q tasks, for each site that they share.
-    - **before** - number of steps of the fit that these steps began at: a temperature goes on, and
-      a learning rate begins.
-    """
-
-    step: Any
-    posterior: Posterior
-    tallies: dict[str, Tally]
-    before: Any
-
-
 class Stream(NamedTuple):
-    """What stochastic steps are asked for.
+    """Arguments of steps on batches.
 
     - **num_tasks** - Q, of all batches together.
     - **learning_rate** - maps a step to its rate.
@@ -84,42 +70,44 @@ class Stream(NamedTuple):
     num_tasks: int
     learning_rate: Callable[[Any], Any]
 
-    def start(self, task: Task, posterior: Posterior, before: Any) -> Known:
-        """After a fit of some tasks, which stand for all.
+    def start(self, call: Call, step: Any, posterior: Posterior) -> tuple[Any, Posterior]:
+        """Step and posterior of a state; the tasks of an ordinary fit stand for all.
 
-        :param posterior: of a fit of as many tasks as it has weights of.
-        :param before: how many steps the fit has made.
+        :param step: number of steps of the fit.
         """
-        local = self.check(task)
+        if posterior.batches is not None:
+            return step, posterior
+        local = self.check(call)
         number = len(posterior.weights.probs)
         if number > self.num_tasks:
-            raise ValueError(
-                f"CAVI: steps on batches begin at a fit of {number} tasks, but num_tasks="
-                f"{self.num_tasks}. num_tasks is the number of all tasks."
+            raise bad(
+                "CAVI: num_tasks",
+                f"{self.num_tasks} and a fit of {number} tasks",
+                "the number of all tasks",
             )
-        shares = Shares(*(self.num_tasks / n for n in (number, task.spec.form.num_tasks)))
+        shares = Shares(*(self.num_tasks / n for n in (number, call.spec.form.num_tasks)))
         probs = jnp.mean(posterior.weights.probs, axis=0)
-        resized = _resized(task, local, posterior)
-        posterior, tallies = _start(task.spec, local, task.data, resized, probs, shares)
-        step, before = strong((jnp.zeros((), int), before))
-        return Known(step, posterior, tallies, before)
+        resized = _resized(call, local, posterior)
+        begun, tallies = _start(call.spec, local, call.data, resized, probs, shares)
+        zero, before = strong((jnp.zeros((), int), step))
+        return zero, begun._replace(batches=Batches(tallies, before))
 
-    def update(self, task: Task, known: Known) -> tuple[Known, Any]:
+    def update(self, call: Call, step: Any, posterior: Posterior) -> tuple[Any, Posterior, Any]:
         """One step on a batch.
 
-        :return: what is known then, and the negative bound, estimated for all tasks.
+        :return: the next step, the posterior, and the negative bound, estimated for all tasks.
         """
-        return self._step(task, known, self._rho(known.step))
+        return self._step(call, step, posterior, self._rho(step))
 
-    def evaluate(self, task: Task, known: Known) -> Any:
+    def evaluate(self, call: Call, step: Any, posterior: Posterior) -> Any:
         """The negative bound, estimated for all tasks from the weights of a batch."""
-        return self._step(task, known, 0.0)[1]
+        return self._step(call, step, posterior, 0.0)[2]
 
-    def _step(self, task: Task, known: Known, rho: Any) -> tuple[Known, Any]:
-        spec, local = task.spec, self.check(task)
-        known = known._replace(posterior=_resized(task, local, known.posterior))
+    def _step(self, call: Call, step: Any, posterior: Posterior, rho: Any) -> Any:
+        spec, local = call.spec, self.check(call)
+        resized = _resized(call, local, posterior)
         rate = Rate(rho, self.num_tasks / spec.form.num_tasks)
-        return advance(spec, local, task.data, known, rate)
+        return advance(spec, local, call.data, step, resized, rate)
 
     def _rho(self, step: Any) -> Any:
         """The learning rate of a step.
@@ -137,12 +125,12 @@ class Stream(NamedTuple):
             )
         return rho
 
-    def check(self, task: Task) -> tuple[str, ...]:
+    def check(self, call: Call) -> tuple[str, ...]:
         """Names of the sites that are local.
 
         :raises ValueError: if there can be no stochastic steps on this batch.
         """
-        form = task.spec.form
+        form = call.spec.form
         if form.kind != FUNCTIONS:
             raise ValueError(
                 f"CAVI: num_tasks asks for steps on batches of tasks that share latent functions, "
@@ -161,7 +149,7 @@ class Stream(NamedTuple):
                 f"CAVI: a batch must have between 2 and num_tasks={self.num_tasks} tasks, got "
                 f"{form.num_tasks}. num_tasks is the number of all tasks, not of a batch."
             )
-        return local_sites(task.reading)
+        return local_sites(call.reading)
 
 
 def stream_of(num_tasks: Any, learning_rate: Any) -> Stream | None:
@@ -196,10 +184,10 @@ def local_sites(reading: Reading) -> tuple[str, ...]:
     return tuple(site for site in roles if reading.indices[site].is_local(form.num_tasks))
 
 
-def _resized(task: Task, local: tuple[str, ...], posterior: Posterior) -> Posterior:
+def _resized(call: Call, local: tuple[str, ...], posterior: Posterior) -> Posterior:
     """Without weights, and with local sites of the batch, at the mean of those that were there:
     nothing is known of new tasks."""
-    form, values = task.spec.form, dict(posterior.values)
+    form, values = call.spec.form, dict(posterior.values)
     functions = posterior.functions
     if functions is None or functions.mean.shape != (form.num_features, form.num_obs):
         there = "none" if functions is None else f"functions of the shape {functions.mean.shape}"
@@ -209,7 +197,7 @@ def _resized(task: Task, local: tuple[str, ...], posterior: Posterior) -> Poster
             "for others."
         )
     for site, value in values.items():
-        like = task.reading.generic[site]
+        like = call.reading.generic[site]
         if site in local:
             values[site] = jnp.full(jnp.shape(like), jnp.mean(value), like.dtype)
         elif np.shape(value) != np.shape(like):
@@ -217,13 +205,13 @@ def _resized(task: Task, local: tuple[str, ...], posterior: Posterior) -> Poster
                 f"CAVI: {site!r} has shape {np.shape(like)} in a batch and {np.shape(value)} in "
                 "the state. A site must have entries for each task, or the same in all batches."
             )
-    known = task.reading.functions
+    known = call.reading.functions
     if known is not None and known.fixed:
         # parameters that the model holds may be others than before
         functions = functions._replace(theta=known.theta(values))
     nothing = jnp.zeros(form.shape, functions.mean.dtype)
     weights = PairedMeanField(nothing, nothing, nothing)
-    return Posterior(weights, functions, values, None)
+    return posterior._replace(weights=weights, functions=functions, values=values)
 
 
 def _shared(local: tuple[str, ...], tallies: dict[str, Tally]) -> dict[str, Tally]:
@@ -280,30 +268,31 @@ def _start(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def advance(
-    spec: Spec, local: tuple[str, ...], data: Data, known: Known, rate: Rate
-) -> tuple[Known, Float[Array, ""]]:
+    spec: Spec, local: tuple[str, ...], data: Data, step: Any, posterior: Posterior, rate: Rate
+) -> tuple[Any, Posterior, Float[Array, ""]]:
     """One step on a batch: its weights, then the functions in turn and the weights once more, then
     the sites with a role.
 
     :param local: names of the sites that are local.
-    :param known: its posterior has no weights.
-    :return: what is known then, and the negative bound, estimated for all tasks.
+    :param posterior: without weights.
+    :return: the next step, the posterior, and the negative bound, estimated for all tasks.
     """
-    known, rate = strong((known, rate))
-    temperature = 1.0 if spec.temperature is None else spec.temperature(known.before + known.step)
-    base = view_at(spec, data, known.posterior)
-    posterior = _settled(spec, local, data, base, known.posterior, temperature)
+    step, posterior, rate = strong((step, posterior, rate))
+    tallies, before = posterior.batches
+    temperature = 1.0 if spec.temperature is None else spec.temperature(before + step)
+    base = view_at(spec, data, posterior)
+    posterior = _settled(spec, local, data, base, posterior, temperature)
     at = with_roles(spec, data, base, posterior.values)
     update = partial(_update_blended, function_prior(spec, data, at), rate)
     posterior, squares = sweep_plain(spec, data, at, posterior, temperature, update)
     posterior = with_kernels(spec, posterior)
     found = tallies_of(spec, data, at, posterior.weights, squares)
-    shared = jax.tree.map(partial(_blend, rate), known.tallies, _shared(local, found))
+    shared = jax.tree.map(partial(_blend, rate), tallies, _shared(local, found))
     values = modes_of(spec, at, posterior.values, found | shared)
-    posterior = posterior._replace(values=values)
+    posterior = posterior._replace(values=values, batches=Batches(shared, before))
     at = with_roles(spec, data, at, values)
     loss = -_estimate(spec, local, at, posterior, squares, rate)
-    return strong(Known(known.step + 1, posterior, shared, known.before)), loss
+    return *strong((step + 1, posterior)), loss
 
 
 def _blend(rate: Rate, known: Any, batch: Any) -> Any:

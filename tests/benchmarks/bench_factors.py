@@ -94,7 +94,7 @@ def default_fit(case: Case, M: int, repeats: int = 1, shared: bool = True) -> No
         began = perf_counter(), process_time()
         result = svi.run(random.key(0), NUM_STEPS, *case.args, progress_bar=False)
         name += "" if shared else ", inclusion of each function"
-        report(case, name, result.state.optim_state[2], -float(result.losses[-1]), began)
+        report(case, name, result.state.optim_state[1], -float(result.losses[-1]), began)
 
 
 def main() -> None:

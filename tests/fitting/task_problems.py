@@ -143,7 +143,7 @@ def problem(model: Any, args: tuple, plain: bool = False, start: Any = None) -> 
     :param start: the start; it gets a problem whose posterior is blank.
     """
     reading = Reader(model, "test")(args, {})
-    spec, data = spec_of(reading, plain, None), data_of(reading, {})
+    spec, data = spec_of(reading, plain, None), data_of(reading)
     values = {name: jnp.ones_like(x) for name, x in reading.generic.items()}
     known: Any = reading.functions
     zero, theta = jnp.zeros_like(known.mean), known.theta(values)

@@ -79,7 +79,8 @@ def fit(model, blocks, *args, steps=200, **kwargs):
 @pytest.mark.slow
 def test_probabilities_whose_sum_is_rounded_are_drawn_from():
     guide = nss.PairedGuide(model, blocks=SOME)
-    params = nss.CAVI(model, guide).init(KEY, *DATA).optim_state[1]
+    svi = nss.CAVI(model, guide)
+    params = svi.get_params(svi.init(KEY, *DATA))
     name = "w_auto_patterns_3"
     params[name] *= 1 + 3e-6
     draws = guide.sample_posterior(KEY, params, *DATA, sample_shape=(2000,))

@@ -186,7 +186,8 @@ def test_starts_of_chains_in_unconstrained_space_know_supports_of_the_data(x64, 
             numpyro.sample("y", dist.Normal(X @ w, jnp.exp(scale)), obs=y)
 
     guide = nss.PairedGuide(model)
-    params = nss.CAVI(model, guide).init(KEY, *fixed.args).optim_state[1]
+    svi = nss.CAVI(model, guide)
+    params = svi.get_params(svi.init(KEY, *fixed.args))
     found = guide.to_init_params(params, *fixed.args, unconstrained=["scale"])["scale"]
     most = 2 * np.max(np.abs(fixed.args[0]))
     assert most / (1 + np.exp(-found)) == pytest.approx(float(params["scale_auto_loc"]))
@@ -249,35 +250,6 @@ def test_supports_are_those_of_the_data(x64, fixed, level_below):
     np.testing.assert_allclose([fit(svi, most) for most in (10.0, 3.0, 10.0)][1:], alone, atol=1e-6)
     traced = jax.vmap(partial(fit, nss.CAVI(model, nss.PairedGuide(model))))(jnp.array([3.0, 10.0]))
     np.testing.assert_allclose(traced, alone, atol=1e-6)
-
-    state = svi.run(KEY, 100, X, y, 10.0, progress_bar=False).state
-    # a param has no density
-    assert np.isinf(svi.evaluate(state, X, y, 3.0)) == (level_below is uniform_level)
-    for go_on in (
-        lambda: svi.update(state, X, y, 3.0),
-        lambda: svi.run(KEY, 5, X, y, 3.0, init_state=state, progress_bar=False),
-    ):
-        with pytest.raises(ValueError, match="a value of 'level' that is not in its support"):
-            go_on()
-
-
-def test_a_batch_may_lack_a_param(x64, fixed):
-    X, y = fixed.args
-
-    def model(X, y, shifted):
-        shift = numpyro.param("shift", 0.0) if shifted else 0.0
-        with numpyro.plate("feature", X.shape[1]):
-            w = nss.spike_slab("w", 0.25)
-        with numpyro.plate("obs", X.shape[0]):
-            numpyro.sample("y", dist.Normal(shift + X @ w, 0.3), obs=y)
-
-    svi = nss.CAVI(model, nss.PairedGuide(model))
-    state = svi.run(KEY, 100, X, y, True, progress_bar=False).state
-    found = svi.evaluate(state, X, y, False)
-    other = nss.CAVI(model, nss.PairedGuide(model))
-    start = {k: x for k, x in svi.get_params(state).items() if k != "shift"}
-    expected = other.evaluate(other.init(KEY, X, y, False, init_params=start), X, y, False)
-    assert found == pytest.approx(float(expected), abs=1e-9)
 
 
 @pytest.mark.parametrize("num_obs", [20, 12])
@@ -354,11 +326,11 @@ def test_a_start_is_what_init_params_say(x64, fixed):
     assert params["w_auto_loc"].tolist() == [0.0] * 4
     with pytest.raises(ValueError, match=r"unknown names \['w_loc'\]"):
         svi.init(KEY, *fixed.args, init_params={"w_loc": jnp.zeros(4)})
-    with pytest.raises(ValueError, match=r"w_auto_loc'\] has shape \(3,\), expected \(4,\)"):
+    with pytest.raises(ValueError, match=r"w_auto_loc'\]: got shape \(3,\), expected \(4,\)"):
         run(svi, fixed, init_params={"w_auto_loc": jnp.zeros(3)})
     for name, value in (("probs", 1.5), ("scale", -1.0), ("loc", jnp.nan)):
         with pytest.raises(
-            ValueError, match=rf"w_auto_{name}'\] has values that are not finite or"
+            ValueError, match=rf"w_auto_{name}'\]: got values that are not finite or"
         ):
             run(svi, fixed, init_params={f"w_auto_{name}": jnp.full(4, value)})
 
@@ -566,12 +538,10 @@ def test_only_the_guides_of_this_package_are_taken(x64, unchecked_types, fixed):
         cavi(fixed, num_restarts=0)
     with pytest.raises(ValueError, match="num_steps"):
         run(cavi(fixed), fixed, 0)
-    with pytest.raises(ValueError, match=r"num_steps must be a positive integer, got 1\.5"):
+    with pytest.raises(ValueError, match=r"num_steps: got 1\.5, expected a positive integer"):
         run(cavi(fixed), fixed, 1.5)
     with pytest.raises(ValueError, match=r"map a step to a temperature, got 2\.0"):
         cavi(fixed, temperature=2.0)
-    with pytest.raises(ValueError, match="forward_mode_differentiation"):
-        run(cavi(fixed), fixed, forward_mode_differentiation=True)
     with pytest.raises(ValueError, match="`plain` has no effect on a model without latent"):
         run(cavi(fixed, plain=True), fixed)
 
@@ -623,7 +593,7 @@ def test_data_of_other_sizes_are_fitted(x64):
         assert draws["w"].shape == args[0].shape[1:]
     same(svi.guide.sample_posterior(KEY, first.params, X, y), kept)
     same(run(svi, case).losses, first.losses)
-    with pytest.raises(ValueError, match=r"data of other sizes.*without `init_state`"):
+    with pytest.raises(ValueError, match=r"init_state: got a state of other data.*`init_params`"):
         svi.update(first.state, X[:, :3], y)
 
 
@@ -671,7 +641,7 @@ def test_what_is_fresh_may_be_used_first_under_jit(x64, name, tolerance):
     same(jax.jit(lambda: fresh_updates(case, *case.args))(), expected.params, tolerance)
     # and nothing of it stays behind
     svi = cavi(case)
-    jax.jit(lambda *args: svi.init(KEY, *args).optim_state[1])(*case.args)
+    jax.jit(lambda *args: svi.get_params(svi.init(KEY, *args)))(*case.args)
     same(run(svi, case, 5), expected)
 
 
@@ -702,7 +672,7 @@ def test_latent_functions_are_refused_under_jit(x64):
     svi = nss.CAVI(model, nss.PairedGuide(model))
     X, Y = args
     with pytest.raises(ValueError, match="cannot start under a transformation"):
-        jax.jit(lambda Y: svi.init(KEY, X, Y).optim_state[1])(Y)
+        jax.jit(lambda Y: svi.get_params(svi.init(KEY, X, Y)))(Y)
     state = svi.init(KEY, *args)
     run = partial(svi.run, KEY, 3, *args, progress_bar=False)
     with pytest.raises(ValueError, match="cannot be fitted under a transformation"):
@@ -1144,34 +1114,6 @@ def test_tasks_beside_intercepts_of_their_own_are_regressions(x64, plate, apart)
     np.testing.assert_allclose(draws["level"], expected, atol=1e-8)
 
 
-def test_what_follows_depends_on_the_arguments(x64):
-    """A state of arguments with which an intercept follows goes on where it does not, and back."""
-
-    def model(X, y, z=None):
-        level = numpyro.sample("level", dist.Normal(0.0, 3.0))
-        with numpyro.plate("feature", X.shape[1]):
-            w = nss.spike_slab("w", 0.3)
-        with numpyro.plate("obs", X.shape[0]):
-            numpyro.sample("y", dist.Normal(level + X @ w, 0.5), obs=y)
-            if z is not None:
-                numpyro.sample("z", dist.Normal(level, 1.0), obs=z)
-
-    rng = np.random.default_rng(1)
-    X = rng.normal(size=(40, 3)) + 1.0
-    y, z = X @ [1.0, 0.0, -0.8] + 0.5 * rng.normal(size=40), rng.normal(size=40) + 1.0
-    svi = nss.CAVI(model, nss.PairedGuide(model), temperature=None)
-    state = None
-    for more in ({}, {"z": z}, {}):
-        fresh = nss.CAVI(model, nss.PairedGuide(model), temperature=None)
-        known = fresh.run(KEY, 200, X, y, progress_bar=False, **more)
-        result = svi.run(KEY, 200, X, y, init_state=state, progress_bar=False, **more)
-        state = result.state
-        assert float(result.losses[-1]) == pytest.approx(float(known.losses[-1]), abs=1e-6)
-        for name, value in known.params.items():
-            np.testing.assert_allclose(result.params[name], value, atol=1e-4)
-        assert np.any(result.params["level_auto_slope"]) == (not more)
-
-
 def test_slopes_that_a_fit_has_not_are_not_handed_back(x64):
     """Beside tasks a coefficient that all of them share does not follow, so the bound is that of
     slopes of zero."""
@@ -1253,25 +1195,3 @@ def test_observations_that_are_all_zero_have_little_noise(precision):
     X = random.normal(KEY, (20, 3))
     result = svi.run(KEY, 150, X, jnp.zeros(20), progress_bar=False)
     assert 0 < result.params["sigma_auto_loc"] < 1e-6 and np.all(np.isfinite(result.losses))
-
-
-def test_a_state_goes_on_where_data_are_traced_and_back(x64):
-    """Features with a kink may be those of each task, for all that is known of traced data."""
-
-    def model(X, Y):
-        with numpyro.plate("task", 3, dim=-2), numpyro.plate("feature", 4):
-            W = nss.spike_slab("W", 0.3, 1.0)
-        numpyro.sample("Y", dist.Normal(jnp.maximum(X, 0.0) @ W.T, 0.5).to_event(2), obs=Y)
-
-    rng = np.random.default_rng(0)
-    X, Y = rng.normal(size=(30, 4)), rng.normal(size=(30, 3))
-    svi = nss.CAVI(model, nss.PairedGuide(model))
-    starts = svi.init(KEY, X, Y), jax.jit(svi.init)(KEY, X, Y)
-    expected, loss = svi.update(starts[0], X, Y)
-    for start in starts:
-        for update in (svi.update, jax.jit(svi.update)):
-            found, value = update(start, X, Y)
-            np.testing.assert_allclose(value, loss, rtol=1e-10)
-            for name, x in svi.get_params(expected).items():
-                np.testing.assert_allclose(svi.get_params(found)[name], x, rtol=1e-8)
-        np.testing.assert_allclose(jax.jit(svi.evaluate)(start, X, Y), svi.evaluate(start, X, Y))

@@ -85,7 +85,7 @@ class Fit:
         return self.svi.run(KEY, num_steps, *args, init_state=state, progress_bar=False)
 
     def bound(self, params: dict[str, Any]) -> float:
-        state = self.first._replace(optim_state=(jnp.array(0), params))
+        state = self.svi.init(KEY, *self.args, init_params=params)
         return -float(self.svi.evaluate(state, *self.args))
 
     def is_supported(self, param: str, value: Any) -> bool:

@@ -122,7 +122,7 @@ def test_zero_functions_make_a_linear_model():
     svi = cavi(model)
     state = svi.init(KEY, X, FULL)
     assert not svi.guide.functions and read(model, X, FULL).functions is None
-    assert set(state.optim_state[1]) >= {"W_auto_probs"}
+    assert set(svi.get_params(state)) >= {"W_auto_probs"}
 
 
 # Models that do not fit, and mistakes

@@ -97,7 +97,7 @@ def test_summaries_of_functions_need_the_arguments_of_the_model(fit):
     assert "phi" not in fit.guide.median(fit.params)
     low, middle, high = fit.guide.quantiles(fit.params, [0.025, 0.5, 0.975], X, Y)["phi"]
     np.testing.assert_allclose(middle, found["phi"], atol=1e-12)
-    variance = fit.result.state.optim_state[2].functions.var
+    variance = fit.result.state.optim_state[1].functions.var
     np.testing.assert_allclose(high - low, 2 * 1.9599639845 * np.sqrt(variance), rtol=1e-5)
     # a model that holds its data needs none
     held = nss.PairedGuide(partial(fit.guide.model, X, Y))
@@ -118,8 +118,8 @@ def test_predictions_follow_from_the_posterior_of_each_function(fit):
     """Given its values at the inputs a function is Gaussian elsewhere: dense algebra."""
     X_new = X[:5] + 0.06
     mean, variance = fit.predict(X_new=X_new)
-    functions = fit.result.state.optim_state[2].functions
-    weights = fit.result.state.optim_state[2].weights
+    functions = fit.result.state.optim_state[1].functions
+    weights = fit.result.state.optim_state[1].weights
     W, W2 = np.asarray(weights.mean), np.asarray(weights.slab_moments[1])
     expected, spread = np.zeros((5, Q)), np.zeros((5, Q))
     for m in range(3):

@@ -147,10 +147,10 @@ def test_a_start_that_is_given_is_not_made(monkeypatch):
     model = nss.models.mtmkl("white", 2)
     svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
     X, Y = np.arange(6.0), np.random.default_rng(0).normal(size=(6, 3))
-    params = svi.init(jax.random.key(0), X, Y).optim_state[1]
+    params = svi.get_params(svi.init(jax.random.key(0), X, Y))
     monkeypatch.setattr(svi, "_start_functions", None)
     state = svi.init(jax.random.key(1), X, Y, init_params=params)
-    jax.tree.map(np.testing.assert_array_equal, state.optim_state[1], params)
+    jax.tree.map(np.testing.assert_array_equal, svi.get_params(state), params)
     with pytest.raises(TypeError, match="not callable"):
         svi.init(jax.random.key(1), X, Y, init_params={"noise_auto_loc": params["noise_auto_loc"]})
 
