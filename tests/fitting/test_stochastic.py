@@ -240,9 +240,7 @@ def test_a_temperature_goes_on_where_a_fit_has_come():
 
 def test_steps_do_not_begin_at_a_fit_of_more_tasks_than_there_are():
     state = cavi().init(KEY, X, TASKS[:, :30])
-    with pytest.raises(
-        ValueError, match=r"got 20 and a fit of 30 tasks, expected the"
-    ):
+    with pytest.raises(ValueError, match=r"got 20 and a fit of 30 tasks, expected the"):
         cavi(num_tasks=B).update(state, X, BATCHES[0])
 
 
