@@ -62,7 +62,7 @@ def spike_slab(
         (P,), and the call makes its own plates, ``{name}_group`` and ``{name}_weight``.
         ``numpy.unique(names, return_inverse=True)[1]`` turns names of groups into numbers.
     :return: the weights. Their shape is the broadcast shape of ``inclusion``, ``scale`` and the
-        enclosing plates, and equals the shape of the plates if there are any. With ``groups``, (P,).
+        enclosing plates: the shape of the plates, if there are any. With ``groups``, (P,).
     :raises ValueError: if ``inclusion`` is outside (0, 1), ``scale`` is not positive, their shapes
         do not fit each other or the plates, not exactly one of ``inclusion`` and ``expected_size``
         is given, ``expected_size`` is not between 0 and the number of weights, or ``groups`` are
@@ -199,7 +199,8 @@ def latent_functions(
         size of the enclosing plate. Each is a tinygp kernel, an ``(N, N)`` covariance matrix,
         ``"white"`` (independent values, as in factor analysis) or ``"zero"`` (no deviation from the
         mean). If all are ``"zero"``, the functions are a deterministic site and the model is a
-        linear one. For inputs in several dimensions, give tinygp's kernels ``distance=tinygp.kernels.distance.L2Distance()``: with
+        linear one. For inputs in several dimensions, give tinygp's kernels
+        ``distance=tinygp.kernels.distance.L2Distance()``: with
         their default, the sum of distances, only the exponential kernel is a covariance.
     :param X: inputs, real numbers of shape (N,) or (N, D), in the unit of the kernels' scales.
     :param mean: prior means, shape (M, N) or (N,), or a function that maps inputs to them. The
