@@ -16,8 +16,9 @@ from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Prior, expectation, predictor
 from numpyro_spikeslab.algebra.search import climb
 from numpyro_spikeslab.algebra.task_sweeps import task_sweep
-from numpyro_spikeslab.fitting import function_updates, white_functions
+from numpyro_spikeslab.fitting import function_sweeps
 from numpyro_spikeslab.fitting.entries import update_columns, update_functions
+from numpyro_spikeslab.fitting.function_updates import white_factors, with_kernels
 from numpyro_spikeslab.fitting.m_step import with_coefficients, with_modes
 from numpyro_spikeslab.fitting.posterior import (
     Data,
@@ -36,7 +37,6 @@ from numpyro_spikeslab.fitting.posterior import (
     with_roles,
 )
 from numpyro_spikeslab.fitting.tasks import sweep_weights
-from numpyro_spikeslab.fitting.white_functions import with_sites
 from numpyro_spikeslab.reading.coefficient_rows import without_coefficients
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.program import are_concrete
@@ -216,10 +216,9 @@ def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, A
         return at, posterior._replace(weights=weights), squares
     if at.layout is not None:
         return _sweep_entries(spec, data, at, posterior, temperature)
-    with_scales = white_functions.sweep if spec.white else function_updates.sweep
-    sweep = function_updates.sweep_plain if spec.plain else with_scales
+    sweep = function_sweeps.sweep_plain if spec.plain else function_sweeps.sweep
     posterior, squares = sweep(spec, data, at, posterior, temperature)
-    posterior = function_updates.with_kernels(spec, posterior)
+    posterior = with_kernels(spec, posterior)
     return with_roles(spec, data, at, posterior.values), posterior, squares
 
 
@@ -240,7 +239,7 @@ def _sweep_entries(spec, data, base, posterior, temperature) -> tuple[View, Post
     """The functions at all rows, then the weights of all columns."""
     at = with_roles(spec, data, base, posterior.values)
     found = update_functions(at, posterior.functions.mean, posterior.weights)
-    functions = with_sites(posterior.functions, *found)
+    functions = white_factors(posterior.functions, *found)
     given = functions.mean, functions.var
     weights, squares = update_columns(at, *given, posterior.weights, temperature)
     return at, posterior._replace(weights=weights, functions=functions), squares

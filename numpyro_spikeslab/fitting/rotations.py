@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Turns of functions without order towards sparse weights, judged by a surrogate of the bound.
+r"""Rotations of functions towards sparse weights: varimax, and a search for white functions.
 
 Weights and functions are determined up to ``W phi = (W T^-1) (T phi)``, and sweeps hardly move
-along ``T``. With the product held, the bound as a function of the weights is about
+along ``T``. With the product held, the bound of white functions depends on the weights about as
 
 .. math::
 
-    J = \sum_{qm} s_{qm}(w_{qm}) - \frac N2 \sum_m \log(1 + A_m) - \frac12 \mathrm{tr} S,
+    J = \sum_{qm} s_{qm}(w_{qm}) - \frac N2 \sum_m \log(1 + A_m) - \frac12 \mathrm{tr} S .
 
-where :math:`s_{qm}(w) = \log(e^{-w^2 / 2v_q} + e^{o_{qm} - w^2 / 2(v_q + \sigma_w^2)})` is the log
-evidence of a pair that is seen as ``w`` with the variance :math:`v_q = \sigma_q^2 / n_q`,
-:math:`A_m = \sum_q n_q w_{qm}^2 / N \sigma_q^2` is the precision that the tasks give to a function
-(its log is what mean field loses since the functions are independent in it) and ``S`` the
-expected products of the functions. Pairs of functions are turned and sheared one after the other,
-disjoint pairs at once. Axes: ``N`` points, ``Q`` tasks, ``M`` functions, ``P`` pairs at once, ``K``
-trials.
+Here :math:`s_{qm}(w) = \log(e^{-w^2 / 2v_q} + e^{o_{qm} - w^2 / 2(v_q + \sigma_w^2)})` is the log
+evidence of a pair that is observed as ``w`` with the variance :math:`v_q = \sigma_q^2 / n_q`;
+:math:`A_m = \sum_q n_q w_{qm}^2 / N \sigma_q^2` is the precision of the likelihood of a function
+(its log is the loss of mean field, whose functions are independent); ``S`` are the expected
+products of the functions. Disjoint pairs of functions are rotated and sheared at once. Axes: ``N``
+points, ``Q`` tasks, ``M`` functions, ``P`` pairs at once, ``K`` trials.
 """
 
 from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
+import numpy as np
 
 import jax
 import jax.numpy as jnp
@@ -28,34 +28,80 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.sparse_sums import weighted_sums
 from numpyro_spikeslab.fitting import entries
-from numpyro_spikeslab.fitting.function_updates import in_use
-from numpyro_spikeslab.fitting.moves import varimax
-from numpyro_spikeslab.fitting.posterior import (
-    Data,
-    Posterior,
-    Spec,
-    strong,
-    view_at,
-)
-from numpyro_spikeslab.fitting.tasks import over_points, over_tasks
-from numpyro_spikeslab.fitting.white_functions import with_sites
+from numpyro_spikeslab.fitting.function_sweeps import in_use
+from numpyro_spikeslab.fitting.function_updates import factors_of, white_factors
+from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, strong, view_at
+from numpyro_spikeslab.fitting.tasks import over_tasks
 from numpyro_spikeslab.reading.view import View, by_task
 
-# Angles on a quarter turn, and shears on each side of none up to the largest, that are tried.
+# Cycles of varimax over all pairs.
+NUM_ROUNDS = 10
+# Trial angles on a quarter turn, and trial shears on each side of none up to the largest.
 NUM_ANGLES = 16
 NUM_SHEARS = 4
 LARGEST_SHEAR = 0.4
 # Cycles over all pairs at most, and the gain of J below which a pair stays.
 MAX_CYCLES = 2
 LEAST = 0.02
-# Steps of conjugate gradients, which a full matrix of tasks needs one of.
-NUM_SOLVES = 6
+# Tasks whose equations are solved at once.
+BATCH = 256
+
+
+def quarter_turn(number: int) -> Float[np.ndarray, " K"]:
+    """Angles evenly spaced on a quarter turn around zero."""
+    return (np.arange(number) / number - 0.5) * np.pi / 2
+
+
+def floored_eigh(C: Float[Array, "M M"]) -> tuple[Float[Array, " M"], Float[Array, "M M"]]:
+    """Eigenvalues of a covariance, none below rounding of the largest, and eigenvectors."""
+    E, U = jnp.linalg.eigh(C)
+    return jnp.maximum(E, 1e-10 * jnp.max(E)), U
+
+
+def mix_rows(x: Float[Array, "M K"], i: Any, j: Any, matrix: Any) -> Float[Array, "M K"]:
+    """Replace rows ``i`` and ``j`` by ``a x_i + b x_j`` and ``c x_i + d x_j``.
+
+    :param i: for each of P disjoint pairs; pairs numbered ``M`` are left out.
+    :param matrix: ``(a, b, c, d)``.
+    """
+    a, b, c, d = (y[:, None] for y in matrix)
+    one, other = x[i], x[j]
+    x = x.at[i].set(a * one + b * other, mode="drop")
+    return x.at[j].set(c * one + d * other, mode="drop")
+
+
+def varimax(A: Float[Array, "M Q"], group: Int[Array, " M"]) -> Float[Array, "M M"]:
+    """Find the orthogonal ``T`` that maximises the variances of the rows of ``(T A)^2``.
+
+    :param group: rows are rotated with rows of the same group alone; negative for never.
+    """
+    M, Q = A.shape
+    first, second = jnp.triu_indices(M, 1)
+    identity = jnp.eye(M, dtype=A.dtype)
+    if M == 1:
+        return identity
+
+    def rotate_pair(k, carry):
+        A, T = carry
+        i, j = first[k % first.size, None], second[k % first.size, None]
+        u, v = A[i] ** 2 - A[j] ** 2, 2 * A[i] * A[j]
+        sum_u, sum_v = jnp.sum(u), jnp.sum(v)
+        cross = 2 * (jnp.sum(u * v) - sum_u * sum_v / Q)
+        angle = 0.25 * jnp.arctan2(cross, jnp.sum(u**2 - v**2) - (sum_u**2 - sum_v**2) / Q)
+        angle = jnp.where((group[i] == group[j]) & (group[i] >= 0), angle, 0.0)
+        c, s = jnp.cos(angle), jnp.sin(angle)
+        return mix_rows(A, i, j, (c, s, -s, c)), mix_rows(T, i, j, (c, s, -s, c))
+
+    return jax.lax.fori_loop(0, NUM_ROUNDS * first.size, rotate_pair, (A, identity))[1]
+
+
+# The surrogate of the bound
 
 
 class Surrogate(NamedTuple):
-    """What ``J`` is made of.
+    """Coefficients of ``J``.
 
-    - **odds** - ``o``, log odds of a slab that is seen as zero.
+    - **odds** - ``o``, log odds of a slab that is observed as zero.
     - **variance** - ``sigma_w^2``.
     - **slab** - ``1 / 2 (v + sigma_w^2)``.
     - **spike** - ``1 / 2 v``, of each task.
@@ -70,12 +116,21 @@ class Surrogate(NamedTuple):
     load: Float[Array, " Q"]
     num_points: Float[Array, ""]
 
+    @classmethod
+    def of(cls, at: View, num_points: int) -> "Surrogate":
+        precision = by_task(at.relative, at.sigma2.size, at.layout) / at.sigma2
+        v = 1 / jnp.maximum(precision, jnp.finfo(precision.dtype).tiny)
+        variance = at.prior.variance.T
+        odds = at.prior.log_odds.T - 0.5 * jnp.log1p(variance / v)
+        N = jnp.asarray(num_points, at.Y.dtype)
+        return cls(odds, variance, 0.5 / (v + variance), 0.5 / v, precision / N, N)
+
     def evidence(self, m: Any, w: Float[Array, "*K Q"]) -> Float[Array, "*K"]:
-        """``sum_q s`` of functions ``m`` at other weights."""
-        without, included = -self.spike * w**2, self.odds[m] - self.slab[m] * w**2
+        """``sum_q s`` of functions ``m`` at weights ``w``."""
+        excluded, included = -self.spike * w**2, self.odds[m] - self.slab[m] * w**2
         # logaddexp takes twice the time
-        small = jnp.log(1 + jnp.exp(-jnp.abs(without - included)))
-        return jnp.sum(jnp.maximum(without, included) + small, axis=-1)
+        small = jnp.log(1 + jnp.exp(-jnp.abs(excluded - included)))
+        return jnp.sum(jnp.maximum(excluded, included) + small, axis=-1)
 
     def loss(self, A: Float[Array, "*K"]) -> Float[Array, "*K"]:
         return 0.5 * self.num_points * jnp.log1p(A)
@@ -86,15 +141,15 @@ class Surrogate(NamedTuple):
         return jnp.sum(pairs) - 0.5 * jnp.trace(S)
 
     def conditional(self, w: Float[Array, "M Q"]) -> PairedMeanField:
-        """Of the pairs that are seen as ``w``; tasks first."""
+        """Pairs that are observed as ``w``; tasks first."""
         logit = self.odds + (self.spike - self.slab) * w**2
         variance = 1 / (2 * self.spike + 1 / self.variance)
         loc = 2 * self.spike * variance * w
         return PairedMeanField(jax.nn.sigmoid(logit).T, loc.T, jnp.sqrt(variance).T)
 
 
-class Turned(NamedTuple):
-    """Weights and functions on their way.
+class Basis(NamedTuple):
+    """Weights and functions in another basis.
 
     - **W** - the weights.
     - **B** - the functions are ``B phi``.
@@ -105,131 +160,31 @@ class Turned(NamedTuple):
     B: Float[Array, "M M"]
     S: Float[Array, "M M"]
 
+    def mixed(self, i: Any, j: Any, matrix: Any) -> "Basis":
+        """Mix pairs of functions by matrices of determinant 1, weights by their inverses."""
+        a, b, c, d = matrix
+        S = mix_rows(mix_rows(self.S, i, j, matrix).T, i, j, matrix)
+        return Basis(mix_rows(self.W, i, j, (d, -c, -b, a)), mix_rows(self.B, i, j, matrix), S)
 
-def surrogate(at: View, num_points: int) -> Surrogate:
-    """The surrogate of the bound of a view."""
-    seen = by_task(at.relative, at.sigma2.size, at.layout) / at.sigma2
-    v = 1 / jnp.maximum(seen, jnp.finfo(seen.dtype).tiny)
-    variance = at.prior.variance.T
-    odds = at.prior.log_odds.T - 0.5 * jnp.log1p(variance / v)
-    N = jnp.asarray(num_points, at.Y.dtype)
-    return Surrogate(odds, variance, 0.5 / (v + variance), 0.5 / v, seen / N, N)
+    def times(self, of_weights: Any, of_functions: Any) -> "Basis":
+        """Multiply weights and functions by matrices."""
+        S = of_functions @ self.S @ of_functions.T
+        return Basis(of_weights @ self.W, of_functions @ self.B, S)
 
-
-def ridge(
-    at: View, phi: Float[Array, "M N"], var: Float[Array, "M N"], W: Float[Array, "M Q"]
-) -> Float[Array, "M Q"]:
-    r"""Weights without spikes, given functions.
-
-    Solves :math:`(\Phi Z_q \Phi^\top + \mathrm{diag}(V z_q + \sigma_q^2 / \sigma_w^2)) w_q = \Phi
-    Z_q y_q` by conjugate gradients from ``W``, preconditioned by the same with
-    :math:`\Phi Z_q \Phi^\top` in proportion to the number of observations; of entries, directly.
-    """
-    if at.layout is not None:
-        return entries.ridge(at, phi, var)
-    extra = at.sigma2 / at.prior.variance.T
-    E, U = jnp.linalg.eigh(phi @ phi.T + jnp.diag(jnp.sum(var, axis=1)))
-    share = jnp.mean(at.relative, axis=0)
-    scale = E[:, None] * share + jnp.mean(extra, axis=0)
-
-    def times(x):
-        return phi @ (at.relative * (phi.T @ x)) + (over_points(at, var) + extra) * x
-
-    def step(_, carry):
-        x, r, p, rz = carry
-        Hp = times(p)
-        length = _ratio(rz, jnp.sum(p * Hp, axis=0))
-        x, r = x + length * p, r - length * Hp
-        z = U @ ((U.T @ r) / scale)
-        new = jnp.sum(r * z, axis=0)
-        return x, r, z + _ratio(new, rz) * p, new
-
-    r = phi @ (at.relative * at.Y) - times(W)
-    z = U @ ((U.T @ r) / scale)
-    return jax.lax.fori_loop(0, NUM_SOLVES, step, (W, r, z, jnp.sum(r * z, axis=0)))[0]
+    def whitened(self, num_points: int, used: Bool[Array, " M"]) -> "Basis":
+        """Make the used functions uncorrelated, of unit power."""
+        unit = jnp.diag(jnp.where(used, 0.0, 1.0))
+        E, U = floored_eigh(jnp.where(used[:, None] & used, self.S / num_points, unit))
+        root = jnp.sqrt(E)
+        return self.times((U * root) @ U.T, (U / root) @ U.T)
 
 
-def _ratio(x: Any, y: Any) -> Any:
-    return jnp.where(y > 0, x / jnp.where(y > 0, y, 1), 0)
+# Rotations and shears of pairs
 
 
-def pairs_of_round(
-    order: Int[Array, " M"], number: Int[Array, ""], k: Any
-) -> tuple[Int[Array, " P"], Int[Array, " P"]]:
-    """Disjoint pairs of the first ``number`` in ``order``, all of them in as many rounds.
-
-    :param k: the round. What is no pair has the number ``M``.
-    """
-    M = order.size
-    # one more if their number is odd, who has nothing to do
-    n = number + number % 2
-    p = jnp.arange((M + 1) // 2)
-    first = jnp.where(p == 0, n - 1, (k + p) % jnp.maximum(n - 1, 1))
-    second = (k - p) % jnp.maximum(n - 1, 1)
-    valid = (p < n // 2) & (first < number) & (second < number)
-    i, j = order[jnp.minimum(first, M - 1)], order[jnp.minimum(second, M - 1)]
-    return jnp.where(valid, i, M), jnp.where(valid, j, M)
-
-
-def _both(x: Float[Array, "M K"], i: Any, j: Any, turn: Any) -> Float[Array, "M K"]:
-    """Rows ``i`` and ``j`` become ``a x_i + b x_j`` and ``c x_i + d x_j``."""
-    a, b, c, d = (y[:, None] for y in turn)
-    one, other = x[i], x[j]
-    x = x.at[i].set(a * one + b * other, mode="drop")
-    return x.at[j].set(c * one + d * other, mode="drop")
-
-
-def turn_pairs(found: Turned, i: Any, j: Any, turn: Any) -> Turned:
-    """Functions turned by matrices ``(a, b, c, d)`` of determinant 1, weights by their inverses."""
-    a, b, c, d = turn
-    S = _both(_both(found.S, i, j, turn).T, i, j, turn)
-    return Turned(_both(found.W, i, j, (d, -c, -b, a)), _both(found.B, i, j, turn), S)
-
-
-def _products(J: Surrogate, found: Turned, i: Any, j: Any) -> tuple[Any, Any, Any]:
-    """``A`` of both functions of each pair, and the same sum of their products."""
-    one, other = found.W[i], found.W[j]
-    return one**2 @ J.load, other**2 @ J.load, (one * other) @ J.load
-
-
-def _narrow(J: Surrogate, x: Any) -> Any:
-    """Trials are many and need few digits."""
-    return jax.tree.map(lambda y: y.astype(jnp.float32), (J, x))
-
-
-def _vertex(values: Float[Array, "K P"], best: Int[Array, " P"], around: bool) -> Any:
-    """Offset of the maximum of a parabola from the best of K trials, in steps.
-
-    :param around: whether the last trial stands beside the first.
-    """
-    K, p = values.shape[0], jnp.arange(values.shape[1])
-    below, centre, above = (values[(best + step) % K, p] for step in (-1, 0, 1))
-    curvature = below - 2 * centre + above
-    offset = 0.5 * (below - above) / jnp.where(curvature < 0, curvature, -1)
-    inside = around | ((best > 0) & (best < K - 1))
-    return jnp.where(inside & (curvature < 0), jnp.clip(offset, -0.5, 0.5), 0)
-
-
-def _best(value: Any, trials: Float[Array, " K"], at_none: int, around: bool) -> tuple[Any, Any]:
-    """The best trial of each pair, or none, and whether it is one.
-
-    :param value: of trials ``(K, P)``, or one for each pair.
-    :param at_none: which trial changes nothing.
-    """
-    values = value(trials[:, None])
-    best = jnp.argmax(values, axis=0)
-    x = trials[best] + _vertex(values, best, around) * (trials[1] - trials[0])
-    highest = jnp.max(values, axis=0)
-    refined = value(x[None])[0]
-    x = jnp.where(refined > highest, x, trials[best])
-    moves = jnp.maximum(refined, highest) > values[at_none] + LEAST
-    return jnp.where(moves, x, trials[at_none]), moves
-
-
-def rotate_pairs(J: Surrogate, found: Turned, i: Any, j: Any) -> tuple[Turned, Any]:
-    """The best angle on a quarter turn for each pair; how many moved."""
-    load = _products(J, found, i, j)
-    few, (one, other, A, D, X) = _narrow(J, (found.W[i], found.W[j], *load))
+def rotate_pairs(J: Surrogate, basis: Basis, i: Any, j: Any) -> tuple[Basis, Any]:
+    """Rotate each pair to the best angle on a quarter turn; also how many moved."""
+    few, one, other, A, D, X = _pairs(J, basis, i, j)
 
     def value(angle):
         c, s = jnp.cos(angle), jnp.sin(angle)
@@ -239,113 +194,169 @@ def rotate_pairs(J: Surrogate, found: Turned, i: Any, j: Any) -> tuple[Turned, A
         losses = few.loss(c**2 * A + s**2 * D + cross) + few.loss(s**2 * A + c**2 * D - cross)
         return few.evidence(i, u) + few.evidence(j, v) - losses
 
-    angles = (jnp.arange(NUM_ANGLES) / NUM_ANGLES - 0.5) * jnp.pi / 2
-    angle, moves = _best(value, angles.astype(one.dtype), NUM_ANGLES // 2, True)
+    angles = jnp.asarray(quarter_turn(NUM_ANGLES), one.dtype)
+    angle, moves = _best(value, angles, NUM_ANGLES // 2, True)
     # to all digits, or the product of weights and functions would change
-    c, s = (f(angle.astype(found.W.dtype)) for f in (jnp.cos, jnp.sin))
-    return turn_pairs(found, i, j, (c, s, -s, c)), jnp.sum(moves & (i < len(found.W)))
+    angle = angle.astype(basis.W.dtype)
+    c, s = jnp.cos(angle), jnp.sin(angle)
+    return basis.mixed(i, j, (c, s, -s, c)), jnp.sum(moves & (i < len(basis.W)))
 
 
-def shear_pairs(J: Surrogate, found: Turned, i: Any, j: Any) -> tuple[Turned, Any]:
-    """``w_i - a w_j`` and ``phi_j + a phi_i`` with the best ``a``; how many moved."""
-    load = _products(J, found, i, j)
-    own, both = found.S[i, i], found.S[i, j]
-    few, (one, other, A, D, X, own, both) = _narrow(J, (found.W[i], found.W[j], *load, own, both))
+def shear_pairs(J: Surrogate, basis: Basis, i: Any, j: Any) -> tuple[Basis, Any]:
+    """Change ``w_i`` to ``w_i - a w_j`` and ``phi_j`` to ``phi_j + a phi_i`` with the best ``a``;
+    also how many moved."""
+    few, one, other, A, D, X = _pairs(J, basis, i, j)
+    own, both = (x.astype(one.dtype) for x in (basis.S[i, i], basis.S[i, j]))
 
     def value(a):
         u = one - a[..., None] * other
-        return (
-            few.evidence(i, u)
-            - few.loss(A - 2 * a * X + a**2 * D)
-            - 0.5 * (2 * a * both + a**2 * own)
-        )
+        loss = few.loss(A - 2 * a * X + a**2 * D)
+        return few.evidence(i, u) - loss - 0.5 * (2 * a * both + a**2 * own)
 
     shears = LARGEST_SHEAR * jnp.arange(-NUM_SHEARS, NUM_SHEARS + 1) / NUM_SHEARS
     a, moves = _best(value, shears.astype(one.dtype), NUM_SHEARS, False)
-    a = a.astype(found.W.dtype)
-    turned = turn_pairs(found, i, j, (jnp.ones_like(a), jnp.zeros_like(a), a, jnp.ones_like(a)))
-    return turned, jnp.sum(moves & (i < len(found.W)))
+    a = a.astype(basis.W.dtype)
+    matrix = jnp.ones_like(a), jnp.zeros_like(a), a, jnp.ones_like(a)
+    return basis.mixed(i, j, matrix), jnp.sum(moves & (i < len(basis.W)))
 
 
-def climb(J: Surrogate, found: Turned, used: Bool[Array, " M"]) -> Turned:
-    """Cycles over all pairs of used functions until none moves, a few at most."""
+def _pairs(J: Surrogate, basis: Basis, i: Any, j: Any) -> tuple[Any, ...]:
+    """The surrogate, the weights of each pair, their ``A`` and the same sum of their products.
+
+    In single precision: trials are many, and only their order matters.
+    """
+    one, other = basis.W[i], basis.W[j]
+    loads = one**2 @ J.load, other**2 @ J.load, (one * other) @ J.load
+    return jax.tree.map(lambda x: x.astype(jnp.float32), (J, one, other, *loads))
+
+
+def _best(value: Any, trials: Float[Array, " K"], at_none: int, periodic: bool) -> tuple[Any, Any]:
+    """Find the best trial of each pair, refined by a parabola, and whether it is worth a move.
+
+    :param value: of trials ``(K, P)``, or one for each pair.
+    :param at_none: the trial that changes nothing.
+    :param periodic: whether the last trial stands beside the first.
+    """
+    values = value(trials[:, None])
+    (K, P), best = values.shape, jnp.argmax(values, axis=0)
+    below, centre, above = (values[(best + step) % K, jnp.arange(P)] for step in (-1, 0, 1))
+    curvature = below - 2 * centre + above
+    offset = 0.5 * (below - above) / jnp.where(curvature < 0, curvature, -1)
+    inside = (curvature < 0) & (periodic | ((best > 0) & (best < K - 1)))
+    offset = jnp.where(inside, jnp.clip(offset, -0.5, 0.5), 0)
+    x = trials[best] + offset * (trials[1] - trials[0])
+    refined = value(x[None])[0]
+    x = jnp.where(refined > centre, x, trials[best])
+    moves = jnp.maximum(refined, centre) > values[at_none] + LEAST
+    return jnp.where(moves, x, trials[at_none]), moves
+
+
+def pairs_of_round(
+    order: Int[Array, " M"], number: Int[Array, ""], k: Any
+) -> tuple[Int[Array, " P"], Int[Array, " P"]]:
+    """Disjoint pairs of the first ``number`` functions in ``order``; all pairs in all rounds.
+
+    :param k: the round. A pair numbered ``M`` is none.
+    """
+    M = order.size
+    # rounded up to even: with an odd number one function sits out
+    n = number + number % 2
+    p = jnp.arange((M + 1) // 2)
+    first = jnp.where(p == 0, n - 1, (k + p) % jnp.maximum(n - 1, 1))
+    second = (k - p) % jnp.maximum(n - 1, 1)
+    valid = (p < n // 2) & (first < number) & (second < number)
+    i, j = order[jnp.minimum(first, M - 1)], order[jnp.minimum(second, M - 1)]
+    return jnp.where(valid, i, M), jnp.where(valid, j, M)
+
+
+def climb(J: Surrogate, basis: Basis, used: Bool[Array, " M"]) -> Basis:
+    """Cycle over all pairs of used functions until none moves, :data:`MAX_CYCLES` times at most."""
     order, number = jnp.argsort(~used, stable=True), jnp.sum(used)
 
     def visit(k, carry):
-        found, count = carry
+        basis, count = carry
         i, j = pairs_of_round(order, number, k)
         for move, pair in ((rotate_pairs, (i, j)), (shear_pairs, (i, j)), (shear_pairs, (j, i))):
-            found, moved = move(J, found, *pair)
+            basis, moved = move(J, basis, *pair)
             count += moved
-        return found, count
+        return basis, count
 
     def cycle(carry):
-        found, done, _ = carry
+        basis, num_cycles, _ = carry
         rounds = jnp.maximum(number + number % 2 - 1, 0)
-        none = jnp.zeros((), number.dtype)
-        found, count = jax.lax.fori_loop(0, rounds, visit, (found, none))
-        return found, done + 1, count
+        zero = jnp.zeros((), number.dtype)
+        basis, count = jax.lax.fori_loop(0, rounds, visit, (basis, zero))
+        return basis, num_cycles + 1, count
 
     def unfinished(carry):
         return (carry[1] < MAX_CYCLES) & (carry[2] > 0)
 
-    start = found, jnp.zeros((), number.dtype), jnp.ones((), number.dtype)
+    start = basis, jnp.zeros((), number.dtype), jnp.ones((), number.dtype)
     return jax.lax.while_loop(unfinished, cycle, start)[0]
 
 
+# The proposal
+
+
 @partial(jax.jit, static_argnums=0)
-def turn(
+def rotate_white(
     spec: Spec,
     data: Data,
     posterior: Posterior,
     whiten: Bool[Array, ""],
     simplify: Bool[Array, ""],
 ) -> Posterior:
-    """The functions in use, turned until ``J`` is high, with weights that follow.
+    """Propose the functions in use at a high ``J``, with weights that follow.
 
     :param whiten: whether to begin with functions that are uncorrelated.
-    :param simplify: whether to begin with weights that varimax has turned.
+    :param simplify: whether to begin with weights rotated by :func:`varimax`.
     """
-    at = view_at(spec, data, posterior)
-    functions: Any = posterior.functions
+    at, functions = view_at(spec, data, posterior), factors_of(posterior)
     used = in_use(spec, data, posterior)
     phi, var = (jnp.where(used[:, None], x, 0) for x in (functions.mean, functions.var))
-    W = ridge(at, phi, var, jnp.where(used, posterior.weights.mean, 0).T)
-    none = jnp.eye(len(W), dtype=W.dtype)
-    start = Turned(W, none, phi @ phi.T + jnp.diag(jnp.sum(var, axis=1)))
-    start = jax.lax.cond(whiten, lambda: _whitened(start, spec.form.num_obs, used), lambda: start)
-    size, group = (start.W / jnp.sqrt(at.sigma2)).T, jnp.where(used, 0, -1)
-    T = jax.lax.cond(simplify, lambda: varimax(size, group).astype(W.dtype), lambda: none)
-    found = climb(surrogate(at, spec.form.num_obs), _linear(start, T.T, T.T), used)
-    return strong(posterior_of(spec, data, posterior, found._replace(B=found.B @ phi), used))
+    W = ridge(at, phi, var)
+    identity = jnp.eye(len(W), dtype=W.dtype)
+    start = Basis(W, identity, phi @ phi.T + jnp.diag(jnp.sum(var, axis=1)))
+    N = spec.form.num_obs
+    start = jax.lax.cond(whiten, lambda: start.whitened(N, used), lambda: start)
+    size, group = start.W / jnp.sqrt(at.sigma2), jnp.where(used, 0, -1)
+    T = jax.lax.cond(simplify, lambda: varimax(size, group), lambda: identity)
+    J = Surrogate.of(at, N)
+    basis = climb(J, start.times(T, T), used)
+    return strong(posterior_of(at, J, posterior, basis._replace(B=basis.B @ phi), used))
 
 
-def _whitened(found: Turned, num_points: int, used: Any) -> Turned:
-    C = jnp.where(used[:, None] & used, found.S / num_points, jnp.diag(jnp.where(used, 0.0, 1.0)))
-    E, U = jnp.linalg.eigh(C)
-    root = jnp.sqrt(jnp.maximum(E, 1e-10 * jnp.max(E)))
-    return _linear(found, (U * root) @ U.T, (U / root) @ U.T)
+def ridge(at: View, phi: Float[Array, "M N"], var: Float[Array, "M N"]) -> Float[Array, "M Q"]:
+    r"""Weights without spikes, given functions.
 
+    Solves :math:`(\Phi Z_q \Phi^\top + \mathrm{diag}(V z_q + \sigma_q^2 / \sigma_w^2)) w_q = \Phi
+    Z_q y_q` for each task.
+    """
+    if at.layout is not None:
+        return entries.ridge(at, phi, var)
 
-def _linear(found: Turned, of_weights: Any, of_functions: Any) -> Turned:
-    S = of_functions @ found.S @ of_functions.T
-    return Turned(of_weights @ found.W, of_functions @ found.B, S)
+    def solve(task):
+        z, y, sigma2, variance = task
+        H = (phi * z) @ phi.T + jnp.diag(var @ z + sigma2 / variance)
+        return jax.scipy.linalg.solve(H, phi @ (z * y), assume_a="pos")
+
+    Z = jnp.broadcast_to(at.relative, at.Y.shape)
+    variance = jnp.broadcast_to(at.prior.variance, (len(at.sigma2), len(phi)))
+    return jax.lax.map(solve, (Z.T, at.Y.T, at.sigma2, variance), batch_size=BATCH).T
 
 
 def posterior_of(
-    spec: Spec, data: Data, posterior: Posterior, found: Turned, used: Any
+    at: View, J: Surrogate, posterior: Posterior, basis: Basis, used: Bool[Array, " M"]
 ) -> Posterior:
-    """Weights at what a pair that is seen as ``w`` has; functions around given means."""
-    at, functions = view_at(spec, data, posterior), posterior.functions
-    assert functions is not None
-    seen = surrogate(at, spec.form.num_obs).conditional(found.W)
-    seen = seen._replace(probs=jnp.where(used, seen.probs, 0))
-    precise = seen.slab_moments[1] / at.sigma2[:, None]
+    """The posterior of weights observed as ``basis.W``, with functions of the means ``basis.B``."""
+    functions = factors_of(posterior)
+    weights = J.conditional(basis.W)
+    weights = weights._replace(probs=jnp.where(used, weights.probs, 0))
+    precise = weights.slab_moments[1] / at.sigma2[:, None]
+    N = functions.mean.shape[1]
     if at.layout is None:
         alpha = over_tasks(at, precise).T
     else:
-        rows, N = at.layout.by_rows, spec.form.num_obs
-        alpha = weighted_sums(rows, N, precise, at.relative).T
-    alpha = jnp.where(used[:, None], jnp.broadcast_to(alpha, data.mean.shape), 0)
-    functions = with_sites(functions, found.B, alpha)
-    return posterior._replace(weights=seen, functions=functions)
+        alpha = weighted_sums(at.layout.by_rows, N, precise, at.relative).T
+    alpha = jnp.where(used[:, None], jnp.broadcast_to(alpha, functions.mean.shape), 0)
+    return posterior._replace(weights=weights, functions=white_factors(functions, basis.B, alpha))

@@ -13,12 +13,10 @@ import numpy as np
 import jax.numpy as jnp
 
 from numpyro_spikeslab.fitting.ascent import Progress, advance, chunk_of, chunks
-from numpyro_spikeslab.fitting.function_updates import in_use
-from numpyro_spikeslab.fitting.moves import drop, keep_only, rotate
+from numpyro_spikeslab.fitting.function_sweeps import gains_without, in_use
+from numpyro_spikeslab.fitting.moves import Laplacian, drop, rotate, without
 from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec
-from numpyro_spikeslab.fitting.rotations import turn
-from numpyro_spikeslab.fitting.roughness import Roughness
-from numpyro_spikeslab.fitting.white_functions import gains_without
+from numpyro_spikeslab.fitting.rotations import rotate_white
 
 # Sweeps in a stage, and sweeps after each proposal before it is judged.
 STAGE = 12
@@ -152,10 +150,10 @@ def _bounds(heats: list[list[Stage]]) -> Float[np.ndarray, " starts"]:
 # Schedules of moves
 
 
-def function_moves(roughness: Roughness, fit: Fit, progress: Progress) -> Iterator[Stage]:
+def function_moves(L: Laplacian, fit: Fit, progress: Progress) -> Iterator[Stage]:
     """Propose rotations and drops until all are rejected from a settled state.
 
-    :param roughness: orders the functions by smoothness.
+    :param L: orders the functions by roughness.
     """
     stage = fit.sweeps(progress, STAGE)
     yield stage
@@ -163,7 +161,7 @@ def function_moves(roughness: Roughness, fit: Fit, progress: Progress) -> Iterat
     for _ in range(MAX_ROUNDS):
         now = stage.progress.posterior
         fewer = drop(fit.spec, fit.data, now)
-        rotated, both = (rotate(fit.spec, fit.data, x, roughness) for x in (now, fewer))
+        rotated, both = (rotate(fit.spec, fit.data, x, L) for x in (now, fewer))
         stage = fit.contest(stage.progress, (rotated, fewer, both))
         yield stage._replace(comparable=stage.rejected)
         if not stage.rejected:
@@ -201,7 +199,7 @@ def _warm_up(fit: Fit, progress: Progress) -> Stage:
 
 
 def _rotated(fit: Fit, posterior: Posterior, whiten: bool, simplify: bool = False) -> Posterior:
-    return turn(fit.spec, fit.data, posterior, jnp.array(whiten), jnp.array(simplify))
+    return rotate_white(fit.spec, fit.data, posterior, jnp.array(whiten), jnp.array(simplify))
 
 
 def _drops(fit: Fit, progress: Progress) -> Iterator[Stage]:
@@ -216,8 +214,8 @@ def _drops(fit: Fit, progress: Progress) -> Iterator[Stage]:
         number = min(number, int(np.sum(used)) - 1)
         if number < 1:
             return
-        keep = np.argsort(np.argsort(-gains)) >= number + np.sum(~used)
-        fewer = keep_only(fit.data, progress.posterior, jnp.asarray(keep))
+        off = np.argsort(np.argsort(-gains)) < number + np.sum(~used)
+        fewer = without(fit.data, progress.posterior, jnp.asarray(off))
         stage = fit.contest(progress, [fewer])
         yield stage
         progress = stage.progress

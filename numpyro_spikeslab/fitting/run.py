@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from numpyro.infer.svi import SVIState
 
 from numpyro_spikeslab.fitting.ascent import Progress, advance, begin, chunks, trimmed
+from numpyro_spikeslab.fitting.moves import laplacian_of
 from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, view_at
-from numpyro_spikeslab.fitting.roughness import no_roughness, roughness_of_inputs
 from numpyro_spikeslab.fitting.rounds import Fit, Stage, best_of, factor_moves, function_moves
 from numpyro_spikeslab.fitting.starts import start_random, start_svd
 from numpyro_spikeslab.reading.form import FUNCTIONS
@@ -229,9 +229,8 @@ def _moves(call: Call) -> Any:
     known = call.reading.functions
     assert known is not None and call.reading.form.kind == FUNCTIONS
     kinds = {template.kind for template in known.functions.templates}
-    if kinds <= {"white", "zero"}:
-        return partial(function_moves, jax.tree_util.Partial(no_roughness))
-    return partial(function_moves, roughness_of_inputs(known.functions.X))
+    has_order = not kinds <= {"white", "zero"}
+    return partial(function_moves, laplacian_of(known.functions.X) if has_order else None)
 
 
 def _watched(stages: Iterator[Stage], bar: tqdm) -> Iterator[Stage]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where fits of latent functions start, and where proposals do."""
+"""Starts of fits of latent functions, and of their moves."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Array, Float
 
@@ -11,12 +11,12 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.search import choose, climb_coordinates
+from numpyro_spikeslab.algebra.search import choose
+from numpyro_spikeslab.fitting.function_sweeps import visit_functions
 from numpyro_spikeslab.fitting.function_updates import (
     Terms,
-    condition,
-    log_joint,
-    terms_of,
+    factors_of,
+    update_plain,
     with_kernels,
 )
 from numpyro_spikeslab.fitting.m_step import modes_of, tallies_of
@@ -44,21 +44,20 @@ def start_at_prior(
     W: Float[Array, "Q M"],
     sigma2: Float[Array, " Q"],
 ) -> tuple[View, Posterior]:
-    """Given weights and functions at their prior; a zero column of ``W`` is switched off.
+    """Start from weights, with functions at their prior and sites with a role at their modes.
 
-    Sites with a role are at their modes given these.
+    A zero column of ``W`` is switched off.
 
     :param posterior: has the kernels' parameters and the values of all other sites.
     :param sigma2: noise variances.
     """
     at = view_at(spec, data, posterior)
-    assert posterior.functions is not None and spec.parameters is not None
-    prior, theta = function_prior(spec, data, at), posterior.functions.theta
+    assert spec.parameters is not None
+    prior, theta = function_prior(spec, data, at), factors_of(posterior).theta
     probs = jnp.where(jnp.any(W != 0, axis=0), 0.9, 0.0) * jnp.ones_like(W)
     scale = jnp.sqrt(sigma2 / spec.form.num_obs)[:, None] * jnp.ones_like(W)
     weights = PairedMeanField(probs, W / 0.9, scale)
-    zero = jnp.zeros_like(prior.mean)
-    variances = prior.variances(theta)
+    zero, variances = jnp.zeros_like(prior.mean), prior.variances(theta)
     functions = FunctionFactors(
         alpha=zero,
         h=zero,
@@ -75,64 +74,57 @@ def start_at_prior(
     return with_roles(spec, data, at, values), posterior
 
 
-class Sight(NamedTuple):
-    """What the functions of a start are fitted to.
-
-    - **from_tasks** - whether that is the tasks; else ``phi``, seen with noise of a hundredth of
-      its power.
-    - **phi** - values of the functions.
-    """
-
-    from_tasks: Any
-    phi: Float[Array, "M N"]
-
-
 @partial(jax.jit, static_argnums=0)
-def start(
-    spec: Spec,
-    data: Data,
-    posterior: Posterior,
-    W: Float[Array, "Q M"],
-    sigma2: Float[Array, " Q"],
-    sight: Sight,
+def _start(
+    spec: Spec, data: Data, posterior: Posterior, W: Any, sigma2: Any, phi: Any, from_tasks: Any
 ) -> Posterior:
-    """Given weights, and functions with kernels that fit what is seen; a zero column of ``W`` is
-    switched off.
+    """Start from weights, with functions and kernels that fit the tasks or given values ``phi``.
+
+    One compiled function for both. Values are observed with noise of a hundredth of their power.
+
+    :param from_tasks: whether functions fit the tasks.
+    """
+    at, posterior = start_at_prior(spec, data, posterior, W, sigma2)
+    prior, first_step = function_prior(spec, data, at), factors_of(posterior).step
+    power = jnp.mean((phi - prior.mean) ** 2, axis=1)
+    used = jnp.any(posterior.weights.probs > 0, axis=0) & (from_tasks | (power > 0))
+    alpha = 100 / jnp.where(power > 0, power, 1)
+    rounds = jnp.where(from_tasks, 1, 5)
+
+    def with_step(posterior, step):
+        return posterior._replace(functions=factors_of(posterior)._replace(step=step))
+
+    def update(posterior, terms):
+        m = terms.m
+        own = jnp.full_like(phi[m], alpha[m])
+        terms = choose(from_tasks, terms, Terms(m, own, own * phi[m]))
+        return jax.lax.cond(
+            used[m], lambda p: update_plain(prior, p, terms, rounds), lambda p: p, posterior
+        )
+
+    # values tell more of a kernel than tasks at random weights do: longer steps, and more of them
+    posterior = with_step(posterior, jnp.where(from_tasks, first_step, jnp.sign(first_step)))
+    posterior = visit_functions(update, at, posterior)
+    step = jnp.where(from_tasks, factors_of(posterior).step, first_step)
+    return strong(with_kernels(spec, with_step(posterior, step)))
+
+
+def start_at(
+    spec: Spec, data: Data, posterior: Posterior, W: Any, phi: Any, sigma2: Any
+) -> Posterior:
+    """Start from weights and values of the functions, to which the kernels are fitted.
+
+    A zero column of ``W`` is switched off.
 
     :param sigma2: noise variances.
     """
-    at, posterior = start_at_prior(spec, data, posterior, W, sigma2)
-    prior = function_prior(spec, data, at)
-    from_tasks, phi = sight
-    power = jnp.mean((phi - prior.mean) ** 2, axis=1)
-    used = jnp.any(posterior.weights.probs > 0, axis=0) & (from_tasks | (power > 0))
-
-    def fit_kernel(m, posterior):
-        functions = posterior.functions
-        alpha = jnp.full_like(phi[m], 100 / jnp.where(power[m] > 0, power[m], 1))
-        seen, told = Terms(m, alpha, alpha * phi[m]), terms_of(at, posterior, m)
-        terms = choose(from_tasks, told, seen)
-
-        step = functions.step[m]
-        end, last = climb_coordinates(
-            lambda x, _: log_joint(prior, terms, x),
-            functions.theta[m],
-            jnp.where(from_tasks, step, jnp.sign(step)),
-            rounds=jnp.where(from_tasks, 1, 5),
-        )
-        step = jnp.where(from_tasks, end.step, step)
-        return condition(prior, posterior, terms, end.x, step, last.known_at(end))
-
-    def visit(m, posterior):
-        return jax.lax.cond(used[m], fit_kernel, lambda m, p: p, m, posterior)
-
-    return strong(with_kernels(spec, jax.lax.fori_loop(0, len(phi), visit, posterior)))
+    return _start(spec, data, posterior, W, sigma2, phi, jnp.array(False))
 
 
 def power(at: View) -> Float[Array, " Q"]:
     """Mean square of each task over its observed entries, never zero.
 
-    That of a task without observations, or with nothing but zeros, is the mean of all.
+    A task without observations, or with zeros alone, gets the mean of all.
     """
     Q = at.sigma2.size
     num = by_task(at.relative, Q, at.layout)
@@ -144,26 +136,25 @@ def power(at: View) -> Float[Array, " Q"]:
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def start_alone(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
-    """All functions switched off."""
+    """Start with all functions switched off."""
     variances = power(view_at(spec, data, posterior))
     W = jnp.zeros_like(posterior.weights.probs)
     return strong(start_at_prior(spec, data, posterior, W, variances)[1])
 
 
 def start_random(spec: Spec, data: Data, posterior: Posterior, key: Array) -> Posterior:
-    """Random weights and the functions that follow from them.
+    """Start from random weights, with the functions that fit the tasks; of entries, at the prior.
 
     The noise starts small: a large one would switch off most functions at once.
     """
     W, sigma2 = _random_weights(spec, data, posterior, key)
     if data.layout is not None:
-        return _started_at_prior(spec, data, posterior, W, sigma2)
-    sight = Sight(jnp.array(True), jnp.zeros_like(data.mean))
-    return start(spec, data, posterior, W, sigma2, sight)
+        return _at_prior(spec, data, posterior, W, sigma2)
+    return _start(spec, data, posterior, W, sigma2, jnp.zeros_like(data.mean), jnp.array(True))
 
 
 @partial(jax.jit, static_argnums=0)
-def _started_at_prior(spec: Spec, data: Data, posterior: Posterior, W: Any, sigma2: Any) -> Any:
+def _at_prior(spec: Spec, data: Data, posterior: Posterior, W: Any, sigma2: Any) -> Posterior:
     return strong(start_at_prior(spec, data, posterior, W, sigma2)[1])
 
 
@@ -175,27 +166,21 @@ def _random_weights(spec: Spec, data: Data, posterior: Posterior, key: Array) ->
     return W, 0.1 * variances
 
 
-def start_at(
-    spec: Spec, data: Data, posterior: Posterior, W: Any, phi: Any, sigma2: Any
-) -> Posterior:
-    """Given weights and functions; see :func:`start`."""
-    return start(spec, data, posterior, W, sigma2, Sight(jnp.array(False), phi))
-
-
 def start_svd(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
-    """The leading singular vectors of the tasks, scaled to unit power, missing entries zero."""
+    """Start from the leading singular vectors of the tasks, scaled to unit power."""
     W, phi, sigma2 = _singular_vectors(spec, data, posterior)
     return start_at(spec, data, posterior, W, phi, sigma2)
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def _singular_vectors(spec: Spec, data: Data, posterior: Posterior) -> tuple[Any, Any, Any]:
+    """Weights, functions and noise variances; missing entries count as zero."""
     at = view_at(spec, data, posterior)
     M, N = data.mean.shape
     variances = power(at)
     sd = jnp.sqrt(variances)
-    seen = jnp.where(at.relative > 0, at.Y, 0)
-    U, S, V = jnp.linalg.svd(seen / sd, full_matrices=False)
+    observed = jnp.where(at.relative > 0, at.Y, 0)
+    U, S, V = jnp.linalg.svd(observed / sd, full_matrices=False)
     rank = min(M, S.size)
     phi = jnp.zeros((M, N)).at[:rank].set(U[:, :rank].T * jnp.sqrt(N))
     W = jnp.zeros((sd.size, M)).at[:, :rank].set(sd[:, None] * V[:rank].T * S[:rank] / jnp.sqrt(N))

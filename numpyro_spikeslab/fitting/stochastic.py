@@ -26,13 +26,8 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.fitting.function_updates import (
-    Terms,
-    condition,
-    sweep_plain,
-    update_function_plain,
-    with_kernels,
-)
+from numpyro_spikeslab.fitting.function_sweeps import sweep_plain
+from numpyro_spikeslab.fitting.function_updates import Terms, condition, update_plain, with_kernels
 from numpyro_spikeslab.fitting.m_step import modes_of, tallies_of
 from numpyro_spikeslab.fitting.posterior import (
     Batches,
@@ -309,7 +304,7 @@ def _update_blended(prior: Any, rate: Rate, posterior: Posterior, terms: Terms) 
     # without news kernels stay, too
     due = jnp.where(rate.rho > 0, functions.step, 0)
     held = posterior._replace(functions=functions._replace(step=due))
-    found: Any = update_function_plain(prior, held, Terms(m, alpha, h)).functions
+    found: Any = update_plain(prior, held, Terms(m, alpha, h)).functions
     step = jnp.where(rate.rho > 0, found.step, functions.step)
     return posterior._replace(functions=found._replace(step=step))
 

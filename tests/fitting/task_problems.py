@@ -169,9 +169,9 @@ def small(prior: str = "weak") -> Problem:
     return started(prior, True).run(2)[0]
 
 
-def dense_moments(found: Problem) -> tuple[np.ndarray, np.ndarray]:
+def dense_moments(found: Problem, at: View) -> tuple[np.ndarray, np.ndarray]:
     """Precision and linear term of all function values together, from the N Q observations."""
-    at, weights = found.at, found.posterior.weights
+    weights = found.posterior.weights
     num_points, num_tasks = at.Y.shape
     W = np.asarray(weights.mean)
     num_functions = W.shape[1]

@@ -439,13 +439,13 @@ def test_nothing_of_the_size_of_the_table_is_made(x64):
         task = svi._task((Y,), {})
     progress = svi._progress(task, svi.init(KEY, Y))
     from numpyro_spikeslab.fitting.ascent import advance
-    from numpyro_spikeslab.fitting.rotations import turn
-    from numpyro_spikeslab.fitting.white_functions import gains_without
+    from numpyro_spikeslab.fitting.function_sweeps import gains_without
+    from numpyro_spikeslab.fitting.rotations import rotate_white
 
     true = jnp.array(True)
     for of in (
         lambda p: advance(task.spec, task.data, p, 1, -1.0),
-        lambda p: turn(task.spec, task.data, p.posterior, true, true),
+        lambda p: rotate_white(task.spec, task.data, p.posterior, true, true),
         lambda p: gains_without(task.spec, task.data, p.posterior),
     ):
         stack = [jax.make_jaxpr(of)(progress).jaxpr]

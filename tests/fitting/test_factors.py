@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions without order: sweeps, turns and drops against dense algebra, and planted factors."""
+"""Whole fits of functions without order: planted factors, new rows and new tasks."""
 
-from functools import cache, partial
-from itertools import combinations
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
+from planted import Planted, plant
 import pytest
-from scipy import stats
-from task_problems import Problem, model_of, observations, problem
+from task_problems import model_of, observations, problem
 from tinygp import kernels
 
 import jax
@@ -18,96 +16,17 @@ import jax.numpy as jnp
 from numpyro import handlers
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.fitting import (
-    function_updates as functions,
-    rotations as turns,
-    white_functions as factors,
-)
-from numpyro_spikeslab.fitting.moves import switch_off
-from numpyro_spikeslab.fitting.posterior import with_roles
-from numpyro_spikeslab.fitting.tasks import gram, squared_errors, squares_left, update_weights
 
 KEY = random.key(0)
-NUM_POINTS, NUM_TASKS, NUM_FUNCTIONS = 60, 20, 3
 
 
-@cache
-def white(prior: str = "weak", num_steps: int = 2) -> Problem:
-    """After a few sweeps, which are optimal for nothing."""
-    assert jax.config.jax_enable_x64
-    args = np.arange(60.0), plant(NUM_POINTS, NUM_TASKS, NUM_FUNCTIONS, 0).Y
-    return problem(model_of(prior, ["white"] * NUM_FUNCTIONS), args).run(num_steps)[0]
-
-
-def one_by_one(found: Problem):
-    """A sweep by the general updates: each function, and then what a pass says of its weights."""
-    base, prior = found.at, found.prior
-
-    @jax.jit
-    def visit(posterior, m):
-        at = with_roles(found.spec, found.data, base, posterior.values)
-        posterior = functions.update_function(found.spec, prior, at, posterior, m)
-        at = with_roles(found.spec, found.data, base, posterior.values)
-        # in an order in which this function is the first
-        order = jnp.roll(jnp.arange(NUM_FUNCTIONS), -m)
-        sums = gram(at, posterior.functions.mean[order], posterior.functions.var[order])
-        own, weights = jax.tree.map(lambda x: x[:, order], (at.prior, posterior.weights))
-        new = update_weights(at._replace(prior=own), sums, weights)
-        put = jax.tree.map(lambda x, y: x.at[:, m].set(y[:, 0]), posterior.weights, new)
-        return posterior._replace(weights=put)
-
-    posterior = found.posterior
-    for m in range(NUM_FUNCTIONS):
-        posterior = visit(posterior, jnp.array(m))
-    return posterior
-
-
-# Sweeps
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("prior", ["weak", pytest.param("own inclusion", marks=pytest.mark.slow)])
-def test_a_sweep_visits_one_function_and_its_weights_after_the_other(prior):
-    found = white(prior)
-    assert found.spec.white
-    sweep = jax.jit(factors.sweep, static_argnums=0)
-    swept, squares = sweep(found.spec, found.data, found.at, found.posterior, 1.0)
-    expected = one_by_one(found)
-    for x, y in zip(jax.tree.leaves(swept), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-10)
-    at = with_roles(found.spec, found.data, found.at, swept.values)
-    sums = gram(at, swept.functions.mean, swept.functions.var)
-    np.testing.assert_allclose(squares, squared_errors(sums, swept.weights), rtol=1e-10)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-def test_a_function_at_rest_stays_and_its_weights_follow_the_prior():
-    found = white()
-    off = switch_off(found.posterior, jnp.array([True, False, True]), found.data.mean)
-    np.testing.assert_array_equal(factors.rests(off.functions), [False, True, False])
-    sweep = jax.jit(factors.sweep, static_argnums=0)
-    swept, _ = sweep(found.spec, found.data, found.at, off, 1.0)
-    np.testing.assert_array_equal(swept.functions.mean[1], 0)
-    np.testing.assert_array_equal(swept.functions.kl[1], 0)
-    assert not np.any(swept.weights.loc[:, 1])
-    # a pass over all weights changes those of no other function as much, and these not at all
-    at = with_roles(found.spec, found.data, found.at, swept.values)
-    passed = update_weights(at, gram(at, swept.functions.mean, swept.functions.var), swept.weights)
-    for x, y in zip(passed, swept.weights, strict=True):
-        np.testing.assert_allclose(x[:, 1], y[:, 1], rtol=1e-10)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-def test_squares_need_no_products_of_functions():
-    found = white()
-    at, phi, weights = found.at, found.functions, found.posterior.weights
-    for relative in (at.relative, jnp.ones((NUM_POINTS, 1))):
-        here = at._replace(relative=relative)
-        expected = squared_errors(gram(here, phi.mean, phi.var), weights)
-        np.testing.assert_allclose(squares_left(here, phi.mean, phi.var, weights), expected)
+def test_a_mean_or_another_kernel_takes_the_sweep_of_functions_with_order():
+    args = observations(15, 6, 2)
+    for model in (
+        model_of("weak", ["white"] * 2, np.ones((2, 15))),
+        model_of("weak", ["white", np.eye(15)]),
+    ):
+        assert not problem(model, args, start=lambda spec, data, blank: blank).spec.white
 
 
 @pytest.mark.slow
@@ -125,157 +44,6 @@ def test_sweeps_never_lower_the_bound_and_short_runs_are_sweeps():
     np.testing.assert_array_equal(losses, one_after_the_other)
     assert np.max(np.diff(losses)) < 1e-9
     np.testing.assert_allclose(svi.evaluate(state, x, Y), losses[-1], rtol=1e-12)
-
-
-@pytest.mark.usefixtures("x64")
-def test_a_mean_or_another_kernel_takes_the_general_sweep():
-    args = observations(15, 6, 2)
-    for model in (
-        model_of("weak", ["white"] * 2, np.ones((2, 15))),
-        model_of("weak", ["white", np.eye(15)]),
-    ):
-        assert not problem(model, args, start=lambda spec, data, blank: blank).spec.white
-
-
-# Drops
-
-
-@pytest.mark.usefixtures("x64")
-def test_the_gain_without_a_function_is_that_of_the_exact_bound():
-    found = white(num_steps=10)
-    gains = factors.gains_without(found.spec, found.data, found.posterior)
-    now = found.bound(found.posterior)
-    for m in range(NUM_FUNCTIONS):
-        off = switch_off(found.posterior, jnp.arange(NUM_FUNCTIONS) != m, found.data.mean)
-        np.testing.assert_allclose(gains[m], found.bound(off) - now, rtol=1e-9)
-
-
-# Turns
-
-
-@pytest.mark.parametrize("number", [0, 1, 2, 5, 6])
-def test_rounds_have_every_pair_once(number):
-    order, found = jnp.array([3, 1, 5, 0, 2, 4]), []
-    for k in range(max(number + number % 2 - 1, 0)):
-        pairs = np.stack(turns.pairs_of_round(order, jnp.array(number), k), 1)
-        pairs = pairs[pairs[:, 0] < 6]
-        assert len(np.unique(pairs)) == pairs.size
-        found += [tuple(sorted(pair)) for pair in pairs.tolist()]
-    assert sorted(found) == sorted(combinations(sorted(np.asarray(order)[:number].tolist()), 2))
-
-
-@pytest.mark.usefixtures("x64")
-def test_weights_without_spikes_solve_their_equations():
-    found = white()
-    at, phi = found.at, found.functions
-    start = jnp.zeros((NUM_FUNCTIONS, NUM_TASKS))
-    W = turns.ridge(at, phi.mean, phi.var, start)
-    for q in range(NUM_TASKS):
-        Z = np.diag(at.relative[:, q])
-        extra = phi.var @ at.relative[:, q] + at.sigma2[q] / at.prior.variance[q]
-        H = phi.mean @ Z @ phi.mean.T + np.diag(extra)
-        np.testing.assert_allclose(
-            W[:, q], np.linalg.solve(H, phi.mean @ Z @ at.Y[:, q]), rtol=1e-6
-        )
-
-
-@pytest.mark.usefixtures("x64")
-def test_a_pair_that_is_seen_has_its_evidence_and_its_conditional():
-    at = white().at
-    J, W = (
-        turns.surrogate(at, NUM_POINTS),
-        0.3 * np.random.default_rng(0).normal(size=(3, NUM_TASKS)),
-    )
-    v = np.asarray(at.sigma2 / at.count)
-    slab, odds = np.asarray(at.prior.variance).T, np.exp(np.asarray(at.prior.log_odds)).T
-    spike, included = (stats.norm.pdf(W, 0, np.sqrt(x)) for x in (v, v + slab))
-    expected = np.log((spike + odds * included) / stats.norm.pdf(0, 0, np.sqrt(v)))
-    np.testing.assert_allclose(J.evidence(slice(None), jnp.asarray(W)), expected.sum(axis=1))
-    q = J.conditional(jnp.asarray(W))
-    probs = odds * included / (spike + odds * included)
-    np.testing.assert_allclose(q.probs.T, probs, rtol=1e-8, atol=1e-12)
-    np.testing.assert_allclose(q.loc.T, W * slab / (v + slab))
-    np.testing.assert_allclose(q.scale.T**2, v * slab / (v + slab))
-
-
-def mixed(num_tasks=30, num_functions=4):
-    """Sparse weights of functions that have been mixed, and the surrogate for them."""
-    rng = np.random.default_rng(1)
-    W = rng.normal(size=(num_functions, num_tasks))
-    W *= np.arange(num_tasks) % num_functions == np.arange(num_functions)[:, None]
-    T = np.linalg.qr(rng.normal(size=(num_functions, num_functions)))[0]
-    shape, N = W.shape, 50.0
-    v = np.full(num_tasks, 0.1 / N)
-    odds = np.full(shape, -1.0) - 0.5 * np.log1p(1 / v)
-    J = turns.Surrogate(
-        *(jnp.asarray(x) for x in (odds, np.ones(shape), np.full(shape, 0.5 / (v + 1)))),
-        *(jnp.asarray(x) for x in (0.5 / v, 1 / (N * v), N)),
-    )
-    S = N * np.eye(num_functions)
-    return W, J, turns.Turned(*(jnp.asarray(x) for x in (T @ W, np.eye(num_functions), S)))
-
-
-@pytest.mark.usefixtures("x64")
-def test_a_climb_finds_sparse_weights_and_leaves_the_product():
-    W, J, found = mixed()
-    end = jax.jit(turns.climb)(J, found, jnp.ones(4, bool))
-    sparse, reached, begun = (
-        J.value(jnp.asarray(x.W), x.S) for x in (found._replace(W=W), end, found)
-    )
-    # two cycles over the pairs go most of the way
-    assert sparse - reached < 0.1 * (sparse - begun) and reached > begun + 50
-    np.testing.assert_allclose(end.B.T @ end.W, found.W, atol=1e-10)
-    np.testing.assert_allclose(end.S, end.B @ found.S @ end.B.T, atol=1e-8)
-    # what is not in use does not move
-    some = jax.jit(turns.climb)(J, found, jnp.array([True, False, True, False]))
-    np.testing.assert_array_equal(some.W[1::2], found.W[1::2])
-    assert np.any(some.W[0] != found.W[0])
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("pair", [(0, 1), (1, 2)])
-def test_the_surrogate_ranks_turns_as_the_exact_bound_does(pair):
-    """The bound after sweeps that settle what a turn leaves, from turns by known angles."""
-    found = white(num_steps=10)
-    at, phi = found.at, found.functions
-    W = turns.ridge(at, phi.mean, phi.var, found.posterior.weights.mean.T)
-    S = phi.mean @ phi.mean.T + jnp.diag(jnp.sum(phi.var, axis=1))
-    start, J = turns.Turned(W, jnp.eye(NUM_FUNCTIONS), S), turns.surrogate(at, NUM_POINTS)
-    one, other = jnp.array(pair)[:, None]
-    used, values, bounds = jnp.ones(NUM_FUNCTIONS, bool), [], []
-    for angle in np.linspace(-0.7, 0.7, 8):
-        c, s = jnp.cos(jnp.array([angle])), jnp.sin(jnp.array([angle]))
-        turned = turns.turn_pairs(start, one, other, (c, s, -s, c))
-        values.append(float(J.value(turned.W, turned.S)))
-        turned = turned._replace(B=turned.B @ phi.mean)
-        posterior = turns.posterior_of(found.spec, found.data, found.posterior, turned, used)
-        bounds.append(found._replace(posterior=posterior).run(3)[1][-1])
-    assert np.ptp(values) > 10 and np.ptp(bounds) > 10
-    assert np.corrcoef(values, bounds)[0, 1] > 0.9
-    assert abs(np.argmax(values) - np.argmax(bounds)) <= 1
-
-
-# Whole fits
-
-
-class Planted(NamedTuple):
-    """Sparse mixtures of independent factors with gaps."""
-
-    Y: np.ndarray
-    phi: np.ndarray
-    included: np.ndarray
-    f: np.ndarray
-
-
-def plant(num_points, num_tasks, num_factors, seed) -> Planted:
-    rng = np.random.default_rng(seed)
-    included = rng.uniform(size=(num_tasks, num_factors)) < 0.3
-    W = included * rng.choice([-1, 1], included.shape) * (rng.uniform(size=included.shape) + 0.5)
-    phi = rng.normal(size=(num_factors, num_points))
-    f = (W @ phi).T
-    Y = f + 0.3 * np.std(f) * rng.normal(size=f.shape)
-    Y[rng.uniform(size=Y.shape) < 0.1] = np.nan
-    return Planted(Y, phi, included, f)
 
 
 def fitted(planted: Planted, num_functions: int, num_steps: int = 60, **options):
@@ -414,14 +182,6 @@ def test_planted_factors_are_found_in_single_precision(restored_x64):
     assert losses.dtype == np.float32
     assert np.min(correlation) > 0.95 and np.sum(used) == 4
     assert np.max(np.diff(losses)) < 1e-5 * abs(losses[-1])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-def test_sweeps_alone_do_not_find_them():
-    planted = plant(100, 60, 4, 0)
-    _, correlation, used = fitted(planted, 8, num_restarts=1, num_steps=11)
-    assert np.min(correlation) < 0.95 and np.sum(used) > 4
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves between local optima: what they propose, and that they never lower the bound."""
+"""Moves of functions with order: what they propose, and that they never lower the bound."""
 
 import numpy as np
 import pytest
-from task_problems import SMOOTH, M, model_of, observations, small, started
+from task_problems import SMOOTH, M, model_of, observations, started
 from tinygp import kernels
 
 from jax import random
@@ -12,9 +12,16 @@ import jax.numpy as jnp
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting import rounds
 from numpyro_spikeslab.fitting.ascent import Progress
-from numpyro_spikeslab.fitting.function_updates import is_active
-from numpyro_spikeslab.fitting.moves import drop, refit_weights, sharpen, switch_off, unmix, varimax
-from numpyro_spikeslab.fitting.roughness import roughness_of_inputs
+from numpyro_spikeslab.fitting.function_sweeps import is_active
+from numpyro_spikeslab.fitting.function_updates import switch_off
+from numpyro_spikeslab.fitting.moves import (
+    MAX_GRAPH,
+    drop,
+    laplacian_of,
+    refit_weights,
+    sharpen,
+    unmix,
+)
 from numpyro_spikeslab.fitting.starts import start_at
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -22,36 +29,27 @@ KEY = random.key(0)
 RNG = np.random.default_rng(0)
 
 
-def sparse_loadings(num_tasks=12, num_functions=4):
-    """Each task loads on one column."""
-    A = np.zeros((num_tasks, num_functions))
-    A[np.arange(num_tasks), np.arange(num_tasks) % num_functions] = 1 + RNG.random(num_tasks)
-    return A
+def energy(X, phi):
+    """``phi^T L phi`` of each function."""
+    return np.einsum("mn,nk,mk->m", phi, laplacian_of(jnp.asarray(X)), phi)
 
 
-def test_varimax_finds_the_rotation_of_sparse_loadings():
-    A = sparse_loadings()
-    R = np.linalg.qr(RNG.normal(size=(4, 4)))[0]
-    T = np.asarray(varimax(jnp.asarray(A @ R), jnp.zeros(4, int)))
-    np.testing.assert_allclose(T.T @ T, np.eye(4), atol=1e-12)
-    # up to order and signs
-    np.testing.assert_allclose(np.sort(np.abs(A @ R @ T), axis=1), np.sort(A, axis=1), atol=1e-6)
-
-
-def test_varimax_turns_only_inside_of_groups():
-    A = RNG.normal(size=(12, 4))
-    T = np.asarray(varimax(jnp.asarray(A), jnp.array([0, 1, 0, -1])))
-    np.testing.assert_allclose(T.T @ T, np.eye(4), atol=1e-12)
-    apart = np.ones((4, 4), bool)
-    apart[np.ix_([0, 2], [0, 2])] = False
-    np.testing.assert_array_equal(T[apart], np.eye(4)[apart])
-    assert abs(T[0, 2]) > 1e-3
-
-    def spread(x):
-        return np.sum(np.var(x**2, axis=0))
-
-    assert spread(A @ T) > spread(A) + 1e-3
-    np.testing.assert_array_equal(varimax(jnp.asarray(A[:, :1]), jnp.zeros(1, int)), [[1.0]])
+@pytest.mark.parametrize("shape", [(12,), (12, 3)])
+def test_roughness_is_a_graph_laplacian(shape):
+    X = RNG.normal(size=shape)
+    phi = RNG.normal(size=(2, 12))
+    points = X.reshape(12, -1)
+    squared = np.sum((points[:, None] - points) ** 2, axis=2)
+    nearest = np.sort(squared, axis=1)[:, 1]
+    similarity = np.exp(-0.5 * squared / np.median(nearest))
+    difference = (phi[:, :, None] - phi[:, None, :]) ** 2
+    expected = 0.5 * np.sum(similarity * difference, axis=(1, 2))
+    np.testing.assert_allclose(energy(X, phi), expected)
+    # inputs that are repeated are as far from others as single ones
+    x = np.repeat(np.linspace(0, 1, 10), 2)
+    found = energy(x, np.stack([x, np.ones_like(x)]))
+    assert np.all(np.isfinite(found)) and found[0] > 1e-3 and abs(found[1]) < 1e-12
+    assert laplacian_of(jnp.zeros(MAX_GRAPH + 1)) is None
 
 
 def test_unmixing_orders_functions_by_smoothness():
@@ -60,24 +58,11 @@ def test_unmixing_orders_functions_by_smoothness():
     mixed = RNG.normal(size=(3, 3)) @ waves
     deviation = jnp.asarray(np.stack([mixed[0], np.cos(x), mixed[1], mixed[2]]))
     active = jnp.array([True, False, True, True])
-    U, group = unmix(deviation, active, roughness_of_inputs(jnp.asarray(x)))
-    found = np.asarray(U).T @ np.where(active[:, None], deviation, 0.0)
+    U, group = unmix(deviation, active, laplacian_of(jnp.asarray(x)))
     np.testing.assert_array_equal(group, [0, 0, 1, -1])
-    found = found[:3]
+    found = (np.asarray(U).T @ np.where(active[:, None], deviation, 0.0))[:3]
     np.testing.assert_allclose(found @ found.T / 200, np.eye(3), atol=1e-6)
     np.testing.assert_allclose(np.abs(found @ waves.T) / 200, np.eye(3), atol=0.02)
-
-
-def test_what_is_switched_off_is_at_its_prior():
-    found = small()
-    mean, variances = found.data.mean, found.prior.variances(found.functions.theta)
-    off = switch_off(found.posterior, jnp.array([True, False]), mean)
-    assert not np.any(off.weights.probs[:, 1])
-    np.testing.assert_array_equal(off.weights.probs[:, 0], found.posterior.weights.probs[:, 0])
-    np.testing.assert_array_equal(off.functions.mean[1], mean[1])
-    np.testing.assert_allclose(off.functions.var[1], variances[1])
-    np.testing.assert_array_equal(off.functions.mean[0], found.functions.mean[0])
-    assert off.functions.kl[1] == 0.0 and not np.any(off.functions.alpha[1])
 
 
 @pytest.mark.slow
@@ -86,7 +71,7 @@ def test_the_function_that_is_dropped_is_missed_least():
     assert np.all(is_active(found.at, found.posterior))
     bounds = []
     for m in range(M):
-        off = switch_off(found.posterior, jnp.arange(M) != m, found.data.mean)
+        off = switch_off(found.posterior, jnp.arange(M) == m, found.data.mean)
         refitted, bound = refit_weights(found.spec, found.data, found.at, off, 2)
         np.testing.assert_allclose(found.bound(refitted), bound, rtol=1e-9)
         bounds.append(float(bound))
@@ -118,9 +103,9 @@ def test_moves_among_kernels_of_several_kinds():
     svi = nss.CAVI(model, guide, num_restarts=1)
     result = svi.run(KEY, 60, x, Y, progress_bar=False)
     assert np.max(np.diff(result.losses)) < 1e-8
-    known = guide.predict(result.params, x, Y)
+    fitted = guide.predict(result.params, x, Y)
     there = guide.predict(result.params, x, Y, X_new=x)
-    for new, old in zip(there, known, strict=True):
+    for new, old in zip(there, fitted, strict=True):
         np.testing.assert_allclose(new, old, atol=1e-6)
 
 
