@@ -39,32 +39,22 @@ def test_the_script_finds_what_is_there(tmp_path):
     if not README.exists():
         pytest.skip("the README is not installed with the package")
     assert not jax.config.jax_enable_x64
-    _, chains, fit, gradients, tasks, sampled, *_ = run_script(tmp_path)
+    _, regression, tasks = run_script(tmp_path)
     assert (tmp_path / "inclusion.png").stat().st_size > 10_000
-    chains_and_fit_find_the_two_weights(chains, fit, gradients)
-    gradients_reach_almost_the_same_bound(gradients)
+    chains_and_fit_find_the_two_weights(regression)
     tasks_share_two_functions_and_fill_the_gap(tasks)
-    chains_of_tasks_agree_with_their_fit(sampled)
 
 
-def chains_and_fit_find_the_two_weights(chains, fit, gradients):
+def chains_and_fit_find_the_two_weights(names):
     used = np.isin(np.arange(20), [3, 7])
-    spikes = chains["dt_gibbs"]["posterior"]["w_spike"].mean(["chain", "draw"]).values
-    for inclusion in (spikes, fit["guide"].inclusion_probabilities(fit["result"].params)["w"]):
+    spikes = names["chains"]["posterior"]["w_spike"].mean(["chain", "draw"]).values
+    for inclusion in (spikes, names["guide"].inclusion_probabilities(names["result"].params)["w"]):
         assert np.all(inclusion[used] > 0.99) and np.all(inclusion[~used] < 0.1)
-    means = fit["guide"].posterior_mean(fit["result"].params)["w"]
+    means = names["guide"].posterior_mean(names["result"].params)["w"]
     np.testing.assert_allclose(means[used], [2.0, -0.5], atol=0.06)
     # new observations: the intercept, and the two weights' and the noise's part of the variance
-    assert gradients["y_new"].shape == (1000, 200)
-    np.testing.assert_allclose(gradients["y_new"].mean(), 1.0, atol=0.3)
-
-
-def gradients_reach_almost_the_same_bound(names):
-    inclusion = names["guide"].inclusion_probabilities(names["result_adam"].params)["w"]
-    assert np.all((inclusion < 0.05) | (inclusion > 0.95))
-    loss = names["result_adam"].losses[-100:].mean()
-    best = names["result"].losses[-1]
-    assert best < loss < best + 1.5
+    assert names["y_new"].shape == (1000, 200)
+    np.testing.assert_allclose(names["y_new"].mean(), 1.0, atol=0.3)
 
 
 def tasks_share_two_functions_and_fill_the_gap(names):
@@ -73,14 +63,7 @@ def tasks_share_two_functions_and_fill_the_gap(names):
     np.testing.assert_array_equal(np.sum(inclusion > 0.5, axis=1), [1, 1, 2, 0])
     assert names["mean"].shape == names["variance"].shape == (121, 4)
     # the inside of the third task's gap
-    x = np.asarray(names["X_new"])
+    x = np.asarray(names["x_new"])
     gap = (x > 3.4) & (x < 5.9)
     expected = np.sin(x) - np.cos(2 * x)
     assert np.sqrt(np.mean((names["mean"][gap, 2] - expected[gap]) ** 2)) < 0.2
-
-
-def chains_of_tasks_agree_with_their_fit(names):
-    assert names["new"]["f_new"].shape == (2000, 121, 4)
-    inside = np.asarray(names["X_new"]) < 10
-    mean = names["new"]["f_new"].mean(axis=0)
-    np.testing.assert_allclose(mean[inside], names["mean"][inside], atol=0.25)
