@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conditional of one (slab, spike) pair and the sweep over all of them.
+"""The conditional of a (slab, spike) pair, and the sweep over all pairs.
 
-A weight is ``w = s * w_tilde`` with ``w_tilde ~ N(0, sigma_w^2)`` and ``s ~ Bernoulli(pi)``. Given
-everything else the pair has one conditional. Paired mean field puts its expectation back into the
-sweep (:func:`expectation`), the paired Gibbs sampler a draw (:func:`draw`); nothing else differs.
+A weight is ``w = s * w_tilde`` with ``w_tilde ~ N(0, sigma_w^2)`` and ``s ~ Bernoulli(pi)``. A
+sweep visits each pair given all others. Paired mean field puts the expectation of the pair's
+conditional back (:func:`expectation`), the paired Gibbs sampler a draw (:func:`draw`); nothing else
+differs.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jaxtyping import Array, Float, Int
 
@@ -16,9 +17,12 @@ import jax
 from jax import lax, nn
 import jax.numpy as jnp
 
-# Features per block of a sweep. One feature at a time is bound by the latency of a sum that XLA
-# does not vectorise; with some hundreds the Gram matrices outweigh the design itself.
+# Features per block of a design. A sum for each single feature is bound by latency; with some
+# hundreds of features the Gram matrices of the blocks outweigh the design itself.
 BLOCK_SIZE = 128
+
+# The same where the Gram matrices change in every step, so that they cost less than a sweep.
+CHANGING_BLOCK_SIZE = 16
 
 
 class Prior(NamedTuple):
@@ -32,19 +36,11 @@ class Prior(NamedTuple):
     variance: Float[Array, "*P"]
 
 
-class Design(NamedTuple):
-    """A whitened design, cut into K blocks of B features each (zero features pad the last block).
-
-    - **rows** - features as rows, each observation scaled by its relative precision's square root.
-    - **gram** - inner products of the features of a block; `None` of a design for sums alone.
-    """
-
-    rows: Float[Array, "K B N"]
-    gram: Float[Array, "K B B"] | None
+# The conditional
 
 
 class Coordinates(NamedTuple):
-    """What the conditionals of B pairs owe to precisions alone, computed once for a sweep.
+    """Terms of the conditionals of B pairs that the residual does not change.
 
     - **squares** - ``<phi_m, phi_m>``.
     - **variance** - ``1 / A``, variance of the slab where it is included.
@@ -56,7 +52,7 @@ class Coordinates(NamedTuple):
     log_odds: Float[Array, "*B"]
 
     def given(self, b: Any) -> "Conditional":
-        """The conditionals, given their linear terms ``b`` (supplement, eq. 1)."""
+        """Return the conditionals, given their linear terms ``b`` (supplement, eq. 1)."""
         loc = b * self.variance
         return Conditional(self.log_odds + 0.5 * b * loc, loc, self.variance)
 
@@ -67,6 +63,18 @@ class Conditional(NamedTuple):
     logit: Float[Array, "*B"]
     loc: Float[Array, "*B"]
     variance: Float[Array, "*B"]
+
+
+def coordinates(squares: Float[Array, "*B"], precision: Any, prior: Prior) -> Coordinates:
+    """Compute ``A = tau <phi, phi> + 1/sigma_w^2`` and the logit at ``b = 0`` (supplement, eq. 1).
+
+    :param squares: inner product of each feature with itself.
+    :param precision: noise precision ``tau``.
+    :param prior: prior of the weights. The shapes of all three broadcast.
+    """
+    variance = 1.0 / (precision * squares + 1.0 / prior.variance)
+    log_odds = prior.log_odds + 0.5 * jnp.log(variance / prior.variance)
+    return Coordinates(squares, variance, log_odds)
 
 
 Put = Callable[[Conditional, Any], Any]
@@ -91,49 +99,201 @@ def draw(pair: Conditional, noise: tuple[Any, Any]) -> Any:
     return jnp.where(pair.logit > logistic, pair.loc + jnp.sqrt(pair.variance) * normal, 0.0)
 
 
-def coordinates(squares: Float[Array, "*B"], precision: Any, prior: Prior) -> Coordinates:
-    """``A = tau <phi, phi> + 1/sigma_w^2`` and the logit at ``b = 0`` (supplement, eq. 1).
+def drawn(pair: Conditional, noise: tuple[Any, Any], prior: Prior) -> tuple[Any, Any, Any]:
+    """Return spikes, slabs and inclusion probabilities of what :func:`draw` has put back.
 
-    :param squares: inner product of each feature with itself.
-    :param precision: noise precision ``tau``.
-    :param prior: prior of the weights. The shapes of all three broadcast.
+    Excluded slabs are draws from their prior.
     """
-    variance = 1.0 / (precision * squares + 1.0 / prior.variance)
-    log_odds = prior.log_odds + 0.5 * jnp.log(variance / prior.variance)
-    return Coordinates(squares, variance, log_odds)
+    logistic, normal = noise
+    spike = pair.logit > logistic
+    included = pair.loc + jnp.sqrt(pair.variance) * normal
+    slab = jnp.where(spike, included, jnp.sqrt(prior.variance) * normal)
+    return spike.astype(int), slab, nn.sigmoid(pair.logit)
 
 
-def gram_sweep(
-    gram: Float[Array, "B B *#T"],
+# The sweep
+
+
+class Products(Protocol):
+    """Inner products of features with each other and with a residual, block after block.
+
+    Their state is what they need beside the current weights, such as the residual of these.
+
+    - **blocks** - arrays of K blocks of B features, leading axis K; the first is (K, B, ...).
+    """
+
+    @property
+    def blocks(self) -> Any: ...
+
+    def of(self, block: Any, weights: Any, state: Any) -> tuple[Any, Any]:
+        """Return the Gram matrix of a block, and its products with the current residual.
+
+        The Gram matrix is an array (B, B) for one task, and for tasks side by side a function of
+        two features, of which only those entries are computed that the visits read.
+        """
+
+    def update(self, block: Any, change: Any, state: Any) -> Any:
+        """Return the state after the weights of a block have changed."""
+
+
+def sweep_blocks(
+    products: Products,
+    weights: Float[Array, "P *T"],
+    state: Any,
+    precision: Any,
+    pairs: Coordinates,
+    put: Put,
+    noise: Any,
+) -> tuple[Float[Array, "P *T"], Any]:
+    """Visit all coordinates in turn, of one task or of many tasks side by side.
+
+    Inside a block the visits are Gauss-Seidel on its Gram matrix. Between blocks the residual is
+    updated by matrix products. The result does not depend on the blocks.
+
+    :param products: of the features; zero features fill up the last block.
+    :param weights: current weights (expectations or draws); tasks are the last axis.
+    :param state: of the products, at these weights.
+    :param precision: noise precision ``tau``.
+    :param pairs: from :func:`coordinates`.
+    :param put: :func:`expectation` or :func:`draw`.
+    :param noise: variates of the draw, in the shape of the weights, or `None`.
+    :return: the linear term ``b`` of each visit, and the state at the new weights.
+    """
+    size = len(weights)
+    number, block_size = products.blocks[0].shape[:2]
+
+    def visit(carry, part):
+        weights, state = carry
+        start, block, pairs, noise = part
+        gram, cross = products.of(block, weights, state)
+        old = lax.dynamic_slice_in_dim(weights, start, block_size)
+        b, new = visits(gram, cross, old, precision, pairs, put, noise)
+        weights = lax.dynamic_update_slice_in_dim(weights, new, start, 0)
+        return (weights, products.update(block, new - old, state)), b
+
+    parts = jax.tree.map(partial(in_parts, number=number, size=block_size), (pairs, noise))
+    starts = block_size * jnp.arange(number)
+    carry = pad(weights, number * block_size), state
+    (_, state), b = lax.scan(visit, carry, (starts, products.blocks, *parts))
+    return b.reshape(-1, *weights.shape[1:])[:size], state
+
+
+def visits(
+    gram: Any,
     cross: Float[Array, "B *T"],
     weights: Float[Array, "B *T"],
     precision: Any,
     pairs: Coordinates,
     put: Put,
-    *,
-    noise: Any = None,
-) -> Float[Array, "B *T"]:
-    """Visit B coordinates in turn, carrying ``cross = <phi_m, residual>`` of all of them.
+    noise: Any,
+) -> tuple[Float[Array, "B *T"], Float[Array, "B *T"]]:
+    """Visit B coordinates in turn; see :func:`sweep_blocks`.
 
-    :param gram: inner products of the features. Tasks that are visited at once are the last axis of
-        all arrays, here of size 1 where they share the products.
+    :param gram: see :meth:`Products.of`.
     :param cross: inner products of the features with the residual of the current weights.
-    :param weights: current weights (expectations or draws).
-    :param precision: noise precision ``tau``.
-    :param pairs: from :func:`coordinates`.
-    :param put: :func:`expectation` or :func:`draw`.
-    :param noise: variates of the draw, leading axis B.
-    :return: the linear terms ``b`` that the visits found; all else follows from them.
+    :return: the linear terms ``b`` of the visits, and the new weights.
     """
 
-    def visit(cross, coordinate):
-        m, gram_m, weight, pair, noise_m = coordinate
-        b = precision * (cross[m] + pair.squares * weight)
-        # without a barrier XLA finds the change anew for each entry of cross
-        change = lax.optimization_barrier(weight - put(pair.given(b), noise_m))
-        return cross + gram_m * change, b
+    def visit(cross, square, old, pair, noise):
+        b = precision * (cross + square * old)
+        new = put(pair.given(b), noise)
+        # without a barrier XLA computes the change anew wherever it is used
+        return lax.optimization_barrier((b, new, old - new))
 
-    return lax.scan(visit, cross, (jnp.arange(cross.shape[0]), gram, weights, pairs, noise))[1]
+    def step(cross, coordinate):
+        m, row, *part = coordinate
+        b, new, change = visit(cross[m], row[m], *part)
+        return cross + row * change, (b, new)
+
+    if cross.ndim == 1:
+        coordinates = jnp.arange(len(cross)), gram, weights, pairs, noise
+        return lax.scan(step, cross, coordinates)[1]
+    # with many tasks, to sum up the earlier changes costs less than to update all products
+    results: list[Any] = []
+    for m in range(len(cross)):
+        before = (gram(m, j) * change for j, (_, _, change) in enumerate(results))
+        part = jax.tree.map(lambda x, m=m: x[m], (weights, pairs, noise))
+        results.append(visit(sum(before, cross[m]), gram(m, m), *part))
+    b, new, _ = map(jnp.stack, zip(*results, strict=True))
+    return b, new
+
+
+def pad(x: Float[Array, "P ..."], size: int, fill: float = 0.0) -> Float[Array, "P2 ..."]:
+    """Append ``fill`` to the leading axis until it has ``size`` entries."""
+    width = [(0, size - x.shape[0])] + [(0, 0)] * (x.ndim - 1)
+    return jnp.pad(x, width, constant_values=fill)
+
+
+def parts_of(total: int, largest: int) -> tuple[int, int]:
+    """Return number and size of parts of at most ``largest``, as equal as possible."""
+    number = -(-total // largest)
+    return number, -(-total // number)
+
+
+def in_parts(x: Float[Array, "P ..."], number: int, size: int) -> Float[Array, "K B ..."]:
+    """Cut the leading axis into parts; zeros fill up the last one."""
+    return pad(x, number * size).reshape(number, size, *x.shape[1:])
+
+
+# Designs of one task
+
+
+class Design(NamedTuple):
+    """A whitened design, cut into K blocks of B features each (zero features pad the last block).
+
+    - **rows** - features as rows, each observation scaled by its relative precision's square root.
+    - **gram** - inner products of the features of a block; `None` of a design for sums alone.
+    """
+
+    rows: Float[Array, "K B N"]
+    gram: Float[Array, "K B B"] | None
+
+    # as Products, whose state is the residual
+
+    @property
+    def blocks(self) -> "Design":
+        return self
+
+    def of(self, block: "Design", weights: Any, residual: Float[Array, " N"]) -> Any:
+        return block.gram, block.rows @ residual
+
+    def update(self, block: "Design", change: Any, residual: Float[Array, " N"]) -> Any:
+        return residual - change @ block.rows
+
+
+def block_design(
+    rows: Float[Array, "P N"], whitening: Float[Array, " N"] | None, block_size: int = BLOCK_SIZE
+) -> Design:
+    """Whiten a design and cut it into blocks with their Gram matrices.
+
+    :param rows: the design, features as rows.
+    :param whitening: square root of each observation's relative precision, 0 where it is missing;
+        `None` leaves the rows as they are.
+    :param block_size: features per block; :data:`CHANGING_BLOCK_SIZE` suits a design that is made
+        for a single sweep.
+    """
+    if whitening is not None:
+        rows = rows * whitening[None, :]
+    rows = in_parts(rows, *parts_of(len(rows), block_size))
+    return Design(rows, jnp.einsum("kbn,kcn->kbc", rows, rows))
+
+
+def feature_rows(design: Design, size: int) -> Float[Array, "P N"]:
+    """Return the whitened features as rows, without those that pad the last block."""
+    return design.rows.reshape(-1, design.rows.shape[-1])[:size]
+
+
+def predictor(design: Design, weights: Float[Array, " P"]) -> Float[Array, " N"]:
+    """Compute the whitened ``D w``."""
+    rows = design.rows.reshape(-1, design.rows.shape[-1])
+    return pad(weights, rows.shape[0]) @ rows
+
+
+def feature_squares(design: Design, size: int) -> Float[Array, " P"]:
+    """Compute the inner product of each whitened feature with itself."""
+    if design.gram is None:
+        return jnp.sum(design.rows**2, axis=2).reshape(-1)[:size]
+    return jnp.diagonal(design.gram, axis1=1, axis2=2).reshape(-1)[:size]
 
 
 def sweep(
@@ -146,91 +306,14 @@ def sweep(
     *,
     noise: Any = None,
 ) -> tuple[Float[Array, " N"], Conditional]:
-    """One pass over all coordinates: Gauss-Seidel inside blocks whose Gram matrix is known.
+    """Visit all features of a design in turn; see :func:`sweep_blocks`.
 
-    A block costs two matrix-vector products and a :func:`gram_sweep`; the result is that of
-    visiting one coordinate after the other.
-
-    :param design: from :func:`block_design`.
     :param residual: whitened ``y - D w`` of the current weights.
-    :param weights: current weights.
-    :param precision: common noise precision ``tau``.
-    :param prior: prior of the weights.
-    :param put: :func:`expectation` or :func:`draw`.
-    :param noise: variates of the draw, leading axis P.
-    :return: the new residual, and the conditional that each visit found.
+    :return: the new residual, and the conditional of each visit.
     """
-    num_blocks, block_size = design.rows.shape[:2]
-
-    cut = partial(in_parts, number=num_blocks, size=block_size)
-    # a positive variance keeps the conditional of the padded features finite
-    prior = Prior(cut(prior.log_odds), cut(prior.variance, fill=1.0))
-    squares = feature_squares(design, num_blocks * block_size)
-    pairs = coordinates(squares.reshape(num_blocks, block_size), precision, prior)
-
-    def visit(residual, block):
-        rows, gram, weights, pairs, noise = block
-        b = gram_sweep(gram, rows @ residual, weights, precision, pairs, put, noise=noise)
-        return residual + (weights - put(pairs.given(b), noise)) @ rows, b
-
-    blocks = (design.rows, design.gram, cut(weights), pairs, jax.tree.map(cut, noise))
-    residual, b = lax.scan(visit, residual, blocks)
-    found = pairs.given(b)
-    return residual, Conditional(*(x.reshape(-1)[: weights.shape[0]] for x in found))
-
-
-def pad(x: Float[Array, "P ..."], size: int, fill: float = 0.0) -> Float[Array, "P2 ..."]:
-    """Append ``fill`` to the leading axis until it has ``size`` entries."""
-    width = [(0, size - x.shape[0])] + [(0, 0)] * (x.ndim - 1)
-    return jnp.pad(x, width, constant_values=fill)
-
-
-def parts_of(total: int, largest: int) -> tuple[int, int]:
-    """How many parts of at most ``largest`` there are, and the size of each: as equal as can be, so
-    that as little as possible is appended."""
-    number = -(-total // largest)
-    return number, -(-total // number)
-
-
-def in_parts(
-    x: Float[Array, "P ..."], number: int, size: int, fill: float = 0.0
-) -> Float[Array, "K B ..."]:
-    """The leading axis cut into parts, the last of them with ``fill`` appended."""
-    return pad(x, number * size, fill).reshape(number, size, *x.shape[1:])
-
-
-def block_design(
-    rows: Float[Array, "P N"], whitening: Float[Array, " N"] | None, block_size: int = BLOCK_SIZE
-) -> Design:
-    """Whiten a design and cut it into blocks with their Gram matrices.
-
-    :param rows: the design, features as rows.
-    :param whitening: square root of each observation's relative precision, 0 where it is missing;
-        `None` leaves the rows as they are.
-    :param block_size: features per block.
-    """
-    if whitening is not None:
-        rows = rows * whitening[None, :]
-    rows = in_parts(rows, *parts_of(len(rows), block_size))
-    return Design(rows, jnp.einsum("kbn,kcn->kbc", rows, rows))
-
-
-def feature_rows(design: Design, size: int) -> Float[Array, "P N"]:
-    """The whitened features as rows, without those that pad the last block."""
-    return design.rows.reshape(-1, design.rows.shape[-1])[:size]
-
-
-def predictor(design: Design, weights: Float[Array, " P"]) -> Float[Array, " N"]:
-    """Whitened ``D w``."""
-    rows = design.rows.reshape(-1, design.rows.shape[-1])
-    return pad(weights, rows.shape[0]) @ rows
-
-
-def feature_squares(design: Design, size: int) -> Float[Array, " P"]:
-    """Inner product of each whitened feature with itself."""
-    if design.gram is None:
-        return jnp.sum(design.rows**2, axis=2).reshape(-1)[:size]
-    return jnp.diagonal(design.gram, axis1=1, axis2=2).reshape(-1)[:size]
+    pairs = coordinates(feature_squares(design, len(weights)), precision, prior)
+    b, residual = sweep_blocks(design, weights, residual, precision, pairs, put, noise)
+    return residual, pairs.given(b)
 
 
 def gibbs_sweep(
@@ -241,7 +324,7 @@ def gibbs_sweep(
     precision: Any,
     prior: Prior,
 ) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
-    """One exact paired Gibbs sweep (supplement, section 2).
+    """Make one exact paired Gibbs sweep (supplement, section 2).
 
     :param noise: logistic and normal random numbers.
     :param residual: whitened ``y - D w`` of the current draw.
@@ -249,13 +332,3 @@ def gibbs_sweep(
     """
     _, pair = sweep(design, residual, weights, precision, prior, draw, noise=noise)
     return drawn(pair, noise, prior)
-
-
-def drawn(pair: Conditional, noise: tuple[Any, Any], prior: Prior) -> tuple[Any, Any, Any]:
-    """What :func:`draw` has put back, taken apart."""
-    logistic, normal = noise
-    spike = pair.logit > logistic
-    # given s = 0 the slab is drawn from its prior
-    included = pair.loc + jnp.sqrt(pair.variance) * normal
-    slab = jnp.where(spike, included, jnp.sqrt(prior.variance) * normal)
-    return spike.astype(int), slab, nn.sigmoid(pair.logit)

@@ -16,7 +16,12 @@ from numpyro_spikeslab.algebra.coefficients import whitened
 from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, stacks_of
 from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, predictor
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
-from numpyro_spikeslab.algebra.task_sweeps import gibbs_task_sweep, task_products
+from numpyro_spikeslab.algebra.task_sweeps import (
+    Draws,
+    gibbs_masked_sweep,
+    gibbs_task_sweep,
+    task_products,
+)
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.checks import SAMPLED
@@ -261,37 +266,46 @@ def _sweep_tasks(
     shares = reading.shares if sites == form.of_tasks else None
     beside = task_coefficients(sites, at, values, phi, reading.covariates, shares).beside
     more, linear = beside.integrated()
-    return gibbs_task_sweep(key, beside.G, linear, current, 1 / at.sigma2, at.prior, more)
+    noise = logistic_and_normal(key, current)
+    return gibbs_task_sweep(noise, beside.G, linear, current, 1 / at.sigma2, at.prior, more)
 
 
 def draw_tasks(
     key: Array, at: View, phi: Float[Array, "M N"], current: Float[Array, "Q M"]
-) -> tuple[Array, Array, Array]:
-    """Spikes, slabs and inclusion probabilities of weights that share or mix features.
+) -> Draws:
+    """Draw spikes and slabs of weights that share or mix features, and return the inclusion
+    probabilities.
+
+    Memory is that of the observations: Gram matrices are those of all tasks together, of a tile of
+    tasks, or of a block of the columns of a sparse table.
 
     :param at: the model at zero weights.
     :param phi: the features.
     :param current: current weights.
     """
-    G, linear, precision = gram_form(at, phi)
-    return gibbs_task_sweep(key, G, linear, current, precision, at.prior)
-
-
-def gram_form(
-    at: View, phi: Float[Array, "M N"]
-) -> tuple[Float[Array, "#Q M M"], Float[Array, "Q M"], Float[Array, " Q"]]:
-    """What the data say of the weights: products of the features with each other and with the
-    observations, relative to the precision of each task, and these precisions.
-
-    :param at: the model at zero weights.
-    :param phi: the features.
-    :return: one matrix of products for all tasks where they all count the same observations.
-    """
+    noise, precision, prior = logistic_and_normal(key, current), 1 / at.sigma2, at.prior
     if at.layout is not None:
-        N = phi.shape[1]
-        nothing, one = jnp.zeros((N, 0), phi.dtype), jnp.ones(N, phi.dtype)
-        side, features, number = at.layout.by_columns, (phi.T, nothing, one), at.sigma2.size
-        found = over_blocks(side, number, features, at.Y, at.relative, lambda sums, _: sums)
-        return found.G, found.b, 1 / at.sigma2
-    linear = (at.relative * at.Y).T @ phi.T
-    return task_products(phi, phi, at.relative), linear, 1 / at.sigma2
+        return _draw_columns_of_entries(noise, at, phi, current)
+    if at.relative.shape[1] > 1:
+        return gibbs_masked_sweep(noise, phi, (at.Y, at.relative), current, precision, prior)
+    gram, linear = task_products(phi, phi, at.relative), (at.relative * at.Y).T @ phi.T
+    return gibbs_task_sweep(noise, gram, linear, current, precision, prior)
+
+
+def _draw_columns_of_entries(
+    noise: tuple[Array, Array], at: View, phi: Float[Array, "M N"], current: Float[Array, "Q M"]
+) -> Draws:
+    """Draw the weights of each column of a table of which some entries are observed."""
+    assert at.layout is not None
+    features = phi.T, jnp.zeros((phi.shape[1], 0), phi.dtype), jnp.ones_like(phi[0])
+    shared = len(at.prior.variance) == 1
+
+    def block(sums, columns):
+        weights, precision, normals = jax.tree.map(
+            lambda x: x[columns], (current, 1 / at.sigma2, noise)
+        )
+        prior = at.prior if shared else Prior(*(x[columns] for x in at.prior))
+        return gibbs_task_sweep(normals, sums.G, sums.b, weights, precision, prior)
+
+    side = at.layout.by_columns
+    return over_blocks(side, len(current), features, at.Y, at.relative, block)
