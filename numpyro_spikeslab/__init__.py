@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from numpyro_spikeslab.regression import sparse_regression
     from numpyro_spikeslab.reporting.align import align, invariants
     from numpyro_spikeslab.reporting.credible_sets import credible_sets
-    from numpyro_spikeslab.reporting.plot_fit import plot_fit
-    from numpyro_spikeslab.reporting.plot_functions import plot_latent_functions
+    from numpyro_spikeslab.reporting.plot_functions import plot_fit, plot_latent_functions
     from numpyro_spikeslab.reporting.plot_inclusion import plot_inclusion
     from numpyro_spikeslab.reporting.plot_weights import plot_weights
     from numpyro_spikeslab.reporting.tables import compare, summary
@@ -75,7 +74,7 @@ _LAZY = {
     "credible_sets": "reporting.credible_sets",
     "datasets": "datasets",
     "invariants": "reporting.align",
-    "plot_fit": "reporting.plot_fit",
+    "plot_fit": "reporting.plot_functions",
     "plot_inclusion": "reporting.plot_inclusion",
     "plot_latent_functions": "reporting.plot_functions",
     "plot_weights": "reporting.plot_weights",

@@ -11,7 +11,7 @@ from jax import random
 
 from numpyro_spikeslab.latent import are_dates
 from numpyro_spikeslab.regression import sparse_regression
-from numpyro_spikeslab.reporting.data import posterior
+from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.table_checks import as_numbers, check_index, count_masked, has_labels
 
 try:

@@ -24,8 +24,8 @@ from numpyro_spikeslab import models
 from numpyro_spikeslab.algebra.active_set import MAX_ROUNDING
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
+from numpyro_spikeslab.reporting.arviz_data import SETS, inclusion, posterior
 from numpyro_spikeslab.reporting.credible_sets import credible_sets
-from numpyro_spikeslab.reporting.data import SETS, inclusion, posterior
 from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics
 from numpyro_spikeslab.reporting.variational import add_variational_stats, k_hat
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab import regression
-from numpyro_spikeslab.reporting import data as reading
+from numpyro_spikeslab.reporting import arviz_data as reading
 
 pytestmark = pytest.mark.filterwarnings("error")
 

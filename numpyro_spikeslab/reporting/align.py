@@ -3,27 +3,26 @@
 
 from collections.abc import Mapping
 from math import prod
+import re
 
 import numpy as np
 from numpy.typing import ArrayLike
 import xarray as xr
 
-from numpyro_spikeslab.reporting.data import (
+from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.reporting.arviz_data import (
     FUNCTIONS,
     WEIGHTS,
     are_inclusion_probabilities,
-    are_one_fit,
     check_finite,
-    first_draw,
     function_plate,
-    given_values,
-    has_numbered_kernels,
-    plates_besides,
+    plates,
     posterior,
     sample_dims,
-    shaped_like,
 )
-from numpyro_spikeslab.reporting.matching import Factors, Labels, centre, match, strongest_first
+from numpyro_spikeslab.reporting.labels import matched
+from numpyro_spikeslab.reporting.matching import Factors, centre, match, strongest_first
+from numpyro_spikeslab.reporting.methods import values_by_name
 
 GROUPS_OF_POSTERIOR = {"/posterior", "/sample_stats", "/posterior_predictive", "/predictions"}
 
@@ -37,32 +36,32 @@ def align(
 ) -> xr.DataTree:
     """Give latent functions the same order and signs in all draws and chains.
 
-    Nothing in a model such as :func:`~numpyro_spikeslab.models.mtmkl` tells its latent functions
-    apart: exchanging two of them, or the sign of one with that of its weights, changes neither
-    likelihood nor prior. So R-hat, means and intervals of weights or functions say nothing until
-    the draws are aligned. Each draw gets the permutation and the signs that bring its products
-    ``w_m phi_m`` nearest to those of the reference. A function without weights in a draw takes a
-    place that is left, and keeps its sign. In the draws of one variational fit every function has
-    its place already, so they all get the permutation and the signs of their mean.
+    A model such as :func:`~numpyro_spikeslab.models.mtmkl` does not identify the order of its
+    latent functions, nor their signs: exchanging two of them, or the sign of one with that of its
+    weights, changes neither likelihood nor prior. So R-hat, means and intervals of weights or
+    functions mean nothing until the draws are aligned. Each draw gets the permutation and the signs
+    that bring its products ``w_m phi_m`` nearest to those of the reference. A function without
+    weights in a draw takes a remaining place and keeps its sign. The draws of one variational
+    fit share their order already, so they all get the permutation and the signs of their mean.
 
-    Alignment cannot repair chains that have found different functions: look at R-hat of what needs
-    no alignment (:func:`invariants`) first. The functions must have alike priors, of mean zero;
-    where variables such as ``phi_0_scale`` say that their kernels are of different kinds, each
-    stays in its place, and its sign alone is matched.
+    Alignment cannot repair chains that have converged to different functions: look first at R-hat
+    of :func:`invariants`. The functions must have equal priors, of mean zero. If variables such as
+    ``phi_0_scale`` show that their kernels are of different kinds, each function keeps its place,
+    and only its sign is matched.
 
     :param data: ArviZ data with the weights, Q tasks by M functions, and the functions, M by N
         points, of every draw. They share one dimension, that of the functions.
     :param reference: what to match: one draw, as values of ``weights`` and ``functions`` by name
         (of :meth:`PairedGuide.posterior_mean <numpyro_spikeslab.PairedGuide.posterior_mean>`, for
         example); or ArviZ data, aligned in themselves, whose centre is matched. None, the default,
-        matches the centre of ``data``, with the functions in the order of what they explain, the
+        matches the centre of ``data``, with the functions sorted by what they explain, the
         strongest first, and the largest weight of each positive.
     :param weights: variable of the weights; its slab goes with it.
     :param functions: variable of the functions; their values at new points, such as ``phi_new``,
         go with it.
     :returns: ArviZ data like ``data``. All variables with the dimension of the functions have their
         new order, spikes, kernel parameters and inclusion probabilities among them; labels stay in
-        their places. The attribute ``aligned`` of the posterior tells :func:`summary` that it is.
+        their places.
     :raises ValueError: if there is no posterior, if a variable is missing or not finite, if weights
         and functions do not share exactly one dimension, or if shapes differ.
 
@@ -83,14 +82,19 @@ def align(
     """
     draws = posterior(data)
     in_place = has_numbered_kernels(draws, functions)
-    found = factors(draws, weights, functions)
-    to_place = found.mean() if are_one_fit(draws) else found
+    factors = factors_of(draws, weights, functions)
+    moving = factors.mean() if is_one_fit(draws) else factors
     if reference is None:
-        target = strongest_first(centre(to_place, in_place), in_place)
+        target = strongest_first(centre(moving, in_place), in_place)
     else:
         target = as_one_draw(reference, draws, weights, functions)
     plate = function_plate(draws, weights, functions)
-    order, sign = as_arrays(match(to_place, target, in_place), draws, plate)
+    sizes = {dim: draws.sizes[dim] for dim in (*sample_dims(draws), plate)}
+    shape = prod(sizes.values()) // sizes[plate], sizes[plate]
+    order, sign = (
+        xr.DataArray(np.broadcast_to(each, shape).reshape(list(sizes.values())), dims=list(sizes))
+        for each in match(moving, target, in_place)
+    )
     flipped = {weights, f"{weights}_slab", functions, f"{functions}_new"}
     groups = data.to_dict()
     for path in GROUPS_OF_POSTERIOR & set(groups):
@@ -101,18 +105,28 @@ def align(
             if plate in values.dims
         }
         groups[path] = group.assign(moved)
-    groups["/posterior"].attrs["aligned"] = f"{weights}, {functions}"
     return xr.DataTree.from_dict(groups, name=data.name)
 
 
-def factors(draws: xr.Dataset, weights: str, functions: str) -> Factors:
-    """Weights and functions of all draws."""
+def is_one_fit(draws: xr.Dataset) -> bool:
+    """Whether the draws are of one variational fit, in which the functions have one order."""
+    return "chain" not in {*draws.dims, *draws.coords}
+
+
+def has_numbered_kernels(draws: xr.Dataset, functions: str) -> bool:
+    """Whether some kernel parameters belong to one numbered function, such as ``phi_0_scale``."""
+    numbered = re.compile(rf"{re.escape(functions)}_\d+_")
+    return any(numbered.match(str(name)) for name in draws.data_vars)
+
+
+def factors_of(draws: xr.Dataset, weights: str, functions: str) -> Factors:
+    """Return weights and functions of all draws, functions scaled to length one."""
     plate = function_plate(draws, weights, functions)
     return Factors(rows(draws[weights], plate), rows(draws[functions], plate)).normalised()
 
 
 def rows(values: xr.DataArray, plate: str) -> np.ndarray:
-    """Draws by functions by all the rest, after a check that they are finite."""
+    """Return finite values as an array of draws by functions by all other elements."""
     check_finite(values)
     dims = sample_dims(values)
     array = values.transpose(*dims, plate, ...).values.astype(float)
@@ -125,33 +139,23 @@ def as_one_draw(
     weights: str,
     functions: str,
 ) -> Factors:
-    """The reference of :func:`align`."""
-    like, names = first_draw(draws), (weights, functions)
-    if isinstance(reference, xr.DataTree):
-        found = posterior(reference)
-        given_values(first_draw(found), like, names)  # for its checks
-        all_draws = factors(found, weights, functions)
-        in_place = has_numbered_kernels(found, functions)
-        return all_draws.mean() if are_one_fit(found) else centre(all_draws, in_place)
-    return factors(given_values(reference, like, names).expand_dims("sample"), weights, functions)
-
-
-def as_arrays(labels: Labels, draws: xr.Dataset, plate: str) -> list[xr.DataArray]:
-    """Order and signs with the dimensions of the samples and of the functions."""
-    sizes = {dim: draws.sizes[dim] for dim in (*sample_dims(draws), plate)}
-    # the draws of one fit share their labels
-    shape = (prod(sizes.values()) // sizes[plate], sizes[plate])
-    arrays = (np.broadcast_to(x, shape).reshape(list(sizes.values())) for x in labels)
-    return [xr.DataArray(x, dims=list(sizes)) for x in arrays]
+    """Return the reference of :func:`align` as one draw, after a check of its shapes."""
+    like, names = draws.isel(dict.fromkeys(sample_dims(draws), 0)), (weights, functions)
+    if not isinstance(reference, xr.DataTree):
+        values = xr.Dataset(values_by_name(reference, like, names))
+        return factors_of(values.expand_dims("sample"), weights, functions)
+    others = posterior(reference)
+    values_by_name(others.isel(dict.fromkeys(sample_dims(others), 0)), like, names)
+    factors = factors_of(others, weights, functions)
+    if is_one_fit(others):
+        return factors.mean()
+    return centre(factors, has_numbered_kernels(others, functions))
 
 
 def with_plates_of(weight: xr.DataArray, group: xr.Dataset) -> xr.Dataset:
-    """The group with the inclusion probabilities of a weight shaped like it.
-
-    Their plates may have other names, as a sampler that stores them knows none.
-    """
+    """Give inclusion probabilities the plates of their weight, whose names a sampler lacks."""
     probs = {
-        name: shaped_like(values, weight, sample_dims(weight))
+        name: matched("data", values, weight)
         for name, values in group.data_vars.items()
         if are_inclusion_probabilities(name, str(weight.name))
     }
@@ -159,12 +163,11 @@ def with_plates_of(weight: xr.DataArray, group: xr.Dataset) -> xr.Dataset:
 
 
 def placed(values: xr.DataArray, order: xr.DataArray, sign: xr.DataArray) -> xr.DataArray:
-    """A variable with the functions of each draw in their new places."""
+    """Put the functions of each draw into their new places."""
     if not order.sizes.items() <= values.sizes.items():
-        raise ValueError(
-            f"data: `{values.name}` has the sizes {dict(values.sizes)}, expected those of the "
-            f"posterior, {dict(order.sizes)}, among them; thin all groups alike."
-        )
+        got = f"`{values.name}` of the sizes {dict(values.sizes)}"
+        expected = f"the sizes of the posterior, {dict(order.sizes)}, among them"
+        raise bad("data", got, expected, "Thin all groups alike.")
     *dims, plate = order.dims
     moved = xr.apply_ufunc(
         lambda x, order, sign: np.take_along_axis(x, order, axis=-1) * sign.astype(x.dtype),
@@ -179,7 +182,7 @@ def placed(values: xr.DataArray, order: xr.DataArray, sign: xr.DataArray) -> xr.
 def invariants(
     data: xr.DataTree, *, weights: str = WEIGHTS, functions: str = FUNCTIONS
 ) -> xr.DataTree:
-    """What is the same whatever the order and the signs of latent functions are.
+    """Compute variables that do not depend on the order and signs of latent functions.
 
     R-hat, effective sample sizes and intervals of these variables need no :func:`align`. All
     functions for ArviZ data take the result: ``arviz_stats.rhat(nss.invariants(data))``.
@@ -187,8 +190,8 @@ def invariants(
     - every variable without the dimension of the functions: noise, scales, ``f``;
     - ``num_active``: number of functions with a weight that is not zero;
     - ``WWT``: the matrix ``W W^T`` of Q by Q tasks (after the name of ``weights``);
-    - ``f``: the fit ``(W phi)^T`` at all points, if the posterior has no ``f``. For chosen points
-      take ``data.sel(point=...)`` first, or ``coords`` in :func:`summary`.
+    - ``f``: the fit ``(W phi)^T`` at all points, if the posterior has no ``f``. Choose points by
+      ``data.sel(point=...)`` before, or by ``coords`` in :func:`summary`.
 
     :param data: ArviZ data with weights and functions, see :func:`align`.
     :param weights: variable of the weights.
@@ -204,21 +207,19 @@ def invariants(
         >>> rng = np.random.default_rng(0)
         >>> draws = {"W": rng.normal(size=(4, 50, 3, 2)), "phi": rng.normal(size=(4, 50, 2, 5))}
         >>> dims = {"W": ["task", "latent"], "phi": ["latent", "point"]}
-        >>> found = invariants(arviz_base.from_dict({"posterior": draws}, dims=dims))["posterior"]
-        >>> {str(name): values.shape[2:] for name, values in found.data_vars.items()}
+        >>> table = invariants(arviz_base.from_dict({"posterior": draws}, dims=dims))["posterior"]
+        >>> {str(name): values.shape[2:] for name, values in table.data_vars.items()}
         {'num_active': (), 'WWT': (3, 3), 'f': (5, 3)}
     """
     draws = posterior(data)
     plate = function_plate(draws, weights, functions)
-    tasks = plates_besides(draws, weights, plate)
     W = draws[weights]
-    found = draws.drop_vars([name for name, x in draws.data_vars.items() if plate in x.dims])
-    found["num_active"] = (W != 0).any(tasks).sum(plate)
+    tasks = plates(W, without=plate)
+    invariant = draws.drop_vars([name for name, x in draws.data_vars.items() if plate in x.dims])
+    invariant["num_active"] = (W != 0).any(tasks).sum(plate)
     columns = W.rename({dim: f"{dim}_column" for dim in tasks})
-    found[f"{weights}{weights}T"] = xr.dot(W, columns, dim=plate)
-    if "f" not in found:
+    invariant[f"{weights}{weights}T"] = xr.dot(W, columns, dim=plate)
+    if "f" not in invariant:
         f = xr.dot(W, draws[functions], dim=plate)
-        found["f"] = f.transpose(*sample_dims(draws), ..., *tasks)
-    found = found.drop_dims(plate, errors="ignore")
-    found.attrs.pop("aligned", None)
-    return xr.DataTree.from_dict({"/posterior": found})
+        invariant["f"] = f.transpose(*sample_dims(draws), ..., *tasks)
+    return xr.DataTree.from_dict({"/posterior": invariant.drop_dims(plate, errors="ignore")})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Factors of a fit, weights and latent functions, and their matching.
+"""Matching of latent functions and their weights between draws.
 
-A function and its weights give the fit ``w phi^T``, which does not change when two functions
-change places, or a function its sign together with its weights.
+The fit ``W phi`` is invariant to permutations of the functions, and to the sign of a function
+together with its weights.
 """
 
 from typing import NamedTuple
@@ -15,74 +15,71 @@ from scipy.optimize import linear_sum_assignment
 class Factors(NamedTuple):
     """Weights of M latent functions and the functions, of S draws.
 
-    The data determine only their products. Functions of length one, as ``normalised`` makes them,
-    leave the scale of both to the weights, so that averages and strengths mean the same in all
-    draws.
+    The data determine only their products. ``normalised`` scales functions to length one, so that
+    averages and strengths are comparable between draws.
     """
 
     W: Float[np.ndarray, "S M Q"]
     phi: Float[np.ndarray, "S M N"]
 
     def normalised(self) -> "Factors":
-        """The same products, of functions of length one."""
+        """Scale the functions to length one, and the weights so that the products stay."""
         length = np.linalg.norm(self.phi, axis=2, keepdims=True)
         return Factors(self.W * length, self.phi / np.where(length > 0, length, 1))
 
     def mean(self) -> "Factors":
-        """One draw: the mean of weights and of functions."""
+        """Average weights and functions over the draws, as one draw."""
         return Factors(*(x.mean(axis=0, keepdims=True) for x in self))
 
-    def relabelled(self, labels: "Labels") -> "Factors":
-        """The same draws with their functions in other places."""
-        order, sign = labels.order[..., None], labels.sign[..., None]
+    def moved(self, places: "Places") -> "Factors":
+        """Put the functions of each draw into other places."""
+        order, sign = places.order[..., None], places.sign[..., None]
         return Factors(*(sign * np.take_along_axis(x, order, axis=1) for x in self))
 
 
-class Labels(NamedTuple):
-    """New places of latent functions.
+class Places(NamedTuple):
+    """Permutation and signs of the latent functions of each draw.
 
-    - **order** - which function of a draw takes each place.
-    - **sign** - by what it is multiplied.
+    - **order** - the function of the draw that takes each place.
+    - **sign** - its factor, 1 or -1.
     """
 
     order: Int[np.ndarray, "S M"]
     sign: Int[np.ndarray, "S M"]
 
 
-def match(draws: Factors, reference: Factors, in_place: bool = False) -> Labels:
-    """Labels that bring the products of weights and functions nearest to those of a reference.
+def match(draws: Factors, reference: Factors, in_place: bool = False) -> Places:
+    """Match the products ``w_m phi_m^T`` of each draw to those of a reference.
 
-    The squared distance of two such products is that of the matrices ``w phi^T``, so scales and
-    signs that weights and functions exchange do not matter.
+    The assignment minimises the sum of squared distances of these matrices, which do not depend on
+    scales and signs that weights and functions exchange. Functions without weights match all places
+    equally well: they keep their order and their signs.
 
-    :param in_place: whether all functions stay where they are, and signs alone are matched.
+    :param in_place: whether functions keep their places, and only signs are matched.
     """
     W, phi = reference.W[0], reference.phi[0]
     products = (draws.W @ W.T) * (draws.phi @ phi.T)  # of function m with the place k, (S, M, K)
     if in_place:
         products = np.broadcast_to(np.eye(len(W)), products.shape)
     order = np.stack([linear_sum_assignment(x.T, maximize=True)[1] for x in products])
-    # Functions without weights fit everywhere equally well; in their old order nothing moves
-    # without need.
     is_used = np.take_along_axis(draws.W.any(axis=2), order, axis=1)
-    left = [np.sort(row[~used]) for row, used in zip(order, is_used, strict=True)]
-    order[~is_used] = np.concatenate(left)
-    placed = draws.relabelled(Labels(order, np.ones_like(order)))
+    unused = [np.sort(row[~used]) for row, used in zip(order, is_used, strict=True)]
+    order[~is_used] = np.concatenate(unused)
+    placed = draws.moved(Places(order, np.ones_like(order)))
     cosines = cosine(placed.W, W) + cosine(placed.phi, phi)
-    # Signs of functions without weights are chance, and must not be made to agree.
-    return Labels(order, np.where(is_used & (cosines < 0), -1, 1))
+    return Places(order, np.where(is_used & (cosines < 0), -1, 1))
 
 
 def cosine(x: Float[np.ndarray, "S M D"], y: Float[np.ndarray, "M D"]) -> Float[np.ndarray, "S M"]:
-    """Cosines of the angles between rows, 0 where one is zero."""
+    """Compute the cosines of the angles between rows; 0 if one is zero."""
     lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
     return np.einsum("smd,md->sm", x, y) / np.where(lengths > 0, lengths, 1)
 
 
 def centre(draws: Factors, in_place: bool = False) -> Factors:
-    """One draw to match all to: twice the mean of draws matched to the one before.
+    """Compute a reference for all draws: their mean after matching, twice.
 
-    The first is the draw whose fit, the sum of all products, is nearest to the mean of the fits.
+    The first reference is the draw whose fit ``sum_m w_m phi_m^T`` is nearest to the mean fit.
     """
     mean = np.tensordot(draws.W, draws.phi, axes=([0, 1], [0, 1])) / len(draws.W)
     squares = np.sum((draws.W @ draws.W.mT) * (draws.phi @ draws.phi.mT), axis=(1, 2))
@@ -90,15 +87,15 @@ def centre(draws: Factors, in_place: bool = False) -> Factors:
     first = np.argmin(squares - 2 * products)
     reference = Factors(*(x[first][None] for x in draws))
     for _ in range(2):
-        reference = draws.relabelled(match(draws, reference, in_place)).mean()
+        reference = draws.moved(match(draws, reference, in_place)).mean()
     return reference
 
 
 def strongest_first(reference: Factors, in_place: bool = False) -> Factors:
-    """The same functions in the order of what they explain, their largest weights positive."""
+    """Sort functions by what they explain, and make their largest weights positive."""
     strength = np.linalg.norm(reference.W, axis=2)
     order = np.argsort(np.zeros_like(strength) if in_place else -strength, axis=1, kind="stable")
     largest = np.argmax(np.abs(reference.W), axis=2, keepdims=True)
     negative = np.take_along_axis(reference.W, largest, axis=2)[..., 0] < 0
     sign = np.where(np.take_along_axis(negative, order, axis=1), -1, 1)
-    return reference.relabelled(Labels(order, sign))
+    return reference.moved(Places(order, sign))

@@ -1,90 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several posteriors of one model, by the name of the method that found each."""
+"""Several posteriors of one model, by the name of the method."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import xarray as xr
 
-from numpyro_spikeslab.reporting.data import (
-    KINDS,
-    check_plates,
-    given_values,
-    pairs,
-    posterior,
-    sample_dims,
-    select,
-)
+from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.reporting.arviz_data import check_plates, pairs, plates, posterior, select
+from numpyro_spikeslab.reporting.labels import matched
 
-Methods = Mapping[str, xr.DataTree]
+Methods = Mapping[str, Any]
+
+RESERVED = ("model", "summary", "ci_bound")
+"""Dimensions that pictures add to the plates."""
 
 
-def as_methods(data: xr.DataTree | Methods) -> Methods:
-    """One posterior, or several by name, as a mapping."""
-    methods = {"posterior": data} if isinstance(data, xr.DataTree) else data
-    if not isinstance(methods, Mapping) or not methods:
-        raise ValueError(
-            f"data: got {data!r:.60}, expected ArviZ data or a mapping from names to ArviZ data; "
-            "make it with arviz_base.from_numpyro or arviz_base.from_numpyro_svi."
-        )
-    return methods
+def as_methods(data: Any, name: str = "posterior") -> Methods:
+    """Return posteriors by the name of the method; a single one is called ``name``."""
+    is_one = isinstance(data, xr.DataTree) or not isinstance(data, Mapping)
+    if not is_one and not data:
+        raise bad("data", data, "one fit, or several by name", "Name one at least.")
+    return {name: data} if is_one else data
 
 
 def by_method(parts: Iterable, methods: Iterable[str]):
-    """Concatenate one array or dataset per method along the dimension ``model`` of ArviZ."""
+    """Concatenate an array or dataset per method along the dimension ``model`` of ArviZ."""
     return xr.concat(list(parts), dim="model").assign_coords(model=list(methods))
 
 
 def comparable(
     methods: Methods, var_names: str | Iterable[str] | None, default: Iterable[str] = ()
 ) -> list[str]:
-    """Variables that all methods have with the shapes and labels of the first, as a list."""
+    """Return variables that all methods have with the same plates and labels.
+
+    :raises ValueError: if a method lacks one or has other plates or labels than the first.
+    """
     first = next(iter(methods))
     draws = posterior(methods[first])
     names = select(draws, var_names, default)
-    check_plates(draws[names], KINDS)
+    check_plates(draws[names], RESERVED)
     for method, tree in methods.items():
         others = posterior(tree)
         for name in names:
             if name not in others.data_vars:
-                raise ValueError(
-                    f"var_names: `{name}` is not in the posterior of {method!r}, which has "
-                    f"{sorted(map(str, others.data_vars))}; compare variables that all have."
+                got = f"`{name}`, which the posterior of {method!r} lacks"
+                expected = f"variables of all methods, some of {sorted(map(str, others))}"
+                raise bad("var_names", got, expected)
+            labels, expected = labels_of(others[name]), labels_of(draws[name])
+            if list(labels.items()) != list(expected.items()):
+                raise bad(
+                    "data",
+                    f"`{name}` of {method!r} with the coordinates {labels!s:.200}",
+                    f"{expected!s:.200}, as in {first!r}",
+                    "Fit all methods to the same data, with the same `dims` and `coords`.",
                 )
-            check_alike(f"`{name}` of {method!r}", others[name], draws[name], first)
     return names
 
 
-def check_alike(whose: str, values: xr.DataArray, expected: xr.DataArray, first: str) -> None:
-    """Raise unless the plates of two variables have equal names, sizes and labels, in order."""
-    for what, of in (("shape", shape), ("coordinates", labels)):
-        got, wanted = of(values), of(expected)
-        if list(got.items()) != list(wanted.items()):
-            raise ValueError(
-                f"data: {whose} has the {what} {got!s:.200}, expected {wanted!s:.200}, as in "
-                f"{first!r}; fit all methods to the same data and give them the same `dims` and "
-                "`coords`."
-            )
+def labels_of(draws: xr.DataArray) -> dict[str, list]:
+    """Return the labels of each plate of a variable."""
+    return {dim: draws[dim].values.tolist() for dim in plates(draws)}
 
 
-def shape(values: xr.DataArray) -> dict[str, int]:
-    """Sizes of the plates of a variable."""
-    dims = sample_dims(values)
-    return {str(dim): size for dim, size in values.sizes.items() if dim not in dims}
-
-
-def labels(values: xr.DataArray) -> dict[str, list]:
-    """Coordinates of the plates of a variable."""
-    return {dim: values[dim].values.tolist() for dim in shape(values)}
-
-
-def check_reference(reference: str, data: Mapping[str, xr.DataTree]) -> None:
+def check_reference(reference: str, methods: Methods) -> None:
     """Raise unless ``reference`` names one of the methods."""
-    if reference not in data:
-        raise ValueError(
-            f"reference: got {reference!r}, expected one of the methods {list(data)}; correct the "
-            "name, or add it to `data`."
-        )
+    if reference not in methods:
+        raise bad("reference", repr(reference), f"one of the methods {list(methods)}")
 
 
 def check_pairs(methods: Methods, names: list[str], argument: str) -> None:
@@ -92,10 +74,19 @@ def check_pairs(methods: Methods, names: list[str], argument: str) -> None:
     for method, tree in methods.items():
         weights = pairs(posterior(tree))
         if not set(names) <= set(weights):
-            raise ValueError(
-                f"{argument}: got {names}, expected spike-and-slab weights, of which {method!r} "
-                f"has {weights}; declare them with spike_slab."
-            )
+            expected = f"spike-and-slab weights, which are {weights} in {method!r}"
+            raise bad(argument, names, expected, "Declare them with spike_slab.")
+
+
+def values_by_name(
+    reference: Mapping[Any, Any], like: Mapping[Any, xr.DataArray], names: Iterable[str]
+) -> dict[str, xr.DataArray]:
+    """Return the user's values of some variables, each matched to its own array."""
+    missing = [name for name in names if name not in reference]
+    if missing:
+        got, expected = f"values of {sorted(map(str, reference))}", f"`{missing[0]}` among them"
+        raise bad("reference", got, expected)
+    return {name: matched("reference", reference[name], like[name]) for name in names}
 
 
 def reference_values(
@@ -103,10 +94,10 @@ def reference_values(
     methods: Methods,
     names: Iterable[str],
     statistic: Callable[[xr.DataTree, str], xr.DataArray],
-) -> xr.Dataset:
-    """``statistic`` of the method that ``reference`` names, or the user's own values."""
+) -> dict[str, xr.DataArray]:
+    """Return ``statistic`` of the method named ``reference``, or the user's own values."""
     if isinstance(reference, str):
         check_reference(reference, methods)
     method = reference if isinstance(reference, str) else next(iter(methods))
-    values = xr.Dataset({name: statistic(methods[method], name) for name in names})
-    return values if isinstance(reference, str) else given_values(reference, values, names)
+    values = {name: statistic(methods[method], name) for name in names}
+    return values if isinstance(reference, str) else values_by_name(reference, values, names)

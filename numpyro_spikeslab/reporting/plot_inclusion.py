@@ -1,24 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of inclusion probabilities."""
+"""Picture of inclusion probabilities."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from arviz_plots import PlotCollection, visuals
 from arviz_plots.backend import matplotlib as backend
 import numpy as np
+from numpy.typing import ArrayLike
 import xarray as xr
 
-from numpyro_spikeslab.reporting.data import inclusion, pairs, posterior
-from numpyro_spikeslab.reporting.elements import (
-    Tables,
-    are_above,
-    bars_of,
-    by_element,
-    labels_of,
-    most_included,
-    probabilities,
-)
-from numpyro_spikeslab.reporting.inclusion_index import draw_index
+from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.reporting.arviz_data import inclusion, pairs, posterior
+from numpyro_spikeslab.reporting.labels import by_element, check_top, most_included
 from numpyro_spikeslab.reporting.methods import (
     Methods,
     as_methods,
@@ -28,41 +22,43 @@ from numpyro_spikeslab.reporting.methods import (
     reference_values,
 )
 from numpyro_spikeslab.reporting.pictures import (
-    DASHED,
+    GREY,
     GRID,
+    INK,
     LETTER,
     LITERAL,
     MAX_HEIGHT,
-    PANEL,
-    Reference,
+    ROW,
     add_legend,
-    draw_reference,
-    label_rows,
-    lanes,
-    legend_of,
+    label_ticks,
     panels,
-    row_height,
     xy,
 )
-from numpyro_spikeslab.reporting.stats import check_top, inclusion_statistics
+from numpyro_spikeslab.reporting.stats import inclusion_statistics
+
+WIDTH, INDEX_WIDTH, INDEX_HEIGHT = 5.5, 8.0, 2.4
+"""Inches of a panel with rows, to which the labels are added, and of one along the index."""
+
+NAME = 0.14
+"""Inches between two names above a panel, a line of 8 point type."""
 
 
 def plot_inclusion(
     data: xr.DataTree | Methods,
     var_names: str | Iterable[str] | None = None,
-    reference: Reference | None = None,
+    reference: str | Mapping[str, ArrayLike] | None = None,
     *,
     top: int | None = None,
     threshold: float = 0.5,
 ) -> PlotCollection:
     """Plot the inclusion probability of every spike-and-slab weight.
 
-    One row per weight, one panel per variable. A bar reaches two Monte Carlo standard errors to
-    either side (``mcse_inclusion`` of :func:`~numpyro_spikeslab.summary`); a weight without one has
-    no bar. Where the rows would take more than 30 inches and ``top`` is None, the weights stand
-    along the horizontal axis instead, and only those above the threshold, in any of the methods or
-    the reference, have bars, ticks and names. Names are left to the highest where there is no room
-    for all.
+    There is one panel per variable with one row per weight. A bar reaches two Monte Carlo standard
+    errors to either side (``mcse_inclusion`` of :func:`~numpyro_spikeslab.summary`); a weight
+    without one has no bar. If the rows would take more than 30 inches and ``top`` is None, the
+    weights are drawn along the horizontal axis instead. Then only weights above the threshold, in
+    any of the methods or the reference, have bars and ticks, and their names are written above the
+    panel, the most included first, as many as there is room for.
 
     :param data: ArviZ data, or several by the name of the method, overlaid with a legend.
     :param var_names: the weights to plot; all pairs of the (first) posterior by default.
@@ -73,7 +69,7 @@ def plot_inclusion(
         probability of all others. None, the default, shows all in their own order.
     :param threshold: a probability, drawn as a dashed line; the names of weights above it in any of
         the methods are bold. Above the default, 0.5, are the weights of the median probability
-        model. 1 sets no weight apart.
+        model. 1 marks no weight.
     :returns: the picture; ``.savefig("inclusion.png")`` writes it.
     :raises ValueError: if there is no posterior or no pair, if ``var_names`` or ``reference`` is
         unknown, if ``top`` is less than 1, if ``threshold`` is no probability, or if shapes or
@@ -90,96 +86,158 @@ def plot_inclusion(
         ('model',)
     """
     check_top(top)
-    check_threshold(threshold)
+    if not 0 <= threshold <= 1:
+        remedy = "Give 1 to mark no weight."
+        raise bad("threshold", threshold, "a probability between 0 and 1", remedy)
     methods = as_methods(data)
     draws = posterior(next(iter(methods.values())))
-    default = pairs(draws)
-    if var_names is None and not default:
-        raise ValueError(
-            f"data: its posterior has the variables {sorted(map(str, draws.data_vars))}, expected "
-            "a weight `w` beside its indicator `w_spike`; collect both when sampling."
-        )
-    names = comparable(methods, var_names, default)
+    if var_names is None and not pairs(draws):
+        got, remedy = f"the variables {sorted(map(str, draws))}", "Collect both when sampling."
+        raise bad("data", got, "a weight `w` with its indicator `w_spike`", remedy)
+    names = comparable(methods, var_names, pairs(draws))
     check_pairs(methods, names, "var_names")
-    tables = {name: table_of(methods, name) for name in names}
-    marks = {}
+    ticks = {}
     if reference is not None:
-        known = reference_values(reference, methods, names, inclusion)
-        marks = {name: by_element(known[name], name) for name in names}
-    if top is None and heights_of(tables).sum() > MAX_HEIGHT:
-        picture = draw_index(tables, marks, threshold)
+        ticks = reference_values(reference, methods, names, inclusion)
+    tables = {name: table_of(methods, name, ticks.get(name)) for name in names}
+    row = ROW * (0.8 + 0.2 * len(methods))
+    along_index = top is None and sum(x.shape[-1] + 1 for x in tables.values()) * row > MAX_HEIGHT
+    if along_index:
+        tables = {name: marked(table, threshold) for name, table in tables.items()}
+        picture = index_panels(tables, threshold)
     else:
-        choices = {name: most_included(probabilities(x), top) for name, x in tables.items()}
-        tables = {name: choices[name].with_others(x) for name, x in tables.items()}
-        marks = {name: choices[name].with_others(x) for name, x in marks.items()}
-        picture = draw_rows(tables, marks, threshold)
+        tables = {name: top_rows(table, top) for name, table in tables.items()}
+        picture = row_panels(tables, threshold, row)
+    draw(picture, tables, threshold, along_index)
     if reference is not None:
         last = picture.get_target(names[-1], {})
-        backend.xlabel(last.get_xlabel() + legend_of(reference), last, **LITERAL)
+        note = f" (black ticks: {reference if isinstance(reference, str) else 'reference'})"
+        backend.xlabel(last.get_xlabel() + note, last, **LITERAL)
     add_legend(picture, methods, marker="o", markersize=4, linestyle="none")
     return picture
 
 
-def check_threshold(threshold: float) -> None:
-    """Raise unless the threshold is a probability."""
-    if not 0 <= threshold <= 1:
-        raise ValueError(
-            f"threshold: got {threshold}, expected a probability between 0 and 1; give 1 to set no "
-            "weight apart."
-        )
-
-
-def table_of(methods: Methods, name: str) -> xr.DataArray:
-    """Inclusion probabilities and their Monte Carlo errors, by method and element."""
-    rows = ["inclusion", "mcse_inclusion"]  # Markov chains have more of them
+def table_of(methods: Methods, name: str, reference: xr.DataArray | None) -> xr.DataArray:
+    """Return inclusion, its Monte Carlo error and the reference, by method and element."""
+    rows = ["inclusion", "mcse_inclusion"]
     parts = (inclusion_statistics(tree, name).sel(summary=rows) for tree in methods.values())
-    return by_element(by_method(parts, methods), name)
+    table = by_method(parts, methods)
+    ticks = xr.full_like(table.isel(summary=0), np.nan) if reference is None else reference
+    ticks = xr.zeros_like(table.isel(summary=0)) + ticks
+    table = xr.concat([table, ticks.assign_coords(summary="reference")], "summary")
+    return by_element(table, name, ("summary", "model"))
 
 
-def heights_of(tables: Tables) -> np.ndarray:
-    """Inches of panels with a row for each weight."""
-    return np.array([(x.shape[-1] + 1) * row_height(x.sizes["model"]) for x in tables.values()])
+def is_above(table: xr.DataArray, threshold: float, rows: tuple = ("inclusion",)) -> xr.DataArray:
+    """Whether elements are above the threshold in one of the rows of any method."""
+    return (table.sel(summary=list(rows)) > threshold).any(["summary", "model"])
 
 
-def draw_rows(tables: Tables, marks: Tables, threshold: float) -> PlotCollection:
-    """A panel for each variable, with a row for each weight."""
-    picture = labelled_rows(tables, threshold)
-    rows = {name: np.arange(x.shape[-1]) for name, x in tables.items()}
-    bars = xr.Dataset(
-        {name: xy(bars_of(x), np.repeat(rows[name], 3)) for name, x in tables.items()}
-    )
+def marked(table: xr.DataArray, threshold: float) -> xr.DataArray:
+    """Keep errors and reference of the elements where one of the probabilities is high."""
+    high = is_above(table, threshold, ("inclusion", "reference"))
+    return table.where(high | (table["summary"] == "inclusion"))
+
+
+def top_rows(table: xr.DataArray, top: int | None) -> xr.DataArray:
+    """Keep the most included elements, and one more that is the largest of all others."""
+    order = most_included(table.sel(summary="inclusion").max("model"), top)
+    others = np.setdiff1d(np.arange(table.shape[-1]), order)
+    if not others.size:
+        return table[..., order]
+    dim = str(table.dims[-1])
+    largest = table[..., others].max(dim).where(table["summary"] != "mcse_inclusion")
+    largest = largest.expand_dims({dim: [f"largest of {others.size:,} others"]}, axis=-1)
+    return xr.concat([table[..., order], largest], dim)
+
+
+def draw(
+    picture: PlotCollection, tables: Mapping[str, xr.DataArray], threshold: float, along_index: bool
+) -> None:
+    """Draw points, bars, reference and threshold."""
+    points, bars, ticks = {}, {}, {}
+    for name, table in tables.items():
+        probs, error, reference = (table.sel(summary=row, drop=True) for row in table["summary"])
+        size, count = table.shape[-1], table.sizes["model"]
+        # marks of several methods are beside each other
+        spread = NAME / INDEX_WIDTH * size / 4 if along_index else 0.25
+        lanes = spread * np.linspace(-1, 1, count) if count > 1 else np.zeros(1)
+        place = np.arange(size) + lanes[:, None]
+        low, high = (probs - 2 * error).clip(0, 1), (probs + 2 * error).clip(0, 1)
+        ends = np.stack([low, high, np.full(low.shape, np.nan)], axis=-1)  # NaN ends a bar
+        ends = xr.DataArray(
+            ends.reshape(count, -1), {"model": table["model"]}, ["model", f"{name}_end"]
+        )
+        for values, at, drawn in (
+            (probs, place, points),
+            (ends, np.repeat(place, 3, axis=1), bars),
+            (reference.isel(model=0, drop=True), np.arange(size), ticks),
+        ):
+            drawn[name] = xy(at, values) if along_index else xy(values, at)
     picture.map(visuals.grid, axis="y", color=GRID, ignore_aes="all", store_artist=False)
-    picture.map(visuals.line_xy, "mcse", data=bars, width=1)
-    picture.map(visuals.scatter_xy, "inclusion", size=14)
-    if marks:
-        draw_reference(picture, {name: xy(x, rows[name]) for name, x in marks.items()}, "|", 70)
-    line = xr.Dataset(dict.fromkeys(tables, threshold))
-    picture.map(visuals.vline, "threshold", data=line, ignore_aes="all", **DASHED)
-    return picture
+    picture.map(visuals.line_xy, "mcse", data=xr.Dataset(bars), width=1)
+    picture.map(visuals.scatter_xy, "inclusion", data=xr.Dataset(points), size=14, width=0)
+    if any(x.notnull().any() for x in ticks.values()):
+        tick = {"marker": "_" if along_index else "|", "color": INK, "size": 70}
+        data = xr.Dataset(ticks)
+        picture.map(visuals.scatter_xy, "reference", data=data, ignore_aes="all", **tick)
+    line = {"color": GREY, "linestyle": "--", "width": 1}
+    data = xr.Dataset(dict.fromkeys(tables, threshold))
+    straight = visuals.hline if along_index else visuals.vline
+    picture.map(straight, "threshold", data=data, ignore_aes="all", **line)
 
 
-def labelled_rows(tables: Tables, threshold: float) -> PlotCollection:
-    """An empty panel for each variable, with a labelled row for each weight."""
-    heights = heights_of(tables)
+def row_panels(tables: Mapping[str, xr.DataArray], threshold: float, row: float) -> PlotCollection:
+    """Make an empty panel for each variable, with a labelled row for each weight."""
+    heights = np.array([(table.shape[-1] + 1) * row for table in tables.values()])
     heights *= min(1.0, MAX_HEIGHT / heights.sum())
-    letters = max(len(label) for table in tables.values() for label in labels_of(table))
-    count = next(iter(tables.values())).sizes["model"]
-    points = {name: xy(probabilities(x), np.arange(x.shape[-1])) for name, x in tables.items()}
-    picture = panels(
-        xr.Dataset(points),
-        cols=["__variable__"],
-        col_wrap=1,
-        figure={
-            "figsize": (PANEL + LETTER * letters, 0.8 + heights.sum()),
-            "height_ratios": heights,
-        },
-        aes={"color": ["model"], "y": ["model"]},
-        y=lanes(count),
-    )
+    labels = {name: table[table.dims[-1]].values.tolist() for name, table in tables.items()}
+    letters = max(len(label) for each in labels.values() for label in each)
+    size = WIDTH + LETTER * letters, 0.8 + heights.sum()
+    figure = {"figsize": size, "height_ratios": heights, "sharex": True}
+    picture = empty(tables, figure)
     for height, (name, table) in zip(heights, tables.items(), strict=True):
         panel = picture.get_target(name, {})
-        label_rows(panel, labels_of(table), height, bold=are_above(table, threshold))
+        high = dict(zip(labels[name], is_above(table, threshold).values, strict=True))
+        for text in label_ticks(panel.yaxis, labels[name], height):
+            text.set_fontweight("bold" if high.get(text.get_text()) else "normal")
+        backend.ylim((len(high) - 0.4, -0.6), panel)
         backend.xlim((-0.02, 1.02), panel)
         backend.ylabel(name, panel, **LITERAL)
     backend.xlabel("inclusion probability", panel)
     return picture
+
+
+def index_panels(tables: Mapping[str, xr.DataArray], threshold: float) -> PlotCollection:
+    """Make an empty panel for each variable along its index, with names above it."""
+    names: dict[str, dict[int, str]] = {}
+    for name, table in tables.items():
+        highest = table.sel(summary=["inclusion", "reference"]).max(["summary", "model"]).values
+        gap, names[name] = NAME / INDEX_WIDTH * len(highest), {}
+        for place in most_included(highest, int(np.sum(highest > threshold)) or None):
+            if highest[place] > threshold and all(abs(place - x) >= gap for x in names[name]):
+                names[name][int(place)] = str(table[table.dims[-1]].values[place])
+    letters = max((len(label) for each in names.values() for label in each.values()), default=0)
+    methods = next(iter(tables.values()))["model"].values
+    legend = LETTER * (max(map(len, methods)) + 7) if len(methods) > 1 else 0.0
+    height = len(tables) * (INDEX_HEIGHT + 0.8 + 0.8 * LETTER * letters)
+    picture = empty(tables, {"figsize": (INDEX_WIDTH + 0.9 + legend, height), "sharex": False})
+    above: dict[str, Any] = {"size": 8, "rotation": 90, "vertical_align": "bottom", **LITERAL}
+    for name, table in tables.items():
+        panel, last = picture.get_target(name, {}), table.shape[-1] - 1
+        for place, label in names[name].items():
+            backend.text(place, 1.06, label, panel, **above)
+        panel.xaxis.get_major_locator().set_params(integer=True)
+        margin = 0.5 + 0.01 * last
+        backend.xlim((-margin, last + margin), panel)
+        backend.ylim((-0.03, 1.03), panel)
+        plate = table[table.dims[-1]].attrs["long_name"]
+        backend.xlabel(f"index of {plate}", panel, **LITERAL)
+        backend.ylabel(f"inclusion probability\nof {name}", panel, **LITERAL)
+    return picture
+
+
+def empty(tables: Mapping[str, xr.DataArray], figure: dict[str, Any]) -> PlotCollection:
+    """Make a panel for each variable, with a colour for each method."""
+    data = xr.Dataset({name: table.isel(summary=0, drop=True) for name, table in tables.items()})
+    return panels(data, ["__variable__"], 1, figure, aes={"color": ["model"]})

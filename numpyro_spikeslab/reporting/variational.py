@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How near the draws of a variational fit are to the posterior."""
+"""Statistics of variational draws that measure how close the fit is to the posterior."""
 
 from typing import Any
 
@@ -14,8 +14,9 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.util import log_density
 
+from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import full_precision
-from numpyro_spikeslab.reporting.data import SETS, posterior, sample_dims
+from numpyro_spikeslab.reporting.arviz_data import SETS, posterior, sample_dims, sample_stats
 
 
 @full_precision
@@ -26,7 +27,7 @@ def add_variational_stats(
     model_args: tuple = (),
     model_kwargs: dict[str, Any] | None = None,
 ) -> xr.DataTree:
-    """Add to variational draws what :func:`compare` needs to judge the approximation by.
+    """Add the statistics to variational draws that :func:`compare` and :func:`summary` need.
 
     The ``sample_stats`` group of the result has
 
@@ -34,28 +35,25 @@ def add_variational_stats(
     - ``inclusion_probabilities.w``: for the guides of this package, the exact inclusion
       probabilities of each set of weights, the same for all draws;
     - ``credible_sets.w``: for a :class:`~numpyro_spikeslab.PairedGuide` that
-      :class:`~numpyro_spikeslab.CAVI` has fitted to the columns of one design, which columns could
-      carry an effect of the fit instead (:meth:`~numpyro_spikeslab.PairedGuide.credible_sets`), for
-      :func:`summary`: the probability of each member of each set, NaN for other columns; dimension
-      ``set``, then the plates;
+      :class:`~numpyro_spikeslab.CAVI` has fitted to the columns of one design, the probability of
+      each member of each set of :meth:`~numpyro_spikeslab.PairedGuide.credible_sets`, NaN for other
+      columns; dimension ``set``, then the plates;
     - the attribute ``bound``: the evidence lower bound, exact for
       :class:`~numpyro_spikeslab.CAVI`, else the mean of ``log_ratio``.
 
-    :param data: what ``arviz_base.from_numpyro_svi`` returns for the same fit.
+    :param data: the result of ``arviz_base.from_numpyro_svi`` for the same fit.
     :param svi: the :class:`~numpyro.infer.SVI` or :class:`~numpyro_spikeslab.CAVI` of the fit.
-    :param svi_result: what its ``run`` returned.
+    :param svi_result: the result of its ``run``.
     :param model_args: arguments of the model, as for the fit.
-    :param model_kwargs: keyword arguments of the model; those that ``svi`` was made with are known.
+    :param model_kwargs: keyword arguments of the model, in addition to those of ``svi``.
     :returns: ArviZ data with the same posterior.
     :raises ValueError: if ``data`` are not variational draws of all latent sites of the guide, or
         have no density under it, as draws of another fit.
     """
-    draws = posterior(data).transpose("sample", ..., missing_dims="ignore")
+    draws = posterior(data)
     if sample_dims(draws) != ["sample"]:
-        raise ValueError(
-            "data: got Markov chains, expected variational draws; make them with "
-            "arviz_base.from_numpyro_svi."
-        )
+        remedy = "Make them with arviz_base.from_numpyro_svi."
+        raise bad("data", "Markov chains", "variational draws", remedy)
     kwargs = {**(model_kwargs or {}), **svi.static_kwargs}
     latents = latent_draws(draws, svi.guide, svi_result.params, model_args, kwargs)
 
@@ -64,25 +62,23 @@ def add_variational_stats(
         log_p = log_density(svi.model, model_args, kwargs, values)[0]
         return log_p, log_density(svi.guide, model_args, kwargs, values)[0]
 
-    # the batch bounds the memory, which one map over all draws would multiply by their number
+    # batches bound the memory
     each = jax.jit(lambda x: jax.lax.map(log_densities, x, batch_size=100))(latents)
     log_p, log_q = map(np.asarray, each)
     impossible = np.sum(log_q == -np.inf)
     if impossible:
-        raise ValueError(
-            f"data: {impossible} of its {log_q.size} draws have no density under the guide of "
-            "`svi_result`, so they are those of another fit; pass the `svi_result` that they were "
-            "made with."
-        )
+        got = f"{impossible} of {log_q.size} draws without density under the guide of `svi_result`"
+        remedy = "Pass the `svi_result` that they were made with."
+        raise bad("data", got, "draws of this fit", remedy)
     ratios = log_p - log_q
     stats = xr.Dataset({"log_ratio": ("sample", ratios)}, {"sample": draws["sample"]})
     if hasattr(svi.guide, "inclusion_probabilities"):
         for name, probs in svi.guide.inclusion_probabilities(svi_result.params).items():
-            every = xr.zeros_like(draws[name]) + np.asarray(probs)
-            stats[f"inclusion_probabilities.{name}"] = every
-    # SVI itself evaluates one random estimate; a fit with a formula of its own is exact
+            repeated = xr.zeros_like(draws[name]) + np.asarray(probs)
+            stats[f"inclusion_probabilities.{name}"] = repeated
+    # SVI evaluates a random estimate of the bound, CAVI the bound itself
     is_exact = type(svi).evaluate is not SVI.evaluate
-    # SVI takes models that cannot be read
+    # SVI also fits models that the package cannot read, which have no sets
     if is_exact and hasattr(svi.guide, "set_shares"):
         sets = svi.guide.set_shares(svi_result.params, *model_args, **kwargs)
         for name, shares in sets.items():
@@ -95,39 +91,38 @@ def add_variational_stats(
 def latent_draws(
     draws: xr.Dataset, guide: Any, params: dict[str, Any], args: tuple, kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Draws of the guide's latent sites, with those of its auxiliary sites."""
+    """Return the draws of the guide's latent sites, with those of its auxiliary sites."""
     fitted = handlers.substitute(handlers.seed(guide, 0), data=params)
     trace = handlers.trace(fitted).get_trace(*args, **kwargs)
     sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
     auxiliary = [name for name, site in sites.items() if site["infer"].get("is_auxiliary")]
     missing = [name for name in sites if name not in draws and name not in auxiliary]
     if missing or (auxiliary and not hasattr(guide, "auxiliary_values")):
-        raise ValueError(
-            f"data: its posterior lacks {missing or auxiliary}, which the guide samples; collect "
-            "all latent sites, and use a guide without auxiliary ones."
-        )
-    values = {name: draws[name].transpose("sample", ...).values for name in sites if name in draws}
+        got = f"a posterior that lacks {missing or auxiliary}, which the guide samples"
+        remedy = "Collect them, and use a guide without auxiliary sites."
+        raise bad("data", got, "all latent sites", remedy)
+    values = {name: draws[name].values for name in sites if name in draws}
     values = {name: jnp.asarray(x, sites[name]["value"].dtype) for name, x in values.items()}
     return values | (guide.auxiliary_values(values) if auxiliary else {})
 
 
 def bound(data: xr.DataTree) -> float:
-    """The evidence lower bound stored with the draws, NaN where there is none."""
+    """Return the evidence lower bound that is stored with the draws; NaN if there is none."""
     stats = data.children.get("sample_stats", xr.DataTree())
     return float(stats.attrs.get("bound", np.nan))
 
 
 def k_hat(data: xr.DataTree) -> float:
-    """Pareto k-hat of the importance ratios p / q, NaN where there are none to fit."""
-    if "sample_stats" not in data.children or "log_ratio" not in data["sample_stats"]:
+    """Compute Pareto k-hat of the importance ratios p / q; NaN if they have no tail to fit."""
+    ratios = sample_stats(data).get("log_ratio")
+    if ratios is None:
         return np.nan
-    ratios = data["sample_stats"]["log_ratio"].astype(float)
     try:
-        # ArviZ takes log-likelihoods, whose negatives are the log-ratios of leave-one-out.
-        # Where many ratios tie, older versions divide by zero.
+        # ArviZ takes log-likelihoods, whose negatives are the log-ratios of leave-one-out;
+        # older versions divide by zero if many ratios tie
         with np.errstate(divide="ignore", invalid="ignore"):
-            _, tail = (-ratios).azstats.psislw(dim=list(ratios.dims))
+            _, tail = (-ratios.astype(float)).azstats.psislw(dim=list(ratios.dims))
     except (ValueError, IndexError):
-        # Too few draws, or a tail of equal ratios (q is exact, or finitely many models).
+        # too few draws, or a tail of equal ratios, as of an exact fit
         return np.nan
     return float(tail)

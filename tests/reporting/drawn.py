@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data to draw, and what a picture shows, read back from its artists."""
-
-from itertools import pairwise
+"""Data to draw, and the contents of a picture, read from its artists."""
 
 import arviz_base
 import numpy as np
 import xarray as xr
 
-from numpyro_spikeslab.reporting.data import posterior
+from numpyro_spikeslab.reporting.arviz_data import posterior
 
 
 def chains(count, seed=0, **others):
-    """Four chains of ``count`` weights: the first never in, the last always."""
+    """Four chains of ``count`` weights: the first is never included, the last always."""
     rng = np.random.default_rng(seed)
-    p = np.linspace(0, 1, count)
-    spike = rng.binomial(1, p, size=(4, 100, count))
+    spike = rng.binomial(1, np.linspace(0, 1, count), size=(4, 100, count))
     slab = rng.normal(1.0, 0.5, size=spike.shape)
     dims = {"w": ["feature"], "w_spike": ["feature"]}
     return arviz_base.from_dict(
@@ -25,9 +22,22 @@ def chains(count, seed=0, **others):
 
 
 def variational(count, seed=1):
+    """The draws of chains without their chains."""
     draws = posterior(chains(count, seed)).stack(sample=["chain", "draw"])
     draws = draws.drop_vars(["sample", "chain", "draw"]).transpose("sample", ...)
     return xr.DataTree.from_dict({"posterior": draws})
+
+
+def many(probs, **others):
+    """One chain of a hundred draws with exactly these inclusion probabilities."""
+    rng = np.random.default_rng(0)
+    draws = {}
+    for name, p in {"w": probs, **others}.items():
+        spike = np.arange(100)[:, None] < np.round(100 * np.asarray(p))
+        spike = rng.permuted(spike, axis=0)[None].astype(int)
+        draws |= {name: 2.0 * spike, f"{name}_spike": spike}
+    genes = [f"gene {i}" for i in range(len(probs))]
+    return arviz_base.from_dict({"posterior": draws}, dims={"w": ["gene"]}, coords={"gene": genes})
 
 
 def of_tasks(seed=0, dims=("chain", "draw"), **coords):
@@ -38,19 +48,15 @@ def of_tasks(seed=0, dims=("chain", "draw"), **coords):
     spike = rng.binomial(1, p, size=(*shape, 3, 3))
     W = spike * rng.normal(2.0, 0.1, size=spike.shape)
     phi = rng.normal(size=(*shape, 3, 4))
-    noise = 0.1 * rng.normal(size=(*shape, 4, 3))
     fit = np.swapaxes(W @ phi, -1, -2)
-    draws = {"W": W, "W_spike": spike, "phi": phi, "f": fit}
-    names = {
-        "W": ["task", "latent"],
-        "W_spike": ["task", "latent"],
-        "phi": ["latent", "point"],
-        "f": ["point", "task"],
-        "Y": ["point", "task"],
-    }
+    noise = 0.1 * rng.normal(size=(*shape, 4, 3))
+    names = {key: ["task", "latent"] for key in ("W", "W_spike")} | {"phi": ["latent", "point"]}
     return arviz_base.from_dict(
-        {"posterior": draws, "posterior_predictive": {"Y": fit + noise}},
-        dims=names,
+        {
+            "posterior": {"W": W, "W_spike": spike, "phi": phi, "f": fit},
+            "posterior_predictive": {"Y": fit + noise},
+        },
+        dims=names | {key: ["point", "task"] for key in ("f", "Y")},
         coords=coords,
         sample_dims=list(dims),
     )
@@ -60,30 +66,18 @@ def artist(picture, kind, name="w", **sel):
     return picture.get_viz(kind, name, sel)
 
 
-def panel(picture, name="w"):
-    return picture.get_target(name, {})
-
-
 def tick_labels(axes):
     return [label.get_text() for label in axes.get_yticklabels()]
 
 
-def overlap(texts):
-    """Whether any two of the drawn texts, in reading order, overlap."""
-    boxes = [text.get_window_extent() for text in texts if text.get_text()]
-    boxes.sort(key=lambda box: -box.y1)
-    return any(above.y0 < below.y1 - 0.5 for above, below in pairwise(boxes))
+def legend_of(picture):
+    (legend,) = picture.viz["figure"].item().legends
+    return [text.get_text() for text in legend.get_texts()]
 
 
 def edges_of(band):
-    """Lower and upper edge of a band between curves, from left to right."""
+    """Places, lower and upper edge of a band between curves, from left to right."""
     vertices = np.unique(band.get_paths()[0].vertices, axis=0)
     places = np.unique(vertices[:, 0])
     ends = [vertices[vertices[:, 0] == place, 1] for place in places]
     return places, np.array([[end.min(), end.max()] for end in ends]).T
-
-
-def with_nan(data, name):
-    """The same data with a first number of a variable that is none."""
-    data["posterior"][name].values[:1, :1].flat[0] = np.nan
-    return data

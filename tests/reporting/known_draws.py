@@ -4,7 +4,7 @@
 import arviz_base
 import numpy as np
 
-from numpyro_spikeslab.reporting.data import posterior, sample_dims
+from numpyro_spikeslab.reporting.arviz_data import posterior, sample_dims
 
 CHAINS, DRAWS = 4, 400
 TASKS, USED, POINTS = 6, 4, 9

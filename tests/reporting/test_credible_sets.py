@@ -58,20 +58,18 @@ def test_two_effects_among_alike_columns_are_two_sets():
     np.testing.assert_array_equal(table["probability"], 1.0)
 
 
-def test_columns_without_correlation_are_no_set():
-    spikes, X = choices([0.5, 0.5]), np.random.default_rng(0).normal(size=(500, 2))
-    assert nss.credible_sets(pair(spikes), "w", X).empty
-    assert members(nss.credible_sets(pair(spikes), "w", X, min_correlation=0.0))
-
-
 def test_members_are_correlated_with_each_other():
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(500, 3))
-    X[:, 1] = X[:, 0] + X[:, 2]
+    spikes, X = choices([0.5, 0.5]), rng.normal(size=(500, 2))
+    assert nss.credible_sets(pair(spikes), "w", X).empty
+    assert members(nss.credible_sets(pair(spikes), "w", X, min_correlation=0.0))
+    X = np.stack([X[:, 0], X.sum(axis=1), X[:, 1]], axis=1)
     assert nss.credible_sets(pair(choices([0.45, 0.1, 0.45])), "w", X).empty
+    X = np.column_stack([np.ones(50), np.full(50, 0.1), np.arange(50.0)])  # constant columns
+    assert nss.credible_sets(pair(choices([0.5, 0.5, 0.0])), "w", X).empty
 
 
-def test_a_member_that_others_make_needless_is_left_out():
+def test_a_member_that_the_others_do_without_is_left_out():
     spikes = np.zeros((2, 50, 4), int)
     spikes[:, 9:27, 0] = 1  # the first to be chosen
     spikes[:, :17, 1] = spikes[:, 17:34, 2] = spikes[:, 34:, 3] = 1
@@ -116,39 +114,28 @@ def test_columns_that_share_two_effects_evenly_are_a_set():
     assert nss.credible_sets(pair(spikes), "w", alike(4))["size"].tolist() == [3]
 
 
-def test_the_same_columns_are_one_set_even_where_most_draws_have_both():
+def test_equal_columns_are_in_one_set_however_often_draws_have_them():
     both = np.array([[1, 1], [1, 0], [0, 1]])[choices([0.8, 0.1, 0.1], 2500).argmax(axis=-1)]
     spikes = np.concatenate([both, choices([0.55, 0.35, 0.1], 2500, seed=1)], axis=-1)
     X = alike(5, 0.75)
     X[:, 1] = 3.0 - 2.0 * X[:, 0]
-    assert sorted(map(set, members(nss.credible_sets(pair(spikes), "w", X))), key=min) == [
-        {0, 1},
-        {2, 3, 4},
-    ]
+    table = nss.credible_sets(pair(spikes), "w", X)
+    assert sorted(map(set, members(table)), key=min) == [{0, 1}, {2, 3, 4}]
+    assert members(nss.credible_sets(pair(coin([1.0, 0.0])), "w", X[:, :2])) == [(0, 1)]
 
 
-def test_the_same_columns_are_in_one_set_even_where_draws_know_one_of_them():
-    X = np.random.default_rng(0).normal(size=(50, 3))
-    X[:, 2] = 3.0 - 2.0 * X[:, 0]
-    data = pair(coin([1.0, 0.0, 0.0]))
-    assert members(nss.credible_sets(data, "w", X)) == [(0, 2)]
-
-
-def test_constant_columns_are_like_no_other():
-    X = np.column_stack([np.ones(50), np.full(50, 0.1), np.arange(50.0)])
-    assert nss.credible_sets(pair(choices([0.5, 0.5, 0.0])), "w", X).empty
-
-
-def test_labels_and_variational_draws():
-    data = variational(4)
+def test_members_have_the_labels_of_the_weight_or_of_the_columns():
     X = pd.DataFrame(alike(4), columns=[f"x{i}" for i in range(4)])
-    assert members(nss.credible_sets(data, "w", X))[0] == ("x3",)
-    assert members(nss.credible_sets(data, "w", X.to_numpy()))[0] == ("x3",)
-
-
-def test_columns_label_weights_without_labels():
+    for table in (X, X.to_numpy(), X.iloc[:, ::-1]):
+        assert members(nss.credible_sets(variational(4), "w", table))[0] == ("x3",)
     X = pd.DataFrame(alike(2), columns=["a", "b"])
     assert members(nss.credible_sets(pair(coin([1.0, 0.0])), "w", X)) == [("a",)]
+    days = pd.date_range("2020-01-01", periods=2)
+    dims = {"w": ["day"], "w_spike": ["day"]}
+    draws = {name: np.ones((1, 10, 2)) for name in dims}
+    data = arviz_base.from_dict({"posterior": draws}, dims=dims, coords={"day": days})
+    X = pd.DataFrame(np.random.default_rng(0).normal(size=(5, 2)), columns=days)
+    assert members(nss.credible_sets(data, "w", X)) == [(days[0],), (days[1],)]
 
 
 def planted(rng, num_obs, size, expected):
@@ -233,45 +220,6 @@ def test_two_identical_columns_share_their_inclusion():
     assert set(first) == {1, 3} and not others
 
 
-TASKS = arviz_base.from_dict(
-    {"posterior": {name: np.ones((1, 10, 2, 3)) for name in ("w", "w_spike")}},
-    dims={name: ["task", "feature"] for name in ("w", "w_spike")},
-)
-
-
-@pytest.mark.parametrize("unit", ["s", "ns"])
-def test_labels_may_be_dates(unit):
-    days = pd.date_range("2020-01-01", periods=2, unit=unit)
-    dims = {"w": ["day"], "w_spike": ["day"]}
-    draws = {name: np.ones((1, 10, 2)) for name in dims}
-    data = arviz_base.from_dict({"posterior": draws}, dims=dims, coords={"day": days})
-    X = pd.DataFrame(np.random.default_rng(0).normal(size=(5, 2)), columns=days)
-    assert nss.credible_sets(data, "w", X)["members"].tolist() == [(days[0],), (days[1],)]
-
-
-@pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(
-    ("data", "X", "options", "message"),
-    [
-        (pair(coin([0.5])), np.ones((5, 2)), {}, r"X: got the shape \(5, 2\), expected \(N, 1\)"),
-        (pair(coin([0.5])), np.full((5, 1), np.nan), {}, "X: got 5 values that are NaN"),
-        (variational(1), pd.DataFrame({"b": [1.0, 2.0]}), {}, r"X: got the columns \['b'\]"),
-        (pair(coin([0.5])), np.ma.masked_less(np.ones((5, 1)), 2.0), {}, "X: got 5 masked values"),
-        (pair(coin([0.5])), pd.DataFrame({0: pd.array([1, None])}), {}, "X: got 1 values that are"),
-        (pair(coin([0.5])), np.array([["1"], ["2"]]), {}, "X: got values that are not numbers"),
-        (pair(coin([0.5])), np.ones((5, 1)), {"coverage": 0.0}, "coverage: got 0.0"),
-        (pair(coin([0.5])), np.ones((5, 1)), {"coverage": 95}, "coverage: got 95"),
-        (pair(coin([0.5])), np.ones((5, 1)), {"min_correlation": -0.5}, "min_correlation: got"),
-        (TASKS, np.ones((5, 3)), {}, r"var_name: `w` has the dimensions \['task', 'feature'\]"),
-        (pair(coin([0.5])), np.ones((5, 1)), {"var_name": "w_slab"}, "var_name: got 'w_slab'"),
-        (pair(coin([0.5])), np.ones((5, 1)), {"var_name": "v"}, r"var_names: got \['v'\]"),
-    ],
-)
-def test_errors(data, X, options, message):
-    with pytest.raises(ValueError, match=message):
-        nss.credible_sets(data, **{"var_name": "w", "X": X} | options)
-
-
 def with_sets(data, **shares):
     """The same variational draws with sets, of shares by weight."""
     data = with_stats(data, log_ratio=np.zeros(DRAWS))
@@ -312,7 +260,4 @@ def test_alternatives_are_the_other_members_of_the_sets_of_a_fit():
     rest = table.drop(columns="alternatives")
     pd.testing.assert_frame_equal(rest, nss.summary(data.drop_nodes("sample_stats")))
     assert "alternatives" not in nss.summary(data, "w_spike")
-
-
-def test_chains_have_no_alternatives():
     assert "alternatives" not in nss.summary(pair(coin([0.5, 0.5])))

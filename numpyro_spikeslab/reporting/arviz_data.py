@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables of a spike-and-slab posterior in ArviZ data.
+
+A *pair* is a weight ``w`` of the ``posterior`` group with its indicator ``w_spike``. Markov chains
+have the dimensions ``(chain, draw)``, variational draws (from ``arviz_base.from_numpyro_svi``) the
+dimension ``sample``. All other dimensions are *plates*.
+"""
+
+from collections.abc import Hashable, Iterable
+
+import numpy as np
+import xarray as xr
+
+from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.reporting.labels import matched
+
+WEIGHTS, FUNCTIONS = "W", "phi"
+"""Names of the weights and latent functions of `models.mtmkl`."""
+
+SETS = "credible_sets"
+"""Prefix of the sample statistics with the credible sets of a fit."""
+
+
+def posterior(data: xr.DataTree) -> xr.Dataset:
+    """Return the posterior draws of ``data``, with the sample dimensions first."""
+    remedy = "Make it with arviz_base.from_numpyro or arviz_base.from_numpyro_svi."
+    if not isinstance(data, xr.DataTree) or "posterior" not in data.children:
+        got = f"{type(data).__name__} without a `posterior` group"
+        raise bad("data", got, "an xarray DataTree with one", remedy)
+    draws = data["posterior"].to_dataset()
+    for dims in (["chain", "draw"], ["sample"]):
+        if set(dims) <= set(draws.dims):
+            return draws.transpose(*dims, ..., missing_dims="ignore")
+    got = f"a posterior with the dimensions {tuple(map(str, draws.dims))}"
+    raise bad("data", got, "('chain', 'draw') or 'sample' among them", remedy)
+
+
+def sample_dims(draws: xr.Dataset | xr.DataArray) -> list[str]:
+    """Return ``["chain", "draw"]`` for Markov chains, ``["sample"]`` for variational draws."""
+    return ["chain", "draw"] if "chain" in draws.dims else ["sample"]
+
+
+def plates(draws: xr.DataArray, without: str = "") -> list[str]:
+    """Return the plates of a variable in their order, except ``without``."""
+    return [str(dim) for dim in draws.dims if dim not in (*sample_dims(draws), without)]
+
+
+def sample_stats(data: xr.DataTree) -> dict[str, xr.DataArray]:
+    """Return the sample statistics by name."""
+    group = data.children.get("sample_stats", xr.DataTree())
+    return {str(name): values for name, values in group.data_vars.items()}
+
+
+def pairs(draws: xr.Dataset) -> list[str]:
+    """Return the names of the spike-and-slab weights, in the order of ``draws``."""
+    return [str(name) for name in draws.data_vars if f"{name}_spike" in draws.data_vars]
+
+
+def select(
+    draws: xr.Dataset, var_names: str | Iterable[str] | None, default: Iterable[str] = ()
+) -> list[str]:
+    """Return ``var_names``, or ``default`` for None, as a list of variables of ``draws``."""
+    chosen = default if var_names is None else var_names
+    names = [chosen] if isinstance(chosen, str) else list(chosen)
+    unknown = [name for name in names if name not in draws.data_vars]
+    if unknown or not names:
+        expected = f"one or more of {sorted(map(str, draws.data_vars))}"
+        remedy = "Correct the spelling, or collect the site when sampling."
+        raise bad("var_names", unknown or var_names, expected, remedy)
+    return names
+
+
+def check_plates(draws: xr.Dataset, reserved: Iterable[str]) -> None:
+    """Raise if a plate has a name that tables and pictures need for a dimension of their own."""
+    clash = sorted(set(map(str, draws.dims)) & set(reserved))
+    if clash:
+        expected = "names that tables and pictures do not use themselves"
+        remedy = "Rename them by `dims` of arviz_base.from_numpyro."
+        raise bad("data", f"plates called {clash}", expected, remedy)
+
+
+def check_finite(draws: xr.DataArray) -> None:
+    """Raise if draws are not finite."""
+    if not np.isfinite(draws.values).all():
+        remedy = "Leave those draws out, and find out why they are not finite."
+        raise bad("data", f"`{draws.name}` not finite in some draws", "finite numbers", remedy)
+
+
+def is_grouped(draws: xr.Dataset, name: str) -> bool:
+    """Whether weights of the pair ``name`` share spikes."""
+    spike = draws[f"{name}_spike"]
+    return f"{name}_group" in spike.dims or spike.size < draws[name].size
+
+
+def spike_draws(data: xr.DataTree, name: str) -> xr.DataArray:
+    """Return the draws of the indicator of the pair ``name``, shaped like its weight."""
+    draws = posterior(data)
+    if is_grouped(draws, name):
+        return (draws[name] != 0).astype(float)
+    return matched("data", draws[f"{name}_spike"], draws[name])
+
+
+def inclusion_draws(data: xr.DataTree, name: str) -> xr.DataArray:
+    """Return draws whose mean is the inclusion probability of the pair, shaped like its weight.
+
+    These are the Rao-Blackwellised probabilities if they are stored, otherwise the indicators,
+    which have the same mean and a larger variance.
+    """
+    for key, values in sample_stats(data).items():
+        if are_inclusion_probabilities(key, name):
+            return matched("data", values, posterior(data)[name])
+    return spike_draws(data, name)
+
+
+def are_inclusion_probabilities(key: Hashable, name: str) -> bool:
+    """Whether the statistic ``key`` has the inclusion probabilities of the pair ``name``.
+
+    Kernels that are blocks of another put a path before the name.
+    """
+    return f".{key}".endswith(f".inclusion_probabilities.{name}")
+
+
+def mean(draws: xr.DataArray) -> xr.DataArray:
+    """Average over draws; NaN if one of them is NaN."""
+    return draws.mean(sample_dims(draws), skipna=False)
+
+
+def inclusion(data: xr.DataTree, name: str) -> xr.DataArray:
+    """Return the inclusion probabilities of a pair, shaped like its weight."""
+    return mean(inclusion_draws(data, name))
+
+
+def function_plate(draws: xr.Dataset, weights: str, functions: str) -> str:
+    """Return the dimension of the latent functions, the only plate shared with their weights."""
+    for argument, name in (("weights", weights), ("functions", functions)):
+        if name not in draws.data_vars:
+            expected = f"one of {sorted(map(str, draws.data_vars))}"
+            remedy = f"Name the variable of the {argument}, or collect the site when sampling."
+            raise bad(argument, repr(name), expected, remedy)
+    W, phi = draws[weights], draws[functions]
+    shared = [dim for dim in plates(W) if dim in phi.dims]
+    if len(shared) != 1:
+        got = f"`{weights}` with the dimensions {W.dims} and `{functions}` with {phi.dims}"
+        remedy = (
+            f"Make the data with dims={{{weights!r}: ['task', 'latent'], "
+            f"{functions!r}: ['latent', 'point']}}."
+        )
+        raise bad("data", got, "one plate in common, that of the functions", remedy)
+    return shared[0]

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labels of elements: values matched by them, elements in a row, and the most included ones."""
+
+from itertools import product
+from numbers import Integral
+from typing import Any
+
+from jaxtyping import Int
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from numpyro_spikeslab.messages import bad
+
+
+def matched(what: str, values: Any, like: xr.DataArray) -> xr.DataArray:
+    """Return values as floats with the dimensions, labels and order of another array.
+
+    Dimensions of the same name are matched by their labels, others by their place. An axis that is
+    numbered from 0 has no labels.
+
+    :param what: what the values belong to, for the messages.
+    :param values: a number for each element of ``like``: DataArray, DataFrame, Series or array.
+    :raises ValueError: if shapes or labels differ.
+    """
+    name = getattr(values, "name", None)
+    if isinstance(values, pd.Series | pd.DataFrame) and values.ndim == like.ndim:
+        axes = dict(zip(like.dims, values.axes, strict=True))
+        values = xr.DataArray(values.to_numpy(), axes, like.dims)
+    if isinstance(values, xr.DataArray):
+        values = ordered(what, values, like)
+    if np.shape(values) != like.shape:
+        raise bad(
+            what,
+            f"{f'`{name}` of ' if name else ''}the shape {np.shape(values)}",
+            f"{like.shape}, that of `{like.name}` with the dimensions {like.dims}",
+            "Give a value for each element, thinned alike.",
+        )
+    return like.copy(data=np.asarray(values, float))
+
+
+def ordered(what: str, values: xr.DataArray, like: xr.DataArray) -> xr.DataArray:
+    """Put dimensions and labels of an array into the order of another."""
+    values = values.transpose(*(dim for dim in like.dims if dim in values.dims), ...)
+    for dim, other in zip(values.dims, like.dims, strict=False):
+        if dim not in values.indexes or other not in like.indexes:
+            continue
+        labels, expected = values.indexes[dim], like.indexes[other]
+        if labels.equals(expected):
+            continue
+        contains = labels.is_unique and expected.isin(labels).all()
+        are_numbered = is_numbered(labels), is_numbered(expected)
+        if dim == other and contains and not all(are_numbered):
+            values = values.sel({dim: expected})
+        elif not any(are_numbered) if dim == other else contains and len(labels) == len(expected):
+            raise bad(
+                what,
+                f"the labels {labels.tolist()!s:.200} of {dim!r}",
+                f"{expected.tolist()!s:.200}, the labels of `{like.name}` along {other!r}",
+                "Correct the labels; rename and assign_coords of xarray name a dimension.",
+            )
+    return values
+
+
+def is_numbered(labels: pd.Index) -> bool:
+    """Whether labels are the numbers from 0, as of an axis that has no labels."""
+    return labels.equals(pd.RangeIndex(len(labels)))
+
+
+def by_element(values: xr.DataArray, name: str, first: tuple[str, ...] = ()) -> xr.DataArray:
+    """Flatten the plates of a variable to one last dimension ``{name}_element``, with labels.
+
+    :param first: dimensions that stay as they are.
+    """
+    plates = [dim for dim in values.dims if dim not in first]
+    labels = [", ".join(map(str, at)) for at in product(*(values[dim].values for dim in plates))]
+    array = values.transpose(*first, *plates).values
+    attrs = {"long_name": ", ".join(map(str, plates)) or name}
+    coords = {dim: values[dim].values for dim in first if dim in values.coords}
+    return xr.DataArray(
+        array.reshape(*array.shape[: len(first)], len(labels)),
+        coords | {f"{name}_element": xr.Variable(f"{name}_element", labels, attrs)},
+        [*first, f"{name}_element"],
+    )
+
+
+def check_top(top: int | None) -> None:
+    """Raise unless ``top`` is a positive integer or None."""
+    if top is not None and not (isinstance(top, Integral) and top >= 1):
+        raise bad("top", repr(top), "a whole number, at least 1", "Leave it out to show all.")
+
+
+def most_included(probs: Any, top: int | None) -> Int[np.ndarray, " K"]:
+    """Return the places of the ``top`` highest probabilities in order, or all for None."""
+    if top is None:
+        return np.arange(len(probs))
+    return np.argsort(-np.asarray(probs, float), kind="stable")[:top]

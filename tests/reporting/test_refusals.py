@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of tables and pictures about data and arguments that they do not take."""
+
+import arviz_base
+from drawn import chains, of_tasks, variational
+from known_draws import FUNCTIONS, POINTS, as_data, coin, pair, planted, with_stats
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.reporting.arviz_data import posterior
+
+pytestmark = [pytest.mark.filterwarnings("error"), pytest.mark.usefixtures("unchecked_types")]
+
+ONE, TWO = pair(coin([0.5])), pair(coin([0.5, 0.5]))
+THREE = with_stats(pair(coin([0.2, 0.5, 0.9])), **{"inclusion_probabilities.w": coin([0.5] * 3)})
+DRAWS, TRUTH = planted((2, 10))
+PLANTED = as_data(DRAWS)
+MATRIX = arviz_base.from_dict(
+    {"posterior": {name: np.ones((1, 10, 2, 3)) for name in ("w", "w_spike")}},
+    dims={name: ["task", "feature"] for name in ("w", "w_spike")},
+)
+TABLE = np.random.default_rng(0).normal(size=(5, 1))
+FIT = (np.ones((6, 2)), np.ones((6, 2)))
+
+
+def renamed(plate):
+    return xr.DataTree.from_dict({"/posterior": posterior(TWO).rename(feature=plate)})
+
+
+def with_coords(data, **coords):
+    return type(data).from_dict({"posterior": posterior(data).assign_coords(**coords)})
+
+
+def with_nan(data, name):
+    data["posterior"][name].values[:1, :1].flat[0] = np.nan
+    return data
+
+
+def with_predictions(data):
+    data = data.copy()
+    data["predictions"] = posterior(data)[["phi_new"]].isel(draw=slice(3))
+    return data
+
+
+def fit(data=FIT, **arguments):
+    return nss.plot_fit(data, **{"X": np.arange(6.0), "Y": np.ones((6, 2))} | arguments)
+
+
+TWICE = with_coords(PLANTED, point=[0, 0, *range(2, POINTS)])
+BESIDE = pair(coin([0.5, 0.5]), v=coin([0.5])[..., 0])
+NO_PROBS = {"inclusion_probabilities.W": np.full((2, 50, 3, 3), np.nan)}
+FEW_PROBS = {"inclusion_probabilities.W": np.zeros((2, 10, 1))}
+NAMED = pd.DataFrame(np.ones((6, 3)), columns=list("bcd"))
+
+CASES = {
+    # data
+    "no tree": (lambda: nss.summary({"w": 1}), "data: got dict without a `posterior` group"),
+    "no posterior": (
+        lambda: nss.summary(arviz_base.from_dict({"prior": {"w": np.zeros((1, 5))}})),
+        "data: got DataTree",
+    ),
+    "no draws": (lambda: nss.summary(ONE.isel(draw=0)), "data: got a posterior with the dimens"),
+    "no method": (lambda: nss.plot_inclusion({}), "data: got {}, expected one fit, or several"),
+    "a list": (lambda: nss.plot_inclusion([TWO]), "data: got list without a `posterior`"),
+    **{
+        f"{call.__name__} {plate}": (
+            lambda call=call, plate=plate: call(renamed(plate)),
+            rf"data: got plates called \['{plate}'\], expected names that tables",
+        )
+        for call, plates in (
+            (nss.summary, ("summary", "ci_bound", "variable", "label")),
+            (nss.plot_inclusion, ("model", "summary", "ci_bound")),
+        )
+        for plate in plates
+    },
+    # variables, elements and their labels
+    "variable": (lambda: nss.summary(ONE, ["w", "v"]), r"var_names: got \['v'\], expected one or"),
+    "no variable": (lambda: nss.summary(ONE, []), r"var_names: got \[\]"),
+    "shape of a statistic": (
+        lambda: nss.summary(with_stats(ONE, **{"inclusion_probabilities.w": coin([0.5, 0.5])})),
+        r"`inclusion_probabilities.w` of the shape \(4, 400, 2\), expected \(4, 400, 1\)",
+    ),
+    "other order of a statistic": (
+        lambda: nss.summary(THREE.isel(feature=[2, 1, 0])),
+        r"data: got the labels .*, expected \[2, 1, 0\], the labels of `w`.*rename",
+    ),
+    "dimension": (
+        lambda: nss.summary(PLANTED, coords={"time": [0]}),
+        r"coords: got the dimensions \['time'\], expected some of",
+    ),
+    "label": (lambda: nss.summary(PLANTED, coords={"point": [99]}), "coords: .*expected labels of"),
+    "labels twice": (
+        lambda: nss.summary(TWICE, "phi", coords={"point": [2]}),
+        "coords: .*labels of the data, each once",
+    ),
+    "chain": (lambda: nss.summary(PLANTED, coords={"chain": [0]}), r"coords: .*data\.sel"),
+    **{
+        f"top {top}": (
+            lambda top=top: nss.summary(ONE, top=top),
+            f"top: got {top}, expected a whole",
+        )
+        for top in (0, 2.5)
+    },
+    # several methods
+    "one posterior": (lambda: nss.compare(TWO, "w", "a"), "data: got DataTree, expected a mapping"),
+    "one method": (lambda: nss.compare({"a": TWO}, "w", "a"), r"data: got \['a'\], expected a map"),
+    "reference": (
+        lambda: nss.compare({"a": TWO, "b": TWO}, "w", "c"),
+        r"reference: got 'c', expected one of the methods \['a', 'b'\]",
+    ),
+    "None": (lambda: nss.compare({"a": TWO, "b": TWO}, None, "a"), "var_names: got None"),
+    "variable of one": (
+        lambda: nss.compare({"a": BESIDE, "b": TWO}, "v", "a"),
+        "var_names: got `v`, which the posterior of 'b' lacks",
+    ),
+    "sizes": (
+        lambda: nss.compare({"a": TWO, "b": ONE}, "w", "a"),
+        r"data: got `w` of 'b' with the coordinates {'feature': \[0\]}, expected {",
+    ),
+    "labels": (
+        lambda: nss.plot_weights({"a": of_tasks(), "b": of_tasks(latent=[1, 2, 3])}),
+        "data: got `W` of 'b' with the coordinates",
+    ),
+    # credible sets
+    "columns": (
+        lambda: nss.credible_sets(ONE, "w", np.ones((5, 2))),
+        r"X: got the shape \(5, 2\), expected \(N, 1\)",
+    ),
+    "names of columns": (
+        lambda: nss.credible_sets(variational(1), "w", pd.DataFrame({"b": [1.0, 2.0]})),
+        r"X: got the labels \['b'\] of 'feature', expected \['x0'\]",
+    ),
+    "table": (lambda: nss.credible_sets(ONE, "w", np.nan * TABLE), "X: got 5 values that are NaN"),
+    "coverage": (lambda: nss.credible_sets(ONE, "w", TABLE, coverage=0.0), "coverage: got 0.0"),
+    "percent": (lambda: nss.credible_sets(ONE, "w", TABLE, coverage=95), "coverage: got 95"),
+    "correlation": (
+        lambda: nss.credible_sets(ONE, "w", TABLE, min_correlation=-0.5),
+        "min_correlation: got",
+    ),
+    "tasks": (
+        lambda: nss.credible_sets(MATRIX, "w", np.ones((5, 3))),
+        r"var_name: got 'w' with the dimensions \['task', 'feature'\]",
+    ),
+    "no pair": (lambda: nss.credible_sets(ONE, "w_slab", TABLE), "var_name: got 'w_slab'"),
+    "no site": (lambda: nss.credible_sets(ONE, "v", TABLE), r"var_names: got \['v'\]"),
+    # alignment
+    "no weights": (lambda: nss.align(ONE), r"weights: got 'W', expected one of \['w'"),
+    "functions": (lambda: nss.align(PLANTED, functions="phii"), "functions: got 'phii', expected"),
+    "two shared plates": (
+        lambda: nss.align(PLANTED, functions="W_slab"),
+        "expected one plate in common",
+    ),
+    "no shared plate": (
+        lambda: nss.align(arviz_base.from_dict({"posterior": dict(DRAWS)})),
+        r"expected one plate in common.*dims={'W': \['task', 'latent'\]",
+    ),
+    "part of a reference": (
+        lambda: nss.align(PLANTED, {"W": TRUTH["W"]}),
+        r"reference: got values of \['W'\], expected `phi` among",
+    ),
+    "shape of a reference": (
+        lambda: nss.align(PLANTED, TRUTH | {"W": np.zeros((2, 2))}),
+        r"reference: got the shape \(2, 2\), expected \(6, 5\), that of `W`",
+    ),
+    "data of a reference": (
+        lambda: nss.align(PLANTED, PLANTED.isel(task=[0])),
+        r"reference: got .*\(1, 5\)|reference: got the labels",
+    ),
+    "other data of a reference": (
+        lambda: nss.align(PLANTED, ONE),
+        r"reference: got values of \['w'.*, expected `W` among them",
+    ),
+    "functions with NaN": (
+        lambda: nss.align(as_data(DRAWS | {"phi": np.full((2, 10, FUNCTIONS, POINTS), np.nan)})),
+        "data: got `phi` not finite in some draws",
+    ),
+    "statistic of functions": (
+        lambda: nss.align(with_stats(PLANTED, **FEW_PROBS)),
+        "`inclusion_probabilities.W` of the shape",
+    ),
+    "thinned group": (
+        lambda: nss.align(with_predictions(PLANTED)),
+        "`phi_new` of the sizes .* Thin all groups alike",
+    ),
+    # pictures
+    "indicator": (
+        lambda: nss.plot_inclusion(TWO, "w_spike"),
+        r"var_names: got \['w_spike'\], expected spike-and-slab weights",
+    ),
+    "no weight": (
+        lambda: nss.plot_inclusion(arviz_base.from_dict({"posterior": {"mu": np.zeros((2, 10))}})),
+        r"data: got the variables \['mu'\], expected a weight `w` with",
+    ),
+    "no indicator": (
+        lambda: nss.plot_inclusion(
+            {"a": TWO, "b": xr.DataTree.from_dict({"posterior": posterior(TWO)[["w"]]})}
+        ),
+        r"expected spike-and-slab weights, which are \[\] in 'b'",
+    ),
+    "ticks": (
+        lambda: nss.plot_inclusion(TWO, "w", {"w": [1.0]}),
+        r"reference: got the shape \(1,\), expected \(2,\)",
+    ),
+    "labels of ticks": (
+        lambda: nss.plot_inclusion(chains(2), "w", {"w": pd.Series({"x0": 1.0, "y1": 0.0})}),
+        r"reference: got the labels \['x0', 'y1'\]",
+    ),
+    "top": (lambda: nss.plot_inclusion(TWO, top=0), "top: got 0, expected a whole number"),
+    **{
+        f"threshold {x}": (
+            lambda x=x: nss.plot_inclusion(TWO, threshold=x),
+            f"threshold: got {x}, expected a probability between 0 and 1",
+        )
+        for x in (50, -0.1)
+    },
+    "one plate": (
+        lambda: nss.plot_weights(chains(2), "w"),
+        r"weights: got `w` with the plates \['feature'\], expected two",
+    ),
+    "no pair of a heat map": (
+        lambda: nss.plot_weights(of_tasks(), "phi"),
+        r"weights: got \['phi'\], expected spike-and-slab weights",
+    ),
+    "cells with NaN": (
+        lambda: nss.plot_weights(with_stats(of_tasks(), **NO_PROBS)),
+        "data: got `W` not finite",
+    ),
+    "inputs of functions": (
+        lambda: nss.plot_latent_functions(of_tasks(), np.zeros((4, 2))),
+        r"X: got inputs of shape \(4, 2\) .* such as X",
+    ),
+    "labels of points": (
+        lambda: nss.plot_latent_functions(of_tasks(point=list("abcd"))),
+        r"X: got labels of shape \(4,\) and <U1",
+    ),
+    "no active function": (
+        lambda: nss.plot_latent_functions(of_tasks().isel(latent=[2]), active_only=True),
+        "active_only: got True, expected a weight",
+    ),
+    "a function with NaN": (
+        lambda: nss.plot_latent_functions(with_nan(of_tasks(), "phi")),
+        "data: got `phi` not finite in some draws",
+    ),
+    "variable of a fit": (lambda: fit(of_tasks(), var_name="g"), "var_name: got 'g', expected a"),
+    "points of a fit": (
+        lambda: fit(of_tasks()),
+        r"the fit 'fit' at the inputs X or X_new: got `f` of the shape \(4, 3\), expected \(6, 2\)",
+    ),
+    "a number": (lambda: fit({"a": 3}), "data: got int without a `posterior` group"),
+    "points of one fit": (
+        lambda: fit({"a": FIT, "b": (FIT[0][:2], FIT[1][:2])}),
+        r"the fit 'b' .* got the shape \(2, 2\)",
+    ),
+    "inputs": (lambda: fit(X=np.ones((6, 2))), r"X: got inputs of shape \(6, 2\)"),
+    "observed": (
+        lambda: fit(observed=np.ones((2, 6), bool)),
+        r"observed: got the shape \(2, 6\), expected \(6, 2\)",
+    ),
+    "unknown task": (lambda: fit(tasks=[0, 5]), r"tasks: got \[0, 5\], expected some of \[0, 1\]"),
+    "task twice": (lambda: fit(tasks=[1, 1]), r"tasks: got \[1, 1\]"),
+    "no task": (lambda: fit(tasks=[]), r"tasks: got \[\]"),
+    "columns of one name": (
+        lambda: fit(Y=pd.DataFrame(np.ones((6, 2)), columns=["a", "a"])),
+        "tasks: got .*The columns of Y",
+    ),
+    "names of tasks": (
+        lambda: fit(
+            of_tasks(task=list("abc")),
+            X_new=range(4),
+            Y=NAMED,
+        ),
+        r"got the labels \['a', 'b', 'c'\] of 'task', expected \['b', 'c', 'd'\]",
+    ),
+    "variance": (lambda: fit((FIT[0], -FIT[1])), "data: got a variance of -1 in the fit 'fit'"),
+    "panels": (
+        lambda: fit(2 * (np.ones((6, 41)),), Y=np.ones((6, 41))),
+        "data: got 41 panels, one for each task, expected at most 40",
+    ),
+    "reference of a fit": (
+        lambda: fit(reference=np.ones(6)),
+        r"reference: got the shape \(6,\), expected \(6, 2\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_messages_name_argument_and_remedy(case):
+    call, message = CASES[case]
+    with pytest.raises(ValueError, match=message):
+        call()
