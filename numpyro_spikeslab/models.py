@@ -17,7 +17,7 @@ from numpyro import handlers
 import numpyro.distributions as dist
 
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.primitives import sample_functions, spike_slab
+from numpyro_spikeslab.primitives import ENTRIES_MARK, sample_functions, spike_slab
 from numpyro_spikeslab.sparse import Observations, entries_of, is_sparse
 
 __all__ = ["factor_analysis", "mtmkl", "probabilistic_pca", "sparse_regression"]
@@ -288,7 +288,8 @@ def _observe_entries(entries: Observations, W: Any, phi: Any, noise: Any) -> Non
     scale = noise if jnp.ndim(noise) == 0 else noise[entries.columns]
     with numpyro.plate("entry", len(entries.rows)):
         f = numpyro.deterministic("f", f)
-        numpyro.sample("Y", dist.Normal(f, scale), obs=entries.values)
+        mark = {ENTRIES_MARK: (entries.rows, entries.columns)}
+        numpyro.sample("Y", dist.Normal(f, scale), obs=entries.values, infer=mark)
 
 
 def _observe_table(N: int, task: Any, f: Any, noise: Any, Y: Any, mask: Any) -> None:

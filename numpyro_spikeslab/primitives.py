@@ -32,6 +32,10 @@ the number of each weight's group."""
 FUNCTIONS_MARK = "latent_functions"
 """Key in the ``infer`` dictionary of latent functions; its value is their :class:`Functions`."""
 
+ENTRIES_MARK = "entries"
+"""Key of rows and columns in the ``infer`` dictionary of a site whose observations are entries of a
+table, of N points and Q tasks."""
+
 
 def spike_slab(
     name: str,

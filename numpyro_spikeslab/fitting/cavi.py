@@ -47,7 +47,6 @@ from numpyro_spikeslab.fitting.starts import start_alone, start_random
 from numpyro_spikeslab.fitting.stochastic import stream_of
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import full_precision
-from numpyro_spikeslab.reading.checks import FITTED
 from numpyro_spikeslab.reading.form import param_name
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reader, Reading
@@ -362,7 +361,6 @@ class CAVI(SVI):
         call = self._call(args, kwargs)
         state = init_state or self._init(rng_key, call, init_params)
         posterior = self._posterior(call, state)
-        call.reading.name_uncentred("CAVI.run", FITTED, posterior.slopes)
         number = self.num_restarts or default_restarts(call, init_state or init_params)
         plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
         progress = begin(call.spec, call.data, posterior, state.optim_state[0])

@@ -45,7 +45,7 @@ from numpyro_spikeslab.reading.form import (
     param_name,
 )
 from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
-from numpyro_spikeslab.reading.program import computed, outside_transformations, seen_anew
+from numpyro_spikeslab.reading.program import computed, outside_transformations
 from numpyro_spikeslab.reading.reader import Reading
 
 
@@ -137,7 +137,7 @@ class SpikeSlabGuide(PosteriorSummaries):
         if noted != self._noted or self._find_pairs(trace) != self.pairs:
             return False
         more = frozenset(latents) - set(noted)
-        if more and not more <= predicted_sites(self, trace, latents, seen_anew((args, kwargs))):
+        if more and not more <= predicted_sites(self, trace, latents, (args, kwargs)):
             return False
         observed = observed_sites(trace)
         # what is to be predicted may be in other plates than what was observed
@@ -149,7 +149,6 @@ class SpikeSlabGuide(PosteriorSummaries):
         # what follows may fail, and then the guide must not pass for one that has been set up
         self.prototype_trace = None
         self._was_observed = False
-        args, kwargs = seen_anew((args, kwargs))
         self.pairs = self._find_pairs(trace)
         self.functions = self._find_functions(trace)
         own = {k: shape for pair in self.pairs for k, shape in pair.shapes.items()}

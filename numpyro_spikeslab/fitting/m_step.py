@@ -17,7 +17,8 @@ from numpyro_spikeslab.fitting.posterior import (
 )
 from numpyro_spikeslab.reading.coefficient_rows import without_coefficients
 from numpyro_spikeslab.reading.form import COLUMNS
-from numpyro_spikeslab.reading.view import View, by_task
+from numpyro_spikeslab.reading.likelihood import by_task
+from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import Statistics, Tally
 
 

@@ -39,6 +39,7 @@ from numpyro_spikeslab.reading.coefficient_rows import (
 )
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
+from numpyro_spikeslab.reading.problem import Problem
 from numpyro_spikeslab.reading.program import (
     RUN_ONCE,
     Program,
@@ -46,7 +47,7 @@ from numpyro_spikeslab.reading.program import (
     outside_transformations,
 )
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.reading.view import Problem, View, view, whitened_design
+from numpyro_spikeslab.reading.view import View, view, whitened_design
 from numpyro_spikeslab.roles import Index, NoiseRole, SlabRole
 
 

@@ -294,7 +294,7 @@ def _without_functions(reading: Reading, values: dict[str, Any]) -> tuple[Noise,
     def of(values):
         # the rest of the view would be as large as the data
         at = reading.view(values)
-        return Noise(at.sigma2, at.count > 0), reading.problem.location_of_tasks(values)
+        return Noise(at.sigma2, at.count > 0), reading.problem.predictor_of_tasks(values)
 
     with outside_transformations((reading.constants, values)):
         return compiled(of, values)
@@ -308,7 +308,7 @@ def _changes(reading: Reading, offset: Any) -> bool:
     if not are_concrete(offset):
         # parameters that are traced could have any values
         with outside_transformations(reading.constants):
-            offset = reading.problem.location_of_tasks(reading.generic)
+            offset = reading.problem.predictor_of_tasks(reading.generic)
     if not are_concrete(offset):
         raise ValueError(
             "predict, transform: the model's arguments are traced, as within jit or vmap, so it is "

@@ -32,7 +32,8 @@ from numpyro_spikeslab.fitting.function_sweeps import in_use
 from numpyro_spikeslab.fitting.function_updates import factors_of, white_factors
 from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, strong, view_at
 from numpyro_spikeslab.fitting.tasks import over_tasks
-from numpyro_spikeslab.reading.view import View, by_task
+from numpyro_spikeslab.reading.likelihood import by_task
+from numpyro_spikeslab.reading.view import View
 
 # Cycles of varimax over all pairs.
 NUM_ROUNDS = 10

@@ -30,8 +30,9 @@ from numpyro_spikeslab.fitting.posterior import (
     view_at,
     with_roles,
 )
+from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.program import RUN_ONCE
-from numpyro_spikeslab.reading.view import View, by_task
+from numpyro_spikeslab.reading.view import View
 
 STEP = 0.3
 """First step of the search over the logs of kernel parameters."""

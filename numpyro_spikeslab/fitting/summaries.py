@@ -26,7 +26,7 @@ from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.form import Pair, observed_sites
 from numpyro_spikeslab.reading.model_run import abstract_trace
-from numpyro_spikeslab.reading.program import compiled, seen_anew
+from numpyro_spikeslab.reading.program import compiled
 
 
 class PosteriorSummaries(AutoGuide):
@@ -116,7 +116,6 @@ class PosteriorSummaries(AutoGuide):
             if not args and not kwargs:
                 error.add_note("Give the model's arguments: `sample_posterior(key, params, X, y)`.")
             raise
-        args, kwargs = seen_anew((args, kwargs))
         sites = [name for pair in self.pairs for name in (pair.spike, pair.slab)]
         sites += self.functions
 

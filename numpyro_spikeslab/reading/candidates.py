@@ -1,222 +1,197 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms that a model may have by its proof, and which of them a verdict confirms."""
+"""The forms that a model may have by its proof, and what a verdict leaves of one."""
 
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.reading.checks import check_numbers
-from numpyro_spikeslab.reading.form import (
-    COLUMNS,
-    ENTRIES,
-    FUNCTIONS,
-    SHARED,
-    Form,
-    OfTasks,
-    task_axis,
-)
+from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS, SHARED, Form, OfTasks, task_axis
 from numpyro_spikeslab.reading.probe import Directions, Verdict, find_verdict
+from numpyro_spikeslab.reading.problem import Problem
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
 from numpyro_spikeslab.reading.proof import Proof
 from numpyro_spikeslab.reading.provenance import Step, provenance, union
-from numpyro_spikeslab.reading.subject import Subject
 from numpyro_spikeslab.roles import NoiseRole
 
 
-def possible_forms(subject: Subject, proof: Proof, joint: bool) -> tuple[Form, ...]:
-    """What the model may be, to be confirmed by the probe: a plain design, or tasks."""
-    site = subject.trace[proof.likelihood]
-    shape = jnp.shape(site["value"])
-    others = frozenset(subject.others)
+def candidates(problem: Problem, proof: Proof, trace: dict[str, Any], joint: bool) -> list[Form]:
+    """What the model may be, to be confirmed by the probe: first as tasks, at last a plain design.
+
+    :param trace: of the model, without values.
+    :param joint: whether it must be a plain design.
+    """
+    parts = problem.program.shapes.observed[proof.likelihood]
+    pairs, others = problem.form.pairs, frozenset(problem.form.others)
     # as the program has it, for along an axis of size 1 the scale cannot change
-    scale_shape = subject.program.shapes.observed[proof.likelihood].scale.shape
-    varying = int(np.prod(scale_shape)) > 1
+    varying = parts.scale.size > 1
     weighs = proof.count | (proof.scale if varying else frozenset())
-    form = Form(
-        pairs=subject.pairs,
+    plain = replace(
+        problem.form,
         likelihood=proof.likelihood,
-        others=subject.others,
-        kind=COLUMNS,
-        functions=None,
-        kernels=(),
-        num_tasks=1,
-        num_features=sum(pair.size for pair in subject.pairs),
-        num_obs=int(np.prod(shape)),
-        tasks_first=False,
+        num_features=sum(pair.size for pair in pairs),
+        num_obs=parts.value.size,
         roles=proof.roles,
-        coefficients=proof.coefficients.few,
-        of_tasks=(),
+        coefficients=proof.coefficients.dense,
         links=proof.coefficients.links,
-        complete=True,
         varying_noise=varying,
         constant_rows=not proof.design & others,
         constant_design=not (proof.design | weighs) & others,
-        sources=(None,) * len(subject.pairs),
+        sources=(None,) * len(pairs),
     )
-    return form, *_task_forms(subject, proof, form, shape, scale_shape, joint)
+    if joint or plain.groups or len(pairs) != 1 or len(pairs[0].shape) not in (1, 2):
+        return [plain]
+    form = _of_features(problem, plain, proof, parts.value.shape)
+    if form is None:
+        return [plain]
+    entries = replace(form, kind=ENTRIES, complete=False, coefficients=(), links=())
+    if own := _own_coefficients(form, proof, trace):
+        names = tuple(each.site for each in own)
+        form = replace(form, of_tasks=own, coefficients=names, links=())
+    forms = _layouts(form, proof, parts)
+    if proof.mixed is not None and parts.entries is not None:
+        forms.append(entries)
+    return [*forms, plain]
 
 
-def _task_forms(subject, proof, form, shape, scale_shape, joint) -> tuple[Form, ...]:
-    """The forms of Q tasks, with tasks as columns and as rows of the observations."""
-    if joint or form.groups or len(form.pairs) != 1 or len(form.pairs[0].shape) not in (1, 2):
-        return ()
-    (pair,) = form.pairs
+def _of_features(
+    problem: Problem, plain: Form, proof: Proof, shape: tuple[int, ...]
+) -> Form | None:
+    """The form of Q tasks that share known features or latent functions, in any layout."""
+    (pair,) = plain.pairs
     M = pair.shape[-1]
     Q = pair.size // M
+    form = replace(plain, num_tasks=Q, num_features=M)
     if proof.mixed is not None:
-        N = subject.shapes[proof.mixed].shape[1]
-        kind: dict[str, Any] = dict(kind=FUNCTIONS, functions=proof.mixed, kernels=proof.kernels)
-    elif Q > 1 and form.constant_rows and len(shape) == 2:
-        N, kind = form.num_obs // Q, dict(kind=SHARED)
-        # beyond this the Gram matrix costs more than the design of all tasks
-        if form.num_obs != Q * N or M > Q * Q * N:
-            return ()
-    else:
-        return ()
-    own = _of_tasks(subject, proof)
-    if own:
-        kind |= dict(of_tasks=own, coefficients=tuple(each.site for each in own), links=())
-    others = tuple(name for name in form.others if name != proof.mixed)
-    form = replace(form, num_tasks=Q, num_features=M, num_obs=N, others=others, **kind)
-    forms = []
+        N = problem.inputs["values"][proof.mixed].shape[1]
+        others = tuple(name for name in form.others if name != proof.mixed)
+        functions = dict(functions=proof.mixed, kernels=proof.kernels, others=others)
+        return replace(form, kind=FUNCTIONS, num_obs=N, **functions)
+    N = plain.num_obs // Q
+    # with more features the Gram matrix costs more than the design of all tasks
+    if Q == 1 or len(shape) != 2 or plain.num_obs != Q * N or M > Q * Q * N:
+        return None
+    return replace(form, kind=SHARED, num_obs=N) if plain.constant_rows else None
+
+
+def _layouts(form: Form, proof: Proof, parts: Any) -> list[Form]:
+    """The form with tasks as columns and as rows, as far as the shape allows it."""
+    (Q, _), N, shape, forms = form.shape, form.num_obs, parts.value.shape, []
     for tasks_first, layout in ((False, (N, Q)), (True, (Q, N))):
-        fits = shape == layout or (Q == 1 and shape == (N,) and not tasks_first)
-        if fits:
-            new = replace(form, tasks_first=tasks_first)
-            along, across = new.tasks_last(jnp.ones(scale_shape)).shape
-            known = not proof.count & frozenset(form.others)
-            complete = known and (along == 1 or across == 1)
-            forms.append(replace(new, varying_noise=along > 1, complete=complete))
-    if proof.mixed is not None and len(shape) == 1:
-        check_numbers(subject, form, (N, Q))
-        # the design of coefficients would be dense
-        none: dict[str, Any] = dict(of_tasks=(), links=(), coefficients=())
-        forms.append(replace(form, kind=ENTRIES, complete=False, **none))
-    return tuple(forms)
+        if shape == layout or (Q == 1 and shape == (N,) and not tasks_first):
+            laid_out = replace(form, tasks_first=tasks_first)
+            along, across = laid_out.tasks_last(jnp.ones(parts.scale.shape)).shape
+            constant = not proof.count & frozenset(form.others)
+            complete = constant and (along == 1 or across == 1)
+            forms.append(replace(laid_out, varying_noise=along > 1, complete=complete))
+    return forms
 
 
-def _of_tasks(subject: Subject, proof: Proof) -> tuple[OfTasks, ...]:
+def _own_coefficients(form: Form, proof: Proof, trace: dict[str, Any]) -> tuple[OfTasks, ...]:
     """Coefficients of which each task may have its own, if that is so of all that move the
-    location. Where others go with them, all are left to a dense design if it is not too large."""
-    beside = proof.coefficients
-    moving = [name for name in beside.names if name in proof.location]
-    if not beside.constant or (len(moving) < len(beside.names) and beside.few == beside.names):
+    predictor; if not, all are treated as dense, if they are few enough."""
+    coefficients = proof.coefficients
+    moving = [name for name in coefficients.names if name in proof.predictor]
+    all_move = len(moving) == len(coefficients.names)
+    if not coefficients.constant or (not all_move and coefficients.dense == coefficients.names):
         return ()
-    axes = [_axis(subject, proof, name) for name in moving]
+    axes = [_axis(form, trace, name) for name in moving]
     own = (OfTasks(name, axis) for name, axis in zip(moving, axes, strict=True) if axis is not None)
     return () if None in axes else tuple(own)
 
 
-def _axis(subject: Subject, proof: Proof, name: str) -> int | None:
+def _axis(form: Form, trace: dict[str, Any], name: str) -> int | None:
     """The axis of a site that may be the tasks: that of their plate, or else the only one as
     long."""
-    (pair,), site = subject.pairs, subject.trace[name]
-    axis = task_axis(site, subject.trace[pair.slab], [subject.trace[proof.likelihood]])
-    shape = jnp.shape(site["value"])
-    alike = [k for k in range(-len(shape), 0) if shape[k] == pair.shape[0] and len(pair.shape) == 2]
-    return alike[0] if axis is None and len(alike) == 1 else axis
+    (pair,) = form.pairs
+    axis = task_axis(trace[name], trace[pair.slab], [trace[form.likelihood]])
+    shape = jnp.shape(trace[name]["value"])
+    fitting = [k for k in range(-len(shape), 0) if shape[k] == pair.shape[0]]
+    is_table = len(pair.shape) == 2
+    return fitting[0] if axis is None and is_table and len(fitting) == 1 else axis
 
 
-def settle(forms: tuple[Form, ...], found: Verdict) -> Form:
-    """The form that the probe confirms."""
-    roles = zip(forms[0].roles, found.plays, strict=True)
-    played = [role for role, plays in roles if plays]
+def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
+    """A form that fits, without what the probe has not confirmed.
 
-    def with_roles(form):
-        if form.kind == ENTRIES and found.noise_of_tasks:
-            form = replace(form, varying_noise=False)
-        # noise that changes along tasks is no number of a task
-        varying = NoiseRole if form.varying_noise else ()
-        return replace(form, roles=tuple(r for r in played if not isinstance(r, varying)))
-
-    every = zip(forms[1:], found.layouts, found.alike, found.of_tasks, strict=True)
-    for form, fits, alike, own in every:
-        if fits:
-            if form.of_tasks and not own:
-                first = forms[0]
-                form = replace(
-                    form, of_tasks=(), coefficients=first.coefficients, links=first.links
-                )
-            return replace(with_roles(form), complete=form.complete and bool(alike))
-    sources = tuple(
-        next((source for source, match in matches.items() if match), None)
-        for matches in found.matches
+    :param plain: the form as a plain design.
+    """
+    if form.kind == ENTRIES and verdict.noise_of_tasks:
+        form = replace(form, varying_noise=False)
+    if form.of_tasks and not verdict.of_tasks:
+        form = replace(form, of_tasks=(), coefficients=plain.coefficients, links=plain.links)
+    # noise that changes along tasks is no number of a task
+    varying = NoiseRole if form.varying_noise else ()
+    roles = zip(form.roles, verdict.plays, strict=True)
+    return replace(
+        form,
+        roles=tuple(role for role, plays in roles if plays and not isinstance(role, varying)),
+        complete=form.complete and bool(verdict.same_counts),
+        sources=tuple(next((k for k, x in each.items() if x), None) for each in verdict.sources),
     )
-    return replace(with_roles(forms[0]), sources=sources)
 
 
 def only_known(
-    found: Verdict,
-    forms: tuple[Form, ...],
-    generic: Program,
-    subject: Subject,
-    more: tuple,
-    along: Directions,
+    verdict: Verdict, problem: Problem, generic: Program, more: tuple, along: Directions
 ) -> Verdict:
     """What was found with stand-ins for traced data, as far as it cannot depend on such data.
 
     :param more: constants of ``generic``.
     :param along: those of the probe.
     """
-    given = (*subject.constants, *more)
-    traced = [k for k, constant in enumerate(given) if not are_concrete(constant)]
+    constants = (*problem.constants, *more)
+    traced = [k for k, constant in enumerate(constants) if not are_concrete(constant)]
+    size = len(problem.constants)
 
-    def verdict(data):
-        every = list(given)
+    def judge(data):
+        new = list(constants)
         for k, x in zip(traced, data, strict=True):
-            every[k] = x
-        size = len(subject.constants)
-        return find_verdict(
-            forms, generic, subject.program, tuple(every[:size]), tuple(every[size:]), along
-        )
+            new[k] = x
+        with_data = replace(problem, constants=tuple(new[:size]))
+        judged, arrays = find_verdict(with_data, generic, tuple(new[size:]), along)
+        return judged, arrays.indices
 
-    unknown = provenance(verdict, data=stand_ins(tuple(given[k] for k in traced)))
+    unknown, indices = provenance(judge, data=stand_ins(tuple(constants[k] for k in traced)))
 
     def known(what, *sources):
         return jax.tree.map(lambda x, *names: x and not any(names), what, *sources)
 
-    if not _is_analytic(subject, forms[0].likelihood):
-        found = found._replace(
-            layouts=known(found.layouts, unknown.layouts),
-            of_tasks=known(found.of_tasks, unknown.of_tasks),
-            matches=known(found.matches, unknown.matches),
+    if not _is_analytic(problem):
+        verdict = verdict._replace(
+            fits=known(verdict.fits, unknown.fits),
+            of_tasks=known(verdict.of_tasks, unknown.of_tasks),
+            sources=known(verdict.sources, unknown.sources),
         )
-    return found._replace(
-        plays=known(found.plays, unknown.plays, unknown.indices),
-        alike=known(found.alike, unknown.alike),
-        noise_of_tasks=known(found.noise_of_tasks, unknown.noise_of_tasks),
+    return verdict._replace(
+        plays=known(verdict.plays, unknown.plays, indices),
+        same_counts=known(verdict.same_counts, unknown.same_counts),
+        noise_of_tasks=known(verdict.noise_of_tasks, unknown.noise_of_tasks),
     )
 
 
-def _is_analytic(subject: Subject, likelihood: str) -> bool:
-    """Whether the location is an analytic function of the traced data: then an identity that holds
+def _is_analytic(problem: Problem) -> bool:
+    """Whether the predictor is an analytic function of the traced data: then an identity that holds
     at arbitrary values of them holds at all."""
-    given = stand_ins(subject.constants)
-    parts: dict[str, dict[int, Any]] = {"numbers": {}, "indices": {}}
-    for k, (constant, stand_in) in enumerate(zip(subject.constants, given, strict=True)):
+    given = stand_ins(problem.constants)
+    data: dict[str, dict[int, Any]] = {"numbers": {}, "indices": {}}
+    for k, (constant, stand_in) in enumerate(zip(problem.constants, given, strict=True)):
         if not are_concrete(constant):
             inexact = jnp.issubdtype(constant.dtype, jnp.inexact)
-            parts["numbers" if inexact else "indices"][k] = stand_in
+            data["numbers" if inexact else "indices"][k] = stand_in
 
-    def location(numbers, indices, **inputs):
-        data = numbers | indices
-        constants = tuple(data.get(k, x) for k, x in enumerate(given))
-        of = subject._replace(constants=constants)
-        return of.run(inputs, lambda run: run.observed[likelihood].loc)
+    def predictor(numbers, indices, **inputs):
+        new = numbers | indices
+        constants = tuple(new.get(k, x) for k, x in enumerate(given))
+        return replace(problem, constants=constants).predictor(**inputs)
 
     def slope(numbers, **others):
-        return jax.jvp(lambda x: location(x, **others), (numbers,), (numbers,))[1]
+        return jax.jvp(lambda x: predictor(x, **others), (numbers,), (numbers,))[1]
 
     def is_smooth(names):
+        # of a kink the derivative has a step; what has steps may have no derivative at all
         steps = {x.name[0] for x in names if isinstance(x, Step)}
-        plain = {x[0] for x in names if not isinstance(x, Step)}
-        return "indices" not in plain and "numbers" not in steps
+        return "numbers" not in steps and all(x[0] != "indices" for x in names)
 
-    # of a kink the derivative has a step; what has steps may have no derivative at all
-    return all(
-        is_smooth(union(provenance(of, **parts, **subject.inputs()))) for of in (location, slope)
-    )
+    inputs = problem.inputs
+    return all(is_smooth(union(provenance(of, **data, **inputs))) for of in (predictor, slope))

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coefficients, proved from a model's program: sites in which the location is affine."""
+"""Coefficients, proved from a model's program: sites in which the predictor is affine."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,153 +13,157 @@ import numpyro.distributions as dist
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.priors import is_plain
-from numpyro_spikeslab.reading.provenance import Names, Step, provenance, union
-from numpyro_spikeslab.reading.subject import Subject
+from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.provenance import NONE, Names, Step, names_of, provenance, union
 
 MAX_WORK = 1e8
 """Products in a step that coefficients may take, whose design is dense whatever their model."""
 
-
-DIRECTION = "direction "
-"""Before the name of an input, the direction along which its derivative is taken."""
+Key = tuple[str, str]
+"""An input of a program: the argument of :meth:`Problem.run` and the name in it."""
 
 
 class Coefficients(NamedTuple):
     """
-    - **names** - Normal sites in which the location is affine, together with the weights, and on
+    - **names** - Normal sites in which the predictor is affine, together with the weights, and on
       which nothing else depends, save the prior means of each other.
-    - **few** - as many of them as may have a dense design.
+    - **dense** - as many of them as may have a dense design.
     - **constant** - whether the design of all depends on data alone.
-    - **links** - pairs of the few, of which the prior mean of the first depends on the second.
-    - **means** - keys of the inputs on which the prior means of any of all depend.
+    - **links** - pairs of the dense ones, of which the prior mean of the first depends on the
+      second.
     """
 
     names: tuple[str, ...]
-    few: tuple[str, ...]
+    dense: tuple[str, ...]
     constant: bool
     links: tuple[tuple[str, str], ...]
-    means: Names
 
 
 class Moments(NamedTuple):
-    """Of a prior."""
+    """Mean and variance of a prior."""
 
     mean: Any
     variance: Any
 
 
-def tangent_of(values: Any, inputs: dict[str, Any], along: dict[str, Any]) -> Any:
-    """Derivative of a function of the inputs along some of them."""
-    names = list(along)
+def derivative(function: Callable, inputs: dict[str, Any], along: dict[Key, Any]) -> Any:
+    """Derivative of a function of the inputs along directions of some of them."""
 
-    def of(*new):
-        return values(inputs | dict(zip(names, new, strict=True)))
+    def moved(new):
+        return function(**put(inputs, new))
 
-    start = tuple(jnp.asarray(inputs[name]) for name in names)
-    return jax.jvp(of, start, tuple(along.values()))[1]
-
-
-def split(inputs: dict[str, Any]) -> tuple[dict, dict]:
-    """Inputs, and directions by the names of the inputs that they belong to."""
-    along = {k.removeprefix(DIRECTION): x for k, x in inputs.items() if k.startswith(DIRECTION)}
-    return {k: x for k, x in inputs.items() if not k.startswith(DIRECTION)}, along
+    start = {(kind, name): jnp.asarray(inputs[kind][name]) for kind, name in along}
+    return jax.jvp(moved, (start,), (along,))[1]
 
 
-def sources_along(of: Callable[[dict], Any], inputs: dict[str, Any], keys: list[str]) -> Names:
-    """On what the derivative of a function of the inputs along some of them can depend: inputs, and
-    directions by :data:`DIRECTION` and the name of the input."""
-    along = {DIRECTION + key: inputs[key] for key in keys}
-    return union(provenance(lambda **x: tangent_of(of, *split(x)), **inputs, **along))
+def put(inputs: dict[str, Any], new: dict[Key, Any]) -> dict[str, Any]:
+    """The inputs with other values of some."""
+    result = {kind: dict(named) for kind, named in inputs.items()}
+    for (kind, name), value in new.items():
+        result[kind][name] = value
+    return result
+
+
+def sources_of_derivative(function: Callable, inputs: dict[str, Any], keys: list[Key]) -> Names:
+    """The inputs on which the derivative along some of them can depend, other than directions.
+
+    :param function: of the inputs, by their keywords.
+    """
+
+    def slope(along, **inputs):
+        return derivative(function, inputs, along)
+
+    along = {(kind, name): inputs[kind][name] for kind, name in keys}
+    names = union(provenance(slope, along=along, **inputs))
+    return frozenset(x for x in names if isinstance(x, Step) or x[0] != "along")
 
 
 def is_chain(run: Any, name: str) -> bool:
     """Whether the prior of a site depends on other entries of the site, as in a loop."""
-    return f"site {name}" in union(run.priors.get(name, ()))
+    return ("values", name) in union(run.priors.get(name, ()))
 
 
-def find_coefficients(
-    subject: Subject, run: Any, likelihood: str, inputs: dict[str, Any]
-) -> Coefficients:
-    """Normal sites on which nothing depends but the location and prior means of some of them, all
+def find_coefficients(problem: Problem, run: Any, trace: dict[str, Any]) -> Coefficients:
+    """Normal sites on which nothing depends but the predictor and prior means of some of them, all
     of which are affine in them jointly.
 
     :param run: on which inputs each part of a run can depend.
+    :param trace: of the model, without values.
     """
-    names = [name for name in subject.others if _is_candidate(subject, run, likelihood, name)]
+    inputs, likelihood = problem.inputs, problem.form.likelihood
+    names = [n for n in problem.form.others if _is_candidate(problem, run, trace[n], n)]
     if not names:
-        return Coefficients((), (), True, (), frozenset())
-    moments = provenance(lambda **x: _moments(subject, x, names), **inputs)
-    fed = {name: _fed(run, likelihood, name, moments) for name in names}
-    names = _closed(names, fed)
+        return Coefficients((), (), True, ())
+    moments = provenance(lambda **x: _moments(problem, x, names), **inputs)
+    users = {name: _users(run, likelihood, name, moments) for name in names}
+    names = _closed(names, users)
     # those whose own coefficients depend on one of them, or on the weights, are left out
-    location = partial(subject.location, likelihood)
-    while bent := _bent(subject, location, inputs, names):
-        names = _closed([name for name in names if name not in bent], fed)
-    means = {name: moments[name].mean for name in names}
-    few = _closed(_few(subject, names, likelihood), fed)
-    links = tuple((k, other) for k in few for other in few if f"site {other}" in means[k])
-    keys = [f"site {name}" for name in names]
-    rows = sources_along(location, inputs, keys) if names else frozenset[str]()
-    constant = all(str(source).startswith(DIRECTION) for source in rows)
-    return Coefficients(tuple(names), tuple(few), constant, links, union(means))
+    while bent := _find_bent(problem, names):
+        names = _closed([name for name in names if name not in bent], users)
+    means = {name: names_of(moments[name].mean, "values") for name in names}
+    dense = _closed(_dense(problem, names), users)
+    links = tuple((k, other) for k in dense for other in dense if other in means[k])
+    keys = [("values", name) for name in names]
+    rows = sources_of_derivative(problem.predictor, inputs, keys) if names else NONE
+    return Coefficients(tuple(names), tuple(dense), not rows, links)
 
 
-def _is_candidate(subject: Subject, run: Any, likelihood: str, name: str) -> bool:
-    key, site, seen = f"site {name}", subject.trace[name], run.observed[likelihood]
+def _is_candidate(problem: Problem, run: Any, site: dict[str, Any], name: str) -> bool:
+    key, parts = ("values", name), problem.likelihood(run)
     if site["type"] != "sample" or FUNCTIONS_MARK in site["infer"] or is_chain(run, name):
         return False
-    elsewhere = union([seen.scale, seen.count, run.pairs])
-    return is_plain(site, (dist.Normal,)) and Step(key) not in seen.loc and key not in elsewhere
+    elsewhere = union([parts.scale, parts.count, run.pairs])
+    affine = Step(key) not in parts.predictor and key not in elsewhere
+    return affine and is_plain(site, (dist.Normal,))
 
 
-def _moments(subject: Subject, inputs: dict[str, Any], names: list[str]) -> dict[str, Moments]:
-    priors = subject.run(inputs, lambda run: {name: run.priors[name] for name in names})
+def _moments(problem: Problem, inputs: dict[str, Any], names: list[str]) -> dict[str, Moments]:
+    priors = problem.run(**inputs, of=lambda run: {name: run.priors[name] for name in names})
     return {name: Moments(priors[name].mean, priors[name].variance) for name in names}
 
 
-def _fed(run: Any, likelihood: str, name: str, moments: dict[str, Moments]) -> frozenset[str]:
-    """Sites whose prior a site is a part of; among them itself, if it is more than a mean."""
-    key = f"site {name}"
-    fed = {k for k, sources in run.log_probs.items() if key in sources} - {likelihood, name}
+def _users(run: Any, likelihood: str, name: str, moments: dict[str, Moments]) -> frozenset[str]:
+    """Sites whose prior depends on a site; among them itself, if it is more than a mean there."""
+    key = ("values", name)
+    users = {k for k, sources in run.log_probs.items() if key in sources} - {likelihood, name}
     is_more = any(key in x.variance or Step(key) in x.mean for x in moments.values())
-    return frozenset(fed | ({name} if is_more else set()))
+    return frozenset(users | ({name} if is_more else set()))
 
 
-def _closed(names: list[str], fed: dict[str, frozenset[str]]) -> list[str]:
-    """Those that are a part of the priors of others of them at most."""
-    while (kept := [k for k in names if fed[k] <= set(names) - {k}]) != names:
-        names = kept
+def _closed(names: list[str], users: dict[str, frozenset[str]]) -> list[str]:
+    """Those on which at most the priors of others of them depend."""
+    while (closed := [k for k in names if users[k] <= set(names) - {k}]) != names:
+        names = closed
     return names
 
 
-def _few(subject: Subject, names: list[str], likelihood: str) -> list[str]:
+def _dense(problem: Problem, names: list[str]) -> list[str]:
     """As many as may have a dense design."""
-    num_obs = int(np.prod(jnp.shape(subject.trace[likelihood]["value"])))
-    few, total = [], 0
+    num_obs = int(np.prod(problem.likelihood(problem.program.shapes).value.shape))
+    dense, total = [], 0
     for name in names:
-        size = int(np.prod(subject.shapes[name].shape))
+        size = int(np.prod(problem.inputs["values"][name].shape))
         if (total + size) ** 2 * max(num_obs, total + size) <= MAX_WORK:
-            few.append(name)
+            dense.append(name)
             total += size
-    return few
+    return dense
 
 
-def _bent(
-    subject: Subject, location: Callable, inputs: dict[str, Any], names: list[str]
-) -> list[str]:
-    """Those of some sites on whose value, or with which the weights', their design or what they add
-    to prior means depends."""
-    keys = [f"site {name}" for name in names]
-    weights = [key for key in inputs if key.startswith("weight ")]
+def _find_bent(problem: Problem, names: list[str]) -> list[str]:
+    """The sites to leave out, because the predictor or a prior mean is not affine jointly in all of
+    them and in the weights."""
+    inputs = problem.inputs
+    keys = [("values", name) for name in names]
+    weights = {("weights", name) for name in inputs["weights"]}
 
-    def affine(x):
-        means = {k: moments.mean for k, moments in _moments(subject, x, names).items()}
-        return location(x), means
+    def affine(**x):
+        means = {k: moments.mean for k, moments in _moments(problem, x, names).items()}
+        return problem.predictor(**x), means
 
-    found = sources_along(affine, inputs, keys) & {*keys, *weights} if keys else frozenset[str]()
-    if not found:
+    sources = sources_of_derivative(affine, inputs, keys) & {*keys, *weights} if keys else NONE
+    if not sources:
         return []
-    bent = [key for key in keys if sources_along(affine, inputs, [key]) & {key, *weights}]
+    bent = [x for x in keys if sources_of_derivative(affine, inputs, [x]) & {x, *weights}]
     # of a product the last factor
-    last = [key for key in keys if key in found][-1:]
-    return [key.removeprefix("site ") for key in bent or last or keys[-1:]]
+    last = [key for key in keys if key in sources][-1:]
+    return [name for _, name in bent or last or keys[-1:]]

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.coefficients import Without, without
 from numpyro_spikeslab.algebra.covariates import Beside, Normal, Shares, shares_of
 from numpyro_spikeslab.reading.form import Form, OfTasks
-from numpyro_spikeslab.reading.view import Problem, View, where_observed
+from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.view import View, where_observed
 
 
 def coefficient_rows(
@@ -32,7 +33,7 @@ def _tangent(problem, values, names) -> Callable[[Any], Float[Array, "N Q"]]:
     """The linear map from coefficients to the location."""
     start = {name: values[name] for name in names}
     # the location is affine in them, so they may be anything
-    return jax.linearize(lambda new: problem.location_of_tasks(values | new), start)[1]
+    return jax.linearize(lambda new: problem.predictor_of_tasks(values | new), start)[1]
 
 
 def affine_map(

@@ -121,12 +121,13 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """Facts about a model, proved from its program; hashable.
+    """What is known of a model; hashable. Pairs and other sites are read off its trace, the rest is
+    proved from its program or found by running it.
 
     - **pairs** - its spike-and-slab weights; flattened and joined they are the P coordinates.
-    - **likelihood** - name of the observed Normal site.
     - **others** - names of all other latent sample sites and of the model's params, without the
       functions that weights mix.
+    - **likelihood** - name of the observed Normal site.
     - **kind** - :data:`COLUMNS`, :data:`SHARED`, :data:`FUNCTIONS` or :data:`ENTRIES`.
     - **functions** - name of the latent functions that the weights mix, or `None`.
     - **kernels** - names of those of ``others`` that are parameters of their kernels alone.
@@ -150,24 +151,24 @@ class Form:
     """
 
     pairs: tuple[Pair, ...]
-    likelihood: str
     others: tuple[str, ...]
-    kind: str
-    functions: str | None
-    kernels: tuple[str, ...]
-    num_tasks: int
-    num_features: int
-    num_obs: int
-    tasks_first: bool
-    roles: tuple[Role, ...]
-    coefficients: tuple[str, ...]
-    of_tasks: tuple[OfTasks, ...]
-    links: tuple[tuple[str, str], ...]
-    complete: bool
-    varying_noise: bool
-    constant_rows: bool
-    constant_design: bool
-    sources: tuple[Source | None, ...]
+    likelihood: str = ""
+    kind: str = COLUMNS
+    functions: str | None = None
+    kernels: tuple[str, ...] = ()
+    num_tasks: int = 1
+    num_features: int = 0
+    num_obs: int = 0
+    tasks_first: bool = False
+    roles: tuple[Role, ...] = ()
+    coefficients: tuple[str, ...] = ()
+    of_tasks: tuple[OfTasks, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
+    complete: bool = True
+    varying_noise: bool = False
+    constant_rows: bool = False
+    constant_design: bool = False
+    sources: tuple[Source | None, ...] = ()
 
     @property
     def size(self) -> int:

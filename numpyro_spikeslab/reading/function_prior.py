@@ -194,9 +194,9 @@ class KnownFunctions(NamedTuple):
     - **mean** - their prior means, (M, N).
     - **fixed** - values of kernel parameters that the model conditions on.
     - **is_plain** - whether their prior is Gaussian, neither masked nor scaled.
-    - **strangers** - other sites than the kernels' parameters on which it depends.
-    - **dependents** - what depends on the functions beside the likelihood.
-    - **lost** - sites of kernel parameters that a handler has hidden, or cut off from the kernels.
+    - **parents** - other sites than the kernels' parameters on which it depends.
+    - **children** - what depends on the functions beside the likelihood.
+    - **cut_off** - sites of kernel parameters that a handler has hidden or set.
     """
 
     functions: Functions
@@ -205,9 +205,9 @@ class KnownFunctions(NamedTuple):
     mean: Any
     fixed: dict[str, Any]
     is_plain: bool
-    strangers: tuple[str, ...]
-    dependents: tuple[str, ...]
-    lost: tuple[str, ...]
+    parents: tuple[str, ...]
+    children: tuple[str, ...]
+    cut_off: tuple[str, ...]
 
     def check(self, user: str) -> None:
         """Raise unless there is no more of the functions than a likelihood and their own prior."""
@@ -218,29 +218,29 @@ class KnownFunctions(NamedTuple):
                 "masked nor scaled. Leave it to latent_functions."
             )
         self.check_prior(user)
-        if self.dependents:
+        if self.children:
             raise ValueError(
-                f"{user}: besides the likelihood, {list(self.dependents)} depend on the latent "
+                f"{user}: besides the likelihood, {list(self.children)} depend on the latent "
                 f"functions {name!r}, which would be found as if they did not. Fit with "
                 "numpyro.infer.SVI, or sample the functions with NUTS."
             )
 
     def check_parameters(self, user: str) -> None:
         """Raise if the kernels do not have the parameters of their sites."""
-        if self.lost:
+        if self.cut_off:
             raise ValueError(
-                f"{user}: the kernel parameters {list(self.lost)} of {self.functions.name!r} are "
-                "hidden or set, as by `handlers.block` or `handlers.do`. Leave them latent, or "
+                f"{user}: the kernel parameters {list(self.cut_off)} of {self.functions.name!r} "
+                "are hidden or set, as by `handlers.block` or `handlers.do`. Leave them latent, or "
                 "hold them with `handlers.condition`."
             )
 
     def check_prior(self, user: str) -> None:
         """Raise if the prior depends on other sites, or not on the parameters of its own."""
         self.check_parameters(user)
-        if self.strangers:
+        if self.parents:
             raise ValueError(
                 f"{user}: the prior of the latent functions {self.functions.name!r} depends on "
-                f"{list(self.strangers)}. Only the kernel parameters that `latent_functions` makes "
+                f"{list(self.parents)}. Only the kernel parameters that `latent_functions` makes "
                 "itself are supported."
             )
 

@@ -21,28 +21,15 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.primitives import MARK, Functions
-from numpyro_spikeslab.priors import WRAPPERS, base_of
+from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.form import (
     SET,
     Pair,
     find_function_sites,
     functions_of,
 )
-from numpyro_spikeslab.reading.program import Program, seen_anew, trace_program
-
-
-class Observed(NamedTuple):
-    """An observed Normal site. All have the number of axes of the observations, and broadcast.
-
-    - **value** - the observations.
-    - **loc**, **scale** - of their distribution.
-    - **count** - how often each counts: masks times ``handlers.scale``.
-    """
-
-    value: Array
-    loc: Array
-    scale: Array
-    count: Array  # type: ignore[assignment]
+from numpyro_spikeslab.reading.likelihood import Gaussian
+from numpyro_spikeslab.reading.program import Program, trace_program
 
 
 class PairPrior(NamedTuple):
@@ -85,20 +72,12 @@ class Run(NamedTuple):
     - **functions** - what defines the prior of its latent functions, see :class:`FunctionArrays`.
     """
 
-    observed: dict[str, Observed]
+    observed: dict[str, Gaussian]
     pairs: dict[str, PairPrior]
     log_probs: dict[str, Array]
     priors: dict[str, Any]
     constraints: dict[str, Any]
     functions: dict[str, FunctionArrays]
-
-
-def part_of(run: Run, part: str, likelihood: str, pairs: tuple[Pair, ...]) -> list[Any]:
-    """Noise scales of a site, or inclusion probabilities or slab scales of pairs."""
-    if part == "noise":
-        return [run.observed[likelihood].scale]
-    which = "probs" if part == "inclusion" else "scale"
-    return [getattr(run.pairs[pair.name], which) for pair in pairs]
 
 
 def run_model(model: Any, args: tuple, kwargs: dict, data: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +126,7 @@ def trace_generic(model: Any, args: tuple, kwargs: dict) -> tuple[dict[str, Any]
 
 def abstract_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
     """A trace without values; see :func:`trace_generic`."""
-    return trace_generic(model, *seen_anew((args, kwargs)))[0]
+    return trace_generic(model, args, kwargs)[0]
 
 
 def checked_generic(
@@ -224,9 +203,7 @@ def _keep(trace: dict[str, Any], pairs: tuple[Pair, ...], values, own) -> Run:
     functions = {k: functions_of(trace[k]) for k in find_function_sites(trace)}
     return Run(
         observed={
-            k: observed_normal(x)
-            for k, x in sites.items()
-            if x["is_observed"] and type(base_of(x["fn"])) is dist.Normal
+            k: Gaussian.of(x) for k, x in sites.items() if x["is_observed"] and Gaussian.matches(x)
         },
         pairs={pair.name: _pair_prior(trace, pair) for pair in pairs},
         log_probs={k: jnp.sum(site_log_prob(x)) for k, x in sites.items()},
@@ -254,31 +231,6 @@ def site_log_prob(site: dict[str, Any]) -> Any:
             log_prob = with_short_gammas(log_prob)
         log_prob = log_prob(site["value"])
     return log_prob if site["scale"] is None else log_prob * site["scale"]
-
-
-def observed_normal(site: dict[str, Any]) -> Observed:
-    """Value, location, scale and count of each observation of a Normal site."""
-    fn, value = site["fn"], jnp.asarray(site["value"])
-    factors = []
-    if site["scale"] is not None:
-        factors.append((site["scale"], fn.event_dim))
-    while isinstance(fn, WRAPPERS):
-        if isinstance(fn, dist.MaskedDistribution):
-            factors.append((fn._mask, fn.event_dim))
-        fn = fn.base_dist
-    dtype = jnp.result_type(fn.loc, float)
-    rank = jnp.ndim(value)
-
-    def aligned(x, event_dim=0):
-        # a factor of whole events has no axes for their parts
-        x = jnp.asarray(x, dtype)
-        x = x.reshape(x.shape + (1,) * event_dim)
-        return x.reshape((1,) * (rank - x.ndim) + x.shape)
-
-    count = jnp.ones((1,) * rank, dtype)
-    for factor, event_dim in factors:
-        count = count * aligned(factor, event_dim)
-    return Observed(value.astype(dtype), aligned(fn.loc), aligned(fn.scale), count)
 
 
 def _pair_prior(trace: dict[str, Any], pair: Pair) -> PairPrior:

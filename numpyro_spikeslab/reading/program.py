@@ -2,21 +2,23 @@
 """A user's model as a program: traced with its data, run at values of its sites.
 
 :func:`trace_program` traces a function once. Arrays of the caller become the program's constants,
-which compiled functions take as arguments, so data of the same shapes need no second compilation;
-whatever else the function has read is part of the program's text. So nothing that a model sees can
-change unnoticed: neither an array that is changed in place nor a global that is bound anew.
+which compiled functions take as arguments, so data of the same shapes need no second compilation.
+All else that the function has read is part of the program's text. So nothing that a model sees can
+change unnoticed, neither an array that is changed in place nor a global that is bound anew.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from hashlib import blake2b
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.interpreters.partial_eval import dce_jaxpr
 import jax.numpy as jnp
 
 from numpyro.util import is_prng_key, not_jax_tracer
@@ -32,14 +34,15 @@ class Program:
     """A traced function without its constants, compared by content: a static argument of ``jit``.
 
     :param closed: the trace.
+    :param in_tree: structure of the arguments.
     :param out_tree: structure of the result.
     """
 
-    def __init__(self, closed: ClosedJaxpr, out_tree: Any) -> None:
+    def __init__(self, closed: ClosedJaxpr, in_tree: Any, out_tree: Any) -> None:
         # with constants as inputs: JAX keeps what it has compiled for, so data would never be freed
         inputs = [*closed.jaxpr.constvars, *closed.jaxpr.invars]
         self.jaxpr = closed.jaxpr.replace(constvars=[], invars=inputs)
-        self.out_tree = out_tree
+        self.in_tree, self.out_tree = in_tree, out_tree
         self.in_avals, self.out_avals = closed.in_avals, closed.out_avals
         hidden = tuple(map(_content, _hidden_constants(self.jaxpr)))
         shapes = tuple((c.shape, str(c.dtype)) for c in map(jnp.asarray, _plain(closed.consts)))
@@ -48,10 +51,14 @@ class Program:
         self._key = (_RULES.sub("", str(self.jaxpr)), hidden, shapes, out_tree, mesh)
 
     @property
+    def arguments(self) -> Any:
+        """Shapes and types of the arguments, in their structure."""
+        return jax.tree.unflatten(self.in_tree, _shapes(self.in_avals))
+
+    @property
     def shapes(self) -> Any:
         """Shapes and types of the result, in its structure."""
-        every = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.out_avals)
-        return jax.tree.unflatten(self.out_tree, every)
+        return jax.tree.unflatten(self.out_tree, _shapes(self.out_avals))
 
     def __hash__(self) -> int:
         return hash(self._key[0])
@@ -65,43 +72,44 @@ class Program:
         :param constants: in the order of the trace.
         :param args: in the structure with which it was traced.
         """
-        return self._evaluate(self.jaxpr, self.out_tree, constants, *args)
+        return self.part(lambda result: result)(constants, *args)
 
     def part(self, of: Callable[[Any], Any]) -> Callable:
-        """The program of a part of the result, without what only the rest needs.
+        """Return the function that computes a part of the result, and nothing else.
 
         :param of: takes the part, any tree of its leaves, from the result.
         """
-        every = jax.tree.unflatten(self.out_tree, range(len(self.out_avals)))
-        places, tree = jax.tree.flatten(of(every))
-        return partial(self._evaluate, _needed(self.jaxpr, places), tree)
+        places, tree = self._places(of)
+        needed, inputs = self._needed(places)
+        outputs = {place: k for k, place in enumerate(sorted(set(places)))}
+
+        def run(constants, *args):
+            # the trace knows one type only
+            leaves = [
+                jnp.asarray(leaf, aval.dtype)
+                for leaf, aval in zip(jax.tree.leaves(args), self.in_avals, strict=True)
+            ]
+            every = (*constants, *leaves)
+            results = jax.core.eval_jaxpr(needed, (), *(every[k] for k in inputs))
+            return jax.tree.unflatten(tree, [results[outputs[k]] for k in places])
+
+        return run
 
     def inputs_of(self, of: Callable[[Any], Any]) -> list[int]:
-        """Positions of the inputs, constants first, that :meth:`part` takes."""
-        every = jax.tree.unflatten(self.out_tree, range(len(self.out_avals)))
-        part = _needed(self.jaxpr, jax.tree.leaves(of(every)))
-        read = (*part.outvars, *(x for equation in part.eqns for x in equation.invars))
-        taken = {x for x in read if not isinstance(x, Literal)}
-        return [k for k, x in enumerate(part.invars) if x in taken]
+        """Return positions of the inputs, constants first, that :meth:`part` takes."""
+        return self._needed(self._places(of)[0])[1]
 
-    def _evaluate(self, jaxpr: Jaxpr, tree: Any, constants: tuple, *args: Any) -> Any:
-        # the trace knows one type only
-        leaves = [
-            jnp.asarray(leaf, aval.dtype)
-            for leaf, aval in zip(jax.tree.leaves(args), self.in_avals, strict=True)
-        ]
-        return jax.tree.unflatten(tree, jax.core.eval_jaxpr(jaxpr, (), *constants, *leaves))
+    def _places(self, of: Callable[[Any], Any]) -> tuple[list[int], Any]:
+        return jax.tree.flatten(of(jax.tree.unflatten(self.out_tree, range(len(self.out_avals)))))
+
+    def _needed(self, places: list[int]) -> tuple[Jaxpr, list[int]]:
+        """Return what some results take, and which inputs."""
+        needed, used = dce_jaxpr(self.jaxpr, [k in places for k in range(len(self.out_avals))])
+        return needed, [k for k, is_used in enumerate(used) if is_used]
 
 
-def _needed(jaxpr: Jaxpr, places: list[int]) -> Jaxpr:
-    """What some of the results of a program take."""
-    results, kept = [jaxpr.outvars[k] for k in places], []
-    needed = {x for x in results if not isinstance(x, Literal)}
-    for equation in reversed(jaxpr.eqns):
-        if equation.effects or not needed.isdisjoint(equation.outvars):
-            kept.append(equation)
-            needed |= {x for x in equation.invars if not isinstance(x, Literal)}
-    return jaxpr.replace(eqns=kept[::-1], outvars=results)
+def _shapes(avals: Any) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
 
 
 def trace_program(function: Callable, *args: Any) -> tuple[Program, tuple]:
@@ -111,7 +119,8 @@ def trace_program(function: Callable, *args: Any) -> tuple[Program, tuple]:
     :return: the program and its constants.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-    return Program(closed, jax.tree.structure(shapes)), tuple(closed.consts)
+    program = Program(closed, jax.tree.structure(args), jax.tree.structure(shapes))
+    return program, tuple(closed.consts)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -170,10 +179,14 @@ def _hidden_constants(jaxpr: Any) -> Iterator[Any]:
 
 
 def _content(constant: Any) -> Any:
-    if not not_jax_tracer(constant):
-        return id(constant)
-    array = np.asarray(_plain([constant])[0])
-    return array.shape, str(array.dtype), array.tobytes()
+    return _digest(_plain([constant])[0]) if not_jax_tracer(constant) else id(constant)
+
+
+def _digest(array: Any) -> bytes:
+    """A fingerprint of shape, type and content."""
+    digest = blake2b(f"{np.shape(array)} {array.dtype}".encode())
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.digest()
 
 
 def are_concrete(tree: Any) -> bool:
@@ -187,44 +200,26 @@ def outside_transformations(tree: Any = ()) -> AbstractContextManager:
     return jax.core.eval_context() if are_concrete(tree) else nullcontext()
 
 
-def same_constants(kept: tuple, new: tuple) -> bool:
-    """Whether constants that were kept by :func:`keep_constants` are the new ones."""
-    return len(kept) == len(new) and all(map(_same, kept, new))
-
-
-def _same(kept: "_Kept", new: Any) -> bool:
-    if kept.source is new:
-        return True
-    if isinstance(new, jax.Array) or not not_jax_tracer(new) or kept.copy is None:
-        return False
-    return np.array_equal(kept.copy, new, equal_nan=np.issubdtype(kept.copy.dtype, np.inexact))
-
-
-class _Kept(NamedTuple):
-    """A constant as it was: JAX's arrays do not change, of numpy's there is a copy."""
-
-    source: Any
-    copy: Any
-
-
-def keep_constants(constants: tuple) -> tuple:
-    """What :func:`same_constants` compares with."""
+def fingerprint(constants: tuple) -> tuple:
+    """JAX's arrays, which do not change, and digests of numpy's, which may."""
     return tuple(
-        _Kept(c, None) if isinstance(c, jax.Array) else _Kept(None, np.array(c)) for c in constants
+        c if isinstance(c, jax.Array) or not not_jax_tracer(c) else _digest(c) for c in constants
+    )
+
+
+def same_fingerprint(old: tuple, new: tuple) -> bool:
+    """Whether two fingerprints are of the same constants."""
+    return len(old) == len(new) and all(
+        x is y or (isinstance(x, bytes) and isinstance(y, bytes) and x == y)
+        for x, y in zip(old, new, strict=True)
     )
 
 
 def on_device(constants: tuple) -> tuple:
     """Copies of numpy's arrays on JAX's device, once for all later calls."""
-    # where the caller is being transformed, data that are not stay what they are; JAX may have seen
-    # them in another precision, whose type it keeps unless numpy strips it
+    # where the caller is being transformed, data that are not stay what they are
     with jax.core.eval_context():
-        return tuple(c if isinstance(c, jax.Array) else jnp.array(np.array(c)) for c in constants)
-
-
-def seen_anew(arguments: Any) -> Any:
-    """Views of numpy's arrays: JAX remembers in which precision it has seen an array before."""
-    return jax.tree.map(lambda x: x.view() if type(x) is np.ndarray else x, arguments)
+        return tuple(c if isinstance(c, jax.Array) else jnp.array(c) for c in constants)
 
 
 def stand_ins(constants: tuple) -> tuple:

@@ -1,59 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is true of a model at all values of its sites, proved from its program.
 
-A result that cannot depend on a site does not change with it. So a location whose derivative in
+A result that cannot depend on a site does not change with it. So a predictor whose derivative in
 the weights does not depend on the weights is affine in them, whatever the values of other sites;
 and a noise scale whose derivative in a site depends on nothing is an affine function of that site.
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-import numpyro.distributions as dist
-
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.coefficient_proof import (
-    DIRECTION,
     Coefficients,
+    derivative,
     find_coefficients,
     is_chain,
-    sources_along,
-    split,
-    tangent_of,
+    put,
+    sources_of_derivative,
 )
-from numpyro_spikeslab.reading.form import (
-    functions_of,
-    is_latent,
-)
-from numpyro_spikeslab.reading.model_run import part_of
-from numpyro_spikeslab.reading.provenance import Names, Step, provenance, union
-from numpyro_spikeslab.reading.subject import Subject
+from numpyro_spikeslab.reading.form import functions_of, is_latent
+from numpyro_spikeslab.reading.likelihood import Gaussian
+from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.provenance import NONE, Names, Step, names_of, provenance, union
 from numpyro_spikeslab.roles import ROLES, Role
 
 
 class Proof(NamedTuple):
     """
     - **likelihood** - the one observed site that depends on the weights, a Normal one.
-    - **location**, **design**, **scale**, **count** - names of the other sites that these parts of
+    - **predictor**, **design**, **scale**, **count** - names of the other sites that these parts of
       it can depend on.
     - **roles** - sites that can have no part but one, of which that part is an affine function
       whose coefficients are constants.
-    - **coefficients** - Normal sites in which the location is affine; names of sites where it has
-      keys of inputs.
-    - **mixed** - name of the latent functions in which the location may be bilinear with constant
+    - **coefficients** - Normal sites in which the predictor is affine.
+    - **mixed** - name of the latent functions in which the predictor may be bilinear with constant
       coefficients, together with the weights.
     - **kernels** - other latent sites on which the prior of these functions alone depends.
-    - **strangers** - all other sites on which it depends.
-    - **dependents** - what depends on these functions beside the likelihood.
+    - **parents** - all other sites on which that prior depends.
+    - **children** - what depends on these functions beside the likelihood.
     """
 
     likelihood: str
-    location: Names
+    predictor: Names
     design: Names
     scale: Names
     count: Names  # type: ignore[assignment]
@@ -61,91 +52,81 @@ class Proof(NamedTuple):
     coefficients: Coefficients
     mixed: str | None
     kernels: tuple[str, ...]
-    strangers: tuple[str, ...]
-    dependents: tuple[str, ...]
+    parents: tuple[str, ...]
+    children: tuple[str, ...]
 
 
-def prove(subject: Subject) -> Proof:
+def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
     """What the program says of the model.
 
+    :param trace: of the model, without values.
+    :param user: who reads, for the error messages.
     :raises ValueError: if the model does not fit; the message names the site and the remedy.
     """
-    inputs = subject.inputs()
-    run = provenance(lambda **x: subject.run(x), **inputs)
-    _check_pairs(subject, run)
-    likelihood = _find_likelihood(subject, run)
-    seen = run.observed[likelihood]
-    _check_parts(subject, likelihood, seen)
-    design = _prove_affine(subject, likelihood, seen.loc, inputs)
-    mixed = _find_mixed(subject, run, likelihood)
-    if mixed is not None and not _is_bilinear(subject, inputs, likelihood, mixed):
-        mixed = None
-    kernels, strangers, dependents = _about_functions(subject, run, likelihood, mixed)
-    beside = find_coefficients(subject, run, likelihood, inputs)
+    run = provenance(problem.run, **problem.inputs)
+    _check_pairs(problem, run, user)
+    name = _find_likelihood(problem, run, trace, user)
+    problem = problem.with_form(likelihood=name)
+    _check_parts(problem, run, user)
+    design = _prove_affine(problem, run, user)
+    mixed = _find_mixed(problem, run, trace)
+    kernels, parents, children = _about_functions(problem, run, trace, mixed)
+    parts = problem.likelihood(run)
     return Proof(
-        likelihood,
-        location=_sites(seen.loc),
-        design=_sites(design),
-        scale=_sites(seen.scale),
-        count=_sites(seen.count),
-        roles=_find_roles(subject, run, likelihood, inputs),
-        coefficients=beside._replace(means=_sites(beside.means)),
+        name,
+        predictor=names_of(parts.predictor, "values"),
+        design=names_of(design, "values"),
+        scale=names_of(parts.scale, "values"),
+        count=names_of(parts.count, "values"),
+        roles=_find_roles(problem, run, trace),
+        coefficients=find_coefficients(problem, run, trace),
         mixed=mixed,
         kernels=kernels,
-        strangers=strangers,
-        dependents=dependents,
+        parents=parents,
+        children=children,
     )
 
 
-def _sites(names: Names) -> Names:
-    plain = (name for name in names if isinstance(name, str) and name.startswith("site "))
-    return frozenset(name.removeprefix("site ") for name in plain)
+def _weights(names: Names) -> list[str]:
+    """Weights, spikes and slabs among some inputs."""
+    return sorted(names_of(names, "weights", "own"))
 
 
-def _own(names: Names) -> list[str]:
-    """Those names that belong to pairs."""
-    plain = (name for name in names if isinstance(name, str))
-    own = (name.partition(" ") for name in plain if name.startswith(("weight ", "own ")))
-    return sorted({name for _, _, name in own})
+_ONLY = (
+    "so the conditional of the pairs is not the spike-and-slab one. Only an observed Normal site "
+    "may depend on the weights."
+)
 
 
-def _check_pairs(subject: Subject, run: Any) -> None:
+def _check_pairs(problem: Problem, run: Any, user: str) -> None:
     """The prior of a pair must not depend on the weights, nor its mean on any site."""
-    user = subject.user
-    for pair in subject.pairs:
-        if names := _own(union(run.pairs[pair.name])):
+    for name, prior in run.pairs.items():
+        if weights := _weights(union(prior)):
+            raise ValueError(f"{user}: the prior of {name!r} depends on {weights}, {_ONLY}")
+        if sites := sorted(names_of(prior.loc, "values")):
             raise ValueError(
-                f"{user}: the prior of {pair.name!r} depends on {names}, so the conditional of "
-                "the pairs is not the spike-and-slab one. Only an observed Normal site may depend "
-                "on the weights."
-            )
-        if sites := sorted(_sites(run.pairs[pair.name].loc)):
-            raise ValueError(
-                f"{user}: the prior mean of the slabs of {pair.name!r} must be 0, it depends on "
+                f"{user}: the prior mean of the slabs of {name!r} must be 0, it depends on "
                 f"{sites}. Leave the prior to spike_slab, and put a mean into the location."
             )
 
 
-def _find_likelihood(subject: Subject, run: Any) -> str:
+def _find_likelihood(problem: Problem, run: Any, trace: dict[str, Any], user: str) -> str:
     """The one observed site that depends on the weights; everything else must not."""
-    trace, user = subject.trace, subject.user
-    touched = {name: _own(sources) for name, sources in run.log_probs.items()}
-    touched = {name: sites for name, sites in touched.items() if sites}
+    touched = {k: weights for k, names in run.log_probs.items() if (weights := _weights(names))}
     observed = [name for name in touched if trace[name]["is_observed"]]
     latent = [name for name in touched if name not in observed]
-    if latent and (observed or not all(_is_response(trace[name]) for name in latent)):
+    if latent and (observed or not all(Gaussian.matches(trace[name]) for name in latent)):
         remedy = "If it is to be predicted, leave it out here, and its inputs."
         if latent[0].endswith("_unobserved"):
             remedy = "For missing observations use `numpyro.handlers.mask`, not `obs_mask`."
         raise ValueError(
             f"{user}: the prior of the latent site {latent[0]!r} depends on {touched[latent[0]]}, "
-            "so the conditional of the pairs is not the spike-and-slab one. Only an observed "
-            f"Normal site may depend on the weights. {remedy}"
+            f"{_ONLY} {remedy}"
         )
     if not observed:
         raise ValueError(
-            f"{user}: no observed site depends on {sorted(subject.own)}, only the latent ones "
-            f"{latent} do. Pass the observations to the model, as in `numpyro.sample('y', "
+            f"{user}: no observed site depends on {sorted(problem.inputs['own'])}, only the latent "
+            f"ones {latent} do. Pass the observations to the model, as in `numpyro.sample('y', "
             "dist.Normal(X @ w, sigma), obs=y)`. If they were passed, the weights are the mean of "
             "a latent site, which is not supported."
         )
@@ -155,176 +136,168 @@ def _find_likelihood(subject: Subject, run: Any) -> str:
             "Concatenate their observations in one Normal site."
         )
     (name,) = observed
-    base = base_of(trace[name]["fn"])
-    if type(base) is not dist.Normal:
+    if not Gaussian.matches(trace[name]):
+        found = type(base_of(trace[name]["fn"])).__name__
         raise ValueError(
-            f"{user}: the observed site {name!r} has the likelihood {type(base).__name__}; Normal "
-            "is supported. Transform the response, or use another method, such as DiscreteHMCGibbs."
+            f"{user}: the observed site {name!r} has the likelihood {found}; Normal is supported. "
+            "Transform the response, or use another method, such as DiscreteHMCGibbs."
         )
     return name
 
 
-def _is_response(site: dict[str, Any]) -> bool:
-    return isinstance(base_of(site["fn"]), dist.Normal)
-
-
-def _check_parts(subject: Subject, name: str, seen: Any) -> None:
-    """Only the location may depend on the weights."""
-    user = subject.user
-    for part, what in (
-        ("value", "observations"),
-        ("count", "mask or the scale (of handlers.mask, handlers.scale)"),
-        ("scale", "noise scale"),
+def _check_parts(problem: Problem, run: Any, user: str) -> None:
+    """Only the predictor may depend on the weights, and on nothing of a pair but them."""
+    name, parts = problem.form.likelihood, problem.likelihood(run)
+    for what, sources in (
+        ("observations", parts.value),
+        ("mask or the scale (of handlers.mask, handlers.scale)", parts.count),
+        ("noise scale", parts.scale),
+        ("rows and columns", union(parts.entries)),
     ):
-        if names := _own(getattr(seen, part)):
+        if weights := _weights(sources):
             raise ValueError(
-                f"{user}: the {what} of {name!r} depend{'' if part != 'scale' else 's'} on the "
-                f"weights {names}. Only its location may."
+                f"{user}: the {what} of {name!r} depend on the weights {weights}. Only its "
+                "location may."
             )
-    latent = sorted(x for x in _sites(seen.value) if x in subject.shapes)
-    if latent:
+    if latent := sorted(names_of(parts.value | union(parts.entries), "values")):
         raise ValueError(
             f"{user}: the observations of {name!r} depend on the latent sites {latent}, so they "
             "are no data. Move these sites into the location of the likelihood."
         )
-    alone = [x for x in seen.loc if isinstance(x, str) and x.startswith("own ")]
-    if alone:
-        names = [pair.name for pair in subject.pairs]
+    if names_of(parts.predictor, "own"):
         raise ValueError(
-            f"{user}: the location of {name!r} depends on a spike or a slab of {names} on its own. "
-            "Use the product that spike_slab returns."
+            f"{user}: the location of {name!r} depends on a spike or a slab of "
+            f"{[pair.name for pair in problem.form.pairs]} on its own. Use the product that "
+            "spike_slab returns."
         )
 
 
-def _prove_affine(subject: Subject, likelihood: str, location: Names, inputs: dict) -> Names:
-    """What the derivative of the location in the weights can depend on.
-
-    :param location: what the location itself can depend on.
-    """
-    weights = [key for key in inputs if key.startswith("weight ")]
-    bent = _own(frozenset(x.name for x in location if isinstance(x, Step)))
+def _prove_affine(problem: Problem, run: Any, user: str) -> Names:
+    """What the derivative of the predictor in the weights can depend on."""
+    steps = frozenset(x.name for x in problem.likelihood(run).predictor if isinstance(x, Step))
+    bent, sources = _weights(steps), NONE
     # what has steps may have no derivative at all
-    of = partial(subject.location, likelihood)
-    found = frozenset() if bent else sources_along(of, inputs, weights)
-    if bent := bent or _own(found):
+    if not bent:
+        keys = [("weights", pair.name) for pair in problem.form.pairs]
+        sources = sources_of_derivative(problem.predictor, problem.inputs, keys)
+        bent = _weights(sources)
+    if bent:
         raise ValueError(
-            f"{subject.user}: the location of {likelihood!r} is not affine in the weights {bent} "
-            "at all values of the other sites. Write it as `X @ w + offset`; a nonlinear link "
-            "needs another method, such as DiscreteHMCGibbs."
+            f"{user}: the location of {problem.form.likelihood!r} is not affine in the weights "
+            f"{bent} at all values of the other sites. Write it as `X @ w + offset`; a nonlinear "
+            "link needs another method, such as DiscreteHMCGibbs."
         )
-    return found
+    return sources
 
 
 # Roles
 
 
-def _find_roles(subject: Subject, run: Any, likelihood: str, inputs: dict) -> tuple[Role, ...]:
+def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role, ...]:
     """Sites that are nothing but noise, inclusion or slab scales, of independent entries."""
-    seen = run.observed[likelihood]
-    priors = {k: x for k, x in run.log_probs.items() if k != likelihood}
-    of = partial(part_of, likelihood=likelihood, pairs=subject.pairs)
-    parts = {kind: union(of(run, kind.part)) for kind in ROLES}
+    arrays = {kind: problem.part(run, kind.part) for kind in ROLES}
     roles = []
-    for name in subject.others:
-        key = f"site {name}"
-        if is_chain(run, name):
-            continue
-        fed = [kind for kind, sources in parts.items() if key in sources]
-        elsewhere = [seen.loc, seen.count, *(x for k, x in priors.items() if k != name)]
-        if len(fed) != 1 or any(key in sources for sources in elsewhere):
-            continue
-        (kind,) = fed
-        if Step(key) in parts[kind]:
-            continue
-        role = kind.of(subject.trace[name])
-        if role is not None and _is_linear(subject, inputs, key, partial(of, part=kind.part)):
+    for name in problem.form.others:
+        kind = _only_part(problem, run, name, arrays)
+        role = None if kind is None else kind.of(trace[name])
+        if role is not None and _is_linear(problem, role):
             roles.append(role)
-    arrays = [_sites(union(x)) for kind in parts for x in of(run, kind.part)]
-    return _without_strangers(roles, arrays)
+    sites = [names_of(union(x), "values") for parts in arrays.values() for x in parts]
+    return _among_themselves(roles, sites)
 
 
-def _without_strangers(roles: list[Role], arrays: list[Names]) -> tuple[Role, ...]:
-    """Roles whose arrays depend on no site that is none. Such a site may add nothing at the values
-    of the probe, and something at others.
+def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role] | None:
+    """The kind of role whose part is all that depends on a site, smoothly."""
+    key, parts = ("values", name), problem.likelihood(run)
+    priors = [x for k, x in run.log_probs.items() if k not in (problem.form.likelihood, name)]
+    kinds = [kind for kind, x in arrays.items() if key in union(x)]
+    if is_chain(run, name) or len(kinds) != 1 or Step(key) in union(arrays[kinds[0]]):
+        return None
+    return None if key in union([parts.predictor, parts.count, *priors]) else kinds[0]
+
+
+def _among_themselves(roles: list[Role], arrays: list[frozenset[str]]) -> tuple[Role, ...]:
+    """Roles whose arrays depend on roles alone: another site may add nothing at the values of the
+    probe, and something at others.
 
     :param arrays: the sites on which each array of a part depends.
     """
-    known = {role.site for role in roles}
-    mixed = {site for sites in arrays if not sites <= known for site in sites}
-    kept = [role for role in roles if role.site not in mixed]
-    return tuple(kept) if len(kept) == len(roles) else _without_strangers(kept, arrays)
+    names = {role.site for role in roles}
+    mixed = {site for sites in arrays if not sites <= names for site in sites}
+    unmixed = [role for role in roles if role.site not in mixed]
+    return tuple(roles) if len(unmixed) == len(roles) else _among_themselves(unmixed, arrays)
 
 
-def _is_linear(subject: Subject, inputs: dict[str, Any], key: str, of: Callable) -> bool:
-    """Whether a part of a run is an affine function of a site whose coefficients are constants."""
-    if not jnp.issubdtype(jnp.result_type(inputs[key]), jnp.inexact):
+def _is_linear(problem: Problem, role: Role) -> bool:
+    """Whether a part is an affine function of a site whose coefficients are constants."""
+    if not jnp.issubdtype(problem.inputs["values"][role.site].dtype, jnp.inexact):
         return False
-    return sources_along(lambda x: subject.run(x, of), inputs, [key]) <= {DIRECTION + key}
+
+    def arrays(**x):
+        return problem.run(**x, of=lambda run: problem.part(run, role.part))
+
+    return not sources_of_derivative(arrays, problem.inputs, [("values", role.site)])
 
 
 # Latent functions
 
 
-def _find_mixed(subject: Subject, run: Any, likelihood: str) -> str | None:
-    """The latent functions that the weights can mix, if shapes allow it."""
-    names = [n for n in subject.others if FUNCTIONS_MARK in subject.trace[n].get("infer", {})]
-    if len(names) != 1 or len(subject.pairs) != 1:
+def _find_mixed(problem: Problem, run: Any, trace: dict[str, Any]) -> str | None:
+    """The latent functions in which, and in the weights, the predictor is bilinear."""
+    names = [n for n in problem.form.others if FUNCTIONS_MARK in trace[n].get("infer", {})]
+    if len(names) != 1 or len(problem.form.pairs) != 1:
         return None
-    (name,), (pair,) = names, subject.pairs
-    functions = functions_of(subject.trace[name])
+    (name,), (pair,), parts = names, problem.form.pairs, problem.likelihood(run)
+    functions, key = functions_of(trace[name]), ("values", name)
     M, N = len(functions.templates), functions.num_inputs
-    fits = jnp.shape(subject.shapes[name]) == (M, N) and pair.shape[-1:] == (M,)
-    seen = run.observed[likelihood]
-    moves = f"site {name}" in seen.scale | seen.count or Step(f"site {name}") in seen.loc
-    return name if fits and not moves else None
+    fits = problem.inputs["values"][name].shape == (M, N) and pair.shape[-1:] == (M,)
+    if not fits or key in parts.scale | parts.count or Step(key) in parts.predictor:
+        return None
+    return name if _is_bilinear(problem, key, ("weights", pair.name)) else None
 
 
-def _is_bilinear(subject: Subject, inputs: dict[str, Any], likelihood: str, mixed: str) -> bool:
-    """Whether the location is ``offset + C(W, phi)``, C bilinear with constant coefficients."""
-    (pair,) = subject.pairs
-    phi, w = f"site {mixed}", f"weight {pair.name}"
-    location = partial(subject.location, likelihood)
+def _is_bilinear(problem: Problem, phi: tuple[str, str], w: tuple[str, str]) -> bool:
+    """Whether the predictor is ``offset + C(W, phi)``, C bilinear with constant coefficients."""
+    inputs = problem.inputs
 
-    def along_both(**x):
-        x, along = split(x)
-
+    def slopes(along, **x):
         def along_weights(value):
-            return tangent_of(location, x | {phi: value}, {w: along[w]})
+            return derivative(problem.predictor, put(x, {phi: value}), {w: along[w]})
 
-        return jax.jvp(along_weights, (x[phi],), (along[phi],))[1]
-
-    def alone(**x):
-        x, along = split(x)
-        without = {key: x | {key: jnp.zeros_like(x[key])} for key in (w, phi)}
-        return [
-            tangent_of(location, without[other], {key: along[key]})
+        both = jax.jvp(along_weights, (x[phi[0]][phi[1]],), (along[phi],))[1]
+        # of each where the other is zero
+        alone = [
+            derivative(
+                problem.predictor,
+                put(x, {other: jnp.zeros_like(x[other[0]][other[1]])}),
+                {key: along[key]},
+            )
             for key, other in ((phi, w), (w, phi))
         ]
+        return both, alone
 
-    directions = {DIRECTION + name: inputs[name] for name in (phi, w)}
-    both = provenance(along_both, **inputs, **directions)
-    one = provenance(alone, **inputs, **directions)
-    return both | union(one) <= set(directions)
+    along = {(kind, name): inputs[kind][name] for kind, name in (phi, w)}
+    names = union(provenance(slopes, along=along, **inputs))
+    return names <= {("along", phi), ("along", w)}
 
 
 def _about_functions(
-    subject: Subject, run: Any, likelihood: str, mixed: str | None
+    problem: Problem, run: Any, trace: dict[str, Any], mixed: str | None
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """See the last three of :class:`Proof`."""
     if mixed is None:
         return (), (), ()
-    key, functions = f"site {mixed}", functions_of(subject.trace[mixed])
-    fed: dict[str, set[str]] = {name: set() for name in subject.others}
+    users: dict[str, set[str]] = {name: set() for name in problem.form.others}
     for target, sources in run.log_probs.items():
-        for name in _sites(sources) & set(fed):
-            fed[name] |= {target} - {name}
-    pairs = _sites(union(run.pairs))
+        for name in names_of(sources, "values"):
+            users[name] |= {target} - {name}
+    of_pairs = names_of(union(run.pairs), "values")
     kernels = tuple(
         name
-        for name in functions.site_names
-        if is_latent(subject.trace, name) and fed[name] == {mixed} and name not in pairs
+        for name in functions_of(trace[mixed]).site_names
+        if is_latent(trace, name) and users[name] == {mixed} and name not in of_pairs
     )
-    strangers = tuple(sorted(_sites(run.log_probs[mixed]) - {mixed, *kernels}))
-    dependents = [name for name in run.log_probs if name in fed[mixed] - {likelihood}]
-    dependents += [name for name, sources in run.pairs.items() if key in union(sources)]
-    return kernels, strangers, tuple(dependents)
+    parents = sorted(names_of(run.log_probs[mixed], "values") - {mixed, *kernels})
+    children = [k for k in run.log_probs if k in users[mixed] - {problem.form.likelihood}]
+    children += [k for k, x in run.pairs.items() if mixed in names_of(union(x), "values")]
+    return kernels, tuple(parents), tuple(children)

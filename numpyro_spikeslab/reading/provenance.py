@@ -52,6 +52,11 @@ def union(tree: Any) -> Names:
     return NONE.union(*jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, frozenset)))
 
 
+def names_of(names: Names, *kinds: str) -> frozenset[str]:
+    """The keys of those inputs that are entries of dictionaries with these keywords."""
+    return frozenset(x[1] for x in names if isinstance(x, tuple) and x[0] in kinds)
+
+
 def in_steps(names: Names) -> Names:
     """The same names as :class:`Step`."""
     return frozenset(name if isinstance(name, Step) else Step(name) for name in names)

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a user's model once for each data set, or says why it cannot."""
 
-from collections.abc import Collection
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +15,12 @@ import numpyro.distributions as dist
 from numpyro_spikeslab.algebra.coefficients import Apart, taken_apart, whitened
 from numpyro_spikeslab.algebra.covariates import Shares
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, feature_rows
-from numpyro_spikeslab.algebra.sparse_sums import Layout, layout_of
+from numpyro_spikeslab.algebra.sparse_sums import Entries, Layout, layout_of
 from numpyro_spikeslab.devices import fetched, mesh_of_several, on_every_device
 from numpyro_spikeslab.distributions import GaussianFunctions
 from numpyro_spikeslab.priors import is_plain
-from numpyro_spikeslab.reading.candidates import only_known, possible_forms, settle
-from numpyro_spikeslab.reading.checks import (
-    Uncentred,
-    check_sharding,
-    check_trace,
-    check_verdict,
-    name_empty,
-    name_uncentred,
-)
+from numpyro_spikeslab.reading.candidates import candidates, only_known, settle
+from numpyro_spikeslab.reading.checks import check_trace, check_verdict
 from numpyro_spikeslab.reading.coefficient_rows import (
     coefficient_rows,
     shared_covariates,
@@ -37,7 +28,6 @@ from numpyro_spikeslab.reading.coefficient_rows import (
 )
 from numpyro_spikeslab.reading.form import (
     COLUMNS,
-    ENTRIES,
     SHARED,
     Form,
     find_pairs,
@@ -46,22 +36,21 @@ from numpyro_spikeslab.reading.form import (
 )
 from numpyro_spikeslab.reading.function_prior import KnownFunctions, Parameters, kernel_of
 from numpyro_spikeslab.reading.model_run import FunctionArrays, checked_generic, program_of
-from numpyro_spikeslab.reading.probe import Places, Verdict, directions, probe
+from numpyro_spikeslab.reading.probe import Arrays, directions, probe
+from numpyro_spikeslab.reading.problem import Problem
 from numpyro_spikeslab.reading.program import (
     Program,
     are_concrete,
     compiled,
-    keep_constants,
+    fingerprint,
     on_device,
     outside_transformations,
-    same_constants,
-    seen_anew,
+    same_fingerprint,
     stand_ins,
 )
 from numpyro_spikeslab.reading.proof import Proof, prove
 from numpyro_spikeslab.reading.provenance import provenance, union
-from numpyro_spikeslab.reading.subject import Subject
-from numpyro_spikeslab.reading.view import Problem, View, shared_features, view, whitened_design
+from numpyro_spikeslab.reading.view import View, shared_features, view, whitened_design
 from numpyro_spikeslab.roles import Index, NoiseRole, Role
 
 
@@ -79,8 +68,6 @@ class Reading:
         may be traced.
     :param layout: of the observations, if they are entries of a table.
     :param block_size: columns per block of the design.
-    :param beside: sites that move the location and not the design, such as an intercept, or its
-        prior mean.
     """
 
     form: Form
@@ -92,7 +79,6 @@ class Reading:
     params: dict[str, Any]
     layout: Layout | None
     block_size: int
-    beside: tuple[str, ...]
 
     @property
     def problem(self) -> Problem:
@@ -210,20 +196,6 @@ class Reading:
         with outside_transformations(self.constants):
             return _shares(self.problem, self.generic, self.features, self.covariates)
 
-    def name_uncentred(self, user: str, kind: Uncentred, follow: Collection[str] = ()) -> None:
-        """Warn of known columns that look like an intercept, where there is one.
-
-        :param follow: sites that are integrated out.
-        """
-        held = [name for name in self.beside if name not in follow]
-        if not held:
-            return
-        rows = self.features
-        if self.design is not None:
-            rows = feature_rows(self.design, self.form.size)
-        if rows is not None and are_concrete(rows):
-            name_uncentred(user, held, np.asarray(rows), kind)
-
     def design_at(self, values: dict[str, Any]) -> Design:
         """The whitened design at given values of the other sites."""
         return whitened_design(self.problem, values, self.block_size)
@@ -277,152 +249,152 @@ class Reader:
         :return: what was read before, if the model is the same program of the same data.
         :raises ValueError: if the model does not fit; the message names the site and the remedy.
         """
-        check_sharding((args, kwargs), self.user)
         with outside_transformations((args, kwargs)):
-            args, kwargs = seen_anew((args, kwargs))
             trace, generic, more = checked_generic(self.model, args, kwargs, self.user)
             check_trace(trace, self.user)
             pairs = find_pairs(trace, self.user, fixed)
-            shapes = generic.shapes
-            program, constants = program_of(self.model, args, kwargs, pairs, shapes)
+            program, constants = program_of(self.model, args, kwargs, pairs, generic.shapes)
             key = (program, generic, pairs)
-            # of what has no part in the program, starts of params are all that is used
+            # the generic run is kept for the starts of params alone
             params = [name for name, site in trace.items() if site["type"] == "param"]
-            starts = partial(_only, params)
-            read = (*constants, *(more[k] for k in generic.inputs_of(starts)))
+            starts = generic.inputs_of(lambda values: [values[name] for name in params])
+            data = fingerprint((*constants, *(more[k] for k in starts)))
             proof = None
-            if self._last is not None:
-                known, kept, reading, proved = self._last
-                if known == key and same_constants(kept, read):
-                    return reading
-                # it is of the program, whatever the data
-                proof = proved if known == key else None
-            kept = keep_constants(read)
-            subject = Subject(trace, shapes, pairs, program, on_device(constants), self.user)
-            proof = proof or prove(subject)
-            reading = _read(subject, proof, generic, more, self.joint)
+            if self._last is not None and self._last.key == key:
+                if same_fingerprint(self._last.data, data):
+                    return self._last.reading
+                # the proof depends on the program only
+                proof = self._last.proof
+            form = Form(pairs, tuple(program.arguments[0]))
+            problem = Problem(form, program, on_device(constants))
+            proof = proof or prove(problem, trace, self.user)
+            reading = _read(problem, proof, trace, (generic, more), self.user, self.joint)
             if are_concrete((constants, more)):
-                self._last = key, kept, reading, proof
+                self._last = _Last(key, data, reading, proof)
             return reading
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": None}
 
 
-def _read(subject: Subject, proof: Proof, generic: Program, more: tuple, joint: bool) -> Reading:
-    forms = possible_forms(subject, proof, joint)
-    concrete, along = are_concrete((subject.constants, more)), directions(forms, subject.shapes)
-    with outside_transformations():
-        constants, rest = subject.constants, more
-        if not concrete:
-            constants, rest = stand_ins(constants), stand_ins(rest)
-        found: Verdict = probe(forms, generic, subject.program, constants, rest, along)
-        values, every_index = found.values, found.indices
-        places = found.entries
-        found = fetched(found._replace(values={}, indices=(), entries=None))
-    if concrete:
-        check_verdict(subject, forms[0], found)
-    else:
-        found = only_known(found, forms, generic, subject, more, along)
-    form = settle(forms, found)
-    layout, constants = None, subject.constants
-    if form.kind == ENTRIES and places is not None:
-        layout, constants = _laid_out(form, places, constants)
-        every_index = _by_column(forms[0], places, every_index)
-    plays = zip(forms[0].roles, every_index, found.plays, strict=True)
-    indices = {role.site: index for role, index, played in plays if played}
+class _Last(NamedTuple):
+    """The last reading, and what it was of."""
+
+    key: Any
+    data: tuple
+    reading: Reading
+    proof: Proof
+
+
+def _read(
+    problem: Problem,
+    proof: Proof,
+    trace: dict[str, Any],
+    starts: tuple[Program, tuple],
+    user: str,
+    joint: bool,
+) -> Reading:
+    """Read a model of which the proof is known.
+
+    :param starts: the program of generic values, and its constants.
+    """
+    forms = candidates(problem, proof, trace, joint)
+    form, arrays = next(_judged(problem, forms, starts, user))
+    problem = replace(problem, form=form)
+    layout = None
+    if arrays.where is not None:
+        layout, constants = _laid_out(form, arrays.where, problem.constants)
+        problem = replace(problem, constants=constants)
     functions = None
     if form.functions is not None:
-        functions = _functions(subject, proof, form.functions, values)
-        if concrete:
-            layouts = zip(forms[1:], found.seen, strict=True)
-            same = form.kind, form.tasks_first
-            seen = next(x for other, x in layouts if (other.kind, other.tasks_first) == same)
-            name_empty(subject.user, form, seen)
-    moving = proof.location - proof.design
-    if not form.of_tasks:
-        # of the prior means that tasks share no single weight says much
-        moving |= proof.coefficients.means
+        functions = _functions(problem, proof, trace, arrays.values)
+    shapes = problem.inputs["values"]
+    indices = dict(zip((role.site for role in forms[-1].roles), arrays.indices, strict=True))
     return Reading(
         form,
-        subject.program,
-        constants,
-        {
-            role.site: _index(form, role, indices[role.site], jnp.shape(values[role.site]))
-            for role in form.roles
-        },
+        problem.program,
+        problem.constants,
+        {r.site: _index(form, r, indices[r.site], shapes[r.site].shape) for r in form.roles},
         functions,
-        {name: values[name] for name in form.others},
-        _params(subject, generic, more, values),
+        arrays.values,
+        _params(trace, *starts, arrays.values),
         layout,
         block_size=form.size if joint else BLOCK_SIZE,
-        beside=tuple(name for name in form.others if name in moving),
     )
 
 
-def _only(names: list[str], run: dict[str, Any]) -> dict[str, Any]:
-    return {name: run[name] for name in names}
+def _judged(
+    problem: Problem, forms: list[Form], starts: tuple[Program, tuple], user: str
+) -> Iterator[tuple[Form, Arrays]]:
+    """The forms that the probe confirms, as far as it does."""
+    generic, more = starts
+    concrete = are_concrete((problem.constants, more))
+    for form in forms:
+        candidate = replace(problem, form=form)
+        along = directions(form, problem.inputs["values"])
+        with outside_transformations():
+            constants, rest = problem.constants, more
+            if not concrete:
+                constants, rest = stand_ins(constants), stand_ins(rest)
+            verdict, arrays = probe(replace(candidate, constants=constants), generic, rest, along)
+            verdict = fetched(verdict)
+        if concrete:
+            num_obs = candidate.likelihood(problem.program.shapes).value.size
+            check_verdict(user, form, num_obs, verdict)
+        else:
+            verdict = only_known(verdict, candidate, generic, more, along)
+        if verdict.fits:
+            yield settle(form, forms[-1], verdict), arrays
 
 
 def _params(
-    subject: Subject, generic: Program, more: tuple, values: dict[str, Any]
+    trace: dict[str, Any], generic: Program, more: tuple, values: dict[str, Any]
 ) -> dict[str, Any]:
     """Values at which params of the model start.
 
     :param values: which the probe has seen, with stand-ins for traced data.
     """
-    names = [name for name in subject.others if subject.trace[name]["type"] == "param"]
-    if not names or are_concrete(more):
-        return _only(names, values)
-    return jax.tree.map(jnp.asarray, generic.part(partial(_only, names))(more))
+    names = [name for name in values if trace[name]["type"] == "param"]
+    if not are_concrete(more):
+        values = generic.part(lambda values: {name: values[name] for name in names})(more)
+    return {name: jax.tree.map(jnp.asarray, values[name]) for name in names}
 
 
-def _laid_out(form: Form, places: Places, constants: tuple) -> tuple[Layout, tuple]:
+def _laid_out(form: Form, where: Entries, constants: tuple) -> tuple[Layout, tuple]:
     """The layout of entries, and the data, on the devices that have some of them."""
     # any entry may be asked for by any device; their places, of which there is more, are shared
     mesh = mesh_of_several(constants) if are_concrete(constants) else None
-    layout = layout_of(fetched(places.where), form.table, form.num_features, mesh)
+    layout = layout_of(fetched(where), form.table, form.num_features, mesh)
     return layout, on_every_device(constants, mesh)
 
 
-def _by_column(first: Form, places: Places, indices: tuple) -> tuple:
-    """Indices of the roles of entries, those of noise by columns."""
-    every = zip(first.roles, indices, places.indices, strict=True)
-    return tuple(column if role.part == "noise" else index for role, index, column in every)
-
-
-def _functions(subject: Subject, proof: Proof, name: str, values: dict[str, Any]) -> KnownFunctions:
+def _functions(
+    problem: Problem, proof: Proof, trace: dict[str, Any], values: dict[str, Any]
+) -> KnownFunctions:
     """What defines the functions, with the arrays that the program has computed."""
-    site = subject.trace[name]
-    functions = functions_of(site)
-    inputs = (
-        {n: values[n] for n in subject.others},
-        {pair.name: jnp.zeros(pair.shape) for pair in subject.pairs},
-        {n: jnp.zeros(subject.shapes[n].shape) for n in subject.own},
-    )
-    found = _function_arrays(subject.program, name, subject.constants, inputs)
-    kept = functions.mean if functions.mean is None or callable(functions.mean) else found.mean
-    new = replace(functions, X=found.X, templates=tuple(found.templates), mean=kept)
-    trace = subject.trace
+    name = str(problem.form.functions)
+    functions = functions_of(trace[name])
+    arrays = _function_arrays(problem, values)
+    mean = functions.mean if functions.mean is None or callable(functions.mean) else arrays.mean
+    new = replace(functions, X=arrays.X, templates=tuple(arrays.templates), mean=mean)
     latent = tuple(n for n in functions.site_names if is_latent(trace, n))
-    lost = [n for n in functions.site_names if n not in trace or "_intervener_id" in trace[n]]
-    fixed = {n: x for n, x in found.parameters.items() if n not in latent}
+    cut_off = (n for n in functions.site_names if n not in trace or "_intervener_id" in trace[n])
     return KnownFunctions(
         new,
         Parameters.of(functions, latent),
         kernel_of(new),
-        found.mean,
-        fixed,
-        is_plain(site, (dist.Normal, dist.MultivariateNormal, GaussianFunctions)),
-        proof.strangers,
-        proof.dependents,
-        tuple(lost),
+        arrays.mean,
+        {n: x for n, x in arrays.parameters.items() if n not in latent},
+        is_plain(trace[name], (dist.Normal, dist.MultivariateNormal, GaussianFunctions)),
+        proof.parents,
+        proof.children,
+        tuple(cut_off),
     )
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _function_arrays(program, name, constants, inputs) -> FunctionArrays:
-    return program(constants, *inputs).functions[name]
+@jax.jit
+def _function_arrays(problem: Problem, values: dict[str, Any]) -> FunctionArrays:
+    return problem.run(values, of=lambda run: run.functions[problem.form.functions])
 
 
 def _index(form: Form, role: Role, entries: Any, shape: tuple[int, ...]) -> Index:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.coefficient_rows import task_coefficients, without_coefficients
+from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.reading.view import by_task
 from numpyro_spikeslab.roles import SlabRole
 from numpyro_spikeslab.sampling.scale_draws import Current
 

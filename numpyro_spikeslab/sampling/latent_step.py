@@ -12,7 +12,8 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.sparse_sums import at_entries, over_blocks
 from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.reading.view import View, by_task
+from numpyro_spikeslab.reading.likelihood import by_task
+from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import (
     NoiseRole,
     Role,

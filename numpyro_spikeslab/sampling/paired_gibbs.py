@@ -24,7 +24,6 @@ from numpyro_spikeslab.algebra.task_sweeps import (
 )
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.reading.checks import SAMPLED
 from numpyro_spikeslab.reading.coefficient_rows import task_coefficients, without_coefficients
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.reader import Reading
@@ -121,10 +120,6 @@ class PairedGibbs(BlockKernel):
         reading = self._read(args, kwargs, values)
         form = reading.form
         own = {k: shape for pair in form.pairs for k, shape in pair.shapes.items()}
-        drawn = [name for name in form.coefficients if name not in values]
-        reading.name_uncentred(
-            "PairedGibbs", SAMPLED, drawn if form.kind == COLUMNS or form.of_tasks else ()
-        )
         if {*form.others, form.functions} - {None} <= values.keys():
             return own
         free, known = self._latent_shapes(args, kwargs, values), self._drawable(reading, values)

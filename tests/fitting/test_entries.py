@@ -231,7 +231,8 @@ def own_model(data, rows, columns, kind, seen=None):
     noise = noise_of(kind, rows, columns)
     mask = True if seen is None else seen
     with handlers.mask(mask=mask), handlers.scale(scale=jnp.asarray(weights)):
-        numpyro.sample("y", dist.Normal(product, noise), obs=data)
+        infer = {} if seen is not None else {"entries": (rows, columns)}
+        numpyro.sample("y", dist.Normal(product, noise), obs=data, infer=infer)
 
 
 KINDS = {
@@ -285,7 +286,7 @@ def test_coefficients_that_are_not_one_are_refused(x64):
     def model(y):
         phi, W = prior()
         f = size * jnp.sum(phi.T[rows] * W[columns], axis=1)
-        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y, infer={"entries": (rows, columns)})
 
     with pytest.raises(ValueError, match="is not `offset"):
         fitted(model, Y.data)
@@ -300,7 +301,7 @@ def test_a_wrong_column_in_one_entry_is_seen(precision):
         phi, W = prior()
         f = jnp.sum(phi.T[rows] * W[columns], axis=1)
         f = f.at[3].add(phi[1, 5] * W[2, 1])
-        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y, infer={"entries": (rows, columns)})
 
     with pytest.raises(ValueError, match="is not `offset"):
         fitted(model, Y.data)
@@ -316,7 +317,8 @@ def test_noise_without_a_mode_in_closed_form_is_known_of_a_column_without_entrie
             sigma = numpyro.sample("sigma", dist.LogNormal(-1.0, 0.5))
         sigma = sigma if each else sigma[np.arange(Q + 1) % 2]
         f = jnp.sum(phi.T[rows] * W[columns], axis=1)
-        numpyro.sample("y", dist.Normal(f, sigma[columns]), obs=y)
+        infer = {"entries": (rows, columns)}
+        numpyro.sample("y", dist.Normal(f, sigma[columns]), obs=y, infer=infer)
 
     args = Y.data, *Y.coords
     guide, params = begun(model, *args)
@@ -352,7 +354,8 @@ def test_the_noise_of_a_column_without_entries_is_known_or_asked_for(x64):
         phi, W = prior(num_tasks=Q + 1)
         sigma = in_numbers("sigma", 2)[np.arange(Q + 1) % 2]
         f = jnp.sum(phi.T[rows] * W[columns], axis=1)
-        numpyro.sample("y", dist.Normal(f, sigma[columns]), obs=y)
+        infer = {"entries": (rows, columns)}
+        numpyro.sample("y", dist.Normal(f, sigma[columns]), obs=y, infer=infer)
 
     args = Y.data, *Y.coords
     guide, _, result = fitted(in_groups, *args, plain=True, num_steps=5)

@@ -694,17 +694,6 @@ def test_weights_inside_of_a_scan_are_refused():
     assert "spike_slab('w'" in message and "`scan`" in message
 
 
-@pytest.mark.parametrize("part", ["observations", "location"])
-def test_nothing_may_be_complex(part):
-    def model():
-        w = weigh()
-        complex_part = X @ w * (1.0 + 1.0j) if part == "location" else X @ w
-        observe(complex_part, 0.5, Y * (1.0 + 1.0j) if part == "observations" else Y)
-
-    message = refusal(model)
-    assert f"{part} of 'y'" in message and "complex" in message
-
-
 # Latent functions
 
 

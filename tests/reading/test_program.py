@@ -24,8 +24,8 @@ import numpyro_spikeslab as nss
 from numpyro_spikeslab.reading.program import (
     Program,
     compiled,
-    keep_constants,
-    same_constants,
+    fingerprint,
+    same_fingerprint,
     trace_program,
 )
 from numpyro_spikeslab.reading.reader import Reader
@@ -154,17 +154,17 @@ def test_the_same_program_of_other_data_compiles_nothing():
     assert found
 
 
-def test_kept_constants_are_compared_by_content():
+def test_fingerprints_are_compared_by_content():
     array, device = X.copy(), jnp.asarray(X)
-    kept = keep_constants((array, device))
-    assert same_constants(kept, (array, device))
-    assert same_constants(kept, (array.copy(), device))
+    old = fingerprint((array, device))
+    assert same_fingerprint(old, fingerprint((array.copy(), device)))
     array[0, 0] += 1.0
-    assert not same_constants(kept, (array, device))
-    assert not same_constants(kept, (X, 2 * device))
-    assert not same_constants(kept, (X,))
+    assert not same_fingerprint(old, fingerprint((array, device)))
+    assert not same_fingerprint(old, fingerprint((X, 2 * device)))
+    assert not same_fingerprint(old, fingerprint((X,)))
+    assert not same_fingerprint(fingerprint((X,)), fingerprint((X.reshape(P, N),)))
     holes = np.where(X > 0, X, np.nan)
-    assert same_constants(keep_constants((holes,)), (holes.copy(),))
+    assert same_fingerprint(fingerprint((holes,)), fingerprint((holes.copy(),)))
 
 
 # Readings

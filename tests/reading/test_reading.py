@@ -10,7 +10,6 @@ import pytest
 import jax
 from jax import random
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import numpyro
 from numpyro import handlers
@@ -746,14 +745,6 @@ def test_an_array_changed_in_place_is_read_again():
     np.testing.assert_allclose(rows(read((inputs, Y), {}).design, P), 2 * X.T)
 
 
-def test_another_precision_is_read_again():
-    read = Reader(regression(), "test")
-    data = X.copy(), Y.copy()
-    assert read(data, {}).design.rows.dtype == "float64"
-    jax.config.update("jax_enable_x64", False)
-    assert read(data, {}).design.rows.dtype == "float32"
-
-
 def test_supports_that_depend_on_other_sites_are_not_those_of_some_values():
     def model(X, y, most):
         sigma = numpyro.sample("sigma", dist.Gamma(2.0, 1.0))
@@ -815,10 +806,3 @@ def test_traced_data_are_checked_as_far_as_they_can_be():
 
 def test_a_fit_of_traced_data():
     assert np.isfinite(jax.jit(lambda X, y: fit(regression(), X, y).losses)(X, Y)).all()
-
-
-def test_explicit_axes_of_a_mesh_are_refused():
-    mesh = jax.make_mesh((1,), ("row",), axis_types=(AxisType.Explicit,))
-    inputs = jax.device_put(X, NamedSharding(mesh, PartitionSpec("row")))
-    with pytest.raises(ValueError, match=r"test: an array of shape .* explicit axes .*'row'.*Auto"):
-        Reader(regression(), "test")((inputs, Y), {})

@@ -92,7 +92,8 @@ def model_of_entries(rows, columns, y=None):
         noise = numpyro.sample("noise", dist.HalfNormal(1.0))
     f = jnp.sum(phi.T[rows] * W[columns], axis=1)
     with numpyro.plate("entry", len(rows)):
-        numpyro.sample("Y", dist.Normal(f, noise[columns]), obs=y)
+        infer = {"entries": (rows, columns)}
+        numpyro.sample("Y", dist.Normal(f, noise[columns]), obs=y, infer=infer)
 
 
 ROWS, COLUMNS = np.array([0, 0, 1, 1, 2, 3, 3, 3, 4, 4]), np.array([0, 1, 0, 2, 1, 0, 1, 2, 2, 1])
