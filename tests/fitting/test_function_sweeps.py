@@ -279,7 +279,6 @@ def test_state_space_kernels_give_the_fit_of_matrices():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.* no observation")
 def test_a_task_and_a_point_without_observations():
     x, Y = observations()
     Y[:, 1] = np.nan

@@ -106,17 +106,6 @@ def test_kernels_and_their_sites(kernel, names):
         np.testing.assert_allclose(back[name], sites[name])
 
 
-def test_empty_tasks_and_points_are_named():
-    missing = Y.copy()
-    missing[:, 2] = np.nan
-    missing[5] = np.nan
-    with (
-        pytest.warns(UserWarning, match="1 tasks .* no observation: 2"),
-        pytest.warns(UserWarning, match="1 points .* no observation: 5"),
-    ):
-        read(nss.models.mtmkl([SMOOTH] * 2), X, missing)
-
-
 def test_zero_functions_make_a_linear_model():
     model = nss.models.mtmkl(["zero"] * 2, mean=np.stack([X, X**2]))
     svi = cavi(model)

@@ -107,7 +107,6 @@ CASES = [(False, True), (True, True), (False, False)]
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:PairedGibbs. 2 points of 'Y' have no observation")
 @pytest.mark.parametrize(("transposed", "varying"), CASES)
 def test_weights_given_functions_are_those_of_all_models(transposed, varying):
     phi, Y = simulate(seen=SEEN if varying else SEEN[:, :1])
