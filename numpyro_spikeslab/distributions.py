@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The spike-and-slab distribution, and those of guides: grouped slabs, latent functions."""
+"""The spike-and-slab distribution, and that of latent functions in guides."""
 
-from functools import partial
 from math import prod
 from typing import Any
 
 import jax
 from jax import lax, random
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
 import numpyro.distributions as dist
@@ -17,7 +15,7 @@ from numpyro.distributions.transforms import biject_to
 from numpyro.distributions.util import promote_shapes, validate_sample
 from numpyro.util import is_prng_key
 
-from numpyro_spikeslab.algebra import gp, groups
+from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.quantiles import across_atom
 
 
@@ -118,59 +116,6 @@ class SpikeSlab(dist.Distribution):
         """Quantile function; exactly 0 for every ``q`` inside the jump of :meth:`cdf`."""
         below = self.inclusion * self._slab.cdf(0.0)
         return across_atom(q, self.inclusion, below, self._slab.icdf)
-
-
-class GroupedNormal(dist.Distribution):
-    """Normal numbers of which those of a group are correlated.
-
-    :param loc: means, shape (P,).
-    :param scale_tril: for each number its row of the Cholesky factor of the covariance of its
-        group, filled up with zeros, shape (P, K); what is above the diagonal is not looked at.
-    :param stacks: the numbers of each group, of :mod:`numpyro_spikeslab.algebra.groups`.
-    """
-
-    arg_constraints = {
-        "loc": constraints.real_vector,
-        "scale_tril": constraints.independent(constraints.real, 2),
-    }
-    reparametrized_params = ["loc", "scale_tril"]
-    pytree_data_fields = ("loc", "scale_tril", "stacks")
-    support = constraints.real_vector
-
-    def __init__(
-        self, loc: Any, scale_tril: Any, stacks: Any, *, validate_args: bool | None = None
-    ) -> None:
-        self.loc, self.scale_tril, self.stacks = loc, scale_tril, stacks
-        super().__init__((), loc.shape, validate_args=validate_args)
-
-    def _each(self, of: Any, x: Any) -> Any:
-        """What a function of Cholesky factors and numbers says, of each group."""
-        roots = groups.roots_of(self.scale_tril, self.stacks)
-        return [of(r, groups.of_members(x, m)) for r, m in zip(roots, self.stacks, strict=True)]
-
-    def sample(self, key, sample_shape=()):
-        assert is_prng_key(key)
-        normal = random.normal(key, (prod(sample_shape), self.loc.size), self.loc.dtype)
-
-        def draw(normal):
-            each = self._each(partial(jnp.einsum, "gij,gj->gi"), normal)
-            return self.loc + groups.of_weights(each, self.stacks, self.loc.size)
-
-        return jax.vmap(draw)(normal).reshape(*sample_shape, *self.loc.shape)
-
-    @validate_sample
-    def log_prob(self, value):
-        def of_groups(roots, deviation):
-            white = solve_triangular(roots, deviation[..., None], lower=True)[..., 0]
-            scale = jnp.abs(jnp.diagonal(roots, axis1=1, axis2=2))
-            return -0.5 * jnp.sum(white**2) - jnp.sum(jnp.log(scale))
-
-        def log_density(value):
-            return sum(self._each(of_groups, value - self.loc))
-
-        every = jax.vmap(log_density)(value.reshape(-1, self.loc.size))
-        constant = 0.5 * self.loc.size * jnp.log(2 * jnp.pi)
-        return (every - constant).reshape(value.shape[:-1])
 
 
 class GaussianFunctions(dist.Distribution):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variational families of spike-and-slab weights: paired and standard mean field.
+"""Variational families of spike-and-slab weights: pairs, sets of weights, standard mean field.
 
-Each brings its sweep, its divergence from the prior and the moments that the bound needs.
+Each has its sweep, its divergence from the prior and the moments that the bound needs.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
@@ -18,8 +20,19 @@ from numpyro_spikeslab.algebra.pairs import (
     Design,
     Prior,
     expectation,
+    feature_rows,
     feature_squares,
     sweep,
+)
+from numpyro_spikeslab.algebra.partition import Partition
+from numpyro_spikeslab.algebra.pattern_sweeps import sweep_sets, sweep_singles
+from numpyro_spikeslab.algebra.patterns import (
+    PatternMoments,
+    SetFactors,
+    log_prior,
+    moments_of,
+    prior_slabs,
+    stack_moments,
 )
 
 
@@ -39,7 +52,7 @@ class PairedMeanField(NamedTuple):
 
     @classmethod
     def of(cls, pair: Conditional, temperature: Any) -> "PairedMeanField":
-        """The factors that conditionals ask for; see :func:`expectation`."""
+        """Make the optimal factors, given the conditionals; see :func:`expectation`."""
         return cls(nn.sigmoid(pair.logit / temperature), pair.loc, jnp.sqrt(pair.variance))
 
     @property
@@ -49,7 +62,7 @@ class PairedMeanField(NamedTuple):
 
     @property
     def variance(self) -> Float[Array, "*P"]:
-        """``<w^2> - <w>^2``, which is a sum of what is not negative."""
+        """``<w^2> - <w>^2``, as a sum of terms that are not negative."""
         return self.probs * (self.scale**2 + (1 - self.probs) * self.loc**2)
 
     def sweep(
@@ -61,13 +74,17 @@ class PairedMeanField(NamedTuple):
         )
         return PairedMeanField.of(pair, temperature), residual
 
-    def predictor_variance(self, design: Design) -> Float[Array, ""]:
-        """Variance of ``D w``, summed over the whitened observations."""
+    def predictor_variance(self, design: Design) -> Float[Array, " N"]:
+        """Variance of ``D w`` at each whitened observation."""
+        return self.variance @ feature_rows(design, self.probs.shape[0]) ** 2
+
+    def total_variance(self, design: Design) -> Float[Array, ""]:
+        """Sum of :meth:`predictor_variance`, from the squares of the features."""
         return feature_squares(design, self.probs.shape[0]) @ self.variance
 
     @property
     def slab_moments(self) -> tuple[Float[Array, "*P"], Float[Array, "*P"]]:
-        """Expected number of slabs that the bound knows, and their expected squares."""
+        """Expected number of slabs in the bound, and their expected squares."""
         return self.probs, self.probs * (self.loc**2 + self.scale**2)
 
     def divergence(self, prior: Prior) -> Float[Array, ""]:
@@ -83,6 +100,147 @@ class PairedMeanField(NamedTuple):
             probs=random.uniform(key_probs, scale.shape, scale.dtype),
             loc=scale * random.normal(key_loc, scale.shape, scale.dtype),
         )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PatternMeanField:
+    """Sets of weights with one joint factor each, and independent pairs of all others.
+
+    - **partition** - the sets.
+    - **singles** - the pairs outside of all sets.
+    - **stacks** - the factors of the sets, one entry for each stack of the partition. They hold all
+      but the slabs of excluded weights, which have their prior.
+    - **moments** - of the stacks, computed by :meth:`of`.
+    """
+
+    partition: Partition = field(metadata={"static": True})
+    singles: PairedMeanField
+    stacks: tuple[SetFactors, ...]
+    moments: tuple[PatternMoments, ...]
+
+    @classmethod
+    def of(
+        cls, partition: Partition, singles: PairedMeanField, stacks: Sequence[SetFactors]
+    ) -> "PatternMeanField":
+        """Make the family with the moments of its stacks."""
+        layouts = partition.stacks.values()
+        moments = (stack_moments(x, one.patterns) for x, one in zip(stacks, layouts, strict=True))
+        return cls(partition, singles, tuple(stacks), tuple(moments))
+
+    @property
+    def _inclusion(self) -> list[Float[Array, "G b"]]:
+        layouts = self.partition.stacks.values()
+        return [x.patterns @ one.patterns for x, one in zip(self.stacks, layouts, strict=True)]
+
+    @property
+    def probs(self) -> Float[Array, " P"]:
+        """Marginal inclusion probabilities ``gamma``."""
+        return self.partition.flat(self.singles.probs, self._inclusion)
+
+    @property
+    def loc(self) -> Float[Array, " P"]:
+        """``mu``, mean of each slab given its inclusion."""
+        return self.partition.flat(self.singles.loc, [x.loc for x in self.moments])
+
+    @property
+    def scale(self) -> Float[Array, " P"]:
+        """Standard deviation of each slab given its inclusion."""
+        return self.partition.flat(self.singles.scale, [x.scale for x in self.moments])
+
+    @property
+    def mean(self) -> Float[Array, " P"]:
+        """``<w> = gamma mu``."""
+        return self.probs * self.loc
+
+    @property
+    def variance(self) -> Float[Array, " P"]:
+        """``<w^2> - <w>^2``."""
+        diagonals = [jnp.sum(x.root**2, axis=1) for x in self.moments]
+        return self.partition.flat(self.singles.variance, diagonals)
+
+    def sweep(
+        self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any
+    ) -> tuple["PatternMeanField", Float[Array, " N"]]:
+        """Update every pair outside of the sets, then every set, in turn. The residual passed and
+        returned is that of ``<w>``."""
+
+        def put(given, patterns, _):
+            probs = nn.softmax(given.logits / temperature)
+            moments = moments_of(probs, given.slabs, patterns)
+            factors = SetFactors(probs, given.linear, given.precision_tril)
+            return probs @ patterns * moments.loc, (factors, moments)
+
+        partition, mean = self.partition, self.mean
+        residual, pair = sweep_singles(
+            partition, design, residual, mean, precision, prior, expectation(temperature)
+        )
+        singles = PairedMeanField.of(pair, temperature)
+        residual, sets = sweep_sets(partition, design, residual, mean, precision, prior, put)
+        stacks, moments = tuple(x for x, _ in sets), tuple(x for _, x in sets)
+        return PatternMeanField(partition, singles, stacks, moments), residual
+
+    def predictor_variance(self, design: Design) -> Float[Array, " N"]:
+        """Variance of ``D w`` at each whitened observation."""
+        rows = feature_rows(design, self.partition.size)[self.partition.singles]
+        return self.singles.variance @ rows**2 + self._variance_of_sets(design)
+
+    def total_variance(self, design: Design) -> Float[Array, ""]:
+        """Sum of :meth:`predictor_variance`, from the squares of the features."""
+        squares = feature_squares(design, self.partition.size)[self.partition.singles]
+        return squares @ self.singles.variance + jnp.sum(self._variance_of_sets(design))
+
+    def _variance_of_sets(self, design: Design) -> Float[Array, " N"]:
+        rows = design.rows.reshape(-1, design.rows.shape[-1])
+
+        def add(total, one):
+            members, root = one
+            features = rows.at[members].get(mode="fill", fill_value=0)
+            return total + jnp.sum((root @ features) ** 2, axis=0), None
+
+        total = jnp.zeros_like(rows[0])
+        for stack, moments in zip(self.partition.stacks.values(), self.moments, strict=True):
+            total, _ = lax.scan(add, total, (stack.members, moments.root))
+        return total
+
+    @property
+    def slab_moments(self) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
+        """Expected number of slabs in the bound, and their expected squares."""
+        return self.probs, self.probs * (self.loc**2 + self.scale**2)
+
+    def divergence(self, prior: Prior) -> Float[Array, ""]:
+        """``KL(q(w_tilde, s) || p)``."""
+        (single_odds, log_odds) = self.partition.cut(prior.log_odds)
+        (single_variance, variances) = self.partition.cut(prior.variance, fill=1.0)
+        total = self.singles.divergence(Prior(single_odds, single_variance))
+        layouts = self.partition.stacks.values()
+        factors = zip(self.stacks, self.moments, self._inclusion, strict=True)
+        priors = zip(layouts, log_odds, variances, strict=True)
+        for (stack, moments, probs), (layout, odds, variance) in zip(factors, priors, strict=True):
+            q = stack.patterns
+            total += jnp.sum(xlogy(q, q) - q * log_prior(layout.patterns, odds))
+            second_moment = (moments.loc**2 + moments.scale**2) / variance
+            slabs = jnp.sum(probs * (second_moment - 1.0 + jnp.log(variance)), axis=1)
+            total += 0.5 * jnp.sum(slabs + moments.log_det)
+        return total
+
+    def random_start(self, key: Array, scale: Float[Array, " P"]) -> "PatternMeanField":
+        """Another start, as :meth:`PairedMeanField.random_start`: independent spikes."""
+        key_probs, key_loc, key_singles = random.split(key, 3)
+        single_scale, scales = self.partition.cut(scale, fill=1.0)
+        _, logits = self.partition.cut(random.logistic(key_probs, scale.shape, scale.dtype))
+        _, locs = self.partition.cut(random.normal(key_loc, scale.shape, scale.dtype))
+        stacks = []
+        for layout, logit, loc, own in zip(
+            self.partition.stacks.values(), logits, locs, scales, strict=True
+        ):
+            if len(layout.patterns) == 2:
+                # the first weight has the log odds of the spike
+                logit = logit.at[:, 1:].set(0)
+            patterns = jnp.exp(log_prior(layout.patterns, logit))
+            stacks.append(SetFactors(patterns, *prior_slabs(own, loc)))
+        singles = self.singles.random_start(key_singles, single_scale)
+        return PatternMeanField.of(self.partition, singles, stacks)
 
 
 class MeanField(NamedTuple):
@@ -115,7 +273,7 @@ class MeanField(NamedTuple):
     ) -> tuple["MeanField", Float[Array, " N"]]:
         """Update ``q(w_tilde)`` jointly, then every ``q(s_m)`` in turn."""
         size = self.probs.shape[0]
-        rows = design.rows.reshape(-1, design.rows.shape[-1])[:size]
+        rows = feature_rows(design, size)
         gram = precision * rows @ rows.T
         target = precision * rows @ (residual + self.mean @ rows)
         spike = jnp.diag(self.probs * (1.0 - self.probs))
@@ -139,14 +297,18 @@ class MeanField(NamedTuple):
         new = MeanField(probs, loc, scale_tril)
         return new, residual + (self.mean - new.mean) @ rows
 
-    def predictor_variance(self, design: Design) -> Float[Array, ""]:
-        """Variance of ``D w``, summed over the whitened observations."""
-        rows = design.rows.reshape(-1, design.rows.shape[-1])[: self.probs.shape[0]]
-        return jnp.sum(rows * (self.covariance @ rows))
+    def predictor_variance(self, design: Design) -> Float[Array, " N"]:
+        """Variance of ``D w`` at each whitened observation."""
+        rows = feature_rows(design, self.probs.shape[0])
+        return jnp.sum(rows * (self.covariance @ rows), axis=0)
+
+    def total_variance(self, design: Design) -> Float[Array, ""]:
+        """Sum of :meth:`predictor_variance` over the observations."""
+        return jnp.sum(self.predictor_variance(design))
 
     @property
     def slab_moments(self) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
-        """Expected number of slabs that the bound knows, and their expected squares."""
+        """Expected number of slabs in the bound, and their expected squares."""
         squares = self.loc**2 + jnp.sum(self.scale_tril**2, axis=1)
         return jnp.ones_like(squares), squares
 

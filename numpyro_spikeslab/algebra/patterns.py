@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One block of weights: its patterns of inclusion, and the Gaussian of its slabs under each.
+"""One set of weights given all others: its inclusion patterns, and the slabs under each.
 
-Given everything else, the pattern of a block and its slabs have a conditional in closed form: each
-pattern ``s`` has a Gaussian of its slabs and an evidence.
+Each pattern has a Gaussian of the slabs that it includes, and an evidence. The weights of a block
+have every pattern, those of a group two: none and all. Patterns are rows of zeros and ones of which
+the first includes none, so slabs are those of the other S - 1.
 """
 
-from functools import lru_cache
-from itertools import product
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
@@ -20,173 +19,229 @@ from jax.scipy.special import logsumexp
 
 from numpyro_spikeslab.algebra.quantiles import SlabMixtures
 
-MAX_BLOCK = 10
-"""Weights of a block with every pattern; one of b weights has 2**b patterns."""
 
+def log_prior(patterns: Any, log_odds: Float[Array, "*G b"]) -> Float[Array, "*G S"]:
+    """Return the log prior probability of each pattern.
 
-@lru_cache
-def every_pattern(size: int) -> Float[np.ndarray, "S b"]:
-    """The patterns of b weights, every subset, in the order of binary numbers."""
-    # here and below: types that are the same in either precision, since JAX remembers in which it
-    # has seen an array
-    return np.array(list(product((0, 1), repeat=size)), np.float32)
-
-
-def log_prior(patterns: Any, log_odds: Float[Array, "*K b"]) -> Float[Array, "*K S"]:
-    """Log prior probability of each pattern, from the log odds of its weights.
-
-    The product of independent spikes.
+    :param log_odds: those of independent weights; in a group the first weight has the log odds of
+        the spike and the others have 0.
     """
     logits = log_odds @ patterns.T
     return logits - logsumexp(logits, axis=-1, keepdims=True)
 
 
-class Stack(NamedTuple):
-    """The factors of K blocks of b weights.
+class SetFactors(NamedTuple):
+    """The factors of G sets of b weights, or of one set.
 
     - **patterns** - probability of each pattern.
-    - **linear**, **precision_tril** - ``c`` and ``L``: with ``A = L L^T`` and ``h = L c``, the
+    - **linear**, **precision_tril** - ``c`` and ``L``. With ``A = L L^T`` and ``h = L c``, the
       slabs that a pattern includes are Gaussian with the precision ``A_ss`` and the mean
-      ``A_ss^-1 h_s``; the others have their prior. Of columns that are nearly equal ``A`` itself
-      would lose in single precision what tells them apart.
+      ``A_ss^-1 h_s``; the others have their prior. In single precision ``A`` itself would not tell
+      nearly equal columns apart.
     """
 
-    patterns: Float[Array, "K S"]
-    linear: Float[Array, "K b"]
-    precision_tril: Float[Array, "K b b"]
+    patterns: Float[Array, "*G S"]
+    linear: Float[Array, "*G b"]
+    precision_tril: Float[Array, "*G b b"]
 
 
-class Slabs(NamedTuple):
-    """The slabs of a block under each pattern, 0 where they are excluded.
+class PatternSlabs(NamedTuple):
+    """The slabs of a set under each pattern but the first, 0 where they are excluded.
 
     - **mean**, **root** - the mean, and ``R`` with the covariance ``R^T R``.
     - **log_det** - log determinant of ``A_ss``.
-    - **left** - what the pattern leaves of ``c^T c``: ``h^T A^-1 h - h_s^T A_ss^-1 h_s``.
+    - **rest** - the part of ``c^T c`` that is not explained: ``h^T A^-1 h - h_s^T A_ss^-1 h_s``.
     """
 
-    mean: Float[Array, "S b"]
-    root: Float[Array, "S b b"]
-    log_det: Float[Array, " S"]
-    left: Float[Array, " S"]
+    mean: Float[Array, "S-1 b"]
+    root: Float[Array, "S-1 b b"]
+    log_det: Float[Array, " S-1"]
+    rest: Float[Array, " S-1"]
 
     @property
-    def variance(self) -> Float[Array, "S b"]:
+    def variance(self) -> Float[Array, "S-1 b"]:
         return jnp.sum(self.root**2, axis=1)
 
 
-class Moments(NamedTuple):
-    """What the bound needs of a block, or of K.
+class PatternMoments(NamedTuple):
+    """The moments of a set that the bound needs.
 
     - **loc**, **scale** - mean and standard deviation of each slab given its inclusion.
-    - **root** - upper triangular ``R`` with the covariance ``R^T R`` of ``w``. Of columns that are
-      alike, weights take turns, and what this does to their sum is lost in their covariance.
+    - **root** - ``R`` with the covariance ``R^T R`` of ``w``. Weights of nearly equal columns are
+      negatively correlated, so their covariance itself would lose the variance of their sum.
     - **log_det** - expected log determinant of ``A_ss``.
     """
 
-    loc: Float[Array, "*K b"]
-    scale: Float[Array, "*K b"]
-    root: Float[Array, "*K b b"]
-    log_det: Float[Array, "*K"]
+    loc: Float[Array, "*G b"]
+    scale: Float[Array, "*G b"]
+    root: Float[Array, "*G R b"]
+    log_det: Float[Array, "*G"]
 
 
 def slabs_of(
     linear: Float[Array, " b"], precision_tril: Float[Array, "b b"], patterns: Any
-) -> Slabs:
-    """The slabs of a block under each pattern: least squares of ``c`` on the rows of ``L`` that it
-    includes, by Gram and Schmidt's steps for all patterns at once.
+) -> PatternSlabs:
+    """Return the slabs of a set under each pattern: least squares of ``c`` on the included rows of
+    ``L``."""
+    size = patterns.shape[1]
+    if len(patterns) == 2:
+        # the only other pattern includes all
+        lower, half, rest = precision_tril[None], linear[None], jnp.zeros_like(linear)[None]
+    else:
+        lower, half, rest = _orthogonalised(linear, precision_tril, patterns[1:])
+    identity = jnp.broadcast_to(jnp.eye(size, dtype=lower.dtype), lower.shape)
+    root = solve_triangular(lower, identity, lower=True) * patterns[1:, None, :]
+    mean = jnp.einsum("sk,skj->sj", half, root)
+    log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(lower, axis1=1, axis2=2)), axis=1)
+    return PatternSlabs(mean, root, log_det, jnp.sum(rest**2, axis=1))
 
-    What a pattern leaves comes from what is left of ``c``. Differences of the squares that patterns
-    explain, which grow with the number of observations, would be rounding in single precision.
+
+def _orthogonalised(linear: Any, precision_tril: Any, patterns: Any) -> tuple[Any, Any, Any]:
+    """Take Gram and Schmidt's steps for all patterns at once.
+
+    The residual comes from ``c`` itself: squares that patterns explain grow with the number of
+    observations, and in single precision their differences would be rounding.
+
+    :return: the Cholesky factors of ``A_ss``, with the identity where a weight is excluded; ``c``
+        in the orthogonal basis; and its residual.
     """
     size, excluded = patterns.shape[1], 1 - patterns
     columns = jnp.swapaxes(precision_tril, 0, 1) * patterns[:, None, :]
-    left = jnp.broadcast_to(linear, patterns.shape)
+    rest = jnp.broadcast_to(linear, patterns.shape)
     upper, half = [], []
+    steps = np.arange(size)
     for m in range(size):
-        # the identity where a weight is excluded
         length = jnp.sqrt(jnp.sum(columns[:, :, m] ** 2, axis=1) + excluded[:, m])
         q = columns[:, :, m] / length[:, None]
-        along = jnp.einsum("sk,skj->sj", q, columns) * (np.arange(size) > m)
-        upper.append(along + length[:, None] * (np.arange(size) == m))
-        half.append(jnp.sum(q * left, axis=1))
+        along = jnp.einsum("sk,skj->sj", q, columns) * (steps > m)
+        upper.append(along + length[:, None] * (steps == m))
+        half.append(jnp.sum(q * rest, axis=1))
         columns -= q[:, :, None] * along[:, None, :]
-        left -= q * half[-1][:, None]
-    lower = jnp.stack(upper, axis=2)
-    identity = jnp.broadcast_to(jnp.eye(size, dtype=lower.dtype), lower.shape)
-    root = solve_triangular(lower, identity, lower=True) * patterns[:, None, :]
-    mean = jnp.einsum("sk,skj->sj", jnp.stack(half, axis=1), root)
-    log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(lower, axis1=1, axis2=2)), axis=1)
-    return Slabs(mean, root, log_det, jnp.sum(left**2, axis=1))
+        rest -= q * half[-1][:, None]
+    return jnp.stack(upper, axis=2), jnp.stack(half, axis=1), rest
 
 
-def shares_of(probs: Float[Array, " S"], patterns: Any) -> Float[Array, "S b"]:
-    """Probability of each pattern given the inclusion of a weight; of a weight that is never
-    included, all patterns with it are alike."""
-    total = probs @ patterns
+class PatternConditional(NamedTuple):
+    """A set of weights given everything else.
+
+    - **logits** - of the patterns.
+    - **linear**, **precision_tril** - see :class:`SetFactors`.
+    - **slabs** - under each pattern.
+    """
+
+    logits: Float[Array, " S"]
+    linear: Float[Array, " b"]
+    precision_tril: Float[Array, "b b"]
+    slabs: PatternSlabs
+
+
+def conditional(
+    features: Float[Array, "b N"],
+    residual: Float[Array, " N"],
+    precision: Any,
+    log_odds: Float[Array, " b"],
+    variance: Float[Array, " b"],
+    patterns: Any,
+) -> PatternConditional:
+    """Return the conditional of a set (supplement, eq. 1, for several weights).
+
+    :param features: its whitened features.
+    :param residual: whitened observations less the predictor of all other weights.
+    :param precision: common noise precision ``tau``.
+    """
+    root = jnp.sqrt(precision)
+    # the prior enters as additional observations
+    tall = jnp.concatenate([root * features.T, jnp.diag(1.0 / jnp.sqrt(variance))])
+    Q, upper = jnp.linalg.qr(tall)
+    sign = jnp.where(jnp.diagonal(upper) < 0, -1, 1)
+    linear = sign * (root * residual @ Q[: len(residual)])
+    tril = upper.T * sign
+    slabs = slabs_of(linear, tril, patterns)
+    deviance = slabs.rest + slabs.log_det + patterns[1:] @ jnp.log(variance)
+    deviance = jnp.concatenate([jnp.sum(linear**2)[None], deviance])
+    return PatternConditional(log_prior(patterns, log_odds) - 0.5 * deviance, linear, tril, slabs)
+
+
+def shares_of(probs: Float[Array, " S"], patterns: Any) -> Float[Array, "S-1 b"]:
+    """Return the probability of each pattern given the inclusion of a weight; of a weight that is
+    never included, patterns that include it have equal shares."""
+    included = patterns[1:]
+    total = probs[1:] @ included
     never = total <= 0
-    share = probs[:, None] * patterns / jnp.where(never, 1.0, total)
-    return jnp.where(never, patterns / jnp.sum(patterns, axis=0), share)
+    shares = probs[1:, None] * included / jnp.where(never, 1.0, total)
+    return jnp.where(never, included / jnp.sum(included, axis=0), shares)
 
 
-def moments_of(probs: Float[Array, " S"], slabs: Slabs, patterns: Any) -> Moments:
-    """The moments of a block; all variances are sums of what is not negative."""
+def moments_of(probs: Float[Array, " S"], slabs: PatternSlabs, patterns: Any) -> PatternMoments:
+    """Return the moments of a set; all variances are sums of terms that are not negative."""
     shares = shares_of(probs, patterns)
     loc = jnp.sum(shares * slabs.mean, axis=0)
     variance = jnp.sum(shares * (slabs.variance + (slabs.mean - loc) ** 2), axis=0)
-    from_mean = slabs.mean - probs @ slabs.mean
-    every = jnp.concatenate([slabs.root, from_mean[:, None]], axis=1)
-    every = (jnp.sqrt(probs)[:, None, None] * every).reshape(-1, len(loc))
-    root = jnp.linalg.qr(every, mode="r")
-    return Moments(loc, jnp.sqrt(variance), root, probs @ slabs.log_det)
+    mean = probs[1:] @ slabs.mean
+    from_mean = jnp.concatenate([-mean[None], slabs.mean - mean]) * jnp.sqrt(probs)[:, None]
+    within = (slabs.root * jnp.sqrt(probs[1:])[:, None, None]).reshape(-1, len(loc))
+    root = jnp.concatenate([within, from_mean])
+    # the rows of many patterns are as many as those of the design
+    if len(root) > 2 * len(loc):
+        root = jnp.linalg.qr(root, mode="r")
+    return PatternMoments(loc, jnp.sqrt(variance), root, probs[1:] @ slabs.log_det)
 
 
-def stack_moments(stack: Stack, patterns: Any) -> Moments:
-    """The moments of a stack, one block after the other, for patterns are many."""
+@jax.jit
+def stack_moments(factors: SetFactors, patterns: Any) -> PatternMoments:
+    """Return the moments of G sets, one after the other, since patterns may be many."""
 
-    def of(one: Stack) -> Moments:
-        return moments_of(
-            one.patterns, slabs_of(one.linear, one.precision_tril, patterns), patterns
-        )
+    def of_one(one: SetFactors) -> PatternMoments:
+        slabs = slabs_of(one.linear, one.precision_tril, patterns)
+        return moments_of(one.patterns, slabs, patterns)
 
-    return lax.map(of, stack)
+    return lax.map(of_one, factors)
 
 
-def prior_slabs(scale: Float[Array, "K b"], loc: Any = 0.0) -> tuple[Any, Any]:
-    """``c`` and ``L`` of slabs with the precision of their prior.
+@jax.jit
+def stack_mixtures(factors: SetFactors, patterns: Any) -> SlabMixtures:
+    """Return the marginals of the weights of G sets, one set after the other."""
+
+    def of_one(one: SetFactors) -> SlabMixtures:
+        slabs = slabs_of(one.linear, one.precision_tril, patterns)
+        shares, scale = shares_of(one.patterns, patterns), jnp.sqrt(slabs.variance)
+        return SlabMixtures(one.patterns @ patterns, shares, slabs.mean, scale)
+
+    probs, *parts = lax.map(of_one, factors)
+    parts = [jnp.moveaxis(x, 1, 0).reshape(x.shape[1], -1) for x in parts]
+    return SlabMixtures(jnp.ravel(probs), *parts)
+
+
+def prior_slabs(scale: Float[Array, "G b"], loc: Any = 0.0) -> tuple[Any, Any]:
+    """Return ``c`` and ``L`` of slabs with the precision of their prior.
 
     :param loc: their means in units of ``scale``.
     """
     return loc + jnp.zeros_like(scale), jnp.eye(scale.shape[1]) / scale[:, :, None]
 
 
-def excluded_too(
-    stack: Stack, spikes: Float[Array, "K b"], scale: Float[Array, "K b"]
-) -> tuple[Float[Array, "K b"], Float[Array, "K b b"]]:
-    """Mean and Cholesky factor of the covariance of all slabs of each block, where the excluded
-    have their prior.
+def slabs_given(
+    factors: SetFactors, spikes: Float[Array, "G b"], scale: Float[Array, "G b"]
+) -> tuple[Float[Array, "G b"], Float[Array, "G b b"]]:
+    """Return mean and Cholesky factor of the covariance of all slabs of each set, where the
+    excluded have their prior.
 
-    :param spikes: a pattern of each block.
-    :param scale: standard deviation of the prior.
+    :param spikes: a pattern of each set.
+    :param scale: standard deviations of the prior.
     """
-
-    def of(linear: Any, precision_tril: Any, spikes: Any, scale: Any) -> Any:
-        # in reverse order, since the transpose of the root is an upper triangle
-        slabs = slabs_of(linear, precision_tril[::-1], spikes[None, ::-1])
-        tril = slabs.root[0].T[::-1, ::-1]
-        return slabs.mean[0, ::-1], tril + jnp.diag((1 - spikes) * scale)
-
-    return jax.vmap(of)(stack.linear, stack.precision_tril, spikes, scale)
+    if factors.patterns.shape[1] == 2:
+        # decomposed once for all draws
+        mean, tril = jax.vmap(_all_slabs)(*factors[1:], jnp.ones_like(scale), scale)
+        prior = jnp.eye(scale.shape[1]) * scale[:, None]
+        return mean * spikes, jnp.where(spikes[..., None] > 0, tril, prior)
+    return jax.vmap(_all_slabs)(*factors[1:], spikes, scale)
 
 
-@jax.jit
-def stack_mixtures(stack: Stack, patterns: Any) -> SlabMixtures:
-    """The marginals of the weights of a stack, one block after the other."""
-
-    def of(one: Stack) -> SlabMixtures:
-        slabs = slabs_of(one.linear, one.precision_tril, patterns)
-        shares = shares_of(one.patterns, patterns)
-        return SlabMixtures(one.patterns @ patterns, shares, slabs.mean, jnp.sqrt(slabs.variance))
-
-    probs, *parts = lax.map(of, stack)
-    parts = [jnp.moveaxis(x, 1, 0).reshape(len(patterns), -1) for x in parts]
-    return SlabMixtures(jnp.ravel(probs), *parts)
+def _all_slabs(linear: Any, precision_tril: Any, spikes: Any, scale: Any) -> tuple[Any, Any]:
+    tall = jnp.concatenate([precision_tril.T * spikes, jnp.diag((1 - spikes) / scale)])
+    # in reverse order, since the factor's inverse is to be lower triangular
+    Q, upper = jnp.linalg.qr(tall[:, ::-1])
+    size = len(scale)
+    tril = solve_triangular(upper[::-1, ::-1], jnp.eye(size, dtype=upper.dtype), lower=True)
+    mean = tril @ (linear @ Q[:size])[::-1]
+    return mean, tril * jnp.where(jnp.diagonal(tril) < 0, -1, 1)

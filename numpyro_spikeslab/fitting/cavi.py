@@ -207,7 +207,7 @@ class CAVI(SVI):
     def _posterior(self, call: Call, state: SVIState) -> Posterior:
         """The posterior of a state of the same data."""
         posterior = state.optim_state[1]._replace(batches=None)
-        check_state(self.guide, call.spec.form, posterior, call.like)
+        check_state(posterior, call.like)
         return posterior
 
     # The interface of SVI

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guide asks of its factors, and those of independent pairs of a slab and its spike."""
+"""The interface between a guide and the variational family of its weights, and that of pairs."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
+from jaxtyping import Array, Float
 import numpy as np
 
 import jax.numpy as jnp
@@ -13,50 +14,62 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.groups import GroupedMeanField, stacks_of
 from numpyro_spikeslab.algebra.quantiles import SlabMixtures, single
-from numpyro_spikeslab.fitting.groups import (
-    pack_groups,
-    sample_groups,
-    start_groups,
-    unpack_groups,
-)
 from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair
-from numpyro_spikeslab.reading.program import are_concrete
 
-PARTS = PairedMeanField._fields
+Start = dict[str, tuple[Any, Any]]
+"""Start value and constraint of each parameter, by its name."""
+
+Marginals = list[tuple[Any, SlabMixtures]]
+"""The marginals of the P weights of a site, in parts: each an index of weights, and theirs."""
+
+
+class GuideFactors(Protocol):
+    """The parameters, draws and marginals of a variational family in a guide."""
+
+    def start(self, pair: Pair, scale: Any) -> Start:
+        """Return where the parameters of a site start.
+
+        :param scale: prior scale of the slabs, in the shape of the weights.
+        """
+
+    def sample(
+        self, pair: Pair, start: Start, prior_scale: Any, within: Callable
+    ) -> dict[str, Any]:
+        """Declare the parameters of a site and sample its spikes and slabs.
+
+        :param start: from :meth:`start`.
+        :param prior_scale: of the slabs, in the shape of the weights.
+        :param within: returns the plates of a site, by its name.
+        """
+
+    def auxiliary_values(self, pairs: Sequence[Pair], draws: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of the auxiliary sites for given ``draws`` of spikes and slabs."""
+
+    def marginals(self, pair: Pair, params: dict[str, Any]) -> Marginals:
+        """Return the marginals of the weights of a site."""
+
+    def pack(self, form: Form, params: dict[str, Any]) -> Any:
+        """Make the family of all weights from the parameters."""
+
+    def unpack(self, form: Form, family: Any) -> dict[str, Any]:
+        """Return the parameters: the inverse of :meth:`pack`."""
 
 
 class PairFactors:
-    """Parameters, draws and summaries of independent pairs; other families say what differs.
+    """The :class:`GuideFactors` of independent pairs.
 
     :param prefix: part of the parameters' names.
     """
 
-    blocks: dict[str, list[list[int]]] | None = None
-    """The blocks of each site; `None` for pairs alone."""
-
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
 
-    @property
-    def _key(self) -> str:
-        """Name of a parameter, with braces for those of the weights and of the part."""
-        return f"{{}}_{self.prefix}_{{}}"
-
     def names(self, name: str) -> list[str]:
-        """The names of the parameters of pairs."""
-        return [self._key.format(name, part) for part in PARTS]
+        """Return the names of the parameters of a site."""
+        return [f"{name}_{self.prefix}_{part}" for part in PairedMeanField._fields]
 
-    def sites(self, params: dict[str, Any]) -> list[str]:
-        """Names of the weights, from those of the parameters."""
-        end = self.names("")[0]
-        return [name.removesuffix(end) for name in params if name.endswith(end)]
-
-    def start(self, pair: Pair, scale: Any) -> dict[str, tuple[Any, Any]]:
-        """Start value and constraint of each parameter, at slabs of this prior scale."""
-        if pair.groups is not None:
-            return start_groups(pair, self._key.format(pair.name, "{}"), scale)
+    def start(self, pair: Pair, scale: Any) -> Start:
         probs, loc, deviation = self.names(pair.name)
         return {
             probs: (jnp.full_like(scale, 0.5), constraints.unit_interval),
@@ -65,17 +78,8 @@ class PairFactors:
         }
 
     def sample(
-        self, pair: Pair, start: dict[str, tuple[Any, Any]], prior_scale: Any, within: Callable
+        self, pair: Pair, start: Start, prior_scale: Any, within: Callable
     ) -> dict[str, Any]:
-        """Declare the parameters and sample the two sites ``within`` their plates.
-
-        :param start: see :meth:`start`.
-        :param prior_scale: of the slabs, in the shape of the weights.
-        :param within: the plates of a site, by its name.
-        """
-        if pair.groups is not None:
-            # their rows are of no plate
-            return sample_groups(pair, declared(start), prior_scale, self._joint(pair), within)
         with within(pair.slab):
             probs, loc, scale = declared(start)
             spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))
@@ -84,71 +88,63 @@ class PairFactors:
             )
         return {pair.spike: spike, pair.slab: slab}
 
-    def _joint(self, pair: Pair) -> str:
-        return f"_{pair.slab}_{self.prefix}_latent"
+    def auxiliary_values(self, pairs: Sequence[Pair], draws: dict[str, Any]) -> dict[str, Any]:
+        return {}
 
-    def auxiliary_values(self, pairs: tuple[Pair, ...], draws: dict[str, Any]) -> dict[str, Any]:
-        """Values of auxiliary sites that give these ``draws`` of spikes and slabs."""
-        return {self._joint(pair): draws[pair.slab] for pair in pairs if pair.groups is not None}
+    def marginals(self, pair: Pair, params: dict[str, Any]) -> Marginals:
+        parts = (jnp.ravel(params[name]) for name in self.names(pair.name))
+        return [(slice(None), single(*parts))]
 
-    def marginal(self, name: str, params: dict[str, Any]) -> tuple[Any, Any, Any]:
-        """Inclusion probability, and mean and standard deviation of the slab where included."""
-        probs, loc, scale = (params.get(key) for key in self.names(name))
-        if scale is None:
-            scale = jnp.linalg.norm(params[self._key.format(name, "scale_tril")], axis=1)
-        return probs, loc, scale
-
-    def slab_mixtures(self, name: str, params: dict[str, Any]) -> list[SlabMixtures]:
-        """The marginals of the weights, in parts of as many Gaussians each."""
-        return [single(*map(jnp.ravel, self.marginal(name, params)))]
-
-    def in_order(self, name: str, params: dict[str, Any], parts: list[Any]) -> Any:
-        """Numbers of the weights in these parts, each (Q, b), in the order of the weights."""
-        return parts[0]
-
-    def pack(self, form: Form, params: dict[str, Any]) -> Any:
-        """The factors of all pairs."""
-        if form.groups is not None:
-            return pack_groups(form, params, self._key)
+    def pack(self, form: Form, params: dict[str, Any]) -> PairedMeanField:
         if form.kind == COLUMNS:
             return PairedMeanField(*(form.join(params, name) for name in self.names("{}")))
-        # of tasks there may be millions of weights, so these are not copied
+        # tasks may have millions of weights, so these are not copied
         (pair,) = form.pairs
         return PairedMeanField(*(params[x].reshape(form.shape) for x in self.names(pair.name)))
 
-    def unpack(self, form: Form, factors: Any) -> dict[str, Any]:
-        """The inverse of :meth:`pack`."""
-        if isinstance(factors, GroupedMeanField):
-            return unpack_groups(form, factors, self._key)
+    def unpack(self, form: Form, family: PairedMeanField) -> dict[str, Any]:
         params: dict[str, Any] = {}
-        for name, values in zip(self.names("{}"), factors, strict=True):
+        for name, values in zip(self.names("{}"), family, strict=True):
             params |= form.split(jnp.ravel(values), name)
         return params
 
-    def are_own(self, form: Form, factors: Any) -> bool:
-        """Whether factors of these sizes are those of the guide."""
-        if form.groups is None or not isinstance(factors, GroupedMeanField):
-            return (form.groups is None) != isinstance(factors, GroupedMeanField)
-        own = stacks_of(form.groups)
-        alike = [x.shape for x in own] == [x.shape for x in factors.stacks]
-        if not alike or not are_concrete(factors.stacks):
-            return alike
-        return all(map(np.array_equal, own, factors.stacks))
+
+def in_order(marginals: Marginals, values: Sequence[Any], shape: tuple[int, ...]) -> Any:
+    """Put numbers of the weights of each part in the shape of the weights.
+
+    :param values: for each part, shape (..., b).
+    """
+    leading = values[0].shape[:-1]
+    flat = jnp.zeros((*leading, int(np.prod(shape))), values[0].dtype)
+    for (members, _), x in zip(marginals, values, strict=True):
+        flat = flat.at[..., members].set(x, mode="drop")
+    return flat.reshape(*leading, *shape)
 
 
-def declared(start: dict[str, tuple[Any, Any]]) -> list[Any]:
-    """The parameters of a guide, with these start values.
+def moments(marginals: Marginals, shape: tuple[int, ...]) -> list[Float[Array, "..."]]:
+    """Return inclusion probabilities, and means and standard deviations of the slabs given
+    inclusion, each in the shape of the weights."""
+    parts = []
+    for _, (probs, shares, mean, scale) in marginals:
+        loc = jnp.sum(shares * mean, axis=0)
+        variance = jnp.sum(shares * (scale**2 + (mean - loc) ** 2), axis=0)
+        parts.append((probs, loc, jnp.sqrt(variance)))
+    return [in_order(marginals, values, shape) for values in zip(*parts, strict=True)]
 
-    :raises ValueError: if those that are given are of other weights.
+
+def declared(start: Start) -> list[Any]:
+    """Declare the parameters of a guide, with these start values.
+
+    :raises ValueError: if parameters that are given are those of other weights.
     """
     values = []
     for name, (value, constraint) in start.items():
-        found = numpyro.param(name, value, constraint=constraint)
-        if jnp.shape(found) != jnp.shape(value):
+        param = numpyro.param(name, value, constraint=constraint)
+        if jnp.shape(param) != jnp.shape(value):
             raise ValueError(
-                f"the guide's parameter {name!r} has shape {jnp.shape(found)}, but with these "
+                f"the guide's parameter {name!r} has shape {jnp.shape(param)}, but with these "
                 f"arguments the model asks for {jnp.shape(value)}. Give arguments with as many "
                 "weights as those of the fit."
             )
-        values.append(found)
+        values.append(param)
     return values

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The standard mean field as a guide."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,8 +12,9 @@ from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.algebra.families import MeanField
+from numpyro_spikeslab.algebra.quantiles import single
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
-from numpyro_spikeslab.fitting.guide_factors import PairFactors, declared
+from numpyro_spikeslab.fitting.guide_factors import Marginals, PairFactors, Start, declared
 from numpyro_spikeslab.reading.form import Form, Pair
 
 
@@ -73,7 +74,7 @@ class MeanFieldFactors(PairFactors):
             f"{name}_slab_{self.prefix}_scale_tril",
         ]
 
-    def start(self, pair: Pair, scale: Any) -> dict[str, tuple[Any, Any]]:
+    def start(self, pair: Pair, scale: Any) -> Start:
         probs, loc, scale_tril = self.names(pair.name)
         return {
             probs: (jnp.full_like(scale, 0.5), constraints.unit_interval),
@@ -82,7 +83,7 @@ class MeanFieldFactors(PairFactors):
         }
 
     def sample(
-        self, pair: Pair, start: dict[str, tuple[Any, Any]], prior_scale: Any, within: Callable
+        self, pair: Pair, start: Start, prior_scale: Any, within: Callable
     ) -> dict[str, Any]:
         (probs_name, probs_start), *others = start.items()
         loc, scale_tril = declared(dict(others))
@@ -98,16 +99,18 @@ class MeanFieldFactors(PairFactors):
             slab = numpyro.sample(pair.slab, dist.Delta(joint.reshape(pair.shape)))
         return {pair.spike: spike, pair.slab: slab}
 
-    def auxiliary_values(self, pairs: tuple[Pair, ...], draws: dict[str, Any]) -> dict[str, Any]:
+    def _joint(self, pair: Pair) -> str:
+        return f"_{pair.slab}_{self.prefix}_latent"
+
+    def auxiliary_values(self, pairs: Sequence[Pair], draws: dict[str, Any]) -> dict[str, Any]:
         (pair,) = pairs
         slab = draws[pair.slab]
         batch = slab.shape[: slab.ndim - len(pair.shape)]
         return {self._joint(pair): slab.reshape(*batch, pair.size)}
 
-    def marginal(self, name: str, params: dict[str, Any]) -> tuple[Any, Any, Any]:
-        probs, loc, scale_tril = (params[key] for key in self.names(name))
-        scale = jnp.linalg.norm(scale_tril, axis=1)
-        return probs, loc.reshape(probs.shape), scale.reshape(probs.shape)
+    def marginals(self, pair: Pair, params: dict[str, Any]) -> Marginals:
+        probs, loc, scale_tril = (params[key] for key in self.names(pair.name))
+        return [(slice(None), single(jnp.ravel(probs), loc, jnp.linalg.norm(scale_tril, axis=1)))]
 
     def pack(self, form: Form, params: dict[str, Any]) -> MeanField:
         (pair,) = form.pairs

@@ -14,9 +14,10 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.algebra.correlation import COVERAGE, MIN_CORRELATION, check_limits
 from numpyro_spikeslab.algebra.search import on_real_line
-from numpyro_spikeslab.fitting.block_factors import BlockFactors
+from numpyro_spikeslab.fitting.blocks import partitions_of
 from numpyro_spikeslab.fitting.function_guide import FunctionGuide
 from numpyro_spikeslab.fitting.guide_factors import PairFactors
+from numpyro_spikeslab.fitting.pattern_factors import PatternFactors
 from numpyro_spikeslab.fitting.refusals import refuse_other_params
 from numpyro_spikeslab.fitting.single_effects import (
     Effects,
@@ -136,12 +137,14 @@ class PairedGuide(FunctionGuide):
         prefix: str = "auto",
         inner_guide: Callable[..., AutoGuide] = AutoDelta,
     ) -> None:
-        factors = PairFactors(prefix) if blocks is None else BlockFactors(prefix, blocks)
-        super().__init__(model, factors, prefix=prefix, inner_guide=inner_guide)
+        self._blocks = blocks
+        super().__init__(model, PairFactors(prefix), prefix=prefix, inner_guide=inner_guide)
 
     def _set_up_sites(self, trace: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
-        if isinstance(self.factors, BlockFactors):
-            self.factors.set_up(self.model, trace, args, kwargs)
+        pairs = self._find_pairs(trace)
+        if self._blocks is not None or any(pair.groups is not None for pair in pairs):
+            partitions = partitions_of(pairs, self._blocks, self.model, trace, (args, kwargs))
+            self.factors = PatternFactors(self.prefix, partitions)
         super()._set_up_sites(trace, args, kwargs)
 
     @full_precision

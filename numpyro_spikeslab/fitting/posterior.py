@@ -13,11 +13,9 @@ import jax.numpy as jnp
 
 from numpyro.distributions import biject_to
 
-from numpyro_spikeslab.algebra.blocks import BlockMeanField
 from numpyro_spikeslab.algebra.coefficients import Apart, beside, whitened
 from numpyro_spikeslab.algebra.covariates import Shares
-from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField
-from numpyro_spikeslab.algebra.groups import GroupedMeanField
+from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField, PatternMeanField
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
 from numpyro_spikeslab.algebra.sparse_sums import Layout
@@ -84,7 +82,7 @@ class Posterior(NamedTuple):
     - **batches** - with steps on batches of tasks, statistics of all tasks; else `None`.
     """
 
-    weights: PairedMeanField | GroupedMeanField | BlockMeanField | MeanField
+    weights: PairedMeanField | PatternMeanField | MeanField
     functions: FunctionFactors | None
     values: dict[str, Any]
     residual: Float[Array, " N"] | None
@@ -318,7 +316,7 @@ def squares_of(spec: Spec, data: Data, at: View, posterior: Posterior) -> Float[
         rows = coefficient_rows(problem_of(spec, data), posterior.values, names)
         features = whitened(rows.reshape(len(rows), -1), at.relative[:, 0])
         design = beside(design, joined(posterior.slopes), features)
-    return (jnp.sum(residual**2) + posterior.weights.predictor_variance(design))[None]
+    return (jnp.sum(residual**2) + posterior.weights.total_variance(design))[None]
 
 
 def bound_given(spec: Spec, at: View, posterior: Posterior, squares: Any) -> Float[Array, ""]:
@@ -339,7 +337,7 @@ def _cost_of_following(spec: Spec, at: View, posterior: Posterior) -> Float[Arra
     """Expected squares of the changes of coefficients, in units of their prior's scales."""
     weights, slopes, own = posterior.weights, posterior.slopes, spec.form.of_tasks
     if not own:
-        return weights.predictor_variance(Design(scaled_slopes(slopes, at).T[None], None))
+        return weights.total_variance(Design(scaled_slopes(slopes, at).T[None], None))
     assert isinstance(weights, PairedMeanField)
     variance = {k: jnp.broadcast_to(at.priors[k].variance, x.shape[:-1]) for k, x in slopes.items()}
     squares = {name: x**2 / variance[name][..., None] for name, x in slopes.items()}

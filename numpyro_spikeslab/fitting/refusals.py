@@ -15,7 +15,7 @@ from numpyro.infer.autoguide import AutoDelta
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.reading.form import ENTRIES, Form
+from numpyro_spikeslab.reading.form import ENTRIES
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 
@@ -49,7 +49,7 @@ def refuse_other_params(
             )
 
 
-def check_state(guide: SpikeSlabGuide, form: Form, posterior: Posterior, like: Posterior) -> None:
+def check_state(posterior: Posterior, like: Posterior) -> None:
     """Raise if a state is one of other data, or of other groups or blocks.
 
     :param like: a posterior of these data as shapes.
@@ -58,12 +58,11 @@ def check_state(guide: SpikeSlabGuide, form: Form, posterior: Posterior, like: P
     def shapes(x):
         return jax.tree.structure(x), [jnp.shape(leaf) for leaf in jax.tree.leaves(x)]
 
-    if shapes(posterior) != shapes(like) or not guide.factors.are_own(form, posterior.weights):
-        got = jnp.shape(posterior.weights.probs), jnp.shape(like.weights.probs)
+    if shapes(posterior) != shapes(like):
         raise bad(
             "CAVI: init_state",
-            f"a state of other data or another guide (weights of shape {got[0]})",
-            f"one of these data (weights of shape {got[1]})",
+            "a state of data of other shapes, or of a guide with other blocks or groups",
+            "one of these data and this guide",
             "Begin anew; start values from other data are `init_params`.",
         )
 

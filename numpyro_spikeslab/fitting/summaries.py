@@ -18,10 +18,11 @@ import numpyro.distributions as dist
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
-from numpyro_spikeslab.algebra.quantiles import SlabMixtures, quantiles
+from numpyro_spikeslab.algebra.quantiles import quantiles
 from numpyro_spikeslab.distributions import SpikeSlab
-from numpyro_spikeslab.fitting.guide_factors import PairFactors
+from numpyro_spikeslab.fitting.guide_factors import Marginals, PairFactors, in_order, moments
 from numpyro_spikeslab.fitting.inner import inner_summary, makes_delta
+from numpyro_spikeslab.fitting.pattern_factors import PatternFactors
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.form import Pair, observed_sites
@@ -39,7 +40,7 @@ class PosteriorSummaries(AutoGuide):
 
     pairs: tuple[Pair, ...]
     functions: tuple[str, ...]
-    factors: PairFactors
+    factors: PairFactors | PatternFactors | Any
     inner_guide: Callable[..., AutoGuide]
     inner: AutoGuide | None
 
@@ -50,7 +51,12 @@ class PosteriorSummaries(AutoGuide):
     @property
     def blocks(self) -> dict[str, list[list[int]]] | None:
         """The blocks of each site, once the guide has been called; `None` without blocks."""
-        return self.factors.blocks
+        if not isinstance(self.factors, PatternFactors):
+            return None
+        return {
+            name: [list(members) for members in partition.blocks]
+            for name, partition in self.factors.partitions.items()
+        }
 
     def auxiliary_values(self, draws: dict[str, Any]) -> dict[str, Any]:
         """Values of the guide's auxiliary sites that give these ``draws``, once it was called."""
@@ -62,7 +68,17 @@ class PosteriorSummaries(AutoGuide):
         :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
         :return: ``{name: array in the shape of the weights}``.
         """
-        return {name: self.factors.marginal(name, params)[0] for name in self.factors.sites(params)}
+        return {
+            name: moments(self.factors.marginals(pair, params), pair.shape)[0]
+            for name, pair in self._pairs_in(params).items()
+        }
+
+    def _pairs_in(self, params: dict[str, Any]) -> dict[str, Pair]:
+        if isinstance(self.factors, PatternFactors):
+            return {pair.name: pair for pair in self.pairs}
+        end = self.factors.names("")[0]
+        shapes = {k.removesuffix(end): jnp.shape(x) for k, x in params.items() if k.endswith(end)}
+        return {name: Pair(name, shape) for name, shape in shapes.items()}
 
     @full_precision
     def posterior_mean(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -76,13 +92,13 @@ class PosteriorSummaries(AutoGuide):
         """
         means = {name: marginal.mean for name, marginal in self._marginals(params).items()}
         called = is_called(self.model, args, kwargs)
-        moments = self._function_moments(params, args, kwargs) if called else {}
-        return means | {name: mean for name, (mean, _) in moments.items()}
+        functions = self._function_moments(params, args, kwargs) if called else {}
+        return means | {name: mean for name, (mean, _) in functions.items()}
 
     def _marginals(self, params: dict[str, Any]) -> dict[str, SpikeSlab]:
         marginals = {}
-        for name in self.factors.sites(params):
-            probs, loc, scale = self.factors.marginal(name, params)
+        for name, pair in self._pairs_in(params).items():
+            probs, loc, scale = moments(self.factors.marginals(pair, params), pair.shape)
             marginals[name] = SpikeSlab(probs, scale, loc)
         return marginals
 
@@ -173,7 +189,7 @@ class PosteriorSummaries(AutoGuide):
             return {} if self.inner is None else inner_summary(self.inner, "median", params)
         # the guide may have been called for other sites, or not at all
         end = f"_{self.prefix}_loc"
-        own = {f"{name}{end}" for name in self.factors.sites(params)}
+        own = {f"{name}{end}" for name in self._pairs_in(params)}
         return {
             k.removesuffix(end): x for k, x in params.items() if k.endswith(end) and k not in own
         }
@@ -212,59 +228,40 @@ class PosteriorSummaries(AutoGuide):
         called = is_called(self.model, args, kwargs)
         if called:
             self.set_up(args, kwargs)
-        for name, pair in self.pairs_of(params, called).items():
-            parts = self.factors.slab_mixtures(name, params)
-            found |= self.quantiles_of_pair(name, pair, params, parts, levels)
-        moments = self._function_moments(params, args, kwargs) if called else {}
-        for name, (mean, variance) in moments.items():
+        for pair in self.pairs_of(params, called):
+            found |= self.quantiles_of_pair(pair, self.factors.marginals(pair, params), levels)
+        functions = self._function_moments(params, args, kwargs) if called else {}
+        for name, (mean, variance) in functions.items():
             q = jnp.reshape(jnp.asarray(levels, mean.dtype), (-1, 1, 1))
             found[name] = dist.Normal(mean, jnp.sqrt(variance)).icdf(q)
         return found
 
-    def pairs_of(self, params: dict[str, Any], called: bool) -> dict[str, Pair | None]:
+    def pairs_of(self, params: dict[str, Any], called: bool) -> list[Pair]:
         """The weights of these parameters, and their pairs.
 
         :param called: whether the guide has been set up for the model's arguments, without which
             the pairs are not known.
         :raises ValueError: if the model has other weights.
         """
-        names = self.factors.sites(params)
+        pairs = self._pairs_in(params)
         if not called:
-            return dict.fromkeys(names)
-        own: dict[str, Pair | None] = {pair.name: pair for pair in self.pairs}
-        if own.keys() != set(names):
+            return list(pairs.values())
+        own = [pair.name for pair in self.pairs]
+        if set(own) != pairs.keys():
             raise ValueError(
-                f"{type(self).__name__}: params: got parameters of the weights {names}, expected "
-                f"of {list(own)}, which the model has with these arguments. Give those of the fit."
+                f"{type(self).__name__}: params: got parameters of the weights {list(pairs)}, "
+                f"expected of {own}, which the model has with these arguments. Give those of the "
+                "fit."
             )
-        return own
+        return list(self.pairs)
 
-    def quantiles_of_pair(
-        self,
-        name: str,
-        pair: Pair | None,
-        params: dict[str, Any],
-        parts: list[SlabMixtures],
-        levels: Any,
-    ) -> dict[str, Any]:
-        """Quantiles of weights, slabs and spikes with these marginals.
-
-        :param pair: the pair of the weights, where it is known.
-        :param params: which tell the shape of the weights.
-        """
-        shape = jnp.shape(self.factors.marginal(name, params)[1])
-        q = jnp.asarray(levels, parts[0].mean.dtype)
-        each = [(*quantiles(part, q), (q[:, None] > 1 - part.probs) * 1.0) for part in parts]
-        weight, slab, spike = (
-            self.factors.in_order(name, params, list(x)).reshape(-1, *shape)
-            for x in zip(*each, strict=True)
-        )
-        found, spike = {name: weight, f"{name}_slab": slab}, spike.astype(int)
-        if pair is not None:
-            return found | {pair.spike: pair.of_spikes(spike)}
-        # the parameters alone are known, and of groups they do not tell whose spike is whose
-        is_grouped = f"{name}_{self.prefix}_scale_tril" in params
-        return found if is_grouped else found | {f"{name}_spike": spike}
+    def quantiles_of_pair(self, pair: Pair, marginals: Marginals, levels: Any) -> dict[str, Any]:
+        """Quantiles of weights, slabs and spikes with these marginals."""
+        q = jnp.asarray(levels, marginals[0][1].mean.dtype)
+        each = [(*quantiles(part, q), q[:, None] > 1 - part.probs) for _, part in marginals]
+        weight, slab, spike = (in_order(marginals, x, pair.shape) for x in zip(*each, strict=True))
+        spike = pair.of_spikes(spike.astype(int))
+        return {pair.name: weight, pair.slab: slab, pair.spike: spike}
 
 
 def is_called(model: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:

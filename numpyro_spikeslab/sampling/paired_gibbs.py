@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra import flips
 from numpyro_spikeslab.algebra.active_set import Regression
 from numpyro_spikeslab.algebra.coefficients import whitened
-from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, stacks_of
 from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, predictor
+from numpyro_spikeslab.algebra.partition import Partition
+from numpyro_spikeslab.algebra.pattern_sweeps import gibbs_set_sweep
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.algebra.task_sweeps import (
     Draws,
@@ -233,8 +234,8 @@ def _draw_columns(
         gram = reading.gram
     residual = target - predictor(design, current)
     if (groups := reading.form.groups) is not None:
-        rows = feature_rows(design, current.size)
-        return gibbs_group_sweep(key, stacks_of(groups), rows, residual, current, precision, prior)
+        sets = Partition.of_spikes(groups)
+        return gibbs_set_sweep(key, sets, design, residual, current, precision, prior)
     if not moves:
         noise = logistic_and_normal(key, current)
         return gibbs_sweep(noise, design, residual, current, precision, prior)

@@ -13,12 +13,12 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.blocks import BlockMeanField, Blocks, visit_block
-from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.families import PairedMeanField, PatternMeanField
 from numpyro_spikeslab.algebra.pairs import Prior
+from numpyro_spikeslab.algebra.partition import Partition, every_pattern
 from numpyro_spikeslab.algebra.patterns import (
-    Stack,
-    every_pattern,
+    SetFactors,
+    conditional,
     log_prior,
     prior_slabs,
     stack_mixtures,
@@ -37,15 +37,15 @@ def pairs_of(size, seed=1):
 
 def family_of(sets, size=7, seed=1):
     """The same of blocks: independent spikes with these probabilities."""
-    blocks, pairs = Blocks.completed(sets, size), pairs_of(size, seed)
+    blocks, pairs = Partition(size, tuple(map(tuple, sets))), pairs_of(size, seed)
     (alone_p, probs), (alone_loc, loc), (alone_scale, scale) = map(blocks.cut, pairs)
     stacks = []
-    for patterns, p, mu, sd in zip(blocks.patterns, probs, loc, scale, strict=True):
+    for (_, patterns), p, mu, sd in zip(blocks.stacks.values(), probs, loc, scale, strict=True):
         c, L = prior_slabs(sd, mu / sd)
         q = jnp.exp(log_prior(patterns, jnp.log(p) - jnp.log1p(-p)))
-        stacks.append(Stack(q, c, L))
+        stacks.append(SetFactors(q, c, L))
     singles = PairedMeanField(alone_p, alone_loc, alone_scale)
-    return BlockMeanField.of(blocks, singles, tuple(stacks))
+    return PatternMeanField.of(blocks, singles, tuple(stacks))
 
 
 @partial(jax.jit, static_argnames="count")
@@ -58,7 +58,7 @@ def sweeps(q, design, residual, prior, temperature=1.0, count=1):
 
 def bound(q, design, residual, prior, num_obs):
     """The evidence lower bound of a regression with known noise."""
-    squares = jnp.sum(residual**2) + q.predictor_variance(design)
+    squares = jnp.sum(residual**2) + q.total_variance(design)
     constant = -0.5 * num_obs * np.log(2 * np.pi / PRECISION)
     return constant - 0.5 * PRECISION * squares - q.divergence(prior)
 
@@ -72,7 +72,7 @@ def start(given, q, block_size=3):
 
 def covariance_of(q):
     found = np.diag(np.asarray(q.variance))
-    for members, moments in zip(q.blocks.stacks, q.moments, strict=True):
+    for (members, _), moments in zip(q.partition.stacks.values(), q.moments, strict=True):
         for one, root in zip(members, np.asarray(moments.root, float), strict=True):
             found[np.ix_(one, one)] = root.T @ root
     return found
@@ -91,7 +91,7 @@ def test_one_block_of_all_weights_is_the_exact_posterior(precision, kind):
     covariance = truth.second_moments - np.outer(truth.mean, truth.mean)
     close(covariance_of(q), covariance, precision)
     variance = np.trace(given[0] @ covariance_of(q) @ given[0].T)
-    close(q.predictor_variance(design), variance, precision)
+    close(q.total_variance(design), variance, precision)
 
 
 def test_single_precision_knows_the_bound_of_twins_of_a_large_unit():
@@ -108,23 +108,22 @@ def test_single_precision_knows_the_bound_of_twins_of_a_large_unit():
 def test_a_block_of_one_weight_is_a_pair(precision, temperature):
     q, pairs = family_of([]), pairs_of(7)
     design, residual, prior = start(problem(), q)
-    stack = Stack(
-        jnp.stack([1 - pairs.probs, pairs.probs], 1)[:1], pairs.loc[:1, None], jnp.ones((1, 1, 1))
+    rows = design.rows.reshape(-1, 15)[:1]
+    without = residual + pairs.mean[:1] @ rows
+    found = conditional(
+        rows, without, PRECISION, prior.log_odds[:1], prior.variance[:1], every_pattern(1)
     )
-    block = np.array([0]), pairs.mean[:1], prior.log_odds[:1], prior.variance[:1]
-    rows = design.rows.reshape(-1, 15)
-    patterns = every_pattern(1)
-    _, (stack, moments) = visit_block(rows, patterns, PRECISION, temperature, residual, block)
+    probs = jax.nn.softmax(found.logits / temperature)
     expected, after = pairs.sweep(design, residual, PRECISION, prior, temperature)
-    close(stack.patterns[1], expected.probs[0], precision)
-    close(moments.loc[0], expected.loc[0], precision)
-    close(moments.scale[0], expected.scale[0], precision)
+    close(probs[1], expected.probs[0], precision)
+    close(found.slabs.mean[0, 0], expected.loc[0], precision)
+    close(found.slabs.root[0, 0, 0], expected.scale[0], precision)
     new, left = q.sweep(design, residual, PRECISION, prior, temperature)
     close(left, after, precision)
     for part in PairedMeanField._fields:
         close(getattr(new, part), getattr(expected, part), precision)
     close(new.divergence(prior), expected.divergence(prior), precision)
-    close(new.predictor_variance(design), expected.predictor_variance(design), precision)
+    close(new.total_variance(design), expected.total_variance(design), precision)
 
 
 @pytest.mark.exhaustive
@@ -150,7 +149,7 @@ def test_moments_are_those_of_the_mixture(x64, sets):
     q, _ = sweeps(q, design, residual, prior, count=2)
     covariance = covariance_of(q)
     X = given[0]
-    np.testing.assert_allclose(q.predictor_variance(design), np.trace(X @ covariance @ X.T))
+    np.testing.assert_allclose(q.total_variance(design), np.trace(X @ covariance @ X.T))
     np.testing.assert_allclose(q.mean, q.probs * q.loc)
     second = np.diag(covariance) + np.asarray(q.mean) ** 2
     np.testing.assert_allclose(q.slab_moments[1], second, rtol=1e-10)
@@ -165,8 +164,8 @@ def test_the_divergence_is_that_of_patterns_and_slabs(x64):
     A, h = root @ root.T + np.eye(3), rng.normal(size=3)
     probs = rng.dirichlet(np.ones(8))
     L = np.linalg.cholesky(A)
-    stack = Stack(*(jnp.asarray(x)[None] for x in (probs, np.linalg.solve(L, h), L)))
-    q = BlockMeanField.of(q.blocks, q.singles, (stack,))
+    stack = SetFactors(*(jnp.asarray(x)[None] for x in (probs, np.linalg.solve(L, h), L)))
+    q = PatternMeanField.of(q.partition, q.singles, (stack,))
     log_odds, variance = given[3][:3], given[4][:3]
     expected = 0.0
     for p, s in zip(probs, every_pattern(3), strict=True):
@@ -200,7 +199,7 @@ def test_quantiles_are_those_of_the_mixture(precision):
     q, _ = sweeps(q, design, residual, prior)
     truth = exact_posterior(*given)
     levels = np.array([0.0, 0.05, 0.3, 0.5, 0.9, 1.0])
-    marginals = stack_mixtures(q.stacks[0], q.blocks.patterns[0])
+    marginals = stack_mixtures(q.stacks[0], every_pattern(4))
     weights, slabs = quantiles(marginals, jnp.asarray(levels, q.mean.dtype))
     sds = np.sqrt(np.diagonal(truth.covariances, axis1=1, axis2=2))
 
@@ -244,8 +243,8 @@ def test_copies_of_columns_share_their_effect_in_single_precision():
 
 
 def test_weights_that_are_never_included_have_numbers(precision):
-    stack = Stack(jnp.array([[1.0, 0.0, 0.0, 0.0]]), jnp.ones((1, 2)), jnp.eye(2)[None])
-    q = BlockMeanField.of(Blocks.completed([(0, 1)], 2), pairs_of(0), (stack,))
+    stack = SetFactors(jnp.array([[1.0, 0.0, 0.0, 0.0]]), jnp.ones((1, 2)), jnp.eye(2)[None])
+    q = PatternMeanField.of(Partition(2, ((0, 1),)), pairs_of(0), (stack,))
     for x in (q.mean, q.loc, q.scale, q.variance):
         assert np.all(np.isfinite(x))
     assert np.all(q.mean == 0) and np.all(q.scale > 0)
@@ -254,7 +253,9 @@ def test_weights_that_are_never_included_have_numbers(precision):
 def test_blocks_are_a_pytree_with_random_starts(x64):
     q = family_of(SETS["two"])
     leaves, tree = jax.tree.flatten(q)
-    assert jax.tree.unflatten(tree, leaves).blocks == q.blocks and hash(q.blocks) is not None
+    assert (
+        jax.tree.unflatten(tree, leaves).partition == q.partition and hash(q.partition) is not None
+    )
     one = q.random_start(random.key(1), jnp.ones(7))
     for patterns in (stack.patterns for stack in one.stacks):
         np.testing.assert_allclose(jnp.sum(patterns, axis=1), 1)

@@ -138,7 +138,7 @@ def bound(q, X, y, prior):
     """Written from the definition, with the moments of `q` that other tests check."""
     X = jnp.asarray(X)
     squares = jnp.sum((jnp.asarray(y) - X @ q.mean) ** 2)
-    squares += q.predictor_variance(pairs.block_design(X.T, None))
+    squares += q.total_variance(pairs.block_design(X.T, None))
     normaliser = 0.5 * X.shape[0] * jnp.log(PRECISION / (2 * jnp.pi))
     return normaliser - 0.5 * PRECISION * squares - q.divergence(prior)
 
@@ -248,7 +248,7 @@ def test_moments_of_the_paired_family_are_those_of_its_mixture(precision):
         design = pairs.block_design(jnp.asarray(X.T), whitening, 4)
         squares = 1.0 if whitening is None else np.asarray(whitening) ** 2
         expected = np.sum(squares * (X**2 @ np.asarray(q.variance, float)))
-        close(q.predictor_variance(design), expected, precision)
+        close(q.total_variance(design), expected, precision)
 
 
 def test_moments_of_the_standard_family_are_those_of_all_its_spikes(precision):
@@ -264,7 +264,7 @@ def test_moments_of_the_standard_family_are_those_of_all_its_spikes(precision):
     close(q.covariance, covariance, precision)
     X = truth.design("correlated")
     design = pairs.block_design(jnp.asarray(X.T), None, 4)
-    close(q.predictor_variance(design), np.trace(X @ covariance @ X.T), precision)
+    close(q.total_variance(design), np.trace(X @ covariance @ X.T), precision)
 
 
 def bernoulli_divergence(q, p):

@@ -628,19 +628,6 @@ def test_a_model_that_holds_its_data_has_been_given_them():
             assert asked.quantiles(params, [0.1, 0.9])["w_spike"].shape == (2, 2)
             assert asked.to_init_params(params).keys() == {"w_spike", "w_slab"}
 
-    def with_factor(X, y=None):
-        numpyro.factor("soft", 0.0)
-        in_groups(X, y)
-
-    # of others some arguments are missing
-    for model in (
-        in_groups,
-        partial(in_groups, y=Y),
-        partial(in_groups, X),
-        partial(with_factor, X),
-    ):
-        assert "w_spike" not in nss.PairedGuide(model).median(params)
-
 
 def ahead(X, y=None, X_new=None):
     """With responses to new inputs, and the mean of these."""

@@ -20,8 +20,9 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Gibbs, Predictive
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.algebra.groups import gibbs_group_sweep, stacks_of
-from numpyro_spikeslab.algebra.pairs import Prior
+from numpyro_spikeslab.algebra.pairs import Prior, block_design
+from numpyro_spikeslab.algebra.partition import Partition
+from numpyro_spikeslab.algebra.pattern_sweeps import gibbs_set_sweep
 
 KEY = random.key(0)
 GROUPS = (1, 0, 1, 2, 2, 1)
@@ -63,12 +64,12 @@ def sampled(kernel, *args, num_samples=10_000, **options):
 
 
 def test_groups_of_similar_sizes_are_in_one_stack():
-    one, two, four = stacks_of((1, 0, 1, 2, 2, 1, 3))
-    np.testing.assert_array_equal(one, [[1], [6]])
+    partition = Partition.of_spikes((1, 0, 1, 2, 2, 1, 3))
+    two, four = (stack.members for stack in partition.stacks.values())
+    np.testing.assert_array_equal(partition.singles, [1, 6])
     np.testing.assert_array_equal(two, [[3, 4]])
     np.testing.assert_array_equal(four, [[0, 2, 5, 7]])
-    (alone,) = stacks_of([0])
-    np.testing.assert_array_equal(alone, [[0]])
+    assert not Partition.of_spikes([0]).stacks
 
 
 def test_draws_have_the_exact_posterior():
@@ -96,8 +97,9 @@ def test_a_sweep_of_groups_of_one_is_that_of_pairs(x64):
     log_odds = np.log(0.3 / 0.7) * np.ones(6)
     prior = Prior(jnp.asarray(log_odds), jnp.asarray(SCALE**2))
     one = truth.regression(X[:, :1], y, 0.7, 0.3, SCALE[0])
-    found = gibbs_group_sweep(
-        KEY, stacks_of(range(6)), jnp.asarray(X.T), jnp.asarray(y), jnp.zeros(6), 0.7**-2, prior
+    design = block_design(jnp.asarray(X.T), None)
+    found = gibbs_set_sweep(
+        KEY, Partition.of_spikes(range(6)), design, jnp.asarray(y), jnp.zeros(6), 0.7**-2, prior
     )
     np.testing.assert_allclose(found[2][0], truth.enumerate_models(one).inclusion[0], rtol=1e-10)
 
@@ -251,14 +253,15 @@ def test_columns_that_are_nearly_equal_in_single_precision():
     problem = truth.regression(X, y, 0.01, [0.9, 0.9, 0.5, 0.5, 0.5], 1.0)
     exact = truth.share_spikes(truth.enumerate_models(problem), [0, 1, 1, 1, 1])
     prior = Prior(jnp.log(jnp.array([9.0, 9.0, 1.0, 1.0, 1.0])), jnp.ones(5))
-    stacks, rows = stacks_of([0, 1, 1, 1, 1]), jnp.asarray(X.T, jnp.float32)
+    sets, rows = Partition.of_spikes([0, 1, 1, 1, 1]), jnp.asarray(X.T, jnp.float32)
+    design = block_design(rows, None)
     slabs = jnp.asarray(exact.locs[-1], jnp.float32)
     slabs = np.asarray(
         jax.vmap(
-            lambda key: gibbs_group_sweep(
+            lambda key: gibbs_set_sweep(
                 key,
-                stacks,
-                rows,
+                sets,
+                design,
                 jnp.asarray(y, jnp.float32) - slabs @ rows,
                 slabs,
                 1e4,
