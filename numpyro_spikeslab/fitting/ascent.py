@@ -11,36 +11,19 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.coefficients import whitened
-from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.pairs import Prior, expectation, predictor
 from numpyro_spikeslab.algebra.search import climb
-from numpyro_spikeslab.algebra.task_sweeps import task_sweep
-from numpyro_spikeslab.fitting import function_sweeps
-from numpyro_spikeslab.fitting.entries import update_columns, update_functions
-from numpyro_spikeslab.fitting.function_updates import white_factors, with_kernels
-from numpyro_spikeslab.fitting.m_step import with_coefficients, with_modes
+from numpyro_spikeslab.fitting.m_step import with_modes
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
     Spec,
     bound,
     bound_given,
-    coefficients_at,
-    design_at,
-    problem_of,
-    residual_of,
-    squares_of,
-    stats_at,
     strong,
     view_at,
     with_roles,
 )
-from numpyro_spikeslab.fitting.tasks import sweep_weights
-from numpyro_spikeslab.reading.coefficient_rows import without_coefficients
-from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.program import are_concrete
-from numpyro_spikeslab.reading.view import View
 
 CHUNK = 64
 """Steps in one call of compiled code. Their number is no part of what is compiled."""
@@ -48,9 +31,9 @@ CHUNK = 64
 
 def chunk_of(data: Data) -> int:
     """Fewer where a step takes seconds, or else Ctrl-C would wait for minutes."""
-    if data.layout is None:
+    if data.features.layout is None:
         return CHUNK
-    return max(1, min(CHUNK, 2**25 // len(data.layout.where.rows)))
+    return max(1, min(CHUNK, 2**25 // len(data.features.layout.where.rows)))
 
 
 class Progress(NamedTuple):
@@ -70,8 +53,7 @@ class Progress(NamedTuple):
 
 def begin(spec: Spec, data: Data, posterior: Posterior, step: Any = 0) -> Progress:
     """Before the first step."""
-    if spec.form.kind == COLUMNS and data.view is not None:
-        posterior = with_residual(spec, data, posterior)
+    posterior = data.features.begin(spec, data, posterior)
     # a step of weak type would compile everything once more
     step, loss = jnp.asarray(step, int), jnp.array(jnp.inf, jnp.result_type(float))
     return Progress(step, posterior, loss, jnp.array(False))
@@ -133,13 +115,6 @@ def trimmed(losses: Float[np.ndarray, "*starts steps"], progress: Progress) -> A
     return losses[~np.isnan(losses)]
 
 
-@partial(jax.jit, static_argnums=0)
-def with_residual(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
-    """The posterior with the residual that its sweeps hand on."""
-    at = view_at(spec, data, posterior)
-    return strong(posterior._replace(residual=residual_of(spec, data, at, posterior)))
-
-
 def step(
     spec: Spec, data: Data, posterior: Posterior, temperature: Any
 ) -> tuple[Posterior, Float[Array, ""]]:
@@ -148,8 +123,8 @@ def step(
     :param temperature: divides the logits of the inclusion probabilities.
     :return: the posterior and its exact bound.
     """
-    sweep = _sweep_columns if spec.form.kind == COLUMNS else _sweep_tasks
-    at, posterior, squares = sweep(spec, data, posterior, temperature)
+    at = view_at(spec, data, posterior)
+    at, posterior, squares = data.features.sweep(spec, data, at, posterior, temperature)
     posterior = with_modes(spec, data, at, posterior, squares)
     if not spec.form.free:
         at = with_roles(spec, data, at, posterior.values)
@@ -162,94 +137,11 @@ def step(
     return posterior, bound_given(spec, at, posterior, squares)
 
 
-def _sweep_columns(spec, data, posterior, temperature) -> tuple[View, Posterior, Any]:
-    """A pass over the columns of a design, carrying the residual."""
-    if posterior.slopes:
-        return _sweep_beside(spec, data, posterior, temperature)
-    at = view_at(spec, data, posterior)
-    residual = posterior.residual
-    if data.view is None:
-        residual = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0]
-    design = design_at(spec, data, posterior.values)
-    prior = Prior(at.prior.log_odds[0], at.prior.variance[0])
-    weights, residual = posterior.weights.sweep(
-        design, residual, 1 / at.sigma2[0], prior, temperature
-    )
-    posterior = posterior._replace(weights=weights, residual=residual)
-    return at, posterior, squares_of(spec, data._replace(design=design), at, posterior)
-
-
-def _sweep_beside(spec, data, posterior, temperature) -> tuple[View, Posterior, Any]:
-    """A pass over the columns with coefficients integrated out, which then follow the weights."""
-    before, values = posterior.weights, posterior.values
-    at, names = view_at(spec, data, posterior), tuple(posterior.slopes)
-    own, beside = without_coefficients(problem_of(spec, data), values, at, names)
-    design, relative, sigma = design_at(spec, data, values), at.relative[:, 0], jnp.sqrt(at.sigma2)
-    features = whitened(own.features, relative)
-    residual = jnp.sqrt(relative) * at.Y[:, 0]
-    weights, _ = before.sweep(
-        beside.design(design, data.apart),
-        beside.whiten(residual + own.current @ features),
-        1 / at.sigma2[0],
-        Prior(at.prior.log_odds[0], at.prior.variance[0]),
-        temperature,
-    )
-    residual += predictor(design, before.mean - weights.mean)
-    new = beside.mean(residual / sigma, own.current)
-    posterior = posterior._replace(
-        weights=weights,
-        values=values | own.back(new),
-        residual=residual - (new - own.current) @ features,
-        slopes=own.slopes(beside.slopes(design)[:, : spec.form.size] / sigma),
-    )
-    return at, posterior, squares_of(spec, data._replace(design=design), at, posterior)
-
-
-def _sweep_tasks(spec, data, posterior, temperature) -> tuple[View, Posterior, Any]:
-    """A pass over the weights of all tasks; before each feature that is latent, over it."""
-    at = view_at(spec, data, posterior)
-    if posterior.slopes:
-        return _sweep_tasks_beside(spec, data, at, posterior, temperature)
-    if posterior.functions is None:
-        known = data.features, jnp.zeros_like(data.features), stats_at(data, at, posterior)
-        weights, squares = sweep_weights(at, *known, posterior.weights, temperature)
-        return at, posterior._replace(weights=weights), squares
-    if at.layout is not None:
-        return _sweep_entries(spec, data, at, posterior, temperature)
-    sweep = function_sweeps.sweep_plain if spec.plain else function_sweeps.sweep
-    posterior, squares = sweep(spec, data, at, posterior, temperature)
-    posterior = with_kernels(spec, posterior)
-    return with_roles(spec, data, at, posterior.values), posterior, squares
-
-
-def _sweep_tasks_beside(spec, data, at, posterior, temperature) -> tuple[View, Posterior, Any]:
-    """A pass over the weights of all tasks with the coefficients of each integrated out."""
-    own = coefficients_at(spec, data, at, posterior)
-    more, linear = own.beside.integrated()
-    given = linear, posterior.weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
-    weights = PairedMeanField.of(task_sweep(own.beside.G, *given, more=more), temperature)
-    u, slopes = own.beside.mean(weights.mean), own.beside.slopes
-    posterior = posterior._replace(
-        weights=weights, values=posterior.values | own.back(u), slopes=own.slopes(slopes)
-    )
-    return at, posterior, own.beside.squares((weights.mean, weights.variance), u, slopes)
-
-
-def _sweep_entries(spec, data, base, posterior, temperature) -> tuple[View, Posterior, Any]:
-    """The functions at all rows, then the weights of all columns."""
-    at = with_roles(spec, data, base, posterior.values)
-    found = update_functions(at, posterior.functions.mean, posterior.weights)
-    functions = white_factors(posterior.functions, *found)
-    given = functions.mean, functions.var
-    weights, squares = update_columns(at, *given, posterior.weights, temperature)
-    return at, posterior._replace(weights=weights, functions=functions), squares
-
-
 def _rest(spec, data, posterior) -> tuple[Posterior, Any]:
     """The free sites: coefficients at their maximum, and, if there are others, a few L-BFGS steps
     of them all up the bound."""
     if spec.form.coefficients:
-        posterior = with_coefficients(spec, data, posterior)
+        posterior = data.features.with_coefficients(spec, data, posterior)
     if not spec.form.searched:
         return posterior, bound(spec, data, posterior)
     values = posterior.values

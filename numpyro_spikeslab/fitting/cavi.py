@@ -17,12 +17,12 @@ from numpyro.optim import _NumPyroOptim
 from numpyro.util import identity
 
 from numpyro_spikeslab.fitting.ascent import advance, begin, improve
+from numpyro_spikeslab.fitting.features import data_of
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.posterior import (
     FunctionFactors,
     Posterior,
     bound,
-    data_of,
     spec_of,
     strong,
 )

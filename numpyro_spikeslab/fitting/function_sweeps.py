@@ -20,7 +20,6 @@ from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Prior, coordinates
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.algebra.task_sweeps import TASK_BLOCK_SIZE, triangle
-from numpyro_spikeslab.fitting.entries import left_with
 from numpyro_spikeslab.fitting.function_updates import (
     Terms,
     factors_of,
@@ -41,6 +40,7 @@ from numpyro_spikeslab.fitting.tasks import (
     explained,
     gram,
     left_of,
+    left_with,
     over_points,
     over_tasks,
     squares_left,

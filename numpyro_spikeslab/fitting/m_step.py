@@ -11,13 +11,7 @@ from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
     Spec,
-    coefficients_at,
-    problem_of,
-    view_at,
 )
-from numpyro_spikeslab.reading.coefficient_rows import without_coefficients
-from numpyro_spikeslab.reading.form import COLUMNS
-from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import Statistics, Tally
 
@@ -36,7 +30,7 @@ def tallies_of(
     :param weights: the variational family of the weights.
     :param squares: expected sums of squared residuals.
     """
-    squares = jnp.maximum(squares, squares_of_rounding(spec, at))
+    squares = jnp.maximum(squares, data.features.rounding(spec, at))
     statistics = Statistics(weights.probs, *weights.slab_moments, at.count, squares)
     roles = spec.form.roles_with_mode
     return {role.site: role.tally(data.indices[role.site], statistics) for role in roles}
@@ -53,31 +47,3 @@ def modes_of(
             new = role.mode(tallies[role.site], prior, value)
             values[role.site] = jnp.asarray(new, jnp.result_type(value))
     return values
-
-
-def with_coefficients(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
-    """Coefficients at their joint maximum a posteriori."""
-    form, values, functions = spec.form, posterior.values, posterior.functions
-    mean = posterior.weights.mean
-    at = view_at(spec, data, posterior)
-    if form.of_tasks:
-        own = coefficients_at(spec, data, at, posterior)
-        return posterior._replace(values=values | own.back(own.beside.mean(mean)), residual=None)
-    residual = at.Y
-    if form.kind != COLUMNS:
-        features = data.features if functions is None else functions.mean
-        residual = at.Y - features.T @ mean.T
-    units, beside = without_coefficients(problem_of(spec, data), values, at, form.coefficients)
-    new = beside.mean(jnp.ravel(jnp.sqrt(at.precision) * residual), units.current)
-    # the next sweep finds another residual, so this one is not handed on
-    return posterior._replace(values=values | units.back(new), residual=None)
-
-
-def squares_of_rounding(spec: Spec, at: View) -> Float[Array, " Q"]:
-    """What rounding alone would leave of each task: of columns as squares of residuals, else as
-    sums that are products of matrices."""
-    if spec.form.kind == COLUMNS:
-        return 16 * at.rounding
-    squares = jnp.reshape(at.relative * at.Y**2, (len(at.Y), -1))
-    power = by_task(squares, spec.form.num_tasks, at.layout)
-    return jnp.finfo(power.dtype).eps * power + at.rounding

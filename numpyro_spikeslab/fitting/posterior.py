@@ -3,50 +3,24 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 import jax
 import jax.numpy as jnp
 
-from numpyro.distributions import biject_to
-
-from numpyro_spikeslab.algebra.coefficients import Apart, beside, whitened
-from numpyro_spikeslab.algebra.covariates import Shares
 from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField, PatternMeanField
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
-from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor
-from numpyro_spikeslab.algebra.sparse_sums import Layout
-from numpyro_spikeslab.fitting.tasks import (
-    Gram,
-    gram,
-    keeps_gram,
-    keeps_products,
-    squares_given,
-    squares_left,
-)
-from numpyro_spikeslab.reading.coefficient_rows import (
-    TaskCoefficients,
-    coefficient_rows,
-    joined,
-    scaled_slopes,
-    slopes_of_tasks,
-    task_coefficients,
-)
+from numpyro_spikeslab.algebra.pairs import Design, Prior
+from numpyro_spikeslab.reading.coefficient_rows import scaled_slopes, slopes_of_tasks
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.problem import Problem
-from numpyro_spikeslab.reading.program import (
-    RUN_ONCE,
-    Program,
-    are_concrete,
-    outside_transformations,
-)
+from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.reading.view import View, view, whitened_design
-from numpyro_spikeslab.roles import Index, NoiseRole, SlabRole
+from numpyro_spikeslab.reading.view import View, view
+from numpyro_spikeslab.roles import Index, SlabRole
 
 
 class FunctionFactors(NamedTuple):
@@ -133,13 +107,7 @@ class Data(NamedTuple):
       entries where the weights of all tasks have the same prior.
     - **transforms** - onto the supports of the free sites.
     - **view** - the model, where no free site can change it.
-    - **design**, **apart** - of columns, where it depends on data alone; the same apart from the
-      span of the coefficients, if there are any.
-    - **layout** - of the observations, if they are entries of a table.
-    - **features** - of tasks, where they are known.
-    - **covariates** - those that all tasks share, by the names of their coefficients.
-    - **shares** - of the observations, where there are covariates and no other site can change it.
-    - **stats** - their products with the observations, where no free site can change them.
+    - **features** - what the weights multiply, see :mod:`~numpyro_spikeslab.fitting.features`.
     - **kernel**, **mean** - of latent functions.
     """
 
@@ -147,13 +115,7 @@ class Data(NamedTuple):
     indices: dict[str, Index]
     transforms: dict[str, Any]
     view: View | None
-    design: Design | None
-    apart: Apart | None
-    layout: Layout | None
     features: Any
-    covariates: dict[str, Any]
-    shares: Shares | None
-    stats: Gram | None
     kernel: Any
     mean: Any
 
@@ -176,55 +138,6 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
     )
 
 
-def data_of(reading: Reading) -> Data:
-    """The data of a reading, with what depends on them alone."""
-    known = reading.functions
-    at, indices = with_shared_prior(reading)
-    form = reading.form
-    stats = None
-    features = reading.features
-    if features is not None and at is not None and keeps_gram(at, len(features)):
-        stats = jax.jit(gram)(at, features, jnp.zeros_like(features))
-    return Data(
-        reading.constants,
-        indices,
-        {name: biject_to(support) for name, support in reading.supports.items()},
-        at,
-        reading.design,
-        reading.apart,
-        reading.layout,
-        reading.features,
-        reading.covariates,
-        reading.shares if keeps_products(form) else None,
-        stats,
-        None if known is None else known.kernel,
-        None if known is None else known.mean,
-    )
-
-
-def with_shared_prior(reading: Reading) -> tuple[View | None, dict[str, Index]]:
-    """The view where no free site can change it, and the indices of the sites with a role; with one
-    row for all tasks where their weights have the same prior, for there may be millions of them."""
-    at, indices, form = reading.base, reading.indices, reading.form
-    if at is None or form.kind == COLUMNS:
-        return at, indices
-    of_weights = [role.site for role in form.roles if not isinstance(role, NoiseRole)]
-    tables = at.prior, {site: indices[site] for site in of_weights}
-    if not are_concrete(tables):
-        return at, indices
-    with outside_transformations():
-        if not _are_alike(tables):
-            return at, indices
-        prior, single_rows = jax.tree.map(lambda x: x[:1], tables)
-    return at._replace(prior=prior), indices | single_rows
-
-
-@partial(jax.jit, compiler_options=RUN_ONCE)
-def _are_alike(tables: Any) -> Bool[Array, ""]:
-    """Whether the rows of each table are."""
-    return jnp.all(jnp.stack([jnp.all(x == x[:1]) for x in jax.tree.leaves(tables)]))
-
-
 def problem_of(spec: Spec, data: Data) -> Problem:
     """The model with its data."""
     return Problem(spec.form, spec.program, data.constants)
@@ -241,7 +154,7 @@ def view_at(spec: Spec, data: Data, posterior: Posterior) -> View:
     weights = None
     if spec.form.kind == COLUMNS:
         weights = spec.form.split(posterior.weights.mean, "{}")
-    return view(problem_of(spec, data), posterior.values, weights, data.layout)
+    return view(problem_of(spec, data), posterior.values, weights, data.features.layout)
 
 
 def with_roles(spec: Spec, data: Data, at: View, values: dict[str, Any]) -> View:
@@ -270,55 +183,6 @@ def log_prior(spec: Spec, at: View, values: dict[str, Any], without: Collection[
     return total
 
 
-def design_at(spec: Spec, data: Data, values: dict[str, Any]) -> Design:
-    """The whitened design of columns."""
-    if data.design is not None:
-        return data.design
-    return whitened_design(problem_of(spec, data), values, spec.block_size)
-
-
-def stats_at(data: Data, at: View, posterior: Posterior) -> Gram | None:
-    """Products of the features of tasks with each other and the observations; `None` where features
-    are known and these would be too many numbers."""
-    if data.stats is not None:
-        return data.stats
-    if posterior.functions is not None:
-        return gram(at, posterior.functions.mean, posterior.functions.var)
-    if not keeps_gram(at, len(data.features)):
-        return None
-    return gram(at, data.features, jnp.zeros_like(data.features))
-
-
-def squares_of(spec: Spec, data: Data, at: View, posterior: Posterior) -> Float[Array, " Q"]:
-    """Expected sum of squares of what each task leaves, weighted by relative precisions.
-
-    :param at: for columns, the view at the expectation of the weights unless a residual is there.
-    """
-    functions = posterior.functions
-    if posterior.slopes and spec.form.of_tasks:
-        assert isinstance(posterior.weights, PairedMeanField)
-        own = coefficients_at(spec, data, at, posterior)
-        slopes = slopes_of_tasks(own.sites, posterior.slopes) / own.prior.scale[..., None]
-        moments = posterior.weights.mean, posterior.weights.variance
-        return own.beside.squares(moments, own.current, slopes)
-    if spec.white and functions is not None:
-        return squares_left(at, functions.mean, functions.var, posterior.weights)
-    if spec.form.kind != COLUMNS:
-        known = data.features if functions is None else functions.mean
-        var = jnp.zeros_like(known) if functions is None else functions.var
-        return squares_given(at, known, var, stats_at(data, at, posterior), posterior.weights)
-    residual = posterior.residual
-    if residual is None:
-        residual = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0]
-    design = design_at(spec, data, posterior.values)
-    if posterior.slopes:
-        names = tuple(posterior.slopes)
-        rows = coefficient_rows(problem_of(spec, data), posterior.values, names)
-        features = whitened(rows.reshape(len(rows), -1), at.relative[:, 0])
-        design = beside(design, joined(posterior.slopes), features)
-    return (jnp.sum(residual**2) + posterior.weights.total_variance(design))[None]
-
-
 def bound_given(spec: Spec, at: View, posterior: Posterior, squares: Any) -> Float[Array, ""]:
     """The exact evidence lower bound (supplement, eq. 2), given the expected squares."""
     prior = at.prior
@@ -344,30 +208,11 @@ def _cost_of_following(spec: Spec, at: View, posterior: Posterior) -> Float[Arra
     return jnp.sum(jnp.sum(slopes_of_tasks(own, squares), axis=1) * weights.variance)
 
 
-def coefficients_at(spec: Spec, data: Data, at: View, posterior: Posterior) -> TaskCoefficients:
-    """The coefficients of tasks beside the weights.
-
-    :param at: the view at zero weights.
-    """
-    functions = posterior.functions
-    features = data.features if functions is None else functions.mean
-    given = posterior.values, features, data.covariates
-    return task_coefficients(spec.form.of_tasks, at, *given, data.shares)
-
-
 def bound(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, ""]:
-    """The exact evidence lower bound of a posterior; its residual is computed anew."""
+    """The exact evidence lower bound of a posterior."""
     at = view_at(spec, data, posterior)
-    posterior = posterior._replace(residual=None)
-    if data.view is not None and spec.form.kind == COLUMNS:
-        posterior = posterior._replace(residual=residual_of(spec, data, at, posterior))
-    return bound_given(spec, at, posterior, squares_of(spec, data, at, posterior))
-
-
-def residual_of(spec: Spec, data: Data, at: View, posterior: Posterior) -> Float[Array, " N"]:
-    """Whitened residual of columns, of a view at zero weights."""
-    design = design_at(spec, data, posterior.values)
-    return jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0] - predictor(design, posterior.weights.mean)
+    squares = data.features.squares(spec, data, at, posterior)
+    return bound_given(spec, at, posterior, squares)
 
 
 def strong(tree: Any) -> Any:

@@ -27,11 +27,10 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.sparse_sums import weighted_sums
-from numpyro_spikeslab.fitting import entries
 from numpyro_spikeslab.fitting.function_sweeps import in_use
 from numpyro_spikeslab.fitting.function_updates import factors_of, white_factors
 from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, strong, view_at
-from numpyro_spikeslab.fitting.tasks import over_tasks
+from numpyro_spikeslab.fitting.tasks import over_tasks, ridge_of_entries
 from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.view import View
 
@@ -334,7 +333,7 @@ def ridge(at: View, phi: Float[Array, "M N"], var: Float[Array, "M N"]) -> Float
     Z_q y_q` for each task.
     """
     if at.layout is not None:
-        return entries.ridge(at, phi, var)
+        return ridge_of_entries(at, phi, var)
 
     def solve(task):
         z, y, sigma2, variance = task

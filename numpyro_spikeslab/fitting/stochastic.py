@@ -43,7 +43,7 @@ from numpyro_spikeslab.fitting.posterior import (
 )
 from numpyro_spikeslab.fitting.run import Call
 from numpyro_spikeslab.fitting.schedules import forgetting
-from numpyro_spikeslab.fitting.tasks import gram, keeps_gram, sweep_weights
+from numpyro_spikeslab.fitting.tasks import gram, keeps_products, sweep_weights
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import FUNCTIONS
 from numpyro_spikeslab.reading.program import are_concrete
@@ -320,7 +320,7 @@ def _settled(
     """A few passes over the weights of a batch, and over its local sites."""
     functions: Any = posterior.functions
     given = functions.mean, functions.var
-    stats = gram(at, *given) if keeps_gram(at, len(functions.mean)) else None
+    stats = gram(at, *given) if keeps_products(spec.form) else None
 
     def one(_, posterior):
         own = with_roles(spec, data, at, posterior.values)

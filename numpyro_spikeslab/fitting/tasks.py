@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.pairs import expectation
-from numpyro_spikeslab.algebra.sparse_sums import Entries, at_entries, weighted_sums
+from numpyro_spikeslab.algebra.pairs import Prior, expectation
+from numpyro_spikeslab.algebra.sparse_sums import over_blocks, weighted_sums
 from numpyro_spikeslab.algebra.task_sweeps import masked_task_sweep, task_products, task_sweep
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.view import View
@@ -39,18 +39,10 @@ class Gram(NamedTuple):
         return jnp.diagonal(self.G, axis1=1, axis2=2)
 
 
-def keeps_gram(at: View, num_features: int) -> bool:
-    """Whether tasks share a Gram matrix, or theirs are few numbers."""
-    return _are_few(at.relative.shape[1], num_features)
-
-
 def keeps_products(form: Form) -> bool:
-    """The same of what is left of their Gram matrices without the coefficients of each."""
-    return _are_few(1 if form.complete else form.num_tasks, form.num_features)
-
-
-def _are_few(number: int, num_features: int) -> bool:
-    return number == 1 or number * num_features**2 <= GRAM_LIMIT
+    """Whether tasks share a Gram matrix, or theirs are few numbers."""
+    number = 1 if form.complete else form.num_tasks
+    return number == 1 or number * form.num_features**2 <= GRAM_LIMIT
 
 
 def gram(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"]) -> Gram:
@@ -124,15 +116,6 @@ def sweep_weights(
     return weights, squared_errors(stats, weights)
 
 
-def squares_given(
-    at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"], stats: Gram | None, weights: Any
-) -> Float[Array, " Q"]:
-    """The expected squares of what each task leaves, from the statistics where there are any."""
-    if stats is None:
-        return squares_left(at, mean, var, weights)
-    return squared_errors(stats, weights)
-
-
 def explained(at: View, own: Float[Array, "#Q M"], weights: Any) -> Float[Array, " M"]:
     r"""What each feature explains, :math:`\sum_{nq} z_{nq} (\langle w_{qm}\rangle
     \langle\phi_{nm}\rangle)^2 / \sigma_q^2`.
@@ -169,8 +152,6 @@ def squares_left(
     """:func:`squared_errors` from what is left, in O(NQM) where a :class:`Gram` takes O(NQM^2): the
     squares of :func:`masked_task_sweep`, of given weights.
     """
-    if at.layout is not None:
-        return _squares_of_entries(at, at.layout.where, (mean, var), weights)
     W, W2 = weights.mean, weights.slab_moments[1]
     own, var = over_points(at, mean**2).T, over_points(at, var).T
     residual = at.Y - mean.T @ W.T
@@ -179,11 +160,95 @@ def squares_left(
     )
 
 
-def _squares_of_entries(
-    at: View, where: Entries, functions: tuple[Any, Any], weights: Any
-) -> Float[Array, " Q"]:
-    moments = weights.mean, weights.variance
-    # the search over other sites asks for gradients, and these are no functions of them
-    fit, spread = jax.lax.stop_gradient(at_entries(where, moments, functions))
-    squares = at.relative * ((at.Y - fit) ** 2 + spread)
-    return jnp.zeros_like(at.sigma2).at[where.columns].add(squares)
+# Entries of a table that is never made dense
+
+PASSES = 3
+"""Over the features of a row or a column, whose products are at hand."""
+
+
+def update_functions(
+    at: View, mean: Float[Array, "M N"], weights: Any
+) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
+    """``q(phi_m)`` of white functions, given the weights, at each row (supplement, 1.3).
+
+    :return: their means, and the precisions of what the entries say of them.
+    """
+    assert at.layout is not None
+    side, (M, N) = at.layout.by_rows, mean.shape
+    W = weights.mean
+    features = W, weights.slab_moments[1] - W**2, 1 / at.sigma2
+
+    def block(sums, rows):
+        own = jnp.diagonal(sums.G, axis1=1, axis2=2)
+        alpha = own + sums.c
+
+        def visit(j, phi):
+            m = j % M
+            h = sums.b[:, m] - jnp.sum(sums.G[:, m] * phi, axis=1) + own[:, m] * phi[:, m]
+            return phi.at[:, m].set(h / (1 + alpha[:, m]))
+
+        return jax.lax.fori_loop(0, PASSES * M, visit, mean.T[rows]), alpha
+
+    found, alpha = over_blocks(side, N, features, at.Y, at.relative, block)
+    return found.T, alpha.T
+
+
+def over_columns(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"], of: Any) -> Any:
+    """``of`` the view and the statistics of blocks of columns, and of their numbers."""
+    assert at.layout is not None
+    features = mean.T, var.T, jnp.ones_like(mean[0])
+
+    def block(sums, columns):
+        prior = at.prior
+        if len(prior.variance) > 1:
+            prior = Prior(*(x[columns] for x in prior))
+        own = at._replace(sigma2=at.sigma2[columns], prior=prior)
+        return of(own, Gram(*sums), columns)
+
+    side, number = at.layout.by_columns, at.sigma2.size
+    return over_blocks(side, number, features, at.Y, at.relative, block)
+
+
+def update_columns(
+    at: View,
+    mean: Float[Array, "M N"],
+    var: Float[Array, "M N"],
+    weights: Any,
+    temperature: Any,
+) -> tuple[Any, Float[Array, " Q"]]:
+    """The weights of each column (eq. 7), and the expected squares of what they leave."""
+
+    def of(own, stats, columns):
+        new = jax.lax.fori_loop(
+            0,
+            PASSES,
+            lambda _, w: update_weights(own, stats, w, temperature),
+            jax.tree.map(lambda x: x[columns], weights),
+        )
+        return new, squared_errors(stats, new)
+
+    return over_columns(at, mean, var, of)
+
+
+def ridge_of_entries(
+    at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"]
+) -> Float[Array, "M Q"]:
+    """Weights without spikes, given functions."""
+
+    def of(own, stats, _):
+        extra = stats.c + own.sigma2[:, None] / own.prior.variance
+        precision = stats.G + extra[..., None] * jnp.eye(len(mean), dtype=extra.dtype)
+        return jnp.linalg.solve(precision, stats.b[..., None])[..., 0]
+
+    return over_columns(at, mean, var, of).T
+
+
+def left_with(at: View, mean: Float[Array, "M N"], weights: Any) -> Float[Array, "M Q"]:
+    """Products of each function with what all functions leave of the tasks."""
+    if at.layout is None:
+        return mean @ left_of(at, mean, weights)
+
+    def of(_, stats, columns):
+        return stats.b - jnp.einsum("qmk,qk->qm", stats.G, weights.mean[columns])
+
+    return over_columns(at, mean, jnp.zeros_like(mean), of).T

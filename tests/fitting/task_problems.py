@@ -18,6 +18,7 @@ import numpyro.distributions as dist
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.fitting.ascent import advance, begin
+from numpyro_spikeslab.fitting.features import data_of
 from numpyro_spikeslab.fitting.function_updates import Terms, condition
 from numpyro_spikeslab.fitting.posterior import (
     Data,
@@ -25,7 +26,6 @@ from numpyro_spikeslab.fitting.posterior import (
     Posterior,
     Spec,
     bound,
-    data_of,
     function_prior,
     spec_of,
     view_at,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.fitting.m_step import with_modes
-from numpyro_spikeslab.fitting.posterior import squares_of, with_roles
+from numpyro_spikeslab.fitting.posterior import with_roles
 from numpyro_spikeslab.kernel_priors import length_scale_prior
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -65,7 +65,7 @@ def test_the_bound_agrees_with_dense_expectations():
 )
 def test_sites_with_a_role_are_stationary(prior):
     found = small(prior)
-    squares = squares_of(found.spec, found.data, found.at, found.posterior)
+    squares = found.data.features.squares(found.spec, found.data, found.at, found.posterior)
     posterior = with_modes(found.spec, found.data, found.at, found.posterior, squares)
     sites = {role.site for role in found.spec.form.roles}
     assert sites == {"noise", "inclusion", "slab_scale"}

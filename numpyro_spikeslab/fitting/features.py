@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The features that weights multiply, by how they are stored: what a step asks of them.
+
+:func:`data_of` chooses one class for a model and its data; nothing after it asks which.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from jaxtyping import Array, Bool, Float
+
+import jax
+import jax.numpy as jnp
+
+from numpyro.distributions import biject_to
+
+from numpyro_spikeslab.algebra.coefficients import Apart, beside, whitened
+from numpyro_spikeslab.algebra.covariates import Shares
+from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.pairs import Design, Prior, expectation, predictor
+from numpyro_spikeslab.algebra.sparse_sums import Layout, at_entries
+from numpyro_spikeslab.algebra.task_sweeps import task_sweep
+from numpyro_spikeslab.fitting.function_sweeps import sweep, sweep_plain
+from numpyro_spikeslab.fitting.function_updates import white_factors, with_kernels
+from numpyro_spikeslab.fitting.posterior import (
+    Data,
+    Posterior,
+    Spec,
+    problem_of,
+    strong,
+    view_at,
+    with_roles,
+)
+from numpyro_spikeslab.fitting.tasks import (
+    Gram,
+    gram,
+    keeps_products,
+    squares_left,
+    sweep_weights,
+    update_columns,
+    update_functions,
+)
+from numpyro_spikeslab.reading.coefficient_rows import (
+    TaskCoefficients,
+    coefficient_rows,
+    joined,
+    slopes_of_tasks,
+    task_coefficients,
+    without_coefficients,
+)
+from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, SHARED
+from numpyro_spikeslab.reading.likelihood import by_task
+from numpyro_spikeslab.reading.program import RUN_ONCE, are_concrete, outside_transformations
+from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.reading.view import View, whitened_design
+from numpyro_spikeslab.roles import Index, NoiseRole
+
+Swept = tuple[View, Posterior, Float[Array, " Q"]]
+"""The view after a sweep, the posterior, and the expected squares of the residual of each task."""
+
+
+class Features:
+    """What a step asks of features. ``at`` is the view at the posterior ``q``."""
+
+    layout: ClassVar[Any] = None
+    """Places of the observations, if they are entries of a table."""
+
+    def begin(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
+        """Add to a posterior what sweeps hand on to each other."""
+        return q
+
+    def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
+        """Update the weights, and functions, one after the other."""
+        raise NotImplementedError
+
+    def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
+        """Expected sum of squared residuals of each task, weighted by relative precisions."""
+        raise NotImplementedError
+
+    def rounding(self, spec: Spec, at: View) -> Float[Array, " Q"]:
+        """Squares of residuals below which they are rounding errors."""
+        raise NotImplementedError
+
+    def with_coefficients(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
+        """Set coefficients that do not follow the weights to their joint maximum."""
+        at = view_at(spec, data, q)
+        names, residual = spec.form.coefficients, self._residual(at, q)
+        units, without = without_coefficients(problem_of(spec, data), q.values, at, names)
+        new = without.mean(jnp.ravel(jnp.sqrt(at.precision) * residual), units.current)
+        return q._replace(values=q.values | units.back(new), residual=None)
+
+    def _residual(self, at: View, q: Posterior) -> Float[Array, "N Q"]:
+        raise NotImplementedError
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Columns(Features):
+    """Columns of a design, each with one weight; a sweep carries the whitened residual.
+
+    - **design**, **apart** - the whitened design, if it depends on data alone, and the same apart
+      from the span of the coefficients, if there are any.
+    """
+
+    design: Design | None
+    apart: Apart | None
+
+    def begin(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
+        return q if data.view is None else _with_residual(spec, data, q)
+
+    def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
+        if q.slopes:
+            return self._sweep_beside(spec, data, at, q, temperature)
+        design = self.design_at(spec, data, q)
+        residual = _whitened_data(at) if data.view is None else q.residual
+        tau, prior = 1 / at.sigma2[0], _first_row(at.prior)
+        weights, residual = q.weights.sweep(design, residual, tau, prior, temperature)
+        q = q._replace(weights=weights, residual=residual)
+        return at, q, self._squares(spec, data, at, q, design)
+
+    def _sweep_beside(self, spec, data, at, q, temperature) -> Swept:
+        """A sweep with coefficients integrated out, which then follow the weights."""
+        names, before = tuple(q.slopes), q.weights.mean
+        units, without = without_coefficients(problem_of(spec, data), q.values, at, names)
+        design, sigma = self.design_at(spec, data, q), jnp.sqrt(at.sigma2)
+        rows, residual = whitened(units.features, at.relative[:, 0]), _whitened_data(at)
+        tau, prior = 1 / at.sigma2[0], _first_row(at.prior)
+        target = without.whiten(residual + units.current @ rows)
+        own = without.design(design, self.apart)
+        weights, _ = q.weights.sweep(own, target, tau, prior, temperature)
+        residual += predictor(design, before - weights.mean)
+        new = without.mean(residual / sigma, units.current)
+        q = q._replace(
+            weights=weights,
+            values=q.values | units.back(new),
+            residual=residual - (new - units.current) @ rows,
+            slopes=units.slopes(without.slopes(design)[:, : spec.form.size] / sigma),
+        )
+        return at, q, self._squares(spec, data, at, q, design)
+
+    def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
+        residual = self.whitened_residual(spec, data, at, q)
+        q = q._replace(residual=residual)
+        return self._squares(spec, data, at, q, self.design_at(spec, data, q))
+
+    def _squares(self, spec, data, at, q, design) -> Float[Array, " Q"]:
+        if q.slopes:
+            names = tuple(q.slopes)
+            rows = coefficient_rows(problem_of(spec, data), q.values, names)
+            rows = whitened(rows.reshape(len(rows), -1), at.relative[:, 0])
+            design = beside(design, joined(q.slopes), rows)
+        return (jnp.sum(q.residual**2) + q.weights.total_variance(design))[None]
+
+    def rounding(self, spec: Spec, at: View) -> Float[Array, " Q"]:
+        return 16 * at.rounding
+
+    def design_at(self, spec: Spec, data: Data, q: Posterior) -> Design:
+        """The whitened design."""
+        if self.design is not None:
+            return self.design
+        return whitened_design(problem_of(spec, data), q.values, spec.block_size)
+
+    def whitened_residual(self, spec: Spec, data: Data, at: View, q: Posterior) -> Array:
+        """The whitened residual of the expectations of the weights."""
+        if data.view is None:
+            return _whitened_data(at)
+        return _whitened_data(at) - predictor(self.design_at(spec, data, q), q.weights.mean)
+
+    def _residual(self, at: View, q: Posterior) -> Float[Array, "N Q"]:
+        # a free site can change the view, which is then at the mean of the weights
+        return at.Y
+
+
+@partial(jax.jit, static_argnums=0)
+def _with_residual(spec: Spec, data: Data, q: Posterior) -> Posterior:
+    residual = data.features.whitened_residual(spec, data, view_at(spec, data, q), q)
+    return strong(q._replace(residual=residual))
+
+
+def _whitened_data(at: View) -> Float[Array, " N"]:
+    return jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0]
+
+
+def _first_row(prior: Prior) -> Prior:
+    return Prior(prior.log_odds[0], prior.variance[0])
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Tasks(Features):
+    """Features that Q tasks share, each with weights of its own; subclasses say which.
+
+    - **covariates** - those that all tasks share, by the names of their coefficients.
+    - **shares** - of the observations, where there are covariates and no other site can change it.
+    """
+
+    covariates: dict[str, Any]
+    shares: Shares | None
+
+    def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
+        """Means and variances of the features."""
+        raise NotImplementedError
+
+    def moments(self, spec: Spec, at: View, q: Posterior) -> tuple[Array, Array]:
+        """Means and variances of what the weights add to the location of each observation."""
+        (phi, var), W, W_var = self.of(q), q.weights.mean, q.weights.variance
+        return (W @ phi).T, (W_var @ (phi**2 + var) + W**2 @ var).T
+
+    def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
+        return squares_left(at, *self.of(q), q.weights)
+
+    def rounding(self, spec: Spec, at: View) -> Float[Array, " Q"]:
+        # their squares may be differences of sums
+        squares = jnp.reshape(at.relative * at.Y**2, (len(at.Y), -1))
+        power = by_task(squares, spec.form.num_tasks, at.layout)
+        return jnp.finfo(power.dtype).eps * power + at.rounding
+
+    def with_coefficients(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
+        if not spec.form.of_tasks:
+            return super().with_coefficients(spec, data, q)
+        own = self.coefficients(spec, view_at(spec, data, q), q)
+        return q._replace(values=q.values | own.back(own.beside.mean(q.weights.mean)))
+
+    def coefficients(self, spec: Spec, at: View, q: Posterior) -> TaskCoefficients:
+        """The coefficients of tasks beside their weights."""
+        given = q.values, self.of(q)[0], self.covariates
+        return task_coefficients(spec.form.of_tasks, at, *given, self.shares)
+
+    def _residual(self, at: View, q: Posterior) -> Float[Array, "N Q"]:
+        return at.Y - self.of(q)[0].T @ q.weights.mean.T
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Tiled(Tasks):
+    """Known features of tasks that weigh the points each in its own way, in tiles of tasks.
+
+    - **values** - of the features.
+    """
+
+    values: Float[Array, "M N"]
+
+    def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
+        return self.values, jnp.zeros_like(self.values)
+
+    def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
+        weights, squares = sweep_weights(at, *self.of(q), None, q.weights, temperature)
+        return at, q._replace(weights=weights), squares
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Shared(Tiled):
+    """Known features whose products are one matrix, or few enough to keep one for each task.
+
+    - **stats** - these products, where no free site can change them.
+    """
+
+    stats: Gram | None
+
+    def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
+        if q.slopes:
+            return self._sweep_beside(spec, at, q, temperature)
+        stats = gram(at, *self.of(q)) if self.stats is None else self.stats
+        weights, squares = sweep_weights(at, *self.of(q), stats, q.weights, temperature)
+        return at, q._replace(weights=weights), squares
+
+    def _sweep_beside(self, spec, at, q, temperature) -> Swept:
+        """A sweep with the coefficients of each task integrated out."""
+        own = self.coefficients(spec, at, q)
+        more, linear = own.beside.integrated()
+        given = linear, q.weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
+        weights = PairedMeanField.of(task_sweep(own.beside.G, *given, more=more), temperature)
+        u, slopes = own.beside.mean(weights.mean), own.beside.slopes
+        values = q.values | own.back(u)
+        q = q._replace(weights=weights, values=values, slopes=own.slopes(slopes))
+        return at, q, own.beside.squares((weights.mean, weights.variance), u, slopes)
+
+    def moments(self, spec: Spec, at: View, q: Posterior) -> tuple[Array, Array]:
+        mean, variance = super().moments(spec, at, q)
+        if not q.slopes:
+            return mean, variance
+        slopes = slopes_of_tasks(spec.form.of_tasks, q.slopes)
+        rows = jnp.concatenate([self.covariates[own.site] for own in spec.form.of_tasks])
+        features = self.values + jnp.einsum("qcm,cn->qmn", slopes, rows)
+        return mean, jnp.einsum("qm,qmn->nq", q.weights.variance, features**2)
+
+    def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
+        if not q.slopes:
+            return super().squares(spec, data, at, q)
+        own = self.coefficients(spec, at, q)
+        slopes = slopes_of_tasks(own.sites, q.slopes) / own.prior.scale[..., None]
+        return own.beside.squares((q.weights.mean, q.weights.variance), own.current, slopes)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LatentFunctions(Tasks):
+    """Latent functions of which all of a table is observed, or all but masked entries."""
+
+    def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
+        assert q.functions is not None
+        return q.functions.mean, q.functions.var
+
+    def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
+        visit = sweep_plain if spec.plain else sweep
+        q, squares = visit(spec, data, at, q, temperature)
+        q = with_kernels(spec, q)
+        return with_roles(spec, data, at, q.values), q, squares
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ObservedEntries(LatentFunctions):
+    """Latent functions without order, of which the entries of a sparse table are observed.
+
+    - **layout** - places of the entries.
+    """
+
+    layout: Layout  # type: ignore[misc]
+
+    def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
+        """The functions at all rows, then the weights of all columns."""
+        mean, alpha = update_functions(at, self.of(q)[0], q.weights)
+        q = q._replace(functions=white_factors(q.functions, mean, alpha))
+        weights, squares = update_columns(at, *self.of(q), q.weights, temperature)
+        return at, q._replace(weights=weights), squares
+
+    def moments(self, spec: Spec, at: View, q: Posterior) -> tuple[Array, Array]:
+        return at_entries(self.layout.where, (q.weights.mean, q.weights.variance), self.of(q))
+
+    def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
+        # the search over other sites asks for gradients, and these are no functions of them
+        mean, variance = jax.lax.stop_gradient(self.moments(spec, at, q))
+        squares = at.relative * ((at.Y - mean) ** 2 + variance)
+        return by_task(squares, spec.form.num_tasks, self.layout)
+
+
+def features_of(reading: Reading, at: View | None) -> Features:
+    """Choose how the features of a model are stored.
+
+    :param at: the view, where no free site can change it.
+    """
+    form = reading.form
+    if form.kind == COLUMNS:
+        return Columns(reading.design, reading.apart)
+    covariates, values = reading.covariates, reading.features
+    if form.kind == SHARED:
+        if not keeps_products(form):
+            return Tiled(covariates, None, values)
+        stats = None
+        if at is not None:
+            stats = jax.jit(gram)(at, values, jnp.zeros_like(values))
+        return Shared(covariates, reading.shares, values, stats)
+    if form.kind == ENTRIES:
+        return ObservedEntries(covariates, None, reading.layout)
+    return LatentFunctions(covariates, None)
+
+
+def data_of(reading: Reading) -> Data:
+    """The data of a reading, with what depends on them alone."""
+    functions = reading.functions
+    at, indices = with_shared_prior(reading)
+    return Data(
+        constants=reading.constants,
+        indices=indices,
+        transforms={name: biject_to(support) for name, support in reading.supports.items()},
+        view=at,
+        features=features_of(reading, at),
+        kernel=None if functions is None else functions.kernel,
+        mean=None if functions is None else functions.mean,
+    )
+
+
+def with_shared_prior(reading: Reading) -> tuple[View | None, dict[str, Index]]:
+    """The view where no free site can change it, and the indices of the sites with a role; with one
+    row for all tasks where their weights have the same prior, for there may be millions of them."""
+    at, indices, form = reading.base, reading.indices, reading.form
+    if at is None or form.kind == COLUMNS:
+        return at, indices
+    of_weights = [role.site for role in form.roles if not isinstance(role, NoiseRole)]
+    tables = at.prior, {site: indices[site] for site in of_weights}
+    if not are_concrete(tables):
+        return at, indices
+    with outside_transformations():
+        if not _are_alike(tables):
+            return at, indices
+        prior, single_rows = jax.tree.map(lambda x: x[:1], tables)
+    return at._replace(prior=prior), indices | single_rows
+
+
+@partial(jax.jit, compiler_options=RUN_ONCE)
+def _are_alike(tables: Any) -> Bool[Array, ""]:
+    """Whether the rows of each table are alike."""
+    return jnp.all(jnp.stack([jnp.all(x == x[:1]) for x in jax.tree.leaves(tables)]))
