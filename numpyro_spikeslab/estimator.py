@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse regression as an estimator of scikit-learn, which has to be installed for it."""
+"""Sparse regression as an estimator of scikit-learn."""
 
 from numbers import Integral
 from typing import Any
@@ -9,36 +9,35 @@ import pandas as pd
 
 from jax import random
 
-from numpyro_spikeslab.latent import are_dates
 from numpyro_spikeslab.regression import sparse_regression
 from numpyro_spikeslab.reporting.arviz_data import posterior
-from numpyro_spikeslab.table_checks import as_numbers, check_index, count_masked, has_labels
+from numpyro_spikeslab.table_checks import check_index, check_kind
 
 try:
     from sklearn.base import BaseEstimator, RegressorMixin
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted, validate_data
-except ImportError:  # the class can be looked at, and says what it needs when it is made
+except ImportError:  # the class raises when it is made
     BaseEstimator, RegressorMixin = type("BaseEstimator", (), {}), type("RegressorMixin", (), {})
 
 
 class SparseRegression(RegressorMixin, BaseEstimator):
-    """:func:`~numpyro_spikeslab.sparse_regression` for pipelines and cross-validation.
+    """Estimator by :func:`~numpyro_spikeslab.sparse_regression` for pipelines and cross-validation.
 
-    Follows the conventions of scikit-learn, which has to be installed. A fit has the attributes
+    It follows the conventions of scikit-learn, which must be installed. A fit has the attributes
 
     - ``coef_``, posterior means of the weights, shape (P,), zeros included, and ``intercept_``;
     - ``inclusion_``, posterior probabilities that the weights are not zero, shape (P,);
-    - ``data_``, what :func:`~numpyro_spikeslab.sparse_regression` returns: draws, a summary of each
-      column, the fit by CAVI;
-    - ``n_features_in_``, and ``feature_names_in_`` where ``X`` was a DataFrame.
+    - ``data_``, the result of :func:`~numpyro_spikeslab.sparse_regression`: draws, a summary of
+      each column, the fit by CAVI;
+    - ``n_features_in_``, and ``feature_names_in_`` if ``X`` was a DataFrame.
 
     :param expected_size: number of columns that are expected to matter; by default a tenth.
     :param num_warmup: steps of each chain before its draws.
     :param num_samples: draws of each chain.
     :param num_chains: number of chains.
-    :param random_state: seed from 0 to 2^32 - 1, or numpy's RandomState; None, the default, is
-        another one each time.
+    :param random_state: seed from 0 to 2^32 - 1, or numpy's RandomState; None, the default, draws a
+        new one each time.
     :raises ModuleNotFoundError: if scikit-learn is not installed.
 
     **Example**
@@ -80,10 +79,10 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         :param X: the table, shape (N, P).
         :param y: the response, shape (N,).
         :return: the estimator itself.
-        :raises ValueError: as :func:`~numpyro_spikeslab.sparse_regression` and scikit-learn do.
+        :raises ValueError: as :func:`~numpyro_spikeslab.sparse_regression` and scikit-learn.
         """
-        refuse_others("X", X)
-        refuse_others("y", y)
+        check_kind("X", X)
+        check_kind("y", y)
         check_index(y, X)
         table, response = validate_data(
             self, X, y, dtype=float, y_numeric=True, ensure_min_samples=3
@@ -105,17 +104,17 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Posterior means of responses.
+        """Compute posterior means of responses.
 
         :param X: rows, shape (S, P).
-        :param return_std: whether to return the standard deviations of new responses, too: those of
-            the draws and the noise together.
+        :param return_std: whether to return standard deviations of new responses, too, of draws and
+            noise together.
         :return: means, shape (S,), or the pair of means and standard deviations.
         :raises NotFittedError: before :meth:`fit`.
-        :raises ValueError: if values are not numbers, or masked.
+        :raises ValueError: if values are dates, masked or not numbers.
         """
         check_is_fitted(self)
-        refuse_others("X", X)
+        check_kind("X", X)
         table = validate_data(self, X, dtype=float, reset=False)
         mean = table @ self.coef_ + self.intercept_
         if not return_std:
@@ -126,17 +125,7 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         return mean, np.sqrt(variance)
 
 
-def refuse_others(argument: str, values: Any) -> None:
-    """Refuse what scikit-learn would take for numbers: what is masked, and labels or dates."""
-    if values is None or hasattr(values, "toarray"):
-        # scikit-learn says more of these
-        return
-    raw, of_pandas = np.asarray(values), isinstance(values, pd.DataFrame | pd.Series)
-    if of_pandas or count_masked(values) or has_labels(values, raw) or are_dates(raw):
-        as_numbers(argument, values)
-
-
 def seed_of(random_state: Any) -> int:
-    """A seed, drawn where it is not given."""
+    """Return the seed, or draw one if it is not given."""
     state = check_random_state(random_state)
     return int(random_state) if isinstance(random_state, Integral) else state.randint(2**31 - 1)

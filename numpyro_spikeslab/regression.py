@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse regression for people who have a table and a response, and no model."""
+"""Sparse regression of a response on a table, without a model written by the user."""
 
 from functools import partial
-from numbers import Real
 from typing import Any, NamedTuple
-import warnings
 
 import arviz_base
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -15,16 +13,15 @@ import xarray as xr
 import jax
 from jax import random
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 from numpyro.infer import MCMC
 from numpyro.util import is_prng_key
 
 from numpyro_spikeslab import models
-from numpyro_spikeslab.algebra.active_set import MAX_ROUNDING
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
-from numpyro_spikeslab.reporting.arviz_data import SETS, inclusion, posterior
+from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.reporting.arviz_data import SETS, inclusion, posterior, sample_stats
 from numpyro_spikeslab.reporting.credible_sets import credible_sets
 from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics
 from numpyro_spikeslab.reporting.variational import add_variational_stats, k_hat
@@ -38,25 +35,25 @@ from numpyro_spikeslab.table_checks import (
 )
 
 NUM_STEPS, TOLERANCE = 1000, 1e-3
-"""Of the fit, which is annealed for a hundred steps and soon at its end then."""
+"""Most steps of the fit, and the rise of the bound at which it stops."""
 
 OFF = 0.2
-"""Inclusion probabilities of the fit that differ by more from those of the chains are flagged."""
+"""Difference of inclusion probabilities of fit and chains above which the fit is flagged."""
 
 PROBABILITIES, SHARES = "inclusion_probabilities.w", f"{SETS}.w"
 
 
 class Scales(NamedTuple):
-    """What takes a table and a response to the units of the model and back.
+    """Means and standard deviations of the P columns and of the response.
 
-    - **used** - which columns are not constant.
-    - **x_mean**, **x_sd** - of the columns used.
+    - **used** - whether a column varies; the others have the standard deviation 1.
+    - **x_mean**, **x_sd** - of the columns.
     - **y_mean**, **y_sd** - of the response.
     """
 
-    used: np.ndarray
-    x_mean: np.ndarray
-    x_sd: np.ndarray
+    used: Bool[np.ndarray, " P"]
+    x_mean: Float[np.ndarray, " P"]
+    x_sd: Float[np.ndarray, " P"]
     y_mean: float
     y_sd: float
 
@@ -74,13 +71,12 @@ def sparse_regression(
 ) -> xr.DataTree:
     """Regress a response on the columns of a table, of which few matter.
 
-    For people who have a table and do not want to write a model. Columns and response are
-    standardised; the noise, the inclusion probability and the scale of the slab are learned
-    (:func:`numpyro_spikeslab.models.sparse_regression`). Annealed :class:`~numpyro_spikeslab.CAVI`
-    gives a first answer, from which chains of :class:`~numpyro_spikeslab.PairedGibbs` start; report
-    theirs. Where they agree with each other (``r_hat``) and the fit does not agree with them
-    (``cavi_is_off``), it has settled on one of several columns that are alike: look at the credible
-    sets.
+    Columns and response are standardised; the noise, the inclusion probability and the scale of the
+    slab are learned (:func:`numpyro_spikeslab.models.sparse_regression`). Chains of
+    :class:`~numpyro_spikeslab.PairedGibbs` start from a fit by annealed
+    :class:`~numpyro_spikeslab.CAVI`. Report the chains. If they agree with each other (``r_hat``)
+    but not with the fit (``cavi_is_off``), CAVI has picked one of several correlated columns: look
+    at the credible sets.
 
     The result is ArviZ data, which :func:`~numpyro_spikeslab.summary`,
     :func:`~numpyro_spikeslab.plot_inclusion` and ArviZ's own functions take. Weights, intercept and
@@ -90,18 +86,18 @@ def sparse_regression(
     - ``posterior``: draws of ``w`` with ``w_spike`` and ``w_slab``, dimension ``feature``, and of
       ``intercept``, ``sigma``, ``slab_scale`` and ``inclusion``;
     - ``sample_stats``: the Rao-Blackwellised inclusion probabilities of all draws;
-    - ``summary``: a row for each column, ``dt["summary"].to_dataset().to_dataframe()``, with what
-      :func:`~numpyro_spikeslab.summary` says of its weight: posterior ``mean`` and ``sd``, zeros
-      included, ``inclusion`` probability, ``ess_bulk``, ``r_hat`` and others; ``cavi``, the
+    - ``summary``: a row for each column, ``dt["summary"].to_dataset().to_dataframe()``, with the
+      columns of :func:`~numpyro_spikeslab.summary` for its weight: posterior ``mean`` and ``sd``,
+      zeros included, ``inclusion`` probability, ``ess_bulk``, ``r_hat`` and others; ``cavi``, the
       inclusion probability of the fit, and ``cavi_is_off``, whether it differs by more than 0.2;
       ``credible_set``, the number of its 95% credible set, -1 for none (see
-      :func:`~numpyro_spikeslab.credible_sets`). The attribute ``k_hat`` of the group is that of the
-      fit, above 0.7 where its draws are far from the posterior given its values of noise, slab
-      scale and inclusion probability;
+      :func:`~numpyro_spikeslab.credible_sets`). The attribute ``k_hat`` of the group is above 0.7
+      if the draws of the fit are far from the posterior given its values of noise, slab scale and
+      inclusion probability;
     - ``cavi``: ArviZ data of the fit, with a posterior and sample statistics of its own:
       ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``; the column
-      ``alternatives`` of ``nss.summary(dt["cavi"])`` names what could stand in for the columns on
-      which it has settled;
+      ``alternatives`` of ``nss.summary(dt["cavi"])`` names columns that could replace those that
+      CAVI has picked;
     - ``observed_data`` and ``constant_data``: ``y`` and ``X``;
     - ``predictions``: with ``X_new``, draws of new responses ``y``, along ``new_row``.
 
@@ -115,16 +111,14 @@ def sparse_regression(
     :param expected_size: number of columns that are expected to matter: the prior of the inclusion
         probability is Beta(1, P / expected_size - 1), where P counts columns that are not constant.
         The default is Beta(1, 9), a tenth of them.
-    :param num_warmup: steps of each chain before its draws. They only have to leave the fit.
+    :param num_warmup: steps of each chain before its draws, few since it starts at the fit.
     :param num_samples: draws of each chain.
     :param num_chains: number of chains, which run one after the other.
     :returns: an xarray DataTree with these groups.
     :raises ValueError: if ``X`` or ``y`` has another shape, fewer than three rows, or values that
-        are missing, masked, strings, categories, not finite or of extreme size, if a Series ``y``
-        has another index than the DataFrame ``X``, if all columns or the response are constant, if
-        ``X_new`` has other columns, if ``expected_size`` is not between 0 and P, if ``key``
-        is no random key, or if a number of draws or chains is none.
-        It warns where columns explain the response so well that rounding decides about the others.
+        are not finite numbers, if a Series ``y`` has another index than the DataFrame ``X``, if all
+        columns or the response are constant, if ``X_new`` has other columns, if ``expected_size``
+        is not between 0 and P, if ``key`` is no random key, or if a count is too small.
 
     **Example**
 
@@ -140,7 +134,7 @@ def sparse_regression(
         >>> nss.plot_inclusion({"chains": dt, "CAVI": dt["cavi"]})  # doctest: +SKIP
     """
     if not is_prng_key(key):
-        raise ValueError(f"key: got {key!r}, expected a random key; jax.random.key(0) makes one.")
+        raise bad("key", repr(key), "a random key", "jax.random.key(0) makes one.")
     num_warmup = checked_count("num_warmup", num_warmup, 0)
     num_samples = checked_count("num_samples", num_samples, 1)
     num_chains = checked_count("num_chains", num_chains, 1)
@@ -148,8 +142,7 @@ def sparse_regression(
     response = checked_response(y, X)
     new = None if X_new is None else checked_new(X_new, X, names)
     scales = scales_of(table, response)
-    columns, standard = (contrasts(x) for x in standardised(table, response, scales))
-    data = jnp.asarray(columns, float), jnp.asarray(standard, float)
+    data = standardised(table, response, scales)
     prior = inclusion_prior(expected_size, int(scales.used.sum()))
     key_fit, key_chains, key_rest = random.split(key, 3)
     rng = np.random.default_rng(np.asarray(random.bits(key_rest, (2,))))
@@ -157,13 +150,11 @@ def sparse_regression(
     starts = {name: x.values[:num_chains] for name, x in posterior(fitted).items() if name != "w"}
     keys = random.split(key_chains, num_chains)
     draws, probabilities = chains(keys, starts, data, prior, num_warmup, num_samples)
-    warn_of_rounding(draws, len(table))
-    tree = labelled(in_units(draws, scales, len(table), rng), probabilities, names, scales)
-    cavi = fit_in_units(fitted, names, scales, len(table), rng)
-    tree["cavi"] = cavi
-    # labels of several levels have no place in a file
+    stats = {PROBABILITIES: np.asarray(probabilities, float)}
+    tree = in_units(draws, stats, names, scales, len(table), rng)
+    tree["cavi"] = cavi = fit_in_units(fitted, names, scales, len(table), rng)
+    # labels of several levels cannot be saved, and xarray takes an index name for a dimension
     is_flat = isinstance(X, pd.DataFrame) and X.index.nlevels == 1
-    # xarray takes a name of the index for another dimension
     rows = {"row": X.index.rename(None)} if is_flat else {}
     tree["constant_data"] = xr.Dataset(
         {"X": (("row", "feature"), table)}, {"feature": names, **rows}
@@ -176,48 +167,40 @@ def sparse_regression(
 
 
 def inclusion_prior(expected_size: float | None, size: int) -> tuple[float, float]:
-    """Concentrations of the Beta prior of the inclusion probability."""
+    """Return the concentrations of the Beta prior of the inclusion probability."""
     if expected_size is None:
         return 1.0, 9.0
-    is_number = isinstance(expected_size, Real | np.ndarray | jax.Array) and (
-        np.ndim(expected_size) == 0 and not isinstance(expected_size, bool | np.bool_)
-    )
-    if not is_number or not 0 < expected_size < size:
-        raise ValueError(
-            f"expected_size: got {expected_size!r}, expected a number between 0 and {size}, that "
-            "of the columns that are not constant; leave it out for a tenth of them."
-        )
+    if not 0 < expected_size < size:
+        expected = f"a number between 0 and {size}, the columns that are not constant"
+        raise bad("expected_size", repr(expected_size), expected)
     return 1.0, size / expected_size - 1.0
 
 
-# Units
-
-
 def scales_of(table: np.ndarray, response: np.ndarray) -> Scales:
-    """Means and standard deviations, after a check that some column is not constant."""
+    """Compute means and standard deviations, after a check that some column varies."""
     mean, sd = table.mean(axis=0), table.std(axis=0)
     used = sd > ROUNDING * abs(table).max(axis=0)
     if not used.any():
-        raise ValueError(
-            f"X: got {table.shape[1]} constant columns, expected one or more whose values differ; "
-            "check what the table was made of."
-        )
-    return Scales(used, mean[used], sd[used], float(response.mean()), float(response.std()))
+        raise bad("X", f"{table.shape[1]} constant columns", "one or more that vary")
+    sd = np.where(used, sd, 1.0)
+    return Scales(used, mean, sd, float(response.mean()), float(response.std()))
 
 
 def standardised(
     table: np.ndarray, response: np.ndarray, scales: Scales
-) -> tuple[np.ndarray, np.ndarray]:
-    """Columns and response of mean 0 and variance 1."""
-    columns = (table[:, scales.used] - scales.x_mean) / scales.x_sd
-    return columns, (response - scales.y_mean) / scales.y_sd
+) -> tuple[Float[Array, "N-1 P"], Float[Array, " N-1"]]:
+    """Return contrasts of columns and response of variance 1, constant columns as zeros."""
+    columns = np.where(scales.used, (table - scales.x_mean) / scales.x_sd, 0.0)
+    standard = (response - scales.y_mean) / scales.y_sd
+    return jnp.asarray(contrasts(columns), float), jnp.asarray(contrasts(standard), float)
 
 
 def contrasts(values: Float[np.ndarray, "N *P"]) -> Float[np.ndarray, "N-1 *P"]:
-    """Each row but the first less the mean of those above it, scaled to keep lengths (Helmert).
+    """Compute Helmert contrasts: each row but the first less the mean of those above it, scaled.
 
-    What data say with an intercept of flat prior integrated out; N centred rows would count once
-    too often, and let the noise vanish where as many columns are included.
+    Their likelihood is that of the rows with an intercept of flat prior integrated out. N centred
+    rows would count one observation too many, and let the noise vanish once N - 1 columns are
+    included.
     """
     count = np.arange(1.0, len(values)).reshape(-1, *[1] * (values.ndim - 1))
     above = np.cumsum(values, axis=0)[:-1] / count
@@ -225,42 +208,42 @@ def contrasts(values: Float[np.ndarray, "N *P"]) -> Float[np.ndarray, "N-1 *P"]:
 
 
 def in_units(
-    draws: dict[str, Any], scales: Scales, num_rows: int, rng: np.random.Generator
-) -> dict[str, Any]:
-    """Draws in the units of the table and the response, with an intercept."""
-    found = {name: np.asarray(x, float) for name, x in draws.items()}
+    draws: dict[str, Any],
+    stats: dict[str, Any],
+    names: list,
+    scales: Scales,
+    num_rows: int,
+    rng: np.random.Generator,
+) -> xr.DataTree:
+    """Return ArviZ data in the units of the table and the response, with an intercept.
+
+    Weights of constant columns are 0.
+    """
+    draws = {name: np.asarray(x, float) for name, x in draws.items()}
     for name in ("w", "w_slab"):
-        found[name] = found[name] * (scales.y_sd / scales.x_sd)
-    found["sigma"] = found["sigma"] * scales.y_sd
-    # the mean of the response is independent of the contrasts, which the model is of
-    centre = scales.y_mean + found["sigma"] / num_rows**0.5 * rng.normal(size=found["sigma"].shape)
-    found["intercept"] = centre - found["w"] @ scales.x_mean
-    for name in ("w", "w_slab", "w_spike"):
-        found[name] = with_constant(found[name], scales)
-    found["w_spike"] = found["w_spike"].astype(int)
-    return found
-
-
-def with_constant(values: np.ndarray, scales: Scales) -> np.ndarray:
-    """The same with zeros for constant columns, along the last axis."""
-    every = np.zeros((*values.shape[:-1], len(scales.used)))
-    every[..., scales.used] = values
-    return every
-
-
-# The two answers
+        draws[name] = draws[name] * (scales.used * scales.y_sd / scales.x_sd)
+    draws["sigma"] = sigma = draws["sigma"] * scales.y_sd
+    # the mean of the response is independent of its contrasts
+    centre = scales.y_mean + sigma / num_rows**0.5 * rng.normal(size=sigma.shape)
+    draws["intercept"] = centre - draws["w"] @ scales.x_mean
+    draws["w_spike"] = draws["w_spike"].astype(int) * scales.used
+    stats = stats | {PROBABILITIES: stats[PROBABILITIES] * scales.used}
+    one_per_column = ("w", "w_spike", "w_slab", PROBABILITIES)
+    return arviz_base.from_dict(
+        {"posterior": draws, "sample_stats": stats},
+        dims={name: ["feature"] for name in one_per_column},
+        coords={"feature": names},
+        sample_dims=["chain", "draw"] if sigma.ndim == 2 else ["sample"],
+    )
 
 
 def fit(
     key: Array, data: tuple[Array, Array], prior: tuple[float, float], num_chains: int
 ) -> xr.DataTree:
-    """Draws of a fit by CAVI, a thousand or as many as there are chains to start."""
+    """Return draws of a fit by CAVI, a thousand or as many as there are chains to start."""
     model = models.sparse_regression(inclusion=prior)
     svi = CAVI(model, PairedGuide(model))
-    with warnings.catch_warnings():
-        # that a response has no noise is told from the chains
-        warnings.filterwarnings("ignore", "CAVI.run: noise of")
-        result = svi.run(key, NUM_STEPS, *data, tol=TOLERANCE, progress_bar=False)
+    result = svi.run(key, NUM_STEPS, *data, tol=TOLERANCE, progress_bar=False)
     draws = arviz_base.from_numpyro_svi(
         svi, svi_result=result, model_args=data, num_samples=max(1000, num_chains)
     )
@@ -272,14 +255,13 @@ def chains(
     keys: Array,
     starts: dict[str, Any],
     data: tuple[Array, Array],
-    prior: tuple[ArrayLike, ArrayLike],
+    prior: tuple[Any, Any],
     num_warmup: int,
     num_samples: int,
 ) -> tuple[dict[str, Any], Any]:
-    """Draws of each chain, and their inclusion probabilities.
+    """Draw each chain with its inclusion probabilities, in one compiled function.
 
-    In one compiled function: chain by chain, MCMC would compile its parts one by one, which takes
-    longer than all draws.
+    MCMC by itself compiles its parts one by one, which takes longer than all draws.
     """
     model = models.sparse_regression(inclusion=prior)
 
@@ -293,70 +275,33 @@ def chains(
     return jax.lax.map(chain, (keys, starts))
 
 
-def warn_of_rounding(draws: dict[str, Any], num_rows: int) -> None:
-    """Where there is so little noise that rounding would decide which columns explain the rest."""
-    noise = float(np.median(draws["sigma"]))
-    ratio = num_rows * np.median(draws["slab_scale"]) ** 2 / noise**2
-    if ratio * np.finfo(draws["sigma"].dtype).eps > MAX_ROUNDING:
-        warnings.warn(
-            f"sparse_regression: the columns explain all but {noise**2:.0e} of the variance of y, "
-            f"more than {draws['sigma'].dtype} can tell; inclusion probabilities of others mean "
-            "nothing. Call numpyro.enable_x64() first, or leave out what determines y.",
-            stacklevel=3,
-        )
-
-
-# ArviZ data
-
-
-def labelled(
-    draws: dict[str, Any], probabilities: Any, names: list, scales: Scales, **stats: Any
-) -> xr.DataTree:
-    """ArviZ data whose weights have the names of the columns."""
-    stats = stats | {PROBABILITIES: with_constant(np.asarray(probabilities, float), scales)}
-    one_per_column = ("w", "w_spike", "w_slab", PROBABILITIES)
-    return arviz_base.from_dict(
-        {"posterior": draws, "sample_stats": stats},
-        dims={name: ["feature"] for name in one_per_column},
-        coords={"feature": names},
-        sample_dims=["chain", "draw"] if draws["sigma"].ndim == 2 else ["sample"],
-    )
-
-
 def fit_in_units(
-    fitted: xr.DataTree,
-    names: list,
-    scales: Scales,
-    num_rows: int,
-    rng: np.random.Generator,
+    fitted: xr.DataTree, names: list, scales: Scales, num_rows: int, rng: np.random.Generator
 ) -> xr.DataTree:
-    """The same of a fit, with what it says of itself."""
+    """Return the draws of a fit in units, with its statistics and credible sets."""
     draws = {str(name): x.values for name, x in posterior(fitted).items()}
-    sample_stats = fitted["sample_stats"].to_dataset()
-    stats = {str(name): x.values for name, x in sample_stats.items()}
-    probabilities, shares = stats.pop(PROBABILITIES), stats.pop(SHARES)
-    tree = labelled(in_units(draws, scales, num_rows, rng), probabilities, names, scales, **stats)
-    every = np.full((len(shares), len(names)), np.nan)
-    every[:, scales.used] = shares
-    tree["sample_stats"][SHARES] = xr.DataArray(every, dims=["set", "feature"])
-    tree["sample_stats"].attrs.update(sample_stats.attrs)
+    stats = {name: x.values for name, x in sample_stats(fitted).items()}
+    shares = stats.pop(SHARES)
+    tree = in_units(draws, stats, names, scales, num_rows, rng)
+    tree["sample_stats"][SHARES] = xr.DataArray(shares, dims=["set", "feature"])
+    tree["sample_stats"].attrs.update(fitted["sample_stats"].attrs)
     return tree
 
 
 def summarised(tree: xr.DataTree, cavi: xr.DataTree, table: np.ndarray) -> xr.Dataset:
-    """A row for each column: its weight, its inclusion by chains and fit, its credible set."""
+    """Make a row for each column: its weight, its inclusion by chains and fit, its credible set."""
     parts = [statistics(posterior(tree)[["w"]])["w"], inclusion_statistics(tree, "w")]
-    found = xr.concat(parts, dim="summary").to_dataset("summary")
-    found["cavi"] = inclusion(cavi, "w")
-    found["cavi_is_off"] = abs(found["cavi"] - found["inclusion"]) > OFF
-    found["credible_set"] = xr.full_like(found["inclusion"], -1, dtype=int)
+    rows = xr.concat(parts, dim="summary").to_dataset("summary")
+    rows["cavi"] = inclusion(cavi, "w")
+    rows["cavi_is_off"] = abs(rows["cavi"] - rows["inclusion"]) > OFF
+    rows["credible_set"] = xr.full_like(rows["inclusion"], -1, dtype=int)
     for number, members in credible_sets(tree, "w", table)["members"].items():
-        found["credible_set"].loc[{"feature": list(members)}] = number
-    return found.assign_attrs(k_hat=k_hat(cavi))
+        rows["credible_set"].loc[{"feature": list(members)}] = number
+    return rows.assign_attrs(k_hat=k_hat(cavi))
 
 
 def predicted(draws: xr.Dataset, table: np.ndarray, rng: np.random.Generator) -> xr.Dataset:
-    """Draws of responses at new rows."""
+    """Draw responses at new rows."""
     rows = xr.DataArray(table, dims=["new_row", "feature"], coords={"feature": draws["feature"]})
     mean = draws["intercept"] + xr.dot(draws["w"], rows, dim="feature")
     noise = draws["sigma"] * mean.copy(data=rng.normal(size=mean.shape))

@@ -12,7 +12,6 @@ from scipy import stats
 from scipy.special import betaln, logsumexp
 
 from jax import random
-import jax.numpy as jnp
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab import regression
@@ -85,39 +84,26 @@ def test_chains_agree_with_quadrature(found):
 def test_a_constant_column_has_the_weight_zero(found):
     row = found["summary"].to_dataset().sel(feature="batch")
     assert row["mean"] == row["sd"] == row["inclusion"] == row["cavi"] == 0
-    assert (found["posterior"]["w"].sel(feature="batch") == 0).all()
-
-
-@pytest.mark.exhaustive
-def test_alternatives_of_the_fit_have_the_names_of_the_columns():
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(40, 1)) * [1.0, 0.0, -10.0] + 3.0
-    y = X[:, 0] + 0.5 * rng.normal(size=40)
-    scales = regression.scales_of(X, y)
-    data = [regression.contrasts(x) for x in regression.standardised(X, y, scales)]
-    fitted = regression.fit(KEY, tuple(map(jnp.asarray, data)), (1.0, 9.0), 1)
-    table = nss.summary(regression.fit_in_units(fitted, list("abc"), scales, 40, rng), "w")
-    assert table["alternatives"].to_dict() == {"w[a]": "w[c]", "w[b]": "", "w[c]": "w[a]"}
+    for data in (found, found["cavi"]):
+        draws = data["posterior"].sel(feature="batch")
+        assert not draws["w"].any() and not draws["w_spike"].any()
+    assert row["credible_set"] == -1
 
 
 def test_names_groups_and_diagnostics(found):
     summary = found["summary"].to_dataset()
     frame = summary.to_dataframe()
-    assert list(frame.index) == NAMES and found["posterior"]["w"].dims == (
-        "chain",
-        "draw",
-        "feature",
-    )
     draws = reading.posterior(found)
+    assert list(frame.index) == NAMES and draws["w"].dims == ("chain", "draw", "feature")
     np.testing.assert_allclose(frame["mean"], draws["w"].mean(["chain", "draw"]))
     assert (draws["w"] == draws["w_spike"] * draws["w_slab"]).all()
     assert frame["r_hat"].max() < 1.01 and frame["ess_bulk"].min() > 400
     assert (arviz_stats.rhat(draws[["sigma", "slab_scale", "inclusion"]]) < 1.02).all()
-    off = abs(frame["cavi"] - frame["inclusion"]) > 0.2
-    assert (frame["cavi_is_off"] == off).all()
-    assert np.isfinite(summary.attrs["k_hat"])
+    # given the slabs of all weights, NUTS would move it ten times as slowly
+    assert arviz_stats.ess(draws[["slab_scale"]])["slab_scale"] > 1000
+    assert (frame["cavi_is_off"] == (abs(frame["cavi"] - frame["inclusion"]) > 0.2)).all()
     both = nss.compare({"chains": found, "CAVI": found["cavi"]}, ["w", "sigma"], "chains")
-    assert both.loc["CAVI", "k_hat"] == summary.attrs["k_hat"]
+    assert both.loc["CAVI", "k_hat"] == summary.attrs["k_hat"] > 0
     assert list(found["constant_data"]["X"]["feature"].values) == NAMES
     np.testing.assert_array_equal(found["observed_data"]["y"], table()[1])
 
@@ -125,26 +111,16 @@ def test_names_groups_and_diagnostics(found):
 def test_intercept_noise_and_predictions_are_in_the_units_of_the_response(found):
     X, y = table()
     draws = reading.posterior(found)
-    rows = X.to_numpy()[:4]
-    fit = draws["intercept"].values[..., None] + draws["w"].values @ rows.T
+    fit = draws["intercept"].values[..., None] + draws["w"].values @ X.to_numpy().T
     new = found["predictions"]["y"]
     assert new.dims == ("chain", "draw", "new_row") and new.shape == (4, 2000, 4)
     sigma = draws["sigma"].values
-    ratio = (new.values - fit) / sigma[..., None]
+    ratio = (new.values - fit[..., :4]) / sigma[..., None]
     assert abs(ratio.mean()) < 5 / ratio.size**0.5 and abs(ratio.std() - 1) < 0.02
     assert 10 < sigma.mean() < 30
-    centre = (draws["intercept"].values[..., None] + draws["w"].values @ X.to_numpy().T).mean(-1)
+    centre = fit.mean(-1)
     assert centre.mean() == pytest.approx(y.mean(), abs=1.0)
-    spread = np.sqrt((sigma**2).mean() / len(y))
-    assert centre.std() == pytest.approx(spread, rel=0.05)
-
-
-@pytest.mark.exhaustive
-def test_noise_does_not_vanish_where_columns_are_many(found):
-    """Four rows, six columns: as many degrees of freedom as an intercept leaves, and no more."""
-    rng = np.random.default_rng(0)
-    tree = nss.sparse_regression(KEY, rng.normal(size=(4, 6)), rng.normal(size=4), num_samples=4000)
-    assert float(tree["posterior"]["sigma"].min()) > 1e-4
+    assert centre.std() == pytest.approx(np.sqrt((sigma**2).mean() / len(y)), rel=0.05)
 
 
 def test_contrasts_are_an_orthonormal_basis_without_the_mean():
@@ -153,12 +129,30 @@ def test_contrasts_are_an_orthonormal_basis_without_the_mean():
     np.testing.assert_allclose(basis.sum(axis=1), 0.0, atol=1e-12)
 
 
+@pytest.mark.exhaustive
+def test_noise_does_not_vanish_if_columns_are_many():
+    """Four rows, six columns: an intercept leaves three degrees of freedom."""
+    rng = np.random.default_rng(0)
+    tree = nss.sparse_regression(KEY, rng.normal(size=(4, 6)), rng.normal(size=4), num_samples=4000)
+    assert float(tree["posterior"]["sigma"].min()) > 1e-4
+
+
+@pytest.mark.exhaustive
+def test_alternatives_of_the_fit_have_the_names_of_the_columns():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 1)) * [1.0, 0.0, -10.0] + 3.0
+    y = X[:, 0] + 0.5 * rng.normal(size=40)
+    tree = nss.sparse_regression(KEY, pd.DataFrame(X, columns=list("abc")), y, **FEW)
+    alternatives = nss.summary(tree["cavi"], "w")["alternatives"]
+    assert alternatives.to_dict() == {"w[a]": "w[c]", "w[b]": "", "w[c]": "w[a]"}
+
+
 # one shape and one number of draws, which are compiled once
 FEW = dict(num_warmup=20, num_samples=50, num_chains=2)
 
 
 @pytest.mark.exhaustive
-def test_other_units_are_another_name_for_the_same():
+def test_other_units_do_not_matter():
     X, y = table()
     first = nss.sparse_regression(KEY, X.to_numpy(), y, **FEW)
     again = nss.sparse_regression(KEY, X.to_numpy() * 1024.0, 0.5 * y, **FEW)
@@ -168,7 +162,7 @@ def test_other_units_are_another_name_for_the_same():
 
 
 @pytest.mark.slow
-def test_the_estimator_hands_on_what_the_function_finds():
+def test_the_estimator_is_the_function():
     pytest.importorskip("sklearn")
     X, y = table()
     model = nss.SparseRegression(random_state=0, **FEW)
@@ -181,6 +175,16 @@ def test_the_estimator_hands_on_what_the_function_finds():
     np.testing.assert_allclose(mean, model.predict(X))
     np.testing.assert_allclose(mean, X.to_numpy() @ model.coef_ + model.intercept_)
     assert 0.6 < np.std((y - mean) / sd) < 1.4 and model.score(X, y) > 0.1
+    with pytest.raises(ValueError, match=r"X: got .* masked values"):
+        model.predict(np.ma.masked_less(X.to_numpy(), 0.0))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("unchecked_types")  # some checks pass anything, to see it kept
+def test_all_checks_of_scikit_learn():
+    checks = pytest.importorskip("sklearn.utils.estimator_checks")
+    model = nss.SparseRegression(num_warmup=20, num_samples=30, num_chains=1, random_state=0)
+    assert len(checks.check_estimator(model, on_skip=None)) > 40
 
 
 def test_without_scikit_learn_the_estimator_says_what_it_needs():
@@ -194,76 +198,15 @@ def test_without_scikit_learn_the_estimator_says_what_it_needs():
     assert "pip install -U scikit-learn" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        (pd.MultiIndex.from_product([["a"], [1, 2, 3]]), "all strings or all numbers"),
-        ([0, "a", "b"], "all strings or all numbers"),
-    ],
-)
-def test_names_that_cannot_label_are_refused(columns, message):
-    X = pd.DataFrame(np.random.default_rng(0).normal(size=(5, 3)), columns=columns)
-    with pytest.raises(ValueError, match=message):
-        nss.sparse_regression(KEY, X, np.arange(5.0))
-
-
-@pytest.mark.slow
-def test_a_response_without_noise_is_not_passed_over():
-    X, _ = table()
-    with pytest.warns(UserWarning, match="explain all but .* float32 can tell"):
-        nss.sparse_regression(KEY, X, 2.0 + X["age"] - 300.0 * X["weight"], **FEW)
-
-
-def test_dates_are_refused():
-    dates = pd.DataFrame({"day": pd.date_range("2020-01-01", periods=5)})
-    with pytest.raises(ValueError, match="X: got dates"):
-        nss.sparse_regression(KEY, dates, np.arange(5.0))
-
-
-@pytest.mark.parametrize(
-    "column", [pd.date_range("2020-01-01", periods=30), pd.timedelta_range("1D", periods=30)]
-)
-def test_dates_beside_other_columns_are_no_categories(column):
-    with pytest.raises(ValueError, match=r"X: got dates.* in which unit"):
-        nss.sparse_regression(KEY, X.assign(day=column), Y)
-
-
-def test_what_is_missing_in_nullable_columns_is_counted_as_missing():
-    flag = pd.array([True, None, False] * 10, dtype="boolean")
-    with pytest.raises(ValueError, match=r"X: got 10 values that are NaN"):
-        nss.sparse_regression(KEY, X.assign(flag=flag), Y)
-
-
-def test_a_response_that_varies_by_rounding_alone_is_constant():
-    y = np.where(X["age"] > X["age"].mean(), 0.1 + 0.2, 0.3)
-    assert len(set(y)) == 2
-    with pytest.raises(ValueError, match=r"y: got 0.3.* in every row, but for rounding"):
-        nss.sparse_regression(KEY, X, y)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("unchecked_types")  # some checks pass anything, to see it kept
-def test_all_checks_of_scikit_learn():
-    checks = pytest.importorskip("sklearn.utils.estimator_checks")
-    model = nss.SparseRegression(num_warmup=20, num_samples=30, num_chains=1, random_state=0)
-    found = checks.check_estimator(model, on_skip=None)
-    assert len(found) > 40
-
-
-def test_the_scale_of_the_slab_moves(found):
-    """Given the slabs of all weights NUTS would have moved it ten times as slowly."""
-    assert arviz_stats.ess(reading.posterior(found)[["slab_scale"]])["slab_scale"] > 1000
-
-
 @pytest.mark.exhaustive
 def test_more_columns_than_rows():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(30, 60))
     y = 3.0 * X[:, 7] + rng.normal(size=30)
-    found = nss.sparse_regression(KEY, X, y, expected_size=2.0)
-    inclusion = found["summary"]["inclusion"].values
+    summary = nss.sparse_regression(KEY, X, y, expected_size=2.0)["summary"]
+    inclusion = summary["inclusion"].values
     assert inclusion.argmax() == 7 and inclusion[7] > 0.99 and np.delete(inclusion, 7).max() < 0.5
-    assert found["summary"]["credible_set"].values[7] == 0
+    assert summary["credible_set"].values[7] == 0
 
 
 @pytest.mark.exhaustive
@@ -279,76 +222,20 @@ def test_a_fit_that_is_off_is_flagged():
     assert summary["r_hat"].max() < 1.05
 
 
-def diabetes():
-    """With squares and interactions, 442 x 64, in names."""
+@pytest.mark.exhaustive
+def test_diabetes_with_interactions_against_a_long_run():
     X, y = pytest.importorskip("sklearn.datasets").load_diabetes(return_X_y=True, as_frame=True)
     columns = dict(X.items())
     for i, first in enumerate(X.columns):
         for second in X.columns[i:]:
             if not first == second == "sex":
                 columns[f"{first}*{second}"] = X[first] * X[second]
-    return pd.DataFrame(columns), y
-
-
-@pytest.mark.exhaustive
-def test_diabetes_against_a_long_run():
-    X, y = diabetes()
+    X = pd.DataFrame(columns)
     assert X.shape == (442, 64)
     once = nss.sparse_regression(KEY, X, y)["summary"].to_dataset()
     assert once["r_hat"].max() < 1.02 and once["ess_bulk"].min() > 400
     long = nss.sparse_regression(random.key(1), X, y, num_samples=30_000)["summary"]
     assert abs(once["inclusion"] - long["inclusion"]).max() < 0.03
-
-
-X, Y = table()
-
-
-@pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(
-    ("X", "y", "options", "message"),
-    [
-        (X.iloc[:2], Y[:2], {}, r"X: got the shape \(2, 5\), expected \(N, P\), at least three"),
-        (X["age"], Y, {}, r"X: got the shape \(30,\)"),
-        (X.replace({"batch": {3.0: np.nan}}), Y, {}, "X: got 30 values that are NaN"),
-        (X.assign(dose="high"), Y, {}, "X: got values that are not numbers"),
-        (X.assign(dose="12"), Y, {}, r"X: got values that are not numbers .*get_dummies"),
-        (X.assign(dose=pd.Categorical([3, 4] * 15)), Y, {}, "X: got values that are not numbers"),
-        (X.astype("category"), Y, {}, "X: got values that are not numbers .categories"),
-        (X, pd.Categorical([3, 4] * 15), {}, "y: got values that are not numbers"),
-        (np.ma.masked_less(X.to_numpy(), 0.0), Y, {}, "X: got .* masked values"),
-        (X, np.ma.masked_less(Y, 90.0), {}, "y: got .* masked values"),
-        ([np.ma.masked_less(x, 0.0) for x in X.to_numpy()], Y, {}, "X: got .* masked values"),
-        (X * [1, 1e-150, 1, 1, 1], Y, {}, "X: got values beyond .* in another unit"),
-        (X, 1e150 * Y, {}, "y: got values beyond .* in another unit"),
-        (X, pd.Series(Y)[::-1], {}, r"y: got another index .* y\.loc\[X\.index\]"),
-        (X.set_axis([*NAMES[:4], "age"], axis=1), Y, {}, "X: got the columns .*names that differ"),
-        (X[["batch"]], Y, {}, "X: got 1 constant columns"),
-        (X, Y[:-1], {}, r"y: got the shape \(29,\), expected \(30,\)"),
-        (X, np.where(Y > 90, Y, np.inf), {}, "y: got .* values that are NaN or infinity"),
-        (X, np.ones(30), {}, "y: got 1.0 in every row"),
-        (X, Y, {"X_new": X.to_numpy()[:, :3]}, r"X_new: got the shape \(30, 3\), expected \(S, 5"),
-        (X, Y, {"X_new": X[NAMES[::-1]]}, r"X_new: got the columns \['lot'"),
-        (X, Y, {"expected_size": "2"}, "expected_size: got '2', expected a number between 0"),
-        (
-            X,
-            Y,
-            {"expected_size": np.ones(2)},
-            r"expected_size: got array\(\[1., 1.\]\), expected a",
-        ),
-        (X, Y, {"expected_size": True}, "expected_size: got True, expected a number between 0"),
-        (X.set_axis([False, True, 2, 3, 4], axis=1), Y, {}, "X: got the columns .*map.str"),
-        (X, pd.DataFrame({"y": Y})[::-1]["y"].to_frame(), {}, "y: got the shape"),
-        (X, Y, {"expected_size": 4}, "expected_size: got 4, expected a number between 0 and 4"),
-        (X, Y, {"num_chains": 0}, "num_chains: got 0, expected a whole number, at least 1"),
-        (X, Y, {"num_chains": 2.0}, "num_chains: got 2.0, expected a whole number"),
-        (X, Y, {"num_warmup": -1}, "num_warmup: got -1, expected a whole number, at least 0"),
-        (X, Y, {"key": 0}, "key: got 0, expected a random key"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked_types")
-def test_errors(X, y, options, message):
-    with pytest.raises(ValueError, match=message):
-        nss.sparse_regression(**{"key": KEY, "X": X, "y": y} | options)
 
 
 @pytest.mark.exhaustive
@@ -364,64 +251,67 @@ def test_another_expected_size_compiles_no_chains_anew():
     assert sizes[0] < sizes[1] - 0.1
 
 
-class OtherFrame:
-    """A table of another library than pandas."""
-
-    columns = NAMES
-
-    def __array__(self, dtype=None, copy=None):
-        return X.to_numpy()
-
-
-@pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(("table", "new"), [(OtherFrame(), None), (X, OtherFrame())])
-def test_tables_of_other_libraries_are_not_read_by_position(table, new):
-    with pytest.raises(ValueError, match=r"got a .* DataFrame, .*to_pandas"):
-        nss.sparse_regression(KEY, table, Y, X_new=new)
-
-
-@pytest.mark.parametrize(
-    ("X", "y", "message"),
-    [
-        (np.ma.masked_less(X.to_numpy(), 0.0), Y, "X: got .* masked values"),
-        (X, np.ma.masked_less(Y, 90.0), "y: got .* masked values"),
-        (X.assign(dose=pd.Categorical(["3", "4"] * 15)), Y, "X: got values that are not numbers"),
-        (X.assign(day=pd.date_range("2020-01-01", periods=30)), Y, "X: got dates"),
-        (X, pd.Series(Y)[::-1], r"y: got another index .* y\.loc\[X\.index\]"),
-        (X, pd.DataFrame({"y": Y})[::-1], r"y: got another index .* y\.loc\[X\.index\]"),
-        (X.to_numpy().astype(str), Y, "X: got values that are not numbers"),
-        (X.to_numpy().astype(str).tolist(), Y, "X: got values that are not numbers"),
-        (np.arange("2020-01-01", "2020-01-31", dtype="M8[D]")[:, None], Y, "X: got dates"),
-        ([np.ma.masked_less(x, 0.0) for x in X.to_numpy()], Y, "X: got .* masked values"),
-        (X, pd.Categorical(["3", "4"] * 15), "y: got values that are not numbers"),
-    ],
-)
-def test_the_estimator_refuses_what_the_function_refuses(X, y, message):
-    pytest.importorskip("sklearn")
-    with pytest.raises(ValueError, match=message):
-        nss.SparseRegression(random_state=0).fit(X, y)
-
-
-def test_predictions_are_refused_of_what_the_fit_refuses():
-    pytest.importorskip("sklearn")
-    estimator = nss.SparseRegression(num_warmup=5, num_samples=20, num_chains=1, random_state=0)
-    estimator.fit(X, Y)
-    with pytest.raises(ValueError, match="X: got values that are not numbers"):
-        estimator.predict(X.assign(dose=pd.Categorical(["3", "4"] * 15)))
-    estimator.fit(X.to_numpy(), Y)
-    with pytest.raises(ValueError, match=r"X: got .* masked values"):
-        estimator.predict(np.ma.masked_less(X.to_numpy(), 0.0))
-    with pytest.raises(ValueError, match="X: got values that are not numbers"):
-        estimator.predict(X.to_numpy().astype(str))
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["id", "feature", "row"])
 def test_rows_keep_their_labels_whatever_the_index_is_called(name):
     labels = pd.Index(np.arange(30)[::-1] + 1, name=name)
-    tree = nss.sparse_regression(
-        KEY, X.set_axis(labels), Y, num_warmup=5, num_samples=20, num_chains=1
-    )
-    known = tree["constant_data"].to_dataset()
-    assert set(known.sizes) == {"row", "feature"} == {*known.coords}
-    np.testing.assert_array_equal(known["X"].sel(row=1), X.iloc[-1])
+    tree = nss.sparse_regression(KEY, X.set_axis(labels), Y, **FEW)
+    constant = tree["constant_data"].to_dataset()
+    assert set(constant.sizes) == {"row", "feature"} == {*constant.coords}
+    np.testing.assert_array_equal(constant["X"].sel(row=1), X.iloc[-1])
     assert tree["observed_data"]["y"].sel(row=30) == Y[0]
+
+
+X, Y = table()
+DAYS = pd.date_range("2020-01-01", periods=30)
+MASKED = np.ma.masked_less(X.to_numpy(), 0.0)
+CASES = {
+    "two rows": (
+        X.iloc[:2],
+        Y[:2],
+        {},
+        r"X: got the shape \(2, 5\), expected \(N, P\), at le",
+    ),
+    "one column": (X["age"], Y, {}, r"X: got the shape \(30,\)"),
+    "NaN": (X.replace({"batch": {3.0: np.nan}}), Y, {}, "X: got 30 values that are NaN"),
+    "strings": (X.assign(dose="high"), Y, {}, "X: got values that are not numbers .*get_dummies"),
+    "missing": (X.assign(dose=pd.array([1, None] * 15)), Y, {}, "X: got values that are not"),
+    "masked": (MASKED, Y, {}, "X: got .* masked values"),
+    "masked response": (X, np.ma.masked_less(Y, 90.0), {}, "y: got .* masked values"),
+    "dates": (pd.DataFrame({"day": DAYS}), Y, {}, "X: got dates, .* Choose a unit"),
+    "a date": (X.assign(day=DAYS), Y, {}, "X: got dates"),
+    "times": (X.assign(day=DAYS - DAYS[0]), Y, {}, "X: got dates"),
+    "other rows": (X, pd.Series(Y)[::-1], {}, r"y: got another index .* y\.loc\[X\.index\]"),
+    "names twice": (X.set_axis([*NAMES[:4], "age"], axis=1), Y, {}, "X: .*names that differ"),
+    "booleans": (X.set_axis([False, True, 2, 3, 4], axis=1), Y, {}, "X: got the columns .*map.str"),
+    "levels": (X.set_axis([("a", i) for i in range(5)], axis=1), Y, {}, "all strings or all num"),
+    "kinds": (X.set_axis([0, "a", "b", "c", "d"], axis=1), Y, {}, "all strings or all numbers"),
+    "constant": (X[["batch"]], Y, {}, "X: got 1 constant columns"),
+    "a row less": (X, Y[:-1], {}, r"y: got the shape \(29,\), expected \(30,\)"),
+    "infinity": (X, np.where(Y > 90, Y, np.inf), {}, "y: got .* values that are NaN or infinity"),
+    "two responses": (X, pd.DataFrame({"y": Y}), {}, "y: got the shape"),
+    "constant response": (X, np.where(Y > 90, 0.1 + 0.2, 0.3), {}, "y: got 0.3.* in every row"),
+    "columns less": (X, Y, {"X_new": X.to_numpy()[:, :3]}, r"X_new: got the shape \(30, 3\)"),
+    "other order": (X, Y, {"X_new": X[NAMES[::-1]]}, r"X_new: got the columns \['lot'"),
+    "expected size": (X, Y, {"expected_size": 4}, "expected_size: got 4, expected a number betw"),
+    "no chain": (X, Y, {"num_chains": 0}, "num_chains: got 0, expected a whole number, at least 1"),
+    "half chains": (X, Y, {"num_chains": 2.0}, "num_chains: got 2.0, expected a whole number"),
+    "warmup": (X, Y, {"num_warmup": -1}, "num_warmup: got -1, expected a whole number"),
+    "key": (X, Y, {"key": 0}, "key: got 0, expected a random key"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("unchecked_types")
+def test_messages_name_argument_and_remedy(case):
+    X, y, options, message = CASES[case]
+    with pytest.raises(ValueError, match=message):
+        nss.sparse_regression(**{"key": KEY, "X": X, "y": y} | options)
+
+
+@pytest.mark.parametrize("case", ["masked", "masked response", "dates", "a date", "other rows"])
+def test_the_estimator_refuses_what_scikit_learn_would_ignore(case):
+    pytest.importorskip("sklearn")
+    X, y, _, message = CASES[case]
+    with pytest.raises(ValueError, match=message):
+        nss.SparseRegression(random_state=0).fit(X, y)
