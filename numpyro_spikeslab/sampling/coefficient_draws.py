@@ -10,7 +10,6 @@ from jax import random
 from jax.lax import optimization_barrier
 import jax.numpy as jnp
 
-from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.coefficient_rows import task_coefficients, without_coefficients
 from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.reader import Reading
@@ -28,21 +27,16 @@ def drawable(reading: Reading, values: Collection[str]) -> frozenset[str]:
     return frozenset([*reading.form.coefficients, *reading.indices]) - means
 
 
-def draw_beside(
-    key: Array, reading: Reading, values: dict[str, Any], z: dict[str, Any]
-) -> dict[str, Any]:
+def draw_beside(key: Array, now: Current) -> dict[str, Any]:
     """Draw all of a kernel's own sites but the spikes and the included slabs, given these.
 
-    :param values: of the sites that other blocks hold.
-    :param z: of the kernel's own.
-    :return: new values of those of ``z`` that change. Excluded slabs have their prior, so slab
-        scales are drawn without them and they after these.
+    :param now: the model at its weights.
+    :return: new values of those sites that change. Excluded slabs have their prior, so slab scales
+        are drawn without them and they after these.
     """
-    form = reading.form
-    if not z.keys() & drawable(reading, values):
+    form = now.reading.form
+    if not now.own & drawable(now.reading, now.values.keys() - now.own):
         return {}
-    w = form.split(weights(form.join_spikes(z), form.join(z, "{}_slab")), "{}")
-    now = Current.of(reading, values, z, w)
     key_coefficients, *keys = random.split(key, 3)
     new, residual = draw_coefficients(key_coefficients, now)
     spikes, slabs = now.weights()
@@ -51,7 +45,7 @@ def draw_beside(
     new |= scales
     if now.roles(SlabRole):
         new |= form.split(jnp.ravel(optimization_barrier(slabs)), "{}_slab")
-    return {name: x.astype(z[name].dtype) for name, x in new.items()}
+    return {name: x.astype(now.values[name].dtype) for name, x in new.items()}
 
 
 def draw_coefficients(key: Array, now: Current) -> tuple[dict[str, Any], Float[Array, "N Q"]]:

@@ -10,7 +10,7 @@ from jax import random
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_spikeslab.algebra.sparse_sums import at_entries, over_blocks
+from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.view import View
@@ -23,7 +23,7 @@ from numpyro_spikeslab.roles import (
     elementwise,
 )
 from numpyro_spikeslab.sampling.function_state import Fixed, Moves, State
-from numpyro_spikeslab.sampling.paired_gibbs import draw_tasks
+from numpyro_spikeslab.sampling.paired_gibbs import draw_tasks, location_of_tasks
 from numpyro_spikeslab.sampling.scale_draws import Current
 
 
@@ -138,11 +138,8 @@ class Step(Current):
 
 def squares_given(at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Float[Array, " Q"]:
     """Compute the weighted sum of squared residuals of each task."""
-    if at.layout is None:
-        fit = phi.T @ w.T
-    else:
-        fit = at_entries(at.layout.where, (w, jnp.zeros_like(w)), (phi, jnp.zeros_like(phi)))[0]
-    return by_task(at.relative * (at.Y - fit) ** 2, at.sigma2.size, at.layout)
+    residual = at.Y - location_of_tasks(at, phi, w)
+    return by_task(at.relative * residual**2, at.sigma2.size, at.layout)
 
 
 def draw_rows(key: Array, at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Any:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact draws of spike-and-slab weights, and of what has an exact conditional beside them."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
@@ -16,7 +18,7 @@ from numpyro_spikeslab.algebra.coefficients import whitened
 from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, predictor
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.pattern_sweeps import gibbs_set_sweep
-from numpyro_spikeslab.algebra.sparse_sums import over_blocks
+from numpyro_spikeslab.algebra.sparse_sums import at_entries, over_blocks
 from numpyro_spikeslab.algebra.task_sweeps import (
     Draws,
     gibbs_masked_sweep,
@@ -30,11 +32,8 @@ from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.sampling.coefficient_draws import draw_beside, drawable
-from numpyro_spikeslab.sampling.kernel import (
-    BlockKernel,
-    complete,
-    start_inclusion,
-)
+from numpyro_spikeslab.sampling.kernel import BlockKernel, complete, start_inclusion
+from numpyro_spikeslab.sampling.scale_draws import Current
 
 
 class PairedGibbsState(NamedTuple):
@@ -178,92 +177,97 @@ class PairedGibbs(BlockKernel):
         rng_key, key, key_beside = random.split(state.rng_key, 3)
         reading = self._read(args, kwargs, values)
         self._check_drawable(reading, values, state.z)
-        pairs, inclusion = draw_pairs(key, reading, values | state.z, state.z, self._collapsed)
-        z = state.z | pairs
-        z |= draw_beside(key_beside, reading, values, z)
-        return PairedGibbsState(z, inclusion, rng_key)
+        now = Current.of(reading, values, state.z)
+        pairs, inclusion, residual = draw_pairs(key, now, self._collapsed)
+        at = now.at._replace(Y=residual)
+        pairs |= draw_beside(key_beside, replace(now, values=now.values | pairs, at=at))
+        return PairedGibbsState(state.z | pairs, inclusion, rng_key)
 
 
 def draw_pairs(
-    key: Array, reading: Reading, values: dict[str, Any], z: dict[str, Any], moves: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Draw all pairs of a model.
+    key: Array, now: Current, collapsed: bool
+) -> tuple[dict[str, Any], dict[str, Any], Float[Array, "N Q"] | Float[Array, " L"]]:
+    """Draw all pairs of a model. Coefficients that are drawn after them are integrated out.
 
-    :param values: those of all other sites.
-    :param z: current values of the kernel's own sites. Coefficients among them are to be drawn
-        next: the pairs are drawn without them.
-    :param moves: whether columns of a design may trade places, with all slabs integrated out.
-    :return: the new ones, and the inclusion probabilities.
+    :param now: the model at zero weights.
+    :param collapsed: whether columns of a design may trade places, with all slabs integrated out.
+    :return: spikes and slabs, the inclusion probabilities, and the residual of the observations.
     """
-    form, values = reading.form, complete(reading, values)
-    current = weights(form.join_spikes(z), form.join(z, "{}_slab"))
+    form, values = now.reading.form, now.values
+    current = weights(form.join_spikes(values), form.join(values, "{}_slab"))
     if form.kind == COLUMNS:
-        drawn = _draw_columns(key, reading, values, z.keys(), current, moves)
+        results, fit = _draw_columns(key, now, current, collapsed)
     else:
-        drawn = _sweep_tasks(key, reading, values, z.keys(), current)
-    # or else what draws them is compiled once more for each site of its own
-    spikes, slabs, inclusion = jax.lax.optimization_barrier(tuple(map(jnp.ravel, drawn)))
+        results, fit = _draw_tasks(key, now, current.reshape(form.shape))
+    residual = now.at.Y - fit(weights(*results[:2]))
+    # without a barrier the draws are compiled once more for each site of their own
+    spikes, slabs, inclusion = jax.lax.optimization_barrier(tuple(map(jnp.ravel, results)))
     new = form.split_spikes(spikes) | form.split(slabs, "{}_slab")
-    new = {name: x.astype(z[name].dtype) for name, x in new.items()}
-    return new, form.split(inclusion.astype(float), "{}")
+    new = {name: x.astype(values[name].dtype) for name, x in new.items()}
+    return new, form.split(inclusion.astype(float), "{}"), residual
 
 
 def _draw_columns(
-    key: Array,
-    reading: Reading,
-    values: dict[str, Any],
-    own: Collection[str],
-    current: Float[Array, " P"],
-    moves: bool,
-) -> tuple[Array, Array, Array]:
-    at = reading.view(values)
-    relative, gram = at.relative[:, 0], None
-    design = reading.design_at(values) if reading.design is None else reading.design
-    target = jnp.sqrt(relative) * at.Y[:, 0]
+    key: Array, now: Current, current: Float[Array, " P"], collapsed: bool
+) -> tuple[Draws, Callable]:
+    """Draw the weights of a design.
+
+    :return: the draws, and what a design makes of weights.
+    """
+    reading, at = now.reading, now.at
+    relative, gram = at.relative[:, 0], reading.gram
+    whole = reading.design_at(now.values) if reading.design is None else reading.design
+    design, target = whole, jnp.sqrt(relative) * at.Y[:, 0]
     precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
-    names = tuple(name for name in reading.form.coefficients if name in own)
-    if names:
-        # drawn after the pairs, so these are drawn without them: they would hardly let in a column
-        # of a mean that is large beside its spread
-        units, beside = without_coefficients(reading.problem, values, at, names)
-        target = beside.whiten(target + units.current @ whitened(units.features, relative))
-        design = beside.design(design, reading.apart)
+    if names := tuple(name for name in reading.form.coefficients if name in now.own):
+        units, others = without_coefficients(reading.problem, now.values, at, names)
+        target = others.whiten(target + units.current @ whitened(units.features, relative))
+        design, gram = others.design(whole, reading.apart), None
         if (columns := reading.columns_apart) is not None:
-            gram = beside.gram(columns, feature_rows(design, current.size))
-    else:
-        gram = reading.gram
+            gram = others.gram(columns, feature_rows(design, current.size))
     residual = target - predictor(design, current)
+
+    def fit(new):
+        added = predictor(whole, new) / jnp.sqrt(jnp.where(relative > 0, relative, 1))
+        return added[:, None]
+
     if (groups := reading.form.groups) is not None:
         sets = Partition.of_spikes(groups)
-        return gibbs_set_sweep(key, sets, design, residual, current, precision, prior)
-    if not moves:
+        return gibbs_set_sweep(key, sets, design, residual, current, precision, prior), fit
+    if not collapsed:
         noise = logistic_and_normal(key, current)
-        return gibbs_sweep(noise, design, residual, current, precision, prior)
+        return gibbs_sweep(noise, design, residual, current, precision, prior), fit
     numbers = flips.Numbers.draw(key, current)
-    drawn = gibbs_sweep(numbers.pairs, design, residual, current, precision, prior)
+    spikes, slabs, _ = gibbs_sweep(numbers.pairs, design, residual, current, precision, prior)
     problem = Regression(design, gram, target, precision, prior)
-    return flips.sweep(numbers, problem, *drawn[:2])
+    return flips.sweep(numbers, problem, spikes, slabs), fit
 
 
-def _sweep_tasks(
-    key: Array,
-    reading: Reading,
-    values: dict[str, Any],
-    own: Collection[str],
-    current: Float[Array, " P"],
-) -> tuple[Array, Array, Array]:
-    form = reading.form
-    phi = values[str(form.functions)] if reading.features is None else reading.features
-    at, current = reading.view(values), current.reshape(form.shape)
-    sites = tuple(each for each in form.of_tasks if each.site in own)
+def _draw_tasks(key: Array, now: Current, current: Float[Array, "Q M"]) -> tuple[Draws, Callable]:
+    """Draw the weights of tasks that share or mix features.
+
+    :return: the draws, and what the features make of weights.
+    """
+    reading, at = now.reading, now.at
+    phi = reading.features
+    if phi is None:
+        phi = now.values[str(reading.form.functions)]
+    sites = tuple(each for each in reading.form.of_tasks if each.site in now.own)
+    fit = partial(location_of_tasks, at, phi)
     if not sites:
-        return draw_tasks(key, at, phi, current)
-    # drawn after the weights, so these are drawn without them
-    shares = reading.shares if sites == form.of_tasks else None
-    beside = task_coefficients(sites, at, values, phi, reading.covariates, shares).beside
-    more, linear = beside.integrated()
-    noise = logistic_and_normal(key, current)
-    return gibbs_task_sweep(noise, beside.G, linear, current, 1 / at.sigma2, at.prior, more)
+        return draw_tasks(key, at, phi, current), fit
+    shares = reading.shares if sites == reading.form.of_tasks else None
+    beside = task_coefficients(sites, at, now.values, phi, reading.covariates, shares).beside
+    extra, linear = beside.integrated()
+    noise, precision = logistic_and_normal(key, current), 1 / at.sigma2
+    return gibbs_task_sweep(noise, beside.G, linear, current, precision, at.prior, extra), fit
+
+
+def location_of_tasks(at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Any:
+    """Compute the sums of features times weights, at the observations of all tasks."""
+    if at.layout is None:
+        return phi.T @ w.T
+    return at_entries(at.layout.where, (w, jnp.zeros_like(w)), (phi, jnp.zeros_like(phi)))[0]
 
 
 def draw_tasks(

@@ -31,20 +31,14 @@ class Current:
     at: View
 
     @classmethod
-    def of(
-        cls,
-        reading: Reading,
-        values: dict[str, Any],
-        z: dict[str, Any],
-        w: dict[str, Any] | None = None,
-    ) -> Any:
-        """
+    def of(cls, reading: Reading, values: dict[str, Any], z: dict[str, Any]) -> Any:
+        """Make the view at zero weights.
+
         :param values: of the sites that other blocks hold.
         :param z: of the kernel's own.
-        :param w: weights that the view is to be at; zero if not given.
         """
-        every = complete(reading, values | z)
-        return cls(reading, every, frozenset(z), reading.view(every, w))
+        values = complete(reading, values | z)
+        return cls(reading, values, frozenset(z), reading.view(values))
 
     def roles(self, kind: type[Role] = Role) -> tuple[Role, ...]:
         """The roles of one kind that are drawn."""
