@@ -386,7 +386,7 @@ class SpikeSlabGuide(PosteriorSummaries):
 
     def unpack(self, form: Form, posterior: Posterior) -> dict[str, Any]:
         """Make the parameters of a posterior; slopes of sites that do not follow here are zero."""
-        params = self.factors.unpack(form, posterior.weights)
+        params = self.factors.unpack(form.pairs, posterior.weights)
         for site, value in posterior.values.items():
             params[site if site in self._params else f"{site}_{self.prefix}_loc"] = value
         for site, kind in self._slopes.items():

@@ -25,7 +25,12 @@ Marginals = list[tuple[Any, SlabMixtures]]
 
 
 class GuideFactors(Protocol):
-    """The parameters, draws and marginals of a variational family in a guide."""
+    """The parameters, draws and marginals of a variational family in a guide.
+
+    - **blocks** - the blocks of each site; `None` without blocks.
+    """
+
+    blocks: dict[str, list[list[int]]] | None
 
     def start(self, pair: Pair, scale: Any) -> Start:
         """Return where the parameters of a site start.
@@ -52,7 +57,7 @@ class GuideFactors(Protocol):
     def pack(self, form: Form, params: dict[str, Any]) -> Any:
         """Make the family of all weights from the parameters."""
 
-    def unpack(self, form: Form, family: Any) -> dict[str, Any]:
+    def unpack(self, pairs: Sequence[Pair], family: Any) -> dict[str, Any]:
         """Return the parameters: the inverse of :meth:`pack`."""
 
 
@@ -61,6 +66,8 @@ class PairFactors:
 
     :param prefix: part of the parameters' names.
     """
+
+    blocks = None
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -102,10 +109,13 @@ class PairFactors:
         (pair,) = form.pairs
         return PairedMeanField(*(params[x].reshape(form.shape) for x in self.names(pair.name)))
 
-    def unpack(self, form: Form, family: PairedMeanField) -> dict[str, Any]:
+    def unpack(self, pairs: Sequence[Pair], family: PairedMeanField) -> dict[str, Any]:
         params: dict[str, Any] = {}
-        for name, values in zip(self.names("{}"), family, strict=True):
-            params |= form.split(jnp.ravel(values), name)
+        ends = np.cumsum([pair.size for pair in pairs])[:-1]
+        parts = zip(*(jnp.split(jnp.ravel(x), ends) for x in family), strict=True)
+        for pair, values in zip(pairs, parts, strict=True):
+            shaped = (x.reshape(pair.shape) for x in values)
+            params |= zip(self.names(pair.name), shaped, strict=True)
         return params
 
 

@@ -144,7 +144,8 @@ class PairedGuide(FunctionGuide):
         pairs = self._find_pairs(trace)
         if self._blocks is not None or any(pair.groups is not None for pair in pairs):
             partitions = partitions_of(pairs, self._blocks, self.model, trace, (args, kwargs))
-            self.factors = PatternFactors(self.prefix, partitions)
+            if any(partition.stacks for partition in partitions.values()):
+                self.factors = PatternFactors(self.prefix, partitions)
         super()._set_up_sites(trace, args, kwargs)
 
     @full_precision

@@ -31,6 +31,11 @@ class PatternFactors:
         self.prefix, self.partitions = prefix, partitions
         self.singles = PairFactors(prefix)
 
+    @property
+    def blocks(self) -> dict[str, list[list[int]]] | None:
+        blocks = {name: list(map(list, x.blocks)) for name, x in self.partitions.items()}
+        return blocks if any(blocks.values()) else None
+
     def names(self, name: str, size: int = 1) -> list[str]:
         """Return the names of the parameters of the sets of ``size`` weights of a site."""
         if size == 1:
@@ -137,12 +142,12 @@ class PatternFactors:
         joint = [SetFactors(*map(jnp.concatenate, zip(*x, strict=True))) for x in stacks]
         return PatternMeanField.of(partition, PairedMeanField(*singles), joint)
 
-    def unpack(self, form: Form, family: PatternMeanField) -> dict[str, Any]:
+    def unpack(self, pairs: Sequence[Pair], family: PatternMeanField) -> dict[str, Any]:
         joint: dict[Any, Any] = dict(zip(family.partition.stacks, family.stacks, strict=True))
         joint[2, 1] = family.singles
         params: dict[str, Any] = {}
         used: Counter = Counter()
-        for pair in form.pairs:
+        for pair in pairs:
             partition = self.partitions[pair.name]
             counts = {key: len(stack.members) for key, stack in partition.stacks.items()}
             counts[2, 1] = len(partition.singles)

@@ -51,12 +51,7 @@ class PosteriorSummaries(AutoGuide):
     @property
     def blocks(self) -> dict[str, list[list[int]]] | None:
         """The blocks of each site, once the guide has been called; `None` without blocks."""
-        if not isinstance(self.factors, PatternFactors):
-            return None
-        return {
-            name: [list(members) for members in partition.blocks]
-            for name, partition in self.factors.partitions.items()
-        }
+        return self.factors.blocks
 
     def auxiliary_values(self, draws: dict[str, Any]) -> dict[str, Any]:
         """Values of the guide's auxiliary sites that give these ``draws``, once it was called."""

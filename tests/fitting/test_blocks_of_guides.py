@@ -338,7 +338,7 @@ def test_parameters_of_sites_with_blocks_of_equal_sizes_come_back(x64):
     }
     params = {k: jnp.asarray(x) for k, x in params.items()}
     assert params["a_auto_patterns_2"].shape == (2, 4)
-    back = guide.factors.unpack(form, guide.factors.pack(form, params))
+    back = guide.factors.unpack(form.pairs, guide.factors.pack(form, params))
     assert back.keys() == params.keys()
     for key, x in params.items():
         np.testing.assert_array_equal(back[key], x)
