@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of pictures, drawn by arviz-plots with its matplotlib backend."""
+"""Parts of pictures: arviz-plots arranges the panels, matplotlib draws in them."""
 
-from collections.abc import Sized
 from typing import Any
 
 from arviz_plots import PlotCollection
@@ -20,32 +19,22 @@ LETTER = 0.085
 MAX_HEIGHT = 30.0
 """Inches; taller pictures are slow in matplotlib, and viewers scale them down."""
 
-INK, GREY, GRID = "black", "#808080", "#e5e5e5"
+GREY = "#808080"
 LITERAL = {"parse_math": False}
-"""Options of texts with names of users, in which dollars are no mathematics."""
+"""Option of texts with names of users, in which dollars are no mathematics."""
 
 
 def panels(
-    data: xr.Dataset, cols: list[str], col_wrap: int, figure: dict[str, Any], **options: Any
+    data: xr.Dataset, by: str, columns: int, size: tuple[float, float], **figure: Any
 ) -> PlotCollection:
-    """Make a picture with a panel for each variable or label of a dimension."""
+    """Make empty panels, one for each variable (``"__variable__"``) or label of a dimension."""
     return PlotCollection.wrap(
         data,
-        cols=cols,
-        col_wrap=col_wrap,
+        cols=[by],
+        col_wrap=columns,
         backend="matplotlib",
-        figure_kwargs={"layout": "constrained", **figure},
-        **options,
+        figure_kwargs={"layout": "constrained", "figsize": size, **figure},
     )
-
-
-def xy(x: Any, y: Any) -> xr.DataArray:
-    """Stack coordinates, of which one is an array over the last dimension of the other.
-
-    ``line_xy`` and ``scatter_xy`` of arviz-plots take the result.
-    """
-    like = xr.zeros_like(x if isinstance(x, xr.DataArray) else y, dtype=float)
-    return xr.concat([like + x, like + y], "plot_axis").assign_coords(plot_axis=["x", "y"])
 
 
 def label_ticks(axis: Any, labels: list[str], inches: float) -> list[Any]:
@@ -55,12 +44,19 @@ def label_ticks(axis: Any, labels: list[str], inches: float) -> list[Any]:
     return axis.get_ticklabels()
 
 
-def add_legend(picture: PlotCollection, methods: Sized, **mark: Any) -> None:
-    """Explain the colours of several methods, by the mark that the picture has of each."""
-    if len(methods) > 1:
-        picture.add_legend("model", title="", visual_kwargs=mark)
-        for text in picture.viz["figure"].item().legends[0].get_texts():
+def add_legend(picture: PlotCollection) -> None:
+    """Explain the labelled parts of all panels above them, if there are several."""
+    figure = picture.viz["figure"].item()
+    parts: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        parts = dict(zip(labels, handles, strict=True)) | parts
+    if len(parts) > 1:
+        columns = min(len(parts), max(1, int(figure.get_figwidth() / 1.2)))
+        place = {"loc": "outside upper center", "fontsize": 9, "frameon": False}
+        for text in figure.legend(parts.values(), parts, ncols=columns, **place).get_texts():
             text.set(**LITERAL)
+        figure.set_figheight(figure.get_figheight() + ROW * -(-len(parts) // columns))
 
 
 def positions(X: ArrayLike | None, labels: ArrayLike) -> np.ndarray:

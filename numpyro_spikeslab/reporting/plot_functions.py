@@ -6,8 +6,7 @@ from statistics import NormalDist
 from typing import Any
 
 import arviz_base
-from arviz_plots import PlotCollection, visuals
-from arviz_plots.backend import matplotlib as backend
+from arviz_plots import PlotCollection
 import numpy as np
 from numpy.typing import ArrayLike
 import pandas as pd
@@ -25,15 +24,7 @@ from numpyro_spikeslab.reporting.arviz_data import (
 )
 from numpyro_spikeslab.reporting.labels import is_numbered, matched
 from numpyro_spikeslab.reporting.methods import Methods, as_methods, by_method, comparable
-from numpyro_spikeslab.reporting.pictures import (
-    GREY,
-    INK,
-    LITERAL,
-    add_legend,
-    panels,
-    positions,
-    xy,
-)
+from numpyro_spikeslab.reporting.pictures import GREY, LITERAL, add_legend, panels, positions
 from numpyro_spikeslab.reporting.stats import central_interval
 
 GROUPS = ("posterior_predictive", "predictions", "posterior")
@@ -41,10 +32,6 @@ GROUPS = ("posterior_predictive", "predictions", "posterior")
 
 WIDTH, HEIGHT = 3.0, 1.8
 """Inches of a panel."""
-
-OBSERVED = {"color": GREY, "size": 3}
-HELD_OUT = {"facecolor": "none", "edgecolor": INK, "size": 8, "width": 0.5}
-REFERENCE = {"color": INK, "linestyle": ":", "width": 1.2}
 
 
 def plot_fit(
@@ -89,8 +76,8 @@ def plot_fit(
         >>> X = np.linspace(0, 1, 20)
         >>> Y = np.stack([np.sin(6 * X), np.cos(6 * X)], axis=1)
         >>> picture = plot_fit((Y, 0.1 + 0 * Y), X, Y, observed=X[:, None] > [0.3, 0.5])
-        >>> picture.viz["held out"]["fit"].sizes["task"]
-        2
+        >>> picture.get_target("fit", {"task": 1}).get_title()
+        'task 1'
     """
     methods = as_methods(data, "fit")
     if not isinstance(Y, pd.DataFrame):
@@ -108,33 +95,33 @@ def plot_fit(
     seen = np.isfinite(values)
     if observed is not None:
         seen &= of_tasks("observed", observed, values) > 0
-    layers = {
-        "observed": (visuals.scatter_xy, x, values.where(seen), OBSERVED),
-        "missing": (shade, x, xr.ones_like(values).where(~seen), {"color": "#ededed"}),
-        "held out": (visuals.scatter_xy, x, values.where(~seen), HELD_OUT),
-    }
-    if reference is not None:
-        known = of_tasks("reference", reference, fitted)
-        layers = {"reference": (visuals.line_xy, x_new, known, REFERENCE), **layers}
-    fits = [fit_of(fit, method, var_name, fitted) for method, fit in methods.items()]
-    parts = (by_method(each, methods).sel(task=chosen) for each in zip(*fits, strict=True))
-    picture = curves(x_new, [part.transpose("model", "task", "point") for part in parts], "fit", 3)
-    first = {"task": chosen[0]}
-    legend = {name: picture.get_viz("mean", "fit", {"model": name, **first}) for name in methods}
-    for label, (visual, places, layer, style) in layers.items():
-        layer = layer.sel(task=chosen).transpose("task", "point")
-        if layer.notnull().any():
-            order = np.argsort(places, kind="stable")
-            points = xy(places[order], layer[:, order]).to_dataset(name="fit")
-            picture.map(visual, label, data=points, ignore_aes="all", **style)
-            legend[label] = picture.get_viz(label, "fit", first)
-    figure = picture.viz["figure"].item()
-    num_columns = min(len(legend), int(figure.get_figwidth() / 1.2))
-    place = {"loc": "outside upper center", "fontsize": 9, "frameon": False}
-    box = figure.legend(legend.values(), legend.keys(), ncols=num_columns, **place)
-    for text in box.get_texts():
-        text.set(**LITERAL)
+    fits = {name: fit_of(fit, name, var_name, fitted) for name, fit in methods.items()}
+    picture = curves(x_new, fits, "fit", "task", chosen, 3)
+    known = None if reference is None else of_tasks("reference", reference, fitted)
+    order, edges = np.argsort(x), edges_of(np.sort(x))
+    for task in chosen:
+        axes = picture.get_target("fit", {"task": task})
+        y, is_seen = values.sel(task=task).values, seen.sel(task=task).values
+        if known is not None:
+            line = known.sel(task=task).values[np.argsort(x_new)]
+            axes.plot(np.sort(x_new), line, ":", color="black", linewidth=1.2, label="reference")
+        axes.scatter(x[is_seen], y[is_seen], s=3, color=GREY, label="observed")
+        if not is_seen.all():
+            style = {"transform": axes.get_xaxis_transform(), "color": "#ededed", "linewidth": 0}
+            where = np.repeat(~is_seen[order], 2)
+            axes.fill_between(edges, 0, 1, where=where, zorder=0, label="missing", **style)
+        held_out = ~is_seen & np.isfinite(y)
+        if held_out.any():
+            style = {"facecolor": "none", "edgecolor": "black", "linewidth": 0.5}
+            axes.scatter(x[held_out], y[held_out], s=8, label="held out", **style)
+    add_legend(picture)
     return picture
+
+
+def edges_of(x: np.ndarray) -> np.ndarray:
+    """Return both ends of the interval around each of the sorted points."""
+    edges = np.concatenate([x[:1], (x[1:] + x[:-1]) / 2, x[-1:]])
+    return np.repeat(edges, 2)[1:-1]
 
 
 def of_tasks(what: str, values: Any, like: xr.DataArray) -> xr.DataArray:
@@ -171,15 +158,6 @@ def fit_of(fit: Any, method: str, var_name: str, like: xr.DataArray) -> list[xr.
     return [of_tasks(what, part, like) for part in parts]
 
 
-def shade(da: xr.DataArray, target: Any, **kwargs: Any) -> Any:
-    """Shade a panel around the places where y is a number, as a visual of arviz-plots."""
-    x, y = da.sel(plot_axis="x").values, da.sel(plot_axis="y").values
-    edges = np.concatenate([x[:1], (x[1:] + x[:-1]) / 2, x[-1:]])
-    across = {"transform": target.get_xaxis_transform(), "zorder": 0, "linewidth": 0}
-    ends, is_shaded = np.repeat(edges, 2)[1:-1], np.repeat(np.isfinite(y), 2)
-    return target.fill_between(ends, 0, 1, where=is_shaded, **across, **kwargs)
-
-
 def plot_latent_functions(
     data: xr.DataTree | Methods,
     X: ArrayLike | None = None,
@@ -212,41 +190,46 @@ def plot_latent_functions(
         >>> dims = {"W": ["task", "latent"], "phi": ["latent", "point"]}
         >>> data = arviz_base.from_dict({"posterior": draws}, dims=dims)
         >>> picture = plot_latent_functions(data, X=np.linspace(0, 1, 5))
-        >>> picture.viz["mean"]["phi"].sizes["latent"]
-        2
+        >>> picture.get_target("phi", {"latent": 1}).get_title()
+        'latent 1'
     """
     methods = as_methods(data)
-    draws = [posterior(tree) for tree in methods.values()]
-    plate = function_plate(draws[0], weights, functions)
+    draws, first = {name: posterior(tree) for name, tree in methods.items()}, next(iter(methods))
+    plate = function_plate(draws[first], weights, functions)
     comparable(methods, [weights, functions])
-    dims = [plate, *plates(draws[0][functions], without=plate)]
+    dims = [plate, *plates(draws[first][functions], without=plate)]
     if len(dims) != 2:
         got = f"`{functions}` with the dimensions {dims}"
         raise bad("functions", got, "two, functions and points")
-    fits = []
-    for each in draws:
-        check_finite(each[functions])
-        fits.append([mean(each[functions]), *central_interval(each[functions])])
-    parts = [by_method(each, methods).transpose("model", *dims) for each in zip(*fits, strict=True)]
+    phi = {name: each[functions].transpose(..., *dims) for name, each in draws.items()}
+    for each in phi.values():
+        check_finite(each)
+    fits = {name: [mean(each), *central_interval(each)] for name, each in phi.items()}
+    labels = phi[first][plate].values
     if active_only:
-        shares = by_method((mean(each[weights] != 0) for each in draws), methods)
-        active = shares.max([dim for dim in shares.dims if dim != plate]).values > 0.5
-        if not active.any():
+        shares = by_method((mean(each[weights] != 0) for each in draws.values()), methods)
+        is_active = shares.max([dim for dim in shares.dims if dim != plate]).values > 0.5
+        if not is_active.any():
             raise bad("active_only", True, "a weight that is more often not zero than zero")
-        parts = [part[:, active] for part in parts]
-    picture = curves(positions(X, draws[0][dims[1]].values), parts, functions, 4)
-    add_legend(picture, methods)
+        labels = labels[is_active]
+    x = positions(X, phi[first][dims[1]].values)
+    picture = curves(x, fits, functions, plate, list(labels), 4)
+    add_legend(picture)
     return picture
 
 
-def curves(x: np.ndarray, parts: list[xr.DataArray], name: str, columns: int) -> PlotCollection:
-    """Draw means with bands, in a panel for each label of the second dimension.
+def curves(
+    x: np.ndarray,
+    fits: dict[str, list[xr.DataArray]],
+    name: str,
+    plate: str,
+    labels: list,
+    columns: int,
+) -> PlotCollection:
+    """Draw means with bands in a panel for each label of a plate.
 
-    :param parts: mean and ends of the interval, by model, panel and point.
+    :param fits: mean and ends of the interval of each method, by panel and point.
     """
-    order = np.argsort(x, kind="stable")
-    centre, low, high = (part[..., order] for part in parts)
-    plate, labels = str(centre.dims[1]), centre[centre.dims[1]].values
     most = arviz_base.rcParams["plot.max_subplots"]
     if most is not None and len(labels) > most:
         remedy = (
@@ -255,19 +238,16 @@ def curves(x: np.ndarray, parts: list[xr.DataArray], name: str, columns: int) ->
         )
         raise bad("data", f"{len(labels)} panels, one for each {plate}", f"at most {most}", remedy)
     columns = min(len(labels), columns)
-    size = WIDTH * columns + 0.4, HEIGHT * np.ceil(len(labels) / columns) + 0.8
-    lines = xy(x[order], centre)
-    figure = {"figsize": size, "sharex": True}
-    picture = panels(
-        lines.to_dataset(name=name), [plate], columns, figure, aes={"color": ["model"]}
-    )
-    bands = xr.concat([lines.sel(plot_axis="x", drop=True), low, high], "kwarg")
-    bands = bands.assign_coords(kwarg=["x", "y_bottom", "y_top"]).to_dataset(name=name)
-    picture.map(visuals.fill_between_y, "band", data=bands, alpha=0.25, linewidth=0)
-    picture.map(visuals.line_xy, "mean", width=1.3)
+    size = WIDTH * columns + 0.4, HEIGHT * np.ceil(len(labels) / columns) + 0.6
+    data = xr.DataArray(np.zeros(len(labels)), {plate: labels}, name=name).to_dataset()
+    picture, order = panels(data, plate, columns, size, sharex=True), np.argsort(x)
     for place, label in enumerate(labels):
-        panel = picture.get_target(name, {plate: label})
-        backend.title(f"{plate} {label}", panel, size=10, **LITERAL)
+        axes = picture.get_target(name, {plate: label})
+        for method, parts in fits.items():
+            centre, low, high = (part.sel({plate: label}).values[order] for part in parts)
+            (line,) = axes.plot(x[order], centre, linewidth=1.3, label=method)
+            axes.fill_between(x[order], low, high, color=line.get_color(), alpha=0.25, linewidth=0)
+        axes.set_title(f"{plate} {label}", fontsize=10, **LITERAL)
         # the last row may have fewer panels than columns
-        panel.tick_params(labelbottom=place >= len(labels) - columns, labelsize=8)
+        axes.tick_params(labelbottom=place >= len(labels) - columns, labelsize=8)
     return picture

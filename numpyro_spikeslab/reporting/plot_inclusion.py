@@ -4,8 +4,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from arviz_plots import PlotCollection, visuals
-from arviz_plots.backend import matplotlib as backend
+from arviz_plots import PlotCollection
 import numpy as np
 from numpy.typing import ArrayLike
 import xarray as xr
@@ -23,8 +22,6 @@ from numpyro_spikeslab.reporting.methods import (
 )
 from numpyro_spikeslab.reporting.pictures import (
     GREY,
-    GRID,
-    INK,
     LETTER,
     LITERAL,
     MAX_HEIGHT,
@@ -32,11 +29,10 @@ from numpyro_spikeslab.reporting.pictures import (
     add_legend,
     label_ticks,
     panels,
-    xy,
 )
 from numpyro_spikeslab.reporting.stats import inclusion_statistics
 
-WIDTH, INDEX_WIDTH, INDEX_HEIGHT = 5.5, 8.0, 2.4
+WIDTH, INDEX_WIDTH, INDEX_HEIGHT = 5.5, 8.0, 3.2
 """Inches of a panel with rows, to which the labels are added, and of one along the index."""
 
 NAME = 0.14
@@ -82,8 +78,8 @@ def plot_inclusion(
         >>> spike = np.random.default_rng(0).binomial(1, [0.1, 0.9], size=(4, 100, 2))
         >>> draws = {"w": 2.0 * spike, "w_spike": spike}
         >>> picture = plot_inclusion(arviz_base.from_dict({"posterior": draws}))
-        >>> picture.viz["inclusion"]["w"].dims
-        ('model',)
+        >>> [label.get_text() for label in picture.get_target("w", {}).get_yticklabels()]
+        ['0', '1']
     """
     check_top(top)
     if not 0 <= threshold <= 1:
@@ -103,17 +99,17 @@ def plot_inclusion(
     row = ROW * (0.8 + 0.2 * len(methods))
     along_index = top is None and sum(x.shape[-1] + 1 for x in tables.values()) * row > MAX_HEIGHT
     if along_index:
-        tables = {name: marked(table, threshold) for name, table in tables.items()}
         picture = index_panels(tables, threshold)
     else:
         tables = {name: top_rows(table, top) for name, table in tables.items()}
         picture = row_panels(tables, threshold, row)
-    draw(picture, tables, threshold, along_index)
+    for name, table in tables.items():
+        draw(picture.get_target(name, {}), table, threshold, along_index)
     if reference is not None:
-        last = picture.get_target(names[-1], {})
+        axes = picture.get_target(names[-1], {})
         note = f" (black ticks: {reference if isinstance(reference, str) else 'reference'})"
-        backend.xlabel(last.get_xlabel() + note, last, **LITERAL)
-    add_legend(picture, methods, marker="o", markersize=4, linestyle="none")
+        axes.set_xlabel(axes.get_xlabel() + note, **LITERAL)
+    add_legend(picture)
     return picture
 
 
@@ -133,12 +129,6 @@ def is_above(table: xr.DataArray, threshold: float, rows: tuple = ("inclusion",)
     return (table.sel(summary=list(rows)) > threshold).any(["summary", "model"])
 
 
-def marked(table: xr.DataArray, threshold: float) -> xr.DataArray:
-    """Keep errors and reference of the elements where one of the probabilities is high."""
-    high = is_above(table, threshold, ("inclusion", "reference"))
-    return table.where(high | (table["summary"] == "inclusion"))
-
-
 def top_rows(table: xr.DataArray, top: int | None) -> xr.DataArray:
     """Keep the most included elements, and one more that is the largest of all others."""
     order = most_included(table.sel(summary="inclusion").max("model"), top)
@@ -151,40 +141,34 @@ def top_rows(table: xr.DataArray, top: int | None) -> xr.DataArray:
     return xr.concat([table[..., order], largest], dim)
 
 
-def draw(
-    picture: PlotCollection, tables: Mapping[str, xr.DataArray], threshold: float, along_index: bool
-) -> None:
-    """Draw points, bars, reference and threshold."""
-    points, bars, ticks = {}, {}, {}
-    for name, table in tables.items():
-        probs, error, reference = (table.sel(summary=row, drop=True) for row in table["summary"])
-        size, count = table.shape[-1], table.sizes["model"]
-        # marks of several methods are beside each other
-        spread = NAME / INDEX_WIDTH * size / 4 if along_index else 0.25
-        lanes = spread * np.linspace(-1, 1, count) if count > 1 else np.zeros(1)
-        place = np.arange(size) + lanes[:, None]
-        low, high = (probs - 2 * error).clip(0, 1), (probs + 2 * error).clip(0, 1)
-        ends = np.stack([low, high, np.full(low.shape, np.nan)], axis=-1)  # NaN ends a bar
-        ends = xr.DataArray(
-            ends.reshape(count, -1), {"model": table["model"]}, ["model", f"{name}_end"]
-        )
-        for values, at, drawn in (
-            (probs, place, points),
-            (ends, np.repeat(place, 3, axis=1), bars),
-            (reference.isel(model=0, drop=True), np.arange(size), ticks),
-        ):
-            drawn[name] = xy(at, values) if along_index else xy(values, at)
-    picture.map(visuals.grid, axis="y", color=GRID, ignore_aes="all", store_artist=False)
-    picture.map(visuals.line_xy, "mcse", data=xr.Dataset(bars), width=1)
-    picture.map(visuals.scatter_xy, "inclusion", data=xr.Dataset(points), size=14, width=0)
-    if any(x.notnull().any() for x in ticks.values()):
-        tick = {"marker": "_" if along_index else "|", "color": INK, "size": 70}
-        data = xr.Dataset(ticks)
-        picture.map(visuals.scatter_xy, "reference", data=data, ignore_aes="all", **tick)
-    line = {"color": GREY, "linestyle": "--", "width": 1}
-    data = xr.Dataset(dict.fromkeys(tables, threshold))
-    straight = visuals.hline if along_index else visuals.vline
-    picture.map(straight, "threshold", data=data, ignore_aes="all", **line)
+def draw(axes: Any, table: xr.DataArray, threshold: float, along_index: bool) -> None:
+    """Draw points, bars, reference and threshold in rows, or upright along the index."""
+    size, count = table.shape[-1], table.sizes["model"]
+    inclusion, errors, reference = table.transpose("summary", "model", ...).values
+    if along_index:
+        high = is_above(table, threshold, ("inclusion", "reference")).values
+        errors, reference = (np.where(high, values, np.nan) for values in (errors, reference))
+    bars = np.stack([inclusion.clip(max=2 * errors), (1 - inclusion).clip(max=2 * errors)], axis=1)
+    # marks of several methods are beside each other
+    spread = NAME / INDEX_WIDTH * size / 4 if along_index else 0.25
+    for k, shift in enumerate(np.linspace(-spread, spread, count) if count > 1 else [0.0]):
+        place = np.arange(size) + shift
+        label = str(table["model"].values[k]) if count > 1 else None
+        style = {"fmt": "o", "markersize": 4, "elinewidth": 1, "label": label}
+        if along_index:
+            axes.errorbar(place, inclusion[k], yerr=bars[k], **style)
+        else:
+            axes.errorbar(inclusion[k], place, xerr=bars[k], **style)
+    tick = {"s": 70, "color": "black", "zorder": 3}
+    line = {"color": GREY, "linestyle": "--", "linewidth": 1}
+    if along_index:
+        axes.scatter(np.arange(size), reference[0], marker="_", **tick)
+        axes.axhline(threshold, **line)
+    else:
+        axes.scatter(reference[0], np.arange(size), marker="|", **tick)
+        axes.axvline(threshold, **line)
+    axes.grid(axis="y", color="#e5e5e5")
+    axes.set_axisbelow(True)
 
 
 def row_panels(tables: Mapping[str, xr.DataArray], threshold: float, row: float) -> PlotCollection:
@@ -194,50 +178,44 @@ def row_panels(tables: Mapping[str, xr.DataArray], threshold: float, row: float)
     labels = {name: table[table.dims[-1]].values.tolist() for name, table in tables.items()}
     letters = max(len(label) for each in labels.values() for label in each)
     size = WIDTH + LETTER * letters, 0.8 + heights.sum()
-    figure = {"figsize": size, "height_ratios": heights, "sharex": True}
-    picture = empty(tables, figure)
+    picture = panels(
+        xr.Dataset(tables), "__variable__", 1, size, height_ratios=heights, sharex=True
+    )
     for height, (name, table) in zip(heights, tables.items(), strict=True):
-        panel = picture.get_target(name, {})
+        axes = picture.get_target(name, {})
         high = dict(zip(labels[name], is_above(table, threshold).values, strict=True))
-        for text in label_ticks(panel.yaxis, labels[name], height):
+        for text in label_ticks(axes.yaxis, labels[name], height):
             text.set_fontweight("bold" if high.get(text.get_text()) else "normal")
-        backend.ylim((len(high) - 0.4, -0.6), panel)
-        backend.xlim((-0.02, 1.02), panel)
-        backend.ylabel(name, panel, **LITERAL)
-    backend.xlabel("inclusion probability", panel)
+        axes.set(xlim=(-0.02, 1.02), ylim=(len(high) - 0.4, -0.6))
+        axes.set_ylabel(name, **LITERAL)
+    axes.set_xlabel("inclusion probability")
     return picture
 
 
 def index_panels(tables: Mapping[str, xr.DataArray], threshold: float) -> PlotCollection:
     """Make an empty panel for each variable along its index, with names above it."""
-    names: dict[str, dict[int, str]] = {}
-    for name, table in tables.items():
-        highest = table.sel(summary=["inclusion", "reference"]).max(["summary", "model"]).values
-        gap, names[name] = NAME / INDEX_WIDTH * len(highest), {}
-        for place in most_included(highest, int(np.sum(highest > threshold)) or None):
-            if highest[place] > threshold and all(abs(place - x) >= gap for x in names[name]):
-                names[name][int(place)] = str(table[table.dims[-1]].values[place])
+    names = {name: names_above(table, threshold) for name, table in tables.items()}
     letters = max((len(label) for each in names.values() for label in each.values()), default=0)
-    methods = next(iter(tables.values()))["model"].values
-    legend = LETTER * (max(map(len, methods)) + 7) if len(methods) > 1 else 0.0
-    height = len(tables) * (INDEX_HEIGHT + 0.8 + 0.8 * LETTER * letters)
-    picture = empty(tables, {"figsize": (INDEX_WIDTH + 0.9 + legend, height), "sharex": False})
-    above: dict[str, Any] = {"size": 8, "rotation": 90, "vertical_align": "bottom", **LITERAL}
+    size = INDEX_WIDTH + 0.9, len(tables) * (INDEX_HEIGHT + 0.8 * LETTER * letters)
+    picture = panels(xr.Dataset(tables), "__variable__", 1, size, sharex=False)
     for name, table in tables.items():
-        panel, last = picture.get_target(name, {}), table.shape[-1] - 1
+        axes, last = picture.get_target(name, {}), table.shape[-1] - 1
         for place, label in names[name].items():
-            backend.text(place, 1.06, label, panel, **above)
-        panel.xaxis.get_major_locator().set_params(integer=True)
+            axes.text(place, 1.06, label, fontsize=8, rotation=90, ha="center", **LITERAL)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         margin = 0.5 + 0.01 * last
-        backend.xlim((-margin, last + margin), panel)
-        backend.ylim((-0.03, 1.03), panel)
-        plate = table[table.dims[-1]].attrs["long_name"]
-        backend.xlabel(f"index of {plate}", panel, **LITERAL)
-        backend.ylabel(f"inclusion probability\nof {name}", panel, **LITERAL)
+        axes.set(xlim=(-margin, last + margin), ylim=(-0.03, 1.03))
+        axes.set_xlabel(f"index of {table[table.dims[-1]].attrs['long_name']}", **LITERAL)
+        axes.set_ylabel(f"inclusion probability\nof {name}", **LITERAL)
     return picture
 
 
-def empty(tables: Mapping[str, xr.DataArray], figure: dict[str, Any]) -> PlotCollection:
-    """Make a panel for each variable, with a colour for each method."""
-    data = xr.Dataset({name: table.isel(summary=0, drop=True) for name, table in tables.items()})
-    return panels(data, ["__variable__"], 1, figure, aes={"color": ["model"]})
+def names_above(table: xr.DataArray, threshold: float) -> dict[int, str]:
+    """Choose names of elements above the threshold that do not overlap, the highest first."""
+    highest = table.sel(summary=["inclusion", "reference"]).max(["summary", "model"]).values
+    labels, gap = table[table.dims[-1]].values, NAME / INDEX_WIDTH * len(highest)
+    names: dict[int, str] = {}
+    for place in most_included(highest, max(1, int(np.sum(highest > threshold)))):
+        if highest[place] > threshold and all(abs(place - other) >= gap for other in names):
+            names[int(place)] = str(labels[place])
+    return names

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Heat map of the inclusion probabilities of weights."""
 
-from typing import Any
-
 from arviz_plots import PlotCollection
-from arviz_plots.backend import matplotlib as backend
-import numpy as np
 import xarray as xr
 
 from numpyro_spikeslab.messages import bad
@@ -42,7 +38,7 @@ def plot_weights(data: xr.DataTree | Methods, weights: str = WEIGHTS) -> PlotCol
         >>> spike = np.random.default_rng(0).binomial(1, 0.5, size=(4, 100, 3, 2))
         >>> draws = {"W": 2.0 * spike, "W_spike": spike}
         >>> picture = plot_weights(arviz_base.from_dict({"posterior": draws}))
-        >>> picture.viz["inclusion"]["W"].item().get_array().shape
+        >>> picture.get_target("W", {"model": "posterior"}).images[0].get_array().shape
         (3, 2)
     """
     methods = as_methods(data)
@@ -60,27 +56,17 @@ def plot_weights(data: xr.DataTree | Methods, weights: str = WEIGHTS) -> PlotCol
     is_turned = letters[1] > CELL
     width = len(methods) * max(CELL * len(functions), 1.5) + letters[0] + 1.4
     size = width, height + 0.9 + letters[1] * is_turned
-    figure = {"figsize": size, "sharey": True}
-    picture = panels(probs.to_dataset(name=name), ["model"], len(methods), figure)
-    borders = {"edgecolors": "white", "linewidth": 0.5} if CELL * len(tasks) == height else {}
-    picture.map(heat_map, "inclusion", cmap="Blues", vmin=0, vmax=1, **borders)
+    picture = panels(probs.to_dataset(name=name), "model", len(methods), size, sharey=True)
     axes = [picture.get_target(name, {"model": method}) for method in methods]
-    for panel, method in zip(axes, methods, strict=True):
+    for panel, method, cells in zip(axes, methods, probs.values, strict=True):
+        image = panel.imshow(cells, cmap="Blues", vmin=0, vmax=1, aspect="auto")
         label_ticks(panel.xaxis, functions, CELL * len(functions))
         label_ticks(panel.yaxis, tasks, height)
         panel.tick_params(axis="x", rotation=90 * is_turned)
-        backend.xlabel(probs.dims[2], panel, **LITERAL)
+        panel.set_xlabel(probs.dims[2], **LITERAL)
         if len(methods) > 1:
-            backend.title(method, panel, size=10, **LITERAL)
-    backend.ylabel(probs.dims[1], axes[0], **LITERAL)
-    image = picture.get_viz("inclusion", name, {"model": next(iter(methods))})
+            panel.set_title(method, fontsize=10, **LITERAL)
+    axes[0].set_ylabel(probs.dims[1], **LITERAL)
     bar = picture.viz["figure"].item().colorbar(image, ax=axes, shrink=0.8)
     bar.set_label("inclusion probability", size=9)
     return picture
-
-
-def heat_map(da: xr.DataArray, target: Any, **kwargs: Any) -> Any:
-    """Draw a cell for each element of a matrix, as a visual of arviz-plots."""
-    rows, columns = (np.arange(size + 1) - 0.5 for size in da.shape)
-    target.set_ylim(rows[-1], rows[0])
-    return target.pcolormesh(columns, rows, da.values, **kwargs)

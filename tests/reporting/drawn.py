@@ -62,12 +62,25 @@ def of_tasks(seed=0, dims=("chain", "draw"), **coords):
     )
 
 
-def artist(picture, kind, name="w", **sel):
-    return picture.get_viz(kind, name, sel)
+def points_and_bars(axes, method=0):
+    """Coordinates of the points of a method, (P, 2), and the ends of their bars, (P, 2, 2)."""
+    line, _, (bars,) = axes.containers[method].lines
+    ends = [x if len(x) else np.full((2, 2), np.nan) for x in bars.get_segments()]
+    return np.transpose(line.get_data()), np.array(ends)
+
+
+def ticks(axes):
+    """Coordinates of the marks of the reference."""
+    return np.ma.filled(axes.collections[-1].get_offsets(), np.nan)
 
 
 def tick_labels(axes):
     return [label.get_text() for label in axes.get_yticklabels()]
+
+
+def labelled(axes):
+    """The artists in a panel by their labels in the legend."""
+    return dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
 
 
 def legend_of(picture):
