@@ -229,7 +229,8 @@ def site_log_prob(site: dict[str, Any]) -> Any:
         log_prob = site["fn"].log_prob
         if not not_jax_tracer(site["value"]):
             log_prob = with_short_gammas(log_prob)
-        log_prob = log_prob(site["value"])
+        # of numpy's values NumPyro would check the support by numpy, for traced bounds too
+        log_prob = log_prob(jnp.asarray(site["value"]))
     return log_prob if site["scale"] is None else log_prob * site["scale"]
 
 

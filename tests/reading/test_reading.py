@@ -220,9 +220,10 @@ def test_almost_affine_is_not_affine(location):
     [
         (lambda X, w: dist.StudentT(4.0, X @ w, 0.5), "StudentT"),
         (lambda X, w: dist.Bernoulli(logits=X @ w), "Bernoulli"),
+        (lambda X, w: dist.Binomial(jnp.full(N, 5), logits=X @ w), "Binomial"),
         (lambda X, w: dist.Poisson(jnp.exp(X @ w)), "Poisson"),
     ],
-    ids=["StudentT", "Bernoulli", "Poisson"],
+    ids=["StudentT", "Bernoulli", "Binomial", "Poisson"],
 )
 def test_the_likelihood_must_be_normal(use, likelihood, name):
     y = (Y > 0).astype(int)
