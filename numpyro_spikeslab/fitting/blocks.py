@@ -115,7 +115,11 @@ def found_blocks(
     reading = Reader(model, "PairedGuide")(*arguments) if observed_sites(trace) else None
     if reading is not None:
         check_columns(reading.form)
-    if reading is None or not are_concrete(reading.constants) or not reading.form.constant_rows:
+    if (
+        reading is None
+        or not are_concrete(reading.problem.constants)
+        or not reading.form.constant_rows
+    ):
         raise bad(
             f"PairedGuide: blocks={AUTO!r}",
             "columns that are traced, depend on latent sites or have no observations",

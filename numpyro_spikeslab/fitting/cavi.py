@@ -178,7 +178,7 @@ class CAVI(SVI):
         reading = self._read(args, every)
         if self.guide.model is not self.model:
             refuse_other_guide(self.guide, self.model, reading)
-        self.guide.set_up(args, every, (reading.program, reading.form.pairs))
+        self.guide.set_up(args, every, (reading.problem.program, reading.form.pairs))
         refuse(self.guide, self.plain, reading)
         temperature = self.temperature
         # of a pickle it is an equal string, not the same one

@@ -363,7 +363,7 @@ def data_of(reading: Reading) -> Data:
     functions = reading.functions
     at, indices = with_shared_prior(reading)
     return Data(
-        constants=reading.constants,
+        constants=reading.problem.constants,
         indices=indices,
         transforms={name: biject_to(support) for name, support in reading.supports.items()},
         view=at,

@@ -128,7 +128,7 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
     alone = (role.site for role in roles if reading.indices[role.site].is_single)
     return Spec(
         form=form,
-        program=reading.program,
+        program=reading.problem.program,
         parameters=None if known is None else known.parameters,
         block_size=reading.block_size,
         plain=plain,

@@ -123,7 +123,7 @@ def _noise_of(reading: Reading, values: dict[str, Any], at: Noise, columns: Any)
     roles = reading.form.roles_of(NoiseRole)
     for role in roles:
         sigma2 = reading.indices[role.site].take(values[role.site] ** 2, sigma2)
-    scale = reading.program.shapes.observed[reading.form.likelihood].scale
+    scale = reading.problem.program.shapes.observed[reading.form.likelihood].scale
     if reading.layout is not None and scale.size > 1:
         _check_known(reading, roles, at.observed, columns)
     return sigma2
@@ -132,7 +132,7 @@ def _noise_of(reading: Reading, values: dict[str, Any], at: Noise, columns: Any)
 def _check_known(reading: Reading, roles: tuple[Role, ...], observed: Any, columns: Any) -> None:
     """A column without entries says nothing of a noise of its own."""
     if not are_concrete(observed):
-        with outside_transformations(reading.constants):
+        with outside_transformations(reading.problem.constants):
             observed = _without_functions(reading, reading.generic)[0].observed
     if not are_concrete(observed):
         raise ValueError(
@@ -296,7 +296,7 @@ def _without_functions(reading: Reading, values: dict[str, Any]) -> tuple[Noise,
         at = reading.view(values)
         return Noise(at.sigma2, at.count > 0), reading.problem.predictor_of_tasks(values)
 
-    with outside_transformations((reading.constants, values)):
+    with outside_transformations((reading.problem.constants, values)):
         return compiled(of, values)
 
 
@@ -307,7 +307,7 @@ def _changes(reading: Reading, offset: Any) -> bool:
     """
     if not are_concrete(offset):
         # parameters that are traced could have any values
-        with outside_transformations(reading.constants):
+        with outside_transformations(reading.problem.constants):
             offset = reading.problem.predictor_of_tasks(reading.generic)
     if not are_concrete(offset):
         raise ValueError(

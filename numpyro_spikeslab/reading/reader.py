@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a user's model once for each data set, or says why it cannot."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -53,26 +53,47 @@ from numpyro_spikeslab.reading.provenance import provenance, union
 from numpyro_spikeslab.reading.view import View, shared_features, view, whitened_design
 from numpyro_spikeslab.roles import Index, NoiseRole, Role
 
+Value = TypeVar("Value")
+
+
+def from_data(function: Callable[[Any], Value]) -> "cached_property[Value]":
+    """Make a property of a reading that is computed once, and where the data are known, outside of
+    the caller's transformations."""
+
+    @wraps(function)
+    def computed(reading):
+        with outside_transformations(reading.problem.constants):
+            return function(reading)
+
+    return cached_property(computed)
+
+
+class AllColumns(NamedTuple):
+    """Products of the columns of a constant design that are few.
+
+    - **gram** - with each other, (P, P).
+    - **apart** - the columns apart from the span of their coefficients, if there are any.
+    """
+
+    gram: Any
+    apart: Apart | None
+
 
 @dataclass(eq=False)
 class Reading:
     """A model as it was read, and what depends on data alone.
 
-    :param form: what the model is.
-    :param program: the model as a program.
-    :param constants: its data.
+    :param problem: the model with its data.
     :param indices: which entry of each site with a role each weight or task takes.
     :param functions: what is known of the latent functions that weights mix, or `None`.
     :param generic: generic values of the other sites.
-    :param params: values at which the model's params start in this call; unlike generic ones they
-        may be traced.
+    :param params: start values of the model's params in this call; unlike generic ones they may be
+        traced.
     :param layout: of the observations, if they are entries of a table.
     :param block_size: columns per block of the design.
     """
 
-    form: Form
-    program: Program
-    constants: tuple
+    problem: Problem
     indices: dict[str, Index]
     functions: KnownFunctions | None
     generic: dict[str, Any]
@@ -81,14 +102,14 @@ class Reading:
     block_size: int
 
     @property
-    def problem(self) -> Problem:
-        """The model with its data."""
-        return Problem(self.form, self.program, self.constants)
+    def form(self) -> Form:
+        """What the model is."""
+        return self.problem.form
 
     @property
     def if_traced(self) -> str:
-        """What an error adds, of a model that may be read as less than it is."""
-        if are_concrete(self.constants):
+        """A sentence for errors about a model that may be read as less than it is."""
+        if are_concrete(self.problem.constants):
             return ""
         return (
             " The data are traced, as within jit or vmap, so less is known of the model: make the "
@@ -107,10 +128,10 @@ class Reading:
         """
         if self.form.free:
             return None
-        with outside_transformations(self.constants):
+        with outside_transformations(self.problem.constants):
             return _view(self.problem, self.generic, None, self.layout)
 
-    @cached_property
+    @from_data
     def supports(self) -> dict[str, Any]:
         """Supports of the latent sites that are free, and constraints of such params, which may
         depend on data; `None` of those that depend on other sites."""
@@ -118,83 +139,68 @@ class Reading:
         if not names:
             return {}
 
-        def kept(run):
-            return {k: x for k, x in (run.priors | run.constraints).items() if k in names}
-
-        def found(values):
-            return self.problem.run(values, of=kept)
+        def distributions(values):
+            return self.problem.run(
+                values,
+                of=lambda run: {
+                    k: x for k, x in (run.priors | run.constraints).items() if k in names
+                },
+            )
 
         def supports(found):
             return {k: getattr(x, "support", x) for k, x in found.items()}
 
         def leaves(values):
-            return {k: jax.tree.leaves(x) for k, x in supports(found(values)).items()}
+            return {k: jax.tree.leaves(x) for k, x in supports(distributions(values)).items()}
 
-        with outside_transformations(self.constants):
-            sources = provenance(leaves, values=self.generic)
-            known = supports(compiled(found, self.generic))
+        sources = provenance(leaves, values=self.generic)
+        known = supports(compiled(distributions, self.generic))
         return {name: None if union(sources[name]) else x for name, x in known.items()}
 
-    @cached_property
+    @from_data
     def design(self) -> Design | None:
         """The whitened design, `None` if it depends on other sites or features are shared."""
         if self.form.kind != COLUMNS or not self.form.constant_design:
             return None
-        with outside_transformations(self.constants):
-            return _design(self.problem, self.generic, self.block_size)
+        return _design(self.problem, self.generic, self.block_size)
 
-    @cached_property
-    def gram(self) -> Any:
-        """Products of the design's columns, (P, P), if it is constant and they are few."""
-        if self.form.size > MAX_GRAM or self.design is None or not are_concrete(self.design):
-            return None
-        with outside_transformations(self.constants):
-            return _products(self.design.rows)[: self.form.size, : self.form.size]
-
-    @cached_property
+    @from_data
     def apart(self) -> Apart | None:
         """The blocks of a constant design apart from the span of its coefficients, if there are
         any."""
-        return self._apart(False)
+        return self._apart(whole=False)
 
-    @cached_property
-    def columns_apart(self) -> Apart | None:
-        """The same of all columns at once, if they are few; see :attr:`gram`."""
-        if self.form.size > MAX_GRAM or not are_concrete(self.design):
+    @from_data
+    def all_columns(self) -> AllColumns | None:
+        """Products of all columns of a constant design, if they are few."""
+        P = self.form.size
+        if P > MAX_GRAM or self.design is None or not are_concrete(self.design):
             return None
-        return self._apart(True)
+        return AllColumns(_products(self.design.rows)[:P, :P], self._apart(whole=True))
 
     def _apart(self, whole: bool) -> Apart | None:
         if self.design is None or not self.form.coefficients:
             return None
-        with outside_transformations(self.constants):
-            return _apart(whole, self.problem, self.generic, self.design)
+        return _apart(whole, self.problem, self.generic, self.design)
 
-    @cached_property
+    @from_data
     def features(self) -> Any:
         """Features that are known and the same for all tasks, (M, N); else `None`."""
-        if self.form.kind != SHARED:
-            return None
-        with outside_transformations(self.constants):
-            return _features(self.problem, self.generic)
+        return _features(self.problem, self.generic) if self.form.kind == SHARED else None
 
-    @cached_property
+    @from_data
     def covariates(self) -> dict[str, Any]:
         """Covariates that all tasks share, (C, N), by the names of the coefficients of tasks."""
-        if not self.form.of_tasks:
-            return {}
-        with outside_transformations(self.constants):
-            return _covariates(self.problem, self.generic)
+        return _covariates(self.problem, self.generic) if self.form.of_tasks else {}
 
-    @cached_property
+    @from_data
     def shares(self) -> Shares | None:
-        """What the observations say of weights and of coefficients of tasks, where no other site
-        can change it."""
+        """Sufficient statistics of weights and of coefficients of tasks, where no other site can
+        change them."""
         form, own = self.form, {each.site for each in self.form.of_tasks}
         if form.kind != SHARED or not own or not own.issuperset(form.free):
             return None
-        with outside_transformations(self.constants):
-            return _shares(self.problem, self.generic, self.features, self.covariates)
+        return _shares(self.problem, self.generic, self.features, self.covariates)
 
     def design_at(self, values: dict[str, Any]) -> Design:
         """The whitened design at given values of the other sites."""
@@ -311,9 +317,7 @@ def _read(
     shapes = problem.inputs["values"]
     indices = dict(zip((role.site for role in forms[-1].roles), arrays.indices, strict=True))
     return Reading(
-        form,
-        problem.program,
-        problem.constants,
+        problem,
         {r.site: _index(form, r, indices[r.site], shapes[r.site].shape) for r in form.roles},
         functions,
         arrays.values,

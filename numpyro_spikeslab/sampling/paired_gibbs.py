@@ -215,7 +215,8 @@ def _draw_columns(
     :return: the draws, and what a design makes of weights.
     """
     reading, at = now.reading, now.at
-    relative, gram = at.relative[:, 0], reading.gram
+    relative, columns = at.relative[:, 0], reading.all_columns
+    gram = None if columns is None else columns.gram
     whole = reading.design_at(now.values) if reading.design is None else reading.design
     design, target = whole, jnp.sqrt(relative) * at.Y[:, 0]
     precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
@@ -223,8 +224,8 @@ def _draw_columns(
         units, others = without_coefficients(reading.problem, now.values, at, names)
         target = others.whiten(target + units.current @ whitened(units.features, relative))
         design, gram = others.design(whole, reading.apart), None
-        if (columns := reading.columns_apart) is not None:
-            gram = others.gram(columns, feature_rows(design, current.size))
+        if columns is not None:
+            gram = others.gram(columns.apart, feature_rows(design, current.size))
     residual = target - predictor(design, current)
 
     def fit(new):

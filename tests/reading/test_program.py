@@ -297,7 +297,7 @@ def test_many_features_cost_no_larger_program():
     texts = []
     for size in (3, 300):
         wide = RNG.normal(size=(N, size))
-        texts.append(str(Reader(model, "test")((wide, Y), {}).program.jaxpr))
+        texts.append(str(Reader(model, "test")((wide, Y), {}).problem.program.jaxpr))
     assert len(texts[1]) < 1.1 * len(texts[0])
 
 
