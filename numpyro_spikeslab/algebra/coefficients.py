@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Gaussian conditional of coefficients with Normal priors, of which observations are affine."""
+r"""Coefficients with a Normal prior beside the weights: integrated out, or given the weights.
+
+The location of task q is :math:`X^\top w_q + D^\top b_q`: features X times weights, and
+covariates D times coefficients, such as an intercept. A design whose columns have one weight each
+is one task. Features and observations are split into their part in the span of the covariates and the
+rest, and only the former depends on the coefficients. Where columns are far from centred, this also
+avoids the cancellation of large numbers in single precision.
+"""
 
 from typing import NamedTuple
 
@@ -8,147 +15,267 @@ from jaxtyping import Array, Float
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_spikeslab.algebra.pairs import Design, in_parts
+from numpyro_spikeslab.algebra.task_sweeps import task_products
 
 
-class Apart(NamedTuple):
-    """Features in two parts: what lies in the span of B directions, and the rest.
+class NormalPrior(NamedTuple):
+    """The prior of C coefficients of each of Q tasks, and their current values.
 
-    Coefficients take over the first. Beside an intercept, of columns whose means are a thousand
-    times their spread hardly a millionth of the squares counts, which differences of products of
-    whole features would lose to rounding.
+    It relates them to deviations from the prior means in units of the prior scales. If the mean of
+    one depends on others, it is the mean given these.
 
-    - **basis** - of the span, orthonormal.
-    - **inside** - coordinates of the features in it.
-    - **rest**, **products** - what the features have beyond it, and products of that.
+    - **value**, **mean**, **scale** - current values, and moments of the prior.
+    - **links** - derivatives of the means with respect to all coefficients, for Q = 1; `None` if
+      there are none.
     """
 
-    basis: Float[Array, "B K"]
-    inside: Float[Array, "*G P B"]
-    rest: Float[Array, "*G P K"]
+    value: Float[Array, "Q C"]
+    mean: Float[Array, "Q C"]
+    scale: Float[Array, "Q C"]
+    links: Float[Array, "C C"] | None = None
+
+    @property
+    def deviation(self) -> Float[Array, "Q C"]:
+        """The current values as deviations."""
+        return (self.value - self.mean) / self.scale
+
+    @property
+    def origin(self) -> Float[Array, "Q C"]:
+        """The values at deviations of zero."""
+        return self.mean if self.links is None else self.value - self.scaled(self.deviation)
+
+    def scaled(self, x: Float[Array, "#Q C *X"]) -> Float[Array, "Q C *X"]:
+        """Turn changes of deviations into changes of values."""
+        x = _expanded(self.scale, x) * x
+        return x if self.links is None else jnp.linalg.solve(self._unlinked, x[0])[None]
+
+    def unscaled(self, x: Float[Array, "Q C *X"]) -> Float[Array, "Q C *X"]:
+        """Turn changes of values into changes of deviations."""
+        x = x if self.links is None else (self._unlinked @ x[0])[None]
+        return x / _expanded(self.scale, x)
+
+    def rows(self, covariates: Float[Array, "C K"]) -> Float[Array, "Q C K"]:
+        """What a deviation of one adds to the location."""
+        if self.links is not None:
+            covariates = jnp.linalg.solve(self._unlinked.T, covariates)
+        return self.scale[:, :, None] * covariates
+
+    @property
+    def _unlinked(self) -> Float[Array, "C C"]:
+        assert self.links is not None
+        return jnp.eye(len(self.links), dtype=self.links.dtype) - self.links
+
+
+class Split(NamedTuple):
+    """Features, split into the span of covariates and the rest.
+
+    - **basis** - of the span, orthonormal.
+    - **inside** - coordinates of the features in the basis.
+    - **rest**, **products** - their rest, and the products of that of each block.
+    """
+
+    basis: Float[Array, "K N"]
+    inside: Float[Array, "*G P K"]
+    rest: Float[Array, "*G P N"]
     products: Float[Array, "*G P P"]
 
 
-def taken_apart(features: Float[Array, "*G P K"], directions: Float[Array, "B K"]) -> Apart:
+def split(features: Float[Array, "*G P N"], covariates: Float[Array, "C N"]) -> Split:
+    """Split features.
+
+    :param features: the leading axes are those of blocks, or none.
     """
-    :param features: their leading axes are those of blocks, or none.
-    :param directions: any will do; those of the coefficients are of use.
+    basis = jnp.linalg.qr(covariates.T)[0].T
+    inside, rest = split_along(basis, features)
+    return Split(basis, inside, rest, rest @ jnp.swapaxes(rest, -1, -2))
+
+
+def split_along(
+    basis: Float[Array, "K N"], x: Float[Array, "*P N"]
+) -> tuple[Float[Array, "*P K"], Float[Array, "*P N"]]:
+    """Return the coordinates of rows in an orthonormal basis, and their rest."""
+    inside = x @ basis.T
+    rest = x - inside @ basis
+    # rounding errors in the span may be large beside the rest
+    correction = rest @ basis.T
+    return inside + correction, rest - correction @ basis
+
+
+class Coefficients(NamedTuple):
+    r"""The conditional of the coefficients u (as deviations) given the weights w.
+
+    The squared residuals in the span of the covariates are :math:`\|e - J w - E u\|^2`.
+
+    - **J**, **E**, **e** - features, covariates and observations in K directions of the span. The
+      leading axis of J is 1 where all tasks weigh the observations alike.
+    - **sigma2** - noise variance of each task.
+    - **whitening** - T with :math:`T^\top T = (I + E E^\top / \sigma^2)^{-1}`. With the
+      coefficients integrated out, the squared residuals are :math:`\|T (e - J w)\|^2`.
     """
-    basis = jnp.linalg.qr(directions.T)[0].T
-    inside = features @ basis.T
-    rest = features - inside @ basis
-    # what rounding has left in the span is large beside the rest
-    more = rest @ basis.T
-    rest -= more @ basis
-    return Apart(basis, inside + more, rest, rest @ jnp.swapaxes(rest, -1, -2))
 
+    J: Float[Array, "#Q K M"]
+    E: Float[Array, "Q K C"]
+    e: Float[Array, "Q K"]
+    sigma2: Float[Array, " Q"]
+    whitening: Float[Array, "Q K K"]
 
-class Without(NamedTuple):
-    """Observations whose B coefficients are integrated out: with what a unit of each adds as the
-    columns of C, whitened and in units of the prior's scales, their covariance is ``I + C C^T``.
+    def without(self) -> tuple[Float[Array, "Q K M"], Float[Array, "Q K"]]:
+        """Return features and observations with the coefficients integrated out."""
+        return self.whitening @ self.J, times(self.whitening, self.e)
 
-    The QR decomposition of C below the unit matrix has the upper square U and below it V, and
-    ``V V^T`` is what the coefficients take over. ``T^T T = I - V V^T`` with
-    ``T = I - V (I + U)^{-1} V^T``. No products of the coefficients' columns are made, which would
-    square their condition: single precision would not survive that where an intercept stands beside
-    effects of groups.
+    def given(
+        self, residual: Float[Array, "Q K"], noise: Float[Array, "Q C"] | None = None
+    ) -> tuple[Float[Array, "Q C"], Float[Array, "Q K"]]:
+        """Return the conditional mean of u, or a draw of it, and ``e - J w - E u``.
 
-    - **root** - upper triangular ``R``, the coefficients' precision is ``R^T R``.
-    - **U**, **V** - as above.
-    """
-
-    root: Float[Array, "B B"]
-    U: Float[Array, "B B"]
-    V: Float[Array, "K B"]
-
-    def whiten(self, rows: Float[Array, "*P K"]) -> Float[Array, "*P K"]:
-        """``T`` times each row."""
-        one = jnp.eye(len(self.U), dtype=self.U.dtype)
-        # of all signs of its rows, those of a positive diagonal keep I + U away from singular
-        upper = jnp.where(jnp.diagonal(self.U) < 0, -1, 1)[:, None] * jnp.triu(self.U)
-        return rows - rows @ self.V @ solve_triangular(one + upper, one).T @ self.V.T
-
-    def design(self, design: Design, apart: Apart | None) -> Design:
-        """A design, whitened.
-
-        :param apart: its features taken apart once, if it is constant.
+        :param residual: that of :meth:`without` at the given weights.
+        :param noise: standard normal numbers of a draw.
         """
-        if apart is None:
-            white = self.whiten(design.rows)
-            return Design(white, white @ jnp.swapaxes(white, -1, -2))
-        white = self.whiten(apart.rest) + apart.inside @ self.whiten(apart.basis)
-        return Design(white, self.gram(apart, white))
+        u, left = times(self._gain, residual), times(transposed(self.whitening), residual)
+        if noise is None:
+            return u, left
+        change = solve_triangular(self._root, noise[..., None])[..., 0]
+        return u + change, left - times(self.E, change)
 
-    def gram(self, apart: Apart, white: Float[Array, "*G P K"]) -> Float[Array, "*G P P"]:
-        """Products of whitened features.
+    @property
+    def slopes(self) -> Float[Array, "Q C M"]:
+        """The derivative of the conditional mean with respect to the weights."""
+        return -self._gain @ (self.whitening @ self.J)
 
-        :param white: the features, whitened.
-        """
-        inside, index = apart.inside, jnp.arange(white.shape[-2])
-        basis, within = self.whiten(apart.basis), apart.rest @ self.V
-        across = within @ (apart.basis @ self.V).T - 0.5 * inside @ (basis @ basis.T)
-        mixed = across @ jnp.swapaxes(inside, -1, -2)
-        products = apart.products - within @ jnp.swapaxes(within, -1, -2)
-        products -= mixed + jnp.swapaxes(mixed, -1, -2)
-        # what differences leave must not be negative
-        return products.at[..., index, index].set(jnp.sum(white**2, axis=-1))
+    def explained(self, x: Float[Array, "#Q K X"]) -> Float[Array, "Q C X"]:
+        """Return rows whose products are what integrating the coefficients out takes from those of
+        ``x``."""
+        scaled = transposed(self.E) @ x / jnp.sqrt(self.sigma2)[:, None, None]
+        return solve_triangular(self._root, scaled, trans=1)
 
-    def explained(
-        self, residual: Float[Array, " K"], current: Float[Array, " B"]
-    ) -> Float[Array, " B"]:
-        """``R`` times the change that takes the coefficients to their conditional mean.
+    @property
+    def _gain(self) -> Float[Array, "Q C K"]:
+        """Maps a residual of :meth:`without` to the conditional mean."""
+        return transposed(self.whitening @ self.E) / self.sigma2[:, None, None]
 
-        :param residual: what the current ones leave of the observations, whitened.
-        :param current: these, as deviations in units of the prior's scales.
-        """
-        return self.V.T @ residual - self.U.T @ current
-
-    def mean(self, residual: Float[Array, " K"], current: Float[Array, " B"]) -> Float[Array, " B"]:
-        """Conditional mean of the coefficients; arguments as in :meth:`explained`."""
-        return current + solve_triangular(self.root, self.explained(residual, current))
-
-    def draw(
-        self, noise: Float[Array, " B"], residual: Float[Array, " K"], current: Float[Array, " B"]
-    ) -> Float[Array, " B"]:
-        """A draw of the coefficients; other arguments as in :meth:`explained`.
-
-        :param noise: standard normal numbers.
-        """
-        return self.mean(residual, current) + solve_triangular(self.root, noise)
-
-    def slopes(self, design: Design) -> Float[Array, "B P2"]:
-        """By how much the conditional mean changes with a unit of the weight of each feature, those
-        included that pad the last block.
-
-        :param design: whitened.
-        """
-        along = jnp.reshape(design.rows @ self.V, (-1, self.V.shape[1]))
-        return -solve_triangular(self.root, along.T)
+    @property
+    def _root(self) -> Float[Array, "Q C C"]:
+        """Upper triangular root of the precision of u."""
+        return root_of_sum(self.E / jnp.sqrt(self.sigma2)[:, None, None])
 
 
-def without(features: Float[Array, "B K"], precision: Float[Array, " K"]) -> Without:
+def coefficients_of(
+    J: Float[Array, "#Q K M"],
+    E: Float[Array, "Q K C"],
+    e: Float[Array, "Q K"],
+    sigma2: Float[Array, " Q"],
+) -> Coefficients:
+    """Make the conditional from arrays of the span."""
+    root = root_of_sum(transposed(E) / jnp.sqrt(sigma2)[:, None, None])
+    one = jnp.broadcast_to(jnp.eye(root.shape[1], dtype=root.dtype), root.shape)
+    return Coefficients(J, E, e, sigma2, solve_triangular(root, one, trans=1))
+
+
+def root_of_sum(x: Float[Array, "Q A B"]) -> Float[Array, "Q B B"]:
+    """Return an upper triangular root of ``I + x^T x``.
+
+    The QR decomposition does not form the products, which would square the condition: in single
+    precision an intercept could not be told from effects of groups.
     """
-    :param features: what a unit of each coefficient adds to the observations, in units of the
-        prior's scales.
-    :param precision: of the observations, 0 where they are missing.
+    one = jnp.broadcast_to(jnp.eye(x.shape[2], dtype=x.dtype), (len(x), x.shape[2], x.shape[2]))
+    return jnp.linalg.qr(jnp.concatenate([x, one], axis=1), mode="r")
+
+
+def of_columns(
+    basis: Float[Array, "K N"],
+    inside: Float[Array, "P K"],
+    covariates: Float[Array, "C N"],
+    y: Float[Array, " N"],
+    prior: NormalPrior,
+    sigma2: Float[Array, ""],
+) -> tuple[Coefficients, Float[Array, " N"]]:
+    """Return the coefficients of a whitened design, and the rest of the observations.
+
+    :param basis: of a span that has the covariates in it.
+    :param inside: coordinates of the features.
+    :param y: residual at the current values of the coefficients.
     """
-    # the prior counts as observations
-    one = jnp.eye(len(features), dtype=features.dtype)
-    Q, root = jnp.linalg.qr(jnp.concatenate([one, whitened(features, precision).T]))
-    return Without(root, *jnp.split(Q, [len(features)]))
+    coordinates = covariates @ basis.T
+    fit, rest = split_along(basis, y)
+    e = fit + (prior.value - prior.origin) @ coordinates
+    E = transposed(prior.rows(coordinates))
+    return coefficients_of(inside.T[None], E, e, sigma2[None]), rest
 
 
-def beside(design: Design, slopes: Float[Array, "B P"], features: Float[Array, "B K"]) -> Design:
-    """A design of weights that coefficients follow.
+class TaskStatistics(NamedTuple):
+    """Sums over the observations of Q tasks that share M features and C covariates.
 
-    :param slopes: by how much each coefficient changes with a unit of each weight.
-    :param features: what a unit of each coefficient adds to the observations, whitened.
+    - **coordinates** - of the covariates in a basis of their span.
+    - **up** - upper triangular root of the basis' products, as each task weighs observations.
+    - **fit** - coordinates of the observations.
+    - **J** - as in :class:`Coefficients`.
+    - **G**, **b**, **yy** - products of the rest of features and observations.
     """
-    num_blocks, size = design.rows.shape[:2]
-    by_block = in_parts(slopes.T, num_blocks, size)
-    return Design(design.rows + by_block @ features, None)
+
+    coordinates: Float[Array, "K C"]
+    up: Float[Array, "#Q K K"]
+    fit: Float[Array, "Q K"]
+    J: Float[Array, "#Q K M"]
+    G: Float[Array, "#Q M M"]
+    b: Float[Array, "Q M"]
+    yy: Float[Array, " Q"]
+
+    def coefficients(self, prior: NormalPrior, sigma2: Float[Array, " Q"]) -> Coefficients:
+        """Return the coefficients at a prior and noise."""
+        e = times(self.up, self.fit - prior.origin @ self.coordinates.T)
+        E = self.up @ transposed(prior.rows(self.coordinates.T))
+        return coefficients_of(self.J, E, e, sigma2)
 
 
-def whitened(rows: Float[Array, "*P K"], precision: Float[Array, " K"]) -> Float[Array, "*P K"]:
-    """Rows by the square root of each observation's precision; they may be NaN where that is 0."""
+def task_statistics(
+    y: Float[Array, "N Q"],
+    Z: Float[Array, "N #Q"],
+    features: Float[Array, "M N"],
+    covariates: Float[Array, "C N"],
+) -> TaskStatistics:
+    """Sum over the observations of tasks.
+
+    :param y: observations at weights and coefficients of zero, 0 where they are missing.
+    :param Z: relative precisions, one column where all tasks agree.
+    """
+    basis, inside, rest, _ = split(features, covariates)
+    S = task_products(basis, basis, Z)
+    # a task with too few observations for all directions has a singular matrix
+    size = jnp.max(jnp.diagonal(S, axis1=1, axis2=2), axis=1)[:, None, None]
+    info, one = jnp.finfo(S.dtype), jnp.eye(len(basis), dtype=S.dtype)
+    L = jnp.linalg.cholesky(S + (len(basis) * info.eps * size + info.tiny**0.5) * one)
+    half = solve_triangular(L, jnp.broadcast_to(one, L.shape), lower=True)
+    up = transposed(L)
+    across = half @ task_products(basis, rest, Z)
+    fit = times(transposed(half), times(half, (Z * y).T @ basis.T))
+    y = y - (fit @ basis).T
+    return TaskStatistics(
+        basis @ covariates.T,
+        up,
+        fit,
+        J=up @ inside.T + across,
+        G=task_products(rest, rest, Z) - transposed(across) @ across,
+        b=(Z * y).T @ rest.T,
+        yy=jnp.sum(Z * y**2, axis=0),
+    )
+
+
+def times(matrix: Float[Array, "#Q A B"], x: Float[Array, "Q B"]) -> Float[Array, "Q A"]:
+    """Multiply a vector of each task with its matrix, or with one for all tasks."""
+    if len(matrix) == 1:
+        return x @ matrix[0].T
+    return jnp.einsum("qab,qb->qa", matrix, x)
+
+
+def transposed(x: Float[Array, "#Q A B"]) -> Float[Array, "#Q B A"]:
+    """Transpose the matrix of each task."""
+    return jnp.swapaxes(x, 1, 2)
+
+
+def whitened(rows: Float[Array, "*P N"], precision: Float[Array, " N"]) -> Float[Array, "*P N"]:
+    """Scale observations by the root of their precision; rows may be NaN where that is 0."""
     return jnp.where(precision > 0, rows, 0) * jnp.sqrt(precision)
+
+
+def _expanded(scale: Float[Array, "Q C"], x: Float[Array, "..."]) -> Float[Array, "Q C ..."]:
+    return scale.reshape(*scale.shape, *(1,) * (x.ndim - 2))

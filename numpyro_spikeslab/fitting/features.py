@@ -15,10 +15,9 @@ import jax.numpy as jnp
 
 from numpyro.distributions import biject_to
 
-from numpyro_spikeslab.algebra.coefficients import Apart, beside, whitened
-from numpyro_spikeslab.algebra.covariates import Shares
+from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, whitened
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.pairs import Design, Prior, expectation, predictor
+from numpyro_spikeslab.algebra.pairs import Design, Prior, expectation, in_parts, predictor
 from numpyro_spikeslab.algebra.sparse_sums import Layout, at_entries
 from numpyro_spikeslab.algebra.task_sweeps import task_sweep
 from numpyro_spikeslab.fitting.function_sweeps import sweep, sweep_plain
@@ -42,12 +41,12 @@ from numpyro_spikeslab.fitting.tasks import (
     update_functions,
 )
 from numpyro_spikeslab.reading.coefficient_rows import (
-    TaskCoefficients,
-    coefficient_rows,
+    TasksWithout,
+    columns_without,
+    dense_rows,
+    given_residual,
     joined,
-    slopes_of_tasks,
-    task_coefficients,
-    without_coefficients,
+    tasks_without,
 )
 from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, SHARED
 from numpyro_spikeslab.reading.likelihood import by_task
@@ -85,10 +84,10 @@ class Features:
     def with_coefficients(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
         """Set coefficients that do not follow the weights to their joint maximum."""
         at = view_at(spec, data, q)
-        names, residual = spec.form.coefficients, self._residual(at, q)
-        units, without = without_coefficients(problem_of(spec, data), q.values, at, names)
-        new = without.mean(jnp.ravel(jnp.sqrt(at.precision) * residual), units.current)
-        return q._replace(values=q.values | units.back(new), residual=None)
+        sites = spec.form.coefficient_sites(spec.form.coefficients)
+        residual = self._residual(at, q)
+        new, _ = given_residual(problem_of(spec, data), at, q.values, sites, residual)
+        return q._replace(values=q.values | new, residual=None)
 
     def _residual(self, at: View, q: Posterior) -> Float[Array, "N Q"]:
         raise NotImplementedError
@@ -99,19 +98,19 @@ class Features:
 class Columns(Features):
     """Columns of a design, each with one weight; a sweep carries the whitened residual.
 
-    - **design**, **apart** - the whitened design, if it depends on data alone, and the same apart
-      from the span of the coefficients, if there are any.
+    - **design**, **split** - the whitened design, if it depends on data alone, and the same split
+      along the covariates of coefficients, if there are any.
     """
 
     design: Design | None
-    apart: Apart | None
+    split: Split | None
 
     def begin(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
         return q if data.view is None else _with_residual(spec, data, q)
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
         if q.slopes:
-            return self._sweep_beside(spec, data, at, q, temperature)
+            return self._sweep_without_coefficients(spec, data, at, q, temperature)
         design = self.design_at(spec, data, q)
         residual = _whitened_data(at) if data.view is None else q.residual
         tau, prior = 1 / at.sigma2[0], _first_row(at.prior)
@@ -119,24 +118,16 @@ class Columns(Features):
         q = q._replace(weights=weights, residual=residual)
         return at, q, self._squares(spec, data, at, q, design)
 
-    def _sweep_beside(self, spec, data, at, q, temperature) -> Swept:
+    def _sweep_without_coefficients(self, spec, data, at, q, temperature) -> Swept:
         """A sweep with coefficients integrated out, which then follow the weights."""
-        names, before = tuple(q.slopes), q.weights.mean
-        units, without = without_coefficients(problem_of(spec, data), q.values, at, names)
-        design, sigma = self.design_at(spec, data, q), jnp.sqrt(at.sigma2)
-        rows, residual = whitened(units.features, at.relative[:, 0]), _whitened_data(at)
-        tau, prior = 1 / at.sigma2[0], _first_row(at.prior)
-        target = without.whiten(residual + units.current @ rows)
-        own = without.design(design, self.apart)
-        weights, _ = q.weights.sweep(own, target, tau, prior, temperature)
-        residual += predictor(design, before - weights.mean)
-        new = without.mean(residual / sigma, units.current)
-        q = q._replace(
-            weights=weights,
-            values=q.values | units.back(new),
-            residual=residual - (new - units.current) @ rows,
-            slopes=units.slopes(without.slopes(design)[:, : spec.form.size] / sigma),
-        )
+        sites, design = spec.form.coefficient_sites(q.slopes), self.design_at(spec, data, q)
+        problem, tau, prior = problem_of(spec, data), 1 / at.sigma2[0], _first_row(at.prior)
+        columns = columns_without(problem, at, q.values, sites, design, self.split)
+        given = columns.design, columns.residual, tau, prior, temperature
+        weights, residual = q.weights.sweep(*given)
+        values, residual = columns.given(residual)
+        slopes = columns.standard.slopes(columns.coefficients.slopes)
+        q = Posterior(weights, q.functions, q.values | values, residual, slopes)
         return at, q, self._squares(spec, data, at, q, design)
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
@@ -146,10 +137,10 @@ class Columns(Features):
 
     def _squares(self, spec, data, at, q, design) -> Float[Array, " Q"]:
         if q.slopes:
-            names = tuple(q.slopes)
-            rows = coefficient_rows(problem_of(spec, data), q.values, names)
-            rows = whitened(rows.reshape(len(rows), -1), at.relative[:, 0])
-            design = beside(design, joined(q.slopes), rows)
+            sites = spec.form.coefficient_sites(q.slopes)
+            rows = whitened(dense_rows(problem_of(spec, data), q.values, sites), at.relative[:, 0])
+            slopes = in_parts(joined(sites, q.slopes, 1)[0].T, *design.rows.shape[:2])
+            design = Design(design.rows + slopes @ rows, None)
         return (jnp.sum(q.residual**2) + q.weights.total_variance(design))[None]
 
     def rounding(self, spec: Spec, at: View) -> Float[Array, " Q"]:
@@ -192,11 +183,11 @@ class Tasks(Features):
     """Features that Q tasks share, each with weights of its own; subclasses say which.
 
     - **covariates** - those that all tasks share, by the names of their coefficients.
-    - **shares** - of the observations, where there are covariates and no other site can change it.
+    - **statistics** - of tasks with covariates, where no other site can change them.
     """
 
     covariates: dict[str, Any]
-    shares: Shares | None
+    statistics: TaskStatistics | None
 
     def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
         """Means and variances of the features."""
@@ -219,13 +210,13 @@ class Tasks(Features):
     def with_coefficients(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
         if not spec.form.of_tasks:
             return super().with_coefficients(spec, data, q)
-        own = self.coefficients(spec, view_at(spec, data, q), q)
-        return q._replace(values=q.values | own.back(own.beside.mean(q.weights.mean)))
+        tasks = self.without_coefficients(spec, view_at(spec, data, q), q)
+        return q._replace(values=q.values | tasks.given(q.weights.mean)[1])
 
-    def coefficients(self, spec: Spec, at: View, q: Posterior) -> TaskCoefficients:
-        """The coefficients of tasks beside their weights."""
+    def without_coefficients(self, spec: Spec, at: View, q: Posterior) -> TasksWithout:
+        """Integrate the coefficients of tasks out."""
         given = q.values, self.of(q)[0], self.covariates
-        return task_coefficients(spec.form.of_tasks, at, *given, self.shares)
+        return tasks_without(spec.form.of_tasks, at, *given, self.statistics)
 
     def _residual(self, at: View, q: Posterior) -> Float[Array, "N Q"]:
         return at.Y - self.of(q)[0].T @ q.weights.mean.T
@@ -261,27 +252,28 @@ class Shared(Tiled):
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
         if q.slopes:
-            return self._sweep_beside(spec, at, q, temperature)
+            return self._sweep_without_coefficients(spec, at, q, temperature)
         stats = gram(at, *self.of(q)) if self.stats is None else self.stats
         weights, squares = sweep_weights(at, *self.of(q), stats, q.weights, temperature)
         return at, q._replace(weights=weights), squares
 
-    def _sweep_beside(self, spec, at, q, temperature) -> Swept:
+    def _sweep_without_coefficients(self, spec, at, q, temperature) -> Swept:
         """A sweep with the coefficients of each task integrated out."""
-        own = self.coefficients(spec, at, q)
-        more, linear = own.beside.integrated()
+        tasks = self.without_coefficients(spec, at, q)
+        products, linear, more = tasks.gram_form()
         given = linear, q.weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
-        weights = PairedMeanField.of(task_sweep(own.beside.G, *given, more=more), temperature)
-        u, slopes = own.beside.mean(weights.mean), own.beside.slopes
-        values = q.values | own.back(u)
-        q = q._replace(weights=weights, values=values, slopes=own.slopes(slopes))
-        return at, q, own.beside.squares((weights.mean, weights.variance), u, slopes)
+        weights = PairedMeanField.of(task_sweep(products, *given, more=more), temperature)
+        (u, values), slopes = tasks.given(weights.mean), tasks.coefficients.slopes
+        q = q._replace(
+            weights=weights, values=q.values | values, slopes=tasks.standard.slopes(slopes)
+        )
+        return at, q, tasks.squares((weights.mean, weights.variance), u, slopes)
 
     def moments(self, spec: Spec, at: View, q: Posterior) -> tuple[Array, Array]:
         mean, variance = super().moments(spec, at, q)
         if not q.slopes:
             return mean, variance
-        slopes = slopes_of_tasks(spec.form.of_tasks, q.slopes)
+        slopes = joined(spec.form.of_tasks, q.slopes, 1)
         rows = jnp.concatenate([self.covariates[own.site] for own in spec.form.of_tasks])
         features = self.values + jnp.einsum("qcm,cn->qmn", slopes, rows)
         return mean, jnp.einsum("qm,qmn->nq", q.weights.variance, features**2)
@@ -289,9 +281,12 @@ class Shared(Tiled):
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         if not q.slopes:
             return super().squares(spec, data, at, q)
-        own = self.coefficients(spec, at, q)
-        slopes = slopes_of_tasks(own.sites, q.slopes) / own.prior.scale[..., None]
-        return own.beside.squares((q.weights.mean, q.weights.variance), own.current, slopes)
+        tasks, moments = (
+            self.without_coefficients(spec, at, q),
+            (q.weights.mean, q.weights.variance),
+        )
+        slopes = tasks.standard.unscaled(q.slopes)
+        return tasks.squares(moments, tasks.standard.prior.deviation, slopes)
 
 
 @jax.tree_util.register_dataclass
@@ -344,7 +339,7 @@ def features_of(reading: Reading, at: View | None) -> Features:
     """
     form = reading.form
     if form.kind == COLUMNS:
-        return Columns(reading.design, reading.apart)
+        return Columns(reading.design, reading.split)
     covariates, values = reading.covariates, reading.features
     if form.kind == SHARED:
         if not keeps_products(form):
@@ -352,7 +347,7 @@ def features_of(reading: Reading, at: View | None) -> Features:
         stats = None
         if at is not None:
             stats = jax.jit(gram)(at, values, jnp.zeros_like(values))
-        return Shared(covariates, reading.shares, values, stats)
+        return Shared(covariates, reading.task_statistics, values, stats)
     if form.kind == ENTRIES:
         return ObservedEntries(covariates, None, reading.layout)
     return LatentFunctions(covariates, None)

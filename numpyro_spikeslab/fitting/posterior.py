@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField, PatternMeanField
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.pairs import Design, Prior
-from numpyro_spikeslab.reading.coefficient_rows import scaled_slopes, slopes_of_tasks
+from numpyro_spikeslab.reading.coefficient_rows import standardised
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.problem import Problem
@@ -192,20 +192,19 @@ def bound_given(spec: Spec, at: View, posterior: Posterior, squares: Any) -> Flo
     value -= at.log_scale + 0.5 * jnp.sum(squares / at.sigma2)
     value -= posterior.weights.divergence(prior)
     if posterior.slopes:
-        # what following costs under the coefficients' prior
-        value -= 0.5 * _cost_of_following(spec, at, posterior)
+        value -= 0.5 * _cost_of_slopes(spec, at, posterior)
     return value if posterior.functions is None else value - jnp.sum(posterior.functions.kl)
 
 
-def _cost_of_following(spec: Spec, at: View, posterior: Posterior) -> Float[Array, ""]:
-    """Expected squares of the changes of coefficients, in units of their prior's scales."""
-    weights, slopes, own = posterior.weights, posterior.slopes, spec.form.of_tasks
-    if not own:
-        return weights.total_variance(Design(scaled_slopes(slopes, at).T[None], None))
-    assert isinstance(weights, PairedMeanField)
-    variance = {k: jnp.broadcast_to(at.priors[k].variance, x.shape[:-1]) for k, x in slopes.items()}
-    squares = {name: x**2 / variance[name][..., None] for name, x in slopes.items()}
-    return jnp.sum(jnp.sum(slopes_of_tasks(own, squares), axis=1) * weights.variance)
+def _cost_of_slopes(spec: Spec, at: View, posterior: Posterior) -> Float[Array, ""]:
+    """Expected squared deviations of the coefficients that follow the weights, under their
+    prior."""
+    sites = spec.form.coefficient_sites(posterior.slopes)
+    slopes = standardised(sites, at, posterior.values).unscaled(posterior.slopes)
+    if spec.form.kind == COLUMNS:
+        return posterior.weights.total_variance(Design(slopes[0].T[None], None))
+    assert isinstance(posterior.weights, PairedMeanField)
+    return jnp.sum(jnp.sum(slopes**2, axis=1) * posterior.weights.variance)
 
 
 def bound(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, ""]:

@@ -10,7 +10,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.coefficients import whitened
+from numpyro_spikeslab.algebra.coefficients import of_columns, whitened
 from numpyro_spikeslab.algebra.correlation import (
     COVERAGE,
     MIN_CORRELATION,
@@ -20,7 +20,7 @@ from numpyro_spikeslab.algebra.correlation import (
 )
 from numpyro_spikeslab.algebra.pairs import Coordinates, Prior, coordinates
 from numpyro_spikeslab.fitting.posterior import Posterior
-from numpyro_spikeslab.reading.coefficient_rows import without_coefficients
+from numpyro_spikeslab.reading.coefficient_rows import dense_rows, standardised
 from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, FUNCTIONS, SHARED, Form
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reading
@@ -61,25 +61,30 @@ def _effects(reading: Reading, posterior: Posterior) -> Effects:
     # what is not observed may be NaN
     rows = design_rows(reading.problem, values)
     rows = jnp.where(weights > 0, rows, 0)
-    absorbed, left = _absorbed(reading, values, at, rows)
-    linear = rows @ (weights * at.Y[:, 0]) - left @ absorbed
+    absorbed, linear = _without_coefficients(reading, values, at, rows)
     squares = jnp.maximum(rows**2 @ weights - jnp.sum(absorbed**2, axis=0), 0)
     pairs = coordinates(squares, 1.0, Prior(at.prior.log_odds[0], at.prior.variance[0]))
     return Effects(rows, weights, absorbed, linear, mean, posterior.weights.probs > 0.5, pairs)
 
 
-def _absorbed(
+def _without_coefficients(
     reading: Reading, values: dict[str, Any], at: View, rows: Float[Array, "P N"]
-) -> tuple[Float[Array, "B P"], Float[Array, " B"]]:
-    """What coefficients take over of each column, and of the residual, where they are integrated
-    out. An intercept that is held would keep out all columns of another mean."""
-    form = reading.form
+) -> tuple[Float[Array, "B P"], Float[Array, " P"]]:
+    """Return what coefficients absorb of each column, and its product with the residual, where they
+    are integrated out. An intercept that is held would keep out all columns of another mean."""
+    form, precision = reading.form, at.precision[:, 0]
+    columns, y = whitened(rows, precision), whitened(at.Y[:, 0], precision)
     if not form.coefficients:
-        return jnp.zeros((0, len(rows)), rows.dtype), jnp.zeros(0, rows.dtype)
-    own, beside = without_coefficients(reading.problem, values, at, form.coefficients)
-    precision = at.precision[:, 0]
-    absorbed = (whitened(rows, precision) @ beside.V).T
-    return absorbed, beside.explained(whitened(at.Y[:, 0], precision), own.current)
+        return jnp.zeros((0, len(rows)), rows.dtype), columns @ y
+    sites = form.coefficient_sites(form.coefficients)
+    prior = standardised(sites, at, values).prior
+    covariates = whitened(dense_rows(reading.problem, values, sites), precision)
+    basis, one = jnp.linalg.qr(covariates.T)[0].T, jnp.ones((), y.dtype)
+    coefficients, _ = of_columns(basis, columns @ basis.T, covariates, y, prior, one)
+    absorbed = coefficients.explained(coefficients.J)[0]
+    explained = coefficients.explained(coefficients.e[..., None])[0, :, 0]
+    y = y + (prior.value - prior.origin)[0] @ covariates
+    return absorbed, columns @ y - explained @ absorbed
 
 
 @jax.jit

@@ -7,7 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS, SHARED, Form, OfTasks, task_axis
+from numpyro_spikeslab.reading.form import (
+    ENTRIES,
+    FUNCTIONS,
+    SHARED,
+    CoefficientSite,
+    Form,
+    task_axis,
+)
 from numpyro_spikeslab.reading.probe import Directions, Verdict, find_verdict
 from numpyro_spikeslab.reading.problem import Problem
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
@@ -35,6 +42,7 @@ def candidates(problem: Problem, proof: Proof, trace: dict[str, Any], joint: boo
         roles=proof.roles,
         coefficients=proof.coefficients.dense,
         links=proof.coefficients.links,
+        constant_covariates=proof.coefficients.constant,
         varying_noise=varying,
         constant_rows=not proof.design & others,
         constant_design=not (proof.design | weighs) & others,
@@ -88,7 +96,9 @@ def _layouts(form: Form, proof: Proof, parts: Any) -> list[Form]:
     return forms
 
 
-def _own_coefficients(form: Form, proof: Proof, trace: dict[str, Any]) -> tuple[OfTasks, ...]:
+def _own_coefficients(
+    form: Form, proof: Proof, trace: dict[str, Any]
+) -> tuple[CoefficientSite, ...]:
     """Coefficients of which each task may have its own, if that is so of all that move the
     predictor; if not, all are treated as dense, if they are few enough."""
     coefficients = proof.coefficients
@@ -97,8 +107,7 @@ def _own_coefficients(form: Form, proof: Proof, trace: dict[str, Any]) -> tuple[
     if not coefficients.constant or (not all_move and coefficients.dense == coefficients.names):
         return ()
     axes = [_axis(form, trace, name) for name in moving]
-    own = (OfTasks(name, axis) for name, axis in zip(moving, axes, strict=True) if axis is not None)
-    return () if None in axes else tuple(own)
+    return () if None in axes else tuple(map(CoefficientSite, moving, axes))
 
 
 def _axis(form: Form, trace: dict[str, Any], name: str) -> int | None:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coefficients: Normal sites, beside the weights, in which the location is affine."""
+"""Coefficients of a model: their rows in the location, their priors, and data without them.
+
+Coefficients are Normal sites in which the location is affine. Their values are arrays of shape
+(Q, C): each of Q tasks has its own (``form.of_tasks``), or Q is 1 and all are one dense vector.
+"""
 
 from collections.abc import Callable
 from math import prod
@@ -9,56 +13,55 @@ from jaxtyping import Array, Float
 import numpy as np
 
 import jax
-from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.coefficients import Without, without
-from numpyro_spikeslab.algebra.covariates import Beside, Normal, Shares, shares_of
-from numpyro_spikeslab.reading.form import Form, OfTasks
+from numpyro_spikeslab.algebra.coefficients import (
+    Coefficients,
+    NormalPrior,
+    Split,
+    TaskStatistics,
+    of_columns,
+    split,
+    task_statistics,
+    times,
+    whitened,
+)
+from numpyro_spikeslab.algebra.pairs import Design
+from numpyro_spikeslab.reading.form import CoefficientSite, Form
 from numpyro_spikeslab.reading.problem import Problem
 from numpyro_spikeslab.reading.view import View, where_observed
 
+Sites = tuple[CoefficientSite, ...]
 
-def coefficient_rows(
-    problem: Problem, values: dict[str, Any], names: tuple[str, ...]
-) -> Float[Array, "B N Q"]:
-    """The design that multiplies coefficients, their entries as rows."""
-    tangent = _tangent(problem, values, names)
-    flat, unflatten = ravel_pytree({name: values[name] for name in names})
-    units = jnp.eye(flat.size, dtype=flat.dtype)
-    return jax.vmap(lambda unit: tangent(unflatten(unit)))(units)
-
-
-def _tangent(problem, values, names) -> Callable[[Any], Float[Array, "N Q"]]:
-    """The linear map from coefficients to the location."""
-    start = {name: values[name] for name in names}
-    # the location is affine in them, so they may be anything
-    return jax.linearize(lambda new: problem.predictor_of_tasks(values | new), start)[1]
+# The rows of coefficients in the location
 
 
 def affine_map(
-    problem: Problem, values: dict[str, Any]
+    problem: Problem, values: dict[str, Any], sites: Sites
 ) -> tuple[Callable[[Any], Float[Array, "N Q"]], dict[str, tuple[int, ...]]]:
-    """The linear map from the coefficients of tasks to the location, and shapes of their sites."""
-    names = tuple(own.site for own in problem.form.of_tasks)
-    shapes = {name: jnp.shape(values[name]) for name in names}
-    return _tangent(problem, values, names), shapes
+    """Return the linear map from coefficients to the location, and the shapes of their sites."""
+    start = {each.site: values[each.site] for each in sites}
+    # the location is affine in them, so they may have any value
+    tangent = jax.linearize(lambda new: problem.predictor_of_tasks(values | new), start)[1]
+    return tangent, {name: jnp.shape(value) for name, value in start.items()}
 
 
 def over_covariates(
     form: Form,
     tangent: Callable[[Any], Any],
-    own: OfTasks,
+    own: CoefficientSite,
     shapes: dict[str, tuple[int, ...]],
     of: Callable[[Any], Any],
 ) -> Any:
-    """``of`` what a unit of one coefficient of each task adds to the observations, (N, Q), for each
-    of the C coefficients that a task has in a site."""
+    """Apply ``of`` to the covariate of each of the C coefficients that a task has in a site.
+
+    :param of: takes what coefficients of one in every task add to the location, (N, Q).
+    """
     Q, C = form.num_tasks, prod(shapes[own.site]) // form.num_tasks
     zero = {name: jnp.zeros(shape) for name, shape in shapes.items()}
 
     def one(k):
-        # XLA would take seconds to fold what is the same for all data
+        # without a barrier XLA spends seconds on folding constants
         unit = jax.lax.optimization_barrier(jnp.zeros((Q, C)).at[:, k].set(1))
         return of(tangent(zero | {own.site: own.put(unit, shapes[own.site])}))
 
@@ -66,8 +69,9 @@ def over_covariates(
 
 
 def shared_covariates(problem: Problem, values: dict[str, Any]) -> dict[str, Float[Array, "C N"]]:
-    """Covariates of the coefficients of tasks, 0 where no task has an observation."""
-    form, (tangent, shapes) = problem.form, affine_map(problem, values)
+    """Return the covariates of the coefficients of tasks, 0 where no task has an observation."""
+    form = problem.form
+    tangent, shapes = affine_map(problem, values, form.of_tasks)
 
     def rows(own):
         found = over_covariates(form, tangent, own, shapes, lambda rows: rows[:, 0])
@@ -76,190 +80,247 @@ def shared_covariates(problem: Problem, values: dict[str, Any]) -> dict[str, Flo
     return {own.site: rows(own) for own in form.of_tasks}
 
 
-class TaskCoefficients(NamedTuple):
-    """Coefficients of tasks.
+def dense_rows(
+    problem: Problem, values: dict[str, Any], sites: Sites
+) -> Float[Array, "C observations"]:
+    """Return the rows of coefficients in the location of all observations."""
+    tangent, shapes = affine_map(problem, values, sites)
+    units = jnp.eye(sum(map(prod, shapes.values())))
+    return jax.vmap(lambda unit: jnp.ravel(tangent(by_site(sites, shapes, unit[None]))))(units)
 
-    - **sites** - of which sites.
-    - **beside** - what the observations say of them, and of the weights beside them.
-    - **prior** - theirs.
-    - **current** - deviations from their prior means in units of the prior's scales.
-    - **shapes** - of the sites.
-    - **covariates** - theirs.
+
+# Their values as arrays
+
+
+def joined(sites: Sites, values: dict[str, Any], behind: int = 0) -> Float[Array, "Q C ..."]:
+    """Join the values of the sites.
+
+    :param behind: number of further axes behind those of the sites.
+    """
+    return jnp.concatenate([each.take(values[each.site], behind) for each in sites], axis=1)
+
+
+def by_site(
+    sites: Sites, shapes: dict[str, tuple[int, ...]], x: Float[Array, "Q C ..."]
+) -> dict[str, Any]:
+    """Split arrays by sites: the inverse of :func:`joined`."""
+    sizes = [prod(shapes[each.site]) // len(x) for each in sites]
+    parts = jnp.split(x, np.cumsum(sizes)[:-1].tolist(), axis=1)
+    return {
+        each.site: each.put(part, shapes[each.site])
+        for each, part in zip(sites, parts, strict=True)
+    }
+
+
+class Standardised(NamedTuple):
+    """Coefficients as deviations from their prior means in units of the prior scales.
+
+    - **sites**, **shapes** - the sites, and their shapes by name.
+    - **prior** - their prior and current values.
     """
 
-    sites: tuple[OfTasks, ...]
-    beside: Beside
-    prior: Normal
-    current: Float[Array, "Q C"]
+    sites: Sites
     shapes: dict[str, tuple[int, ...]]
-    covariates: Float[Array, "C N"]
+    prior: NormalPrior
 
-    def added(self, u: Float[Array, "Q C"]) -> Float[Array, "N Q"]:
-        """What such deviations add to the location."""
-        return (self.prior.scale * u @ self.covariates).T
+    def values(self, u: Float[Array, "Q C"]) -> dict[str, Any]:
+        """Return the values of the sites."""
+        return by_site(self.sites, self.shapes, self.prior.origin + self.prior.scaled(u))
 
-    def back(self, u: Float[Array, "Q C"]) -> dict[str, Any]:
-        """Takes such deviations back to values of their sites."""
-        return self._split(self.prior.mean + self.prior.scale * u)
+    def slopes(self, slopes: Float[Array, "Q C M"]) -> dict[str, Any]:
+        """Return the slopes of the values, with a last axis for the weights."""
+        return by_site(self.sites, self.shapes, self.prior.scaled(slopes))
 
-    def slopes(self, u: Float[Array, "Q C M"]) -> dict[str, Any]:
-        """The same of slopes."""
-        return self._split(self.prior.scale[..., None] * u)
-
-    def _split(self, x: Float[Array, "Q C ..."]) -> dict[str, Any]:
-        sizes = [prod(self.shapes[own.site]) // len(x) for own in self.sites]
-        parts = jnp.split(x, np.cumsum(sizes)[:-1].tolist(), axis=1)
-        return {
-            own.site: own.put(part, self.shapes[own.site])
-            for own, part in zip(self.sites, parts, strict=True)
-        }
+    def unscaled(self, slopes: dict[str, Any]) -> Float[Array, "Q C M"]:
+        """Return slopes of the deviations: the inverse of :meth:`slopes`."""
+        return self.prior.unscaled(joined(self.sites, slopes, 1))
 
 
-def task_coefficients(
-    sites: tuple[OfTasks, ...],
+def standardised(sites: Sites, at: View, values: dict[str, Any]) -> Standardised:
+    """Read the priors of coefficients in a view at these values.
+
+    :param values: of their sites, or of these and others.
+    """
+    shapes = {each.site: jnp.shape(values[each.site]) for each in sites}
+
+    def moment(part):
+        found = {k: getattr(at.priors[k], part) for k in shapes}
+        return joined(sites, {k: jnp.broadcast_to(x, shapes[k]) for k, x in found.items()})
+
+    links = None
+    if at.links is not None:
+        sizes = {name: prod(shape) for name, shape in shapes.items()}
+        links = jnp.block(
+            [
+                [jnp.reshape(at.links[name][other], (sizes[name], sizes[other])) for other in sizes]
+                for name in sizes
+            ]
+        )
+    prior = NormalPrior(joined(sites, values), moment("mean"), moment("variance") ** 0.5, links)
+    return Standardised(sites, shapes, prior)
+
+
+# Data without them
+
+
+class ColumnsWithout(NamedTuple):
+    """The columns of a design and their residual, with coefficients integrated out.
+
+    - **standard**, **coefficients** - the coefficients, and their conditional.
+    - **design** - of N observations without the span of the covariates, then K in the span.
+    - **residual** - likewise.
+    - **basis** - of the span.
+    """
+
+    standard: Standardised
+    coefficients: Coefficients
+    design: Design
+    residual: Float[Array, " NK"]
+    basis: Float[Array, "K N"]
+
+    def given(
+        self, residual: Float[Array, " NK"], noise: Float[Array, "1 C"] | None = None
+    ) -> tuple[dict[str, Any], Float[Array, " N"]]:
+        """Return the coefficients at their conditional mean, or a draw, and the residual.
+
+        :param residual: that of new weights.
+        :param noise: standard normal numbers of a draw.
+        """
+        N = self.basis.shape[1]
+        u, left = self.coefficients.given(residual[None, N:], noise)
+        return self.standard.values(u), residual[:N] + left[0] @ self.basis
+
+
+def columns_without(
+    problem: Problem,
+    at: View,
+    values: dict[str, Any],
+    sites: Sites,
+    design: Design,
+    parts: Split | None,
+) -> ColumnsWithout:
+    """Integrate coefficients out of the columns of a design.
+
+    :param at: the model at these values; its observations are the residual of some weights.
+    :param parts: the whitened design, split along the covariates, where that is constant.
+    """
+    relative = at.relative[:, 0]
+    covariates = whitened(dense_rows(problem, values, sites), relative)
+    parts = split(design.rows, covariates) if parts is None else parts
+    standard, y = standardised(sites, at, values), jnp.sqrt(relative) * at.Y[:, 0]
+    inside = parts.inside.reshape(-1, len(parts.basis))[: problem.form.size]
+    coefficients, rest = of_columns(
+        parts.basis, inside, covariates, y, standard.prior, at.sigma2[0]
+    )
+    span = parts.inside @ coefficients.whitening[0].T
+    gram = parts.products + span @ jnp.swapaxes(span, -1, -2)
+    rows = jnp.concatenate([parts.rest, span], axis=-1)
+    residual = jnp.concatenate([rest, coefficients.without()[1][0]])
+    return ColumnsWithout(standard, coefficients, Design(rows, gram), residual, parts.basis)
+
+
+class TasksWithout(NamedTuple):
+    """Weights of tasks, with the coefficients of each task integrated out.
+
+    - **standard**, **coefficients** - the coefficients, and their conditional.
+    - **statistics** - of features and observations without the span of the covariates.
+    """
+
+    standard: Standardised
+    coefficients: Coefficients
+    statistics: TaskStatistics
+
+    def gram_form(self) -> tuple[Array, Float[Array, "Q M"], Float[Array, "Q K M"]]:
+        """Return products of the features with each other and with the observations, and features
+        in K directions whose products are to be added to the former."""
+        J, e = self.coefficients.without()
+        return self.statistics.G, self.statistics.b + jnp.einsum("qkm,qk->qm", J, e), J
+
+    def given(
+        self, w: Float[Array, "Q M"], noise: Float[Array, "Q C"] | None = None
+    ) -> tuple[Float[Array, "Q C"], dict[str, Any]]:
+        """Return the coefficients at their conditional mean, or a draw: deviations, and values.
+
+        :param noise: standard normal numbers of a draw.
+        """
+        J, e = self.coefficients.without()
+        u, _ = self.coefficients.given(e - times(J, w), noise)
+        return u, self.standard.values(u)
+
+    def squares(
+        self,
+        moments: tuple[Float[Array, "Q M"], Float[Array, "Q M"]],
+        u: Float[Array, "Q C"],
+        slopes: Float[Array, "Q C M"],
+    ) -> Float[Array, " Q"]:
+        """Return the expected squared residuals.
+
+        :param moments: means and variances of the weights.
+        :param u: deviations of the coefficients at the means of the weights.
+        :param slopes: of the deviations.
+        """
+        (mean, var), (J, E, e, *_), sums = moments, self.coefficients, self.statistics
+        left = e - times(J, mean) - times(E, u)
+        per_weight = jnp.diagonal(sums.G, axis1=1, axis2=2) + jnp.sum((J + E @ slopes) ** 2, axis=1)
+        rest = jnp.sum(mean * (times(sums.G, mean) - 2 * sums.b), axis=1)
+        return sums.yy + rest + jnp.sum(left**2, axis=1) + jnp.sum(var * per_weight, axis=1)
+
+
+def tasks_without(
+    sites: Sites,
     at: View,
     values: dict[str, Any],
     features: Float[Array, "M N"],
     covariates: dict[str, Any],
-    shares: Shares | None = None,
-) -> TaskCoefficients:
-    """
-    :param sites: of the coefficients.
-    :param at: the model at these values, without what the features add.
-    :param values: of the sites beside the weights.
-    :param features: what multiplies the weights.
+    statistics: TaskStatistics | None = None,
+) -> TasksWithout:
+    """Integrate the coefficients of tasks out.
+
+    :param at: the model at these values and zero weights.
     :param covariates: by the names of the sites.
-    :param shares: of the observations, where they are known.
+    :param statistics: of the data, where they are constant.
     """
-    mean, variance = (
-        _taken(sites, {own.site: _of_prior(at, values, part, own.site) for own in sites})
-        for part in ("mean", "variance")
-    )
-    prior = Normal(mean, jnp.sqrt(variance))
-    if shares is None:
-        shares = shares_at(sites, at, values, features, covariates)
-    current = (_taken(sites, values) - mean) / prior.scale
-    shapes = {own.site: jnp.shape(values[own.site]) for own in sites}
-    rows = jnp.concatenate([covariates[own.site] for own in sites])
-    return TaskCoefficients(sites, shares.beside(prior, at.sigma2), prior, current, shapes, rows)
+    standard = standardised(sites, at, values)
+    if statistics is None:
+        statistics = statistics_at(sites, at, values, features, covariates)
+    coefficients = statistics.coefficients(standard.prior, at.sigma2)
+    return TasksWithout(standard, coefficients, statistics)
 
 
-def shares_at(
-    sites: tuple[OfTasks, ...],
+def statistics_at(
+    sites: Sites,
     at: View,
     values: dict[str, Any],
     features: Float[Array, "M N"],
     covariates: dict[str, Any],
-) -> Shares:
-    """What the observations say of coefficients and weights; for the arguments see
-    :func:`task_coefficients`."""
-    rows = jnp.concatenate([covariates[own.site] for own in sites])
-    return shares_of(at.Y + (_taken(sites, values) @ rows).T, at.relative, features, rows)
+) -> TaskStatistics:
+    """Sum over the observations of tasks; see :func:`tasks_without`."""
+    rows = jnp.concatenate([covariates[each.site] for each in sites])
+    return task_statistics(at.Y + (joined(sites, values) @ rows).T, at.relative, features, rows)
 
 
-def _taken(sites: tuple[OfTasks, ...], values: dict[str, Any]) -> Float[Array, "Q C"]:
-    return jnp.concatenate([own.take(values[own.site]) for own in sites], axis=1)
+def given_residual(
+    problem: Problem,
+    at: View,
+    values: dict[str, Any],
+    sites: Sites,
+    residual: Float[Array, "N Q"],
+    noise: Float[Array, "1 C"] | None = None,
+) -> tuple[dict[str, Any], Float[Array, "N Q"]]:
+    """Return dense coefficients at their joint conditional mean given the weights, or a draw, and
+    the residual.
 
-
-def _of_prior(at: View, values: dict[str, Any], part: str, name: str) -> Any:
-    return jnp.broadcast_to(getattr(at.priors[name], part), jnp.shape(values[name]))
-
-
-def slopes_of_tasks(sites: tuple[OfTasks, ...], slopes: dict[str, Any]) -> Float[Array, "Q C M"]:
-    """Slopes of all coefficients of tasks."""
-    return jnp.concatenate([own.take(slopes[own.site], 1) for own in sites], axis=1)
-
-
-def links_between(values: dict[str, Any], at: View) -> Float[Array, "B B"] | None:
-    """By how much prior means of coefficients change with a unit of each.
-
-    :param values: of these coefficients, or anything of their shapes.
+    :param residual: that of the weights at the current coefficients.
+    :param noise: standard normal numbers of a draw.
     """
-    if at.links is None:
-        return None
-    sizes = {name: jnp.size(values[name]) for name in sorted(values)}
-    return jnp.block(
-        [
-            [jnp.reshape(at.links[name][other], (size, sizes[other])) for other in sizes]
-            for name, size in sizes.items()
-        ]
-    )
-
-
-def scaled_slopes(slopes: dict[str, Any], at: View) -> Float[Array, "B P"]:
-    """Slopes of the deviations of coefficients from their prior means, in units of the prior's
-    scales.
-
-    :param slopes: by how much the coefficients change with each weight.
-    """
-    values = {name: x[..., 0] for name, x in slopes.items()}
-    scale = _prior(values, at, "variance") ** 0.5
-    flat, links = joined(slopes), links_between(values, at)
-    return (flat if links is None else flat - links @ flat) / scale[:, None]
-
-
-def joined(slopes: dict[str, Any]) -> Float[Array, "B P"]:
-    """Slopes of all coefficients, in the order of their rows."""
-    return jnp.concatenate([slopes[k].reshape(-1, slopes[k].shape[-1]) for k in sorted(slopes)])
-
-
-def _prior(values: dict[str, Any], at: View, part: str) -> Float[Array, " B"]:
-    """The mean or the variance of the prior of each coefficient."""
-    return ravel_pytree({name: _of_prior(at, values, part, name) for name in values})[0]
-
-
-class Scaled(NamedTuple):
-    """Coefficients as deviations from their prior means, in units of the prior's scales.
-
-    Where a mean depends on other coefficients it is the one that goes with these.
-
-    - **features** - what a unit of each adds to the K observations.
-    - **current** - their values.
-    - **back** - takes such values back to those of their sites.
-    - **slopes** - takes their slopes back, of shape (B, P), to those of their sites.
-    """
-
-    features: Float[Array, "B K"]
-    current: Float[Array, " B"]
-    back: Callable[[Any], dict[str, Any]]
-    slopes: Callable[[Any], dict[str, Any]]
-
-
-def scaled(
-    rows: Float[Array, "B N Q"], values: dict[str, Any], at: View, names: tuple[str, ...]
-) -> Scaled:
-    """
-    :param rows: their design.
-    :param values: of all sites beside the weights.
-    :param at: the model at these values.
-    :param names: which coefficients.
-    """
-    current = {name: values[name] for name in names}
-    flat, unflatten = ravel_pytree(current)
-    mean, scale = _prior(current, at, "mean"), jnp.sqrt(_prior(current, at, "variance"))
-    now, rows, links = (
-        (flat - mean) / scale,
-        rows.reshape(flat.size, -1),
-        links_between(current, at),
-    )
-    if links is None:
-        features, times = scale[:, None] * rows, lambda x: (scale * x.T).T
-    else:
-        # a deviation of one moves the means of others, and these move on
-        root = jnp.linalg.solve(jnp.eye(flat.size, dtype=flat.dtype) - links, jnp.diag(scale))
-        features, times = root.T @ rows, lambda x: root @ x
-    of_slopes = jax.vmap(lambda slope: unflatten(times(slope)), in_axes=1, out_axes=-1)
-    return Scaled(features, now, lambda new: unflatten(flat + times(new - now)), of_slopes)
-
-
-def without_coefficients(
-    problem: Problem, values: dict[str, Any], at: View, names: tuple[str, ...]
-) -> tuple[Scaled, Without]:
-    """Coefficients in units of their priors, and the observations of all tasks without them.
-
-    :param values: of all sites beside the weights.
-    :param at: the model at these values.
-    :param names: which coefficients.
-    """
-    own = scaled(coefficient_rows(problem, values, names), values, at, names)
-    return own, without(own.features, jnp.ravel(jnp.broadcast_to(at.precision, at.Y.shape)))
+    precision = jnp.ravel(jnp.broadcast_to(at.precision, residual.shape))
+    standard, rows = standardised(sites, at, values), dense_rows(problem, values, sites)
+    covariates, y = whitened(rows, precision), jnp.sqrt(precision) * jnp.ravel(residual)
+    basis = jnp.linalg.qr(covariates.T)[0].T
+    nothing, one = jnp.zeros((0, len(basis)), y.dtype), jnp.ones((), y.dtype)
+    coefficients, _ = of_columns(basis, nothing, covariates, y, standard.prior, one)
+    u, _ = coefficients.given(coefficients.without()[1], noise)
+    change = (standard.prior.scaled(u - standard.prior.deviation) @ rows).reshape(residual.shape)
+    # rows may be NaN where nothing is observed
+    change = jnp.where(at.precision > 0, change, 0)
+    return standard.values(u), residual - change

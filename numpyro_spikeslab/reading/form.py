@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What about a model does not change with the values of its sites: names, shapes, roles."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
@@ -70,27 +70,31 @@ class Pair(NamedTuple):
         return x if self.groups is None else x[..., self.firsts]
 
 
-class OfTasks(NamedTuple):
-    """Coefficients of which each task has its own, on covariates that all tasks share.
+class CoefficientSite(NamedTuple):
+    """A site of coefficients, with values as arrays of shape (Q, C).
 
-    - **site** - their name.
-    - **axis** - of their shape, negative, which are the tasks.
+    - **site** - its name.
+    - **axis** - the negative axis of its shape that is the tasks, each of which has coefficients of
+      its own on shared covariates. `None` where all entries are one dense vector and Q is 1.
     """
 
     site: str
-    axis: int
+    axis: int | None
 
     def take(self, x: Any, behind: int = 0) -> Any:
-        """Values of the site as (Q, C).
+        """Return values of the site as (Q, C).
 
-        :param behind: how many axes more there are behind those of the site, which stay.
+        :param behind: number of further axes behind those of the site, which stay.
         """
-        x = jnp.moveaxis(x, self.axis - behind, 0)
+        x = jnp.asarray(x)[None] if self.axis is None else jnp.moveaxis(x, self.axis - behind, 0)
         return x.reshape(len(x), -1, *x.shape[x.ndim - behind :])
 
     def put(self, x: Any, shape: tuple[int, ...]) -> Any:
-        """The inverse of :meth:`take`, for a site of this shape."""
-        behind, rest = x.shape[2:], list(shape)
+        """Invert :meth:`take`, for a site of this shape."""
+        behind = x.shape[2:]
+        if self.axis is None:
+            return x.reshape(*shape, *behind)
+        rest = list(shape)
         del rest[self.axis]
         return jnp.moveaxis(x.reshape(len(x), *rest, *behind), 0, self.axis - len(behind))
 
@@ -141,6 +145,7 @@ class Form:
     - **of_tasks** - all of these, where each task has its own, on covariates that all tasks share
       and that depend on data alone; else none.
     - **links** - pairs of these, of which the prior mean of the first is affine in the second.
+    - **constant_covariates** - whether the rows of the coefficients depend on data alone.
     - **complete** - whether all tasks count and weigh the same observations alike, so that one
       matrix of weights (N, 1) serves all.
     - **varying_noise** - whether noise may change along a task.
@@ -162,8 +167,9 @@ class Form:
     tasks_first: bool = False
     roles: tuple[Role, ...] = ()
     coefficients: tuple[str, ...] = ()
-    of_tasks: tuple[OfTasks, ...] = ()
+    of_tasks: tuple[CoefficientSite, ...] = ()
     links: tuple[tuple[str, str], ...] = ()
+    constant_covariates: bool = False
     complete: bool = True
     varying_noise: bool = False
     constant_rows: bool = False
@@ -204,6 +210,11 @@ class Form:
     def roles_of(self, kind: type[Role]) -> tuple[Role, ...]:
         """The roles of one kind."""
         return tuple(role for role in self.roles if isinstance(role, kind))
+
+    def coefficient_sites(self, names: Collection[str]) -> tuple[CoefficientSite, ...]:
+        """Those of the coefficients that have these names."""
+        sites = self.of_tasks or [CoefficientSite(name, None) for name in self.coefficients]
+        return tuple(each for each in sites if each.site in names)
 
     def join(self, values: dict[str, Any], key: str) -> Num[Any, " P"]:
         """Flatten and join ``values[key.format(pair.name)]`` over the pairs."""

@@ -319,7 +319,7 @@ def _are_of_tasks(problem: Problem, values: dict[str, Any], along: Directions) -
     form = problem.form
     if not form.of_tasks:
         return jnp.array(False)
-    tangent, shapes = affine_map(problem, values)
+    tangent, shapes = affine_map(problem, values, form.of_tasks)
     verdicts = [jnp.array(True)]
     expected, sizes, direction = jnp.zeros(form.table), jnp.zeros(form.table), {}
     for own in form.of_tasks:

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, wraps
+from functools import cached_property, wraps
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,9 +12,8 @@ import jax.numpy as jnp
 
 import numpyro.distributions as dist
 
-from numpyro_spikeslab.algebra.coefficients import Apart, taken_apart, whitened
-from numpyro_spikeslab.algebra.covariates import Shares
-from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, feature_rows
+from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, split, whitened
+from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
 from numpyro_spikeslab.algebra.sparse_sums import Entries, Layout, layout_of
 from numpyro_spikeslab.devices import fetched, mesh_of_several, on_every_device
 from numpyro_spikeslab.distributions import GaussianFunctions
@@ -22,9 +21,9 @@ from numpyro_spikeslab.priors import is_plain
 from numpyro_spikeslab.reading.candidates import candidates, only_known, settle
 from numpyro_spikeslab.reading.checks import check_trace, check_verdict
 from numpyro_spikeslab.reading.coefficient_rows import (
-    coefficient_rows,
+    dense_rows,
     shared_covariates,
-    shares_at,
+    statistics_at,
 )
 from numpyro_spikeslab.reading.form import (
     COLUMNS,
@@ -66,17 +65,6 @@ def from_data(function: Callable[[Any], Value]) -> "cached_property[Value]":
             return function(reading)
 
     return cached_property(computed)
-
-
-class AllColumns(NamedTuple):
-    """Products of the columns of a constant design that are few.
-
-    - **gram** - with each other, (P, P).
-    - **apart** - the columns apart from the span of their coefficients, if there are any.
-    """
-
-    gram: Any
-    apart: Apart | None
 
 
 @dataclass(eq=False)
@@ -165,23 +153,28 @@ class Reading:
         return _design(self.problem, self.generic, self.block_size)
 
     @from_data
-    def apart(self) -> Apart | None:
-        """The blocks of a constant design apart from the span of its coefficients, if there are
-        any."""
-        return self._apart(whole=False)
+    def gram(self) -> Any:
+        """Products of the columns, (P, P), if the design is constant and they are few."""
+        return self._products(self.design)
 
     @from_data
-    def all_columns(self) -> AllColumns | None:
-        """Products of all columns of a constant design, if they are few."""
-        P = self.form.size
-        if P > MAX_GRAM or self.design is None or not are_concrete(self.design):
+    def split(self) -> Split | None:
+        """A constant design split along constant covariates of coefficients, if there are any."""
+        form = self.form
+        if self.design is None or not form.coefficients or not form.constant_covariates:
             return None
-        return AllColumns(_products(self.design.rows)[:P, :P], self._apart(whole=True))
+        return _split(self.problem, self.generic, self.design)
 
-    def _apart(self, whole: bool) -> Apart | None:
-        if self.design is None or not self.form.coefficients:
+    @from_data
+    def gram_of_rest(self) -> Any:
+        """Products of the columns without the span of the covariates; see :attr:`gram`."""
+        return self._products(self.split)
+
+    def _products(self, blocks: Any) -> Any:
+        if self.form.size > MAX_GRAM or blocks is None or not are_concrete(blocks):
             return None
-        return _apart(whole, self.problem, self.generic, self.design)
+        rows = blocks.rest if isinstance(blocks, Split) else blocks.rows
+        return _products(rows)[: self.form.size, : self.form.size]
 
     @from_data
     def features(self) -> Any:
@@ -194,13 +187,12 @@ class Reading:
         return _covariates(self.problem, self.generic) if self.form.of_tasks else {}
 
     @from_data
-    def shares(self) -> Shares | None:
-        """Sufficient statistics of weights and of coefficients of tasks, where no other site can
-        change them."""
+    def task_statistics(self) -> TaskStatistics | None:
+        """Statistics of tasks with coefficients of their own, where no other site changes them."""
         form, own = self.form, {each.site for each in self.form.of_tasks}
         if form.kind != SHARED or not own or not own.issuperset(form.free):
             return None
-        return _shares(self.problem, self.generic, self.features, self.covariates)
+        return _statistics(self.problem, self.generic, self.features, self.covariates)
 
     def design_at(self, values: dict[str, Any]) -> Design:
         """The whitened design at given values of the other sites."""
@@ -217,9 +209,9 @@ _covariates = jax.jit(shared_covariates)
 
 
 @jax.jit
-def _shares(problem, values, features, covariates):
+def _statistics(problem, values, features, covariates):
     at = view(problem, values)
-    return shares_at(problem.form.of_tasks, at, values, features, covariates)
+    return statistics_at(problem.form.of_tasks, at, values, features, covariates)
 
 
 @jax.jit
@@ -228,12 +220,11 @@ def _products(rows):
     return rows @ rows.T
 
 
-@partial(jax.jit, static_argnums=0)
-def _apart(whole, problem, values, design):
-    own = coefficient_rows(problem, values, problem.form.coefficients)
-    relative = view(problem, values).relative[:, 0]
-    rows = feature_rows(design, problem.form.size) if whole else design.rows
-    return taken_apart(rows, whitened(own.reshape(len(own), -1), relative))
+@jax.jit
+def _split(problem, values, design):
+    form = problem.form
+    rows = dense_rows(problem, values, form.coefficient_sites(form.coefficients))
+    return split(design.rows, whitened(rows, view(problem, values).relative[:, 0]))
 
 
 class Reader:

@@ -12,7 +12,6 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import (
     NoiseRole,
@@ -23,8 +22,8 @@ from numpyro_spikeslab.roles import (
     elementwise,
 )
 from numpyro_spikeslab.sampling.function_state import Fixed, Moves, State
-from numpyro_spikeslab.sampling.paired_gibbs import draw_tasks, location_of_tasks
-from numpyro_spikeslab.sampling.scale_draws import Current
+from numpyro_spikeslab.sampling.paired_gibbs import draw_tasks
+from numpyro_spikeslab.sampling.scale_draws import Current, squares_given
 
 
 @dataclass(frozen=True)
@@ -134,12 +133,6 @@ class Step(Current):
             role.site: self.index(role).put(self.values[role.site], draw.noise)
             for role in self.roles(NoiseRole)
         }
-
-
-def squares_given(at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Float[Array, " Q"]:
-    """Compute the weighted sum of squared residuals of each task."""
-    residual = at.Y - location_of_tasks(at, phi, w)
-    return by_task(at.relative * residual**2, at.sigma2.size, at.layout)
 
 
 def draw_rows(key: Array, at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Any:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact draws of spike-and-slab weights, and of what has an exact conditional beside them."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,11 +13,10 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import flips
 from numpyro_spikeslab.algebra.active_set import Regression
-from numpyro_spikeslab.algebra.coefficients import whitened
 from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, predictor
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.pattern_sweeps import gibbs_set_sweep
-from numpyro_spikeslab.algebra.sparse_sums import at_entries, over_blocks
+from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.algebra.task_sweeps import (
     Draws,
     gibbs_masked_sweep,
@@ -27,13 +25,23 @@ from numpyro_spikeslab.algebra.task_sweeps import (
 )
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.reading.coefficient_rows import task_coefficients, without_coefficients
-from numpyro_spikeslab.reading.form import COLUMNS
+from numpyro_spikeslab.reading.coefficient_rows import (
+    columns_without,
+    given_residual,
+    joined,
+    tasks_without,
+)
+from numpyro_spikeslab.reading.form import COLUMNS, Form
+from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.sampling.coefficient_draws import draw_beside, drawable
-from numpyro_spikeslab.sampling.kernel import BlockKernel, complete, start_inclusion
-from numpyro_spikeslab.sampling.scale_draws import Current
+from numpyro_spikeslab.roles import SlabRole
+from numpyro_spikeslab.sampling.kernel import (
+    BlockKernel,
+    complete,
+    start_inclusion,
+)
+from numpyro_spikeslab.sampling.scale_draws import Current, squares_given
 
 
 class PairedGibbsState(NamedTuple):
@@ -174,101 +182,146 @@ class PairedGibbs(BlockKernel):
 
     def _sample_one(self, state, model_args, model_kwargs):
         args, kwargs, values = self._split(model_args, model_kwargs)
-        rng_key, key, key_beside = random.split(state.rng_key, 3)
+        rng_key, key, key_others = random.split(state.rng_key, 3)
         reading = self._read(args, kwargs, values)
         self._check_drawable(reading, values, state.z)
         now = Current.of(reading, values, state.z)
-        pairs, inclusion, residual = draw_pairs(key, now, self._collapsed)
-        at = now.at._replace(Y=residual)
-        pairs |= draw_beside(key_beside, replace(now, values=now.values | pairs, at=at))
-        return PairedGibbsState(state.z | pairs, inclusion, rng_key)
+        pairs = draw_pairs(key, now, self._collapsed)
+        new = pairs.sites(reading.form)
+        if now.own - new.keys():
+            new |= draw_others(key_others, now, pairs)
+        z = {name: new.get(name, x).astype(x.dtype) for name, x in state.z.items()}
+        inclusion = reading.form.split(jnp.ravel(pairs.inclusion).astype(float), "{}")
+        return PairedGibbsState(z, inclusion, rng_key)
 
 
-def draw_pairs(
-    key: Array, now: Current, collapsed: bool
-) -> tuple[dict[str, Any], dict[str, Any], Float[Array, "N Q"] | Float[Array, " L"]]:
-    """Draw all pairs of a model. Coefficients that are drawn after them are integrated out.
+def drawable(reading: Reading, values: Collection[str]) -> frozenset[str]:
+    """Return names of the sites beside the pairs that have an exact draw.
 
-    :param now: the model at zero weights.
-    :param collapsed: whether columns of a design may trade places, with all slabs integrated out.
-    :return: spikes and slabs, the inclusion probabilities, and the residual of the observations.
+    :param values: names of the sites that other blocks hold.
     """
-    form, values = now.reading.form, now.values
-    current = weights(form.join_spikes(values), form.join(values, "{}_slab"))
-    if form.kind == COLUMNS:
-        results, fit = _draw_columns(key, now, current, collapsed)
-    else:
-        results, fit = _draw_tasks(key, now, current.reshape(form.shape))
-    residual = now.at.Y - fit(weights(*results[:2]))
-    # without a barrier the draws are compiled once more for each site of their own
-    spikes, slabs, inclusion = jax.lax.optimization_barrier(tuple(map(jnp.ravel, results)))
-    new = form.split_spikes(spikes) | form.split(slabs, "{}_slab")
-    new = {name: x.astype(values[name].dtype) for name, x in new.items()}
-    return new, form.split(inclusion.astype(float), "{}"), residual
+    # the prior mean of a site that is held has this site as an observation
+    means = {mean for name, mean in reading.form.links if name in values}
+    return frozenset([*reading.form.coefficients, *reading.indices]) - means
 
 
-def _draw_columns(
-    key: Array, now: Current, current: Float[Array, " P"], collapsed: bool
-) -> tuple[Draws, Callable]:
-    """Draw the weights of a design.
+class PairDraws(NamedTuple):
+    """Draws of all pairs, with the kernel's coefficients integrated out.
 
-    :return: the draws, and what a design makes of weights.
+    - **spikes**, **slabs**, **inclusion** - flat or as (Q, M); the last are the probabilities of
+      the spikes.
+    - **draw_coefficients** - draws the coefficients given the pairs. It also returns the sum of
+      squared residuals of each task.
     """
-    reading, at = now.reading, now.at
-    relative, columns = at.relative[:, 0], reading.all_columns
-    gram = None if columns is None else columns.gram
-    whole = reading.design_at(now.values) if reading.design is None else reading.design
-    design, target = whole, jnp.sqrt(relative) * at.Y[:, 0]
+
+    spikes: Array
+    slabs: Array
+    inclusion: Array
+    draw_coefficients: Callable[[Array], tuple[dict[str, Any], Float[Array, " Q"]]]
+
+    def sites(self, form: Form) -> dict[str, Any]:
+        """Return the values of the sites."""
+        spikes = form.split_spikes(jnp.ravel(self.spikes))
+        return spikes | form.split(jnp.ravel(self.slabs), "{}_slab")
+
+
+def draw_pairs(key: Array, now: Current, moves: bool) -> PairDraws:
+    """Draw all pairs of a model.
+
+    :param moves: whether columns of a design may trade places, with all slabs integrated out.
+    """
+    draw = partial(_draw_columns, moves=moves) if now.reading.form.kind == COLUMNS else _draw_table
+    current = weights(*(x.reshape(now.reading.form.shape) for x in now.weights()))
+    return draw(key, now, current)
+
+
+def draw_others(key: Array, now: Current, pairs: PairDraws) -> dict[str, Any]:
+    """Draw coefficients, scales and probabilities given the pairs, then the excluded slabs.
+
+    Excluded slabs have their prior. Slab scales are drawn without them, and they after these.
+    """
+    form, (key_coefficients, *keys) = now.reading.form, random.split(key, 3)
+    new, squares = pairs.draw_coefficients(key_coefficients)
+    spikes, slabs = (x.astype(now.at.Y.dtype).reshape(form.shape) for x in pairs[:2])
+    scales, slabs = now.draw(keys, now.values, (spikes, slabs), squares, spikes)
+    if now.roles(SlabRole):
+        scales |= form.split(jnp.ravel(jax.lax.optimization_barrier(slabs)), "{}_slab")
+    return new | scales
+
+
+def _once(drawn: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    """Keep XLA from compiling the draws of the pairs anew for each site that depends on them."""
+    return jax.lax.optimization_barrier(drawn)
+
+
+def _draw_columns(key: Array, now: Current, current: Float[Array, "1 P"], moves: bool) -> PairDraws:
+    reading, at, current = now.reading, now.at, current[0]
+    design = reading.design_at(now.values) if reading.design is None else reading.design
     precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
-    if names := tuple(name for name in reading.form.coefficients if name in now.own):
-        units, others = without_coefficients(reading.problem, now.values, at, names)
-        target = others.whiten(target + units.current @ whitened(units.features, relative))
-        design, gram = others.design(whole, reading.apart), None
-        if columns is not None:
-            gram = others.gram(columns.apart, feature_rows(design, current.size))
+    target, gram = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0], reading.gram
+    columns = None
+    if sites := reading.form.coefficient_sites(now.own):
+        # integrated out, for given them a column that is far from centred hardly ever gets in
+        columns = columns_without(reading.problem, at, now.values, sites, design, reading.split)
+        design, target, gram = columns.design, columns.residual, reading.gram_of_rest
+        if gram is not None:
+            span = feature_rows(design, current.size)[:, at.Y.shape[0] :]
+            gram = gram + span @ span.T
     residual = target - predictor(design, current)
-
-    def fit(new):
-        added = predictor(whole, new) / jnp.sqrt(jnp.where(relative > 0, relative, 1))
-        return added[:, None]
-
     if (groups := reading.form.groups) is not None:
         sets = Partition.of_spikes(groups)
-        return gibbs_set_sweep(key, sets, design, residual, current, precision, prior), fit
-    if not collapsed:
+        drawn = gibbs_set_sweep(key, sets, design, residual, current, precision, prior)
+    elif not moves:
         noise = logistic_and_normal(key, current)
-        return gibbs_sweep(noise, design, residual, current, precision, prior), fit
-    numbers = flips.Numbers.draw(key, current)
-    spikes, slabs, _ = gibbs_sweep(numbers.pairs, design, residual, current, precision, prior)
-    problem = Regression(design, gram, target, precision, prior)
-    return flips.sweep(numbers, problem, spikes, slabs), fit
+        drawn = gibbs_sweep(noise, design, residual, current, precision, prior)
+    else:
+        numbers = flips.Numbers.draw(key, current)
+        drawn = gibbs_sweep(numbers.pairs, design, residual, current, precision, prior)
+        problem = Regression(design, gram, target, precision, prior)
+        drawn = flips.sweep(numbers, problem, *drawn[:2])
+    spikes, slabs, inclusion = _once(drawn)
+
+    def draw_coefficients(key):
+        new, residual = {}, target - predictor(design, weights(spikes, slabs))
+        if columns is not None:
+            value = columns.standard.prior.value
+            new, residual = columns.given(residual, random.normal(key, value.shape, value.dtype))
+        return new, jnp.sum(residual**2)[None]
+
+    return PairDraws(spikes, slabs, inclusion, draw_coefficients)
 
 
-def _draw_tasks(key: Array, now: Current, current: Float[Array, "Q M"]) -> tuple[Draws, Callable]:
-    """Draw the weights of tasks that share or mix features.
+def _draw_table(key: Array, now: Current, current: Float[Array, "Q M"]) -> PairDraws:
+    """Draw the pairs of tasks that share or mix features."""
+    reading, at, form = now.reading, now.at, now.reading.form
+    phi = now.values[str(form.functions)] if reading.features is None else reading.features
+    sites, tasks = form.coefficient_sites(now.own), None
+    if sites and form.of_tasks:
+        statistics = reading.task_statistics if sites == form.of_tasks else None
+        tasks = tasks_without(sites, at, now.values, phi, reading.covariates, statistics)
+        gram, linear, more = tasks.gram_form()
+        noise = logistic_and_normal(key, current)
+        drawn = gibbs_task_sweep(noise, gram, linear, current, 1 / at.sigma2, at.prior, more)
+    else:
+        drawn = draw_tasks(key, at, phi, current)
+    spikes, slabs, inclusion = _once(drawn)
 
-    :return: the draws, and what the features make of weights.
-    """
-    reading, at = now.reading, now.at
-    phi = reading.features
-    if phi is None:
-        phi = now.values[str(reading.form.functions)]
-    sites = tuple(each for each in reading.form.of_tasks if each.site in now.own)
-    fit = partial(location_of_tasks, at, phi)
-    if not sites:
-        return draw_tasks(key, at, phi, current), fit
-    shares = reading.shares if sites == reading.form.of_tasks else None
-    beside = task_coefficients(sites, at, now.values, phi, reading.covariates, shares).beside
-    extra, linear = beside.integrated()
-    noise, precision = logistic_and_normal(key, current), 1 / at.sigma2
-    return gibbs_task_sweep(noise, beside.G, linear, current, precision, at.prior, extra), fit
+    def draw_coefficients(key):
+        w = weights(spikes, slabs)
+        if not sites:
+            return {}, squares_given(at, phi, w)
+        value = joined(sites, now.values)
+        noise = random.normal(key, value.shape, value.dtype)
+        if tasks is None:
+            residual = at.Y - phi.T @ w.T
+            new, residual = given_residual(reading.problem, at, now.values, sites, residual, noise)
+            return new, by_task(at.relative * residual**2, form.num_tasks, None)
+        _, new = tasks.given(w, noise)
+        rows = jnp.concatenate([reading.covariates[each.site] for each in sites])
+        change = ((joined(sites, new) - value) @ rows).T
+        return new, squares_given(at._replace(Y=at.Y - change), phi, w)
 
-
-def location_of_tasks(at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Any:
-    """Compute the sums of features times weights, at the observations of all tasks."""
-    if at.layout is None:
-        return phi.T @ w.T
-    return at_entries(at.layout.where, (w, jnp.zeros_like(w)), (phi, jnp.zeros_like(phi)))[0]
+    return PairDraws(spikes, slabs, inclusion, draw_coefficients)
 
 
 def draw_tasks(

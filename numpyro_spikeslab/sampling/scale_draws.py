@@ -9,6 +9,8 @@ from jaxtyping import Array, Float
 from jax import random
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.sparse_sums import at_entries
+from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import Index, Role, SlabRole, Statistics, Target, draw_sites
@@ -22,7 +24,7 @@ class Current:
     - **reading** - the model.
     - **values** - of all sites.
     - **own** - names of those that are drawn.
-    - **at** - the model at these values.
+    - **at** - the model at these values and weights of zero.
     """
 
     reading: Reading
@@ -32,7 +34,7 @@ class Current:
 
     @classmethod
     def of(cls, reading: Reading, values: dict[str, Any], z: dict[str, Any]) -> Any:
-        """Make the view at zero weights.
+        """Run the model, at weights of zero.
 
         :param values: of the sites that other blocks hold.
         :param z: of the kernel's own.
@@ -105,3 +107,12 @@ class Current:
         excluded = jnp.sqrt(self.slab_variance(new))
         excluded *= random.normal(keys[1], slabs.shape, slabs.dtype)
         return new, jnp.where(spikes > 0, slabs, excluded)
+
+
+def squares_given(at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Float[Array, " Q"]:
+    """Compute the weighted sum of squared residuals of each task."""
+    if at.layout is None:
+        fit = phi.T @ w.T
+    else:
+        fit = at_entries(at.layout.where, (w, jnp.zeros_like(w)), (phi, jnp.zeros_like(phi)))[0]
+    return by_task(at.relative * (at.Y - fit) ** 2, at.sigma2.size, at.layout)

@@ -23,6 +23,7 @@ from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS
 from numpyro_spikeslab.reading.function_prior import Parameters
 from numpyro_spikeslab.reading.reader import Reader
+from numpyro_spikeslab.roles import NoiseRole
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -288,7 +289,7 @@ def test_hand_written_model_with_shared_noise_offset_and_fixed_parameter():
     full = FULL.T + 1.0
     svi = cavi(model)
     reading = read(model, X, full)
-    assert [tuple(role) for role in reading.form.roles] == [("sigma", "noise")]
+    assert reading.form.roles == (NoiseRole("sigma", has_mode=True),)
     assert reading.form.tasks_first and reading.form.complete
     # observations less the offset
     np.testing.assert_allclose(reading.base.Y, FULL, atol=1e-12)

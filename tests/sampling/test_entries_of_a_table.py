@@ -19,8 +19,9 @@ from numpyro.infer import MCMC, NUTS, Gibbs
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.reading.reader import Reader
-from numpyro_spikeslab.sampling.latent_step import draw_rows, squares_given
+from numpyro_spikeslab.sampling.latent_step import draw_rows
 from numpyro_spikeslab.sampling.paired_gibbs import draw_tasks
+from numpyro_spikeslab.sampling.scale_draws import squares_given
 
 KEY = random.key(0)
 N, Q, M = 30, 8, 2
