@@ -3,9 +3,9 @@ r"""Coefficients with a Normal prior beside the weights: integrated out, or give
 
 The location of task q is :math:`X^\top w_q + D^\top b_q`: features X times weights, and
 covariates D times coefficients, such as an intercept. A design whose columns have one weight each
-is one task. Features and observations are split into their part in the span of the covariates and the
-rest, and only the former depends on the coefficients. Where columns are far from centred, this also
-avoids the cancellation of large numbers in single precision.
+is one task. Features and observations are split into their part in the span of the covariates and
+the rest, and only the former depends on the coefficients. Where columns are far from centred, this
+also avoids the cancellation of large numbers in single precision.
 """
 
 from typing import NamedTuple

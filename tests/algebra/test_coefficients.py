@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Coefficients integrated out, and given the weights, against dense algebra of each task."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from pair_problems import close
+import pytest
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_spikeslab.algebra.coefficients import (
+    Coefficients,
+    NormalPrior,
+    of_columns,
+    split,
+    task_statistics,
+    times,
+    whitened,
+)
+from numpyro_spikeslab.reading.coefficient_rows import TasksWithout
+
+Q, M, N, C = 3, 4, 20, 2
+
+
+class Case(NamedTuple):
+    """Data of tasks, and what the module makes of them: a Gram matrix, and coefficients."""
+
+    features: np.ndarray
+    covariates: np.ndarray
+    y: np.ndarray
+    Z: np.ndarray
+    prior: NormalPrior
+    sigma2: np.ndarray
+    coefficients: Coefficients
+    sums: Any
+
+    def precision(self, q):
+        """Of the coefficients, given the weights."""
+        Z = np.broadcast_to(self.Z, self.y.shape)[:, q]
+        data = (self.covariates * Z) @ self.covariates.T / self.sigma2[q]
+        return data + np.diag(1 / self.prior.scale[q] ** 2)
+
+    def mean(self, q, residual):
+        """Conditional mean of the coefficients less their prior means."""
+        Z = np.broadcast_to(self.Z, self.y.shape)[:, q]
+        return np.linalg.solve(self.precision(q), (self.covariates * Z) @ residual / self.sigma2[q])
+
+    def deviation(self, q):
+        """Observations less what they would be at the prior means."""
+        return self.y[:, q] - self.covariates.T @ self.prior.mean[q]
+
+
+def case_of(kind, mean=0.0):
+    rng, num_tasks = np.random.default_rng(0), 1 if kind == "columns" else Q
+    shape = N, num_tasks
+    features = rng.normal(size=(M, N)) + mean
+    covariates = np.stack([np.ones(N), rng.normal(size=N)])
+    Z = rng.uniform(0.5, 2.0, (N, 1))
+    if kind == "masked":
+        Z = (rng.uniform(size=shape) < 0.6) * rng.uniform(0.5, 2.0, shape)
+    if kind == "fewer than covariates":
+        Z = (np.arange(N)[:, None] < np.arange(Q)) * 1.0
+    value, prior_mean = rng.normal(size=(2, num_tasks, C))
+    prior = NormalPrior(value, prior_mean, rng.uniform(0.5, 3.0, (num_tasks, C)))
+    sigma2 = rng.uniform(0.1, 1.0, num_tasks)
+    y = covariates.T @ (prior.mean + prior.scale).T
+    y += features.T @ rng.normal(size=(M, num_tasks)) + rng.normal(size=shape)
+    y = np.where(Z > 0, y, 0)
+    given = y, Z, features, covariates, sigma2, value, prior.mean, prior.scale
+    y_, Z_, X, D, noise, *moments = (jnp.asarray(x, float) for x in given)
+    # as the calls of users do
+    with jax.default_matmul_precision("float32"):
+        if kind == "columns":
+            X, D = (whitened(x, Z_[:, 0]) for x in (X, D))
+            parts = split(X, D)
+            left = jnp.sqrt(Z_[:, 0]) * y_[:, 0] - moments[0][0] @ D
+            given = parts.basis, parts.inside, D, left, NormalPrior(*moments), noise[0]
+            coefficients, rest = of_columns(*given)
+            sums = parts.products[None], (parts.rest @ rest)[None]
+        else:
+            sums = task_statistics(y_, Z_, X, D)
+            coefficients = sums.coefficients(NormalPrior(*moments), noise)
+    return Case(features, covariates, y, Z, prior, sigma2, coefficients, sums)
+
+
+TASKS = ["complete", "masked", "fewer than covariates"]
+
+
+@pytest.mark.parametrize("kind", ["columns", *TASKS])
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+def test_what_is_integrated_out_adds_to_the_covariance_of_the_observations(precision, kind, mean):
+    """Also where columns are not centred, in single precision."""
+    case = case_of(kind, mean)
+    J, e = case.coefficients.without()
+    G, b = case.sums if kind == "columns" else (case.sums.G, case.sums.b)
+    gram = G + jnp.einsum("qkm,qkn->qmn", J, J, precision="float32")
+    linear = b + jnp.einsum("qkm,qk->qm", J, e, precision="float32")
+    for q in range(len(case.sigma2)):
+        z, X, D = np.broadcast_to(case.Z, case.y.shape)[:, q], case.features, case.covariates
+        seen = z > 0
+        added = (D.T * case.prior.scale[q] ** 2) @ D
+        noise = np.diag(case.sigma2[q] / np.where(seen, z, 1))
+        K = case.sigma2[q] * np.linalg.inv((noise + added)[seen][:, seen])
+        expected = X[:, seen] @ K @ X[:, seen].T
+        size = float(max(np.abs(expected).max(), 1e-3))
+        close(gram[q] / size, expected / size, precision)
+        expected = X[:, seen] @ K @ case.deviation(q)[seen]
+        close(linear[q] / size, expected / size, precision)
+        # what coefficients explain of the features in the span is what J has more
+        explained, inside, J_q = (
+            np.asarray(x, float)[q % len(x)]
+            for x in (case.coefficients.explained(case.coefficients.J), case.coefficients.J, J)
+        )
+        size = max(np.abs(inside.T @ inside).max(), 1.0)
+        expected = (inside.T @ inside - J_q.T @ J_q) / size
+        close((explained.T @ explained / size).astype(precision), expected, precision)
+
+
+@pytest.mark.parametrize("kind", ["columns", *TASKS])
+def test_coefficients_given_the_weights_are_those_of_a_regression(precision, kind):
+    case, rng = case_of(kind, 3.0), np.random.default_rng(1)
+    number = len(case.sigma2)
+    w, noise = rng.normal(size=(number, M)), rng.normal(size=(50_000, number, C))
+    J, e = case.coefficients.without()
+    residual = e - times(J, jnp.asarray(w, float))
+    scale = case.prior.scale
+    mean, left = case.coefficients.given(residual)
+    slopes = scale[..., None] * case.coefficients.slopes
+    given = jax.jit(jax.vmap(lambda noise: case.coefficients.given(residual, noise)))
+    u, lefts = given(jnp.asarray(noise, float))
+    draws = scale * np.asarray(u, float)
+    at_zero = case.coefficients.e - times(case.coefficients.J, jnp.asarray(w, float))
+    close(left, at_zero - times(case.coefficients.E, mean), precision)
+    close(lefts[0], at_zero - times(case.coefficients.E, u[0]), precision)
+    for q in range(number):
+        expected = case.mean(q, case.deviation(q) - case.features.T @ w[q])
+        close(scale[q] * mean[q], expected, precision)
+        close(slopes[q], -case.mean(q, case.features.T), precision)
+        # 16 comparisons at 4.5 standard errors of a variance: a false alarm in 1 of 9,000 keys
+        covariance = np.linalg.inv(case.precision(q))
+        sd = np.sqrt(np.diag(covariance))
+        found = np.cov(draws[:, q].T) / np.outer(sd, sd)
+        bound = 4.5 * np.sqrt(2 / len(noise))
+        assert np.all(np.abs(found - covariance / np.outer(sd, sd)) < bound)
+        assert np.all(np.abs(draws[:, q].mean(0) - expected) < bound * sd)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_squares_are_those_of_any_coefficients_and_slopes(precision, kind):
+    case, rng = case_of(kind, 3.0), np.random.default_rng(2)
+    mean, var = rng.normal(size=(Q, M)), rng.uniform(size=(Q, M))
+    u, slopes = rng.normal(size=(Q, C)), rng.normal(size=(Q, C, M))
+    given = jax.tree.map(lambda x: jnp.asarray(x, float), ((mean, var), u, slopes))
+    standard: Any = None
+    found = TasksWithout(standard, case.coefficients, case.sums).squares(*given)
+    D, X = case.covariates, case.features
+    for q in range(Q):
+        z, scale = np.broadcast_to(case.Z, case.y.shape)[:, q], case.prior.scale[q]
+        left = case.deviation(q) - D.T @ (scale * u[q]) - X.T @ mean[q]
+        along = X.T + D.T @ (scale[:, None] * slopes[q])
+        close(found[q], z @ (left**2 + along**2 @ var[q]), precision)
+
+
+def test_prior_means_of_some_move_with_others(x64):
+    """A hierarchy: the prior mean of the second is twice the first."""
+    value, scale = jnp.array([[1.5, 2.0]]), jnp.array([[3.0, 0.5]])
+    mean, links = jnp.array([[1.0, 3.0]]), jnp.array([[0.0, 0.0], [2.0, 0.0]])
+    prior = NormalPrior(value, mean, scale, links)
+    np.testing.assert_allclose(prior.origin, [[1.0, 2.0]])
+    np.testing.assert_allclose(prior.origin + prior.scaled(prior.deviation), value)
+    x = jnp.arange(6.0).reshape(1, 2, 3)
+    np.testing.assert_allclose(prior.unscaled(prior.scaled(x)), x)
+    # a deviation of the first takes the second along
+    np.testing.assert_allclose(prior.rows(jnp.eye(2)), [[[3.0, 6.0], [0.0, 0.5]]])
+
+
+@pytest.mark.parametrize(("scale", "sigma", "num_obs"), [(10, 0.1, 4000), (30, 0.1, 1000)])
+def test_single_precision_tells_a_level_from_effects_of_groups(scale, sigma, num_obs):
+    """Which only their priors do; products of the features would lose them to rounding."""
+    rng = np.random.default_rng(0)
+    rows = np.vstack([np.ones(num_obs), np.eye(4)[:, np.arange(num_obs) % 4]]) / sigma
+    y = (3.0 + sigma * rng.normal(size=num_obs)) / sigma
+    exact = np.linalg.inv(np.eye(5) + scale**2 * rows @ rows.T)
+    mean = exact @ (scale * rows) @ y
+    rows, y = (jnp.asarray(x, jnp.float32) for x in (rows, y))
+    value, one = rng.normal(size=(1, 5)), jnp.ones((1, 5), jnp.float32)
+    prior = NormalPrior(jnp.asarray(value, jnp.float32), 0 * one, scale * one)
+    basis = split(rows[:0], rows).basis
+    left = y - prior.value[0] @ rows
+    found, _ = of_columns(basis, jnp.zeros((0, 5), jnp.float32), rows, left, prior, one[0, 0])
+    residual = found.without()[1]
+    # in standard deviations
+    sd = np.sqrt(np.diag(exact))
+    assert np.max(np.abs(np.asarray(found.given(residual)[0])[0] - mean) / sd) < 0.02
+    noise = jnp.asarray(rng.normal(size=(20_000, 1, 5)), jnp.float32)
+    draws = np.asarray(jax.vmap(lambda x: found.given(residual, x)[0])(noise))[:, 0]
+    np.testing.assert_allclose(draws.astype(float).std(axis=0), sd, rtol=0.03)
+
+
+def test_missing_observations_say_nothing():
+    rows, precision = jnp.array([[1.0, 2.0, jnp.nan]]), jnp.array([1.0, 4.0, 0.0])
+    np.testing.assert_array_equal(whitened(rows, precision), [[1.0, 4.0, 0.0]])
