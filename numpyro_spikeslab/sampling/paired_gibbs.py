@@ -258,12 +258,13 @@ def _draw_columns(key: Array, now: Current, current: Float[Array, "1 P"], moves:
     reading, at, current = now.reading, now.at, current[0]
     design = reading.design_at(now.values) if reading.design is None else reading.design
     precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
-    target, gram = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0], reading.gram
-    columns = None
-    if sites := reading.form.coefficient_sites(now.own):
+    target, columns = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0], None
+    sites = reading.form.coefficient_sites(now.own)
+    gram = reading.gram_of_rest if sites else reading.gram
+    if sites:
         # integrated out, for given them a column that is far from centred hardly ever gets in
         columns = columns_without(reading.problem, at, now.values, sites, design, reading.split)
-        design, target, gram = columns.design, columns.residual, reading.gram_of_rest
+        design, target = columns.design, columns.residual
         if gram is not None:
             span = feature_rows(design, current.size)[:, at.Y.shape[0] :]
             gram = gram + span @ span.T
