@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sites beside the weights that PairedGibbs draws itself, against exact posteriors."""
 
-from functools import partial
-
 from geweke import before_and_after
 import numpy as np
 import pytest
@@ -203,24 +201,6 @@ def test_columns_of_years_are_told_from_each_other():
     # 6 comparisons: a false alarm in 1 of 2,600 keys
     assert agrees(draws["w_spike"], exact.inclusion[:3], within=0.03)
     assert agrees(draws["w"].astype(float), exact.mean[:3])
-
-
-def test_where_another_block_draws_the_intercept_columns_of_years_are_named():
-    X = np.random.default_rng(0).normal(size=(20, 3))
-    kernel = Gibbs([(nss.PairedGibbs(year_model), ["w_spike", "w_slab"]), (NUTS(year_model), None)])
-    X[:, 2] += 1975
-    with pytest.warns(UserWarning, match=r"columns 2 have means .* \['level'\] .* Subtract"):
-        kernel.init(KEY, 1, None, (jnp.asarray(X), jnp.zeros(20)), {})
-
-
-def test_so_are_they_where_the_intercept_cannot_be_integrated_out():
-    X = np.random.default_rng(0).normal(size=(20, 3))
-    model = partial(year_model, prior=dist.Cauchy)
-    kernel = Gibbs([(nss.PairedGibbs(model), ["w_spike", "w_slab"]), (NUTS(model), None)])
-    kernel.init(KEY, 1, None, (jnp.asarray(X), jnp.zeros(20)), {})
-    X[:, 2] += 1975
-    with pytest.warns(UserWarning, match=r"columns 2 have means .* \['level'\] .* Subtract"):
-        kernel.init(KEY, 1, None, (jnp.asarray(X), jnp.zeros(20)), {})
 
 
 PRIORS = {
