@@ -20,6 +20,9 @@ import pytest
 
 import jax
 
+# Programs that are traced are many objects, which the default thresholds scan again and again.
+gc.set_threshold(100_000, 50, 100)
+
 # read when matplotlib is first imported
 os.environ["MPLBACKEND"] = "Agg"
 
@@ -48,7 +51,7 @@ def restored_x64() -> Iterator[None]:
     jax.config.update("jax_enable_x64", before)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def few_mappings() -> Iterator[None]:
     """Forgets compiled code before it takes more memory mappings than Linux gives to a process,
     beyond which XLA crashes."""
