@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import arviz_base
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -21,7 +21,7 @@ from numpyro_spikeslab import models
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.reporting.arviz_data import SETS, inclusion, posterior, sample_stats
+from numpyro_spikeslab.reporting.arviz_data import inclusion, posterior
 from numpyro_spikeslab.reporting.credible_sets import credible_sets
 from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics
 from numpyro_spikeslab.reporting.variational import add_variational_stats, k_hat
@@ -40,20 +40,18 @@ NUM_STEPS, TOLERANCE = 1000, 1e-3
 OFF = 0.2
 """Difference of inclusion probabilities of fit and chains above which the fit is flagged."""
 
-PROBABILITIES, SHARES = "inclusion_probabilities.w", f"{SETS}.w"
+PROBABILITIES = "inclusion_probabilities.w"
 
 
 class Scales(NamedTuple):
-    """Means and standard deviations of the P columns and of the response.
+    """Means and standard deviations of the columns, along ``feature``, and of the response.
 
     - **used** - whether a column varies; the others have the standard deviation 1.
-    - **x_mean**, **x_sd** - of the columns.
-    - **y_mean**, **y_sd** - of the response.
     """
 
-    used: Bool[np.ndarray, " P"]
-    x_mean: Float[np.ndarray, " P"]
-    x_sd: Float[np.ndarray, " P"]
+    x_mean: xr.DataArray
+    x_sd: xr.DataArray
+    used: xr.DataArray
     y_mean: float
     y_sd: float
 
@@ -122,16 +120,13 @@ def sparse_regression(
 
     **Example**
 
-    .. doctest::
+    .. code-block:: python
 
-        >>> import jax
-        >>> import numpyro_spikeslab as nss
-        >>> from sklearn.datasets import load_diabetes  # doctest: +SKIP
-        >>> X, y = load_diabetes(return_X_y=True, as_frame=True)  # doctest: +SKIP
-        >>> dt = nss.sparse_regression(jax.random.key(0), X, y)  # doctest: +SKIP
-        >>> dt["summary"].to_dataset().to_dataframe()  # doctest: +SKIP
-        >>> nss.credible_sets(dt, "w", X)  # doctest: +SKIP
-        >>> nss.plot_inclusion({"chains": dt, "CAVI": dt["cavi"]})  # doctest: +SKIP
+        X, y = sklearn.datasets.load_diabetes(return_X_y=True, as_frame=True)
+        dt = nss.sparse_regression(jax.random.key(0), X, y)
+        dt["summary"].to_dataset().to_dataframe()
+        nss.credible_sets(dt, "w", X)
+        nss.plot_inclusion({"chains": dt, "CAVI": dt["cavi"]})
     """
     if not is_prng_key(key):
         raise bad("key", repr(key), "a random key", "jax.random.key(0) makes one.")
@@ -141,7 +136,7 @@ def sparse_regression(
     table, names = checked_table(X)
     response = checked_response(y, X)
     new = None if X_new is None else checked_new(X_new, X, names)
-    scales = scales_of(table, response)
+    scales = scales_of(table, response, names)
     data = standardised(table, response, scales)
     prior = inclusion_prior(expected_size, int(scales.used.sum()))
     key_fit, key_chains, key_rest = random.split(key, 3)
@@ -149,10 +144,15 @@ def sparse_regression(
     fitted = fit(key_fit, data, prior, num_chains)
     starts = {name: x.values[:num_chains] for name, x in posterior(fitted).items() if name != "w"}
     keys = random.split(key_chains, num_chains)
-    draws, probabilities = chains(keys, starts, data, prior, num_warmup, num_samples)
-    stats = {PROBABILITIES: np.asarray(probabilities, float)}
-    tree = in_units(draws, stats, names, scales, len(table), rng)
-    tree["cavi"] = cavi = fit_in_units(fitted, names, scales, len(table), rng)
+    draws, probabilities = jax.device_get(
+        chains(keys, starts, data, prior, num_warmup, num_samples)
+    )
+    sampled = arviz_base.from_dict(
+        {"posterior": draws, "sample_stats": {PROBABILITIES: probabilities}},
+        dims={name: ["feature"] for name in ("w", "w_spike", "w_slab", PROBABILITIES)},
+    )
+    tree = in_units(sampled, scales, len(table), rng)
+    tree["cavi"] = cavi = in_units(fitted, scales, len(table), rng)
     # labels of several levels cannot be saved, and xarray takes an index name for a dimension
     is_flat = isinstance(X, pd.DataFrame) and X.index.nlevels == 1
     rows = {"row": X.index.rename(None)} if is_flat else {}
@@ -176,21 +176,22 @@ def inclusion_prior(expected_size: float | None, size: int) -> tuple[float, floa
     return 1.0, size / expected_size - 1.0
 
 
-def scales_of(table: np.ndarray, response: np.ndarray) -> Scales:
+def scales_of(table: np.ndarray, response: np.ndarray, names: list) -> Scales:
     """Compute means and standard deviations, after a check that some column varies."""
     mean, sd = table.mean(axis=0), table.std(axis=0)
     used = sd > ROUNDING * abs(table).max(axis=0)
     if not used.any():
         raise bad("X", f"{table.shape[1]} constant columns", "one or more that vary")
-    sd = np.where(used, sd, 1.0)
-    return Scales(used, mean, sd, float(response.mean()), float(response.std()))
+    columns = (mean, np.where(used, sd, 1.0), used)
+    columns = (xr.DataArray(x, {"feature": names}, ["feature"]) for x in columns)
+    return Scales(*columns, float(response.mean()), float(response.std()))
 
 
 def standardised(
     table: np.ndarray, response: np.ndarray, scales: Scales
 ) -> tuple[Float[Array, "N-1 P"], Float[Array, " N-1"]]:
     """Return contrasts of columns and response of variance 1, constant columns as zeros."""
-    columns = np.where(scales.used, (table - scales.x_mean) / scales.x_sd, 0.0)
+    columns = (table - scales.x_mean.values) / scales.x_sd.values * scales.used.values
     standard = (response - scales.y_mean) / scales.y_sd
     return jnp.asarray(contrasts(columns), float), jnp.asarray(contrasts(standard), float)
 
@@ -208,33 +209,28 @@ def contrasts(values: Float[np.ndarray, "N *P"]) -> Float[np.ndarray, "N-1 *P"]:
 
 
 def in_units(
-    draws: dict[str, Any],
-    stats: dict[str, Any],
-    names: list,
-    scales: Scales,
-    num_rows: int,
-    rng: np.random.Generator,
+    tree: xr.DataTree, scales: Scales, num_rows: int, rng: np.random.Generator
 ) -> xr.DataTree:
-    """Return ArviZ data in the units of the table and the response, with an intercept.
+    """Convert draws to the units of the table and the response, and draw an intercept.
 
-    Weights of constant columns are 0.
+    Weights of constant columns become 0.
     """
-    draws = {name: np.asarray(x, float) for name, x in draws.items()}
-    for name in ("w", "w_slab"):
-        draws[name] = draws[name] * (scales.used * scales.y_sd / scales.x_sd)
-    draws["sigma"] = sigma = draws["sigma"] * scales.y_sd
+    draws, stats = posterior(tree), tree["sample_stats"].to_dataset()
+    draws = draws.astype(float).assign_coords(feature=scales.used["feature"])
+    stats = stats.assign_coords(feature=scales.used["feature"])
+    unit = scales.used * scales.y_sd / scales.x_sd
+    w, sigma = draws["w"] * unit, draws["sigma"] * scales.y_sd
     # the mean of the response is independent of its contrasts
     centre = scales.y_mean + sigma / num_rows**0.5 * rng.normal(size=sigma.shape)
-    draws["intercept"] = centre - draws["w"] @ scales.x_mean
-    draws["w_spike"] = draws["w_spike"].astype(int) * scales.used
-    stats = stats | {PROBABILITIES: stats[PROBABILITIES] * scales.used}
-    one_per_column = ("w", "w_spike", "w_slab", PROBABILITIES)
-    return arviz_base.from_dict(
-        {"posterior": draws, "sample_stats": stats},
-        dims={name: ["feature"] for name in one_per_column},
-        coords={"feature": names},
-        sample_dims=["chain", "draw"] if sigma.ndim == 2 else ["sample"],
+    draws = draws.assign(
+        w=w,
+        w_slab=draws["w_slab"] * unit,
+        w_spike=draws["w_spike"].astype(int) * scales.used,
+        sigma=sigma,
+        intercept=centre - xr.dot(w, scales.x_mean, dim="feature"),
     )
+    stats[PROBABILITIES] = stats[PROBABILITIES].astype(float) * scales.used
+    return xr.DataTree.from_dict({"posterior": draws, "sample_stats": stats})
 
 
 def fit(
@@ -273,19 +269,6 @@ def chains(
         return mcmc.get_samples(), mcmc.get_extra_fields()[PROBABILITIES]
 
     return jax.lax.map(chain, (keys, starts))
-
-
-def fit_in_units(
-    fitted: xr.DataTree, names: list, scales: Scales, num_rows: int, rng: np.random.Generator
-) -> xr.DataTree:
-    """Return the draws of a fit in units, with its statistics and credible sets."""
-    draws = {str(name): x.values for name, x in posterior(fitted).items()}
-    stats = {name: x.values for name, x in sample_stats(fitted).items()}
-    shares = stats.pop(SHARES)
-    tree = in_units(draws, stats, names, scales, num_rows, rng)
-    tree["sample_stats"][SHARES] = xr.DataArray(shares, dims=["set", "feature"])
-    tree["sample_stats"].attrs.update(fitted["sample_stats"].attrs)
-    return tree
 
 
 def summarised(tree: xr.DataTree, cavi: xr.DataTree, table: np.ndarray) -> xr.Dataset:

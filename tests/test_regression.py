@@ -87,6 +87,7 @@ def test_a_constant_column_has_the_weight_zero(found):
     for data in (found, found["cavi"]):
         draws = data["posterior"].sel(feature="batch")
         assert not draws["w"].any() and not draws["w_spike"].any()
+        assert data["posterior"]["w"].dtype == data["posterior"]["sigma"].dtype == float
     assert row["credible_set"] == -1
 
 

@@ -36,13 +36,13 @@ def align(
 ) -> xr.DataTree:
     """Give latent functions the same order and signs in all draws and chains.
 
-    A model such as :func:`~numpyro_spikeslab.models.mtmkl` does not identify the order of its
-    latent functions, nor their signs: exchanging two of them, or the sign of one with that of its
+    A model such as :func:`~numpyro_spikeslab.models.mtmkl` does not identify the order and the
+    signs of its latent functions: exchanging two functions, or flipping a function with its
     weights, changes neither likelihood nor prior. So R-hat, means and intervals of weights or
     functions mean nothing until the draws are aligned. Each draw gets the permutation and the signs
-    that bring its products ``w_m phi_m`` nearest to those of the reference. A function without
-    weights in a draw takes a remaining place and keeps its sign. The draws of one variational
-    fit share their order already, so they all get the permutation and the signs of their mean.
+    that bring its products ``w_m phi_m`` nearest to the reference. A function without weights in a
+    draw takes a remaining place and keeps its sign. The draws of one variational fit share their
+    order, so all get the permutation and the signs of their mean.
 
     Alignment cannot repair chains that have converged to different functions: look first at R-hat
     of :func:`invariants`. The functions must have equal priors, of mean zero. If variables such as
@@ -50,12 +50,12 @@ def align(
     and only its sign is matched.
 
     :param data: ArviZ data with the weights, Q tasks by M functions, and the functions, M by N
-        points, of every draw. They share one dimension, that of the functions.
+        points, of every draw. They share the dimension of the functions.
     :param reference: what to match: one draw, as values of ``weights`` and ``functions`` by name
         (of :meth:`PairedGuide.posterior_mean <numpyro_spikeslab.PairedGuide.posterior_mean>`, for
         example); or ArviZ data, aligned in themselves, whose centre is matched. None, the default,
-        matches the centre of ``data``, with the functions sorted by what they explain, the
-        strongest first, and the largest weight of each positive.
+        matches the centre of ``data``, with the strongest function first and the largest weight of
+        each positive.
     :param weights: variable of the weights; its slab goes with it.
     :param functions: variable of the functions; their values at new points, such as ``phi_new``,
         go with it.
@@ -141,11 +141,11 @@ def as_one_draw(
 ) -> Factors:
     """Return the reference of :func:`align` as one draw, after a check of its shapes."""
     like, names = draws.isel(dict.fromkeys(sample_dims(draws), 0)), (weights, functions)
-    if not isinstance(reference, xr.DataTree):
-        values = xr.Dataset(values_by_name(reference, like, names))
-        return factors_of(values.expand_dims("sample"), weights, functions)
-    others = posterior(reference)
-    values_by_name(others.isel(dict.fromkeys(sample_dims(others), 0)), like, names)
+    if isinstance(reference, xr.DataTree):
+        others = posterior(reference)
+        values_by_name(others.isel(dict.fromkeys(sample_dims(others), 0)), like, names)
+    else:
+        others = xr.Dataset(values_by_name(reference, like, names)).expand_dims("sample")
     factors = factors_of(others, weights, functions)
     if is_one_fit(others):
         return factors.mean()

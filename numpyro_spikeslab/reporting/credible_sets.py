@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of columns that hold an effect where single columns cannot be told apart."""
+"""Credible sets of correlated columns, from draws."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -47,25 +47,24 @@ def credible_sets(
     """Find small sets of columns that hold an effect with a given probability.
 
     Correlated columns share an effect: each may have a small inclusion probability although it is
-    certain that one of them has the effect. As in SuSiE (Wang, Sarkar, Carbonetto and Stephens,
+    certain that one has the effect. As in SuSiE (Wang, Sarkar, Carbonetto and Stephens,
     2020), a credible set is a set of columns such that
 
-    - in at least ``coverage`` of the draws one or more of them are included;
+    - in at least ``coverage`` of the draws one or more members are included;
     - all are correlated by at least ``min_correlation`` with each other;
     - none can be left out. Columns that are equal but for their units are all in one set or in
       none, because data cannot distinguish them.
 
     A set grows from its column of highest inclusion probability. Columns of one effect take turns,
     while a column of another effect is as frequent in draws with a member as in draws without. So
-    a column may join if its inclusion probability in draws without members is more than 1.5 times
-    that in draws with one; the column with the largest difference joins, the second probability
-    times 1.5. Sets are disjoint, so two effects among correlated columns make two sets. There is no
-    set for an effect that no correlated columns explain, nor for columns that come and go
-    independently of each other, even if it is almost certain that one of many is included.
+    a column may join if it is included more than 1.5 times as often in draws without members as in
+    draws with one. Sets are disjoint, so two effects among correlated columns make two sets. An
+    effect that no correlated columns explain has no set, nor have independent columns, even if it
+    is almost certain that one of many is included.
 
-    The draws must mix: chains that stay in one mode each cannot tell the columns of one effect from
-    those of another. Draws of a factorised fit give sets that are too small; for a fit see
-    :meth:`PairedGuide.credible_sets() <numpyro_spikeslab.PairedGuide.credible_sets>`.
+    The draws must mix: chains that stay in one mode each cannot distinguish the columns of one
+    effect from those of another. Draws of a factorised fit give sets that are too small; for a fit
+    see :meth:`PairedGuide.credible_sets() <numpyro_spikeslab.PairedGuide.credible_sets>`.
 
     :param data: ArviZ data of Markov chains or variational draws.
     :param var_name: a spike-and-slab weight with one dimension besides those of the draws.
@@ -117,21 +116,14 @@ def flat_spikes(data: xr.DataTree, name: str) -> xr.DataArray:
     """Return the indicators of P weights in all D draws, (D, P)."""
     draws = posterior(data)
     select(draws, name)
-    if name not in pairs(draws):
-        expected = f"a spike-and-slab weight, one of {pairs(draws)}"
-        remedy = f"Collect the site `{name}_spike` when sampling."
-        raise bad("var_name", repr(name), expected, remedy)
-    if is_grouped(draws, name):
-        got, expected = f"{name!r}, whose weights share spikes", "one spike for each column"
-        remedy = f"Look at the draws of `{name}_spike`, one for each group."
-        raise bad("var_name", got, expected, remedy)
-    if len(plates(draws[name])) != 1:
+    if name not in pairs(draws) or is_grouped(draws, name) or len(plates(draws[name])) != 1:
+        got = f"{name!r} with the dimensions {plates(draws[name])}"
+        expected = f"one of {pairs(draws)} with a spike for each column of X"
         remedy = (
             "Choose one task, for example with xarray.DataTree.from_dict({'posterior': "
-            "data['posterior'].to_dataset().sel(task=0)})."
+            "data['posterior'].to_dataset().sel(task=0)}), or look at the spikes of groups."
         )
-        got = f"{name!r} with the dimensions {plates(draws[name])}"
-        raise bad("var_name", got, "one, that of the columns of X", remedy)
+        raise bad("var_name", got, expected, remedy)
     spikes = spike_draws(data, name)
     return spikes.stack(all_draws=sample_dims(draws)).transpose("all_draws", ...)
 
