@@ -30,7 +30,6 @@ from numpyro_spikeslab.fitting.refusals import (
     check_state,
     checked_params,
     refuse,
-    refuse_other_guide,
 )
 from numpyro_spikeslab.fitting.run import (
     Call,
@@ -164,7 +163,6 @@ class CAVI(SVI):
         self.plain = plain
         self.stream = stream_of(num_tasks, learning_rate)
         self._read = Reader(model, "CAVI", guide.joint)
-        self._form: Any = None
         self._last: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -176,28 +174,28 @@ class CAVI(SVI):
         every = {**kwargs, **self.static_kwargs}
         # its errors say more than those of the guide
         reading = self._read(args, every)
-        if self.guide.model is not self.model:
-            refuse_other_guide(self.guide, self.model, reading)
-        self.guide.set_up(args, every, (reading.problem.program, reading.form.pairs))
+        self.guide.set_up(args, every)
         refuse(self.guide, self.plain, reading)
         temperature = self.temperature
         # of a pickle it is an equal string, not the same one
         if temperature == AUTOMATIC:
             temperature = annealing if reading.functions is None else None
         spec = spec_of(reading, self.plain, temperature)
-        self._form = reading.form
         if self._last is not None and self._last[0] is reading:
             return Call(reading, spec, *self._last[1:])
         data = data_of(reading)
-        like = jax.eval_shape(lambda: self.guide.pack(reading, _values(self._start(reading))))
+        like = None
+        if self.stream is None:
+            like = jax.eval_shape(lambda: self.guide.pack(reading, _values(self._start(reading))))
         if are_concrete(data):
             self._last = reading, data, like
         return Call(reading, spec, data, like)
 
     def _start(self, reading: Reading) -> dict[str, tuple[Any, Any]]:
         """Start value and constraint of each parameter of the guide and the model."""
-        own, known = self.guide._params.items(), reading.params
-        start = self.guide.start() | {name: (known[name], x) for name, x in own if name in known}
+        self.guide.sites.check_reading("CAVI", reading)
+        params = self.guide.sites.params
+        start = self.guide.start() | {k: (x, params[k]) for k, x in reading.params.items()}
         # the guide may have been set up with data whose supports are others
         for site, support in reading.supports.items():
             name = param_name(site, self.guide.prefix, start)
@@ -238,7 +236,7 @@ class CAVI(SVI):
         rng_key, _, key_start = random.split(rng_key, 3)
         if call.reading.functions is not None and set(params) - set(given):
             posterior = self._start_functions(call, params, given, key_start)
-            params = self.guide.unpack(call.spec.form, posterior)
+            params = self.guide.unpack(posterior)
         if call.reading.functions is None or given:
             posterior = self.guide.pack(call.reading, params | given)
         self.constrain_fn = identity
@@ -279,12 +277,7 @@ class CAVI(SVI):
         :param svi_state: a state of the last call.
         :raises ValueError: before any call.
         """
-        if self._form is None:
-            raise ValueError(
-                "CAVI.get_params: got a state before any call, expected a call with the model's "
-                "arguments, which names the parameters. Call init or run first."
-            )
-        return self.guide.unpack(self._form, svi_state.optim_state[1])
+        return self.guide.unpack(svi_state.optim_state[1])
 
     @full_precision
     def update(self, svi_state: SVIState, *args: Any, **kwargs: Any) -> tuple[SVIState, Any]:

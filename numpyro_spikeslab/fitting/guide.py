@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the variational families share as NumPyro autoguides."""
+"""What the guides share: the sites of a model, its priors, and summaries of the posterior."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from math import prod
 from typing import Any
+
+import numpy as np
 
 import jax
 from jax import random
@@ -12,24 +15,26 @@ import jax.numpy as jnp
 
 import numpyro
 from numpyro import handlers
+import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.infer.autoguide import AutoDelta, AutoGuide
+from numpyro.infer import Predictive
+from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_spikeslab.fitting.guide_factors import PairFactors, declared
+from numpyro_spikeslab.algebra.quantiles import quantiles as quantiles_of
+from numpyro_spikeslab.fitting import function_sites
+from numpyro_spikeslab.fitting.guide_factors import GuideFactors, declared, in_order, moments
 from numpyro_spikeslab.fitting.inner import (
-    is_among,
-    kernel_starts,
+    Point,
+    inner_summary,
     make_inner,
     makes_delta,
-    predicted_sites,
-    refuse_discrete,
-    run_once,
-    set_delta,
+    start_run,
 )
+from numpyro_spikeslab.fitting.model_sites import ModelSites, sites_of
 from numpyro_spikeslab.fitting.posterior import Posterior
-from numpyro_spikeslab.fitting.slopes import Followed, Slopes, along_all, along_own, find_slopes
-from numpyro_spikeslab.fitting.summaries import PosteriorSummaries
+from numpyro_spikeslab.fitting.slopes import Followed, Slopes, find_slopes
 from numpyro_spikeslab.fitting.tasks import keeps_products
+from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.priors import base_of
@@ -38,60 +43,33 @@ from numpyro_spikeslab.reading.form import (
     SHARED,
     Form,
     Pair,
-    find_function_sites,
-    find_pairs,
-    is_latent,
     observed_sites,
-    param_name,
 )
-from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
-from numpyro_spikeslab.reading.program import computed, outside_transformations
-from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.reading.model_run import abstract_trace
+from numpyro_spikeslab.reading.program import compiled, computed
+from numpyro_spikeslab.reading.reader import Reader, Reading
 
 
-def _latents(trace: dict[str, Any]) -> dict[str, Any]:
-    """Latent sample sites, and params."""
-    return {k: x for k, x in trace.items() if x["type"] == "param" or is_latent(trace, k)}
+class SpikeSlabGuide(AutoGuide):
+    """The base of the guides: a family for the pairs, functions, and a guide of all other sites.
 
+    The first call with the model's arguments notes sites, shapes and start values, and no data.
 
-def _noted(site: dict[str, Any]) -> tuple[Any, ...]:
-    """Shape, support and plates; of the values in a support the numbers, for arrays may be data."""
-    shape = jax.tree.map(jnp.shape, site["value"])
-    if site["type"] == "param":
-        return shape, *_noted_support(site["kwargs"].get("constraint"))
-    return shape, *_noted_support(site["fn"].support), tuple(site["cond_indep_stack"])
-
-
-def _noted_support(support: Any) -> tuple[Any, ...]:
-    numbers = [x for x in jax.tree.leaves(support) if isinstance(x, int | float)]
-    return type(support), numbers
-
-
-def _deterministics(trace: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(name for name, site in trace.items() if site["type"] == "deterministic")
-
-
-def _is_no_param(site: dict[str, Any]) -> bool:
-    return site["type"] != "param"
-
-
-class SpikeSlabGuide(PosteriorSummaries):
-    """What the families share: the other latent sites, plates, and posterior summaries.
-
-    A guide keeps names, shapes and start values of what it has been called with, and no data: all
-    summaries depend on their arguments alone.
+    - **pairs**, **functions** - the weights of the model, and the names of its latent functions.
+    - **factors** - the variational family of the pairs.
+    - **inner** - the guide of the other sites, `None` where these are points.
     """
 
     joint = False
     """Whether the family needs all features as columns of one design, in one block."""
 
     follows = True
-    """Whether Normal sites beside the weights follow them."""
+    """Whether Normal sites follow the weights."""
 
     def __init__(
         self,
         model: Callable,
-        factors: PairFactors,
+        factors: GuideFactors,
         *,
         prefix: str,
         inner_guide: Callable[..., AutoGuide],
@@ -100,298 +78,426 @@ class SpikeSlabGuide(PosteriorSummaries):
         self.factors = factors
         self.inner_guide = inner_guide
         self.inner: AutoGuide | None = None
-        self.pairs: tuple[Pair, ...] = ()
-        self.functions: tuple[str, ...] = ()
-        self._precision: Any = None
-        self._noted: dict[str, Any] = {}
-        self._key: Any = None
+        self._sites: ModelSites | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_key": None}
+    @property
+    def user(self) -> str:
+        """The name of the class, for error messages."""
+        return type(self).__name__
+
+    @property
+    def sites(self) -> ModelSites:
+        """The sites of the model.
+
+        :raises ValueError: if the guide has never been called.
+        """
+        if self._sites is None:
+            raise bad(
+                self.user,
+                "a guide that has never been called",
+                "one that knows the sites of its model",
+                "Call it once with the model's arguments, `numpyro.handlers.seed(guide, 0)(X, y)`, "
+                "or give them to the summary.",
+            )
+        return self._sites
 
     # Setting up
 
-    def set_up(self, args: tuple, kwargs: dict[str, Any], key: Any = None) -> None:
-        """Note sites and start values, anew where the sites are others.
+    def set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Note the sites of the model and where they start, if this is the first call.
 
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
-        :param key: the program and the pairs of the model at these arguments, where they are known.
-            While they are the same, so are the sites.
         """
-        new = self.prototype_trace is None or self._precision != jnp.result_type(float)
-        if not new and key is not None and key == self._key:
+        if self._sites is not None:
             return
-        trace = abstract_trace(self.model, args, kwargs)
-        if new or not self._fits(trace, args, kwargs):
-            self._set_up_sites(trace, args, kwargs)
-        self._was_observed |= bool(observed_sites(trace))
-        self._deterministics = _deterministics(trace)
-        self._key = key
+        call, trace = (args, kwargs), abstract_trace(self.model, args, kwargs)
+        sites = sites_of(self.user, self.model, trace, call)
+        self._check_model(sites, trace, call)
+        are_points = makes_delta(self.inner_guide)
+        self._slopes: dict[str, Slopes] = {}
+        if self.follows and are_points and not sites.functions:
+            responses = observed_sites(trace) or sites.predicted
+            self._slopes = find_slopes(trace, sites.others, sites.pairs, responses)
+        self._prototype_frames = {x.name: x for plates in sites.plates.values() for x in plates}
+        self._prototype_frame_full_sizes = sites.plate_sizes
+        zero = {name: np.zeros(sites.shapes[name]) for name in sites.sampled}
+        points = sites.others if are_points else ()
 
-    def _fits(self, trace: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> bool:
-        """Whether the sites that were noted are there as they were, and others are only to be
-        predicted."""
-        latents = _latents(trace)
-        noted = {name: _noted(site) for name, site in latents.items() if name in self._noted}
-        if noted != self._noted or self._find_pairs(trace) != self.pairs:
-            return False
-        more = frozenset(latents) - set(noted)
-        if more and not more <= predicted_sites(self, trace, latents, (args, kwargs)):
-            return False
-        observed = observed_sites(trace)
-        # what is to be predicted may be in other plates than what was observed
-        if not observed and (self._was_observed or not more):
-            return True
-        return self._find_slopes(trace, observed or more) == self._slopes
-
-    def _set_up_sites(self, trace: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
-        # what follows may fail, and then the guide must not pass for one that has been set up
-        self.prototype_trace = None
-        self._was_observed = False
-        self.pairs = self._find_pairs(trace)
-        self.functions = self._find_functions(trace)
-        own = {k: shape for pair in self.pairs for k, shape in pair.shapes.items()}
-        own |= {name: jnp.shape(trace[name]["value"]) for name in self.functions}
-        latents = _latents(trace)
-        predicted = predicted_sites(self, trace, latents, (args, kwargs))
-        latents = {name: site for name, site in latents.items() if name not in predicted}
-        self._params = {
-            name: site["kwargs"].get("constraint", constraints.real)
-            for name, site in latents.items()
-            if site["type"] == "param"
-        }
-        self._others = tuple(name for name in latents if name not in {*own, *self._params})
-        refuse_discrete(type(self).__name__, self._others, latents)
-        self._slopes = self._find_slopes(trace, observed_sites(trace) or predicted)
-        sampled = [*self._slopes, *(name for p in self.pairs for name in p.shapes)]
-        self._frames = {name: latents[name]["cond_indep_stack"] for name in sampled}
-        self._function_plates = {
-            name: [frame.name for frame in trace[name]["cond_indep_stack"]]
-            for name in self.functions
-        }
-        self._prototype_frames = {f.name: f for frames in self._frames.values() for f in frames}
-        self._prototype_frame_full_sizes = {
-            name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"
-        }
-        self._setup_start(own, trace, predicted, args, kwargs)
-        self._precision = jnp.result_type(float)
-        self._noted = {name: _noted(site) for name, site in latents.items()}
-        self._shapes = {k: x[0] for k, x in self._noted.items() if k not in self._params}
-        # the values of an abstract trace are no values
-        self.prototype_trace = {
-            name: {key: site[key] for key in ("name", "type", "is_observed") if key in site}
-            for name, site in trace.items()
-        }
-
-    def _find_pairs(self, trace: dict[str, Any]) -> tuple[Pair, ...]:
-        return find_pairs(trace, type(self).__name__)
-
-    def _find_functions(self, trace: dict[str, Any]) -> tuple[str, ...]:
-        """Refuse latent functions; only :class:`PairedGuide` has factors for them."""
-        names = tuple(name for name in find_function_sites(trace) if is_latent(trace, name))
-        if names:
-            raise ValueError(
-                f"{type(self).__name__}: the model has the latent functions {list(names)}. Use "
-                "PairedGuide."
-            )
-        return ()
-
-    def _find_slopes(self, trace: dict[str, Any], responses: frozenset[str]) -> dict[str, Slopes]:
-        """Sites that follow the weights.
-
-        :param responses: names of the observed sites, or of those that are to be predicted.
-        """
-        if not self.follows or self.functions or not makes_delta(self.inner_guide):
-            return {}
-        return find_slopes(trace, self._others, self.pairs, responses)
-
-    def _setup_start(
-        self,
-        own: dict[str, Any],
-        trace: dict[str, Any],
-        predicted: frozenset[str],
-        args: tuple,
-        kwargs: dict[str, Any],
-    ) -> None:
-        """Start values of the slabs' scales and of the inner guide, compiled in one piece."""
-        hidden = frozenset([*own, *_deterministics(trace), *predicted])
-        self.inner = probe = None
-        if self._others:
-            self.inner = make_inner(self, own, hidden)
-            if type(self.inner) is AutoDelta:
-                # its start is that of the prior
-                probe = make_inner(self, own, hidden | observed_sites(trace))
-                # NumPyro's search for a start compiles the gradient of all densities, of which a
-                # start at prior means needs none
-                probe.model = handlers.mask(probe.model, mask=False)
-
-        def found():
-            zero = {name: jnp.zeros(shape) for name, shape in own.items()}
-            values = {}
-            if probe is not None:
-                run_once(probe, args, kwargs)
-                values = probe._init_locs
-                values |= {k: x for k, x in kernel_starts(trace).items() if k in values}
-            run = run_model(self.model, args, kwargs, zero | values)
-            scales = {p.name: base_of(run[p.slab]["fn"]).scale * jnp.ones(()) for p in self.pairs}
-            return values, {k: (run[k]["fn"], run[k]["value"]) for k in values}, scales
+        def start():
+            run = start_run(self, trace, points, zero, call)
+            scales = {p.name: base_of(run[p.slab]["fn"]).scale * jnp.ones(()) for p in sites.pairs}
+            return {name: (run[name]["fn"], run[name]["value"]) for name in points}, scales
 
         # start values must not be tracers, which outlive no transformation
-        init_locs, sites, self._slab_scales = computed(found)
-        if self.inner is not None and probe is None:
-            with outside_transformations((args, kwargs)):
-                run_once(self.inner, args, kwargs)
-        if self.inner is not None and probe is not None:
-            set_delta(self.inner, probe, init_locs, sites)
+        priors, self._slab_scales = computed(start)
+        self._points = {
+            name: Point(value, prior.support, prior.event_dim)
+            for name, (prior, value) in priors.items()
+        }
+        if sites.others and not are_points:
+            hidden = frozenset([*zero, *sites.predicted, *_deterministics(trace)])
+            self.inner = make_inner(self, zero, hidden, call)
+        self._takes_arguments = bool(args or kwargs)
+        self._sites = sites
+
+    def _check_model(self, sites: ModelSites, trace: dict[str, Any], call: Any) -> None:
+        """Refuse a model that the family does not take, and note what the family needs of it.
+
+        :param call: arguments and keyword arguments of the model.
+        """
+
+    def _ready(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Set up by the model's arguments, if these are given."""
+        if args or kwargs:
+            self.set_up(args, kwargs)
+
+    def check_params(self, params: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+        """Raise if parameters are not there in these shapes."""
+        for name, shape in shapes.items():
+            if name not in params or jnp.shape(params[name]) != shape:
+                got = f"the shape {jnp.shape(params[name])}" if name in params else "nothing"
+                raise bad(
+                    f"{self.user}: params",
+                    f"{got} for `{name}`",
+                    f"the shape {shape}",
+                    "Give the parameters of a fit of this model to these arguments.",
+                )
 
     # Calling
 
     @full_precision
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         self.set_up(args, kwargs)
+        self.sites.check_call(self.user, self.model, (args, kwargs))
         plates = self._create_plates(*args, **kwargs)
-        result = {}
         if self.inner is not None:
-            with handlers.block(hide_fn=partial(is_among, frozenset(self._slopes))):
-                result = dict(self.inner(*args, **kwargs))
-        model = self._model_at(result, args, kwargs)
-        with handlers.trace() as seen:
-            for pair in self.pairs:
-                scale = jnp.broadcast_to(base_of(model[pair.slab]["fn"]).scale, pair.shape)
+            values = dict(self.inner(*args, **kwargs))
+        else:
+            values = {name: self._sample_point(name, plates) for name in self._points}
+        run = self._run_at(values, args, kwargs)
+        with handlers.trace() as sites:
+            for pair in self.sites.pairs:
+                scale = jnp.broadcast_to(base_of(run[pair.slab]["fn"]).scale, pair.shape)
                 within = partial(self._within, plates)
-                result |= self.factors.sample(pair, self._start_pair(pair), scale, within)
+                values |= self.factors.sample(pair, self._start_pair(pair), scale, within)
         if self._slopes:
-            result |= self._sample_followers(seen, result, plates)
-        return result | self._sample_functions(model, result)
+            params = {k: site["value"] for k, site in sites.items() if site["type"] == "param"}
+            values |= self._sample_followers(params, values, plates)
+        for name in self.sites.functions:
+            with self._within(plates, name):
+                values[name] = function_sites.sample(run, name, self.prefix)
+        return values
 
-    def _sample_followers(self, seen: dict[str, Any], values: dict[str, Any], plates: Any) -> dict:
-        """Sites that follow the weights.
+    def _sample_point(self, name: str, plates: dict[str, Any]) -> Any:
+        """Sample a site at its parameter; of a site that follows the weights return this alone."""
+        start, support, event_dim = self._points[name]
+        with self._within(plates, name):
+            loc = numpyro.param(
+                f"{name}_{self.prefix}_loc", start, constraint=support, event_dim=event_dim
+            )
+            if name in self._slopes:
+                return loc
+            return numpyro.sample(name, dist.Delta(loc, event_dim=event_dim))
 
-        :param seen: the sites of the pairs, and their parameters.
-        :param values: with the sites that follow at their mean.
+    def _sample_followers(
+        self, params: dict[str, Any], values: dict[str, Any], plates: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Sample the sites that follow the weights.
+
+        :param params: parameters of the pairs.
+        :param values: draws of the pairs, and values of the sites at the mean of the weights.
         """
-        assert self.inner is not None
-        params = {name: site["value"] for name, site in seen.items() if site["type"] == "param"}
-        marginals, changes = self._marginals(params), []
-        for p in self.pairs:
+        changes, followers = [], {}
+        for p in self.sites.pairs:
             w = weights(p.of_weights(values[p.spike]), values[p.slab])
-            changes.append(jnp.ravel(w - jnp.reshape(marginals[p.name].mean, p.shape)))
-        found = {}
+            changes.append(jnp.ravel(w - jnp.reshape(self._mean(p, params), p.shape)))
         for name, kind in self._slopes.items():
             start = jnp.zeros(kind.shape), constraints.real
             (slopes,) = declared({self._slope_name(name): start})
             change = kind.against(jnp.concatenate(changes))
-            point = Followed(values[name], slopes, change, self.inner._event_dims[name])
+            point = Followed(values[name], slopes, change, self._points[name].event_dim)
             with self._within(plates, name):
-                found[name] = numpyro.sample(name, point)
-        return found
+                followers[name] = numpyro.sample(name, point)
+        return followers
 
     def _slope_name(self, site: str) -> str:
         return f"{site}_{self.prefix}_slope"
 
-    def _model_at(self, values: dict[str, Any], args, kwargs) -> dict[str, Any]:
-        """A run of the model at given values of its other latent sites, for its priors."""
-        zero = {k: jnp.zeros(shape) for p in self.pairs for k, shape in p.shapes.items()}
-        known = handlers.substitute(self.model, data=zero | values)
-        model = handlers.seed(known, random.key(0))
-        # the model's params stay in sight: what is fitted to them must arrive here
+    def _run_at(self, values: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run the model at given values of its other sites, for its priors."""
+        pairs = self.sites.pairs
+        zero = {name: jnp.zeros(shape) for p in pairs for name, shape in p.shapes.items()}
+        model = handlers.seed(handlers.substitute(self.model, data=zero | values), random.key(0))
+        # params of the model stay visible, for handlers that set them
         with handlers.block(hide_fn=_is_no_param):
             return handlers.trace(model).get_trace(*args, **kwargs)
 
     @contextmanager
     def _within(self, plates: dict[str, Any], site: str) -> Iterator[None]:
         with ExitStack() as stack:
-            for frame in self._frames[site]:
+            for frame in self.sites.plates[site]:
                 plate = plates[frame.name]
                 if plate.dim != frame.dim:
-                    # a plate of tasks is another dim of weights than of what each task has once
+                    # weights and coefficients of tasks have the plate of tasks at other dims
                     plate = numpyro.plate(frame.name, plate.size, frame.size, frame.dim)
                 stack.enter_context(plate)
             yield
 
+    # Parameters and the posterior that CAVI updates
+
     def _start_pair(self, pair: Pair) -> dict[str, tuple[Any, Any]]:
-        """Start value and constraint of each parameter of one pair, in the order of the family."""
         return self.factors.start(pair, jnp.broadcast_to(self._slab_scales[pair.name], pair.shape))
 
-    def _start_functions(self, name: str) -> dict[str, tuple[Any, Any]]:
-        """The same of latent functions."""
-        return {}
-
     def start(self) -> dict[str, tuple[Any, Any]]:
-        """Start value and constraint of each parameter, once the guide has been set up.
-
-        The inner guide must be an AutoDelta.
-        """
-        found: dict[str, tuple[Any, Any]] = {}
-        if self.inner is not None:
-            for name, value in self.inner._init_locs.items():
-                support = self.inner.prototype_trace[name]["fn"].support
-                found[f"{name}_{self.prefix}_loc"] = value, support
-        for pair in self.pairs:
-            found |= self._start_pair(pair)
+        """Start value and constraint of each parameter, for points as other sites."""
+        starts: dict[str, tuple[Any, Any]] = {
+            f"{name}_{self.prefix}_loc": (point.value, point.support)
+            for name, point in self._points.items()
+        }
+        for pair in self.sites.pairs:
+            starts |= self._start_pair(pair)
         for name, kind in self._slopes.items():
-            found[self._slope_name(name)] = jnp.zeros(kind.shape), constraints.real
-        for name in self.functions:
-            found |= self._start_functions(name)
-        return found
-
-    def _sample_functions(self, model: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """Declare the parameters of latent functions and sample them.
-
-        :param model: a trace at ``values``.
-        """
-        return {}
-
-    # Between parameters and what CAVI updates
+            starts[self._slope_name(name)] = jnp.zeros(kind.shape), constraints.real
+        for name in self.sites.functions:
+            starts |= function_sites.start(name, self.sites.shapes[name], self.prefix)
+        return starts
 
     def pack(self, reading: Reading, params: dict[str, Any]) -> Posterior:
-        """The posterior that parameters stand for."""
-        form = reading.form
-        medians = {} if makes_delta(self.inner_guide) else self._inner_median(params)
-        values = {
-            site: medians[site]
-            if site in medians
-            else params[param_name(site, self.prefix, params)]
-            for site in form.others
+        """Make the posterior of parameters."""
+        form, functions = reading.form, None
+        if form.functions is None:
+            starts = jax.eval_shape(lambda: {k: value for k, (value, _) in self.start().items()})
+            self.check_params(params, {name: x.shape for name, x in starts.items()})
+        others = self._other_values(params)
+        values = {site: others[site] if site in others else params[site] for site in form.others}
+        if form.functions is not None:
+            shapes = dict.fromkeys(self.factors.names(form.pairs[0].name), form.pairs[0].shape)
+            sites = function_sites.names(form.functions, self.prefix)
+            self.check_params(params, shapes | dict.fromkeys(sites, reading.functions.mean.shape))
+            functions = function_sites.pack(reading, [params[x] for x in sites], values)
+        size = form.size if form.kind == COLUMNS else form.num_features
+        slopes = {
+            site: self._slopes[site].laid_out(params[self._slope_name(site)], size)
+            for site in self._followers(form)
         }
-        slopes = self._pack_slopes(form, params)
-        return Posterior(self.factors.pack(form, params), None, values, None, slopes)
+        return Posterior(self.factors.pack(form, params), functions, values, None, slopes)
 
-    def _pack_slopes(self, form: Form, params: dict[str, Any]) -> dict[str, Any]:
-        return {
-            site: self._along(form, site, params[self._slope_name(site)], along_all, along_own)
-            for site in self._following(form, params)
-        }
-
-    def _following(self, form: Form, params: dict[str, Any]) -> list[str]:
-        """The coefficients that follow the weights: of columns those that have slopes, of tasks all
-        or none."""
-        names = [site for site in form.coefficients if self._slope_name(site) in params]
+    def _followers(self, form: Form) -> list[str]:
+        """Coefficients that follow the weights in a fit: of tasks all or none."""
+        names = [site for site in form.coefficients if site in self._slopes]
         if form.kind == COLUMNS:
             return names
-        known = form.kind == SHARED and form.of_tasks and len(names) == len(form.of_tasks)
-        return names if known and keeps_products(form) else []
+        every = form.kind == SHARED and form.of_tasks and len(names) == len(form.of_tasks)
+        return names if every and keeps_products(form) else []
 
-    def _along(
-        self, form: Form, site: str, slopes: Any, of_columns: Callable, of_tasks: Callable
-    ) -> Any:
-        """Slopes along all weights where these are columns, and along those of each task where they
-        are tasks; parameters are either, by the plates of the site."""
-        axis = self._slopes[site].axis
-        own = {each.site: each.axis for each in form.of_tasks}
-        if site in own and axis is None:
-            return of_tasks(slopes, own[site])
-        return slopes if site in own or axis is None else of_columns(slopes, axis)
-
-    def unpack(self, form: Form, posterior: Posterior) -> dict[str, Any]:
-        """Make the parameters of a posterior; slopes of sites that do not follow here are zero."""
-        params = self.factors.unpack(form.pairs, posterior.weights)
+    def unpack(self, posterior: Posterior) -> dict[str, Any]:
+        """Make the parameters of a posterior."""
+        shape = posterior.weights.probs.shape
+        pairs = [_in_batch(pair, shape) for pair in self.sites.pairs]
+        params = self.factors.unpack(pairs, posterior.weights)
         for site, value in posterior.values.items():
-            params[site if site in self._params else f"{site}_{self.prefix}_loc"] = value
+            params[f"{site}_{self.prefix}_loc" if site in self._points else site] = value
         for site, kind in self._slopes.items():
-            slopes = jnp.zeros(kind.shape)
-            if site in posterior.slopes:
-                slopes = self._along(form, site, posterior.slopes[site], along_own, along_all)
-            params[self._slope_name(site)] = slopes
+            slopes = posterior.slopes.get(site, jnp.zeros(kind.shape))
+            params[self._slope_name(site)] = kind.laid_out(slopes, kind.shape[-1])
+        if posterior.functions is not None:
+            sites = function_sites.names(self.sites.functions[0], self.prefix)
+            params |= zip(sites, (posterior.functions.alpha, posterior.functions.h), strict=True)
         return params
+
+    # Summaries
+
+    @property
+    def blocks(self) -> dict[str, list[list[int]]] | None:
+        """The blocks of each site, once the guide has been called; `None` without blocks."""
+        return self.factors.blocks
+
+    def auxiliary_values(self, draws: dict[str, Any]) -> dict[str, Any]:
+        """Values of the guide's auxiliary sites that give these ``draws``."""
+        return self.factors.auxiliary_values(self.sites.pairs, draws)
+
+    def _moments(self, pair: Pair, params: dict[str, Any]) -> list[Any]:
+        """Inclusion probabilities, and means and standard deviations of the slabs if included."""
+        pair = self._checked(pair, params)
+        return moments(self.factors.marginals(pair, params), pair.shape)
+
+    def _checked(self, pair: Pair, params: dict[str, Any]) -> Pair:
+        """The weights of parameters, which may be those of a batch of tasks."""
+        name = self.factors.names(pair.name)[0]
+        if name not in params:
+            self.check_params(params, {name: pair.shape})
+        return _in_batch(pair, jnp.shape(params[name]))
+
+    def inclusion_probabilities(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Posterior inclusion probability ``gamma`` of each weight.
+
+        :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
+        :return: ``{name: array in the shape of the weights}``.
+        :raises ValueError: if the guide has never been called; so do all summaries.
+        """
+        return {pair.name: self._moments(pair, params)[0] for pair in self.sites.pairs}
+
+    @full_precision
+    def posterior_mean(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Posterior mean ``<w> = gamma mu`` of each weight; with the model's arguments, also that
+        of its latent functions.
+
+        :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
+        :param args: arguments of the model; without them latent functions are left out.
+        :param kwargs: keyword arguments of the model.
+        :return: ``{name: array in the shape of the site}``.
+        """
+        self._ready(args, kwargs)
+        means = {pair.name: self._mean(pair, params) for pair in self.sites.pairs}
+        moments = self._function_moments(params, args, kwargs)
+        return means | {name: mean for name, (mean, _) in moments.items()}
+
+    def _mean(self, pair: Pair, params: dict[str, Any]) -> Any:
+        probs, loc, _ = self._moments(pair, params)
+        return probs * loc
+
+    def _read(self, args: tuple, kwargs: dict[str, Any]) -> Reading:
+        reading = Reader(self.model, self.user)(args, kwargs)
+        self.set_up(args, kwargs)
+        if reading.functions is None:
+            self.sites.check_reading(self.user, reading)
+        return reading
+
+    def _function_moments(
+        self, params: dict[str, Any], args: tuple, kwargs: dict[str, Any]
+    ) -> dict[str, tuple[Any, Any]]:
+        """Means and variances of the latent functions at the inputs, if these are given."""
+        if not self.sites.functions or (self._takes_arguments and not args and not kwargs):
+            return {}
+        reading = self._read(args, kwargs)
+        if reading.form.functions is None:
+            return {}
+        functions = self.pack(reading, params).functions
+        return {reading.form.functions: (functions.mean, functions.var)}
+
+    @full_precision
+    def sample_posterior(
+        self,
+        rng_key: jax.Array,
+        params: dict[str, Any],
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Draw from the guide: all latent sites and the model's deterministic sites, without those
+        on which no observation depends, such as responses to new inputs.
+
+        :param rng_key: random key.
+        :param params: parameters of the guide.
+        :param args: arguments of the model, as for the fit.
+        :param sample_shape: leading shape of the draws.
+        :param kwargs: keyword arguments of the model.
+        """
+        self._ready(args, kwargs)
+        computed_sites = _deterministics(abstract_trace(self.model, args, kwargs))
+
+        def draw(params):
+            key_guide, key_model = random.split(rng_key)
+            draws = Predictive(
+                self,
+                params=params,
+                num_samples=prod(sample_shape),
+                return_sites=[*self.sites.others, *self.sites.sampled],
+                parallel=True,
+            )(key_guide, *args, **kwargs)
+            for p in self.sites.pairs:
+                draws[p.name] = weights(p.of_weights(draws[p.spike]), draws[p.slab])
+            missing = [name for name in computed_sites if name not in draws]
+            if missing:
+                predictive = Predictive(self.model, draws, params=params, return_sites=missing)
+                draws |= predictive(key_model, *args, **kwargs)
+            return {name: x.reshape(sample_shape + x.shape[1:]) for name, x in draws.items()}
+
+        # in one piece, for operation by operation takes several times as long to compile
+        return compiled(draw, params)
+
+    @full_precision
+    def median(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Posterior median of each weight, each spike and each other latent site.
+
+        The entry of a slab is its median given that the weight is included, that of a site which
+        follows the weights its value at their mean.
+
+        :param params: parameters of the guide.
+        :param args: arguments of the model; without them latent functions are left out.
+        :param kwargs: keyword arguments of the model.
+        """
+        self._ready(args, kwargs)
+        medians = self._quantiles(params, np.array([0.5]), args, kwargs)
+        return self._other_values(params) | {name: x[0] for name, x in medians.items()}
+
+    @full_precision
+    def quantiles(
+        self, params: dict[str, Any], quantiles: Any, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Posterior quantiles of each weight, each spike and each other latent site.
+
+        A weight's distribution has an atom at zero, so its quantiles may be exactly 0. The entry
+        of a slab holds its quantiles given that the weight is included. A site which follows the
+        weights has its value at their mean for all of its quantiles; draws have its spread.
+
+        :param params: parameters of the guide.
+        :param quantiles: Q probabilities, or one.
+        :param args: arguments of the model; without them latent functions are left out.
+        :param kwargs: keyword arguments of the model.
+        :return: ``{site: array of shape (Q, ...)}``; without the leading axis for one probability.
+        """
+        levels = np.asarray(quantiles, float)
+        if levels.ndim > 1 or not np.all((levels >= 0) & (levels <= 1)):
+            expected = "probabilities between 0 and 1, one or a list"
+            raise bad(f"{self.user}.quantiles", repr(quantiles), expected)
+        self._ready(args, kwargs)
+        flat = levels.reshape(-1)
+        if self.inner is not None:
+            values = inner_summary(self.inner, "quantiles", params, flat)
+        else:
+            values = jax.tree.map(
+                lambda x: jnp.broadcast_to(x, flat.shape + jnp.shape(x)), self._other_values(params)
+            )
+        values |= self._quantiles(params, flat, args, kwargs)
+        return values if levels.ndim else {name: x[0] for name, x in values.items()}
+
+    def _other_values(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Values of the sites that are neither pairs nor functions: points, or medians."""
+        if self.inner is not None:
+            return inner_summary(self.inner, "median", params)
+        return {name: params[f"{name}_{self.prefix}_loc"] for name in self._points}
+
+    def _quantiles(
+        self, params: dict[str, Any], levels: Any, args: tuple, kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Quantiles of weights, slabs, spikes and latent functions."""
+        values: dict[str, Any] = {}
+        for pair in self.sites.pairs:
+            pair = self._checked(pair, params)
+            marginals = self.factors.marginals(pair, params)
+            q = jnp.asarray(levels, marginals[0][1].mean.dtype)
+            parts = [(*quantiles_of(x, q), q[:, None] > 1 - x.probs) for _, x in marginals]
+            weight, slab, spike = (
+                in_order(marginals, x, pair.shape) for x in zip(*parts, strict=True)
+            )
+            values |= {pair.name: weight, pair.slab: slab}
+            values[pair.spike] = pair.of_spikes(spike.astype(int))
+        for name, (mean, variance) in self._function_moments(params, args, kwargs).items():
+            q = jnp.reshape(jnp.asarray(levels, mean.dtype), (-1, 1, 1))
+            values[name] = dist.Normal(mean, jnp.sqrt(variance)).icdf(q)
+        return values
+
+
+def _in_batch(pair: Pair, shape: tuple[int, ...]) -> Pair:
+    """The weights of another number of tasks, if they have this shape."""
+    return pair._replace(shape=shape) if len(shape) == len(pair.shape) == 2 else pair
+
+
+def _deterministics(trace: dict[str, Any]) -> list[str]:
+    return [name for name, site in trace.items() if site["type"] == "deterministic"]
+
+
+def _is_no_param(site: dict[str, Any]) -> bool:
+    return site["type"] != "param"

@@ -32,6 +32,9 @@ class GuideFactors(Protocol):
 
     blocks: dict[str, list[list[int]]] | None
 
+    def names(self, name: str) -> list[str]:
+        """Return the names of the parameters of the pairs of a site, that of ``probs`` first."""
+
     def start(self, pair: Pair, scale: Any) -> Start:
         """Return where the parameters of a site start.
 

@@ -15,6 +15,8 @@ from numpyro_spikeslab.algebra.families import MeanField
 from numpyro_spikeslab.algebra.quantiles import single
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.guide_factors import Marginals, PairFactors, Start, declared
+from numpyro_spikeslab.fitting.model_sites import ModelSites
+from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import Form, Pair
 
 
@@ -49,19 +51,15 @@ class MeanFieldGuide(SpikeSlabGuide):
     ) -> None:
         super().__init__(model, MeanFieldFactors(prefix), prefix=prefix, inner_guide=inner_guide)
 
-    def _find_pairs(self, trace: dict[str, Any]) -> tuple[Pair, ...]:
-        pairs = super()._find_pairs(trace)
-        if len(pairs) > 1:
-            raise ValueError(
-                f"MeanFieldGuide: the model has several spike_slab sites, "
-                f"{[pair.name for pair in pairs]}; one is supported. Use PairedGuide."
-            )
-        if pairs[0].groups is not None:
-            raise ValueError(
-                f"MeanFieldGuide: the weights {pairs[0].name!r} share spikes, expected one for "
-                "each weight. Leave out `groups` of spike_slab, or use PairedGuide."
-            )
-        return pairs
+    def _check_model(self, sites: ModelSites, trace: dict[str, Any], call: Any) -> None:
+        names = [pair.name for pair in sites.pairs]
+        user, remedy = "MeanFieldGuide: model", "Use PairedGuide."
+        if len(names) > 1:
+            raise bad(user, f"several spike_slab sites, {names}", "one", remedy)
+        if sites.pairs[0].groups is not None:
+            raise bad(user, f"weights {names} that share spikes", "a spike for each weight", remedy)
+        if sites.functions:
+            raise bad(user, f"the latent functions {list(sites.functions)}", "none", remedy)
 
 
 class MeanFieldFactors(PairFactors):

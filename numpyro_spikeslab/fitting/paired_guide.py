@@ -15,27 +15,33 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuide
 from numpyro_spikeslab.algebra.correlation import COVERAGE, MIN_CORRELATION, check_limits
 from numpyro_spikeslab.algebra.search import on_real_line
 from numpyro_spikeslab.fitting.blocks import partitions_of
-from numpyro_spikeslab.fitting.function_guide import FunctionGuide
+from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.guide_factors import PairFactors
+from numpyro_spikeslab.fitting.model_sites import ModelSites
 from numpyro_spikeslab.fitting.pattern_factors import PatternFactors
-from numpyro_spikeslab.fitting.refusals import refuse_other_params
+from numpyro_spikeslab.fitting.predict import (
+    entries_to_predict,
+    predict_entries,
+    predict_tasks,
+    refuse_traced,
+    rows_to_transform,
+    transform_rows,
+)
 from numpyro_spikeslab.fitting.single_effects import (
-    Effects,
     columns_of,
     effects_of,
-    labels_of,
     sets_of,
     shares_of,
     table_of,
 )
+from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
 from numpyro_spikeslab.reading.program import compiled
-from numpyro_spikeslab.reading.reader import Reading
 
 
-class PairedGuide(FunctionGuide):
+class PairedGuide(SpikeSlabGuide):
     """Paired mean field: each slab and its spike share a factor (paper, eq. 5).
 
     An :class:`~numpyro.infer.autoguide.AutoGuide`. The weights of ``spike_slab("w", ...)`` get the
@@ -140,13 +146,99 @@ class PairedGuide(FunctionGuide):
         self._blocks = blocks
         super().__init__(model, PairFactors(prefix), prefix=prefix, inner_guide=inner_guide)
 
-    def _set_up_sites(self, trace: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> None:
-        pairs = self._find_pairs(trace)
-        if self._blocks is not None or any(pair.groups is not None for pair in pairs):
-            partitions = partitions_of(pairs, self._blocks, self.model, trace, (args, kwargs))
+    def _check_model(self, sites: ModelSites, trace: dict[str, Any], call: Any) -> None:
+        if self._blocks is not None or any(pair.groups is not None for pair in sites.pairs):
+            partitions = partitions_of(sites.pairs, self._blocks, self.model, trace, call)
             if any(partition.stacks for partition in partitions.values()):
                 self.factors = PatternFactors(self.prefix, partitions)
-        super()._set_up_sites(trace, args, kwargs)
+
+    @full_precision
+    def predict(
+        self,
+        params: dict[str, Any],
+        *args: Any,
+        X_new: Any = None,
+        entries: tuple[Any, Any] | None = None,
+        noise: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Any, Any]:
+        """Mean and variance of each task at new inputs, in closed form.
+
+        For models with :func:`~numpyro_spikeslab.latent_functions`. The variance is that of the
+        factorised posterior at one value of each hyperparameter, so intervals are narrower than
+        those of a chain; see the documentation.
+
+        :param params: parameters, as from ``result.params``.
+        :param args: arguments of the model, as for the fit.
+        :param X_new: new inputs, shape (S,) or (S, D) as in the model. The default, the inputs of
+            the data, is the only choice where a kernel is a matrix; give objects to be predicted
+            there as inputs without responses.
+        :param entries: numbers of rows and of columns of entries of the table of the data, each of
+            shape (L,); predictions are then of these alone. The default is the whole table, and,
+            of data that are given as a sparse array, its entries.
+        :param noise: whether to add the noise: predictions of observations instead of those of the
+            noise-free tasks.
+        :param kwargs: keyword arguments of the model.
+        :return: mean and variance, each of shape (S, Q), or (L,) of entries.
+        :raises ValueError: if the model has no latent functions that its weights mix, the inputs
+            are not finite, empty or of another width, a kernel is a matrix, the location without
+            functions changes from input to input, entries are outside of the table or come with new
+            inputs, or ``noise`` is asked for where it varies along tasks or nothing tells it.
+        """
+        refuse_traced("PairedGuide.predict", (params, args, kwargs, X_new, entries))
+        reading = self._read(args, kwargs)
+        if reading.functions is None:
+            raise ValueError(
+                "PairedGuide.predict: the weights of the model mix no latent functions. Use "
+                "numpyro.infer.Predictive."
+            )
+        posterior = self.pack(reading, params)
+        if reading.layout is None and entries is None:
+            return predict_tasks(reading, posterior, X_new, noise)
+        where = entries_to_predict(reading, entries, X_new)
+        return predict_entries(reading, posterior, where, noise)
+
+    @full_precision
+    def transform(
+        self, params: dict[str, Any], *args: Any, Y_new: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        """Mean and variance of the functions in new rows, with the weights of the fit.
+
+        For functions without order (kernels "white", as in
+        :func:`~numpyro_spikeslab.models.factor_analysis`): what scikit-learn calls the transform of
+        a decomposition. The moments are those of the Gaussian factor that the fit would give to
+        the functions of a row, all of them jointly, with the weights held.
+
+        :param params: parameters, as from ``result.params``.
+        :param args: arguments of the model, as for the fit.
+        :param Y_new: new rows of the same tasks, shape (S, Q); NaN is a missing entry. Of a sparse
+            array, of scipy or a ``BCOO``, the stored entries are the observations.
+        :param kwargs: keyword arguments of the model.
+        :return: mean and variance, each of shape (M, S) as the functions themselves.
+        :raises ValueError: if the functions have an order, rows do not fit, or noise and location
+            change from row to row.
+
+        **Example**
+
+        .. doctest::
+
+            >>> import jax, numpyro_spikeslab as nss
+            >>> phi, W, noise = (jax.random.normal(jax.random.key(k), s) for k, s in
+            ...                  enumerate([(60, 2), (2, 5), (60, 5)]))
+            >>> Y = phi @ W + 0.1 * noise
+            >>> model = nss.models.factor_analysis(2)
+            >>> guide = nss.PairedGuide(model)
+            >>> result = nss.CAVI(model, guide, plain=True).run(
+            ...     jax.random.key(3), 100, Y[:50], progress_bar=False
+            ... )
+            >>> mean, variance = guide.transform(result.params, Y[:50], Y_new=Y[50:])
+            >>> mean.shape
+            (2, 10)
+        """
+        refuse_traced("PairedGuide.transform", (params, args, kwargs, Y_new))
+        reading = self._read(args, kwargs)
+        new = rows_to_transform(reading, Y_new)
+        return transform_rows(reading, self.pack(reading, params), new)
 
     @full_precision
     def credible_sets(
@@ -213,18 +305,18 @@ class PairedGuide(FunctionGuide):
             0         0  (0, 2)
         """
         check_limits(coverage, min_correlation)
-        self._check_given("credible_sets", "X, y", args, kwargs)
         if self.blocks is not None:
-            raise ValueError(
-                "PairedGuide.credible_sets: the guide has blocks, which share an effect among "
-                "their columns themselves, expected one without. Give draws from it, made ArviZ "
-                "data by arviz_base.from_numpyro_svi, to numpyro_spikeslab.credible_sets."
+            raise bad(
+                "PairedGuide.credible_sets",
+                "a guide with blocks, which share an effect among their columns themselves",
+                "one without",
+                "Give its draws, made ArviZ data by arviz_base.from_numpyro_svi, to "
+                "numpyro_spikeslab.credible_sets.",
             )
         reading = self._read(args, kwargs)
         columns = columns_of(reading.form, site)
-        effects = self._effects(reading, params, args, kwargs)
-        sets = sets_of(effects, columns, coverage, min_correlation)
-        return table_of(sets, labels_of(reading.form))
+        effects = effects_of(reading, self.pack(reading, params))
+        return table_of(sets_of(effects, columns, coverage, min_correlation), reading.form)
 
     @full_precision
     def set_shares(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -233,23 +325,11 @@ class PairedGuide(FunctionGuide):
         :return: ``{name: array of shape (S, ...)}``, empty if the weights multiply no columns.
         """
         reading = self._read(args, kwargs)
-        alone = self.blocks is None and reading.form.groups is None
-        if reading.form.kind != COLUMNS or not alone:
+        form = reading.form
+        if form.kind != COLUMNS or self.blocks is not None or form.groups is not None:
             return {}
-        effects = self._effects(reading, params, args, kwargs)
-        return shares_of(sets_of(effects, columns_of(reading.form, None)), reading.form)
-
-    def _effects(
-        self, reading: Reading, params: dict[str, Any], args: tuple, kwargs: dict[str, Any]
-    ) -> Effects:
-        # a fresh guide does not know the shapes of its slopes
-        self.set_up(args, kwargs)
-        for pair in reading.form.pairs:
-            names = self.factors.names(pair.name)
-            refuse_other_params(
-                "PairedGuide.credible_sets", params, dict.fromkeys(names, pair.shape)
-            )
-        return effects_of(reading, self.pack(reading, params))
+        effects = effects_of(reading, self.pack(reading, params))
+        return shares_of(sets_of(effects, columns_of(form)), form)
 
     @full_precision
     def to_init_params(
@@ -298,30 +378,20 @@ class PairedGuide(FunctionGuide):
             ((4, 3), (4, 3))
         """
         shape = () if num_chains is None else (num_chains,)
-        if rng_key is None:
-            found = self.median(params, *args, **kwargs)
-            found = {k: jnp.broadcast_to(x, (*shape, *jnp.shape(x))) for k, x in found.items()}
-        else:
-            found = self.sample_posterior(rng_key, params, *args, sample_shape=shape, **kwargs)
-        self.set_up(args, kwargs)
         trace = abstract_trace(self.model, args, kwargs)
-        # without those that are to be predicted
-        names = [name for name in trace if name in self._shapes]
-        if missing := [name for name in names if name not in found]:
-            raise ValueError(
-                f"PairedGuide.to_init_params: params: got nothing of the latent sites {missing}, "
-                "which the model has with these arguments. Give those of the fit."
-            )
-        values = {name: found[name] for name in names}
+        if rng_key is None:
+            medians = self.median(params, *args, **kwargs)
+            draws = {k: jnp.broadcast_to(x, (*shape, *jnp.shape(x))) for k, x in medians.items()}
+        else:
+            draws = self.sample_posterior(rng_key, params, *args, sample_shape=shape, **kwargs)
+        values = {name: draws[name] for name in [*self.sites.sampled, *self.sites.others]}
         # a fit may reach the end of the interval, where no chain can start
         for name, value in values.items():
             if trace[name]["fn"].support == constraints.unit_interval:
                 values[name] = jnp.clip(value, 1e-6, 1 - 1e-6)
         if unknown := sorted(set(unconstrained) - set(values)):
-            raise ValueError(
-                f"PairedGuide.to_init_params: `unconstrained` has unknown names {unknown}; the "
-                f"latent sites are {sorted(values)}."
-            )
+            expected = f"names among {sorted(values)}"
+            raise bad("PairedGuide.to_init_params: unconstrained", str(unknown), expected)
         if not unconstrained:
             return values
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a fit does not take."""
 
-from collections.abc import Callable
-from inspect import ismethod
 from typing import Any
 
 import numpy as np
@@ -18,35 +16,6 @@ from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import ENTRIES
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
-
-
-def refuse_other_guide(guide: SpikeSlabGuide, model: Callable, reading: Reading) -> None:
-    """A guide of another model."""
-    if ismethod(model) and ismethod(guide.model) and model == guide.model:
-        # each time that it is looked up it is another object
-        return
-    given, own = ([pair.name for pair in x] for x in (reading.form.pairs, guide.pairs))
-    if own and own != given:
-        raise ValueError(
-            f"CAVI: the weights of the model are {given} and those of the guide {own}. A guide "
-            "is made for one model: give CAVI that of its own."
-        )
-
-
-def refuse_other_params(
-    user: str, params: dict[str, Any], shapes: dict[str, tuple[int, ...]]
-) -> None:
-    """Parameters that are not those of the weights and functions.
-
-    :param shapes: of those that are.
-    """
-    for name, shape in shapes.items():
-        if name not in params or jnp.shape(params[name]) != shape:
-            found = f"the shape {jnp.shape(params[name])}" if name in params else "nothing"
-            raise ValueError(
-                f"{user}: params: got {found} for `{name}`, expected the shape {shape}. Give the "
-                "parameters of a fit of this model to these arguments."
-            )
 
 
 def check_state(posterior: Posterior, like: Posterior) -> None:
@@ -108,7 +77,7 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
                 f"CAVI: the param {name!r} is a {type(value).__name__} of arrays, expected one "
                 "array. Make each array a param, or fit with numpyro.infer.SVI."
             )
-    names = [name for name in guide.functions if name in form.others]
+    names = [name for name in guide.sites.functions if name in form.others]
     if names:
         shape = form.pairs[0].shape
         raise ValueError(

@@ -27,16 +27,23 @@ class Slopes(NamedTuple):
     """How a site follows the weights.
 
     - **shape** - of its slopes: that of the site, and a last axis for the weights that it follows.
-    - **axis** - of the site, negative, which are the tasks, each of which follows its own weights
-      alone; `None` where all weights are followed.
+    - **axis** - the axis of the site, negative, that are the tasks; `None` if there is none.
+    - **own** - whether each task follows its own weights alone.
     """
 
     shape: tuple[int, ...]
     axis: int | None
+    own: bool
+
+    def laid_out(self, slopes: Float[Array, "..."], size: int) -> Float[Array, "..."]:
+        """Slopes along ``size`` weights: those of all tasks, or of each task alone."""
+        if slopes.shape[-1] == size:
+            return slopes
+        return (along_own if slopes.shape[-1] > size else along_all)(slopes, self.axis)
 
     def against(self, change: Float[Array, " P"]) -> Float[Array, "..."]:
         """Changes of the weights, to be multiplied with slopes."""
-        if self.axis is None:
+        if not self.own:
             return change
         return change.reshape(self.shape[self.axis - 1], *(1,) * (-self.axis - 1), self.shape[-1])
 
@@ -59,10 +66,22 @@ def find_slopes(
         site = trace[name]
         if not is_plain(site, (dist.Normal,)):
             continue
-        axis = task_axis(site, trace[pairs[0].slab], seen) if len(pairs) == 1 else None
-        size = sum(pair.size for pair in pairs) if axis is None else pairs[0].shape[1]
-        found[name] = Slopes((*jnp.shape(site["value"]), size), axis)
+        axis, own = _axis_of_tasks(site, pairs, trace[pairs[0].slab], seen)
+        size = pairs[0].shape[1] if own else sum(pair.size for pair in pairs)
+        found[name] = Slopes((*jnp.shape(site["value"]), size), axis, own)
     return found if sum(prod(slopes.shape) for slopes in found.values()) <= MAX_SLOPES else {}
+
+
+def _axis_of_tasks(
+    site: dict[str, Any], pairs: tuple[Pair, ...], slab: dict[str, Any], seen: list[Any]
+) -> tuple[int | None, bool]:
+    """The axis of a site that are the tasks, and whether it is that of their plate."""
+    if len(pairs) > 1 or len(pairs[0].shape) != 2:
+        return None, False
+    axis = task_axis(site, slab, seen)
+    shape = jnp.shape(site["value"])
+    alike = [k for k in range(-len(shape), 0) if shape[k] == pairs[0].shape[0]]
+    return alike[0] if axis is None and len(alike) == 1 else axis, axis is not None
 
 
 def along_all(slopes: Float[Array, "..."], axis: int) -> Float[Array, "..."]:

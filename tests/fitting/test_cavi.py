@@ -572,7 +572,7 @@ def test_a_guide_of_another_model_is_refused(fixed):
     handlers.seed(guide, 0)(*two.args)
     for use in (svi.init, svi.run):
         steps = () if use == svi.init else (3,)
-        with pytest.raises(ValueError, match=r"weights of the model are \['w'\] and those"):
+        with pytest.raises(ValueError, match=r"site 'v_slab' is not there.*made for one program"):
             use(KEY, *steps, *fixed.args)
 
 
@@ -1152,7 +1152,7 @@ def test_gradients_find_the_slopes(x64):
     start = result.params | {"level_auto_slope": jnp.zeros(3)}
     end = by_gradient.run(KEY, 1000, *args, init_params=start, progress_bar=False)
     np.testing.assert_allclose(end.params["level_auto_slope"], slopes, atol=0.1)
-    np.testing.assert_allclose(end.params["w_auto_probs"], result.params["w_auto_probs"], atol=0.05)
+    np.testing.assert_allclose(end.params["w_auto_probs"], result.params["w_auto_probs"], atol=0.1)
 
 
 # Noise that is small beside the observations

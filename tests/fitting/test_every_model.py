@@ -99,8 +99,7 @@ class Fit:
 
     def latents(self, params: dict[str, Any]) -> dict[str, np.ndarray]:
         """Values of the model's other sites and params, by the names the model gives them."""
-        inner = {} if self.guide.inner is None else self.guide.inner.median(params)
-        return {k: np.asarray(x, float) for k, x in {**params, **inner}.items()}
+        return {k: np.asarray(x, float) for k, x in (params | self.guide.median(params)).items()}
 
     def best_bound(self, params: dict[str, Any]) -> float | None:
         """What no bound at these hyperparameters can exceed, where it is known."""
@@ -392,8 +391,7 @@ def test_predictive_draws_have_the_mean_of_the_fit(x64, name):
     args = (*fit.args[:-1], None)
     predictive = Predictive(fit.model, guide=fit.guide, params=fit.params, num_samples=NUM_DRAWS)
     draws = next(x for k, x in predictive(KEY, *args).items() if k in OBSERVED)
-    inner = {} if fit.guide.inner is None else fit.guide.inner.median(fit.params)
-    values = fit.params | inner
+    values = fit.params | fit.guide.median(fit.params)
     for site, mean in fit.guide.posterior_mean(fit.params, *fit.args).items():
         values |= {site: mean, f"{site}_slab": mean, f"{site}_spike": jnp.ones(mean.shape, int)}
     error = np.std(draws, axis=0) / np.sqrt(NUM_DRAWS)

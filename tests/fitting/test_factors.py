@@ -158,8 +158,8 @@ def test_new_tasks_are_fitted_with_the_functions_held():
 @pytest.mark.parametrize(
     ("Y_new", "message"),
     [
-        (np.ones(12), r"must have shape \(S, 12\).*got \(12,\)"),
-        (np.ones((0, 12)), r"must have shape \(S, 12\)"),
+        (np.ones(12), r"got the shape \(12,\), expected \(S, 12\)"),
+        (np.ones((0, 12)), r"expected \(S, 12\)"),
         (np.full((2, 12), np.inf), "not finite"),
         (np.ma.masked_less(np.eye(12), 0.0), r"masked array.*`Y_new.filled\(np.nan\)`"),
     ],

@@ -20,9 +20,14 @@ import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.distributions import constraints
 from numpyro.infer import SVI, Predictive, TraceGraph_ELBO, init_to_value
-from numpyro.infer.autoguide import AutoDiagonalNormal, AutoGuide, AutoIAFNormal, AutoNormal
+from numpyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoGuide,
+    AutoIAFNormal,
+    AutoNormal,
+)
 
 import numpyro_spikeslab as nss
 
@@ -135,6 +140,12 @@ def assert_mean(draws: np.ndarray, mean: Any, second_moment: Any) -> None:
     np.testing.assert_array_less(np.abs(draws.mean(axis=0) - mean), error + 1e-12)
 
 
+def called(guide, *args, **kwargs):
+    """The guide after its first call."""
+    handlers.seed(guide, 0)(*args, **kwargs)
+    return guide
+
+
 # Sites and parameters
 
 
@@ -179,52 +190,6 @@ def test_a_guide_is_an_autoguide_with_a_prefix(family):
     assert guide.posterior_mean(params)["w"].shape == (P,)
 
 
-@EVERY_GUIDE
-def test_another_discrete_site_is_refused(family):
-    def model(X, y=None):
-        shift = numpyro.sample("shift", dist.Poisson(1.0))
-        plain(X - shift, y)
-
-    with pytest.raises(ValueError, match=r"discrete latent sites \['shift'\].*DiscreteGibbs"):
-        handlers.seed(GUIDES[family](model), 0)(X, Y)
-
-
-def regression(X, y=None):
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.3)
-    numpyro.sample("y", dist.Normal(X @ w, 0.5).to_event(1), obs=y)
-
-
-@pytest.mark.parametrize(
-    ("make", "name"), [(nss.PairedGuide, "w_auto_probs"), (nss.MeanFieldGuide, "w_slab_auto_loc")]
-)
-def test_parameters_of_other_weights_are_refused(make, name):
-    X, y = np.eye(6), np.arange(6.0)
-    guide = make(regression)
-    svi = nss.CAVI(regression, guide)
-    params = svi.get_params(svi.init(random.key(0), X, y))
-    message = rf"'{name}' has shape \(6,\).*asks for \(4,\).*as many weights"
-    with pytest.raises(ValueError, match=message):
-        guide.sample_posterior(random.key(0), params, X[:, :4], y)
-    with pytest.raises(ValueError, match=message):
-        Predictive(regression, guide=guide, params=params, num_samples=2)(random.key(0), X[:, :4])
-
-
-def test_a_plate_at_two_dims_is_named():
-    """NumPyro's guides take none, of whatever else is latent."""
-
-    def model(X):
-        with numpyro.plate("task", 2):
-            numpyro.sample("a", dist.Normal())
-        with numpyro.plate("task", 2, dim=-2), numpyro.plate("level", 3):
-            numpyro.sample("b", dist.Normal())
-        regression(X, np.zeros(len(X)))
-
-    message = "AutoDelta .* plate task .* needs two names"
-    with pytest.raises(ValueError, match=message):
-        nss.PairedGuide(model).set_up((np.eye(3),), {})
-
-
 def test_several_pairs():
     guide = nss.PairedGuide(two_sets)
     svi = nss.CAVI(two_sets, guide)
@@ -238,16 +203,211 @@ def test_several_pairs():
     assert draws["b"].shape == (3, P - 1)
 
 
-def test_mean_field_of_several_pairs_is_refused():
-    guide = nss.MeanFieldGuide(two_sets)
-    for _ in range(2):
-        with pytest.raises(
-            ValueError, match=r"several spike_slab sites, \['a', 'b'\].*PairedGuide"
-        ):
-            handlers.seed(guide, 0)(X, Y)
+# A guide is made for one program
 
 
-# Stock SVI
+def of_sites(X, y=None, level=None, sigma=None):
+    """Sites that arguments add, give another shape, or give their values."""
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0), obs=sigma)
+    shift = 0.0
+    if level is not None:
+        with numpyro.plate("level", int(level.max()) + 1):
+            shift = numpyro.sample("alpha", dist.Normal(0.0, 2.0))[level]
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(shift + X @ w, sigma), obs=y)
+
+
+LEVELS = np.arange(N) % 3
+OTHER_PROGRAMS = {
+    "a site more": ((X, Y), {"level": LEVELS}, "site 'alpha' is of shape .3,., .* not there"),
+    "another shape": ((X, Y), {"level": LEVELS % 2}, "site 'alpha' is of shape .2,., .* .3,."),
+    "a site less": ((X, Y), {"sigma": 0.5}, "site 'sigma' is not there"),
+    "other weights": ((X[:, :3], Y), {}, "site 'w_slab' is of shape .3,., .*of shape .4,."),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_PROGRAMS)
+def test_another_program_is_refused(name):
+    args, kwargs, message = OTHER_PROGRAMS[name]
+    first = {"level": LEVELS} if name == "another shape" else {}
+    guide = nss.PairedGuide(of_sites)
+    svi = nss.CAVI(of_sites, guide)
+    params = svi.get_params(svi.init(KEY, X, Y, **first))
+    for use in (
+        lambda: svi.init(KEY, *args, **kwargs),
+        lambda: TraceGraph_ELBO().loss(KEY, params, of_sites, guide, *args, **kwargs),
+        lambda: guide.sample_posterior(KEY, params, *args, **kwargs),
+    ):
+        with pytest.raises(ValueError, match=message + ".*made for one program"):
+            use()
+
+
+def test_parameters_of_other_weights_are_refused():
+    guide = called(nss.PairedGuide(plain), X, Y)
+    with pytest.raises(ValueError, match=r"'w_auto_probs' has shape \(6,\)"):
+        guide.sample_posterior(KEY, {"w_auto_probs": jnp.zeros(6)}, X, Y)
+    with pytest.raises(ValueError, match="params: got nothing for `w_auto_probs`"):
+        guide.median({"v_auto_probs": jnp.zeros(4)})
+
+
+@EVERY_GUIDE
+def test_summaries_of_a_guide_that_was_never_called_are_refused(family):
+    params, guide = fitted(family, "hyper").params, GUIDES[family](hyper)
+    for summary in ("inclusion_probabilities", "posterior_mean", "median"):
+        with pytest.raises(ValueError, match=r"never been called.*seed\(guide, 0\)\(X, y\)"):
+            getattr(guide, summary)(params)
+
+
+@EVERY_GUIDE
+def test_a_new_guide_says_the_same_of_saved_parameters_after_one_call(family):
+    """Whether it was called with observations, as for predictions, or by a summary."""
+    fit = fitted(family, "hyper")
+    saved = {name: np.asarray(x) for name, x in fit.params.items()}
+    summaries = {
+        "inclusion_probabilities": lambda guide: guide.inclusion_probabilities(saved),
+        "median": lambda guide: guide.median(saved),
+        "quantiles": lambda guide: guide.quantiles(saved, [0.1, 0.9]),
+        "draws": lambda guide: guide.sample_posterior(KEY, saved, X, Y, sample_shape=(2, 3)),
+        "predictions": lambda guide: Predictive(hyper, guide=guide, params=saved, num_samples=3)(
+            KEY, X
+        ),
+    }
+    by_summary = GUIDES[family](hyper)
+    by_summary.posterior_mean(saved, X, Y)
+    new = called(GUIDES[family](hyper), X, Y), called(GUIDES[family](hyper), X), by_summary
+    for summary in summaries.values():
+        for guide in new:
+            jax.tree.map(np.testing.assert_array_equal, summary(guide), summary(fit.guide))
+
+
+@EVERY_GUIDE
+def test_another_run_leaves_what_was_said_alone(family):
+    fit = fitted(family, "hyper")
+    before = fit.guide.quantiles(fit.params, [0.1, 0.9])
+    draws = fit.guide.sample_posterior(KEY, fit.params, X, Y, sample_shape=(2, 3))
+    other = fit.svi.run(KEY, 50, X, -2.0 * Y, progress_bar=False)
+    assert np.all(other.losses != fit.result.losses)
+    jax.tree.map(np.testing.assert_array_equal, fit.guide.quantiles(fit.params, [0.1, 0.9]), before)
+    again = fit.guide.sample_posterior(KEY, fit.params, X, Y, sample_shape=(2, 3))
+    jax.tree.map(np.testing.assert_array_equal, again, draws)
+
+
+def test_a_model_may_hold_its_data_and_be_a_method():
+    class Study:
+        def model(self):
+            plain(X, Y)
+
+    study = Study()
+    svi = nss.CAVI(study.model, nss.PairedGuide(study.model))
+    params = svi.get_params(svi.init(KEY))
+    assert svi.guide.to_init_params(params).keys() == {"w_spike", "w_slab"}
+    assert svi.guide.sample_posterior(KEY, params)["signal"].shape == (N,)
+
+
+@EVERY_GUIDE
+def test_a_pickled_guide_is_the_same(family):
+    fit = fitted(family, "hyper")
+    used = pickle.loads(pickle.dumps(fit.guide))
+    new = called(pickle.loads(pickle.dumps(GUIDES[family](hyper))), X, Y)
+    expected = fit.guide.sample_posterior(KEY, fit.params, X, Y, sample_shape=(3,))
+    for copy in (used, new):
+        draws = copy.sample_posterior(KEY, fit.params, X, Y, sample_shape=(3,))
+        jax.tree.map(np.testing.assert_array_equal, draws, expected)
+
+
+# Sites to be predicted
+
+
+def ahead(X, y=None, X_new=None):
+    """With responses to new inputs, and the mean of these."""
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3)
+    if X_new is not None:
+        level = numpyro.sample("level", dist.Normal(jnp.mean(X_new @ w), 0.1))
+        with numpyro.plate("new", X_new.shape[0]):
+            numpyro.sample("y_new", dist.Normal(level + X_new @ w, sigma))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w * scale, sigma), obs=y)
+
+
+def test_responses_to_new_inputs_are_predicted():
+    """With observations and without."""
+    guide = nss.PairedGuide(ahead)
+    params = nss.CAVI(ahead, guide).run(KEY, 100, X, Y, progress_bar=False).params
+    X_new = X[:3] + 1.0
+    for y in (Y, None):
+        predictive = Predictive(ahead, guide=guide, params=params, num_samples=1000)
+        draws = predictive(KEY, X, y, X_new)
+        assert draws.keys() == {"w", "y", "level", "y_new"}
+    own = {"w", "w_spike", "w_slab", "sigma", "scale"}
+    assert guide.sample_posterior(KEY, params, X, Y, X_new).keys() == own
+    assert guide.to_init_params(params, X, Y, X_new).keys() == own - {"w"}
+    # 4 standard errors, a false alarm in 1 of 16,000 keys
+    residual = draws["y_new"] - draws["level"][:, None] - draws["w"] @ X_new.T
+    sigma = params["sigma_auto_loc"]
+    assert abs(residual.std() / sigma - 1) < 4 / np.sqrt(2 * residual.size)
+
+
+def of_latent(kind, z, y):
+    """Observations of a latent site ``z`` that depends on the weights."""
+    if kind == "location":
+        numpyro.sample("b", dist.Normal(z, 1.0), obs=y)
+    elif kind == "value":
+        numpyro.sample("b", dist.Normal(0.0, 1.0), obs=y - z)
+    elif kind == "scale":
+        with handlers.scale(scale=jnp.exp(z)):
+            numpyro.sample("b", dist.Normal(0.0, 1.0), obs=y)
+    elif kind == "factor":
+        numpyro.factor("b", -(z**2))
+    else:
+        numpyro.sample("z_b", dist.Normal(z, 1.0), obs=y, obs_mask=y > 0.0)
+
+
+@pytest.mark.parametrize("kind", ["location", "value", "scale", "factor", "mask"])
+def test_what_observations_depend_on_stays_latent(kind):
+    def model(X, y):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        z = numpyro.sample("z", dist.Normal(jnp.sum(w), 1.0))
+        numpyro.sample("ahead", dist.Normal(z, 1.0))
+        with numpyro.plate("obs", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+            of_latent(kind, z, y)
+
+    guide = nss.PairedGuide(model)
+    sites = handlers.trace(handlers.seed(guide, 0)).get_trace(X, Y)
+    sampled = {name for name, site in sites.items() if site["type"] == "sample"}
+    more = {"z_b_unobserved"} if kind == "mask" else set()
+    assert sampled == {"w_spike", "w_slab", "z"} | more
+
+
+@pytest.mark.slow
+def test_latent_sites_below_the_weights_are_predicted_with_their_posterior():
+    def model(X, y=None):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        with numpyro.plate("obs", X.shape[0]):
+            z = numpyro.sample("z", dist.Normal(X @ w, 1.0))
+            numpyro.sample("a", dist.Normal(z, 0.01), obs=y)
+        if y is None:
+            numpyro.deterministic("mean_z", jnp.mean(z))
+
+    guide = nss.PairedGuide(model)
+    svi = SVI(model, guide, optax.adam(0.05), TraceGraph_ELBO())
+    params = svi.get_params(svi.init(KEY, X, Y)) | {"z_auto_loc": jnp.asarray(Y)}
+    found = Predictive(model, guide=guide, params=params, num_samples=20)(KEY, X)
+    np.testing.assert_allclose(found["a"], np.broadcast_to(Y, (20, N)), atol=0.06)
+    assert "mean_z" in guide.sample_posterior(KEY, params, X)
+    # a guide whose first call had no observations predicts both
+    new = Predictive(model, guide=nss.PairedGuide(model), params=params, num_samples=20)
+    assert new(KEY, X).keys() >= {"z", "a"}
+
+
+# Stock SVI, and other inner guides
 
 
 @pytest.mark.slow
@@ -259,6 +419,26 @@ def test_stock_svi_climbs_towards_the_bound_of_cavi(family):
     gaps = np.asarray(result.losses) - float(fit.result.losses[-1])
     assert set(result.params) == set(fit.params)
     assert -0.5 < gaps[-500:].mean() < 0.2 * gaps[:50].mean()
+
+
+def test_params_may_be_trees_of_arrays_except_in_fits_in_closed_form():
+    def model(X, y=None):
+        net = numpyro.param("net", [(jnp.ones(P), jnp.zeros(())), ()])
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.3)
+        with numpyro.plate("obs", X.shape[0]):
+            loc = X @ (w + net[0][0]) + net[0][1]
+            numpyro.sample("y", dist.Normal(loc, 0.5), obs=y)
+
+    guide = nss.PairedGuide(model)
+    svi = SVI(model, guide, optax.adam(0.1), TraceGraph_ELBO())
+    state, _ = svi.update(svi.init(KEY, X, Y), X, Y)
+    params = svi.get_params(state)
+    assert np.all(params["net"][0][0] != 1.0) and params["net"][0][1] != 0.0
+    assert guide.sample_posterior(KEY, params, X, Y)["w"].shape == (P,)
+    assert guide.median(params, X, Y).keys() == {"w", "w_spike", "w_slab"}
+    with pytest.raises(ValueError, match=r"CAVI: the param 'net' is a list of arrays"):
+        nss.CAVI(model, guide).init(KEY, X, Y)
 
 
 @pytest.mark.slow
@@ -306,8 +486,8 @@ def test_the_values_of_another_inner_guide_are_its_medians(inner, kernel):
     params |= {f"{name}_auto_loc": x for name, x in known.items()}
 
     start = partial(INNER_GUIDES[inner], init_loc_fn=init_to_value(values=known))
-    called = nss.PairedGuide(model, inner_guide=start)
-    trace = handlers.trace(handlers.seed(called, 0)).get_trace(*args)
+    guide = nss.PairedGuide(model, inner_guide=start)
+    trace = handlers.trace(handlers.seed(guide, 0)).get_trace(*args)
     others = {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
     others |= {name: x for name, x in params.items() if name.startswith(("W_", "phi_auto"))}
 
@@ -318,25 +498,19 @@ def test_the_values_of_another_inner_guide_are_its_medians(inner, kernel):
             *(f(params, *args) for f in (guide.posterior_mean, guide.median, guide.to_init_params)),
         ]
 
-    expected = summaries(delta, params)
-    for guide in (called, nss.PairedGuide(model, inner_guide=start)):
-        for x, y in zip(*map(jax.tree.leaves, (summaries(guide, others), expected)), strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-12)
-    fresh = nss.PairedGuide(model, inner_guide=start)
-    middle = fresh.quantiles(others, [0.2, 0.5], *args)["noise"]
+    leaves = map(jax.tree.leaves, (summaries(guide, others), summaries(delta, params)))
+    for x, y in zip(*leaves, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-12)
+    middle = guide.quantiles(others, [0.2, 0.5], *args)["noise"]
     np.testing.assert_allclose(middle[1], known["noise"])
     assert np.all(middle[0] < middle[1])
 
 
-@pytest.mark.slow
-def test_an_inner_guide_that_cannot_tell_is_refused():
-    guide = nss.PairedGuide(hyper, inner_guide=AutoNormal)
-    for summary in (guide.median, partial(guide.quantiles, quantiles=0.5)):
-        with pytest.raises(ValueError, match="has not been called needs the model's arguments"):
-            summary({"sigma_auto_loc": jnp.zeros(())})
-    flow = nss.PairedGuide(hyper, inner_guide=AutoIAFNormal)
-    with pytest.raises(NotImplementedError, match=r"AutoIAFNormal has no `median`. Use draws"):
-        flow.median({}, X, Y)
+def test_an_inner_guide_starts_where_its_init_loc_fn_says():
+    start = init_to_value(values={"sigma": 0.7})
+    guide = nss.PairedGuide(hyper, inner_guide=partial(AutoDelta, init_loc_fn=start))
+    params = nss.CAVI(hyper, guide).init(KEY, X, Y)
+    assert guide.median(nss.CAVI(hyper, guide).get_params(params))["sigma"] == 0.7
 
 
 # Draws
@@ -415,6 +589,26 @@ def test_predictive_takes_the_guide(family):
     assert (draws.std(axis=0) > 0.5 * 0.95).all()
 
 
+@EVERY_GUIDE
+def test_arviz_labels_the_draws(family):
+    fit = fitted(family, "tasks")
+    features = [f"x{i}" for i in range(P)]
+    data = arviz_base.from_numpyro_svi(
+        fit.svi,
+        svi_result=fit.result,
+        model_args=fit.args,
+        coords={"feature": features},
+        num_samples=500,
+    )
+    for name in ("w", "w_spike", "w_slab"):
+        assert data["posterior"][name].dims == ("sample", "task", "feature")
+    assert data["posterior"]["w"]["feature"].values.tolist() == features
+    assert data["observed_data"]["y"].shape == (N, Q)
+    table = nss.summary(data, "w", round_to=None)
+    expected = np.ravel(fit.guide.posterior_mean(fit.params)["w"])
+    np.testing.assert_allclose(table["mean"].astype(float), expected, atol=0.15)
+
+
 # Medians and quantiles
 
 
@@ -458,13 +652,6 @@ def test_quantiles_inside_the_atom_are_exactly_zero():
     np.testing.assert_allclose(found["w_slab"][1], [2.0, 2.0, -2.0, 2.0])
 
 
-@pytest.mark.parametrize("levels", [[[0.5]], 1.5, [-0.1, 0.5]])
-def test_levels_are_probabilities(levels):
-    fit = fitted("paired", "plain")
-    with pytest.raises(ValueError, match="probabilities between 0 and 1"):
-        fit.guide.quantiles(fit.params, levels)
-
-
 @pytest.mark.slow
 @EVERY_GUIDE
 def test_point_estimates_are_their_own_quantiles(family):
@@ -475,428 +662,54 @@ def test_point_estimates_are_their_own_quantiles(family):
         assert fit.guide.median(fit.params)[name] == fit.params[f"{name}_auto_loc"]
 
 
-# A guide keeps no data
+# What is refused
 
 
-@EVERY_GUIDE
-def test_a_fresh_guide_says_the_same_of_saved_parameters(family):
-    fit = fitted(family, "hyper")
-    saved = {name: np.asarray(x) for name, x in fit.params.items()}
-    expected = fit.guide.inclusion_probabilities(fit.params)["w"]
-
-    def fresh():
-        return GUIDES[family](hyper)
-
-    np.testing.assert_array_equal(fresh().inclusion_probabilities(saved)["w"], expected)
-    for summary in ("posterior_mean", "median"):
-        found = getattr(fresh(), summary)(saved)
-        jax.tree.map(np.testing.assert_array_equal, found, getattr(fit.guide, summary)(saved))
-    found, known = (guide.quantiles(saved, [0.1, 0.9]) for guide in (fresh(), fit.guide))
-    jax.tree.map(np.testing.assert_array_equal, found, known)
-    expected = fit.guide.sample_posterior(KEY, saved, X, Y, sample_shape=(2, 3))
-    found = fresh().sample_posterior(KEY, saved, X, Y, sample_shape=(2, 3))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-    found, known = (
-        Predictive(hyper, guide=guide, params=saved, num_samples=3)(KEY, X)
-        for guide in (fresh(), fit.guide)
-    )
-    jax.tree.map(np.testing.assert_array_equal, found, known)
+def with_shift(X, y=None):
+    plain(X - numpyro.sample("shift", dist.Poisson(1.0)), y)
 
 
-@pytest.mark.slow
-@EVERY_GUIDE
-def test_another_run_leaves_what_was_said_alone(family):
-    fit = fitted(family, "hyper")
-    before = fit.guide.quantiles(fit.params, [0.1, 0.9])
-    draws = fit.guide.sample_posterior(KEY, fit.params, X, Y, sample_shape=(2, 3))
-    other = fit.svi.run(KEY, 50, X, -2.0 * Y, progress_bar=False)
-    assert np.all(other.losses != fit.result.losses)
-    jax.tree.map(np.testing.assert_array_equal, fit.guide.quantiles(fit.params, [0.1, 0.9]), before)
-    again = fit.guide.sample_posterior(KEY, fit.params, X, Y, sample_shape=(2, 3))
-    jax.tree.map(np.testing.assert_array_equal, again, draws)
+def first_call(model, make=nss.PairedGuide, **options):
+    return lambda: called(make(model, **options), X, Y)
 
 
-def flagged(X, y=None, intercept=False, sigma=None):
-    """Sites that an argument adds, or gives their values."""
-    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0), obs=sigma)
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.3)
-    loc = X @ w
-    if intercept:
-        loc += numpyro.sample("alpha", dist.Normal(0.0, 2.0))
-        numpyro.deterministic("twice", 2 * loc)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(loc, sigma), obs=y)
-
-
-@pytest.mark.slow
-def test_an_argument_adds_sites_and_takes_them_away():
-    guide = nss.PairedGuide(flagged)
-    svi = nss.CAVI(flagged, guide)
-    own = {"w", "w_spike", "w_slab"}
-    for more, sites in (
-        ({}, own | {"sigma"}),
-        ({"intercept": True}, own | {"sigma", "alpha", "twice"}),
-        ({"sigma": 0.5}, own),
-        ({}, own | {"sigma"}),
-    ):
-        result = svi.run(KEY, 100, X, Y, progress_bar=False, **more)
-        fresh = nss.PairedGuide(flagged)
-        known = nss.CAVI(flagged, fresh).run(KEY, 100, X, Y, progress_bar=False, **more)
-        assert result.params.keys() == known.params.keys()
-        np.testing.assert_array_equal(result.losses, known.losses)
-        draws = guide.sample_posterior(KEY, result.params, X, Y, sample_shape=(3,), **more)
-        assert draws.keys() == sites
-        # where nothing tells of the weights, y is to be predicted
-        ahead = partial(Predictive, flagged, params=result.params, num_samples=3)
-        found, expected = (ahead(guide=x)(KEY, X, **more) for x in (guide, fresh))
-        assert found["y"].shape == (3, N)
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
-def test_summaries_of_other_sites_than_those_of_the_last_call():
-    guide = nss.PairedGuide(flagged)
-    svi = nss.CAVI(flagged, guide, num_restarts=2)
-    with_alpha = svi.run(KEY, 100, X, Y, intercept=True, progress_bar=False).params
-    without = svi.run(KEY, 100, X, Y, progress_bar=False).params
-    own = {"w", "w_spike", "w_slab", "sigma"}
-    # the last call, for the shapes of its sites, is that of the parameters or not
-    for params, more, sites in (
-        (with_alpha, {"intercept": True}, own | {"alpha"}),
-        (without, {}, own),
-        (with_alpha, {"intercept": True}, own | {"alpha"}),
-    ):
-        assert guide.to_init_params(params, X, Y, **more).keys() == sites - {"w"}
-        for args in ((), (X, Y)):
-            given = more if args else {}
-            assert guide.median(params, *args, **given).keys() == sites
-            assert guide.quantiles(params, 0.3, *args, **given).keys() == sites
-    with pytest.raises(ValueError, match=r"to_init_params: params: got nothing of .*\['alpha'\]"):
-        guide.to_init_params(without, X, Y, intercept=True)
-
-
-def of_sites(X, Z, y=None, second=True):
-    with numpyro.plate("feature", X.shape[1]):
-        loc = X @ nss.spike_slab("w", 0.3)
-    if second:
-        with numpyro.plate("other", Z.shape[1]):
-            loc += Z @ nss.spike_slab("v", 0.3)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(loc, 0.5), obs=y)
-
-
-class Study:
-    def model(self, *args, **kwargs):
-        of_sites(*args, **kwargs)
-
-
-def test_a_model_may_be_a_method():
-    study = Study()
-    svi = nss.CAVI(study.model, nss.PairedGuide(study.model))
-    for second, sites in ((True, {"w", "v"}), (False, {"w"})):
-        params = svi.get_params(svi.init(KEY, X, X**2, Y, second=second))
-        assert svi.guide.inclusion_probabilities(params).keys() == sites
-
-
-@pytest.mark.slow
-def test_summaries_refuse_parameters_of_other_weights():
-    guide = nss.PairedGuide(of_sites)
-    svi = nss.CAVI(of_sites, guide, num_restarts=2)
-    both = svi.run(KEY, 100, X, X**2, Y, progress_bar=False)
-    one = svi.run(KEY, 100, X, X**2, Y, second=False, progress_bar=False)
-    for params, second in ((both.params, False), (one.params, True)):
-        names = "'w', 'v'" if second else "'w'"
-        with pytest.raises(ValueError, match=rf"params: .*, expected of \[{names}\], which"):
-            guide.median(params, X, X**2, Y, second=second)
-    assert guide.median(both.params).keys() == {*"wv", "w_spike", "w_slab", "v_spike", "v_slab"}
-
-
-def test_a_model_that_holds_its_data_has_been_given_them():
-    def in_groups(X, y=None):
-        w = nss.spike_slab("w", 0.3, groups=[0, 0, 1, 1])
-        with numpyro.plate("obs", X.shape[0]):
-            numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
-
-    def of_all():
-        in_groups(X, Y)
-
-    guide = nss.PairedGuide(of_all)
-    params = nss.CAVI(of_all, guide).run(KEY, 100, progress_bar=False).params
-    for model in (of_all, partial(in_groups, X, Y), partial(in_groups, X, y=Y)):
-        for asked in (guide, nss.PairedGuide(model)):
-            assert asked.median(params)["w_spike"].shape == (2,)
-            assert asked.quantiles(params, [0.1, 0.9])["w_spike"].shape == (2, 2)
-            assert asked.to_init_params(params).keys() == {"w_spike", "w_slab"}
-
-
-def ahead(X, y=None, X_new=None):
-    """With responses to new inputs, and the mean of these."""
-    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.3)
-    if X_new is not None:
-        level = numpyro.sample("level", dist.Normal(jnp.mean(X_new @ w), 0.1))
-        with numpyro.plate("new", X_new.shape[0]):
-            numpyro.sample("y_new", dist.Normal(level + X_new @ w, sigma))
-    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X @ w * scale, sigma), obs=y)
-
-
-def test_responses_to_new_inputs_are_predicted():
-    """Also beside observations, by a guide that has been called and by a fresh one."""
-    guide = nss.PairedGuide(ahead)
-    svi = nss.CAVI(ahead, guide)
-    params = svi.run(KEY, 100, X, Y, progress_bar=False).params
-    X_new = X[:3] + 1.0
-    draws = {}
-    for name, asked in {"called": guide, "fresh": nss.PairedGuide(ahead)}.items():
-        for y in (Y, None):
-            predictive = Predictive(ahead, guide=asked, params=params, num_samples=1000)
-            draws[name] = predictive(KEY, X, y, X_new)
-            assert draws[name].keys() == {"w", "y", "level", "y_new"}
-        own = {"w", "w_spike", "w_slab", "sigma", "scale"}
-        assert asked.sample_posterior(KEY, params, X, Y, X_new).keys() == own
-        assert asked.to_init_params(params, X, Y, X_new).keys() == own - {"w"}
-    jax.tree.map(np.testing.assert_array_equal, draws["called"], draws["fresh"])
-    found = draws["fresh"]
-    residual = found["y_new"] - found["level"][:, None] - found["w"] @ X_new.T
-    # 4 standard errors, a false alarm in 1 of 16,000 keys
-    sigma = params["sigma_auto_loc"]
-    assert abs(residual.std() / sigma - 1) < 4 / np.sqrt(2 * residual.size)
-
-
-def of_latent(kind, z, y):
-    """Observations of a latent site ``z`` that depends on the weights."""
-    if kind == "location":
-        numpyro.sample("b", dist.Normal(z, 1.0), obs=y)
-    elif kind == "value":
-        numpyro.sample("b", dist.Normal(0.0, 1.0), obs=y - z)
-    elif kind == "scale":
-        with handlers.scale(scale=jnp.exp(z)):
-            numpyro.sample("b", dist.Normal(0.0, 1.0), obs=y)
-    elif kind == "factor":
-        numpyro.factor("b", -(z**2))
-    else:
-        numpyro.sample("z_b", dist.Normal(z, 1.0), obs=y, obs_mask=y > 0.0)
-
-
-@pytest.mark.parametrize("kind", ["location", "value", "scale", "factor", "mask"])
-def test_what_observations_depend_on_stays_latent(kind):
-    def model(X, y):
-        with numpyro.plate("feature", X.shape[1]):
-            w = nss.spike_slab("w", 0.3)
-        z = numpyro.sample("z", dist.Normal(jnp.sum(w), 1.0))
-        numpyro.sample("ahead", dist.Normal(z, 1.0))
-        with numpyro.plate("obs", X.shape[0]):
-            numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
-            of_latent(kind, z, y)
-
-    guide = nss.PairedGuide(model)
-    guide.set_up((X, Y), {})
-    sites = handlers.trace(handlers.seed(guide, 0)).get_trace(X, Y)
-    sampled = {name for name, site in sites.items() if site["type"] == "sample"}
-    more = {"z_b_unobserved"} if kind == "mask" else set()
-    assert sampled == {"w_spike", "w_slab", "z"} | more
-
-
-SWITCHES = {
-    "a value with a shape": lambda on: (flagged, {"sigma": np.float64(0.5)} if on else {}),
-    "a prior": lambda on: (with_prior, {"normal": np.bool_(on)}),
-    "groups": lambda on: (with_levels, {"level": np.arange(N) % (4 if on else 3)}),
+REFUSALS = {
+    "discrete site": (
+        first_call(with_shift),
+        r"PairedGuide: the discrete latent sites \['shift'\].*DiscreteGibbs",
+    ),
+    "discrete site of a mean field": (
+        first_call(with_shift, nss.MeanFieldGuide),
+        r"MeanFieldGuide: the discrete latent sites \['shift'\]",
+    ),
+    "several pairs of a mean field": (
+        first_call(two_sets, nss.MeanFieldGuide),
+        r"several spike_slab sites, \['a', 'b'\].*PairedGuide",
+    ),
+    "functions of a mean field": (
+        lambda: called(nss.MeanFieldGuide(nss.models.factor_analysis(2)), np.eye(4)),
+        r"MeanFieldGuide: model: got the latent functions \['phi'\].*PairedGuide",
+    ),
+    "levels of quantiles": (
+        lambda: fitted("paired", "plain").guide.quantiles({}, [[0.5]]),
+        r"PairedGuide.quantiles: got \[\[0.5\]\], expected probabilities between 0 and 1",
+    ),
+    "a level above one": (
+        lambda: fitted("paired", "plain").guide.quantiles({}, 1.5),
+        "probabilities between 0 and 1",
+    ),
 }
 
 
-def with_prior(X, y=None, normal=False):
-    prior = dist.Normal(0.0, 2.0) if normal else dist.StudentT(3.0, 0.0, 2.0)
-    alpha = numpyro.sample("alpha", prior)
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.3)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(alpha + X @ w, 0.5), obs=y)
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_a_guide_does_not_take_is_refused(name):
+    call, message = REFUSALS[name]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
-def with_levels(X, y=None, level=None):
-    with numpyro.plate("level", int(level.max()) + 1):
-        alpha = numpyro.sample("alpha", dist.Normal(0.0, 2.0))
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.3)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(alpha[level] + X @ w, 0.5), obs=y)
-
-
-@pytest.mark.parametrize("name", SWITCHES)
-def test_what_changes_sites_without_new_shapes_is_seen(name):
-    """Values of arguments decide which sites there are, how many entries they have, or whether they
-    follow the weights; shapes of arguments say nothing of it."""
-    model, _ = SWITCHES[name](False)
-    guide = nss.PairedGuide(model)
-    svi = nss.CAVI(model, guide)
-    for on in (False, True, False):
-        _, kwargs = SWITCHES[name](on)
-        result = svi.run(KEY, 100, X, Y, progress_bar=False, **kwargs)
-        fresh = nss.PairedGuide(model)
-        known = nss.CAVI(model, fresh).run(KEY, 100, X, Y, progress_bar=False, **kwargs)
-        jax.tree.map(np.testing.assert_array_equal, result.params, known.params)
-        draws, expected = (
-            x.sample_posterior(KEY, result.params, X, Y, sample_shape=(3,), **kwargs)
-            for x in (guide, fresh)
-        )
-        jax.tree.map(np.testing.assert_array_equal, draws, expected)
-
-
-def with_level(X, Y=None, plate="response", predicts=True, total=False):
-    """Tasks with a level each, and observations in their plate or in one of another name."""
-    with numpyro.plate("task", Q):
-        level = numpyro.sample("level", dist.Normal(0.0, 5.0))
-    with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", X.shape[1], dim=-1):
-        W = nss.spike_slab("w", 0.3)
-    loc = numpyro.deterministic("loc", level + X @ W.T)
-    if total:
-        numpyro.sample("total", dist.Normal(jnp.sum(loc), 0.5))
-    if predicts:
-        with numpyro.plate("obs", X.shape[0], dim=-2), numpyro.plate(plate, Q, dim=-1):
-            numpyro.sample("y", dist.Normal(loc, 0.5), obs=Y)
-
-
-@pytest.mark.slow
-def test_how_sites_follow_the_weights_is_the_same_without_observations():
-    Y_tasks = np.stack([Y + 1.0, 2.0 - Y], axis=1)
-    reused = nss.PairedGuide(with_level)
-    for plate in ("response", "task"):
-        guide = nss.PairedGuide(with_level)
-        params = (
-            nss.CAVI(with_level, guide)
-            .run(KEY, 100, X, Y_tasks, plate=plate, progress_bar=False)
-            .params
-        )
-        assert params["level_auto_slope"].shape == (Q, P if plate == "task" else Q * P)
-        first_predicts = nss.PairedGuide(with_level)
-        found, *others = (
-            Predictive(with_level, guide=x, params=params, num_samples=3)(KEY, X, plate=plate)
-            for x in (guide, nss.PairedGuide(with_level), first_predicts, reused)
-        )
-        for other in others:
-            jax.tree.map(np.testing.assert_array_equal, other, found)
-        # a fit by a guide that has first been called for predictions
-        state = nss.CAVI(with_level, first_predicts).init(KEY, X, Y_tasks, plate=plate)
-        assert jax.tree.map(jnp.shape, svi.get_params(state)) == jax.tree.map(jnp.shape, params)
-        # something else to predict, outside of the plates of tasks
-        for asked, observed in (
-            (guide, Y_tasks),
-            (guide, None),
-            (nss.PairedGuide(with_level), Y_tasks),
-        ):
-            more = Predictive(with_level, guide=asked, params=params, num_samples=3)(
-                KEY, X, observed, plate=plate, total=True
-            )
-            np.testing.assert_array_equal(more["w"], found["w"])
-            assert more["total"].shape == (3,)
-        # where there is nothing to observe, those of the last call are there
-        draws = guide.sample_posterior(KEY, params, X, plate=plate, predicts=False)
-        assert draws["loc"].shape == (N, Q)
-
-
-def test_slopes_of_other_plates_are_refused():
-    fresh = nss.PairedGuide(with_level)
-    fresh.set_up((X, np.zeros((N, Q))), {})
-    params = {name: value for name, (value, _) in fresh.start().items()}
-    assert params["level_auto_slope"].shape == (Q, Q * P)
-    fresh = nss.PairedGuide(with_level)
-    with pytest.raises(ValueError, match=r"'level_auto_slope' has shape \(2, 8\), but .* \(2, 4\)"):
-        fresh.sample_posterior(KEY, params, X, predicts=False)
-
-
-def test_supports_that_arguments_change_are_seen():
-    def model(X, y=None, most=1.0):
-        sigma = numpyro.sample("sigma", dist.Uniform(0.0, most))
-        shift = numpyro.param("shift", most / 2, constraint=constraints.interval(0.0, most))
-        with numpyro.plate("feature", X.shape[1]):
-            w = nss.spike_slab("w", 0.3)
-        with numpyro.plate("obs", X.shape[0]):
-            numpyro.sample("y", dist.Normal(shift + X @ w, sigma), obs=y)
-
-    svi = SVI(model, nss.PairedGuide(model), optax.adam(0.1), TraceGraph_ELBO())
-    for most in (1.0, 10.0, 0.2):
-        fresh = SVI(model, nss.PairedGuide(model), optax.adam(0.1), TraceGraph_ELBO())
-        found, expected = (x.init(KEY, X, Y, most=most) for x in (svi, fresh))
-        jax.tree.map(np.testing.assert_array_equal, found.optim_state, expected.optim_state)
-    inside = svi.get_params(svi.update(found, X, Y, most=most)[0])
-    assert 0.0 < inside["sigma_auto_loc"] < most and 0.0 < inside["shift"] < most
-
-
-def test_params_may_be_trees_of_arrays_except_in_fits_in_closed_form():
-    def model(X, y=None):
-        net = numpyro.param("net", [(jnp.ones(P), jnp.zeros(())), ()])
-        with numpyro.plate("feature", X.shape[1]):
-            w = nss.spike_slab("w", 0.3)
-        with numpyro.plate("obs", X.shape[0]):
-            loc = X @ (w + net[0][0]) + net[0][1]
-            numpyro.sample("y", dist.Normal(loc, 0.5), obs=y)
-
-    guide = nss.PairedGuide(model)
-    svi = SVI(model, guide, optax.adam(0.1), TraceGraph_ELBO())
-    state, _ = svi.update(svi.init(KEY, X, Y), X, Y)
-    params = svi.get_params(state)
-    assert np.all(params["net"][0][0] != 1.0) and params["net"][0][1] != 0.0
-    assert guide.sample_posterior(KEY, params, X, Y)["w"].shape == (P,)
-    assert guide.median(params, X, Y).keys() == {"w", "w_spike", "w_slab"}
-    with pytest.raises(ValueError, match=r"CAVI: the param 'net' is a list of arrays"):
-        nss.CAVI(model, guide).init(KEY, X, Y)
-
-
-@pytest.mark.slow
-def test_latent_sites_below_the_weights_are_predicted_with_their_posterior():
-    def model(X, y=None):
-        with numpyro.plate("feature", X.shape[1]):
-            w = nss.spike_slab("w", 0.3)
-        with numpyro.plate("obs", X.shape[0]):
-            z = numpyro.sample("z", dist.Normal(X @ w, 1.0))
-            numpyro.sample("a", dist.Normal(z, 0.01), obs=y)
-        if y is None:
-            numpyro.deterministic("mean_z", jnp.mean(z))
-
-    guide = nss.PairedGuide(model)
-    svi = SVI(model, guide, optax.adam(0.05), TraceGraph_ELBO())
-    params = svi.get_params(svi.init(KEY, X, Y)) | {"z_auto_loc": jnp.asarray(Y)}
-    found = Predictive(model, guide=guide, params=params, num_samples=20)(KEY, X)
-    np.testing.assert_allclose(found["a"], np.broadcast_to(Y, (20, N)), atol=0.06)
-    assert "mean_z" in guide.sample_posterior(KEY, params, X)
-    # a guide that has seen no data takes both for what is to be predicted
-    fresh = Predictive(model, guide=nss.PairedGuide(model), params=params, num_samples=20)
-    assert fresh(KEY, X).keys() >= {"z", "a"}
-
-
-# Pickles and ArviZ
-
-
-@EVERY_GUIDE
-def test_a_pickled_guide_is_the_same(family):
-    fit = fitted(family, "hyper")
-    used = pickle.loads(pickle.dumps(fit.guide))
-    fresh = pickle.loads(pickle.dumps(GUIDES[family](hyper)))
-    handlers.seed(fresh, 0)(X, Y)
-    expected = fit.guide.sample_posterior(KEY, fit.params, X, Y, sample_shape=(3,))
-    for copy in (used, fresh):
-        draws = copy.sample_posterior(KEY, fit.params, X, Y, sample_shape=(3,))
-        jax.tree.map(np.testing.assert_array_equal, draws, expected)
-
-
-@EVERY_GUIDE
-def test_arviz_labels_the_draws(family):
-    fit = fitted(family, "tasks")
-    features = [f"x{i}" for i in range(P)]
-    data = arviz_base.from_numpyro_svi(
-        fit.svi,
-        svi_result=fit.result,
-        model_args=fit.args,
-        coords={"feature": features},
-        num_samples=500,
-    )
-    for name in ("w", "w_spike", "w_slab"):
-        assert data["posterior"][name].dims == ("sample", "task", "feature")
-    assert data["posterior"]["w"]["feature"].values.tolist() == features
-    assert data["observed_data"]["y"].shape == (N, Q)
-    table = nss.summary(data, "w", round_to=None)
-    expected = np.ravel(fit.guide.posterior_mean(fit.params)["w"])
-    np.testing.assert_allclose(table["mean"].astype(float), expected, atol=0.15)
+def test_an_inner_guide_without_medians_is_named():
+    flow = nss.PairedGuide(hyper, inner_guide=AutoIAFNormal)
+    with pytest.raises(NotImplementedError, match=r"AutoIAFNormal has no `median`. Use draws"):
+        called(flow, X, Y).median(fitted("paired", "plain").params)

@@ -111,7 +111,7 @@ def test_zero_functions_make_a_linear_model():
     model = nss.models.mtmkl(["zero"] * 2, mean=np.stack([X, X**2]))
     svi = cavi(model)
     state = svi.init(KEY, X, FULL)
-    assert not svi.guide.functions and read(model, X, FULL).functions is None
+    assert not svi.guide.sites.functions and read(model, X, FULL).functions is None
     assert set(svi.get_params(state)) >= {"W_auto_probs"}
 
 

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sites of a model as its guide knows them, and the check that later calls have the same."""
+
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from numpyro.distributions import constraints
+
+from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.reading.form import (
+    Pair,
+    find_function_sites,
+    find_pairs,
+    is_latent,
+    observed_sites,
+)
+from numpyro_spikeslab.reading.model_run import abstract_trace, run_model, site_log_prob
+from numpyro_spikeslab.reading.provenance import provenance
+from numpyro_spikeslab.reading.reader import Reading
+
+
+class ModelSites(NamedTuple):
+    """The latent sites and params of a model, as at the first call of its guide.
+
+    - **pairs** - the spike-and-slab weights.
+    - **functions** - names of the latent functions.
+    - **others** - names of the other latent sites of the guide.
+    - **params** - constraints of the model's params.
+    - **shapes** - of all these sites.
+    - **predicted** - names of latent sites on which no observation depends. They are not in the
+      guide.
+    - **plates** - the plates of each site of the guide.
+    - **plate_sizes** - sizes of all plates.
+    """
+
+    pairs: tuple[Pair, ...]
+    functions: tuple[str, ...]
+    others: tuple[str, ...]
+    params: dict[str, Any]
+    shapes: dict[str, Any]
+    predicted: frozenset[str]
+    plates: dict[str, tuple[Any, ...]]
+    plate_sizes: dict[str, int]
+
+    @property
+    def sampled(self) -> list[str]:
+        """Names of spikes, slabs and functions."""
+        return [*(name for pair in self.pairs for name in pair.shapes), *self.functions]
+
+    def _check(self, user: str, shapes: dict[str, Any], groups: list[Any]) -> None:
+        """Raise if a model has other latent sites or params, or others of another shape.
+
+        :param shapes: by site.
+        :param groups: of each pair.
+        """
+        remedy = "A guide is made for one program: make another for other sites or shapes."
+        for name in sorted(shapes.keys() | self.shapes.keys()):
+            if shapes.get(name) != self.shapes.get(name):
+                now, first = (
+                    f"of shape {sites[name]}" if name in sites else "not there"
+                    for sites in (shapes, self.shapes)
+                )
+                raise bad(
+                    user,
+                    f"a model whose latent site {name!r} is {now}",
+                    f"it to be {first}, as at the first call",
+                    remedy,
+                )
+        if groups != [pair.groups for pair in self.pairs]:
+            raise bad(user, "weights with other groups", "those of the first call", remedy)
+
+    def check_reading(self, user: str, reading: Reading) -> None:
+        """Raise if a model that was read has other sites or shapes."""
+        shapes = {name: jax.tree.map(jnp.shape, x) for name, x in reading.generic.items()}
+        for pair in reading.form.pairs:
+            shapes |= pair.shapes
+        if reading.functions is not None:
+            shapes[reading.functions.functions.name] = jnp.shape(reading.functions.mean)
+        self._check(user, shapes, [pair.groups for pair in reading.form.pairs])
+
+    def check_call(self, user: str, model: Callable, call: Any) -> None:
+        """Raise if a call has other sites, but for those that are to be predicted.
+
+        :param call: arguments and keyword arguments of the model.
+        """
+        trace = abstract_trace(model, *call)
+        shapes = {name: x for name, x in shapes_of(trace).items() if name not in self.predicted}
+        if not observed_sites(trace):
+            shapes = {name: shapes.get(name, shape) for name, shape in self.shapes.items()}
+        elif shapes.keys() - self.shapes.keys():
+            predicted = predicted_sites(model, trace, self.sampled, call)
+            shapes = {name: shape for name, shape in shapes.items() if name not in predicted}
+        self._check(user, shapes, [pair.groups for pair in find_pairs(trace, user)])
+
+
+def sites_of(user: str, model: Callable, trace: dict[str, Any], call: Any) -> ModelSites:
+    """Find the sites of a model.
+
+    :param user: the guide, for the error messages.
+    :param trace: of the model.
+    :param call: arguments and keyword arguments of the model.
+    :raises ValueError: if there are no pairs, a pair is broken, or other sites are discrete.
+    """
+    pairs = find_pairs(trace, user)
+    functions = tuple(name for name in find_function_sites(trace) if is_latent(trace, name))
+    sampled = [*(name for pair in pairs for name in pair.shapes), *functions]
+    predicted = predicted_sites(model, trace, sampled, call)
+    shapes = {name: shape for name, shape in shapes_of(trace).items() if name not in predicted}
+    params = {
+        name: trace[name]["kwargs"].get("constraint", constraints.real)
+        for name in shapes
+        if trace[name]["type"] == "param"
+    }
+    others = tuple(name for name in shapes if name not in params and name not in sampled)
+    discrete = [name for name in others if trace[name]["fn"].support.is_discrete]
+    if discrete:
+        raise ValueError(
+            f"{user}: the discrete latent sites {discrete} are not part of a spike-and-slab pair. "
+            "Sample them with `numpyro.infer.DiscreteGibbs` beside `PairedGibbs`."
+        )
+    plates = {name: tuple(trace[name]["cond_indep_stack"]) for name in (*sampled, *others)}
+    sizes = {name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"}
+    return ModelSites(pairs, functions, others, params, shapes, predicted, plates, sizes)
+
+
+def shapes_of(trace: dict[str, Any]) -> dict[str, Any]:
+    """Shapes of the latent sample sites and the params of a trace."""
+    return {
+        name: jax.tree.map(jnp.shape, site["value"])
+        for name, site in trace.items()
+        if site["type"] == "param" or is_latent(trace, name)
+    }
+
+
+def predicted_sites(
+    model: Callable, trace: dict[str, Any], sampled: Collection[str], call: Any
+) -> frozenset[str]:
+    """Find the latent sites that depend on weights or functions, and no observed site on them, such
+    as responses to new inputs.
+
+    :param trace: of the model.
+    :param sampled: names of spikes, slabs and functions.
+    :param call: arguments and keyword arguments of the model.
+    """
+    latent, order = shapes_of(trace), list(trace)
+    first = min(map(order.index, sampled))
+    if not any(name in latent for name in order[first:] if name not in sampled):
+        return frozenset()
+
+    def log_probs(**values):
+        run = run_model(model, *call, values)
+        return {k: jnp.sum(site_log_prob(x)) for k, x in run.items() if x["type"] == "sample"}
+
+    values = {name: trace[name]["value"] for name in latent}
+    values = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), values)
+    sources = provenance(log_probs, **values)
+    parents = {name: others - {name} for name, others in sources.items()}
+    below = _closed(set(sampled), lambda names: {k for k, x in parents.items() if x & names})
+    observed = {name for name in parents if name not in latent}
+    above = _closed(observed, lambda names: set().union(*(parents.get(k, ()) for k in names)))
+    # those of `obs_mask` are missing responses of a fit
+    missing = {name for name in below if name.endswith("_unobserved")}
+    return frozenset(below - set(sampled) - above - missing)
+
+
+def _closed(names: set[str], more: Callable[[set[str]], set[str]]) -> set[str]:
+    """The names, and all that are found from them."""
+    while not more(names) <= names:
+        names = names | more(names)
+    return names
