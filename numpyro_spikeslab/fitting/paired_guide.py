@@ -305,6 +305,7 @@ class PairedGuide(SpikeSlabGuide):
             0         0  (0, 2)
         """
         check_limits(coverage, min_correlation)
+        reading = self._read(args, kwargs)
         if self.blocks is not None:
             raise bad(
                 "PairedGuide.credible_sets",
@@ -313,7 +314,6 @@ class PairedGuide(SpikeSlabGuide):
                 "Give its draws, made ArviZ data by arviz_base.from_numpyro_svi, to "
                 "numpyro_spikeslab.credible_sets.",
             )
-        reading = self._read(args, kwargs)
         columns = columns_of(reading.form, site)
         effects = effects_of(reading, self.pack(reading, params))
         return table_of(sets_of(effects, columns, coverage, min_correlation), reading.form)

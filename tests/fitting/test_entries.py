@@ -509,55 +509,19 @@ def test_entries_to_be_predicted_must_be_in_the_table(entries, message):
         guide.predict(result.params, Y, entries=entries)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
-def test_new_rows_and_parameters_may_be_traced(x64):
-    Y, table, _ = planted()
-    guide, _, result = fitted(MODELS["factor_analysis"], Y, plain=True, num_steps=5)
-
-    def transform(rows):
-        return guide.transform(result.params, Y, Y_new=rows)
-
-    few = coo_array(np.nan_to_num(table[:5]))
-    indices, values = jnp.asarray(np.transpose(few.coords)), jnp.asarray(few.data)
-    found = {
-        "dense": jax.jit(transform)(table[:5]),
-        "each": jax.tree.map(
-            lambda x: x[..., 0].T, jax.vmap(lambda row: transform(row[None]))(table[:5])
-        ),
-        "sparse": jax.jit(lambda x: transform(BCOO((x, indices), shape=few.shape)))(values),
-    }
-    for mean, variance in found.values():
-        np.testing.assert_allclose(mean, transform(table[:5])[0], atol=1e-12)
-        np.testing.assert_allclose(variance, transform(table[:5])[1], atol=1e-12)
-    entries = np.arange(3), np.arange(3)
-
-    def predict(params, entries=entries):
-        return guide.predict(params, Y, entries=entries, noise=True)
-
-    for x, y in zip(jax.jit(predict)(result.params), predict(result.params), strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-12)
-    with pytest.raises(ValueError, match="`entries` are traced, as within jit"):
-        jax.jit(predict)(result.params, entries)
-    rows = np.where(np.arange(Q) == 3, np.inf, table[:1])
-    with pytest.raises(ValueError, match="entries that are not finite"):
-        jax.jit(lambda params: guide.transform(params, Y, Y_new=rows))(result.params)
-    with pytest.raises(ValueError, match="indices are traced, as within jit or vmap"):
-        jax.jit(transform)(BCOO((values, indices), shape=few.shape))
-
-
 @pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
 def test_entries_that_are_traced_are_named_as_the_reason(x64):
     Y, _, _ = planted()
     guide, svi, result = fitted(MODELS["factor_analysis"], Y, plain=True, num_steps=1)
     entries = BCOO((jnp.asarray(Y.data), jnp.transpose(jnp.stack(Y.coords))), shape=Y.shape)
     for use in (
-        lambda Y: svi.evaluate(result.state, Y),
         lambda Y: guide.predict(result.params, Y),
         lambda Y: guide.transform(result.params, Y, Y_new=np.ones((2, Q))),
     ):
-        with pytest.raises(ValueError, match=r"data are traced.*functools.partial\(model, X\)"):
+        with pytest.raises(ValueError, match=r"got traced arguments.*outside of jit and vmap"):
             jax.jit(use)(entries)
+    with pytest.raises(ValueError, match=r"data are traced.*functools.partial\(model, X\)"):
+        jax.jit(lambda Y: svi.evaluate(result.state, Y))(entries)
 
 
 @pytest.mark.slow
@@ -568,14 +532,14 @@ def test_what_entries_cannot_do_is_said(x64):
     guide, _, result = fitted(model, Y, plain=True, num_steps=1)
     with pytest.raises(ValueError, match="takes no mask"):
         guide.predict(result.params, Y, mask=np.isfinite(table))
-    with pytest.raises(ValueError, match="have no new inputs"):
+    with pytest.raises(ValueError, match="expected entries of the table of the fit"):
         guide.predict(result.params, Y, X_new=np.arange(3))
     twice = coo_array((np.ones(2), ([0, 0], [1, 1])), shape=(1, Q))
-    with pytest.raises(ValueError, match=r"transform: Y_new has 1 entries .* twice"):
+    with pytest.raises(ValueError, match="transform: Y_new has 1 duplicate"):
         guide.transform(result.params, Y, Y_new=twice)
-    with pytest.raises(ValueError, match=r"must have shape \(S, 20\).*got \(2, 21\)"):
+    with pytest.raises(ValueError, match=r"got the shape \(2, 21\), expected \(S, 20\)"):
         guide.transform(result.params, Y, Y_new=csr_array(np.ones((2, Q + 1))))
-    with pytest.raises(ValueError, match=r"not finite.*sparse array leave them out"):
+    with pytest.raises(ValueError, match="entries that are not finite"):
         guide.transform(result.params, Y, Y_new=csr_array(np.full((1, Q), np.nan)))
     with pytest.raises(ValueError, match="expected columns"):
         guide.credible_sets(result.params, Y)
@@ -584,7 +548,7 @@ def test_what_entries_cannot_do_is_said(x64):
         fitted(ordered, np.arange(N), Y)
     with pytest.raises(ValueError, match=r"LatentGibbs: .* must be 'white'"):
         nss.mtmkl_kernel(ordered).init(KEY, 1, None, (np.arange(N), Y), {})
-    with pytest.raises(ValueError, match="shape \\(N, Q\\)"):
+    with pytest.raises(ValueError, match=r"expected \(N, Q\)"):
         fitted(model, coo_array(np.ones(3)))
 
 
