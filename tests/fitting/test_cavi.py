@@ -882,25 +882,6 @@ def tasks_of_years(X, Y=None):
         numpyro.sample("y", dist.Normal(level + X @ w.T, 0.5), obs=Y)
 
 
-@pytest.mark.parametrize(
-    ("model", "guide", "shape"),
-    [
-        (year_model, nss.MeanFieldGuide, (30,)),
-        (tasks_of_years, nss.PairedGuide, (30, 3)),
-        (partial(year_model, prior=dist.Cauchy), nss.PairedGuide, (30,)),
-    ],
-)
-def test_columns_that_an_intercept_of_one_value_keeps_out_are_named(x64, model, guide, shape):
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(30, 3)), jnp.asarray(rng.normal(size=shape))
-    svi = nss.CAVI(model, guide(model), temperature=None)
-    svi.run(KEY, 40, jnp.asarray(X), y, progress_bar=False)
-    # a dummy that is 1 in nine rows of ten
-    X[:, 1] = np.arange(30) % 10 > 0
-    with pytest.warns(UserWarning, match=r"columns 1 have means .* \['level'\] .* Subtract"):
-        svi.run(KEY, 40, jnp.asarray(X), y, progress_bar=False)
-
-
 def dummies(num_obs=200, seed=2):
     """Zeros and ones, of which few are zeros in the first and the last column."""
     rng = np.random.default_rng(seed)
