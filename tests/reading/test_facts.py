@@ -6,7 +6,7 @@ read as what NumPyro says it is, at several values of all its sites, or refused 
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from agreement import assert_agrees
@@ -276,30 +276,25 @@ def test_noise_that_changes_at_an_unknown_time_varies():
     assert form.varying_noise and form.roles == () and not form.constant_design
 
 
-def test_a_site_with_two_parts_has_no_role():
+def also_in_the_slab(s):
+    with numpyro.plate("feature", P):
+        return nss.spike_slab("w", 0.25, s)
+
+
+OTHER_USES: dict[str, Callable] = {
+    "slab": also_in_the_slab,
+    "prior": lambda s: numpyro.sample("other", dist.Normal(0.0, s)),
+    "factor": lambda s: numpyro.factor("other", -s),
+    "observed": lambda s: numpyro.sample("other", dist.Normal(s), obs=0.3),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_USES)
+def test_a_site_that_is_used_elsewhere_too_has_no_role(name):
     def model():
         s = numpyro.sample("s", dist.HalfNormal())
-        with numpyro.plate("feature", P):
-            w = nss.spike_slab("w", 0.25, s)
-        observe(X @ w, s)
-
-    assert form_of(model).roles == ()
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda s: numpyro.sample("other", dist.Normal(0.0, s)),
-        lambda s: numpyro.factor("other", -s),
-        lambda s: numpyro.sample("other", dist.Normal(s), obs=0.3),
-    ],
-    ids=["prior", "factor", "observed"],
-)
-def test_a_site_that_others_depend_on_has_no_role(use):
-    def model():
-        s = numpyro.sample("s", dist.HalfNormal())
-        use(s)
-        observe(X @ weigh(), s)
+        result = OTHER_USES[name](s)
+        observe(X @ (result if name == "slab" else weigh()), s)
 
     assert form_of(model).roles == ()
 
@@ -338,71 +333,62 @@ def test_weights_of_one_site_may_have_a_part_of_their_own():
 # Weights where they do not belong
 
 
-def own_response(part: Callable) -> Callable:
-    def model():
-        w = weigh()
-        observe(X @ w, 0.5, part(w))
+def misused(observations=lambda w, b: Y, handler=None, mask=None, slab=lambda b: 0.0):
+    """A regression whose weights, or another site, are where they may not be."""
 
-    return model
-
-
-@pytest.mark.parametrize(
-    "part",
-    [lambda w: X @ w, lambda w: Y + w[0], lambda w: jnp.where(w[0] > 9.0, 0.0, Y)],
-    ids=["wholly", "partly", "in steps"],
-)
-def test_observations_must_not_depend_on_the_weights(part):
-    assert "observations of 'y' depend on the weights ['w']" in refusal(own_response(part))
-
-
-def test_observations_must_not_depend_on_other_sites():
-    def model():
-        b = numpyro.sample("b", dist.Normal())
-        observe(X @ weigh(), 0.5, Y + b)
-
-    assert "observations of 'y' depend on the latent sites ['b']" in refusal(model)
-
-
-@pytest.mark.parametrize(
-    "handler",
-    [
-        lambda w: handlers.mask(mask=jnp.full(N, w[0] > 0.0)),
-        lambda w: handlers.mask(mask=w[0] > 0.0),
-        lambda w: handlers.scale(scale=1.0 + w[0] ** 2),
-    ],
-    ids=["mask", "scalar mask", "scale"],
-)
-def test_counts_must_not_depend_on_the_weights(handler):
-    def model():
-        w = weigh()
-        observe(X @ w, 0.5, Y, handler(w))
-
-    message = refusal(model)
-    assert "the mask or the scale (of handlers.mask, handlers.scale) of 'y'" in message
-    assert "['w']" in message
-
-
-def test_nor_may_the_mask_of_a_distribution():
-    def model():
-        w = weigh()
-        with numpyro.plate("obs", N):
-            numpyro.sample("y", dist.Normal(X @ w, 0.5).mask(w[0] > 0.0), obs=Y)
-
-    assert "the mask or the scale" in refusal(model)
-
-
-def test_a_slab_must_have_mean_zero_at_all_values():
     def model():
         b = numpyro.sample("b", dist.Normal())
         with numpyro.plate("feature", P):
             spike = numpyro.sample("w_spike", dist.Bernoulli(0.2), infer={MARK: ("w", "spike")})
-            prior = dist.Normal(jnp.where(b > 0.3, 1.0, 0.0), 1.0)
-            slab = numpyro.sample("w_slab", prior, infer={MARK: ("w", "slab")})
-            w = numpyro.deterministic("w", weights(spike, slab))
-        observe(X @ w)
+            prior = dist.Normal(slab(b), 1.0)
+            value = numpyro.sample("w_slab", prior, infer={MARK: ("w", "slab")})
+            w = numpyro.deterministic("w", weights(spike, value))
+        likelihood = dist.Normal(X @ w, 0.5)
+        likelihood = likelihood if mask is None else likelihood.mask(mask(w))
+        with handler(w) if handler else nullcontext(), numpyro.plate("obs", N):
+            numpyro.sample("y", likelihood, obs=observations(w, b))
 
+    return model
+
+
+COUNTS = ("the mask or the scale (of handlers.mask, handlers.scale) of 'y'", "['w']")
+MISUSED: dict[str, tuple[Callable, tuple[str, ...]]] = {
+    **{
+        f"observations {name}": (
+            misused(x),
+            ("observations of 'y' depend on the weights ['w']",),
+        )
+        for name, x in {
+            "wholly": lambda w, b: X @ w,
+            "partly": lambda w, b: Y + w[0],
+            "in steps": lambda w, b: jnp.where(w[0] > 9.0, 0.0, Y),
+        }.items()
+    },
+    "observations, of a site": (
+        misused(lambda w, b: Y + b),
+        ("observations of 'y' depend on the latent sites ['b']",),
+    ),
+    **{
+        f"counts, {name}": (misused(handler=x), COUNTS)
+        for name, x in {
+            "mask": lambda w: handlers.mask(mask=jnp.full(N, w[0] > 0.0)),
+            "scalar mask": lambda w: handlers.mask(mask=w[0] > 0.0),
+            "scale": lambda w: handlers.scale(scale=1.0 + w[0] ** 2),
+        }.items()
+    },
+    "counts, of a distribution": (misused(mask=lambda w: w[0] > 0.0), COUNTS),
+    "mean of slabs": (
+        misused(slab=lambda b: jnp.where(b > 0.3, 1.0, 0.0)),
+        ("prior mean of the slabs of 'w'", "['b']"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISUSED)
+def test_only_the_location_depends_on_weights(name):
+    model, parts = MISUSED[name]
     message = refusal(model)
-    assert "prior mean of the slabs of 'w'" in message and "['b']" in message
+    assert [part for part in parts if part not in message] == [], message
 
 
 # Masks and scales of several levels
@@ -684,17 +670,6 @@ def test_an_autoregression_has_its_lags_as_design():
     # a loop has a noise scale for each turn, which is then a part of the whitening
     lags = np.stack([Y[1:-1], Y[:-2]]) / 0.5
     np.testing.assert_allclose(reading.design.rows[0, :2], lags, rtol=1e-12)
-
-
-def test_weights_inside_of_a_scan_are_refused():
-    def model():
-        def step(carry, _):
-            return carry, nss.spike_slab("w", 0.3)
-
-        observe(X @ scan(step, 0.0, None, length=P)[1])
-
-    message = refusal(model)
-    assert "spike_slab('w'" in message and "`scan`" in message
 
 
 # Latent functions

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 import gc
 import pickle
 from types import SimpleNamespace
@@ -181,66 +182,73 @@ def rows(reading: Any) -> np.ndarray:
     return np.asarray(reading.design.rows).reshape(-1, N)[:P]
 
 
-def test_an_array_changed_in_place_is_read_anew():
-    inputs, y = X.copy(), Y.copy()
-    read = Reader(model, "test")
-    first = read((inputs, y), {})
-    inputs *= 2.0
-    np.testing.assert_allclose(rows(read((inputs, y), {})), 2 * X.T)
-    y[0] = 9.0
-    assert read((inputs, y), {}).base.Y[0, 0] == 9.0
-    # what was read before stays what it was
-    np.testing.assert_allclose(rows(first), X.T)
-    assert first.base.Y[0, 0] == Y[0]
-
-
-def of_table(table):
-    model(table[["a", "b", "c"]].to_numpy(), table["y"].to_numpy())
-
-
-def test_a_table_changed_in_place_is_read_anew():
-    table = pd.DataFrame(X, columns=["a", "b", "c"]).assign(y=Y)
-    read = Reader(of_table, "test")
-    first = read((table,), {})
-    assert read((table,), {}) is first
-    table.loc[:, "b"] = 7.0
-    table.loc[2, "y"] = 5.0
-    second = read((table,), {})
-    np.testing.assert_array_equal(rows(second)[1], np.full(N, 7.0))
-    assert second.base.Y[2, 0] == 5.0
-
-
-def test_a_namespace_is_read_anew():
-    data = SimpleNamespace(X=X, y=Y, scale=1.0)
-    read = Reader(lambda data: model(data.X, data.y, data.scale), "test")
-    first = read((data,), {})
-    assert read((data,), {}) is first
-    data.scale = 2.0
-    np.testing.assert_allclose(rows(read((data,), {})), 2 * X.T)
-    data.y = 2 * Y
-    np.testing.assert_allclose(read((data,), {}).base.Y[:, 0], 2 * Y)
-    data.X = X[:, :2]
-    assert read((data,), {}).form.size == 2
-
-
 FACTOR: Any = 1.0
 
 
-@pytest.mark.parametrize("factor", [2.0, np.full(P, 3.0)], ids=["number", "array"])
-def test_a_global_is_read_anew(monkeypatch, factor):
-    read = Reader(lambda X, y: model(X * FACTOR, y), "test")
-    first = read((X, Y), {})
-    monkeypatch.setitem(globals(), "FACTOR", factor)
-    np.testing.assert_allclose(rows(read((X, Y), {})), (X * factor).T)
+def in_place():
+    inputs = X.copy()
+    return lambda: model(inputs, Y), lambda: np.multiply(inputs, 2.0, out=inputs), 2 * X
+
+
+def in_a_table():
+    table = pd.DataFrame(X, columns=["a", "b", "c"])
+
+    def change():
+        table.loc[:, "b"] = 7.0
+
+    expected = np.column_stack([X[:, 0], np.full(N, 7.0), X[:, 2]])
+    return lambda: model(table[["a", "b", "c"]].to_numpy(), Y), change, expected
+
+
+def in_a_namespace():
+    data = SimpleNamespace(X=X, scale=1.0)
+    return lambda: model(data.X, Y, data.scale), lambda: setattr(data, "scale", 2.0), 2 * X
+
+
+def in_a_flag():
+    flags = {"square": False}
+    return lambda: model(X**2 if flags["square"] else X, Y), lambda: flags.update(square=True), X**2
+
+
+def in_a_global(factor):
+    return lambda: model(X * FACTOR, Y), lambda: globals().update(FACTOR=factor), X * factor
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        in_place,
+        in_a_table,
+        in_a_namespace,
+        in_a_flag,
+        partial(in_a_global, 2.0),
+        partial(in_a_global, np.full(P, 3.0)),
+    ],
+    ids=["array", "table", "namespace", "flag", "global number", "global array"],
+)
+def test_what_has_changed_is_read_anew(make, monkeypatch):
+    """And what was read before stays what it was."""
+    monkeypatch.setitem(globals(), "FACTOR", 1.0)
+    changing, change, expected = make()
+    read = Reader(changing, "test")
+    first = read((), {})
+    assert read((), {}) is first
+    change()
+    np.testing.assert_allclose(rows(read((), {})), expected.T)
     np.testing.assert_allclose(rows(first), X.T)
 
 
-def test_a_flag_is_read_anew():
-    flags = {"square": False}
-    read = Reader(lambda X, y: model(X**2 if flags["square"] else X, y), "test")
-    read((X, Y), {})
-    flags["square"] = True
-    np.testing.assert_allclose(rows(read((X, Y), {})), X.T**2)
+def test_new_arguments_are_read():
+    read = Reader(model, "test")
+    first = read((X, Y), {})
+    assert read((X, Y), {}) is first
+    assert read((X.copy(), jnp.asarray(Y)), {}) is not first
+    np.testing.assert_allclose(rows(read((X, Y), {"scale": 3.0})), 3 * X.T)
+    assert read((X[:5], Y[:5]), {}).form.num_obs == 5
+    y = Y.copy()
+    read((X, y), {})
+    y[0] = 9.0
+    np.testing.assert_array_equal(read((X, y), {}).base.Y[:, 0], y)
 
 
 # Costs
