@@ -132,7 +132,7 @@ def test_masked_observations_may_be_anything():
             numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
 
     seen = np.arange(N) != 3
-    data = [(X, with_entry(Y, 3, value), seen) for value in (0.0, np.nan)]
+    data = [(X, np.where(seen, Y, value), seen) for value in (0.0, np.nan)]
     finite, missing = (Reader(model, "test")(args, {}) for args in data)
     jax.tree.map(np.testing.assert_array_equal, missing.base, finite.base)
     np.testing.assert_array_equal(missing.base.relative[:, 0], seen)
