@@ -16,8 +16,8 @@ from numpyro_spikeslab.distributions import GaussianFunctions
 from numpyro_spikeslab.fitting.function_updates import moments
 from numpyro_spikeslab.fitting.posterior import FunctionFactors
 from numpyro_spikeslab.fitting.starts import STEP
-from numpyro_spikeslab.reading.form import functions_of
 from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.reading.sites import functions_of
 
 
 def names(site: str, prefix: str) -> tuple[str, str]:

@@ -38,16 +38,14 @@ from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.priors import base_of
-from numpyro_spikeslab.reading.form import (
-    COLUMNS,
-    SHARED,
-    Form,
-    Pair,
-    observed_sites,
-)
+from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Form
 from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.program import compiled, computed
 from numpyro_spikeslab.reading.reader import Reader, Reading
+from numpyro_spikeslab.reading.sites import (
+    Pair,
+    observed_sites,
+)
 
 
 class SpikeSlabGuide(AutoGuide):

@@ -15,7 +15,8 @@ from numpyro.distributions import constraints
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.quantiles import SlabMixtures, single
-from numpyro_spikeslab.reading.form import COLUMNS, Form, Pair
+from numpyro_spikeslab.reading.form import COLUMNS, Form
+from numpyro_spikeslab.reading.sites import Pair
 
 Start = dict[str, tuple[Any, Any]]
 """Start value and constraint of each parameter, by its name."""

@@ -12,9 +12,9 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.kernel_priors import start_values
-from numpyro_spikeslab.reading.form import find_function_sites, functions_of
 from numpyro_spikeslab.reading.model_run import run_model
 from numpyro_spikeslab.reading.program import outside_transformations
+from numpyro_spikeslab.reading.sites import find_function_sites, functions_of
 
 
 class Point(NamedTuple):

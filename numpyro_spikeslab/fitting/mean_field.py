@@ -17,7 +17,8 @@ from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.guide_factors import Marginals, PairFactors, Start, declared
 from numpyro_spikeslab.fitting.model_sites import ModelSites
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.reading.form import Form, Pair
+from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.reading.sites import Pair
 
 
 class MeanFieldGuide(SpikeSlabGuide):

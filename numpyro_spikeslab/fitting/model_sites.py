@@ -10,16 +10,16 @@ import jax.numpy as jnp
 from numpyro.distributions import constraints
 
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.reading.form import (
+from numpyro_spikeslab.reading.model_run import abstract_trace, run_model, site_log_prob
+from numpyro_spikeslab.reading.provenance import provenance
+from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.reading.sites import (
     Pair,
     find_function_sites,
     find_pairs,
     is_latent,
     observed_sites,
 )
-from numpyro_spikeslab.reading.model_run import abstract_trace, run_model, site_log_prob
-from numpyro_spikeslab.reading.provenance import provenance
-from numpyro_spikeslab.reading.reader import Reading
 
 
 class ModelSites(NamedTuple):

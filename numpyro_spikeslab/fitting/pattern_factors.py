@@ -17,7 +17,8 @@ from numpyro_spikeslab.algebra.patterns import SetFactors, prior_slabs, slabs_gi
 from numpyro_spikeslab.algebra.quantiles import single
 from numpyro_spikeslab.fitting.blocks import check_columns
 from numpyro_spikeslab.fitting.guide_factors import Marginals, PairFactors, Start, declared
-from numpyro_spikeslab.reading.form import Form, Pair
+from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.reading.sites import Pair
 
 
 class PatternFactors:

@@ -17,7 +17,8 @@ import numpyro.distributions as dist
 from numpyro.distributions.util import sum_rightmost, validate_sample
 
 from numpyro_spikeslab.priors import is_plain
-from numpyro_spikeslab.reading.form import Pair, task_axis
+from numpyro_spikeslab.reading.form import task_axis
+from numpyro_spikeslab.reading.sites import Pair
 
 MAX_SLOPES = 2**20
 """Slopes of a guide, above which nothing follows."""

@@ -2,8 +2,7 @@
 """What about a model does not change with the values of its sites: names, shapes, roles."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jaxtyping import Num
@@ -11,63 +10,13 @@ import numpy as np
 
 import jax.numpy as jnp
 
-import numpyro.distributions as dist
-
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK, GROUPS, MARK, Functions
-from numpyro_spikeslab.priors import base_of, is_plain
+from numpyro_spikeslab.reading.sites import Pair
 from numpyro_spikeslab.roles import Role
 
 COLUMNS, SHARED, FUNCTIONS, ENTRIES = "columns", "shared", "functions", "entries"
 """Kinds of features: a design whose columns are multiplied by one weight each; features that are
 known and the same for all tasks; latent functions; latent functions of which some entries of the
 table of points and tasks are observed, in one row of observations."""
-
-
-SET = "is_set"
-"""Key of a latent site in an abstract trace: whether a handler of the user's has set its value."""
-
-
-class Pair(NamedTuple):
-    """The weights of one :func:`~numpyro_spikeslab.spike_slab`.
-
-    - **name**, **shape** - of the weights.
-    - **groups** - which spike each of the weights has, where several share one; else `None`.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    groups: tuple[int, ...] | None = None
-
-    @property
-    def spike(self) -> str:
-        return f"{self.name}_spike"
-
-    @property
-    def slab(self) -> str:
-        return f"{self.name}_slab"
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the sites."""
-        spikes = self.shape if self.groups is None else (max(self.groups) + 1,)
-        return {self.spike: spikes, self.slab: self.shape}
-
-    @property
-    def firsts(self) -> Any:
-        """The first weight of each group: it stands for the spike where weights are counted."""
-        return np.unique(np.asarray(self.groups), return_index=True)[1]
-
-    def of_weights(self, spikes: Any) -> Any:
-        """The spike of each weight; leading axes stay."""
-        return spikes if self.groups is None else spikes[..., np.asarray(self.groups)]
-
-    def of_spikes(self, x: Any) -> Any:
-        """What weights have in common that share a spike, by spikes; leading axes stay."""
-        return x if self.groups is None else x[..., self.firsts]
 
 
 class CoefficientSite(NamedTuple):
@@ -256,151 +205,3 @@ class Form:
             return jnp.reshape(x, (-1, 1))
         x = jnp.reshape(x, (1,) * (2 - jnp.ndim(x)) + jnp.shape(x))
         return x.T if self.tasks_first else x
-
-
-def paired_sites(trace: dict[str, Any]) -> tuple[str, ...]:
-    """Names of the spikes and slabs of a trace: a selector for :class:`numpyro.infer.Gibbs`.
-
-    :param trace: a trace of the model.
-    :return: names of the sample sites that :func:`~numpyro_spikeslab.spike_slab` made.
-
-    **Example**
-
-    .. doctest::
-
-        >>> from numpyro.infer import NUTS, Gibbs
-        >>> import numpyro_spikeslab as nss
-        >>> def kernel(model):
-        ...     return Gibbs([(nss.PairedGibbs(model), nss.paired_sites), (NUTS(model), None)])
-    """
-    return tuple(
-        name
-        for name, site in trace.items()
-        if site["type"] == "sample" and MARK in site["infer"] and not site["is_observed"]
-    )
-
-
-def find_pairs(
-    trace: dict[str, Any], user: str, fixed: frozenset[str] = frozenset()
-) -> tuple[Pair, ...]:
-    """The pairs of a trace, in order.
-
-    :param user: who needs them, for the error message.
-    :param fixed: names of sites whose values another kernel holds.
-    :raises ValueError: if there is none or one is broken.
-    """
-    parts: dict[str, dict[str, Any]] = {}
-    for name in paired_sites(trace):
-        if name in fixed:
-            continue
-        part = trace[name]["infer"][MARK][1]
-        # a scope may have renamed the site, not its mark
-        owner = name.removesuffix(f"_{part}")
-        # the mark with which NumPyro's scan tells its sites from others
-        if "_scan_current_index" in trace[name]["infer"]:
-            raise ValueError(
-                f"{user}: spike_slab({owner!r}, ...) stands inside of a `scan`, where each turn "
-                "has weights of its own. Write it before the loop, in a plate as long as the loop, "
-                "and let `scan` run over the weights."
-            )
-        parts.setdefault(owner, {})[part] = trace[name]
-    if not parts:
-        raise ValueError(
-            f"{user}: the model has no spike-and-slab weights. Write "
-            "`numpyro_spikeslab.spike_slab(name, inclusion, scale)` in it."
-        )
-    for owner, sites in parts.items():
-        _check_set(owner, trace, [f"{owner}_{part}" for part in sites], user)
-        for part, other in (("spike", "slab"), ("slab", "spike")):
-            if part not in sites:
-                raise ValueError(
-                    f"{user}: the pair {owner!r} is broken: '{owner}_{other}' has lost its "
-                    f"'{owner}_{part}', which is observed, reparameterised or hidden. Leave "
-                    f"both sites of spike_slab({owner!r}, ...) latent."
-                )
-        _check_prior(owner, sites, user)
-    return tuple(_pair_of(owner, sites) for owner, sites in parts.items())
-
-
-def _check_set(owner: str, trace: dict[str, Any], sites: Sequence[str], user: str) -> None:
-    """Raise if a handler has given a site of a pair its value."""
-    for name in sites:
-        # handlers.do leaves a site whose value nothing uses, and its own mark at it
-        if trace[name].get(SET) or "_intervener_id" in trace[name]:
-            raise ValueError(
-                f"{user}: the pair {owner!r} is broken: {name!r} is set, as by "
-                f"`handlers.substitute` or `handlers.do`. Leave both sites of "
-                f"spike_slab({owner!r}, ...) latent, or hold both with `handlers.condition`."
-            )
-    site = trace.get(owner, {})
-    before = site.get("intermediates")
-    # what comes out of a branch is no longer the same object
-    if before and site["value"] is not before[0] and "_control_flow_done" not in site:
-        raise ValueError(
-            f"{user}: the pair {owner!r} is broken: {owner!r} itself is set, and is not the "
-            f"product of its spikes and slabs. Leave it to spike_slab({owner!r}, ...)."
-        )
-
-
-def _pair_of(owner: str, sites: dict[str, Any]) -> Pair:
-    groups = sites["spike"]["infer"].get(GROUPS)
-    return Pair(owner, jnp.shape(sites["slab"]["value"]), groups)
-
-
-def _check_prior(owner: str, sites: dict[str, Any], user: str) -> None:
-    shapes = [jnp.shape(sites[part]["value"]) for part in ("spike", "slab")]
-    if shapes != list(_pair_of(owner, sites).shapes.values()):
-        raise ValueError(
-            f"{user}: the pair {owner!r} is broken: '{owner}_spike' has shape {shapes[0]} and "
-            f"'{owner}_slab' has shape {shapes[1]}. Leave both to spike_slab({owner!r}, ...)."
-        )
-    for part, families in (
-        ("spike", (dist.BernoulliProbs, dist.BernoulliLogits)),
-        ("slab", (dist.Normal,)),
-    ):
-        site = sites[part]
-        if not is_plain(site, families):
-            wanted = " or ".join(family.__name__ for family in families)
-            base = base_of(site["fn"])
-            found = type(base).__name__
-            remedy = f"Leave the prior to spike_slab({owner!r}, ...)."
-            if isinstance(base, families):
-                found = f"a masked or scaled {found}"
-                remedy = "Put `handlers.mask` and `handlers.scale` around the likelihood alone."
-            raise ValueError(
-                f"{user}: the pair {owner!r} is broken: the prior of '{owner}_{part}' must be "
-                f"{wanted}, neither masked nor scaled, got {found}. {remedy}"
-            )
-
-
-def find_function_sites(trace: dict[str, Any]) -> tuple[str, ...]:
-    """Names of the sites of latent functions, observed ones included."""
-    return tuple(
-        name
-        for name, site in trace.items()
-        if site["type"] == "sample" and FUNCTIONS_MARK in site["infer"]
-    )
-
-
-def functions_of(site: dict[str, Any]) -> Functions:
-    """What defines the functions of a site, with the names that a scope has given to all of it."""
-    functions: Functions = site["infer"][FUNCTIONS_MARK]
-    prefix = site["name"].removesuffix(functions.name)
-    sites = tuple(tuple(f"{prefix}{name}" for name in names) for names in functions.sites)
-    return replace(functions, name=site["name"], sites=sites)
-
-
-def observed_sites(trace: dict[str, Any]) -> frozenset[str]:
-    """Names of the observed sites of a trace."""
-    return frozenset(name for name, site in trace.items() if site.get("is_observed"))
-
-
-def is_latent(trace: dict[str, Any], name: str) -> bool:
-    """Whether a site is there, is sampled and has not been observed."""
-    return name in trace and trace[name]["type"] == "sample" and not trace[name]["is_observed"]
-
-
-def param_name(site: str, prefix: str, params: dict[str, Any]) -> str:
-    """Name of the parameter that holds the value of a latent site or a model's param."""
-    name = f"{site}_{prefix}_loc"
-    return name if name in params else site

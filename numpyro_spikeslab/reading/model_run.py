@@ -22,14 +22,9 @@ from numpyro.util import not_jax_tracer
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.primitives import MARK, Functions
 from numpyro_spikeslab.priors import base_of
-from numpyro_spikeslab.reading.form import (
-    SET,
-    Pair,
-    find_function_sites,
-    functions_of,
-)
 from numpyro_spikeslab.reading.likelihood import Gaussian
 from numpyro_spikeslab.reading.program import Program, trace_program
+from numpyro_spikeslab.reading.sites import SET, Pair, find_function_sites, functions_of
 
 
 class PairPrior(NamedTuple):

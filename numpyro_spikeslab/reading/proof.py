@@ -21,10 +21,10 @@ from numpyro_spikeslab.reading.coefficient_proof import (
     put,
     sources_of_derivative,
 )
-from numpyro_spikeslab.reading.form import functions_of, is_latent
 from numpyro_spikeslab.reading.likelihood import Gaussian
 from numpyro_spikeslab.reading.problem import Problem
 from numpyro_spikeslab.reading.provenance import NONE, Names, Step, names_of, provenance, union
+from numpyro_spikeslab.reading.sites import functions_of, is_latent
 from numpyro_spikeslab.roles import ROLES, Role
 
 

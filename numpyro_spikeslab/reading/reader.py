@@ -25,14 +25,7 @@ from numpyro_spikeslab.reading.coefficient_rows import (
     shared_covariates,
     statistics_at,
 )
-from numpyro_spikeslab.reading.form import (
-    COLUMNS,
-    SHARED,
-    Form,
-    find_pairs,
-    functions_of,
-    is_latent,
-)
+from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Form
 from numpyro_spikeslab.reading.function_prior import KnownFunctions, Parameters, kernel_of
 from numpyro_spikeslab.reading.model_run import FunctionArrays, checked_generic, program_of
 from numpyro_spikeslab.reading.probe import Arrays, directions, probe
@@ -49,6 +42,7 @@ from numpyro_spikeslab.reading.program import (
 )
 from numpyro_spikeslab.reading.proof import Proof, prove
 from numpyro_spikeslab.reading.provenance import provenance, union
+from numpyro_spikeslab.reading.sites import find_pairs, functions_of, is_latent
 from numpyro_spikeslab.reading.view import View, shared_features, view, whitened_design
 from numpyro_spikeslab.roles import Index, NoiseRole, Role
 

@@ -23,10 +23,10 @@ from numpyro.util import identity, is_prng_key
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.priors import base_of
-from numpyro_spikeslab.reading.form import is_latent
 from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reader, Reading
+from numpyro_spikeslab.reading.sites import is_latent
 
 
 class BlockKernel(MCMCKernel):

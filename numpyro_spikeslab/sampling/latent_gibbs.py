@@ -13,15 +13,10 @@ import jax.numpy as jnp
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.priors import is_drawable
-from numpyro_spikeslab.reading.form import (
-    ENTRIES,
-    FUNCTIONS,
-    find_function_sites,
-    functions_of,
-    is_latent,
-)
+from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS
 from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.reading.sites import find_function_sites, functions_of, is_latent
 from numpyro_spikeslab.sampling.function_sweep import draw_functions
 from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
 from numpyro_spikeslab.sampling.latent_step import Step, draw_rows, recruit

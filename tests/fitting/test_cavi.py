@@ -27,7 +27,8 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 import numpyro_spikeslab as nss
 from numpyro_spikeslab import datasets
 from numpyro_spikeslab.fitting import ascent, run as run_module, slopes as following
-from numpyro_spikeslab.reading.form import SHARED, param_name
+from numpyro_spikeslab.reading.form import SHARED
+from numpyro_spikeslab.reading.sites import param_name
 
 KEY = random.key(0)
 

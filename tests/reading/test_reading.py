@@ -15,8 +15,9 @@ from numpyro import handlers
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Pair
+from numpyro_spikeslab.reading.form import COLUMNS, SHARED
 from numpyro_spikeslab.reading.reader import Reader, Reading
+from numpyro_spikeslab.reading.sites import Pair
 from numpyro_spikeslab.roles import NoiseRole
 
 # in one precision: JAX, given a numpy array once in each, may take its buffer from the other

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sites of a trace: pairs, latent functions, observations."""
+
+from dataclasses import replace
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import jax.numpy as jnp
+
+import numpyro.distributions as dist
+
+from numpyro_spikeslab.primitives import FUNCTIONS_MARK, GROUPS, MARK, Functions
+from numpyro_spikeslab.priors import base_of, is_plain
+
+SET = "is_set"
+"""Key of a latent site in an abstract trace: whether a handler of the user's has set its value."""
+
+FAMILIES: dict[str, tuple[type, ...]] = {
+    "spike": (dist.BernoulliProbs, dist.BernoulliLogits),
+    "slab": (dist.Normal,),
+}
+"""Priors of the two sites of a pair."""
+
+
+class Pair(NamedTuple):
+    """The weights of one :func:`~numpyro_spikeslab.spike_slab`.
+
+    - **name**, **shape** - of the weights.
+    - **groups** - which spike each of the weights has, where several share one; else `None`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    groups: tuple[int, ...] | None = None
+
+    @property
+    def spike(self) -> str:
+        return f"{self.name}_spike"
+
+    @property
+    def slab(self) -> str:
+        return f"{self.name}_slab"
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the two sites."""
+        spikes = self.shape if self.groups is None else (max(self.groups) + 1,)
+        return {self.spike: spikes, self.slab: self.shape}
+
+    @property
+    def firsts(self) -> Any:
+        """The first weight of each group: it stands for the spike where weights are counted."""
+        return np.unique(np.asarray(self.groups), return_index=True)[1]
+
+    def of_weights(self, spikes: Any) -> Any:
+        """Return the spike of each weight; leading axes stay."""
+        return spikes if self.groups is None else spikes[..., np.asarray(self.groups)]
+
+    def of_spikes(self, x: Any) -> Any:
+        """Return values of weights by spikes, equal for weights of one spike; leading axes stay."""
+        return x if self.groups is None else x[..., self.firsts]
+
+
+def paired_sites(trace: dict[str, Any]) -> tuple[str, ...]:
+    """Names of the spikes and slabs of a trace: a selector for :class:`numpyro.infer.Gibbs`.
+
+    :param trace: a trace of the model.
+    :return: names of the sample sites that :func:`~numpyro_spikeslab.spike_slab` made.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro.infer import NUTS, Gibbs
+        >>> import numpyro_spikeslab as nss
+        >>> def kernel(model):
+        ...     return Gibbs([(nss.PairedGibbs(model), nss.paired_sites), (NUTS(model), None)])
+    """
+    return tuple(
+        name
+        for name, site in trace.items()
+        if site["type"] == "sample" and MARK in site["infer"] and not site["is_observed"]
+    )
+
+
+def find_pairs(
+    trace: dict[str, Any], user: str, fixed: frozenset[str] = frozenset()
+) -> tuple[Pair, ...]:
+    """Return the pairs of a trace, in order.
+
+    :param user: who needs them, for the error message.
+    :param fixed: names of sites whose values another kernel holds.
+    :raises ValueError: if there is none or one is broken.
+    """
+    pairs: dict[str, dict[str, Any]] = {}
+    for name in paired_sites(trace):
+        if name in fixed:
+            continue
+        part = trace[name]["infer"][MARK][1]
+        # a scope may have renamed the site, not its mark
+        owner = name.removesuffix(f"_{part}")
+        # the mark of sites in NumPyro's scan
+        if "_scan_current_index" in trace[name]["infer"]:
+            raise ValueError(
+                f"{user}: spike_slab({owner!r}, ...) stands inside of a `scan`, where each turn "
+                "has weights of its own. Write it before the loop, in a plate as long as the loop, "
+                "and let `scan` run over the weights."
+            )
+        pairs.setdefault(owner, {})[part] = trace[name]
+    if not pairs:
+        raise ValueError(
+            f"{user}: the model has no spike-and-slab weights. Write "
+            "`numpyro_spikeslab.spike_slab(name, inclusion, scale)` in it."
+        )
+    for owner, sites in pairs.items():
+        if message := _find_defect(owner, sites, trace):
+            raise ValueError(f"{user}: the pair {owner!r} is broken: {message}")
+    return tuple(_pair_of(owner, sites) for owner, sites in pairs.items())
+
+
+def _pair_of(owner: str, sites: dict[str, Any]) -> Pair:
+    groups = sites["spike"]["infer"].get(GROUPS)
+    return Pair(owner, jnp.shape(sites["slab"]["value"]), groups)
+
+
+def _find_defect(owner: str, sites: dict[str, Any], trace: dict[str, Any]) -> str | None:
+    """What is wrong with a pair, and the remedy."""
+    call = f"spike_slab({owner!r}, ...)"
+    for part, site in sites.items():
+        # handlers.do leaves a site whose value nothing uses, with this key
+        if site.get(SET) or "_intervener_id" in site:
+            return (
+                f"'{owner}_{part}' is set, as by `handlers.substitute` or `handlers.do`. Leave "
+                f"both sites of {call} latent, or hold both with `handlers.condition`."
+            )
+    weights = trace.get(owner, {})
+    product = weights.get("intermediates")
+    # the value of a branch is another object
+    if product and weights["value"] is not product[0] and "_control_flow_done" not in weights:
+        return (
+            f"{owner!r} itself is set, and is not the product of its spikes and slabs. Leave it to "
+            f"{call}."
+        )
+    for part in FAMILIES:
+        if part not in sites:
+            return (
+                f"'{owner}_{part}' is observed, reparameterised or hidden. Leave both sites of "
+                f"{call} latent."
+            )
+    shapes = [jnp.shape(sites[part]["value"]) for part in FAMILIES]
+    if shapes != list(_pair_of(owner, sites).shapes.values()):
+        return (
+            f"'{owner}_spike' has shape {shapes[0]} and '{owner}_slab' has shape {shapes[1]}. "
+            f"Leave both to {call}."
+        )
+    for part, families in FAMILIES.items():
+        if not is_plain(sites[part], families):
+            return _prior_defect(f"{owner}_{part}", sites[part], families, call)
+    return None
+
+
+def _prior_defect(name: str, site: dict[str, Any], families: tuple[type, ...], call: str) -> str:
+    expected = " or ".join(family.__name__ for family in families)
+    base = base_of(site["fn"])
+    got, remedy = type(base).__name__, f"Leave the prior to {call}."
+    if isinstance(base, families):
+        got = f"a masked or scaled {got}"
+        remedy = "Put `handlers.mask` and `handlers.scale` around the likelihood alone."
+    return (
+        f"the prior of {name!r} must be {expected}, neither masked nor scaled, got {got}. {remedy}"
+    )
+
+
+def find_function_sites(trace: dict[str, Any]) -> tuple[str, ...]:
+    """Names of the sites of latent functions, observed ones included."""
+    return tuple(
+        name
+        for name, site in trace.items()
+        if site["type"] == "sample" and FUNCTIONS_MARK in site["infer"]
+    )
+
+
+def functions_of(site: dict[str, Any]) -> Functions:
+    """What defines the functions of a site, with the names that a scope has given to all of it."""
+    functions: Functions = site["infer"][FUNCTIONS_MARK]
+    prefix = site["name"].removesuffix(functions.name)
+    sites = tuple(tuple(f"{prefix}{name}" for name in names) for names in functions.sites)
+    return replace(functions, name=site["name"], sites=sites)
+
+
+def observed_sites(trace: dict[str, Any]) -> frozenset[str]:
+    """Names of the observed sites of a trace."""
+    return frozenset(name for name, site in trace.items() if site.get("is_observed"))
+
+
+def is_latent(trace: dict[str, Any], name: str) -> bool:
+    """Whether a site is there, is sampled and has not been observed."""
+    return name in trace and trace[name]["type"] == "sample" and not trace[name]["is_observed"]
+
+
+def param_name(site: str, prefix: str, params: dict[str, Any]) -> str:
+    """Name of the parameter that holds the value of a latent site or a model's param."""
+    name = f"{site}_{prefix}_loc"
+    return name if name in params else site
