@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a user's model once: what it is, and its arrays at given values of its sites."""
+"""Read a user's model once, into a short description and arrays at given values of its sites."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms that a model may have by its proof, and what a verdict leaves of one."""
+"""The forms that the proof allows a model, and the choice among them by verdicts of the probe."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ from numpyro_spikeslab.roles import NoiseRole
 
 
 def candidates(problem: Problem, proof: Proof, trace: dict[str, Any], joint: bool) -> list[Form]:
-    """What the model may be, to be confirmed by the probe: first as tasks, at last a plain design.
+    """List the forms that the probe is to confirm: tasks first, a plain design at last.
 
     :param trace: of the model, without values.
     :param joint: whether it must be a plain design.
@@ -66,7 +66,7 @@ def candidates(problem: Problem, proof: Proof, trace: dict[str, Any], joint: boo
 def _of_features(
     problem: Problem, plain: Form, proof: Proof, shape: tuple[int, ...]
 ) -> Form | None:
-    """The form of Q tasks that share known features or latent functions, in any layout."""
+    """Return the form of Q tasks that share known features or latent functions, in any layout."""
     (pair,) = plain.pairs
     M = pair.shape[-1]
     Q = pair.size // M
@@ -84,7 +84,7 @@ def _of_features(
 
 
 def _layouts(form: Form, proof: Proof, parts: Any) -> list[Form]:
-    """The form with tasks as columns and as rows, as far as the shape allows it."""
+    """Return the form with tasks as columns and as rows, as far as the shape allows it."""
     (Q, _), N, shape, forms = form.shape, form.num_obs, parts.value.shape, []
     for tasks_first, layout in ((False, (N, Q)), (True, (Q, N))):
         if shape == layout or (Q == 1 and shape == (N,) and not tasks_first):
@@ -99,20 +99,20 @@ def _layouts(form: Form, proof: Proof, parts: Any) -> list[Form]:
 def _own_coefficients(
     form: Form, proof: Proof, trace: dict[str, Any]
 ) -> tuple[CoefficientSite, ...]:
-    """Coefficients of which each task may have its own, if that is so of all that move the
-    predictor; if not, all are treated as dense, if they are few enough."""
+    """Return the coefficients that each task may have for itself, if all that move the predictor
+    are such. If not, all are treated as dense, if they are few enough."""
     coefficients = proof.coefficients
-    moving = [name for name in coefficients.names if name in proof.predictor]
-    all_move = len(moving) == len(coefficients.names)
+    movers = [name for name in coefficients.names if name in proof.predictor]
+    all_move = len(movers) == len(coefficients.names)
     if not coefficients.constant or (not all_move and coefficients.dense == coefficients.names):
         return ()
-    axes = [_axis(form, trace, name) for name in moving]
-    return () if None in axes else tuple(map(CoefficientSite, moving, axes))
+    axes = [_axis(form, trace, name) for name in movers]
+    return () if None in axes else tuple(map(CoefficientSite, movers, axes))
 
 
 def _axis(form: Form, trace: dict[str, Any], name: str) -> int | None:
-    """The axis of a site that may be the tasks: that of their plate, or else the only one as
-    long."""
+    """Return the axis of a site that may be the tasks: the axis of their plate, or else the only
+    axis of that length."""
     (pair,) = form.pairs
     axis = task_axis(trace[name], trace[pair.slab], [trace[form.likelihood]])
     shape = jnp.shape(trace[name]["value"])
@@ -122,7 +122,7 @@ def _axis(form: Form, trace: dict[str, Any], name: str) -> int | None:
 
 
 def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
-    """A form that fits, without what the probe has not confirmed.
+    """Drop from a form that fits the parts that the probe has not confirmed.
 
     :param plain: the form as a plain design.
     """
@@ -144,10 +144,10 @@ def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
 def only_known(
     verdict: Verdict, problem: Problem, generic: Program, more: tuple, along: Directions
 ) -> Verdict:
-    """What was found with stand-ins for traced data, as far as it cannot depend on such data.
+    """Drop verdicts that may depend on traced data, for which arbitrary arrays stand in.
 
     :param more: constants of ``generic``.
-    :param along: those of the probe.
+    :param along: the directions of the probe.
     """
     constants = (*problem.constants, *more)
     traced = [k for k, constant in enumerate(constants) if not are_concrete(constant)]
@@ -180,25 +180,25 @@ def only_known(
 
 
 def _is_analytic(problem: Problem) -> bool:
-    """Whether the predictor is an analytic function of the traced data: then an identity that holds
-    at arbitrary values of them holds at all."""
-    given = stand_ins(problem.constants)
+    """Whether the predictor is an analytic function of the traced data. If so, an identity that
+    holds at arbitrary data holds at all data."""
+    arbitrary = stand_ins(problem.constants)
     data: dict[str, dict[int, Any]] = {"numbers": {}, "indices": {}}
-    for k, (constant, stand_in) in enumerate(zip(problem.constants, given, strict=True)):
+    for k, (constant, stand_in) in enumerate(zip(problem.constants, arbitrary, strict=True)):
         if not are_concrete(constant):
             inexact = jnp.issubdtype(constant.dtype, jnp.inexact)
             data["numbers" if inexact else "indices"][k] = stand_in
 
     def predictor(numbers, indices, **inputs):
         new = numbers | indices
-        constants = tuple(new.get(k, x) for k, x in enumerate(given))
+        constants = tuple(new.get(k, x) for k, x in enumerate(arbitrary))
         return replace(problem, constants=constants).predictor(**inputs)
 
     def slope(numbers, **others):
         return jax.jvp(lambda x: predictor(x, **others), (numbers,), (numbers,))[1]
 
     def is_smooth(names):
-        # of a kink the derivative has a step; what has steps may have no derivative at all
+        # the derivative of a kink has a step; functions with steps may have no derivative
         steps = {x.name[0] for x in names if isinstance(x, Step)}
         return "numbers" not in steps and all(x[0] != "indices" for x in names)
 

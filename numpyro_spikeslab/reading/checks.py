@@ -14,9 +14,9 @@ from numpyro_spikeslab.reading.probe import Verdict
 
 
 def check_trace(trace: dict[str, Any], user: str) -> None:
-    """All data, and observations of the shape of their distribution.
+    """Refuse subsampled data, and observations of another shape than their distribution's.
 
-    :raises ValueError: if not; the message names the site and the remedy.
+    :raises ValueError: the message names the site and the remedy.
     """
     if subsampled := sorted(subsample_plate_sizes(trace)):
         raise ValueError(
@@ -29,9 +29,9 @@ def check_trace(trace: dict[str, Any], user: str) -> None:
 
 
 def _check_shape(name: str, site: dict[str, Any], user: str) -> None:
-    """Broadcasting observations against another shape would make more of them than there are."""
+    """Refuse shapes that broadcast: they would multiply the observations."""
     shape, expected = jnp.shape(site["value"]), tuple(site["fn"].shape())
-    # one distribution for all of them is no mistake
+    # one distribution for all observations is fine
     if expected not in (shape, ()):
         raise ValueError(
             f"{user}: the observations of {name!r} have shape {shape} and their distribution has "
@@ -48,9 +48,9 @@ def _check_shape(name: str, site: dict[str, Any], user: str) -> None:
 
 
 def check_verdict(user: str, form: Form, num_obs: int, verdict: Verdict) -> None:
-    """Finite data, at least one observation, proper priors.
+    """Refuse data that are not finite, no observations, and improper priors.
 
-    :raises ValueError: if one is missing; the message names the site and the remedy.
+    :raises ValueError: the message names the site and the remedy.
     """
     site, names = form.likelihood, [pair.name for pair in form.pairs]
     if not verdict.any_counted:

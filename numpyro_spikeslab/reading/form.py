@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What about a model does not change with the values of its sites: names, shapes, roles."""
+"""The description of a model that no value of its sites changes: names, shapes, roles."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -48,25 +48,26 @@ class CoefficientSite(NamedTuple):
         return jnp.moveaxis(x.reshape(len(x), *rest, *behind), 0, self.axis - len(behind))
 
 
-def task_axis(site: dict[str, Any], slab: dict[str, Any], seen: Sequence[Any]) -> int | None:
-    """The axis of a site, counted from the end, that is the first one of weights of shape (Q, M):
-    the one of the same plate, in which observations are, too. `None` if there is none.
+def task_axis(site: dict[str, Any], slab: dict[str, Any], observed: Sequence[Any]) -> int | None:
+    """Return the axis of a site, counted from the end, that is the tasks: the axis of the plate of
+    the first axis of the weights, (Q, M). `None` unless the observations stand in this plate, too.
 
     :param slab: the slabs of the weights.
-    :param seen: observed sites.
+    :param observed: observed sites.
     """
     if jnp.ndim(slab["value"]) != 2:
         return None
     tasks = {frame.name for frame in slab["cond_indep_stack"] if frame.dim == -2}
     dims = [frame.dim for frame in site["cond_indep_stack"] if frame.name in tasks]
-    plates = [{frame.name for frame in other["cond_indep_stack"]} for other in seen]
+    plates = [{frame.name for frame in other["cond_indep_stack"]} for other in observed]
     if not dims or not all(tasks & names for names in plates):
         return None
     return int(dims[0]) - int(site["fn"].event_dim)
 
 
 class Source(NamedTuple):
-    """Which constant of a linearised map is its matrix, and whether features are its columns."""
+    """The position of the constant of a linear map that is its matrix; transposed if features are
+    its columns."""
 
     position: int
     transposed: bool
@@ -74,8 +75,8 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """What is known of a model; hashable. Pairs and other sites are read off its trace, the rest is
-    proved from its program or found by running it.
+    """The description of a model; hashable. Pairs and other sites come from its trace, the rest
+    from the proof and the probe.
 
     - **pairs** - its spike-and-slab weights; flattened and joined they are the P coordinates.
     - **others** - names of all other latent sample sites and of the model's params, without the
@@ -83,25 +84,24 @@ class Form:
     - **likelihood** - name of the observed Normal site.
     - **kind** - :data:`COLUMNS`, :data:`SHARED`, :data:`FUNCTIONS` or :data:`ENTRIES`.
     - **functions** - name of the latent functions that the weights mix, or `None`.
-    - **kernels** - names of those of ``others`` that are parameters of their kernels alone.
+    - **kernels** - names of the ``others`` that are parameters of the kernels, and only that.
     - **num_tasks**, **num_features**, **num_obs** - Q, M, N; one task of N observations and P
       features where the kind is :data:`COLUMNS`.
     - **tasks_first** - whether the observations are (Q, N), not (N, Q).
-    - **roles** - those of the other sites that are noise scales, inclusion probabilities or slab
-      scales.
-    - **coefficients** - those with a Normal prior in which, and in the weights, the location is
-      affine, and on which nothing else depends, save means of each other.
-    - **of_tasks** - all of these, where each task has its own, on covariates that all tasks share
+    - **roles** - the ``others`` that are noise scales, inclusion probabilities or slab scales.
+    - **coefficients** - the ``others`` with a Normal prior on which only the predictor depends, and
+      prior means of other coefficients. The predictor is affine in weights and coefficients.
+    - **of_tasks** - the coefficients, if each task has its own on covariates that all tasks share
       and that depend on data alone; else none.
-    - **links** - pairs of these, of which the prior mean of the first is affine in the second.
+    - **links** - pairs of coefficients; the prior mean of the first is affine in the second.
     - **constant_covariates** - whether the rows of the coefficients depend on data alone.
-    - **complete** - whether all tasks count and weigh the same observations alike, so that one
-      matrix of weights (N, 1) serves all.
+    - **complete** - whether all tasks weigh the same observations alike, so that one column of
+      weights serves all tasks.
     - **varying_noise** - whether noise may change along a task.
     - **constant_rows** - whether the design depends on data alone.
-    - **constant_design** - whether it does so with the weights of the observations.
-    - **sources** - for each pair, where its columns of the design are among the constants of the
-      linearised location, `None` where they are not known to be there.
+    - **constant_design** - whether the weights of the observations do so, too.
+    - **sources** - for each pair, the constant of the linearised predictor that is its design;
+      `None` if no constant is known to be.
     """
 
     pairs: tuple[Pair, ...]
@@ -143,8 +143,8 @@ class Form:
     @property
     def free(self) -> tuple[str, ...]:
         """The other sites that belong to no kernel and have no role with a mode."""
-        known = {*self.kernels, *(role.site for role in self.roles_with_mode)}
-        return tuple(name for name in self.others if name not in known)
+        updated = {*self.kernels, *(role.site for role in self.roles_with_mode)}
+        return tuple(name for name in self.others if name not in updated)
 
     @property
     def roles_with_mode(self) -> tuple[Role, ...]:
@@ -157,11 +157,11 @@ class Form:
         return not set(self.free) <= set(self.coefficients)
 
     def roles_of(self, kind: type[Role]) -> tuple[Role, ...]:
-        """The roles of one kind."""
+        """Return the roles of one kind."""
         return tuple(role for role in self.roles if isinstance(role, kind))
 
     def coefficient_sites(self, names: Collection[str]) -> tuple[CoefficientSite, ...]:
-        """Those of the coefficients that have these names."""
+        """Return the coefficients with these names."""
         sites = self.of_tasks or [CoefficientSite(name, None) for name in self.coefficients]
         return tuple(each for each in sites if each.site in names)
 
@@ -170,7 +170,7 @@ class Form:
         return jnp.concatenate([jnp.ravel(values[key.format(p.name)]) for p in self.pairs])
 
     def split(self, flat: Num[Any, " P"], key: str) -> dict[str, Any]:
-        """The inverse of :meth:`join`."""
+        """Invert :meth:`join`."""
         ends = np.cumsum([pair.size for pair in self.pairs])[:-1]
         return {
             key.format(pair.name): part.reshape(pair.shape)
@@ -179,28 +179,28 @@ class Form:
 
     @property
     def groups(self) -> tuple[int, ...] | None:
-        """Which spike each of the P coordinates has, `None` if each has its own."""
+        """The number of the spike of each coordinate, `None` if each has its own."""
         if all(pair.groups is None for pair in self.pairs):
             return None
-        every: list[int] = []
+        spikes: list[int] = []
         for pair in self.pairs:
-            first = max(every, default=-1) + 1
-            every += [first + k for k in pair.groups or range(pair.size)]
-        return tuple(every)
+            first = max(spikes, default=-1) + 1
+            spikes += [first + k for k in pair.groups or range(pair.size)]
+        return tuple(spikes)
 
     def join_spikes(self, values: dict[str, Any]) -> Num[Any, " P"]:
-        """The spike of each weight."""
-        own = {pair.name: pair.of_weights(values[pair.spike]) for pair in self.pairs}
-        return self.join(own, "{}")
+        """Join the spikes of the weights."""
+        spikes = {pair.name: pair.of_weights(values[pair.spike]) for pair in self.pairs}
+        return self.join(spikes, "{}")
 
     def split_spikes(self, flat: Num[Any, " P"]) -> dict[str, Any]:
-        """The inverse of :meth:`join_spikes`."""
-        own = self.split(flat, "{}")
-        return {pair.spike: pair.of_spikes(own[pair.name]) for pair in self.pairs}
+        """Invert :meth:`join_spikes`."""
+        spikes = self.split(flat, "{}")
+        return {pair.spike: pair.of_spikes(spikes[pair.name]) for pair in self.pairs}
 
     def tasks_last(self, x: Any) -> Any:
-        """Something of each observation, of a shape that broadcasts, as (N or 1, Q or 1); of
-        entries as (L or 1, 1)."""
+        """Reshape an array that broadcasts to the observations to (N or 1, Q or 1); of entries to
+        (L or 1, 1)."""
         if self.kind in (COLUMNS, ENTRIES) or (jnp.ndim(x) == 1 and self.num_tasks == 1):
             return jnp.reshape(x, (-1, 1))
         x = jnp.reshape(x, (1,) * (2 - jnp.ndim(x)) + jnp.shape(x))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is Gaussian about the observed site that the weights move."""
+"""The likelihood: the one place that knows that observations are Normal."""
 
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ class Gaussian(NamedTuple):
 
     @classmethod
     def of(cls, site: dict[str, Any]) -> "Gaussian":
-        """The parts of a site."""
+        """Make the parts of a site."""
         fn, value = site["fn"], jnp.asarray(site["value"])
         factors = []
         if site["scale"] is not None:
@@ -64,8 +64,8 @@ class Gaussian(NamedTuple):
         return cls(value.astype(dtype), aligned(fn.loc), aligned(fn.scale), count, entries)
 
     def in_tasks(self, form: Form, layout: Layout | None) -> dict[str, Any]:
-        """The fields of a view that the observations make: ``Y``, ``relative``, ``sigma2``,
-        ``count``, ``rounding`` and ``log_scale``."""
+        """Return the fields of a view that describe the observations: ``Y``, ``relative``,
+        ``sigma2``, ``count``, ``rounding`` and ``log_scale``."""
         shape = form.table if layout is None else (jnp.size(self.value), 1)
         counts = jnp.broadcast_to(form.tasks_last(self._full(self.count, form)), shape)
         scale = self._full(self.scale, form) if form.varying_noise else self.scale
@@ -89,26 +89,26 @@ class Gaussian(NamedTuple):
         }
 
     def _full(self, x: Array, form: Form) -> Array:
-        """Columns are flattened, so what broadcasts must be made large first."""
+        """Broadcast before columns are flattened."""
         return jnp.broadcast_to(x, jnp.shape(self.value)) if form.kind == COLUMNS else x
 
 
 def _variances(
     scales: Array, shape: tuple[int, int], form: Form, layout: Layout | None
 ) -> Float[Array, " Q"]:
-    """The noise variance of each task; 1 where noise varies along tasks."""
+    """Return the noise variance of each task; 1 where noise varies along tasks."""
     if form.varying_noise:
         return jnp.ones(form.num_tasks, scales.dtype)
     if layout is None:
         return jnp.broadcast_to(scales[0] ** 2, form.num_tasks)
-    own = jnp.broadcast_to(scales**2, shape)[:, 0]
-    # of tasks without entries only a noise that all share is known
-    shared = jnp.ones(()) if scales.size > 1 else own[0]
-    return jnp.full(form.num_tasks, shared).at[layout.where.columns].set(own)
+    by_entry = jnp.broadcast_to(scales**2, shape)[:, 0]
+    # the noise of a task without entries is known only if all tasks share it
+    shared = jnp.ones(()) if scales.size > 1 else by_entry[0]
+    return jnp.full(form.num_tasks, shared).at[layout.where.columns].set(by_entry)
 
 
 def by_task(x: Array, num_tasks: int, layout: Layout | None) -> Float[Array, " Q"]:
-    """Sums over the observations of each task; ``x`` has one column where all tasks agree."""
+    """Sum over the observations of each task; ``x`` has one column where all tasks agree."""
     if layout is None:
         return jnp.broadcast_to(jnp.sum(x, axis=0), num_tasks)
     return jnp.zeros(num_tasks, x.dtype).at[layout.where.columns].add(jnp.ravel(x))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running a model at given values of its sites, and what is kept of a run."""
+"""Runs of a model at given values of its sites."""
 
 from typing import Any, NamedTuple
 import warnings
@@ -30,8 +30,8 @@ from numpyro_spikeslab.reading.sites import SET, Pair, find_function_sites, func
 class PairPrior(NamedTuple):
     """Prior of one pair, in the shape of its weights.
 
-    - **probs**, **log_odds** - of inclusion. Where weights share a spike the first of them has
-      those of the spike, and the others 0.5 and 0: their sum over the included weights is right.
+    - **probs**, **log_odds** - of inclusion. Where weights share a spike, the first weight has the
+      values of the spike and the others have 0.5 and 0, so sums over included weights are right.
     - **scale**, **loc** - of the slab.
     """
 
@@ -57,7 +57,7 @@ class FunctionArrays(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What inference needs of one run of a model.
+    """The results of one run of a model that inference needs.
 
     - **observed** - its observed Normal sites.
     - **pairs** - the priors of its pairs.
@@ -76,21 +76,21 @@ class Run(NamedTuple):
 
 
 def run_model(model: Any, args: tuple, kwargs: dict, data: dict[str, Any]) -> dict[str, Any]:
-    """Trace of the model with its sites set to ``data``."""
-    known = handlers.substitute(model, substitute_fn=_concrete_rows)
-    known = handlers.substitute(known, data=data)
+    """Trace the model with its sites set to ``data``."""
+    model = handlers.substitute(model, substitute_fn=_concrete_rows)
+    model = handlers.substitute(model, data=data)
     with handlers.block():
-        return _seeded_trace(known, args, kwargs)
+        return _seeded_trace(model, args, kwargs)
 
 
 def _seeded_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """The trace of a model whose known sites take no keys, which would cost time to compile."""
+    """Trace a model. Sites with values draw no random numbers, which take long to compile."""
     seeded = handlers.seed(model, random.key(0))
     return handlers.trace(seeded).get_trace(*args, **kwargs)
 
 
 def _concrete_rows(site: dict[str, Any]) -> Any:
-    """Indices of a plate as numbers, with which a model may index numpy's arrays."""
+    """Return the indices of a plate as numbers, to index numpy's arrays by."""
     if site["type"] != "plate":
         return None
     size, subsample_size = site["args"]
@@ -100,38 +100,38 @@ def _concrete_rows(site: dict[str, Any]) -> Any:
 
 
 def trace_generic(model: Any, args: tuple, kwargs: dict) -> tuple[dict[str, Any], Program, tuple]:
-    """A trace without values (only types, shapes, names and plates may be read off it), and the
-    program that computes generic values of all latent sites and params.
+    """Return a trace without values, which has types, shapes, names and plates, and the program that
+    computes generic values of all latent sites and params.
     """
-    found: dict[str, Any] = {}
+    trace: dict[str, Any] = {}
 
     def run():
-        known = handlers.substitute(model, substitute_fn=_generic_if_unset)
+        generic = handlers.substitute(model, substitute_fn=_generic_if_unset)
         with handlers.block():
-            found.update(_seeded_trace(known, args, kwargs))
+            trace.update(_seeded_trace(generic, args, kwargs))
         return {
             name: jax.tree.map(jnp.asarray, site["value"])
-            for name, site in found.items()
+            for name, site in trace.items()
             if site["type"] == "param" or (site["type"] == "sample" and not site["is_observed"])
         }
 
     program, constants = trace_program(run)
-    return found, program, constants
+    return trace, program, constants
 
 
 def abstract_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """A trace without values; see :func:`trace_generic`."""
+    """Return a trace without values; see :func:`trace_generic`."""
     return trace_generic(model, args, kwargs)[0]
 
 
 def checked_generic(
     model: Any, args: tuple, kwargs: dict, user: str
 ) -> tuple[dict[str, Any], Program, tuple]:
-    """:func:`trace_generic`, with a hint where the model does not run."""
+    """Call :func:`trace_generic`, with a hint in the error if the model does not run."""
     try:
         return trace_generic(model, args, kwargs)
     except AssertionError as error:
-        # such as that of a plate without data
+        # from a plate without data, for example
         raise ValueError(
             f"{user} could not run the model: {error}. Do the sizes of its plates match its data?"
         ) from error
@@ -144,8 +144,8 @@ def checked_generic(
 
 
 def _generic_if_unset(site: dict[str, Any]) -> Any:
-    """What NumPyro's ``init_to_uniform`` does, by numpy's generator: JAX's takes longer to compile
-    than all else of a model. A site that a handler of the user's has set keeps its value."""
+    """Draw as NumPyro's ``init_to_uniform`` does, by numpy's generator, for JAX's takes longer to
+    compile than the rest of a model. A site that the user's handlers have set keeps its value."""
     if site["type"] != "sample":
         return _concrete_rows(site)
     if site["value"] is not None:
@@ -166,30 +166,30 @@ def _generic_if_unset(site: dict[str, Any]) -> Any:
 def program_of(
     model: Any, args: tuple, kwargs: dict, pairs: tuple[Pair, ...], shapes: dict[str, Any]
 ) -> tuple[Program, tuple]:
-    """The model as a program ``(values, weights, own) -> Run`` and its constants.
+    """Make the model a program ``(values, weights, parts) -> Run``, and return its constants, too.
 
-    ``values`` are those of all other latent sites and params; ``weights`` those of the pairs'
-    products; ``own`` those of spikes and slabs, on which nothing may depend.
+    ``values`` are of all other latent sites and params, ``weights`` the products of the pairs,
+    ``parts`` the spikes and slabs, on which no result may depend.
 
     :param shapes: of all latent sites and params.
     """
-    own = {name for pair in pairs for name in (pair.spike, pair.slab)}
+    of_pairs = {name for pair in pairs for name in (pair.spike, pair.slab)}
 
-    def run(values, weights, own):
-        trace = run_model(model, args, kwargs, values | weights | own)
-        return _keep(trace, pairs, frozenset(values), frozenset(own))
+    def run(values, weights, parts):
+        trace = run_model(model, args, kwargs, values | weights | parts)
+        return _results(trace, pairs, frozenset(values), frozenset(parts))
 
     dtype = jnp.result_type(float)
     return trace_program(
         run,
-        {name: x for name, x in shapes.items() if name not in own},
+        {name: x for name, x in shapes.items() if name not in of_pairs},
         {pair.name: jax.ShapeDtypeStruct(pair.shape, dtype) for pair in pairs},
-        {name: shapes[name] for name in sorted(own)},
+        {name: shapes[name] for name in sorted(of_pairs)},
     )
 
 
-def _keep(trace: dict[str, Any], pairs: tuple[Pair, ...], values, own) -> Run:
-    sites = {k: x for k, x in trace.items() if x["type"] == "sample" and k not in own}
+def _results(trace: dict[str, Any], pairs: tuple[Pair, ...], values, parts) -> Run:
+    sites = {k: x for k, x in trace.items() if x["type"] == "sample" and k not in parts}
     params = {
         k: x["kwargs"].get("constraint", constraints.real)
         for k, x in trace.items()
@@ -211,15 +211,15 @@ def _keep(trace: dict[str, Any], pairs: tuple[Pair, ...], values, own) -> Run:
 
 
 def _function_arrays(trace: dict[str, Any], functions: Functions) -> FunctionArrays:
-    known = {name: trace[name]["value"] for name in functions.site_names if name in trace}
+    parameters = {name: trace[name]["value"] for name in functions.site_names if name in trace}
     mean = functions.mean_at(functions.X)
-    return FunctionArrays(functions.X, functions.templates, mean, known)
+    return FunctionArrays(functions.X, functions.templates, mean, parameters)
 
 
 def site_log_prob(site: dict[str, Any]) -> Any:
-    """Log density of a site's value."""
+    """Compute the log density of a site's value."""
     with warnings.catch_warnings():
-        # of missing observations, and of values that a better message will name
+        # missing observations may be NaN, and bad values get a better message
         warnings.filterwarnings("ignore", "Out-of-support values")
         log_prob = site["fn"].log_prob
         if not not_jax_tracer(site["value"]):

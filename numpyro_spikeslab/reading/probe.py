@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only running a model tells of a form that its proof allows: one compiled function.
+"""Verdicts on a form that need a run of the model, in one compiled function.
 
 It runs at generic values of the sites. A verdict about coefficients that are constants, which
 :mod:`~numpyro_spikeslab.reading.proof` has shown, holds at all values; one about data, such as that
@@ -30,10 +30,10 @@ from numpyro_spikeslab.roles import NoiseRole, Role
 
 
 class Verdict(NamedTuple):
-    """What a probe tells of a form. All are numbers on the host.
+    """Verdicts on a form, as numbers on the host.
 
     - **any_counted** - whether any observation counts.
-    - **bad_values**, **bad_offsets** - how many of them are not finite, and the first that is not.
+    - **bad_values**, **bad_offsets** - how many are not finite, and the position of the first.
     - **finite_design** - whether the design is, where observations count.
     - **proper** - whether inclusion probabilities lie between 0 and 1 and scales are positive.
     - **slab_locs** - largest absolute prior mean of the slabs of each pair.
@@ -42,8 +42,7 @@ class Verdict(NamedTuple):
     - **fits** - whether features are known and the same for all tasks, or are the latent functions.
     - **of_tasks** - whether coefficients that each task may have of its own are such.
     - **same_counts** - whether all tasks count the same observations equally often.
-    - **noise_of_tasks** - whether the noise of each entry of a table is that of its task, and is
-      all of such sites.
+    - **noise_of_tasks** - whether each entry of a table takes the noise of its task from a site.
     """
 
     any_counted: Any
@@ -61,7 +60,7 @@ class Verdict(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """What a probe computes of the size of the data or the weights.
+    """Results of a probe that are as large as the data or the weights.
 
     - **values** - the generic values of the other sites.
     - **indices** - for each role, which entry of its site each weight or task takes.
@@ -80,7 +79,7 @@ class Directions(NamedTuple):
 
     - **weights** - by the names of their pairs, flat.
     - **functions** - (M, N), `None` without latent functions.
-    - **coefficients** - by the names of those that each task may have of its own, flat.
+    - **coefficients** - of tasks, by their names, flat.
     """
 
     weights: dict[str, Any]
@@ -194,7 +193,7 @@ def agree(x: Any, y: Any, size: Any) -> Any:
 
 
 def _play(role: Role, problem: Problem, values: dict[str, Any]) -> tuple[Any, Any]:
-    """Which entry of the role's site each weight or task takes, and whether that is all it takes.
+    """Find the entry of a role's site that each weight or task takes, and whether it is one.
 
     The part is an affine function of the site, with constant coefficients. So its derivative along
     the numbers of the entries is the number of the entry that it takes, if it takes one; a random
@@ -207,8 +206,8 @@ def _play(role: Role, problem: Problem, values: dict[str, Any]) -> tuple[Any, An
 
     def arrays(flat):
         at = values | others | {role.site: flat.reshape(shape)}
-        found = problem.run(at, of=lambda run: problem.part(run, role.part))
-        return jnp.concatenate([jnp.ravel(x) for x in found])
+        parts = problem.run(at, of=lambda run: problem.part(run, role.part))
+        return jnp.concatenate([jnp.ravel(x) for x in parts])
 
     offset, tangent = jax.linearize(arrays, jnp.zeros(size, dtype))
     random = jnp.asarray(np.random.default_rng(11).uniform(1.0, 2.0, size), dtype)
@@ -224,7 +223,7 @@ def _play(role: Role, problem: Problem, values: dict[str, Any]) -> tuple[Any, An
 def _noise_by_column(
     form: Form, where: Any, values: dict[str, Any], indices: list[Any], plays: tuple[Any, ...]
 ) -> tuple[list[Any], Any]:
-    """The indices of noise by the columns of a table, and whether all noise is of columns."""
+    """Return the indices of noise by columns of a table, and whether these explain all noise."""
     columns, Q = where.columns, form.num_tasks
     touched, agrees, result = jnp.zeros(columns.shape, bool), jnp.array(True), []
     for role, index, played in zip(form.roles, indices, plays, strict=True):
@@ -250,7 +249,7 @@ def _predictor(problem: Problem, values: dict[str, Any], weights: Any) -> Any:
 
 
 def _slope(problem: Problem, values: dict[str, Any], weights: Any, phi: Any = None) -> Any:
-    """What weights add to the predictor at given functions."""
+    """Compute the change of the predictor with the weights at given functions."""
     at = values if phi is None else values | {problem.form.functions: phi}
 
     def predictor(w):
@@ -271,7 +270,7 @@ def _fits(problem: Problem, values: dict[str, Any], along: Directions, where: An
         return _are_entries(problem, values, W, jnp.asarray(along.functions, float), where)
     if form.kind == FUNCTIONS:
         phi = along.functions
-        # the coefficients are constants, so a few random directions tell all of them
+        # the coefficients are constants, so random directions determine them
         return _both(
             _nothing_alone(problem, values, W, phi),
             lambda: agree(_slope(problem, values, W, phi), (W @ phi).T, (abs(W) @ abs(phi)).T),
@@ -286,12 +285,12 @@ def _are_entries(problem: Problem, values: dict[str, Any], W: Any, phi: Any, whe
     (Q, _), N = problem.form.shape, problem.form.num_obs
     inside = jnp.all((where.rows >= 0) & (where.rows < N))
     inside &= jnp.all((where.columns >= 0) & (where.columns < Q))
-    found = _slope(problem, values, W, phi)[:, 0]
+    slope = _slope(problem, values, W, phi)[:, 0]
     zero = jnp.zeros_like(W), jnp.zeros_like(phi)
     expected, _ = at_entries(where, (W, zero[0]), (phi, zero[1]))
     size, _ = at_entries(where, (abs(W), zero[0]), (abs(phi), zero[1]))
     # entry by entry, each to its own rounding
-    close = jnp.abs(found - expected) <= 1e3 * jnp.finfo(found.dtype).eps * size
+    close = jnp.abs(slope - expected) <= 1e3 * jnp.finfo(slope.dtype).eps * size
     return inside & jnp.all(close) & _nothing_alone(problem, values, W, phi)
 
 
@@ -310,7 +309,7 @@ def _nothing_alone(problem: Problem, values: dict[str, Any], W: Any, phi: Any) -
 
 
 def _both(one: Bool[Array, ""], other: Callable[[], Any]) -> Bool[Array, ""]:
-    """Whether both hold, evaluated one after the other: peak memory is that of one."""
+    """Whether both hold, evaluated in turn so that they do not need memory at once."""
     return jax.lax.cond(one, other, lambda: jnp.array(False))
 
 
@@ -333,7 +332,7 @@ def _are_of_tasks(problem: Problem, values: dict[str, Any], along: Directions) -
 
 
 def _judge_feature(rows: Float[Array, "N Q"]) -> tuple[Any, Any, Any]:
-    """A feature in units of its size, its size, and whether it is the same for all tasks."""
+    """Return a feature in units of its size, its size, and whether all tasks share it."""
     size = jnp.max(jnp.abs(rows), initial=0)
     scaled = rows / jnp.where(size > 0, size, 1)
     largest = jnp.max(jnp.abs(scaled), axis=1, keepdims=True)

@@ -21,7 +21,7 @@ from numpyro_spikeslab.reading.program import Program
 class Problem:
     """A model with its data.
 
-    - **form** - what is known of the model; static in compiled code, and so is its program.
+    - **form** - its description; static in compiled code, and so is the program.
     - **program** - from :func:`~numpyro_spikeslab.reading.model_run.program_of`.
     - **constants** - the data.
     """
@@ -31,26 +31,26 @@ class Problem:
     constants: tuple
 
     def with_form(self, **changes: Any) -> "Problem":
-        """The same model, of which more is known."""
+        """Return the same model with another description."""
         return replace(self, form=replace(self.form, **changes))
 
     @property
     def inputs(self) -> dict[str, Any]:
         """Shapes of the arguments of :meth:`run`, by their names."""
-        return dict(zip(("values", "weights", "own"), self.program.arguments, strict=True))
+        return dict(zip(("values", "weights", "parts"), self.program.arguments, strict=True))
 
     def run(
         self,
         values: dict[str, Any],
         weights: dict[str, Any] | None = None,
-        own: dict[str, Any] | None = None,
+        parts: dict[str, Any] | None = None,
         of: Callable[[Run], Any] | None = None,
     ) -> Any:
         """Run the model.
 
         :param values: of ``form.others``; of the functions where they are not to be zero.
         :param weights: by the names of the pairs; zero if not given.
-        :param own: of the spikes and slabs, on which nothing depends; zero if not given.
+        :param parts: spikes and slabs, on which no result depends; zero if not given.
         :param of: takes a part of the result, and the rest is not computed. The default is all of a
             :class:`~numpyro_spikeslab.reading.model_run.Run`.
         """
@@ -60,32 +60,32 @@ class Problem:
             phi = values.get(form.functions)
             sites[form.functions] = _zeros(shapes["values"][form.functions]) if phi is None else phi
         weights = _zeros(shapes["weights"]) if weights is None else weights
-        own = _zeros(shapes["own"]) if own is None else own
+        parts = _zeros(shapes["parts"]) if parts is None else parts
         program = self.program if of is None else self.program.part(of)
-        return program(self.constants, sites, weights, own)
+        return program(self.constants, sites, weights, parts)
 
     def likelihood(self, run: Run) -> Gaussian:
-        """The observed site that depends on the weights."""
+        """Return the observed site that depends on the weights."""
         return run.observed[self.form.likelihood]
 
     def part(self, run: Run, name: str) -> list[Any]:
-        """Noise scales, inclusion probabilities or slab scales, by the name of a role's part."""
+        """Return noise scales, inclusion probabilities or slab scales, the part of a role."""
         if name == "noise":
             return [self.likelihood(run).scale]
         which = "probs" if name == "inclusion" else "scale"
         return [getattr(run.pairs[pair.name], which) for pair in self.form.pairs]
 
     def predictor(
-        self, values: dict[str, Any], weights: dict[str, Any] | None = None, own: Any = None
+        self, values: dict[str, Any], weights: dict[str, Any] | None = None, parts: Any = None
     ) -> Float[Array, "..."]:
-        """Location of the observations, in their shape; see :meth:`run`."""
-        x = self.run(values, weights, own, lambda run: self.likelihood(run).predictor)
+        """Compute the location of the observations, in their shape; see :meth:`run`."""
+        x = self.run(values, weights, parts, lambda run: self.likelihood(run).predictor)
         return jnp.broadcast_to(x, self.likelihood(self.program.shapes).value.shape)
 
     def predictor_of_tasks(
         self, values: dict[str, Any], weights: dict[str, Any] | None = None
     ) -> Float[Array, "N Q"]:
-        """The same with tasks as columns."""
+        """Compute :meth:`predictor` with tasks as columns."""
         return self.form.tasks_last(self.predictor(values, weights))
 
 

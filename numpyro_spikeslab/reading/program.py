@@ -39,7 +39,7 @@ class Program:
     """
 
     def __init__(self, closed: ClosedJaxpr, in_tree: Any, out_tree: Any) -> None:
-        # with constants as inputs: JAX keeps what it has compiled for, so data would never be freed
+        # constants are inputs, for JAX never frees the arrays inside of compiled programs
         inputs = [*closed.jaxpr.constvars, *closed.jaxpr.invars]
         self.jaxpr = closed.jaxpr.replace(constvars=[], invars=inputs)
         self.in_tree, self.out_tree = in_tree, out_tree
@@ -89,8 +89,8 @@ class Program:
                 jnp.asarray(leaf, aval.dtype)
                 for leaf, aval in zip(jax.tree.leaves(args), self.in_avals, strict=True)
             ]
-            every = (*constants, *leaves)
-            results = jax.core.eval_jaxpr(needed, (), *(every[k] for k in inputs))
+            operands = (*constants, *leaves)
+            results = jax.core.eval_jaxpr(needed, (), *(operands[k] for k in inputs))
             return jax.tree.unflatten(tree, [results[outputs[k]] for k in places])
 
         return run
@@ -103,7 +103,7 @@ class Program:
         return jax.tree.flatten(of(jax.tree.unflatten(self.out_tree, range(len(self.out_avals)))))
 
     def _needed(self, places: list[int]) -> tuple[Jaxpr, list[int]]:
-        """Return what some results take, and which inputs."""
+        """Return the program of some results, and the inputs that it takes."""
         needed, used = dce_jaxpr(self.jaxpr, [k in places for k in range(len(self.out_avals))])
         return needed, [k for k, is_used in enumerate(used) if is_used]
 
@@ -134,7 +134,7 @@ def _run_once(program: Program, constants: tuple, *args: Any) -> Any:
 
 
 def compiled(function: Callable, *args: Any, once: bool = False) -> Any:
-    """``function(*args)``, compiled once for all calls that trace to the same program.
+    """Compute ``function(*args)``, compiled once for all calls that trace to the same program.
 
     :param once: whether it runs so seldom that its compilation matters more.
     """
@@ -143,8 +143,8 @@ def compiled(function: Callable, *args: Any, once: bool = False) -> Any:
 
 
 def computed(function: Callable[[], Any]) -> Any:
-    """``function()`` in one compilation, concrete even where data are traced, for which arbitrary
-    arrays stand in."""
+    """Compute ``function()`` in one compilation. The result is concrete even where data are traced,
+    for which arbitrary arrays stand in."""
     program, constants = trace_program(function)
     with outside_transformations():
         return _run_once(program, stand_ins(constants))
@@ -168,7 +168,7 @@ def _subprograms(equation: Any) -> Iterator[Any]:
 
 
 def _hidden_constants(jaxpr: Any) -> Iterator[Any]:
-    """Arrays inside of a program, which its text does not show."""
+    """Yield the arrays inside of a program, which its text does not show."""
     for equation in jaxpr.eqns:
         for variable in equation.invars:
             if isinstance(variable, Literal) and np.ndim(variable.val) > 0:
@@ -183,7 +183,7 @@ def _content(constant: Any) -> Any:
 
 
 def _digest(array: Any) -> bytes:
-    """A fingerprint of shape, type and content."""
+    """Hash shape, type and content."""
     digest = blake2b(f"{np.shape(array)} {array.dtype}".encode())
     digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.digest()
@@ -195,13 +195,13 @@ def are_concrete(tree: Any) -> bool:
 
 
 def outside_transformations(tree: Any = ()) -> AbstractContextManager:
-    """A context in which functions of concrete data give concrete results, even where the caller
-    is being transformed; for data that are traced themselves it does nothing."""
+    """Return a context in which functions of concrete data give concrete results, even inside of
+    the caller's transformations. For traced data it does nothing."""
     return jax.core.eval_context() if are_concrete(tree) else nullcontext()
 
 
 def fingerprint(constants: tuple) -> tuple:
-    """JAX's arrays, which do not change, and digests of numpy's, which may."""
+    """Return JAX's arrays, which do not change, and digests of numpy's, which may."""
     return tuple(
         c if isinstance(c, jax.Array) or not not_jax_tracer(c) else _digest(c) for c in constants
     )
@@ -216,15 +216,14 @@ def same_fingerprint(old: tuple, new: tuple) -> bool:
 
 
 def on_device(constants: tuple) -> tuple:
-    """Copies of numpy's arrays on JAX's device, once for all later calls."""
-    # where the caller is being transformed, data that are not stay what they are
+    """Copy numpy's arrays to JAX's device, once for all later calls."""
+    # known data stay known inside of the caller's transformations
     with jax.core.eval_context():
         return tuple(c if isinstance(c, jax.Array) else jnp.array(c) for c in constants)
 
 
 def stand_ins(constants: tuple) -> tuple:
-    """Arbitrary arrays in place of tracers: enough to tell what a program is, which never depends
-    on the values of data that are traced."""
+    """Replace tracers by arbitrary arrays. No program depends on the values of traced data."""
     rng = np.random.default_rng(0)
 
     def of(constant):

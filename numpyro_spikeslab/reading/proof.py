@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is true of a model at all values of its sites, proved from its program.
+"""Facts about a model that hold at all values of its sites, proved from its program.
 
 A result that cannot depend on a site does not change with it. So a predictor whose derivative in
 the weights does not depend on the weights is affine in them, whatever the values of other sites;
@@ -29,18 +29,19 @@ from numpyro_spikeslab.roles import ROLES, Role
 
 
 class Proof(NamedTuple):
-    """
+    """Facts about a model.
+
     - **likelihood** - the one observed site that depends on the weights, a Normal one.
     - **predictor**, **design**, **scale**, **count** - names of the other sites that these parts of
       it can depend on.
-    - **roles** - sites that can have no part but one, of which that part is an affine function
-      whose coefficients are constants.
+    - **roles** - sites on which one part alone depends, which is an affine function of them with
+      constant coefficients.
     - **coefficients** - Normal sites in which the predictor is affine.
     - **mixed** - name of the latent functions in which the predictor may be bilinear with constant
       coefficients, together with the weights.
-    - **kernels** - other latent sites on which the prior of these functions alone depends.
+    - **kernels** - parameters of their kernels: only the prior of the functions depends on them.
     - **parents** - all other sites on which that prior depends.
-    - **children** - what depends on these functions beside the likelihood.
+    - **children** - sites and pairs, other than the likelihood, that depend on the functions.
     """
 
     likelihood: str
@@ -57,7 +58,7 @@ class Proof(NamedTuple):
 
 
 def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
-    """What the program says of the model.
+    """Prove what can be proved.
 
     :param trace: of the model, without values.
     :param user: who reads, for the error messages.
@@ -88,8 +89,8 @@ def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
 
 
 def _weights(names: Names) -> list[str]:
-    """Weights, spikes and slabs among some inputs."""
-    return sorted(names_of(names, "weights", "own"))
+    """List the weights, spikes and slabs among some inputs."""
+    return sorted(names_of(names, "weights", "parts"))
 
 
 _ONLY = (
@@ -99,7 +100,7 @@ _ONLY = (
 
 
 def _check_pairs(problem: Problem, run: Any, user: str) -> None:
-    """The prior of a pair must not depend on the weights, nor its mean on any site."""
+    """Refuse priors of pairs that depend on weights, and means that depend on any site."""
     for name, prior in run.pairs.items():
         if weights := _weights(union(prior)):
             raise ValueError(f"{user}: the prior of {name!r} depends on {weights}, {_ONLY}")
@@ -111,7 +112,7 @@ def _check_pairs(problem: Problem, run: Any, user: str) -> None:
 
 
 def _find_likelihood(problem: Problem, run: Any, trace: dict[str, Any], user: str) -> str:
-    """The one observed site that depends on the weights; everything else must not."""
+    """Return the observed site that depends on the weights; refuse others that do."""
     touched = {k: weights for k, names in run.log_probs.items() if (weights := _weights(names))}
     observed = [name for name in touched if trace[name]["is_observed"]]
     latent = [name for name in touched if name not in observed]
@@ -125,8 +126,8 @@ def _find_likelihood(problem: Problem, run: Any, trace: dict[str, Any], user: st
         )
     if not observed:
         raise ValueError(
-            f"{user}: no observed site depends on {sorted(problem.inputs['own'])}, only the latent "
-            f"ones {latent} do. Pass the observations to the model, as in `numpyro.sample('y', "
+            f"{user}: no observed site depends on {sorted(problem.inputs['parts'])}, only the "
+            f"latent ones {latent} do. Pass the observations to the model, as in `numpyro.sample('y', "
             "dist.Normal(X @ w, sigma), obs=y)`. If they were passed, the weights are the mean of "
             "a latent site, which is not supported."
         )
@@ -137,16 +138,16 @@ def _find_likelihood(problem: Problem, run: Any, trace: dict[str, Any], user: st
         )
     (name,) = observed
     if not Gaussian.matches(trace[name]):
-        found = type(base_of(trace[name]["fn"])).__name__
+        got = type(base_of(trace[name]["fn"])).__name__
         raise ValueError(
-            f"{user}: the observed site {name!r} has the likelihood {found}; Normal is supported. "
+            f"{user}: the observed site {name!r} has the likelihood {got}; Normal is supported. "
             "Transform the response, or use another method, such as DiscreteHMCGibbs."
         )
     return name
 
 
 def _check_parts(problem: Problem, run: Any, user: str) -> None:
-    """Only the predictor may depend on the weights, and on nothing of a pair but them."""
+    """Refuse other parts that depend on weights, and a predictor that uses a spike or a slab."""
     name, parts = problem.form.likelihood, problem.likelihood(run)
     for what, sources in (
         ("observations", parts.value),
@@ -164,7 +165,7 @@ def _check_parts(problem: Problem, run: Any, user: str) -> None:
             f"{user}: the observations of {name!r} depend on the latent sites {latent}, so they "
             "are no data. Move these sites into the location of the likelihood."
         )
-    if names_of(parts.predictor, "own"):
+    if names_of(parts.predictor, "parts"):
         raise ValueError(
             f"{user}: the location of {name!r} depends on a spike or a slab of "
             f"{[pair.name for pair in problem.form.pairs]} on its own. Use the product that "
@@ -173,10 +174,10 @@ def _check_parts(problem: Problem, run: Any, user: str) -> None:
 
 
 def _prove_affine(problem: Problem, run: Any, user: str) -> Names:
-    """What the derivative of the predictor in the weights can depend on."""
+    """Return the inputs on which the derivative of the predictor in the weights can depend."""
     steps = frozenset(x.name for x in problem.likelihood(run).predictor if isinstance(x, Step))
     bent, sources = _weights(steps), NONE
-    # what has steps may have no derivative at all
+    # a function with steps may have no derivative
     if not bent:
         keys = [("weights", pair.name) for pair in problem.form.pairs]
         sources = sources_of_derivative(problem.predictor, problem.inputs, keys)
@@ -194,7 +195,7 @@ def _prove_affine(problem: Problem, run: Any, user: str) -> Names:
 
 
 def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role, ...]:
-    """Sites that are nothing but noise, inclusion or slab scales, of independent entries."""
+    """Find the sites that are noise scales, inclusion probabilities or slab scales alone."""
     arrays = {kind: problem.part(run, kind.part) for kind in ROLES}
     roles = []
     for name in problem.form.others:
@@ -207,7 +208,7 @@ def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role
 
 
 def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role] | None:
-    """The kind of role whose part is all that depends on a site, smoothly."""
+    """Return the kind of role whose part alone depends on a site, without steps."""
     key, parts = ("values", name), problem.likelihood(run)
     priors = [x for k, x in run.log_probs.items() if k not in (problem.form.likelihood, name)]
     kinds = [kind for kind, x in arrays.items() if key in union(x)]
@@ -217,8 +218,8 @@ def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role]
 
 
 def _among_themselves(roles: list[Role], arrays: list[frozenset[str]]) -> tuple[Role, ...]:
-    """Roles whose arrays depend on roles alone: another site may add nothing at the values of the
-    probe, and something at others.
+    """Keep the roles whose arrays depend on roles alone. What another site adds, the probe could
+    not see.
 
     :param arrays: the sites on which each array of a part depends.
     """
@@ -243,7 +244,7 @@ def _is_linear(problem: Problem, role: Role) -> bool:
 
 
 def _find_mixed(problem: Problem, run: Any, trace: dict[str, Any]) -> str | None:
-    """The latent functions in which, and in the weights, the predictor is bilinear."""
+    """Return the latent functions such that the predictor is bilinear in them and the weights."""
     names = [n for n in problem.form.others if FUNCTIONS_MARK in trace[n].get("infer", {})]
     if len(names) != 1 or len(problem.form.pairs) != 1:
         return None
@@ -264,8 +265,8 @@ def _is_bilinear(problem: Problem, phi: tuple[str, str], w: tuple[str, str]) -> 
         def along_weights(value):
             return derivative(problem.predictor, put(x, {phi: value}), {w: along[w]})
 
-        both = jax.jvp(along_weights, (x[phi[0]][phi[1]],), (along[phi],))[1]
-        # of each where the other is zero
+        mixed = jax.jvp(along_weights, (x[phi[0]][phi[1]],), (along[phi],))[1]
+        # along each where the other is zero
         alone = [
             derivative(
                 problem.predictor,
@@ -274,7 +275,7 @@ def _is_bilinear(problem: Problem, phi: tuple[str, str], w: tuple[str, str]) -> 
             )
             for key, other in ((phi, w), (w, phi))
         ]
-        return both, alone
+        return mixed, alone
 
     along = {(kind, name): inputs[kind][name] for kind, name in (phi, w)}
     names = union(provenance(slopes, along=along, **inputs))
@@ -284,7 +285,7 @@ def _is_bilinear(problem: Problem, phi: tuple[str, str], w: tuple[str, str]) -> 
 def _about_functions(
     problem: Problem, run: Any, trace: dict[str, Any], mixed: str | None
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """See the last three of :class:`Proof`."""
+    """Return the last three fields of :class:`Proof`."""
     if mixed is None:
         return (), (), ()
     users: dict[str, set[str]] = {name: set() for name in problem.form.others}

@@ -33,8 +33,8 @@ def provenance(function: Callable, **inputs: Any) -> Any:
 
     :param inputs: arrays or their shapes. An input is named by its keyword; of a dictionary each
         entry is named by ``(keyword, key)``. Other trees have one name.
-    :return: a tree like that of the results, with sets of names. A :class:`Step` comes in addition
-        to the name itself.
+    :return: the tree of the results, with sets of names. A :class:`Step` comes in addition to the
+        name itself.
     """
     closed, shapes = jax.make_jaxpr(lambda kw: function(**kw), return_shape=True)(inputs)
     paths = jax.tree_util.tree_leaves_with_path(inputs)
@@ -48,17 +48,17 @@ def _name(path: tuple) -> Hashable:
 
 
 def union(tree: Any) -> Names:
-    """All names in a tree of results."""
+    """Join all names in a tree of results."""
     return NONE.union(*jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, frozenset)))
 
 
 def names_of(names: Names, *kinds: str) -> frozenset[str]:
-    """The keys of those inputs that are entries of dictionaries with these keywords."""
+    """Return the keys of inputs that are entries of dictionaries with these keywords."""
     return frozenset(x[1] for x in names if isinstance(x, tuple) and x[0] in kinds)
 
 
 def in_steps(names: Names) -> Names:
-    """The same names as :class:`Step`."""
+    """Return the names as steps."""
     return frozenset(name if isinstance(name, Step) else Step(name) for name in names)
 
 

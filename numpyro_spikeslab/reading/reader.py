@@ -67,7 +67,7 @@ class Reading:
 
     :param problem: the model with its data.
     :param indices: which entry of each site with a role each weight or task takes.
-    :param functions: what is known of the latent functions that weights mix, or `None`.
+    :param functions: the latent functions that weights mix, or `None`.
     :param generic: generic values of the other sites.
     :param params: start values of the model's params in this call; unlike generic ones they may be
         traced.
@@ -85,7 +85,7 @@ class Reading:
 
     @property
     def form(self) -> Form:
-        """What the model is."""
+        """The description of the model."""
         return self.problem.form
 
     @property
@@ -104,10 +104,8 @@ class Reading:
 
     @property
     def base(self) -> View | None:
-        """The view, where no site can change it but those that have a role or belong to kernels.
-
-        It is as large as the data, so who asks for it keeps it.
-        """
+        """The view, if only sites with a role or of kernels can change it. It is as large as the
+        data and not kept."""
         if self.form.free:
             return None
         with outside_transformations(self.problem.constants):
@@ -115,8 +113,8 @@ class Reading:
 
     @from_data
     def supports(self) -> dict[str, Any]:
-        """Supports of the latent sites that are free, and constraints of such params, which may
-        depend on data; `None` of those that depend on other sites."""
+        """Supports of the free latent sites and constraints of the free params, which may depend on
+        data; `None` for a support that depends on other sites."""
         names = self.form.free
         if not names:
             return {}
@@ -129,15 +127,15 @@ class Reading:
                 },
             )
 
-        def supports(found):
-            return {k: getattr(x, "support", x) for k, x in found.items()}
+        def supports(priors):
+            return {k: getattr(x, "support", x) for k, x in priors.items()}
 
         def leaves(values):
             return {k: jax.tree.leaves(x) for k, x in supports(distributions(values)).items()}
 
         sources = provenance(leaves, values=self.generic)
-        known = supports(compiled(distributions, self.generic))
-        return {name: None if union(sources[name]) else x for name, x in known.items()}
+        values = supports(compiled(distributions, self.generic))
+        return {name: None if union(sources[name]) else x for name, x in values.items()}
 
     @from_data
     def design(self) -> Design | None:
@@ -237,7 +235,7 @@ class Reader:
         """Read the model at these arguments.
 
         :param fixed: names of sites whose values another kernel holds; they are no pairs here.
-        :return: what was read before, if the model is the same program of the same data.
+        :return: the last reading, if the model is the same program of the same data.
         :raises ValueError: if the model does not fit; the message names the site and the remedy.
         """
         with outside_transformations((args, kwargs)):
@@ -269,7 +267,7 @@ class Reader:
 
 
 class _Last(NamedTuple):
-    """The last reading, and what it was of."""
+    """The last reading, with the program and the data that it was made from."""
 
     key: Any
     data: tuple
@@ -285,7 +283,7 @@ def _read(
     user: str,
     joint: bool,
 ) -> Reading:
-    """Read a model of which the proof is known.
+    """Read a model, given the proof.
 
     :param starts: the program of generic values, and its constants.
     """
@@ -315,7 +313,7 @@ def _read(
 def _judged(
     problem: Problem, forms: list[Form], starts: tuple[Program, tuple], user: str
 ) -> Iterator[tuple[Form, Arrays]]:
-    """The forms that the probe confirms, as far as it does."""
+    """Yield the forms that fit, without the parts that the probe does not confirm."""
     generic, more = starts
     concrete = are_concrete((problem.constants, more))
     for form in forms:
@@ -339,9 +337,9 @@ def _judged(
 def _params(
     trace: dict[str, Any], generic: Program, more: tuple, values: dict[str, Any]
 ) -> dict[str, Any]:
-    """Values at which params of the model start.
+    """Return the start values of params.
 
-    :param values: which the probe has seen, with stand-ins for traced data.
+    :param values: those of the probe, where arbitrary arrays stand in for traced data.
     """
     names = [name for name in values if trace[name]["type"] == "param"]
     if not are_concrete(more):
@@ -350,8 +348,8 @@ def _params(
 
 
 def _laid_out(form: Form, where: Entries, constants: tuple) -> tuple[Layout, tuple]:
-    """The layout of entries, and the data, on the devices that have some of them."""
-    # any entry may be asked for by any device; their places, of which there is more, are shared
+    """Lay out entries on the devices of the data, and copy the data to each of these devices."""
+    # a device may read any entry; the layout, which is larger, is split
     mesh = mesh_of_several(constants) if are_concrete(constants) else None
     layout = layout_of(fetched(where), form.table, form.num_features, mesh)
     return layout, on_every_device(constants, mesh)
@@ -360,7 +358,7 @@ def _laid_out(form: Form, where: Entries, constants: tuple) -> tuple[Layout, tup
 def _functions(
     problem: Problem, proof: Proof, trace: dict[str, Any], values: dict[str, Any]
 ) -> KnownFunctions:
-    """What defines the functions, with the arrays that the program has computed."""
+    """Collect the definition of the functions, with arrays that the program has computed."""
     name = str(problem.form.functions)
     functions = functions_of(trace[name])
     arrays = _function_arrays(problem, values)

@@ -130,7 +130,7 @@ def _pair_of(owner: str, sites: dict[str, Any]) -> Pair:
 
 
 def _find_defect(owner: str, sites: dict[str, Any], trace: dict[str, Any]) -> str | None:
-    """What is wrong with a pair, and the remedy."""
+    """Describe a defect of a pair, and the remedy."""
     call = f"spike_slab({owner!r}, ...)"
     for part, site in sites.items():
         # handlers.do leaves a site whose value nothing uses, with this key
@@ -178,7 +178,7 @@ def _prior_defect(name: str, site: dict[str, Any], families: tuple[type, ...], c
 
 
 def find_function_sites(trace: dict[str, Any]) -> tuple[str, ...]:
-    """Names of the sites of latent functions, observed ones included."""
+    """Return the names of the sites of latent functions, observed ones included."""
     return tuple(
         name
         for name, site in trace.items()
@@ -187,7 +187,7 @@ def find_function_sites(trace: dict[str, Any]) -> tuple[str, ...]:
 
 
 def functions_of(site: dict[str, Any]) -> Functions:
-    """What defines the functions of a site, with the names that a scope has given to all of it."""
+    """Return the definition of the functions of a site, with the names that a scope has given."""
     functions: Functions = site["infer"][FUNCTIONS_MARK]
     prefix = site["name"].removesuffix(functions.name)
     sites = tuple(tuple(f"{prefix}{name}" for name in names) for names in functions.sites)
@@ -195,7 +195,7 @@ def functions_of(site: dict[str, Any]) -> Functions:
 
 
 def observed_sites(trace: dict[str, Any]) -> frozenset[str]:
-    """Names of the observed sites of a trace."""
+    """Return the names of the observed sites of a trace."""
     return frozenset(name for name, site in trace.items() if site.get("is_observed"))
 
 
@@ -205,6 +205,6 @@ def is_latent(trace: dict[str, Any], name: str) -> bool:
 
 
 def param_name(site: str, prefix: str, params: dict[str, Any]) -> str:
-    """Name of the parameter that holds the value of a latent site or a model's param."""
+    """Return the name of the parameter that has the value of a latent site or a model's param."""
     name = f"{site}_{prefix}_loc"
     return name if name in params else site

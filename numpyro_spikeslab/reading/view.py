@@ -22,7 +22,7 @@ class View(NamedTuple):
     An observation has the precision ``relative / sigma2``, 0 where it is missing.
 
     - **Y** - observations less their location at the given weights, 0 where they are missing.
-    - **relative** - precisions relative to those of the task, one column where all tasks agree.
+    - **relative** - precisions relative to the task's, one column where all tasks agree.
     - **sigma2** - noise variance of each task; 1 where noise varies along tasks, which is then a
       part of ``relative``.
     - **count** - how many observations each task has.
@@ -34,8 +34,8 @@ class View(NamedTuple):
     - **log_density** - of all sites but the likelihood, the pairs, the functions they mix and those
       that have a role or belong to kernels, whose densities ``priors`` has.
     - **layout** - of L entries of a table, `None` where all of it is observed.
-    - **links** - for each coefficient, the derivative of its prior mean in each of them; `None`
-      where no prior mean depends on another.
+    - **links** - for each coefficient, the derivatives of its prior mean in all coefficients;
+      `None` if no prior mean depends on another coefficient.
     """
 
     Y: Float[Array, "N Q"] | Float[Array, " L"]
@@ -52,7 +52,7 @@ class View(NamedTuple):
 
     @property
     def precision(self) -> Float[Array, "N Q"]:
-        """Of each observation."""
+        """The precision of each observation."""
         return self.relative / self.sigma2
 
 
@@ -62,7 +62,7 @@ def view(
     weights: dict[str, Any] | None = None,
     layout: Layout | None = None,
 ) -> View:
-    """The model at given values; see :meth:`Problem.run`.
+    """Run the model at given values; see :meth:`Problem.run`.
 
     :param layout: of the observations, if they are entries of a table.
     """
@@ -96,7 +96,7 @@ def _links(problem: Problem, values: dict[str, Any]) -> Any:
 
 
 def prior_of(form: Form, run: Run) -> Prior:
-    """Prior of all weights, (Q, M)."""
+    """Join the priors of all weights, (Q, M)."""
     log_odds, scale = (
         jnp.concatenate([jnp.ravel(getattr(run.pairs[p.name], part)) for p in form.pairs])
         for part in ("log_odds", "scale")
@@ -108,8 +108,8 @@ def prior_of(form: Form, run: Run) -> Prior:
 
 
 def linear_map(problem: Problem, values: dict[str, Any]) -> Any:
-    """The predictor's derivative with respect to the weights: a linear map of flat weights, by the
-    names of their pairs, to flat observations."""
+    """Linearise the predictor: return the map from flat weights, by the names of their pairs, to
+    flat observations."""
     form = problem.form
 
     def predictor(flat):
@@ -120,12 +120,12 @@ def linear_map(problem: Problem, values: dict[str, Any]) -> Any:
 
 
 def no_weights(form: Form) -> dict[str, Any]:
-    """Flat weights of zero, by the names of their pairs."""
+    """Make flat weights of zero, by the names of their pairs."""
     return {pair.name: jnp.zeros(pair.size) for pair in form.pairs}
 
 
 def possible_sources(tangent: Any, size: int, num_obs: int) -> dict[Source, Any]:
-    """Constants of a linear map that may be the matrix of ``size`` weights, features as rows.
+    """Find constants of a linear map that may be the matrix of ``size`` weights, features as rows.
 
     In ``X @ w`` the matrix is a constant of the linearised map. To copy it costs less than a
     sweep, where ``size`` products of X with unit vectors cost thousands.
@@ -140,7 +140,7 @@ def possible_sources(tangent: Any, size: int, num_obs: int) -> dict[Source, Any]
 
 
 def design_rows(problem: Problem, values: dict[str, Any]) -> Float[Array, "P N"]:
-    """The design that multiplies the weights, features as rows: the predictor's Jacobian."""
+    """Compute the raw design that multiplies the weights, features as rows: the Jacobian."""
     form, tangent = problem.form, linear_map(problem, values)
     zero, rows = no_weights(form), {}
     for pair, source in zip(form.pairs, form.sources, strict=True):
@@ -159,8 +159,8 @@ def design_rows(problem: Problem, values: dict[str, Any]) -> Float[Array, "P N"]
 
 
 def over_features(problem: Problem, values: dict[str, Any], of: Callable) -> Any:
-    """``of`` what a weight of one in every task adds to the observations, (N, Q), for each of the M
-    features."""
+    """Map ``of`` over the M features: of the change of the observations, (N, Q), with one weight of
+    every task."""
     form, tangent = problem.form, linear_map(problem, values)
     (pair,), (Q, M), N = form.pairs, form.shape, form.num_obs
 
@@ -174,7 +174,7 @@ def over_features(problem: Problem, values: dict[str, Any], of: Callable) -> Any
 
 
 def shared_features(problem: Problem, values: dict[str, Any]) -> Float[Array, "M N"]:
-    """Features that are the same for all tasks, 0 where no task has an observation."""
+    """Compute features that all tasks share, 0 where no task has an observation."""
     rows = over_features(problem, values, lambda rows: rows[:, 0])
     return where_observed(problem, values, rows)
 
@@ -182,8 +182,8 @@ def shared_features(problem: Problem, values: dict[str, Any]) -> Float[Array, "M
 def where_observed(
     problem: Problem, values: dict[str, Any], rows: Float[Array, "M N"]
 ) -> Float[Array, "M N"]:
-    """What tasks share, 0 where no task has an observation. Where other sites say which are there,
-    it is 0 where it is not finite: at other values there may be others."""
+    """Set shared rows to 0 where no task has an observation. If other sites move the mask, only
+    values that are not finite are set to 0."""
     observed = jnp.any(view(problem, values).relative > 0, axis=1)
     kept = observed if problem.form.constant_design else observed | jnp.isfinite(rows)
     return jnp.where(kept, rows, 0)
@@ -192,10 +192,10 @@ def where_observed(
 def whitened_design(
     problem: Problem, values: dict[str, Any], block_size: int = BLOCK_SIZE
 ) -> Design:
-    """The design of :func:`design_rows`, whitened and cut into blocks.
+    """Whiten the rows of :func:`design_rows` and cut them into blocks.
 
     :param values: any will do when the design is constant.
     """
     rows, relative = design_rows(problem, values), view(problem, values).relative[:, 0]
-    # what is not observed may be NaN
+    # rows without an observation may be NaN
     return block_design(jnp.where(relative > 0, rows, 0), jnp.sqrt(relative), block_size)
