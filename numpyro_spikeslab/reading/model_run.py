@@ -90,7 +90,7 @@ def _seeded_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
 
 
 def _concrete_rows(site: dict[str, Any]) -> Any:
-    """Return the indices of a plate as numbers, to index numpy's arrays by."""
+    """Return the indices of a plate as numbers, which can index numpy's arrays."""
     if site["type"] != "plate":
         return None
     size, subsample_size = site["args"]
@@ -100,7 +100,7 @@ def _concrete_rows(site: dict[str, Any]) -> Any:
 
 
 def trace_generic(model: Any, args: tuple, kwargs: dict) -> tuple[dict[str, Any], Program, tuple]:
-    """Return a trace without values, which has types, shapes, names and plates, and the program that
+    """Return a trace without values, with types, shapes, names and plates, and the program that
     computes generic values of all latent sites and params.
     """
     trace: dict[str, Any] = {}

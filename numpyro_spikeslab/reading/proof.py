@@ -127,9 +127,9 @@ def _find_likelihood(problem: Problem, run: Any, trace: dict[str, Any], user: st
     if not observed:
         raise ValueError(
             f"{user}: no observed site depends on {sorted(problem.inputs['parts'])}, only the "
-            f"latent ones {latent} do. Pass the observations to the model, as in `numpyro.sample('y', "
-            "dist.Normal(X @ w, sigma), obs=y)`. If they were passed, the weights are the mean of "
-            "a latent site, which is not supported."
+            f"latent ones {latent} do. Pass the observations to the model, as in "
+            "`numpyro.sample('y', dist.Normal(X @ w, sigma), obs=y)`. If they were passed, the "
+            "weights are the mean of a latent site, which is not supported."
         )
     if len(observed) > 1:
         raise ValueError(
