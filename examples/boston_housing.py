@@ -31,7 +31,7 @@ from numpyro.distributions import constraints
 from numpyro.infer import MCMC, NUTS, SVI, DiscreteHMCGibbs, TraceGraph_ELBO
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.datasets import Regression, boston_housing
+from numpyro_spikeslab.datasets import RegressionData, boston_housing
 
 NOISE_VARIANCE = 0.1  # sigma^2 = 0.1 var(y), and y is standardised
 INCLUSION = 0.25  # pi
@@ -166,7 +166,7 @@ class Fits(NamedTuple):
         return jax.tree.map(lambda x: x[index], self.result)
 
 
-def fit_starts(svi: nss.CAVI, start: Start, data: Regression, exact: Exact) -> Fits:
+def fit_starts(svi: nss.CAVI, start: Start, data: RegressionData, exact: Exact) -> Fits:
     """Fit from every start in one `jax.vmap`."""
 
     def fit(start):
@@ -186,7 +186,7 @@ def fit_starts(svi: nss.CAVI, start: Start, data: Regression, exact: Exact) -> F
 
 
 def fit_families(
-    data: Regression, exact: Exact, num_starts: int = NUM_STARTS
+    data: RegressionData, exact: Exact, num_starts: int = NUM_STARTS
 ) -> dict[str, dict[str, Fits]]:
     """Each family from the same soft and the same extreme starts."""
     shape = (num_starts, data.X.shape[1])
@@ -218,7 +218,7 @@ def table_1(fits: dict[str, dict[str, Fits]]) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def paired_gibbs(data: Regression) -> MCMC:
+def paired_gibbs(data: RegressionData) -> MCMC:
     """Markov chains of this package's sampler."""
     mcmc = MCMC(
         nss.PairedGibbs(model),
@@ -233,7 +233,7 @@ def paired_gibbs(data: Regression) -> MCMC:
     return finished(mcmc)
 
 
-def discrete_hmc_gibbs(data: Regression) -> MCMC:
+def discrete_hmc_gibbs(data: RegressionData) -> MCMC:
     """Markov chains of NumPyro's sampler, which changes spikes and slabs in turn."""
     mcmc = MCMC(
         DiscreteHMCGibbs(NUTS(model)),
@@ -265,18 +265,18 @@ def mean_field(X: Any, y: Any = None) -> None:
         numpyro.deterministic("w", spike * slab)
 
 
-def stochastic_vi(guide: Callable, data: Regression) -> tuple[SVI, Any]:
+def stochastic_vi(guide: Callable, data: RegressionData) -> tuple[SVI, Any]:
     """NumPyro's own SVI."""
     svi = SVI(model, guide, optax.adam(LEARNING_RATE), TraceGraph_ELBO(num_particles=PARTICLES))
     return svi, svi.run(random.key(5), SVI_STEPS, data.X, data.y, progress_bar=False)
 
 
-def chains(mcmc: MCMC, data: Regression) -> xr.DataTree:
+def chains(mcmc: MCMC, data: RegressionData) -> xr.DataTree:
     """Markov chains, labelled."""
     return arviz_base.from_numpyro(mcmc, coords={"feature": data.features})
 
 
-def draws(svi: SVI, result: Any, data: Regression) -> xr.DataTree:
+def draws(svi: SVI, result: Any, data: RegressionData) -> xr.DataTree:
     """Draws from a fitted guide, labelled, with its bound."""
     arguments = (data.X, data.y)
     tree = arviz_base.from_numpyro_svi(
@@ -290,7 +290,7 @@ def draws(svi: SVI, result: Any, data: Regression) -> xr.DataTree:
 
 
 def posteriors(
-    data: Regression, fits: dict[str, dict[str, Fits]]
+    data: RegressionData, fits: dict[str, dict[str, Fits]]
 ) -> tuple[dict[str, xr.DataTree], dict[str, float]]:
     """The posterior that each method finds, and the seconds it takes, with compilation.
 
