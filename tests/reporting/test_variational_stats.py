@@ -189,68 +189,43 @@ def with_twins():
     return X, X[:, 0] + X[:, 1] + rng.normal(size=100)
 
 
-def summarised(model, guide, *args, of=nss.CAVI, **coords):
-    """Statistics and summary of a fit in the ordinary way."""
+def with_stats_of(model, guide, *args, of=nss.CAVI, **coords):
+    """Draws of a fit with their statistics."""
     svi = of(model, guide)
     result = svi.run(random.key(0), 120, *args, progress_bar=False)
     data = arviz_base.from_numpyro_svi(svi, svi_result=result, model_args=args, coords=coords)
-    data = nss.add_variational_stats(data, svi, result, args)
-    return data["sample_stats"], nss.summary(data)
-
-
-@pytest.mark.slow
-def test_identical_columns_are_alternatives_to_each_other():
-    X, y = with_twins()
-    stats, table = summarised(
-        regression, nss.PairedGuide(regression), X, y, feature=["a", "b", "c", "d"]
+    turned = type(data).from_dict(
+        {"posterior": data["posterior"].to_dataset().transpose(..., "sample")}
     )
-    assert sorted(table["inclusion"].round(1)) == [0, 0, 1, 1]
-    assert table["alternatives"].to_dict() == {
-        "w[a]": "",
-        "w[b]": "w[d]",
-        "w[c]": "",
-        "w[d]": "w[b]",
-    }
-    assert table.columns[-1] == "alternatives"
-    assert stats["credible_sets.w"].dims == ("set", "feature")
-    np.testing.assert_allclose(
-        stats["credible_sets.w"], [[1, *[np.nan] * 3], [np.nan, 0.5, np.nan, 0.5]], atol=0.02
-    )
+    both = [nss.add_variational_stats(x, svi, result, args) for x in (data, turned)]
+    # the order of the dimensions does not matter
+    xr.testing.assert_allclose(*(x["sample_stats"].to_dataset() for x in both))
+    return both[0]
 
 
-@pytest.mark.slow
-def test_the_order_of_dimensions_does_not_matter():
+@pytest.mark.parametrize("data_are", ["arguments", pytest.param("closure", marks=pytest.mark.slow)])
+def test_identical_columns_are_alternatives_to_each_other(data_are):
     X, y = with_twins()
-    svi = nss.CAVI(regression, nss.PairedGuide(regression))
-    result = svi.run(random.key(0), 120, X, y, progress_bar=False)
-    data = arviz_base.from_numpyro_svi(svi, svi_result=result, model_args=(X, y), num_samples=50)
-    turned = data["posterior"].to_dataset().transpose(..., "sample")
-    found, expected = (
-        nss.add_variational_stats(x, svi, result, (X, y))["sample_stats"].to_dataset()
-        for x in (type(data).from_dict({"posterior": turned}), data)
-    )
-    xr.testing.assert_allclose(found, expected)
+    args = (X, y) if data_are == "arguments" else ()
 
-
-def test_data_in_a_closure_are_no_arguments():
-    X, y = with_twins()
-
-    def closed():
+    def model(X=X, y=y):
         regression(X, y)
 
-    _, table = summarised(closed, nss.PairedGuide(closed))
-    assert table.loc["w[1]", "alternatives"] == "w[3]"
+    data = with_stats_of(model, nss.PairedGuide(model), *args, feature=["a", "b", "c", "d"])
+    table, shares = nss.summary(data), data["sample_stats"]["credible_sets.w"]
+    assert sorted(table["inclusion"].round(1)) == [0, 0, 1, 1]
+    expected = {"w[a]": "", "w[b]": "w[d]", "w[c]": "", "w[d]": "w[b]"}
+    assert table["alternatives"].to_dict() == expected
+    assert table.columns[-1] == "alternatives" and shares.dims == ("set", "feature")
+    nan = np.nan
+    np.testing.assert_allclose(shares, [[1, nan, nan, nan], [nan, 0.5, nan, 0.5]], atol=0.02)
 
 
 def test_a_fit_without_effects_has_no_sets():
     X, y = with_twins()
-    stats, table = summarised(regression, nss.PairedGuide(regression), X, 0 * y)
-    assert stats["credible_sets.w"].shape == (0, 4)
-    assert (table["alternatives"] == "").all()
-
-
-def adam(model, guide):
-    return SVI(model, guide, numpyro.optim.Adam(0.1), TraceGraph_ELBO())
+    data = with_stats_of(regression, nss.PairedGuide(regression), X, 0 * y)
+    assert data["sample_stats"]["credible_sets.w"].shape == (0, 4)
+    assert (nss.summary(data)["alternatives"] == "").all()
 
 
 def logistic(X, y=None):
@@ -261,23 +236,25 @@ def logistic(X, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
 
+def adam(model, guide):
+    return SVI(model, guide, numpyro.optim.Adam(0.1), TraceGraph_ELBO())
+
+
+FACTORS = nss.models.factor_analysis(2)
+X, y = with_twins()
+WITHOUT_SETS = {
+    "tasks": (tasks, nss.PairedGuide(tasks), nss.CAVI, X, np.stack([y, y], axis=1)),
+    "standard": (regression, nss.MeanFieldGuide(regression), nss.CAVI, X, y),
+    "logistic": (logistic, nss.PairedGuide(logistic), adam, X, (y > 0).astype(int)),
+    "functions": (FACTORS, nss.PairedGuide(FACTORS), nss.CAVI, X[:20, :3].astype(np.float32)),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["tasks", "standard mean field", "another likelihood"])
-def test_fits_without_sets_have_no_alternatives(case):
-    X, y = with_twins()
-    model, guide, of, y = {
-        "tasks": (tasks, nss.PairedGuide, nss.CAVI, np.stack([y, y], axis=1)),
-        "standard mean field": (regression, nss.MeanFieldGuide, nss.CAVI, y),
-        "another likelihood": (logistic, nss.PairedGuide, adam, (y > 0).astype(int)),
-    }[case]
-    stats, table = summarised(model, guide(model), X, y, of=of)
-    assert set(stats.data_vars) == {"log_ratio", "inclusion_probabilities.w"}
-    assert "alternatives" not in table
-
-
-@pytest.mark.exhaustive
-def test_latent_functions_have_no_sets():
-    Y = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
-    model = nss.models.factor_analysis(2)
-    stats, table = summarised(model, nss.PairedGuide(model), Y)
-    assert "credible_sets.W" not in stats and "alternatives" not in table
+@pytest.mark.parametrize("case", WITHOUT_SETS)
+def test_other_fits_have_no_sets(case):
+    model, guide, of, *args = WITHOUT_SETS[case]
+    data = with_stats_of(model, guide, *args, of=of)
+    names = [name.partition(".")[0] for name in data["sample_stats"].data_vars]
+    assert names == ["log_ratio", "inclusion_probabilities"]
+    assert "alternatives" not in nss.summary(data)
