@@ -67,7 +67,7 @@ def sparse_regression(
     num_samples: int = 1000,
     num_chains: int = 4,
 ) -> xr.DataTree:
-    """Regress a response on the columns of a table, of which few matter.
+    """Regress a response on the columns of a table, if few of the columns matter.
 
     Columns and response are standardised; the noise, the inclusion probability and the scale of the
     slab are learned (:func:`numpyro_spikeslab.models.sparse_regression`). Chains of
@@ -107,8 +107,8 @@ def sparse_regression(
     :param y: the response, shape (N,).
     :param X_new: rows to predict, shape (S, P), with the columns of ``X``.
     :param expected_size: number of columns that are expected to matter: the prior of the inclusion
-        probability is Beta(1, P / expected_size - 1), where P counts columns that are not constant.
-        The default is Beta(1, 9), a tenth of them.
+        probability is Beta(1, P / expected_size - 1), where P counts columns that vary. The
+        default is Beta(1, 9), a tenth of the columns.
     :param num_warmup: steps of each chain before its draws, few since it starts at the fit.
     :param num_samples: draws of each chain.
     :param num_chains: number of chains, which run one after the other.
@@ -171,7 +171,7 @@ def inclusion_prior(expected_size: float | None, size: int) -> tuple[float, floa
     if expected_size is None:
         return 1.0, 9.0
     if not 0 < expected_size < size:
-        expected = f"a number between 0 and {size}, the columns that are not constant"
+        expected = f"a number between 0 and {size}, the columns that vary"
         raise bad("expected_size", repr(expected_size), expected)
     return 1.0, size / expected_size - 1.0
 
@@ -197,11 +197,10 @@ def standardised(
 
 
 def contrasts(values: Float[np.ndarray, "N *P"]) -> Float[np.ndarray, "N-1 *P"]:
-    """Compute Helmert contrasts: each row but the first less the mean of those above it, scaled.
+    """Compute Helmert contrasts: subtract from each row the mean of the rows above, and scale.
 
-    Their likelihood is that of the rows with an intercept of flat prior integrated out. N centred
-    rows would count one observation too many, and let the noise vanish once N - 1 columns are
-    included.
+    Their likelihood is the marginal likelihood under a flat prior of the intercept. N centred rows
+    would count one observation too many, and let the noise vanish once N - 1 columns are included.
     """
     count = np.arange(1.0, len(values)).reshape(-1, *[1] * (values.ndim - 1))
     above = np.cumsum(values, axis=0)[:-1] / count

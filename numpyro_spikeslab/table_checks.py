@@ -67,8 +67,8 @@ def checked_response(y: Any, X: Any) -> np.ndarray:
 
 def check_index(y: Any, X: Any) -> None:
     """Raise if the rows of two pandas objects have different labels, or another order."""
-    both = isinstance(X, pd.DataFrame) and isinstance(y, pd.Series | pd.DataFrame)
-    if both and not y.index.equals(X.index):
+    have_index = isinstance(X, pd.DataFrame) and isinstance(y, pd.Series | pd.DataFrame)
+    if have_index and not y.index.equals(X.index):
         remedy = "Use y.loc[X.index], or y.to_numpy() if only the labels differ."
         raise bad("y", "another index than that of X", "the same rows in order", remedy)
 
@@ -79,8 +79,8 @@ def checked_new(X_new: Any, X: Any, names: list) -> np.ndarray:
     if table.ndim != 2 or table.shape[1] != len(names):
         expected = f"(S, {len(names)}), the columns of X"
         raise bad("X_new", f"the shape {table.shape}", expected)
-    both = isinstance(X, pd.DataFrame) and isinstance(X_new, pd.DataFrame)
-    if both and list(X_new.columns) != names:
+    have_names = isinstance(X, pd.DataFrame) and isinstance(X_new, pd.DataFrame)
+    if have_names and list(X_new.columns) != names:
         got, expected = f"the columns {list(X_new.columns)!s:.200}", f"{names!s:.200}"
         raise bad("X_new", got, expected, "Use X_new[X.columns].")
     return table

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and pictures over ArviZ data; they know nothing of the other folders."""
+"""Tables and pictures over ArviZ data, independent of models and fits."""

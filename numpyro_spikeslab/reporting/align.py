@@ -83,9 +83,9 @@ def align(
     draws = posterior(data)
     in_place = has_numbered_kernels(draws, functions)
     factors = factors_of(draws, weights, functions)
-    moving = factors.mean() if is_one_fit(draws) else factors
+    matched_draws = factors.mean() if is_one_fit(draws) else factors
     if reference is None:
-        target = strongest_first(centre(moving, in_place), in_place)
+        target = strongest_first(centre(matched_draws, in_place), in_place)
     else:
         target = as_one_draw(reference, draws, weights, functions)
     plate = function_plate(draws, weights, functions)
@@ -93,7 +93,7 @@ def align(
     shape = prod(sizes.values()) // sizes[plate], sizes[plate]
     order, sign = (
         xr.DataArray(np.broadcast_to(each, shape).reshape(list(sizes.values())), dims=list(sizes))
-        for each in match(moving, target, in_place)
+        for each in match(matched_draws, target, in_place)
     )
     flipped = {weights, f"{weights}_slab", functions, f"{functions}_new"}
     groups = data.to_dict()
@@ -184,11 +184,11 @@ def invariants(
 ) -> xr.DataTree:
     """Compute variables that do not depend on the order and signs of latent functions.
 
-    R-hat, effective sample sizes and intervals of these variables need no :func:`align`. All
-    functions for ArviZ data take the result: ``arviz_stats.rhat(nss.invariants(data))``.
+    Their R-hat, effective sample sizes and intervals need no :func:`align`. All functions for ArviZ
+    data take the result: ``arviz_stats.rhat(nss.invariants(data))``.
 
     - every variable without the dimension of the functions: noise, scales, ``f``;
-    - ``num_active``: number of functions with a weight that is not zero;
+    - ``num_active``: number of functions with a nonzero weight;
     - ``WWT``: the matrix ``W W^T`` of Q by Q tasks (after the name of ``weights``);
     - ``f``: the fit ``(W phi)^T`` at all points, if the posterior has no ``f``. Choose points by
       ``data.sel(point=...)`` before, or by ``coords`` in :func:`summary`.

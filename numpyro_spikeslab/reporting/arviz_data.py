@@ -121,7 +121,7 @@ def are_inclusion_probabilities(key: Hashable, name: str) -> bool:
 
 
 def mean(draws: xr.DataArray) -> xr.DataArray:
-    """Average over draws; NaN if one of them is NaN."""
+    """Average over draws; NaN if a draw is NaN."""
     return draws.mean(sample_dims(draws), skipna=False)
 
 
@@ -131,7 +131,7 @@ def inclusion(data: xr.DataTree, name: str) -> xr.DataArray:
 
 
 def function_plate(draws: xr.Dataset, weights: str, functions: str) -> str:
-    """Return the dimension of the latent functions, the only plate shared with their weights."""
+    """Return the dimension of the latent functions, the one plate shared with their weights."""
     for argument, name in (("weights", weights), ("functions", functions)):
         if name not in draws.data_vars:
             expected = f"one of {sorted(map(str, draws.data_vars))}"

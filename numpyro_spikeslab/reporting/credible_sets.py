@@ -67,7 +67,7 @@ def credible_sets(
     see :meth:`PairedGuide.credible_sets() <numpyro_spikeslab.PairedGuide.credible_sets>`.
 
     :param data: ArviZ data of Markov chains or variational draws.
-    :param var_name: a spike-and-slab weight with one dimension besides those of the draws.
+    :param var_name: a spike-and-slab weight with one plate.
     :param X: the table that the weights multiply, in any units, shape (N, P): numpy array, or
         DataFrame whose columns are the labels of the weight. If the weight is merely numbered, the
         columns label the members.
@@ -76,8 +76,8 @@ def credible_sets(
     :returns: a DataFrame with one row per set: ``members``, a tuple of labels, the most included
         first; ``size``; ``probability`` that the set holds an effect;
         ``purity``, the smallest absolute correlation among its members.
-    :raises ValueError: if ``var_name`` is not such a weight, if ``X`` has other columns than it or
-        values that are not finite, or if a number is outside its range.
+    :raises ValueError: if ``var_name`` is not such a weight, if ``X`` has other columns or values
+        like NaN, or if a number is outside its range.
 
     .. doctest::
 
@@ -215,7 +215,7 @@ def alternatives(data: xr.DataTree) -> dict[str, str] | None:
         for name, table in tables.items()
         for label in table[table.dims[-1]].values.tolist()
     ]
-    # columns that are no members have NaN; a member may have the probability 0
+    # NaN marks columns outside of a set; a member may have the probability 0
     shares = np.concatenate(list(tables.values()), axis=1)
     others = {}
     for member in np.flatnonzero(np.isfinite(shares).any(axis=0)):

@@ -16,10 +16,10 @@ from numpyro_spikeslab.messages import bad
 def matched(what: str, values: Any, like: xr.DataArray) -> xr.DataArray:
     """Return values as floats with the dimensions, labels and order of another array.
 
-    Dimensions of the same name are matched by their labels, others by their place. An axis that is
-    numbered from 0 has no labels.
+    Dimensions of the same name are matched by their labels, others by their place. An axis numbered
+    from 0 counts as unlabelled.
 
-    :param what: what the values belong to, for the messages.
+    :param what: subject of the messages, an argument for example.
     :param values: a number for each element of ``like``: DataArray, DataFrame, Series or array.
     :raises ValueError: if shapes or labels differ.
     """
@@ -63,7 +63,7 @@ def ordered(what: str, values: xr.DataArray, like: xr.DataArray) -> xr.DataArray
 
 
 def is_numbered(labels: pd.Index) -> bool:
-    """Whether labels are the numbers from 0, as of an axis that has no labels."""
+    """Whether labels are the numbers from 0, as xarray gives to unlabelled axes."""
     return labels.equals(pd.RangeIndex(len(labels)))
 
 

@@ -49,11 +49,11 @@ class Places(NamedTuple):
 
 
 def match(draws: Factors, reference: Factors, in_place: bool = False) -> Places:
-    """Match the products ``w_m phi_m^T`` of each draw to those of a reference.
+    """Match the products ``w_m phi_m^T`` of each draw to a reference.
 
-    The assignment minimises the sum of squared distances of these matrices, which do not depend on
-    scales and signs that weights and functions exchange. Functions without weights match all places
-    equally well: they keep their order and their signs.
+    The assignment minimises the sum of squared distances between the matrices. They are invariant
+    to scales and signs that weights and functions exchange. Functions without weights match all
+    places equally well: they keep their order and their signs.
 
     :param in_place: whether functions keep their places, and only signs are matched.
     """
@@ -92,7 +92,7 @@ def centre(draws: Factors, in_place: bool = False) -> Factors:
 
 
 def strongest_first(reference: Factors, in_place: bool = False) -> Factors:
-    """Sort functions by what they explain, and make their largest weights positive."""
+    """Sort functions by strength, and make their largest weights positive."""
     strength = np.linalg.norm(reference.W, axis=2)
     order = np.argsort(np.zeros_like(strength) if in_place else -strength, axis=1, kind="stable")
     largest = np.argmax(np.abs(reference.W), axis=2, keepdims=True)

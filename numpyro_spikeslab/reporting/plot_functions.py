@@ -57,8 +57,8 @@ def plot_fit(
     :param X: inputs, of one dimension, shape (N,).
     :param Y: responses, shape (N, Q) or (N,); NaN is missing. The columns of a DataFrame name the
         tasks.
-    :param observed: which of them the methods have seen, shape of ``Y``; the others are drawn as
-        held out. The default is all that are not NaN.
+    :param observed: whether the methods have seen a response, shape of ``Y``; the others are drawn
+        as held out. By default all numbers are observed.
     :param X_new: the S inputs of the fits; ``X`` by default.
     :param var_name: variable of ArviZ data, (S, Q), in the groups ``posterior_predictive``,
         ``predictions`` or ``posterior``. The default ``f`` is the noise-free fit of
@@ -92,18 +92,18 @@ def plot_fit(
     x_new = x if X_new is None else positions(X_new, np.empty(len(np.asarray(X_new))))
     values = xr.DataArray(Y.to_numpy(float), {"task": names}, ["point", "task"], "Y")
     fitted = xr.DataArray(np.zeros((len(x_new), len(names))), values.coords, values.dims, "fit")
-    seen = np.isfinite(values)
+    in_data = np.isfinite(values)
     if observed is not None:
-        seen &= of_tasks("observed", observed, values) > 0
+        in_data &= of_tasks("observed", observed, values) > 0
     fits = {name: fit_of(fit, name, var_name, fitted) for name, fit in methods.items()}
     picture = curves(x_new, fits, "fit", "task", chosen, 3)
-    known = None if reference is None else of_tasks("reference", reference, fitted)
+    truth = None if reference is None else of_tasks("reference", reference, fitted)
     order, edges = np.argsort(x), edges_of(np.sort(x))
     for task in chosen:
         axes = picture.get_target("fit", {"task": task})
-        y, is_seen = values.sel(task=task).values, seen.sel(task=task).values
-        if known is not None:
-            line = known.sel(task=task).values[np.argsort(x_new)]
+        y, is_seen = values.sel(task=task).values, in_data.sel(task=task).values
+        if truth is not None:
+            line = truth.sel(task=task).values[np.argsort(x_new)]
             axes.plot(np.sort(x_new), line, ":", color="black", linewidth=1.2, label="reference")
         axes.scatter(x[is_seen], y[is_seen], s=3, color=GREY, label="observed")
         if not is_seen.all():

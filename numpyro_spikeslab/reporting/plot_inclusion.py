@@ -60,9 +60,9 @@ def plot_inclusion(
     :param var_names: the weights to plot; all pairs of the (first) posterior by default.
     :param reference: marked by black ticks: the name of a method in ``data``, or inclusion
         probabilities by variable, shaped like the weights. None, the default, marks nothing.
-    :param top: how many weights of each variable to show, those of the highest inclusion
-        probability in any of the methods, in decreasing order; one more row has the largest
-        probability of all others. None, the default, shows all in their own order.
+    :param top: how many weights of each variable to show, by decreasing inclusion probability, the
+        highest of all methods; one more row has the largest probability of all others. None, the
+        default, shows all in their own order.
     :param threshold: a probability, drawn as a dashed line; the names of weights above it in any of
         the methods are bold. Above the default, 0.5, are the weights of the median probability
         model. 1 marks no weight.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of one posterior, and of several against one of them."""
+"""Tables: a summary of one posterior, and a comparison of several."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
@@ -45,13 +45,13 @@ def summary(
       different models; NaN for one chain.
 
     ``ess_bulk``, ``ess_tail``, ``r_hat``, ``mcse_mean`` and ``mcse_sd`` are NaN if no chain ever
-    moves. Variational draws are independent and have none of these five columns, no ``flips`` and
-    no ``between_chain_sd``.
+    moves. Variational draws are independent: these five columns, ``flips`` and
+    ``between_chain_sd`` are left out.
 
     CAVI picks one of several correlated columns even if the data cannot distinguish them. Draws
     with the statistics of :func:`add_variational_stats` therefore have the column ``alternatives``:
-    labels of the weights that could carry the effect instead, the most probable first; empty if
-    there are none. Chains visit all of them; see :func:`credible_sets`.
+    labels of the weights that could carry the effect instead, the most probable first. Chains visit
+    all of these weights; see :func:`credible_sets`.
 
     The order and signs of latent functions are arbitrary. Call :func:`align` before summarising
     them or their weights, and :func:`invariants` to judge convergence.
@@ -64,8 +64,8 @@ def summary(
         draws. None keeps all digits.
     :param coords: labels to keep by dimension, as in ArviZ: ``{"point": [0, 100]}``. The default
         is all.
-    :param top: number of weights of each pair to keep, those of the highest inclusion probability,
-        in decreasing order. None, the default, keeps all in their own order.
+    :param top: number of weights of each pair to keep, by decreasing inclusion probability. None,
+        the default, keeps all in their own order.
     :returns: a DataFrame with one row per element, labelled by variable and coordinates.
     :raises ValueError: if ``data`` has no posterior, if ``var_names`` or ``coords`` are unknown, if
         ``coords`` name chains or draws (use ``data.sel``), if ``top`` is less than 1, or if the
@@ -113,12 +113,12 @@ def summary(
 
 
 def check_coords(coords: Mapping[Hashable, Any], draws: xr.Dataset) -> None:
-    """Raise unless the draws have plates of these names."""
-    known = {plate for values in draws.values() for plate in plates(values)}
-    unknown = sorted(map(str, set(coords) - known))
+    """Raise if a name is not a plate of the draws."""
+    names = {plate for values in draws.values() for plate in plates(values)}
+    unknown = sorted(map(str, set(coords) - names))
     if unknown:
         remedy = "Choose chains and draws of the data themselves, with data.sel."
-        raise bad("coords", f"the dimensions {unknown}", f"some of {sorted(known)}", remedy)
+        raise bad("coords", f"the dimensions {unknown}", f"some of {sorted(names)}", remedy)
 
 
 def selected(draws: xr.Dataset, coords: Mapping[Hashable, Any]) -> xr.Dataset:
@@ -131,8 +131,8 @@ def selected(draws: xr.Dataset, coords: Mapping[Hashable, Any]) -> xr.Dataset:
     try:
         return draws.sel(labels)
     except (KeyError, pd.errors.InvalidIndexError) as error:
-        known = {dim: draws[dim].values.tolist() for dim in labels}
-        expected = f"labels of the data, each once, of {known!s:.200}"
+        available = {dim: draws[dim].values.tolist() for dim in labels}
+        expected = f"labels of the data, each once, of {available!s:.200}"
         raise bad("coords", error.args[0], expected) from error
 
 
@@ -141,10 +141,10 @@ def compare(
 ) -> pd.DataFrame:
     """Compare several posteriors of one model with a reference among them.
 
-    The columns are NaN for a method that lacks what they need:
+    A column is NaN for a method without the data for it:
 
-    - ``sum_abs_error_mean``, ``max_abs_error_mean``: absolute differences of the posterior means
-      from those of the reference, over all elements of ``var_names``;
+    - ``sum_abs_error_mean``, ``max_abs_error_mean``: absolute differences between posterior means
+      and the reference, over all elements of ``var_names``;
     - ``sum_abs_error_inclusion``, ``max_abs_error_inclusion``: the same for the inclusion
       probabilities of the pairs among ``var_names``, Rao-Blackwellised if they are stored;
     - ``bound``: the evidence lower bound in ``sample_stats.attrs["bound"]``. If a fit has sites at

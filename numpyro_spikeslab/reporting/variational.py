@@ -78,7 +78,7 @@ def add_variational_stats(
             stats[f"inclusion_probabilities.{name}"] = repeated
     # SVI evaluates a random estimate of the bound, CAVI the bound itself
     is_exact = type(svi).evaluate is not SVI.evaluate
-    # SVI also fits models that the package cannot read, which have no sets
+    # SVI also fits models that the package cannot read
     if is_exact and hasattr(svi.guide, "set_shares"):
         sets = svi.guide.set_shares(svi_result.params, *model_args, **kwargs)
         for name, shares in sets.items():
@@ -91,7 +91,7 @@ def add_variational_stats(
 def latent_draws(
     draws: xr.Dataset, guide: Any, params: dict[str, Any], args: tuple, kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the draws of the guide's latent sites, with those of its auxiliary sites."""
+    """Return the draws of the latent and auxiliary sites of the guide."""
     fitted = handlers.substitute(handlers.seed(guide, 0), data=params)
     trace = handlers.trace(fitted).get_trace(*args, **kwargs)
     sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
