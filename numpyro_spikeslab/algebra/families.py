@@ -15,6 +15,7 @@ from jax import lax, nn, random
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
+from numpyro_spikeslab.algebra import pattern_sweeps
 from numpyro_spikeslab.algebra.pairs import (
     Conditional,
     Design,
@@ -25,7 +26,7 @@ from numpyro_spikeslab.algebra.pairs import (
     sweep,
 )
 from numpyro_spikeslab.algebra.partition import Partition
-from numpyro_spikeslab.algebra.pattern_sweeps import sweep_sets, sweep_singles
+from numpyro_spikeslab.algebra.pattern_sweeps import Update
 from numpyro_spikeslab.algebra.patterns import (
     PatternMoments,
     SetFactors,
@@ -52,7 +53,7 @@ class PairedMeanField(NamedTuple):
 
     @classmethod
     def of(cls, pair: Conditional, temperature: Any) -> "PairedMeanField":
-        """Make the optimal factors, given the conditionals; see :func:`expectation`."""
+        """Make the factors that are optimal given the conditionals; see :func:`expectation`."""
         return cls(nn.sigmoid(pair.logit / temperature), pair.loc, jnp.sqrt(pair.variance))
 
     @property
@@ -165,20 +166,19 @@ class PatternMeanField:
         """Update every pair outside of the sets, then every set, in turn. The residual passed and
         returned is that of ``<w>``."""
 
-        def put(given, patterns, _):
-            probs = nn.softmax(given.logits / temperature)
-            moments = moments_of(probs, given.slabs, patterns)
-            factors = SetFactors(probs, given.linear, given.precision_tril)
+        def expectation_of_set(conditional, patterns, _):
+            probs = nn.softmax(conditional.logits / temperature)
+            moments = moments_of(probs, conditional.slabs, patterns)
+            factors = SetFactors(probs, conditional.linear, conditional.precision_tril)
             return probs @ patterns * moments.loc, (factors, moments)
 
-        partition, mean = self.partition, self.mean
-        residual, pair = sweep_singles(
-            partition, design, residual, mean, precision, prior, expectation(temperature)
+        update = Update(expectation(temperature), expectation_of_set)
+        residual, conditional, outcomes = pattern_sweeps.sweep(
+            self.partition, design, residual, self.mean, precision, prior, update
         )
-        singles = PairedMeanField.of(pair, temperature)
-        residual, sets = sweep_sets(partition, design, residual, mean, precision, prior, put)
-        stacks, moments = tuple(x for x, _ in sets), tuple(x for _, x in sets)
-        return PatternMeanField(partition, singles, stacks, moments), residual
+        singles = PairedMeanField.of(conditional, temperature)
+        stacks, moments = tuple(x for x, _ in outcomes), tuple(x for _, x in outcomes)
+        return PatternMeanField(self.partition, singles, stacks, moments), residual
 
     def predictor_variance(self, design: Design) -> Float[Array, " N"]:
         """Variance of ``D w`` at each whitened observation."""

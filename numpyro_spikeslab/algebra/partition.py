@@ -38,7 +38,7 @@ class Stack(NamedTuple):
     def which(self, spikes: Any) -> Int[Array, "*D G"]:
         """Return the number of the pattern of each set.
 
-        :param spikes: those of the weights of the sets, shape (..., G, b).
+        :param spikes: spikes of the members, shape (..., G, b).
         """
         spikes = jnp.asarray(spikes, int)
         if len(self.patterns) == 2:
@@ -48,7 +48,7 @@ class Stack(NamedTuple):
 
 @dataclass(frozen=True)
 class Partition:
-    """P weights, some of them in sets with one joint factor each; hashable.
+    """P weights and disjoint sets of them with one joint factor each; hashable.
 
     - **size** - P.
     - **blocks** - sets whose weights are included in any combination.

@@ -1,89 +1,91 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pass over weights of which some are in sets, with expectations or with draws."""
+"""One pass over weights in sets and single weights, with expectations or with draws."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int
 
 from jax import lax, nn
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra import variates
-from numpyro_spikeslab.algebra.pairs import Conditional, Design, Prior, Put, draw, drawn, sweep
+from numpyro_spikeslab.algebra import pairs, variates
+from numpyro_spikeslab.algebra.pairs import Conditional, Design, Prior, Put
 from numpyro_spikeslab.algebra.partition import Partition
-from numpyro_spikeslab.algebra.patterns import PatternConditional, conditional
-
-PutSet = Callable[[PatternConditional, Any, Any], tuple[Float[Array, " b"], Any]]
-"""``(conditional, patterns, noise) -> weights put back into the sweep, and what else to keep``."""
+from numpyro_spikeslab.algebra.patterns import conditional_of
 
 
-def sweep_singles(
-    partition: Partition,
-    design: Design,
-    residual: Float[Array, " N"],
-    weights: Float[Array, " P"],
-    precision: Any,
-    prior: Prior,
-    put: Put,
-    noise: Any = None,
-) -> tuple[Float[Array, " N"], Conditional]:
-    """Visit the weights outside of all sets; see :func:`~numpyro_spikeslab.algebra.pairs.sweep`.
+class Update(NamedTuple):
+    """What a sweep puts back.
 
-    :return: the residual, and the conditionals of these weights.
+    - **put** - ``(conditional, noise) -> weight`` of a single weight.
+    - **put_set** - ``(conditional, patterns, noise) -> (weights, outcome)`` of a set.
+    - **noise** - variates of all weights, leading axis P.
+    - **noise_of_sets** - for each stack variates, leading axis G.
     """
-    singles = partition.singles
-    if not len(singles):
-        return residual, Conditional(weights[:0], weights[:0], weights[:0])
-    is_single = jnp.zeros(partition.size, bool).at[singles].set(True)
 
-    def put_singles(pair: Conditional, given: Any) -> Any:
-        is_single, weight, noise = given
-        return jnp.where(is_single, put(pair, noise), weight)
-
-    given = is_single, weights, noise
-    residual, pair = sweep(design, residual, weights, precision, prior, put_singles, noise=given)
-    return residual, Conditional(*(x[singles] for x in pair))
+    put: Put
+    put_set: Callable
+    noise: Any = None
+    noise_of_sets: Any = None
 
 
-def sweep_sets(
+def sweep(
     partition: Partition,
     design: Design,
     residual: Float[Array, " N"],
     weights: Float[Array, " P"],
     precision: Any,
     prior: Prior,
-    put: PutSet,
-    noise: Any = None,
-) -> tuple[Float[Array, " N"], list[Any]]:
-    """Visit each set in turn.
+    update: Update,
+) -> tuple[Float[Array, " N"], Conditional, list[Any]]:
+    """Visit each single weight, then each set.
 
     :param residual: whitened ``y - D w`` of the current weights.
-    :param noise: variates of the draws, for each stack with leading axis G.
-    :return: the residual, and for each stack what ``put`` keeps.
+    :param precision: common noise precision ``tau``.
+    :return: the new residual, the conditionals of the singles, and the outcomes of each stack.
     """
+    singles = partition.singles
+    conditional = Conditional(weights[:0], weights[:0], weights[:0])
+    if len(singles):
+        is_single = jnp.zeros(partition.size, bool).at[singles].set(True)
+
+        def put(conditional: Conditional, at: Any) -> Any:
+            is_single, weight, noise = at
+            return jnp.where(is_single, update.put(conditional, noise), weight)
+
+        noise = is_single, weights, update.noise
+        residual, conditional = pairs.sweep(
+            design, residual, weights, precision, prior, put, noise=noise
+        )
+        conditional = Conditional(*(x[singles] for x in conditional))
     # cutting off the rows that pad the last block would copy the design
     rows = design.rows.reshape(-1, design.rows.shape[-1])
-    cut = [partition.cut(x)[1] for x in (weights, prior.log_odds)]
-    cut.append(partition.cut(prior.variance, fill=1.0)[1])
+    _, all_weights = partition.cut(weights)
+    _, log_odds = partition.cut(prior.log_odds)
+    _, variances = partition.cut(prior.variance, fill=1.0)
+    noise = update.noise_of_sets or [None] * len(variances)
     outcomes = []
-    for k, (members, patterns) in enumerate(partition.stacks.values()):
+    for (members, patterns), *of_stack in zip(
+        partition.stacks.values(), all_weights, log_odds, variances, noise, strict=True
+    ):
 
-        def visit(residual, one, patterns=patterns):
-            members, current, log_odds, variance, noise = one
+        def visit(residual, at, patterns=patterns):
+            members, weights, log_odds, variance, noise = at
             features = rows.at[members].get(mode="fill", fill_value=0)
-            residual = residual + current @ features
-            given = conditional(features, residual, precision, log_odds, variance, patterns)
-            new, kept = put(given, patterns, noise)
-            return residual - new @ features, kept
+            residual = residual + weights @ features
+            conditional = conditional_of(
+                features, residual, precision, log_odds, variance, patterns
+            )
+            new, outcome = update.put_set(conditional, patterns, noise)
+            return residual - new @ features, outcome
 
-        stack = members, *(x[k] for x in cut), None if noise is None else noise[k]
-        residual, kept = lax.scan(visit, residual, stack)
-        outcomes.append(kept)
-    return residual, outcomes
+        residual, outcome = lax.scan(visit, residual, (members, *of_stack))
+        outcomes.append(outcome)
+    return residual, conditional, outcomes
 
 
-def gibbs_set_sweep(
+def gibbs_sweep(
     key: Array,
     partition: Partition,
     design: Design,
@@ -92,36 +94,34 @@ def gibbs_set_sweep(
     precision: Any,
     prior: Prior,
 ) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
-    """Draw each pair outside of the sets, then each set: its pattern and its slabs.
+    """Draw each single pair, then of each set the pattern and the slabs.
 
     :param residual: whitened ``y - D w`` of the current draw.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities of the weights.
     """
     noise = variates.logistic_and_normal(key, weights)
-    residual, pair = sweep_singles(
-        partition, design, residual, weights, precision, prior, draw, noise
-    )
     (logistic, logistics), (normal, normals) = map(partition.cut, noise)
     variance, variances = partition.cut(prior.variance, fill=1.0)
-    log_odds = prior.log_odds[partition.singles]
-    singles = drawn(pair, (logistic, normal), Prior(log_odds, variance))
 
-    def put(given, patterns, noise):
+    def draw_set(conditional, patterns, noise):
         uniform, normal, scale = noise
-        probs = nn.softmax(given.logits)
-        which = variates.index(uniform, probs)
-        spikes = jnp.asarray(patterns)[which]
-        # slabs are of all patterns but the first, which includes none
-        mean, root = (x[jnp.maximum(which - 1, 0)] for x in (given.slabs.mean, given.slabs.root))
+        probs = nn.softmax(conditional.logits)
+        number = variates.index(uniform, probs)
+        spikes = jnp.asarray(patterns)[number]
+        # the first pattern includes no slabs
+        mean, root = (x[jnp.maximum(number - 1, 0)] for x in conditional.slabs[:2])
         # given s = 0 the slabs are drawn from their prior
         slabs = jnp.where(spikes > 0, mean + normal @ root, scale * normal)
         return spikes * slabs, (spikes, slabs, probs @ patterns)
 
-    # a set has the uniform number of its first weight
+    # a set takes the uniform number of its first weight
     uniforms = [nn.sigmoid(x[:, 0]) for x in logistics]
-    noise = list(zip(uniforms, normals, map(jnp.sqrt, variances), strict=True))
-    _, sets = sweep_sets(partition, design, residual, weights, precision, prior, put, noise)
+    noise_of_sets = list(zip(uniforms, normals, map(jnp.sqrt, variances), strict=True))
+    update = Update(pairs.draw, draw_set, noise, noise_of_sets)
+    _, conditional, sets = sweep(partition, design, residual, weights, precision, prior, update)
+    prior_of_singles = Prior(prior.log_odds[partition.singles], variance)
+    singles = pairs.drawn(conditional, (logistic, normal), prior_of_singles)
     spikes, slabs, inclusion = (
-        partition.flat(x, [kept[k] for kept in sets]) for k, x in enumerate(singles)
+        partition.flat(x, [outcome[k] for outcome in sets]) for k, x in enumerate(singles)
     )
     return spikes.astype(int), slabs, inclusion

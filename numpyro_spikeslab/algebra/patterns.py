@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One set of weights given all others: its inclusion patterns, and the slabs under each.
 
-Each pattern has a Gaussian of the slabs that it includes, and an evidence. The weights of a block
-have every pattern, those of a group two: none and all. Patterns are rows of zeros and ones of which
-the first includes none, so slabs are those of the other S - 1.
+Each pattern has a Gaussian of the slabs that it includes, and an evidence. A block has all
+patterns; a group has two, none and all. The first pattern includes no weight, so arrays of slabs
+have S - 1 entries for S patterns.
 """
 
 from typing import Any, NamedTuple
@@ -50,13 +50,13 @@ class PatternSlabs(NamedTuple):
 
     - **mean**, **root** - the mean, and ``R`` with the covariance ``R^T R``.
     - **log_det** - log determinant of ``A_ss``.
-    - **rest** - the part of ``c^T c`` that is not explained: ``h^T A^-1 h - h_s^T A_ss^-1 h_s``.
+    - **deviance** - squared residual of ``c``: ``h^T A^-1 h - h_s^T A_ss^-1 h_s``.
     """
 
     mean: Float[Array, "S-1 b"]
     root: Float[Array, "S-1 b b"]
     log_det: Float[Array, " S-1"]
-    rest: Float[Array, " S-1"]
+    deviance: Float[Array, " S-1"]
 
     @property
     def variance(self) -> Float[Array, "S-1 b"]:
@@ -86,28 +86,28 @@ def slabs_of(
     size = patterns.shape[1]
     if len(patterns) == 2:
         # the only other pattern includes all
-        lower, half, rest = precision_tril[None], linear[None], jnp.zeros_like(linear)[None]
+        lower, half, residual = precision_tril[None], linear[None], jnp.zeros_like(linear)[None]
     else:
-        lower, half, rest = _orthogonalised(linear, precision_tril, patterns[1:])
+        lower, half, residual = _orthogonalised(linear, precision_tril, patterns[1:])
     identity = jnp.broadcast_to(jnp.eye(size, dtype=lower.dtype), lower.shape)
     root = solve_triangular(lower, identity, lower=True) * patterns[1:, None, :]
     mean = jnp.einsum("sk,skj->sj", half, root)
     log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(lower, axis1=1, axis2=2)), axis=1)
-    return PatternSlabs(mean, root, log_det, jnp.sum(rest**2, axis=1))
+    return PatternSlabs(mean, root, log_det, jnp.sum(residual**2, axis=1))
 
 
 def _orthogonalised(linear: Any, precision_tril: Any, patterns: Any) -> tuple[Any, Any, Any]:
     """Take Gram and Schmidt's steps for all patterns at once.
 
-    The residual comes from ``c`` itself: squares that patterns explain grow with the number of
-    observations, and in single precision their differences would be rounding.
+    The residual comes from ``c`` itself. Explained squares grow with the number of observations,
+    so differences of them would be rounding errors in single precision.
 
     :return: the Cholesky factors of ``A_ss``, with the identity where a weight is excluded; ``c``
         in the orthogonal basis; and its residual.
     """
     size, excluded = patterns.shape[1], 1 - patterns
     columns = jnp.swapaxes(precision_tril, 0, 1) * patterns[:, None, :]
-    rest = jnp.broadcast_to(linear, patterns.shape)
+    residual = jnp.broadcast_to(linear, patterns.shape)
     upper, half = [], []
     steps = np.arange(size)
     for m in range(size):
@@ -115,10 +115,10 @@ def _orthogonalised(linear: Any, precision_tril: Any, patterns: Any) -> tuple[An
         q = columns[:, :, m] / length[:, None]
         along = jnp.einsum("sk,skj->sj", q, columns) * (steps > m)
         upper.append(along + length[:, None] * (steps == m))
-        half.append(jnp.sum(q * rest, axis=1))
+        half.append(jnp.sum(q * residual, axis=1))
         columns -= q[:, :, None] * along[:, None, :]
-        rest -= q * half[-1][:, None]
-    return jnp.stack(upper, axis=2), jnp.stack(half, axis=1), rest
+        residual -= q * half[-1][:, None]
+    return jnp.stack(upper, axis=2), jnp.stack(half, axis=1), residual
 
 
 class PatternConditional(NamedTuple):
@@ -135,7 +135,7 @@ class PatternConditional(NamedTuple):
     slabs: PatternSlabs
 
 
-def conditional(
+def conditional_of(
     features: Float[Array, "b N"],
     residual: Float[Array, " N"],
     precision: Any,
@@ -157,7 +157,7 @@ def conditional(
     linear = sign * (root * residual @ Q[: len(residual)])
     tril = upper.T * sign
     slabs = slabs_of(linear, tril, patterns)
-    deviance = slabs.rest + slabs.log_det + patterns[1:] @ jnp.log(variance)
+    deviance = slabs.deviance + slabs.log_det + patterns[1:] @ jnp.log(variance)
     deviance = jnp.concatenate([jnp.sum(linear**2)[None], deviance])
     return PatternConditional(log_prior(patterns, log_odds) - 0.5 * deviance, linear, tril, slabs)
 
@@ -173,7 +173,7 @@ def shares_of(probs: Float[Array, " S"], patterns: Any) -> Float[Array, "S-1 b"]
 
 
 def moments_of(probs: Float[Array, " S"], slabs: PatternSlabs, patterns: Any) -> PatternMoments:
-    """Return the moments of a set; all variances are sums of terms that are not negative."""
+    """Return the moments of a set; all variances are sums of squares."""
     shares = shares_of(probs, patterns)
     loc = jnp.sum(shares * slabs.mean, axis=0)
     variance = jnp.sum(shares * (slabs.variance + (slabs.mean - loc) ** 2), axis=0)
@@ -181,7 +181,7 @@ def moments_of(probs: Float[Array, " S"], slabs: PatternSlabs, patterns: Any) ->
     from_mean = jnp.concatenate([-mean[None], slabs.mean - mean]) * jnp.sqrt(probs)[:, None]
     within = (slabs.root * jnp.sqrt(probs[1:])[:, None, None]).reshape(-1, len(loc))
     root = jnp.concatenate([within, from_mean])
-    # the rows of many patterns are as many as those of the design
+    # many patterns have as many rows as a design
     if len(root) > 2 * len(loc):
         root = jnp.linalg.qr(root, mode="r")
     return PatternMoments(loc, jnp.sqrt(variance), root, probs[1:] @ slabs.log_det)

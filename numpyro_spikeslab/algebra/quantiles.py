@@ -30,7 +30,7 @@ class SlabMixtures(NamedTuple):
 def single(
     probs: Float[Array, " b"], loc: Float[Array, " b"], scale: Float[Array, " b"]
 ) -> SlabMixtures:
-    """Those of one Gaussian each."""
+    """Return the marginals of weights with one Gaussian each."""
     return SlabMixtures(probs, jnp.ones_like(loc)[None], loc[None], scale[None])
 
 
@@ -65,7 +65,7 @@ def across_atom(q: Any, probs: Any, below: Any, of_slab: Callable[[Any], Any]) -
 
 
 def _icdf(weights: SlabMixtures, q: Float[Array, "Q #b"]) -> Float[Array, "Q b"]:
-    """Quantiles of the slabs, by bisection between those of the Gaussians."""
+    """Return quantiles of the slabs, by bisection between quantiles of the Gaussians."""
     _, shares, mean, scale = weights
     if len(shares) == 1:
         return mean + scale * ndtri(q)

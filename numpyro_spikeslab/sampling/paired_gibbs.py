@@ -11,11 +11,10 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra import flips
+from numpyro_spikeslab.algebra import flips, pattern_sweeps
 from numpyro_spikeslab.algebra.active_set import Regression
 from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, predictor
 from numpyro_spikeslab.algebra.partition import Partition
-from numpyro_spikeslab.algebra.pattern_sweeps import gibbs_set_sweep
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.algebra.task_sweeps import (
     Draws,
@@ -271,7 +270,7 @@ def _draw_columns(key: Array, now: Current, current: Float[Array, "1 P"], moves:
     residual = target - predictor(design, current)
     if (groups := reading.form.groups) is not None:
         sets = Partition.of_spikes(groups)
-        drawn = gibbs_set_sweep(key, sets, design, residual, current, precision, prior)
+        drawn = pattern_sweeps.gibbs_sweep(key, sets, design, residual, current, precision, prior)
     elif not moves:
         noise = logistic_and_normal(key, current)
         drawn = gibbs_sweep(noise, design, residual, current, precision, prior)

@@ -22,7 +22,7 @@ from numpyro.infer import MCMC, NUTS, Gibbs, Predictive
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.pairs import Prior, block_design
 from numpyro_spikeslab.algebra.partition import Partition
-from numpyro_spikeslab.algebra.pattern_sweeps import gibbs_set_sweep
+from numpyro_spikeslab.algebra.pattern_sweeps import gibbs_sweep
 
 KEY = random.key(0)
 GROUPS = (1, 0, 1, 2, 2, 1)
@@ -98,7 +98,7 @@ def test_a_sweep_of_groups_of_one_is_that_of_pairs(x64):
     prior = Prior(jnp.asarray(log_odds), jnp.asarray(SCALE**2))
     one = truth.regression(X[:, :1], y, 0.7, 0.3, SCALE[0])
     design = block_design(jnp.asarray(X.T), None)
-    found = gibbs_set_sweep(
+    found = gibbs_sweep(
         KEY, Partition.of_spikes(range(6)), design, jnp.asarray(y), jnp.zeros(6), 0.7**-2, prior
     )
     np.testing.assert_allclose(found[2][0], truth.enumerate_models(one).inclusion[0], rtol=1e-10)
@@ -258,7 +258,7 @@ def test_columns_that_are_nearly_equal_in_single_precision():
     slabs = jnp.asarray(exact.locs[-1], jnp.float32)
     slabs = np.asarray(
         jax.vmap(
-            lambda key: gibbs_set_sweep(
+            lambda key: gibbs_sweep(
                 key,
                 sets,
                 design,
