@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the prior of a site is, as far as it is known before the model runs."""
+"""Facts about the prior of a site that are known before the model runs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def base_of(fn: Any) -> Any:
 
 
 def is_plain(site: dict[str, Any], families: Sequence[type]) -> bool:
-    """Whether the prior of a site is of one of these families, neither masked nor scaled."""
+    """Whether a site has a prior of one of these families, neither masked nor scaled."""
     fn = site["fn"]
     while isinstance(fn, WRAPPERS):
         if isinstance(fn, dist.MaskedDistribution):

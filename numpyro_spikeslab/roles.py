@@ -25,7 +25,7 @@ from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.search import slice_sample
 from numpyro_spikeslab.priors import base_of, includes, is_drawable, is_plain
 
-# A smaller expected number of slabs says nothing about their scale.
+# With fewer expected slabs, their scale stays as it is.
 UNKNOWN = 1e-3
 
 NUM_UPDATES = 4
@@ -100,8 +100,8 @@ class Index:
         entries = np.asarray(self.entries).reshape(num_tasks, -1)
         owner, task = np.full(self.size + 1, -1), np.arange(num_tasks)[:, None]
         owner[entries] = task
-        taken = entries < self.size
-        return bool(np.all(owner[:-1] >= 0) and np.all((owner[entries] == task) | ~taken))
+        is_own = (owner[entries] == task) | (entries == self.size)
+        return bool(np.all(owner[:-1] >= 0) and np.all(is_own))
 
 
 class Statistics(NamedTuple):
@@ -156,10 +156,9 @@ class Role:
     has_mode: bool
 
     part: ClassVar[str]
-    """The part of the model that the site is."""
-    priors_with_mode: ClassVar[tuple[type, ...]]
+    priors_with_mode: ClassVar[tuple[type, ...]] = dist.HalfNormal, dist.ImproperUniform
     upper: ClassVar[float] = np.inf
-    """The largest value that the part can have."""
+    """The largest value that the site may have."""
 
     @classmethod
     def of(cls, site: dict[str, Any]) -> "Role | None":
@@ -189,35 +188,21 @@ class Role:
 
     def expected(self, value: Any) -> Any:
         """Return the expected total of a count of one."""
-        raise NotImplementedError
-
-    def mode(self, tally: Tally, prior: Any, current: Any) -> Any:
-        """Return the mode given the statistics.
-
-        :param prior: `None` and others than those that have a mode are flat.
-        :param current: returned where nothing is known.
-        """
-        raise NotImplementedError
-
-    def target(self, tally: Tally, prior: Any, current: Any) -> Target:
-        """Return the conditional given the statistics, which are those of draws."""
-        raise NotImplementedError
-
-
-class _ScaleRole(Role):
-    """Standard deviations of centred Normal numbers."""
-
-    priors_with_mode = dist.HalfNormal, dist.ImproperUniform
-
-    def expected(self, value: Any) -> Any:
         return value**2
 
     def mode(self, tally: Tally, prior: Any, current: Any) -> Any:
+        """Return the mode given the statistics, and the current value where nothing is known.
+
+        :param prior: any but those that have a mode are taken as flat.
+        """
         return scale_mode(*tally, prior, current)
 
     def target(self, tally: Tally, prior: Any, current: Any) -> Target:
-        log_prior = elementwise(prior, jnp.shape(current))
-        log_squares = jnp.log(tally.total)
+        """Return the conditional given the statistics of draws.
+
+        Here that of the standard deviations of centred Normal numbers.
+        """
+        log_prior, log_squares = elementwise(prior, jnp.shape(current)), jnp.log(tally.total)
 
         def log_density(log_x):
             # with a count of zero a scale may come near to zero
@@ -227,7 +212,7 @@ class _ScaleRole(Role):
         return Target(jnp.log(current), log_density, jnp.exp)
 
 
-class NoiseRole(_ScaleRole):
+class NoiseRole(Role):
     """The noise scales of the tasks."""
 
     part = "noise"
@@ -241,7 +226,7 @@ class NoiseRole(_ScaleRole):
         return Tally(index.sum(statistics.count), index.sum(statistics.squares))
 
 
-class SlabRole(_ScaleRole):
+class SlabRole(Role):
     """The slab scales of the weights."""
 
     part = "slab"
@@ -336,11 +321,11 @@ def scale_mode(count: Any, squares: Any, prior: Any, current: Any) -> Any:
     """
     base = base_of(prior)
     scale = base.scale if isinstance(base, dist.HalfNormal) else jnp.inf
-    known = count > UNKNOWN
-    count = jnp.where(known, count, 1.0)
+    is_known = count > UNKNOWN
+    count = jnp.where(is_known, count, 1.0)
     # the positive root of sigma^4 / s^2 + count sigma^2 - squares = 0, without cancellation
     variance = 2.0 * squares / (count + jnp.sqrt(count**2 + 4.0 * squares / scale**2))
-    return jnp.where(known, jnp.sqrt(variance), current)
+    return jnp.where(is_known, jnp.sqrt(variance), current)
 
 
 # Draws

@@ -3,8 +3,8 @@ r"""Coefficients with a Normal prior beside the weights: integrated out, or give
 
 The location of task q is :math:`X^\top w_q + D^\top b_q`: features X times weights, and
 covariates D times coefficients, such as an intercept. A design whose columns have one weight each
-is one task. Features and observations are split into their part in the span of the covariates and
-the rest, and only the former depends on the coefficients. Where columns are far from centred, this
+is one task. Features and observations are split into a part in the span of the covariates, on which
+alone coefficients have an effect, and a part outside. Where columns are far from centred, this
 also avoids the cancellation of large numbers in single precision.
 """
 
@@ -55,7 +55,7 @@ class NormalPrior(NamedTuple):
         return x / _expanded(self.scale, x)
 
     def rows(self, covariates: Float[Array, "C K"]) -> Float[Array, "Q C K"]:
-        """What a deviation of one adds to the location."""
+        """Return the rows that deviations multiply in the location."""
         if self.links is not None:
             covariates = jnp.linalg.solve(self._unlinked.T, covariates)
         return self.scale[:, :, None] * covariates
@@ -67,16 +67,16 @@ class NormalPrior(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Features, split into the span of covariates and the rest.
+    """Features, split into the span of covariates and the part outside of it.
 
     - **basis** - of the span, orthonormal.
     - **inside** - coordinates of the features in the basis.
-    - **rest**, **products** - their rest, and the products of that of each block.
+    - **outside**, **products** - the part outside of the span, and its products within a block.
     """
 
     basis: Float[Array, "K N"]
     inside: Float[Array, "*G P K"]
-    rest: Float[Array, "*G P N"]
+    outside: Float[Array, "*G P N"]
     products: Float[Array, "*G P P"]
 
 
@@ -86,19 +86,19 @@ def split(features: Float[Array, "*G P N"], covariates: Float[Array, "C N"]) -> 
     :param features: the leading axes are those of blocks, or none.
     """
     basis = jnp.linalg.qr(covariates.T)[0].T
-    inside, rest = split_along(basis, features)
-    return Split(basis, inside, rest, rest @ jnp.swapaxes(rest, -1, -2))
+    inside, outside = split_along(basis, features)
+    return Split(basis, inside, outside, outside @ jnp.swapaxes(outside, -1, -2))
 
 
 def split_along(
     basis: Float[Array, "K N"], x: Float[Array, "*P N"]
 ) -> tuple[Float[Array, "*P K"], Float[Array, "*P N"]]:
-    """Return the coordinates of rows in an orthonormal basis, and their rest."""
+    """Return the coordinates of rows in an orthonormal basis, and the rows outside of its span."""
     inside = x @ basis.T
-    rest = x - inside @ basis
-    # rounding errors in the span may be large beside the rest
-    correction = rest @ basis.T
-    return inside + correction, rest - correction @ basis
+    outside = x - inside @ basis
+    # rounding errors in the span may be large beside the part outside of it
+    correction = outside @ basis.T
+    return inside + correction, outside - correction @ basis
 
 
 class Coefficients(NamedTuple):
@@ -189,17 +189,17 @@ def of_columns(
     prior: NormalPrior,
     sigma2: Float[Array, ""],
 ) -> tuple[Coefficients, Float[Array, " N"]]:
-    """Return the coefficients of a whitened design, and the rest of the observations.
+    """Return the coefficients of a whitened design, and the observations outside of the span.
 
     :param basis: of a span that has the covariates in it.
     :param inside: coordinates of the features.
     :param y: residual at the current values of the coefficients.
     """
     coordinates = covariates @ basis.T
-    fit, rest = split_along(basis, y)
+    fit, outside = split_along(basis, y)
     e = fit + (prior.value - prior.origin) @ coordinates
     E = transposed(prior.rows(coordinates))
-    return coefficients_of(inside.T[None], E, e, sigma2[None]), rest
+    return coefficients_of(inside.T[None], E, e, sigma2[None]), outside
 
 
 class TaskStatistics(NamedTuple):
@@ -209,7 +209,7 @@ class TaskStatistics(NamedTuple):
     - **up** - upper triangular root of the basis' products, as each task weighs observations.
     - **fit** - coordinates of the observations.
     - **J** - as in :class:`Coefficients`.
-    - **G**, **b**, **yy** - products of the rest of features and observations.
+    - **G**, **b**, **yy** - products of features and observations outside of the span.
     """
 
     coordinates: Float[Array, "K C"]
@@ -238,7 +238,7 @@ def task_statistics(
     :param y: observations at weights and coefficients of zero, 0 where they are missing.
     :param Z: relative precisions, one column where all tasks agree.
     """
-    basis, inside, rest, _ = split(features, covariates)
+    basis, inside, outside, _ = split(features, covariates)
     S = task_products(basis, basis, Z)
     # a task with too few observations for all directions has a singular matrix
     size = jnp.max(jnp.diagonal(S, axis1=1, axis2=2), axis=1)[:, None, None]
@@ -246,7 +246,7 @@ def task_statistics(
     L = jnp.linalg.cholesky(S + (len(basis) * info.eps * size + info.tiny**0.5) * one)
     half = solve_triangular(L, jnp.broadcast_to(one, L.shape), lower=True)
     up = transposed(L)
-    across = half @ task_products(basis, rest, Z)
+    across = half @ task_products(basis, outside, Z)
     fit = times(transposed(half), times(half, (Z * y).T @ basis.T))
     y = y - (fit @ basis).T
     return TaskStatistics(
@@ -254,8 +254,8 @@ def task_statistics(
         up,
         fit,
         J=up @ inside.T + across,
-        G=task_products(rest, rest, Z) - transposed(across) @ across,
-        b=(Z * y).T @ rest.T,
+        G=task_products(outside, outside, Z) - transposed(across) @ across,
+        b=(Z * y).T @ outside.T,
         yy=jnp.sum(Z * y**2, axis=0),
     )
 

@@ -23,7 +23,7 @@ Key = tuple[str, str]
 """An input of a program: the argument of :meth:`Problem.run` and the name in it."""
 
 
-class Coefficients(NamedTuple):
+class CoefficientProof(NamedTuple):
     """
     - **names** - Normal sites in which the predictor is affine, together with the weights, and on
       which nothing else depends, save the prior means of each other.
@@ -83,7 +83,7 @@ def is_chain(run: Any, name: str) -> bool:
     return ("values", name) in union(run.priors.get(name, ()))
 
 
-def find_coefficients(problem: Problem, run: Any, trace: dict[str, Any]) -> Coefficients:
+def find_coefficients(problem: Problem, run: Any, trace: dict[str, Any]) -> CoefficientProof:
     """Normal sites on which nothing depends but the predictor and prior means of some of them, all
     of which are affine in them jointly.
 
@@ -93,7 +93,7 @@ def find_coefficients(problem: Problem, run: Any, trace: dict[str, Any]) -> Coef
     inputs, likelihood = problem.inputs, problem.form.likelihood
     names = [n for n in problem.form.others if _is_candidate(problem, run, trace[n], n)]
     if not names:
-        return Coefficients((), (), True, ())
+        return CoefficientProof((), (), True, ())
     moments = provenance(lambda **x: _moments(problem, x, names), **inputs)
     users = {name: _users(run, likelihood, name, moments) for name in names}
     names = _closed(names, users)
@@ -105,7 +105,7 @@ def find_coefficients(problem: Problem, run: Any, trace: dict[str, Any]) -> Coef
     links = tuple((k, other) for k in dense for other in dense if other in means[k])
     keys = [("values", name) for name in names]
     rows = sources_of_derivative(problem.predictor, inputs, keys) if names else NONE
-    return Coefficients(tuple(names), tuple(dense), not rows, links)
+    return CoefficientProof(tuple(names), tuple(dense), not rows, links)
 
 
 def _is_candidate(problem: Problem, run: Any, site: dict[str, Any], name: str) -> bool:

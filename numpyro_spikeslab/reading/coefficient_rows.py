@@ -49,7 +49,7 @@ def affine_map(
 def over_covariates(
     form: Form,
     tangent: Callable[[Any], Any],
-    own: CoefficientSite,
+    site: CoefficientSite,
     shapes: dict[str, tuple[int, ...]],
     of: Callable[[Any], Any],
 ) -> Any:
@@ -57,13 +57,13 @@ def over_covariates(
 
     :param of: takes what coefficients of one in every task add to the location, (N, Q).
     """
-    Q, C = form.num_tasks, prod(shapes[own.site]) // form.num_tasks
+    Q, C = form.num_tasks, prod(shapes[site.site]) // form.num_tasks
     zero = {name: jnp.zeros(shape) for name, shape in shapes.items()}
 
     def one(k):
         # without a barrier XLA spends seconds on folding constants
         unit = jax.lax.optimization_barrier(jnp.zeros((Q, C)).at[:, k].set(1))
-        return of(tangent(zero | {own.site: own.put(unit, shapes[own.site])}))
+        return of(tangent(zero | {site.site: site.put(unit, shapes[site.site])}))
 
     return jax.lax.map(one, jnp.arange(C))
 
@@ -73,11 +73,11 @@ def shared_covariates(problem: Problem, values: dict[str, Any]) -> dict[str, Flo
     form = problem.form
     tangent, shapes = affine_map(problem, values, form.of_tasks)
 
-    def rows(own):
-        found = over_covariates(form, tangent, own, shapes, lambda rows: rows[:, 0])
-        return where_observed(problem, values, found)
+    def rows(site):
+        columns = over_covariates(form, tangent, site, shapes, lambda rows: rows[:, 0])
+        return where_observed(problem, values, columns)
 
-    return {own.site: rows(own) for own in form.of_tasks}
+    return {each.site: rows(each) for each in form.of_tasks}
 
 
 def dense_rows(
@@ -95,7 +95,7 @@ def dense_rows(
 def joined(sites: Sites, values: dict[str, Any], behind: int = 0) -> Float[Array, "Q C ..."]:
     """Join the values of the sites.
 
-    :param behind: number of further axes behind those of the sites.
+    :param behind: number of axes that follow the axes of the sites.
     """
     return jnp.concatenate([each.take(values[each.site], behind) for each in sites], axis=1)
 
@@ -139,13 +139,13 @@ class Standardised(NamedTuple):
 def standardised(sites: Sites, at: View, values: dict[str, Any]) -> Standardised:
     """Read the priors of coefficients in a view at these values.
 
-    :param values: of their sites, or of these and others.
+    :param values: values of the sites; others are ignored.
     """
     shapes = {each.site: jnp.shape(values[each.site]) for each in sites}
 
     def moment(part):
-        found = {k: getattr(at.priors[k], part) for k in shapes}
-        return joined(sites, {k: jnp.broadcast_to(x, shapes[k]) for k, x in found.items()})
+        moments = {k: getattr(at.priors[k], part) for k in shapes}
+        return joined(sites, {k: jnp.broadcast_to(x, shapes[k]) for k, x in moments.items()})
 
     links = None
     if at.links is not None:
@@ -167,8 +167,7 @@ class ColumnsWithout(NamedTuple):
     """The columns of a design and their residual, with coefficients integrated out.
 
     - **standard**, **coefficients** - the coefficients, and their conditional.
-    - **design** - of N observations without the span of the covariates, then K in the span.
-    - **residual** - likewise.
+    - **design**, **residual** - N observations outside of the span of the covariates, then K in it.
     - **basis** - of the span.
     """
 
@@ -183,7 +182,7 @@ class ColumnsWithout(NamedTuple):
     ) -> tuple[dict[str, Any], Float[Array, " N"]]:
         """Return the coefficients at their conditional mean, or a draw, and the residual.
 
-        :param residual: that of new weights.
+        :param residual: the residual at new weights.
         :param noise: standard normal numbers of a draw.
         """
         N = self.basis.shape[1]
@@ -209,13 +208,13 @@ def columns_without(
     parts = split(design.rows, covariates) if parts is None else parts
     standard, y = standardised(sites, at, values), jnp.sqrt(relative) * at.Y[:, 0]
     inside = parts.inside.reshape(-1, len(parts.basis))[: problem.form.size]
-    coefficients, rest = of_columns(
+    coefficients, outside = of_columns(
         parts.basis, inside, covariates, y, standard.prior, at.sigma2[0]
     )
     span = parts.inside @ coefficients.whitening[0].T
     gram = parts.products + span @ jnp.swapaxes(span, -1, -2)
-    rows = jnp.concatenate([parts.rest, span], axis=-1)
-    residual = jnp.concatenate([rest, coefficients.without()[1][0]])
+    rows = jnp.concatenate([parts.outside, span], axis=-1)
+    residual = jnp.concatenate([outside, coefficients.without()[1][0]])
     return ColumnsWithout(standard, coefficients, Design(rows, gram), residual, parts.basis)
 
 
@@ -223,7 +222,7 @@ class TasksWithout(NamedTuple):
     """Weights of tasks, with the coefficients of each task integrated out.
 
     - **standard**, **coefficients** - the coefficients, and their conditional.
-    - **statistics** - of features and observations without the span of the covariates.
+    - **statistics** - sums over the observations.
     """
 
     standard: Standardised
@@ -262,8 +261,8 @@ class TasksWithout(NamedTuple):
         (mean, var), (J, E, e, *_), sums = moments, self.coefficients, self.statistics
         left = e - times(J, mean) - times(E, u)
         per_weight = jnp.diagonal(sums.G, axis1=1, axis2=2) + jnp.sum((J + E @ slopes) ** 2, axis=1)
-        rest = jnp.sum(mean * (times(sums.G, mean) - 2 * sums.b), axis=1)
-        return sums.yy + rest + jnp.sum(left**2, axis=1) + jnp.sum(var * per_weight, axis=1)
+        outside = sums.yy + jnp.sum(mean * (times(sums.G, mean) - 2 * sums.b), axis=1)
+        return outside + jnp.sum(left**2, axis=1) + jnp.sum(var * per_weight, axis=1)
 
 
 def tasks_without(
@@ -310,7 +309,7 @@ def given_residual(
     """Return dense coefficients at their joint conditional mean given the weights, or a draw, and
     the residual.
 
-    :param residual: that of the weights at the current coefficients.
+    :param residual: observations less their location at the weights and current coefficients.
     :param noise: standard normal numbers of a draw.
     """
     precision = jnp.ravel(jnp.broadcast_to(at.precision, residual.shape))

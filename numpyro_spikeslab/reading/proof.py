@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.coefficient_proof import (
-    Coefficients,
+    CoefficientProof,
     derivative,
     find_coefficients,
     is_chain,
@@ -50,7 +50,7 @@ class Proof(NamedTuple):
     scale: Names
     count: Names  # type: ignore[assignment]
     roles: tuple[Role, ...]
-    coefficients: Coefficients
+    coefficients: CoefficientProof
     mixed: str | None
     kernels: tuple[str, ...]
     parents: tuple[str, ...]

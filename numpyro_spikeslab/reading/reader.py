@@ -158,14 +158,14 @@ class Reading:
         return _split(self.problem, self.generic, self.design)
 
     @from_data
-    def gram_of_rest(self) -> Any:
-        """Products of the columns without the span of the covariates; see :attr:`gram`."""
+    def gram_outside(self) -> Any:
+        """Products of the columns outside of the span of the covariates; see :attr:`gram`."""
         return self._products(self.split)
 
     def _products(self, blocks: Any) -> Any:
         if self.form.size > MAX_GRAM or blocks is None or not are_concrete(blocks):
             return None
-        rows = blocks.rest if isinstance(blocks, Split) else blocks.rows
+        rows = blocks.outside if isinstance(blocks, Split) else blocks.rows
         return _products(rows)[: self.form.size, : self.form.size]
 
     @from_data

@@ -259,7 +259,7 @@ def _draw_columns(key: Array, now: Current, current: Float[Array, "1 P"], moves:
     precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
     target, columns = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0], None
     sites = reading.form.coefficient_sites(now.own)
-    gram = reading.gram_of_rest if sites else reading.gram
+    gram = reading.gram_outside if sites else reading.gram
     if sites:
         # integrated out, for given them a column that is far from centred hardly ever gets in
         columns = columns_without(reading.problem, at, now.values, sites, design, reading.split)

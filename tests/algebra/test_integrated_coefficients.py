@@ -77,8 +77,8 @@ def case_of(kind, mean=0.0):
             parts = split(X, D)
             left = jnp.sqrt(Z_[:, 0]) * y_[:, 0] - moments[0][0] @ D
             given = parts.basis, parts.inside, D, left, NormalPrior(*moments), noise[0]
-            coefficients, rest = of_columns(*given)
-            sums = parts.products[None], (parts.rest @ rest)[None]
+            coefficients, outside = of_columns(*given)
+            sums = parts.products[None], (parts.outside @ outside)[None]
         else:
             sums = task_statistics(y_, Z_, X, D)
             coefficients = sums.coefficients(NormalPrior(*moments), noise)
