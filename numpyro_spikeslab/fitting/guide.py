@@ -213,7 +213,7 @@ class SpikeSlabGuide(AutoGuide):
         for name, kind in self._slopes.items():
             start = jnp.zeros(kind.shape), constraints.real
             (slopes,) = declared({self._slope_name(name): start})
-            change = kind.against(jnp.concatenate(changes))
+            change = kind.factors(jnp.concatenate(changes))
             point = Followed(values[name], slopes, change, self._points[name].event_dim)
             with self._within(plates, name):
                 followers[name] = numpyro.sample(name, point)

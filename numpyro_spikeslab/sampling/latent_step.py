@@ -18,7 +18,6 @@ from numpyro_spikeslab.roles import (
     Role,
     SlabRole,
     Statistics,
-    draw_sites,
     elementwise,
 )
 from numpyro_spikeslab.sampling.function_state import Fixed, Moves, State
@@ -77,7 +76,7 @@ class Step(Current):
                 return scales, at.prior.variance
             known = w != 0
             statistics = Statistics(known, known * jnp.ones_like(w), w**2, at.count, at.sigma2)
-            scales = draw_sites(key, self.targets(self.roles(SlabRole), scales, statistics))
+            scales = self.draw_roles(key, SlabRole, scales, statistics)
             return scales, self.slab_variance(scales)
 
         flip = rescale and self.reading.functions.functions.mean is None

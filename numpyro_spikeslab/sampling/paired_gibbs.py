@@ -282,10 +282,11 @@ def _draw_columns(key: Array, now: Current, current: Float[Array, "1 P"], moves:
     spikes, slabs, inclusion = _once(drawn)
 
     def draw_coefficients(key):
-        new, residual = {}, target - predictor(design, weights(spikes, slabs))
-        if columns is not None:
-            value = columns.standard.prior.value
-            new, residual = columns.given(residual, random.normal(key, value.shape, value.dtype))
+        residual = target - predictor(design, weights(spikes, slabs))
+        if columns is None:
+            return {}, jnp.sum(residual**2)[None]
+        value = columns.standard.prior.value
+        new, residual = columns.given(residual, random.normal(key, value.shape, value.dtype))
         return new, jnp.sum(residual**2)[None]
 
     return PairDraws(spikes, slabs, inclusion, draw_coefficients)

@@ -13,18 +13,18 @@ from numpyro_spikeslab.algebra.sparse_sums import at_entries
 from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.roles import Index, Role, SlabRole, Statistics, Target, draw_sites
+from numpyro_spikeslab.roles import Index, Role, SlabRole, Statistics, draw_sites
 from numpyro_spikeslab.sampling.kernel import complete
 
 
 @dataclass(frozen=True)
 class Current:
-    """A model at the current values of its sites, some of which are to be drawn.
+    """A model at the current values of its sites, and the sites that a kernel draws.
 
     - **reading** - the model.
-    - **values** - of all sites.
-    - **own** - names of those that are drawn.
-    - **at** - the model at these values and weights of zero.
+    - **values** - values of all sites.
+    - **own** - names of the sites that are drawn.
+    - **at** - the view at these values and weights of zero.
     """
 
     reading: Reading
@@ -34,47 +34,43 @@ class Current:
 
     @classmethod
     def of(cls, reading: Reading, values: dict[str, Any], z: dict[str, Any]) -> Any:
-        """Run the model, at weights of zero.
+        """Run the model at weights of zero.
 
-        :param values: of the sites that other blocks hold.
-        :param z: of the kernel's own.
+        :param values: values of the sites that other blocks hold.
+        :param z: values of the kernel's own sites.
         """
         values = complete(reading, values | z)
         return cls(reading, values, frozenset(z), reading.view(values))
 
     def roles(self, kind: type[Role] = Role) -> tuple[Role, ...]:
-        """The roles of one kind that are drawn."""
+        """Return the roles of one kind that are drawn."""
         return tuple(role for role in self.reading.form.roles_of(kind) if role.site in self.own)
 
     def index(self, role: Role) -> Index:
-        """Which entry of its site each weight or task takes."""
+        """Return which entry of the site each weight or task takes."""
         return self.reading.indices[role.site]
 
     def weights(self) -> tuple[Float[Array, "Q M"], Float[Array, "Q M"]]:
-        """Spikes and slabs."""
-        form = self.reading.form
-        both = form.join_spikes(self.values), form.join(self.values, "{}_slab")
-        spikes, slabs = (x.astype(self.at.Y.dtype).reshape(form.shape) for x in both)
-        return spikes, slabs
+        """Return spikes and slabs."""
+        form, dtype = self.reading.form, self.at.Y.dtype
+        spikes, slabs = form.join_spikes(self.values), form.join(self.values, "{}_slab")
+        return spikes.astype(dtype).reshape(form.shape), slabs.astype(dtype).reshape(form.shape)
 
-    def targets(
-        self, roles: tuple[Role, ...], values: dict[str, Any], statistics: Statistics
-    ) -> dict[str, Target]:
-        """Conditionals of the sites of some roles.
+    def draw_roles(
+        self, key: Array, kind: type[Role], values: dict[str, Any], statistics: Statistics
+    ) -> dict[str, Any]:
+        """Draw the sites of the roles of one kind.
 
-        :param values: the current ones, by the names of their sites.
+        :param values: current values by site.
         """
-        return {
-            role.site: role.target(
-                role.tally(self.index(role), statistics),
-                self.at.priors[role.site],
-                values[role.site],
-            )
-            for role in roles
-        }
+        targets = {}
+        for role in self.roles(kind):
+            tally = role.tally(self.index(role), statistics)
+            targets[role.site] = role.target(tally, self.at.priors[role.site], values[role.site])
+        return draw_sites(key, targets)
 
     def slab_variance(self, values: dict[str, Any]) -> Float[Array, "Q M"]:
-        """Prior variances of all slabs, at new values of slab scales."""
+        """Return the prior variances of all slabs at new values of slab scales."""
         at = self.at
         for role in self.roles(SlabRole):
             at = role.place(at, self.index(role), values[role.site])
@@ -88,22 +84,21 @@ class Current:
         squares: Float[Array, " Q"],
         counted: Any,
     ) -> tuple[dict[str, Any], Float[Array, "Q M"]]:
-        """Draw all scales and probabilities, then excluded slabs, which have their prior.
+        """Draw all scales and probabilities, then the excluded slabs from their prior.
 
         :param keys: two random keys.
-        :param values: the current ones, by the names of their sites.
+        :param values: current values by site.
         :param now: spikes and slabs.
-        :param squares: sums of the squared residuals of each task.
-        :param counted: which slabs are known: those that are not drawn anew.
-        :return: the new ones, and all slabs.
+        :param squares: sum of squared residuals of each task.
+        :param counted: 1 for slabs that count for their scale, 0 for those that are drawn here.
+        :return: new values by site, and all slabs.
         """
         spikes, slabs = now
-        # without noise, as of simulations, the scale would fall until its square is zero
+        # if columns determine the response, the scale would fall until its square underflows
         squares = jnp.maximum(squares, self.at.rounding)
-        statistics = Statistics(
-            spikes, counted * jnp.ones_like(slabs), counted * slabs**2, self.at.count, squares
-        )
-        new = draw_sites(keys[0], self.targets(self.roles(), values, statistics))
+        slab_counts = counted * jnp.ones_like(slabs)
+        statistics = Statistics(spikes, slab_counts, counted * slabs**2, self.at.count, squares)
+        new = self.draw_roles(keys[0], Role, values, statistics)
         excluded = jnp.sqrt(self.slab_variance(new))
         excluded *= random.normal(keys[1], slabs.shape, slabs.dtype)
         return new, jnp.where(spikes > 0, slabs, excluded)

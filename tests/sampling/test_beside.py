@@ -18,7 +18,9 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Gibbs
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.reading import reader
 from numpyro_spikeslab.roles import InclusionRole, Tally, draw_sites
+from numpyro_spikeslab.sampling import paired_gibbs
 
 KEY = random.key(0)
 
@@ -53,39 +55,6 @@ def level_model(X, covariate, y=None):
             numpyro.sample("y", dist.Normal(location, jnp.linspace(0.3, 0.7, 20)), obs=y)
 
 
-@pytest.mark.slow
-def test_coefficients_are_drawn_exactly():
-    """They are weights that are always included."""
-    X = truth.design("correlated") + 1.0
-    rng = np.random.default_rng(3)
-    covariate = X[:, :1] + 0.5 * rng.normal(size=(20, 1))
-    y = truth.response(X) + 2.0 + 0.5 * covariate[:, 0]
-    # location and design of an entry that is missing are no numbers
-    covariate[4] = np.nan
-    columns = np.column_stack([X, np.ones(20), np.eye(3)[group], covariate])
-    seen = ~np.isnan(covariate[:, 0])
-    always = 1 - 1e-15
-    exact = truth.enumerate_models(
-        truth.regression(
-            columns[seen],
-            y[seen] - 1.0,
-            np.linspace(0.3, 0.7, 20)[seen],
-            [0.3] * 4 + [always] * 5,
-            [0.8] * 4 + [3.0, 0.5, 1.0, 2.0, 2.0],
-        )
-    )
-    draws = sampled(level_model, *map(jnp.asarray, (X, covariate, y)), num_samples=20_000)
-    found = np.concatenate(
-        [draws["w"], draws["level"][..., None] - 1.0, draws["effect"], draws["slope"]], axis=-1
-    )
-    # 40 comparisons: a false alarm in 1 of 400 keys
-    assert agrees(draws["w_spike"], exact.inclusion[:4], within=0.03)
-    assert agrees(found, exact.mean)
-    assert agrees(found**2, np.diag(exact.second_moments))
-    assert agrees(found[..., 4] * found[..., 0], exact.second_moments[4, 0])
-    assert agrees(found[..., 4] * found[..., 8], exact.second_moments[4, 8])
-
-
 def means_model(X, y=None):
     mean = numpyro.sample("mean", dist.Normal(1.0, 3.0))
     with numpyro.plate("group", 3):
@@ -96,26 +65,66 @@ def means_model(X, y=None):
         numpyro.sample("y", dist.Normal(mean + effect[group] + X @ w, 0.5), obs=y)
 
 
-@pytest.mark.slow
-def test_coefficients_are_drawn_with_their_prior_means():
+def year_model(X, y=None):
+    level = numpyro.sample("level", dist.Normal(0.0, 100.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(level + X @ w, 0.5), obs=y)
+
+
+def covariates_and_effects():
+    X = truth.design("correlated") + 1.0
+    rng = np.random.default_rng(3)
+    covariate = X[:, :1] + 0.5 * rng.normal(size=(20, 1))
+    y = truth.response(X) + 2.0 + 0.5 * covariate[:, 0]
+    # location and design of an entry that is missing are no numbers
+    covariate[4] = np.nan
+    seen = ~np.isnan(covariate[:, 0])
+    columns = np.column_stack([X, np.ones(20), np.eye(3)[group], covariate])[seen]
+    scales = [0.8] * 4 + [3.0, 0.5, 1.0, 2.0, 2.0]
+    regression = columns, y[seen] - 1.0, np.linspace(0.3, 0.7, 20)[seen], scales
+    others = lambda z: [z["level"][..., None] - 1.0, z["effect"], z["slope"]]  # noqa: E731
+    return level_model, (X, covariate, y), regression, others
+
+
+def prior_means():
+    """The mean moves the effects along, and its own 1 the location by 3."""
     X = truth.design("correlated") + 5.0
     y = truth.response(X)
-    # the mean moves the effects along, and its own 1 the location by 3
-    columns, always = np.column_stack([X, np.full(20, 3.0), np.eye(3)[group]]), 1 - 1e-15
-    exact = truth.enumerate_models(
-        truth.regression(
-            columns, y - 3.0, 0.5, [0.3] * 4 + [always] * 4, [0.8] * 4 + [3, 0.5, 1, 2]
-        )
-    )
-    draws = sampled(means_model, *map(jnp.asarray, (X, y)))
-    own = draws["effect"] - 2 * draws["mean"][..., None]
-    found = np.concatenate([draws["w"], draws["mean"][..., None] - 1.0, own], axis=-1)
-    # 22 comparisons: a false alarm in 1 of 700 keys
-    assert agrees(draws["w_spike"], exact.inclusion[:4], within=0.03)
+    columns = np.column_stack([X, np.full(20, 3.0), np.eye(3)[group]])
+    regression = columns, y - 3.0, 0.5, [0.8] * 4 + [3, 0.5, 1, 2]
+    others = lambda z: [z["mean"][..., None] - 1.0, z["effect"] - 2 * z["mean"][..., None]]  # noqa: E731
+    return means_model, (X, y), regression, others
+
+
+def years():
+    """In single precision, in which products of 200 years would not be exact."""
+    rng = np.random.default_rng(0)
+    year = rng.integers(1990, 2021, 200)
+    X = np.column_stack([year, year - rng.integers(0, 4, 200), year + rng.integers(-2, 3, 200)])
+    y = 0.03 * (X[:, 0] + X[:, 1] - 4008) + 0.5 * rng.normal(size=200)
+    regression = np.column_stack([X, np.ones(200)]), y, 0.5, [1.0] * 3 + [100.0]
+    return year_model, (X, y), regression, lambda z: [z["level"][..., None]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [covariates_and_effects, prior_means, years])
+def test_coefficients_are_drawn_exactly(case):
+    """They are weights that are always included."""
+    model, args, (*regression, scales), others = case()
+    num_slabs = args[0].shape[1]
+    probs = [0.3] * num_slabs + [1 - 1e-15] * (len(scales) - num_slabs)
+    exact = truth.enumerate_models(truth.regression(*regression, probs, scales))
+    draws = sampled(model, *(jnp.asarray(x, jnp.float32) for x in args), num_samples=20_000)
+    z = {name: np.asarray(x, float) for name, x in draws.items()}
+    found = np.concatenate([z["w"], *others(z)], axis=-1)
+    products = found[..., :, None] * found[..., None, :]
+    # 130 comparisons in all: a false alarm in 1 of 120 keys
+    assert agrees(draws["w_spike"], exact.inclusion[:num_slabs], within=0.03)
     assert agrees(found, exact.mean)
-    assert agrees(found**2, np.diag(exact.second_moments))
-    assert agrees(found[..., 4] * found[..., 0], exact.second_moments[4, 0])
-    assert agrees(found[..., 4] * found[..., 7], exact.second_moments[4, 7])
+    first, second = np.triu_indices(found.shape[-1])
+    assert agrees(products[..., first, second], exact.second_moments[first, second])
 
 
 @pytest.mark.slow
@@ -157,50 +166,26 @@ def test_the_mean_of_what_another_block_draws_is_left_to_it():
         mcmc.run(KEY, jnp.asarray(X), jnp.asarray(truth.response(X)))
 
 
-def year_model(X, y=None, prior=dist.Normal):
-    level = numpyro.sample("level", prior(0.0, 100.0))
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.3)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(level + X @ w, 0.5), obs=y)
+def test_a_step_makes_one_view(monkeypatch):
+    """And one decomposition of the coefficients, which are drawn from what the pairs were."""
+    calls = {"view": 0, "columns_without": 0}
 
+    def counted(module, name):
+        function = getattr(module, name)
 
-@pytest.mark.slow
-@pytest.mark.parametrize("slope", [0.08, pytest.param(0.0, marks=pytest.mark.exhaustive)])
-def test_a_column_of_years_and_the_intercept_move_together(precision, slope):
-    """Given either the other hardly moves."""
-    rng = np.random.default_rng(5)
-    year = 1975.0 + np.arange(-10, 10)
-    X = np.column_stack([year, rng.normal(size=(20, 2))])
-    y = 3.0 + slope * (year - 1975) + X[:, 1] + 0.5 * rng.normal(size=20)
-    columns, always = np.column_stack([X, np.ones(20)]), 1 - 1e-15
-    exact = truth.enumerate_models(
-        truth.regression(columns, y, 0.5, [0.3] * 3 + [always], [1.0] * 3 + [100.0])
-    )
-    draws = sampled(year_model, *map(jnp.asarray, (X, y)))
-    found = np.concatenate([draws["w"], draws["level"][..., None]], axis=-1).astype(float)
-    # 22 comparisons in each of four tests: a false alarm in 1 of 200 keys
-    assert agrees(draws["w_spike"], exact.inclusion[:3], within=0.03)
-    assert agrees(found, exact.mean)
-    assert agrees(found**2, np.diag(exact.second_moments))
-    assert agrees(found[..., 0] * found[..., 3], exact.second_moments[0, 3])
+        def count(*args, **kwargs):
+            calls[name] += 1
+            return function(*args, **kwargs)
 
+        monkeypatch.setattr(module, name, count)
 
-@pytest.mark.slow
-def test_columns_of_years_are_told_from_each_other():
-    """In single precision, which products of 200 years would not be exact in."""
-    rng = np.random.default_rng(0)
-    year = rng.integers(1990, 2021, 200)
-    X = np.column_stack([year, year - rng.integers(0, 4, 200), year + rng.integers(-2, 3, 200)])
-    y = 0.03 * (X[:, 0] + X[:, 1] - 4008) + 0.5 * rng.normal(size=200)
-    columns, always = np.column_stack([X, np.ones(200)]), 1 - 1e-15
-    exact = truth.enumerate_models(
-        truth.regression(columns, y, 0.5, [0.3] * 3 + [always], [1.0] * 3 + [100.0])
-    )
-    draws = sampled(year_model, *(jnp.asarray(x, jnp.float32) for x in (X, y)), num_samples=10_000)
-    # 6 comparisons: a false alarm in 1 of 2,600 keys
-    assert agrees(draws["w_spike"], exact.inclusion[:3], within=0.03)
-    assert agrees(draws["w"].astype(float), exact.mean[:3])
+    X = truth.design("correlated")
+    args, kernel = (jnp.asarray(X), jnp.asarray(truth.response(X))), nss.PairedGibbs(means_model)
+    state = kernel.init(KEY, 0, None, args, {})
+    counted(reader, "view")
+    counted(paired_gibbs, "columns_without")
+    jax.eval_shape(lambda state: kernel.sample(state, args, {}), state)
+    assert calls == {"view": 1, "columns_without": 1}
 
 
 PRIORS = {
