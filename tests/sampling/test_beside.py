@@ -182,7 +182,7 @@ def test_a_step_makes_one_view(monkeypatch):
     X = truth.design("correlated")
     args, kernel = (jnp.asarray(X), jnp.asarray(truth.response(X))), nss.PairedGibbs(means_model)
     state = kernel.init(KEY, 0, None, args, {})
-    counted(reader, "view")
+    counted(reader.Reading, "view")
     counted(paired_gibbs, "columns_without")
     jax.eval_shape(lambda state: kernel.sample(state, args, {}), state)
     assert calls == {"view": 1, "columns_without": 1}
