@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Priors of the parameters of kernels."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
@@ -14,57 +14,83 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab.latent import Functions
+from numpyro_spikeslab.latent import Functions, user_of
+from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.priors import bounds
 
 KERNEL_PRIOR_SCALE = 2.0
 """Scale of the LogNormal prior of a kernel parameter; its median is the value in the kernel."""
 
 BELOW, ABOVE = 0.01, 0.05
-"""Prior probability that a length scale is below the spacing of the inputs, where a function is
-noise, and that it is above their extent, where it is nearly constant."""
+"""Prior probabilities that a length scale is below the spacing of the inputs, where a function is
+noise, and above their extent, where it is nearly constant."""
 
 MIN_RATIO = 10.0
-"""Of the extent to the spacing. Inputs of many dimensions are far apart in each."""
+"""Least ratio of the extent to the spacing. Inputs of many dimensions are far from each other."""
+
+
+class Start(NamedTuple):
+    """A site of kernel parameters.
+
+    - **paths** - names of its prior in the argument ``priors``, the most special last.
+    - **value** - its value in the kernels.
+    - **is_length** - whether it is a length scale.
+    """
+
+    paths: tuple[str, ...]
+    value: Any
+    is_length: bool
 
 
 def parameter_priors(
     functions: Functions, priors: Mapping[str, dist.Distribution]
 ) -> dict[str, dist.Distribution]:
-    """Priors of the sites of the kernels' parameters, in the sites' order.
+    """Priors of the sites of the kernels' parameters, in the order of the sites.
 
-    :param functions: what defines the functions.
-    :param priors: priors by the parameters' paths, for those that do not have the default.
-    :return: for each site a prior whose batch shape is that of the functions, (M,), where their
-        kernels are alike, else ().
+    :param priors: priors by the parameters' paths; the others have the default.
+    :return: for each site a prior with the batch shape (M,) where sites have an entry for each
+        function, else ().
     :raises ValueError: if a prior is of no parameter, not on positive numbers or of another shape.
     """
-    where = f"latent_functions({functions.name!r})"
-    found: dict[str, dist.Distribution] = {}
-    known: set[str] = set()
-    for site, paths, start, is_length in _parameters(functions):
-        known.update(paths)
-        # what names one function comes before what holds for all
+    starts, result = _starts(functions), {}
+    for site, (paths, value, is_length) in starts.items():
         path = next((path for path in reversed(paths) if path in priors), None)
-        event_dim = start.ndim - functions.alike
-        if path is None:
-            default = dist.LogNormal(jnp.log(start), KERNEL_PRIOR_SCALE)
-            if is_length and functions.num_inputs > 1:
-                default = length_scale_prior(functions.X)
-            found[site] = default.expand(start.shape).to_event(event_dim)
-        else:
-            _check(where, path, priors[path], start.shape, event_dim)
-            found[site] = _fitted(priors[path], start.shape, event_dim)
-    if unknown := sorted(set(priors) - known):
-        raise ValueError(
-            f"{where}: `priors` has {unknown}, which no kernel has as a parameter to be learned. "
-            f"Known are {sorted(known)}."
-        )
-    return found
+        event_dim = value.ndim - functions.parameters.are_shared
+        if path is not None:
+            prior = priors[path]
+            _check(f"{user_of(functions.name)}: priors[{path!r}]", prior, value.shape, event_dim)
+            batch = value.shape[: value.ndim - prior.event_dim]
+            result[site] = prior.expand(batch).to_event(event_dim - prior.event_dim)
+            continue
+        default = dist.LogNormal(jnp.log(value), KERNEL_PRIOR_SCALE)
+        if is_length and functions.num_inputs > 1:
+            default = length_scale_prior(functions.X)
+        result[site] = default.expand(value.shape).to_event(event_dim)
+    names = {path for start in starts.values() for path in start.paths}
+    if unknown := sorted(set(priors) - names):
+        expected = f"parameters of the kernels, {sorted(names)}"
+        raise bad(f"{user_of(functions.name)}: priors", unknown, expected)
+    return result
 
 
 def start_values(functions: Functions) -> dict[str, Any]:
     """The values in the kernels, by the names of their sites."""
-    return {site: start for site, _, start, _ in _parameters(functions)}
+    return {site: start.value for site, start in _starts(functions).items()}
+
+
+def _starts(functions: Functions) -> dict[str, Start]:
+    starts: dict[str, Start] = {}
+    for m, template in enumerate(functions.templates):
+        values, lengths = template.parameters, template.length_scales
+        for parameter, (path, value) in zip(
+            functions.parameters.rows[m], values.items(), strict=True
+        ):
+            if parameter.entry is None:
+                starts[parameter.site] = Start((path, f"{m}_{path}"), value, path in lengths)
+            elif m == 0:
+                shared = jnp.stack([t.parameters[path] for t in functions.templates])
+                starts[parameter.site] = Start((path,), shared, path in lengths)
+    return starts
 
 
 def length_scale_prior(X: Any) -> dist.Distribution:
@@ -93,59 +119,23 @@ def _inverse_gamma(ratio: float) -> tuple[float, float]:
     return concentration, float(gammainccinv(concentration, BELOW))
 
 
-def _parameters(functions: Functions) -> Iterator[tuple[str, tuple[str, ...], Any, bool]]:
-    """Each site with the paths to what it holds, the most special last, with its start, and whether
-    it is a length scale."""
-    templates = functions.templates
-    if functions.alike:
-        starts = [template.parameters for template in templates]
-        for site, path in zip(functions.sites[0], starts[0], strict=True):
-            start = jnp.stack([values[path] for values in starts])
-            yield site, (path,), start, path in templates[0].length_scales
-        return
-    for m, (template, sites) in enumerate(zip(templates, functions.sites, strict=True)):
-        for site, (path, start) in zip(sites, template.parameters.items(), strict=True):
-            yield site, (path, f"{m}_{path}"), start, path in template.length_scales
-
-
-def _check(where: str, path: str, prior: Any, shape: tuple[int, ...], event_dim: int) -> None:
+def _check(what: str, prior: Any, shape: tuple[int, ...], event_dim: int) -> None:
     """Raise unless a prior fits a site of this shape."""
     if not isinstance(prior, dist.Distribution):
-        raise ValueError(
-            f"{where}: the prior of {path!r} must be a distribution of NumPyro, got "
-            f"{type(prior).__name__}. To hold a parameter, condition on its site."
-        )
-    if not _is_positive(prior.support):
-        raise ValueError(
-            f"{where}: the prior of {path!r}, {type(prior).__name__}, is not on the positive "
-            "numbers, and parameters of kernels are positive. Take LogNormal, InverseGamma or "
-            "HalfNormal, for example, or `TruncatedDistribution(prior, low=0.0)`."
+        remedy = "To hold a parameter, condition on its site."
+        raise bad(what, type(prior).__name__, "a distribution of NumPyro", remedy)
+    low = (bounds(prior.support) or (-np.inf, None))[0]
+    if not_jax_tracer(low) and not np.all(np.asarray(low) >= 0):
+        raise bad(
+            what,
+            type(prior).__name__,
+            "a prior on the positive numbers",
+            "Take LogNormal, InverseGamma, HalfNormal or `TruncatedDistribution(prior, low=0.0)`.",
         )
     try:
         fits = jnp.broadcast_shapes(prior.shape(), shape) == shape
     except ValueError:
         fits = False
-    if (
-        not fits
-        or prior.event_dim > event_dim
-        or not shape[len(shape) - prior.event_dim :] == (prior.event_shape)
-    ):
-        raise ValueError(
-            f"{where}: the prior of {path!r} has shape {prior.shape()}, which does not fit the "
-            f"site's shape {shape}."
-        )
-
-
-def _fitted(prior: Any, shape: tuple[int, ...], event_dim: int) -> dist.Distribution:
-    own = prior.event_dim
-    return prior.expand(shape[: len(shape) - own]).to_event(event_dim - own)
-
-
-def _is_positive(support: Any) -> bool:
-    """Whether a support has real numbers that are not negative."""
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
-    low = getattr(support, "lower_bound", None)
-    if low is None or support.is_discrete:
-        return False
-    return not not_jax_tracer(low) or bool(np.all(np.asarray(low) >= 0))
+    event = shape[len(shape) - prior.event_dim :]
+    if not fits or prior.event_dim > event_dim or event != prior.event_shape:
+        raise bad(what, f"shape {prior.shape()}", f"one that fits the site's shape {shape}")

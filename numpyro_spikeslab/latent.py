@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What defines the prior of latent functions, and the checks of what an author gives."""
+"""The definition of latent functions, and checks of what an author gives."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import datetime
 from functools import partial
-import os
-from typing import Any
+from typing import Any, NamedTuple
 
+from jaxtyping import Array, Bool, Float
 import numpy as np
 
 import jax
@@ -22,70 +22,151 @@ from numpyro_spikeslab.algebra.kernels import (
     is_kernel,
     no_covariances,
 )
+from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import full_precision
+
+
+class Parameter(NamedTuple):
+    """A parameter of one kernel.
+
+    - **site** - the site that has its value.
+    - **entry** - which entry of the site it is; `None` if the site has no others.
+    - **shape** - of the parameter.
+    """
+
+    site: str
+    entry: int | None
+    shape: tuple[int, ...]
+
+    def of(self, sites: dict[str, Any]) -> Any:
+        return sites[self.site] if self.entry is None else sites[self.site][self.entry]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of all kernels; hashable.
+
+    - **rows** - for each function the parameters of its kernel.
+    - **latent** - names of the sites that are latent.
+    """
+
+    rows: tuple[tuple[Parameter, ...], ...]
+    latent: tuple[str, ...] = ()
+
+    @classmethod
+    def named(cls, name: str, templates: tuple[Template, ...]) -> "Parameters":
+        """Name the sites: one for each parameter if all kernels have the same parameters, else one
+        for each function and parameter."""
+        kinds = {(jax.tree.structure(t), *map(jnp.shape, t.parameters.values())) for t in templates}
+        shared = all(t is templates[0] for t in templates) or len(kinds) == 1
+        return cls(
+            tuple(
+                tuple(
+                    Parameter(f"{name}_{path}", m, jnp.shape(x))
+                    if shared
+                    else Parameter(f"{name}_{m}_{path}", None, jnp.shape(x))
+                    for path, x in template.parameters.items()
+                )
+                for m, template in enumerate(templates)
+            )
+        )
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Names of all sites."""
+        return tuple(dict.fromkeys(parameter.site for row in self.rows for parameter in row))
+
+    def prefixed(self, prefix: str) -> "Parameters":
+        """Parameters whose sites have a prefix, as in a scope."""
+        rows = tuple(tuple(x._replace(site=prefix + x.site) for x in row) for row in self.rows)
+        return replace(self, rows=rows)
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether each site has an entry for each function."""
+        return all(parameter.entry is not None for row in self.rows for parameter in row)
+
+    def members(self, site: str) -> list[int]:
+        """Numbers of the functions whose parameter a site has, in the order of its entries."""
+        return [m for m, row in enumerate(self.rows) if any(x.site == site for x in row)]
+
+    def gather(self, sites: dict[str, Any]) -> Float[Array, "M P"]:
+        """Logs of the parameters of each kernel, padded with zeros."""
+        logs = {name: jnp.log(sites[name]) for name in self.sites}
+        return self._table(lambda parameter: parameter.of(logs), jnp)
+
+    def scatter(self, theta: Float[Array, "M P"]) -> dict[str, Any]:
+        """Invert :meth:`gather`."""
+        entries: dict[str, list[Any]] = {name: [] for name in self.sites}
+        for row, values in zip(self.rows, jnp.exp(theta), strict=True):
+            ends = np.cumsum([int(np.prod(parameter.shape)) for parameter in row])
+            for parameter, part in zip(row, jnp.split(values, ends), strict=False):
+                entries[parameter.site].append(part.reshape(parameter.shape))
+        return {k: jnp.stack(x) if self.are_shared else x[0] for k, x in entries.items()}
+
+    @property
+    def is_free(self) -> Bool[np.ndarray, "M P"]:
+        """Which entries of :meth:`gather` are latent."""
+        return self._table(lambda x: np.full(x.shape, x.site in self.latent, float), np) > 0
+
+    def _table(self, of: Callable[[Parameter], Any], xp: Any) -> Any:
+        rows = [xp.concatenate([xp.zeros(0), *(xp.ravel(of(x)) for x in row)]) for row in self.rows]
+        size = max(row.size for row in rows)
+        return xp.stack([xp.pad(row, (0, size - row.size)) for row in rows])
 
 
 # NumPyro makes `infer` a part of a pytree's structure, which JAX compares; arrays have no truth
 @dataclass(frozen=True, eq=False)
 class Functions:
-    """What defines the prior of M latent functions.
+    """The definition of the prior of M latent functions.
 
     - **name** - name of their site.
     - **templates** - their M kernels.
     - **X** - the N inputs.
     - **mean** - prior mean: `None`, an array or a function of the inputs.
-    - **sites** - names of the sites of the kernels' parameters: one for each parameter of the
-      kernels where all are alike, else one for each function and parameter.
-    - **alike** - whether all kernels have the same parameters.
+    - **parameters** - of the kernels.
     """
 
     name: str
     templates: tuple[Template, ...]
     X: Any
     mean: Any
-    sites: tuple[tuple[str, ...], ...]
-    alike: bool
+    parameters: Parameters
 
     @property
     def num_inputs(self) -> int:
         return np.shape(self.X)[0]
 
     @property
-    def site_names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for names in self.sites for name in names))
+    def kinds(self) -> set[str]:
+        """Kinds of the kernels; see :class:`~numpyro_spikeslab.algebra.kernels.Template`."""
+        return {template.kind for template in self.templates}
 
     def values(self, sites: dict[str, Any], m: int) -> list[Any]:
-        """Values of the parameters of one kernel, from those of their sites."""
-        return [sites[name][m] if self.alike else sites[name] for name in self.sites[m]]
+        """Values of the parameters of one kernel, from those of the sites."""
+        return [parameter.of(sites) for parameter in self.parameters.rows[m]]
 
-    def mean_at(self, X: Any) -> Any:
-        """Prior means at inputs, shape (M, S).
+    def mean_at(self, X: Any) -> Float[Array, "M S"]:
+        """Prior means at inputs.
 
         :raises ValueError: if the mean is an array and the inputs are new, or for wrong shapes.
         """
-        shape = (len(self.templates), np.shape(X)[0])
+        what, shape = f"{user_of(self.name)}: mean", (len(self.templates), np.shape(X)[0])
         if self.mean is None:
             return jnp.zeros(shape)
         if not callable(self.mean) and X is not self.X:
-            raise ValueError(
-                f"latent_functions({self.name!r}): the mean is an array, which says nothing about "
-                "new inputs. Give `mean` as a function of the inputs."
-            )
+            raise bad(what, "an array, at new inputs", "a function of the inputs")
         mean = jnp.asarray(self.mean(X) if callable(self.mean) else self.mean, float)
         if mean.shape not in (shape, shape[1:], ()):
-            raise ValueError(
-                f"latent_functions({self.name!r}): `mean` has shape {mean.shape}, expected "
-                f"{shape} or {shape[1:]}."
-            )
+            raise bad(what, f"shape {mean.shape}", f"{shape} or {shape[1:]}")
         return jnp.broadcast_to(mean, shape)
 
     @property
     def is_uniform(self) -> bool:
         """Whether the covariances of all functions have the same representation."""
-        kinds = {template.kind for template in self.templates}
-        if kinds == {"quasisep"}:
-            return self.alike
-        return len(kinds) == 1 or kinds == {"kernel", "matrix"}
+        if self.kinds == {"quasisep"}:
+            return self.parameters.are_shared
+        return len(self.kinds) == 1 or self.kinds == {"kernel", "matrix"}
 
     def covariances(self, sites: dict[str, Any]) -> Any:
         """Prior covariances of all functions at the inputs, with their jitter, stacked."""
@@ -95,14 +176,14 @@ class Functions:
         """``of(template, values, ...)`` of each function, stacked."""
         first, number = self.templates[0], len(self.templates)
         if all(template is first for template in self.templates):
-            # one program serves all
-            values = [sites[name] for name in self.sites[0]]
+            # one program for all functions
+            values = [sites[parameter.site] for parameter in self.parameters.rows[0]]
             return jax.vmap(partial(of, first), axis_size=number)(values, *args)
-        every = [
+        results = [
             of(template, self.values(sites, m), *(x[m] for x in args))
             for m, template in enumerate(self.templates)
         ]
-        return jax.tree.map(lambda *x: jnp.stack(x), *every)
+        return jax.tree.map(lambda *x: jnp.stack(x), *results)
 
     @full_precision
     def conditional(self, sites: dict[str, Any], phi: Any, X_new: Any) -> dist.Distribution:
@@ -113,15 +194,14 @@ class Functions:
         :param X_new: S new inputs, shape (S,) or (S, D).
         :return: a distribution with batch shape (M,) and event shape (S,). Independent of ``phi``
             for ``"white"`` functions; those that are ``"zero"`` are at their mean.
-        :raises ValueError: if a prior covariance or mean is known at the old inputs only, or the
+        :raises ValueError: if a prior covariance or mean is defined at the old inputs only, or the
             new inputs have another width.
         """
-        check_finite(f"latent_functions({self.name!r})", "the new inputs are", X_new)
+        what = f"{user_of(self.name)}: new inputs"
+        check_finite(what, X_new)
         if np.shape(X_new)[1:] != np.shape(self.X)[1:]:
-            raise ValueError(
-                f"latent_functions({self.name!r}): the new inputs have shape {np.shape(X_new)} "
-                f"and the inputs have shape {np.shape(self.X)}; they must have the same width."
-            )
+            width = f"the same width as the inputs, of shape {np.shape(self.X)}"
+            raise bad(what, f"shape {np.shape(X_new)}", width)
         deviation, mean_new = phi - self.mean_at(self.X), self.mean_at(X_new)
         moved, roots = self._each(
             lambda one, values, own: one.extend(values, self.X, X_new, own), sites, deviation
@@ -129,190 +209,161 @@ class Functions:
         return dist.MultivariateNormal(mean_new + moved, scale_tril=roots)
 
 
+def user_of(name: str) -> str:
+    """The beginning of error messages about functions."""
+    return f"latent_functions({name!r})"
+
+
 def define(name: str, kernels: Any, X: Any, mean: Any, size: int | None) -> Functions:
     """Check the arguments of :func:`~numpyro_spikeslab.latent_functions` and put them together.
 
-    :param size: number of functions that the enclosing plate tells, if there is one.
+    :param size: size of the enclosing plate, if there is one.
     :raises ValueError: if an argument is wrong or does not fit the others.
     """
-    where = f"latent_functions({name!r})"
+    user = user_of(name)
     if np.ndim(X) not in (1, 2) or np.size(X) == 0:
-        raise ValueError(f"{where}: the inputs must have shape (N,) or (N, D), got {np.shape(X)}.")
-    check_finite(where, "the inputs are", X)
+        raise bad(f"{user}: inputs", f"shape {np.shape(X)}", "(N,) or (N, D)")
+    check_finite(f"{user}: inputs", X)
     if not isinstance(kernels, list | tuple):
         if size is None:
-            raise ValueError(
-                f"{where}: one kernel for all functions needs an enclosing plate that tells their "
-                "number. Give a list of kernels, or write it inside `numpyro.plate('latent', M)`."
-            )
+            remedy = "Give a list, or call it inside `numpyro.plate('latent', M)`."
+            expected = "a list of kernels, or an enclosing plate that tells their number"
+            raise bad(f"{user}: kernels", "one kernel and no plate", expected, remedy)
         kernels = [kernels] * size
-    if not kernels:
-        raise ValueError(f"{where}: there must be at least one latent function, got no kernels.")
-    if size is not None and len(kernels) != size:
-        raise ValueError(
-            f"{where}: {len(kernels)} kernels inside a plate of size {size}. Give a kernel for "
-            "each, or a single one for all."
-        )
+    if not kernels or len(kernels) != (size or len(kernels)):
+        expected = "at least one" if size is None else f"{size}, the size of the enclosing plate"
+        raise bad(f"{user}: kernels", f"{len(kernels)} of them", expected)
     same = all(kernel is kernels[0] for kernel in kernels)
-    distinct = kernels[:1] if same else kernels
-    found = [_template(where, m, kernel, X) for m, kernel in enumerate(distinct)]
-    templates = tuple(found * len(kernels) if same else found)
-    if any(template.kind in ("kernel", "quasisep") for template in templates):
-        _check_precision(where, X)
-    if {template.kind for template in templates} == {"zero"} and mean is None:
-        raise ValueError(f"{where}: functions that are all zero need a `mean`.")
-    kinds = {(jax.tree.structure(t), *map(jnp.shape, t.parameters.values())) for t in templates}
-    alike = same or len(kinds) == 1
-    sites = tuple(
-        tuple(f"{name}_{path}" if alike else f"{name}_{m}_{path}" for path in t.parameters)
-        for m, t in enumerate(templates)
-    )
-    functions = Functions(name, templates, X, mean, sites, alike)
-    _check_memory(where, functions)
+    distinct = [
+        _template(f"{user}: kernel {m}", k, X) for m, k in enumerate(kernels[: 1 if same else None])
+    ]
+    templates = tuple(distinct * len(kernels) if same else distinct)
+    functions = Functions(name, templates, X, mean, Parameters.named(name, templates))
+    if functions.kinds & {"kernel", "quasisep"}:
+        _check_precision(f"{user}: inputs", X)
+    if functions.kinds == {"zero"} and mean is None:
+        raise bad(f"{user}: mean", "None for functions that are all zero", "a mean")
     return functions
 
 
-def check_finite(where: str, inputs_are: str, X: Any) -> None:
+def _template(what: str, kernel: Any, X: Any) -> Template:
+    N = np.shape(X)[0]
+    if isinstance(kernel, str):
+        if kernel not in ("white", "zero"):
+            raise bad(what, repr(kernel), "'white' or 'zero', or a kernel")
+        return Template.of(kernel, X)
+    if not is_kernel(kernel):
+        _check_matrix(what, kernel, N)
+        return Template.of(kernel, X)
+    if not all(map(not_jax_tracer, jax.tree.leaves(kernel))):
+        remedy = "Make kernels outside of the model; their parameters become latent sites."
+        raise bad(what, "a kernel that is made inside the model", "numbers", remedy)
+    template = Template.of(kernel, X)
+    what = f"{what}, {type(kernel).__name__}, at inputs of shape {np.shape(X)}"
+    try:
+        values = list(template.parameters.values())
+        shape = jax.eval_shape(lambda: template.cross(values, X, X)).shape
+    except (TypeError, ValueError, AssertionError) as error:
+        raise bad(what, str(error), "a kernel of inputs of this dimension") from error
+    if shape != (N, N):
+        raise bad(
+            what, f"a matrix of shape {shape}", f"{(N, N)}, a kernel of inputs of this dimension"
+        )
+    _check_distances(what, kernel, X)
+    return template
+
+
+def _check_matrix(what: str, matrix: Any, N: int) -> None:
+    """Check that a matrix is a covariance of N values."""
+    expected = f"a tinygp kernel, 'white', 'zero' or a covariance matrix of shape {(N, N)}"
+    if np.shape(matrix) != (N, N):
+        raise bad(what, f"{type(matrix).__name__} of shape {np.shape(matrix)}", expected)
+    if not not_jax_tracer(matrix):
+        return
+    K = np.asarray(matrix, float)
+    size = np.max(np.abs(K))
+    if not np.isfinite(size) or np.max(np.abs(K - K.T)) > 1e-5 * size:
+        raise bad(what, "a matrix that is not finite and symmetric", "a covariance matrix")
+    lowest = np.linalg.eigvalsh(K)[0]
+    if lowest < -1e-5 * size:
+        got = f"a matrix with the eigenvalue {lowest:.3g}"
+        raise bad(what, got, "a covariance matrix, which is positive semidefinite")
+
+
+def _check_distances(what: str, kernel: Any, X: Any) -> None:
+    """Refuse kernels that are covariances of inputs in one dimension only."""
+    part = next(no_covariances(kernel), None)
+    if part is None or np.size(X) == np.shape(X)[0]:
+        return
+    if not_jax_tracer(X) and np.linalg.matrix_rank(X - np.mean(X, axis=0)) < 2:
+        # along a line they are what they are in one dimension
+        return
+    name, distance = type(part).__name__, type(part.distance).__name__
+    remedy = "Give it `distance=tinygp.kernels.distance.L2Distance()`"
+    if name in ONE_DIMENSION_ONLY:
+        remedy = "Multiply kernels of one column each, `tinygp.transforms.Subspace(0, kernel)`"
+    raise ValueError(
+        f"{what}: {name} by {distance} is no covariance of inputs in several dimensions; its "
+        f"matrices may have negative eigenvalues. {remedy}."
+    )
+
+
+# Inputs
+
+
+def check_finite(what: str, X: Any) -> None:
     """Raise unless all inputs are finite real numbers, or traced.
 
-    :param where: who asks, for the error message.
-    :param inputs_are: the beginning of what it says, such as ``"the inputs are"``.
-    :raises ValueError: if they are dates, complex or other than numbers, or not finite.
+    :param what: who asks and the argument, for the message.
+    :raises ValueError: if they are masked, dates, complex or other than numbers, or not finite.
     """
     if not not_jax_tracer(X):
         return
+    expected, remedy = "finite real numbers", "Remove these points; only responses may be missing."
     if np.ma.is_masked(X):
-        raise ValueError(
-            f"{where}: {inputs_are} masked at {np.ma.count_masked(X)} places. Remove these points; "
-            "missing responses are allowed, missing inputs are not."
-        )
+        raise bad(what, f"{np.ma.count_masked(X)} masked entries", expected, remedy)
     values = np.asarray(X)
     if are_dates(values):
-        raise ValueError(
-            f"{where}: {inputs_are} dates or times. Convert them to numbers in the unit of the "
-            "kernels' scales, years for example: "
+        remedy = (
+            "Convert them to the unit of the kernels' scales, years for example: "
             "`(dates - dates[0]) / np.timedelta64(1, 'D') / 365.25`."
         )
+        raise bad(what, "dates or times", expected, remedy)
     try:
         if values.dtype.kind in "cSU":
             raise TypeError(f"no real numbers: {values.dtype}")
         values = values.astype(float)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{where}: {inputs_are} of type {values.dtype}. They must be real numbers."
-        ) from error
-    finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
-    if not finite.all():
-        bad = np.flatnonzero(~finite)
-        raise ValueError(
-            f"{where}: {inputs_are} not finite at {bad.size} points, the first at {bad[0]}. "
-            "Remove these points; missing responses are allowed, missing inputs are not."
-        )
+        raise bad(what, f"type {values.dtype}", expected) from error
+    wrong = np.flatnonzero(~np.isfinite(values).all(axis=tuple(range(1, values.ndim))))
+    if wrong.size:
+        got = f"{wrong.size} points that are not finite, the first at {wrong[0]}"
+        raise bad(what, got, expected, remedy)
 
 
-def _check_precision(where: str, X: Any) -> None:
-    """Refuse inputs of which many are the same in single precision."""
+def _check_precision(what: str, X: Any) -> None:
+    """Refuse inputs of which many are equal in single precision."""
     if not not_jax_tracer(X) or jnp.result_type(float) == np.float64:
         return
     values = np.asarray(X, float)
     for column in values.reshape(len(values), -1).T:
         different = np.unique(column)
-        # what differs by rounding alone was meant to be equal
+        # inputs that differ by rounding alone were meant to be equal
         steps = np.diff(different) > 1e-9 * np.ptp(column)
         lost = steps & (np.diff(different.astype(jnp.result_type(float))) == 0)
         if np.sum(lost) > 0.1 * np.sum(steps):
-            raise ValueError(
-                f"{where}: in single precision {np.sum(lost)} of {np.sum(steps) + 1} different "
-                "inputs are the same as the one before. Count them from the first, `X - X[0]`, or "
-                "call numpyro.enable_x64()."
+            raise bad(
+                what,
+                f"{np.sum(lost)} of {np.sum(steps) + 1} different inputs equal to the one before "
+                "in single precision",
+                "different numbers",
+                "Count them from the first, `X - X[0]`, or call numpyro.enable_x64().",
             )
 
 
 def are_dates(values: np.ndarray) -> bool:
-    """Whether there are dates or times, among other objects too."""
-    # those of pandas are among them
+    """Whether there are dates or times, those of pandas included."""
     kinds = (datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
     return values.dtype.kind in "mM" or (
         values.dtype.kind == "O" and any(isinstance(x, kinds) for x in values.flat)
     )
-
-
-def _check_memory(where: str, functions: Functions) -> None:
-    kinds = {template.kind for template in functions.templates}
-    if functions.is_uniform and kinds <= {"white", "zero", "quasisep"}:
-        return
-    M, N = len(functions.templates), functions.num_inputs
-    needed = M * N**2 * jnp.finfo(jnp.result_type(float)).bits // 8
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > available:
-        raise ValueError(
-            f"{where}: {M} covariance matrices of {N} inputs take {needed:,} bytes, and the "
-            f"machine has {available:,}. Use kernels of tinygp.kernels.quasisep, all of one kind, "
-            "on inputs of one dimension, or fewer inputs."
-        )
-
-
-def _template(where: str, m: int, kernel: Any, X: Any) -> Template:
-    N = np.shape(X)[0]
-    if isinstance(kernel, str):
-        if kernel not in ("white", "zero"):
-            raise ValueError(
-                f"{where}: kernel {m} is {kernel!r}; the names are 'white' and 'zero'."
-            )
-        return Template.of(kernel, X)
-    if is_kernel(kernel):
-        if not all(map(not_jax_tracer, jax.tree.leaves(kernel))):
-            raise ValueError(
-                f"{where}: kernel {m} is made inside the model. Make kernels outside of it; their "
-                "parameters become latent sites."
-            )
-        template = Template.of(kernel, X)
-        try:
-            values = list(template.parameters.values())
-            shape = jax.eval_shape(lambda: template.cross(values, X, X)).shape
-        except (TypeError, ValueError, AssertionError) as error:
-            raise ValueError(
-                f"{where}: kernel {m}, {type(kernel).__name__}, does not take inputs of shape "
-                f"{np.shape(X)}: {error}"
-            ) from error
-        if shape != (N, N):
-            raise ValueError(
-                f"{where}: kernel {m}, {type(kernel).__name__}, makes a matrix of shape {shape} of "
-                f"inputs of shape {np.shape(X)}, expected {(N, N)}. Does it take inputs of this "
-                "dimension?"
-            )
-        _check_distances(where, m, kernel, X)
-        return template
-    if np.shape(kernel) != (N, N):
-        raise ValueError(
-            f"{where}: kernel {m} must be a tinygp kernel, 'white', 'zero' or a matrix of shape "
-            f"{(N, N)}, got {type(kernel).__name__} of shape {np.shape(kernel)}."
-        )
-    if not_jax_tracer(kernel):
-        K = np.asarray(kernel, float)
-        size = np.max(np.abs(K))
-        if not np.isfinite(size) or np.max(np.abs(K - K.T)) > 1e-5 * size:
-            raise ValueError(f"{where}: matrix {m} is not finite and symmetric.")
-        lowest = np.linalg.eigvalsh(K)[0]
-        if lowest < -1e-5 * size:
-            raise ValueError(
-                f"{where}: matrix {m} is not positive semidefinite, its smallest eigenvalue is "
-                f"{lowest:.3g}."
-            )
-    return Template.of(kernel, X)
-
-
-def _check_distances(where: str, m: int, kernel: Any, X: Any) -> None:
-    """Refuse kernels that are covariances of inputs in one dimension only."""
-    for part in no_covariances(kernel, np.zeros(np.shape(X)[1:])):
-        if not_jax_tracer(X) and np.linalg.matrix_rank(X - np.mean(X, axis=0)) < 2:
-            # along a line these are what they are in one dimension
-            return
-        name, distance = type(part).__name__, type(part.distance).__name__
-        remedy = "Give it `distance=tinygp.kernels.distance.L2Distance()`"
-        if name in ONE_DIMENSION_ONLY:
-            remedy = "Multiply kernels of one column each, `tinygp.transforms.Subspace(0, kernel)`"
-        raise ValueError(
-            f"{where}: kernel {m}: {name} by {distance} is no covariance of inputs in several "
-            f"dimensions, for matrices of it may have negative eigenvalues. {remedy}."
-        )

@@ -20,7 +20,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.distributions import GaussianFunctions
 from numpyro_spikeslab.kernel_priors import parameter_priors
-from numpyro_spikeslab.latent import Functions, check_finite as check_finite, define
+from numpyro_spikeslab.latent import Functions, define
 
 MARK = "spike_slab"
 """Key in the ``infer`` dictionary of both sites of a pair; its value is ``(name, part)``."""
@@ -269,16 +269,16 @@ def sample_functions(
     M = len(functions.templates)
     plate = numpyro.plate("latent", M) if inner is None else nullcontext()
     mu = functions.mean_at(functions.X)
-    kinds = {template.kind for template in functions.templates}
+    kinds, shared = functions.kinds, functions.parameters.are_shared
     if kinds == {"zero"}:
         with plate:
             return numpyro.deterministic(name, mu), functions, {}
-    if not functions.alike and inner is not None:
+    if not shared and inner is not None:
         raise ValueError(
             f"latent_functions({name!r}): kernels with different parameters cannot stand inside "
             f"the plate {inner.name!r}. Move latent_functions out of it; it makes its own plate."
         )
-    with plate if functions.alike else nullcontext():
+    with plate if shared else nullcontext():
         sites = {site: numpyro.sample(site, prior) for site, prior in site_priors.items()}
     if kinds == {"white"}:
         prior: dist.Distribution = dist.Normal(mu, 1.0).to_event(1)

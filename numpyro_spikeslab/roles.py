@@ -344,7 +344,7 @@ def draw_sites(key: Array, targets: dict[str, Target]) -> dict[str, Any]:
         values = unflatten(x)
         return ravel_pytree({k: target.log_density(values[k]) for k, target in targets.items()})[0]
 
-    new = unflatten(slice_sample(key, log_density, x, NUM_UPDATES))
+    new = unflatten(slice_sample(key, lambda x: (log_density(x), ()), x, NUM_UPDATES)[0])
     return {name: target.back(new[name]) for name, target in targets.items()}
 
 

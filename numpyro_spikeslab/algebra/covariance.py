@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prior covariances of a latent function, each with its own cost.
+"""Prior covariances of a latent function: matrices and diagonals.
 
-A :class:`Covariance` is :class:`Dense` or :class:`Diagonal` (white noise, or zero for a
-deterministic function), or a state-space kernel's
-:class:`~numpyro_spikeslab.algebra.quasisep.Quasisep`, in O(N).
+State-space kernels have :class:`~numpyro_spikeslab.algebra.quasisep.Quasisep`, in O(N).
 """
 
 from __future__ import annotations
@@ -19,16 +17,17 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-# Rows of a triangular matrix that is not inverted by halves.
+# Rows up to which a triangular matrix is inverted without halves.
 SOLVED = 128
 
 
 class Covariance(ABC):
     """Covariance ``K`` of N values, symmetric and positive semidefinite.
 
-    A root ``L`` is what :meth:`root` and :meth:`cholesky` return: lower triangular in an order of
-    the values that a covariance chooses for itself, and in its own representation. Only the methods
-    of the same covariance read it; what they call inner values are in that order.
+    A root ``L``, from :meth:`root` and :meth:`cholesky`, is lower triangular in an order of the
+    values that the class chooses. Inner values are values in that order. Here a root is a matrix in
+    the order of the values; subclasses with other representations override the methods that take
+    one.
     """
 
     @abstractmethod
@@ -55,29 +54,29 @@ class Covariance(ABC):
     def cholesky(self, a: Float[Array, " N"]) -> Any:
         """``L`` with ``L L^T = B = I + diag(a) K diag(a)``; ``K`` may be singular, ``a`` zero."""
 
-    @abstractmethod
     def half_logdet(self, L: Any) -> Float[Array, ""]:
-        """Log determinant of ``L``, half of that of what it is the root of."""
+        """Log determinant of ``L``, half of that of ``L L^T``."""
+        return jnp.sum(jnp.log(jnp.diagonal(L)))
 
-    @abstractmethod
     def solve_lower(self, L: Any, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         """Inner values ``L^-1 x``, for each column of ``x``."""
+        return solve_triangular(L, x, lower=True)
 
-    @abstractmethod
     def solve_upper(self, L: Any, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
-        """``L^-T x`` of inner values ``x``, for each of their columns."""
+        """``L^-T x`` for each column of inner values ``x``."""
+        return solve_triangular(L, x, lower=True, trans=1)
 
-    @abstractmethod
     def times_lower(self, L: Any, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
-        """``L x`` of inner values ``x``, for each of their columns."""
+        """``L x`` for each column of inner values ``x``."""
+        return L @ x
 
-    @abstractmethod
     def times_upper(self, L: Any, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         """Inner values ``L^T x``, for each column of ``x``."""
+        return L.T @ x
 
     @abstractmethod
     def conditional(self, L: Any, a: Float[Array, " N"]) -> Float[Array, " N"]:
-        """Diagonal of ``K - K diag(a) B^-1 diag(a) K``: the variances that sites leave.
+        """Diagonal of ``K - K diag(a) B^-1 diag(a) K``: variances given the sites.
 
         :param L: the result of :meth:`cholesky` for this ``a``.
         :param a: square roots of the sites' precisions.
@@ -115,8 +114,7 @@ class Dense(Covariance):
         return self.K
 
     def jittered(self) -> Dense:
-        more = jitter(self.diagonal()) * jnp.eye(len(self.K), dtype=self.K.dtype)
-        return Dense(self.K + more)
+        return Dense(self.K + jitter(self.diagonal()) * jnp.eye(len(self.K), dtype=self.K.dtype))
 
     def root(self) -> Float[Array, "N N"]:
         return jnp.linalg.cholesky(self.K)
@@ -126,29 +124,6 @@ class Dense(Covariance):
         B = a[:, None] * self.K * a + jnp.eye(a.size, dtype=a.dtype)
         return jax.lax.linalg.cholesky(B, symmetrize_input=False)
 
-    def half_logdet(self, L: Float[Array, "N N"]) -> Float[Array, ""]:
-        return jnp.sum(jnp.log(jnp.diagonal(L)))
-
-    def solve_lower(
-        self, L: Float[Array, "N N"], x: Float[Array, "N ..."]
-    ) -> Float[Array, "N ..."]:
-        return solve_triangular(L, x, lower=True)
-
-    def solve_upper(
-        self, L: Float[Array, "N N"], x: Float[Array, "N ..."]
-    ) -> Float[Array, "N ..."]:
-        return solve_triangular(L, x, lower=True, trans=1)
-
-    def times_lower(
-        self, L: Float[Array, "N N"], x: Float[Array, "N ..."]
-    ) -> Float[Array, "N ..."]:
-        return L @ x
-
-    def times_upper(
-        self, L: Float[Array, "N N"], x: Float[Array, "N ..."]
-    ) -> Float[Array, "N ..."]:
-        return L.T @ x
-
     def conditional(self, L: Float[Array, "N N"], a: Float[Array, " N"]) -> Float[Array, " N"]:
         # L^-1 diag(a) K diag(a) = L^T - L^-1, which needs no product with K
         diagonal, pivots = self.diagonal(), jnp.diagonal(L)
@@ -157,7 +132,7 @@ class Dense(Covariance):
         upper = jnp.sum(jnp.tril(L, -1) ** 2, axis=1)
         between = (alpha * diagonal - upper) / pivots
         explained = (upper + between**2 + lower) / alpha
-        return left_by(diagonal, a, explained, lower + pivots**-2)
+        return variances_given(diagonal, a, explained, lower + pivots**-2)
 
 
 @jax.tree_util.register_dataclass
@@ -205,10 +180,10 @@ class Diagonal(Covariance):
 
 
 def inverse(L: Float[Array, "N N"], halvings: int = 3) -> Float[Array, "N N"]:
-    """``L^-1`` of a lower triangular matrix, by halves that are multiplied.
+    """Invert a lower triangular matrix by halves.
 
-    To solve for the columns of the identity takes three times the operations, and LAPACK is slow
-    with matrices of hundreds of rows.
+    Solving for the columns of the identity takes three times the operations, and LAPACK is slow
+    for matrices of hundreds of rows.
 
     :param halvings: at most; more would take longer to compile than they save.
     """
@@ -216,13 +191,14 @@ def inverse(L: Float[Array, "N N"], halvings: int = 3) -> Float[Array, "N N"]:
     if halvings == 0 or N <= SOLVED:
         return solve_triangular(L, jnp.eye(N, dtype=L.dtype), lower=True)
     first, last = (inverse(x, halvings - 1) for x in (L[:half, :half], L[half:, half:]))
-    none = jnp.zeros((half, N - half), L.dtype)
-    return jnp.block([[first, none], [-last @ L[half:, :half] @ first, last]])
+    zero = jnp.zeros((half, N - half), L.dtype)
+    return jnp.block([[first, zero], [-last @ L[half:, :half] @ first, last]])
 
 
 def nonzero(a: Float[Array, " N"], diagonal: Float[Array, " N"]) -> Float[Array, " N"]:
-    """Roots of precisions, with so little for a missing value that its information is far below
-    rounding: what is explained of a value can then be told from the root of ``B``.
+    """Replace zeros among roots of precisions by numbers whose information is far below rounding.
+
+    The variance that sites explain then follows from the root of ``B``, also at missing values.
 
     :param diagonal: prior variances.
     """
@@ -230,17 +206,17 @@ def nonzero(a: Float[Array, " N"], diagonal: Float[Array, " N"]) -> Float[Array,
     return jnp.maximum(a, least)
 
 
-def left_by(
+def variances_given(
     diagonal: Float[Array, " N"],
     a: Float[Array, " N"],
     explained: Float[Array, " N"],
     inverse: Float[Array, " N"],
 ) -> Float[Array, " N"]:
-    """The variances that sites leave: ``K - K diag(a) B^-1 diag(a) K`` is also
+    """Variances given the sites: the diagonal of ``K - K diag(a) B^-1 diag(a) K``, which equals
     ``diag(a)^-1 (I - B^-1) diag(a)^-1``.
 
-    Where a site is strong nearly all of the variance is taken away, and of the first nothing but
-    rounding is left; where it is weak, of the second.
+    At a strong site the first form is a difference of nearly equal numbers; at a weak one the
+    second is.
 
     :param diagonal: prior variances.
     :param a: square roots of the sites' precisions.
@@ -249,14 +225,14 @@ def left_by(
     """
     alpha = a**2
     strong = alpha * diagonal > 1
-    left = jnp.where(strong, (1 - inverse) / jnp.where(strong, alpha, 1), diagonal - explained)
-    return jnp.maximum(left, 0)
+    variance = jnp.where(strong, (1 - inverse) / jnp.where(strong, alpha, 1), diagonal - explained)
+    return jnp.maximum(variance, 0)
 
 
 def jitter(diagonal: Float[Array, " N"]) -> Float[Array, ""]:
-    """What, added to the diagonal of a prior covariance, makes its roots safe.
+    """The number to add to the diagonal of a prior covariance to make its roots safe.
 
-    That is ``max(1e-9, 4 N eps)`` times its largest entry, or times 1 if it is zero; ``eps`` is
+    It is ``max(1e-9, 4 N eps)`` times the largest entry, or times 1 if that is zero; ``eps`` is
     that of the precision.
 
     :param diagonal: prior variances in all N entries.

@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Gaussian conditional and marginal likelihood of one latent function.
 
-A latent function :math:`\phi \sim \mathcal{N}(\mu, K)` of ``N`` values meets the Gaussian sites
-:math:`\exp(h^\top \phi - \tfrac12 \phi^\top \mathrm{diag}(\alpha) \phi)`, which is all that the
-other factors of a linear model (their expectations in variational inference, their draws in a
-Gibbs sampler) ever say about it.  Neither :math:`K^{-1}` nor :math:`1/\alpha` is formed: the
-covariance may be singular and a site precision zero (a missing value).  Everything goes through
+The likelihood of a latent function :math:`\phi \sim \mathcal{N}(\mu, K)` of ``N`` values, given the
+other factors of a linear model (or their expectations), are the Gaussian sites
+:math:`\exp(h^\top \phi - \tfrac12 \phi^\top \mathrm{diag}(\alpha) \phi)`. Neither :math:`K^{-1}`
+nor :math:`1/\alpha` is formed, so the covariance may be singular and a site precision zero (a
+missing value). All computations use
 
 .. math::
 
     B = I + D^{1/2} K D^{1/2} = L L^\top, \qquad D = \mathrm{diag}(\alpha), \qquad
     \Sigma = K - K D^{1/2} B^{-1} D^{1/2} K .
 
-Sites may be a million times as precise as the prior, for a precision is a sum over all tasks.
-Single precision then knows neither :math:`\Sigma` as that difference nor the sites' logarithm, so
-the first is written without it, and sites are relative to their largest value: with
+Sites may be a million times as precise as the prior, since a precision is a sum over all tasks.
+In single precision, that difference and the logarithm of the sites then lose all digits. So
+:math:`\Sigma` is computed without it, and sites are relative to their largest value: with
 :math:`g = D^{-1/2} h`, and :math:`h_0` the entries of :math:`h` where :math:`\alpha` is zero,
 
 .. math::
 
     \exp(-\tfrac12 \| D^{1/2} \phi - g \|^2 + h_0^\top \phi) .
 
-In all functions ``covariance`` and ``mu`` are those of the prior, and ``alpha``, at least zero, and
-``h`` are the sites' precisions and linear terms.
+In all functions ``covariance`` and ``mu`` belong to the prior; ``alpha``, at least zero, and ``h``
+are the sites' precisions and linear terms.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def condition(
 ) -> Posterior:
     """Conditional of a latent function given its sites.
 
-    :param L: the factor of ``B``, where it is known.
+    :param L: the factor of ``B``, if it has been computed.
     """
     a = jnp.sqrt(alpha)
     L = covariance.cholesky(a) if L is None else L
@@ -88,8 +88,8 @@ def log_evidence(
         \log F = \log \int e^{-\frac12 \| D^{1/2} \phi - g \|^2 + h_0^\top \phi}
             \mathcal{N}(\phi | \mu, K) \, d\phi
 
-    What it lacks to the evidence of the sites as they are given, :math:`\tfrac12 g^\top g`, does
-    not depend on the prior.
+    The evidence of the sites as given is larger by :math:`\tfrac12 g^\top g`, which does not depend
+    on the prior.
 
     :return: also the factor :math:`L` of :math:`B`.
     """
@@ -122,11 +122,11 @@ def log_sites(
 ) -> Float[Array, ""]:
     """Expectation of the log of the sites, relative to their largest value.
 
-    :param mean: of a function.
-    :param variance: of the function, zero for a function that is known.
+    :param mean: of the function.
+    :param variance: of the function; zero if its values are known.
     """
-    g, rest = _scaled(alpha, h)
-    return rest @ mean - 0.5 * jnp.sum((jnp.sqrt(alpha) * mean - g) ** 2 + alpha * variance)
+    g, h_0 = _scaled(alpha, h)
+    return h_0 @ mean - 0.5 * jnp.sum((jnp.sqrt(alpha) * mean - g) ** 2 + alpha * variance)
 
 
 def predict(
@@ -167,8 +167,8 @@ def extend(
 
         Z = R^\top \begin{pmatrix} -W \\ I \end{pmatrix} .
 
-    Nothing as large as the prior is subtracted from it, so that rounding cannot make it indefinite,
-    and an error of :math:`W` changes it by its square only.
+    Nothing is subtracted from it, so rounding cannot make it indefinite, and an error of :math:`W`
+    changes it by its square only.
 
     :param covariance: prior covariance at the old inputs, without its jitter.
     :param joint: prior covariance at the old and then the new inputs, without its jitter.
@@ -207,8 +207,9 @@ def sample(
 
 
 def _solve(covariance: Covariance, L: Any, alpha: Any, h: Any, mu: Any) -> tuple[Any, Any]:
-    r"""Solve :math:`(I + D K) x = h - D \mu`, so that :math:`K x` is the mean's deviation from the
-    prior's. Returns x and the value of :func:`log_evidence`.
+    r"""Solve :math:`(I + D K) x = h - D \mu`; :math:`K x` is the mean less that of the prior.
+
+    Returns x and the value of :func:`log_evidence`.
 
     With :math:`u = g - D^{1/2} (\mu + K h_0)`,
 
@@ -219,14 +220,15 @@ def _solve(covariance: Covariance, L: Any, alpha: Any, h: Any, mu: Any) -> tuple
             + h_0^\top (\mu + \tfrac12 K h_0) .
     """
     a = jnp.sqrt(alpha)
-    g, rest = _scaled(alpha, h)
-    known = covariance.matvec(rest)
-    half = covariance.solve_lower(L, g - a * (mu + known))
-    log_f = rest @ (mu + 0.5 * known) - 0.5 * jnp.sum(half**2) - covariance.half_logdet(L)
-    return rest + a * covariance.solve_upper(L, half), log_f
+    g, h_0 = _scaled(alpha, h)
+    shift = covariance.matvec(h_0)
+    half = covariance.solve_lower(L, g - a * (mu + shift))
+    log_f = h_0 @ (mu + 0.5 * shift) - 0.5 * jnp.sum(half**2) - covariance.half_logdet(L)
+    return h_0 + a * covariance.solve_upper(L, half), log_f
 
 
 def _scaled(alpha: Float[Array, " N"], h: Float[Array, " N"]) -> tuple[Any, Any]:
     """``g`` and ``h_0``."""
-    seen = alpha > 0
-    return jnp.where(seen, h, 0) / jnp.sqrt(jnp.where(seen, alpha, 1)), jnp.where(seen, 0, h)
+    positive = alpha > 0
+    g = jnp.where(positive, h, 0) / jnp.sqrt(jnp.where(positive, alpha, 1))
+    return g, jnp.where(positive, 0, h)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel whose parameters are to be set."""
+"""Kernels with parameters to be set, and the covariances that they give."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_kernel(value: Any) -> bool:
 
 
 def _is_instance(value: Any, module: str, name: str) -> bool:
-    # what is of a class has imported it; importing tinygp here would cost those who do not use it
+    # tinygp takes long to import; an instance of its class has imported it
     return module in sys.modules and isinstance(value, getattr(sys.modules[module], name))
 
 
@@ -51,7 +51,7 @@ class Template:
 
     @classmethod
     def of(cls, kernel: Any, X: Any) -> Template:
-        """The template of a kernel, whose positive numbers are its parameters.
+        """Make the template of a kernel, whose positive numbers are its parameters.
 
         :param kernel: a tinygp kernel, a matrix, ``"white"`` or ``"zero"``.
         :param X: ``(N,)`` or ``(N, D)``, the inputs.
@@ -75,30 +75,28 @@ class Template:
         """Values of the parameters by the path to them."""
         leaves, _ = jax.tree_util.tree_flatten_with_path(self.kernel)
         return {
-            jax.tree_util.keystr(path, simple=True, separator="_"): jnp.asarray(leaf, float)
+            _name(path): jnp.asarray(leaf, float)
             for (path, leaf), free in zip(leaves, self.free, strict=True)
             if free
         }
 
     @property
     def length_scales(self) -> frozenset[str]:
-        """Paths to those parameters that are lengths in the unit of the inputs."""
+        """Paths to the parameters that are lengths in the unit of the inputs."""
         leaves, _ = jax.tree_util.tree_flatten_with_path(self.kernel)
         return frozenset(
-            jax.tree_util.keystr(path, simple=True, separator="_")
-            for path, _ in leaves
-            if is_kernel(self.kernel) and _is_length(self.kernel, path)
+            _name(path) for path, _ in leaves if path and _is_length(self.kernel, path)
         )
 
     def at(self, values: Sequence[Any]) -> Any:
         """The kernel with these values of its parameters."""
         leaves, treedef = jax.tree.flatten(self.kernel)
-        rest = iter(values)
-        leaves = [next(rest) if free else x for x, free in zip(leaves, self.free, strict=True)]
+        new = iter(values)
+        leaves = [next(new) if free else x for x, free in zip(leaves, self.free, strict=True)]
         return jax.tree.unflatten(treedef, leaves)
 
     def split(self, theta: Float[Array, " P"]) -> list[Float[Array, ...]]:
-        """Values of the parameters from their logs, of which there may be more than needed."""
+        """Values of the parameters from their logs, which may be padded."""
         shapes = [jnp.shape(x) for x in self.parameters.values()]
         ends = list(accumulate(math.prod(shape) for shape in shapes))
         parts = jnp.split(jnp.exp(theta), ends)[: len(shapes)]
@@ -122,7 +120,7 @@ class Template:
     def prior(self, values: Sequence[Any], X: Any, dense: bool) -> Covariance:
         """Prior covariance at the inputs, with its jitter.
 
-        :param dense: whether it must be a matrix, as where functions of several kinds meet.
+        :param dense: whether to make a matrix, for functions of several kinds.
         """
         covariance = self.covariance(values, X)
         return (Dense(covariance.to_dense()) if dense else covariance).jittered()
@@ -130,16 +128,16 @@ class Template:
     def extend(
         self, values: Sequence[Any], X: Any, X_new: Any, deviation: Float[Array, " N"]
     ) -> tuple[Float[Array, " S"], Float[Array, "S S"]]:
-        """The function at new inputs given its values; see :func:`gaussian.extend`.
+        """The function at new inputs given its values; see :func:`gp.extend`.
 
         :param deviation: its values at ``X``, less their prior mean.
         :return: deviation of the means from the prior mean, and root of the covariance.
-        :raises ValueError: if all that is known is a matrix.
+        :raises ValueError: if the kernel is a matrix.
         """
         cross = self.cross(values, X, X_new)
         if self.is_independent:
             variance = self.variance(values, X_new)
-            # zeros would be no root of a distribution
+            # NumPyro refuses a root with zeros
             root = jnp.sqrt(jnp.maximum(variance, jnp.finfo(variance.dtype).tiny))
             return jnp.zeros_like(variance), jnp.diag(root)
         old = self.covariance(values, X)
@@ -147,9 +145,9 @@ class Template:
         return gp.extend(old, joint, deviation, cross)
 
     def cross(self, values: Sequence[Any], X: Any, X_new: Any) -> Float[Array, "N S"]:
-        """Prior covariance between inputs and others.
+        """Prior covariance between old and new inputs.
 
-        :raises ValueError: if all that is known is a matrix.
+        :raises ValueError: if the kernel is a matrix.
         """
         X, X_new = jnp.asarray(X, float), jnp.asarray(X_new, float)
         if self.is_independent:
@@ -175,16 +173,20 @@ class Template:
         return jnp.asarray(jax.vmap(kernel.evaluate)(x, x), float)
 
 
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="_")
+
+
 def _is_positive(leaf: Any) -> bool:
     value = np.asarray(leaf)
     return value.dtype.kind in "iuf" and value.size > 0 and bool(np.all(value > 0))
 
 
 def _is_structure(kernel: Any, path: tuple[Any, ...]) -> bool:
-    """Whether a number in a kernel says what kernel it is, so that it cannot be learned.
+    """Whether a number of a kernel is part of its definition, so that it cannot be learned.
 
-    That is the order of a polynomial kernel, what a kernel of one's own annotates as ``int``, and
-    what a kernel keeps for itself, with a leading underscore.
+    These are the order of a polynomial kernel, and fields of a user's kernel that are annotated as
+    ``int`` or begin with an underscore.
     """
     node = kernel
     for key in path:
@@ -201,8 +203,7 @@ def _is_structure(kernel: Any, path: tuple[Any, ...]) -> bool:
 
 
 def _is_length(kernel: Any, path: tuple[Any, ...]) -> bool:
-    """Whether a number in a kernel is the scale of a stationary one that sees the inputs as they
-    are."""
+    """Whether a number of a kernel is the scale of a stationary kernel of the inputs themselves."""
     node = kernel
     for key in path[:-1]:
         if type(node).__module__ == "tinygp.transforms" or not hasattr(key, "name"):
@@ -218,46 +219,25 @@ ONE_DIMENSION_ONLY = "Cosine", "ExpSineSquared"
 """Kernels of tinygp that are covariances of inputs in one dimension only, by either distance."""
 
 
-def no_covariances(kernel: Any, x: Any) -> Iterator[Any]:
-    """The parts of a kernel that are stationary ones of tinygp and no covariances of inputs in
-    several dimensions.
+def no_covariances(kernel: Any) -> Iterator[Any]:
+    """The stationary parts of a tinygp kernel that are covariances in one dimension only.
 
-    By the sum of distances, tinygp's default, the exponential kernel alone is one.
-
-    :param x: one input.
+    By the sum of distances, tinygp's default, only the exponential kernel is a covariance of inputs
+    in several dimensions. Kernels inside of transforms, which may change the dimension, are not
+    looked at.
     """
-    if type(kernel).__module__ == "tinygp.kernels.stationary":
-        name, distance = type(kernel).__name__, type(kernel.distance).__name__
+    module, name = type(kernel).__module__, type(kernel).__name__
+    if module == "tinygp.kernels.stationary":
+        distance = type(kernel.distance).__name__
         bad = {"L1Distance": name != "Exp", "L2Distance": name in ONE_DIMENSION_ONLY}
-        if np.size(x) > 1 and bad.get(distance, False):
+        if bad.get(distance, False):
             yield kernel
-        return
-    parts = jax.tree.leaves(kernel, is_leaf=lambda k: k is not kernel and is_kernel(k))
-    for part in filter(is_kernel, parts):
-        for seen in _seen_by(part, kernel, x):
-            yield from no_covariances(part, seen)
-
-
-def _seen_by(part: Any, kernel: Any, x: Any) -> list[Any]:
-    """What a part of a kernel sees of an input, which transformations may change."""
-    from tinygp.kernels import Custom
-
-    seen: list[Any] = []
-
-    def watch(x, _):
-        seen.append(np.zeros(jnp.shape(x)))
-        return jnp.zeros(())
-
-    leaves, treedef = jax.tree.flatten(kernel, is_leaf=lambda k: k is part)
-    watched = jax.tree.unflatten(treedef, [Custom(watch) if k is part else k for k in leaves])
-    try:
-        jax.eval_shape(watched.evaluate, x, x)
-    except AttributeError:
-        # a kernel that looks into its parts, as those of state-space form, which see one number
-        return []
-    return seen[:1]
+    elif module != "tinygp.transforms":
+        parts = jax.tree.leaves(kernel, is_leaf=lambda part: part is not kernel and is_kernel(part))
+        for part in filter(is_kernel, parts):
+            yield from no_covariances(part)
 
 
 def _field_type(node: Any, name: str) -> Any:
-    found = fields(node) if is_dataclass(node) else ()
-    return next((f.type for f in found if f.name == name), None)
+    types = {x.name: x.type for x in fields(node)} if is_dataclass(node) else {}
+    return types.get(name)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prior covariances of state-space kernels, in O(N).
 
-Apart from the others because tinygp's quasiseparable matrices take long to import.
+In a file of its own because tinygp's quasiseparable matrices take long to import.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tinygp.solvers.quasisep.core import (
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.covariance import Covariance, jitter, left_by
+from numpyro_spikeslab.algebra.covariance import Covariance, jitter, variances_given
 
 
 @jax.tree_util.register_dataclass
@@ -56,8 +56,8 @@ class Quasisep(Covariance):
         return self.matrix.to_dense()[self.rank][:, self.rank]
 
     def jittered(self) -> Quasisep:
-        more = DiagQSM(jnp.full_like(self.matrix.diag.d, jitter(self.diagonal())))
-        return replace(self, matrix=self.matrix + more)
+        noise = DiagQSM(jnp.full_like(self.matrix.diag.d, jitter(self.diagonal())))
+        return replace(self, matrix=self.matrix + noise)
 
     def root(self) -> LowerTriQSM:
         return self.matrix.cholesky()
@@ -94,5 +94,6 @@ class Quasisep(Covariance):
         )
         inverse = L.inv()
         explained = (inverse @ scaled).gram().diag.d
-        left = left_by(self.matrix.diag.d, a, explained, (inverse.transpose() @ inverse).diag.d)
-        return left[self.rank]
+        inverse_diagonal = (inverse.transpose() @ inverse).diag.d
+        variances = variances_given(self.matrix.diag.d, a, explained, inverse_diagonal)
+        return variances[self.rank]

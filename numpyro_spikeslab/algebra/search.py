@@ -178,60 +178,77 @@ def climb(
 
 
 class Slices(NamedTuple):
-    """Numbers that are drawn by slice sampling.
+    """Numbers that are updated by slice sampling.
 
     - **x** - the numbers.
     - **level** - log heights of their slices.
-    - **left**, **right** - intervals that shrink around them.
+    - **lower**, **upper** - intervals that shrink around them.
     - **num_left** - updates that each has still to make.
     """
 
     x: Float[Array, "*P"]
     level: Float[Array, "*P"]
-    left: Float[Array, "*P"]
-    right: Float[Array, "*P"]
+    lower: Float[Array, "*P"]
+    upper: Float[Array, "*P"]
     num_left: Int[Array, "*P"]
 
 
 def slice_sample(
     key: Array,
-    log_density: Callable[[Any], Any],
+    evaluate: Callable[[Any], tuple[Any, Any]],
     x: Float[Array, "*P"],
-    num_updates: int,
+    num_updates: int = 1,
     width: float = 4.0,
-) -> Float[Array, "*P"]:
-    """Updates of independent numbers by slice sampling with shrinkage (Neal 2003).
+    known: tuple[Any, Any] | None = None,
+) -> tuple[Float[Array, "*P"], Any]:
+    """Update independent numbers by slice sampling with shrinkage (Neal 2003).
 
-    An interval is placed at random around a number and not extended, so in an update it moves by
-    less than ``width``. Too wide costs a little, for an interval shrinks fast; too narrow costs
-    steps. Each number begins its next update when it has made one, all in one loop, in which the
-    density is compiled once.
+    An interval is placed at random around a number and not extended, so an update moves it by less
+    than ``width``. Too wide costs little, for intervals shrink fast; too narrow costs updates. Each
+    number begins its next update when it has made one, all in one loop, in which the density is
+    compiled once.
 
-    :param log_density: elementwise.
+    :param evaluate: gives the log density of each number, and a by-product: any arrays that the
+        evaluation of a single number has computed, ``()`` for several numbers.
+    :param known: ``evaluate(x)``; needed where the by-product is not ``()``.
+    :return: the numbers, and the by-product of the new number.
     """
 
-    def step(state):
-        count, key, now = state
+    def begin(x, value, noise, num_left):
+        # every number is above the level of a density that is NaN
+        level = jnp.nan_to_num(value, nan=-jnp.inf) + jnp.log1p(-noise[0])
+        lower = x - width * noise[1]
+        return Slices(x, level, lower, lower + width, num_left)
+
+    def step(carry):
+        count, key, now, _ = carry
         key, key_new = random.split(key)
-        u_new, u_level, u_place = random.uniform(key_new, (3, *x.shape), x.dtype)
-        new = now.left + u_new * (now.right - now.left)
-        reached = log_density(new)
-        # the first proposal is the number itself; what is not a number is below every level
-        accepted = (count == 0) | (reached > now.level)
-        level = jnp.nan_to_num(reached, nan=-jnp.inf) + jnp.log1p(-u_level)
-        left = new - width * u_place
+        u, *noise = random.uniform(key_new, (3, *x.shape), x.dtype)
+        new = now.lower + u * (now.upper - now.lower)
+        value, product = evaluate(new)
+        accepted = value > now.level
+        if known is None:
+            # the first proposal is the number itself
+            accepted |= count == 0
+        is_below = new < now.x
         shrunk = now._replace(
-            left=jnp.where(new < now.x, new, now.left),
-            right=jnp.where(new < now.x, now.right, new),
+            lower=jnp.where(is_below, new, now.lower), upper=jnp.where(is_below, now.upper, new)
         )
-        begun = Slices(new, level, left, left + width, now.num_left - 1)
+        begun = begin(new, value, noise, now.num_left - 1)
         now = choose(now.num_left > 0, choose(accepted, begun, shrunk), now)
-        return count + 1, key, now
+        return count + 1, key, now, product
 
-    def is_open(state):
-        # beyond so many, an interval is of the size of a rounding error
-        return (state[0] <= MAX_SHRINKS * num_updates) & jnp.any(state[-1].num_left > 0)
+    def is_open(carry):
+        # after so many evaluations, an interval is of the size of a rounding error
+        return (carry[0] <= MAX_SHRINKS * num_updates) & jnp.any(carry[2].num_left > 0)
 
-    nothing = jnp.full_like(x, -jnp.inf)
-    start = Slices(x, nothing, x, x, jnp.full(x.shape, num_updates + 1))
-    return jax.lax.while_loop(is_open, step, (0, key, start))[-1].x
+    num_left = jnp.full(x.shape, num_updates)
+    if known is None:
+        begun, product = Slices(x, jnp.full_like(x, -jnp.inf), x, x, num_left + 1), ()
+    else:
+        key, key_new = random.split(key)
+        value, product = known
+        begun = begin(x, value, random.uniform(key_new, (2, *x.shape), x.dtype), num_left)
+    *_, end, last = jax.lax.while_loop(is_open, step, (0, key, begun, product))
+    # the last evaluation is that of the new number, unless there is none
+    return end.x, choose(jnp.all(end.num_left == 0), last, product)

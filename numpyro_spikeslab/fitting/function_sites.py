@@ -49,7 +49,9 @@ def sample(run: dict[str, Any], site: str, prefix: str) -> Float[Array, "M N"]:
     alpha = numpyro.param(precision, jnp.ones(shape), constraint=constraints.nonnegative)
     # a start at zero would be a saddle point of the weights and functions
     h = numpyro.param(linear, partial(_standard_normal, shape))
-    kernels = functions.covariances({name: run[name]["value"] for name in functions.site_names})
+    kernels = functions.covariances(
+        {name: run[name]["value"] for name in functions.parameters.sites}
+    )
     mean = functions.mean_at(functions.X)
     return numpyro.sample(site, GaussianFunctions(kernels, mean, alpha, h))
 

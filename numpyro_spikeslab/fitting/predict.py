@@ -20,8 +20,8 @@ from numpyro_spikeslab.algebra.sparse_sums import (
     side_of,
 )
 from numpyro_spikeslab.fitting.posterior import Posterior
+from numpyro_spikeslab.latent import check_finite
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.primitives import check_finite
 from numpyro_spikeslab.reading.function_prior import KnownFunctions
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reading
@@ -209,7 +209,7 @@ def _check_new_inputs(X: Any, X_new: Any) -> None:
     if len(new) != len(shape) or new[1:] != shape[1:] or not new[0]:
         expected = f"at least one point of the same width as the model's inputs, of shape {shape}"
         raise bad("predict: X_new", f"the shape {new}", expected)
-    check_finite("predict", "X_new is", X_new)
+    check_finite("predict: X_new", X_new)
 
 
 def entries_to_predict(reading: Reading, entries: Any, X_new: Any) -> Entries:

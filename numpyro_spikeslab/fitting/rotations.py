@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Rotations of functions towards sparse weights: varimax, and a search for white functions.
 
-Weights and functions are determined up to ``W phi = (W T^-1) (T phi)``, and sweeps hardly move
-along ``T``. With the product held, the bound of white functions depends on the weights about as
+Weights and functions are determined up to ``W phi = (T W) (T phi)`` with orthogonal ``T``, and
+sweeps hardly move along ``T``. The bound of white functions depends on rotated weights about as
 
 .. math::
 
-    J = \sum_{qm} s_{qm}(w_{qm}) - \frac N2 \sum_m \log(1 + A_m) - \frac12 \mathrm{tr} S .
+    J = \sum_{qm} s_{qm}(w_{qm}) - \frac N2 \sum_m \log(1 + A_m) .
 
 Here :math:`s_{qm}(w) = \log(e^{-w^2 / 2v_q} + e^{o_{qm} - w^2 / 2(v_q + \sigma_w^2)})` is the log
-evidence of a pair that is observed as ``w`` with the variance :math:`v_q = \sigma_q^2 / n_q`;
+evidence of a pair that is observed as ``w`` with the variance :math:`v_q = \sigma_q^2 / n_q`, and
 :math:`A_m = \sum_q n_q w_{qm}^2 / N \sigma_q^2` is the precision of the likelihood of a function
-(its log is the loss of mean field, whose functions are independent); ``S`` are the expected
-products of the functions. Disjoint pairs of functions are rotated and sheared at once. Axes: ``N``
-points, ``Q`` tasks, ``M`` functions, ``P`` pairs at once, ``K`` trials.
+(its log is the loss of mean field, whose functions are independent). Disjoint pairs of functions
+are rotated at once. Axes: ``N`` points, ``Q`` tasks, ``M`` functions, ``P`` pairs at once, ``K``
+trial angles.
 """
 
 from functools import partial
@@ -36,10 +36,8 @@ from numpyro_spikeslab.reading.view import View
 
 # Cycles of varimax over all pairs.
 NUM_ROUNDS = 10
-# Trial angles on a quarter turn, and trial shears on each side of none up to the largest.
+# Trial angles on a quarter turn.
 NUM_ANGLES = 16
-NUM_SHEARS = 4
-LARGEST_SHEAR = 0.4
 # Cycles over all pairs at most, and the gain of J below which a pair stays.
 MAX_CYCLES = 2
 LEAST = 0.02
@@ -58,16 +56,26 @@ def floored_eigh(C: Float[Array, "M M"]) -> tuple[Float[Array, " M"], Float[Arra
     return jnp.maximum(E, 1e-10 * jnp.max(E)), U
 
 
-def mix_rows(x: Float[Array, "M K"], i: Any, j: Any, matrix: Any) -> Float[Array, "M K"]:
-    """Replace rows ``i`` and ``j`` by ``a x_i + b x_j`` and ``c x_i + d x_j``.
+class Rotated(NamedTuple):
+    """Weights and functions that are rotated together.
 
-    :param i: for each of P disjoint pairs; pairs numbered ``M`` are left out.
-    :param matrix: ``(a, b, c, d)``.
+    - **W** - the rotated weights.
+    - **T** - the functions are ``T phi``.
     """
-    a, b, c, d = (y[:, None] for y in matrix)
-    one, other = x[i], x[j]
-    x = x.at[i].set(a * one + b * other, mode="drop")
-    return x.at[j].set(c * one + d * other, mode="drop")
+
+    W: Float[Array, "M Q"]
+    T: Float[Array, "M M"]
+
+    def turned(self, i: Any, j: Any, angle: Any) -> "Rotated":
+        """Rotate P disjoint pairs of rows by their angles; pairs numbered ``M`` are left out."""
+        c, s = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]
+
+        def turn(x):
+            one, other = x[i], x[j]
+            x = x.at[i].set(c * one + s * other, mode="drop")
+            return x.at[j].set(c * other - s * one, mode="drop")
+
+        return Rotated(turn(self.W), turn(self.T))
 
 
 def varimax(A: Float[Array, "M Q"], group: Int[Array, " M"]) -> Float[Array, "M M"]:
@@ -77,22 +85,21 @@ def varimax(A: Float[Array, "M Q"], group: Int[Array, " M"]) -> Float[Array, "M 
     """
     M, Q = A.shape
     first, second = jnp.triu_indices(M, 1)
-    identity = jnp.eye(M, dtype=A.dtype)
+    start = Rotated(A, jnp.eye(M, dtype=A.dtype))
     if M == 1:
-        return identity
+        return start.T
 
-    def rotate_pair(k, carry):
-        A, T = carry
+    def rotate_pair(k, now):
+        A = now.W
         i, j = first[k % first.size, None], second[k % first.size, None]
         u, v = A[i] ** 2 - A[j] ** 2, 2 * A[i] * A[j]
         sum_u, sum_v = jnp.sum(u), jnp.sum(v)
         cross = 2 * (jnp.sum(u * v) - sum_u * sum_v / Q)
         angle = 0.25 * jnp.arctan2(cross, jnp.sum(u**2 - v**2) - (sum_u**2 - sum_v**2) / Q)
         angle = jnp.where((group[i] == group[j]) & (group[i] >= 0), angle, 0.0)
-        c, s = jnp.cos(angle), jnp.sin(angle)
-        return mix_rows(A, i, j, (c, s, -s, c)), mix_rows(T, i, j, (c, s, -s, c))
+        return now.turned(i, j, angle)
 
-    return jax.lax.fori_loop(0, NUM_ROUNDS * first.size, rotate_pair, (A, identity))[1]
+    return jax.lax.fori_loop(0, NUM_ROUNDS * first.size, rotate_pair, start).T
 
 
 # The surrogate of the bound
@@ -135,10 +142,9 @@ class Surrogate(NamedTuple):
     def loss(self, A: Float[Array, "*K"]) -> Float[Array, "*K"]:
         return 0.5 * self.num_points * jnp.log1p(A)
 
-    def value(self, W: Float[Array, "M Q"], S: Float[Array, "M M"]) -> Float[Array, ""]:
+    def value(self, W: Float[Array, "M Q"]) -> Float[Array, ""]:
         """``J``."""
-        pairs = self.evidence(slice(None), W) - self.loss(W**2 @ self.load)
-        return jnp.sum(pairs) - 0.5 * jnp.trace(S)
+        return jnp.sum(self.evidence(slice(None), W) - self.loss(W**2 @ self.load))
 
     def conditional(self, w: Float[Array, "M Q"]) -> PairedMeanField:
         """Pairs that are observed as ``w``; tasks first."""
@@ -148,43 +154,14 @@ class Surrogate(NamedTuple):
         return PairedMeanField(jax.nn.sigmoid(logit).T, loc.T, jnp.sqrt(variance).T)
 
 
-class Basis(NamedTuple):
-    """Weights and functions in another basis.
-
-    - **W** - the weights.
-    - **B** - the functions are ``B phi``.
-    - **S** - expected products of the functions with each other.
-    """
-
-    W: Float[Array, "M Q"]
-    B: Float[Array, "M M"]
-    S: Float[Array, "M M"]
-
-    def mixed(self, i: Any, j: Any, matrix: Any) -> "Basis":
-        """Mix pairs of functions by matrices of determinant 1, weights by their inverses."""
-        a, b, c, d = matrix
-        S = mix_rows(mix_rows(self.S, i, j, matrix).T, i, j, matrix)
-        return Basis(mix_rows(self.W, i, j, (d, -c, -b, a)), mix_rows(self.B, i, j, matrix), S)
-
-    def times(self, of_weights: Any, of_functions: Any) -> "Basis":
-        """Multiply weights and functions by matrices."""
-        S = of_functions @ self.S @ of_functions.T
-        return Basis(of_weights @ self.W, of_functions @ self.B, S)
-
-    def whitened(self, num_points: int, used: Bool[Array, " M"]) -> "Basis":
-        """Make the used functions uncorrelated, of unit power."""
-        unit = jnp.diag(jnp.where(used, 0.0, 1.0))
-        E, U = floored_eigh(jnp.where(used[:, None] & used, self.S / num_points, unit))
-        root = jnp.sqrt(E)
-        return self.times((U * root) @ U.T, (U / root) @ U.T)
-
-
-# Rotations and shears of pairs
-
-
-def rotate_pairs(J: Surrogate, basis: Basis, i: Any, j: Any) -> tuple[Basis, Any]:
-    """Rotate each pair to the best angle on a quarter turn; also how many moved."""
-    few, one, other, A, D, X = _pairs(J, basis, i, j)
+def rotate_pairs(J: Surrogate, now: Rotated, i: Any, j: Any) -> tuple[Rotated, Any]:
+    """Rotate each pair to the angle of the highest ``J``; also how many pairs moved."""
+    one, other = now.W[i], now.W[j]
+    products = one**2 @ J.load, other**2 @ J.load, (one * other) @ J.load
+    # in single precision: trials are many, and only their order matters
+    few, one, other, A, D, X = jax.tree.map(
+        lambda x: x.astype(jnp.float32), (J, one, other, *products)
+    )
 
     def value(angle):
         c, s = jnp.cos(angle), jnp.sin(angle)
@@ -195,60 +172,29 @@ def rotate_pairs(J: Surrogate, basis: Basis, i: Any, j: Any) -> tuple[Basis, Any
         return few.evidence(i, u) + few.evidence(j, v) - losses
 
     angles = jnp.asarray(quarter_turn(NUM_ANGLES), one.dtype)
-    angle, moves = _best(value, angles, NUM_ANGLES // 2, True)
-    # to all digits, or the product of weights and functions would change
-    angle = angle.astype(basis.W.dtype)
-    c, s = jnp.cos(angle), jnp.sin(angle)
-    return basis.mixed(i, j, (c, s, -s, c)), jnp.sum(moves & (i < len(basis.W)))
+    angle, moves = _best(value, angles)
+    # cosine and sine to all digits, or the product of weights and functions would change
+    turned = now.turned(i, j, angle.astype(now.W.dtype))
+    return turned, jnp.sum(moves & (i < len(now.W)))
 
 
-def shear_pairs(J: Surrogate, basis: Basis, i: Any, j: Any) -> tuple[Basis, Any]:
-    """Change ``w_i`` to ``w_i - a w_j`` and ``phi_j`` to ``phi_j + a phi_i`` with the best ``a``;
-    also how many moved."""
-    few, one, other, A, D, X = _pairs(J, basis, i, j)
-    own, both = (x.astype(one.dtype) for x in (basis.S[i, i], basis.S[i, j]))
+def _best(value: Any, angles: Float[Array, " K"]) -> tuple[Any, Any]:
+    """Find the best angle of each pair, refined by a parabola, and whether it is worth a move.
 
-    def value(a):
-        u = one - a[..., None] * other
-        loss = few.loss(A - 2 * a * X + a**2 * D)
-        return few.evidence(i, u) - loss - 0.5 * (2 * a * both + a**2 * own)
-
-    shears = LARGEST_SHEAR * jnp.arange(-NUM_SHEARS, NUM_SHEARS + 1) / NUM_SHEARS
-    a, moves = _best(value, shears.astype(one.dtype), NUM_SHEARS, False)
-    a = a.astype(basis.W.dtype)
-    matrix = jnp.ones_like(a), jnp.zeros_like(a), a, jnp.ones_like(a)
-    return basis.mixed(i, j, matrix), jnp.sum(moves & (i < len(basis.W)))
-
-
-def _pairs(J: Surrogate, basis: Basis, i: Any, j: Any) -> tuple[Any, ...]:
-    """The surrogate, the weights of each pair, their ``A`` and the same sum of their products.
-
-    In single precision: trials are many, and only their order matters.
+    :param value: of angles ``(K, P)``, or one for each pair.
+    :param angles: evenly spaced on a period of ``value``, zero in the middle.
     """
-    one, other = basis.W[i], basis.W[j]
-    loads = one**2 @ J.load, other**2 @ J.load, (one * other) @ J.load
-    return jax.tree.map(lambda x: x.astype(jnp.float32), (J, one, other, *loads))
-
-
-def _best(value: Any, trials: Float[Array, " K"], at_none: int, periodic: bool) -> tuple[Any, Any]:
-    """Find the best trial of each pair, refined by a parabola, and whether it is worth a move.
-
-    :param value: of trials ``(K, P)``, or one for each pair.
-    :param at_none: the trial that changes nothing.
-    :param periodic: whether the last trial stands beside the first.
-    """
-    values = value(trials[:, None])
+    values = value(angles[:, None])
     (K, P), best = values.shape, jnp.argmax(values, axis=0)
     below, centre, above = (values[(best + step) % K, jnp.arange(P)] for step in (-1, 0, 1))
     curvature = below - 2 * centre + above
     offset = 0.5 * (below - above) / jnp.where(curvature < 0, curvature, -1)
-    inside = (curvature < 0) & (periodic | ((best > 0) & (best < K - 1)))
-    offset = jnp.where(inside, jnp.clip(offset, -0.5, 0.5), 0)
-    x = trials[best] + offset * (trials[1] - trials[0])
+    offset = jnp.where(curvature < 0, jnp.clip(offset, -0.5, 0.5), 0)
+    x = angles[best] + offset * (angles[1] - angles[0])
     refined = value(x[None])[0]
-    x = jnp.where(refined > centre, x, trials[best])
-    moves = jnp.maximum(refined, centre) > values[at_none] + LEAST
-    return jnp.where(moves, x, trials[at_none]), moves
+    x = jnp.where(refined > centre, x, angles[best])
+    moves = jnp.maximum(refined, centre) > values[K // 2] + LEAST
+    return jnp.where(moves, x, 0), moves
 
 
 def pairs_of_round(
@@ -269,30 +215,25 @@ def pairs_of_round(
     return jnp.where(valid, i, M), jnp.where(valid, j, M)
 
 
-def climb(J: Surrogate, basis: Basis, used: Bool[Array, " M"]) -> Basis:
+def climb(J: Surrogate, start: Rotated, used: Bool[Array, " M"]) -> Rotated:
     """Cycle over all pairs of used functions until none moves, :data:`MAX_CYCLES` times at most."""
     order, number = jnp.argsort(~used, stable=True), jnp.sum(used)
+    rounds = jnp.maximum(number + number % 2 - 1, 0)
 
     def visit(k, carry):
-        basis, count = carry
-        i, j = pairs_of_round(order, number, k)
-        for move, pair in ((rotate_pairs, (i, j)), (shear_pairs, (i, j)), (shear_pairs, (j, i))):
-            basis, moved = move(J, basis, *pair)
-            count += moved
-        return basis, count
+        now, count = carry
+        now, moved = rotate_pairs(J, now, *pairs_of_round(order, number, k))
+        return now, count + moved
 
     def cycle(carry):
-        basis, num_cycles, _ = carry
-        rounds = jnp.maximum(number + number % 2 - 1, 0)
-        zero = jnp.zeros((), number.dtype)
-        basis, count = jax.lax.fori_loop(0, rounds, visit, (basis, zero))
-        return basis, num_cycles + 1, count
+        now, num_cycles, _ = carry
+        now, count = jax.lax.fori_loop(0, rounds, visit, (now, jnp.zeros_like(number)))
+        return now, num_cycles + 1, count
 
     def unfinished(carry):
         return (carry[1] < MAX_CYCLES) & (carry[2] > 0)
 
-    start = basis, jnp.zeros((), number.dtype), jnp.ones((), number.dtype)
-    return jax.lax.while_loop(unfinished, cycle, start)[0]
+    return jax.lax.while_loop(unfinished, cycle, (start, 0, jnp.ones_like(number)))[0]
 
 
 # The proposal
@@ -314,16 +255,24 @@ def rotate_white(
     at, functions = view_at(spec, data, posterior), factors_of(posterior)
     used = in_use(spec, data, posterior)
     phi, var = (jnp.where(used[:, None], x, 0) for x in (functions.mean, functions.var))
-    W = ridge(at, phi, var)
-    identity = jnp.eye(len(W), dtype=W.dtype)
-    start = Basis(W, identity, phi @ phi.T + jnp.diag(jnp.sum(var, axis=1)))
+    W, identity = ridge(at, phi, var), jnp.eye(len(phi), dtype=phi.dtype)
     N = spec.form.num_obs
-    start = jax.lax.cond(whiten, lambda: start.whitened(N, used), lambda: start)
-    size, group = start.W / jnp.sqrt(at.sigma2), jnp.where(used, 0, -1)
+    root, inverse = jax.lax.cond(
+        whiten, lambda: _roots(phi, var, used), lambda: (identity, identity)
+    )
+    W, phi = root @ W, inverse @ phi
+    size, group = W / jnp.sqrt(at.sigma2), jnp.where(used, 0, -1)
     T = jax.lax.cond(simplify, lambda: varimax(size, group), lambda: identity)
     J = Surrogate.of(at, N)
-    basis = climb(J, start.times(T, T), used)
-    return strong(posterior_of(at, J, posterior, basis._replace(B=basis.B @ phi), used))
+    end = climb(J, Rotated(T @ W, T), used)
+    return strong(posterior_of(at, J, posterior, end.W, end.T @ phi, used))
+
+
+def _roots(phi: Any, var: Any, used: Any) -> tuple[Any, Any]:
+    """Symmetric root of the covariance of the used functions, and its inverse."""
+    S = (phi @ phi.T + jnp.diag(jnp.sum(var, axis=1))) / phi.shape[1]
+    E, U = floored_eigh(jnp.where(used[:, None] & used, S, jnp.diag(jnp.where(used, 0.0, 1.0))))
+    return (U * jnp.sqrt(E)) @ U.T, (U / jnp.sqrt(E)) @ U.T
 
 
 def ridge(at: View, phi: Float[Array, "M N"], var: Float[Array, "M N"]) -> Float[Array, "M Q"]:
@@ -346,11 +295,11 @@ def ridge(at: View, phi: Float[Array, "M N"], var: Float[Array, "M N"]) -> Float
 
 
 def posterior_of(
-    at: View, J: Surrogate, posterior: Posterior, basis: Basis, used: Bool[Array, " M"]
+    at: View, J: Surrogate, posterior: Posterior, W: Any, phi: Any, used: Bool[Array, " M"]
 ) -> Posterior:
-    """The posterior of weights observed as ``basis.W``, with functions of the means ``basis.B``."""
+    """The posterior of weights observed as ``W``, with functions of the means ``phi``."""
     functions = factors_of(posterior)
-    weights = J.conditional(basis.W)
+    weights = J.conditional(W)
     weights = weights._replace(probs=jnp.where(used, weights.probs, 0))
     precise = weights.slab_moments[1] / at.sigma2[:, None]
     N = functions.mean.shape[1]
@@ -359,4 +308,4 @@ def posterior_of(
     else:
         alpha = weighted_sums(at.layout.by_rows, N, precise, at.relative).T
     alpha = jnp.where(used[:, None], jnp.broadcast_to(alpha, functions.mean.shape), 0)
-    return posterior._replace(weights=weights, functions=white_factors(functions, basis.B, alpha))
+    return posterior._replace(weights=weights, functions=white_factors(functions, phi, alpha))

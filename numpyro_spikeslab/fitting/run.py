@@ -228,8 +228,7 @@ def _moves(call: Call) -> Any:
         return factor_moves
     known = call.reading.functions
     assert known is not None and call.reading.form.kind == FUNCTIONS
-    kinds = {template.kind for template in known.functions.templates}
-    has_order = not kinds <= {"white", "zero"}
+    has_order = not known.functions.kinds <= {"white", "zero"}
     return partial(function_moves, laplacian_of(known.functions.X) if has_order else None)
 
 

@@ -2,10 +2,9 @@
 """The prior of latent functions, with the parameters of their kernels as an array."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 import numpy as np
 
 import jax
@@ -15,7 +14,7 @@ from jax.tree_util import Partial
 from numpyro_spikeslab.algebra.covariance import Covariance
 from numpyro_spikeslab.algebra.kernels import Template
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
-from numpyro_spikeslab.primitives import Functions
+from numpyro_spikeslab.latent import Functions, Parameters
 from numpyro_spikeslab.reading.program import are_concrete
 
 Kernel = Callable[[Float[Array, " P"]], Covariance]
@@ -30,68 +29,6 @@ class Mixed(NamedTuple):
 
     kernels: tuple[Kernel, ...]
     which: Int[Array, " M"]
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """Which entries of which sites the parameters of each kernel are; hashable.
-
-    - **sites** - for each function the names of its parameters' sites.
-    - **shapes** - for each function the shapes of its parameters.
-    - **alike** - whether a site has one entry for each function, not one function its own sites.
-    - **latent** - names of the sites that are latent.
-    """
-
-    sites: tuple[tuple[str, ...], ...]
-    shapes: tuple[tuple[tuple[int, ...], ...], ...]
-    alike: bool
-    latent: tuple[str, ...]
-
-    @classmethod
-    def of(cls, functions: Functions, latent: tuple[str, ...]) -> "Parameters":
-        shapes = tuple(
-            tuple(jnp.shape(x) for x in template.parameters.values())
-            for template in functions.templates
-        )
-        return cls(functions.sites, shapes, functions.alike, latent)
-
-    def gather(self, values: dict[str, Any]) -> Float[Array, "M P"]:
-        """Logs of the parameters of each kernel, padded with zeros where there are fewer."""
-        return self._rows({name: jnp.log(values[name]) for name in self.names})
-
-    def scatter(self, theta: Float[Array, "M P"]) -> dict[str, Any]:
-        """The inverse of :meth:`gather`."""
-        found: dict[str, list[Any]] = {}
-        for m, names in enumerate(self.sites):
-            sizes = [int(np.prod(shape)) for shape in self.shapes[m]]
-            parts = jnp.split(jnp.exp(theta[m]), np.cumsum(sizes))[: len(names)]
-            for name, part, shape in zip(names, parts, self.shapes[m], strict=True):
-                found.setdefault(name, []).append(part.reshape(shape))
-        return {k: jnp.stack(x) if self.alike else x[0] for k, x in found.items()}
-
-    @property
-    def is_free(self) -> Bool[np.ndarray, "M P"]:
-        """Which entries of :meth:`gather` are latent."""
-        shapes = {
-            name: ((len(self.sites),) if self.alike else ()) + shape
-            for names, every in zip(self.sites, self.shapes, strict=True)
-            for name, shape in zip(names, every, strict=True)
-        }
-        marks = {k: np.full(shape, float(k in self.latent)) for k, shape in shapes.items()}
-        return np.asarray(self._rows(marks, np)) > 0
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all sites."""
-        return tuple(dict.fromkeys(name for names in self.sites for name in names))
-
-    def _rows(self, values: dict[str, Any], xp: Any = jnp) -> Any:
-        rows = []
-        for m, names in enumerate(self.sites):
-            parts = [xp.ravel(values[name][m] if self.alike else values[name]) for name in names]
-            rows.append(xp.concatenate([xp.zeros(0), *parts]))
-        size = max(row.size for row in rows)
-        return xp.stack([xp.pad(row, (0, size - row.size)) for row in rows])
 
 
 class FunctionPrior(NamedTuple):
@@ -121,7 +58,7 @@ class FunctionPrior(NamedTuple):
 
     def log_density(self, m: Any, theta: Float[Array, " P"]) -> Float[Array, ""]:
         """Log density of the latent parameters ``exp(theta)`` of the kernel of function ``m``."""
-        M = len(self.parameters.sites)
+        M = len(self.parameters.rows)
         values = self.parameters.scatter(jnp.broadcast_to(theta, (M, *theta.shape)))
         total = jnp.zeros(M)
         for name in self.parameters.latent:
@@ -129,10 +66,7 @@ class FunctionPrior(NamedTuple):
             # outside of their support some distributions have a density all the same
             inside = prior.support(values[name])
             log_prob = jnp.where(inside, with_short_gammas(prior.log_prob)(values[name]), -jnp.inf)
-            if self.parameters.alike:
-                total += log_prob
-            else:
-                total = total.at[self._owner(name)].add(log_prob)
+            total = total.at[np.array(self.parameters.members(name))].add(log_prob)
         return total[m]
 
     def draw(self, key: Array, theta: Float[Array, "M P"]) -> Float[Array, "M P"]:
@@ -142,9 +76,6 @@ class FunctionPrior(NamedTuple):
         for one, name in zip(keys, self.parameters.latent, strict=False):
             values[name] = self.priors[name].sample(one).reshape(values[name].shape)
         return self.parameters.gather(values)
-
-    def _owner(self, name: str) -> int:
-        return next(m for m, names in enumerate(self.parameters.sites) if name in names)
 
 
 def kernel_of(functions: Functions) -> Kernel | Mixed:
@@ -189,7 +120,6 @@ class KnownFunctions(NamedTuple):
     """What is known of the latent functions that weights mix.
 
     - **functions** - what defines them, for predictions at new inputs.
-    - **parameters** - which entries of which sites the parameters of their kernels are.
     - **kernel** - their kernels.
     - **mean** - their prior means, (M, N).
     - **fixed** - values of kernel parameters that the model conditions on.
@@ -200,7 +130,6 @@ class KnownFunctions(NamedTuple):
     """
 
     functions: Functions
-    parameters: Parameters
     kernel: Kernel | Mixed
     mean: Any
     fixed: dict[str, Any]
@@ -245,9 +174,14 @@ class KnownFunctions(NamedTuple):
             )
 
     @property
+    def parameters(self) -> Parameters:
+        """The parameters of their kernels."""
+        return self.functions.parameters
+
+    @property
     def is_white(self) -> bool:
         """Whether the functions have no order and no mean."""
-        if {template.kind for template in self.functions.templates} != {"white"}:
+        if self.functions.kinds != {"white"}:
             return False
         if self.functions.mean is None:
             return True
@@ -259,7 +193,7 @@ class KnownFunctions(NamedTuple):
 
     def theta(self, values: dict[str, Any]) -> Any:
         """Logs of the kernels' parameters."""
-        known = {name: (values | self.fixed)[name] for name in self.parameters.names}
+        known = {name: (values | self.fixed)[name] for name in self.parameters.sites}
         return _gather(self.parameters, known)
 
 

@@ -211,7 +211,8 @@ def _results(trace: dict[str, Any], pairs: tuple[Pair, ...], values, parts) -> R
 
 
 def _function_arrays(trace: dict[str, Any], functions: Functions) -> FunctionArrays:
-    parameters = {name: trace[name]["value"] for name in functions.site_names if name in trace}
+    sites = functions.parameters.sites
+    parameters = {name: trace[name]["value"] for name in sites if name in trace}
     mean = functions.mean_at(functions.X)
     return FunctionArrays(functions.X, functions.templates, mean, parameters)
 

@@ -295,7 +295,7 @@ def _about_functions(
     of_pairs = names_of(union(run.pairs), "values")
     kernels = tuple(
         name
-        for name in functions_of(trace[mixed]).site_names
+        for name in functions_of(trace[mixed]).parameters.sites
         if is_latent(trace, name) and users[name] == {mixed} and name not in of_pairs
     )
     parents = sorted(names_of(run.log_probs[mixed], "values") - {mixed, *kernels})

@@ -26,7 +26,7 @@ from numpyro_spikeslab.reading.coefficient_rows import (
     statistics_at,
 )
 from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Form
-from numpyro_spikeslab.reading.function_prior import KnownFunctions, Parameters, kernel_of
+from numpyro_spikeslab.reading.function_prior import KnownFunctions, kernel_of
 from numpyro_spikeslab.reading.model_run import FunctionArrays, checked_generic, program_of
 from numpyro_spikeslab.reading.probe import Arrays, directions, probe
 from numpyro_spikeslab.reading.problem import Problem
@@ -363,12 +363,14 @@ def _functions(
     functions = functions_of(trace[name])
     arrays = _function_arrays(problem, values)
     mean = functions.mean if functions.mean is None or callable(functions.mean) else arrays.mean
-    new = replace(functions, X=arrays.X, templates=tuple(arrays.templates), mean=mean)
-    latent = tuple(n for n in functions.site_names if is_latent(trace, n))
-    cut_off = (n for n in functions.site_names if n not in trace or "_intervener_id" in trace[n])
+    sites = functions.parameters.sites
+    latent = tuple(n for n in sites if is_latent(trace, n))
+    parameters = replace(functions.parameters, latent=latent)
+    templates = tuple(arrays.templates)
+    new = replace(functions, X=arrays.X, templates=templates, mean=mean, parameters=parameters)
+    cut_off = (n for n in sites if n not in trace or "_intervener_id" in trace[n])
     return KnownFunctions(
         new,
-        Parameters.of(functions, latent),
         kernel_of(new),
         arrays.mean,
         {n: x for n, x in arrays.parameters.items() if n not in latent},

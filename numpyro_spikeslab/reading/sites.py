@@ -190,8 +190,8 @@ def functions_of(site: dict[str, Any]) -> Functions:
     """Return the definition of the functions of a site, with the names that a scope has given."""
     functions: Functions = site["infer"][FUNCTIONS_MARK]
     prefix = site["name"].removesuffix(functions.name)
-    sites = tuple(tuple(f"{prefix}{name}" for name in names) for names in functions.sites)
-    return replace(functions, name=site["name"], sites=sites)
+    parameters = functions.parameters.prefixed(prefix)
+    return replace(functions, name=site["name"], parameters=parameters)
 
 
 def observed_sites(trace: dict[str, Any]) -> frozenset[str]:

@@ -6,12 +6,9 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
 
-import jax
-from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.pairs import Prior
-from numpyro_spikeslab.algebra.search import MAX_SHRINKS, choose
 from numpyro_spikeslab.reading.function_prior import FunctionPrior
 
 
@@ -134,39 +131,3 @@ class Evaluation(NamedTuple):
         half = covariance.solve_lower(factor, columns)
         value = -0.5 * half[:, 0] @ half[:, 0] - covariance.half_logdet(factor)
         return cls(value, covariance, factor, half)
-
-
-def slice_update(
-    key: Array,
-    evaluate: Callable[[Any], Evaluation],
-    x: Float[Array, ""],
-    current: Evaluation,
-    width: float,
-) -> tuple[Float[Array, ""], Evaluation]:
-    """Update one number by slice sampling with shrinkage (Neal 2003), keeping its evaluation.
-
-    :param current: ``evaluate(x)``. If its value is NaN, every other value is accepted.
-    :param width: of the interval around ``x``.
-    """
-    key_level, key_place, key = random.split(key, 3)
-    value = jnp.where(jnp.isnan(current.value), -jnp.inf, current.value)
-    level = value - random.exponential(key_level, x.shape, x.dtype)
-    lower = x - width * random.uniform(key_place, x.shape, x.dtype)
-
-    def shrink(carry):
-        count, key, lower, upper, *_ = carry
-        key, key_new = random.split(key)
-        new = lower + random.uniform(key_new, x.shape, x.dtype) * (upper - lower)
-        proposal = evaluate(new)
-        # false where the value is NaN
-        accepted = proposal.value > level
-        lower, upper = jnp.where(new < x, new, lower), jnp.where(new < x, upper, new)
-        return count + 1, key, lower, upper, new, proposal, accepted
-
-    def is_open(carry):
-        return (carry[0] < MAX_SHRINKS) & ~carry[-1]
-
-    start = (0, key, lower, lower + width, x, current, jnp.zeros((), bool))
-    *_, new, proposal, accepted = jax.lax.while_loop(is_open, shrink, start)
-    # after so many, the interval is of the size of a rounding error
-    return choose(accepted, (new, proposal), (x, current))

@@ -21,13 +21,12 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.covariance import Dense
-from numpyro_spikeslab.algebra.search import choose
+from numpyro_spikeslab.algebra.search import choose, slice_sample
 from numpyro_spikeslab.sampling.function_state import (
     Evaluation,
     Fixed,
     Function,
     State,
-    slice_update,
 )
 from numpyro_spikeslab.sampling.membership import change_membership
 from numpyro_spikeslab.sampling.weights_of_function import (
@@ -187,20 +186,21 @@ def draw_parameters(
         value = at.value + functions.log_density(m, theta) + jnp.sum(jnp.where(free, theta, 0))
         if column is not None:
             value += slabs_of(column, at.half).log_evidence(column.spikes)
-        return at._replace(value=value)
+        return value, at._replace(value=value)
 
     def draw_entry(p, carry):
         theta, current = carry
 
         def move():
             along = lambda x: evaluate(theta.at[p].set(x))  # noqa: E731
+            known = current.value, current
             entry_key = random.fold_in(key, p)
-            x, new = slice_update(entry_key, along, theta[p], current, WIDTH_OF_PARAMETER)
+            x, new = slice_sample(entry_key, along, theta[p], width=WIDTH_OF_PARAMETER, known=known)
             return theta.at[p].set(x), new
 
         return jax.lax.cond(free[p], move, lambda: carry)
 
-    return jax.lax.fori_loop(0, theta.size, draw_entry, (theta, evaluate(theta)))
+    return jax.lax.fori_loop(0, theta.size, draw_entry, (theta, evaluate(theta)[1]))
 
 
 def draw_other_weights(key: Array, fixed: Fixed, state: State, function: Function) -> State:

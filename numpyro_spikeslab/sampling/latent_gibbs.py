@@ -46,7 +46,7 @@ def latent_sites(trace: dict[str, Any]) -> tuple[str, ...]:
     names = [
         site
         for name in find_function_sites(trace)
-        for site in (name, *functions_of(trace[name]).site_names)
+        for site in (name, *functions_of(trace[name]).parameters.sites)
     ]
     return tuple(name for name in names if is_latent(trace, name))
 
@@ -241,7 +241,7 @@ def check_functions(reading: Reading, trace: dict[str, Any], user: str) -> None:
     functions = reading.functions
     assert functions is not None
     functions.check_parameters(user)
-    for parameter in functions.functions.site_names:
+    for parameter in functions.parameters.sites:
         _check_parameter(reading, trace, parameter, user)
     functions.check(user)
 

@@ -64,6 +64,10 @@ def test_rounds_of_a_search_are_searches_one_after_the_other(x64):
     jax.tree.map(np.testing.assert_array_equal, every, end)
 
 
+def sampled(key, log_density, x, *args, **kwargs):
+    return slice_sample(key, lambda x: (log_density(x), ()), x, *args, **kwargs)[0]
+
+
 @pytest.mark.parametrize("num_updates", [1, 4])
 def test_updates_leave_a_density_invariant(num_updates, precision):
     """Of two peaks, one of them narrow and within reach of the other."""
@@ -76,7 +80,7 @@ def test_updates_leave_a_density_invariant(num_updates, precision):
     rng = np.random.default_rng(0)
     is_wide = rng.uniform(size=size) < wide
     before = np.where(is_wide, rng.normal(size=size), 2 + 0.02 * rng.normal(size=size))
-    after = np.asarray(slice_sample(KEY, log_density, jnp.asarray(before), num_updates))
+    after = np.asarray(sampled(KEY, log_density, jnp.asarray(before), num_updates))
     assert after.dtype == np.dtype(precision)
 
     def cdf(x):
@@ -92,7 +96,7 @@ def test_updates_leave_a_density_invariant(num_updates, precision):
 
 def test_an_update_moves_less_than_its_interval_is_wide():
     x = jnp.zeros(1000)
-    moved = np.abs(slice_sample(KEY, jnp.zeros_like, x, 1, width=0.5))
+    moved = np.abs(sampled(KEY, jnp.zeros_like, x, 1, width=0.5))
     assert 0.4 < moved.max() < 0.5 and moved.min() < 0.01
 
 
@@ -104,7 +108,7 @@ def test_numbers_outside_of_the_support_come_in_and_none_leaves():
 
     @jax.jit
     def step(key, x):
-        return slice_sample(key, log_density, x, 1)
+        return sampled(key, log_density, x, 1)
 
     x = jnp.linspace(-2.5, 1.0, 36)
     for key in random.split(KEY, 100):
@@ -115,5 +119,27 @@ def test_numbers_outside_of_the_support_come_in_and_none_leaves():
 def test_what_does_not_move_ends():
     """No number nearby is as likely, as where rounding has made the density a spike."""
     x = jnp.arange(3.0)
-    there = slice_sample(KEY, lambda new: jnp.where(new == x, 0.0, -jnp.inf), x, 2)
+    there = sampled(KEY, lambda new: jnp.where(new == x, 0.0, -jnp.inf), x, 2)
     np.testing.assert_array_equal(there, x)
+
+
+def test_a_number_is_updated_with_the_by_product_of_its_evaluation(x64):
+    def evaluate(x):
+        return -0.5 * x**2, {"square": x**2}
+
+    @jax.jit
+    @jax.vmap
+    def update(key, x):
+        return slice_sample(key, evaluate, x, known=evaluate(x))
+
+    size = 20_000
+    before = random.normal(KEY, (size,))
+    after, product = update(random.split(random.key(1), size), before)
+    np.testing.assert_array_equal(product["square"], after**2)
+    # a false alarm in 1 of 10,000 keys
+    assert stats.kstest(after, "norm").pvalue > 1e-4
+    assert abs(np.corrcoef(before, after)[0, 1]) < 0.5
+    # where no other number is as likely, the known one stays with its by-product
+    spike = lambda x: (jnp.where(x == 1.0, 0.0, -jnp.inf), x + 1)  # noqa: E731
+    one = jnp.array(1.0)
+    assert slice_sample(KEY, spike, one, known=spike(one)) == (1.0, 2.0)

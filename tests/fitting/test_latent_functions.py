@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import optax
 import pytest
-from tinygp import kernels, transforms
+from tinygp import kernels
 
 import jax
 from jax import nn, random
@@ -21,7 +21,6 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS
-from numpyro_spikeslab.reading.function_prior import Parameters
 from numpyro_spikeslab.reading.reader import Reader
 from numpyro_spikeslab.roles import NoiseRole
 
@@ -94,9 +93,10 @@ def test_kernels_and_their_sites(kernel, names):
     with handlers.seed(rng_seed=0):
         trace = handlers.trace(nss.models.mtmkl(kernel)).get_trace(X, Y)
     functions = trace["phi"]["infer"][FUNCTIONS_MARK]
-    assert set(functions.site_names) == set(names) <= set(trace)
-    parameters = Parameters.of(functions, functions.site_names)
-    shape = (len(kernel),) if functions.alike else ()
+    parameters = functions.parameters
+    assert set(parameters.sites) == set(names) <= set(trace)
+
+    shape = (len(kernel),) if parameters.are_shared else ()
     keys = random.split(KEY, len(names))
     sites = {
         name: jnp.exp(random.normal(key, shape)) for key, name in zip(keys, names, strict=True)
@@ -218,31 +218,9 @@ def test_functions_whose_prior_depends_on_other_sites_are_refused():
             use()
 
 
-def seeded(kernel, X, mean=None):
-    with handlers.seed(rng_seed=0):
-        return nss.latent_functions("phi", kernel, X, mean)
-
-
 MISTAKES = {
     "no functions": (lambda: nss.models.mtmkl([]), "at least one"),
     "number": (lambda: nss.models.mtmkl(SMOOTH), "num_functions"),
-    "no plate": (lambda: seeded(SMOOTH, X), "enclosing plate"),
-    "empty list": (lambda: seeded([], X), "at least one latent function"),
-    "NaN in X": (lambda: seeded([SMOOTH], np.where(X > 2, np.nan, X)), "not finite at"),
-    "name": (lambda: seeded(["pink"], X), "'white' and 'zero'"),
-    "zero without mean": (lambda: seeded(["zero"], X), "need a `mean`"),
-    "dimension": (
-        lambda: seeded([transforms.Linear(jnp.ones(3), SMOOTH)], np.ones((N, 2))),
-        "does not take inputs|dimension",
-    ),
-    "square": (lambda: seeded([np.ones((N, 3))], X), "matrix of shape"),
-    "symmetric": (lambda: seeded([np.triu(np.ones((N, N)))], X), "symmetric"),
-    "semidefinite": (lambda: seeded([-np.eye(N)], X), "positive semidefinite"),
-    "memory": (
-        lambda: jax.eval_shape(lambda: seeded([SMOOTH], np.arange(1e6))),
-        "8,000,000,000,000 bytes",
-    ),
-    "mean": (lambda: seeded([SMOOTH], X, np.ones(3)), "`mean` has shape"),
     "no tasks": (lambda: handlers.seed(nss.models.mtmkl([SMOOTH]), KEY)(X), "num_tasks"),
     "rows": (lambda: handlers.seed(nss.models.mtmkl([SMOOTH]), KEY)(X, Y[:5]), "shape"),
     "X_new": (
@@ -253,7 +231,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_have_errors(name):
+def test_mistakes_of_mtmkl_have_errors(name):
     call, message = MISTAKES[name]
     with pytest.raises(ValueError, match=message):
         call()

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.fitting.function_sweeps import gains_without
 from numpyro_spikeslab.fitting.function_updates import switch_off
 from numpyro_spikeslab.fitting.rotations import (
-    Basis,
+    Rotated,
     Surrogate,
     climb,
     pairs_of_round,
@@ -123,15 +123,13 @@ def test_a_climb_finds_sparse_weights_and_keeps_the_product(x64):
     odds = np.full(W.shape, -1.0) - 0.5 * np.log1p(1 / v)
     slab = np.full(W.shape, 0.5 / (v + 1))
     J = Surrogate(*map(jnp.asarray, (odds, np.ones(W.shape), slab, 0.5 / v, 1 / (N * v), N)))
-    mixed = Basis(*map(jnp.asarray, (T @ W, np.eye(size), N * np.eye(size))))
+    mixed = Rotated(jnp.asarray(T @ W), jnp.eye(size))
     end = jax.jit(climb)(J, mixed, jnp.ones(size, bool))
-    sparse, reached, begun = (
-        J.value(jnp.asarray(x.W), x.S) for x in (mixed._replace(W=W), end, mixed)
-    )
+    sparse, reached, begun = (J.value(jnp.asarray(x)) for x in (W, end.W, mixed.W))
     # two cycles over the pairs go most of the way
     assert sparse - reached < 0.1 * (sparse - begun) and reached > begun + 50
-    np.testing.assert_allclose(end.B.T @ end.W, mixed.W, atol=1e-10)
-    np.testing.assert_allclose(end.S, end.B @ mixed.S @ end.B.T, atol=1e-8)
+    np.testing.assert_allclose(end.T.T @ end.W, mixed.W, atol=1e-10)
+    np.testing.assert_allclose(end.T @ end.T.T, np.eye(size), atol=1e-12)
     # functions that are not in use stay
     some = jax.jit(climb)(J, mixed, jnp.array([True, False, True, False]))
     np.testing.assert_array_equal(some.W[1::2], mixed.W[1::2])
@@ -142,17 +140,15 @@ def test_a_climb_finds_sparse_weights_and_keeps_the_product(x64):
 def test_the_surrogate_ranks_rotations_as_the_exact_bound_does(white, pair):
     """The bound after sweeps that settle what a rotation leaves, from known angles."""
     at, phi = white.at, white.functions
-    S = phi.mean @ phi.mean.T + jnp.diag(jnp.sum(phi.var, axis=1))
-    start = Basis(ridge(at, phi.mean, phi.var), jnp.eye(NUM_FUNCTIONS), S)
+    start = Rotated(ridge(at, phi.mean, phi.var), jnp.eye(NUM_FUNCTIONS))
     J = Surrogate.of(at, NUM_POINTS)
     one, other = jnp.array(pair)[:, None]
     used, values, bounds = jnp.ones(NUM_FUNCTIONS, bool), [], []
     for angle in np.linspace(-0.7, 0.7, 8):
-        c, s = jnp.cos(jnp.array([angle])), jnp.sin(jnp.array([angle]))
-        rotated = start.mixed(one, other, (c, s, -s, c))
-        values.append(float(J.value(rotated.W, rotated.S)))
-        rotated = rotated._replace(B=rotated.B @ phi.mean)
-        posterior = posterior_of(at, J, white.posterior, rotated, used)
+        rotated = start.turned(one, other, jnp.array([angle]))
+        values.append(float(J.value(rotated.W)))
+        functions = rotated.T @ phi.mean
+        posterior = posterior_of(at, J, white.posterior, rotated.W, functions, used)
         bounds.append(white._replace(posterior=posterior).run(3)[1][-1])
     assert np.ptp(values) > 10 and np.ptp(bounds) > 10
     assert np.corrcoef(values, bounds)[0, 1] > 0.9

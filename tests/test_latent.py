@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What defines latent functions: their values at new inputs, and the checks of the arguments."""
+"""The definition of latent functions: values at new inputs, refusals, parameters of kernels."""
 
 import numpy as np
 import pandas as pd
@@ -87,19 +87,7 @@ def test_functions_of_several_kinds_are_conditioned_each_by_its_own(x64):
         np.testing.assert_allclose(found.covariance_matrix[m], left, rtol=1e-4, atol=1e-8)
 
 
-def test_a_matrix_says_nothing_about_new_inputs():
-    functions = define("phi", [np.eye(3)], np.arange(3.0), None, None)
-    with pytest.raises(ValueError, match="says nothing about new inputs"):
-        functions.conditional({}, jnp.zeros((1, 3)), np.arange(2.0))
-
-
-def test_new_inputs_have_the_width_of_the_old_ones():
-    functions = define("phi", ["white"], np.ones((3, 2)), None, None)
-    with pytest.raises(ValueError, match="same width"):
-        functions.conditional({}, jnp.zeros((1, 3)), np.ones((4, 3)))
-
-
-# Inputs that are no numbers
+# Refusals
 
 DAYS = pd.date_range("2020-01-01", periods=4)
 DATES = {
@@ -110,54 +98,97 @@ DATES = {
     "since the first": DAYS - DAYS[0],
     "Python": [day.to_pydatetime() for day in DAYS],
 }
+SMOOTH, X = kernels.ExpSquared(1.0), np.linspace(0.0, 3.0, 24)
 
 
-@pytest.mark.parametrize("name", DATES)
-def test_dates_are_refused(name):
-    model = nss.models.mtmkl([kernels.ExpSquared(1.0)], num_tasks=1)
-    with pytest.raises(ValueError, match=r"are dates or times. Convert them .* years for example"):
-        trace(model, DATES[name])
+def made(kernel, X, mean=None, size=None):
+    return define("phi", kernel, X, mean, size)
+
+
+def at_new_inputs(kernel, X, X_new, mean=None):
+    functions = made([kernel], X, mean)
+    zero = jnp.zeros((1, functions.num_inputs))
+    return functions.conditional({"phi_scale": jnp.ones(1)}, zero, X_new)
+
+
+REFUSED = {
+    "no plate": (lambda: made(SMOOTH, X), "kernels: got one kernel and no plate"),
+    "no kernels": (lambda: made([], X), "kernels: got 0 of them, expected at least one"),
+    "number": (lambda: made([SMOOTH], X, size=2), "got 1 of them, expected 2, the size of"),
+    "name": (lambda: made(["pink"], X), "kernel 0: got 'pink', expected 'white' or 'zero'"),
+    "zero without mean": (lambda: made(["zero"], X), "mean: got None .* all zero"),
+    "dimension": (
+        lambda: made([transforms.Linear(jnp.ones(3), SMOOTH)], np.ones((24, 2))),
+        "kernel 0, Linear, .* expected a kernel of inputs of this dimension",
+    ),
+    "square": (lambda: made([np.ones((24, 3))], X), r"shape \(24, 3\), expected a tinygp kernel"),
+    "symmetric": (lambda: made([np.triu(np.ones((24, 24)))], X), "not finite and symmetric"),
+    "semidefinite": (lambda: made([-np.eye(24)], X), "eigenvalue -1, .* positive semidefinite"),
+    "mean": (lambda: made([SMOOTH], X, np.ones(3)).mean_at(X[:]), "mean: got an array, at new"),
+    "shape of mean": (
+        lambda: trace(lambda: nss.latent_functions("phi", [SMOOTH], X, np.ones(3))),
+        r"mean: got shape \(3,\), expected \(1, 24\) or \(24,\)",
+    ),
+    "shape of inputs": (lambda: made([SMOOTH], np.ones((2, 2, 2))), "expected .N,. or .N, D."),
+    "not finite": (
+        lambda: made([SMOOTH], np.where(X > 2, np.nan, X)),
+        "inputs: got 8 points that are not finite, the first at 16, .* Remove these points",
+    ),
+    "masked": (
+        lambda: made([SMOOTH], np.ma.masked_less(X, 0.5)),
+        "inputs: got 4 masked entries, .* Remove these points",
+    ),
+    "complex": (lambda: made(["white"], X * 1j), "expected finite real numbers"),
+    "strings": (lambda: made(["white"], np.array(list("1234"))), "expected finite real numbers"),
+    "objects": (lambda: made(["white"], [object()] * 4), "expected finite real numbers"),
+    "new inputs of a matrix": (
+        lambda: at_new_inputs(np.eye(3), np.arange(3.0), np.arange(2.0)),
+        "says nothing about new inputs",
+    ),
+    "width of new inputs": (
+        lambda: at_new_inputs("white", np.ones((3, 2)), np.ones((4, 3))),
+        r"new inputs: got shape \(4, 3\), expected the same width",
+    ),
+    "dates at new inputs": (
+        lambda: at_new_inputs(SMOOTH, np.arange(4.0), DAYS),
+        "new inputs: got dates",
+    ),
+} | {
+    f"dates, {name}": (lambda dates=dates: made([SMOOTH], dates), "dates or times.*years for")
+    for name, dates in DATES.items()
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_mistakes_are_refused(name):
+    call, message = REFUSED[name]
+    with pytest.raises(ValueError, match=rf"(latent_functions\('phi'\): .*)?{message}"):
+        call()
 
 
 def test_the_remedy_for_dates_makes_years():
     days = DAYS.to_numpy()
     years = (days - days[0]) / np.timedelta64(1, "D") / 365.25
-    functions = define("phi", [kernels.ExpSquared(1.0)], years, None, None)
-    np.testing.assert_allclose(functions.X, np.arange(4) / 365.25)
-    with pytest.raises(ValueError, match="new inputs are dates"):
-        functions.conditional({"phi_scale": jnp.ones(1)}, jnp.zeros((1, 4)), days)
-
-
-def test_masked_inputs_are_refused():
-    inputs = np.ma.masked_less(np.arange(4.0), 2.0)
-    with pytest.raises(ValueError, match=r"inputs are masked at 2 places\. Remove these points"):
-        define("phi", [kernels.ExpSquared(1.0)], inputs, None, None)
+    np.testing.assert_allclose(made([SMOOTH], years).X, np.arange(4) / 365.25)
 
 
 def test_inputs_that_rounding_makes_equal_are_refused(precision):
     seconds = 1.7e9 + np.arange(40)
-    kernel, columns = kernels.ExpSquared(1.0), np.stack([np.arange(40), seconds], axis=1)
-    for inputs in (seconds, columns):
+    for inputs in (seconds, np.stack([np.arange(40), seconds], axis=1)):
         if precision == "float64":
-            assert define("phi", [kernel], inputs, None, None).num_inputs == 40
+            assert made([SMOOTH], inputs).num_inputs == 40
         else:
-            with pytest.raises(ValueError, match=r"39 of 40 different inputs are.*X - X\[0\]"):
-                define("phi", [kernel], inputs, None, None)
+            with pytest.raises(ValueError, match=r"39 of 40 different inputs equal.*X - X\[0\]"):
+                made([SMOOTH], inputs)
     # days, inputs that differ by rounding alone, and functions that do not look at inputs
     days, twice = 1.7e9 + 86400 * np.arange(40), [0.1 * np.arange(20), np.linspace(0, 1.9, 20)]
-    for each, inputs in (
-        (kernel, days),
-        (kernel, np.concatenate(twice)),
+    for kernel, inputs in (
+        (SMOOTH, days),
+        (SMOOTH, np.concatenate(twice)),
         ("white", seconds),
         (np.eye(40), seconds),
     ):
-        assert define("phi", [each], inputs, None, None).num_inputs == 40
-
-
-@pytest.mark.parametrize("inputs", [np.arange(4) * 1j, np.array(list("1234")), [object()] * 4])
-def test_inputs_are_real_numbers(inputs):
-    with pytest.raises(ValueError, match="must be real numbers"):
-        define("phi", ["white"], inputs, None, None)
+        assert made([kernel], inputs).num_inputs == 40
 
 
 # Parameters of kernels
@@ -241,34 +272,26 @@ NO_COVARIANCES = {
     "ExpSquared by L1Distance": kernels.ExpSquared(2.0, distance=kernels.distance.L1Distance()),
     "Cosine by L2Distance": kernels.Cosine(3.0, distance=L2),
     "ExpSineSquared by L1Distance": kernels.ExpSineSquared(3.0, gamma=1.0),
-    "Matern32 by L1Distance of scaled columns": transforms.Linear(
-        np.array([0.5, 1.0]), kernels.Matern32(1.0)
-    ),
-    "Matern52 by L1Distance of two projections": transforms.Linear(
-        np.array([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5]]), kernels.Matern52(2.0)
-    ),
 }
 
 
 @pytest.mark.parametrize("name", [*PLANE, *NO_COVARIANCES])
 def test_kernels_of_several_inputs_are_covariances(x64, name):
-    X = np.random.default_rng(0).normal(size=(40, 3 if "two projections" in name else 2))
+    X = np.random.default_rng(0).normal(size=(40, 2))
     kernel = (PLANE | NO_COVARIANCES)[name]
     lowest = np.linalg.eigvalsh(kernel(X, X))[0]
     if name in PLANE:
         assert lowest > -1e-9
-        assert define("phi", [kernel], X, None, None).num_inputs == 40
+        assert made([kernel], X).num_inputs == 40
         return
     assert lowest < -0.01
-    message = name.split(" of")[0] + " is no covariance of inputs in several dimensions"
-    with pytest.raises(
-        ValueError, match=rf"'phi'\): kernel 1: {message}.*(L2Distance\(\)|Subspace)"
-    ):
-        define("phi", [kernels.Exp(1.0), kernel], X, None, None)
+    message = f"kernel 1.*: {name} is no covariance of inputs in several dimensions"
+    with pytest.raises(ValueError, match=rf"'phi'\): {message}.*(L2Distance\(\)|Subspace)"):
+        made([kernels.Exp(1.0), kernel], X)
 
 
 @pytest.mark.parametrize("kernel", [kernels.Matern32(2.0), kernels.Cosine(2.0)])
 def test_a_line_is_one_dimension(kernel):
     x = np.arange(5.0)
     for columns in ([x], [x, np.ones(5)], [x, 2 * x - 1]):
-        assert define("phi", [kernel], np.stack(columns, axis=1), None, None).num_inputs == 5
+        assert made([kernel], np.stack(columns, axis=1)).num_inputs == 5
