@@ -138,4 +138,8 @@ def _check(what: str, prior: Any, shape: tuple[int, ...], event_dim: int) -> Non
         fits = False
     event = shape[len(shape) - prior.event_dim :]
     if not fits or prior.event_dim > event_dim or event != prior.event_shape:
-        raise bad(what, f"shape {prior.shape()}", f"one that fits the site's shape {shape}")
+        raise bad(
+            what,
+            f"batch and event shape {prior.batch_shape}, {prior.event_shape}",
+            f"one that fits the site's shape {shape}",
+        )

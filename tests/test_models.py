@@ -173,30 +173,22 @@ def test_priors_of_positive_numbers_are_taken(prior):
 
 
 @pytest.mark.parametrize(
-    ("priors", "message"),
+    ("kernel", "priors", "message"),
     [
-        ({"length": dist.HalfNormal()}, r"has \['length'\], .*Known are \['scale'\]"),
-        ({"0_scale": dist.HalfNormal()}, r"Known are \['scale'\]"),
-        ({"scale": dist.Normal()}, "'scale', Normal, is not on the positive numbers.*LogNormal"),
-        ({"scale": dist.Uniform(-1.0, 1.0)}, "not on the positive numbers"),
-        ({"scale": dist.Poisson(2.0)}, "not on the positive numbers"),
-        ({"scale": dist.Gamma(2.0, np.ones(2))}, r"shape \(2,\), .*the site's shape \(3,\)"),
-        ({"scale": dist.Gamma(2.0, np.ones(3)).to_event(1)}, "does not fit"),
+        (ALIKE, {"length": dist.HalfNormal()}, r"got \['length'\], .* kernels, \['scale'\]"),
+        (ALIKE, {"0_scale": dist.HalfNormal()}, r"kernels, \['scale'\]"),
+        (["white"] * 2, {"scale": dist.HalfNormal()}, r"kernels, \[\]"),
+        (ALIKE, {"scale": dist.Normal()}, "'scale'.*got Normal, .*positive numbers.*LogNormal"),
+        (ALIKE, {"scale": dist.Uniform(-1.0, 1.0)}, "positive numbers"),
+        (ALIKE, {"scale": dist.Poisson(2.0)}, "positive numbers"),
+        (ALIKE, {"scale": dist.Gamma(2.0, np.ones(2))}, r"\(2,\), .*the site's shape \(3,\)"),
+        (ALIKE, {"scale": dist.Gamma(2.0, np.ones(3)).to_event(1)}, "the site's shape"),
+        (ALIKE, {"scale": 2.0}, "got float, .*distribution of NumPyro.*condition on its"),
     ],
 )
-def test_priors_that_do_not_fit_are_refused(priors, message):
+def test_priors_that_do_not_fit_are_refused(unchecked_types, kernel, priors, message):
     with pytest.raises(ValueError, match=rf"latent_functions\('phi'\): .*{message}"):
-        trace(ALIKE, priors)
-
-
-def test_values_are_no_priors(unchecked_types):
-    with pytest.raises(ValueError, match=r"distribution of NumPyro, got float.*condition on its"):
-        trace(ALIKE, {"scale": 2.0})
-
-
-def test_functions_without_parameters_take_no_priors():
-    with pytest.raises(ValueError, match=r"Known are \[\]"):
-        trace(["white"] * 2, {"scale": dist.HalfNormal()})
+        trace(kernel, priors)
 
 
 def test_a_prior_may_depend_on_a_latent_site():
