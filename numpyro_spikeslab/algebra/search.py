@@ -19,16 +19,16 @@ MAX_SHRINKS = 100
 
 
 def choose(condition: Bool[Array, "*P"], one: Any, other: Any) -> Any:
-    """The arrays of one tree where the condition holds, else those of the other."""
+    """Select the arrays of ``one`` where the condition holds, else those of ``other``."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
 
 
 class Ascent(NamedTuple):
-    """Where a search along coordinates has come.
+    """State of a search along coordinates.
 
     - **x** - the point.
-    - **t** - a scale that it is tried with; 1 where the first trial does not reach what is known.
-    - **best** - the value there, or what is known to be no more than it.
+    - **t** - the scale; 1 if the first trial at the proposed scale was below the known value.
+    - **best** - the value at this point, or a lower bound.
     - **step** - steps for the next search.
     """
 
@@ -39,10 +39,10 @@ class Ascent(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """The last point of a search that was evaluated, most often its end.
+    """The last evaluation of a search, most often at its end.
 
     - **x**, **t** - the point.
-    - **root** - what its value was found with.
+    - **root** - by-product of the evaluation.
     """
 
     x: Float[Array, " P"]
@@ -50,7 +50,7 @@ class Trial(NamedTuple):
     root: Any
 
     def known_at(self, end: Ascent) -> tuple[Any, Bool[Array, ""]]:
-        """The root, and whether it is that of the point to which the search has come."""
+        """The root, and whether it belongs to the end of the search."""
         return self.root, jnp.all(self.x == end.x) & (self.t == end.t)
 
 
@@ -64,16 +64,15 @@ def climb_coordinates(
 ) -> tuple[Ascent, Trial]:
     """Climb ``value(x, t)`` by a parabola along each coordinate of ``x``.
 
-    :param value: also returns arrays that it was found with.
+    :param value: also returns a by-product, any arrays.
     :param step: first step along each coordinate; a coordinate with step 0 stays.
-    :param t: a scale, proposed. It becomes 1 if the value is below ``known`` there.
-    :param known: a value that ``(x, 1)`` is known to reach; the end is never below it.
-    :param rounds: how often to go along each.
+    :param t: a proposed scale. It becomes 1 if the value there is below ``known``.
+    :param known: a value that ``(x, 1)`` reaches; the end is never below it.
+    :param rounds: how often to search along each coordinate.
     """
     t, known = jnp.asarray(t, x.dtype), jnp.asarray(known, x.dtype)
 
-    # One loop over all trials, of the start and then three for each coordinate, so that the value
-    # is compiled once.
+    # one loop over all trials, the start and then three for each coordinate: compiles `value` once
     def trial(k, carry):
         now, offsets, values, last = carry
         p, j = (k - 1) // 3 % max(x.size, 1), (k + 2) % 3 + 1
@@ -86,7 +85,7 @@ def climb_coordinates(
             reached, root = value(tried, now.t)
             return reached, Trial(tried, now.t, root)
 
-        # what stays costs nothing
+        # a coordinate that stays costs nothing
         reached, last = jax.lax.cond(is_first | (step > 0), evaluate, lambda: (now.best, last))
         offsets = offsets.at[j].set(offset)
         values = values.at[j].set(jnp.nan_to_num(reached, nan=-jnp.inf))
@@ -107,7 +106,7 @@ def climb_coordinates(
 
 
 def _offset(j: Any, offsets: Any, values: Any) -> Any:
-    """Below, above, and the vertex of the parabola through the three values, in steps."""
+    """Offsets of the trials in steps: below, above, and the vertex of the parabola."""
     centre, below, above, _ = values
     curvature = below - 2 * centre + above
     uphill = 2 * jnp.sign(above - below)
@@ -116,7 +115,7 @@ def _offset(j: Any, offsets: Any, values: Any) -> Any:
 
 
 def _end(now: Ascent, p: Any, offsets: Any, values: Any) -> Ascent:
-    """The best of the trials along a coordinate, and the step for the next search."""
+    """Go to the best trial along a coordinate, and choose the step for the next search."""
     if not now.x.size:
         return now
     winner = jnp.argmax(values)
@@ -130,8 +129,7 @@ def _end(now: Ascent, p: Any, offsets: Any, values: Any) -> Ascent:
 
 
 def on_real_line(transform: Any, x: Any) -> Any:
-    """The inverse of a transformation onto a support; finite on the boundary, where rounding may
-    have put ``x``."""
+    """Invert a transformation onto a support; finite on the boundary too."""
     far = -jnp.log(jnp.finfo(x.dtype).eps)
     return jnp.nan_to_num(transform.inv(x), nan=jnp.nan, posinf=far, neginf=-far)
 
@@ -139,19 +137,18 @@ def on_real_line(transform: Any, x: Any) -> Any:
 def climb(
     value: Callable[[dict[str, Any]], Any], start: dict[str, Any], transforms: dict[str, Any]
 ) -> tuple[dict[str, Any], Any]:
-    """A few L-BFGS steps up, in unconstrained space.
+    """Take a few L-BFGS steps up, in unconstrained space.
 
-    :param value: what is to be maximised.
-    :param start: where to start, by names.
+    :param value: the function to maximise.
+    :param start: values by name; on the boundary of their support they are moved inside.
     :param transforms: for each name the bijection onto its support.
-    :return: the end and its value, never below that of the start, which is moved inside where it is
-        on the boundary.
+    :return: the end and its value, never below the value at the start.
     """
 
-    # optax finds the parts of its state by name, and sites may have the names "value" and "grad"
+    # a list: optax finds parts of its state by name, and sites may be named "value" and "grad"
     def constrain(free):
-        each = zip(start, free, strict=True)
-        return {name: jax.tree.map(transforms[name], x) for name, x in each}
+        pairs = zip(start, free, strict=True)
+        return {name: jax.tree.map(transforms[name], x) for name, x in pairs}
 
     def loss(free):
         return -value(constrain(free))
@@ -167,11 +164,11 @@ def climb(
         return optax.apply_updates(free, updates), state, jnp.where(k == 0, reached, before)
 
     state = solver.init(free)
-    none = jnp.full_like(optax.tree.get(state, "value"), jnp.inf)
-    new, state, before = jax.lax.fori_loop(0, NUM_CLIMBING_STEPS, step, (free, state, none))
-    # the line search keeps the value that it has reached, so the loss is compiled less often
+    unknown = jnp.full_like(optax.tree.get(state, "value"), jnp.inf)
+    new, state, before = jax.lax.fori_loop(0, NUM_CLIMBING_STEPS, step, (free, state, unknown))
+    # the line search has kept its last value: the loss is compiled less often
     after = optax.tree.get(state, "value")
-    # it may fail at the limit of the precision; the value must not fall
+    # the line search may fail at the limit of the precision; the value must not fall
     better = after < before
     best = choose(better, new, free)
     return constrain(best), -jnp.where(better, after, before)
@@ -250,5 +247,5 @@ def slice_sample(
         value, product = known
         begun = begin(x, value, random.uniform(key_new, (2, *x.shape), x.dtype), num_left)
     *_, end, last = jax.lax.while_loop(is_open, step, (0, key, begun, product))
-    # the last evaluation is that of the new number, unless there is none
+    # the last evaluation was at the new number, unless all were rejected
     return end.x, choose(jnp.all(end.num_left == 0), last, product)

@@ -57,7 +57,7 @@ LAST_PASSES = 2
 def block_terms(
     at: View, weights: Any, residual: Float[Array, "N Q"], functions: Float[Array, "B N"]
 ) -> Callable[[Float[Array, "B N"], Any], Terms]:
-    """Compute what the terms of some functions share while their weights stay.
+    """Prepare the terms of some functions while their weights stay.
 
     :param weights: of these functions.
     :param functions: their means at the time of ``residual``.
@@ -98,12 +98,11 @@ def sweep_plain(
     """
     update = update or partial(update_plain, function_prior(spec, data, at))
     posterior = visit_functions(update, at, posterior)
-    functions, paired = factors_of(posterior), posterior.weights
-    stats = None
+    functions, stats = factors_of(posterior), None
+    paired: Any = posterior.weights
     if at.relative.shape[1] == 1:
         stats = gram(at, functions.mean, functions.var)
-    given: Any = (functions.mean, functions.var, stats, paired, temperature)
-    weights, squares = sweep_weights(at, *given)
+    weights, squares = sweep_weights(at, functions.mean, functions.var, stats, paired, temperature)
     return posterior._replace(weights=weights), squares
 
 
@@ -156,8 +155,8 @@ def _visit_block(
     terms = block_terms(at, weights, residual, functions)
 
     def visit(j, posterior):
-        own = terms(_cut(factors_of(posterior).mean, start, size), j)
-        return update(posterior, own._replace(m=start + j))
+        mean = _cut(factors_of(posterior).mean, start, size)
+        return update(posterior, terms(mean, j)._replace(m=start + j))
 
     return jax.lax.fori_loop(first, size, visit, posterior)
 
@@ -260,8 +259,7 @@ def _weights_given(at: View, m: Any, squares: Any, linear: Any, temperature: Any
     """``q`` of the weights of function ``m``, or of several functions if that is a slice."""
     prior = Prior(at.prior.log_odds[:, m], at.prior.variance[:, m])
     tau = (1 / at.sigma2).reshape((-1,) + (1,) * (prior.log_odds.ndim - 1))
-    found = coordinates(squares, tau, prior).given(tau * linear)
-    return PairedMeanField.of(found, temperature)
+    return PairedMeanField.of(coordinates(squares, tau, prior).given(tau * linear), temperature)
 
 
 def _with_resting_weights(at, posterior, resting, temperature) -> Posterior:
@@ -296,8 +294,8 @@ def at_rest(functions: FunctionFactors) -> Bool[Array, " M"]:
 
 def is_active(at: View, posterior: Posterior) -> Bool[Array, " M"]:
     """Functions that some task includes and that explain more than a nat."""
-    own = over_points(at, factors_of(posterior).mean ** 2).T
-    power = explained(at, own, posterior.weights)
+    squares = over_points(at, factors_of(posterior).mean ** 2).T
+    power = explained(at, squares, posterior.weights)
     return (jnp.max(posterior.weights.probs, axis=0) > 0.5) & (power > 1.0)
 
 
@@ -320,8 +318,9 @@ def gains_without(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, 
     phi, paired = factors_of(posterior), posterior.weights
     assert isinstance(paired, PairedMeanField)
     W, W2 = paired.mean, paired.slab_moments[1]
-    own, var = over_points(at, phi.mean**2).T, over_points(at, phi.var).T
-    growth = 2 * W * left_with(at, phi.mean, paired).T + 2 * W**2 * own - W2 * (own + var)
+    squares, var = over_points(at, phi.mean**2).T, over_points(at, phi.var).T
+    cross = left_with(at, phi.mean, paired).T
+    growth = 2 * W * cross + 2 * W**2 * squares - W2 * (squares + var)
     cost = jax.vmap(lambda q, *prior: q.divergence(Prior(*prior)), in_axes=1)
     excluded = paired._replace(probs=jnp.zeros_like(W))
     saved = cost(paired, *at.prior) - cost(excluded, *at.prior) + phi.kl

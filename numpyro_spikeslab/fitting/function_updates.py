@@ -69,8 +69,8 @@ def condition(
     covariance = prior.covariance(m, theta)
     L = None
     if factor is not None:
-        known, is_same = factor
-        L = jax.lax.cond(is_same, lambda: known, lambda: covariance.cholesky(jnp.sqrt(alpha)))
+        root, is_same = factor
+        L = jax.lax.cond(is_same, lambda: root, lambda: covariance.cholesky(jnp.sqrt(alpha)))
     q = gp.condition(covariance, alpha, h, prior.mean[m], L)
     variances = covariance.diagonal()
     new = FunctionFactors(alpha, h, q.mean, q.variance, q.kl, variances, theta, step)
@@ -144,7 +144,7 @@ class SlabScale(NamedTuple):
         return scale_mode(self.total_slabs, self.sum_at(t), density, self.current)
 
     def gain(self, t: Any, density: Any) -> Float[Array, ""]:
-        """Gain of the bound over ``t = 1``, without that of the function's own evidence."""
+        """Gain of the bound over ``t = 1``, the evidence of the function left out."""
         return 0.5 * self.slabs * jnp.log(t) + self._term(t, density) - self._term(1.0, density)
 
     def _term(self, t: Any, density: Any) -> Any:

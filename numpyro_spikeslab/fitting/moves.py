@@ -46,7 +46,7 @@ Laplacian = Float[Array, "N N"] | None
 
 
 def laplacian_of(X: Float[Array, " N"] | Float[Array, "N D"]) -> Laplacian:
-    """Make the graph Laplacian of inputs; `None` for more than :data:`MAX_GRAPH` of them.
+    """Make the graph Laplacian of inputs; `None` for more than :data:`MAX_GRAPH` inputs.
 
     ``phi^T L phi`` is half the sum of ``similarity_ij (phi_i - phi_j)^2``. Similarities are as
     wide as the distance of neighbours.
@@ -186,7 +186,7 @@ def without(data: Data, posterior: Posterior, off: Any) -> Posterior:
 
 
 class Changes(NamedTuple):
-    """Changes of weights and functions that keep their product about the same; K of them.
+    """K changes of weights and functions that keep their product about the same.
 
     - **turn** - multiplies the columns of the weights, and the functions, shape (K, M, M).
     - **off** - functions that are switched off, shape (K, M).

@@ -159,7 +159,7 @@ def rotate_pairs(J: Surrogate, now: Rotated, i: Any, j: Any) -> tuple[Rotated, A
     one, other = now.W[i], now.W[j]
     products = one**2 @ J.load, other**2 @ J.load, (one * other) @ J.load
     # in single precision: trials are many, and only their order matters
-    few, one, other, A, D, X = jax.tree.map(
+    narrow, one, other, A, D, X = jax.tree.map(
         lambda x: x.astype(jnp.float32), (J, one, other, *products)
     )
 
@@ -168,8 +168,8 @@ def rotate_pairs(J: Surrogate, now: Rotated, i: Any, j: Any) -> tuple[Rotated, A
         u = c[..., None] * one + s[..., None] * other
         v = c[..., None] * other - s[..., None] * one
         cross = 2 * c * s * X
-        losses = few.loss(c**2 * A + s**2 * D + cross) + few.loss(s**2 * A + c**2 * D - cross)
-        return few.evidence(i, u) + few.evidence(j, v) - losses
+        losses = narrow.loss(c**2 * A + s**2 * D + cross) + narrow.loss(s**2 * A + c**2 * D - cross)
+        return narrow.evidence(i, u) + narrow.evidence(j, v) - losses
 
     angles = jnp.asarray(quarter_turn(NUM_ANGLES), one.dtype)
     angle, moves = _best(value, angles)

@@ -119,7 +119,7 @@ class Fit(NamedTuple):
 
 
 def best_of(climbs: Sequence[Iterator[Stage]]) -> Iterator[Stage]:
-    """Run several starts up to their first comparable stage, then continue the best of them.
+    """Run several starts up to their first comparable stage, then continue the best.
 
     :return: the stages of the best start.
     """
@@ -161,8 +161,8 @@ def function_moves(L: Laplacian, fit: Fit, progress: Progress) -> Iterator[Stage
     for _ in range(MAX_ROUNDS):
         now = stage.progress.posterior
         fewer = drop(fit.spec, fit.data, now)
-        rotated, both = (rotate(fit.spec, fit.data, x, L) for x in (now, fewer))
-        stage = fit.contest(stage.progress, (rotated, fewer, both))
+        rotated, rotated_fewer = (rotate(fit.spec, fit.data, x, L) for x in (now, fewer))
+        stage = fit.contest(stage.progress, (rotated, fewer, rotated_fewer))
         yield stage._replace(comparable=stage.rejected)
         if not stage.rejected:
             settled = False

@@ -97,13 +97,13 @@ def _start(
 
     def update(posterior, terms):
         m = terms.m
-        own = jnp.full_like(phi[m], alpha[m])
-        terms = choose(from_tasks, terms, Terms(m, own, own * phi[m]))
+        precisions = jnp.full_like(phi[m], alpha[m])
+        terms = choose(from_tasks, terms, Terms(m, precisions, precisions * phi[m]))
         return jax.lax.cond(
             used[m], lambda p: update_plain(prior, p, terms, rounds), lambda p: p, posterior
         )
 
-    # values tell more of a kernel than tasks at random weights do: longer steps, and more of them
+    # values determine a kernel better than tasks with random weights: longer and more steps
     posterior = with_step(posterior, jnp.where(from_tasks, first_step, jnp.sign(first_step)))
     posterior = visit_functions(update, at, posterior)
     step = jnp.where(from_tasks, factors_of(posterior).step, first_step)
@@ -131,8 +131,8 @@ def power(at: View) -> Float[Array, " Q"]:
     num = by_task(at.relative, Q, at.layout)
     squares = by_task(at.relative * at.Y**2, Q, at.layout)
     mean = jnp.sum(squares) / jnp.maximum(jnp.sum(num), 1)
-    own = squares / jnp.where(num > 0, num, 1)
-    return jnp.where(squares > 0, own, jnp.where(mean > 0, mean, 1))
+    means = squares / jnp.where(num > 0, num, 1)
+    return jnp.where(squares > 0, means, jnp.where(mean > 0, mean, 1))
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)

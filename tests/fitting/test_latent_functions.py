@@ -4,7 +4,6 @@
 from contextlib import nullcontext
 
 import numpy as np
-import optax
 import pytest
 from tinygp import kernels
 
@@ -358,38 +357,6 @@ def test_functions_without_variance_are_features():
         np.testing.assert_array_equal(found[0][name], value)
 
 
-def planted_factors(seed, num_points=200, num_tasks=60, num_factors=4):
-    rng = np.random.default_rng(seed)
-    included = rng.uniform(size=(num_tasks, num_factors)) < 0.3
-    size = np.abs(rng.normal(size=included.shape)) + 0.5
-    W = rng.choice([-1, 1], included.shape) * size
-    phi = rng.normal(size=(num_factors, num_points))
-    noise = 0.3 * rng.normal(size=(num_points, num_tasks))
-    return included, phi, (W * included @ phi).T + noise
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("seed", [0, 1])
-def test_white_functions_are_sparse_factors(seed):
-    included, phi, responses = planted_factors(seed)
-    svi = cavi(nss.models.mtmkl("white", 4, shared_noise=True, shared_inclusion=False))
-    args = np.arange(200), responses
-    params = svi.run(KEY, 30, *args, progress_bar=False).params
-    assert params["noise_auto_loc"].shape == () and params["inclusion_auto_loc"].shape == (4,)
-    found = np.asarray(svi.guide.posterior_mean(params, *args)["phi"])
-    correlation = np.abs(np.corrcoef(phi, found)[:4, 4:])
-    match = np.argmax(correlation, axis=1)
-    assert sorted(match) == [0, 1, 2, 3] and np.min(np.max(correlation, axis=1)) > 0.95
-    probability = np.asarray(svi.guide.inclusion_probabilities(params)["W"])[:, match]
-    # the share of pairs in the right order
-    order = probability[included][:, None] > probability[~included]
-    assert np.mean(order) > 0.98
-    np.testing.assert_allclose(params["noise_auto_loc"], 0.3, rtol=0.05)
-    # each probability is that of its own function
-    mean = np.mean(probability, axis=0)
-    np.testing.assert_allclose(params["inclusion_auto_loc"][match], mean, atol=1e-3)
-
-
 @pytest.mark.exhaustive
 def test_long_series_need_no_matrices():
     """A state-space kernel at more inputs than a matrix could hold."""
@@ -418,69 +385,6 @@ def test_nearly_singular_covariances_give_no_nan():
     assert all(np.all(np.isfinite(x)) for x in result.params.values())
     with pytest.raises(ValueError, match="says nothing about new inputs"):
         svi.guide.predict(result.params, repeated, Y, X_new=X)
-
-
-@pytest.mark.exhaustive
-def test_stock_svi_climbs_towards_the_bound():
-    model = nss.models.mtmkl([SMOOTH] * 2)
-    guide = nss.PairedGuide(model)
-    best = nss.CAVI(model, guide, num_restarts=1).run(KEY, 40, X, Y, progress_bar=False)
-    svi = SVI(model, guide, optax.adam(0.02), TraceGraph_ELBO(num_particles=5))
-    result = svi.run(KEY, 300, X, Y, progress_bar=False)
-    assert set(result.params) == set(best.params)
-    early, late = np.mean(result.losses[:20]), np.mean(result.losses[-20:])
-    assert best.losses[-1] - 5 < late < early
-
-
-# States that go on with other data
-
-
-def of_settings(X, Y, length=1.0, mean=None, held=1.0):
-    """A function of a given covariance, one that is silent, and one of a kernel that is held."""
-    gram = kernels.ExpSquared(length)(X, X)
-    with handlers.condition(data={"phi_2_scale": jnp.array(held)}):
-        phi = nss.latent_functions("phi", [gram, gram, SMOOTH], X, mean)
-    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-    with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", 3, dim=-1):
-        W = nss.spike_slab("W", jnp.array([0.5, 1e-6, 0.5]), 1.0)
-    with numpyro.plate("point", N, dim=-2), numpyro.plate("task", Q, dim=-1):
-        numpyro.sample("Y", dist.Normal((W @ phi).T, noise), obs=Y)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        pytest.param({"length": 1.7}, marks=pytest.mark.slow),
-        pytest.param({"mean": 0.5 * np.ones((3, N))}, marks=pytest.mark.slow),
-        pytest.param({"held": 0.4}, marks=pytest.mark.slow),
-        pytest.param({"X": 1.3 * X}, marks=pytest.mark.slow),
-        pytest.param({}, marks=pytest.mark.slow),
-    ],
-    ids=["kernel", "mean", "parameter", "inputs", "none"],
-)
-def test_functions_of_a_state_have_the_prior_of_the_data(other):
-    guide = nss.PairedGuide(of_settings)
-    svi = nss.CAVI(of_settings, guide, num_restarts=1)
-    state = svi.run(KEY, 15, X, FULL, progress_bar=False).state
-    given = {"X": X, "Y": FULL} | other
-
-    def of_params(params):
-        return svi.evaluate(svi.init(KEY, **given, init_params=params), **given)
-
-    before = svi.evaluate(state, X, FULL)
-    loss = svi.evaluate(state, **given)
-    np.testing.assert_allclose(loss, of_params(svi.get_params(state)), rtol=1e-8)
-    assert (abs(loss - before) < 1e-6) == (not other)
-    elbo = TraceGraph_ELBO(num_particles=1000)
-    params = svi.get_params(state)
-    loss_of = jax.jit(lambda key: elbo.loss(key, params, of_settings, guide, **given))
-    draws = [loss_of(key) for key in random.split(KEY, 30)]
-    # fails in 3 of 100,000 where all is right
-    assert abs(np.mean(draws) - loss) < 5 * np.std(draws, ddof=1) / np.sqrt(30)
-    new, loss = svi.update(state, **given)
-    np.testing.assert_allclose(loss, of_params(svi.get_params(new)), rtol=1e-8)
-    result = svi.run(KEY, 5, init_state=state, progress_bar=False, **given)
-    np.testing.assert_allclose(result.losses[-1], of_params(result.params), rtol=1e-8)
 
 
 def test_parameters_of_other_data_are_refused():
