@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sites beside the weights that PairedGibbs draws itself, against exact posteriors."""
 
-from geweke import before_and_after
 import numpy as np
 import pytest
 from scipy import stats
 from scipy.special import logsumexp
-from test_paired_gibbs import agrees
+from test_exactness import agrees
 import truth
 
 import jax
@@ -291,31 +290,3 @@ def test_slab_scales_do_not_wait_for_excluded_slabs():
     X = random.normal(KEY, (30, 200))
     scale = np.asarray(sampled(model, X, 3.0 * X[:, 7], num_samples=1000)["scale"])
     assert numpyro.diagnostics.effective_sample_size(scale) > 500
-
-
-@pytest.mark.slow
-def test_steps_from_an_exact_draw_stay_exact_with_several_tasks():
-    """Geweke's test, as in test_flips_and_swaps, of features that tasks share."""
-    phi = jnp.asarray(truth.design("correlated", num_obs=4, size=2))
-    own = "sigma", "inclusion", "slab_scale", "W_spike", "W_slab"
-    model = truth.latent_tasks_model
-    z, new = before_and_after(nss.PairedGibbs(model), model, (phi,), own, "W")
-    assert np.mean(z["W_spike"] != new["W_spike"]) > 0.1
-    assert np.corrcoef(z["sigma"].ravel(), new["sigma"].ravel())[0, 1] < 0.95
-    # 50 tests at 1e-4 each: a false alarm in 1 of 200 keys
-    for function in (
-        lambda z: np.log(z["sigma"]),
-        lambda z: z["inclusion"],
-        lambda z: np.log(z["slab_scale"]),
-        lambda z: z["W_spike"],
-        lambda z: np.abs(z["W_slab"]),
-        lambda z: z["W_spike"] * np.log(z["sigma"]),
-        lambda z: z["W_spike"] * np.repeat(np.log(z["slab_scale"]), 2, axis=1),
-        lambda z: z["W_spike"] * np.tile(z["inclusion"], 3),
-        lambda z: np.log(z["sigma"]) * np.log(np.sum(z["Y"] ** 2, axis=1, keepdims=True)),
-    ):
-        difference = function(new) - function(z)
-        assert np.all(stats.ttest_1samp(difference, 0.0).pvalue > 1e-4)
-    for name, prior in (("sigma", stats.halfnorm()), ("slab_scale", stats.halfnorm(scale=2.0))):
-        for column in new[name].T:
-            assert stats.kstest(column, prior.cdf).pvalue > 1e-4

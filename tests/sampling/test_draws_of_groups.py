@@ -4,11 +4,10 @@
 import pickle
 
 import arviz_base
-from geweke import before_and_after
 import numpy as np
 import pytest
 from scipy import stats
-from test_paired_gibbs import agrees
+from test_exactness import agrees
 import truth
 
 import jax
@@ -146,47 +145,6 @@ def test_two_sites_of_which_one_has_groups(beside):
     spikes = jnp.concatenate([draws["v_spike"], draws["w_spike"]], axis=-1)
     # 5 comparisons: a false alarm in 1 of 3000 keys
     assert agrees(spikes, inclusion[np.unique(groups, return_index=True)[1]], within=0.04)
-
-
-def unknown_model(X, Y=None):
-    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
-    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
-    with numpyro.plate("kind", 3):
-        inclusion = numpyro.sample("inclusion", dist.Beta(2.0, 3.0))
-    with numpyro.plate("unit", 2):
-        slab_scale = numpyro.sample("slab_scale", dist.HalfNormal(2.0))
-    scale = slab_scale[jnp.array([0, 0, 1, 1, 1, 0])]
-    w = nss.spike_slab("w", inclusion, scale, groups=GROUPS)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("Y", dist.Normal(level + X @ w, sigma), obs=Y)
-
-
-@pytest.mark.slow
-def test_scales_and_inclusion_of_groups_by_geweke():
-    """What is left of a draw from the joint density, after some steps, is one, too."""
-    X = jnp.asarray(truth.design("correlated", num_obs=5, size=6))
-    own = "sigma", "level", "inclusion", "slab_scale", "w_spike", "w_slab"
-    kernel = nss.PairedGibbs(unknown_model)
-    z, new = before_and_after(kernel, unknown_model, (X,), own, "w", num_steps=4)
-    assert np.mean(z["w_spike"] != new["w_spike"]) > 0.1
-    assert np.corrcoef(z["sigma"].ravel(), new["sigma"].ravel())[0, 1] < 0.95
-    # 37 tests at 1e-4 each: a false alarm in 1 of 270 keys
-    for function in (
-        lambda z: np.log(z["sigma"]),
-        lambda z: z["inclusion"],
-        lambda z: np.log(z["slab_scale"]),
-        lambda z: z["w_spike"],
-        lambda z: np.abs(z["w_slab"]),
-        lambda z: np.tanh(z["w"]),
-        lambda z: z["w_spike"] * np.log(z["sigma"]),
-        lambda z: z["w_spike"] * z["inclusion"],
-        lambda z: z["w_spike"][:, 2:] * np.log(z["slab_scale"]),
-        lambda z: z["level"] * np.mean(z["Y"], axis=1, keepdims=True),
-        lambda z: np.log(z["sigma"]) * np.log(np.sum(z["Y"] ** 2, axis=1, keepdims=True)),
-        lambda z: z["w"][:, :1] * (z["Y"] @ np.asarray(X))[:, :1] / (1 + z["slab_scale"][:, :1]),
-    ):
-        difference = function(new) - function(z)
-        assert np.all(stats.ttest_1samp(difference, 0.0).pvalue > 1e-4)
 
 
 def test_groups_in_arviz_predictions_and_pickles():

@@ -2,10 +2,8 @@
 """Samplers of entries of a table that is never made dense."""
 
 import arviz_base
-from geweke import SIZE, before_and_after
 import numpy as np
 import pytest
-from scipy import stats
 from scipy.sparse import coo_array
 
 import jax
@@ -13,8 +11,6 @@ from jax import random
 from jax.experimental.sparse import BCOO
 import jax.numpy as jnp
 
-import numpyro
-import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Gibbs
 
 import numpyro_spikeslab as nss
@@ -80,71 +76,6 @@ def test_draws_of_the_rows_have_the_moments_of_their_conditional(x64):
         assert np.all(abs(own.mean(axis=0)) < 5 * sd / np.sqrt(size))
         spread = np.sqrt((covariance**2 + np.outer(sd, sd) ** 2) / size)
         assert np.all(abs(own.T @ own / size - covariance) < 5 * spread)
-
-
-def model_of_entries(rows, columns, y=None):
-    """Three groups of noise, the last without an entry."""
-    pi = numpyro.sample("inclusion", dist.Beta(2, 2))
-    slab = numpyro.sample("slab_scale", dist.HalfNormal(1.5))
-    phi = nss.latent_functions("phi", ["white"] * 2, np.arange(5))
-    with numpyro.plate("task", 4, dim=-2), numpyro.plate("latent", 2, dim=-1):
-        W = nss.spike_slab("W", pi, slab)
-    with numpyro.plate("task", 4):
-        noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-    f = jnp.sum(phi.T[rows] * W[columns], axis=1)
-    with numpyro.plate("entry", len(rows)):
-        infer = {"entries": (rows, columns)}
-        numpyro.sample("Y", dist.Normal(f, noise[columns]), obs=y, infer=infer)
-
-
-ROWS, COLUMNS = np.array([0, 0, 1, 1, 2, 3, 3, 3, 4, 4]), np.array([0, 1, 0, 2, 1, 0, 1, 2, 2, 1])
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("blocks", ["one", "two"])
-def test_steps_from_an_exact_draw_stay_exact(blocks, x64):
-    """Geweke's test, as in test_flips_and_swaps, with a task that has no entries."""
-    names = ("noise", "inclusion", "slab_scale", "phi", "W_spike", "W_slab")
-    kernel = nss.mtmkl_kernel(model_of_entries)
-    if blocks == "two":
-        own = ["phi", "noise", "inclusion", "slab_scale"]
-        kernel = Gibbs(
-            [
-                (nss.PairedGibbs(model_of_entries), nss.paired_sites),
-                (nss.LatentGibbs(model_of_entries), own),
-            ]
-        )
-
-    z, new = before_and_after(
-        kernel, model_of_entries, (ROWS, COLUMNS), names, "W", one_by_one=True
-    )
-    assert np.mean(z["W_spike"] != new["W_spike"]) > 0.1
-    assert np.corrcoef(z["noise"][:, 3], new["noise"][:, 3])[0, 1] < 0.9
-
-    def f(z):
-        W, phi = z["W"].reshape(SIZE, 4, 2), z["phi"].reshape(SIZE, 2, 5)
-        return np.sum(W[:, COLUMNS] * np.swapaxes(phi, 1, 2)[:, ROWS], axis=2)
-
-    # about 110 tests at 1e-4 each: a false alarm in 1 of 90 keys
-    for function in (
-        lambda z: np.log(z["noise"]),
-        lambda z: z["inclusion"],
-        lambda z: np.log(z["slab_scale"]),
-        lambda z: z["phi"] ** 2,
-        lambda z: z["W_spike"],
-        lambda z: np.abs(z["W_slab"]),
-        lambda z: z["W_spike"] * np.repeat(np.log(z["noise"]), 2, axis=1),
-        lambda z: z["W_spike"] * z["inclusion"],
-        lambda z: z["W_spike"] * np.log(z["slab_scale"]),
-        lambda z: np.arcsinh(f(z) * z["Y"]),
-        lambda z: np.log((z["Y"] - f(z)) ** 2 / z["noise"][:, COLUMNS] ** 2),
-        lambda z: np.log(z["noise"]) * np.log(np.sum(z["Y"] ** 2, axis=1, keepdims=True)),
-    ):
-        difference = function(new) - function(z)
-        assert np.all(stats.ttest_1samp(difference, 0.0).pvalue > 1e-4)
-    for name, prior in (("noise", stats.halfnorm()), ("slab_scale", stats.halfnorm(scale=1.5))):
-        for column in new[name].T:
-            assert stats.kstest(column, prior.cdf).pvalue > 1e-4
 
 
 @pytest.mark.exhaustive

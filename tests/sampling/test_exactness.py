@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel keeps the joint density of its model, and has the posterior of all models."""
+
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from scipy import stats
+from test_latent_gibbs import SEEN, X as INPUTS, composite, whole_model
+import truth
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+from numpyro.diagnostics import effective_sample_size
+import numpyro.distributions as dist
+from numpyro.distributions import biject_to
+from numpyro.infer import MCMC, NUTS, Gibbs
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.primitives import ENTRIES_MARK
+from numpyro_spikeslab.sampling import weights_of_function
+
+KEY = random.key(0)
+
+# Models that have everything at once
+
+
+def columns_model(X, Y=None, *, groups=None):
+    """Coefficients with a coefficient as their prior mean, unknown scales, two sets of weights."""
+    sigma = numpyro.sample("sigma", dist.LogNormal(0.0, 0.5))
+    inclusion = numpyro.sample("inclusion", dist.Uniform(0.05, 0.95))
+    scale = numpyro.sample("scale", dist.LogNormal(0.5, 0.5))
+    level = numpyro.sample("level", dist.Normal(0.3, 1.0))
+    with numpyro.plate("half", 2):
+        effect = numpyro.sample("effect", dist.Normal(0.5 * level, 0.7))
+    if groups is None:
+        with numpyro.plate("feature", 3):
+            w = nss.spike_slab("w", inclusion, scale)
+    else:
+        w = nss.spike_slab("w", inclusion, scale, groups=groups)
+    with numpyro.plate("other", X.shape[1] - 3):
+        v = nss.spike_slab("v", 0.4)
+    location = level + effect[jnp.arange(len(X)) % 2] + X[:, :3] @ w + X[:, 3:] @ v
+    with numpyro.plate("obs", len(X)):
+        numpyro.sample("Y", dist.Normal(location, sigma), obs=Y)
+
+
+def entries_model(rows, columns, Y=None):
+    """Three groups of noise, the last without an entry."""
+    inclusion = numpyro.sample("inclusion", dist.Beta(2, 2))
+    slab = numpyro.sample("slab_scale", dist.HalfNormal(1.5))
+    phi = nss.latent_functions("phi", ["white"] * 2, np.arange(5))
+    with numpyro.plate("task", 4, dim=-2), numpyro.plate("latent", 2, dim=-1):
+        W = nss.spike_slab("W", inclusion, slab)
+    with numpyro.plate("task", 4):
+        noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+    f = jnp.sum(phi.T[rows] * W[columns], axis=1)
+    with numpyro.plate("entry", len(rows)):
+        mark = {ENTRIES_MARK: (rows, columns)}
+        numpyro.sample("Y", dist.Normal(f, noise[columns]), obs=Y, infer=mark)
+
+
+def beside_nuts(model, *blocks):
+    """NUTS with a fixed step size for all other sites."""
+    nuts = NUTS(
+        model, step_size=0.4, adapt_step_size=False, adapt_mass_matrix=False, max_tree_depth=3
+    )
+    return Gibbs([*blocks, (nuts, None)])
+
+
+# Geweke's test
+
+
+class Joint(NamedTuple):
+    """A model, its arguments without the data, and a kernel.
+
+    - **observed** - whether entries are observed.
+    - **unconstrained** - sites that NUTS draws.
+    - **size** - number of replicates; fewer where they cannot run side by side.
+    """
+
+    model: Any
+    args: tuple
+    kernel: Any
+    observed: Any = True
+    unconstrained: tuple[str, ...] = ()
+    size: int = 20_000
+    num_steps: int = 5
+
+
+DESIGN = truth.design("correlated", num_obs=4, size=4)
+DESIGN[:, 1] = DESIGN[:, 0]
+HYPER = "sigma", "inclusion", "scale", "level", "effect"
+ROWS, COLUMNS = np.array([0, 0, 1, 1, 2, 3, 3, 3, 4, 4]), np.array([0, 1, 0, 2, 1, 0, 1, 2, 2, 1])
+
+
+def columns(groups=None, collapsed=True, nuts=False):
+    model = partial(columns_model, groups=groups)
+    kernel = nss.PairedGibbs(model, collapsed=collapsed)
+    if nuts:
+        kernel = beside_nuts(model, (kernel, nss.paired_sites))
+    return Joint(model, (jnp.asarray(DESIGN),), kernel, unconstrained=HYPER if nuts else ())
+
+
+def latent_design():
+    model, (t, centres, _) = truth.latent_design_model, truth.latent_design_case().args
+    kernel = beside_nuts(model, (nss.PairedGibbs(model), nss.paired_sites))
+    return Joint(model, (t[::5], centres), kernel, unconstrained=("width", "sigma"))
+
+
+def two_blocks():
+    model, (X, Z, _) = truth.two_model, truth.two_case().args
+    own = [[f"{name}_spike", f"{name}_slab"] for name in "wv"]
+    kernel = Gibbs([(nss.PairedGibbs(model), names) for names in own])
+    return Joint(model, (X[:4], Z[:4]), kernel)
+
+
+def tasks(case, model, size=6):
+    *args, observed, _ = case.args
+    args = [x[:size] for x in (*args, observed)]
+    return Joint(model, tuple(args), nss.PairedGibbs(model), observed[:size])
+
+
+def shared_tasks():
+    model = truth.latent_tasks_model
+    phi = jnp.asarray(truth.design("correlated", num_obs=4, size=2))
+    return Joint(model, (phi,), nss.PairedGibbs(model))
+
+
+def entries(num_blocks):
+    kernel = nss.mtmkl_kernel(entries_model)
+    if num_blocks == 2:
+        own = ["phi", "noise", "inclusion", "slab_scale"]
+        pairs = nss.PairedGibbs(entries_model), nss.paired_sites
+        kernel = Gibbs([pairs, (nss.LatentGibbs(entries_model), own)])
+    return Joint(entries_model, (ROWS, COLUMNS), kernel, size=5000)
+
+
+def functions(number=2, num_blocks=1):
+    # little noise, so that functions and weights depend on each other
+    model = whole_model(number, 0.2 if number == 3 else 1.0)
+    numbers, kernel = ("noise", "slab_scale", "inclusion"), nss.mtmkl_kernel(model)
+    if num_blocks == 2:
+        pairs = nss.PairedGibbs(model), nss.paired_sites
+        kernel = Gibbs([pairs, (nss.LatentGibbs(model), ["phi", "phi_scale", *numbers])])
+    fixed = {"adapt_step_size": False, "adapt_mass_matrix": False}
+    if num_blocks == 3:
+        kernel = composite(model, step_size=0.4, max_tree_depth=3, **fixed)
+    free = numbers if num_blocks == 3 else ()
+    steps = 8 if number == 3 else 4
+    return Joint(model, (jnp.asarray(INPUTS),), kernel, SEEN, free, 5000, steps)
+
+
+def slow(name, make, mark=pytest.mark.slow):
+    return pytest.param(make, id=name, marks=mark)
+
+
+JOINTS = [
+    slow("columns", columns),
+    slow("columns beside NUTS", partial(columns, nuts=True)),
+    slow("columns without moves", partial(columns, collapsed=False), pytest.mark.exhaustive),
+    slow("groups", partial(columns, groups=(1, 0, 1))),
+    slow("latent design", latent_design),
+    slow("two blocks of weights", two_blocks),
+    slow("tasks", shared_tasks),
+    slow("masked tasks", lambda: tasks(truth.shared_features_case(), truth.shared_features_model)),
+    slow("coefficients of tasks", lambda: tasks(truth.covariates_case(), truth.covariates_model)),
+    slow("entries", partial(entries, 1), pytest.mark.exhaustive),
+    slow("entries in two blocks", partial(entries, 2), pytest.mark.exhaustive),
+    slow("functions", functions, pytest.mark.exhaustive),
+    slow("three functions", partial(functions, 3), pytest.mark.exhaustive),
+    slow("functions in two blocks", partial(functions, 2, 2), pytest.mark.exhaustive),
+    slow("functions in three blocks", partial(functions, 2, 3), pytest.mark.exhaustive),
+]
+
+
+def data_site(trace):
+    return next(x for k, x in trace.items() if k in ("y", "Y"))
+
+
+def draw(joint, key):
+    """Draw all latent sites and the data from the joint density."""
+    trace = handlers.trace(handlers.seed(joint.model, key)).get_trace(*joint.args)
+    data = data_site(trace)
+    latent = {
+        k: x["value"]
+        for k, x in trace.items()
+        if x["type"] == "sample" and not x["is_observed"] and x is not data
+    }
+    start = {
+        k: biject_to(trace[k]["fn"].support).inv(x) if k in joint.unconstrained else x
+        for k, x in latent.items()
+    }
+    return latent, start, data["value"]
+
+
+def steps(joint, key, start, Y):
+    """Where some steps of the kernel end."""
+    args = *joint.args, jnp.where(joint.observed, Y, jnp.nan)
+    state = joint.kernel.init(key, 0, start, args, {})
+    sample = lambda _, state: joint.kernel.sample(state, args, {})  # noqa: E731
+    state = jax.lax.fori_loop(0, joint.num_steps, sample, state)
+    return joint.kernel.postprocess_fn(args, {})(state.z)
+
+
+def statistics(joint, latent, Y):
+    """Sites and residuals, and their products: up to logarithms, all first and second moments."""
+    model = handlers.seed(handlers.substitute(joint.model, latent), random.key(0))
+    trace = handlers.trace(model).get_trace(*joint.args)
+    fn = data_site(trace)["fn"]
+    mean, scale = (jnp.broadcast_to(x, Y.shape) for x in (fn.mean, jnp.sqrt(fn.variance)))
+    weights = [x["value"] for k, x in trace.items() if k in ("w", "v", "W")]
+    sites = jnp.concatenate([jnp.ravel(x) for x in (*latent.values(), *weights)])
+    sites = jnp.concatenate([jnp.arcsinh(sites), jnp.log(jnp.ravel(scale)[:1])])
+    each = jnp.arcsinh(mean), jnp.log(jnp.abs(Y - mean) + 1e-3), jnp.arcsinh(Y)
+    observed = np.flatnonzero(np.broadcast_to(joint.observed, Y.shape))
+    every = jnp.concatenate([sites, *(jnp.ravel(x)[observed] for x in each)])
+    data = each[0] * each[2], jnp.square((Y - mean) / scale)
+    data = jnp.concatenate([jnp.ravel(x)[observed] for x in data])
+    return jnp.concatenate([every, data, jnp.ravel(sites[:, None] * every)])
+
+
+@pytest.mark.parametrize("make", JOINTS)
+def test_steps_keep_the_joint(make, x64, monkeypatch):
+    """Parameters from the prior, data given those, then a few steps: the joint distribution of
+    parameters and data must not change (Geweke 2004, with independent replicates as in Gandy and
+    Scott 2020)."""
+    # fewer weights in a block than tasks
+    monkeypatch.setattr(weights_of_function, "NUM_TASKS", 2)
+    joint = make()
+    keys = random.split(KEY, (2, joint.size))
+    latent, start, Y = jax.jit(jax.vmap(partial(draw, joint)))(keys[0])
+    run = partial(steps, joint)
+    # vmap computes both branches of a condition
+    side_by_side = joint.size == 20_000
+    each = jax.vmap(run) if side_by_side else lambda *x: jax.lax.map(lambda y: run(*y), x)
+    values = jax.jit(each)(keys[1], start, Y)
+    new = {name: values[name] for name in latent}
+
+    moved = {k: np.asarray(x != new[k]) for k, x in latent.items()}
+    assert all(np.mean(x) > 0.03 for x in moved.values()), {k: np.mean(x) for k, x in moved.items()}
+
+    compare = jax.jit(jax.vmap(partial(statistics, joint)))
+    difference = np.asarray(compare(new, Y) - compare(latent, Y))
+    error = np.std(difference, axis=0) / np.sqrt(joint.size)
+    z = np.abs(np.mean(difference, axis=0)) / np.where(error > 0, error, 1)
+    # a false alarm in 1 of 1000 keys
+    assert np.all(np.isfinite(z)) and np.max(z) < stats.norm.isf(1e-3 / 2 / z.size)
+    # what is tested is not the start
+    for name, x in latent.items():
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            assert np.corrcoef(np.ravel(x), np.ravel(new[name]))[0, 1] < 0.98, name
+
+
+# The posterior of all models
+
+
+def agrees(draws, expected, within=np.inf):
+    """Whether means of draws (chain, draw, ...) are within 4 standard errors of what they should.
+
+    A false alarm in 1 of 16000 comparisons.
+    """
+    draws = np.asarray(draws, float)
+    mean, sd = draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
+    # a feature that is never in has a standard error that no draw tells; it is below this
+    floor = 4.0 / draws[..., 0].size
+    error = sd / np.sqrt(effective_sample_size(draws)) if np.all(sd > 0) else sd
+    error = np.where(sd > 0, np.nan_to_num(error), 0.0)
+    difference = np.abs(mean - expected)
+    return bool(np.all(difference < 4.0 * error + floor) and np.all(difference < within))
+
+
+def check_posterior(mcmc, case, exact):
+    """20 to 60 comparisons: a false alarm in 1 of 270 keys or fewer."""
+    draws = mcmc.get_samples(group_by_chain=True)
+    spikes, slabs, w = (case.joined(draws, key, 2) for key in ("{}_spike", "{}_slab", "{}"))
+    np.testing.assert_array_equal(w, np.where(spikes > 0, slabs, 0.0))
+    assert agrees(spikes, exact.inclusion, 0.03)
+    assert agrees(w, exact.mean)
+    assert agrees(w**2, np.diag(exact.second_moments))
+    assert agrees(slabs, exact.probs @ exact.locs)
+    probs = mcmc.get_extra_fields(group_by_chain=True)["inclusion_probabilities"]
+    probs = case.joined(probs, "{}", 2)
+    assert agrees(probs, exact.inclusion, 0.03)
+    assert np.all(probs.var(axis=(0, 1)) <= spikes.var(axis=(0, 1)) + 1e-6)
+
+
+def sampled(kernel, args, num_samples=10_000, **options):
+    mcmc = MCMC(
+        kernel,
+        num_warmup=100,
+        num_samples=num_samples,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+        **options,
+    )
+    mcmc.run(KEY, *args, extra_fields=("inclusion_probabilities",))
+    return mcmc
+
+
+# their coefficients and weights do not mix given each other; of both Geweke's test has the draws
+TASKS = "covariates of tasks"
+
+
+@cache
+def kernel_for_all_designs():
+    return nss.PairedGibbs(truth.fixed_model)
+
+
+@pytest.mark.parametrize("design", truth.DESIGNS)
+def test_draws_have_the_posterior_of_every_design(design):
+    case = truth.fixed_case(design)
+    mcmc = sampled(kernel_for_all_designs(), case.args, jit_model_args=True)
+    check_posterior(mcmc, case, truth.enumerate_models(case.regression({})))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(truth.CASES.keys() - {"fixed hyperparameters", TASKS}))
+def test_draws_have_the_posterior_of_all_models(name):
+    """Given the other sites, at the means of their priors; Geweke's test has the draws of these."""
+    case = truth.CASES[name]()
+    trace = handlers.trace(handlers.seed(case.model, KEY)).get_trace(*case.args)
+    pairs = {key.format(k) for k in case.shapes for key in ("{}_spike", "{}_slab")}
+    values = {k: x["value"] for k, x in trace.items() if x["type"] == "param"}
+    for k, x in trace.items():
+        if x["type"] == "sample" and k not in pairs and not x["is_observed"]:
+            values[k] = jnp.broadcast_to(x["fn"].mean, jnp.shape(x["value"]))
+    model = handlers.condition(case.model, values)
+    exact = truth.enumerate_models(case.regression({k: np.asarray(x) for k, x in values.items()}))
+    check_posterior(sampled(nss.PairedGibbs(model), case.args), case, exact)
