@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of error messages: what was given, what was expected, and the remedy."""
+"""The form of error messages: the wrong value, the expected one, and the remedy."""
 
 from typing import Any
 
 
-def bad(what: str, got: Any, expected: str, remedy: str = "") -> ValueError:
+def bad(name: str, got: Any, expected: str, remedy: str = "") -> ValueError:
     """Make the error for an argument or a site, to be raised by the caller.
 
-    :param what: who found it and what it is about, such as ``"CAVI: num_restarts"``.
-    :param got: the value, or what is wrong with it.
-    :param expected: what it should have been.
-    :param remedy: what to do, a sentence.
+    :param name: the caller and the argument, such as ``"CAVI: num_restarts"``.
+    :param got: the value, or a phrase about it.
+    :param expected: a phrase about correct values.
+    :param remedy: a sentence with the remedy.
     """
-    return ValueError(f"{what}: got {got}, expected {expected}.{remedy and ' ' + remedy}")
+    return ValueError(f"{name}: got {got}, expected {expected}.{remedy and ' ' + remedy}")
