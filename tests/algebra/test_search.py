@@ -138,7 +138,7 @@ def test_a_number_is_updated_with_the_by_product_of_its_evaluation(x64):
     np.testing.assert_allclose(product["square"], after**2, rtol=1e-9)
     # a false alarm in 1 of 10,000 keys
     assert stats.kstest(after, "norm").pvalue > 1e-4
-    assert abs(np.corrcoef(before, after)[0, 1]) < 0.5
+    assert abs(np.corrcoef(before, after)[0, 1]) < 0.7
     # where no other number is as likely, the known one stays with its by-product
     spike = lambda x: (jnp.where(x == 1.0, 0.0, -jnp.inf), x + 1)  # noqa: E731
     one = jnp.array(1.0)
