@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coefficients, proved from a model's program: sites in which the predictor is affine."""
+"""Which sites are coefficients: a proof from the model's program.
+
+Coefficients are Normal sites in which the predictor is affine.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,7 +20,7 @@ from numpyro_spikeslab.reading.problem import Problem
 from numpyro_spikeslab.reading.provenance import NONE, Names, Step, names_of, provenance, union
 
 MAX_WORK = 1e8
-"""Products in a step that coefficients may take, whose design is dense whatever their model."""
+"""Largest number of products in a step for the dense design of the coefficients."""
 
 Key = tuple[str, str]
 """An input of a program: the argument of :meth:`Problem.run` and the name in it."""
@@ -25,12 +28,11 @@ Key = tuple[str, str]
 
 class CoefficientProof(NamedTuple):
     """
-    - **names** - Normal sites in which the predictor is affine, together with the weights, and on
-      which nothing else depends, save the prior means of each other.
-    - **dense** - as many of them as may have a dense design.
-    - **constant** - whether the design of all depends on data alone.
-    - **links** - pairs of the dense ones, of which the prior mean of the first depends on the
-      second.
+    - **names** - Normal sites in which, jointly with the weights, the predictor is affine. Nothing
+      else depends on them except the prior means of each other.
+    - **dense** - those that are few enough for a dense design.
+    - **constant** - whether their design depends on data alone.
+    - **links** - pairs (name, other) of dense ones: the prior mean of a site depends on another.
     """
 
     names: tuple[str, ...]
@@ -47,7 +49,7 @@ class Moments(NamedTuple):
 
 
 def derivative(function: Callable, inputs: dict[str, Any], along: dict[Key, Any]) -> Any:
-    """Derivative of a function of the inputs along directions of some of them."""
+    """Differentiate a function along directions of some inputs."""
 
     def moved(new):
         return function(**put(inputs, new))
@@ -57,7 +59,7 @@ def derivative(function: Callable, inputs: dict[str, Any], along: dict[Key, Any]
 
 
 def put(inputs: dict[str, Any], new: dict[Key, Any]) -> dict[str, Any]:
-    """The inputs with other values of some."""
+    """Return the inputs with new values of some."""
     result = {kind: dict(named) for kind, named in inputs.items()}
     for (kind, name), value in new.items():
         result[kind][name] = value
@@ -65,9 +67,10 @@ def put(inputs: dict[str, Any], new: dict[Key, Any]) -> dict[str, Any]:
 
 
 def sources_of_derivative(function: Callable, inputs: dict[str, Any], keys: list[Key]) -> Names:
-    """The inputs on which the derivative along some of them can depend, other than directions.
+    """Find the inputs on which the derivative of a function along some inputs can depend.
 
-    :param function: of the inputs, by their keywords.
+    :param function: takes the inputs as keyword arguments.
+    :param keys: inputs along which it is differentiated. Their directions are not among the result.
     """
 
     def slope(along, **inputs):
@@ -75,7 +78,7 @@ def sources_of_derivative(function: Callable, inputs: dict[str, Any], keys: list
 
     along = {(kind, name): inputs[kind][name] for kind, name in keys}
     names = union(provenance(slope, along=along, **inputs))
-    return frozenset(x for x in names if isinstance(x, Step) or x[0] != "along")
+    return frozenset(x for x in names if not (isinstance(x, tuple) and x[0] == "along"))
 
 
 def is_chain(run: Any, name: str) -> bool:
@@ -84,11 +87,10 @@ def is_chain(run: Any, name: str) -> bool:
 
 
 def find_coefficients(problem: Problem, run: Any, trace: dict[str, Any]) -> CoefficientProof:
-    """Normal sites on which nothing depends but the predictor and prior means of some of them, all
-    of which are affine in them jointly.
+    """Find the coefficients of a model.
 
-    :param run: on which inputs each part of a run can depend.
-    :param trace: of the model, without values.
+    :param run: the inputs on which each part of a run can depend.
+    :param trace: a trace of the model, without values.
     """
     inputs, likelihood = problem.inputs, problem.form.likelihood
     names = [n for n in problem.form.others if _is_candidate(problem, run, trace[n], n)]
@@ -97,9 +99,8 @@ def find_coefficients(problem: Problem, run: Any, trace: dict[str, Any]) -> Coef
     moments = provenance(lambda **x: _moments(problem, x, names), **inputs)
     users = {name: _users(run, likelihood, name, moments) for name in names}
     names = _closed(names, users)
-    # those whose own coefficients depend on one of them, or on the weights, are left out
-    while bent := _find_bent(problem, names):
-        names = _closed([name for name in names if name not in bent], users)
+    while nonlinear := _find_nonlinear(problem, names):
+        names = _closed([name for name in names if name not in nonlinear], users)
     means = {name: names_of(moments[name].mean, "values") for name in names}
     dense = _closed(_dense(problem, names), users)
     links = tuple((k, other) for k in dense for other in dense if other in means[k])
@@ -123,22 +124,23 @@ def _moments(problem: Problem, inputs: dict[str, Any], names: list[str]) -> dict
 
 
 def _users(run: Any, likelihood: str, name: str, moments: dict[str, Moments]) -> frozenset[str]:
-    """Sites whose prior depends on a site; among them itself, if it is more than a mean there."""
+    """Find the sites whose prior depends on a site. If this is not by a prior mean alone, the site
+    is among them, too."""
     key = ("values", name)
     users = {k for k, sources in run.log_probs.items() if key in sources} - {likelihood, name}
-    is_more = any(key in x.variance or Step(key) in x.mean for x in moments.values())
-    return frozenset(users | ({name} if is_more else set()))
+    is_no_mean = any(key in x.variance or Step(key) in x.mean for x in moments.values())
+    return frozenset(users | ({name} if is_no_mean else set()))
 
 
 def _closed(names: list[str], users: dict[str, frozenset[str]]) -> list[str]:
-    """Those on which at most the priors of others of them depend."""
+    """Keep the sites on which no priors depend but those of other kept sites."""
     while (closed := [k for k in names if users[k] <= set(names) - {k}]) != names:
         names = closed
     return names
 
 
 def _dense(problem: Problem, names: list[str]) -> list[str]:
-    """As many as may have a dense design."""
+    """Keep as many sites as may have a dense design."""
     num_obs = int(np.prod(problem.likelihood(problem.program.shapes).value.shape))
     dense, total = [], 0
     for name in names:
@@ -149,9 +151,9 @@ def _dense(problem: Problem, names: list[str]) -> list[str]:
     return dense
 
 
-def _find_bent(problem: Problem, names: list[str]) -> list[str]:
-    """The sites to leave out, because the predictor or a prior mean is not affine jointly in all of
-    them and in the weights."""
+def _find_nonlinear(problem: Problem, names: list[str]) -> list[str]:
+    """Find sites to leave out because the predictor or a prior mean is not jointly affine in the
+    sites and the weights."""
     inputs = problem.inputs
     keys = [("values", name) for name in names]
     weights = {("weights", name) for name in inputs["weights"]}
@@ -163,7 +165,7 @@ def _find_bent(problem: Problem, names: list[str]) -> list[str]:
     sources = sources_of_derivative(affine, inputs, keys) & {*keys, *weights} if keys else NONE
     if not sources:
         return []
-    bent = [x for x in keys if sources_of_derivative(affine, inputs, [x]) & {x, *weights}]
-    # of a product the last factor
+    alone = [x for x in keys if sources_of_derivative(affine, inputs, [x]) & {x, *weights}]
+    # in a product of sites, leave out the last factor
     last = [key for key in keys if key in sources][-1:]
-    return [name for _, name in bent or last or keys[-1:]]
+    return [name for _, name in alone or last or keys[-1:]]
