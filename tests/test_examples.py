@@ -16,7 +16,7 @@ import pytest
 
 import jax
 
-from numpyro_spikeslab.datasets import RegressionData, boston_housing, toy_multioutput
+from numpyro_spikeslab.datasets import boston_housing, toy_multioutput
 
 pytestmark = pytest.mark.usefixtures("x64")
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -261,10 +261,3 @@ def test_notebooks_are_stored_with_outputs_and_without_warnings(path):
     assert not any(
         output["output_type"] == "error" or output.get("name") == "stderr" for output in outputs
     )
-
-
-def test_a_data_set_unpacks():
-    data = boston_housing()
-    assert isinstance(data, RegressionData)
-    X, y, features = data
-    assert X is data.X and y is data.y and features is data.features

@@ -47,12 +47,12 @@ def comparable(
                 got = f"`{name}`, which the posterior of {method!r} lacks"
                 expected = f"variables of all methods, some of {sorted(map(str, others))}"
                 raise bad("var_names", got, expected)
-            labels, expected = labels_of(others[name]), labels_of(draws[name])
-            if list(labels.items()) != list(expected.items()):
+            labels, first_labels = labels_of(others[name]), labels_of(draws[name])
+            if list(labels.items()) != list(first_labels.items()):
                 raise bad(
                     "data",
                     f"`{name}` of {method!r} with the coordinates {labels!s:.200}",
-                    f"{expected!s:.200}, as in {first!r}",
+                    f"{first_labels!s:.200}, as in {first!r}",
                     "Fit all methods to the same data, with the same `dims` and `coords`.",
                 )
     return names

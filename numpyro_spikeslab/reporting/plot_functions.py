@@ -92,7 +92,7 @@ def plot_fit(
     x_new = x if X_new is None else positions(X_new, np.empty(len(np.asarray(X_new))))
     values = xr.DataArray(Y.to_numpy(float), {"task": names}, ["point", "task"], "Y")
     fitted = xr.DataArray(np.zeros((len(x_new), len(names))), values.coords, values.dims, "fit")
-    in_data = np.isfinite(values)
+    in_data = values.notnull()
     if observed is not None:
         in_data &= of_tasks("observed", observed, values) > 0
     fits = {name: fit_of(fit, name, var_name, fitted) for name, fit in methods.items()}
@@ -140,7 +140,7 @@ def fit_of(fit: Any, method: str, var_name: str, like: xr.DataArray) -> list[xr.
             raise bad("data", got, "at least 0", "Give mean and variance, as guide.predict does.")
         prob = arviz_base.rcParams["stats.ci_prob"]
         half = NormalDist().inv_cdf((1 + prob) / 2) * np.sqrt(variance)
-        parts = [centre, centre - half, centre + half]
+        parts: list[Any] = [centre, centre - half, centre + half]
     else:
         posterior(fit)
         groups = [fit[group] for group in GROUPS if group in fit.children]
