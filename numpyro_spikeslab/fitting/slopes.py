@@ -27,16 +27,23 @@ class Slopes(NamedTuple):
     """The slopes of a site.
 
     - **shape** - the shape of the site, and a last axis for the weights.
-    - **axis** - the negative axis of the site that is the tasks, each of which follows its own
-      weights. `None` if the site follows all weights.
+    - **axis** - the negative axis of the site that is the tasks, `None` if there is none.
+    - **own** - whether each task follows its own weights only.
     """
 
     shape: tuple[int, ...]
     axis: int | None
+    own: bool
+
+    def laid_out(self, slopes: Float[Array, "..."], size: int) -> Float[Array, "..."]:
+        """Return slopes along ``size`` weights: those of all tasks, or of each task alone."""
+        if slopes.shape[-1] == size:
+            return slopes
+        return (along_own if slopes.shape[-1] > size else along_all)(slopes, self.axis)
 
     def factors(self, change: Float[Array, " P"]) -> Float[Array, "..."]:
         """Arrange changes of the weights as factors of the slopes."""
-        if self.axis is None:
+        if not self.own:
             return change
         return change.reshape(self.shape[self.axis - 1], *(1,) * (-self.axis - 1), self.shape[-1])
 
@@ -59,10 +66,23 @@ def find_slopes(
         site = trace[name]
         if not is_plain(site, (dist.Normal,)):
             continue
-        axis = task_axis(site, trace[pairs[0].slab], sites) if len(pairs) == 1 else None
-        size = sum(pair.size for pair in pairs) if axis is None else pairs[0].shape[1]
-        slopes[name] = Slopes((*jnp.shape(site["value"]), size), axis)
+        axis, own = _axis_of_tasks(site, pairs, trace[pairs[0].slab], sites)
+        size = pairs[0].shape[1] if own else sum(pair.size for pair in pairs)
+        slopes[name] = Slopes((*jnp.shape(site["value"]), size), axis, own)
     return slopes if sum(prod(each.shape) for each in slopes.values()) <= MAX_SLOPES else {}
+
+
+def _axis_of_tasks(
+    site: dict[str, Any], pairs: tuple[Pair, ...], slab: dict[str, Any], responses: list[Any]
+) -> tuple[int | None, bool]:
+    """Find the axis of a site that is the tasks, and whether it is in their plate."""
+    if len(pairs) > 1 or len(pairs[0].shape) != 2:
+        return None, False
+    axis, shape = task_axis(site, slab, responses), jnp.shape(site["value"])
+    if axis is not None:
+        return axis, True
+    candidates = [k for k in range(-len(shape), 0) if shape[k] == pairs[0].shape[0]]
+    return candidates[0] if len(candidates) == 1 else None, False
 
 
 def along_all(slopes: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
