@@ -73,6 +73,10 @@ class Features:
         """Update the weights, and functions, one after the other."""
         raise NotImplementedError
 
+    def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
+        """Means and variances of what the weights add to each observation's location in ``at``."""
+        raise NotImplementedError
+
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         """Expected sum of squared residuals of each task, weighted by relative precisions."""
         raise NotImplementedError
@@ -130,18 +134,29 @@ class Columns(Features):
         q = Posterior(weights, q.functions, q.values | values, residual, slopes)
         return at, q, self._squares(spec, data, at, q, design)
 
+    def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
+        design, relative = self.design_at(spec, data, q), at.relative[:, 0]
+        precision = jnp.where(relative > 0, relative, 1)
+        mean = jnp.zeros_like(relative) if data.view is None else predictor(design, q.weights.mean)
+        variance = q.weights.predictor_variance(self._moving(spec, data, at, q, design))
+        return (mean / jnp.sqrt(precision))[:, None], (variance / precision)[:, None]
+
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
-        residual = self.whitened_residual(spec, data, at, q)
-        q = q._replace(residual=residual)
+        q = q._replace(residual=self.whitened_residual(spec, data, at, q))
         return self._squares(spec, data, at, q, self.design_at(spec, data, q))
 
     def _squares(self, spec, data, at, q, design) -> Float[Array, " Q"]:
-        if q.slopes:
-            sites = spec.form.coefficient_sites(q.slopes)
-            rows = whitened(dense_rows(problem_of(spec, data), q.values, sites), at.relative[:, 0])
-            slopes = in_parts(joined(sites, q.slopes, 1)[0].T, *design.rows.shape[:2])
-            design = Design(design.rows + slopes @ rows, None)
-        return (jnp.sum(q.residual**2) + q.weights.total_variance(design))[None]
+        variance = q.weights.total_variance(self._moving(spec, data, at, q, design))
+        return (jnp.sum(q.residual**2) + variance)[None]
+
+    def _moving(self, spec, data, at, q, design) -> Design:
+        """The design with the coefficients that follow the weights."""
+        if not q.slopes:
+            return design
+        sites = spec.form.coefficient_sites(q.slopes)
+        rows = whitened(dense_rows(problem_of(spec, data), q.values, sites), at.relative[:, 0])
+        slopes = in_parts(joined(sites, q.slopes, 1)[0].T, *design.rows.shape[:2])
+        return Design(design.rows + slopes @ rows, None)
 
     def rounding(self, spec: Spec, at: View) -> Float[Array, " Q"]:
         return 16 * at.rounding
@@ -193,8 +208,7 @@ class Tasks(Features):
         """Means and variances of the features."""
         raise NotImplementedError
 
-    def moments(self, spec: Spec, at: View, q: Posterior) -> tuple[Array, Array]:
-        """Means and variances of what the weights add to the location of each observation."""
+    def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
         (phi, var), W, W_var = self.of(q), q.weights.mean, q.weights.variance
         return (W @ phi).T, (W_var @ (phi**2 + var) + W**2 @ var).T
 
@@ -269,8 +283,8 @@ class Shared(Tiled):
         )
         return at, q, tasks.squares((weights.mean, weights.variance), u, slopes)
 
-    def moments(self, spec: Spec, at: View, q: Posterior) -> tuple[Array, Array]:
-        mean, variance = super().moments(spec, at, q)
+    def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
+        mean, variance = super().moments(spec, data, at, q)
         if not q.slopes:
             return mean, variance
         slopes = joined(spec.form.of_tasks, q.slopes, 1)
@@ -322,12 +336,12 @@ class ObservedEntries(LatentFunctions):
         weights, squares = update_columns(at, *self.of(q), q.weights, temperature)
         return at, q._replace(weights=weights), squares
 
-    def moments(self, spec: Spec, at: View, q: Posterior) -> tuple[Array, Array]:
+    def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
         return at_entries(self.layout.where, (q.weights.mean, q.weights.variance), self.of(q))
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         # the search over other sites asks for gradients, and these are no functions of them
-        mean, variance = jax.lax.stop_gradient(self.moments(spec, at, q))
+        mean, variance = jax.lax.stop_gradient(self.moments(spec, data, at, q))
         squares = at.relative * ((at.Y - mean) ** 2 + variance)
         return by_task(squares, spec.form.num_tasks, self.layout)
 

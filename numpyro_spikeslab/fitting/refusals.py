@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fit does not take."""
+"""Checks of what is given to a fit."""
 
 from typing import Any
 
@@ -58,45 +58,42 @@ def checked_params(
 
 
 def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
-    """What a fit does not take, of a guide that has been set up and of a model."""
+    """Raise if a fit does not take a guide, which has been set up, or a model."""
+    form, functions = reading.form, reading.functions
     if guide.inner is not None and not isinstance(guide.inner, AutoDelta):
-        raise ValueError(
-            f"CAVI: the guide's inner guide is {type(guide.inner).__name__}, whose bound "
-            "has no closed form. Use AutoDelta, or fit with numpyro.infer.SVI."
-        )
-    form = reading.form
+        kind, remedy = type(guide.inner).__name__, "Use it, or fit with numpyro.infer.SVI."
+        raise bad("CAVI: the inner guide", kind, "AutoDelta, whose bound is exact", remedy)
     if moving := [site for site, support in reading.supports.items() if support is None]:
-        raise ValueError(
-            f"CAVI: the support of {moving[0]!r} depends on other sites of the model. Make it a "
-            "function of a site whose support does not, such as `low + "
-            'numpyro.sample("above", dist.HalfNormal(1.0))`.'
+        raise bad(
+            f"CAVI: {moving[0]!r}",
+            "a support that depends on other sites",
+            "one that does not",
+            "Make it a function of another site, such as `low + "
+            'numpyro.sample("above", dist.HalfNormal(1.0))`.',
         )
     for name, value in reading.params.items():
         if not jax.tree_util.all_leaves([value]):
-            raise ValueError(
-                f"CAVI: the param {name!r} is a {type(value).__name__} of arrays, expected one "
-                "array. Make each array a param, or fit with numpyro.infer.SVI."
-            )
-    names = [name for name in guide.sites.functions if name in form.others]
-    if names:
-        shape = form.pairs[0].shape
-        raise ValueError(
-            f"CAVI: the location of {form.likelihood!r} is not `offset + {form.pairs[0].name} "
-            f"@ {names[0]}` (or its transpose) with weights of shape {shape} and the functions "
-            f"{names[0]!r}. Write it so, with one set of weights of shape (Q, M), "
-            f"without `groups`, and M functions, or sample the model.{reading.if_traced}"
+            got = f"a {type(value).__name__} of arrays"
+            raise bad(f"CAVI: the param {name!r}", got, "an array", "Make each array a param.")
+    if names := [name for name in guide.sites.functions if name in form.others]:
+        (weights, shape), phi = form.pairs[0][:2], names[0]
+        raise bad(
+            f"CAVI: {form.likelihood!r}",
+            f"a location in which the functions {phi!r} and the weights of shape {shape} are not "
+            "mixed so",
+            f"`offset + {weights} @ {phi}` or its transpose",
+            "Write it with one set of weights of shape (Q, M), without `groups`, and M functions, "
+            f"or sample the model.{reading.if_traced}",
         )
-    if plain and reading.functions is None:
-        raise ValueError(
-            "CAVI: `plain` has no effect on a model without latent functions. Leave it out; "
-            "`temperature=None` gives the paper's updates."
+    if plain and functions is None:
+        got, remedy = "True for a model without latent functions", "Leave it out."
+        raise bad("CAVI: plain", got, "False", remedy)
+    if form.kind == ENTRIES and not (functions and functions.is_white):
+        raise bad(
+            f"CAVI: {form.likelihood!r}",
+            f"entries of a table with the functions {form.functions!r}",
+            "functions that are 'white' with a mean of zero, as in models.factor_analysis",
+            "For others give the whole table, with NaN where entries are missing.",
         )
-    if form.kind == ENTRIES and not (reading.functions and reading.functions.is_white):
-        raise ValueError(
-            f"CAVI: the observations {form.likelihood!r} are entries of a table, for which the "
-            f"functions {form.functions!r} must be 'white' with a mean of zero, as in "
-            "models.factor_analysis. For others give the whole table, with NaN where entries "
-            "are missing."
-        )
-    if reading.functions is not None:
-        reading.functions.check("CAVI")
+    if functions is not None:
+        functions.check("CAVI")

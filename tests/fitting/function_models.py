@@ -141,6 +141,23 @@ def rows(shift: Any = 0.0, **kwargs: Any) -> Model:
     return Model(HandWritten(**kwargs), (X, (responses() + shift).T))
 
 
+def entries_model(rows, columns, y=None):
+    """White functions, of which some entries of the table of points and tasks are observed."""
+    sigma = numpyro.sample("noise", dist.HalfNormal(1.0))
+    pi = numpyro.sample("inclusion", dist.Beta(1.0, 1.0))
+    phi = nss.latent_functions("phi", ["white"] * M, np.arange(N))
+    with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
+        W = nss.spike_slab("W", pi, 0.8)
+    location = jnp.sum(phi.T[rows] * W[columns], axis=-1)
+    numpyro.sample("Y", dist.Normal(location, sigma), obs=y, infer={"entries": (rows, columns)})
+
+
+def entries() -> Model:
+    Y = with_gaps(responses())
+    rows, columns = np.nonzero(np.isfinite(Y))
+    return Model(entries_model, (rows, columns, Y[rows, columns]))
+
+
 COUNTS = np.random.default_rng(2).uniform(0.2, 2.0, (Q, N))
 MODELS: dict[str, Callable[[], Model]] = {
     "missing entries": lambda: columns([SMOOTH] * M, Y=with_gaps(responses())),
@@ -160,5 +177,6 @@ MODELS: dict[str, Callable[[], Model]] = {
     ),
     "kernels of two kinds": lambda: columns([SMOOTH, kernels.quasisep.Matern32(0.5)]),
     "state-space kernels": lambda: columns(kernels.quasisep.Matern32(1.0), M),
+    "entries of a table": entries,
     "white functions": lambda: columns("white", M, shared_inclusion=False),
 }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is true of a fit, of every kind of model that a fit takes."""
+"""The contract of fits: what is true of every family of guides and every kind of model."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 import pickle
 from typing import Any
 
@@ -16,18 +16,50 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+import numpyro
 from numpyro import handlers
+import numpyro.distributions as dist
 from numpyro.infer import Predictive, Trace_ELBO
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting import rounds
+from numpyro_spikeslab.fitting.posterior import view_at
+from numpyro_spikeslab.reading.likelihood import by_task
 
 KEY = random.key(0)
 OBSERVED = ("y", "Y")
+# parameters of sets of two weights
+OF_SETS = ("_patterns_2", "_linear_2", "_precision_tril_2")
 NUM_DRAWS = 2000
+
+GROUPS = (0, 0, 1, 2)
+
+
+def grouped_model(X, y=None):
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    w = nss.spike_slab("w", 0.3, 0.8, groups=GROUPS)
+    with numpyro.plate("obs", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
+
+
+def grouped_case():
+    """As a regression in which the second weight has the spike of the first."""
+    X = truth.design("correlated")
+    y = truth.response(X)
+
+    def at(z):
+        return truth.regression(X, y, z["sigma"], [0.3, 0.5, 0.3, 0.3], 0.8)
+
+    args, shapes = (jnp.asarray(X), jnp.asarray(y)), {"w": (4,)}
+    log_prior = truth.stats.halfnorm.logpdf
+    return truth.Case(grouped_model, args, at, lambda z: log_prior(z["sigma"]), shapes, False)
+
 
 NAMES = [
     *(f"paired: {name}" for name in truth.CASES),
+    "groups: of weights",
+    "blocks: latent hyperparameters",
+    "blocks: offset, mask, counts and scales",
     "standard: offset, mask, counts and scales",
     "standard: latent hyperparameters of tasks",
     *(f"functions: {name}" for name in function_models.MODELS),
@@ -39,6 +71,9 @@ QUICK = [
     "paired: offset, mask, counts and scales",
     "paired: shared features with a mask",
     "standard: offset, mask, counts and scales",
+    "groups: of weights",
+    "blocks: latent hyperparameters",
+    "functions: entries of a table",
 ]
 SLOW = [
     *ENUMERATED,
@@ -65,9 +100,14 @@ class Fit:
     def __init__(self, name: str) -> None:
         family, _, kind = name.partition(": ")
         self.mixes = family == "functions"
-        source: Any = (function_models.MODELS if self.mixes else truth.CASES)[kind]()
+        self.groups = family == "groups"
+        cases: Any = function_models.MODELS if self.mixes else truth.CASES
+        source = grouped_case() if self.groups else cases[kind]()
         self.source, self.model, self.args = source, source.model, source.args
-        self.guide = {"standard": nss.MeanFieldGuide}.get(family, nss.PairedGuide)(self.model)
+        self.guide = {
+            "standard": nss.MeanFieldGuide,
+            "blocks": partial(nss.PairedGuide, blocks=[[0, 2]]),
+        }.get(family, nss.PairedGuide)(self.model)
         self.svi = nss.CAVI(self.model, self.guide, temperature=None)
         self.first = self.svi.init(KEY, *self.args)
         if not self.mixes:
@@ -104,12 +144,15 @@ class Fit:
     def best_bound(self, params: dict[str, Any]) -> float | None:
         """What no bound at these hyperparameters can exceed, where it is known."""
         latents = self.latents(params)
+        if self.guide.blocks is not None and self.source.normal:
+            return None
         if not self.mixes and self.source.normal and self.guide.follows:
             slopes = {k: np.asarray(params[f"{k}_auto_slope"], float) for k in self.source.normal}
             mean = self.source.joined(self.guide.posterior_mean(params))
             return truth.of_weights_alone(self.source, latents, slopes, mean)
         if not self.mixes:
             exact = truth.enumerate_models(self.source.regression(latents))
+            exact = truth.share_spikes(exact, GROUPS) if self.groups else exact
             return exact.log_evidence + self.source.log_prior(latents)
         known = self.source.log_evidence
         return None if known is None else known(latents)
@@ -140,6 +183,10 @@ def scramble(name: str, x: Any) -> Any:
         return jnp.asarray(rng.uniform(0.1, 0.9, x.shape), x.dtype)
     if name.endswith(("w_auto_loc", "W_auto_loc", "v_auto_loc", "slab_auto_loc")):
         return jnp.asarray(0.5 * rng.normal(size=x.shape), x.dtype)
+    if name.endswith(OF_SETS[0]):
+        return jnp.asarray(rng.dirichlet(np.ones(x.shape[1]), len(x)), x.dtype)
+    if name.endswith(OF_SETS[1]):
+        return jnp.asarray(x + 0.3 * rng.normal(size=x.shape), x.dtype)
     if name.endswith("_scale_tril"):
         return jnp.asarray(np.diag(np.diag(x)) + np.tril(0.2 * rng.normal(size=x.shape), -1))
     return 0.8 * x
@@ -206,6 +253,8 @@ def test_the_bound_never_falls_at_temperature_one(x64, name):
 @every_model(*ENUMERATED, "functions: one function of one task")
 def test_the_bound_never_exceeds_the_log_evidence(x64, name):
     fit = fitted(name)
+    if fit.best_bound(fit.params) is None:
+        return
     for params in (fit.start, fit.params):
         assert fit.bound(params) < fit.best_bound(params) + 1e-9
     # and a fit comes close
@@ -213,6 +262,7 @@ def test_the_bound_never_exceeds_the_log_evidence(x64, name):
 
 
 OF_FACTORS = (
+    *OF_SETS,
     "_probs",
     *(f"{name}_auto_{part}" for name in "wWv" for part in ("loc", "scale")),
     "slab_auto_loc",
@@ -279,6 +329,20 @@ def test_params_have_the_maxima_of_the_closed_form(x64):
     assert params["sigma"] ** 2 == pytest.approx(error / len(y), rel=1e-5)
     assert params["inclusion"] == pytest.approx(g.mean(), rel=1e-5)
     assert params["slab_scale"] ** 2 == pytest.approx(squares.sum() / g.sum(), rel=1e-5)
+
+
+@every_model()
+def test_squares_are_those_of_the_moments_of_each_observation(x64, name):
+    fit = fitted(name)
+    call, state = fit.svi._call(fit.args, {}), fit.result.state
+    spec, data, posterior = call.spec, call.data, state.optim_state[1]
+    at = view_at(spec, data, posterior)
+    mean, variance = data.features.moments(spec, data, at, posterior)
+    each = jnp.broadcast_to(at.relative, at.Y.shape) * ((at.Y - mean) ** 2 + variance)
+    expected = data.features.squares(spec, data, at, posterior)
+    np.testing.assert_allclose(
+        by_task(each, spec.form.num_tasks, at.layout), expected, rtol=1e-8, atol=1e-8
+    )
 
 
 # Runs
