@@ -283,7 +283,7 @@ def test_coefficients_that_are_not_one_are_refused(x64):
         f = size * jnp.sum(phi.T[rows] * W[columns], axis=1)
         numpyro.sample("y", dist.Normal(f, 0.3), obs=y, infer={"entries": (rows, columns)})
 
-    with pytest.raises(ValueError, match="is not `offset"):
+    with pytest.raises(ValueError, match="expected `offset"):
         fitted(model, Y.data)
 
 
@@ -298,7 +298,7 @@ def test_a_wrong_column_in_one_entry_is_seen(precision):
         f = f.at[3].add(phi[1, 5] * W[2, 1])
         numpyro.sample("y", dist.Normal(f, 0.3), obs=y, infer={"entries": (rows, columns)})
 
-    with pytest.raises(ValueError, match="is not `offset"):
+    with pytest.raises(ValueError, match="expected `offset"):
         fitted(model, Y.data)
 
 

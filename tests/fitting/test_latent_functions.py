@@ -128,7 +128,7 @@ def test_functions_that_are_not_mixed_linearly_are_refused():
     assert read(model, X, FULL).form.kind == COLUMNS
     svi = cavi(model)
     for use in (svi.init, lambda *args: svi.run(args[0], 3, *args[1:], progress_bar=False)):
-        with pytest.raises(ValueError, match="is not `offset \\+ W @ phi`"):
+        with pytest.raises(ValueError, match="expected `offset \\+ W @ phi`"):
             use(KEY, X, FULL)
     with pytest.raises(ValueError, match="Use PairedGuide"):
         nss.MeanFieldGuide(nss.models.mtmkl([SMOOTH]))(X, Y)

@@ -353,10 +353,16 @@ def shifted(X, Y):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(learning_rate=forgetting), r"needs num_tasks.*leave learning_rate out"),
-        (dict(num_tasks=1), r"integer of at least 2, got 1\."),
-        (dict(num_tasks=60.0), r"integer of at least 2, got 60\.0"),
-        (dict(num_tasks=Q, learning_rate=0.1), r"map a step.*got 0\.1.*`lambda step: 0\.1`"),
+        (
+            dict(learning_rate=forgetting),
+            r"num_tasks: got None, expected.*leave it and learning_rate out",
+        ),
+        (dict(num_tasks=1), r"num_tasks: got 1, expected the number of all tasks, an integer"),
+        (dict(num_tasks=60.0), r"num_tasks: got 60\.0"),
+        (
+            dict(num_tasks=Q, learning_rate=0.1),
+            r"got 0\.1, expected a map from steps.*`lambda step: 0\.1`",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(arguments, message, unchecked_types):
@@ -368,18 +374,22 @@ def test_arguments_that_do_not_fit_are_refused(arguments, message, unchecked_typ
 @pytest.mark.parametrize(
     ("model", "args", "message"),
     [
-        (columns, (TASKS, X), r"the features of 'y' are of the kind 'columns'. Leave it out"),
-        (shifted, (X, TASKS), r"but the model has \['shift'\]. Take them out"),
+        (columns, (TASKS, X), r"features of 'y' of the kind 'columns', expected .* Leave it out"),
+        (shifted, (X, TASKS), r"the sites \['shift'\], expected .* Take them out"),
         (
             nss.models.mtmkl(["white"] * 2),
             (X, BCOO.from_scipy_sparse(coo_array(TASKS))),
             r"of the kind 'entries'.*NaN where entries are missing",
         ),
-        (nss.models.mtmkl(["white"] * 2), (X, TASKS[:, :1]), r"between 2 and num_tasks=60.*got 1"),
+        (
+            nss.models.mtmkl(["white"] * 2),
+            (X, TASKS[:, :1]),
+            r"a batch of 1 tasks, expected 2 to num_tasks=60",
+        ),
         (
             nss.models.mtmkl(["white"] * 2),
             (X, np.hstack([TASKS, TASKS])),
-            r"between 2 and num_tasks=60 tasks, got 120\. num_tasks is the number of all",
+            r"a batch of 120 tasks, .* num_tasks is the number of all",
         ),
     ],
 )
@@ -400,14 +410,14 @@ def test_sites_that_are_held_are_taken():
 def test_rates_outside_of_the_interval_are_refused(rate):
     svi = cavi(num_tasks=Q, learning_rate=lambda step: 0.5 if step == 0 else rate)
     state, _ = svi.update(svi.init(KEY, X, BATCHES[0]), X, BATCHES[1])
-    with pytest.raises(ValueError, match=rf"in \[0, 1\], got {rate} at step 1"):
+    with pytest.raises(ValueError, match=rf"got {rate} at step 1, expected a rate in \[0, 1\]"):
         svi.update(state, X, BATCHES[1])
 
 
 def test_batches_of_other_points_are_refused():
     svi = cavi(num_tasks=Q)
     state = svi.init(KEY, X, BATCHES[0])
-    with pytest.raises(ValueError, match=r"3 functions at 5 points.*of the shape \(3, 12\)"):
+    with pytest.raises(ValueError, match=r"functions \(3, 12\), expected functions \(3, 5\)"):
         svi.update(state, X[:5], BATCHES[0][:5])
 
 
