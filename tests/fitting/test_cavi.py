@@ -427,7 +427,7 @@ REFUSED = {
     "NaN": (lambda c: init(c, init_params={"w_auto_loc": jnp.full(4, jnp.nan)}), "not finite"),
     "other sizes": (of_other_sizes, "made for one program"),
     "state of other blocks": (of_other_blocks, r"init_state: got .*other blocks.*`init_params`"),
-    "params before a call": (lambda c: cavi(c).get_params(None), "arguments"),
+    "params before a call": (lambda c: cavi(c).get_params(cavi(c).init(KEY, *c.args)), "arguments"),
 }
 
 
