@@ -23,7 +23,8 @@ from numpyro.infer import SVI, TraceGraph_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.reading.form import SHARED, param_name
+from numpyro_spikeslab.reading.form import SHARED
+from numpyro_spikeslab.reading.sites import param_name
 
 
 @pytest.fixture
