@@ -296,20 +296,20 @@ def posteriors(
 
     The families are shown as they end from the soft start of median error.
     """
-    found, seconds = {}, {}
+    trees, seconds = {}, {}
     samplers = {"paired Gibbs": paired_gibbs, "DiscreteHMCGibbs": discrete_hmc_gibbs}
     for name, sample in samplers.items():
         mcmc, seconds[name] = timed(sample, data)
-        found[name] = chains(mcmc, data)
+        trees[name] = chains(mcmc, data)
     for name in ("annealed PMF", "MF"):
         fit = fits[name]["soft"]
         median = int(np.argsort(fit.error)[len(fit.error) // 2])
-        found[name] = draws(fit.svi, fit.at(median), data)
+        trees[name] = draws(fit.svi, fit.at(median), data)
         seconds[name] = fit.seconds
     for name, guide in {"PMF by SVI": nss.PairedGuide(model), "MF by SVI": mean_field}.items():
         (svi, result), seconds[name] = timed(stochastic_vi, guide, data)
-        found[name] = draws(svi, result, data)
-    return found, seconds
+        trees[name] = draws(svi, result, data)
+    return trees, seconds
 
 
 def comparison(
@@ -388,10 +388,10 @@ def main(folder: Path) -> None:
     for name, kinds in fits.items():
         print(f"{name:>14} {kinds['soft'].seconds:6.2f} {kinds['extreme'].seconds:6.2f}")
 
-    found, seconds = posteriors(data, fits)
+    trees, seconds = posteriors(data, fits)
     print("\n" + METHODS + "\n")
-    print(comparison(found, seconds, exact).round(3).T.to_string(na_rep=""))
-    save_pictures(folder, found, fits, exact)
+    print(comparison(trees, seconds, exact).round(3).T.to_string(na_rep=""))
+    save_pictures(folder, trees, fits, exact)
     print(f"\nPictures: {folder}")
 
 

@@ -4,9 +4,8 @@
 Every block of 8 x 8 pixels, with all its overlaps, is a task: a sparse mixture of M elements of a
 dictionary, which are white functions of the pixels. Elements and mixtures are learned from the
 noisy image alone. Four things make it better than the paper has it: each block's mean is left out
-of the model, elements have inclusion probabilities of their own, then blocks that look alike share
-these, and there the noise is known: where it is learned, what the fit leaves unexplained counts as
-noise.
+of the model, elements have inclusion probabilities of their own, then similar blocks share these,
+and there the noise is known: learned noise would include the error of the fit.
 
     python examples/denoise.py [FOLDER FOR THE PICTURE] [--image FILE] [--noise 25] [--seed 0]
     python examples/denoise.py --paper {white,exponential} [--image ...]   without these, no picture
@@ -41,7 +40,9 @@ PIXELS = np.indices((SIZE, SIZE)).reshape(2, -1).T.astype(float)  # their positi
 NUM_ELEMENTS = 64
 NUM_STEPS = 60
 NUM_GROUPS, NUM_ROUNDS, NUM_STEPS_OF_ROUND = 300, 2, 40
-SHRINKAGE = 4.0  # blocks that the inclusion probabilities of all count as, in those of a group
+SHRINKAGE = (
+    4.0  # prior count of blocks, with which the overall probabilities enter those of a group
+)
 
 
 class Fit(NamedTuple):
@@ -103,12 +104,12 @@ def fit(svi: nss.CAVI, num_steps: int, params: dict[str, Any], *data: Any) -> Fi
     return Fit(params, np.asarray(mean), np.asarray(variance).mean(axis=0))
 
 
-def together(found: Fit, mean: np.ndarray, noise: float, shape: tuple[int, ...]) -> np.ndarray:
-    """The image of the blocks of a fit.
+def together(fitted: Fit, mean: np.ndarray, noise: float, shape: tuple[int, ...]) -> np.ndarray:
+    """Make the image of the blocks of a fit.
 
-    :param mean: what was left out of them, of which the noise is a part, too.
+    :param mean: means of the noisy blocks, which the model leaves out.
     """
-    return image_of(found.mean + mean, 1 / (found.variance + noise**2 / SIZE**2), shape)
+    return image_of(fitted.mean + mean, 1 / (fitted.variance + noise**2 / SIZE**2), shape)
 
 
 def denoise(noisy: np.ndarray, noise: float, seed: int = 0) -> Denoised:
@@ -128,19 +129,19 @@ def denoise(noisy: np.ndarray, noise: float, seed: int = 0) -> Denoised:
     )
     svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
     params = first_params(random.key(seed), Y, NUM_ELEMENTS, noise, (NUM_ELEMENTS,))
-    first = found = fit(svi, NUM_STEPS, params, PIXELS, Y)
-    images = [together(found, mean, noise, noisy.shape)]
-    overall = found.params["inclusion_auto_loc"]
+    first = fitted = fit(svi, NUM_STEPS, params, PIXELS, Y)
+    images = [together(fitted, mean, noise, noisy.shape)]
+    overall = fitted.params["inclusion_auto_loc"]
     # blocks have less noise without their means
-    left = noise * (1 - 1 / SIZE**2) ** 0.5
+    noise_left = noise * (1 - 1 / SIZE**2) ** 0.5
     svi = nss.CAVI(grouped, nss.PairedGuide(grouped), plain=True)
     for _ in range(NUM_ROUNDS):
         group = alike(images[-1], seed)
-        start = found.params | {"inclusion_auto_loc": jnp.tile(overall, (NUM_GROUPS, 1))}
+        start = fitted.params | {"inclusion_auto_loc": jnp.tile(overall, (NUM_GROUPS, 1))}
         start.pop("noise_auto_loc", None)
-        found = fit(svi, NUM_STEPS_OF_ROUND, start, PIXELS, Y, group, overall, left)
-        images.append(together(found, mean, noise, noisy.shape))
-    return Denoised(images, first, found)
+        fitted = fit(svi, NUM_STEPS_OF_ROUND, start, PIXELS, Y, group, overall, noise_left)
+        images.append(together(fitted, mean, noise, noisy.shape))
+    return Denoised(images, first, fitted)
 
 
 def alike(image: np.ndarray, seed: int) -> np.ndarray:
@@ -160,8 +161,8 @@ def denoise_as_in_the_paper(noisy: np.ndarray, noise: float, seed: int, kernel: 
         priors=dict.fromkeys(("noise", "slab_scale"), dist.HalfNormal(100.0)),
     )
     svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
-    found = fit(svi, NUM_STEPS, first_params(random.key(seed), Y, NUM_ELEMENTS, noise), PIXELS, Y)
-    return image_of(found.mean, 1 / found.variance, noisy.shape)
+    fitted = fit(svi, NUM_STEPS, first_params(random.key(seed), Y, NUM_ELEMENTS, noise), PIXELS, Y)
+    return image_of(fitted.mean, 1 / fitted.variance, noisy.shape)
 
 
 def dictionary(found: Fit) -> tuple[np.ndarray, np.ndarray]:
@@ -210,13 +211,13 @@ def main() -> None:
         kernel = "white" if options.paper == "white" else Exp(8.0, distance=L2Distance())
         image = denoise_as_in_the_paper(noisy, options.noise, options.seed, kernel)
     else:
-        found = denoise(noisy, options.noise, options.seed)
-        image = found.images[-1]
+        denoised = denoise(noisy, options.noise, options.seed)
+        image = denoised.images[-1]
         print("after the dictionary and each round of groups, dB:", end=" ")
-        print(*(f"{psnr(x, truth):.2f}" for x in found.images))
+        print(*(f"{psnr(x, truth):.2f}" for x in denoised.images))
         if options.folder is not None:
             options.folder.mkdir(parents=True, exist_ok=True)
-            plot(truth, noisy, found).savefig(options.folder / "denoise.png", dpi=120)
+            plot(truth, noisy, denoised).savefig(options.folder / "denoise.png", dpi=120)
     print(f"{time.perf_counter() - begin:.1f} s")
     print(f"PSNR {psnr(image, truth):.2f}")
 

@@ -29,17 +29,17 @@ import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 
-VALUES = np.arange(3.0 * SIZE**2)  # of a block; white functions take no notice of their order
+VALUES = np.arange(3.0 * SIZE**2)  # of a block; the order does not matter to white functions
 NUM_ELEMENTS = 100
 NUM_STEPS = 45
 
 
 class Inpainted(NamedTuple):
     """
-    - **image** - what was observed, and the posterior mean of all else.
+    - **image** - the observed pixels, and the posterior mean of the others.
     - **sd** - the posterior standard deviation in a block, on average over blocks.
     - **elements** - of the dictionary, in the order of their use, shape (M, 8, 8, 3).
-    - **sizes** - how many of them each block uses.
+    - **sizes** - number of elements that each block uses.
     """
 
     image: np.ndarray
@@ -135,12 +135,12 @@ def main() -> None:
     rows, columns = (n - SIZE + 1 for n in truth.shape[:2])
     print(f"{rows * columns} blocks, {np.isnan(observed).mean():.1%} of their values are missing")
     begin = time.perf_counter()
-    found = inpaint(observed, options.seed)
+    result = inpaint(observed, options.seed)
     print(f"{time.perf_counter() - begin:.1f} s")
     if options.folder is not None:
         options.folder.mkdir(parents=True, exist_ok=True)
-        plot(truth, observed, found).savefig(options.folder / "inpaint.png", dpi=120)
-    print(f"PSNR {psnr(found.image, truth):.2f}")
+        plot(truth, observed, result).savefig(options.folder / "inpaint.png", dpi=120)
+    print(f"PSNR {psnr(result.image, truth):.2f}")
 
 
 if __name__ == "__main__":

@@ -33,16 +33,16 @@ def responses(num_tasks: int) -> np.ndarray:
 
 
 def arrays(state: Any) -> Any:
-    """What is to be stored; orbax does not take empty arrays."""
+    """Replace empty arrays, which orbax does not store, by None."""
     return jax.tree.map(lambda x: x if jnp.size(x) else None, state)
 
 
 def fit(svi: nss.CAVI, num_steps: int, folder: Path, minutes: float, *args: Any) -> Any:
-    """The state that `svi.run(random.key(0), num_steps, *args)` ends with.
+    """Return the last state of `svi.run(random.key(0), num_steps, *args)`.
 
-    Goes on from the last checkpoint; Ctrl-C stores one and returns.
+    The run continues from the last checkpoint; Ctrl-C stores one and returns.
 
-    :param folder: of the checkpoints.
+    :param folder: folder of the checkpoints.
     :param minutes: between two of them.
     """
     key = random.key(0)

@@ -118,13 +118,13 @@ class FeatureSetKernel(Kernel):
 def feature_set_kernels(digits: Digits) -> list[FeatureSetKernel]:
     """A kernel for each set, as wide as the median distance between digits."""
     ends = np.cumsum([x.shape[1] for x in digits.sets.values()])
-    found = []
+    templates = []
     for x, end in zip(digits.sets.values(), ends, strict=True):
         some = x[:: max(len(x) // 500, 1)]
         distances = np.sqrt(np.sum((some[:, None] - some) ** 2, axis=2))
         width = np.median(distances[np.triu_indices(len(some), 1)])
-        found.append(FeatureSetKernel(jnp.array(width), int(end) - x.shape[1], int(end)))
-    return found
+        templates.append(FeatureSetKernel(jnp.array(width), int(end) - x.shape[1], int(end)))
+    return templates
 
 
 def fit_mtmkl(
@@ -174,10 +174,10 @@ def independent_mkl(digits: Digits, labelled: np.ndarray, rest: np.ndarray) -> n
 
     guide = AutoDelta(model)
     result = SVI(model, guide, Minimize(), Trace_ELBO()).run(random.key(0), 1, progress_bar=False)
-    found = guide.median(result.params)
-    solved = jnp.linalg.solve(prior(found["weight"], found["noise"]), Y.T[..., None])[..., 0]
+    values = guide.median(result.params)
+    solved = jnp.linalg.solve(prior(values["weight"], values["noise"]), Y.T[..., None])[..., 0]
     K_new = jnp.stack([kernel(digits.X[rest], X) for kernel in kernels])
-    return np.asarray(jnp.einsum("qs,snk,qk->nq", found["weight"], K_new, solved))
+    return np.asarray(jnp.einsum("qs,snk,qk->nq", values["weight"], K_new, solved))
 
 
 # Baselines of scikit-learn: each chooses its settings by the labelled digits alone.
@@ -207,15 +207,15 @@ def gaussian_process(X: np.ndarray, classes: np.ndarray, X_new: np.ndarray) -> B
     kernel = ConstantKernel(10.0) * RBF(width, (0.1 * width, 10.0 * width))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found = GaussianProcessClassifier(kernel, random_state=0).fit(X, classes)
-    return Baseline(found.predict_proba(X_new), found.log_marginal_likelihood())
+        model = GaussianProcessClassifier(kernel, random_state=0).fit(X, classes)
+    return Baseline(model.predict_proba(X_new), model.log_marginal_likelihood())
 
 
 def best_single_set(method: Callable[..., Baseline]) -> Callable[..., np.ndarray]:
     def scores(digits: Digits, labelled: np.ndarray, rest: np.ndarray) -> np.ndarray:
         classes = digits.classes[labelled]
-        found = [method(x[labelled], classes, x[rest]) for x in digits.sets.values()]
-        return max(found, key=lambda baseline: baseline.merit).scores
+        baselines = [method(x[labelled], classes, x[rest]) for x in digits.sets.values()]
+        return max(baselines, key=lambda baseline: baseline.merit).scores
 
     return scores
 
@@ -260,7 +260,7 @@ def measures(classes: np.ndarray, scores: np.ndarray) -> dict[str, float]:
 
 
 def compare(digits: Digits, num_splits: int = NUM_SPLITS) -> pd.DataFrame:
-    """Means over several choices of the labelled digits, in percent, and seconds of one of them."""
+    """Means over several choices of the labelled digits, in percent, and seconds for each."""
     rows = []
     for seed in range(num_splits):
         labelled, rest = split(digits.classes, seed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ratings from the files of MovieLens, and which of them are held out."""
+"""Ratings from the files of MovieLens, divided into training and test ratings."""
 
 import csv
 import io
@@ -42,7 +42,7 @@ def read(file: Path) -> coo_array:
 
 
 def columns_of(content: bytes, separator: bytes | None) -> tuple[np.ndarray, ...]:
-    """Users, items and ratings; a ValueError if they are not those of a file of MovieLens."""
+    """Read users, items and ratings; raise ValueError if this is no file of MovieLens."""
     if separator is None:
         raise ValueError
     table = pd.read_csv(
@@ -62,7 +62,7 @@ def columns_of(content: bytes, separator: bytes | None) -> tuple[np.ndarray, ...
 
 
 def complaint(content: bytes, separator: bytes | None) -> str:
-    """Which line is the first that is no rating, and what was expected there."""
+    """Describe the first line that does not parse as a rating, and the expected format."""
     s = re.escape(separator or b"::")
     rating = re.compile(rb"\d{1,18}%b\d{1,18}%b\d{1,9}(\.\d+)?%b\d{1,18}" % (s, s, s))
     # the line that is missing is an empty one
@@ -76,10 +76,9 @@ def complaint(content: bytes, separator: bytes | None) -> str:
 
 
 def held_out(ratings: coo_array, split: str, seed: int) -> np.ndarray:
-    """Which ratings are for the test, True for ten of each user.
+    """Choose ten test ratings of each user, or half of the ratings if there are fewer than twenty.
 
-    Those of ra and rb, with the same seed, have none in common. Of a user with fewer than twenty
-    ratings it is half of them, rounded down.
+    Half is rounded down. The splits ra and rb with the same seed have no rating in common.
     """
     rows, _ = ratings.coords
     order = np.random.default_rng(seed).permutation(rows.size)

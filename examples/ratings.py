@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collaborative filtering by sparse factor analysis of what is left of ratings without biases.
+"""Collaborative filtering by sparse factor analysis of ratings less biases of users and items.
 
 Users are the rows of a table and items its columns, few of whose entries are known. Each item is a
 sparse mixture of M factors, which are white functions of the users.
@@ -48,18 +48,18 @@ class Completed(NamedTuple):
 
 
 def biases(ratings: coo_array, num_rounds: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """What users add to what items add, the mean of all ratings included.
+    """Estimate additive effects of users, with the overall mean, and of items.
 
-    Means of what the other leaves, in turn, each shrunk to 0.
+    Each is the mean residual without the other, shrunk to 0, in turn.
     """
     (rows, columns), (N, Q) = ratings.coords, ratings.shape
     mean = ratings.data.mean(dtype=float)
-    left = ratings.data - mean
+    residual = ratings.data - mean
     user, item = np.zeros(N), np.zeros(Q)
     for _ in range(num_rounds):
-        of_item = np.bincount(columns, left - user[rows], Q)
+        of_item = np.bincount(columns, residual - user[rows], Q)
         item = of_item / (np.bincount(columns, minlength=Q) + SHRINKAGE)
-        of_user = np.bincount(rows, left - item[columns], N)
+        of_user = np.bincount(rows, residual - item[columns], N)
         user = of_user / (np.bincount(rows, minlength=N) + SHRINKAGE)
     return mean + user, item
 
@@ -67,11 +67,11 @@ def biases(ratings: coo_array, num_rounds: int = 10) -> tuple[np.ndarray, np.nda
 def complete(
     ratings: coo_array, entries: tuple[np.ndarray, ...], num_factors: int, num_steps: int
 ) -> Completed:
-    """Learn biases and factors of the ratings, and say what they are at other entries."""
+    """Learn biases and factors of the ratings, and predict other entries."""
     user, item = biases(ratings)
     rows, columns = ratings.coords
-    left = ratings.data - user[rows] - item[columns]
-    Y = coo_array((left, ratings.coords), shape=ratings.shape)
+    residual = ratings.data - user[rows] - item[columns]
+    Y = coo_array((residual, ratings.coords), shape=ratings.shape)
     # Items have too few ratings for a noise each, and factors differ in how many items use them:
     # on six generated sets the error is 0.610 on average, 0.614 with `factor_analysis`, whose
     # intervals hold fewer ratings, and 0.620 with one inclusion probability for all factors.
@@ -102,7 +102,7 @@ def complete(
 
 
 def generated(seed: int, N: int = 400, Q: int = 300) -> tuple[coo_array, np.ndarray]:
-    """Ratings in half stars, an eighth of all, and what they would be without noise."""
+    """Generate an eighth of all ratings, in half stars, and the whole table without noise."""
     rng = np.random.default_rng(seed)
     rows, columns = np.nonzero(rng.uniform(size=(N, Q)) < 0.125)
     loadings = 0.7 * rng.normal(size=(Q, 3)) * (rng.uniform(size=(Q, 3)) < 0.4)
@@ -140,21 +140,21 @@ def main() -> None:
     test = held_out(ratings, options.split, options.seed)
     if not test.any():
         parser.error("--ratings: no user has two ratings, so none can be held out")
-    known, truth = part(ratings, ~test), part(ratings, test)
+    training, truth = part(ratings, ~test), part(ratings, test)
     N, Q = ratings.shape
     print(f"{N} users, {Q} items, {test.size} ratings, {truth.data.size} of them held out")
     if planted is not None:
         print(f"noise floor: RMSE {rmse(planted[test], truth.data):.3f}")
-    found = complete(known, truth.coords, options.factors, options.steps)
-    stars = known.data.min(), known.data.max()
-    print(f"biases alone: RMSE {rmse(np.clip(found.of_biases, *stars), truth.data):.3f}")
-    used = found.included.any(axis=0)
-    share = found.included[:, used].mean() if used.any() else 0.0
+    completed = complete(training, truth.coords, options.factors, options.steps)
+    stars = training.data.min(), training.data.max()
+    print(f"biases alone: RMSE {rmse(np.clip(completed.of_biases, *stars), truth.data):.3f}")
+    used = completed.included.any(axis=0)
+    share = completed.included[:, used].mean() if used.any() else 0.0
     print(f"{used.sum()} of {used.size} factors in use, {share:.0%} of their loadings included")
-    inside = abs(truth.data - found.mean) < norm.ppf(0.95) * found.sd
+    inside = abs(truth.data - completed.mean) < norm.ppf(0.95) * completed.sd
     print(f"{inside.mean():.1%} of the ratings held out are in 90% intervals")
-    print(f"{found.seconds:.2g} s a sweep")
-    print(f"RMSE {rmse(np.clip(found.mean, *stars), truth.data):.3f}")
+    print(f"{completed.seconds:.2g} s a sweep")
+    print(f"RMSE {rmse(np.clip(completed.mean, *stars), truth.data):.3f}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 
 Ten tasks are mixtures of the same four functions, two are nothing but noise, and each lacks 41
 adjacent points. The multi-task multiple-kernel model (MTMKL) learns which task uses which function;
-independent Gaussian processes know nothing of the other tasks.
+independent Gaussian processes treat each task by itself.
 
     python examples/toy_multioutput.py [FOLDER FOR THE PICTURES] [--data-sets NUMBER]
 """
@@ -48,7 +48,7 @@ class Prediction(NamedTuple):
 
     - **mean**, **variance** - of shape (N, Q).
     - **noise** - standard deviations, shape (Q,).
-    - **seconds** - what the fit took, with compilation.
+    - **seconds** - time of the fit, with compilation.
     """
 
     mean: np.ndarray
@@ -71,14 +71,14 @@ def task_names(toy: MultiOutput) -> list[int]:
 
 
 def training_data(toy: MultiOutput) -> np.ndarray:
-    """What the methods see: NaN where responses are missing."""
+    """Replace held-out responses by NaN."""
     return np.where(toy.observed, toy.Y, np.nan)
 
 
 def mtmkl(shared_inclusion: bool = True) -> Callable[..., Any]:
     """The multi-task model, with one inclusion probability for all functions or one for each."""
-    every = [kernels.ExpSquared(1.0)] * NUM_FUNCTIONS
-    return nss.models.mtmkl(every, shared_inclusion=shared_inclusion)
+    templates = [kernels.ExpSquared(1.0)] * NUM_FUNCTIONS
+    return nss.models.mtmkl(templates, shared_inclusion=shared_inclusion)
 
 
 def fit_mtmkl(
@@ -119,8 +119,8 @@ def condition(theta: Any, x: Any, y: Any, x_new: Any) -> tuple[Any, Any]:
 def fit_independent(toy: MultiOutput) -> Prediction:
     """A Gaussian process for each task, its parameters by maximum marginal likelihood."""
     begin = time.perf_counter()
-    seen = np.stack([np.flatnonzero(column) for column in toy.observed.T])
-    x, y = toy.X[seen], np.take_along_axis(toy.Y.T, seen, axis=1)
+    places = np.stack([np.flatnonzero(column) for column in toy.observed.T])
+    x, y = toy.X[places], np.take_along_axis(toy.Y.T, places, axis=1)
     thetas = []
     for task in zip(x, y, strict=True):
         ends = [
@@ -142,7 +142,7 @@ def fit_independent(toy: MultiOutput) -> Prediction:
 
 
 def truth(toy: MultiOutput) -> Prediction:
-    """What nobody can predict better: the functions and the noise that made the data."""
+    """Return the best possible prediction: the functions and the noise that made the data."""
     noise = np.array([NOISE_ONLY.get(q, 0.2) for q in range(toy.Y.shape[1])])
     return Prediction(toy.f, np.broadcast_to(noise**2, toy.Y.shape), noise, np.nan)
 
@@ -150,8 +150,8 @@ def truth(toy: MultiOutput) -> Prediction:
 def table_2(toy: MultiOutput, predictions: dict[str, Prediction]) -> pd.DataFrame:
     """Sums of squared errors over the held-out points of each task, the paper's above ours."""
     rows = {name: np.array(errors) for name, errors in PAPER.items()}
-    for name, found in predictions.items():
-        rows[name] = np.sum(~toy.observed * (toy.Y - found.mean) ** 2, axis=0)
+    for name, prediction in predictions.items():
+        rows[name] = np.sum(~toy.observed * (toy.Y - prediction.mean) ** 2, axis=0)
     table = pd.DataFrame.from_dict(rows, orient="index", columns=task_names(toy))
     table["mean of related"] = table.loc[:, toy.related].mean(axis=1)
     return table
@@ -160,14 +160,14 @@ def table_2(toy: MultiOutput, predictions: dict[str, Prediction]) -> pd.DataFram
 def calibration(toy: MultiOutput, predictions: dict[str, Prediction]) -> pd.DataFrame:
     """Share of the held-out points in their 90% intervals, and the noise that was learned."""
     rows = {}
-    for name, found in predictions.items():
-        inside = np.abs(toy.Y - found.mean) < 1.645 * np.sqrt(found.variance)
+    for name, prediction in predictions.items():
+        inside = np.abs(toy.Y - prediction.mean) < 1.645 * np.sqrt(prediction.variance)
         rows[name] = {
             "in 90% intervals": inside[~toy.observed].mean(),
-            "noise of task 7": found.noise[6],
-            "noise of task 3": found.noise[2],
-            "noise of the others": found.noise[toy.related].mean(),
-            "seconds": found.seconds,
+            "noise of task 7": prediction.noise[6],
+            "noise of task 3": prediction.noise[2],
+            "noise of the others": prediction.noise[toy.related].mean(),
+            "seconds": prediction.seconds,
         }
     return pd.DataFrame.from_dict(rows, orient="index")
 
@@ -198,7 +198,7 @@ def draws(toy: MultiOutput, fit: Fit) -> xr.DataTree:
 def plot_predictions(toy: MultiOutput, predictions: dict[str, Prediction]) -> Any:
     """Figure 1, with intervals."""
     return nss.plot_fit(
-        {name: (found.mean, found.variance) for name, found in predictions.items()},
+        {name: (prediction.mean, prediction.variance) for name, prediction in predictions.items()},
         toy.X,
         pd.DataFrame(toy.Y, columns=task_names(toy)),
         toy.observed,
@@ -235,14 +235,14 @@ def save_pictures(
 
 
 def other_data_sets(seeds: Iterable[int]) -> pd.DataFrame:
-    """The mean held-out errors of the related tasks, and what else was found, on other data."""
+    """Compare mean held-out errors of the related tasks and other results on other data."""
     rows = {}
     for seed in seeds:
         toy = toy_multioutput(seed)
         fit = fit_mtmkl(toy, seed)
-        found = {"independent GPs": fit_independent(toy), "MTMKL": fit.prediction}
-        errors = table_2(toy, found | {"the truth": truth(toy)})["mean of related"]
-        rows[seed] = {name: errors[name] for name in (*found, "the truth")} | {
+        predictions = {"independent GPs": fit_independent(toy), "MTMKL": fit.prediction}
+        errors = table_2(toy, predictions | {"the truth": truth(toy)})["mean of related"]
+        rows[seed] = {name: errors[name] for name in (*predictions, "the truth")} | {
             "functions in use": num_active(toy, fit),
             "noise of task 7": fit.prediction.noise[6],
             "noise of task 3": fit.prediction.noise[2],

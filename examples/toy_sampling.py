@@ -4,7 +4,7 @@
 The variational fit of the twelve tasks is fast, but it neglects how weights and functions depend on
 each other. Here the same model is sampled: held-out errors, calibrated intervals, and how sure one
 can be of the number of functions and of who uses which. Each function has an inclusion probability
-of its own, so that chains leave those alone that are not needed.
+of its own, so that unnecessary functions stay out.
 
     python examples/toy_sampling.py [FOLDER FOR THE PICTURES] [--data-sets NUMBER]
 """
@@ -38,7 +38,7 @@ NUM_DRAWS = 1000
 
 
 class Chains(NamedTuple):
-    """Draws, labelled, and what they took in seconds, with compilation."""
+    """Labelled draws, and the seconds that they took, with compilation."""
 
     tree: xr.DataTree
     seconds: float
@@ -82,7 +82,7 @@ def predictions(toy: MultiOutput, chains: Chains) -> example.Prediction:
 
 
 def held_out_ranks(toy: MultiOutput, found: example.Prediction | Chains) -> np.ndarray:
-    """Probability that a prediction gives to less than what was held out; uniform if calibrated."""
+    """Compute predictive probabilities below each held-out response; uniform if calibrated."""
     if isinstance(found, example.Prediction):
         ranks = ndtr((toy.Y - found.mean) / np.sqrt(found.variance))
     else:
@@ -106,8 +106,8 @@ def calibration(ranks: dict[str, np.ndarray]) -> pd.DataFrame:
 def convergence(chains: Chains) -> pd.DataFrame:
     """Worst R-hat and effective sample size of what no permutation of the functions changes."""
     names = ["f", "noise", "slab_scale", "num_active"]
-    found = nss.invariants(chains.tree)["posterior"].to_dataset()[names]
-    r_hat, ess = arviz_stats.rhat(found), arviz_stats.ess(found)
+    variables = nss.invariants(chains.tree)["posterior"].to_dataset()[names]
+    r_hat, ess = arviz_stats.rhat(variables), arviz_stats.ess(variables)
     rows = {
         name: {"R-hat": float(r_hat[name].max()), "ESS": float(ess[name].min())} for name in names
     }
@@ -140,7 +140,7 @@ def plot_calibration(ranks: dict[str, np.ndarray]) -> plt.Figure:
 
 
 def plot_traces(tree: xr.DataTree) -> Any:
-    """Traces through which those of other chains can be seen."""
+    """Plot transparent traces of all chains."""
     visuals = {"trace": {"alpha": 0.5, "width": 0.7}}
     picture = arviz_plots.plot_trace(tree, backend="matplotlib", visuals=visuals)
     picture.add_legend("chain")
@@ -166,14 +166,14 @@ def compare(toy: MultiOutput, seed: int = 0) -> tuple[Chains, example.Fit, dict,
     """The chains, the fit, and predictions and ranks of all methods."""
     chains = sample(toy, seed)
     fit = example.fit_mtmkl(toy, seed, shared_inclusion=False)
-    found = {
+    predicted = {
         "independent GPs": example.fit_independent(toy),
         "PMF": fit.prediction,
         "Gibbs": predictions(toy, chains),
     }
-    ranks = {name: held_out_ranks(toy, each) for name, each in found.items()}
+    ranks = {name: held_out_ranks(toy, each) for name, each in predicted.items()}
     ranks["Gibbs"] = held_out_ranks(toy, chains)
-    return chains, fit, found, ranks
+    return chains, fit, predicted, ranks
 
 
 def main(folder: Path | None, data_sets: int) -> None:
@@ -182,17 +182,17 @@ def main(folder: Path | None, data_sets: int) -> None:
     pd.set_option("display.width", 200, "display.max_columns", 20)
     for seed in range(data_sets):
         toy = toy_multioutput(seed)
-        chains, fit, found, ranks = compare(toy, seed)
-        table = example.table_2(toy, found | {"the truth": example.truth(toy)})
+        chains, fit, predicted, ranks = compare(toy, seed)
+        table = example.table_2(toy, predicted | {"the truth": example.truth(toy)})
         print(f"\nData set {seed}: sums of squared errors over the held-out points\n")
         print(table.iloc[2:].round(2).to_string())
         print("\n" + calibration(ranks).round(3).to_string())
         print("\n" + convergence(chains).round(3).to_string())
         print("\n" + active_functions(chains).round(3).to_frame().T.to_string())
-        seconds = {name: round(each.seconds, 1) for name, each in found.items()}
+        seconds = {name: round(each.seconds, 1) for name, each in predicted.items()}
         print(f"\nseconds, with compilation: {seconds}", flush=True)
         if seed == 0 and folder is not None:
-            save_pictures(folder, toy, chains, fit, found, ranks)
+            save_pictures(folder, toy, chains, fit, predicted, ranks)
 
 
 def save_pictures(
