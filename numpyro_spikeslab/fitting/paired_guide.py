@@ -51,12 +51,7 @@ class PairedGuide(SpikeSlabGuide):
     - ``w_{prefix}_loc``, mean ``mu`` of the slab given inclusion;
     - ``w_{prefix}_scale``, its standard deviation given inclusion.
 
-    Given exclusion the slab has its prior, as in the true posterior. Weights that share a spike
-    (``groups`` of :func:`~numpyro_spikeslab.spike_slab`) have one joint factor for each group:
-    ``probs`` has the same value for all members, and in place of the scale there is
-    ``w_{prefix}_scale_tril``, shape (P, K), for each weight its row of the Cholesky factor of its
-    group's covariance, filled up with zeros; K is the size of the largest group, rounded up to a
-    power of two. The functions of
+    Given exclusion the slab has its prior, as in the true posterior. The functions of
     ``latent_functions("phi", ...)`` are Gaussian, independent of each other: their prior times
     ``exp(linear * phi - precision * phi**2 / 2)`` at each input, with the parameters
     ``phi_{prefix}_precision`` and ``phi_{prefix}_linear``, each of shape (M, N). The optimum is of
@@ -75,15 +70,17 @@ class PairedGuide(SpikeSlabGuide):
 
     A guide keeps no data: what it says follows from parameters and the model's arguments alone.
 
-    **Blocks.** Of correlated columns, independent pairs settle on one and are too sure of it. A
-    block gives its b weights one joint factor, a mixture over their ``2^b`` patterns of inclusion
-    of Gaussians of their slabs, which is the exact conditional given all else. Of S weights without
-    a block the parameters above have the shape (S,), in order; K blocks of b weights each get
+    **Blocks and groups.** Independent pairs pick one of several correlated columns and are too sure
+    of it. A block gives its b weights one joint factor: a mixture over their ``S = 2^b`` inclusion
+    patterns of Gaussians of their slabs, which is the exact conditional given all else. Weights
+    that share a spike (``groups`` of :func:`~numpyro_spikeslab.spike_slab`) are a set with two
+    patterns, none and all; such sets are padded to the next power of two. The parameters above have
+    the shape (K,) for the K weights outside of all sets, in order; G sets of b weights each get
 
-    - ``w_{prefix}_patterns_{b}``, the probability of each pattern, shape (K, 2^b), in the order of
+    - ``w_{prefix}_patterns_{b}``, the probability of each pattern, shape (G, S), in the order of
       binary numbers: none first, the last weight alone second, all last;
-    - ``w_{prefix}_precision_tril_{b}``, shape (K, b, b), the Cholesky factor ``L`` of a precision,
-      and ``w_{prefix}_linear_{b}``, shape (K, b), a linear term ``L c`` by its ``c``: the slabs
+    - ``w_{prefix}_precision_tril_{b}``, shape (G, b, b), the Cholesky factor ``L`` of a precision,
+      and ``w_{prefix}_linear_{b}``, shape (G, b), a linear term ``L c`` by its ``c``: the slabs
       that a pattern includes are Gaussian, with the precision and linear term restricted to them.
 
     :param model: a model with at least one :func:`~numpyro_spikeslab.spike_slab`.
@@ -101,7 +98,6 @@ class PairedGuide(SpikeSlabGuide):
     :raises ValueError: when first called, if the model has no pairs, a broken pair, or other
         discrete latent sites; if blocks overlap, are empty or too large, have weights that are not
         there, or the weights multiply no columns of one design.
-    :raises TypeError: if blocks are not sets of integers.
 
     **Example**
 
