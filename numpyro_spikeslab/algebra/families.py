@@ -63,7 +63,7 @@ class PairedMeanField(NamedTuple):
 
     @property
     def variance(self) -> Float[Array, "*P"]:
-        """``<w^2> - <w>^2``, as a sum of terms that are not negative."""
+        """``<w^2> - <w>^2``, as a sum of squares."""
         return self.probs * (self.scale**2 + (1 - self.probs) * self.loc**2)
 
     def sweep(
@@ -95,7 +95,7 @@ class PairedMeanField(NamedTuple):
         return spike_divergence(self.probs, prior) + jnp.sum(self.probs * slab)
 
     def random_start(self, key: Array, scale: Float[Array, "*P"]) -> "PairedMeanField":
-        """Another start: ``gamma`` uniform, ``mu`` from the slab's prior of this scale."""
+        """Draw another start: ``gamma`` uniform, ``mu`` from the slab's prior of this scale."""
         key_probs, key_loc = random.split(key)
         return self._replace(
             probs=random.uniform(key_probs, scale.shape, scale.dtype),
@@ -130,14 +130,11 @@ class PatternMeanField:
         return cls(partition, singles, tuple(stacks), tuple(moments))
 
     @property
-    def _inclusion(self) -> list[Float[Array, "G b"]]:
-        layouts = self.partition.stacks.values()
-        return [x.patterns @ one.patterns for x, one in zip(self.stacks, layouts, strict=True)]
-
-    @property
     def probs(self) -> Float[Array, " P"]:
         """Marginal inclusion probabilities ``gamma``."""
-        return self.partition.flat(self.singles.probs, self._inclusion)
+        layouts = self.partition.stacks.values()
+        probs = [x.patterns @ one.patterns for x, one in zip(self.stacks, layouts, strict=True)]
+        return self.partition.flat(self.singles.probs, probs)
 
     @property
     def loc(self) -> Float[Array, " P"]:
@@ -210,35 +207,39 @@ class PatternMeanField:
 
     def divergence(self, prior: Prior) -> Float[Array, ""]:
         """``KL(q(w_tilde, s) || p)``."""
-        (single_odds, log_odds) = self.partition.cut(prior.log_odds)
-        (single_variance, variances) = self.partition.cut(prior.variance, fill=1.0)
+        single_odds, log_odds = self.partition.cut(prior.log_odds)
+        single_variance, variances = self.partition.cut(prior.variance, fill=1.0)
         total = self.singles.divergence(Prior(single_odds, single_variance))
-        layouts = self.partition.stacks.values()
-        factors = zip(self.stacks, self.moments, self._inclusion, strict=True)
-        priors = zip(layouts, log_odds, variances, strict=True)
-        for (stack, moments, probs), (layout, odds, variance) in zip(factors, priors, strict=True):
-            q = stack.patterns
-            total += jnp.sum(xlogy(q, q) - q * log_prior(layout.patterns, odds))
+        for (_, patterns), factors, moments, odds, variance in zip(
+            self.partition.stacks.values(),
+            self.stacks,
+            self.moments,
+            log_odds,
+            variances,
+            strict=True,
+        ):
+            q = factors.patterns
+            total += jnp.sum(xlogy(q, q) - q * log_prior(patterns, odds))
             second_moment = (moments.loc**2 + moments.scale**2) / variance
-            slabs = jnp.sum(probs * (second_moment - 1.0 + jnp.log(variance)), axis=1)
-            total += 0.5 * jnp.sum(slabs + moments.log_det)
+            slabs = (q @ patterns) * (second_moment - 1.0 + jnp.log(variance))
+            total += 0.5 * (jnp.sum(slabs) + jnp.sum(moments.log_det))
         return total
 
     def random_start(self, key: Array, scale: Float[Array, " P"]) -> "PatternMeanField":
-        """Another start, as :meth:`PairedMeanField.random_start`: independent spikes."""
+        """Draw another start, as :meth:`PairedMeanField.random_start`: independent spikes."""
         key_probs, key_loc, key_singles = random.split(key, 3)
         single_scale, scales = self.partition.cut(scale, fill=1.0)
         _, logits = self.partition.cut(random.logistic(key_probs, scale.shape, scale.dtype))
         _, locs = self.partition.cut(random.normal(key_loc, scale.shape, scale.dtype))
         stacks = []
-        for layout, logit, loc, own in zip(
-            self.partition.stacks.values(), logits, locs, scales, strict=True
+        for (_, patterns), log_odds, *slabs in zip(
+            self.partition.stacks.values(), logits, scales, locs, strict=True
         ):
-            if len(layout.patterns) == 2:
+            if len(patterns) == 2:
                 # the first weight has the log odds of the spike
-                logit = logit.at[:, 1:].set(0)
-            patterns = jnp.exp(log_prior(layout.patterns, logit))
-            stacks.append(SetFactors(patterns, *prior_slabs(own, loc)))
+                log_odds = log_odds.at[:, 1:].set(0)
+            probs = jnp.exp(log_prior(patterns, log_odds))
+            stacks.append(SetFactors(probs, *prior_slabs(*slabs)))
         singles = self.singles.random_start(key_singles, single_scale)
         return PatternMeanField.of(self.partition, singles, stacks)
 
@@ -320,7 +321,7 @@ class MeanField(NamedTuple):
         return spike_divergence(self.probs, prior) + jnp.sum(slab)
 
     def random_start(self, key: Array, scale: Float[Array, " P"]) -> "MeanField":
-        """Another start, as :meth:`PairedMeanField.random_start`."""
+        """Draw another start, as :meth:`PairedMeanField.random_start`."""
         pairs = PairedMeanField(self.probs, self.loc, scale).random_start(key, scale)
         return self._replace(probs=pairs.probs, loc=pairs.loc)
 

@@ -94,7 +94,7 @@ class Partition:
                 for x in self.groups
                 if _power_of_two(len(x)) == size
             ]
-            all_or_none = np.repeat(np.float32([[0], [1]]), size, axis=1)
+            all_or_none = np.repeat(np.array([[0], [1]], np.float32), size, axis=1)
             stacks[all_or_none.shape] = Stack(np.array(padded, np.int32), all_or_none)
         return stacks
 

@@ -54,9 +54,9 @@ def sweep(
             is_single, weight, noise = at
             return jnp.where(is_single, update.put(conditional, noise), weight)
 
-        noise = is_single, weights, update.noise
+        at = is_single, weights, update.noise
         residual, conditional = pairs.sweep(
-            design, residual, weights, precision, prior, put, noise=noise
+            design, residual, weights, precision, prior, put, noise=at
         )
         conditional = Conditional(*(x[singles] for x in conditional))
     # cutting off the rows that pad the last block would copy the design

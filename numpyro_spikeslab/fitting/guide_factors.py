@@ -26,12 +26,11 @@ Marginals = list[tuple[Any, SlabMixtures]]
 
 
 class GuideFactors(Protocol):
-    """The parameters, draws and marginals of a variational family in a guide.
+    """The parameters, draws and marginals of a variational family in a guide."""
 
-    - **blocks** - the blocks of each site; `None` without blocks.
-    """
-
-    blocks: dict[str, list[list[int]]] | None
+    @property
+    def blocks(self) -> dict[str, list[list[int]]] | None:
+        """The blocks of each site; `None` without blocks."""
 
     def names(self, name: str) -> list[str]:
         """Return the names of the parameters of the pairs of a site, that of ``probs`` first."""
@@ -71,7 +70,7 @@ class PairFactors:
     :param prefix: part of the parameters' names.
     """
 
-    blocks = None
+    blocks: dict[str, list[list[int]]] | None = None
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -106,14 +105,14 @@ class PairFactors:
         parts = (jnp.ravel(params[name]) for name in self.names(pair.name))
         return [(slice(None), single(*parts))]
 
-    def pack(self, form: Form, params: dict[str, Any]) -> PairedMeanField:
+    def pack(self, form: Form, params: dict[str, Any]) -> Any:
         if form.kind == COLUMNS:
             return PairedMeanField(*(form.join(params, name) for name in self.names("{}")))
         # tasks may have millions of weights, so these are not copied
         (pair,) = form.pairs
         return PairedMeanField(*(params[x].reshape(form.shape) for x in self.names(pair.name)))
 
-    def unpack(self, pairs: Sequence[Pair], family: PairedMeanField) -> dict[str, Any]:
+    def unpack(self, pairs: Sequence[Pair], family: Any) -> dict[str, Any]:
         params: dict[str, Any] = {}
         ends = np.cumsum([pair.size for pair in pairs])[:-1]
         parts = zip(*(jnp.split(jnp.ravel(x), ends) for x in family), strict=True)
@@ -149,7 +148,7 @@ def moments(marginals: Marginals, shape: tuple[int, ...]) -> list[Float[Array, "
 def declared(start: Start) -> list[Any]:
     """Declare the parameters of a guide, with these start values.
 
-    :raises ValueError: if parameters that are given are those of other weights.
+    :raises ValueError: if given parameters have other shapes.
     """
     values = []
     for name, (value, constraint) in start.items():

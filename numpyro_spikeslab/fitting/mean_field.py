@@ -116,8 +116,8 @@ class MeanFieldFactors(PairFactors):
         probs, loc, scale_tril = (params[name] for name in self.names(pair.name))
         return MeanField(jnp.ravel(probs), loc, scale_tril)
 
-    def unpack(self, pairs: Sequence[Pair], factors: MeanField) -> dict[str, Any]:
+    def unpack(self, pairs: Sequence[Pair], family: MeanField) -> dict[str, Any]:
         (pair,) = pairs
-        probs, loc, scale_tril = factors
+        probs, loc, scale_tril = family
         values = (probs.reshape(pair.shape), loc, scale_tril)
         return dict(zip(self.names(pair.name), values, strict=True))

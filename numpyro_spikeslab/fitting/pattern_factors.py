@@ -65,7 +65,8 @@ class PatternFactors:
         partition = self.partitions[pair.name]
         params = dict(zip(start, declared(start), strict=True))
         single_scale, scales = partition.cut(jnp.ravel(prior_scale), fill=1.0)
-        draws, density = [self._sample_singles(pair, params, single_scale)], 0.0
+        draws = [self._sample_singles(pair, params, single_scale)]
+        density = jnp.zeros(())
         for (stack, factors), scale in zip(self._stacks(pair, params), scales, strict=True):
             b = stack.members.shape[1]
             # in single precision a sum of hundreds of probabilities differs from 1 by over 1e-6
@@ -103,7 +104,7 @@ class PatternFactors:
         return f"_{pair.name}_{self.prefix}_{part}"
 
     def auxiliary_values(self, pairs: Sequence[Pair], draws: dict[str, Any]) -> dict[str, Any]:
-        values = {}
+        values: dict[str, Any] = {}
         for pair in pairs:
             partition = self.partitions[pair.name]
             slab, spike = draws[pair.slab], pair.of_weights(draws[pair.spike])
