@@ -38,10 +38,14 @@ def partitions_of(
     :param trace: of the model at these arguments.
     :raises ValueError: if the blocks do not fit the model.
     """
+    reading = None
+    if blocks is not None and observed_sites(trace):
+        reading = Reader(model, "PairedGuide")(*arguments)
+        check_columns(reading.form)
     if blocks is None:
         sets: dict[str, Sets] = {}
     elif isinstance(blocks, str) and blocks == AUTO:
-        sets = found_blocks(model, trace, arguments)
+        sets = found_blocks(reading)
     else:
         sets = checked_blocks(blocks, pairs)
     partitions = {}
@@ -106,16 +110,12 @@ def check_columns(form: Form) -> None:
         )
 
 
-def found_blocks(
-    model: Callable, trace: dict[str, Any], arguments: tuple[tuple, dict[str, Any]]
-) -> dict[str, Sets]:
+def found_blocks(reading: Reading | None) -> dict[str, Sets]:
     """Return clusters of correlated columns of each site.
 
+    :param reading: of the model, `None` without observations.
     :raises ValueError: if the columns are not known.
     """
-    reading = Reader(model, "PairedGuide")(*arguments) if observed_sites(trace) else None
-    if reading is not None:
-        check_columns(reading.form)
     if (
         reading is None
         or not are_concrete(reading.problem.constants)

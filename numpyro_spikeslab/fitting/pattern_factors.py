@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_spikeslab.algebra.families import PairedMeanField, PatternMeanField
-from numpyro_spikeslab.algebra.partition import Partition, joined
+from numpyro_spikeslab.algebra.partition import Partition, Stack, joined
 from numpyro_spikeslab.algebra.patterns import SetFactors, prior_slabs, slabs_given, stack_mixtures
 from numpyro_spikeslab.algebra.quantiles import single
 from numpyro_spikeslab.fitting.blocks import check_columns
@@ -125,23 +125,26 @@ class PatternFactors:
             marginals.append((stack.members.ravel(), stack_mixtures(factors, stack.patterns)))
         return marginals
 
-    def _stacks(self, pair: Pair, params: dict[str, Any]) -> Iterator[tuple[Any, SetFactors]]:
+    def _stacks(self, pair: Pair, params: dict[str, Any]) -> Iterator[tuple[Stack, SetFactors]]:
         for (_, b), stack in self.partitions[pair.name].stacks.items():
-            yield stack, SetFactors(*(params[key] for key in self.names(pair.name, b)))
+            patterns, linear, tril = (params[key] for key in self.names(pair.name, b))
+            # gradients may have moved the padding
+            is_real = stack.members < pair.size
+            linear = jnp.where(is_real, linear, 0)
+            tril = jnp.where(is_real[:, :, None] & is_real[:, None], tril, jnp.eye(b))
+            yield stack, SetFactors(patterns, linear, tril)
 
     def pack(self, form: Form, params: dict[str, Any]) -> PatternMeanField:
         check_columns(form)
         partition = joined(tuple(self.partitions[pair.name] for pair in form.pairs))
         singles = (form.join(params, name) for name in self.names("{}"))
-        stacks = [
-            [
-                SetFactors(*(params[name] for name in self.names(pair.name, key[1])))
-                for pair in form.pairs
-                if key in self.partitions[pair.name].stacks
-            ]
-            for key in partition.stacks
+        stacks: dict[Any, list[SetFactors]] = {key: [] for key in partition.stacks}
+        for pair in form.pairs:
+            for stack, factors in self._stacks(pair, params):
+                stacks[stack.patterns.shape].append(factors)
+        joint = [
+            SetFactors(*map(jnp.concatenate, zip(*parts, strict=True))) for parts in stacks.values()
         ]
-        joint = [SetFactors(*map(jnp.concatenate, zip(*x, strict=True))) for x in stacks]
         return PatternMeanField.of(partition, PairedMeanField(*singles), joint)
 
     def unpack(self, pairs: Sequence[Pair], family: PatternMeanField) -> dict[str, Any]:
@@ -157,4 +160,6 @@ class PatternFactors:
                 for name, x in zip(self.names(pair.name, key[1]), joint[key], strict=True):
                     params[name] = x[used[key] : used[key] + count]
                 used[key] += count
+            if not partition.stacks:
+                params |= {name: params[name].reshape(pair.shape) for name in self.names(pair.name)}
         return params

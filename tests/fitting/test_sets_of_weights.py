@@ -210,7 +210,13 @@ def test_stock_svi_climbs_to_the_bound_of_cavi(x64):
     svi = SVI(of_one, guide, Adam(0.1), TraceGraph_ELBO(num_particles=10))
     found = svi.run(KEY, 400, *DATA, progress_bar=False)
     assert found.params["w_auto_linear_8"].shape == (1, 8)
-    np.testing.assert_array_equal(found.params["w_auto_linear_8"][0, 6:], 0)
+    # whatever the parameters of the padding, also in the bound
+    moved = found.params | {"w_auto_linear_8": found.params["w_auto_linear_8"].at[:, 6:].set(3.0)}
+    bounds = []
+    for params in (found.params, moved):
+        cavi = nss.CAVI(of_one, guide)
+        bounds.append(cavi.evaluate(cavi.init(KEY, *DATA, init_params=params), *DATA))
+    assert bounds[0] == bounds[1]
     np.testing.assert_allclose(np.mean(found.losses[-100:]), result.losses[-1], atol=0.3)
 
 
@@ -280,16 +286,20 @@ def test_states_know_their_sets(x64):
                 use(result.state, *DATA)
 
 
-def test_parameters_come_back_from_the_family(x64):
-    guide = nss.PairedGuide(two_sites, blocks={"a": [[3, 0]]})
+@pytest.mark.parametrize("blocks", [{"a": [[3, 0]]}, None], ids=str)
+def test_parameters_come_back_from_the_family(x64, blocks):
+    guide = nss.PairedGuide(two_sites, blocks=blocks)
     guide.set_up(DATA, {})
     form = Reader(two_sites, "test")(DATA, {}).form
     rng = np.random.default_rng(0)
     params = {k: jnp.asarray(rng.uniform(0.5, 1.0, x.shape)) for k, (x, _) in guide.start().items()}
     params = {k: jnp.tril(x) if "tril" in k else x for k, x in params.items()}
-    # blocks and groups of equal sizes
-    assert params["a_auto_patterns_2"].shape == (1, 4)
+    # blocks and groups of equal sizes; without sets parameters have the shape of the weights
     assert params["b_auto_patterns_2"].shape == (1, 2)
+    if blocks is None:
+        assert params["a_auto_probs"].shape == (2, 2)
+    else:
+        assert params["a_auto_patterns_2"].shape == (1, 4)
     back = guide.factors.unpack(form.pairs, guide.factors.pack(form, params))
     assert back.keys() == params.keys()
     jax.tree.map(np.testing.assert_array_equal, back, params)
