@@ -113,7 +113,7 @@ def test_digits_are_told_apart(monkeypatch):
     assert labelled.size == 60 and not set(labelled) & set(rest)
     found = example.measures(digits.classes[rest], example.mtmkl(digits, labelled, rest))
     assert found["accuracy"] > 0.93 and found["AUC"] > 0.98
-    # what knows nothing
+    # uninformative scores
     random_scores = np.random.default_rng(0).normal(size=(rest.size, 3))
     assert example.measures(digits.classes[rest], random_scores)["BEP"] < 0.45
 
@@ -146,7 +146,7 @@ def test_blocks_make_their_image(denoise):
     assert blocks.shape == (64, 4 * 2)
     np.testing.assert_array_equal(blocks[:, 3].reshape(8, 8), image[1:9, 1:9])
     np.testing.assert_allclose(denoise.image_of(blocks, np.ones(8), image.shape), image)
-    # the pixel in the corner is in one block, its neighbour in two, of which one counts thrice
+    # the pixel in the corner is in one block, its neighbour in two with weights 1 and 3
     other = denoise.image_of(blocks + np.arange(8), np.array([1, 3] * 4), image.shape) - image
     np.testing.assert_allclose(other[0, :2], [0.0, 0.75])
 
@@ -161,7 +161,7 @@ def test_blocks_in_colour_make_their_image(denoise):
 
 @pytest.mark.exhaustive
 def test_an_image_is_completed(monkeypatch):
-    """In single precision, as users do; a start that is dense or copies what is seen fails."""
+    """In single precision; a dense start, or one that copies the observed pixels, fails."""
     pytest.importorskip("sklearn", reason="scikit-learn is needed by this example only")
     jax.config.update("jax_enable_x64", False)
     inpaint = imported("inpaint", monkeypatch)
@@ -173,7 +173,7 @@ def test_an_image_is_completed(monkeypatch):
     guess = np.where(missing, np.nanmean(observed, axis=(0, 1)), observed)
     assert inpaint.psnr(found.image, truth) > inpaint.psnr(guess, truth) + 6
     assert 1 < np.mean(found.sizes) < 10
-    # what is least sure has the largest errors
+    # the least certain pixels have the largest errors
     error, order = abs(found.image - truth)[missing], np.argsort(found.sd[missing])
     quarter = len(order) // 4
     assert np.mean(error[order[-quarter:]]) > 2 * np.mean(error[order[:quarter]])
@@ -246,7 +246,7 @@ def test_a_run_that_is_killed_goes_on_with_the_same_numbers(monkeypatch, tmp_pat
 
 
 def _checkpoints(folder: Path) -> list[str]:
-    """Those that are whole, the last one last."""
+    """Return the complete checkpoints in order."""
     names = [path.name for path in folder.glob("*")] if folder.exists() else []
     return sorted((name for name in names if name.isdigit()), key=int)
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of matrices have the precision of their entries where JAX would round them.
+"""Matrix products are computed in full precision even if the program's default is lower.
 
-CPUs do not round and cannot be asked to: JAX refuses. So where a product has the precision that the
-user's program has by default, what is called here fails.
+JAX refuses lower precision on CPUs, so a product that takes the default fails here.
 """
 
 from collections.abc import Iterator
@@ -55,7 +54,7 @@ def fit(model: Any, *args: Any, **options: Any) -> tuple[nss.CAVI, Any]:
 
 
 def ask(guide: Any, params: dict[str, Any], *args: Any) -> None:
-    """What every guide answers."""
+    """Call the summaries of a guide."""
     guide.posterior_mean(params, *args)
     guide.median(params, *args)
     guide.quantiles(params, [0.1, 0.9], *args)

@@ -24,14 +24,14 @@ def blocks() -> list[str]:
 
 
 def run_script(folder: Path) -> list[dict[str, Any]]:
-    """What the script knows after each block."""
+    """Return the variables of the script after each block."""
     names: dict[str, Any] = {"__name__": "readme"}
-    known = []
+    states = []
     with chdir(folder):
         for block in blocks():
             exec(compile(block, str(README), "exec"), names)
-            known.append(dict(names))
-    return known
+            states.append(dict(names))
+    return states
 
 
 # one test: processes that share tests would each run the script

@@ -103,8 +103,8 @@ def test_names_groups_and_diagnostics(found):
     # given the slabs of all weights, NUTS would move it ten times as slowly
     assert arviz_stats.ess(draws[["slab_scale"]])["slab_scale"] > 1000
     assert (frame["cavi_is_off"] == (abs(frame["cavi"] - frame["inclusion"]) > 0.2)).all()
-    both = nss.compare({"chains": found, "CAVI": found["cavi"]}, ["w", "sigma"], "chains")
-    assert both.loc["CAVI", "k_hat"] == summary.attrs["k_hat"] > 0
+    compared = nss.compare({"chains": found, "CAVI": found["cavi"]}, ["w", "sigma"], "chains")
+    assert compared.loc["CAVI", "k_hat"] == summary.attrs["k_hat"] > 0
     assert list(found["constant_data"]["X"]["feature"].values) == NAMES
     np.testing.assert_array_equal(found["observed_data"]["y"], table()[1])
 
@@ -212,7 +212,7 @@ def test_more_columns_than_rows():
 
 @pytest.mark.exhaustive
 def test_a_fit_that_is_off_is_flagged():
-    """Eight effects among columns of which neighbours are correlated by 0.97."""
+    """Eight effects among columns whose neighbours are correlated by 0.97."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 100))
     for j in range(1, 100):

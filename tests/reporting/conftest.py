@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def figures() -> Iterator[None]:
-    """Draws off the screen, and closes what a test has drawn."""
+    """Draw off the screen, and close the figures of a test."""
     plt.switch_backend("Agg")
     yield
     plt.close("all")

@@ -41,7 +41,7 @@ def many(probs, **others):
 
 
 def of_tasks(seed=0, dims=("chain", "draw"), **coords):
-    """Draws of three tasks on three functions, of which the last is not used, at four points."""
+    """Draws of three tasks on three functions, the last one unused, at four points."""
     rng = np.random.default_rng(seed)
     shape = (2, 50)[: len(dims)]
     p = np.array([[1.0, 0.2, 0.0], [0.9, 0.8, 0.0], [0.0, 0.55, 0.1]])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ArviZ data of draws whose answers are known."""
+"""ArviZ data of draws with known answers."""
 
 import arviz_base
 import numpy as np
@@ -48,7 +48,7 @@ def coin(p, seed=0, chains=CHAINS, draws=DRAWS):
 
 
 def planted(shape, seed=0):
-    """Draws of one mode, with four functions in use and one that is not, and that mode."""
+    """Draws of one mode with four functions in use and an unused one, and the mode itself."""
     rng = np.random.default_rng(seed)
     W = rng.uniform(0.5, 1.5, (TASKS, FUNCTIONS)) * rng.choice([-1, 1], (TASKS, FUNCTIONS))
     phi = rng.normal(size=(FUNCTIONS, POINTS))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Credible sets of columns that stand in for each other."""
+"""Credible sets of correlated columns."""
 
 import arviz_base
 from drawn import variational
@@ -31,7 +31,7 @@ def alike(count, rho=0.9, num_obs=200, seed=0):
 
 
 def choices(probs, num_draws=400, seed=0):
-    """Spikes of two chains of which exactly one is 1 in each draw."""
+    """Spikes of two chains, exactly one of them 1 in each draw."""
     which = np.random.default_rng(seed).choice(len(probs), p=probs, size=(2, num_draws))
     return np.eye(len(probs), dtype=int)[which]
 
@@ -78,7 +78,7 @@ def test_a_member_that_the_others_do_without_is_left_out():
 
 
 def independent(*effects, num_draws=2500):
-    """Spikes of effects that know nothing of each other, given the shares of their columns."""
+    """Spikes of independent effects, given the probabilities of their columns."""
     parts = [
         choices([*shares, max(0.0, 1 - sum(shares))], num_draws, seed)[..., :-1]
         for seed, shares in enumerate(effects)
@@ -89,7 +89,7 @@ def independent(*effects, num_draws=2500):
 @pytest.mark.parametrize(
     ("effects", "expected"),
     [
-        # the second has the first seed, and the first two columns fill most of what it leaves
+        # the second has the first seed, and the first two columns fill most of the remaining draws
         (([0.45, 0.40, 0.15], [0.72, 0.10, 0.09, 0.09]), [{0, 1, 2}, {3, 4, 5, 6}]),
         (([0.5, 0.5], [0.55, 0.3, 0.15], [0.8, 0.1, 0.1]), [{0, 1}, {2, 3, 4}, {5, 6, 7}]),
         (([0.6], [0.55, 0.35, 0.1]), [{1, 2, 3}]),
@@ -149,7 +149,7 @@ def planted(rng, num_obs, size, expected):
 
 
 def shares(draws_of, num_sets, num_obs, size, expected):
-    """Of the sets of many data sets: how many there are, hold an effect, should by the draws."""
+    """Count sets over many data sets: all, those with an effect, and the number expected."""
     rng = np.random.default_rng(0)
     count, holding, should = 0, 0, 0.0
     for seed in range(num_sets):
@@ -176,7 +176,7 @@ def test_sets_of_exact_draws_hold_an_effect():
 
 @pytest.mark.exhaustive
 def test_sets_of_chains_hold_an_effect():
-    """Of those that should, by their own probabilities, up to chance."""
+    """About 95% of the sets of converged chains hold an effect."""
     num_obs, size, expected = 100, 40, 3
 
     def model(X, y=None):
@@ -252,12 +252,12 @@ def test_alternatives_are_the_other_members_of_the_sets_of_a_fit():
     }
     table = nss.summary(data)
     assert table["alternatives"].to_dict() == expected
-    # columns that are not shown are named too
+    # columns outside of the table are named, too
     assert nss.summary(data, "w", coords={"feature": [0]})["alternatives"].tolist() == [
         "w[1], w[2]"
     ]
     assert nss.summary(data, "w", top=1)["alternatives"].tolist() == ["w[0], w[2]"]
-    rest = table.drop(columns="alternatives")
-    pd.testing.assert_frame_equal(rest, nss.summary(data.drop_nodes("sample_stats")))
+    others = table.drop(columns="alternatives")
+    pd.testing.assert_frame_equal(others, nss.summary(data.drop_nodes("sample_stats")))
     assert "alternatives" not in nss.summary(data, "w_spike")
     assert "alternatives" not in nss.summary(pair(coin([0.5, 0.5])))

@@ -70,8 +70,8 @@ def test_methods_are_overlaid():
 def test_references_are_matched_by_their_labels():
     v = np.random.default_rng(2).binomial(1, 0.5, size=(4, 100, 2, 2))
     data = chains(3, v=1.0 * v, v_spike=v)
-    given = pd.Series({"x2": 1.0, "x0": 0.0, "x1": 0.5})
-    for w in (given, xr.DataArray(given.to_numpy(), {"feature": given.index}), [0.0, 0.5, 1.0]):
+    series = pd.Series({"x2": 1.0, "x0": 0.0, "x1": 0.5})
+    for w in (series, xr.DataArray(series.to_numpy(), {"feature": series.index}), [0.0, 0.5, 1.0]):
         picture = nss.plot_inclusion(data, reference={"w": w, "v": np.full((2, 2), 0.5)})
         np.testing.assert_allclose(ticks(picture.get_target("w", {}))[:, 0], [0.0, 0.5, 1.0])
     axes = picture.get_target("v", {})
@@ -205,8 +205,10 @@ def line(axes, label):
 def test_fit_of_means_and_variances():
     order = np.array([3, 0, 5, 1, 4, 2])  # points are sorted
     variance = 0.1 + 0.2 * np.arange(12.0).reshape(6, 2)
-    given = (Y + 0.5)[order], variance[order]
-    picture = nss.plot_fit(given, X[order], Y[order], OBSERVED[order], reference=(Y - 0.5)[order])
+    prediction = (Y + 0.5)[order], variance[order]
+    picture = nss.plot_fit(
+        prediction, X[order], Y[order], OBSERVED[order], reference=(Y - 0.5)[order]
+    )
     assert arviz_base.rcParams["stats.ci_prob"] == 0.89
     half = 1.5982 * np.sqrt(variance)  # of the 89% interval of a Gaussian
     for q in (0, 1):

@@ -286,8 +286,8 @@ def test_worst_diagnostics_bound_and_k_hat():
         fit = pair(coin([0.5, 0.0, 0.9], chains=1, draws=4000)[0])
         fits[k] = with_stats(fit, {"bound": -12.5}, log_ratio=ratios)
     for number in (1, 2, 4):
-        few = pair(np.ones((number, 3)))
-        fits[f"{number} draws"] = with_stats(few, log_ratio=np.arange(1.0 * number))
+        short = pair(np.ones((number, 3)))
+        fits[f"{number} draws"] = with_stats(short, log_ratio=np.arange(1.0 * number))
     table = nss.compare(fits, ["w"], "chains")
     rows = nss.summary(chains, round_to=None)
     assert table.loc["chains", "min_ess"] == rows["ess_bulk"].min() < 1e5

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is added to the draws of a variational fit."""
+"""Statistics that are added to the draws of a variational fit."""
 
 from collections import namedtuple
 
@@ -85,9 +85,9 @@ def test_bounds_and_keyword_arguments_are_those_of_the_fit():
     stats_of = nss.add_variational_stats(draws(mu=MU), fit, RESULT, (Y,), {"scale": 1.0})
     assert stats_of["sample_stats"].attrs["bound"] == -2.5
     fit = SVI(model, guide, numpyro.optim.Adam(0.1), Trace_ELBO(), scale=2.0)
-    own = nss.add_variational_stats(draws(mu=MU), fit, RESULT, (Y,))["sample_stats"]
-    given = nss.add_variational_stats(draws(mu=MU), svi(guide), RESULT, (Y,), {"scale": 2.0})
-    assert own.identical(given["sample_stats"]) and own["log_ratio"].std() > 0.1
+    stored = nss.add_variational_stats(draws(mu=MU), fit, RESULT, (Y,))["sample_stats"]
+    by_call = nss.add_variational_stats(draws(mu=MU), svi(guide), RESULT, (Y,), {"scale": 2.0})
+    assert stored.identical(by_call["sample_stats"]) and stored["log_ratio"].std() > 0.1
 
 
 def test_auxiliary_sites_and_inclusion_probabilities():
@@ -162,9 +162,9 @@ def test_ratios_of_a_fit_with_hyperparameters_are_those_of_the_joint_density():
     joint = stats.norm.logpdf(y, (s * slab) @ X.T, sigma).sum(-1)
     joint += stats.bernoulli.logpmf(s, pi).sum(-1) + stats.norm.logpdf(slab, 0, scale).sum(-1)
     joint += stats.halfnorm.logpdf(sigma) + stats.beta.logpdf(pi, 2, 3)
-    own = stats.norm.logpdf(slab, s * mu, np.where(s == 1, sd, scale)).sum(-1)
-    own += stats.bernoulli.logpmf(s, gamma).sum(-1)
-    np.testing.assert_allclose(found, joint - own, rtol=1e-3)
+    log_q = stats.norm.logpdf(slab, s * mu, np.where(s == 1, sd, scale)).sum(-1)
+    log_q += stats.bernoulli.logpmf(s, gamma).sum(-1)
+    np.testing.assert_allclose(found, joint - log_q, rtol=1e-3)
 
 
 def regression(X, y=None):
@@ -182,7 +182,7 @@ def tasks(X, Y=None):
 
 
 def with_twins():
-    """Four columns of which the second and the last are the same, and a response to three."""
+    """Four columns, the second and the last equal, and a response to the first two."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(100, 4))
     X[:, 3] = X[:, 1]
@@ -197,10 +197,10 @@ def with_stats_of(model, guide, *args, of=nss.CAVI, **coords):
     turned = type(data).from_dict(
         {"posterior": data["posterior"].to_dataset().transpose(..., "sample")}
     )
-    both = [nss.add_variational_stats(x, svi, result, args) for x in (data, turned)]
+    results = [nss.add_variational_stats(x, svi, result, args) for x in (data, turned)]
     # the order of the dimensions does not matter
-    xr.testing.assert_allclose(*(x["sample_stats"].to_dataset() for x in both))
-    return both[0]
+    xr.testing.assert_allclose(*(x["sample_stats"].to_dataset() for x in results))
+    return results[0]
 
 
 @pytest.mark.parametrize("data_are", ["arguments", pytest.param("closure", marks=pytest.mark.slow)])
