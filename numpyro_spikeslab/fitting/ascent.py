@@ -30,7 +30,7 @@ CHUNK = 64
 
 
 def chunk_of(data: Data) -> int:
-    """Fewer where a step takes seconds, or else Ctrl-C would wait for minutes."""
+    """Number of steps in a chunk: fewer if a step takes seconds, so that Ctrl-C is heard."""
     if data.features.layout is None:
         return CHUNK
     return max(1, min(CHUNK, 2**25 // len(data.features.layout.where.rows)))
@@ -52,7 +52,7 @@ class Progress(NamedTuple):
 
 
 def begin(spec: Spec, data: Data, posterior: Posterior, step: Any = 0) -> Progress:
-    """Before the first step."""
+    """Make the progress before the first step."""
     posterior = data.features.begin(spec, data, posterior)
     # a step of weak type would compile everything once more
     step, loss = jnp.asarray(step, int), jnp.array(jnp.inf, jnp.result_type(float))
@@ -63,7 +63,7 @@ def begin(spec: Spec, data: Data, posterior: Posterior, step: Any = 0) -> Progre
 def advance(
     spec: Spec, data: Data, progress: Progress, num_steps: Any, threshold: Any
 ) -> tuple[Progress, Float[Array, " chunk"]]:
-    """Steps until ``num_steps`` of them, at most :data:`CHUNK`, are done or the bound has settled.
+    """Take ``num_steps`` steps, at most :data:`CHUNK`, or fewer if the bound settles.
 
     :param threshold: change of the bound in a step at temperature 1 at which it has; negative for
         never.
@@ -118,7 +118,7 @@ def trimmed(losses: Float[np.ndarray, "*starts steps"], progress: Progress) -> A
 def step(
     spec: Spec, data: Data, posterior: Posterior, temperature: Any
 ) -> tuple[Posterior, Float[Array, ""]]:
-    """One sweep over the pairs, and functions; then everything else goes to its maximum.
+    """Sweep over the pairs, and functions; then set everything else to its maximum.
 
     :param temperature: divides the logits of the inclusion probabilities.
     :return: the posterior and its exact bound.
@@ -138,8 +138,7 @@ def step(
 
 
 def _rest(spec, data, posterior) -> tuple[Posterior, Any]:
-    """The free sites: coefficients at their maximum, and, if there are others, a few L-BFGS steps
-    of them all up the bound."""
+    """Set coefficients to their maximum; with other free sites, take L-BFGS steps of all."""
     if spec.form.coefficients:
         posterior = data.features.with_coefficients(spec, data, posterior)
     if not spec.form.searched:
@@ -157,5 +156,5 @@ def _rest(spec, data, posterior) -> tuple[Posterior, Any]:
 
 @partial(jax.jit, static_argnums=0)
 def improve(spec: Spec, data: Data, posterior: Posterior, num_times: Any) -> Posterior:
-    """Free sites at their maximum, for functions as they are."""
+    """Set free sites to their maximum while functions stay."""
     return strong(jax.lax.fori_loop(0, num_times, lambda _, p: _rest(spec, data, p)[0], posterior))

@@ -168,13 +168,13 @@ class CAVI(SVI):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"optim": None, "_last": None}
 
-    # What a call works with
+    # The model and data of a call
 
     def _call(self, args: tuple, kwargs: dict[str, Any]) -> Call:
-        every = {**kwargs, **self.static_kwargs}
-        # its errors say more than those of the guide
-        reading = self._read(args, every)
-        self.guide.set_up(args, every)
+        all_kwargs = {**kwargs, **self.static_kwargs}
+        # the errors of the reader are more precise than those of the guide
+        reading = self._read(args, all_kwargs)
+        self.guide.set_up(args, all_kwargs)
         refuse(self.guide, self.plain, reading)
         temperature = self.temperature
         # of a pickle it is an equal string, not the same one
@@ -255,7 +255,7 @@ class CAVI(SVI):
             )
         posterior = self._blank(call, params | given)
         if spec.form.free and not given:
-            # or else the functions explain what the free sites should
+            # first the free sites, or the functions absorb their effect
             alone = improve(spec, data, start_alone(spec, data, posterior), NUM_IMPROVEMENTS)
             values = {site: alone.values[site] for site in spec.form.free}
             posterior = posterior._replace(values=posterior.values | values)

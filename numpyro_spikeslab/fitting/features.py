@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The features that weights multiply, by how they are stored: what a step asks of them.
+"""Features, the factors of the weights: one class for each way to store them.
 
-:func:`data_of` chooses one class for a model and its data; nothing after it asks which.
+:func:`data_of` chooses the class of a model and its data; steps and bounds call its methods.
 """
 
 from dataclasses import dataclass
@@ -60,13 +60,13 @@ Swept = tuple[View, Posterior, Float[Array, " Q"]]
 
 
 class Features:
-    """What a step asks of features. ``at`` is the view at the posterior ``q``."""
+    """Features of a model; ``at`` is the view at the posterior ``q``."""
 
     layout: ClassVar[Any] = None
     """Places of the observations, if they are entries of a table."""
 
     def begin(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
-        """Add to a posterior what sweeps hand on to each other."""
+        """Add to a posterior the residual that a sweep passes to the next."""
         return q
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
@@ -74,7 +74,7 @@ class Features:
         raise NotImplementedError
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        """Means and variances of what the weights add to each observation's location in ``at``."""
+        """Means and variances of the weights' part of each location in ``at``."""
         raise NotImplementedError
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
@@ -306,7 +306,7 @@ class Shared(Tiled):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LatentFunctions(Tasks):
-    """Latent functions of which all of a table is observed, or all but masked entries."""
+    """Latent functions with a table of observations, in which entries may be masked."""
 
     def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
         assert q.functions is not None
@@ -322,7 +322,7 @@ class LatentFunctions(Tasks):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ObservedEntries(LatentFunctions):
-    """Latent functions without order, of which the entries of a sparse table are observed.
+    """Latent functions without order, with the entries of a sparse table as observations.
 
     - **layout** - places of the entries.
     """
@@ -340,7 +340,7 @@ class ObservedEntries(LatentFunctions):
         return at_entries(self.layout.where, (q.weights.mean, q.weights.variance), self.of(q))
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
-        # the search over other sites asks for gradients, and these are no functions of them
+        # gradients with respect to other sites do not pass through the moments
         mean, variance = jax.lax.stop_gradient(self.moments(spec, data, at, q))
         squares = at.relative * ((at.Y - mean) ** 2 + variance)
         return by_task(squares, spec.form.num_tasks, self.layout)
@@ -383,8 +383,10 @@ def data_of(reading: Reading) -> Data:
 
 
 def with_shared_prior(reading: Reading) -> tuple[View | None, dict[str, Index]]:
-    """The view where no free site can change it, and the indices of the sites with a role; with one
-    row for all tasks where their weights have the same prior, for there may be millions of them."""
+    """Return the view, if no free site can change it, and the indices of the sites with a role.
+
+    If the weights of all tasks have the same prior, both have one row for all, to save memory.
+    """
     at, indices, form = reading.base, reading.indices, reading.form
     if at is None or form.kind == COLUMNS:
         return at, indices

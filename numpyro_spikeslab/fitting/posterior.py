@@ -65,7 +65,7 @@ class Posterior(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """Statistics of all Q tasks, estimated from batches of them.
+    """Statistics of all Q tasks, estimated from batches.
 
     - **tallies** - of the sites that tasks share.
     - **before** - number of steps of the fit from which the steps on batches began: the
@@ -78,12 +78,12 @@ class Batches(NamedTuple):
 
 @dataclass(frozen=True)
 class Spec:
-    """What compiled code is compiled for; hashable.
+    """Static arguments of compiled code; hashable.
 
     - **form**, **program** - of the model.
     - **parameters** - of the kernels of its latent functions.
     - **block_size** - features in a block of the design.
-    - **plain** - whether sweeps are those of the paper's supplement.
+    - **plain** - whether sweeps follow the paper's supplement.
     - **temperature** - maps a step to the temperature of the logits; `None` for 1.
     - **profiled** - the site that is, with one number, the scale of all slabs, or `None`.
     - **white** - whether all functions are white processes with a mean of zero.
@@ -100,14 +100,14 @@ class Spec:
 
 
 class Data(NamedTuple):
-    """What compiled code takes of its data.
+    """Arrays that compiled code takes.
 
     - **constants** - of the program.
     - **indices** - which entry of each site with a role each weight or task takes; one row of
       entries where the weights of all tasks have the same prior.
     - **transforms** - onto the supports of the free sites.
     - **view** - the model, where no free site can change it.
-    - **features** - what the weights multiply, see :mod:`~numpyro_spikeslab.fitting.features`.
+    - **features** - the factors of the weights, see :mod:`~numpyro_spikeslab.fitting.features`.
     - **kernel**, **mean** - of latent functions.
     """
 
@@ -121,7 +121,7 @@ class Data(NamedTuple):
 
 
 def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
-    """What to compile for."""
+    """Make the static arguments of a reading."""
     known, form = reading.functions, reading.form
     # of traced data it is not known that all weights take the only entry
     roles = (role for role in form.roles_of(SlabRole) if role.has_mode)
@@ -144,10 +144,10 @@ def problem_of(spec: Spec, data: Data) -> Problem:
 
 
 def view_at(spec: Spec, data: Data, posterior: Posterior) -> View:
-    """The model at the values of a posterior, and at weights of zero.
+    """Return the model at the values of a posterior and at weights of zero.
 
-    Columns of which a free site can change the view are at the expectations of the weights: then
-    its observations are their residual.
+    With columns and free sites, which change the view, weights are at their expectations and the
+    observations of the view are residuals.
     """
     if data.view is not None:
         return with_roles(spec, data, data.view, posterior.values)
@@ -215,8 +215,7 @@ def bound(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, ""]:
 
 
 def strong(tree: Any) -> Any:
-    """Numbers in the current precision, in which a state of another goes on, and without weak
-    types, which would compile the next function twice."""
+    """Convert arrays to the current precision and to strong types; weak ones compile twice."""
 
     def of(x):
         dtype = jnp.result_type(x)

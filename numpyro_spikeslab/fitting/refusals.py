@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what is given to a fit."""
+"""Checks of the arguments of a fit."""
 
 from typing import Any
 
@@ -63,9 +63,9 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
     if guide.inner is not None and not isinstance(guide.inner, AutoDelta):
         kind, remedy = type(guide.inner).__name__, "Use it, or fit with numpyro.infer.SVI."
         raise bad("CAVI: the inner guide", kind, "AutoDelta, whose bound is exact", remedy)
-    if moving := [site for site, support in reading.supports.items() if support is None]:
+    if unfit := [site for site, support in reading.supports.items() if support is None]:
         raise bad(
-            f"CAVI: {moving[0]!r}",
+            f"CAVI: {unfit[0]!r}",
             "a support that depends on other sites",
             "one that does not",
             "Make it a function of another site, such as `low + "

@@ -145,8 +145,8 @@ def _stages(call: Call, key: Array, progress: Progress, plan: Plan, bar: tqdm) -
     if number > 1 and call.reading.layout is None:
         starts.append(begin(spec, data, start_svd(spec, data, progress.posterior)))
     for k in range(number - len(starts)):
-        own = random.fold_in(key, k)
-        starts.append(begin(spec, data, start_random(spec, data, progress.posterior, own)))
+        start_key = random.fold_in(key, k)
+        starts.append(begin(spec, data, start_random(spec, data, progress.posterior, start_key)))
     climbs = [_watched(fit.steps(x._replace(step=progress.step), num_steps), bar) for x in starts]
     for stage in best_of(climbs):
         yield stage if number > 1 else stage._replace(restarts=None)
@@ -226,10 +226,10 @@ def _moves(call: Call) -> Any:
     """The moves that suit the functions of a model."""
     if call.spec.white:
         return factor_moves
-    known = call.reading.functions
-    assert known is not None and call.reading.form.kind == FUNCTIONS
-    has_order = not known.functions.kinds <= {"white", "zero"}
-    return partial(function_moves, laplacian_of(known.functions.X) if has_order else None)
+    functions = call.reading.functions
+    assert functions is not None and call.reading.form.kind == FUNCTIONS
+    has_order = not functions.functions.kinds <= {"white", "zero"}
+    return partial(function_moves, laplacian_of(functions.functions.X) if has_order else None)
 
 
 def _watched(stages: Iterator[Stage], bar: tqdm) -> Iterator[Stage]:
@@ -259,7 +259,7 @@ def ends_hot(spec: Spec, num_steps: int) -> bool:
         with jax.core.eval_context():
             temperature = float(spec.temperature(num_steps - 1))
     except (jax.errors.UnexpectedTracerError, jax.errors.ConcretizationTypeError):
-        # unless it is made of what is traced
+        # unless it depends on traced values
         return False
     if temperature <= 1.0:
         return False

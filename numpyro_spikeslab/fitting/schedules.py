@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What changes from step to step: the temperature of a fit, the weight of a batch."""
+"""Schedules: the temperature of a fit, the learning rate of steps on batches."""
 
 from typing import Any
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Stochastic coordinate ascent: steps on batches of tasks that share latent functions.
 
-Weights, and what else belongs to a task, are local; functions, their kernels and the sites that
-tasks share are global (Hoffman, Blei, Wang and Paisley, 2013). A batch of B of Q tasks gives each
-function the terms :math:`\hat\alpha_m, \hat h_m`, so Q/B times these are an unbiased estimate of
-what all tasks say. A natural gradient step of length :math:`\rho_t` averages it with what is known,
+Weights, and other sites with entries for each task, are local; functions, their kernels and the
+sites that tasks share are global (Hoffman, Blei, Wang and Paisley, 2013). A batch of B of Q tasks
+gives each function the terms :math:`\hat\alpha_m, \hat h_m`; Q/B times these are an unbiased
+estimate of the terms of all tasks. A natural gradient step of length :math:`\rho_t` averages it
+with the current terms,
 
 .. math::
 
@@ -162,7 +163,7 @@ def stream_of(num_tasks: Any, learning_rate: Any) -> Stream | None:
 
 
 def local_sites(reading: Reading) -> tuple[str, ...]:
-    """Return the sites of which each task has entries of its own, such as its noise scale."""
+    """Return the sites with entries for each task, such as its noise scale."""
     form = reading.form
     roles = (role.site for role in form.roles_with_mode)
     return tuple(site for site in roles if reading.indices[site].is_local(form.num_tasks))

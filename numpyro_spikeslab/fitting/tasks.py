@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of Q tasks that share M features, in Gram form: nothing of the size of a design."""
+"""Weights of Q tasks that share M features: updates from Gram matrices and residuals, and from
+the entries of a sparse table."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from numpyro_spikeslab.algebra.task_sweeps import masked_task_sweep, task_produc
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.view import View
 
-# Gram matrices of all tasks are kept up to so many numbers; beyond, tiles of tasks make them anew.
+# Gram matrices of all tasks are kept up to this many numbers; above, tiles of tasks recompute them.
 GRAM_LIMIT = 2**25
 
 
@@ -40,16 +41,16 @@ class Gram(NamedTuple):
 
 
 def keeps_products(form: Form) -> bool:
-    """Whether tasks share a Gram matrix, or theirs are few numbers."""
+    """Whether tasks share a Gram matrix, or have matrices of few numbers."""
     number = 1 if form.complete else form.num_tasks
     return number == 1 or number * form.num_features**2 <= GRAM_LIMIT
 
 
 def gram(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"]) -> Gram:
-    """The sufficient statistics of the weights.
+    """Compute the sufficient statistics of the weights.
 
     :param mean: means of the features.
-    :param var: their variances, 0 where features are known.
+    :param var: their variances, 0 for known features.
     """
     weighted = at.relative * at.Y
     return Gram(
@@ -63,7 +64,7 @@ def gram(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"]) -> Gram:
 def refresh(
     at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"], stats: Gram, m: Int[Array, ""]
 ) -> Gram:
-    """The statistics after a change of feature ``m``."""
+    """Update the statistics after a change of feature ``m``."""
     row = at.relative.T @ (mean * mean[m]).T
     return stats._replace(
         G=stats.G.at[:, m].set(row).at[:, :, m].set(row),
@@ -75,25 +76,25 @@ def refresh(
 def update_weights(
     at: View, stats: Gram, weights: PairedMeanField, temperature: Any = 1.0
 ) -> PairedMeanField:
-    """One pass over the features of ``q(w_qm, s_qm)``, all tasks at once (eq. 7)."""
+    """Make one pass over the features of ``q(w_qm, s_qm)``, all tasks at once (eq. 7)."""
     M = stats.b.shape[1]
     diagonal = jnp.arange(M)
     squares = stats.G.at[:, diagonal, diagonal].add(stats.c)
-    found = task_sweep(
+    pairs = task_sweep(
         squares, stats.b, weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
     )
-    return PairedMeanField.of(found, temperature)
+    return PairedMeanField.of(pairs, temperature)
 
 
 def squared_errors(stats: Gram, weights: Any) -> Float[Array, " Q"]:
-    """Expected sum of squares of what each task leaves."""
+    """Expected sum of squared residuals of each task."""
     W, W2 = weights.mean, weights.slab_moments[1]
-    own = stats.own
+    squares = stats.own
     if stats.G.shape[0] == 1:
         fit = jnp.sum((W @ stats.G[0]) * W, axis=1)
     else:
         fit = jnp.einsum("qm,qmk,qk->q", W, stats.G, W)
-    spread = jnp.sum(W2 * (own + stats.c) - W**2 * own, axis=1)
+    spread = jnp.sum(W2 * (squares + stats.c) - W**2 * squares, axis=1)
     return stats.yy - 2 * jnp.sum(W * stats.b, axis=1) + fit + spread
 
 
@@ -105,19 +106,20 @@ def sweep_weights(
     weights: PairedMeanField,
     temperature: Any,
 ) -> tuple[PairedMeanField, Float[Array, " Q"]]:
-    """One pass over the weights, and the expected squares of what each task leaves then.
+    """Make one pass over the weights.
 
-    :param stats: of these features; `None` where Gram matrices of all tasks are too many numbers.
+    :param stats: statistics; `None` if Gram matrices of all tasks are too many numbers.
+    :return: the weights and the expected squared residuals of each task.
     """
     if stats is None:
-        given = weights, 1 / at.sigma2, at.prior, temperature
-        return masked_task_sweep((mean, var), (at.Y, at.relative), *given)
+        rest = weights, 1 / at.sigma2, at.prior, temperature
+        return masked_task_sweep((mean, var), (at.Y, at.relative), *rest)
     weights = update_weights(at, stats, weights, temperature)
     return weights, squared_errors(stats, weights)
 
 
 def explained(at: View, own: Float[Array, "#Q M"], weights: Any) -> Float[Array, " M"]:
-    r"""What each feature explains, :math:`\sum_{nq} z_{nq} (\langle w_{qm}\rangle
+    r"""Power that each feature explains, :math:`\sum_{nq} z_{nq} (\langle w_{qm}\rangle
     \langle\phi_{nm}\rangle)^2 / \sigma_q^2`.
 
     :param own: as :attr:`Gram.own`.
@@ -142,36 +144,34 @@ def over_points(at: View, x: Float[Array, "*K N"]) -> Float[Array, "*K #Q"]:
 
 
 def left_of(at: View, mean: Float[Array, "M N"], weights: Any) -> Float[Array, "N Q"]:
-    """``z_nq (y_nq - sum_m <w_qm> <phi_nm>)``, what the features leave of the tasks."""
+    """The weighted residual, ``z_nq (y_nq - sum_m <w_qm> <phi_nm>)``."""
     return at.relative * (at.Y - mean.T @ weights.mean.T)
 
 
 def squares_left(
     at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"], weights: Any
 ) -> Float[Array, " Q"]:
-    """:func:`squared_errors` from what is left, in O(NQM) where a :class:`Gram` takes O(NQM^2): the
-    squares of :func:`masked_task_sweep`, of given weights.
-    """
+    """:func:`squared_errors` from residuals: O(NQM) where a :class:`Gram` takes O(NQM^2)."""
     W, W2 = weights.mean, weights.slab_moments[1]
-    own, var = over_points(at, mean**2).T, over_points(at, var).T
+    squares, var = over_points(at, mean**2).T, over_points(at, var).T
     residual = at.Y - mean.T @ W.T
     return jnp.sum(at.relative * residual**2, axis=0) + jnp.sum(
-        W2 * (own + var) - W**2 * own, axis=1
+        W2 * (squares + var) - W**2 * squares, axis=1
     )
 
 
 # Entries of a table that is never made dense
 
 PASSES = 3
-"""Over the features of a row or a column, whose products are at hand."""
+"""Passes over the features of a row or a column, whose products are computed once."""
 
 
 def update_functions(
     at: View, mean: Float[Array, "M N"], weights: Any
 ) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
-    """``q(phi_m)`` of white functions, given the weights, at each row (supplement, 1.3).
+    """Update white functions given the weights, row by row (supplement, 1.3).
 
-    :return: their means, and the precisions of what the entries say of them.
+    :return: the means of the functions and the precisions of their likelihood terms.
     """
     assert at.layout is not None
     side, (M, N) = at.layout.by_rows, mean.shape
@@ -179,22 +179,22 @@ def update_functions(
     features = W, weights.slab_moments[1] - W**2, 1 / at.sigma2
 
     def block(sums, rows):
-        own = jnp.diagonal(sums.G, axis1=1, axis2=2)
-        alpha = own + sums.c
+        squares = jnp.diagonal(sums.G, axis1=1, axis2=2)
+        alpha = squares + sums.c
 
         def visit(j, phi):
             m = j % M
-            h = sums.b[:, m] - jnp.sum(sums.G[:, m] * phi, axis=1) + own[:, m] * phi[:, m]
+            h = sums.b[:, m] - jnp.sum(sums.G[:, m] * phi, axis=1) + squares[:, m] * phi[:, m]
             return phi.at[:, m].set(h / (1 + alpha[:, m]))
 
         return jax.lax.fori_loop(0, PASSES * M, visit, mean.T[rows]), alpha
 
-    found, alpha = over_blocks(side, N, features, at.Y, at.relative, block)
-    return found.T, alpha.T
+    phi, alpha = over_blocks(side, N, features, at.Y, at.relative, block)
+    return phi.T, alpha.T
 
 
 def over_columns(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"], of: Any) -> Any:
-    """``of`` the view and the statistics of blocks of columns, and of their numbers."""
+    """Apply ``of`` to the view, the statistics and the numbers of each block of columns."""
     assert at.layout is not None
     features = mean.T, var.T, jnp.ones_like(mean[0])
 
@@ -202,8 +202,8 @@ def over_columns(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"], 
         prior = at.prior
         if len(prior.variance) > 1:
             prior = Prior(*(x[columns] for x in prior))
-        own = at._replace(sigma2=at.sigma2[columns], prior=prior)
-        return of(own, Gram(*sums), columns)
+        of_block = at._replace(sigma2=at.sigma2[columns], prior=prior)
+        return of(of_block, Gram(*sums), columns)
 
     side, number = at.layout.by_columns, at.sigma2.size
     return over_blocks(side, number, features, at.Y, at.relative, block)
@@ -216,15 +216,17 @@ def update_columns(
     weights: Any,
     temperature: Any,
 ) -> tuple[Any, Float[Array, " Q"]]:
-    """The weights of each column (eq. 7), and the expected squares of what they leave."""
+    """Update the weights of each column (eq. 7).
 
-    def of(own, stats, columns):
-        new = jax.lax.fori_loop(
-            0,
-            PASSES,
-            lambda _, w: update_weights(own, stats, w, temperature),
-            jax.tree.map(lambda x: x[columns], weights),
-        )
+    :return: the weights and the expected squared residuals of each column.
+    """
+
+    def of(block, stats, columns):
+        def visit(_, weights):
+            return update_weights(block, stats, weights, temperature)
+
+        start = jax.tree.map(lambda x: x[columns], weights)
+        new = jax.lax.fori_loop(0, PASSES, visit, start)
         return new, squared_errors(stats, new)
 
     return over_columns(at, mean, var, of)
@@ -233,10 +235,10 @@ def update_columns(
 def ridge_of_entries(
     at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"]
 ) -> Float[Array, "M Q"]:
-    """Weights without spikes, given functions."""
+    """Weights without spikes (ridge regression), given functions."""
 
-    def of(own, stats, _):
-        extra = stats.c + own.sigma2[:, None] / own.prior.variance
+    def of(block, stats, _):
+        extra = stats.c + block.sigma2[:, None] / block.prior.variance
         precision = stats.G + extra[..., None] * jnp.eye(len(mean), dtype=extra.dtype)
         return jnp.linalg.solve(precision, stats.b[..., None])[..., 0]
 
@@ -244,7 +246,7 @@ def ridge_of_entries(
 
 
 def left_with(at: View, mean: Float[Array, "M N"], weights: Any) -> Float[Array, "M Q"]:
-    """Products of each function with what all functions leave of the tasks."""
+    """Products of each function with the weighted residuals of the tasks."""
     if at.layout is None:
         return mean @ left_of(at, mean, weights)
 

@@ -2,7 +2,6 @@
 """Fits of entries of a table that is never made dense, against fits of the table."""
 
 from functools import partial
-import pickle
 
 import numpy as np
 import pytest
@@ -16,10 +15,12 @@ import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer import SVI, Predictive, TraceGraph_ELBO
 import numpyro.optim
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.fitting.ascent import advance, begin
+from numpyro_spikeslab.fitting.function_sweeps import gains_without
+from numpyro_spikeslab.fitting.rotations import rotate_white
 from numpyro_spikeslab.reading.reader import Reader
 
 KEY = random.key(0)
@@ -121,21 +122,6 @@ def test_moves_find_the_planted_factors_and_never_lower_the_bound(x64):
     plain = fitted(model, Y, num_steps=300, plain=True)[2]
     assert result.losses[-1] < plain.losses[-1] - 50
     np.testing.assert_allclose(-result.losses[-1], bound_of(model, result.params, table), rtol=1e-9)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
-def test_single_precision_gives_the_bounds_of_double_precision(x64):
-    Y, _, _ = planted()
-    model = MODELS["factor_analysis"]
-    start = fitted(model, Y, plain=True, num_steps=3)[2].params
-    losses = []
-    for double in (True, False):
-        jax.config.update("jax_enable_x64", double)
-        svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
-        result = svi.run(KEY, 10, Y, init_params=start, progress_bar=False)
-        losses.append(np.asarray(result.losses, float))
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -386,44 +372,6 @@ def test_arrays_that_change_in_place_are_read_anew(x64):
     np.testing.assert_allclose(again.losses, fitted(model, Y, plain=True, num_steps=5)[2].losses)
 
 
-# As a part of NumPyro
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
-def test_the_bound_is_numpyros_own(x64):
-    Y, _, _ = planted(2, shape=(30, 10))
-    model = nss.models.factor_analysis(2)
-    guide, _, result = fitted(model, Y, plain=True, num_steps=20)
-    svi = SVI(model, guide, numpyro.optim.Adam(1e-3), TraceGraph_ELBO())
-
-    def loss(key):
-        return TraceGraph_ELBO().loss(key, result.params, model, guide, Y)
-
-    svi.init(KEY, Y)
-    draws = jax.jit(jax.vmap(loss))(random.split(KEY, 4_000))
-    error = np.std(draws) / np.sqrt(len(draws))
-    # 4 standard errors: one in 16,000
-    assert abs(np.mean(draws) - result.losses[-1]) < 4 * error < 1.0
-
-
-@pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
-def test_a_fit_goes_on_is_pickled_and_drawn_from(x64):
-    Y, _, _ = planted()
-    model = MODELS["factor_analysis"]
-    guide, svi, result = fitted(model, Y, plain=True, num_steps=10)
-    state = svi.init(KEY, Y)
-    for _ in range(10):
-        state, loss = svi.update(state, Y)
-    np.testing.assert_allclose(loss, result.losses[-1], rtol=1e-10)
-    longer = svi.run(KEY, 5, Y, init_state=pickle.loads(pickle.dumps(result.state)))
-    assert longer.losses[-1] < result.losses[-1]
-    draws = Predictive(guide, params=result.params, num_samples=7)(KEY, Y)
-    assert draws["W_slab"].shape == (7, Q, 4) and draws["phi"].shape == (7, 4, N)
-    seen = Predictive(model, posterior_samples=draws)(KEY, Y)
-    assert seen["Y"].shape == (7, Y.nnz)
-
-
 @pytest.mark.slow
 def test_nothing_of_the_size_of_the_table_is_made(x64):
     rng = np.random.default_rng(0)
@@ -432,17 +380,13 @@ def test_nothing_of_the_size_of_the_table_is_made(x64):
     Y = coo_array((rng.normal(size=number), places), shape=shape)
     model = nss.models.factor_analysis(2)
     svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=1)
-    task = svi._task((Y,), {})
-    progress = svi._progress(task, svi.init(KEY, Y))
-    from numpyro_spikeslab.fitting.ascent import advance
-    from numpyro_spikeslab.fitting.function_sweeps import gains_without
-    from numpyro_spikeslab.fitting.rotations import rotate_white
-
+    call = svi._call((Y,), {})
+    progress = begin(call.spec, call.data, svi.init(KEY, Y).optim_state[1])
     true = jnp.array(True)
     for of in (
-        lambda p: advance(task.spec, task.data, p, 1, -1.0),
-        lambda p: rotate_white(task.spec, task.data, p.posterior, true, true),
-        lambda p: gains_without(task.spec, task.data, p.posterior),
+        lambda p: advance(call.spec, call.data, p, 1, -1.0),
+        lambda p: rotate_white(call.spec, call.data, p.posterior, true, true),
+        lambda p: gains_without(call.spec, call.data, p.posterior),
     ):
         stack = [jax.make_jaxpr(of)(progress).jaxpr]
         while stack:

@@ -29,23 +29,6 @@ def test_a_mean_or_another_kernel_takes_the_sweep_of_functions_with_order():
         assert not problem(model, args, start=lambda spec, data, blank: blank).spec.white
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-def test_sweeps_never_lower_the_bound_and_short_runs_are_sweeps():
-    x, Y = np.arange(100), plant(100, 60, 4, 0).Y
-    model = nss.models.mtmkl(["white"] * 8)
-    svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=1)
-    state = svi.init(KEY, x, Y)
-    losses = svi.run(KEY, 11, x, Y, init_state=state, progress_bar=False).losses
-    one_after_the_other = []
-    for _ in range(11):
-        state, loss = svi.update(state, x, Y)
-        one_after_the_other.append(float(loss))
-    np.testing.assert_array_equal(losses, one_after_the_other)
-    assert np.max(np.diff(losses)) < 1e-9
-    np.testing.assert_allclose(svi.evaluate(state, x, Y), losses[-1], rtol=1e-12)
-
-
 def fitted(planted: Planted, num_functions: int, num_steps: int = 60, **options):
     """Losses, correlations of the true factors with the best found, and which are in use."""
     x = np.arange(len(planted.Y))
