@@ -84,16 +84,17 @@ class CAVI(SVI):
         state or values. A run warns where the best bound is 5 nats above the next.
     :param plain: with latent functions, the plain variational EM of the paper's supplement, for
         comparison: no moves, and one random start unless ``num_restarts`` says more.
-    :param num_tasks: with latent functions, number of all tasks where a call has a batch of them.
-        Then :meth:`update` is a stochastic step: it settles the weights of the batch, and takes
-        what the batch says, times ``num_tasks / batch size``, for what all tasks say. States keep
-        that, and weights of the last batch. Losses are the negative bound, estimated for all tasks.
-        :meth:`run` stays the ordinary fit of the tasks that it is given: of a first batch, it is
-        the start to recommend. The default, `None`, is for tasks that are all there.
-    :param learning_rate: maps a step on a batch to the weight of what the batch says, in [0, 1], as
-        an optax schedule maps; at 0 a step settles weights and leaves all that tasks share. The
-        default is :func:`~numpyro_spikeslab.fitting.schedules.forgetting`,
-        ``(10 + step) ** -0.7``, which ends at an optimum and does not forget its start at once.
+    :param num_tasks: with latent functions, the number of all tasks if each call has a batch.
+        Then :meth:`update` is a stochastic step: it updates the weights of the batch, and takes
+        the statistics of the batch, times ``num_tasks / batch size``, for those of all tasks.
+        States keep these, and the weights of the last batch. Losses are the negative bound,
+        estimated for all tasks. :meth:`run` remains the ordinary fit of the tasks it is given; a
+        run on a first batch is the recommended start. The default, `None`, is for calls with all
+        tasks.
+    :param learning_rate: maps a step on a batch to the weight of its statistics, in [0, 1], as an
+        optax schedule maps; at 0 a step updates the weights alone. The default is
+        :func:`~numpyro_spikeslab.fitting.schedules.forgetting`, ``(10 + step) ** -0.7``, which
+        converges to an optimum and does not forget its start at once.
     :param static_kwargs: static keyword arguments of the model, as in SVI.
     :raises TypeError: if the guide is of another class.
     :raises ValueError: at ``init`` or ``run``, if the model does not fit or the data are bad; the
