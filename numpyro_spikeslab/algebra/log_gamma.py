@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log densities whose log gamma functions compile fast.
 
-XLA expands each of its own into some hundred operations. Normalisers of priors have up to seven of
-them, in every program that knows a bound, and made a tenth to a fifth of the time of a first fit.
+XLA expands a log gamma function into some hundred operations. Normalisers of priors have up to
+seven, in every compiled function that computes a bound. With XLA's own, the first fit of the toy
+data in a process takes about 3 percent more CPU time.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import jax
 from jax.extend.core import Jaxpr, Literal, primitives
 import jax.numpy as jnp
 
-# From here on Stirling's series has the digits of double precision.
+# From here on Stirling's series is exact to double precision.
 LARGE = 8
 
 # Names of the call of a compiled function, by JAX's version.
@@ -37,7 +38,7 @@ def log_gamma(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def with_short_gammas(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same function of an array, with :func:`log_gamma` in place of XLA's.
+    """Replace XLA's log gamma by :func:`log_gamma` in a function of an array.
 
     :param function: takes log gammas of positive numbers only, as densities do.
     """
@@ -60,22 +61,22 @@ def _has_gammas(jaxpr: Jaxpr) -> bool:
 
 
 def _evaluated(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
     def value(variable):
-        return variable.val if isinstance(variable, Literal) else known[variable]
+        return variable.val if isinstance(variable, Literal) else values[variable]
 
     for equation in jaxpr.eqns:
         if equation.primitive is primitives.lgamma_p:
-            found = [log_gamma(*map(jnp.asarray, map(value, equation.invars)))]
+            results = [log_gamma(*map(jnp.asarray, map(value, equation.invars)))]
         elif equation.primitive.name in JIT:
             inner = equation.params["jaxpr"]
-            found = _evaluated(inner.jaxpr, inner.consts, [*map(value, equation.invars)])
+            results = _evaluated(inner.jaxpr, inner.consts, [*map(value, equation.invars)])
         else:
-            given = [x for x in equation.invars if not isinstance(x, Literal)]
+            inputs = [x for x in equation.invars if not isinstance(x, Literal)]
             one = jaxpr.replace(
-                constvars=[], invars=given, outvars=equation.outvars, eqns=[equation]
+                constvars=[], invars=inputs, outvars=equation.outvars, eqns=[equation]
             )
-            found = jax.core.eval_jaxpr(one, [], *map(value, given))
-        known.update(zip(equation.outvars, found, strict=True))
+            results = jax.core.eval_jaxpr(one, [], *map(value, inputs))
+        values.update(zip(equation.outvars, results, strict=True))
     return [value(variable) for variable in jaxpr.outvars]

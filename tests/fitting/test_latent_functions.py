@@ -21,7 +21,6 @@ import numpyro_spikeslab as nss
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS
 from numpyro_spikeslab.reading.reader import Reader
-from numpyro_spikeslab.roles import NoiseRole
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -249,78 +248,6 @@ def test_plain_updates_and_going_on_from_a_state():
     # no moves however long the run
     long = svi.run(KEY, 40, X, Y, progress_bar=False)
     np.testing.assert_array_equal(long.losses[:8], np.concatenate([first.losses, more.losses]))
-
-
-@pytest.mark.slow
-def test_hand_written_model_with_shared_noise_offset_and_fixed_parameter():
-    @handlers.condition(data={"g_scale": jnp.array([0.7, 0.7])})
-    def model(X, Y):
-        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
-        with numpyro.plate("component", 2):
-            g = nss.latent_functions("g", SMOOTH, X)
-            with numpyro.plate("output", Q, dim=-2):
-                v = nss.spike_slab("v", 0.5, 2.0)
-        with numpyro.plate("output", Q, dim=-2), numpyro.plate("n", N, dim=-1):
-            numpyro.sample("obs", dist.Normal(1.0 + v @ g, sigma), obs=Y)
-
-    full = FULL.T + 1.0
-    svi = cavi(model)
-    reading = read(model, X, full)
-    assert reading.form.roles == (NoiseRole("sigma", has_mode=True),)
-    assert reading.form.tasks_first and reading.form.complete
-    # observations less the offset
-    np.testing.assert_allclose(reading.base.Y, FULL, atol=1e-12)
-    np.testing.assert_allclose(reading.functions.fixed["g_scale"], 0.7)
-    state = svi.init(KEY, X, full)
-    losses = []
-    for _ in range(8):
-        state, loss = svi.update(state, X, full)
-        losses.append(float(loss))
-    assert np.max(np.diff(losses)) < 1e-8
-    params = svi.get_params(state)
-    assert params["sigma_auto_loc"].shape == () and "g_scale_auto_loc" not in params
-    assert np.abs(np.asarray(svi.guide.predict(params, X, full)[0]).T - full).mean() < 0.3
-
-
-def shifted(slopes):
-    """Tasks with intercepts, the covariate ``x`` with ``slopes``, and noise of another prior."""
-
-    def model(X, x, Y=None):
-        phi = nss.latent_functions("phi", [SMOOTH] * 2, X)
-        sigma = numpyro.sample("sigma", dist.Exponential(2.0))
-        with numpyro.plate("task", Q, dim=-1):
-            intercept = numpyro.sample("intercept", dist.Normal(0.0, 10.0))
-            slope = numpyro.sample("slope", dist.Normal(0.0, 10.0)) if slopes else 0.0
-        with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", 2, dim=-1):
-            W = nss.spike_slab("W", 0.5)
-        with numpyro.plate("point", N, dim=-2), numpyro.plate("task", Q, dim=-1):
-            location = intercept + slope * x[:, None] + (W @ phi).T
-            numpyro.sample("Y", dist.Normal(location, sigma), obs=Y)
-
-    return model
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("slopes", [False, True], ids=["intercepts", "covariate"])
-def test_predictions_contain_the_other_sites(slopes):
-    x = np.random.default_rng(1).normal(size=N)
-    full = FULL + np.arange(Q) * (5.0 + slopes * x[:, None])
-    model = shifted(slopes)
-    svi = cavi(model)
-    args = X, x, full
-    result = svi.run(KEY, 40, *args, progress_bar=False)
-    losses = np.asarray(result.losses)
-    assert np.max(np.diff(losses)) < 1e-6
-    np.testing.assert_allclose(svi.evaluate(result.state, *args), losses[-1], rtol=1e-8)
-    mean, _ = svi.guide.predict(result.params, *args)
-    assert np.std(np.asarray(mean) - full) < 0.2
-    if slopes:
-        np.testing.assert_allclose(result.params["slope_auto_loc"], np.arange(Q), atol=0.2)
-        with pytest.raises(ValueError, match="not the same at all inputs"):
-            svi.guide.predict(result.params, *args, X_new=X[:2])
-    else:
-        there, _ = svi.guide.predict(result.params, *args, X_new=X)
-        np.testing.assert_allclose(there, mean, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -79,7 +79,8 @@ def test_a_zero_column_is_switched_off():
     np.testing.assert_array_equal(found.functions.mean[0], found.data.mean[0])
     # scales and probabilities follow from what is on
     assert_noise_is_the_mode(found, 0.2)
-    np.testing.assert_allclose(found.posterior.values["inclusion"], 0.45)
+    # 5.4 of 12 weights, and the counts of the prior
+    np.testing.assert_allclose(found.posterior.values["inclusion"], (5.4 + 1) / (12 + 3))
     values = found.posterior.values["phi_scale"]
     np.testing.assert_allclose(np.log(values), found.functions.theta[:, 0])
 
