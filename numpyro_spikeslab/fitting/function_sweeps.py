@@ -241,9 +241,8 @@ def _update_weights(at, carry, m, before, temperature) -> tuple[Posterior, Any]:
     functions = factors_of(posterior)
     w, phi = before
     mean, var = _barrier(functions.mean[m], functions.var[m])
-    # in one product with `relative`, which is bound by memory
-    cross, squares = over_points(at, jnp.stack([mean * phi, mean**2 + var]))
-    new = _weights_given(at, m, squares, mean @ residual + w * cross, temperature)
+    linear = mean @ residual + w * over_points(at, mean * phi)
+    new = _weights_given(at, m, over_points(at, mean**2 + var), linear, temperature)
     weights = jax.tree.map(lambda x, y: x.at[:, m].set(y), posterior.weights, new)
     posterior = posterior._replace(weights=weights)
     return posterior, residual + _change(at, posterior, m, before)
