@@ -11,10 +11,9 @@ import sys
 from typing import Any
 
 import numpy as np
-from timing import best_time
+from timing import before_first_step, best_time
 
 import jax
-from jax import random
 from jax.experimental.sparse import BCOO
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -35,9 +34,8 @@ def step(Y: Any, M: int) -> float:
     """Seconds of a plain step."""
     model = nss.models.factor_analysis(M)
     svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
-    task = svi._task((Y,), {})
-    progress = svi._progress(task, svi.init(random.key(0), Y))
-    return best_time(advance, task.spec, task.data, progress, 3, -1.0, repeats=5) / 3
+    call, progress = before_first_step(svi, Y)
+    return best_time(advance, call.spec, call.data, progress, 3, -1.0, repeats=5) / 3
 
 
 def tasks(Q: int, N: int, M: int, missing: float) -> float:

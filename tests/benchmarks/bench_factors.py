@@ -10,7 +10,7 @@ from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 import numpy as np
-from timing import enable_x64
+from timing import before_first_step, enable_x64
 
 from jax import random
 
@@ -75,14 +75,13 @@ def sweeps_alone(case: Case, M: int) -> None:
     """From the singular vectors."""
     model = nss.models.mtmkl(["white"] * M)
     svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=1)
-    task = svi._task(case.args, {})
-    first = svi._progress(task, svi.init(random.key(0), *case.args)).posterior
-    progress = begin(task.spec, task.data, start_svd(task.spec, task.data, first))
-    advance(task.spec, task.data, progress, 1, -1.0)
+    (_, spec, data, *_), first = before_first_step(svi, *case.args)
+    progress = begin(spec, data, start_svd(spec, data, first.posterior))
+    advance(spec, data, progress, 1, -1.0)
     began = perf_counter(), process_time()
     for done in range(0, NUM_STEPS, CHUNK):
         size = min(CHUNK, NUM_STEPS - done)
-        progress, _ = advance(task.spec, task.data, progress, size, -1.0)
+        progress, _ = advance(spec, data, progress, size, -1.0)
     report(case, "sweeps alone", progress.posterior, -float(progress.loss), began)
 
 

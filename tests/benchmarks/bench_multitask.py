@@ -9,7 +9,7 @@ Run: ``OPENBLAS_NUM_THREADS=1 python tests/benchmarks/bench_multitask.py``; the 
 from time import perf_counter, process_time
 
 import numpy as np
-from timing import best_time, enable_x64
+from timing import before_first_step, best_time, enable_x64
 from tinygp.kernels import ExpSquared, quasisep
 
 import jax
@@ -36,10 +36,8 @@ def sweep_time(kernel, M, x, Y, repeats):
     """Seconds of a sweep at the start of a fit."""
     model = nss.models.mtmkl(kernel, M)
     svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=1)
-    state = svi.init(random.key(0), x, Y)
-    task = svi._task((x, Y), {})
-    progress = svi._progress(task, state)
-    return best_time(lambda: advance(task.spec, task.data, progress, 1, -1.0), repeats=repeats)
+    call, progress = before_first_step(svi, x, Y)
+    return best_time(lambda: advance(call.spec, call.data, progress, 1, -1.0), repeats=repeats)
 
 
 def dense(x, Y, M, repeats):

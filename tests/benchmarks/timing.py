@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks share."""
+"""Helpers of the benchmarks."""
 
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 import jax
+from jax import random
+
+from numpyro_spikeslab.fitting.ascent import begin
 
 
 def enable_x64() -> None:
@@ -17,6 +20,12 @@ def seconds(function: Callable, *args: Any) -> float:
     start = perf_counter()
     jax.block_until_ready(function(*args))
     return perf_counter() - start
+
+
+def before_first_step(svi: Any, *args: Any) -> tuple[Any, Any]:
+    """The call of a fit and its progress before the first step, for ``advance``."""
+    call = svi._call(args, {})
+    return call, begin(call.spec, call.data, svi.init(random.key(0), *args).optim_state[1])
 
 
 class Compilations:
