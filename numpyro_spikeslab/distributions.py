@@ -162,7 +162,7 @@ class GaussianFunctions(dist.Distribution):
         return found.reshape(value.shape[:-1])
 
     @property
-    def _posterior(self) -> gp.Posterior:
+    def _posterior(self) -> gp.FunctionPosterior:
         return jax.vmap(gp.condition)(self.covariances, self.alpha, self.h, self.mu)
 
     @property

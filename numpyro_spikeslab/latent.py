@@ -143,7 +143,7 @@ class Functions:
         return {template.kind for template in self.templates}
 
     def values(self, sites: dict[str, Any], m: int) -> list[Any]:
-        """Values of the parameters of one kernel, from those of the sites."""
+        """Values of the parameters of one kernel, from the values of the sites."""
         return [parameter.of(sites) for parameter in self.parameters.rows[m]]
 
     def mean_at(self, X: Any) -> Float[Array, "M S"]:
@@ -296,7 +296,7 @@ def _check_distances(what: str, kernel: Any, X: Any) -> None:
     if part is None or np.size(X) == np.shape(X)[0]:
         return
     if not_jax_tracer(X) and np.linalg.matrix_rank(X - np.mean(X, axis=0)) < 2:
-        # along a line they are what they are in one dimension
+        # along a line they are the covariances that they are in one dimension
         return
     name, distance = type(part).__name__, type(part.distance).__name__
     remedy = "Give it `distance=tinygp.kernels.distance.L2Distance()`"
@@ -342,7 +342,7 @@ def check_finite(what: str, X: Any) -> None:
 
 
 def _check_precision(what: str, X: Any) -> None:
-    """Refuse inputs of which many are equal in single precision."""
+    """Refuse inputs that single precision makes equal, if they are many."""
     if not not_jax_tracer(X) or jnp.result_type(float) == np.float64:
         return
     values = np.asarray(X, float)
@@ -350,11 +350,11 @@ def _check_precision(what: str, X: Any) -> None:
         different = np.unique(column)
         # inputs that differ by rounding alone were meant to be equal
         steps = np.diff(different) > 1e-9 * np.ptp(column)
-        lost = steps & (np.diff(different.astype(jnp.result_type(float))) == 0)
-        if np.sum(lost) > 0.1 * np.sum(steps):
+        merged = steps & (np.diff(different.astype(jnp.result_type(float))) == 0)
+        if np.sum(merged) > 0.1 * np.sum(steps):
             raise bad(
                 what,
-                f"{np.sum(lost)} of {np.sum(steps) + 1} different inputs equal to the one before "
+                f"{np.sum(merged)} of {np.sum(steps) + 1} different inputs equal to the one before "
                 "in single precision",
                 "different numbers",
                 "Count them from the first, `X - X[0]`, or call numpyro.enable_x64().",

@@ -37,7 +37,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.covariance import Covariance
 
 
-class Posterior(NamedTuple):
+class FunctionPosterior(NamedTuple):
     r"""The conditional :math:`q(\phi) = \mathcal{N}(\mathrm{mean}, \Sigma)`.
 
     :param mean: ``(N,)``
@@ -60,7 +60,7 @@ def condition(
     h: Float[Array, " N"],
     mu: Float[Array, " N"] | float = 0.0,
     L: Any = None,
-) -> Posterior:
+) -> FunctionPosterior:
     """Conditional of a latent function given its sites.
 
     :param L: the factor of ``B``, if it has been computed.
@@ -72,7 +72,7 @@ def condition(
     variance = covariance.conditional(L, a)
     # tr(B^-1) - N = -tr(D Sigma)
     kl = 0.5 * (deviation @ weights - alpha @ variance) + covariance.half_logdet(L)
-    return Posterior(mu + deviation, variance, weights, L, kl)
+    return FunctionPosterior(mu + deviation, variance, weights, L, kl)
 
 
 def log_evidence(
@@ -132,7 +132,7 @@ def log_sites(
 def predict(
     covariance: Covariance,
     alpha: Float[Array, " N"],
-    posterior: Posterior,
+    posterior: FunctionPosterior,
     K_star: Float[Array, "S N"],
     k_star: Float[Array, " S"],
     mu_star: Float[Array, " S"] | float = 0.0,

@@ -59,7 +59,7 @@ def block_terms(
 ) -> Callable[[Float[Array, "B N"], Any], Terms]:
     """Prepare the terms of some functions while their weights stay.
 
-    :param weights: of these functions.
+    :param weights: the weights of these functions.
     :param functions: their means at the time of ``residual``.
     :return: a function of the present means and of a position in the block.
     """
@@ -280,7 +280,7 @@ def _at_slab(spec: Spec, at: View, values: dict[str, Any]) -> View:
 
 
 def _barrier(*arrays: Any) -> Any:
-    """Keep XLA from computing these anew for each entry of a matrix made of them."""
+    """Keep XLA from recomputing these for each entry of their outer product."""
     return jax.lax.optimization_barrier(arrays)
 
 
