@@ -83,7 +83,8 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
             "mixed so",
             f"`offset + {weights} @ {phi}` or its transpose",
             "Write it with one set of weights of shape (Q, M), without `groups`, and M functions, "
-            f"or sample the model.{reading.if_traced}",
+            "or sample the model. Of entries of a table, the likelihood needs the places, "
+            f"`infer={{'entries': (rows, columns)}}`.{reading.if_traced}",
         )
     if plain and functions is None:
         got, remedy = "True for a model without latent functions", "Leave it out."

@@ -273,6 +273,18 @@ def test_coefficients_that_are_not_one_are_refused(x64):
         fitted(model, Y.data)
 
 
+def test_entries_need_the_mark_of_their_places():
+    Y, _, _ = planted()
+    rows, columns = Y.coords
+
+    def model(y):
+        phi, W = prior()
+        numpyro.sample("y", dist.Normal(jnp.sum(phi.T[rows] * W[columns], axis=1), 0.3), obs=y)
+
+    with pytest.raises(ValueError, match=r"infer={'entries': \(rows, columns\)}"):
+        fitted(model, Y.data)
+
+
 def test_a_wrong_column_in_one_entry_is_seen(precision):
     """The function of another row in one entry of the location, which no index can say."""
     Y, _, _ = planted()
