@@ -142,14 +142,14 @@ def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
 
 
 def only_known(
-    verdict: Verdict, problem: Problem, generic: Program, more: tuple, along: Directions
+    verdict: Verdict, problem: Problem, generic: Program, generic_data: tuple, along: Directions
 ) -> Verdict:
     """Drop verdicts that may depend on traced data, for which arbitrary arrays stand in.
 
-    :param more: constants of ``generic``.
+    :param generic_data: constants of ``generic``.
     :param along: the directions of the probe.
     """
-    constants = (*problem.constants, *more)
+    constants = (*problem.constants, *generic_data)
     traced = [k for k, constant in enumerate(constants) if not are_concrete(constant)]
     size = len(problem.constants)
 

@@ -96,21 +96,21 @@ def directions(form: Form, shapes: dict[str, Any]) -> Directions:
     weights = {pair.name: rng.standard_normal(pair.size, dtype) for pair in form.pairs}
     shape = form.num_features, form.num_obs
     phi = rng.standard_normal(shape, dtype) if form.functions else None
-    sizes = {own.site: shapes[own.site].size for own in form.of_tasks}
+    sizes = {each.site: shapes[each.site].size for each in form.of_tasks}
     return Directions(weights, phi, {k: rng.standard_normal(n, dtype) for k, n in sizes.items()})
 
 
 def find_verdict(
-    problem: Problem, generic: Program, more: tuple, along: Directions
+    problem: Problem, generic: Program, generic_data: tuple, along: Directions
 ) -> tuple[Verdict, Arrays]:
     """Run the model at generic values.
 
     :param problem: with a form that it may have.
     :param generic: computes the values.
-    :param more: its constants.
+    :param generic_data: its constants.
     :param along: from :func:`directions`.
     """
-    form, values = problem.form, generic(more)
+    form, values = problem.form, generic(generic_data)
     run = problem.run(values)
     parts = problem.likelihood(run)
     shape = jnp.shape(parts.value)
@@ -321,10 +321,10 @@ def _are_of_tasks(problem: Problem, values: dict[str, Any], along: Directions) -
     tangent, shapes = affine_map(problem, values, form.of_tasks)
     verdicts = [jnp.array(True)]
     expected, sizes, direction = jnp.zeros(form.table), jnp.zeros(form.table), {}
-    for own in form.of_tasks:
-        rows, size, same = over_covariates(form, tangent, own, shapes, _judge_feature)
-        t = own.take(jnp.reshape(jnp.asarray(along.coefficients[own.site]), shapes[own.site]))
-        direction[own.site] = own.put(t / jnp.where(size > 0, size, 1), shapes[own.site])
+    for each in form.of_tasks:
+        rows, size, same = over_covariates(form, tangent, each, shapes, _judge_feature)
+        t = each.take(jnp.reshape(jnp.asarray(along.coefficients[each.site]), shapes[each.site]))
+        direction[each.site] = each.put(t / jnp.where(size > 0, size, 1), shapes[each.site])
         expected += (t @ rows).T
         sizes += (abs(t) @ abs(rows)).T
         verdicts.append(jnp.all(same))

@@ -218,8 +218,8 @@ def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role]
 
 
 def _among_themselves(roles: list[Role], arrays: list[frozenset[str]]) -> tuple[Role, ...]:
-    """Keep the roles whose arrays depend on roles alone. What another site adds, the probe could
-    not see.
+    """Keep the roles whose arrays depend on roles alone. The probe could not see what another site
+    contributes.
 
     :param arrays: the sites on which each array of a part depends.
     """

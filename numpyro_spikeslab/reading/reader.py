@@ -239,7 +239,7 @@ class Reader:
         :raises ValueError: if the model does not fit; the message names the site and the remedy.
         """
         with outside_transformations((args, kwargs)):
-            trace, generic, more = checked_generic(self.model, args, kwargs, self.user)
+            trace, generic, generic_data = checked_generic(self.model, args, kwargs, self.user)
             check_trace(trace, self.user)
             pairs = find_pairs(trace, self.user, fixed)
             program, constants = program_of(self.model, args, kwargs, pairs, generic.shapes)
@@ -247,7 +247,7 @@ class Reader:
             # the generic run is kept for the starts of params alone
             params = [name for name, site in trace.items() if site["type"] == "param"]
             starts = generic.inputs_of(lambda values: [values[name] for name in params])
-            data = fingerprint((*constants, *(more[k] for k in starts)))
+            data = fingerprint((*constants, *(generic_data[k] for k in starts)))
             proof = None
             if self._last is not None and self._last.key == key:
                 if same_fingerprint(self._last.data, data):
@@ -257,8 +257,8 @@ class Reader:
             form = Form(pairs, tuple(program.arguments[0]))
             problem = Problem(form, program, on_device(constants))
             proof = proof or prove(problem, trace, self.user)
-            reading = _read(problem, proof, trace, (generic, more), self.user, self.joint)
-            if are_concrete((constants, more)):
+            reading = _read(problem, proof, trace, (generic, generic_data), self.user, self.joint)
+            if are_concrete((constants, generic_data)):
                 self._last = _Last(key, data, reading, proof)
             return reading
 
@@ -314,36 +314,34 @@ def _judged(
     problem: Problem, forms: list[Form], starts: tuple[Program, tuple], user: str
 ) -> Iterator[tuple[Form, Arrays]]:
     """Yield the forms that fit, without the parts that the probe does not confirm."""
-    generic, more = starts
-    concrete = are_concrete((problem.constants, more))
+    generic, generic_data = starts
+    concrete = are_concrete((problem.constants, generic_data))
     for form in forms:
         candidate = replace(problem, form=form)
         along = directions(form, problem.inputs["values"])
         with outside_transformations():
-            constants, rest = problem.constants, more
-            if not concrete:
-                constants, rest = stand_ins(constants), stand_ins(rest)
-            verdict, arrays = probe(replace(candidate, constants=constants), generic, rest, along)
+            known = replace(candidate, constants=stand_ins(problem.constants))
+            verdict, arrays = probe(known, generic, stand_ins(generic_data), along)
             verdict = fetched(verdict)
         if concrete:
             num_obs = candidate.likelihood(problem.program.shapes).value.size
             check_verdict(user, form, num_obs, verdict)
         else:
-            verdict = only_known(verdict, candidate, generic, more, along)
+            verdict = only_known(verdict, candidate, generic, generic_data, along)
         if verdict.fits:
             yield settle(form, forms[-1], verdict), arrays
 
 
 def _params(
-    trace: dict[str, Any], generic: Program, more: tuple, values: dict[str, Any]
+    trace: dict[str, Any], generic: Program, generic_data: tuple, values: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the start values of params.
 
     :param values: those of the probe, where arbitrary arrays stand in for traced data.
     """
     names = [name for name in values if trace[name]["type"] == "param"]
-    if not are_concrete(more):
-        values = generic.part(lambda values: {name: values[name] for name in names})(more)
+    if not are_concrete(generic_data):
+        values = generic.part(lambda values: {name: values[name] for name in names})(generic_data)
     return {name: jax.tree.map(jnp.asarray, values[name]) for name in names}
 
 
