@@ -74,8 +74,8 @@ def _of_features(
     if proof.mixed is not None:
         N = problem.inputs["values"][proof.mixed].shape[1]
         others = tuple(name for name in form.others if name != proof.mixed)
-        functions = dict(functions=proof.mixed, kernels=proof.kernels, others=others)
-        return replace(form, kind=FUNCTIONS, num_obs=N, **functions)
+        form = replace(form, functions=proof.mixed, kernels=proof.kernels, others=others)
+        return replace(form, kind=FUNCTIONS, num_obs=N)
     N = plain.num_obs // Q
     # with more features the Gram matrix costs more than the design of all tasks
     if Q == 1 or len(shape) != 2 or plain.num_obs != Q * N or M > Q * Q * N:

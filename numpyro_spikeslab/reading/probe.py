@@ -250,7 +250,7 @@ def _predictor(problem: Problem, values: dict[str, Any], weights: Any) -> Any:
 
 def _slope(problem: Problem, values: dict[str, Any], weights: Any, phi: Any = None) -> Any:
     """Compute the change of the predictor with the weights at given functions."""
-    at = values if phi is None else values | {problem.form.functions: phi}
+    at = values if phi is None else values | {str(problem.form.functions): phi}
 
     def predictor(w):
         return _predictor(problem, at, w)
@@ -299,7 +299,7 @@ def _nothing_alone(problem: Problem, values: dict[str, Any], W: Any, phi: Any) -
     nothing = jnp.zeros_like(W)
 
     def predictor(x):
-        return _predictor(problem, values | {problem.form.functions: x}, nothing)
+        return _predictor(problem, values | {str(problem.form.functions): x}, nothing)
 
     alone = jax.jvp(predictor, (phi,), (phi,))[1]
     return _both(

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.reading.form import Form
-from numpyro_spikeslab.reading.likelihood import Gaussian
 from numpyro_spikeslab.reading.model_run import Run
 from numpyro_spikeslab.reading.program import Program
 
@@ -64,8 +63,9 @@ class Problem:
         program = self.program if of is None else self.program.part(of)
         return program(self.constants, sites, weights, parts)
 
-    def likelihood(self, run: Run) -> Gaussian:
-        """Return the observed site that depends on the weights."""
+    def likelihood(self, run: Any) -> Any:
+        """Return the :class:`~numpyro_spikeslab.reading.likelihood.Gaussian` of a run, or of the
+        shapes or sources of its results."""
         return run.observed[self.form.likelihood]
 
     def part(self, run: Run, name: str) -> list[Any]:

@@ -15,7 +15,7 @@ from jax.extend.core import Literal
 from jax.interpreters import ad
 import jax.numpy as jnp
 
-Names = frozenset[Hashable]
+Names = frozenset[Any]
 NONE: Names = frozenset()
 
 

@@ -381,7 +381,7 @@ def _functions(
 
 @jax.jit
 def _function_arrays(problem: Problem, values: dict[str, Any]) -> FunctionArrays:
-    return problem.run(values, of=lambda run: run.functions[problem.form.functions])
+    return problem.run(values, of=lambda run: run.functions[str(problem.form.functions)])
 
 
 def _index(form: Form, role: Role, entries: Any, shape: tuple[int, ...]) -> Index:
