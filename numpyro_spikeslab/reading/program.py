@@ -45,7 +45,8 @@ class Program:
         self.in_tree, self.out_tree = in_tree, out_tree
         self.in_avals, self.out_avals = closed.in_avals, closed.out_avals
         hidden = tuple(map(_content, _hidden_constants(self.jaxpr)))
-        shapes = tuple((c.shape, str(c.dtype)) for c in map(jnp.asarray, _plain(closed.consts)))
+        plain = map(_plain, closed.consts)
+        shapes = tuple((np.shape(c), str(jnp.result_type(c))) for c in plain)
         # the shapes in a trace belong to the mesh of chains that run in parallel
         mesh = jax.sharding.get_abstract_mesh()
         self._key = (_RULES.sub("", str(self.jaxpr)), hidden, shapes, out_tree, mesh)
@@ -150,14 +151,9 @@ def computed(function: Callable[[], Any]) -> Any:
         return _run_once(program, stand_ins(constants))
 
 
-def _plain(constants: Any) -> list[Any]:
-    return [
-        jax.random.key_data(c) if is_prng_key(c) and not _is_legacy(c) else c for c in constants
-    ]
-
-
-def _is_legacy(key: Any) -> bool:
-    return not jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+def _plain(constant: Any) -> Any:
+    is_key = jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(constant) if is_key else constant
 
 
 def _subprograms(equation: Any) -> Iterator[Any]:
@@ -179,7 +175,7 @@ def _hidden_constants(jaxpr: Any) -> Iterator[Any]:
 
 
 def _content(constant: Any) -> Any:
-    return _digest(_plain([constant])[0]) if not_jax_tracer(constant) else id(constant)
+    return _digest(_plain(constant)) if not_jax_tracer(constant) else id(constant)
 
 
 def _digest(array: Any) -> bytes:

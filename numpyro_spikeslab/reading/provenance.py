@@ -25,7 +25,7 @@ class Step(NamedTuple):
     Rounding, comparisons and functions with a derivative of their own are such ways.
     """
 
-    name: Hashable
+    name: Any
 
 
 def provenance(function: Callable, **inputs: Any) -> Any:
