@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modes of the sites with a role, against grids."""
+"""Sites with a role: their index, and their modes against grids."""
 
 from itertools import product
 
@@ -13,12 +13,45 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.roles import inclusion_mode
+from numpyro_spikeslab.roles import Index, inclusion_mode
 
 CONCENTRATIONS = (0.2, 0.5, 1.0, 3.0)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(20, 3))
 Y = 2 * X[:, 0] + RNG.normal(size=20)
+
+
+@pytest.mark.parametrize(
+    ("entries", "shape"),
+    [
+        ([[1, 0, 1, 3], [0, 0, 3, 2]], (3,)),
+        # one row for all tasks; a weight that takes no entry
+        ([[1, 0, 2, 1]], (2,)),
+        ([[0, 1, 0, 0]], ()),
+        (None, ()),
+    ],
+)
+def test_an_index_sums_what_takes_an_entry(entries, shape):
+    index = Index(None if entries is None else jnp.array(entries), shape)
+    x, other = jnp.arange(8.0).reshape(2, 4), -jnp.ones((2, 4))
+    table = np.broadcast_to(0 if entries is None else entries, (2, 4))
+    size = max(int(np.prod(shape)), 1)
+    sums = [np.sum(np.asarray(x)[table == k]) for k in range(size)]
+    np.testing.assert_array_equal(index.sum(x), np.reshape(sums, shape))
+    value = jnp.arange(10.0, 10 + size).reshape(shape)
+    taken = np.append(np.ravel(value), -1.0)[table]
+    rows = slice(0, 2 if entries is None else len(entries))
+    np.testing.assert_array_equal(index.take(value, other[rows]), taken[rows])
+    assert index.is_single == (entries is None)
+
+
+def test_an_index_of_tasks():
+    own, shared = Index(jnp.array([2, 0, 1]), (3,)), Index(jnp.array([0, 0, 1]), (2,))
+    assert own.is_local(3) and not shared.is_local(3) and not Index(None, ()).is_local(3)
+    noise = jnp.array([5.0, 6.0, 7.0])
+    np.testing.assert_array_equal(own.put(jnp.zeros(3), noise), [6.0, 7.0, 5.0])
+    np.testing.assert_array_equal(own.take(own.put(jnp.zeros(3), noise), jnp.zeros(3)), noise)
+    assert float(own[1].take(jnp.arange(3.0), jnp.zeros(()))) == 0.0
 
 
 @pytest.mark.parametrize("one", CONCENTRATIONS)
