@@ -21,7 +21,7 @@ from numpyro_spikeslab.algebra.pairs import Design, Prior, expectation, in_parts
 from numpyro_spikeslab.algebra.sparse_sums import Layout, at_entries
 from numpyro_spikeslab.algebra.task_sweeps import task_sweep
 from numpyro_spikeslab.fitting.function_sweeps import sweep, sweep_plain
-from numpyro_spikeslab.fitting.function_updates import white_factors, with_kernels
+from numpyro_spikeslab.fitting.function_updates import factors_of, white_factors, with_kernels
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
@@ -48,7 +48,7 @@ from numpyro_spikeslab.reading.coefficient_rows import (
     joined,
     tasks_without,
 )
-from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, SHARED
+from numpyro_spikeslab.reading.form import COLUMNS, SHARED
 from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.program import RUN_ONCE, are_concrete, outside_transformations
 from numpyro_spikeslab.reading.reader import Reading
@@ -192,6 +192,12 @@ def _first_row(prior: Prior) -> Prior:
     return Prior(prior.log_odds[0], prior.variance[0])
 
 
+def _pairs(q: Posterior) -> PairedMeanField:
+    """The weights of tasks, of which each is a pair of its own."""
+    assert isinstance(q.weights, PairedMeanField)
+    return q.weights
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tasks(Features):
@@ -209,7 +215,8 @@ class Tasks(Features):
         raise NotImplementedError
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        (phi, var), W, W_var = self.of(q), q.weights.mean, q.weights.variance
+        (phi, var), pairs = self.of(q), _pairs(q)
+        W, W_var = pairs.mean, pairs.variance
         return (W @ phi).T, (W_var @ (phi**2 + var) + W**2 @ var).T
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
@@ -250,7 +257,7 @@ class Tiled(Tasks):
         return self.values, jnp.zeros_like(self.values)
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
-        weights, squares = sweep_weights(at, *self.of(q), None, q.weights, temperature)
+        weights, squares = sweep_weights(at, *self.of(q), None, _pairs(q), temperature)
         return at, q._replace(weights=weights), squares
 
 
@@ -268,7 +275,7 @@ class Shared(Tiled):
         if q.slopes:
             return self._sweep_without_coefficients(spec, at, q, temperature)
         stats = gram(at, *self.of(q)) if self.stats is None else self.stats
-        weights, squares = sweep_weights(at, *self.of(q), stats, q.weights, temperature)
+        weights, squares = sweep_weights(at, *self.of(q), stats, _pairs(q), temperature)
         return at, q._replace(weights=weights), squares
 
     def _sweep_without_coefficients(self, spec, at, q, temperature) -> Swept:
@@ -290,14 +297,14 @@ class Shared(Tiled):
         slopes = joined(spec.form.of_tasks, q.slopes, 1)
         rows = jnp.concatenate([self.covariates[own.site] for own in spec.form.of_tasks])
         features = self.values + jnp.einsum("qcm,cn->qmn", slopes, rows)
-        return mean, jnp.einsum("qm,qmn->nq", q.weights.variance, features**2)
+        return mean, jnp.einsum("qm,qmn->nq", _pairs(q).variance, features**2)
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         if not q.slopes:
             return super().squares(spec, data, at, q)
         tasks, moments = (
             self.without_coefficients(spec, at, q),
-            (q.weights.mean, q.weights.variance),
+            (_pairs(q).mean, _pairs(q).variance),
         )
         slopes = tasks.standard.unscaled(q.slopes)
         return tasks.squares(moments, tasks.standard.prior.deviation, slopes)
@@ -309,8 +316,8 @@ class LatentFunctions(Tasks):
     """Latent functions with a table of observations, in which entries may be masked."""
 
     def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
-        assert q.functions is not None
-        return q.functions.mean, q.functions.var
+        functions = factors_of(q)
+        return functions.mean, functions.var
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
         visit = sweep_plain if spec.plain else sweep
@@ -332,12 +339,12 @@ class ObservedEntries(LatentFunctions):
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
         """The functions at all rows, then the weights of all columns."""
         mean, alpha = update_functions(at, self.of(q)[0], q.weights)
-        q = q._replace(functions=white_factors(q.functions, mean, alpha))
+        q = q._replace(functions=white_factors(factors_of(q), mean, alpha))
         weights, squares = update_columns(at, *self.of(q), q.weights, temperature)
         return at, q._replace(weights=weights), squares
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        return at_entries(self.layout.where, (q.weights.mean, q.weights.variance), self.of(q))
+        return at_entries(self.layout.where, (_pairs(q).mean, _pairs(q).variance), self.of(q))
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         # gradients with respect to other sites do not pass through the moments
@@ -362,7 +369,7 @@ def features_of(reading: Reading, at: View | None) -> Features:
         if at is not None:
             stats = jax.jit(gram)(at, values, jnp.zeros_like(values))
         return Shared(covariates, reading.task_statistics, values, stats)
-    if form.kind == ENTRIES:
+    if reading.layout is not None:
         return ObservedEntries(covariates, None, reading.layout)
     return LatentFunctions(covariates, None)
 

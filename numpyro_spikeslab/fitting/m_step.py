@@ -31,7 +31,8 @@ def tallies_of(
     :param squares: expected sums of squared residuals.
     """
     squares = jnp.maximum(squares, data.features.rounding(spec, at))
-    statistics = Statistics(weights.probs, *weights.slab_moments, at.count, squares)
+    slabs, slab_squares = weights.slab_moments
+    statistics = Statistics(weights.probs, slabs, slab_squares, at.count, squares)
     roles = spec.form.roles_with_mode
     return {role.site: role.tally(data.indices[role.site], statistics) for role in roles}
 

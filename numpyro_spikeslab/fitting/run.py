@@ -42,13 +42,13 @@ class Call(NamedTuple):
 
     - **reading** - the model as read.
     - **spec**, **data** - static and traced arguments of compiled code.
-    - **like** - a posterior of these data as shapes and types.
+    - **like** - a posterior of these data as shapes and types; `None` with batches.
     """
 
     reading: Reading
     spec: Spec
     data: Data
-    like: Posterior
+    like: Posterior | None
 
 
 class Plan(NamedTuple):

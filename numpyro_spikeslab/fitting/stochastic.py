@@ -243,6 +243,7 @@ def advance(
     :return: the next step, the posterior, and the negative bound, estimated for all tasks.
     """
     step, posterior, rate = strong((step, posterior, rate))
+    assert posterior.batches is not None
     tallies, before = posterior.batches
     temperature = 1.0 if spec.temperature is None else spec.temperature(before + step)
     base = view_at(spec, data, posterior)

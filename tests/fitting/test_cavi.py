@@ -326,16 +326,6 @@ def test_ten_thousand_tasks_need_no_design_of_all_weights(x64):
     np.testing.assert_allclose(result.params["inclusion_auto_loc"], 0.1, rtol=0.2)
 
 
-def test_svi_fits_an_inner_autonormal(x64):
-    case = truth.scaled_case()
-    guide = nss.PairedGuide(case.model, inner_guide=AutoNormal)
-    svi = SVI(case.model, guide, optax.adam(0.02), TraceGraph_ELBO())
-    result = svi.run(KEY, 1000, *case.args, progress_bar=False)
-    losses = np.asarray(result.losses)
-    assert losses[-100:].mean() < losses[:20].mean() - 5.0
-    assert {"sigma_auto_loc", "sigma_auto_scale", "w_auto_probs"} <= set(result.params)
-
-
 def slab_data_model(X, slab_scale, y=None):
     with numpyro.plate("feature", X.shape[1]):
         w = nss.spike_slab("w", 0.3, slab_scale)

@@ -319,18 +319,6 @@ def test_the_paired_posterior_is_near_the_exact_one(x64, name):
     assert np.max(np.abs(mean - exact.mean)) < 0.25
 
 
-def test_params_have_the_maxima_of_the_closed_form(x64):
-    fit = fitted("paired: params")
-    params = {k: np.asarray(x) for k, x in fit.params.items()}
-    g, mu, v = (params[f"w_auto_{part}"] for part in ("probs", "loc", "scale"))
-    X, y = (np.asarray(x) for x in fit.args)
-    squares = g * (mu**2 + v**2)
-    error = np.sum((y - X @ (g * mu)) ** 2) + np.sum(X**2 @ (squares - (g * mu) ** 2))
-    assert params["sigma"] ** 2 == pytest.approx(error / len(y), rel=1e-5)
-    assert params["inclusion"] == pytest.approx(g.mean(), rel=1e-5)
-    assert params["slab_scale"] ** 2 == pytest.approx(squares.sum() / g.sum(), rel=1e-5)
-
-
 @every_model()
 def test_squares_are_those_of_the_moments_of_each_observation(x64, name):
     fit = fitted(name)
