@@ -19,7 +19,7 @@ from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.sites import find_function_sites, functions_of, is_latent
 from numpyro_spikeslab.sampling.function_sweep import draw_functions
 from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
-from numpyro_spikeslab.sampling.latent_step import Step, draw_rows, recruit
+from numpyro_spikeslab.sampling.latent_step import LatentStep, draw_rows, recruit
 
 
 def latent_sites(trace: dict[str, Any]) -> tuple[str, ...]:
@@ -209,7 +209,7 @@ class LatentGibbs(BlockKernel):
         rng_key, key_weights, key_recruit, key_functions, key_numbers = random.split(
             state.rng_key, 5
         )
-        step = Step.of(reading, values, state.z)
+        step = LatentStep.of(reading, values, state.z)
         (spikes, slabs), inclusion = step.weights(), state.inclusion_probabilities
         if step.owns_weights:
             spikes, slabs, inclusion = step.draw_weights(key_weights, (spikes, slabs))

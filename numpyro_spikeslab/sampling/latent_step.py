@@ -26,7 +26,7 @@ from numpyro_spikeslab.sampling.scale_draws import Current, squares_given
 
 
 @dataclass(frozen=True)
-class Step(Current):
+class LatentStep(Current):
     """A step of :class:`~numpyro_spikeslab.LatentGibbs`: the model at the current values."""
 
     @property
