@@ -230,13 +230,13 @@ def stretch(key: Array, fixed: Fixed, state: State, function: Function) -> tuple
         if factor is None:
             factor = covariance.cholesky(t * a)
         at = Evaluation.of(covariance, factor, (y - t * integrated.mean)[:, None])
-        return at._replace(value=at.value + count * log_t - 0.5 * square * t**2)
+        return at.value + count * log_t - 0.5 * square * t**2, factor
 
     def draw_length():
         zero = jnp.zeros((), w.dtype)
-        current = evaluate(zero, function.factor)
-        log_t, new = slice_update(key_length, evaluate, zero, current, WIDTH_OF_LENGTH)
-        return jnp.exp(log_t), new.factor
+        known = evaluate(zero, function.factor)
+        log_t, factor = slice_sample(key_length, evaluate, zero, width=WIDTH_OF_LENGTH, known=known)
+        return jnp.exp(log_t), factor
 
     t, factor = jnp.ones((), w.dtype), function.factor
     if moves.rescale:
