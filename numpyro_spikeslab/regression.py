@@ -182,11 +182,11 @@ def scales_of(table: np.ndarray, response: np.ndarray, names: list) -> Scales:
     used = sd > ROUNDING * abs(table).max(axis=0)
     if not used.any():
         raise bad("X", f"{table.shape[1]} constant columns", "one or more that vary")
-    columns = (
+    x_mean, x_sd, varies = (
         xr.DataArray(values, {"feature": names}, ["feature"])
         for values in (mean, np.where(used, sd, 1.0), used)
     )
-    return Scales(*columns, float(response.mean()), float(response.std()))
+    return Scales(x_mean, x_sd, varies, float(response.mean()), float(response.std()))
 
 
 def standardised(
