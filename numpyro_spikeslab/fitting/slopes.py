@@ -39,11 +39,12 @@ class Slopes(NamedTuple):
         """Return slopes along ``size`` weights: those of all tasks, or of each task alone."""
         if slopes.shape[-1] == size:
             return slopes
+        assert self.axis is not None
         return (along_own if slopes.shape[-1] > size else along_all)(slopes, self.axis)
 
     def factors(self, change: Float[Array, " P"]) -> Float[Array, "..."]:
         """Arrange changes of the weights as factors of the slopes."""
-        if not self.own:
+        if not self.own or self.axis is None:
             return change
         return change.reshape(self.shape[self.axis - 1], *(1,) * (-self.axis - 1), self.shape[-1])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact draws of spike-and-slab weights, and of what has an exact conditional beside them."""
+"""Exact draws of spike-and-slab weights, coefficients, scales and probabilities."""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -45,11 +45,10 @@ from numpyro_spikeslab.sampling.scale_draws import Current, squares_given
 
 class PairedGibbsState(NamedTuple):
     """
-    - **z** - dict of the current values of the kernel's sites, spikes and slabs among them.
+    - **z** - current values of the kernel's sites, spikes and slabs among them.
     - **inclusion_probabilities** - for each set of weights, the conditional probability of each
-      spike, in the mean over what a step passes through: averaged over draws, the
-      Rao-Blackwellised inclusion probability. Collect it with
-      ``extra_fields=("inclusion_probabilities.w",)``, or as
+      spike, averaged over the moves of a step. The mean over draws is the Rao-Blackwellised
+      inclusion probability. Collect it with ``extra_fields=("inclusion_probabilities.w",)``, or as
       ``"block_states.0.inclusion_probabilities.w"`` from a composite.
     - **rng_key** - random key for the next step.
     """
@@ -60,37 +59,36 @@ class PairedGibbsState(NamedTuple):
 
 
 class PairedGibbs(BlockKernel):
-    """Draws every pair (slab, spike) in turn from its exact conditional (supplement, section 2).
+    """Draws pairs (slab, spike) from their exact conditionals (supplement, section 2).
 
-    It also draws what has an exact conditional beside them: noise scales, slab scales and inclusion
-    probabilities that are sites of their own, under any prior of positive numbers or of
-    probabilities, and coefficients, Normal sites in which the location is affine. Alone it samples
-    models that have no other latent sites; beside other kernels it is a block of
-    :class:`numpyro.infer.Gibbs` and draws the sites that it is given, for example the pairs
-    (:func:`~numpyro_spikeslab.paired_sites`). There is nothing to tune and no warm-up to adapt. The
-    design may depend on the sites of other blocks, discrete ones too: it is evaluated in every step
-    then.
+    It also draws other sites with an exact conditional: noise scales, slab scales and inclusion
+    probabilities that are sites of their own, under any prior on positive numbers or on
+    probabilities, and coefficients, which are Normal sites in which the location is affine. Alone,
+    it samples models without other latent sites. As a block of :class:`numpyro.infer.Gibbs` it
+    draws the sites that it is given, for example the pairs
+    (:func:`~numpyro_spikeslab.paired_sites`). Nothing is tuned or adapted. If the design depends on
+    sites of other blocks, continuous or discrete, it is evaluated in every step.
 
-    Correlated columns stand in for each other, and pairs drawn one by one hardly ever trade places.
-    So each step goes on with moves of the spikes alone, all slabs integrated out: each spike is
-    offered a flip, and some included weights another place. This is exact, too; where more than a
-    quarter of the weights are included, but 32 at least and 64 at most, or single precision does
-    not suffice, the step is that of the pairs alone.
+    Pairs drawn one by one rarely exchange correlated columns. Therefore a step continues with moves
+    of the spikes that integrate all slabs out: each spike is offered a flip, and some included
+    weights another column. These moves are exact, too. They are omitted if more than a quarter of
+    the weights are included, but 32 at least and 64 at most, or if single precision does not
+    suffice.
 
-    Coefficients that it draws, such as an intercept, are integrated out of the pairs, whose columns
-    need not be centred; of tasks those that each has of its own. Where another block draws them, or
-    all tasks have them together, centre columns of a mean that is large beside their spread.
+    Coefficients that the kernel draws, such as an intercept, are integrated out of the pairs, so
+    columns need not be centred. For tasks this holds if each task has its own coefficients.
+    Otherwise, or if another block draws them, centre the columns.
 
     Weights that share a spike (``groups`` of :func:`~numpyro_spikeslab.spike_slab`) are drawn with
     it, group after group, without these moves.
 
     Weights of shape (Q, M) of Q tasks that share M features, or that mix
-    :func:`~numpyro_spikeslab.latent_functions`, are drawn for all tasks at once, from the features'
-    Gram matrices; entries may be missing and noise may differ from one to the next.
+    :func:`~numpyro_spikeslab.latent_functions`, are drawn for all tasks at once. Entries may be
+    missing, and noise may differ between entries.
 
     :param model: a model whose one observed Normal site is affine in its spike-and-slab weights.
-    :param collapsed: whether steps go on with the moves that integrate the slabs out. They take
-        time, which designs without correlations do not pay back.
+    :param collapsed: whether steps include the moves that integrate the slabs out. Without
+        correlated columns they are not worth their time.
     :raises ValueError: when initialised, if the model does not fit, the data are bad, or there are
         sites that the kernel cannot draw; the message names the site and the remedy.
 
@@ -331,7 +329,7 @@ def draw_tasks(
     """Draw spikes and slabs of weights that share or mix features, and return the inclusion
     probabilities.
 
-    Memory is that of the observations: Gram matrices are those of all tasks together, of a tile of
+    Memory grows with the observations: Gram matrices belong to all tasks together, to a tile of
     tasks, or of a block of the columns of a sparse table.
 
     :param at: the model at zero weights.
