@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The included weights of a regression with all slabs integrated out: what they are to the others.
+"""Active set of a regression with all slabs integrated out: the weights that are included.
 
-To include a weight or to exclude one costs :math:`O(K P)` for K slots, and to include one a product
-with the design; nothing of shape (P, P) is needed.
+Its state is the root of their posterior covariance and the products of all features with the
+residual. To include or exclude a weight costs :math:`O(K P)` for K slots, and to include one also a
+product with the design. No array of shape (P, P) is needed.
 
-Inside, weights are in units of their slabs' standard deviations and the noise in units of its own,
-so all prior variances are 1.
+Weights are in units of their slabs' standard deviations and the noise in units of its own, so all
+prior variances are 1.
 """
 
 from typing import Any, NamedTuple
@@ -24,19 +25,19 @@ from numpyro_spikeslab.algebra.pairs import (
     predictor,
 )
 
-# Weights that are put into slots at once, before a sweep.
+# Weights that enter the active set at once, before a sweep.
 CHUNK = 16
 
-# Relative rounding error, times squared signal to noise ratio, above which flips would be decided
-# by rounding.
+# Relative rounding error, times squared signal to noise ratio, above which rounding would decide
+# flips.
 MAX_ROUNDING = 0.05
 
 
-class Regression(NamedTuple):
-    """A whitened regression on P features, and the prior of its weights.
+class CollapsedRegression(NamedTuple):
+    """Whitened regression on P features, and the prior of its weights.
 
     - **design** - the whitened features.
-    - **gram** - their products with each other where they are at hand, else `None`.
+    - **gram** - products of the features with each other, or `None`.
     - **target** - whitened observations.
     - **precision** - common noise precision.
     - **prior** - prior of the weights.
@@ -49,8 +50,8 @@ class Regression(NamedTuple):
     prior: Prior
 
     def times(self, x: Float[Array, "N *K"]) -> Float[Array, "P *K"]:
-        """Products of all features with some vectors."""
-        # of padded rows, since a part of them would be a copy
+        """Compute the products of all features with some vectors."""
+        # with the padded rows, since a slice of them would be a copy
         return (self.rows @ x)[: self.prior.log_odds.size]
 
     @property
@@ -59,7 +60,7 @@ class Regression(NamedTuple):
 
     @property
     def scale(self) -> Float[Array, " P"]:
-        """What takes features to the units in which prior and noise have variance 1."""
+        """Factors from the features to the units of prior and noise."""
         return jnp.sqrt(self.precision * self.prior.variance)
 
     @property
@@ -73,33 +74,33 @@ class Regression(NamedTuple):
         return self.scale**2 * feature_squares(self.design, self.scale.size)
 
     def products(self, index: Int[Array, "*K"]) -> Float[Array, "*K P"]:
-        """Products of some features with all, in these units."""
+        """Compute the products of some features with all, in these units."""
         # a vector times the transposed rows takes ten times as long
-        own = self.times(self.rows[index].T).T if self.gram is None else self.gram[index]
-        return self.scale[index][..., None] * own * self.scale
+        products = self.times(self.rows[index].T).T if self.gram is None else self.gram[index]
+        return self.scale[index][..., None] * products * self.scale
 
     def pair_logits(self, weights: Float[Array, " P"]) -> Float[Array, " P"]:
-        """Log odds of each spike given all other weights."""
+        """Compute the log odds of each spike given all other weights."""
         squares = feature_squares(self.design, weights.size)
         cross = self.times(self.target - predictor(self.design, weights)) + squares * weights
         pairs = coordinates(squares, self.precision, self.prior)
         return pairs.given(self.precision * cross).logit
 
 
-class Included(NamedTuple):
-    """The included weights, in K slots, and what the others add to them.
+class ActiveSet(NamedTuple):
+    """ActiveSet weights in K slots, and the regression of all features on theirs.
 
-    With H the products of the slots' features with all, b those with the observations, and R^T R
-    the posterior covariance of the slots' weights. In this form adding is a step of Gram and
-    Schmidt and removing a reflection, so columns that are nearly the same may take turns: updates
-    of the covariance itself lose it to rounding.
+    H are the products of the slots' features with all features, b those with the observations, and
+    R^T R is the posterior covariance of the slots' weights. In this form a weight enters by a
+    Gram-Schmidt step and leaves by a reflection, which is stable for nearly equal columns, where
+    updates of the covariance itself are not.
 
-    - **slots** - which weight each slot holds; P where it is empty.
+    - **slots** - number of the weight in each slot; P where it is empty.
     - **spikes** - whether each weight is included.
-    - **rows** - R H, R and R b side by side, for one product costs as much time as three of small
-      matrices; what belongs to empty slots is 0.
-    - **linear** - products of all features with what the slots leave unexplained.
-    - **squares** - squares of the features less what the slots explain of them.
+    - **rows** - R H, R and R b side by side, since small products cost the same as one large; 0 for
+      empty slots.
+    - **linear** - products of all features with the residual of the slots.
+    - **squares** - squared norms of the features after regression on the slots.
     """
 
     slots: Int[Array, " K"]
@@ -125,19 +126,19 @@ class Included(NamedTuple):
         return self.rows[:, -1]
 
     def inside(self, prior: Prior) -> Float[Array, " K"]:
-        """Odds of the spike in each slot given all others; 1 where it is empty."""
+        """Compute the odds of the spike in each slot given all others; 1 where it is empty."""
         variance = jnp.where(self.filled, jnp.sum(self.root**2, axis=0), 1)
         mean = self.target @ self.root
-        exponent = take(prior.log_odds, self.slots) + 0.5 * mean**2 / variance
+        exponent = entries_of(prior.log_odds, self.slots) + 0.5 * mean**2 / variance
         return jnp.exp(exponent) * jnp.sqrt(variance)
 
     def outside(self, prior: Prior) -> Float[Array, " P"]:
-        """Odds of each spike that is in no slot given all others."""
+        """Compute the odds of each excluded spike given all others."""
         exponent, precision = posterior_odds(prior, self.linear, self.squares)
         return jnp.exp(exponent) / jnp.sqrt(precision)
 
     def odds(self, prior: Prior) -> Float[Array, " P"]:
-        """Odds of each spike given all others."""
+        """Compute the odds of each spike given all others."""
         # a scatter would keep XLA from making a single kernel of the loop of a sweep
         here = self.slots[:, None] == jnp.arange(self.spikes.size)
         inside = jnp.max(jnp.where(here, self.inside(prior)[:, None], 0), axis=0)
@@ -147,31 +148,31 @@ class Included(NamedTuple):
 def posterior_odds(
     prior: Prior, linear: Float[Array, "... P"], squares: Float[Array, "... P"]
 ) -> tuple[Float[Array, "... P"], Float[Array, "... P"]]:
-    """Prior odds of each weight times the Bayes factor for it.
+    """Compute the posterior odds of each weight, without a logarithm, since it would cost most.
 
-    :return: x and A, where the odds are exp(x) over the square root of A: to take a logarithm would
-        cost more than all else.
+    :return: x and A of the odds ``exp(x) / sqrt(A)``.
     """
     precision = 1 + jnp.maximum(squares, 0)
     return prior.log_odds + 0.5 * linear**2 / precision, precision
 
 
 def is_precise(linear: Float[Array, " P"], squares: Float[Array, " P"]) -> Bool[Array, ""]:
-    """Whether rounding leaves the odds of a flip alone; no spike and no slab decides this.
+    """Decide whether rounding errors of the odds are small, whatever spikes and slabs are.
 
-    :param linear: of a :class:`Regression`, as what follows.
+    :param linear: of a :class:`CollapsedRegression`.
+    :param squares: of a :class:`CollapsedRegression`.
     """
     largest = jnp.maximum(jnp.max(squares), jnp.max(jnp.abs(linear)))
     return largest * jnp.finfo(largest.dtype).eps < MAX_ROUNDING
 
 
 def include(
-    problem: Regression,
+    problem: CollapsedRegression,
     start: tuple[Float[Array, " P"], Float[Array, " P"]],
     spikes: Bool[Array, " P"],
     capacity: int,
-) -> Included:
-    """Put the included weights into slots: some at a time, up to the last.
+) -> ActiveSet:
+    """Make the active set of some spikes, chunk by chunk.
 
     :param start: the regression's linear terms and squares.
     :param capacity: number of slots, no fewer than weights; whole chunks.
@@ -180,37 +181,37 @@ def include(
     slots = jnp.sum(counts < 1 + jnp.arange(capacity)[:, None], axis=1)
     rows = jnp.zeros((capacity, size + capacity + 1), start[0].dtype)
 
-    def turn(i, now):
+    def turn(i, active):
         new = lax.dynamic_slice(slots, (i * chunk,), (chunk,))
-        return _include_chunk(problem, now, new, i * chunk)
+        return _include_chunk(problem, active, new, i * chunk)
 
-    nothing = Included(slots, spikes, rows, *start)
+    zero = ActiveSet(slots, spikes, rows, *start)
 
-    return lax.fori_loop(0, -(-counts[-1] // chunk), turn, nothing)
+    return lax.fori_loop(0, -(-counts[-1] // chunk), turn, zero)
 
 
 def _include_chunk(
-    problem: Regression, now: Included, new: Int[Array, " C"], start: Any
-) -> Included:
-    """Put some weights into their slots: :func:`entering` of all at once.
+    problem: CollapsedRegression, active: ActiveSet, new: Int[Array, " C"], start: Any
+) -> ActiveSet:
+    """Let some weights enter at once; see :func:`row_of`.
 
-    :param new: which; P for none.
+    :param new: numbers of the weights; P for none.
     :param start: the first of their slots.
     """
-    size, filled = now.spikes.size, new < now.spikes.size
+    size, filled = active.spikes.size, new < active.spikes.size
     products = jnp.where(filled[:, None], problem.products(jnp.minimum(new, size - 1)), 0)
     slots = start + jnp.arange(new.size)
-    here = filled[:, None] & (slots[:, None] == jnp.arange(now.slots.size))
-    explained = take(now.products, new).T @ now.rows
-    change = _unexplained(products, here, explained, take(now.linear, new))
+    here = filled[:, None] & (slots[:, None] == jnp.arange(active.slots.size))
+    explained = entries_of(active.products, new).T @ active.rows
+    change = _unexplained(products, here, explained, entries_of(active.linear, new))
     one = jnp.eye(new.size, dtype=change.dtype)
-    # its inverse is small and safe, all precisions are at least 1; long triangular solves are slow
-    precision = one + take(change[:, :size], new)
+    # long triangular solves are slow, and the inverse is safe, since all precisions are at least 1
+    precision = one + entries_of(change[:, :size], new)
     rows = solve_triangular(jnp.linalg.cholesky(precision), one, lower=True) @ change
-    return now._replace(
-        rows=lax.dynamic_update_slice(now.rows, rows, (start, 0)),
-        linear=now.linear - rows[:, -1] @ rows[:, :size],
-        squares=now.squares - jnp.sum(rows[:, :size] ** 2, axis=0),
+    return active._replace(
+        rows=lax.dynamic_update_slice(active.rows, rows, (start, 0)),
+        linear=active.linear - rows[:, -1] @ rows[:, :size],
+        squares=active.squares - jnp.sum(rows[:, :size] ** 2, axis=0),
     )
 
 
@@ -220,28 +221,28 @@ def _unexplained(
     explained: Float[Array, "*C P+K+1"],
     linear: Float[Array, "*C"],
 ) -> Float[Array, "*C P+K+1"]:
-    """What the slots leave of the rows of weights that enter.
+    """Subtract the regression on the slots from the rows of weights that enter.
 
-    :param products: of their features with all.
-    :param here: their slots.
-    :param explained: what they explain.
-    :param linear: products of their features with what the slots leave of the observations.
+    :param products: products of their features with all features.
+    :param here: their slots, one-hot.
+    :param explained: the part of the rows that the slots explain.
+    :param linear: products of their features with the residual.
     """
     rows = jnp.concatenate([products, here.astype(products.dtype)], axis=-1)
     return jnp.concatenate([rows - explained[..., :-1], linear[..., None]], axis=-1)
 
 
-def take(x: Float[Array, "... P"], index: Int[Array, "*K"]) -> Float[Array, "..."]:
-    """Entries of some weights, 0 where a slot is empty."""
+def entries_of(x: Float[Array, "... P"], index: Int[Array, "*K"]) -> Float[Array, "..."]:
+    """Take the entries of some weights, 0 where a slot is empty."""
     return jnp.take(x, index, axis=-1, mode="fill", fill_value=0)
 
 
-class Leaving(NamedTuple):
-    """A weight that is included, and how the others come to be without it.
+class Removal(NamedTuple):
+    """Reflection that moves the dependence on a weight into the row of its slot.
 
-    - **normal** - of the reflection that takes all it adds to the others into the row of its slot.
+    - **normal** - normal of the reflection.
     - **along** - products of the normal with the rows.
-    - **row** - this row.
+    - **row** - the reflected row of the slot.
     """
 
     normal: Float[Array, " K"]
@@ -249,41 +250,43 @@ class Leaving(NamedTuple):
     row: Float[Array, " P+K+1"]
 
 
-def leaving(now: Included, slot: Int[Array, ""]) -> Leaving:
+def removal_of(active: ActiveSet, slot: Int[Array, ""]) -> Removal:
+    """Compute the reflection that removes a weight.
+
+    :param slot: its slot.
     """
-    :param slot: of the weight.
-    """
-    column = now.rows[:, now.spikes.size + slot]
-    length, here = jnp.linalg.norm(column), jnp.arange(now.slots.size) == slot
+    column = active.rows[:, active.spikes.size + slot]
+    length, here = jnp.linalg.norm(column), jnp.arange(active.slots.size) == slot
     normal = column + jnp.where(here, jnp.where(column >= 0, length, -length), 0)
     normal *= jnp.sqrt(2 / jnp.maximum(normal @ normal, jnp.finfo(normal.dtype).tiny))
-    along = normal @ now.rows
-    return Leaving(normal, along, now.rows[slot] - normal[slot] * along)
+    along = normal @ active.rows
+    return Removal(normal, along, active.rows[slot] - normal[slot] * along)
 
 
-def none_leaves(now: Included) -> Leaving:
-    nothing = jnp.zeros_like(now.rows[0])
-    return Leaving(jnp.zeros_like(now.target), nothing, nothing)
+def no_removal(active: ActiveSet) -> Removal:
+    """Return the reflection that changes nothing."""
+    zero = jnp.zeros_like(active.rows[0])
+    return Removal(jnp.zeros_like(active.target), zero, zero)
 
 
-def entering(
-    now: Included,
-    left: Leaving,
+def row_of(
+    active: ActiveSet,
+    removal: Removal,
     slot: Int[Array, ""],
     m: Int[Array, ""],
     products: Float[Array, " P"],
 ) -> Float[Array, " R"]:
-    """The row of a weight that is not included: what one step of Gram and Schmidt makes of it.
+    """Compute the row of an excluded weight by a Gram-Schmidt step.
 
-    :param left: what leaves before.
-    :param slot: an empty one, or that of the weight that leaves.
-    :param m: which weight.
-    :param products: of its feature with all.
+    :param removal: removal that comes before.
+    :param slot: an empty slot, or the slot of the removed weight.
+    :param m: number of the weight.
+    :param products: products of its feature with all features.
     """
-    here = jnp.arange(now.slots.size) == slot
-    own = jnp.where(here, 0, take(now.products, m) - left.normal * left.along[m])
-    explained = own @ now.rows - (own @ left.normal) * left.along
-    linear = now.linear[m] + explained_by(left.row, now.spikes.size)[0][m]
+    here = jnp.arange(active.slots.size) == slot
+    column = jnp.where(here, 0, entries_of(active.products, m) - removal.normal * removal.along[m])
+    explained = column @ active.rows - (column @ removal.normal) * removal.along
+    linear = active.linear[m] + explained_by(removal.row, active.spikes.size)[0][m]
     row = _unexplained(products, here, explained, linear)
     return row * lax.rsqrt(1 + jnp.maximum(row[m], 0))
 
@@ -291,36 +294,36 @@ def entering(
 def explained_by(
     row: Float[Array, "... R"], size: int
 ) -> tuple[Float[Array, "... P"], Float[Array, "... P"]]:
-    """What a slot explains of the products and of the squares of all features."""
+    """Compute the part of the linear terms and squares of all features that a slot explains."""
     return row[..., -1:] * row[..., :size], row[..., :size] ** 2
 
 
-def changed(
-    now: Included,
-    left: Leaving,
+def updated(
+    active: ActiveSet,
+    removal: Removal,
     row: Float[Array, " R"],
     slot: Int[Array, ""],
     leaves: Int[Array, ""],
     enters: Int[Array, ""],
-) -> Included:
-    """The included weights after a change.
+) -> ActiveSet:
+    """Return the active set after a change.
 
-    :param left: of the weight that leaves, or :func:`none_leaves`.
+    :param removal: of the weight that leaves, or :func:`no_removal`.
     :param row: of the weight that enters; 0 for none.
-    :param slot: from which and into which; K for none.
-    :param leaves: which weight leaves; P for none.
-    :param enters: which enters; P for none.
+    :param slot: the slot that changes; K for none.
+    :param leaves: number of the weight that leaves; P for none.
+    :param enters: number of the weight that enters; P for none.
     """
-    size, num_slots = now.spikes.size, now.slots.size
+    size, num_slots = active.spikes.size, active.slots.size
     here = jnp.arange(num_slots) == slot
-    # what would be left of a weight that leaves is rounding
-    kept = jnp.concatenate([jnp.full(size, True), ~here, jnp.full(1, True)])
-    others = jnp.where(kept, now.rows - left.normal[:, None] * left.along, 0)
-    lost, gained = explained_by(left.row, size), explained_by(row, size)
-    return Included(
-        jnp.where(here, enters, now.slots),
-        (now.spikes & (jnp.arange(size) != leaves)) | (jnp.arange(size) == enters),
+    # the column of the removed weight is zero but for rounding
+    nonzero = jnp.concatenate([jnp.full(size, True), ~here, jnp.full(1, True)])
+    others = jnp.where(nonzero, active.rows - removal.normal[:, None] * removal.along, 0)
+    before, after = explained_by(removal.row, size), explained_by(row, size)
+    return ActiveSet(
+        jnp.where(here, enters, active.slots),
+        (active.spikes & (jnp.arange(size) != leaves)) | (jnp.arange(size) == enters),
         jnp.where(here[:, None], row, others),
-        now.linear + lost[0] - gained[0],
-        now.squares + lost[1] - gained[1],
+        active.linear + before[0] - after[0],
+        active.squares + before[1] - after[1],
     )

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves among sets of included weights with all slabs integrated out: flips and swaps.
+"""Flips and swaps of spikes with all slabs integrated out.
 
-Correlated columns stand in for each other, so a draw of one pair given the slabs of the others
-hardly ever trades one for the next. With the slabs integrated out it does: a sweep offers every
-spike a flip, and a swap draws a new place for an included weight, its own among them (the moves of
-add-delete-swap samplers).
+Correlated columns explain the same variation, so single pairs given the slabs of the others hardly
+ever trade places. With the slabs integrated out they do (add-delete-swap samplers): a sweep
+proposes a flip of every spike, and a swap draws a new place for an included weight.
 
-**Exactness.** A flip and a swap are reversible for the collapsed posterior of the spikes restricted
-to at most K included, whose bounds they never leave; the slabs are then drawn from their
-conditional. Where more than K are included nothing moves at all. A kernel that keeps the posterior
-on a set and stays in it, and is the identity outside, keeps the posterior. Alternated with
-sweeps of single pairs, which know no bound, the two reach every set of spikes.
+**Exactness.** Flips and swaps are reversible for the collapsed posterior restricted to at most K
+included weights, and never leave this set; the slabs are then drawn from their conditional. Outside
+of the set the kernel is the identity. Such a kernel keeps the posterior. Alternated with sweeps of
+single pairs, which have no bound, it reaches every set of spikes.
 
 Weights are in the units of :mod:`~numpyro_spikeslab.algebra.active_set`.
 """
@@ -26,47 +24,46 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.active_set import (
     CHUNK,
-    Included,
-    Leaving,
-    Regression,
-    changed,
-    entering,
+    ActiveSet,
+    CollapsedRegression,
+    Removal,
+    entries_of,
     explained_by,
     include,
     is_precise,
-    leaving,
-    none_leaves,
+    no_removal,
     posterior_odds,
-    take,
+    removal_of,
+    row_of,
+    updated,
 )
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.algebra.variates import index, logistic, normal, uniform
 
 MAX_CAPACITY = 64
-"""How many weights may be included where spikes move; :func:`default_capacity` of fewer."""
+"""The most included weights for flips and swaps; see :func:`default_capacity`."""
 
 
 def default_capacity(size: int) -> int:
-    """A quarter of the weights, since slots take time even where they are empty, but some at
-    least."""
+    """Return the number of slots: a quarter of the weights within bounds, since empty slots cost
+    time."""
     return min(MAX_CAPACITY, max(MAX_CAPACITY // 2, size // 4))
 
 
 def default_swaps(size: int) -> int:
-    """Some, and more where a sweep of flips takes so long that they hardly count."""
+    """Return the number of swaps, more where a sweep of flips takes long."""
     return min(32, max(8, size // 128))
 
 
 class Numbers(NamedTuple):
-    """Random numbers of a sweep of single pairs, then of flips and S swaps among K slots: uniform
-    ones unless said.
+    """Random numbers of a sweep of single pairs, then of flips and S swaps among K slots.
 
-    - **pairs** - logistic and normal ones for the pairs.
-    - **flips** - for the flips.
-    - **order** - what is in the slots swaps in the order of these.
-    - **places** - for the new places.
-    - **slabs** - normal ones for the slabs.
+    - **pairs** - logistic and normal numbers of the pairs.
+    - **flips** - uniform numbers of the flips.
+    - **order** - uniform numbers whose order is that of the swaps.
+    - **places** - uniform numbers of the new places.
+    - **slabs** - normal numbers of the slabs.
     """
 
     pairs: tuple[Float[Array, " P"], Float[Array, " P"]]
@@ -83,33 +80,33 @@ class Numbers(NamedTuple):
         capacity: int | None = None,
         num_swaps: int | None = None,
     ) -> "Numbers":
-        """All in one call, for each takes as long as a dozen flips.
+        """Draw all numbers in one call, since each call takes as long as a dozen flips.
 
         :param key: random key.
-        :param weights: for their number and their type.
-        :param capacity: how many may be included, K, rounded up to whole chunks; by default
+        :param weights: for their number and type.
+        :param capacity: number of slots K, rounded up to whole chunks; by default
             :func:`default_capacity`.
-        :param num_swaps: how many swaps, S, at least one; by default :func:`default_swaps`.
+        :param num_swaps: number of swaps S, at least one; by default :func:`default_swaps`.
         """
         size = weights.size
         capacity = min(capacity or default_capacity(size), size)
         capacity += -capacity % min(CHUNK, capacity)
         num_swaps = num_swaps or default_swaps(size)
         ends = np.cumsum([size, 2 * size, size, capacity])
-        every = uniform(key, (int(ends[-1]) + num_swaps,), weights.dtype)
-        spikes, slabs, *others = jnp.split(every, ends)
+        numbers = uniform(key, (int(ends[-1]) + num_swaps,), weights.dtype)
+        spikes, slabs, *others = jnp.split(numbers, ends)
         pair_slabs, slabs = normal(slabs.reshape(2, size))
         flips, order, places = ((1 + x) / 2 for x in others)
         return cls((logistic(spikes), pair_slabs), flips, order, places, slabs)
 
 
 class Move(NamedTuple):
-    """What happens next in a sweep.
+    """Next change in a sweep.
 
-    - **slot** - which slot changes; K for none.
-    - **leaves**, **enters** - which weights are excluded and included; P for none.
-    - **start** - the first weight whose flip is still to come.
-    - **swaps** - how many swaps are done.
+    - **slot** - the slot that changes; K for none.
+    - **leaves**, **enters** - numbers of the weights that leave and enter; P for none.
+    - **start** - the next weight whose flip is proposed.
+    - **swaps** - number of swaps that are done.
     """
 
     slot: Int[Array, ""]
@@ -119,21 +116,21 @@ class Move(NamedTuple):
     swaps: Int[Array, ""]
 
 
-def next_flip(numbers: Numbers, prior: Prior, now: Included, start: Any, swaps: Any) -> Move:
-    """The next spike that flips (Metropolis), if any does.
+def next_flip(numbers: Numbers, prior: Prior, active: ActiveSet, start: Any, swaps: Any) -> Move:
+    """Find the next spike whose flip is accepted (Metropolis), if there is one.
 
-    Between two flips nothing changes, so a sweep costs as much as the flips that happen, not as the
-    weights that are visited. None is included beyond the number of slots.
+    Between two accepted flips the odds stay the same, so only these cost time. A weight enters only
+    if a slot is empty.
     """
-    size, num_slots = now.spikes.size, now.slots.size
-    every, may_enter = jnp.arange(size), ~now.spikes & ~jnp.all(now.filled)
-    flips = may_enter & (every >= start) & (now.outside(prior) > numbers.flips)
-    first_in = jnp.min(jnp.where(flips, every, size))
-    flips = now.filled & (now.slots >= start)
-    flips &= take(numbers.flips, now.slots) * now.inside(prior) < 1
-    first_out = jnp.min(jnp.where(flips, now.slots, size))
+    size, num_slots = active.spikes.size, active.slots.size
+    number, may_enter = jnp.arange(size), ~active.spikes & ~jnp.all(active.filled)
+    flips = may_enter & (number >= start) & (active.outside(prior) > numbers.flips)
+    first_in = jnp.min(jnp.where(flips, number, size))
+    flips = active.filled & (active.slots >= start)
+    flips &= entries_of(numbers.flips, active.slots) * active.inside(prior) < 1
+    first_out = jnp.min(jnp.where(flips, active.slots, size))
     m, leaves = jnp.minimum(first_in, first_out), first_out < first_in
-    slot = jnp.argmax(now.slots == jnp.where(leaves, m, size))
+    slot = jnp.argmax(active.slots == jnp.where(leaves, m, size))
     return Move(
         jnp.where(m < size, slot, num_slots),
         jnp.where(leaves, m, size),
@@ -144,112 +141,114 @@ def next_flip(numbers: Numbers, prior: Prior, now: Included, start: Any, swaps: 
 
 
 def next_swap(
-    numbers: Numbers, prior: Prior, now: Included, start: Any, swaps: Any
-) -> tuple[Move, Leaving]:
-    """A new place for one of the included weights, drawn from all that are free and its own: the
-    next that is not its own, if there is one among the swaps still to come.
+    numbers: Numbers, prior: Prior, active: ActiveSet, start: Any, swaps: Any
+) -> tuple[Move, Removal]:
+    """Find the next swap that changes the place of an included weight, if there is one.
 
-    All that are included have their turn, in an order that knows nothing of them, before one has
-    its next. Between two that move nothing changes.
+    A swap draws the new place of a weight from all free places and its own. The included weights
+    take turns, in an order that is independent of them.
     """
-    size, num_slots, num_swaps = now.spikes.size, now.slots.size, numbers.places.size
-    rank = jnp.sum(now.filled & (numbers.order < numbers.order[:, None]), axis=1)
-    count = jnp.sum(now.filled)
+    size, num_slots, num_swaps = active.spikes.size, active.slots.size, numbers.places.size
+    rank = jnp.sum(active.filled & (numbers.order < numbers.order[:, None]), axis=1)
+    count = jnp.sum(active.filled)
     none = Move(*map(jnp.asarray, (num_slots, size, size, start, swaps)))
 
     def look(state):
         turn = state[0].swaps
-        slot = jnp.argmax(now.filled & (rank == turn % jnp.maximum(count, 1)))
-        old, left = now.slots[slot], leaving(now, slot)
-        new, is_free = _new_place(numbers.places[turn], prior, now, left, old)
+        slot = jnp.argmax(active.filled & (rank == turn % jnp.maximum(count, 1)))
+        old, removal = active.slots[slot], removal_of(active, slot)
+        new, is_free = _new_place(numbers.places[turn], prior, active, removal, old)
         moves = (count > 0) & (new != old) & is_free
-        found = Move(slot, old, new, start, turn)
-        found = choose(moves, found, none)
-        return found._replace(swaps=turn + 1), left
+        swap = choose(moves, Move(slot, old, new, start, turn), none)
+        return swap._replace(swaps=turn + 1), removal
 
     def is_open(state):
         move, _ = state
-        # where chains run side by side, those come here as well that have flips to come
+        # under vmap both branches run, also for chains whose flips are not done
         return (move.slot == num_slots) & (move.swaps < num_swaps) & (start >= size)
 
-    move, left = lax.while_loop(is_open, look, (none, none_leaves(now)))
-    return move, jax.tree.map(lambda x: jnp.where(move.slot < num_slots, x, 0), left)
+    move, removal = lax.while_loop(is_open, look, (none, no_removal(active)))
+    return move, jax.tree.map(lambda x: jnp.where(move.slot < num_slots, x, 0), removal)
 
 
 def _new_place(
-    u: Float[Array, ""], prior: Prior, now: Included, left: Leaving, old: Int[Array, ""]
+    u: Float[Array, ""], prior: Prior, active: ActiveSet, removal: Removal, old: Int[Array, ""]
 ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
-    """Where a weight that leaves comes back.
+    """Draw the place to which a removed weight returns.
 
     :param u: a uniform number.
-    :param left: what leaves.
+    :param removal: its removal.
     :param old: its place.
-    :return: the place; whether it is free.
+    :return: the place, and whether it is free.
     """
-    linear, squares = explained_by(left.row, now.spikes.size)
-    logits, precision = posterior_odds(prior, now.linear + linear, now.squares + squares)
-    taken = now.spikes & (jnp.arange(now.spikes.size) != old)
-    # finite, for the odds of a weight that is certain to be included are not
+    linear, squares = explained_by(removal.row, active.spikes.size)
+    logits, precision = posterior_odds(prior, active.linear + linear, active.squares + squares)
+    occupied = active.spikes & (jnp.arange(active.spikes.size) != old)
+    # the log odds of a weight that is certain to be included are infinite
     largest = jnp.finfo(logits.dtype).max
-    logits = jnp.clip(jnp.where(taken, -largest, logits), -largest, largest)
+    logits = jnp.clip(jnp.where(occupied, -largest, logits), -largest, largest)
     new = index(u, jnp.exp(logits - jnp.max(logits)) / jnp.sqrt(precision))
-    # where no place has any probability, any may be drawn: then it stays
-    return new, ~taken[new]
+    # if no place has any probability, the draw may be an occupied one
+    return new, ~occupied[new]
 
 
 def move(
-    numbers: Numbers, problem: Regression, now: Included
-) -> tuple[Included, Float[Array, " P"]]:
-    """A sweep of flips, then swaps.
+    numbers: Numbers, problem: CollapsedRegression, active: ActiveSet
+) -> tuple[ActiveSet, Float[Array, " P"]]:
+    """Make a sweep of flips, then swaps.
 
-    All in one loop over what leaves and what enters, so that both are compiled once. XLA makes it a
-    single kernel where its arrays are small, as long as nothing in it scatters, sorts or calls a
-    library; otherwise what each operation costs to start is most of a step.
+    Both are in one loop, so that removal and entry are compiled once. XLA makes the loop a single
+    kernel for small arrays, as long as it has no scatter, sort or library call; otherwise the start
+    of each operation dominates the time.
 
-    :return: the included weights; the sum of their :func:`given_spikes` where a swap began.
+    :return: the active set, and the sum of :func:`given_spikes` over the starts of the swaps.
     """
-    size, num_swaps, prior = now.spikes.size, numbers.places.size, problem.prior
+    size, num_swaps, prior = active.spikes.size, numbers.places.size, problem.prior
 
     def is_open(state):
         _, start, swaps, _ = state
         return (start < size) | (swaps < num_swaps)
 
-    def flip(now, start, swaps):
-        new = next_flip(numbers, prior, now, start, swaps)
-        left = lax.cond(new.leaves < size, lambda: leaving(now, new.slot), lambda: none_leaves(now))
-        return new, left, jnp.zeros(size, now.linear.dtype)
+    def flip(active, start, swaps):
+        new = next_flip(numbers, prior, active, start, swaps)
+        removal = lax.cond(
+            new.leaves < size, lambda: removal_of(active, new.slot), lambda: no_removal(active)
+        )
+        return new, removal, jnp.zeros(size, active.linear.dtype)
 
-    def swap(now, start, swaps):
-        new, left = next_swap(numbers, prior, now, start, swaps)
-        return new, left, (new.swaps - swaps) * given_spikes(prior, now)
+    def swap(active, start, swaps):
+        new, removal = next_swap(numbers, prior, active, start, swaps)
+        return new, removal, (new.swaps - swaps) * given_spikes(prior, active)
 
     def turn(state):
-        now, start, swaps, total = state
-        new, left, probs = lax.cond(start < size, flip, swap, now, start, swaps)
+        active, start, swaps, total = state
+        new, removal, probs = lax.cond(start < size, flip, swap, active, start, swaps)
         row = lax.cond(
             new.enters < size,
-            lambda: entering(now, left, new.slot, new.enters, problem.products(new.enters)),
-            lambda: jnp.zeros_like(left.row),
+            lambda: row_of(active, removal, new.slot, new.enters, problem.products(new.enters)),
+            lambda: jnp.zeros_like(removal.row),
         )
-        return changed(now, left, row, *new[:3]), new.start, new.swaps, total + probs
+        return updated(active, removal, row, *new[:3]), new.start, new.swaps, total + probs
 
-    state = now, jnp.asarray(0), jnp.asarray(0), jnp.zeros(size, now.linear.dtype)
+    state = active, jnp.asarray(0), jnp.asarray(0), jnp.zeros(size, active.linear.dtype)
     return lax.while_loop(is_open, turn, state)[::3]
 
 
 def sweep(
     numbers: Numbers,
-    problem: Regression,
+    problem: CollapsedRegression,
     spikes: Int[Array, " P"],
     slabs: Float[Array, " P"],
 ) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
-    """A sweep of flips, some swaps, and a draw of all slabs; the identity where more weights are
-    included than there are slots, or where precision does not suffice.
+    """Make a sweep of flips, some swaps, and a draw of all slabs.
 
-    :param numbers: random ones.
+    It is the identity where more weights are included than there are slots, or where rounding would
+    decide the flips.
+
+    :param numbers: random numbers.
     :param problem: the regression.
-    :param spikes: current ones.
-    :param slabs: current ones.
+    :param spikes: current spikes.
+    :param slabs: current slabs.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
     """
     capacity, start = numbers.order.size, (problem.linear, problem.squares)
@@ -257,11 +256,11 @@ def sweep(
     moves = jnp.sum(spikes) <= bound
 
     def moved():
-        # where chains run side by side, those come here as well in which nothing moves
-        now = include(problem, start, moves & (spikes > 0), capacity)
-        now, total = move(numbers, problem, now)
-        slabs = slabs_given(numbers.slabs, problem, now)
-        return now.spikes.astype(spikes.dtype), slabs, total / numbers.places.size
+        # under vmap both branches run, also for chains that must not move
+        active = include(problem, start, moves & (spikes > 0), capacity)
+        active, total = move(numbers, problem, active)
+        slabs = slabs_given(numbers.slabs, problem, active)
+        return active.spikes.astype(spikes.dtype), slabs, total / numbers.places.size
 
     def stayed():
         return spikes, slabs, _given_weights(problem, spikes, slabs, bound)
@@ -270,27 +269,28 @@ def sweep(
 
 
 def slabs_given(
-    normal: Float[Array, " P"], problem: Regression, now: Included
+    normal: Float[Array, " P"], problem: CollapsedRegression, active: ActiveSet
 ) -> Float[Array, " P"]:
-    """Slabs given the spikes: included ones from their posterior, others from their prior.
+    """Draw the slabs: included ones from their posterior, excluded ones from their prior.
 
     :param normal: standard normal numbers.
     """
-    drawn = (now.target + take(normal, now.slots)) @ now.root
-    return jnp.sqrt(problem.prior.variance) * normal.at[now.slots].set(drawn, mode="drop")
+    drawn = (active.target + entries_of(normal, active.slots)) @ active.root
+    return jnp.sqrt(problem.prior.variance) * normal.at[active.slots].set(drawn, mode="drop")
 
 
-# Rao-Blackwellised inclusion is the conditional of a spike in the part of the posterior, at most K
-# included or more, that the spikes are in: so the mean over both parts is that of the spikes.
+# A Rao-Blackwellised inclusion probability is the conditional of a spike within the set, at most K
+# included weights or more, that the spikes are in. Its mean over both sets is that of the spike.
 
 
-def given_spikes(prior: Prior, now: Included) -> Float[Array, " P"]:
-    probs = 1 / (1 + 1 / now.odds(prior))
-    return jnp.where(now.spikes | ~jnp.all(now.filled), probs, 0)
+def given_spikes(prior: Prior, active: ActiveSet) -> Float[Array, " P"]:
+    """Compute the inclusion probability of each weight given all other spikes."""
+    probs = 1 / (1 + 1 / active.odds(prior))
+    return jnp.where(active.spikes | ~jnp.all(active.filled), probs, 0)
 
 
 def _given_weights(
-    problem: Regression, spikes: Int[Array, " P"], slabs: Float[Array, " P"], bound: Any
+    problem: CollapsedRegression, spikes: Int[Array, " P"], slabs: Float[Array, " P"], bound: Any
 ) -> Float[Array, " P"]:
     probs = nn.sigmoid(problem.pair_logits(spikes * slabs))
     return jnp.where((spikes > 0) & (jnp.sum(spikes) == bound + 1), 1, probs)

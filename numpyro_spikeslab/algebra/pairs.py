@@ -117,7 +117,7 @@ def drawn(pair: Conditional, noise: tuple[Any, Any], prior: Prior) -> tuple[Any,
 class Products(Protocol):
     """Inner products of features with each other and with a residual, block after block.
 
-    Their state is what they need beside the current weights, such as the residual of these.
+    The state depends on the current weights; an example is the residual.
 
     - **blocks** - arrays of K blocks of B features, leading axis K; the first is (K, B, ...).
     """
@@ -128,8 +128,8 @@ class Products(Protocol):
     def of(self, block: Any, weights: Any, state: Any) -> tuple[Any, Any]:
         """Return the Gram matrix of a block, and its products with the current residual.
 
-        The Gram matrix is an array (B, B) for one task, and for tasks side by side a function of
-        two features, of which only those entries are computed that the visits read.
+        The Gram matrix is an array (B, B) for one task. For tasks side by side it is a function of
+        two features, so that only the entries that are read are computed.
         """
 
     def update(self, block: Any, change: Any, state: Any) -> Any:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observations of few of the entries of a table: sums over those of each row, or of each column.
+"""Sums over the observed entries of each row, or of each column, of a sparse table.
 
-What owns entries, rows or columns, is an *owner*; the columns or rows of its entries are the
-*others*. Entries are kept in chunks of one owner, which are read in tiles, so every array has the
-same shape whatever the lengths of rows are, and memory is bounded by a tile and by the Gram
+For sums over rows the row of an entry is its *owner* and the column its *other*, and the reverse
+for sums over columns. Entries are stored in chunks of one owner, which are read in tiles, so all
+arrays have the same shape whatever the lengths of rows. Memory is bounded by a tile and by the Gram
 matrices of a block of owners.
 """
 
@@ -19,19 +19,19 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 CHUNK = 32
-"""Entries of a chunk, at most, and not many more than owners have; the last one is filled up."""
+"""Most entries of a chunk; smaller where owners have few entries."""
 
 TILE = 2048
-"""Chunks that are read at once, at most."""
+"""Most chunks that are read at once."""
 
 BLOCK_NUMBERS = 2**22
 """Numbers in the Gram matrices of a block of owners."""
 
 
 class Entries(NamedTuple):
-    """Where the observations are in the table.
+    """Places of the observations in the table.
 
-    - **rows**, **columns** - of each observation, shape (L,).
+    - **rows**, **columns** - row and column of each observation, shape (L,).
     """
 
     rows: Int[Array, " L"]
@@ -39,10 +39,10 @@ class Entries(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The observations of a table of which few entries are observed.
+    """Layout of the observed entries of a sparse table.
 
-    - **where** - which.
-    - **by_rows**, **by_columns** - the entries of each row, and of each column.
+    - **where** - their rows and columns.
+    - **by_rows**, **by_columns** - entries grouped by row, and by column.
     """
 
     where: Entries
@@ -51,13 +51,13 @@ class Layout(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The entries of each owner, in tiles of chunks.
+    """Entries of each owner, in tiles of chunks.
 
-    Owners are dealt to the devices in turn, and those of a device are in blocks of as many.
+    Owners are dealt to the devices in turn. Each device has them in blocks of one size.
 
-    - **entries** - numbers of the observations, L where a chunk has no more.
-    - **others** - the column of each in its row, or the row in its column.
-    - **owners** - whose a chunk is, as places in the block; beyond the block where it is nobody's.
+    - **entries** - numbers of the observations; L pads a chunk.
+    - **others** - the column of each entry of a row, or the row of each entry of a column.
+    - **owners** - owner of each chunk, as its place in the block; past its end for no owner.
     - **first** - first tile of each block, and the end.
     """
 
@@ -70,10 +70,10 @@ class Side(NamedTuple):
 def layout_of(
     where: Entries, shape: tuple[int, int], num_features: int, mesh: Mesh | None = None
 ) -> Layout:
-    """How the entries of a table of N rows and Q columns are laid out.
+    """Lay out the entries of a table of N rows and Q columns.
 
-    :param num_features: M, which tells how many rows or columns a block may have.
-    :param mesh: of the devices that share them, `None` for one.
+    :param num_features: M, which decides the number of rows or columns of a block.
+    :param mesh: mesh of the devices that share the entries, `None` for one device.
     """
     rows, columns = (np.asarray(x) for x in where)
     N, Q = shape
@@ -100,9 +100,9 @@ def side_of(
     num_features: int,
     devices: int = 1,
 ) -> Side:
-    """Entries by their owners.
+    """Group entries by their owners.
 
-    :param number: of owners.
+    :param number: number of owners.
     """
     L, each = len(owners), -(-number // devices)
     size = -(-each // -(-each * num_features**2 // BLOCK_NUMBERS))
@@ -124,18 +124,19 @@ def side_of(
     t, c = np.divmod(number_in_part, tile)
     at = first[part % blocks] + t, part // blocks, c
     shape = first[-1], devices, tile
-    entries, found = np.full((*shape, chunk), L, np.int32), np.zeros((*shape, chunk), np.int32)
-    entries[*at, k % chunk], found[*at, k % chunk] = order, others
-    whose = np.full(shape, size, np.int32)
-    whose[at] = position % size
-    return Side(*map(jnp.asarray, (entries, found, whose, first.astype(np.int32))))
+    entries = np.full((*shape, chunk), L, np.int32)
+    places = np.zeros((*shape, chunk), np.int32)
+    entries[*at, k % chunk], places[*at, k % chunk] = order, others
+    chunk_owners = np.full(shape, size, np.int32)
+    chunk_owners[at] = position % size
+    return Side(*map(jnp.asarray, (entries, places, chunk_owners, first.astype(np.int32))))
 
 
 class Sums(NamedTuple):
-    """Sums over the entries of each owner of a block, of B owners.
+    """Sums over the entries of each of the B owners of a block.
 
-    - **G** - products of the means of the others' features.
-    - **c** - sums of their variances, or of what stands in their place.
+    - **G** - products of the means of the others' features with each other.
+    - **c** - sums of their variances, or of K other columns.
     - **b** - products of the means with the observations.
     - **yy** - squares of the observations.
     """
@@ -154,13 +155,12 @@ def block_sums(
     Y: Float[Array, " L"],
     relative: Float[Array, " L"],
 ) -> Sums:
-    """The sums of block ``k`` of every device.
+    """Compute the sums of block ``k`` of every device.
 
-    :param block_size: owners of all of them.
-    :param features: of the others, their means and variances, and the factors of the weights of
-        their entries.
+    :param block_size: number of owners of all these blocks.
+    :param features: means, variances and weights of the others.
     :param Y: the observations.
-    :param relative: their weights.
+    :param relative: weights of the observations.
     """
     mean, var, factor = features
     M, devices = mean.shape[1], side.owners.shape[1]
@@ -195,12 +195,12 @@ def over_blocks(
     relative: Float[Array, " L"],
     of: Callable[[Sums, Int[Array, " B"]], Any],
 ) -> Any:
-    """``of`` the sums of each block of owners, joined, on every device.
+    """Apply a function to the sums of each block of owners, and join the results on every device.
 
-    :param number: of owners.
-    :param features: as for :func:`block_sums`, with what follows.
-    :param of: takes the sums and the owners of a block, of all devices. Beyond the last owner they
-        are the last again, of which nothing is kept.
+    :param number: number of owners.
+    :param features: see :func:`block_sums`, as for ``Y`` and ``relative``.
+    :param of: takes the sums and the owners of a block, of all devices. Repeats of the last owner
+        pad the last block, and are dropped.
     """
     blocks, devices = len(side.first) - 1, side.owners.shape[1]
     each = -(-number // devices)
@@ -213,15 +213,15 @@ def over_blocks(
         return of(sums, jnp.ravel(owners))
 
     def joined(x):
-        own = jnp.moveaxis(x.reshape(blocks, devices, size, *x.shape[2:]), 1, 0)
-        every = jnp.moveaxis(_everywhere(own), 0, 2)
-        return jax.lax.collapse(every, 0, 3)[:number]
+        by_device = jnp.moveaxis(x.reshape(blocks, devices, size, *x.shape[2:]), 1, 0)
+        in_order = jnp.moveaxis(_everywhere(by_device), 0, 2)
+        return jax.lax.collapse(in_order, 0, 3)[:number]
 
     return jax.tree.map(joined, jax.lax.map(block, jnp.arange(blocks)))
 
 
 def _everywhere(own: Shaped[Array, "devices *K"]) -> Shaped[Array, "devices *K"]:
-    """What each device has for all of them: a sum over devices, their one exchange."""
+    """Give each device the arrays of all devices, by one sum over devices."""
     devices = len(own)
     if devices == 1:
         return own
@@ -232,9 +232,8 @@ def _everywhere(own: Shaped[Array, "devices *K"]) -> Shaped[Array, "devices *K"]
 def weighted_sums(
     side: Side, number: int, x: Float[Array, "O K"], relative: Float[Array, " L"]
 ) -> Float[Array, "owners K"]:
-    """Sums of ``x`` of the others over the entries of each owner, times the weights of these."""
-    nothing, one = x[:, :0], jnp.ones_like(x[:, 0])
-    features = nothing, x, one
+    """Sum ``x`` of the others over the entries of each owner, weighted by ``relative``."""
+    features = x[:, :0], x, jnp.ones_like(x[:, 0])
     return over_blocks(side, number, features, relative, relative, lambda sums, _: sums.c)
 
 
@@ -243,7 +242,7 @@ def at_entries(
     weights: tuple[Float[Array, "Q M"], Float[Array, "Q M"]],
     functions: tuple[Float[Array, "M N"], Float[Array, "M N"]],
 ) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
-    r"""Mean and variance of :math:`\sum_m w_{qm} \phi_m(x_n)` at entries.
+    r"""Compute mean and variance of :math:`\sum_m w_{qm} \phi_m(x_n)` at entries.
 
     :param weights: their means and variances.
     :param functions: their means and variances.

@@ -223,16 +223,16 @@ def masked_task_sweep(
 
     def visit(tile, observations):
         (weights, precision, prior), relative = tile, observations[1]
-        own, spread = mean**2 @ relative, var @ relative
-        pairs = coordinates(own + spread, precision, prior)
+        squares, spread = mean**2 @ relative, var @ relative
+        pairs = coordinates(squares + spread, precision, prior)
         put = expectation(temperature)
-        found, residual = masked_sweep(mean, observations, weights, precision, pairs, put)
-        new = PairedMeanField.of(found, temperature)
-        squares = jnp.sum(residual**2 / jnp.where(relative > 0, relative, 1), axis=0)
-        second = new.slab_moments[1]
-        return new, squares + jnp.sum(second * (own + spread) - new.mean**2 * own, axis=0)
+        visited, residual = masked_sweep(mean, observations, weights, precision, pairs, put)
+        new = PairedMeanField.of(visited, temperature)
+        total = jnp.sum(residual**2 / jnp.where(relative > 0, relative, 1), axis=0)
+        second = new.slab_moments[1] * (squares + spread) - new.mean**2 * squares
+        return new, total + jnp.sum(second, axis=0)
 
-    # the new factors take the memory of the old ones, of which only the means are read
+    # only the means of the old factors are read, so the new factors take their memory
     into = weights, jnp.zeros_like(precision)
     return in_tiles(visit, (weights.mean, precision, prior), observations, into=into)
 

@@ -12,7 +12,7 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import flips, pattern_sweeps
-from numpyro_spikeslab.algebra.active_set import Regression
+from numpyro_spikeslab.algebra.active_set import CollapsedRegression
 from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, predictor
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
@@ -275,7 +275,7 @@ def _draw_columns(key: Array, now: Current, current: Float[Array, "1 P"], moves:
     else:
         numbers = flips.Numbers.draw(key, current)
         drawn = gibbs_sweep(numbers.pairs, design, residual, current, precision, prior)
-        problem = Regression(design, gram, target, precision, prior)
+        problem = CollapsedRegression(design, gram, target, precision, prior)
         drawn = flips.sweep(numbers, problem, *drawn[:2])
     spikes, slabs, inclusion = _once(drawn)
 
