@@ -99,33 +99,41 @@ def _sums(extra: Float[Array, "B D T"], weights: Float[Array, "B T"]) -> Float[A
     return jnp.sum(extra * weights[:, None], axis=0)
 
 
+class TaskProducts(NamedTuple):
+    """Inner products of M features, over the observations of each of Q tasks.
+
+    - **gram** - with each other (expectations, where the features are random); one matrix where all
+      tasks have the same.
+    - **linear** - with the observations.
+    - **extra** - features in D directions, whose products each task has in addition to ``gram``.
+    """
+
+    gram: Float[Array, "#Q M M"]
+    linear: Float[Array, "Q M"]
+    extra: Float[Array, "Q D M"] | None = None
+
+
 def task_sweep(
-    gram: Float[Array, "#Q M M"],
-    linear: Float[Array, "Q M"],
+    products: TaskProducts,
     weights: Float[Array, "Q M"],
     precision: Float[Array, " Q"],
     prior: Prior,
     put: Put,
-    *,
     noise: Any = None,
-    more: Float[Array, "Q K M"] | None = None,
 ) -> Conditional:
     """Visit the M coordinates of Q tasks in turn, many tasks at once.
 
-    :param gram: inner products of the M features over the observations of each task (their
-        expectations, where the features are random), or one for all tasks.
-    :param linear: inner products of the features with the observations of each task.
     :param weights: current weights (expectations or draws).
     :param precision: noise precision of each task.
     :param prior: prior of the weights, in their shape, or one row for all tasks.
     :param put: :func:`expectation` or :func:`draw`.
     :param noise: variates of the draw, of shape (Q, M).
-    :param more: features in K directions, whose products each task has in addition.
     """
-    if more is not None and gram.shape[0] > 1:
-        gram, more = gram + jnp.swapaxes(more, 1, 2) @ more, None
+    gram, linear, extra = products
+    if extra is not None and gram.shape[0] > 1:
+        gram, extra = gram + jnp.swapaxes(extra, 1, 2) @ extra, None
     shared = jnp.diagonal(gram, axis1=1, axis2=2)
-    squares = shared if more is None else shared + jnp.sum(more**2, axis=1)
+    squares = shared if extra is None else shared + jnp.sum(extra**2, axis=1)
     pairs = coordinates(squares, precision[:, None], prior)
 
     def visit(gram, linear, weights, precision, pairs, noise):
@@ -133,11 +141,11 @@ def task_sweep(
         return sweep_blocks(products, weights, None, precision, pairs, put, noise)[0]
 
     def visit_tile(tile):
-        linear, weights, precision, prior, noise, more = tile
-        squares, extra, sums = shared.T, None, None
-        if more is not None:
-            squares, extra = squares + jnp.sum(more**2, axis=0), jnp.swapaxes(more, 0, 1)
-            sums = _sums(extra, weights)
+        linear, weights, precision, prior, noise, extra = tile
+        squares, sums = shared.T, None
+        if extra is not None:
+            extra = jnp.swapaxes(extra, 0, 1)
+            squares, sums = squares + jnp.sum(extra**2, axis=1), _sums(extra, weights)
         pairs = coordinates(squares, precision, prior)
         products = SharedGram.cut(gram[0], linear, extra, TASK_BLOCK_SIZE)
         return sweep_blocks(products, weights, sums, precision, pairs, put, noise)[0]
@@ -145,7 +153,7 @@ def task_sweep(
     if gram.shape[0] > 1:
         b = jax.vmap(visit)(gram, linear, weights, precision, pairs, noise)
     else:
-        b = in_tiles(visit_tile, (linear, weights, precision, prior, noise, more))
+        b = in_tiles(visit_tile, (linear, weights, precision, prior, noise, extra))
     return pairs.given(b)
 
 
@@ -299,18 +307,16 @@ Draws = tuple[Int[Array, "Q M"], Float[Array, "Q M"], Float[Array, "Q M"]]
 
 def gibbs_task_sweep(
     noise: tuple[Float[Array, "Q M"], Float[Array, "Q M"]],
-    gram: Float[Array, "#Q M M"],
-    linear: Float[Array, "Q M"],
+    products: TaskProducts,
     weights: Float[Array, "Q M"],
     precision: Float[Array, " Q"],
     prior: Prior,
-    more: Float[Array, "Q K M"] | None = None,
 ) -> Draws:
     """Make one exact paired Gibbs sweep of all tasks at once; see :func:`task_sweep`.
 
     :param noise: logistic and normal random numbers.
     """
-    pair = task_sweep(gram, linear, weights, precision, prior, draw, noise=noise, more=more)
+    pair = task_sweep(products, weights, precision, prior, draw, noise)
     return drawn(pair, noise, prior)
 
 

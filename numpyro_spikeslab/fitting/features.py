@@ -281,9 +281,8 @@ class Shared(Tiled):
     def _sweep_without_coefficients(self, spec, at, q, temperature) -> Swept:
         """A sweep with the coefficients of each task integrated out."""
         tasks = self.without_coefficients(spec, at, q)
-        products, linear, more = tasks.gram_form()
-        given = linear, q.weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
-        weights = PairedMeanField.of(task_sweep(products, *given, more=more), temperature)
+        given = q.weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
+        weights = PairedMeanField.of(task_sweep(tasks.gram_form(), *given), temperature)
         (u, values), slopes = tasks.given(weights.mean), tasks.coefficients.slopes
         q = q._replace(
             weights=weights, values=q.values | values, slopes=tasks.standard.slopes(slopes)

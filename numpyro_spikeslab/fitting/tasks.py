@@ -12,7 +12,12 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Prior, expectation
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks, weighted_sums
-from numpyro_spikeslab.algebra.task_sweeps import masked_task_sweep, task_products, task_sweep
+from numpyro_spikeslab.algebra.task_sweeps import (
+    TaskProducts,
+    masked_task_sweep,
+    task_products,
+    task_sweep,
+)
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.view import View
 
@@ -80,9 +85,8 @@ def update_weights(
     M = stats.b.shape[1]
     diagonal = jnp.arange(M)
     squares = stats.G.at[:, diagonal, diagonal].add(stats.c)
-    pairs = task_sweep(
-        squares, stats.b, weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
-    )
+    products, put = TaskProducts(squares, stats.b), expectation(temperature)
+    pairs = task_sweep(products, weights.mean, 1 / at.sigma2, at.prior, put)
     return PairedMeanField.of(pairs, temperature)
 
 

@@ -27,6 +27,7 @@ from numpyro_spikeslab.algebra.coefficients import (
     whitened,
 )
 from numpyro_spikeslab.algebra.pairs import Design
+from numpyro_spikeslab.algebra.task_sweeps import TaskProducts
 from numpyro_spikeslab.reading.form import CoefficientSite, Form
 from numpyro_spikeslab.reading.problem import Problem
 from numpyro_spikeslab.reading.view import View, where_observed
@@ -229,11 +230,12 @@ class TasksWithout(NamedTuple):
     coefficients: Coefficients
     statistics: TaskStatistics
 
-    def gram_form(self) -> tuple[Array, Float[Array, "Q M"], Float[Array, "Q K M"]]:
+    def gram_form(self) -> TaskProducts:
         """Return products of the features with each other and with the observations, and features
         in K directions whose products are to be added to the former."""
         J, e = self.coefficients.without()
-        return self.statistics.G, self.statistics.b + jnp.einsum("qkm,qk->qm", J, e), J
+        linear = self.statistics.b + jnp.einsum("qkm,qk->qm", J, e)
+        return TaskProducts(self.statistics.G, linear, J)
 
     def given(
         self, w: Float[Array, "Q M"], noise: Float[Array, "Q C"] | None = None

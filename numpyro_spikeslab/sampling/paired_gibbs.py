@@ -18,6 +18,7 @@ from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.algebra.task_sweeps import (
     Draws,
+    TaskProducts,
     gibbs_masked_sweep,
     gibbs_task_sweep,
     task_products,
@@ -298,9 +299,9 @@ def _draw_table(key: Array, now: Current, current: Float[Array, "Q M"]) -> PairD
     if sites and form.of_tasks:
         statistics = reading.task_statistics if sites == form.of_tasks else None
         tasks = tasks_without(sites, at, now.values, phi, reading.covariates, statistics)
-        gram, linear, more = tasks.gram_form()
+        products = tasks.gram_form()
         noise = logistic_and_normal(key, current)
-        drawn = gibbs_task_sweep(noise, gram, linear, current, 1 / at.sigma2, at.prior, more)
+        drawn = gibbs_task_sweep(noise, products, current, 1 / at.sigma2, at.prior)
     else:
         drawn = draw_tasks(key, at, phi, current)
     spikes, slabs, inclusion = _once(drawn)
@@ -342,7 +343,7 @@ def draw_tasks(
     if at.relative.shape[1] > 1:
         return gibbs_masked_sweep(noise, phi, (at.Y, at.relative), current, precision, prior)
     gram, linear = task_products(phi, phi, at.relative), (at.relative * at.Y).T @ phi.T
-    return gibbs_task_sweep(noise, gram, linear, current, precision, prior)
+    return gibbs_task_sweep(noise, TaskProducts(gram, linear), current, precision, prior)
 
 
 def _draw_columns_of_entries(
@@ -358,7 +359,7 @@ def _draw_columns_of_entries(
             lambda x: x[columns], (current, 1 / at.sigma2, noise)
         )
         prior = at.prior if shared else Prior(*(x[columns] for x in at.prior))
-        return gibbs_task_sweep(normals, sums.G, sums.b, weights, precision, prior)
+        return gibbs_task_sweep(normals, TaskProducts(sums.G, sums.b), weights, precision, prior)
 
     side = at.layout.by_columns
     return over_blocks(side, len(current), features, at.Y, at.relative, block)

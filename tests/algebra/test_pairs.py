@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra import pairs, task_sweeps
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.task_sweeps import (
+    TaskProducts,
     gibbs_masked_sweep,
     gibbs_task_sweep,
     masked_task_sweep,
@@ -148,8 +149,8 @@ def test_sweeps_of_tasks_visit_one_feature_after_the_other(
             gram = np.einsum("mn,kn,nq->qmk", features, features, weighed)
             more = jnp.asarray(extra) if "extra" in kind else None
             linear = (features @ (relative * y)).T
-            given = *map(jnp.asarray, (gram, linear, w)), tau, prior, chosen
-            return task_sweep(*given, noise=noise, more=more)
+            products = TaskProducts(jnp.asarray(gram), jnp.asarray(linear), more)
+            return task_sweep(products, jnp.asarray(w), tau, prior, chosen, noise)
         given = map(jnp.asarray, (y, relative, w))
 
         def visit(tile, observations):
@@ -195,7 +196,7 @@ def test_draws_of_tiles_are_those_of_gram_matrices(precision, tile, block, monke
     monkeypatch.setattr(task_sweeps, "TILE", tile)
     features, _, y, relative, w, tau, gram, linear, prior = masked_tasks()
     noise = logistic_and_normal(random.key(0), w)
-    expected = gibbs_task_sweep(noise, gram, linear, w, tau, prior)
+    expected = gibbs_task_sweep(noise, TaskProducts(gram, linear), w, tau, prior)
     spikes, slabs, probs = gibbs_masked_sweep(noise, features, (y, relative), w, tau, prior)
     np.testing.assert_array_equal(spikes, expected[0])
     close(slabs, expected[1], precision)
@@ -210,7 +211,9 @@ def test_expectations_of_tiles_have_the_squares_of_gram_matrices(precision, tile
     monkeypatch.setattr(task_sweeps, "TASK_BLOCK_SIZE", 2)
     monkeypatch.setattr(task_sweeps, "TILE", tile)
     mean, var, y, relative, w, tau, gram, linear, prior = masked_tasks(0.5)
-    odds, loc, variance = task_sweep(gram, linear, w, tau, prior, pairs.expectation(1.5))
+    odds, loc, variance = task_sweep(
+        TaskProducts(gram, linear), w, tau, prior, pairs.expectation(1.5)
+    )
     weights = PairedMeanField(jnp.full((Q, M), 0.5), 2 * w, jnp.ones((Q, M)))
     new, squares = masked_task_sweep((mean, var), (y, relative), weights, tau, prior, 1.5)
     for x, e in zip(new, (expit(np.asarray(odds) / 1.5), loc, np.sqrt(variance)), strict=True):
