@@ -9,7 +9,13 @@ from jaxtyping import Array, Float
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design, Prior, block_design
+from numpyro_spikeslab.algebra.pairs import (
+    BLOCK_SIZE,
+    CHANGING_BLOCK_SIZE,
+    Design,
+    Prior,
+    block_design,
+)
 from numpyro_spikeslab.algebra.sparse_sums import Layout
 from numpyro_spikeslab.reading.form import Form, Source
 from numpyro_spikeslab.reading.model_run import Run
@@ -197,5 +203,8 @@ def whitened_design(
     :param values: any will do when the design is constant.
     """
     rows, relative = design_rows(problem, values), view(problem, values).relative[:, 0]
+    if not problem.form.constant_design:
+        # made for a single sweep
+        block_size = min(block_size, CHANGING_BLOCK_SIZE)
     # rows without an observation may be NaN
     return block_design(jnp.where(relative > 0, rows, 0), jnp.sqrt(relative), block_size)
