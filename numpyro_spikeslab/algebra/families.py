@@ -76,11 +76,11 @@ class PairedMeanField(NamedTuple):
         return PairedMeanField.of(pair, temperature), residual
 
     def predictor_variance(self, design: Design) -> Float[Array, " N"]:
-        """Variance of ``D w`` at each whitened observation."""
+        """Return the variance of ``D w`` at each whitened observation."""
         return self.variance @ feature_rows(design, self.probs.shape[0]) ** 2
 
     def total_variance(self, design: Design) -> Float[Array, ""]:
-        """Sum of :meth:`predictor_variance`, from the squares of the features."""
+        """Return the sum of :meth:`predictor_variance`, from the squares of the features."""
         return feature_squares(design, self.probs.shape[0]) @ self.variance
 
     @property
@@ -89,7 +89,7 @@ class PairedMeanField(NamedTuple):
         return self.probs, self.probs * (self.loc**2 + self.scale**2)
 
     def divergence(self, prior: Prior) -> Float[Array, ""]:
-        """``KL(q(w_tilde, s) || p)``."""
+        """Return ``KL(q(w_tilde, s) || p)``."""
         second_moment = (self.loc**2 + self.scale**2) / prior.variance
         slab = 0.5 * (second_moment - 1.0 - jnp.log(self.scale**2 / prior.variance))
         return spike_divergence(self.probs, prior) + jnp.sum(self.probs * slab)
@@ -178,12 +178,12 @@ class PatternMeanField:
         return PatternMeanField(self.partition, singles, stacks, moments), residual
 
     def predictor_variance(self, design: Design) -> Float[Array, " N"]:
-        """Variance of ``D w`` at each whitened observation."""
+        """Return the variance of ``D w`` at each whitened observation."""
         rows = feature_rows(design, self.partition.size)[self.partition.singles]
         return self.singles.variance @ rows**2 + self._variance_of_sets(design)
 
     def total_variance(self, design: Design) -> Float[Array, ""]:
-        """Sum of :meth:`predictor_variance`, from the squares of the features."""
+        """Return the sum of :meth:`predictor_variance`, from the squares of the features."""
         squares = feature_squares(design, self.partition.size)[self.partition.singles]
         return squares @ self.singles.variance + jnp.sum(self._variance_of_sets(design))
 
@@ -206,7 +206,7 @@ class PatternMeanField:
         return self.probs, self.probs * (self.loc**2 + self.scale**2)
 
     def divergence(self, prior: Prior) -> Float[Array, ""]:
-        """``KL(q(w_tilde, s) || p)``."""
+        """Return ``KL(q(w_tilde, s) || p)``."""
         single_odds, log_odds = self.partition.cut(prior.log_odds)
         single_variance, variances = self.partition.cut(prior.variance, fill=1.0)
         total = self.singles.divergence(Prior(single_odds, single_variance))
@@ -299,12 +299,12 @@ class MeanField(NamedTuple):
         return new, residual + (self.mean - new.mean) @ rows
 
     def predictor_variance(self, design: Design) -> Float[Array, " N"]:
-        """Variance of ``D w`` at each whitened observation."""
+        """Return the variance of ``D w`` at each whitened observation."""
         rows = feature_rows(design, self.probs.shape[0])
         return jnp.sum(rows * (self.covariance @ rows), axis=0)
 
     def total_variance(self, design: Design) -> Float[Array, ""]:
-        """Sum of :meth:`predictor_variance` over the observations."""
+        """Return the sum of :meth:`predictor_variance` over the observations."""
         return jnp.sum(self.predictor_variance(design))
 
     @property
@@ -314,7 +314,7 @@ class MeanField(NamedTuple):
         return jnp.ones_like(squares), squares
 
     def divergence(self, prior: Prior) -> Float[Array, ""]:
-        """``KL(q(w_tilde) q(s) || p)``."""
+        """Return ``KL(q(w_tilde) q(s) || p)``."""
         diagonal = jnp.diagonal(self.scale_tril)
         second_moment = self.slab_moments[1] / prior.variance
         slab = 0.5 * (second_moment - 1.0 + jnp.log(prior.variance)) - jnp.log(jnp.abs(diagonal))
@@ -327,7 +327,7 @@ class MeanField(NamedTuple):
 
 
 def spike_divergence(probs: Float[Array, "*P"], prior: Prior) -> Float[Array, ""]:
-    """``KL(Bernoulli(gamma) || Bernoulli(pi))``, summed."""
+    """Return ``KL(Bernoulli(gamma) || Bernoulli(pi))``, summed over the spikes."""
     negative_entropy = xlogy(probs, probs) + xlogy(1.0 - probs, 1.0 - probs)
     cross_entropy = probs * nn.log_sigmoid(prior.log_odds) + (1.0 - probs) * nn.log_sigmoid(
         -prior.log_odds

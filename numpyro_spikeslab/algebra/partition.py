@@ -48,7 +48,7 @@ class Stack(NamedTuple):
 
 @dataclass(frozen=True)
 class Partition:
-    """P weights and disjoint sets of them with one joint factor each; hashable.
+    """P weights, and disjoint sets with one joint factor each; hashable.
 
     - **size** - P.
     - **blocks** - sets whose weights are included in any combination.

@@ -16,7 +16,7 @@ from numpyro_spikeslab.algebra.patterns import conditional_of
 
 
 class Update(NamedTuple):
-    """What a sweep puts back.
+    """The values that a sweep puts back: expectations or draws.
 
     - **put** - ``(conditional, noise) -> weight`` of a single weight.
     - **put_set** - ``(conditional, patterns, noise) -> (weights, outcome)`` of a set.

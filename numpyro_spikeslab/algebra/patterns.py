@@ -102,8 +102,8 @@ def _orthogonalised(linear: Any, precision_tril: Any, patterns: Any) -> tuple[An
     The residual comes from ``c`` itself. Explained squares grow with the number of observations,
     so differences of them would be rounding errors in single precision.
 
-    :return: the Cholesky factors of ``A_ss``, with the identity where a weight is excluded; ``c``
-        in the orthogonal basis; and its residual.
+    :return: Cholesky factors of ``A_ss``, with the identity where a weight is excluded; ``c`` in
+        the orthogonal basis; and its residual.
     """
     size, excluded = patterns.shape[1], 1 - patterns
     columns = jnp.swapaxes(precision_tril, 0, 1) * patterns[:, None, :]
@@ -189,13 +189,13 @@ def moments_of(probs: Float[Array, " S"], slabs: PatternSlabs, patterns: Any) ->
 
 @jax.jit
 def stack_moments(factors: SetFactors, patterns: Any) -> PatternMoments:
-    """Return the moments of G sets, one after the other, since patterns may be many."""
+    """Return the moments of G sets, of blocks one after the other, since patterns may be many."""
 
     def of_one(one: SetFactors) -> PatternMoments:
         slabs = slabs_of(one.linear, one.precision_tril, patterns)
         return moments_of(one.patterns, slabs, patterns)
 
-    return lax.map(of_one, factors)
+    return jax.vmap(of_one)(factors) if len(patterns) == 2 else lax.map(of_one, factors)
 
 
 @jax.jit

@@ -21,10 +21,10 @@ class SlabMixtures(NamedTuple):
     - **mean**, **scale** - its mean and standard deviation.
     """
 
-    probs: Float[Array, "*K b"]
-    shares: Float[Array, "*K S b"]
-    mean: Float[Array, "*K S b"]
-    scale: Float[Array, "*K S b"]
+    probs: Float[Array, " b"]
+    shares: Float[Array, "S b"]
+    mean: Float[Array, "S b"]
+    scale: Float[Array, "S b"]
 
 
 def single(
@@ -38,7 +38,7 @@ def single(
 def quantiles(
     weights: SlabMixtures, levels: Float[Array, " Q"]
 ) -> tuple[Float[Array, "Q b"], Float[Array, "Q b"]]:
-    """Quantiles of the weights, exactly 0 inside of their atoms, and of their slabs given
+    """Return quantiles of the weights, exactly 0 inside of their atoms, and of their slabs given
     inclusion."""
     probs, shares, mean, scale = weights
     part = shares > 0
@@ -49,7 +49,7 @@ def quantiles(
 
 
 def across_atom(q: Any, probs: Any, below: Any, of_slab: Callable[[Any], Any]) -> Any:
-    """Quantiles of weights at levels ``q``, exactly 0 inside of their atoms.
+    """Return quantiles of weights at levels ``q``, exactly 0 inside of their atoms.
 
     :param below: probability that a weight is negative.
     :param of_slab: quantiles of the slabs.
