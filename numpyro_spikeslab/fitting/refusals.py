@@ -18,7 +18,7 @@ from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 
 
-def check_state(posterior: Posterior, like: Posterior | None) -> None:
+def check_state(posterior: Posterior, like: Posterior) -> None:
     """Raise if a state is one of other data, or of other groups or blocks.
 
     :param like: a posterior of these data as shapes.

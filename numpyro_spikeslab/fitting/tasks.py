@@ -4,7 +4,7 @@ the entries of a sparse table."""
 
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 import jax
 import jax.numpy as jnp
@@ -63,18 +63,6 @@ def gram(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"]) -> Gram:
         at.relative.T @ var.T,
         weighted.T @ mean.T,
         jnp.sum(weighted * at.Y, axis=0),
-    )
-
-
-def refresh(
-    at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"], stats: Gram, m: Int[Array, ""]
-) -> Gram:
-    """Update the statistics after a change of feature ``m``."""
-    row = at.relative.T @ (mean * mean[m]).T
-    return stats._replace(
-        G=stats.G.at[:, m].set(row).at[:, :, m].set(row),
-        c=stats.c.at[:, m].set(at.relative.T @ var[m]),
-        b=stats.b.at[:, m].set((at.relative * at.Y).T @ mean[m]),
     )
 
 

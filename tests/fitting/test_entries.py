@@ -405,12 +405,7 @@ def test_entries_that_are_no_observations_are_refused(kind):
         fitted(MODELS["factor_analysis"], Y)
 
 
-OUTSIDE = (
-    (([0], [Q]), "every column of `entries` must be an integer from 0 to 19"),
-    (([-1], [0]), "every row"),
-    (([0.5], [0]), "every row"),
-    (([0, 1], [0]), "two arrays of one shape"),
-)
+OUTSIDE = ([0], [Q]), ([-1], [0]), ([0.5], [0]), ([0, 1], [0])
 
 
 @pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
@@ -434,8 +429,8 @@ def test_what_entries_cannot_do_is_said(x64):
     Y, table, _ = planted()
     model = MODELS["factor_analysis"]
     guide, _, result = fitted(model, Y, plain=True, num_steps=1)
-    for entries, message in OUTSIDE:
-        with pytest.raises(ValueError, match=message):
+    for entries in OUTSIDE:
+        with pytest.raises(ValueError, match=r"entries: got 2 arrays.*shape \(60, 20\)"):
             guide.predict(result.params, Y, entries=entries)
     with pytest.raises(ValueError, match="takes no mask"):
         guide.predict(result.params, Y, mask=np.isfinite(table))

@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab import datasets
-from numpyro_spikeslab.fitting import ascent, run as run_module
+from numpyro_spikeslab.fitting import ascent, rounds, run as run_module
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def interrupted(monkeypatch, calls):
             raise KeyboardInterrupt
         return real(*args)
 
-    for module in (ascent, run_module):
+    for module in (rounds, run_module):
         monkeypatch.setattr(module, "advance", advance)
 
 

@@ -19,7 +19,6 @@ from numpyro_spikeslab.fitting.tasks import (
     explained,
     gram,
     keeps_products,
-    refresh,
     squared_errors,
     update_weights,
 )
@@ -66,15 +65,6 @@ def test_statistics_are_sums_over_the_observations():
     np.testing.assert_allclose(squared_errors(stats, found.posterior.weights), squares)
     power = np.einsum("nq,qm,mn->m", Z / np.asarray(at.sigma2), W**2, phi**2)
     np.testing.assert_allclose(explained(at, stats.own, found.posterior.weights), power)
-
-
-def test_a_refresh_is_what_all_statistics_would_be():
-    found = small()
-    mean = found.functions.mean.at[1].add(0.3)
-    var = found.functions.var.at[1].multiply(2.0)
-    stats = gram(found.at, found.functions.mean, found.functions.var)
-    fresh = refresh(found.at, mean, var, stats, jnp.array(1))
-    jax.tree.map(np.testing.assert_allclose, fresh, gram(found.at, mean, var))
 
 
 def test_tasks_that_weigh_alike_share_a_matrix():
