@@ -43,7 +43,13 @@ from numpyro_spikeslab.reading.program import (
 from numpyro_spikeslab.reading.proof import Proof, prove
 from numpyro_spikeslab.reading.provenance import provenance, union
 from numpyro_spikeslab.reading.sites import find_pairs, functions_of, is_latent
-from numpyro_spikeslab.reading.view import View, shared_features, view, whitened_design
+from numpyro_spikeslab.reading.view import (
+    View,
+    design_rows,
+    shared_features,
+    view,
+    whitened_design,
+)
 from numpyro_spikeslab.roles import Index, NoiseRole, Role
 
 Value = TypeVar("Value")
@@ -186,9 +192,15 @@ class Reading:
             return None
         return _statistics(self.problem, self.generic, self.features, self.covariates)
 
+    @from_data
+    def rows(self) -> Any:
+        """The design before whitening, `None` if it depends on other sites."""
+        columns = self.form.kind == COLUMNS and self.form.constant_rows
+        return _rows(self.problem, self.generic) if columns else None
+
     def design_at(self, values: dict[str, Any]) -> Design:
         """The whitened design at given values of the other sites."""
-        return whitened_design(self.problem, values, self.block_size)
+        return whitened_design(self.problem, values, self.block_size, self.rows)
 
 
 MAX_GRAM = 1024
@@ -196,6 +208,7 @@ MAX_GRAM = 1024
 
 _view = jax.jit(view)
 _design = jax.jit(whitened_design, static_argnums=2)
+_rows = jax.jit(design_rows)
 _features = jax.jit(shared_features)
 _covariates = jax.jit(shared_covariates)
 

@@ -196,13 +196,15 @@ def where_observed(
 
 
 def whitened_design(
-    problem: Problem, values: dict[str, Any], block_size: int = BLOCK_SIZE
+    problem: Problem, values: dict[str, Any], block_size: int = BLOCK_SIZE, rows: Any = None
 ) -> Design:
     """Whiten the rows of :func:`design_rows` and cut them into blocks.
 
     :param values: any will do when the design is constant.
+    :param rows: these rows, if they are constant and have been computed.
     """
-    rows, relative = design_rows(problem, values), view(problem, values).relative[:, 0]
+    rows = design_rows(problem, values) if rows is None else rows
+    relative = view(problem, values).relative[:, 0]
     if not problem.form.constant_design:
         # made for a single sweep
         block_size = min(block_size, CHANGING_BLOCK_SIZE)

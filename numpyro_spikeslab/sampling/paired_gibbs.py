@@ -125,25 +125,25 @@ class PairedGibbs(BlockKernel):
     ) -> dict[str, tuple[int, ...]]:
         reading = self._read(args, kwargs, values)
         form = reading.form
-        own = {k: shape for pair in form.pairs for k, shape in pair.shapes.items()}
+        shapes = {k: shape for pair in form.pairs for k, shape in pair.shapes.items()}
         if {*form.others, form.functions} - {None} <= values.keys():
-            return own
-        free, known = self._latent_shapes(args, kwargs, values), self._drawable(reading, values)
-        own |= {name: shape for name, shape in free.items() if name in known}
-        if unknown := [name for name in free if name not in own]:
+            return shapes
+        free, drawn = self._latent_shapes(args, kwargs, values), self._drawable(reading, values)
+        shapes |= {name: shape for name, shape in free.items() if name in drawn}
+        if unknown := [name for name in free if name not in shapes]:
             # latent functions, which have no generic values, are continuous
             generic = {name: reading.generic.get(name, 0.0) for name in unknown}
             discrete = [
                 k for k, x in generic.items() if not jnp.issubdtype(jnp.result_type(x), jnp.inexact)
             ]
-            blocks = [f"(PairedGibbs(model), {list(own)})"]
+            blocks = [f"(PairedGibbs(model), {list(shapes)})"]
             blocks += [f"(DiscreteGibbs(model), {discrete})"] if discrete else []
             blocks += ["(NUTS(model), None)"] if discrete != unknown else []
             raise ValueError(
                 f"PairedGibbs cannot sample the latent sites {unknown}. Leave them to other "
                 f"blocks: Gibbs([{', '.join(blocks)}]).{reading.if_traced}"
             )
-        return own
+        return shapes
 
     def _drawable(self, reading: Reading, values: dict[str, Any]) -> frozenset[str]:
         pairs = (name for pair in reading.form.pairs for name in pair.shapes)
@@ -159,13 +159,13 @@ class PairedGibbs(BlockKernel):
         # all pairs at once, for the program of each alone takes long to compile
         reading = self._read(args, kwargs, values)
         form = reading.form
-        own = {k: jnp.zeros(shape) for p in form.pairs for k, shape in p.shapes.items()}
-        rest = {name: shape for name, shape in sites.items() if name not in own}
-        draw_rest = super()._prior(rest, args, kwargs, values | own)
+        zeros = {k: jnp.zeros(shape) for p in form.pairs for k, shape in p.shapes.items()}
+        remaining = {name: shape for name, shape in sites.items() if name not in zeros}
+        draw_rest = super()._prior(remaining, args, kwargs, values | zeros)
 
         def prior(key):
             key_rest, key_spike, key_slab = random.split(key, 3)
-            others = draw_rest(key_rest) if rest else {}
+            others = draw_rest(key_rest) if remaining else {}
             log_odds, variance = reading.view(complete(reading, values | others)).prior
             spikes = random.bernoulli(key_spike, jax.nn.sigmoid(log_odds)).astype(int)
             slabs = jnp.sqrt(variance) * random.normal(key_slab, variance.shape)
