@@ -25,8 +25,8 @@ from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.search import slice_sample
 from numpyro_spikeslab.priors import base_of, includes, is_drawable, is_plain
 
-# With fewer expected slabs, their scale stays as it is.
-UNKNOWN = 1e-3
+MIN_COUNT = 1e-3
+"""A scale that fewer expected slabs or observations share keeps its value."""
 
 NUM_UPDATES = 4
 """Slice updates for a draw. One alone is too correlated, and all cost less than the weights."""
@@ -38,8 +38,8 @@ class Index:
     """Which entry of a site each weight or task takes.
 
     - **entries** - positions in the flat site, in the shape of the weights, (Q, M), or of the
-      tasks, (Q,); the size of the site where a weight takes no entry. `None` if all take the only
-      one.
+      tasks, (Q,). The size of the site marks a weight without an entry. `None` if the site has one
+      entry, which all weights take.
     - **shape** - of the site.
     """
 
@@ -84,7 +84,7 @@ class Index:
         return total.reshape(self.shape)
 
     def put(self, value: Any, x: Any) -> Any:
-        """Return a value of the site with the entries that tasks take set to theirs."""
+        """Set the entry of each task to the value of the task."""
         if self.entries is None:
             return jnp.reshape(jnp.ravel(x)[0], self.shape)
         return jnp.ravel(value).at[self.entries].set(x, mode="drop").reshape(self.shape)
@@ -107,8 +107,8 @@ class Index:
 class Statistics(NamedTuple):
     """Sufficient statistics of all roles, before the sums over an index.
 
-    - **included** - expected spikes, in the shape of the weights.
-    - **slabs**, **slab_squares** - expected number of known slabs, and their expected squares.
+    - **included** - inclusion probabilities, in the shape of the weights.
+    - **slabs**, **slab_squares** - expected number of included slabs, and of their squares.
     - **count**, **squares** - number of observations of each task, and the expected sum of their
       squared residuals.
     """
@@ -187,25 +187,25 @@ class Role:
         raise NotImplementedError
 
     def expected(self, value: Any) -> Any:
-        """Return the expected total of a count of one."""
+        """Return the expected total of one weight or observation, given the site's value."""
         return value**2
 
     def mode(self, tally: Tally, prior: Any, current: Any) -> Any:
-        """Return the mode given the statistics, and the current value where nothing is known.
+        """Return the mode given the statistics, and the current value where the count is zero.
 
-        :param prior: any but those that have a mode are taken as flat.
+        :param prior: priors without a closed mode are taken as flat.
         """
         return scale_mode(*tally, prior, current)
 
     def target(self, tally: Tally, prior: Any, current: Any) -> Target:
         """Return the conditional given the statistics of draws.
 
-        Here that of the standard deviations of centred Normal numbers.
+        The default is the conditional of a standard deviation of Normal numbers with mean zero.
         """
         log_prior, log_squares = elementwise(prior, jnp.shape(current)), jnp.log(tally.total)
 
         def log_density(log_x):
-            # with a count of zero a scale may come near to zero
+            # in logs, since a scale with a count of zero may underflow
             likelihood = -tally.count * log_x - 0.5 * jnp.exp(log_squares - 2 * log_x)
             return log_prior(jnp.exp(log_x)) + log_x + likelihood
 
@@ -263,7 +263,7 @@ class InclusionRole(Role):
     def target(self, tally: Tally, prior: Any, current: Any) -> Target:
         base, included, excluded = base_of(prior), tally.total, tally.count - tally.total
         if isinstance(base, dist.Beta):
-            # counted as spikes, since its normaliser would take longer to compile than the rest
+            # a Beta prior adds pseudo-counts; its normaliser would take long to compile
             included = included + base.concentration1 - 1.0
             excluded = excluded + base.concentration0 - 1.0
             prior = dist.Uniform()
@@ -271,11 +271,11 @@ class InclusionRole(Role):
         info = jnp.finfo(jnp.result_type(current))
 
         def back(logit):
-            # 0 and 1 are absorbing
+            # a chain could not leave 0 or 1
             return jnp.clip(jax.nn.sigmoid(logit), info.tiny, 1 - info.eps)
 
         def log_density(logit):
-            # the derivative of the probability is the product of it and its complement
+            # the ones are the derivative of the sigmoid
             likelihood = (included + 1) * jax.nn.log_sigmoid(logit)
             likelihood += (excluded + 1) * jax.nn.log_sigmoid(-logit)
             return log_prior(back(logit)) + likelihood
@@ -290,18 +290,18 @@ ROLES: tuple[type[Role], ...] = NoiseRole, InclusionRole, SlabRole
 # Modes
 
 
-def inclusion_mode(included: Any, total: Any, prior: Any, current: Any) -> Any:
-    """Maximise ``included log pi + (total - included) log(1 - pi) + log p(pi)``.
+def inclusion_mode(included: Any, count: Any, prior: Any, current: Any) -> Any:
+    """Maximise ``included log pi + (count - included) log(1 - pi) + log p(pi)``.
 
     :param prior: a Beta or Uniform distribution; `None` and others are flat.
-    :param current: returned where nothing is known; chooses the end where both are as high.
+    :param current: returned where the count is zero; breaks ties between 0 and 1.
     """
-    base, excluded = base_of(prior), total - included
+    base, excluded = base_of(prior), count - included
     if isinstance(base, dist.Beta):
         included = included + base.concentration1 - 1.0
         excluded = excluded + base.concentration0 - 1.0
     total = included + excluded
-    # under a Beta prior with poles there may be a minimum between them
+    # with Beta parameters below 1, the point between them may be a minimum
     end = jnp.where(included == excluded, current > 0.5, included > excluded)
     inside = (included >= 0) & (excluded >= 0)
     mode = jnp.where(inside, included / jnp.where(total == 0, 1, total), end)
@@ -321,7 +321,7 @@ def scale_mode(count: Any, squares: Any, prior: Any, current: Any) -> Any:
     """
     base = base_of(prior)
     scale = base.scale if isinstance(base, dist.HalfNormal) else jnp.inf
-    is_known = count > UNKNOWN
+    is_known = count > MIN_COUNT
     count = jnp.where(is_known, count, 1.0)
     # the positive root of sigma^4 / s^2 + count sigma^2 - squares = 0, without cancellation
     variance = 2.0 * squares / (count + jnp.sqrt(count**2 + 4.0 * squares / scale**2))

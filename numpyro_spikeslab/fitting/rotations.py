@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Rotations of functions towards sparse weights: varimax, and a search for white functions.
 
-Weights and functions are determined up to ``W phi = (T W) (T phi)`` with orthogonal ``T``, and
-sweeps hardly move along ``T``. The bound of white functions depends on rotated weights about as
+With weights of shape (M, Q), the data identify weights and functions up to an orthogonal ``T``:
+``W^T phi = (T W)^T (T phi)``. Sweeps hardly move along ``T``. Functions of independent N(0, 1)
+values are called white; their bound depends on rotated weights approximately through
 
 .. math::
 
     J = \sum_{qm} s_{qm}(w_{qm}) - \frac N2 \sum_m \log(1 + A_m) .
 
 Here :math:`s_{qm}(w) = \log(e^{-w^2 / 2v_q} + e^{o_{qm} - w^2 / 2(v_q + \sigma_w^2)})` is the log
-evidence of a pair that is observed as ``w`` with the variance :math:`v_q = \sigma_q^2 / n_q`, and
-:math:`A_m = \sum_q n_q w_{qm}^2 / N \sigma_q^2` is the precision of the likelihood of a function
-(its log is the loss of mean field, whose functions are independent). Disjoint pairs of functions
-are rotated at once. Axes: ``N`` points, ``Q`` tasks, ``M`` functions, ``P`` pairs at once, ``K``
-trial angles.
+evidence, up to a constant, of a spike-and-slab weight with the noisy observation ``w`` of variance
+:math:`v_q = \sigma_q^2 / n_q`; :math:`n_q` is the sum of relative precisions of a task, and
+:math:`o_{qm}` the log odds of inclusion if the observation is 0. :math:`A_m = \sum_q n_q w_{qm}^2 /
+N \sigma_q^2` is the mean precision of the likelihood of a function; its logarithm is what the mean
+field loses, whose functions are independent. Disjoint pairs of functions are rotated at once. Axes:
+``N`` points, ``Q`` tasks, ``M`` functions, ``P`` pairs at once, ``K`` trial angles.
 """
 
 from functools import partial
@@ -38,9 +40,10 @@ from numpyro_spikeslab.reading.view import View
 NUM_ROUNDS = 10
 # Trial angles on a quarter turn.
 NUM_ANGLES = 16
-# Cycles over all pairs at most, and the gain of J below which a pair stays.
+# At most so many cycles over all pairs.
 MAX_CYCLES = 2
-LEAST = 0.02
+# A pair of functions stays if its best rotation gains less than this in J.
+MIN_GAIN = 0.02
 # Tasks whose equations are solved at once.
 BATCH = 256
 
@@ -51,7 +54,7 @@ def quarter_turn(number: int) -> Float[np.ndarray, " K"]:
 
 
 def floored_eigh(C: Float[Array, "M M"]) -> tuple[Float[Array, " M"], Float[Array, "M M"]]:
-    """Eigenvalues of a covariance, none below rounding of the largest, and eigenvectors."""
+    """Return eigenvalues, floored at 1e-10 of the largest, and eigenvectors of a covariance."""
     E, U = jnp.linalg.eigh(C)
     return jnp.maximum(E, 1e-10 * jnp.max(E)), U
 
@@ -67,7 +70,7 @@ class Rotated(NamedTuple):
     T: Float[Array, "M M"]
 
     def turned(self, i: Any, j: Any, angle: Any) -> "Rotated":
-        """Rotate P disjoint pairs of rows by their angles; pairs numbered ``M`` are left out."""
+        """Rotate P disjoint pairs of rows by their angles; the index ``M`` marks padding."""
         c, s = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]
 
         def turn(x):
@@ -79,7 +82,7 @@ class Rotated(NamedTuple):
 
 
 def varimax(A: Float[Array, "M Q"], group: Int[Array, " M"]) -> Float[Array, "M M"]:
-    """Find the orthogonal ``T`` that maximises the variances of the rows of ``(T A)^2``.
+    """Find the orthogonal ``T`` that maximises the sum of the variances of the rows of ``(T A)^2``.
 
     :param group: rows are rotated with rows of the same group alone; negative for never.
     """
@@ -108,10 +111,10 @@ def varimax(A: Float[Array, "M Q"], group: Int[Array, " M"]) -> Float[Array, "M 
 class Surrogate(NamedTuple):
     """Coefficients of ``J``.
 
-    - **odds** - ``o``, log odds of a slab that is observed as zero.
+    - **odds** - ``o``, log odds of inclusion if the noisy weight is 0.
     - **variance** - ``sigma_w^2``.
     - **slab** - ``1 / 2 (v + sigma_w^2)``.
-    - **spike** - ``1 / 2 v``, of each task.
+    - **excluded** - ``1 / 2 v``, of each task.
     - **load** - ``n_q / N sigma_q^2``, of each task.
     - **num_points** - ``N``.
     """
@@ -119,7 +122,7 @@ class Surrogate(NamedTuple):
     odds: Float[Array, "M Q"]
     variance: Float[Array, "M #Q"]
     slab: Float[Array, "M Q"]
-    spike: Float[Array, " Q"]
+    excluded: Float[Array, " Q"]
     load: Float[Array, " Q"]
     num_points: Float[Array, ""]
 
@@ -134,7 +137,7 @@ class Surrogate(NamedTuple):
 
     def evidence(self, m: Any, w: Float[Array, "*K Q"]) -> Float[Array, "*K"]:
         """``sum_q s`` of functions ``m`` at weights ``w``."""
-        excluded, included = -self.spike * w**2, self.odds[m] - self.slab[m] * w**2
+        excluded, included = -self.excluded * w**2, self.odds[m] - self.slab[m] * w**2
         # logaddexp takes twice the time
         small = jnp.log(1 + jnp.exp(-jnp.abs(excluded - included)))
         return jnp.sum(jnp.maximum(excluded, included) + small, axis=-1)
@@ -147,10 +150,10 @@ class Surrogate(NamedTuple):
         return jnp.sum(self.evidence(slice(None), W) - self.loss(W**2 @ self.load))
 
     def conditional(self, w: Float[Array, "M Q"]) -> PairedMeanField:
-        """Pairs that are observed as ``w``; tasks first."""
-        logit = self.odds + (self.spike - self.slab) * w**2
-        variance = 1 / (2 * self.spike + 1 / self.variance)
-        loc = 2 * self.spike * variance * w
+        """Return the posterior of the weights, (Q, M), given noisy observations ``w``."""
+        logit = self.odds + (self.excluded - self.slab) * w**2
+        variance = 1 / (2 * self.excluded + 1 / self.variance)
+        loc = 2 * self.excluded * variance * w
         return PairedMeanField(jax.nn.sigmoid(logit).T, loc.T, jnp.sqrt(variance).T)
 
 
@@ -182,7 +185,8 @@ def _best(value: Any, angles: Float[Array, " K"]) -> tuple[Any, Any]:
     """Find the best angle of each pair, refined by a parabola, and whether it is worth a move.
 
     :param value: of angles ``(K, P)``, or one for each pair.
-    :param angles: evenly spaced on a period of ``value``, zero in the middle.
+    :param angles: evenly spaced on a quarter turn, zero in the middle. A turn by 90 degrees swaps
+        two functions, so ``value`` is treated as periodic; it is if both have equal priors.
     """
     values = value(angles[:, None])
     (K, P), best = values.shape, jnp.argmax(values, axis=0)
@@ -193,16 +197,17 @@ def _best(value: Any, angles: Float[Array, " K"]) -> tuple[Any, Any]:
     x = angles[best] + offset * (angles[1] - angles[0])
     refined = value(x[None])[0]
     x = jnp.where(refined > centre, x, angles[best])
-    moves = jnp.maximum(refined, centre) > values[K // 2] + LEAST
+    moves = jnp.maximum(refined, centre) > values[K // 2] + MIN_GAIN
     return jnp.where(moves, x, 0), moves
 
 
 def pairs_of_round(
     order: Int[Array, " M"], number: Int[Array, ""], k: Any
 ) -> tuple[Int[Array, " P"], Int[Array, " P"]]:
-    """Disjoint pairs of the first ``number`` functions in ``order``; all pairs in all rounds.
+    """Return the disjoint pairs of a round in which every two of the first ``number`` functions in
+    ``order`` meet once.
 
-    :param k: the round. A pair numbered ``M`` is none.
+    :param k: the round. The index ``M`` marks padding.
     """
     M = order.size
     # rounded up to even: with an odd number one function sits out
@@ -247,7 +252,7 @@ def rotate_white(
     whiten: Bool[Array, ""],
     simplify: Bool[Array, ""],
 ) -> Posterior:
-    """Propose the functions in use at a high ``J``, with weights that follow.
+    """Propose a posterior whose functions in use are rotated towards a high ``J``.
 
     :param whiten: whether to begin with functions that are uncorrelated.
     :param simplify: whether to begin with weights rotated by :func:`varimax`.
@@ -261,8 +266,8 @@ def rotate_white(
         whiten, lambda: _roots(phi, var, used), lambda: (identity, identity)
     )
     W, phi = root @ W, inverse @ phi
-    size, group = W / jnp.sqrt(at.sigma2), jnp.where(used, 0, -1)
-    T = jax.lax.cond(simplify, lambda: varimax(size, group), lambda: identity)
+    scaled, group = W / jnp.sqrt(at.sigma2), jnp.where(used, 0, -1)
+    T = jax.lax.cond(simplify, lambda: varimax(scaled, group), lambda: identity)
     J = Surrogate.of(at, N)
     end = climb(J, Rotated(T @ W, T), used)
     return strong(posterior_of(at, J, posterior, end.W, end.T @ phi, used))
@@ -276,10 +281,11 @@ def _roots(phi: Any, var: Any, used: Any) -> tuple[Any, Any]:
 
 
 def ridge(at: View, phi: Float[Array, "M N"], var: Float[Array, "M N"]) -> Float[Array, "M Q"]:
-    r"""Weights without spikes, given functions.
+    r"""Compute ridge estimates of the weights, given the functions.
 
     Solves :math:`(\Phi Z_q \Phi^\top + \mathrm{diag}(V z_q + \sigma_q^2 / \sigma_w^2)) w_q = \Phi
-    Z_q y_q` for each task.
+    Z_q y_q` for each task, with the relative precisions :math:`Z_q` and the functions' variances
+    :math:`V`.
     """
     if at.layout is not None:
         return ridge_of_entries(at, phi, var)
@@ -297,7 +303,7 @@ def ridge(at: View, phi: Float[Array, "M N"], var: Float[Array, "M N"]) -> Float
 def posterior_of(
     at: View, J: Surrogate, posterior: Posterior, W: Any, phi: Any, used: Bool[Array, " M"]
 ) -> Posterior:
-    """The posterior of weights observed as ``W``, with functions of the means ``phi``."""
+    """Build a posterior from point estimates of weights and functions."""
     functions = factors_of(posterior)
     weights = J.conditional(W)
     weights = weights._replace(probs=jnp.where(used, weights.probs, 0))

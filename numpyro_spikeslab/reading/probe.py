@@ -88,7 +88,7 @@ class Directions(NamedTuple):
 
 
 def directions(form: Form, shapes: dict[str, Any]) -> Directions:
-    """Draw directions. By numpy's generator: JAX's takes longer to compile than all else.
+    """Draw directions. By numpy's generator: compiling JAX's would take most of the time.
 
     :param shapes: of the latent sites.
     """
@@ -105,7 +105,7 @@ def find_verdict(
 ) -> tuple[Verdict, Arrays]:
     """Run the model at generic values.
 
-    :param problem: with a form that it may have.
+    :param problem: with the candidate form.
     :param generic: computes the values.
     :param generic_data: its constants.
     :param along: from :func:`directions`.

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Draws of latent functions and of their weights, with as much as possible integrated out.
 
-Data determine functions and weights only together: :math:`\phi_m + c \phi_k` and
-:math:`w_k - c w_m` in place of :math:`\phi_m` and :math:`w_k` give the same data, and so do
-:math:`c \phi_m` and :math:`w_m / c`. Given the one, the other hardly moves. So the weights of
-function k are drawn while function m, or two functions, are integrated out together with the slabs.
+Data determine functions and weights only together: :math:`\phi_m + c \phi_k` and :math:`w_k - c
+w_m` in place of :math:`\phi_m` and :math:`w_k` give the same data, and so do :math:`c \phi_m` and
+:math:`w_m / c`. Plain Gibbs draws of one given the other mix slowly. So the spikes of function k
+are drawn with its slabs and function m, or two functions, integrated out.
 
-A step spends its time on decompositions of N by N matrices. Whoever evaluates a density passes on
-the factor, so that none is computed twice. Where rounding makes one fail, the state stays.
+A step spends its time on decompositions of N by N matrices. Evaluations of densities return their
+factor for reuse. If rounding makes a decomposition fail, the old state is kept.
 """
 
 from functools import partial
@@ -86,12 +86,15 @@ def draw_function(
 ) -> tuple[State, Float[Array, "R N"]]:
     r"""Draw one function.
 
-    With :math:`\phi_m` integrated out, slice sampling draws the parameters of its kernel. Then, if
-    weights may move, the weights of the other functions follow (:func:`draw_columns`), changes of
-    the tasks that use it if these are few, and the length of the vector of its nonzero weights
-    while its direction stays: in polar coordinates, the log of the length has the density of the
-    weights times the length to the power of their number. Last comes :math:`\phi_m` from its
-    Gaussian conditional. A function without weights is drawn from its prior, as is its kernel.
+    With :math:`\phi_m` integrated out, draw in turn
+
+    1. the parameters of its kernel, by slice sampling;
+    2. if weights may move, the weights of the other functions (:func:`draw_columns`);
+    3. the tasks that use it, if these are few (:func:`change_membership`);
+    4. the length and the sign of the vector of its weights (:func:`stretch`).
+
+    Last comes :math:`\phi_m` from its Gaussian conditional. A function without weights is drawn
+    from its prior, as is its kernel.
 
     :return: the state, and draws of the function's prior for :func:`draw_two`.
     """
@@ -110,7 +113,7 @@ def draw_function(
     phi, prior_draws = draw_values(key_phi, fixed, state, function)
     residual = state.residual - jnp.outer(phi, state.weights[:, m])
     new = state._replace(phi=state.phi.at[m].set(phi), residual=residual)
-    # if the update is rejected, these draws belong to another kernel
+    # if the update is rejected, these draws have the wrong kernel: NaN makes `draw_two` fail, too
     prior_draws = jnp.where(is_finite(new), prior_draws, jnp.nan)
     return keep_finite(new, old), prior_draws
 
@@ -118,8 +121,8 @@ def draw_function(
 def draw_kernel(
     key: Array, fixed: Fixed, state: State, m: Int[Array, ""]
 ) -> tuple[State, Function]:
-    """Draw the parameters of a function's kernel, with the weights of another function integrated
-    out where these may move.
+    """Draw the parameters of a function's kernel with the function integrated out and, if weights
+    may move, the slabs of another function, too.
     """
     functions = fixed.functions
     integrated = Integrated.of(fixed, state, m[None])
@@ -150,7 +153,7 @@ def _draw_with_column(
 ) -> tuple[State, Function]:
     key_k, key_tasks, key_kernel, key_slabs = random.split(key, 4)
     m, integrated = target
-    # an idle function has a column of zeros, which changes nothing
+    # if no other function is in use, an idle one is drawn, whose column of zeros changes nothing
     k = random.categorical(key_k, jnp.where(state.used, 0, -1e9).at[m].set(-jnp.inf))
     column, state = take_column(key_tasks, k, fixed, state, integrated)
     start = m, state.theta[m], integrated.root.diagonal[0]
@@ -216,7 +219,11 @@ def draw_other_weights(key: Array, fixed: Fixed, state: State, function: Functio
 
 
 def stretch(key: Array, fixed: Fixed, state: State, function: Function) -> tuple[State, Function]:
-    """Draw the length of a function's weights, and their sign."""
+    """Draw the length of a function's weights while their direction stays, and their sign.
+
+    In polar coordinates, the log of the length has the density of the weights times the length to
+    the power of the number of nonzero weights. The sign leaves the factor as it is.
+    """
     m, covariance, moves = function.m, function.covariance, fixed.moves
     assert moves is not None
     key_length, key_sign = random.split(key)
@@ -279,8 +286,8 @@ def _matheron(key: Array, f: Any, observed: tuple[Root, Any], solve: Any) -> Flo
 def pairs_per_step(fixed: Fixed, covariance: Any) -> int:
     """Number of pairs of functions that are drawn after the single ones.
 
-    On the toy data, M - 1 = 6 pairs in place of 2 made the effective sample size four times as
-    large, and steps a third longer.
+    On :func:`~numpyro_spikeslab.datasets.toy_multioutput` with M = 7, six pairs in place of two made
+    the effective sample size four times as large, and steps a third longer.
     """
     if fixed.moves is None or not isinstance(covariance, Dense):
         return 0
@@ -291,8 +298,8 @@ def pairs_per_step(fixed: Fixed, covariance: Any) -> int:
 def draw_two(key: Array, fixed: Fixed, state: State, prior_draws: Float[Array, "M N"]) -> State:
     """Draw two functions in use, chosen at random, after the weights of the others.
 
-    The weights are drawn with both functions integrated out, so that they can move in two
-    directions at once: zeros that hold each other in place along one direction can move.
+    The weights are drawn with both functions integrated out. With only one integrated out, two
+    exclusions can block each other. Nothing happens with fewer than three functions in use.
 
     :param prior_draws: a draw of each function from its prior.
     """
@@ -329,7 +336,7 @@ def _joint(
     """Compute ``I + R K R^T`` of two functions from their covariances."""
     (a, b), c = root.diagonal, root.upper
     rows = jnp.stack([a, jnp.zeros_like(a)]), jnp.stack([c, b])
-    # in the order of the result, which XLA computes in one pass
+    # blocks in the layout of the result, which XLA then computes in one pass
     parts = (
         r[:, :, None, None] * K[None, :, None] * r
         for r, K in zip(rows, (first, second), strict=True)
