@@ -127,8 +127,8 @@ class Columns(Features):
         sites, design = spec.form.coefficient_sites(q.slopes), self.design_at(spec, data, q)
         problem, tau, prior = problem_of(spec, data), 1 / at.sigma2[0], _first_row(at.prior)
         columns = columns_without(problem, at, q.values, sites, design, self.split)
-        given = columns.design, columns.residual, tau, prior, temperature
-        weights, residual = q.weights.sweep(*given)
+        arrays = columns.design, columns.residual
+        weights, residual = q.weights.sweep(*arrays, tau, prior, temperature)
         values, residual = columns.given(residual)
         slopes = columns.standard.slopes(columns.coefficients.slopes)
         q = Posterior(weights, q.functions, q.values | values, residual, slopes)

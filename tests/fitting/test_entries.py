@@ -60,7 +60,6 @@ def bound_of(model, params, *args):
 
 MODELS = {
     "factor_analysis": nss.models.factor_analysis(4),
-    "probabilistic_pca": nss.models.probabilistic_pca(4),
     "inclusion of each factor": nss.models.factor_analysis(4, shared_inclusion=False),
 }
 
@@ -405,9 +404,6 @@ def test_entries_that_are_no_observations_are_refused(kind):
         fitted(MODELS["factor_analysis"], Y)
 
 
-OUTSIDE = ([0], [Q]), ([-1], [0]), ([0.5], [0]), ([0, 1], [0])
-
-
 @pytest.mark.filterwarnings("ignore:CAVI.run. the bound still moves")
 def test_entries_that_are_traced_are_named_as_the_reason(x64):
     Y, _, _ = planted()
@@ -429,7 +425,7 @@ def test_what_entries_cannot_do_is_said(x64):
     Y, table, _ = planted()
     model = MODELS["factor_analysis"]
     guide, _, result = fitted(model, Y, plain=True, num_steps=1)
-    for entries in OUTSIDE:
+    for entries in (([0], [Q]), ([-1], [0]), ([0.5], [0]), ([0, 1], [0])):
         with pytest.raises(ValueError, match=r"entries: got 2 arrays.*shape \(60, 20\)"):
             guide.predict(result.params, Y, entries=entries)
     with pytest.raises(ValueError, match="takes no mask"):
