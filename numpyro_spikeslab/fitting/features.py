@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features, the factors of the weights: one class for each way to store them.
+"""Features, the regressors or latent functions that weights multiply: a class for each layout.
 
-:func:`data_of` chooses the class of a model and its data; steps and bounds call its methods.
+:func:`data_of` chooses the class for a model and its data; steps and the bound call its methods.
 """
 
 from dataclasses import dataclass
@@ -63,10 +63,10 @@ class Features:
     """Features of a model; ``at`` is the view at the posterior ``q``."""
 
     layout: ClassVar[Any] = None
-    """Places of the observations, if they are entries of a table."""
+    """Positions of the observations, if they are entries of a sparse table."""
 
     def begin(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
-        """Add to a posterior the residual that a sweep passes to the next."""
+        """Compute the residual, which sweeps then keep up to date."""
         return q
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
@@ -74,7 +74,7 @@ class Features:
         raise NotImplementedError
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        """Means and variances of the weights' part of each location in ``at``."""
+        """Compute mean and variance of the weights' part of the predictor that is not in ``at``."""
         raise NotImplementedError
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
@@ -82,11 +82,11 @@ class Features:
         raise NotImplementedError
 
     def rounding(self, spec: Spec, at: View) -> Float[Array, " Q"]:
-        """Squares of residuals below which they are rounding errors."""
+        """Return the floor of the squared residuals of each task, below which they are rounding."""
         raise NotImplementedError
 
     def with_coefficients(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
-        """Set coefficients that do not follow the weights to their joint maximum."""
+        """Set coefficients to their joint mode given the mean weights."""
         at = view_at(spec, data, q)
         sites = spec.form.coefficient_sites(spec.form.coefficients)
         residual = self._residual(at, q)
@@ -102,8 +102,8 @@ class Features:
 class Columns(Features):
     """Columns of a design, each with one weight; a sweep carries the whitened residual.
 
-    - **design**, **split** - the whitened design, if it depends on data alone, and the same split
-      along the covariates of coefficients, if there are any.
+    - **design** - the whitened design; `None` if other sites change it.
+    - **split** - its parts in and off the span of the covariates; `None` without coefficients.
     """
 
     design: Design | None
@@ -123,7 +123,7 @@ class Columns(Features):
         return at, q, self._squares(spec, data, at, q, design)
 
     def _sweep_without_coefficients(self, spec, data, at, q, temperature) -> Swept:
-        """A sweep with coefficients integrated out, which then follow the weights."""
+        """Sweep with the coefficients integrated out, then set them given the weights."""
         sites, design = spec.form.coefficient_sites(q.slopes), self.design_at(spec, data, q)
         problem, tau, prior = problem_of(spec, data), 1 / at.sigma2[0], _first_row(at.prior)
         columns = columns_without(problem, at, q.values, sites, design, self.split)
@@ -150,7 +150,7 @@ class Columns(Features):
         return (jnp.sum(q.residual**2) + variance)[None]
 
     def _moving(self, spec, data, at, q, design) -> Design:
-        """The design with the coefficients that follow the weights."""
+        """Return the design plus the effect of the weights through the coefficients."""
         if not q.slopes:
             return design
         sites = spec.form.coefficient_sites(q.slopes)
@@ -168,13 +168,13 @@ class Columns(Features):
         return whitened_design(problem_of(spec, data), q.values, spec.block_size)
 
     def whitened_residual(self, spec: Spec, data: Data, at: View, q: Posterior) -> Array:
-        """The whitened residual of the expectations of the weights."""
+        """Compute the whitened residual at the mean weights."""
         if data.view is None:
             return _whitened_data(at)
         return _whitened_data(at) - predictor(self.design_at(spec, data, q), q.weights.mean)
 
     def _residual(self, at: View, q: Posterior) -> Float[Array, "N Q"]:
-        # a free site can change the view, which is then at the mean of the weights
+        # the view is at the mean weights, so Y is the residual
         return at.Y
 
 
@@ -193,7 +193,7 @@ def _first_row(prior: Prior) -> Prior:
 
 
 def _pairs(q: Posterior) -> PairedMeanField:
-    """The weights of tasks, of which each is a pair of its own."""
+    """Return the weights of tasks, which are always independent pairs."""
     assert isinstance(q.weights, PairedMeanField)
     return q.weights
 
@@ -201,10 +201,11 @@ def _pairs(q: Posterior) -> PairedMeanField:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tasks(Features):
-    """Features that Q tasks share, each with weights of its own; subclasses say which.
+    """Features that Q tasks share, each task with weights of its own; base of the classes below.
 
-    - **covariates** - those that all tasks share, by the names of their coefficients.
-    - **statistics** - of tasks with covariates, where no other site can change them.
+    - **covariates** - covariates that all tasks share, by the names of their coefficients.
+    - **statistics** - precomputed sums for tasks with covariates; `None` if other sites change
+      them.
     """
 
     covariates: dict[str, Any]
@@ -223,7 +224,7 @@ class Tasks(Features):
         return squares_left(at, *self.of(q), q.weights)
 
     def rounding(self, spec: Spec, at: View) -> Float[Array, " Q"]:
-        # their squares may be differences of sums
+        # squares come from sums by subtraction, so rounding grows with the power of the data
         squares = jnp.reshape(at.relative * at.Y**2, (len(at.Y), -1))
         power = by_task(squares, spec.form.num_tasks, at.layout)
         return jnp.finfo(power.dtype).eps * power + at.rounding
@@ -246,9 +247,9 @@ class Tasks(Features):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tiled(Tasks):
-    """Known features of tasks that weigh the points each in its own way, in tiles of tasks.
+    """Known features of tasks with different precisions at the points, in batches of tasks.
 
-    - **values** - of the features.
+    - **values** - values of the features.
     """
 
     values: Float[Array, "M N"]
@@ -264,9 +265,9 @@ class Tiled(Tasks):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Shared(Tiled):
-    """Known features whose products are one matrix, or few enough to keep one for each task.
+    """Known features with a stored Gram matrix: one for all tasks, or one for each.
 
-    - **stats** - these products, where no free site can change them.
+    - **stats** - Gram matrices and products with the data; `None` if free sites change them.
     """
 
     stats: Gram | None
@@ -279,7 +280,7 @@ class Shared(Tiled):
         return at, q._replace(weights=weights), squares
 
     def _sweep_without_coefficients(self, spec, at, q, temperature) -> Swept:
-        """A sweep with the coefficients of each task integrated out."""
+        """Sweep with the coefficients of each task integrated out."""
         tasks = self.without_coefficients(spec, at, q)
         given = q.weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
         weights = PairedMeanField.of(task_sweep(tasks.gram_form(), *given), temperature)
@@ -312,7 +313,7 @@ class Shared(Tiled):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LatentFunctions(Tasks):
-    """Latent functions with a table of observations, in which entries may be masked."""
+    """Latent functions with a dense table of observations and an optional mask."""
 
     def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
         functions = factors_of(q)
@@ -328,15 +329,15 @@ class LatentFunctions(Tasks):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ObservedEntries(LatentFunctions):
-    """Latent functions without order, with the entries of a sparse table as observations.
+    """White latent functions with the entries of a sparse table as observations.
 
-    - **layout** - places of the entries.
+    - **layout** - positions of the entries.
     """
 
     layout: Layout  # type: ignore[misc]
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
-        """The functions at all rows, then the weights of all columns."""
+        """Update the functions at all rows, then the weights of all columns."""
         mean, alpha = update_functions(at, self.of(q)[0], q.weights)
         q = q._replace(functions=white_factors(factors_of(q), mean, alpha))
         weights, squares = update_columns(at, *self.of(q), q.weights, temperature)
@@ -346,16 +347,16 @@ class ObservedEntries(LatentFunctions):
         return at_entries(self.layout.where, (_pairs(q).mean, _pairs(q).variance), self.of(q))
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
-        # gradients with respect to other sites do not pass through the moments
+        # the moments are optimal already, so gradients need not pass through them
         mean, variance = jax.lax.stop_gradient(self.moments(spec, data, at, q))
         squares = at.relative * ((at.Y - mean) ** 2 + variance)
         return by_task(squares, spec.form.num_tasks, self.layout)
 
 
 def features_of(reading: Reading, at: View | None) -> Features:
-    """Choose how the features of a model are stored.
+    """Choose the layout of the features of a model.
 
-    :param at: the view, where no free site can change it.
+    :param at: the view, `None` if a free site can change it.
     """
     form = reading.form
     if form.kind == COLUMNS:
@@ -374,7 +375,7 @@ def features_of(reading: Reading, at: View | None) -> Features:
 
 
 def data_of(reading: Reading) -> Data:
-    """The data of a reading, with what depends on them alone."""
+    """Collect the data of a reading, and all arrays that depend on the data alone."""
     functions = reading.functions
     at, indices = with_shared_prior(reading)
     return Data(
@@ -391,7 +392,7 @@ def data_of(reading: Reading) -> Data:
 def with_shared_prior(reading: Reading) -> tuple[View | None, dict[str, Index]]:
     """Return the view, if no free site can change it, and the indices of the sites with a role.
 
-    If the weights of all tasks have the same prior, both have one row for all, to save memory.
+    If all tasks share the prior, keep one row of it and of the indices, to save memory.
     """
     at, indices, form = reading.base, reading.indices, reading.form
     if at is None or form.kind == COLUMNS:
@@ -409,5 +410,5 @@ def with_shared_prior(reading: Reading) -> tuple[View | None, dict[str, Index]]:
 
 @partial(jax.jit, compiler_options=RUN_ONCE)
 def _are_alike(tables: Any) -> Bool[Array, ""]:
-    """Whether the rows of each table are alike."""
+    """Test whether all rows of each table are equal."""
     return jnp.all(jnp.stack([jnp.all(x == x[:1]) for x in jax.tree.leaves(tables)]))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts on a form that need a run of the model, in one compiled function.
+"""Numerical tests of whether a model has an assumed form, in one compiled function.
 
-It runs at generic values of the sites. A verdict about coefficients that are constants, which
-:mod:`~numpyro_spikeslab.reading.proof` has shown, holds at all values; one about data, such as that
-they are finite, holds for these data.
+One evaluation at generic values of the sites is enough, since
+:mod:`~numpyro_spikeslab.reading.proof` has shown that the tested coefficients are constant. Checks
+of data hold for these data only.
 """
 
 from collections.abc import Callable
@@ -38,10 +38,10 @@ class Verdict(NamedTuple):
     - **proper** - whether inclusion probabilities lie between 0 and 1 and scales are positive.
     - **slab_locs** - largest absolute prior mean of the slabs of each pair.
     - **sources** - for each pair and source, whether that constant is the pair's design.
-    - **plays** - for each role, whether the weights or tasks take entries of its site.
-    - **fits** - whether features are known and the same for all tasks, or are the latent functions.
-    - **of_tasks** - whether coefficients that each task may have of its own are such.
-    - **same_counts** - whether all tasks count the same observations equally often.
+    - **plays** - for each role, whether its part of the model copies entries of its site.
+    - **fits** - whether the predictor has the layout of the form.
+    - **of_tasks** - whether the candidate coefficients of tasks belong to one task each.
+    - **same_counts** - whether observation counts are equal across tasks.
     - **noise_of_tasks** - whether each entry of a table takes the noise of its task from a site.
     """
 
@@ -116,7 +116,7 @@ def find_verdict(
     shape = jnp.shape(parts.value)
     counted = jnp.broadcast_to(parts.count > 0, shape)
     finite_design, sources = _judge_design(problem, values, counted, along.weights)
-    # the trees that JAX hands out sort their names
+    # JAX sorts the keys of dicts, so names are looked up in the order of the form
     pairs = [run.pairs[pair.name] for pair in form.pairs]
     scale = jnp.concatenate([jnp.ravel(x) for x in (parts.scale, *(p.scale for p in pairs))])
     log_odds = jnp.concatenate([jnp.ravel(p.log_odds) for p in pairs])
@@ -170,10 +170,10 @@ def _judge_design(problem, values, counted, along) -> tuple[Any, tuple]:
 
 
 def _is_design(tangent: Any, along: Any, rows: Any) -> Any:
-    """Whether rows are the matrix of a map, every row judged at its own size."""
+    """Test whether rows are the matrix of a linear map, each row relative to its own size."""
     size = jnp.max(jnp.where(jnp.isfinite(rows), jnp.abs(rows), 0), axis=1)
     direction = along / jnp.where(size > 0, size, 1)
-    # a sum, since a product would want the absolute values of a whole design
+    # a sum, since a product would need the absolute values of a whole design
     sizes = jnp.sum(jnp.abs(direction[:, None] * rows), axis=0)
     return agree(direction @ rows, tangent(direction), sizes)
 
@@ -181,8 +181,8 @@ def _is_design(tangent: Any, along: Any, rows: Any) -> Any:
 def agree(x: Any, y: Any, size: Any) -> Any:
     """Whether two arrays agree to rounding, NaN with NaN.
 
-    :param size: of the terms whose sum each entry is. Relative to the largest entry of all, one
-        that is a code for a missing value would hide the differences of the others.
+    :param size: sums of the absolute terms behind each entry, which set its tolerance. With one
+        scale for all, a code for a missing value would hide differences of other entries.
     """
     tolerance = 100.0 * jnp.finfo(x.dtype).eps * jnp.sqrt(len(x) + 1.0)
     close = jnp.isfinite(size) & (jnp.abs(x - y) <= tolerance * size)
@@ -193,15 +193,15 @@ def agree(x: Any, y: Any, size: Any) -> Any:
 
 
 def _play(role: Role, problem: Problem, values: dict[str, Any]) -> tuple[Any, Any]:
-    """Find the entry of a role's site that each weight or task takes, and whether it is one.
+    """Find which entry of a role's site each weight or task copies, and whether it is a copy.
 
-    The part is an affine function of the site, with constant coefficients. So its derivative along
-    the numbers of the entries is the number of the entry that it takes, if it takes one; a random
-    direction confirms it. Weights that do not use the site get its size as index.
+    The role's part of the model is affine in the site, with constant coefficients. Its derivative
+    along the numbers of the entries gives the number of the copied entry; a random direction
+    confirms the copy. Weights that do not use the site get its size as index.
     """
     site = values[role.site]
     shape, dtype, size = jnp.shape(site), jnp.result_type(site), max(jnp.size(site), 1)
-    # at zero, where params may start, a sum with another role's site would go unnoticed
+    # not zero, so that a sum with another role's site shows
     others = {x.site: jnp.full_like(values[x.site], 0.37) for x in problem.form.roles if x != role}
 
     def arrays(flat):
@@ -230,7 +230,7 @@ def _noise_by_column(
         if isinstance(role, NoiseRole):
             size = jnp.size(values[role.site])
             by_entry = jnp.broadcast_to(index, columns.shape)
-            # a column without entries takes its own number if all others do; else nothing says
+            # without entries it gets its own number if all others are in order; else it is unknown
             in_order = (size == Q) & jnp.all(by_entry == columns)
             first = jnp.full(Q, size if size > 1 else 0).at[columns].set(by_entry)
             index = jnp.where(in_order, jnp.arange(Q), first)
@@ -264,7 +264,7 @@ def _fits(problem: Problem, values: dict[str, Any], along: Directions, where: An
     if form.kind == COLUMNS:
         return jnp.array(True)
     (pair,) = form.pairs
-    # under a transformation of the caller directions are still numpy's
+    # inside a transformation of the caller, the directions are numpy arrays
     W = jnp.asarray(along.weights[pair.name].reshape(form.shape), float)
     if form.kind == ENTRIES:
         return _are_entries(problem, values, W, jnp.asarray(along.functions, float), where)
@@ -281,7 +281,7 @@ def _fits(problem: Problem, values: dict[str, Any], along: Directions, where: An
 
 
 def _are_entries(problem: Problem, values: dict[str, Any], W: Any, phi: Any, where: Entries) -> Any:
-    """Whether the predictor is ``offset + sum_m w_qm phi_mn`` at the entries of the mark."""
+    """Test for the predictor ``offset + sum_m w_qm phi_mn`` at the entries of the mark."""
     (Q, _), N = problem.form.shape, problem.form.num_obs
     inside = jnp.all((where.rows >= 0) & (where.rows < N))
     inside &= jnp.all((where.columns >= 0) & (where.columns < Q))
@@ -295,7 +295,7 @@ def _are_entries(problem: Problem, values: dict[str, Any], W: Any, phi: Any, whe
 
 
 def _nothing_alone(problem: Problem, values: dict[str, Any], W: Any, phi: Any) -> Any:
-    """Whether neither weights nor functions add to the predictor without the others."""
+    """Test that weights without functions, and functions without weights, have no effect."""
     nothing = jnp.zeros_like(W)
 
     def predictor(x):
@@ -309,7 +309,7 @@ def _nothing_alone(problem: Problem, values: dict[str, Any], W: Any, phi: Any) -
 
 
 def _both(one: Bool[Array, ""], other: Callable[[], Any]) -> Bool[Array, ""]:
-    """Whether both hold, evaluated in turn so that they do not need memory at once."""
+    """Test whether both hold, in turn, so that both do not need memory at once."""
     return jax.lax.cond(one, other, lambda: jnp.array(False))
 
 

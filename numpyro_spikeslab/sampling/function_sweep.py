@@ -286,8 +286,8 @@ def _matheron(key: Array, f: Any, observed: tuple[Root, Any], solve: Any) -> Flo
 def pairs_per_step(fixed: Fixed, covariance: Any) -> int:
     """Number of pairs of functions that are drawn after the single ones.
 
-    On :func:`~numpyro_spikeslab.datasets.toy_multioutput` with M = 7, six pairs in place of two made
-    the effective sample size four times as large, and steps a third longer.
+    With M = 7 on :func:`~numpyro_spikeslab.datasets.toy_multioutput`, six pairs in place of two
+    made the effective sample size four times as large, and steps a third longer.
     """
     if fixed.moves is None or not isinstance(covariance, Dense):
         return 0
