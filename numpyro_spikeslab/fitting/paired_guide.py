@@ -20,12 +20,12 @@ from numpyro_spikeslab.fitting.guide_factors import PairFactors
 from numpyro_spikeslab.fitting.model_sites import ModelSites
 from numpyro_spikeslab.fitting.pattern_factors import PatternFactors
 from numpyro_spikeslab.fitting.predict import (
-    entries_to_predict,
-    predict_entries,
-    predict_tasks,
+    checked_entries,
+    checked_inputs,
+    checked_rows,
+    predict,
     refuse_traced,
-    rows_to_transform,
-    transform_rows,
+    transform,
 )
 from numpyro_spikeslab.fitting.single_effects import (
     columns_of,
@@ -188,11 +188,15 @@ class PairedGuide(SpikeSlabGuide):
                 "PairedGuide.predict: the weights of the model mix no latent functions. Use "
                 "numpyro.infer.Predictive."
             )
-        posterior = self.pack(reading, params)
-        if reading.layout is None and entries is None:
-            return predict_tasks(reading, posterior, X_new, noise)
-        where = entries_to_predict(reading, entries, X_new)
-        return predict_entries(reading, posterior, where, noise)
+        where = None
+        if reading.layout is not None or entries is not None:
+            where = checked_entries(reading, entries)
+        if X_new is not None:
+            if where is not None:
+                expected = "entries of the table of the fit, or rows for `transform`"
+                raise bad("PairedGuide.predict: X_new", "new inputs of entries", expected)
+            checked_inputs(reading, X_new)
+        return predict(reading, self.pack(reading, params), X_new, where, noise)
 
     @full_precision
     def transform(
@@ -233,8 +237,7 @@ class PairedGuide(SpikeSlabGuide):
         """
         refuse_traced("PairedGuide.transform", (params, args, kwargs, Y_new))
         reading = self._read(args, kwargs)
-        new = rows_to_transform(reading, Y_new)
-        return transform_rows(reading, self.pack(reading, params), new)
+        return transform(reading, self.pack(reading, params), checked_rows(reading, Y_new))
 
     @full_precision
     def credible_sets(

@@ -32,51 +32,35 @@ from numpyro_spikeslab.sparse import Observations, entries_of, is_sparse
 def refuse_traced(user: str, arguments: Any) -> None:
     """Raise if parameters or data are traced."""
     if not are_concrete(arguments):
-        raise ValueError(
-            f"{user}: got traced arguments, as within jit or vmap, expected arrays. Call it "
-            "outside of jit and vmap."
-        )
+        raise bad(user, "traced arguments", "arrays", "Call it outside of jit and vmap.")
 
 
-def predict_tasks(
-    reading: Reading, posterior: Posterior, X_new: Any, noise: bool
-) -> tuple[Float[Array, "S Q"], Float[Array, "S Q"]]:
-    """Mean and variance of each task.
+def predict(
+    reading: Reading, posterior: Posterior, X_new: Any, where: Entries | None, noise: bool
+) -> tuple[Any, Any]:
+    """Mean and variance of each task, (S, Q), or of entries of the table, (L,).
 
     :param X_new: new inputs, `None` for those of the model.
+    :param where: the entries, `None` for the whole table.
     :param noise: whether to add the noise.
     """
-    known, functions = reading.functions, posterior.functions
+    known, functions, layout = reading.functions, posterior.functions, reading.layout
     assert known is not None and functions is not None
-    if X_new is None:
-        offset = offset_of(reading, posterior, is_new=False)
+    is_new = X_new is not None or (layout is not None and where is not layout.where)
+    offset = offset_of(reading, posterior, is_new)
+    columns: Any = np.arange(reading.form.num_tasks)
+    if where is not None:
+        columns = where.columns
+        offset = offset[where.rows, columns] if layout is None else offset[:, 0]
+        weights: Any = posterior.weights
+        moments = (weights.mean, weights.variance), (functions.mean, functions.var)
+        mean, variance = _at_entries(where, *moments)
+    elif X_new is None:
         mean, variance = mix(posterior, functions.mean, functions.var)
     else:
-        _check_new_inputs(known.functions.X, X_new)
-        offset = offset_of(reading, posterior, is_new=True)
         mean, variance = compiled(lambda p: _at_new(known, p, X_new), posterior)
     if noise:
-        variance = variance + noise_of(reading, posterior, np.arange(reading.form.num_tasks))
-    return mean + offset, variance
-
-
-def predict_entries(
-    reading: Reading, posterior: Posterior, where: Entries, noise: bool
-) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
-    """Mean and variance of entries of the table.
-
-    :param noise: whether to add the noise.
-    """
-    weights: Any = posterior.weights
-    functions, layout = posterior.functions, reading.layout
-    assert functions is not None
-    is_new = layout is not None and where is not layout.where
-    offset = offset_of(reading, posterior, is_new)
-    offset = offset[where.rows, where.columns] if layout is None else offset[:, 0]
-    moments = weights.mean, weights.variance
-    mean, variance = _at_entries(where, moments, (functions.mean, functions.var))
-    if noise:
-        variance = variance + noise_of(reading, posterior, where.columns)[where.columns]
+        variance = variance + noise_of(reading, posterior, columns)[columns]
     return mean + offset, variance
 
 
@@ -95,37 +79,31 @@ def mix(
 def _at_new(known: KnownFunctions, posterior: Posterior, X_new: Any) -> tuple[Any, Any]:
     """Mean and variance of the tasks at new inputs, without their offset."""
     functions: Any = posterior.functions
-    theta = functions.theta
-    prior = known.prior({})
-    values = known.parameters.scatter(theta)
-    mean_new = known.functions.mean_at(X_new)
-    means, variances = [], []
-    for m, template in enumerate(known.functions.templates):
+    theta, alpha, prior = functions.theta, functions.alpha, known.prior({})
+    values, mean_new = known.parameters.scatter(theta), known.functions.mean_at(X_new)
+
+    def moments(m, template):
         parameters = known.functions.values(values, m)
         cross = template.cross(parameters, known.functions.X, X_new).T
         covariance = prior.covariance(m, theta[m])
-        q = gp.condition(covariance, functions.alpha[m], functions.h[m], known.mean[m])
+        q = gp.condition(covariance, alpha[m], functions.h[m], known.mean[m])
         at_new = cross, template.variance(parameters, X_new), mean_new[m]
-        mean, variance = gp.predict(covariance, functions.alpha[m], q, *at_new)
-        means.append(mean)
-        variances.append(variance)
-    return mix(posterior, jnp.stack(means), jnp.stack(variances))
+        return gp.predict(covariance, alpha[m], q, *at_new)
+
+    each = [moments(m, template) for m, template in enumerate(known.functions.templates)]
+    return mix(posterior, *map(jnp.stack, zip(*each, strict=True)))
 
 
-def transform_rows(
+def transform(
     reading: Reading, posterior: Posterior, new: Observations
 ) -> tuple[Float[Array, "M S"], Float[Array, "M S"]]:
     """Mean and variance of functions without order in new rows.
 
     :param new: the observations of the rows.
     """
-    if reading.form.varying_noise:
-        raise bad(
-            "transform", "noise that changes from row to row", "noise that is known in new ones"
-        )
+    sigma2 = noise_of(reading, posterior, np.unique(new.columns))
     offset = offset_of(reading, posterior, is_new=True)
     offset = jnp.broadcast_to(offset[0], reading.form.num_tasks)
-    sigma2 = noise_of(reading, posterior, np.unique(new.columns))
     residual = new.values - offset[new.columns]
     side = side_of(new.rows, new.columns, new.shape[0], reading.form.num_features)
     return _of_new_rows(new.shape[0], side, posterior.weights, sigma2, residual)
@@ -162,8 +140,7 @@ def offset_of(reading: Reading, posterior: Posterior, is_new: bool) -> Float[Arr
     if np.any(np.asarray(offset) != np.asarray(offset)[0]):
         raise ValueError(
             "predict, transform: the location without functions is not the same at all inputs, so "
-            "it is not known at new ones. Use numpyro.infer.Predictive with a model that knows it, "
-            "or subtract it from the data."
+            "it is not known at new ones. Use numpyro.infer.Predictive, or subtract it from Y."
         )
     return offset[:1]
 
@@ -176,8 +153,8 @@ def noise_of(reading: Reading, posterior: Posterior, columns: Any) -> Float[Arra
     values = posterior.values
     if reading.form.varying_noise:
         raise ValueError(
-            "predict: the noise changes along tasks, so it is not known elsewhere. Leave `noise` "
-            "out, or use numpyro.infer.Predictive."
+            "predict, transform: the noise changes along tasks, so it is not known elsewhere. "
+            "Leave `noise` out, or use numpyro.infer.Predictive."
         )
 
     def of(values):
@@ -201,26 +178,21 @@ def noise_of(reading: Reading, posterior: Posterior, columns: Any) -> Float[Arra
     return sigma2
 
 
-# New tables, rows and entries
+# New inputs, entries and rows
 
 
-def _check_new_inputs(X: Any, X_new: Any) -> None:
-    shape, new = jnp.shape(X), jnp.shape(X_new)
+def checked_inputs(reading: Reading, X_new: Any) -> None:
+    """Raise if new inputs are not finite, or not of the width of the model's."""
+    assert reading.functions is not None
+    shape, new = jnp.shape(reading.functions.functions.X), jnp.shape(X_new)
     if len(new) != len(shape) or new[1:] != shape[1:] or not new[0]:
         expected = f"at least one point of the same width as the model's inputs, of shape {shape}"
         raise bad("predict: X_new", f"the shape {new}", expected)
     check_finite("predict: X_new", X_new)
 
 
-def entries_to_predict(reading: Reading, entries: Any, X_new: Any) -> Entries:
-    """The entries of a table, those of the data if none are given."""
-    if X_new is not None:
-        raise bad(
-            "predict: X_new",
-            "new inputs of a table of which entries are observed or asked for",
-            "entries of the table of the fit",
-            "Give `X_new` of a whole table, or new rows to `transform`.",
-        )
+def checked_entries(reading: Reading, entries: Any) -> Entries:
+    """Return entries of the table as arrays; those of the data by default."""
     if entries is None:
         assert reading.layout is not None
         return reading.layout.where
@@ -229,20 +201,17 @@ def entries_to_predict(reading: Reading, entries: Any, X_new: Any) -> Entries:
     for x, size in zip(arrays, reading.form.table, strict=False):
         fits = fits and np.issubdtype(x.dtype, np.integer) and bool(np.all((x >= 0) & (x < size)))
     if not fits:
-        ranges = [
-            f"{x.dtype} from {np.min(x, initial=0)} to {np.max(x, initial=0)}" for x in arrays
-        ]
         raise bad(
             "predict: entries",
-            f"{len(arrays)} arrays, {', '.join(ranges)}",
+            arrays,
             "the numbers of rows and of columns, two arrays of integers of one shape, within the "
-            f"table of the shape {reading.form.table}",
+            f"table of shape {reading.form.table}",
         )
     return Entries(*(jnp.asarray(x.ravel()) for x in arrays))
 
 
-def rows_to_transform(reading: Reading, Y_new: Any) -> Observations:
-    """The observations of new rows: a table with NaN where they are missing, or a sparse array."""
+def checked_rows(reading: Reading, Y_new: Any) -> Observations:
+    """Return the observations of new rows, from a table with NaN or a sparse array."""
     known, number = reading.functions, reading.form.num_tasks
     user = "PairedGuide.transform: Y_new"
     if known is None or not known.is_white:
