@@ -25,9 +25,10 @@ from numpyro_spikeslab.fitting import function_sites
 from numpyro_spikeslab.fitting.guide_factors import GuideFactors, declared, in_order, moments
 from numpyro_spikeslab.fitting.inner import (
     Point,
+    Points,
     inner_summary,
     make_inner,
-    makes_delta,
+    makes_points,
     start_run,
 )
 from numpyro_spikeslab.fitting.model_sites import ModelSites, sites_of
@@ -53,9 +54,9 @@ class SpikeSlabGuide(AutoGuide):
 
     The first call with the model's arguments notes sites, shapes and start values, and no data.
 
-    - **pairs**, **functions** - the weights of the model, and the names of its latent functions.
+    - **sites** - of the model.
     - **factors** - the variational family of the pairs.
-    - **inner** - the guide of the other sites, `None` where these are points.
+    - **inner** - the guide of the other sites.
     """
 
     joint = False
@@ -75,7 +76,7 @@ class SpikeSlabGuide(AutoGuide):
         super().__init__(model, prefix=prefix)
         self.factors = factors
         self.inner_guide = inner_guide
-        self.inner: AutoGuide | None = None
+        self.inner: AutoGuide | Points = Points(prefix, {})
         self._sites: ModelSites | None = None
 
     @property
@@ -112,7 +113,7 @@ class SpikeSlabGuide(AutoGuide):
         call, trace = (args, kwargs), abstract_trace(self.model, args, kwargs)
         sites = sites_of(self.user, self.model, trace, call)
         self._check_model(sites, trace, call)
-        are_points = makes_delta(self.inner_guide)
+        are_points = makes_points(self.inner_guide)
         self._slopes: dict[str, Slopes] = {}
         if self.follows and are_points and not sites.functions:
             responses = observed_sites(trace) or sites.predicted
@@ -120,19 +121,17 @@ class SpikeSlabGuide(AutoGuide):
         self._prototype_frames = {x.name: x for plates in sites.plates.values() for x in plates}
         self._prototype_frame_full_sizes = sites.plate_sizes
         zero = {name: np.zeros(sites.shapes[name]) for name in sites.sampled}
-        points = sites.others if are_points else ()
+        names = sites.others if are_points else ()
 
         def start():
-            run = start_run(self, trace, points, zero, call)
+            run = start_run(self, trace, names, zero, call)
             scales = {p.name: base_of(run[p.slab]["fn"]).scale * jnp.ones(()) for p in sites.pairs}
-            return {name: (run[name]["fn"], run[name]["value"]) for name in points}, scales
+            return {name: (run[name]["fn"], run[name]["value"]) for name in names}, scales
 
         # start values must not be tracers, which outlive no transformation
         priors, self._slab_scales = computed(start)
-        self._points = {
-            name: Point(value, prior.support, prior.event_dim)
-            for name, (prior, value) in priors.items()
-        }
+        points = {k: Point(x, fn.support, fn.event_dim) for k, (fn, x) in priors.items()}
+        self.inner = Points(self.prefix, points)
         if sites.others and not are_points:
             hidden = frozenset([*zero, *sites.predicted, *_deterministics(trace)])
             self.inner = make_inner(self, zero, hidden, call)
@@ -168,38 +167,26 @@ class SpikeSlabGuide(AutoGuide):
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         self.set_up(args, kwargs)
         self.sites.check_call(self.user, self.model, (args, kwargs))
-        plates = self._create_plates(*args, **kwargs)
-        if self.inner is not None:
-            values = dict(self.inner(*args, **kwargs))
+        within = partial(self._within, self._create_plates(*args, **kwargs))
+        if isinstance(self.inner, Points):
+            values = self.inner.sample(within, held=self._slopes)
         else:
-            values = {name: self._sample_point(name, plates) for name in self._points}
+            values = dict(self.inner(*args, **kwargs))
         run = self._run_at(values, args, kwargs)
         with handlers.trace() as sites:
             for pair in self.sites.pairs:
                 scale = jnp.broadcast_to(base_of(run[pair.slab]["fn"]).scale, pair.shape)
-                within = partial(self._within, plates)
                 values |= self.factors.sample(pair, self._start_pair(pair), scale, within)
         if self._slopes:
             params = {k: site["value"] for k, site in sites.items() if site["type"] == "param"}
-            values |= self._sample_followers(params, values, plates)
+            values |= self._sample_followers(params, values, within)
         for name in self.sites.functions:
-            with self._within(plates, name):
+            with within(name):
                 values[name] = function_sites.sample(run, name, self.prefix)
         return values
 
-    def _sample_point(self, name: str, plates: dict[str, Any]) -> Any:
-        """Sample a site at its parameter; of a site that follows the weights return this alone."""
-        start, support, event_dim = self._points[name]
-        with self._within(plates, name):
-            loc = numpyro.param(
-                f"{name}_{self.prefix}_loc", start, constraint=support, event_dim=event_dim
-            )
-            if name in self._slopes:
-                return loc
-            return numpyro.sample(name, dist.Delta(loc, event_dim=event_dim))
-
     def _sample_followers(
-        self, params: dict[str, Any], values: dict[str, Any], plates: dict[str, Any]
+        self, params: dict[str, Any], values: dict[str, Any], within: Callable
     ) -> dict[str, Any]:
         """Sample the sites that follow the weights.
 
@@ -214,8 +201,10 @@ class SpikeSlabGuide(AutoGuide):
             start = jnp.zeros(kind.shape), constraints.real
             (slopes,) = declared({self._slope_name(name): start})
             change = kind.factors(jnp.concatenate(changes))
-            point = Followed(values[name], slopes, change, self._points[name].event_dim)
-            with self._within(plates, name):
+            assert isinstance(self.inner, Points)
+            event_dim = self.inner.points[name].event_dim
+            point = Followed(values[name], slopes, change, event_dim)
+            with within(name):
                 followers[name] = numpyro.sample(name, point)
         return followers
 
@@ -248,11 +237,9 @@ class SpikeSlabGuide(AutoGuide):
         return self.factors.start(pair, jnp.broadcast_to(self._slab_scales[pair.name], pair.shape))
 
     def start(self) -> dict[str, tuple[Any, Any]]:
-        """Start value and constraint of each parameter, for points as other sites."""
-        starts: dict[str, tuple[Any, Any]] = {
-            f"{name}_{self.prefix}_loc": (point.value, point.support)
-            for name, point in self._points.items()
-        }
+        """Start value and constraint of each parameter, of a guide whose other sites are points."""
+        assert isinstance(self.inner, Points)
+        starts = self.inner.start()
         for pair in self.sites.pairs:
             starts |= self._start_pair(pair)
         for name, kind in self._slopes.items():
@@ -267,8 +254,8 @@ class SpikeSlabGuide(AutoGuide):
         if form.functions is None:
             starts = jax.eval_shape(lambda: {k: value for k, (value, _) in self.start().items()})
             self.check_params(params, {name: x.shape for name, x in starts.items()})
-        others = self._other_values(params)
-        values = {site: others[site] if site in others else params[site] for site in form.others}
+        others = params | inner_summary(self.inner, "median", params)
+        values = {site: others[site] for site in form.others}
         if form.functions is not None:
             shapes = dict.fromkeys(self.factors.names(form.pairs[0].name), form.pairs[0].shape)
             sites = function_sites.names(form.functions, self.prefix)
@@ -295,7 +282,7 @@ class SpikeSlabGuide(AutoGuide):
         pairs = [_in_batch(pair, shape) for pair in self.sites.pairs]
         params = self.factors.unpack(pairs, posterior.weights)
         for site, value in posterior.values.items():
-            params[f"{site}_{self.prefix}_loc" if site in self._points else site] = value
+            params[site if site in self.sites.params else f"{site}_{self.prefix}_loc"] = value
         for site, kind in self._slopes.items():
             slopes = posterior.slopes.get(site, jnp.zeros(kind.shape))
             params[self._slope_name(site)] = kind.laid_out(slopes, kind.shape[-1])
@@ -426,9 +413,7 @@ class SpikeSlabGuide(AutoGuide):
         :param args: arguments of the model; without them latent functions are left out.
         :param kwargs: keyword arguments of the model.
         """
-        self._ready(args, kwargs)
-        medians = self._quantiles(params, np.array([0.5]), args, kwargs)
-        return self._other_values(params) | {name: x[0] for name, x in medians.items()}
+        return self.quantiles(params, 0.5, *args, **kwargs)
 
     @full_precision
     def quantiles(
@@ -452,30 +437,11 @@ class SpikeSlabGuide(AutoGuide):
             raise bad(f"{self.user}.quantiles", repr(quantiles), expected)
         self._ready(args, kwargs)
         flat = levels.reshape(-1)
-        if self.inner is not None:
-            values = inner_summary(self.inner, "quantiles", params, flat)
-        else:
-            values = jax.tree.map(
-                lambda x: jnp.broadcast_to(x, flat.shape + jnp.shape(x)), self._other_values(params)
-            )
-        values |= self._quantiles(params, flat, args, kwargs)
-        return values if levels.ndim else {name: x[0] for name, x in values.items()}
-
-    def _other_values(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Values of the sites that are neither pairs nor functions: points, or medians."""
-        if self.inner is not None:
-            return inner_summary(self.inner, "median", params)
-        return {name: params[f"{name}_{self.prefix}_loc"] for name in self._points}
-
-    def _quantiles(
-        self, params: dict[str, Any], levels: Any, args: tuple, kwargs: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Quantiles of weights, slabs, spikes and latent functions."""
-        values: dict[str, Any] = {}
+        values = dict(inner_summary(self.inner, "quantiles", params, flat))
         for pair in self.sites.pairs:
             pair = self._checked(pair, params)
             marginals = self.factors.marginals(pair, params)
-            q = jnp.asarray(levels, marginals[0][1].mean.dtype)
+            q = jnp.asarray(flat, marginals[0][1].mean.dtype)
             parts = [(*quantiles_of(x, q), q[:, None] > 1 - x.probs) for _, x in marginals]
             weight, slab, spike = (
                 in_order(marginals, x, pair.shape) for x in zip(*parts, strict=True)
@@ -483,9 +449,9 @@ class SpikeSlabGuide(AutoGuide):
             values |= {pair.name: weight, pair.slab: slab}
             values[pair.spike] = pair.of_spikes(spike.astype(int))
         for name, (mean, variance) in self._function_moments(params, args, kwargs).items():
-            q = jnp.reshape(jnp.asarray(levels, mean.dtype), (-1, 1, 1))
+            q = jnp.reshape(jnp.asarray(flat, mean.dtype), (-1, 1, 1))
             values[name] = dist.Normal(mean, jnp.sqrt(variance)).icdf(q)
-        return values
+        return values if levels.ndim else {name: x[0] for name, x in values.items()}
 
 
 def _in_batch(pair: Pair, shape: tuple[int, ...]) -> Pair:

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sites of a guide that are neither pairs nor latent functions."""
 
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
 from jax import random
 import jax.numpy as jnp
 
+import numpyro
 from numpyro import handlers
+import numpyro.distributions as dist
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
@@ -18,19 +21,60 @@ from numpyro_spikeslab.reading.sites import find_function_sites, functions_of
 
 
 class Point(NamedTuple):
-    """A site at one value.
-
-    - **value** - where it starts.
-    - **support**, **event_dim** - of its prior.
-    """
+    """Start value of a site, and support and event dimensions of its prior."""
 
     value: Any
     support: Any
     event_dim: int
 
 
-def makes_delta(inner_guide: Any) -> bool:
-    """Whether it is AutoDelta, whose parameters are values of the sites, or a partial of it."""
+class Points:
+    """The inner guide of sites at one value each, as NumPyro's AutoDelta has them.
+
+    :param prefix: part of the parameters' names.
+    :param points: by site.
+    """
+
+    def __init__(self, prefix: str, points: dict[str, Point]) -> None:
+        self.prefix, self.points = prefix, points
+
+    def start(self) -> dict[str, tuple[Any, Any]]:
+        """Start value and constraint of each parameter."""
+        return {self._name(site): point[:2] for site, point in self.points.items()}
+
+    def sample(self, within: Callable, held: Collection[str]) -> dict[str, Any]:
+        """Declare the parameters and sample the sites.
+
+        :param within: the plates of a site, by its name.
+        :param held: sites that are not sampled here; their values are the parameters.
+        """
+        values = {}
+        for site, (start, support, event_dim) in self.points.items():
+            options = {"constraint": support, "event_dim": event_dim}
+            with within(site):
+                values[site] = numpyro.param(self._name(site), start, **options)
+                if site not in held:
+                    point = dist.Delta(values[site], event_dim=event_dim)
+                    values[site] = numpyro.sample(site, point)
+        return values
+
+    def median(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The values of the sites."""
+        return {site: params[self._name(site)] for site in self.points}
+
+    def quantiles(self, params: dict[str, Any], levels: Any) -> dict[str, Any]:
+        """The values of the sites for each level."""
+        return {
+            site: jnp.broadcast_to(x, (len(levels), *jnp.shape(x)))
+            for site, x in self.median(params).items()
+        }
+
+    def _name(self, site: str) -> str:
+        return f"{site}_{self.prefix}_loc"
+
+
+def makes_points(inner_guide: Any) -> bool:
+    """Whether it is AutoDelta, or a partial of it."""
     return getattr(inner_guide, "func", inner_guide) is AutoDelta
 
 
@@ -101,7 +145,7 @@ def make_inner(guide: Any, zero: dict[str, Any], hidden: frozenset[str], call: A
     return inner
 
 
-def inner_summary(inner: AutoGuide, method: str, *args: Any) -> dict[str, Any]:
+def inner_summary(inner: AutoGuide | Points, method: str, *args: Any) -> dict[str, Any]:
     """Call a method of the inner guide, which not all of NumPyro's have.
 
     :raises NotImplementedError: if it has none.

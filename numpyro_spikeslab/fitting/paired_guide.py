@@ -44,60 +44,59 @@ from numpyro_spikeslab.reading.program import compiled
 class PairedGuide(SpikeSlabGuide):
     """Paired mean field: each slab and its spike share a factor (paper, eq. 5).
 
-    An :class:`~numpyro.infer.autoguide.AutoGuide`. The weights of ``spike_slab("w", ...)`` get the
-    parameters, each in the shape of the weights,
+    An :class:`~numpyro.infer.autoguide.AutoGuide` that :class:`~numpyro_spikeslab.CAVI` fits in
+    closed form, and that works in :class:`~numpyro.infer.SVI` with
+    :class:`~numpyro.infer.TraceGraph_ELBO`. It is made for one program: the first call with the
+    model's arguments notes sites and shapes, and a call with others raises. It keeps no data.
+
+    The weights of ``spike_slab("w", ...)`` get the parameters, each in their shape,
 
     - ``w_{prefix}_probs``, the inclusion probability ``gamma``;
     - ``w_{prefix}_loc``, mean ``mu`` of the slab given inclusion;
     - ``w_{prefix}_scale``, its standard deviation given inclusion.
 
-    Given exclusion the slab has its prior, as in the true posterior. The functions of
-    ``latent_functions("phi", ...)`` are Gaussian, independent of each other: their prior times
-    ``exp(linear * phi - precision * phi**2 / 2)`` at each input, with the parameters
-    ``phi_{prefix}_precision`` and ``phi_{prefix}_linear``, each of shape (M, N). The optimum is of
-    this form, and neither parameter needs the inverse of a covariance; :meth:`posterior_mean` has
-    the means. All other latent sites get an inner autoguide.
+    Given exclusion the slab has its prior, as in the true posterior.
 
-    Sites with a Normal prior, such as an intercept, follow the weights, of which there are P in
-    all: given these ``beta`` is at ``loc + slope @ (w - <w>)``, with the parameters
-    ``beta_{prefix}_loc`` and ``beta_{prefix}_slope``, the latter in the shape of the site with a
-    last axis of P. A site in the plate of Q tasks, of weights (Q, M) and of the observations,
-    follows the weights of its own task, and the last axis is M. So columns need not be centred.
-    None follows where there are latent functions or another inner guide, or slopes would be more
-    than 1,048,576 numbers.
-    :class:`~numpyro_spikeslab.CAVI` fits it in closed form; it works as it is in
-    :class:`~numpyro.infer.SVI` with :class:`~numpyro.infer.TraceGraph_ELBO` too.
+    **Blocks and groups.** Weights in a block, or that share a spike (``groups`` of
+    :func:`~numpyro_spikeslab.spike_slab`), have one joint factor: a mixture over their inclusion
+    patterns of Gaussians of the included slabs, which is the exact conditional given all else. A
+    block of b weights has ``2^b`` patterns, a group two. Of correlated columns, independent pairs
+    pick one and are too sure of it; a block is not. The S weights outside of blocks and groups have
+    the parameters above, of shape (S,). K blocks of b weights, or groups filled up to b, a power of
+    two, have
 
-    A guide keeps no data: what it says follows from parameters and the model's arguments alone.
-
-    **Blocks and groups.** Independent pairs pick one of several correlated columns and are too sure
-    of it. A block gives its b weights one joint factor: a mixture over their ``S = 2^b`` inclusion
-    patterns of Gaussians of their slabs, which is the exact conditional given all else. Weights
-    that share a spike (``groups`` of :func:`~numpyro_spikeslab.spike_slab`) are a set with two
-    patterns, none and all; such sets are padded to the next power of two. The parameters above have
-    the shape (K,) for the K weights outside of all sets, in order; G sets of b weights each get
-
-    - ``w_{prefix}_patterns_{b}``, the probability of each pattern, shape (G, S), in the order of
-      binary numbers: none first, the last weight alone second, all last;
-    - ``w_{prefix}_precision_tril_{b}``, shape (G, b, b), the Cholesky factor ``L`` of a precision,
-      and ``w_{prefix}_linear_{b}``, shape (G, b), a linear term ``L c`` by its ``c``: the slabs
+    - ``w_{prefix}_patterns_{b}``, the probability of each pattern, shape (K, 2^b) in the order of
+      binary numbers, or (K, 2): none first, the last weight alone second, all last;
+    - ``w_{prefix}_precision_tril_{b}``, shape (K, b, b), the Cholesky factor ``L`` of a precision,
+      and ``w_{prefix}_linear_{b}``, shape (K, b), a linear term ``L c`` by its ``c``: the slabs
       that a pattern includes are Gaussian, with the precision and linear term restricted to them.
 
+    **Latent functions.** Those of ``latent_functions("phi", ...)`` are Gaussian and independent:
+    their prior times ``exp(linear * phi - precision * phi**2 / 2)`` at each input, with the
+    parameters ``phi_{prefix}_precision`` and ``phi_{prefix}_linear``, shape (M, N). The optimum is
+    of this form, and neither parameter needs the inverse of a covariance.
+
+    **Other sites** get an inner autoguide, by default points. Those with a Normal prior, such as an
+    intercept, move with the weights: given these ``beta`` is at ``loc + slope @ (w - <w>)``, with
+    the parameters ``beta_{prefix}_loc`` and ``beta_{prefix}_slope``, the latter in the shape of the
+    site with a last axis of all P weights. So columns need not be centred. A site in the plate of Q
+    tasks, which weights (Q, M) and observations are in, moves with the M weights of its own task.
+    None moves beside latent functions, with another inner guide, or with more than 1,048,576
+    slopes.
+
     :param model: a model with at least one :func:`~numpyro_spikeslab.spike_slab`.
-    :param blocks: sets of weights, as in ``[[0, 1, 2], [7, 8]]``, numbered flat from 0, of at most
-        10 each; others stand alone. Of several sites a dict, ``{"w": [[0, 1, 2]]}``. With
-        ``"auto"``, columns of absolute correlation above 0.5 are joined, the most correlated first,
-        up to 8 in a block. This is decided when the guide is first called, and kept for other data
-        with as many weights; the attribute ``blocks`` has the result. To read saved parameters with
-        a fresh guide, give it this. The default is none. Only for weights that multiply the columns
-        of one design.
+    :param blocks: sets of at most 10 weights, as in ``[[0, 1, 2], [7, 8]]``, numbered flat from 0;
+        of several sites a dict, ``{"w": [[0, 1, 2]]}``. With ``"auto"``, columns of absolute
+        correlation above 0.5 are joined at the first call, the most correlated first, up to 8 in a
+        block; the attribute ``blocks`` has the result. To use saved parameters in another process,
+        give it this. The default is none. Only for weights that multiply the columns of one design.
     :param prefix: part of the parameters' names.
     :param inner_guide: called with the model of the other latent sites and ``prefix=``. The
         default, :class:`~numpyro.infer.autoguide.AutoDelta`, is what CAVI needs; with another,
         such as :class:`~numpyro.infer.autoguide.AutoNormal`, use SVI.
     :raises ValueError: when first called, if the model has no pairs, a broken pair, or other
-        discrete latent sites; if blocks overlap, are empty or too large, have weights that are not
-        there, or the weights multiply no columns of one design.
+        discrete latent sites, or ``blocks`` are not disjoint sets of its weights; when called
+        again, if the model has other sites or shapes.
 
     **Example**
 
@@ -158,7 +157,7 @@ class PairedGuide(SpikeSlabGuide):
         noise: bool = False,
         **kwargs: Any,
     ) -> tuple[Any, Any]:
-        """Mean and variance of each task at new inputs, in closed form.
+        """Compute mean and variance of each task at new inputs, in closed form.
 
         For models with :func:`~numpyro_spikeslab.latent_functions`. The variance is that of the
         factorised posterior at one value of each hyperparameter, so intervals are narrower than
@@ -169,17 +168,14 @@ class PairedGuide(SpikeSlabGuide):
         :param X_new: new inputs, shape (S,) or (S, D) as in the model. The default, the inputs of
             the data, is the only choice where a kernel is a matrix; give objects to be predicted
             there as inputs without responses.
-        :param entries: numbers of rows and of columns of entries of the table of the data, each of
-            shape (L,); predictions are then of these alone. The default is the whole table, and,
-            of data that are given as a sparse array, its entries.
-        :param noise: whether to add the noise: predictions of observations instead of those of the
-            noise-free tasks.
+        :param entries: numbers of rows and of columns of entries of the table, each of shape (L,).
+            The default is the whole table, or the entries of data that are a sparse array.
+        :param noise: whether to add the noise, for predictions of observations.
         :param kwargs: keyword arguments of the model.
         :return: mean and variance, each of shape (S, Q), or (L,) of entries.
-        :raises ValueError: if the model has no latent functions that its weights mix, the inputs
-            are not finite, empty or of another width, a kernel is a matrix, the location without
-            functions changes from input to input, entries are outside of the table or come with new
-            inputs, or ``noise`` is asked for where it varies along tasks or nothing tells it.
+        :raises ValueError: if the weights mix no latent functions, arguments are traced, inputs or
+            entries do not fit, a kernel is a matrix, the location without functions changes from
+            input to input, or ``noise`` is not known there.
         """
         refuse_traced("PairedGuide.predict", (params, args, kwargs, X_new, entries))
         reading = self._read(args, kwargs)
@@ -202,12 +198,12 @@ class PairedGuide(SpikeSlabGuide):
     def transform(
         self, params: dict[str, Any], *args: Any, Y_new: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
-        """Mean and variance of the functions in new rows, with the weights of the fit.
+        """Compute mean and variance of the functions in new rows, with the weights of the fit.
 
         For functions without order (kernels "white", as in
-        :func:`~numpyro_spikeslab.models.factor_analysis`): what scikit-learn calls the transform of
-        a decomposition. The moments are those of the Gaussian factor that the fit would give to
-        the functions of a row, all of them jointly, with the weights held.
+        :func:`~numpyro_spikeslab.models.factor_analysis`): the transform of scikit-learn's
+        decompositions. The moments are those of the joint Gaussian of the functions in a row, given
+        the factors of the weights.
 
         :param params: parameters, as from ``result.params``.
         :param args: arguments of the model, as for the fit.
@@ -215,8 +211,8 @@ class PairedGuide(SpikeSlabGuide):
             array, of scipy or a ``BCOO``, the stored entries are the observations.
         :param kwargs: keyword arguments of the model.
         :return: mean and variance, each of shape (M, S) as the functions themselves.
-        :raises ValueError: if the functions have an order, rows do not fit, or noise and location
-            change from row to row.
+        :raises ValueError: if the functions have an order, arguments are traced, rows do not fit,
+            or noise and location change from row to row.
 
         **Example**
 
@@ -249,19 +245,18 @@ class PairedGuide(SpikeSlabGuide):
         min_correlation: float = MIN_CORRELATION,
         **kwargs: Any,
     ) -> Any:
-        """Sets of columns that could carry an effect of the fit instead of the one that does.
+        """Find sets of columns that could carry an effect of the fit instead of the one that does.
 
-        Of columns that are alike a fit settles on one, and is then sure of it; its draws know of no
-        other. This asks, for each column of inclusion probability above 0.5, which columns could
-        carry its effect given all other effects as the fit has them: the single-effect regression
-        of SuSiE (Wang, Sarkar, Carbonetto and Stephens, 2020). A set is made of the fewest columns
-        that have the probability ``coverage``, and of those that are the same but for their units.
-        Without correlated members there is no set, and of two effects with the same set there is
-        one row, as in SuSiE.
+        CAVI picks one of several correlated columns and is then sure of it, and so are its draws.
+        This asks, for each column of inclusion probability above 0.5, which columns could carry its
+        effect given all other effects: the single-effect regression of SuSiE (Wang, Sarkar,
+        Carbonetto and Stephens, 2020). A set has the fewest columns of probability ``coverage``,
+        and copies of these in other units. An effect without correlated members makes no set, and
+        two effects with the same set make one row, as in SuSiE.
 
         Weights, noise and scales of other sites are held; coefficients, such as an intercept, are
-        integrated out. What only two changes at once would tell is not seen, so chains know more:
-        :func:`numpyro_spikeslab.credible_sets` has the sets of their draws.
+        integrated out. What only two changes at once would show is not found: for sets of draws
+        from a chain there is :func:`numpyro_spikeslab.credible_sets`.
 
         :param params: parameters, as from ``result.params``.
         :param args: arguments of the model, as for the fit.
@@ -271,14 +266,14 @@ class PairedGuide(SpikeSlabGuide):
             SuSiE's.
         :param kwargs: keyword arguments of the model.
         :return: a DataFrame with one row per set, in the order of the weights: ``effect``, the
-            weight on which the fit has settled; ``members``, a tuple, the most probable first;
-            ``size``; ``probability`` that the set holds the effect, if there is one; ``purity``,
-            the smallest absolute correlation among its members; ``shares``, their probabilities.
-            Weights are numbered as they are indexed: 3, ``(0, 3)`` in a matrix, and ``("w", 3)`` in
-            a model with several sites, whose columns may stand in for each other.
+            weight that the fit includes; ``members``, a tuple, the most probable first; ``size``;
+            ``probability`` that the set holds the effect, if there is one; ``purity``, the smallest
+            absolute correlation among its members; ``shares``, their probabilities. Weights are
+            numbered as they are indexed: 3, ``(0, 3)`` in a matrix, and ``("w", 3)`` in a model
+            with several sites.
         :raises ValueError: if the guide has blocks, the weights share spikes or do not multiply
             columns of one design, there is no such site, the parameters are not those of the
-            weights, or a number is outside its range.
+            model, or a number is outside its range.
 
         **Example**
 
@@ -340,20 +335,17 @@ class PairedGuide(SpikeSlabGuide):
         unconstrained: Sequence[str] = (),
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Start values of chains from a fit, for ``MCMC.run(..., init_params=...)``.
+        """Make start values of chains from a fit, for ``MCMC.run(..., init_params=...)``.
 
         :param params: parameters, as from ``result.params``.
         :param args: arguments of the model, as for the fit.
-        :param rng_key: random key of draws from the guide; without it, chains start at the guide's
-            medians.
-        :param num_chains: number of chains, the leading axis of the values; `None` for a single
-            one.
+        :param rng_key: random key of draws from the guide; without it, chains start at its medians.
+        :param num_chains: number of chains, the leading axis of the values; `None` for no axis.
         :param unconstrained: names of those sites that are left to an HMC block of
             :class:`~numpyro.infer.Gibbs`, which takes unconstrained values.
         :param kwargs: keyword arguments of the model.
         :return: ``{site: value}`` for all latent sites that :meth:`sample_posterior` draws.
-        :raises ValueError: if ``unconstrained`` has names that are not among them, or the
-            parameters are not those of the model with these arguments.
+        :raises ValueError: if ``unconstrained`` has names that are not among them.
 
         **Example**
 
@@ -388,17 +380,14 @@ class PairedGuide(SpikeSlabGuide):
         for name, value in values.items():
             if trace[name]["fn"].support == constraints.unit_interval:
                 values[name] = jnp.clip(value, 1e-6, 1 - 1e-6)
-        if unknown := sorted(set(unconstrained) - set(values)):
+        if not set(unconstrained) <= values.keys():
             expected = f"names among {sorted(values)}"
-            raise bad("PairedGuide.to_init_params: unconstrained", str(unknown), expected)
-        if not unconstrained:
-            return values
+            raise bad("PairedGuide.to_init_params: unconstrained", unconstrained, expected)
 
-        def moved(values):
+        def on_line(values):
             run = run_model(self.model, args, kwargs, values)
-            return {
-                name: on_real_line(biject_to(run[name]["fn"].support), values[name])
-                for name in unconstrained
-            }
+            supports = {name: run[name]["fn"].support for name in unconstrained}
+            return {k: on_real_line(biject_to(x), values[k]) for k, x in supports.items()}
 
-        return values | compiled(jax.vmap(moved) if shape else moved, values)
+        moved = compiled(jax.vmap(on_line) if shape else on_line, values) if unconstrained else {}
+        return values | moved

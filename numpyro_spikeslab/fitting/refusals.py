@@ -8,9 +8,8 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro.infer.autoguide import AutoDelta
-
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
+from numpyro_spikeslab.fitting.inner import Points
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import ENTRIES
@@ -60,7 +59,7 @@ def checked_params(
 def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
     """Raise if a fit does not take a guide, which has been set up, or a model."""
     form, functions = reading.form, reading.functions
-    if guide.inner is not None and not isinstance(guide.inner, AutoDelta):
+    if not isinstance(guide.inner, Points):
         kind, remedy = type(guide.inner).__name__, "Use it, or fit with numpyro.infer.SVI."
         raise bad("CAVI: the inner guide", kind, "AutoDelta, whose bound is exact", remedy)
     if unfit := [site for site, support in reading.supports.items() if support is None]:

@@ -711,5 +711,5 @@ def test_what_a_guide_does_not_take_is_refused(name):
 
 def test_an_inner_guide_without_medians_is_named():
     flow = nss.PairedGuide(hyper, inner_guide=AutoIAFNormal)
-    with pytest.raises(NotImplementedError, match=r"AutoIAFNormal has no `median`. Use draws"):
+    with pytest.raises(NotImplementedError, match=r"AutoIAFNormal has no `quantiles`. Use draws"):
         called(flow, X, Y).median(fitted("paired", "plain").params)
