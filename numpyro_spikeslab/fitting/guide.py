@@ -237,9 +237,8 @@ class SpikeSlabGuide(AutoGuide):
         return self.factors.start(pair, jnp.broadcast_to(self._slab_scales[pair.name], pair.shape))
 
     def start(self) -> dict[str, tuple[Any, Any]]:
-        """Start value and constraint of each parameter, of a guide whose other sites are points."""
-        assert isinstance(self.inner, Points)
-        starts = self.inner.start()
+        """Start value and constraint of each parameter, but those of another inner guide."""
+        starts = self.inner.start() if isinstance(self.inner, Points) else {}
         for pair in self.sites.pairs:
             starts |= self._start_pair(pair)
         for name, kind in self._slopes.items():
