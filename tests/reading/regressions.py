@@ -84,8 +84,9 @@ def of_tasks(num_tasks: int, location: Callable = lambda X, W: X @ W.T) -> Calla
     def model(X, Y, mask=True):
         with numpyro.plate("task", num_tasks, dim=-2), numpyro.plate("feature", X.shape[-1]):
             W = nss.spike_slab("W", 0.25)
+        mean = location(X, W)
         plates = numpyro.plate("obs", len(Y), dim=-2), numpyro.plate("column", num_tasks, dim=-1)
         with plates[0], plates[1], numpyro.handlers.mask(mask=mask):
-            numpyro.sample("Y", dist.Normal(location(X, W), 0.5), obs=Y)
+            numpyro.sample("Y", dist.Normal(mean, 0.5), obs=Y)
 
     return model

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from regressions import N, P, X, Y, normal, observe, of_tasks, read, weigh
 
 import jax.numpy as jnp
 
@@ -13,211 +14,151 @@ import numpyro
 from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 
-import numpyro_spikeslab as nss
-from numpyro_spikeslab.reading.form import SHARED
-from numpyro_spikeslab.reading.reader import Reader
+from numpyro_spikeslab.reading.form import SHARED, Form
 from numpyro_spikeslab.roles import InclusionRole, NoiseRole
 
-X = np.random.default_rng(0).normal(size=(12, 3))
 
-
-def form_of(rest: Callable[[Any], Any], scale: Any = 0.5, inclusion: Any = 0.3) -> Any:
-    """:param rest: from ``X @ w`` to the location."""
+def form_of(
+    location: Callable = lambda Xw: Xw,
+    scale: Callable = lambda: 0.5,
+    inclusion: Callable = lambda: 0.3,
+) -> Form:
+    """:param location: from ``X @ w`` to the location."""
 
     def model():
-        with numpyro.plate("feature", 3):
-            w = nss.spike_slab("w", inclusion() if callable(inclusion) else inclusion)
-        location = rest(jnp.asarray(X) @ w)
-        sigma = scale() if callable(scale) else scale
-        numpyro.sample("y", dist.Normal(location, sigma).to_event(1), obs=jnp.ones(12))
+        observe(location(X @ weigh("w", P, inclusion())), scale())
 
-    return Reader(model, "test")((), {}).form
+    return read(model).form
 
 
-def normal(name: str, loc: Any = 0.0, scale: Any = 1.0) -> Any:
-    return numpyro.sample(name, dist.Normal(loc, scale))
+def site(name: str, prior: Any) -> Any:
+    return numpyro.sample(name, prior)
 
 
-def sloped(offset: Any) -> Any:
-    with numpyro.plate("covariate", 2):
-        slope = normal("slope")
-    return offset + normal("level") + X[:, :2] @ slope
+def in_plate(name: str, size: int, mean: Any = 0.0, scale: Any = 1.0) -> Any:
+    with numpyro.plate(f"of_{name}", size):
+        return normal(name, mean, scale)
 
 
-def grouped(offset: Any) -> Any:
-    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
-    mean = normal("mean")
-    with numpyro.plate("group", 4):
-        effect = normal("effect", mean, spread)
-    return offset + effect[np.arange(12) % 4]
+def grouped(Xw: Any) -> Any:
+    spread, mean = site("spread", dist.HalfNormal(1.0)), normal("mean")
+    return Xw + in_plate("effect", 4, mean, spread)[np.arange(N) % 4]
 
 
-def scaled(offset: Any) -> Any:
-    return offset + numpyro.sample("factor", dist.HalfNormal(1.0)) * normal("level")
+def spent_mean(Xw: Any) -> Any:
+    mean = normal("a")
+    return Xw + normal("b", mean) ** 2 + mean
 
 
-LOCATIONS = {
-    "covariates": (sloped, {"slope", "level"}),
+def with_factor(Xw: Any) -> Any:
+    level = normal("a")
+    numpyro.factor("more", -jnp.square(level))
+    return Xw + level
+
+
+LOCATIONS: dict[str, tuple[Callable, str]] = {
+    "covariates": (lambda Xw: Xw + normal("a") + X[:, :2] @ in_plate("b", 2), "a b"),
     # the mean of others is one itself, their spread is none
-    "groups": (grouped, {"effect", "mean"}),
-    "a factor": (scaled, {"level"}),
-    "a product": (lambda offset: offset + normal("a") * normal("b") + normal("c"), {"a", "c"}),
-    "a square": (lambda offset: offset + normal("a") ** 2 + normal("b"), {"b"}),
-    "of the weights": (lambda offset: offset * normal("a") + normal("b"), {"b"}),
-    "rounded": (lambda offset: offset + jnp.round(normal("a")), set()),
-    "a switch": (lambda offset: offset + jnp.where(normal("a") > 0, 1.0, 2.0), set()),
-    "another prior": (lambda offset: offset + numpyro.sample("a", dist.StudentT(3.0)), set()),
-    "masked": (lambda offset: offset + numpyro.sample("a", dist.Normal().mask(False)), set()),
-    "a chain": (lambda offset: offset + normal("c", 2 * normal("b", normal("a"))), {"a", "b", "c"}),
-    "a mean that bends": (lambda offset: offset + normal("b", normal("a") ** 2), {"b"}),
-    "a mean in steps": (lambda offset: offset + normal("b", jnp.round(normal("a"))), {"b"}),
-    "a spread": (lambda offset: offset + normal("b", 0.0, jnp.exp(normal("a"))), {"b"}),
-    "the mean of what is none": (
-        lambda offset: offset + normal("b", mean := normal("a")) ** 2 + mean,
-        set(),
+    "groups": (grouped, "effect mean"),
+    # a dense design would be too large, whatever the model does with it
+    "many entries": (
+        lambda Xw: Xw + normal("a") + in_plate("many", 4_000)[:N] + normal("b"),
+        "a b",
     ),
-    "a mean that is a product": (
-        lambda offset: offset + normal("c", normal("a") * normal("b")),
-        {"a", "c"},
-    ),
+    "a factor": (lambda Xw: Xw + site("s", dist.HalfNormal(1.0)) * normal("a"), "a"),
+    "a product": (lambda Xw: Xw + normal("a") * normal("b") + normal("c"), "a c"),
+    "a square": (lambda Xw: Xw + normal("a") ** 2 + normal("b"), "b"),
+    "of the weights": (lambda Xw: Xw * normal("a") + normal("b"), "b"),
+    "rounded": (lambda Xw: Xw + jnp.round(normal("a")), ""),
+    "a switch": (lambda Xw: Xw + jnp.where(normal("a") > 0, 1.0, 2.0), ""),
+    "another prior": (lambda Xw: Xw + site("a", dist.StudentT(3.0)), ""),
+    "masked": (lambda Xw: Xw + site("a", dist.Normal().mask(False)), ""),
+    "in a density": (with_factor, ""),
+    "a chain": (lambda Xw: Xw + normal("c", 2 * normal("b", normal("a"))), "a b c"),
+    "a mean that bends": (lambda Xw: Xw + normal("b", normal("a") ** 2), "b"),
+    "a mean in steps": (lambda Xw: Xw + normal("b", jnp.round(normal("a"))), "b"),
+    "a spread": (lambda Xw: Xw + normal("b", 0.0, jnp.exp(normal("a"))), "b"),
+    "the mean of what is none": (spent_mean, ""),
+    "a mean that is a product": (lambda Xw: Xw + normal("c", normal("a") * normal("b")), "a c"),
 }
 
 
 @pytest.mark.parametrize("name", LOCATIONS)
 def test_coefficients_are_normal_and_the_location_affine_in_them(name):
-    rest, names = LOCATIONS[name]
-    assert set(form_of(rest).coefficients) == names
+    location, names = LOCATIONS[name]
+    form = form_of(location)
+    assert set(form.coefficients) == set(names.split())
+    links = {"groups": {("effect", "mean")}, "covariates": set()}
+    assert name not in links or set(form.links) == links[name]
 
 
-def test_prior_means_that_depend_on_others_are_known():
-    assert form_of(grouped).links == (("effect", "mean"),)
-    assert form_of(sloped).links == ()
+def test_what_is_in_the_noise_is_no_coefficient():
+    assert form_of(scale=lambda: jnp.exp(normal("a"))).coefficients == ()
 
 
-def tasks_form(location: Callable[[Any], Any]) -> Any:
-    """:param location: from ``X @ W.T`` of 12 points and 4 tasks to the location."""
-
-    def model():
-        with numpyro.plate("task", 4, dim=-2), numpyro.plate("feature", 3, dim=-1):
-            W = nss.spike_slab("W", 0.3)
-        mean = location(jnp.asarray(X) @ W.T)
-        with numpyro.plate("obs", 12, dim=-2), numpyro.plate("task", 4, dim=-1):
-            numpyro.sample("Y", dist.Normal(mean, 0.5), obs=jnp.ones((12, 4)))
-
-    return Reader(model, "test")((), {}).form
-
-
-def of_task(name: str, size: int = 4) -> Any:
-    with numpyro.plate("task" if size == 4 else "point", size):
-        return normal(name)
-
-
-def slopes(offset: Any) -> Any:
+def slopes(XW: Any) -> Any:
     with numpyro.plate("covariate", 2, dim=-2), numpyro.plate("task", 4, dim=-1):
         slope = normal("slope")
-    return offset + of_task("level") + X[:, :2] @ slope
+    return XW + in_plate("level", 4) + X[:, :2] @ slope
 
 
-def without_plate(offset: Any) -> Any:
-    return offset + numpyro.sample("level", dist.Normal(jnp.zeros(4), 1.0).to_event(1))
-
-
-def of_hierarchy(offset: Any) -> Any:
-    mean = normal("mean")
-    with numpyro.plate("task", 4):
-        return offset + normal("level", mean)
-
-
-OF_TASKS = {
-    "covariates": (slopes, {("level", -1), ("slope", -1)}, {"level", "slope"}),
-    "without a plate": (without_plate, {("level", -1)}, {"level"}),
+OF_TASKS: dict[str, tuple[Callable, set[tuple[str, int]], str]] = {
+    "covariates": (slopes, {("level", -1), ("slope", -1)}, "level slope"),
+    "without a plate": (
+        lambda XW: XW + site("level", dist.Normal(jnp.zeros(4), 1.0).to_event(1)),
+        {("level", -1)},
+        "level",
+    ),
     # what follows has one design for all
-    "one for all tasks": (lambda offset: offset + normal("level"), set(), {"level"}),
-    "one for all tasks, too": (
-        lambda offset: offset + of_task("level") + normal("all"),
-        set(),
-        {"level", "all"},
-    ),
-    "of another task": (
-        lambda offset: offset + of_task("level")[np.array([1, 0, 2, 3])],
-        set(),
-        {"level"},
-    ),
-    "of points": (lambda offset: offset + of_task("level", 12)[:, None], set(), {"level"}),
+    "one for all tasks": (lambda XW: XW + normal("level"), set(), "level"),
+    "and one for all": (lambda XW: XW + in_plate("level", 4) + normal("all"), set(), "level all"),
+    "of another task": (lambda XW: XW + in_plate("level", 4)[::-1], set(), "level"),
+    "of points": (lambda XW: XW + in_plate("level", N)[:, None], set(), "level"),
     "covariates that differ": (
-        lambda offset: offset + np.arange(1, 5) * of_task("level"),
+        lambda XW: XW + np.arange(1, 5) * in_plate("level", 4),
         set(),
-        {"level"},
+        "level",
     ),
-    "with a mean of their own": (of_hierarchy, set(), {"level", "mean"}),
-    "with a scale of their own": (
-        lambda offset: offset + numpyro.sample("s", dist.HalfNormal()) * of_task("level"),
+    "with a mean": (lambda XW: XW + in_plate("level", 4, normal("mean")), set(), "level mean"),
+    "with a scale": (
+        lambda XW: XW + site("s", dist.HalfNormal()) * in_plate("level", 4),
         set(),
-        {"level"},
+        "level",
     ),
 }
 
 
 @pytest.mark.parametrize("name", OF_TASKS)
 def test_coefficients_of_tasks_are_known(name):
-    location, of_tasks, names = OF_TASKS[name]
-    form = tasks_form(location)
-    assert form.kind == SHARED and set(form.of_tasks) == of_tasks
-    assert set(form.coefficients) == names
+    location, tasks, names = OF_TASKS[name]
+    form = read(of_tasks(4, lambda X, W: location(jnp.asarray(X) @ W.T)), X, np.ones((N, 4))).form
+    assert form.kind == SHARED and set(form.of_tasks) == tasks
+    assert set(form.coefficients) == set(names.split())
 
 
-def test_a_coefficient_of_many_entries_is_left_to_others():
-    """Its design is dense, whatever the model does with it."""
-
-    def many(offset):
-        with numpyro.plate("group", 4_000):
-            effect = normal("effect")
-        return offset + normal("first") + effect[:12] + normal("last")
-
-    assert set(form_of(many).coefficients) == {"first", "last"}
-
-
-def walk(of):
+def walk(of: Callable) -> Any:
     """Entries whose prior depends on those before them."""
 
     def step(last, _):
         new = numpyro.sample("z", of(last))
         return new, new
 
-    return scan(step, jnp.ones(()), None, length=12)[1]
+    return scan(step, jnp.ones(()), None, length=N)[1]
 
 
 def test_entries_that_depend_on_each_other_are_not_drawn_one_by_one():
-    form = form_of(lambda offset: offset + walk(lambda last: dist.Normal(0.9 * last, 1.0)))
+    form = form_of(lambda Xw: Xw + walk(lambda last: dist.Normal(0.9 * last, 1.0)))
     assert form.coefficients == () and form.free == ("z",)
-    form = form_of(lambda offset: offset, scale=lambda: walk(dist.HalfNormal)[-1])
-    assert form.roles == ()
+    assert form_of(scale=lambda: walk(dist.HalfNormal)[-1]).roles == ()
 
     def model():
         scales = walk(lambda last: dist.LogNormal(jnp.log(last), 0.1))
-        with numpyro.plate("feature", 12):
-            w = nss.spike_slab("w", 0.3, scales)
-        numpyro.sample("y", dist.Normal(w, 1.0).to_event(1), obs=jnp.ones(12))
+        observe(weigh("w", N, 0.3, scales), 1.0, Y)
 
-    form = Reader(model, "test")((), {}).form
-    assert form.roles == ()
+    assert read(model).form.roles == ()
 
 
-def test_a_coefficient_has_no_other_part():
-    def shared():
-        return jnp.exp(numpyro.sample("a", dist.Normal()))
-
-    assert form_of(lambda offset: offset, scale=shared).coefficients == ()
-
-    def model_offset(offset):
-        level = normal("level")
-        numpyro.factor("more", -jnp.square(level))
-        return offset + level
-
-    assert form_of(model_offset).coefficients == ()
-
-
-SCALES = {
+SCALES: dict[str, tuple[Any, bool]] = {
     "LogNormal": (dist.LogNormal(), True),
     "HalfCauchy": (dist.HalfCauchy(1.0), True),
     "InverseGamma": (dist.InverseGamma(2.0), True),
@@ -231,12 +172,11 @@ SCALES = {
 @pytest.mark.parametrize("name", SCALES)
 def test_a_scale_with_a_proper_prior_of_positive_numbers_can_be_drawn(name):
     prior, is_drawn = SCALES[name]
-    form = form_of(lambda offset: offset, scale=lambda: numpyro.sample("sigma", prior))
+    form = form_of(scale=lambda: site("sigma", prior))
     assert form.roles == ((NoiseRole("sigma", has_mode=False),) if is_drawn else ())
     assert form.free == ("sigma",)
 
 
 def test_an_inclusion_probability_with_a_prior_of_probabilities_can_be_drawn():
-    prior = dist.Kumaraswamy(2.0, 3.0)
-    form = form_of(lambda offset: offset, inclusion=lambda: numpyro.sample("pi", prior))
+    form = form_of(inclusion=lambda: site("pi", dist.Kumaraswamy(2.0, 3.0)))
     assert form.roles == (InclusionRole("pi", has_mode=False),)
