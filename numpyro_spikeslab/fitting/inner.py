@@ -116,7 +116,7 @@ def start_run(
         kernels |= start_values(functions_of(trace[name]))
     kernels = {name: x for name, x in kernels.items() if name in points}
     model = handlers.substitute(handlers.seed(guide.model, random.key(0)), substitute_fn=start)
-    return run_model(model, *call, zero | kernels)
+    return run_model(model, call[0], call[1], zero | kernels)
 
 
 # Inner guides

@@ -233,7 +233,8 @@ class PairedGuide(SpikeSlabGuide):
         """
         refuse_traced("PairedGuide.transform", (params, args, kwargs, Y_new))
         reading = self._read(args, kwargs)
-        return transform(reading, self.pack(reading, params), checked_rows(reading, Y_new))
+        new = checked_rows(reading, Y_new)
+        return transform(reading, self.pack(reading, params), new)
 
     @full_precision
     def credible_sets(

@@ -228,8 +228,8 @@ def checked_rows(reading: Reading, Y_new: Any) -> Observations:
         new = entries_of(Y_new, user)
     else:
         table = np.asarray(Y_new, known.mean.dtype)
-        places = np.nonzero(~np.isnan(table))
-        new = Observations(*places, table[places], shape)
+        rows, columns = np.nonzero(~np.isnan(table))
+        new = Observations(rows, columns, table[rows, columns], shape)
     values = np.asarray(new.values, known.mean.dtype)
     if not np.all(np.isfinite(values)):
         raise bad(user, "entries that are not finite", "numbers, and NaN for missing ones")

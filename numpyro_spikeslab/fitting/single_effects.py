@@ -149,11 +149,11 @@ def sets_of(
         if first.min(initial=1.0) < min_correlation:
             continue
         pure = purity(unit[:, members])
-        members = np.flatnonzero(twins(unit, members))
-        key = frozenset(members.tolist())
+        same = np.flatnonzero(twins(unit, members))
+        key = frozenset(same.tolist())
         if pure >= min_correlation and key not in reported:
             reported.add(key)
-            order = members[np.argsort(-shares[members], kind="stable")]
+            order = same[np.argsort(-shares[same], kind="stable")]
             yield CredibleSet(int(effect), order.tolist(), shares[order], pure)
 
 
