@@ -69,4 +69,5 @@ def pack(reading: Reading, terms: Any, values: dict[str, Any]) -> FunctionFactor
     given = known.parameters, known.kernel, known.mean, theta, *terms
     mean, variance, divergence, prior_variance = moments(*given)
     step = STEP * jnp.asarray(known.parameters.is_free, theta.dtype)
-    return FunctionFactors(*terms, mean, variance, divergence, prior_variance, theta, step)
+    factors = terms[0], terms[1], mean, variance, divergence, prior_variance, theta, step
+    return FunctionFactors(*factors)

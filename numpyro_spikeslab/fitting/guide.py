@@ -256,7 +256,10 @@ class SpikeSlabGuide(AutoGuide):
         others = params | inner_summary(self.inner, "median", params)
         values = {site: others[site] for site in form.others}
         if form.functions is not None:
-            shapes = dict.fromkeys(self.factors.names(form.pairs[0].name), form.pairs[0].shape)
+            assert reading.functions is not None
+            shapes: dict[str, Any] = dict.fromkeys(
+                self.factors.names(form.pairs[0].name), form.pairs[0].shape
+            )
             sites = function_sites.names(form.functions, self.prefix)
             self.check_params(params, shapes | dict.fromkeys(sites, reading.functions.mean.shape))
             functions = function_sites.pack(reading, [params[x] for x in sites], values)
@@ -357,7 +360,7 @@ class SpikeSlabGuide(AutoGuide):
         reading = self._read(args, kwargs)
         if reading.form.functions is None:
             return {}
-        functions = self.pack(reading, params).functions
+        functions: Any = self.pack(reading, params).functions
         return {reading.form.functions: (functions.mean, functions.var)}
 
     @full_precision
