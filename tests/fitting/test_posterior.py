@@ -21,7 +21,7 @@ def test_the_bound_agrees_with_dense_expectations():
     at, functions, (g, loc, scale) = found.at, found.functions, found.posterior.weights
     values = {name: np.asarray(x) for name, x in found.posterior.values.items()}
     M, N = functions.mean.shape
-    P, linear = dense_moments(found)
+    P, linear = dense_moments(found, at)
     mean = np.asarray(functions.mean).ravel()
     second = np.outer(mean, mean)
     kl = 0.0
