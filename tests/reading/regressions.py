@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
+from tinygp import kernels
 
 import numpyro
 import numpyro.distributions as dist
@@ -90,3 +91,18 @@ def of_tasks(num_tasks: int, location: Callable = lambda X, W: X @ W.T) -> Calla
             numpyro.sample("Y", dist.Normal(mean, 0.5), obs=Y)
 
     return model
+
+
+def functions_and_weights(location: Callable) -> None:
+    """Two functions of 5 inputs, 3 tasks; the location is made of ``W, phi, b``."""
+    b = normal("b")
+    with numpyro.plate("latent", 2):
+        phi = nss.latent_functions("phi", kernels.ExpSquared(0.5), np.linspace(0.0, 1.0, 5))
+    with numpyro.plate("task", 3, dim=-2), numpyro.plate("latent", 2):
+        W = nss.spike_slab("W", 0.25)
+    y = np.random.default_rng(0).normal(size=(5, 3))
+    numpyro.sample("y", dist.Normal(location(W, phi, b), 0.5), obs=y)
+
+
+def mixed(W, phi, b):
+    return b + (W @ phi).T

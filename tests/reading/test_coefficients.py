@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sites beside the weights have an exact draw, proved from the program."""
+"""Which sites beside the weights have an exact draw or an optimum, proved from the program."""
 
 from collections.abc import Callable
 from typing import Any
 
+from agreement import assert_agrees
 import numpy as np
 import pytest
-from regressions import N, P, X, Y, normal, observe, of_tasks, read, weigh
+from regressions import TIME, X2, N, P, X, Y, normal, observe, of_tasks, read, weigh
 
+import jax
+from jax import nn
 import jax.numpy as jnp
 
 import numpyro
 from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 
+import numpyro_spikeslab as nss
 from numpyro_spikeslab.reading.form import SHARED, Form
-from numpyro_spikeslab.roles import InclusionRole, NoiseRole
+from numpyro_spikeslab.roles import InclusionRole, NoiseRole, SlabRole
 
 
 def form_of(
@@ -180,3 +184,121 @@ def test_a_scale_with_a_proper_prior_of_positive_numbers_can_be_drawn(name):
 def test_an_inclusion_probability_with_a_prior_of_probabilities_can_be_drawn():
     form = form_of(inclusion=lambda: site("pi", dist.Kumaraswamy(2.0, 3.0)))
     assert form.roles == (InclusionRole("pi", has_mode=False),)
+
+
+# Scales and inclusion probabilities
+
+
+def with_noise(noise: Callable, prior: Any = None, slab: Callable = lambda s: 1.0) -> Callable:
+    def model():
+        s = numpyro.sample("s", dist.HalfNormal() if prior is None else prior)
+        observe(X @ weigh(scale=slab(s)), noise(s))
+
+    return model
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_noise_scale_that_is_a_site_has_a_role():
+    form = assert_agrees(with_noise(lambda s: s)).form
+    assert form.roles == (NoiseRole("s", True),) and not form.varying_noise
+    assert form.constant_design
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_tasks", [1, 2, 20_000])
+def test_noise_of_many_tasks_has_a_role(precision, num_tasks):
+    """So many that random numbers of single precision would not all differ."""
+    Y = np.random.default_rng(0).normal(size=(3, num_tasks))
+    reading = read(nss.models.factor_analysis(2), Y)
+    assert NoiseRole("noise", True) in reading.form.roles
+    index = np.arange(num_tasks)
+    np.testing.assert_array_equal(reading.indices["noise"].take(index, np.ones(num_tasks)), index)
+
+
+def own_part():
+    pi = numpyro.sample("s", dist.Uniform(0.1, 0.4))
+    observe(X @ weigh(inclusion=jnp.array([1.0, 2.0, 1.0]) * pi))
+
+
+NO_ROLE: dict[str, Callable] = {
+    "kink": with_noise(lambda s: jnp.where(s > 1.0, 2 * s, s)),
+    "step": with_noise(lambda s: 1.0 + jnp.floor(s)),
+    "twice": with_noise(lambda s: 2 * s),
+    "sum": with_noise(lambda s: s + 0.1),
+    "one beyond": with_noise(lambda s: jnp.maximum(s, 1e-9)),
+    "stopped": with_noise(jax.lax.stop_gradient),
+    "time of a change": with_noise(lambda tau: jnp.where(tau < TIME, 0.3, 3.0), dist.Normal()),
+    # of such numbers the result is positive
+    "sum and difference": with_noise(
+        lambda s: s[1] + s[2] - s[0], dist.Uniform(1.0, 1.5).expand([3]).to_event(1)
+    ),
+    "part of its own": own_part,
+    # what another site adds may be nothing at the values of the probe, between -2 and 2
+    "another beyond 1.9": with_noise(lambda s: s + nn.relu(normal("u") - 1.9)),
+    "another beyond 1000": with_noise(lambda s: s + nn.relu(normal("u") + 1e3)),
+    "another in steps": with_noise(lambda s: s + 1.0 * numpyro.sample("u", dist.Bernoulli(0.5))),
+    "a param": with_noise(lambda s: s + numpyro.param("t", 0.0)),
+    # sites that are used elsewhere, too
+    "slab": with_noise(lambda s: s, slab=lambda s: s),
+    "prior": with_noise(lambda s: [s, normal("other", 0.0, s)][0]),
+    "factor": with_noise(lambda s: [s, numpyro.factor("other", -s)][0]),
+    "observed": with_noise(lambda s: [s, numpyro.sample("other", dist.Normal(s), obs=0.3)][0]),
+}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", NO_ROLE)
+def test_a_site_that_is_more_or_less_than_a_scale_has_no_role(name):
+    form = assert_agrees(NO_ROLE[name]).form
+    assert form.roles == () and "s" in form.free
+    assert form.varying_noise == (name == "time of a change")
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3, 5, 9])
+def test_combinations_of_the_entries_of_a_site_are_none(size):
+    """A mean of evenly spaced values is one of them."""
+    rng = np.random.default_rng(size)
+    prior = dist.HalfNormal(1.0).expand([size]).to_event(1)
+    for k in range(6):
+        chosen = rng.permutation(size)[: 2 + k % (size - 1)]
+        form = assert_agrees(with_noise(lambda s, k=chosen: jnp.mean(s[k]), prior)).form
+        assert form.roles == () and form.free == ("s",)
+
+
+@pytest.mark.usefixtures("x64")
+def test_roles_stand_side_by_side_and_weights_take_entries_of_them():
+    group = np.array([1, 0, 1])
+
+    def model():
+        pi = numpyro.sample("pi", dist.Beta(1.0, 2.0).expand([2]).to_event(1))
+        scale, s, t = (numpyro.sample(name, dist.HalfNormal()) for name in ("scale", "s", "t"))
+        w = weigh("w", P, pi[group], scale)
+        v = weigh("v", 2, nn.sigmoid(jnp.log(s)), jnp.array([0.5, 2.0]))
+        observe(X @ w + X2[:, :2] @ v, t)
+
+    reading = assert_agrees(model)
+    roles = {InclusionRole("pi", True), SlabRole("scale", True), NoiseRole("t", True)}
+    assert set(reading.form.roles) == roles and [x.name for x in reading.form.pairs] == ["w", "v"]
+    np.testing.assert_array_equal(reading.indices["pi"].entries, [[1, 0, 1, 2, 2]])
+    np.testing.assert_array_equal(reading.indices["scale"].entries, [[0, 0, 0, 1, 1]])
+
+
+@pytest.mark.parametrize("size", [3, 40_000])
+@pytest.mark.parametrize("part", ["inclusion", "slab", "noise"])
+def test_a_small_number_beside_a_site_is_seen(part, size):
+    """The site is no inclusion probability or scale then, but a free site of one."""
+
+    def model(X, y, floor):
+        prior = dist.Beta(1.0, 9.0) if part == "inclusion" else dist.HalfNormal(1.0)
+        z = numpyro.sample("z", prior)
+        pi = floor + (1 - floor) * z if part == "inclusion" else 0.2
+        scale, noise = (floor + z if part == k else 0.5 for k in ("slab", "noise"))
+        observe(X @ weigh("w", size, pi, scale), noise, y)
+
+    jax.config.update("jax_enable_x64", False)
+    x, y = np.ones((N, size), np.float32), np.float32(Y)
+    form = read(model, x, y, 0.0).form
+    assert [role.part for role in form.roles] == [part]
+    assert read(model, x, y, 5e-5).form.free == ("z",)

@@ -2,8 +2,10 @@
 """The design and the form that a Reader reads off a model."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from agreement import assert_agrees
 import numpy as np
 import pytest
 from regressions import (
@@ -11,7 +13,9 @@ from regressions import (
     P,
     X,
     Y,
+    functions_and_weights,
     located,
+    mixed,
     normal,
     observe,
     of_tasks,
@@ -28,7 +32,7 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.reading.form import COLUMNS, SHARED
+from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS, SHARED, Form
 from numpyro_spikeslab.reading.reader import Reader
 from numpyro_spikeslab.reading.sites import Pair
 from numpyro_spikeslab.roles import NoiseRole
@@ -103,14 +107,6 @@ def test_a_design_may_depend_on_other_sites(model, expected):
     assert reading.design is None and reading.base is None
     design = reading.design_at({"b": jnp.asarray(3.0)})
     np.testing.assert_allclose(rows(design), expected.T, rtol=1e-12)
-
-
-def test_masked_observations_may_be_anything():
-    seen = np.arange(N) != 3
-    data = [(X, np.where(seen, Y, value)) for value in (0.0, np.nan)]
-    finite, missing = (read(scaled(0.5, seen), *args) for args in data)
-    jax.tree.map(np.testing.assert_array_equal, missing.base, finite.base)
-    np.testing.assert_array_equal(missing.base.relative[:, 0], seen)
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 50])
@@ -235,3 +231,120 @@ def test_traced_data_are_checked_as_far_as_they_can_be():
     with pytest.raises(ValueError, match="likelihood StudentT"):
         jax.jit(bent)(X, Y)
     assert np.isfinite(jax.jit(missing)(X, jnp.asarray(Y))).all()
+
+
+# Traced data
+
+
+def traced_form(model: Callable, *args: Any) -> Form:
+    """The form that a reader gives a model whose arguments `jit` traces."""
+    forms = []
+
+    def use(*args):
+        forms.append(read(model, *args).form)
+        return 0.0
+
+    jax.jit(use)(*args)
+    return forms[0]
+
+
+def test_traced_data_leave_what_is_known():
+    def model(y):
+        observe(X @ weigh(), numpyro.sample("s", dist.HalfNormal()), y)
+
+    assert traced_form(model, Y) == assert_agrees(model, Y).form
+    scaled = traced_form(lambda k: functions_and_weights(lambda *x: k * mixed(*x)), 1.0)
+    assert scaled.kind == COLUMNS
+    assert traced_form(lambda offset: functions_and_weights(mixed), 1.0).kind == FUNCTIONS
+
+
+def test_a_role_that_traced_data_decide_is_none():
+    """Neither the values that stand in for them nor those of this call say what others do."""
+
+    def model(flag):
+        noise = numpyro.sample("s", dist.HalfNormal()) * jnp.where(flag, 1.0, 2.0)
+        observe(X @ weigh(), noise)
+
+    assert traced_form(model, True).roles == ()
+    assert assert_agrees(model, True).form.roles == (NoiseRole("s", True),)
+    assert assert_agrees(model, False).form.roles == ()
+
+
+@pytest.mark.parametrize(
+    ("design", "copied", "numbers"),
+    [
+        (lambda X, k: X, True, (0.5, -0.5)),
+        (lambda X, k: jnp.log(X + 10.0) * k, True, (0.5, -0.5)),
+        (lambda X, k: jnp.abs(X), False, (0.5, -0.5)),
+        (lambda X, k: jnp.where(k > 0.0, X, 2 * X), False, (0.5, -0.5)),
+        (lambda X, k: X * (1 + k), False, (0, 1)),
+    ],
+    ids=["data", "smooth", "kink", "step", "count"],
+)
+def test_a_design_that_is_the_same_function_of_all_traced_data_is_copied(design, copied, numbers):
+    """Where it is not known to be one, so many products are made as there are weights."""
+
+    def model(X, k, y):
+        observe(design(X, k) @ weigh(), 0.5, y)
+
+    assert (traced_form(model, X, numbers[0], Y).sources != (None,)) == copied
+    assert assert_agrees(model, X, numbers[0], Y).form.sources != (None,)
+
+    def rows_of(*args):
+        reading = read(model, *args)
+        return reading.design_at(reading.generic).rows
+
+    traced_rows = jax.jit(rows_of)
+    for k in numbers:
+        np.testing.assert_allclose(traced_rows(X, k, Y), rows_of(X, k, Y), rtol=1e-6)
+
+
+def tasks(phi, observed=True, bend=jnp.zeros_like):
+    """Three tasks; the features of the last have what ``bend`` makes of those of all."""
+    with numpyro.plate("task", 3, dim=-2), numpyro.plate("feature", P):
+        W = nss.spike_slab("W", 0.25)
+    with numpyro.plate("column", 3, dim=-1):
+        s = numpyro.sample("s", dist.HalfNormal())
+    location = phi @ W.T + jnp.array([0.0, 0.0, 1.0]) * (bend(phi) @ W[2])[:, None]
+    with numpyro.plate("obs", N, dim=-2), numpyro.plate("column", 3, dim=-1):
+        numpyro.sample("y", dist.Normal(location, s).mask(observed), obs=jnp.ones((N, 3)))
+
+
+TRACED: dict[str, tuple[Callable, tuple, str, bool]] = {
+    "features": (tasks, (X,), SHARED, True),
+    "features and mask": (tasks, (X, np.ones((N, 3), bool)), SHARED, False),
+    "mask": (
+        lambda observed: tasks(jnp.asarray(X), observed),
+        (np.ones((N, 3), bool),),
+        SHARED,
+        False,
+    ),
+    "indices": (
+        lambda k: tasks(jnp.asarray(X), True, lambda x: x[k] * 0),
+        (np.arange(N),),
+        COLUMNS,
+        True,
+    ),
+    **{
+        name: (partial(tasks, bend=bend), (X,), COLUMNS, True)
+        for name, bend in {
+            "maximum": lambda phi: jnp.maximum(phi - 100.0, 0.0),
+            "absolute value": lambda phi: jnp.abs(phi + 100.0) - (phi + 100.0),
+            "comparison": lambda phi: jnp.where(phi > 100.0, phi, 0.0),
+            "step": lambda phi: jnp.floor(phi / 100.0),
+            "largest": lambda phi: phi * (jnp.max(phi) > 100.0),
+            "own derivative": lambda phi: jax.nn.relu(phi - 100.0),
+            "sorted": lambda phi: jnp.sort(phi, axis=0) * 0.0,
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_traced_features_are_shared_where_they_are_at_all_values(name):
+    """What bends makes nothing of small features, but something of large ones."""
+    model, args, kind, complete = TRACED[name]
+    form = traced_form(model, *args)
+    assert form.kind == kind
+    if kind == SHARED:
+        assert form.complete == complete and form.roles == (NoiseRole("s", True),)

@@ -39,6 +39,10 @@ def sample(model: Any, *args: Any, **kwargs: Any) -> Any:
     mcmc.run(random.key(0), *args, **kwargs)
 
 
+def call(guide: Callable) -> Callable:
+    return lambda model, *args: handlers.seed(guide(model), 0)(*args)
+
+
 def assert_says(use: Callable, model: Any, args: tuple, *parts: str, **kwargs: Any) -> None:
     """An early error whose message, notes included, has all the parts."""
     with pytest.raises((ValueError, TypeError, AssertionError)) as caught:
@@ -92,23 +96,13 @@ def by_hand(
 
 # Data
 
+FEATURES = ("['w']", "'y'", "not finite", "Remove NaN")
+RESPONSE = ("observations of 'y'", "first at 3", "handlers.mask")
 DATA: dict[str, tuple[Callable, tuple, tuple[str, ...]]] = {
-    **{
-        f"design {value}": (
-            PLAIN,
-            (with_entry(X, (2, 1), value), Y),
-            ("['w']", "'y'", "not finite", "Remove NaN"),
-        )
-        for value in (np.nan, np.inf)
-    },
-    **{
-        f"observations {value}": (
-            PLAIN,
-            (X, with_entry(Y, 3, value)),
-            ("observations of 'y'", "first at 3", "handlers.mask"),
-        )
-        for value in (np.nan, -np.inf)
-    },
+    "design, NaN": (PLAIN, (with_entry(X, (2, 1), np.nan), Y), FEATURES),
+    "design, infinite": (PLAIN, (with_entry(X, (2, 1), np.inf), Y), FEATURES),
+    "observations, NaN": (PLAIN, (X, with_entry(Y, 3, np.nan)), RESPONSE),
+    "observations, infinite": (PLAIN, (X, with_entry(Y, 3, -np.inf)), RESPONSE),
     "offset": (
         located(lambda X, w: with_entry(np.zeros(N), 5, np.nan) + X @ w),
         (X, Y),
@@ -160,7 +154,7 @@ def in_a_scan(X, y):
 
 AFFINE = ("'y'", "not affine", "['w']", "X @ w + offset")
 ALONE = ("'y'", "spike or a slab of ['w'] on its own", "product")
-OBSERVATIONS = "observations of 'y' depend on the"
+OBSERVATIONS = ("observations of 'y' depend on the weights ['w']",)
 COUNTS = ("the mask or the scale (of handlers.mask, handlers.scale) of 'y'", "['w']")
 LIKELIHOODS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "exp": (located(lambda X, w: jnp.exp(X @ w)), AFFINE),
@@ -192,17 +186,12 @@ LIKELIHOODS: dict[str, tuple[Callable, tuple[str, ...]]] = {
         ("'shift'", "depends on", "Only an observed Normal site", "predicted, leave it out"),
     ),
     "in a scan": (in_a_scan, ("spike_slab('w'", "`scan`")),
-    **{
-        f"observations {name}": (
-            by_hand(observations=of),
-            (f"{OBSERVATIONS} {'latent sites' if name == 'of a site' else 'weights'}",),
-        )
-        for name, of in {
-            "partly": lambda y, w, b: y + w[0],
-            "in steps": lambda y, w, b: jnp.where(w[0] > 9.0, 0.0, y),
-            "of a site": lambda y, w, b: y + b,
-        }.items()
-    },
+    "observations": (by_hand(observations=lambda y, w, b: y + w[0]), OBSERVATIONS),
+    "steps": (by_hand(observations=lambda y, w, b: y + (w[0] > 9.0)), OBSERVATIONS),
+    "observations of a site": (
+        by_hand(observations=lambda y, w, b: y + b),
+        ("observations of 'y' depend on the latent sites ['b']",),
+    ),
     "mask": (by_hand(around=lambda w: handlers.mask(mask=jnp.full(N, w[0] > 0.0))), COUNTS),
     "scalar mask": (by_hand(around=lambda w: handlers.mask(mask=w[0] > 0.0)), COUNTS),
     "scale": (by_hand(around=lambda w: handlers.scale(scale=1.0 + w[0] ** 2)), COUNTS),
@@ -250,6 +239,7 @@ LEAVE = ("'w' is broken", "Leave both sites")
 SET = ("'w' is broken", "'w' itself is set", "Leave it to spike_slab")
 WEIGHED = ("'w' is broken", "masked or scaled", "likelihood alone")
 PRIOR = ("'w' is broken", "the prior of", "Leave the prior to")
+NO_PAIRS = ("no spike-and-slab weights", "spike_slab(name")
 OF_V = {"v_spike": np.ones(2, int), "v_slab": np.ones(2)}
 PAIRS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     **{
@@ -287,7 +277,7 @@ PAIRS: dict[str, tuple[Callable, tuple[str, ...]]] = {
         by_hand(slab=lambda b: dist.Normal(jnp.where(b > 0.3, 1.0, 0.0), 1.0)),
         ("prior mean of the slabs of 'w'", "['b']"),
     ),
-    "no pairs": (no_pairs, ("no spike-and-slab weights", "spike_slab(name")),
+    "no pairs": (no_pairs, NO_PAIRS),
 }
 
 
@@ -323,49 +313,31 @@ def test_there_may_be_constant_and_duplicated_columns():
 HOLES = (X, with_entry(Y, 3, np.nan))
 NOISY = regression(lambda X, w: dist.Normal(X @ w, numpyro.sample("sigma", dist.HalfNormal(1.0))))
 BLOCKS = Gibbs([(nss.PairedGibbs(PLAIN), nss.paired_sites)])
+WRONG_SHAPE = ("(4,)", "(3,)")
+UNKNOWN = ("init_params", "'v'", "w_")
 USES: dict[str, tuple[Callable, Any, tuple, dict, tuple[str, ...]]] = {
-    **{
-        f"{use.__name__}, {name}": (use, *rest)
-        for use in (fit, sample)
-        for name, rest in {
-            "observations": (PLAIN, HOLES, {}, ("observations of 'y'",)),
-            "no pairs": (no_pairs, (X, Y), {}, ("no spike-and-slab weights",)),
-            "unknown params": (PLAIN, (X, Y), {"v": np.zeros(P)}, ("init_params", "'v'", "w_")),
-        }.items()
-    },
-    "fit, shape": (
-        fit,
-        PLAIN,
-        (X, Y),
-        {"w_auto_loc": np.zeros(4)},
-        ("'w_auto_loc'", "(4,)", "(3,)"),
-    ),
-    "sample, shape": (sample, PLAIN, (X, Y), {"w_slab": np.zeros(4)}, ("'w_slab'", "(4,)", "(3,)")),
-    "sample, another site": (
-        sample,
-        NOISY,
+    "fit": (fit, PLAIN, HOLES, {}, ("observations of 'y'",)),
+    "sampler": (sample, PLAIN, HOLES, {}, ("observations of 'y'",)),
+    "blocks": (sample, BLOCKS, HOLES, {}, ("PairedGibbs: the observations of 'y' are not finite",)),
+    "fit, no pairs": (fit, no_pairs, (X, Y), {}, NO_PAIRS),
+    "sampler, no pairs": (sample, no_pairs, (X, Y), {}, NO_PAIRS),
+    "guide, no pairs": (call(nss.PairedGuide), no_pairs, (X, Y), {}, ("PairedGuide", *NO_PAIRS)),
+    "mean field, no pairs": (
+        call(nss.MeanFieldGuide),
+        no_pairs,
         (X, Y),
         {},
-        ("['sigma']", "Gibbs([(PairedGibbs(model)"),
+        ("MeanFieldGuide", *NO_PAIRS),
     ),
-    "blocks, observations": (
-        sample,
-        BLOCKS,
-        HOLES,
-        {},
-        ("PairedGibbs: the observations of 'y' are not finite",),
-    ),
+    "fit, start": (fit, PLAIN, (X, Y), {"v": np.zeros(P)}, UNKNOWN),
+    "sampler, start": (sample, PLAIN, (X, Y), {"v": np.zeros(P)}, UNKNOWN),
+    "fit, shape": (fit, PLAIN, (X, Y), {"w_auto_loc": np.zeros(4)}, ("w_auto_loc", *WRONG_SHAPE)),
+    "sampler, shape": (sample, PLAIN, (X, Y), {"w_slab": np.zeros(4)}, ("w_slab", *WRONG_SHAPE)),
+    "sampler, noise": (sample, NOISY, (X, Y), {}, ("['sigma']", "Gibbs([(PairedGibbs(model)")),
 }
 
 
 @pytest.mark.parametrize("name", USES)
-def test_fits_and_samplers_refuse_what_a_reader_refuses(name):
+def test_fits_samplers_and_guides_refuse_what_a_reader_refuses(name):
     use, model, args, params, parts = USES[name]
-    kwargs = {"init_params": params} if params else {}
-    assert_says(use, model, args, *parts, **kwargs)
-
-
-@pytest.mark.parametrize("guide", [nss.PairedGuide, nss.MeanFieldGuide])
-def test_a_guide_needs_pairs(guide):
-    with pytest.raises(ValueError, match=rf"{guide.__name__}.*no spike-and-slab.*spike_slab\("):
-        handlers.seed(guide(no_pairs), 0)(X, Y)
+    assert_says(use, model, args, *parts, **({"init_params": params} if params else {}))
