@@ -43,10 +43,7 @@ from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Form
 from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.program import compiled, computed
 from numpyro_spikeslab.reading.reader import Reader, Reading
-from numpyro_spikeslab.reading.sites import (
-    Pair,
-    observed_sites,
-)
+from numpyro_spikeslab.reading.sites import Pair, observed_sites
 
 
 class SpikeSlabGuide(AutoGuide):
@@ -91,12 +88,9 @@ class SpikeSlabGuide(AutoGuide):
         :raises ValueError: if the guide has never been called.
         """
         if self._sites is None:
-            raise bad(
-                self.user,
-                "a guide that has never been called",
-                "one that knows the sites of its model",
-                "Call it once with the model's arguments, `numpyro.handlers.seed(guide, 0)(X, y)`, "
-                "or give them to the summary.",
+            raise ValueError(
+                f"{self.user}: the guide has never been called. Call it once with the model's "
+                "arguments, `numpyro.handlers.seed(guide, 0)(X, y)`, or give them to the summary."
             )
         return self._sites
 
@@ -154,12 +148,8 @@ class SpikeSlabGuide(AutoGuide):
         for name, shape in shapes.items():
             if name not in params or jnp.shape(params[name]) != shape:
                 got = f"the shape {jnp.shape(params[name])}" if name in params else "nothing"
-                raise bad(
-                    f"{self.user}: params",
-                    f"{got} for `{name}`",
-                    f"the shape {shape}",
-                    "Give the parameters of a fit of this model to these arguments.",
-                )
+                remedy = "Give the parameters of a fit of this model to these arguments."
+                raise bad(f"{self.user}: params[{name!r}]", got, f"the shape {shape}", remedy)
 
     # Calling
 
@@ -217,7 +207,7 @@ class SpikeSlabGuide(AutoGuide):
         zero = {name: jnp.zeros(shape) for p in pairs for name, shape in p.shapes.items()}
         model = handlers.seed(handlers.substitute(self.model, data=zero | values), random.key(0))
         # params of the model stay visible, for handlers that set them
-        with handlers.block(hide_fn=_is_no_param):
+        with handlers.block(hide_fn=lambda site: site["type"] != "param"):
             return handlers.trace(model).get_trace(*args, **kwargs)
 
     @contextmanager
@@ -281,7 +271,7 @@ class SpikeSlabGuide(AutoGuide):
     def unpack(self, posterior: Posterior) -> dict[str, Any]:
         """Make the parameters of a posterior."""
         shape = posterior.weights.probs.shape
-        pairs = [_in_batch(pair, shape) for pair in self.sites.pairs]
+        pairs = [pair.in_batch(shape) for pair in self.sites.pairs]
         params = self.factors.unpack(pairs, posterior.weights)
         for site, value in posterior.values.items():
             params[site if site in self.sites.params else f"{site}_{self.prefix}_loc"] = value
@@ -314,7 +304,7 @@ class SpikeSlabGuide(AutoGuide):
         name = self.factors.names(pair.name)[0]
         if name not in params:
             self.check_params(params, {name: pair.shape})
-        return _in_batch(pair, jnp.shape(params[name]))
+        return pair.in_batch(jnp.shape(params[name]))
 
     def inclusion_probabilities(self, params: dict[str, Any]) -> dict[str, Any]:
         """Posterior inclusion probability ``gamma`` of each weight.
@@ -456,14 +446,5 @@ class SpikeSlabGuide(AutoGuide):
         return values if levels.ndim else {name: x[0] for name, x in values.items()}
 
 
-def _in_batch(pair: Pair, shape: tuple[int, ...]) -> Pair:
-    """The weights of another number of tasks, if they have this shape."""
-    return pair._replace(shape=shape) if len(shape) == len(pair.shape) == 2 else pair
-
-
 def _deterministics(trace: dict[str, Any]) -> list[str]:
     return [name for name, site in trace.items() if site["type"] == "deterministic"]
-
-
-def _is_no_param(site: dict[str, Any]) -> bool:
-    return site["type"] != "param"

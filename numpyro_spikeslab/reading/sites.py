@@ -58,6 +58,10 @@ class Pair(NamedTuple):
         """The first weight of each group: it stands for the spike where weights are counted."""
         return np.unique(np.asarray(self.groups), return_index=True)[1]
 
+    def in_batch(self, shape: tuple[int, ...]) -> "Pair":
+        """Return the weights with the number of tasks of this shape; columns stay as they are."""
+        return self._replace(shape=shape) if len(shape) == len(self.shape) == 2 else self
+
     def of_weights(self, spikes: Any) -> Any:
         """Return the spike of each weight; leading axes stay."""
         return spikes if self.groups is None else spikes[..., np.asarray(self.groups)]

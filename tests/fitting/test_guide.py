@@ -248,7 +248,7 @@ def test_parameters_of_other_weights_are_refused():
     guide = called(nss.PairedGuide(plain), X, Y)
     with pytest.raises(ValueError, match=r"'w_auto_probs' has shape \(6,\)"):
         guide.sample_posterior(KEY, {"w_auto_probs": jnp.zeros(6)}, X, Y)
-    with pytest.raises(ValueError, match="params: got nothing for `w_auto_probs`"):
+    with pytest.raises(ValueError, match=r"params\['w_auto_probs'\]: got nothing"):
         guide.median({"v_auto_probs": jnp.zeros(4)})
 
 

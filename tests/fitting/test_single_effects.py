@@ -337,10 +337,10 @@ def test_columns_are_alike_where_observations_count(x64, shift):
 
 DATA = alike(), np.ones(60)
 REFUSALS = {
-    "no parameters": (lambda: sets_of({}, *DATA), "params: got nothing for `w_auto_loc`"),
+    "no parameters": (lambda: sets_of({}, *DATA), r"params\['w_auto_loc'\]: got nothing"),
     "other parameters": (
         lambda: sets_of(params_of([1.0, 0.0], [1.0, 0.0]), *DATA),
-        r"params: got the shape \(2,\) for `w_auto_loc`, expected the shape \(3,\)",
+        r"params\['w_auto_loc'\]: got the shape \(2,\), expected the shape \(3,\)",
     ),
     "no observations": (lambda: sets_of({}, DATA[0], None), "no observed site depends on"),
     "site": (
