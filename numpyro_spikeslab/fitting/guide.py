@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the guides share: the sites of a model, its priors, and summaries of the posterior."""
+"""The base class of the guides: sites of a model, its priors, and summaries of the posterior."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -45,51 +45,52 @@ class PairedGuide(SpikeSlabGuide):
     """Paired mean field: each slab and its spike share a factor (paper, eq. 5).
 
     An :class:`~numpyro.infer.autoguide.AutoGuide` that :class:`~numpyro_spikeslab.CAVI` fits in
-    closed form, and that works in :class:`~numpyro.infer.SVI` with
-    :class:`~numpyro.infer.TraceGraph_ELBO`. It is made for one program: the first call with the
-    model's arguments notes sites and shapes, and a call with others raises. It keeps no data.
+    closed form. It also works in :class:`~numpyro.infer.SVI` with
+    :class:`~numpyro.infer.TraceGraph_ELBO`. A guide is made for one program: its first call with
+    the model's arguments notes sites and shapes, and a later call with other sites or shapes
+    raises. It keeps no data.
 
-    The weights of ``spike_slab("w", ...)`` get the parameters, each in their shape,
+    The weights of ``spike_slab("w", ...)`` have three parameters, in the shape of the weights:
 
     - ``w_{prefix}_probs``, the inclusion probability ``gamma``;
-    - ``w_{prefix}_loc``, mean ``mu`` of the slab given inclusion;
+    - ``w_{prefix}_loc``, the mean ``mu`` of the slab given inclusion;
     - ``w_{prefix}_scale``, its standard deviation given inclusion.
 
     Given exclusion the slab has its prior, as in the true posterior.
 
-    **Blocks and groups.** Weights in a block, or that share a spike (``groups`` of
-    :func:`~numpyro_spikeslab.spike_slab`), have one joint factor: a mixture over their inclusion
-    patterns of Gaussians of the included slabs, which is the exact conditional given all else. A
-    block of b weights has ``2^b`` patterns, a group two. Of correlated columns, independent pairs
-    pick one and are too sure of it; a block is not. The S weights outside of blocks and groups have
-    the parameters above, of shape (S,). K blocks of b weights, or groups filled up to b, a power of
-    two, have
+    **Blocks and groups.** The weights of a block, or of a group that shares a spike (``groups`` of
+    :func:`~numpyro_spikeslab.spike_slab`), have one joint factor: a mixture over inclusion patterns
+    of Gaussians of the included slabs. This is their exact conditional given all other weights. A
+    block of b weights has ``2^b`` patterns, a group has two. Independent pairs pick one of several
+    correlated columns and are too sure of it; blocks are not. The S weights outside of blocks and
+    groups have the parameters above, of shape (S,). K blocks of b weights, or K groups padded to b,
+    a power of two, have
 
-    - ``w_{prefix}_patterns_{b}``, the probability of each pattern, shape (K, 2^b) in the order of
-      binary numbers, or (K, 2): none first, the last weight alone second, all last;
+    - ``w_{prefix}_patterns_{b}``, the probability of each pattern: shape (K, 2^b) in the order of
+      binary numbers for blocks (none first, the last weight alone second, all last), shape (K, 2)
+      for groups;
     - ``w_{prefix}_precision_tril_{b}``, shape (K, b, b), the Cholesky factor ``L`` of a precision,
-      and ``w_{prefix}_linear_{b}``, shape (K, b), a linear term ``L c`` by its ``c``: the slabs
-      that a pattern includes are Gaussian, with the precision and linear term restricted to them.
+      and ``w_{prefix}_linear_{b}``, shape (K, b), the vector ``c`` of a linear term ``L c``. The
+      slabs that a pattern includes are Gaussian, with precision and linear term restricted to them.
 
-    **Latent functions.** Those of ``latent_functions("phi", ...)`` are Gaussian and independent:
-    their prior times ``exp(linear * phi - precision * phi**2 / 2)`` at each input, with the
-    parameters ``phi_{prefix}_precision`` and ``phi_{prefix}_linear``, shape (M, N). The optimum is
-    of this form, and neither parameter needs the inverse of a covariance.
+    **Latent functions** of ``latent_functions("phi", ...)`` are Gaussian and independent: their
+    prior times ``exp(linear * phi - precision * phi**2 / 2)`` at each input, with the parameters
+    ``phi_{prefix}_precision`` and ``phi_{prefix}_linear``, shape (M, N). The optimum has this form,
+    and neither parameter needs the inverse of a covariance.
 
-    **Other sites** get an inner autoguide, by default points. Those with a Normal prior, such as an
-    intercept, move with the weights: given these ``beta`` is at ``loc + slope @ (w - <w>)``, with
-    the parameters ``beta_{prefix}_loc`` and ``beta_{prefix}_slope``, the latter in the shape of the
-    site with a last axis of all P weights. So columns need not be centred. A site in the plate of Q
-    tasks, which weights (Q, M) and observations are in, moves with the M weights of its own task.
-    None moves beside latent functions, with another inner guide, or with more than 1,048,576
-    slopes.
+    **Other sites** get an inner autoguide, by default points. Sites with a Normal prior, such as an
+    intercept, follow the weights: ``beta`` is at ``loc + slope @ (w - <w>)``, with the parameters
+    ``beta_{prefix}_loc`` and ``beta_{prefix}_slope``; the slope has the shape of the site and a
+    last axis of all P weights. So columns need not be centred. A site in the plate of Q tasks, as
+    weights (Q, M) and observations are, follows the M weights of its own task. No site follows in
+    models with latent functions, with another inner guide, or with more than 1,048,576 slopes.
 
     :param model: a model with at least one :func:`~numpyro_spikeslab.spike_slab`.
     :param blocks: sets of at most 10 weights, as in ``[[0, 1, 2], [7, 8]]``, numbered flat from 0;
-        of several sites a dict, ``{"w": [[0, 1, 2]]}``. With ``"auto"``, columns of absolute
-        correlation above 0.5 are joined at the first call, the most correlated first, up to 8 in a
-        block; the attribute ``blocks`` has the result. To use saved parameters in another process,
-        give it this. The default is none. Only for weights that multiply the columns of one design.
+        with several sites a dict, ``{"w": [[0, 1, 2]]}``. ``"auto"`` joins columns of absolute
+        correlation above 0.5 at the first call, the most correlated first, up to 8 in a block; the
+        attribute ``blocks`` has the result, to be passed where saved parameters are used in another
+        process. The default is no blocks. Only for weights that multiply columns of one design.
     :param prefix: part of the parameters' names.
     :param inner_guide: called with the model of the other latent sites and ``prefix=``. The
         default, :class:`~numpyro.infer.autoguide.AutoDelta`, is what CAVI needs; with another,
