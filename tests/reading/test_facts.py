@@ -215,19 +215,6 @@ def test_a_bilinear_term_is_refused_beside_a_large_column():
     assert "not affine" in refusal(model)
 
 
-@pytest.mark.usefixtures("precision")
-def test_features_of_tasks_may_differ_in_a_small_column():
-    large = X * SIZES
-    other = large + [0.0, 0.0, 1e-2]
-    model = of_tasks(2, lambda X, W: jnp.stack([large @ W[0], other @ W[1]], axis=-1))
-    reading = read(model, X, np.stack([Y, -Y], axis=-1))
-    assert reading.form.kind == COLUMNS
-    expected = np.zeros((2, P, N, 2))
-    expected[0, ..., 0], expected[1, ..., 1] = large.T, other.T
-    found = rows(reading.design, 2 * P).reshape(expected.shape)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
 # What NumPyro takes
 
 

@@ -189,17 +189,19 @@ def test_rows_without_observations_may_be_anything_for_tasks_too():
 
 
 @pytest.mark.parametrize("tasks", [2, P + 3])
-@pytest.mark.parametrize("size", [0.0, 1e-9])
-def test_features_of_tasks_are_shared_or_not_however_small(tasks, size):
-    """The last task has a column that is zero in all others."""
-    designs = np.tile(X, (tasks, 1, 1))
-    designs[:, :, 0] = 0.0
-    designs[-1, :, 0] = size
+@pytest.mark.parametrize(
+    ("others", "last", "large"), [(0.0, 0.0, 1.0), (0.0, 1e-9, 1.0), (1.0, 1.01, 1e5)]
+)
+@pytest.mark.usefixtures("precision")
+def test_features_of_tasks_are_shared_or_not_however_small(tasks, others, last, large):
+    """The last task has a column that is another in all others, beside a large one."""
+    designs = np.tile(X * [1.0, large, 1.0], (tasks, 1, 1))
+    designs[:, :, 0], designs[-1, :, 0] = others, last
     model = of_tasks(tasks, lambda X, W: jnp.einsum("qnm,qm->nq", X, W))
     reading = read(model, jnp.asarray(designs), jnp.zeros((N, tasks)))
-    assert (reading.form.kind == SHARED) == (size == 0.0)
-    if size == 0.0:
-        np.testing.assert_allclose(reading.features, designs[0].T, atol=1e-14)
+    assert (reading.form.kind == SHARED) == (last == others)
+    if last == others:
+        np.testing.assert_allclose(reading.features, designs[0].T, rtol=1e-6)
 
 
 # Transformations of the caller

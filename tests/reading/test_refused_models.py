@@ -132,7 +132,7 @@ def test_data_that_do_not_fit_are_refused(name):
     assert_says(read, model, args, *parts)
 
 
-# Where weights may not be
+# Models
 
 
 def two_sites(X, y):
@@ -152,11 +152,44 @@ def in_a_scan(X, y):
     observe(X @ w, 0.5, y)
 
 
+def within(handler: Any) -> Callable:
+    def weights(size):
+        with handler:
+            return nss.spike_slab("w", 0.25)
+
+    return regression(weights=weights)
+
+
+def computed(name: str, value: Callable) -> Callable:
+    """A regression of which a handler computes the value of one site."""
+
+    def function(site):
+        return value(site) if site["name"] == name else None
+
+    return handlers.substitute(PLAIN, substitute_fn=function)
+
+
+def two_pairs(X, y=None):
+    observe(X @ weigh() + X[:, :2] @ weigh("v", 2), 0.5, y)
+
+
+def no_pairs(X, y=None):
+    with numpyro.plate("feature", P):
+        w = normal("w")
+    observe(X @ w, 0.5, y)
+
+
 AFFINE = ("'y'", "not affine", "['w']", "X @ w + offset")
 ALONE = ("'y'", "spike or a slab of ['w'] on its own", "product")
 OBSERVATIONS = ("observations of 'y' depend on the weights ['w']",)
 COUNTS = ("the mask or the scale (of handlers.mask, handlers.scale) of 'y'", "['w']")
-LIKELIHOODS: dict[str, tuple[Callable, tuple[str, ...]]] = {
+LEAVE = ("'w' is broken", "Leave both sites")
+SET = ("'w' is broken", "'w' itself is set", "Leave it to spike_slab")
+WEIGHED = ("'w' is broken", "masked or scaled", "likelihood alone")
+PRIOR = ("'w' is broken", "the prior of", "Leave the prior to")
+NO_PAIRS = ("no spike-and-slab weights", "spike_slab(name")
+OF_V = {"v_spike": np.ones(2, int), "v_slab": np.ones(2)}
+MODELS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "exp": (located(lambda X, w: jnp.exp(X @ w)), AFFINE),
     "square": (located(lambda X, w: X @ w**2), AFFINE),
     "relu": (located(lambda X, w: jax.nn.relu(X @ w)), AFFINE),
@@ -196,52 +229,7 @@ LIKELIHOODS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "scalar mask": (by_hand(around=lambda w: handlers.mask(mask=w[0] > 0.0)), COUNTS),
     "scale": (by_hand(around=lambda w: handlers.scale(scale=1.0 + w[0] ** 2)), COUNTS),
     "mask of a distribution": (by_hand(mask=lambda w: w[0] > 0.0), COUNTS),
-}
-
-
-@pytest.mark.parametrize("name", LIKELIHOODS)
-def test_weights_may_only_be_in_the_location_of_one_normal_site_and_affinely(name):
-    model, parts = LIKELIHOODS[name]
-    assert_says(read, model, (X, (Y > 0).astype(int)), *parts)
-
-
-# Pairs
-
-
-def within(handler: Any) -> Callable:
-    def weights(size):
-        with handler:
-            return nss.spike_slab("w", 0.25)
-
-    return regression(weights=weights)
-
-
-def computed(name: str, value: Callable) -> Callable:
-    """A regression of which a handler computes the value of one site."""
-
-    def function(site):
-        return value(site) if site["name"] == name else None
-
-    return handlers.substitute(PLAIN, substitute_fn=function)
-
-
-def two_pairs(X, y=None):
-    observe(X @ weigh() + X[:, :2] @ weigh("v", 2), 0.5, y)
-
-
-def no_pairs(X, y=None):
-    with numpyro.plate("feature", P):
-        w = normal("w")
-    observe(X @ w, 0.5, y)
-
-
-LEAVE = ("'w' is broken", "Leave both sites")
-SET = ("'w' is broken", "'w' itself is set", "Leave it to spike_slab")
-WEIGHED = ("'w' is broken", "masked or scaled", "likelihood alone")
-PRIOR = ("'w' is broken", "the prior of", "Leave the prior to")
-NO_PAIRS = ("no spike-and-slab weights", "spike_slab(name")
-OF_V = {"v_spike": np.ones(2, int), "v_slab": np.ones(2)}
-PAIRS: dict[str, tuple[Callable, tuple[str, ...]]] = {
+    # pairs that spike_slab did not make so
     **{
         f"{site}, {name}": (change(site, value), (*LEAVE, f"'{site}'"))
         for site, value in {"w_spike": np.ones(P, int), "w_slab": np.ones(P)}.items()
@@ -267,9 +255,9 @@ PAIRS: dict[str, tuple[Callable, tuple[str, ...]]] = {
         )
         for handler in (handlers.do, handlers.substitute)
     },
-    "masked": (within(handlers.mask(mask=False)), WEIGHED),
-    "partly masked": (within(handlers.mask(mask=np.arange(P) > 0)), WEIGHED),
-    "scaled": (within(handlers.scale(scale=0.5)), WEIGHED),
+    "masked weights": (within(handlers.mask(mask=False)), WEIGHED),
+    "partly masked weights": (within(handlers.mask(mask=np.arange(P) > 0)), WEIGHED),
+    "scaled weights": (within(handlers.scale(scale=0.5)), WEIGHED),
     "Laplace slab": (by_hand(slab=lambda b: dist.Laplace(0.0, 1.0)), (*PRIOR, "got Laplace")),
     "Binomial spike": (by_hand(spike=dist.Binomial(2, 0.25)), (*PRIOR, "got BinomialProbs")),
     "slab with a mean": (by_hand(slab=lambda b: dist.Normal(1.0, 1.0)), ("w", "slab", "mean")),
@@ -281,11 +269,12 @@ PAIRS: dict[str, tuple[Callable, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("ignore:init_to")
-def test_pairs_that_spike_slab_did_not_make_so_are_refused(name):
-    model, parts = PAIRS[name]
-    assert_says(read, model, (X, Y), *parts)
+def test_models_are_refused_with_the_site_and_the_remedy(name):
+    """Weights may only be in the location of one normal site, where they must be affine."""
+    model, parts = MODELS[name]
+    assert_says(read, model, (X, (Y > 0).astype(int)), *parts)
 
 
 def test_one_of_two_pairs_may_be_held():
@@ -322,13 +311,7 @@ USES: dict[str, tuple[Callable, Any, tuple, dict, tuple[str, ...]]] = {
     "fit, no pairs": (fit, no_pairs, (X, Y), {}, NO_PAIRS),
     "sampler, no pairs": (sample, no_pairs, (X, Y), {}, NO_PAIRS),
     "guide, no pairs": (call(nss.PairedGuide), no_pairs, (X, Y), {}, ("PairedGuide", *NO_PAIRS)),
-    "mean field, no pairs": (
-        call(nss.MeanFieldGuide),
-        no_pairs,
-        (X, Y),
-        {},
-        ("MeanFieldGuide", *NO_PAIRS),
-    ),
+    "mean field": (call(nss.MeanFieldGuide), no_pairs, (X, Y), {}, ("MeanField", *NO_PAIRS)),
     "fit, start": (fit, PLAIN, (X, Y), {"v": np.zeros(P)}, UNKNOWN),
     "sampler, start": (sample, PLAIN, (X, Y), {"v": np.zeros(P)}, UNKNOWN),
     "fit, shape": (fit, PLAIN, (X, Y), {"w_auto_loc": np.zeros(4)}, ("w_auto_loc", *WRONG_SHAPE)),
