@@ -2,6 +2,7 @@
 """What results are said to depend on: never less than they do, and no more where it is known."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -241,15 +242,18 @@ def equations_by_primitive() -> dict[str, list[Any]]:
 
 def is_affine(function: Callable, start: list[Any], way: list[Any]) -> bool:
     """Whether the results are affine along a way, where they are numbers."""
-    first, last = ([x + t * dx for x, dx in zip(start, way, strict=True)] for t in (0.0, 1.0))
-    ends = function(*first), function(*last)
-    for t in (0.2, 0.3, 0.45, 0.8):
-        between = function(*(x + t * dx for x, dx in zip(start, way, strict=True)))
-        for a, b, c in zip(*ends, between, strict=True):
-            expected = (1 - t) * a + t * b
-            if not np.allclose(c, expected, rtol=1e-5, atol=1e-5, equal_nan=True):
-                return False
-    return True
+
+    def at(t):
+        return function(*(x + t * dx for x, dx in zip(start, way, strict=True)))
+
+    first, last = at(0.0), at(1.0)
+
+    def agrees(t):
+        expected = [(1 - t) * a + t * b for a, b in zip(first, last, strict=True)]
+        same = partial(np.allclose, rtol=1e-5, atol=1e-5, equal_nan=True)
+        return all(map(same, at(t), expected))
+
+    return all(map(agrees, (0.2, 0.3, 0.45, 0.8)))
 
 
 @pytest.mark.slow

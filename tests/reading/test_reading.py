@@ -7,6 +7,7 @@ from typing import Any
 
 from agreement import assert_agrees
 import numpy as np
+import pandas as pd
 import pytest
 from regressions import (
     N,
@@ -24,6 +25,7 @@ from regressions import (
     rows,
     weigh,
 )
+import xarray as xr
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +68,10 @@ DESIGNS: dict[str, tuple[Callable, np.ndarray]] = {
     "sum": (located(lambda X, w: jnp.sum(X * w, -1)), X),
     "permuted": (located(lambda X, w: X @ w[::-1]), X[:, ::-1]),
     "groups": (located(lambda X, w: w[GROUP]), np.eye(P)[GROUP]),
+    "constant and duplicated": (
+        located(lambda X, w: X[:, [0, 0]] @ w[:2] + w[2]),
+        np.column_stack([X[:, 0], X[:, 0], np.ones(N)]),
+    ),
     "two sets": (
         lambda X, y: observe(X[:, :1] @ weigh("a", 1) + X[:, 1:] @ weigh("b", 2), 0.5, y),
         X,
@@ -128,14 +134,29 @@ def test_what_a_form_says():
     assert not form.varying_noise
 
 
-@pytest.mark.parametrize(
-    "convert", [np.float32, np.int32, jnp.float32, jnp.float64], ids=["f32", "int", "j32", "j64"]
-)
-@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
-def test_data_may_have_any_type(precision, convert):
-    reading = read(regression(), convert(np.round(4 * X)), convert(np.round(Y)))
+KINDS: dict[str, Callable] = {
+    "float32": lambda X, y: (np.float32(X), np.float32(y)),
+    "int32": lambda X, y: (np.int32(X), np.int32(y)),
+    "JAX": lambda X, y: (jnp.asarray(X, "float32"), jnp.asarray(y, int)),
+    "JAX, default": lambda X, y: (jnp.asarray(X), jnp.asarray(y)),
+    "lists and booleans": lambda X, y: (X.tolist(), y > 0),
+    "pandas": lambda X, y: (pd.DataFrame(X), pd.Series(y, index=range(5, 5 + N))),
+    "xarray": lambda X, y: (xr.DataArray(X), xr.DataArray(y)),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.filterwarnings("ignore:Out-of-support")
+def test_data_may_be_of_any_kind_that_the_model_takes(name, precision):
+    def model(X, y):
+        observe(jnp.asarray(X) @ weigh(), 1.0, getattr(y, "values", y))
+
+    features, y = np.round(4 * X), np.round(3 * Y)
+    reading = read(model, *KINDS[name](features, y))
     assert reading.design.rows.dtype == precision
-    np.testing.assert_array_equal(rows(reading.design), np.round(4 * X).T)
+    np.testing.assert_array_equal(rows(reading.design), features.T)
+    expected = y > 0 if name == "lists and booleans" else y
+    np.testing.assert_array_equal(reading.base.Y[:, 0], expected)
 
 
 def test_supports_that_depend_on_other_sites_are_not_those_of_some_values():

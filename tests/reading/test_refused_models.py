@@ -292,11 +292,6 @@ def test_values_that_the_caller_traces_are_seen_to_be_set(transform, site):
         transform(use)(value)
 
 
-def test_there_may_be_constant_and_duplicated_columns():
-    design = read(PLAIN, np.column_stack([X, np.ones(N), X[:, 0]]), Y).design
-    assert np.all(np.isfinite(design.rows))
-
-
 # Who reads
 
 HOLES = (X, with_entry(Y, 3, np.nan))
