@@ -235,6 +235,7 @@ NO_ROLE: dict[str, Callable] = {
     "another beyond 1.9": with_noise(lambda s: s + nn.relu(normal("u") - 1.9)),
     "another beyond 1000": with_noise(lambda s: s + nn.relu(normal("u") + 1e3)),
     "another in steps": with_noise(lambda s: s + 1.0 * numpyro.sample("u", dist.Bernoulli(0.5))),
+    "another scale": with_noise(lambda s: s + numpyro.sample("u", dist.HalfNormal())),
     "a param": with_noise(lambda s: s + numpyro.param("t", 0.0)),
     # sites that are used elsewhere, too
     "slab": with_noise(lambda s: s, slab=lambda s: s),

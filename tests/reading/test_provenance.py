@@ -148,6 +148,8 @@ STEPS: dict[str, tuple[Callable, str]] = {
     "number of turns": (lambda a, b, c: looped(a, b, c)[0], "a"),
     "branch": (lambda a, b, c: branched(a, b, c)[0], "a"),
     "unused": (lambda a, b, c: (jnp.floor(a), b)[1], ""),
+    "next number": (lambda a, b, c: jnp.nextafter(a, 9.0) + b, "a"),
+    "few bits": (lambda a, b, c: a.astype("bfloat16") * b.astype("float32"), "a"),
     "fewer bits": (lambda a, b, c: lax.reduce_precision(a, 8, 7) + b, "a"),
     "bits": (lambda a, b, c: lax.bitcast_convert_type(a, "bfloat16")[:, 1] * b, "a"),
     "a reference": (lambda a, b, c: through_a_reference(a * b) + c, "ab"),
