@@ -216,7 +216,7 @@ def own_part():
 NO_ROLE: dict[str, Callable] = {
     "kink": with_noise(lambda s: jnp.where(s > 1.0, 2 * s, s)),
     "step": with_noise(lambda s: 1.0 + jnp.floor(s)),
-    "twice": with_noise(lambda s: 2 * s),
+    "nearly": with_noise(lambda s: 1.001 * s),
     "sum": with_noise(lambda s: s + 0.1),
     "one beyond": with_noise(lambda s: jnp.maximum(s, 1e-9)),
     "stopped": with_noise(jax.lax.stop_gradient),
