@@ -9,7 +9,7 @@ differs.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int
 
@@ -114,6 +114,7 @@ def drawn(pair: Conditional, noise: tuple[Any, Any], prior: Prior) -> tuple[Any,
 # The sweep
 
 
+@runtime_checkable
 class Products(Protocol):
     """Inner products of features with each other and with a residual, block after block.
 

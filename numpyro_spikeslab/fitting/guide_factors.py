@@ -2,7 +2,7 @@
 """The interface between a guide and the variational family of its weights, and that of pairs."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float
 import numpy as np
@@ -25,6 +25,7 @@ Marginals = list[tuple[Any, SlabMixtures]]
 """The marginals of the P weights of a site, in parts: each an index of weights, and theirs."""
 
 
+@runtime_checkable
 class GuideFactors(Protocol):
     """The parameters, draws and marginals of a variational family in a guide."""
 
