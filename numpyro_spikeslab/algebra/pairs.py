@@ -115,6 +115,7 @@ def drawn(pair: Conditional, noise: tuple[Any, Any], prior: Prior) -> tuple[Any,
 
 
 @runtime_checkable
+@runtime_checkable
 class Products(Protocol):
     """Inner products of features with each other and with a residual, block after block.
 

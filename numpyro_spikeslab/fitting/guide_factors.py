@@ -26,6 +26,7 @@ Marginals = list[tuple[Any, SlabMixtures]]
 
 
 @runtime_checkable
+@runtime_checkable
 class GuideFactors(Protocol):
     """The parameters, draws and marginals of a variational family in a guide."""
 
