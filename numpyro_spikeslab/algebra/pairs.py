@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 import jax
 from jax import lax, nn
@@ -220,7 +220,7 @@ def visits(
     return b, new
 
 
-def pad(x: Float[Array, "P ..."], size: int, fill: float = 0.0) -> Float[Array, "P2 ..."]:
+def pad(x: Shaped[Array, "P ..."], size: int, fill: float = 0.0) -> Shaped[Array, "P2 ..."]:
     """Append ``fill`` to the leading axis until it has ``size`` entries."""
     width = [(0, size - x.shape[0])] + [(0, 0)] * (x.ndim - 1)
     return jnp.pad(x, width, constant_values=fill)
@@ -232,7 +232,7 @@ def parts_of(total: int, largest: int) -> tuple[int, int]:
     return number, -(-total // number)
 
 
-def in_parts(x: Float[Array, "P ..."], number: int, size: int) -> Float[Array, "K B ..."]:
+def in_parts(x: Shaped[Array, "P ..."], number: int, size: int) -> Shaped[Array, "K B ..."]:
     """Cut the leading axis into parts; zeros fill up the last one."""
     return pad(x, number * size).reshape(number, size, *x.shape[1:])
 

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 import numpy as np
 
 import jax.numpy as jnp
@@ -114,7 +114,7 @@ class Partition:
             x.at[..., m].get(mode="fill", fill_value=fill) for m in stacks
         ]
 
-    def flat(self, singles: Any, stacks: Any) -> Float[Array, " P"]:
+    def flat(self, singles: Any, stacks: Any) -> Shaped[Array, " P"]:
         """Put entries of the singles and of each stack in the order of the weights."""
         return jnp.concatenate([singles, *map(jnp.ravel, stacks)])[self._places]
 

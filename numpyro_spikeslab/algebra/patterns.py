@@ -53,13 +53,13 @@ class PatternSlabs(NamedTuple):
     - **deviance** - squared residual of ``c``: ``h^T A^-1 h - h_s^T A_ss^-1 h_s``.
     """
 
-    mean: Float[Array, "S-1 b"]
-    root: Float[Array, "S-1 b b"]
-    log_det: Float[Array, " S-1"]
-    deviance: Float[Array, " S-1"]
+    mean: Float[Array, "T b"]
+    root: Float[Array, "T b b"]
+    log_det: Float[Array, " T"]
+    deviance: Float[Array, " T"]
 
     @property
-    def variance(self) -> Float[Array, "S-1 b"]:
+    def variance(self) -> Float[Array, "T b"]:
         return jnp.sum(self.root**2, axis=1)
 
 
