@@ -104,7 +104,7 @@ class Partition:
         order = np.argsort(np.concatenate([self.singles, *members]), kind="stable")
         return order[: self.size].astype(np.int32)
 
-    def cut(self, x: Float[Array, "*D P"], fill: float = 0.0) -> tuple[Any, list[Any]]:
+    def cut(self, x: Shaped[Array, "*D P"], fill: float = 0.0) -> tuple[Any, list[Any]]:
         """Return the entries of the singles, and those of each stack.
 
         :param fill: entry of the padding.

@@ -52,7 +52,8 @@ def test_groups_of_similar_sizes_are_in_one_stack():
     # padded with the number of weights
     np.testing.assert_array_equal(four, [[0, 2, 5, 7]])
     assert not Partition.of_spikes([0]).stacks
-    assert len(Partition.of_spikes(np.repeat(np.arange(40), 1 + np.arange(40) % 9)).stacks) == 4
+    spikes = np.repeat(np.arange(40), 1 + np.arange(40) % 9).tolist()
+    assert len(Partition.of_spikes(spikes).stacks) == 4
 
 
 def test_weights_are_cut_into_sets_and_put_in_order(x64):
