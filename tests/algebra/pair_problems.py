@@ -36,15 +36,14 @@ def exact_posterior(X, y, _, log_odds, variance):
 
 def one_by_one(X, y, w, log_odds, variance, put):
     """The sweep of the definition: one coordinate after the other, from the raw data."""
-    w, kept = np.array(w), []
+    w, conditionals = np.array(w), []
     for m in range(len(w)):
-        rest = y - X @ w + X[:, m] * w[m]
         a = PRECISION * X[:, m] @ X[:, m] + 1.0 / variance[m]
-        b = PRECISION * X[:, m] @ rest
+        b = PRECISION * X[:, m] @ (y - X @ w + X[:, m] * w[m])
         odds = log_odds[m] - 0.5 * np.log(variance[m] * a) + 0.5 * b**2 / a
-        w[m], outputs = put(m, odds, b / a, 1.0 / a)
-        kept.append(outputs)
-    return w, np.array(kept).T
+        conditionals.append((odds, b / a, 1.0 / a))
+        w[m] = put(m, *conditionals[-1])
+    return w, np.array(conditionals).T
 
 
 def close(actual, expected, precision):

@@ -36,16 +36,19 @@ class Case(NamedTuple):
     coefficients: Coefficients
     sums: Any
 
+    def weights(self, q):
+        """How much each observation of a task counts."""
+        return np.broadcast_to(self.Z, self.y.shape)[:, q]
+
     def precision(self, q):
         """Of the coefficients, given the weights."""
-        Z = np.broadcast_to(self.Z, self.y.shape)[:, q]
-        data = (self.covariates * Z) @ self.covariates.T / self.sigma2[q]
+        data = (self.covariates * self.weights(q)) @ self.covariates.T / self.sigma2[q]
         return data + np.diag(1 / self.prior.scale[q] ** 2)
 
     def mean(self, q, residual):
         """Conditional mean of the coefficients less their prior means."""
-        Z = np.broadcast_to(self.Z, self.y.shape)[:, q]
-        return np.linalg.solve(self.precision(q), (self.covariates * Z) @ residual / self.sigma2[q])
+        linear = (self.covariates * self.weights(q)) @ residual / self.sigma2[q]
+        return np.linalg.solve(self.precision(q), linear)
 
     def deviation(self, q):
         """Observations less what they would be at the prior means."""
@@ -68,16 +71,16 @@ def case_of(kind, mean=0.0):
     y = covariates.T @ (prior.mean + prior.scale).T
     y += features.T @ rng.normal(size=(M, num_tasks)) + rng.normal(size=shape)
     y = np.where(Z > 0, y, 0)
-    given = y, Z, features, covariates, sigma2, value, prior.mean, prior.scale
-    y_, Z_, X, D, noise, *moments = (jnp.asarray(x, float) for x in given)
+    arrays = y, Z, features, covariates, sigma2, value, prior.mean, prior.scale
+    y_, Z_, X, D, noise, *moments = (jnp.asarray(x, float) for x in arrays)
     # as the calls of users do
     with jax.default_matmul_precision("float32"):
         if kind == "columns":
             X, D = (whitened(x, Z_[:, 0]) for x in (X, D))
             parts = split(X, D)
-            left = jnp.sqrt(Z_[:, 0]) * y_[:, 0] - moments[0][0] @ D
-            given = parts.basis, parts.inside, D, left, NormalPrior(*moments), noise[0]
-            coefficients, outside = of_columns(*given)
+            residual = jnp.sqrt(Z_[:, 0]) * y_[:, 0] - moments[0][0] @ D
+            arguments = parts.basis, parts.inside, D, residual, NormalPrior(*moments), noise[0]
+            coefficients, outside = of_columns(*arguments)
             sums = parts.products[None], (parts.outside @ outside)[None]
         else:
             sums = task_statistics(y_, Z_, X, D)
@@ -98,15 +101,14 @@ def test_what_is_integrated_out_adds_to_the_covariance_of_the_observations(preci
     gram = G + jnp.einsum("qkm,qkn->qmn", J, J, precision="float32")
     linear = b + jnp.einsum("qkm,qk->qm", J, e, precision="float32")
     for q in range(len(case.sigma2)):
-        z, X, D = np.broadcast_to(case.Z, case.y.shape)[:, q], case.features, case.covariates
-        seen = z > 0
+        on = case.weights(q) > 0
+        X, D, z = case.features[:, on], case.covariates[:, on], case.weights(q)[on]
         added = (D.T * case.prior.scale[q] ** 2) @ D
-        noise = np.diag(case.sigma2[q] / np.where(seen, z, 1))
-        K = case.sigma2[q] * np.linalg.inv((noise + added)[seen][:, seen])
-        expected = X[:, seen] @ K @ X[:, seen].T
+        K = case.sigma2[q] * np.linalg.inv(np.diag(case.sigma2[q] / z) + added)
+        expected = X @ K @ X.T
         size = float(max(np.abs(expected).max(), 1e-3))
         close(gram[q] / size, expected / size, precision)
-        expected = X[:, seen] @ K @ case.deviation(q)[seen]
+        expected = X @ K @ case.deviation(q)[on]
         close(linear[q] / size, expected / size, precision)
         # what coefficients explain of the features in the span is what J has more
         explained, inside, J_q = (
@@ -126,14 +128,14 @@ def test_coefficients_given_the_weights_are_those_of_a_regression(precision, kin
     J, e = case.coefficients.without()
     residual = e - times(J, jnp.asarray(w, float))
     scale = case.prior.scale
-    mean, left = case.coefficients.given(residual)
+    mean, remainder = case.coefficients.given(residual)
     slopes = scale[..., None] * case.coefficients.slopes
-    given = jax.jit(jax.vmap(lambda noise: case.coefficients.given(residual, noise)))
-    u, lefts = given(jnp.asarray(noise, float))
+    draw = jax.jit(jax.vmap(lambda noise: case.coefficients.given(residual, noise)))
+    u, remainders = draw(jnp.asarray(noise, float))
     draws = scale * np.asarray(u, float)
     at_zero = case.coefficients.e - times(case.coefficients.J, jnp.asarray(w, float))
-    close(left, at_zero - times(case.coefficients.E, mean), precision)
-    close(lefts[0], at_zero - times(case.coefficients.E, u[0]), precision)
+    close(remainder, at_zero - times(case.coefficients.E, mean), precision)
+    close(remainders[0], at_zero - times(case.coefficients.E, u[0]), precision)
     for q in range(number):
         expected = case.mean(q, case.deviation(q) - case.features.T @ w[q])
         close(scale[q] * mean[q], expected, precision)
@@ -141,9 +143,9 @@ def test_coefficients_given_the_weights_are_those_of_a_regression(precision, kin
         # 16 comparisons at 4.5 standard errors of a variance: a false alarm in 1 of 9,000 keys
         covariance = np.linalg.inv(case.precision(q))
         sd = np.sqrt(np.diag(covariance))
-        found = np.cov(draws[:, q].T) / np.outer(sd, sd)
+        difference = (np.cov(draws[:, q].T) - covariance) / np.outer(sd, sd)
         bound = 4.5 * np.sqrt(2 / len(noise))
-        assert np.all(np.abs(found - covariance / np.outer(sd, sd)) < bound)
+        assert np.all(np.abs(difference) < bound)
         assert np.all(np.abs(draws[:, q].mean(0) - expected) < bound * sd)
 
 
@@ -152,15 +154,14 @@ def test_squares_are_those_of_any_coefficients_and_slopes(precision, kind):
     case, rng = case_of(kind, 3.0), np.random.default_rng(2)
     mean, var = rng.normal(size=(Q, M)), rng.uniform(size=(Q, M))
     u, slopes = rng.normal(size=(Q, C)), rng.normal(size=(Q, C, M))
-    given = jax.tree.map(lambda x: jnp.asarray(x, float), ((mean, var), u, slopes))
+    arguments = jax.tree.map(lambda x: jnp.asarray(x, float), ((mean, var), u, slopes))
     standard: Any = None
-    found = TasksWithout(standard, case.coefficients, case.sums).squares(*given)
-    D, X = case.covariates, case.features
+    squares = TasksWithout(standard, case.coefficients, case.sums).squares(*arguments)
+    D, X, scale = case.covariates, case.features, case.prior.scale
     for q in range(Q):
-        z, scale = np.broadcast_to(case.Z, case.y.shape)[:, q], case.prior.scale[q]
-        left = case.deviation(q) - D.T @ (scale * u[q]) - X.T @ mean[q]
-        along = X.T + D.T @ (scale[:, None] * slopes[q])
-        close(found[q], z @ (left**2 + along**2 @ var[q]), precision)
+        residual = case.deviation(q) - D.T @ (scale[q] * u[q]) - X.T @ mean[q]
+        along = X.T + D.T @ (scale[q][:, None] * slopes[q])
+        close(squares[q], case.weights(q) @ (residual**2 + along**2 @ var[q]), precision)
 
 
 def test_prior_means_of_some_move_with_others(x64):
@@ -187,15 +188,15 @@ def test_single_precision_tells_a_level_from_effects_of_groups(scale, sigma, num
     rows, y = (jnp.asarray(x, jnp.float32) for x in (rows, y))
     value, one = rng.normal(size=(1, 5)), jnp.ones((1, 5), jnp.float32)
     prior = NormalPrior(jnp.asarray(value, jnp.float32), 0 * one, scale * one)
-    basis = split(rows[:0], rows).basis
-    left = y - prior.value[0] @ rows
-    found, _ = of_columns(basis, jnp.zeros((0, 5), jnp.float32), rows, left, prior, one[0, 0])
-    residual = found.without()[1]
+    basis, none = split(rows[:0], rows).basis, jnp.zeros((0, 5), jnp.float32)
+    residual = y - prior.value[0] @ rows
+    coefficients, _ = of_columns(basis, none, rows, residual, prior, one[0, 0])
+    residual = coefficients.without()[1]
     # in standard deviations
     sd = np.sqrt(np.diag(exact))
-    assert np.max(np.abs(np.asarray(found.given(residual)[0])[0] - mean) / sd) < 0.02
+    assert np.max(np.abs(np.asarray(coefficients.given(residual)[0])[0] - mean) / sd) < 0.02
     noise = jnp.asarray(rng.normal(size=(20_000, 1, 5)), jnp.float32)
-    draws = np.asarray(jax.vmap(lambda x: found.given(residual, x)[0])(noise))[:, 0]
+    draws = np.asarray(jax.vmap(lambda x: coefficients.given(residual, x)[0])(noise))[:, 0]
     np.testing.assert_allclose(draws.astype(float).std(axis=0), sd, rtol=0.03)
 
 

@@ -6,17 +6,18 @@ from pair_problems import PRECISION, arrays, close, exact_posterior, problem
 import pytest
 from scipy import optimize, stats
 from scipy.special import expit, logsumexp
+import truth
 
 import jax
 from jax import nn
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField, PatternMeanField
+from numpyro_spikeslab.algebra.pairs import block_design
 from numpyro_spikeslab.algebra.partition import Partition, every_pattern, joined
 from numpyro_spikeslab.algebra.patterns import (
     SetFactors,
     conditional_of,
-    log_prior,
     prior_slabs,
     slabs_given,
     stack_mixtures,
@@ -74,18 +75,9 @@ def test_weights_are_cut_into_sets_and_put_in_order(x64):
     spikes = np.random.default_rng(0).integers(0, 2, (3, 11))
     spikes[:, [7, 8]] = spikes[:, [5]]
     _, cuts = partition.cut(jnp.asarray(spikes))
-    for stack, own in zip(partition.stacks.values(), cuts, strict=True):
+    for stack, x in zip(partition.stacks.values(), cuts, strict=True):
         real = stack.members < 11
-        np.testing.assert_array_equal(stack.patterns[stack.which(own)][:, real], own[:, real])
-
-
-def test_the_prior_of_patterns_sums_to_one(x64):
-    log_odds = np.random.default_rng(0).normal(size=(2, 4)) * 3
-    patterns = every_pattern(4)
-    logs = log_prior(patterns, jnp.asarray(log_odds))
-    np.testing.assert_allclose(logsumexp(logs, axis=1), 0, atol=1e-12)
-    p = np.prod(np.where(patterns, expit(log_odds[0]), expit(-log_odds[0])), axis=1)
-    np.testing.assert_allclose(np.exp(logs[0]), p / p.sum())
+        np.testing.assert_array_equal(stack.patterns[stack.which(x)][:, real], x[:, real])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
@@ -130,16 +122,34 @@ def test_weights_that_are_never_included_have_numbers(precision):
     assert np.all(q.mean == 0) and np.all(q.scale > 0)
 
 
-# Single precision
+# Exact posteriors
+
+
+@pytest.mark.parametrize("kind", ["independent", "correlated", "duplicated"])
+@pytest.mark.parametrize("shared", [False, True], ids=["block", "group"])
+def test_one_set_of_all_weights_is_the_exact_posterior(precision, shared, kind):
+    arguments = X, y, _, log_odds, variance = problem(size=6, kind=kind)
+    if shared:
+        log_odds[1:] = 0
+    exact = exact_posterior(*arguments)
+    if shared:
+        exact = truth.share_spikes(exact, [0] * 6)
+    q, reached = swept(one_set(6, shared=shared), X, y, log_odds, variance)
+    close(reached, exact.log_evidence, precision)
+    close(q.probs, exact.inclusion, precision)
+    close(q.mean, exact.mean, precision)
+    covariance = exact.second_moments - np.outer(exact.mean, exact.mean)
+    close(q.variance, np.diag(covariance), precision)
+    explained = q.predictor_variance(block_design(jnp.asarray(X.T), None))
+    close(explained, np.einsum("ni,ij,nj->n", X, covariance, X), precision)
 
 
 def test_single_precision_knows_the_bound_of_twins_of_a_large_unit():
     """They are negatively correlated, and the variance of their sum is lost in their covariance."""
     X, y, _, log_odds, variance = problem(size=6, kind="duplicated")
-    given = 1e4 * X, y, None, log_odds, variance
-    single = (np.asarray(x, np.float32) for x in (1e4 * X, y, log_odds, variance))
-    _, reached = swept(one_set(6), *single)
-    assert abs(reached - exact_posterior(*given).log_evidence) < 0.01
+    _, reached = swept(one_set(6), 1e4 * X, y, log_odds, variance)
+    exact = exact_posterior(1e4 * X, y, None, log_odds, variance)
+    assert reached.dtype == np.float32 and abs(reached - exact.log_evidence) < 0.01
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["block", "group"])
@@ -148,12 +158,12 @@ def test_nearly_equal_columns_agree_in_both_precisions(shared):
     X = rng.normal(size=(200, 1)) + 1e-3 * rng.normal(size=(200, 4))
     y = 2 * X[:, 0] + rng.normal(size=200)
     log_odds = np.array([-2.0, 0, 0, 0]) if shared else np.full(4, -2.0)
-    found = {}
-    for is_64 in (False, True):
-        jax.config.update("jax_enable_x64", is_64)
+    single, double = [], []
+    for values in (single, double):
+        jax.config.update("jax_enable_x64", values is double)
         q, reached = swept(one_set(4, shared=shared), X, y, log_odds, np.ones(4))
-        found[is_64] = [np.asarray(x, float) for x in (q.probs, q.mean, q.scale, reached)]
-    for x, expected in zip(*found.values(), strict=True):
+        values.extend(np.asarray(x, float) for x in (q.probs, q.mean, q.scale, reached))
+    for x, expected in zip(single, double, strict=True):
         np.testing.assert_allclose(x, expected, rtol=2e-3, atol=2e-3)
 
 
@@ -178,9 +188,9 @@ def test_a_large_group_is_exact(precision):
 
 @pytest.mark.slow
 def test_quantiles_are_those_of_the_mixture(precision):
-    X, y, _, log_odds, variance = given = problem(size=4, kind="correlated")
+    X, y, _, log_odds, variance = arguments = problem(size=4)
     q, _ = swept(one_set(4), X, y, log_odds, variance)
-    exact = exact_posterior(*given)
+    exact = exact_posterior(*arguments)
     levels = np.array([0.0, 0.05, 0.3, 0.5, 0.9, 1.0])
     marginals = stack_mixtures(q.stacks[0], every_pattern(4))
     weights, slabs = quantiles(marginals, jnp.asarray(levels, q.mean.dtype))

@@ -7,7 +7,7 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra import sparse_sums as entries
+from numpyro_spikeslab.algebra import sparse_sums
 from numpyro_spikeslab.algebra.sparse_sums import (
     Entries,
     at_entries,
@@ -26,17 +26,16 @@ CUTS = {"usual": {}, "many blocks": dict(CHUNK=3, TILE=2, BLOCK_NUMBERS=40)}
 def cut(request, monkeypatch, x64):
     """Also with chunks, tiles and blocks that are smaller than rows, columns and the table."""
     for name, size in CUTS[request.param].items():
-        monkeypatch.setattr(entries, name, size)
+        monkeypatch.setattr(sparse_sums, name, size)
 
 
 def table(seed: int = 0):
     """A table with an empty row and column, a full column and the last of both without entries."""
     rng = np.random.default_rng(seed)
-    seen = rng.random((N, Q)) < 0.4
-    seen[:, 2] = True
-    seen[4], seen[:, 5], seen[-1], seen[:, -1] = False, False, False, False
-    order = rng.permutation(np.sum(seen))
-    rows, columns = (x[order] for x in np.nonzero(seen))
+    filled = rng.random((N, Q)) < 0.4
+    filled[:, 2] = True
+    filled[4], filled[:, 5], filled[-1], filled[:, -1] = False, False, False, False
+    rows, columns = rng.permutation(np.argwhere(filled)).T
     return rows, columns, rng
 
 
@@ -55,15 +54,15 @@ def test_sums_over_the_entries_of_rows_and_columns_are_those_of_the_table(cut, s
     weighed = weighed * factor
 
     places = (rows, columns) if side == "by_rows" else (columns, rows)
-    own = side_of(*places, number, M, devices)
+    entries = side_of(*places, number, M, devices)
     features = tuple(map(jnp.asarray, (mean, var, factor)))
-    given = jnp.asarray(Y), jnp.asarray(z)
-    found = over_blocks(own, number, features, *given, lambda sums, _: sums)
-    np.testing.assert_allclose(found.G, np.einsum("ao,om,ok->amk", weighed, mean, mean), atol=1e-12)
-    np.testing.assert_allclose(found.c, weighed @ var, atol=1e-12)
-    np.testing.assert_allclose(found.b, (weighed * full) @ mean, atol=1e-12)
-    np.testing.assert_allclose(found.yy, np.sum(weighed * full**2, axis=1), atol=1e-12)
-    sums = weighted_sums(own, number, jnp.asarray(var), jnp.asarray(z))
+    data = jnp.asarray(Y), jnp.asarray(z)
+    sums = over_blocks(entries, number, features, *data, lambda sums, _: sums)
+    np.testing.assert_allclose(sums.G, np.einsum("ao,om,ok->amk", weighed, mean, mean), atol=1e-12)
+    np.testing.assert_allclose(sums.c, weighed @ var, atol=1e-12)
+    np.testing.assert_allclose(sums.b, (weighed * full) @ mean, atol=1e-12)
+    np.testing.assert_allclose(sums.yy, np.sum(weighed * full**2, axis=1), atol=1e-12)
+    sums = weighted_sums(entries, number, jnp.asarray(var), jnp.asarray(z))
     np.testing.assert_allclose(sums, (weighed / factor) @ var, atol=1e-12)
 
 
@@ -71,23 +70,22 @@ def test_moments_at_entries_are_those_of_products_of_independent_numbers(x64):
     rows, columns, rng = table(1)
     W, phi = (jnp.asarray(rng.normal(size=shape)) for shape in ((Q, M), (M, N)))
     W_var, var = (jnp.asarray(rng.uniform(0, 1, x.shape)) for x in (W, phi))
-    mean, variance = at_entries(
-        Entries(jnp.asarray(rows), jnp.asarray(columns)), (W, W_var), (phi, var)
-    )
-    every = (W_var + W**2) @ (phi**2 + var) - W**2 @ phi**2
+    places = Entries(jnp.asarray(rows), jnp.asarray(columns))
+    mean, variance = at_entries(places, (W, W_var), (phi, var))
+    table_variance = (W_var + W**2) @ (phi**2 + var) - W**2 @ phi**2
     np.testing.assert_allclose(mean, (W @ phi)[columns, rows], atol=1e-12)
-    np.testing.assert_allclose(variance, every[columns, rows], atol=1e-12)
+    np.testing.assert_allclose(variance, table_variance[columns, rows], atol=1e-12)
 
 
 @pytest.mark.slow
 def test_blocks_hold_all_owners_whatever_their_number(monkeypatch):
-    monkeypatch.setattr(entries, "BLOCK_NUMBERS", 50)
+    monkeypatch.setattr(sparse_sums, "BLOCK_NUMBERS", 50)
     features, one = (jnp.ones((1, 3)), jnp.ones((1, 0)), jnp.ones(1)), jnp.ones(1)
     for number in range(1, 60, 4):
         for devices in (1, 2, 3):
-            own = side_of(np.zeros(1, int), np.zeros(1, int), number, 3, devices)
-            found = over_blocks(own, number, features, one, one, lambda _, owners: owners)
-            np.testing.assert_array_equal(found, np.arange(number))
+            side = side_of(np.zeros(1, int), np.zeros(1, int), number, 3, devices)
+            owners = over_blocks(side, number, features, one, one, lambda _, owners: owners)
+            np.testing.assert_array_equal(owners, np.arange(number))
 
 
 def test_the_sums_of_a_block_need_no_more_memory_than_a_tile_and_the_block(x64):
@@ -99,7 +97,7 @@ def test_the_sums_of_a_block_need_no_more_memory_than_a_tile_and_the_block(x64):
     def sums():
         return block_sums(layout.by_rows, jnp.array(0), 4, features, Y, Y)
 
-    largest = entries.TILE * entries.CHUNK * M
+    largest = sparse_sums.TILE * sparse_sums.CHUNK * M
     stack = [jax.make_jaxpr(sums)().jaxpr]
     while stack:
         for equation in stack.pop().eqns:
