@@ -43,17 +43,11 @@ def log_joint(reading: Reading, values: dict[str, Any]) -> float:
     log_odds, variance = map(np.ravel, view.prior)
     spike_prior = np.sum(spikes * log_odds - np.logaddexp(0, log_odds))
     slab_prior = np.sum(stats.norm.logpdf(slabs, 0.0, np.sqrt(variance)))
-    functions = 0.0
-    if form.functions is not None:
-        functions = log_prior_of_functions(reading, values, view)
-    # of the sites that a view leaves to their priors
-    apart = (*form.kernels, *(role.site for role in form.roles_with_mode))
-    apart = sum(
-        float(jnp.sum(view.priors[name].log_prob(values[name])))
-        for name in apart
-        if name in view.priors
-    )
-    return float(likelihood + spike_prior + slab_prior + view.log_density + apart + functions)
+    functions = 0.0 if form.functions is None else log_prior_of_functions(reading, values, view)
+    # a view leaves these sites to their priors
+    names = view.priors.keys() & {*form.kernels, *(role.site for role in form.roles_with_mode)}
+    others = sum(float(jnp.sum(view.priors[name].log_prob(values[name]))) for name in names)
+    return float(likelihood + spike_prior + slab_prior + view.log_density + others + functions)
 
 
 def log_prior_of_functions(reading: Reading, values: dict[str, Any], view: Any) -> float:
@@ -82,8 +76,9 @@ def assert_agrees(
     for seed in range(draws):
         values = draw_values(model, args, kwargs, seed)
         expected = float(log_density(model, args, kwargs, values)[0])
-        found = log_joint(reading, values)
-        np.testing.assert_allclose(found, expected, rtol=rtol, err_msg="log joint density")
+        np.testing.assert_allclose(
+            log_joint(reading, values), expected, rtol=rtol, err_msg="log joint density"
+        )
         weights = rng.normal(size=reading.form.size)
         moved = whitened_move(reading, values, weights)
         np.testing.assert_allclose(
@@ -107,7 +102,7 @@ def by_design(reading: Reading, values: dict[str, Any], weights: np.ndarray) -> 
 
 
 def check_roles(reading: Reading, values: dict[str, Any]) -> None:
-    """A role's site has the values that the view has where its index says so."""
+    """A view has a role's values where its index says so."""
     view = reading.view(values)
     parts = {
         "noise": np.sqrt(view.sigma2),
@@ -118,7 +113,7 @@ def check_roles(reading: Reading, values: dict[str, Any]) -> None:
         entries = reading.indices[role.site].entries
         index = np.zeros(1, int) if entries is None else np.ravel(entries)
         value = np.ravel(values[role.site])
-        taken = index < value.size
-        assert taken.any(), role
-        found = np.broadcast_to(parts[role.part], index.shape)
-        np.testing.assert_allclose(found[taken], value[index[taken]], rtol=1e-6, err_msg=role.site)
+        used = index < value.size
+        assert used.any(), role
+        part = np.broadcast_to(parts[role.part], index.shape)
+        np.testing.assert_allclose(part[used], value[index[used]], rtol=1e-6, err_msg=role.site)

@@ -5,7 +5,7 @@ A model is a structure, what its author has written, and data, which it takes as
 structures with many data compile little. The regression is numpy's, from the definition.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -23,37 +23,46 @@ import numpyro_spikeslab as nss
 
 LAYOUTS = ("one pair", "two pairs", "grid", "tasks", "tasks first", "own features")
 """Of the weights and observations. A grid has weights in nested plates, all of one response;
-tasks share their features, unless these are their own."""
+tasks share their features, except in the last."""
 
-SITES = (
-    "none",
-    "intercept",
-    "held intercept",
-    "gate",
-    "switch",
-    "steep switch",
-    "assignment",
-    "row gain",
-    "noise",
-    "noise of each",
-    "noise switch",
-    "hyperparameters",
-    "mask switch",
-    "scale",
-)
-"""What else is unknown."""
+
+def _priors(rows: int, tasks: int) -> dict[str, dict[str, Any]]:
+    """What else is unknown: the priors of the other sites."""
+    normal, positive = dist.Normal(0.0, 1.0), dist.HalfNormal(1.0)
+    return {
+        "none": {},
+        "intercept": {"b": normal},
+        "held intercept": {"b": normal},
+        "gate": {"z": dist.Bernoulli(0.5)},
+        "switch": {"b": normal},
+        "steep switch": {"b": normal},
+        "assignment": {"z": dist.Bernoulli(0.5).expand([rows]).to_event(1)},
+        "row gain": {"g": dist.LogNormal(0.0, 0.3).expand([rows]).to_event(1)},
+        "noise": {"s": positive},
+        "noise of each": {"s": positive.expand([tasks]).to_event(1)},
+        "noise switch": {"b": normal, "s": positive},
+        "hyperparameters": {"pi": dist.Uniform(0.1, 0.8), "t": positive},
+        "mask switch": {"b": normal},
+        "scale": {"s": positive},
+    }
+
+
+SITES = tuple(_priors(1, 1))
+
+BENDS = {
+    "tanh": lambda x, values, w: 50.0 * jnp.tanh(x / 50.0),
+    "square on one side": lambda x, values, w: jnp.where(
+        sum(jnp.sum(value) for value in values.values()) < 1e3, x, x**2
+    ),
+    "kink": lambda x, values, w: jnp.maximum(x, -1e6),
+    "product of weights": lambda x, values, w: x + 1e-4 * w[0] * w[1],
+    "rounding": lambda x, values, w: x + jnp.floor(1e-6 * x),
+}
+"""What makes a location bend in the weights, by the location, the other sites and the weights."""
 
 LINKS = (
-    "tanh",
-    "square on one side",
-    "kink",
-    "product of weights",
-    "rounding",
-    "own response",
-    "noise of weights",
-    "mask of weights",
-    "likelihood",
-    "prior of weights",
+    *BENDS,
+    *("own response", "noise of weights", "mask of weights", "likelihood", "prior of weights"),
 )
 """What must be refused."""
 
@@ -111,11 +120,11 @@ COUNTS = ("mask", "own mask", "inner mask", "scale", "constant scale")
 def structures(seed: int, size: int) -> list[Structure]:
     """Random ones; every fifth must be refused."""
     rng = np.random.default_rng(seed)
-    found = []
-    for k in range(size):
+
+    def structure(k):
         refused = k % 5 == 4
         counts = rng.permutation(COUNTS)[: rng.integers(0, 4)]
-        structure = Structure(
+        return Structure(
             layout=LAYOUTS[k % len(LAYOUTS)],
             sites=str(rng.choice(SITES)) if refused or k % 3 else "none",
             link=LINKS[k // 5 % len(LINKS)] if refused else None,
@@ -123,8 +132,8 @@ def structures(seed: int, size: int) -> list[Structure]:
             varying=bool(rng.random() < 0.5),
             counts=tuple(sorted(str(x) for x in counts)),
         )
-        found.append(structure)
-    return found
+
+    return [structure(k) for k in range(size)]
 
 
 def generate(structure: Structure, seed: int) -> Generated:
@@ -183,18 +192,19 @@ def _features(structure: Structure, rng: np.random.Generator) -> np.ndarray:
 
 
 def _aligned(x: Any, structure: Structure) -> Any:
-    """Something of each row, beside the observations."""
+    """An array with an entry for each row, with the axes of the observations."""
     return x.reshape(x.shape + (1,) * (len(structure.shape) - 1))
 
 
 def _mask(structure: Structure, data: dict[str, Any]) -> np.ndarray:
+    masks = {
+        "mask": _aligned(data["rows"], structure),
+        "own mask": data["cells"],
+        "inner mask": data["last"],
+    }
     mask = np.ones(structure.shape, bool)
-    if "mask" in structure.counts:
-        mask = mask & _aligned(data["rows"], structure)
-    if "own mask" in structure.counts:
-        mask = mask & data["cells"]
-    if "inner mask" in structure.counts:
-        mask = mask & data["last"]
+    for name in masks.keys() & set(structure.counts):
+        mask = mask & masks[name]
     return mask
 
 
@@ -202,26 +212,8 @@ def _mask(structure: Structure, data: dict[str, Any]) -> np.ndarray:
 
 
 def _sites(structure: Structure) -> dict[str, Any]:
-    """Priors of its other sites."""
-    normal, positive = dist.Normal(0.0, 1.0), dist.HalfNormal(1.0)
-    rows = structure.shape[0]
     tasks = min(structure.shape) if len(structure.shape) == 2 else 1
-    return {
-        "none": {},
-        "intercept": {"b": normal},
-        "held intercept": {"b": normal},
-        "gate": {"z": dist.Bernoulli(0.5)},
-        "switch": {"b": normal},
-        "steep switch": {"b": normal},
-        "assignment": {"z": dist.Bernoulli(0.5).expand([rows]).to_event(1)},
-        "row gain": {"g": dist.LogNormal(0.0, 0.3).expand([rows]).to_event(1)},
-        "noise": {"s": positive},
-        "noise of each": {"s": positive.expand([tasks]).to_event(1)},
-        "noise switch": {"b": normal, "s": positive},
-        "hyperparameters": {"pi": dist.Uniform(0.1, 0.8), "t": positive},
-        "mask switch": {"b": normal},
-        "scale": {"s": positive},
-    }[structure.sites]
+    return _priors(structure.shape[0], tasks)[structure.sites]
 
 
 def _write(structure: Structure, data: dict[str, Any]) -> None:
@@ -253,41 +245,38 @@ def _write(structure: Structure, data: dict[str, Any]) -> None:
         numpyro.sample("y", likelihood, obs=y)
 
 
-def _handlers(structure: Structure, data, values, mask) -> list[Any]:
+def _handlers(structure: Structure, data, values, mask) -> Iterator[Any]:
     def rows(x):
         return x if structure.is_event else _aligned(x, structure)
 
-    found = [] if mask is None else [handlers.mask(mask=mask)]
+    if mask is not None:
+        yield handlers.mask(mask=mask)
     if "mask" in structure.counts:
-        found.append(handlers.mask(mask=rows(data["rows"])))
+        yield handlers.mask(mask=rows(data["rows"]))
     if "scale" in structure.counts:
-        found.append(handlers.scale(scale=rows(data["row_scale"])))
+        yield handlers.scale(scale=rows(data["row_scale"]))
     if "constant scale" in structure.counts:
-        found.append(handlers.scale(scale=0.5))
+        yield handlers.scale(scale=0.5)
     if structure.sites == "mask switch":
-        found.append(handlers.mask(mask=rows(jnp.asarray(data["time"]) > -0.5 + 0.1 * values["b"])))
+        yield handlers.mask(mask=rows(jnp.asarray(data["time"]) > -0.5 + 0.1 * values["b"]))
     if structure.sites == "scale":
-        found.append(handlers.scale(scale=values["s"]))
-    return found
+        yield handlers.scale(scale=values["s"])
 
 
 def _weights(structure: Structure, data, values) -> dict[str, Any]:
     hyper = structure.sites == "hyperparameters"
-    found, start = {}, 0
+    weights, start = {}, 0
     for name, shape in structure.pairs.items():
         end = start + int(np.prod(shape))
-        inclusion = data["inclusion"][start:end].reshape(shape)
-        slab = data["slab"][start:end].reshape(shape)
+        prior = [data[part][start:end].reshape(shape) for part in ("inclusion", "slab")]
         with ExitStack() as stack:
             for dim, size in enumerate(reversed(shape), start=1):
                 stack.enter_context(numpyro.plate(f"{name}_{dim}", size, dim=-dim))
-            # another pair keeps numbers of its own
-            shared = hyper and name == "w"
-            found[name] = nss.spike_slab(
-                name, values["pi"] if shared else inclusion, values["t"] if shared else slab
-            )
+            # another pair has numbers of its own
+            prior = (values["pi"], values["t"]) if hyper and name == "w" else prior
+            weights[name] = nss.spike_slab(name, *prior)
         start = end
-    return found
+    return weights
 
 
 def _predict(structure: Structure, X, weights) -> Any:
@@ -298,9 +287,7 @@ def _predict(structure: Structure, X, weights) -> Any:
         return jnp.stack([X[0] @ w[0], X[1] @ w[1]], axis=-1)
     if structure.layout == "tasks":
         return X @ w.T
-    if structure.layout == "tasks first":
-        return w @ X.T
-    return X @ w.reshape(-1)
+    return w @ X.T if structure.layout == "tasks first" else X @ w.reshape(-1)
 
 
 def _location(structure: Structure, data, values, weights) -> Any:
@@ -318,25 +305,11 @@ def _location(structure: Structure, data, values, weights) -> Any:
         first = jnp.where(_aligned(values["z"], structure) == 1, first, second)
     elif sites == "row gain":
         first = _aligned(values["g"], structure) * first
-    first = _bend(structure.link, first, values, weights)
+    if structure.link in BENDS:
+        first = BENDS[structure.link](first, values, weights["w"].ravel())
     if sites in ("intercept", "held intercept"):
         first = first + values["b"]
     return data["offset"] + first
-
-
-def _bend(link: str | None, location, values, weights) -> Any:
-    if link == "tanh":
-        return 50.0 * jnp.tanh(location / 50.0)
-    if link == "square on one side":
-        return jnp.where(sum(jnp.sum(x) for x in values.values()) < 1e3, location, location**2)
-    if link == "kink":
-        return jnp.maximum(location, -1e6)
-    if link == "product of weights":
-        flat = weights["w"].ravel()
-        return location + 1e-4 * flat[0] * flat[1]
-    if link == "rounding":
-        return location + jnp.floor(1e-6 * location)
-    return location
 
 
 def _noise_factor(xp: Any, structure: Structure, data, values) -> Any:

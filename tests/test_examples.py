@@ -13,6 +13,7 @@ from types import ModuleType
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import truth
 
 import jax
 
@@ -49,27 +50,13 @@ def test_boston_housing_is_standardised_and_labelled():
 
 
 def test_the_exact_posterior_is_a_sum_over_models(example):
-    """Against one model after the other, each a Gaussian with the covariance of its inputs."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(20, 3))
     y = X[:, 0] + 0.3 * rng.normal(size=20)
     exact = example.exact_posterior(X, y)
-    log_joint, means, spikes = [], [], []
-    for code in range(8):
-        spike = np.array([code >> m & 1 for m in range(3)])
-        used = X * spike
-        covariance = 0.1 * np.eye(20) + used @ used.T
-        solved = np.linalg.solve(covariance, y)
-        log_joint.append(
-            -0.5 * (20 * np.log(2 * np.pi) + np.linalg.slogdet(covariance)[1] + y @ solved)
-            + np.sum(np.where(spike, np.log(0.25), np.log(0.75)))
-        )
-        means.append(used.T @ solved)
-        spikes.append(spike)
-    probs = np.exp(log_joint - np.logaddexp.reduce(log_joint))
-    np.testing.assert_allclose(exact.log_evidence, np.logaddexp.reduce(log_joint), rtol=1e-12)
-    np.testing.assert_allclose(exact.mean, probs @ means, atol=1e-12)
-    np.testing.assert_allclose(exact.inclusion, probs @ spikes, atol=1e-12)
+    expected = truth.enumerate_models(truth.regression(X, y, 0.1**0.5, 0.25, 1.0))
+    for name in ("log_evidence", "mean", "inclusion"):
+        np.testing.assert_allclose(getattr(exact, name), getattr(expected, name), rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -105,28 +92,27 @@ def test_digits_are_told_apart(monkeypatch):
     if not folder.exists():
         pytest.skip("the multiple features of digits are not here")
     example = imported("mfeat_classification", monkeypatch)
-    every = example.load(folder)
-    assert every.X.shape == (2000, 649) and len(every.sets) == 6
-    few = every.classes < 3
-    digits = example.Digits({k: every.sets[k][few] for k in ("fou", "zer")}, every.classes[few])
-    labelled, rest = example.split(digits.classes, 0)
-    assert labelled.size == 60 and not set(labelled) & set(rest)
-    found = example.measures(digits.classes[rest], example.mtmkl(digits, labelled, rest))
-    assert found["accuracy"] > 0.93 and found["AUC"] > 0.98
+    whole = example.load(folder)
+    assert whole.X.shape == (2000, 649) and len(whole.sets) == 6
+    rows = whole.classes < 3
+    digits = example.Digits({k: whole.sets[k][rows] for k in ("fou", "zer")}, whole.classes[rows])
+    train, test = example.split(digits.classes, 0)
+    assert train.size == 60 and not set(train) & set(test)
+    measures = example.measures(digits.classes[test], example.mtmkl(digits, train, test))
+    assert measures["accuracy"] > 0.93 and measures["AUC"] > 0.98
     # uninformative scores
-    random_scores = np.random.default_rng(0).normal(size=(rest.size, 3))
-    assert example.measures(digits.classes[rest], random_scores)["BEP"] < 0.45
+    random_scores = np.random.default_rng(0).normal(size=(test.size, 3))
+    assert example.measures(digits.classes[test], random_scores)["BEP"] < 0.45
 
 
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:There are not enough devices")
-def test_chains_of_the_multi_task_model_agree_and_keep_what_they_promise(monkeypatch):
-    """On the data set on which they are hardest to keep; four chains take minutes."""
+def test_chains_of_the_multi_task_model_agree_and_are_calibrated(monkeypatch):
+    """On the data set on which this is hardest; four chains take minutes."""
     example = imported("toy_sampling", monkeypatch)
     toy = toy_multioutput(3)
-    chains, _, found, ranks = example.compare(toy, 3)
-    held = ~toy.observed
-    errors = {k: np.sum((each.mean - toy.Y)[held] ** 2) for k, each in found.items()}
+    chains, _, fits, ranks = example.compare(toy, 3)
+    errors = {k: np.sum((fit.mean - toy.Y)[~toy.observed] ** 2) for k, fit in fits.items()}
     assert errors["Gibbs"] < 1.1 * errors["PMF"]
     inside = example.calibration(ranks).loc["Gibbs", "in 90% intervals"]
     assert 0.85 < inside < 0.95
@@ -140,23 +126,17 @@ def denoise(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return imported("denoise", monkeypatch)
 
 
-def test_blocks_make_their_image(denoise):
-    image = np.random.default_rng(0).normal(size=(11, 9))
+@pytest.mark.parametrize("shape", [(11, 9), (11, 9, 3)])
+def test_blocks_make_their_image(denoise, shape):
+    image = np.random.default_rng(0).normal(size=shape)
     blocks = denoise.blocks_of(image)
-    assert blocks.shape == (64, 4 * 2)
-    np.testing.assert_array_equal(blocks[:, 3].reshape(8, 8), image[1:9, 1:9])
-    np.testing.assert_allclose(denoise.image_of(blocks, np.ones(8), image.shape), image)
+    assert blocks.shape == (64 * image[0, 0].size, 4 * 2)
+    fourth = np.moveaxis(blocks[:, 3].reshape(-1, 8, 8), 0, -1)
+    np.testing.assert_array_equal(fourth, image[1:9, 1:9].reshape(8, 8, -1))
+    np.testing.assert_allclose(denoise.image_of(blocks, np.arange(1.0, 9), shape), image)
     # the pixel in the corner is in one block, its neighbour in two with weights 1 and 3
-    other = denoise.image_of(blocks + np.arange(8), np.array([1, 3] * 4), image.shape) - image
-    np.testing.assert_allclose(other[0, :2], [0.0, 0.75])
-
-
-def test_blocks_in_colour_make_their_image(denoise):
-    image = np.random.default_rng(0).normal(size=(11, 9, 3))
-    blocks = denoise.blocks_of(image)
-    assert blocks.shape == (192, 4 * 2)
-    np.testing.assert_array_equal(blocks[:, 3].reshape(3, 8, 8)[1], image[1:9, 1:9, 1])
-    np.testing.assert_allclose(denoise.image_of(blocks, np.arange(1.0, 9), image.shape), image)
+    other = denoise.image_of(blocks + np.arange(8), np.array([1, 3] * 4), shape) - image
+    np.testing.assert_allclose(other[0, :2].reshape(2, -1)[:, 0], [0.0, 0.75], atol=1e-12)
 
 
 @pytest.mark.exhaustive
@@ -165,19 +145,19 @@ def test_an_image_is_completed(monkeypatch):
     pytest.importorskip("sklearn", reason="scikit-learn is needed by this example only")
     jax.config.update("jax_enable_x64", False)
     inpaint = imported("inpaint", monkeypatch)
-    truth = inpaint.photograph()[60:124, 20:84]
-    observed = inpaint.without(truth, 0.8, seed=1)
+    photograph = inpaint.photograph()[60:124, 20:84]
+    observed = inpaint.without(photograph, 0.8, seed=1)
     missing = np.isnan(observed)
-    found = inpaint.inpaint(observed)
-    np.testing.assert_array_equal(found.image[~missing], truth[~missing])
+    fit = inpaint.inpaint(observed)
+    np.testing.assert_array_equal(fit.image[~missing], photograph[~missing])
     guess = np.where(missing, np.nanmean(observed, axis=(0, 1)), observed)
-    assert inpaint.psnr(found.image, truth) > inpaint.psnr(guess, truth) + 6
-    assert 1 < np.mean(found.sizes) < 10
+    assert inpaint.psnr(fit.image, photograph) > inpaint.psnr(guess, photograph) + 6
+    assert 1 < np.mean(fit.sizes) < 10
     # the least certain pixels have the largest errors
-    error, order = abs(found.image - truth)[missing], np.argsort(found.sd[missing])
+    error, order = abs(fit.image - photograph)[missing], np.argsort(fit.sd[missing])
     quarter = len(order) // 4
     assert np.mean(error[order[-quarter:]]) > 2 * np.mean(error[order[:quarter]])
-    assert len(inpaint.plot(truth, observed, found).axes) == 4
+    assert len(inpaint.plot(photograph, observed, fit).axes) == 4
     plt.close("all")
 
 
@@ -188,20 +168,20 @@ def test_an_image_is_denoised(denoise, monkeypatch, kernel):
     jax.config.update("jax_enable_x64", False)
     monkeypatch.setattr(denoise, "NUM_GROUPS", 30)
     monkeypatch.setattr(denoise, "NUM_STEPS", 30)
-    truth = denoise.photograph()[60:124, 20:84]
-    noisy = truth + 25 * np.random.default_rng(1).normal(size=truth.shape)
-    before = denoise.psnr(noisy, truth)
+    photograph = denoise.photograph()[60:124, 20:84]
+    noisy = photograph + 25 * np.random.default_rng(1).normal(size=photograph.shape)
+    before = denoise.psnr(noisy, photograph)
     if kernel == "exponential":
         exponential = denoise.Exp(8.0, distance=denoise.L2Distance())
         image = denoise.denoise_as_in_the_paper(noisy, 25, 0, exponential)
-        assert denoise.psnr(image, truth) > before + 7
+        assert denoise.psnr(image, photograph) > before + 7
         return
-    found = denoise.denoise(noisy, 25)
-    reached = [denoise.psnr(image, truth) for image in found.images]
+    fit = denoise.denoise(noisy, 25)
+    reached = [denoise.psnr(image, photograph) for image in fit.images]
     assert reached[0] > before + 7 and reached[-1] > reached[0]
-    assert abs(float(found.first.params["noise_auto_loc"]) - 25) < 3
-    assert 0.01 < np.mean(found.last.params["W_auto_probs"]) < 0.2
-    axes = denoise.plot(truth, noisy, found).axes
+    assert abs(float(fit.first.params["noise_auto_loc"]) - 25) < 3
+    assert 0.01 < np.mean(fit.last.params["W_auto_probs"]) < 0.2
+    axes = denoise.plot(photograph, noisy, fit).axes
     assert axes[0].get_title() == "original" and len(axes) == 4
     plt.close("all")
 
@@ -219,9 +199,9 @@ def test_a_run_that_is_killed_goes_on_with_the_same_numbers(monkeypatch, tmp_pat
     command = [sys.executable, "-c", code, EXAMPLES / "long_run.py", *options]
     # Ctrl-C stores what there is
     with subprocess.Popen([*command, "60"], stderr=subprocess.PIPE) as process:
-        seen = b""
-        while b"bound" not in seen and process.poll() is None:
-            seen += process.stderr.read1()
+        output = b""
+        while b"bound" not in output and process.poll() is None:
+            output += process.stderr.read1()
         process.send_signal(signal.SIGINT)
         process.stderr.read()
     (stored,) = _checkpoints(folder)

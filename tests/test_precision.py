@@ -53,60 +53,47 @@ def fit(model: Any, *args: Any, **options: Any) -> tuple[nss.CAVI, Any]:
     return svi, svi.run(random.key(1), 2, *args, progress_bar=False)
 
 
-def ask(guide: Any, params: dict[str, Any], *args: Any) -> None:
-    """Call the summaries of a guide."""
-    guide.posterior_mean(params, *args)
-    guide.median(params, *args)
-    guide.quantiles(params, [0.1, 0.9], *args)
-    guide.sample_posterior(random.key(2), params, *args, sample_shape=(2,))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("latent hyperparameters", marks=pytest.mark.exhaustive),
-        pytest.param("shared features with a mask", marks=pytest.mark.slow),
-        pytest.param("latent design", marks=pytest.mark.exhaustive),
-        pytest.param("latent hyperparameters of tasks", marks=pytest.mark.exhaustive),
-    ],
-)
-@pytest.mark.usefixtures("rounding")
-def test_fits_of_known_features(name):
-    case = truth.CASES[name]()
-    svi, result = fit(case.model, *case.args, num_restarts=2)
-    ask(svi.guide, result.params, *case.args)
-    svi.guide.to_init_params(result.params, *case.args)
-    if name in ("latent hyperparameters", "latent design"):
-        svi.guide.credible_sets(result.params, *case.args)
+ROWS, COLUMNS = np.nonzero(~np.isnan(GAPS))
+TABLE = sparse.coo_array((GAPS[ROWS, COLUMNS], (ROWS, COLUMNS)), shape=GAPS.shape)
+SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
 
 
 @pytest.mark.parametrize(
     ("model", "args", "options"),
     [
-        pytest.param(SMOOTH, (X, GAPS), {}, id="gaps", marks=pytest.mark.slow),
-        pytest.param(WHITE, (GAPS,), {}, id="white", marks=pytest.mark.slow),
-        pytest.param(SMOOTH, (X, Y), {"plain": True}, id="plain", marks=pytest.mark.exhaustive),
-        pytest.param(STATES, (X, GAPS), {}, id="state-space", marks=pytest.mark.exhaustive),
+        pytest.param("latent hyperparameters", (), {"num_restarts": 2}, marks=EXHAUSTIVE),
+        pytest.param("shared features with a mask", (), {"num_restarts": 2}, marks=SLOW),
+        pytest.param("latent design", (), {"num_restarts": 2}, marks=EXHAUSTIVE),
+        pytest.param("latent hyperparameters of tasks", (), {"num_restarts": 2}, marks=EXHAUSTIVE),
+        pytest.param(SMOOTH, (X, GAPS), {}, id="gaps", marks=SLOW),
+        pytest.param(WHITE, (GAPS,), {}, id="white", marks=SLOW),
+        pytest.param(WHITE, (TABLE,), {}, id="ratings", marks=SLOW),
+        pytest.param(SMOOTH, (X, Y), {"plain": True}, id="plain", marks=EXHAUSTIVE),
+        pytest.param(STATES, (X, GAPS), {}, id="state-space", marks=EXHAUSTIVE),
     ],
 )
 @pytest.mark.usefixtures("rounding")
-def test_fits_of_latent_functions(model, args, options):
+def test_fits(model, args, options):
+    name = model if isinstance(model, str) else ""
+    if name:
+        case = truth.CASES[name]()
+        model, args = case.model, case.args
     svi, result = fit(model, *args, **options)
-    ask(svi.guide, result.params, *args)
-    svi.guide.predict(result.params, *args)
-    if model is WHITE:
-        svi.guide.transform(result.params, *args, Y_new=Y)
-    else:
-        svi.guide.predict(result.params, *args, X_new=X + 0.1)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("rounding")
-def test_fits_of_ratings():
-    rows, columns = np.nonzero(~np.isnan(GAPS))
-    table = sparse.coo_array((GAPS[rows, columns], (rows, columns)), shape=GAPS.shape)
-    svi, result = fit(WHITE, table)
-    svi.guide.predict(result.params, table)
+    guide, params = svi.guide, result.params
+    guide.posterior_mean(params, *args)
+    guide.median(params, *args)
+    guide.quantiles(params, [0.1, 0.9], *args)
+    guide.sample_posterior(random.key(2), params, *args, sample_shape=(2,))
+    if name:
+        guide.to_init_params(params, *args)
+        if name in ("latent hyperparameters", "latent design"):
+            guide.credible_sets(params, *args)
+        return
+    guide.predict(params, *args)
+    if model is not WHITE:
+        guide.predict(params, *args, X_new=X + 0.1)
+    elif args[0] is GAPS:
+        guide.transform(params, *args, Y_new=Y)
 
 
 @pytest.mark.slow

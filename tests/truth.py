@@ -66,9 +66,8 @@ class Posterior(NamedTuple):
     @property
     def second_moments(self) -> np.ndarray:
         """``<w w^T>``."""
-        outer = self.locs[:, :, None] * self.locs[:, None, :] + self.covariances
-        both = self.models[:, :, None] * self.models[:, None, :]
-        return np.einsum("s,sij->ij", self.probs, both * outer)
+        of_slabs = self.locs[:, :, None] * self.locs[:, None, :] + self.covariances
+        return np.einsum("s,si,sj,sij->ij", self.probs, self.models, self.models, of_slabs)
 
     @property
     def variance(self) -> np.ndarray:
@@ -88,7 +87,7 @@ def enumerate_models(problem: Regression) -> Posterior:
     X, y, scale, inclusion, slab_scale, weight = problem
     size = X.shape[1]
     root_tau = np.sqrt(weight) / scale
-    # differences of products of the columns would be lost to rounding where columns are alike
+    # products of nearly equal columns would lose their differences to rounding
     rows = np.linalg.qr(np.column_stack([X * slab_scale, y]) * root_tau[:, None], mode="r")
     models = np.array(list(product((0.0, 1.0), repeat=size)))
     # in units of the slab's scale; where the spike is 0 the slab has its prior, N(0, 1)
@@ -96,12 +95,12 @@ def enumerate_models(problem: Regression) -> Posterior:
     target = np.concatenate([rows[:, -1], np.zeros(size)])
     target = np.broadcast_to(target[:, None], (*features.shape[:2], 1))
     R = np.linalg.qr(np.concatenate([features, target], axis=2), mode="r")
-    inverse, left = np.linalg.inv(R[:, :size, :size]), R[:, size, size]
+    inverse, residual = np.linalg.inv(R[:, :size, :size]), R[:, size, size]
     locs = np.einsum("sij,sj->si", inverse, R[:, :size, size])
     covariances = inverse @ np.swapaxes(inverse, 1, 2)
     log_joint = (
         -0.5 * np.sum(weight * np.log(2 * np.pi * scale**2))
-        - 0.5 * left**2
+        - 0.5 * residual**2
         + np.linalg.slogdet(inverse)[1]
         + models @ np.log(inclusion)
         + (1 - models) @ np.log1p(-inclusion)
@@ -119,22 +118,17 @@ def enumerate_models(problem: Regression) -> Posterior:
 def share_spikes(posterior: Posterior, groups) -> Posterior:
     """The posterior if weights of a group share their spike.
 
-    :param posterior: of a regression in which all but the first member of each group have an
-        inclusion of a half.
+    In ``posterior`` all but the first member of each group must have an inclusion of a half.
     """
     groups = np.asarray(groups)
     _, firsts = np.unique(groups, return_index=True)
     same = np.all(posterior.models == posterior.models[:, firsts][:, groups], axis=1)
-    every = np.compress(same, posterior.log_probs)
-    total = logsumexp(every)
-    others = len(groups) - len(firsts)
-    return Posterior(
-        float(posterior.log_evidence + total + others * np.log(2)),
-        posterior.models[same],
-        every - total,
-        posterior.locs[same],
-        posterior.covariances[same],
+    _, models, log_probs, locs, covariances = (
+        np.compress(same, x, axis=0) if np.ndim(x) else x for x in posterior
     )
+    total = logsumexp(log_probs)
+    log_evidence = posterior.log_evidence + total + (len(groups) - len(firsts)) * np.log(2)
+    return Posterior(float(log_evidence), models, log_probs - total, locs, covariances)
 
 
 # Designs
@@ -171,7 +165,7 @@ def response(X: np.ndarray, noise: float = 0.5, seed: int = 1) -> np.ndarray:
 
 
 class Case(NamedTuple):
-    """A model with its arguments, and what the two amount to.
+    """A model with its arguments, and its posterior in two parts.
 
     - **regression** - the regression problem at given values of the model's other sites.
     - **log_prior** - log density of those values.
@@ -194,38 +188,31 @@ class Case(NamedTuple):
         return np.concatenate([x.reshape(x.shape[:batch] + (-1,)) for x in arrays], axis=-1)
 
 
-class Marginal(NamedTuple):
-    """Posterior means of a case whose only other site is ``sigma``."""
-
-    sigma: float
-    inclusion: np.ndarray
-    mean: np.ndarray
-
-
-def integrate_sigma(case: Case) -> Marginal:
-    """All models at each of a fine grid of noise scales."""
-    sigma = np.linspace(0.02, 3.0, 300)
-    posteriors = [enumerate_models(case.regression({"sigma": x})) for x in sigma]
-    log_joint = np.array([p.log_evidence for p in posteriors])
-    log_joint += [case.log_prior({"sigma": x}) for x in sigma]
-    grid = np.exp(log_joint - logsumexp(log_joint))
-    assert max(grid[0], grid[-1]) < 1e-6
-    inclusion = grid @ np.array([p.inclusion for p in posteriors])
-    return Marginal(float(grid @ sigma), inclusion, grid @ np.array([p.mean for p in posteriors]))
-
-
-def _case(model, args, problem, shapes=None, log_prior=None) -> Case:
+def _case(model, args, problem, log_prior=None, **shapes) -> Case:
+    """A case whose ``problem`` is a function of the other sites if these have a prior."""
     linear = log_prior is None
     args = tuple(jnp.asarray(x, float) if x.dtype.kind == "f" else jnp.asarray(x) for x in args)
     fixed = (lambda _: problem) if linear else problem
-    return Case(model, args, fixed, log_prior or (lambda _: 0.0), shapes or {"w": (4,)}, linear)
+    return Case(model, args, fixed, log_prior or log_density(), shapes or {"w": (4,)}, linear)
+
+
+def log_density(**priors):
+    """Log density of sites that are independent, with priors of scipy."""
+    return lambda z: sum(np.sum(prior.logpdf(z[name])) for name, prior in priors.items())
+
+
+def weights(size, inclusion=0.3, scale=1.0, name="w", plate="feature"):
+    with numpyro.plate(plate, size):
+        return nss.spike_slab(name, inclusion, scale)
+
+
+def respond(y, location, scale):
+    with numpyro.plate("obs", location.shape[0]):
+        numpyro.sample("y", dist.Normal(location, scale), obs=y)
 
 
 def fixed_model(X, y=None):
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.3, scale=0.8)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+    respond(y, X @ weights(X.shape[1], scale=0.8), 0.5)
 
 
 def fixed_case(design_name: str = "correlated") -> Case:
@@ -239,28 +226,23 @@ def hyper_model(X, y=None):
     inclusion = numpyro.sample("inclusion", dist.Beta(1.5, 3.0))
     slab_scale = numpyro.sample("slab_scale", dist.LogNormal(0.0, 0.5))
     intercept = numpyro.sample("intercept", dist.Normal(0.0, 3.0))
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", inclusion, slab_scale)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(intercept + X @ w, sigma), obs=y)
+    respond(y, intercept + X @ weights(X.shape[1], inclusion, slab_scale), sigma)
 
 
 def hyper_case() -> Case:
     X = design("correlated")
     y = 1.0 + response(X)
 
-    def log_prior(z):
-        return (
-            stats.halfnorm.logpdf(z["sigma"])
-            + stats.beta.logpdf(z["inclusion"], 1.5, 3.0)
-            + stats.lognorm.logpdf(z["slab_scale"], 0.5)
-            + stats.norm.logpdf(z["intercept"], 0.0, 3.0)
-        )
-
     def at(z):
         return regression(X, y - z["intercept"], z["sigma"], z["inclusion"], z["slab_scale"])
 
-    case = _case(hyper_model, (X, y), at, log_prior=log_prior)
+    log_prior = log_density(
+        sigma=stats.halfnorm,
+        inclusion=stats.beta(1.5, 3.0),
+        slab_scale=stats.lognorm(0.5),
+        intercept=stats.norm(0.0, 3.0),
+    )
+    case = _case(hyper_model, (X, y), at, log_prior)
     return case._replace(normal={"intercept": (0.0, 3.0)})
 
 
@@ -269,10 +251,7 @@ def param_model(X, y=None):
     sigma = numpyro.param("sigma", 1.0, constraint=positive)
     slab_scale = numpyro.param("slab_scale", 1.0, constraint=positive)
     inclusion = numpyro.param("inclusion", 0.5, constraint=dist.constraints.unit_interval)
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", inclusion, slab_scale)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
+    respond(y, X @ weights(X.shape[1], inclusion, slab_scale), sigma)
 
 
 def param_case() -> Case:
@@ -282,13 +261,12 @@ def param_case() -> Case:
     def at(z):
         return regression(X, y, z["sigma"], z["inclusion"], z["slab_scale"])
 
-    return _case(param_model, (X, y), at, log_prior=lambda z: 0.0)
+    return _case(param_model, (X, y), at, log_density())
 
 
 def weighted_model(X, offset, scale, observed, counts, y=None):
-    slab_scale = jnp.linspace(0.5, 2.0, X.shape[1])
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", jnp.linspace(0.1, 0.7, X.shape[1]), slab_scale)
+    size = X.shape[1]
+    w = weights(size, jnp.linspace(0.1, 0.7, size), jnp.linspace(0.5, 2.0, size))
     handlers = numpyro.handlers.mask(mask=observed), numpyro.handlers.scale(scale=counts)
     with numpyro.plate("obs", X.shape[0]), handlers[0], handlers[1]:
         numpyro.sample("y", dist.Normal(2.0 + 0.5 * (X @ w - offset), scale), obs=y)
@@ -308,8 +286,7 @@ def weighted_case(missing: float = np.nan) -> Case:
 
 
 def latent_scale_model(X, y=None):
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.3)
+    w = weights(X.shape[1])
     with numpyro.plate("obs", X.shape[0]):
         tau = numpyro.sample("tau", dist.LogNormal(1.0, 0.5))
         numpyro.sample("y", dist.Normal(X @ w, tau**-0.5), obs=y)
@@ -318,42 +295,51 @@ def latent_scale_model(X, y=None):
 def latent_scale_case() -> Case:
     X = design("correlated")
     y = response(X, noise=0.5 * np.random.default_rng(4).chisquare(2, size=len(X)))
-
-    def at(z):
-        return regression(X, y, z["tau"] ** -0.5, 0.3, 1.0)
-
-    def log_prior(z):
-        return np.sum(stats.lognorm.logpdf(z["tau"], 0.5, scale=np.e))
-
-    return _case(latent_scale_model, (X, y), at, log_prior=log_prior)
+    log_prior = log_density(tau=stats.lognorm(0.5, scale=np.e))
+    return _case(
+        latent_scale_model,
+        (X, y),
+        lambda z: regression(X, y, z["tau"] ** -0.5, 0.3, 1.0),
+        log_prior,
+    )
 
 
 def two_model(X, Z, y=None):
-    with numpyro.plate("x", X.shape[1]):
-        w = nss.spike_slab("w", 0.3, scale=0.5)
-    with numpyro.plate("z", Z.shape[1]):
-        v = nss.spike_slab("v", 0.6, scale=2.0)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X @ w + Z @ v, 0.5), obs=y)
+    w = weights(X.shape[1], scale=0.5, plate="x")
+    v = weights(Z.shape[1], 0.6, 2.0, "v", plate="z")
+    respond(y, X @ w + Z @ v, 0.5)
 
 
 def two_case() -> Case:
     D = design("correlated", size=5)
     y = response(D)
-    problem = regression(
-        D, y, 0.5, np.array([0.3] * 3 + [0.6] * 2), np.array([0.5] * 3 + [2.0] * 2)
-    )
-    return _case(two_model, (D[:, :3], D[:, 3:], y), problem, {"w": (3,), "v": (2,)})
+    problem = regression(D, y, 0.5, [0.3] * 3 + [0.6] * 2, [0.5] * 3 + [2.0] * 2)
+    return _case(two_model, (D[:, :3], D[:, 3:], y), problem, w=(3,), v=(2,))
+
+
+def half_latent_model(X, Z, y=None):
+    inclusion = numpyro.sample("inclusion", dist.Uniform(0.0, 1.0))
+    w = weights(X.shape[1], inclusion, plate="x")
+    v = weights(Z.shape[1], name="v", plate="z")
+    respond(y, X @ w + Z @ v, 0.5)
+
+
+def half_latent_case() -> Case:
+    D = design("correlated")
+    y = response(D, noise=0.3) + 2.0 * D[:, 3]
+
+    def at(z):
+        return regression(D, y, 0.5, np.stack([z["inclusion"]] * 2 + [0.3] * 2), 1.0)
+
+    return _case(half_latent_model, (D[:, :2], D[:, 2:], y), at, log_density(), w=(2,), v=(2,))
 
 
 def latent_design_model(t, centres, y=None):
     width = numpyro.sample("width", dist.LogNormal(0.0, 0.5))
     sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
-    with numpyro.plate("feature", centres.shape[0]):
-        w = nss.spike_slab("w", 0.3, 3.0)
+    w = weights(centres.shape[0], scale=3.0)
     features = jnp.exp(-0.5 * ((t[:, None] - centres) / width) ** 2)
-    with numpyro.plate("obs", t.shape[0]):
-        numpyro.sample("y", dist.Normal(sigma * (features @ w), sigma), obs=y)
+    respond(y, sigma * (features @ w), sigma)
 
 
 def latent_design_case() -> Case:
@@ -367,20 +353,62 @@ def latent_design_case() -> Case:
     def at(z):
         return regression(z["sigma"] * features(z["width"]), y, z["sigma"], 0.3, 3.0)
 
-    def log_prior(z):
-        return stats.lognorm.logpdf(z["width"], 0.5) + stats.halfnorm.logpdf(z["sigma"])
+    log_prior = log_density(width=stats.lognorm(0.5), sigma=stats.halfnorm)
+    return _case(latent_design_model, (t, centres, y), at, log_prior)
 
-    return _case(latent_design_model, (t, centres, y), at, log_prior=log_prior)
+
+def noise_model(X, y=None):
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    respond(y, X @ weights(X.shape[1]), sigma)
+
+
+def noise_case(seed: int = 1) -> Case:
+    X = design("independent", seed=seed)
+    y, log_prior = response(X, seed=seed), log_density(sigma=stats.halfnorm)
+    return _case(noise_model, (X, y), lambda z: regression(X, y, z["sigma"], 0.3, 1.0), log_prior)
+
+
+def scaled_model(X, y=None):
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    respond(y, sigma * (X @ weights(X.shape[1])), sigma)
+
+
+def scaled_case() -> Case:
+    case = noise_case()
+
+    def at(z):
+        problem = case.regression(z)
+        return problem._replace(X=z["sigma"] * problem.X)
+
+    return case._replace(model=scaled_model, regression=at)
+
+
+# Several tasks that share their features
+
+
+def task_weights(num_tasks, size, inclusion=0.3, scale=1.0):
+    with numpyro.plate("task", num_tasks, dim=-2), numpyro.plate("feature", size, dim=-1):
+        return nss.spike_slab("W", inclusion, scale)
+
+
+def respond_by_task(Y, location, scale, observed=None, plate="column"):
+    likelihood = dist.Normal(location, scale)
+    likelihood = likelihood if observed is None else likelihood.mask(observed)
+    num_obs, num_tasks = location.shape
+    with numpyro.plate("obs", num_obs, dim=-2), numpyro.plate(plate, num_tasks, dim=-1):
+        numpyro.sample("Y", likelihood, obs=Y)
+
+
+def design_of_tasks(phi: np.ndarray, num_tasks: int) -> np.ndarray:
+    """A row for each observation of each task, a column for each feature of each task."""
+    X = np.einsum("qk,nm->nqkm", np.eye(num_tasks), phi)
+    return X.reshape(len(phi) * num_tasks, -1)
 
 
 def tasks_model(phi, observed, Y=None):
-    Q, M = observed.shape[1], phi.shape[1]
     inclusion, scale = jnp.array([0.2, 0.6]), jnp.array([[0.5], [2.0]])
-    with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", M, dim=-1):
-        W = nss.spike_slab("W", inclusion, scale)
-    with numpyro.plate("obs", phi.shape[0], dim=-2), numpyro.plate("column", Q, dim=-1):
-        likelihood = dist.Normal(phi @ W.T, jnp.array([0.5, 0.8]))
-        numpyro.sample("Y", likelihood.mask(observed), obs=Y)
+    W = task_weights(observed.shape[1], phi.shape[1], inclusion, scale)
+    respond_by_task(Y, phi @ W.T, jnp.array([0.5, 0.8]), observed)
 
 
 def tasks_case() -> Case:
@@ -388,119 +416,50 @@ def tasks_case() -> Case:
     W = np.array([[0.4, -0.3], [0.0, 0.8]])
     Y = phi @ W.T + 0.5 * np.random.default_rng(6).normal(size=(12, 2))
     observed = np.random.default_rng(7).random(size=(12, 2)) < 0.8
-    # row (n, q), column (q, m)
-    X = np.einsum("qk,nm->nqkm", np.eye(2), phi).reshape(24, 4)
-    scale = np.broadcast_to([0.5, 0.8], (12, 2)).ravel()
     problem = regression(
-        X, Y.ravel(), scale, [0.2, 0.6] * 2, [0.5, 0.5, 2.0, 2.0], weight=observed.ravel()
+        design_of_tasks(phi, 2),
+        Y.ravel(),
+        np.tile([0.5, 0.8], 12),
+        [0.2, 0.6] * 2,
+        [0.5, 0.5, 2.0, 2.0],
+        weight=observed.ravel(),
     )
-    args = (phi, observed, np.where(observed, Y, np.nan))
-    return _case(tasks_model, args, problem, {"W": (2, 2)})
-
-
-def noise_model(X, y=None):
-    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.3)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
-
-
-def noise_case(seed: int = 1) -> Case:
-    X = design("independent", seed=seed)
-    y = response(X, seed=seed)
-
-    def at(z):
-        return regression(X, y, z["sigma"], 0.3, 1.0)
-
-    return _case(noise_model, (X, y), at, log_prior=lambda z: stats.halfnorm.logpdf(z["sigma"]))
-
-
-def scaled_model(X, y=None):
-    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.3)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(sigma * (X @ w), sigma), obs=y)
-
-
-def scaled_case() -> Case:
-    X = design("correlated")
-    y = response(X)
-
-    def at(z):
-        return regression(z["sigma"] * X, y, z["sigma"], 0.3, 1.0)
-
-    def log_prior(z):
-        return stats.halfnorm.logpdf(z["sigma"])
-
-    return _case(scaled_model, (X, y), at, log_prior=log_prior)
-
-
-def half_latent_model(X, Z, y=None):
-    inclusion = numpyro.sample("inclusion", dist.Uniform(0.0, 1.0))
-    with numpyro.plate("x", X.shape[1]):
-        w = nss.spike_slab("w", inclusion)
-    with numpyro.plate("z", Z.shape[1]):
-        v = nss.spike_slab("v", 0.3)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X @ w + Z @ v, 0.5), obs=y)
-
-
-def half_latent_case() -> Case:
-    D = design("correlated")
-    y = response(D, noise=0.3) + 2.0 * D[:, 3]
-
-    def at(z):
-        return regression(D, y, 0.5, np.stack([z["inclusion"]] * 2 + [0.3] * 2), 1.0)
-
-    shapes = {"w": (2,), "v": (2,)}
-    return _case(half_latent_model, (D[:, :2], D[:, 2:], y), at, shapes, lambda z: 0.0)
+    return _case(tasks_model, (phi, observed, np.where(observed, Y, np.nan)), problem, W=(2, 2))
 
 
 def latent_tasks_model(phi, Y=None):
-    num_tasks = 3
+    num_tasks, size = 3, phi.shape[1]
     sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
-    task = numpyro.plate("task", num_tasks, dim=-2)
-    feature = numpyro.plate("feature", phi.shape[1], dim=-1)
-    with feature:
+    with numpyro.plate("feature", size, dim=-1):
         inclusion = numpyro.sample("inclusion", dist.Uniform(0.05, 1.0))
-    with task:
+    with numpyro.plate("task", num_tasks, dim=-2):
         scale = numpyro.sample("slab_scale", dist.HalfNormal(2.0))
-    with task, feature:
-        W = nss.spike_slab("W", inclusion, scale)
-    with numpyro.plate("obs", phi.shape[0], dim=-2), numpyro.plate("column", num_tasks, dim=-1):
-        numpyro.sample("Y", dist.Normal(phi @ W.T, sigma), obs=Y)
+    respond_by_task(Y, phi @ task_weights(num_tasks, size, inclusion, scale).T, sigma)
 
 
 def latent_tasks_case() -> Case:
     phi = design("correlated", num_obs=12, size=2)
     W = np.array([[0.4, -0.3], [0.0, 0.8], [0.0, 0.6]])
     Y = phi @ W.T + 0.5 * np.random.default_rng(6).normal(size=(12, 3))
-    X = np.einsum("qk,nm->nqkm", np.eye(3), phi).reshape(36, 6)
 
     def at(z):
         inclusion, slab_scale = np.tile(z["inclusion"], 3), np.repeat(np.ravel(z["slab_scale"]), 2)
-        return regression(X, Y.ravel(), z["sigma"], inclusion, slab_scale)
+        return regression(design_of_tasks(phi, 3), Y.ravel(), z["sigma"], inclusion, slab_scale)
 
-    def log_prior(z):
-        return (
-            stats.halfnorm.logpdf(z["sigma"])
-            + np.sum(stats.uniform.logpdf(z["inclusion"], 0.05, 0.95))
-            + np.sum(stats.halfnorm.logpdf(z["slab_scale"], scale=2.0))
-        )
-
-    return _case(latent_tasks_model, (phi, Y), at, {"W": (3, 2)}, log_prior)
+    log_prior = log_density(
+        sigma=stats.halfnorm,
+        inclusion=stats.uniform(0.05, 0.95),
+        slab_scale=stats.halfnorm(scale=2.0),
+    )
+    return _case(latent_tasks_model, (phi, Y), at, log_prior, W=(3, 2))
 
 
 def shared_features_model(phi, observed, Y=None):
     Q, M = observed.shape[1], phi.shape[1]
     with numpyro.plate("column", Q, dim=-1):
         sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
-    with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", M, dim=-1):
-        W = nss.spike_slab("W", 0.3, jnp.linspace(0.5, 1.0, M))
-    with numpyro.plate("obs", phi.shape[0], dim=-2), numpyro.plate("column", Q, dim=-1):
-        numpyro.sample("Y", dist.Normal(phi @ W.T, sigma).mask(observed), obs=Y)
+    W = task_weights(Q, M, scale=jnp.linspace(0.5, 1.0, M))
+    respond_by_task(Y, phi @ W.T, sigma, observed)
 
 
 def shared_features_case() -> Case:
@@ -510,36 +469,30 @@ def shared_features_case() -> Case:
     W = rng.normal(size=(Q, M)) * (rng.uniform(size=(Q, M)) < 0.5)
     Y = phi @ W.T + 0.5 * rng.normal(size=(num_obs, Q))
     observed = rng.random(size=Y.shape) < 0.8
-    X = np.einsum("qk,nm->nqkm", np.eye(Q), phi).reshape(num_obs * Q, Q * M)
 
     def at(z):
         scale = np.broadcast_to(z["sigma"], Y.shape).ravel()
         slab_scale = np.tile(np.linspace(0.5, 1.0, M), Q)
+        X = design_of_tasks(phi, Q)
         return regression(X, Y.ravel(), scale, 0.3, slab_scale, weight=observed.ravel())
 
-    def log_prior(z):
-        return np.sum(stats.halfnorm.logpdf(z["sigma"]))
-
     args = (phi, observed, np.where(observed, Y, np.nan))
-    return _case(shared_features_model, args, at, {"W": (Q, M)}, log_prior)
+    return _case(shared_features_model, args, at, log_density(sigma=stats.halfnorm), W=(Q, M))
 
 
 def covariates_model(phi, trend, observed, Y=None):
-    (num_obs, Q), M = observed.shape, phi.shape[1]
+    Q, M = observed.shape[1], phi.shape[1]
     with numpyro.plate("task", Q, dim=-1):
         sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
         level = numpyro.sample("level", dist.Normal(jnp.arange(Q), 3.0))
         with numpyro.plate("covariate", trend.shape[1], dim=-2):
             slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
-    with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", M, dim=-1):
-        W = nss.spike_slab("W", 0.3, 0.8)
-    location = level + trend @ slope + phi @ W.T
-    with numpyro.plate("obs", num_obs, dim=-2), numpyro.plate("task", Q, dim=-1):
-        numpyro.sample("Y", dist.Normal(location, sigma).mask(observed), obs=Y)
+    location = level + trend @ slope + phi @ task_weights(Q, M, scale=0.8).T
+    respond_by_task(Y, location, sigma, observed, plate="task")
 
 
 def covariates_case() -> Case:
-    """Features that are not centred, beside an intercept and a slope of each task."""
+    """Features that are not centred, with an intercept and a slope of each task."""
     num_obs, Q, M = 15, 3, 2
     rng = np.random.default_rng(9)
     phi = design("correlated", num_obs=num_obs, size=M) + 2.0
@@ -547,20 +500,17 @@ def covariates_case() -> Case:
     W = rng.normal(size=(Q, M)) * [[1, 0], [0, 1], [0, 0]]
     Y = np.arange(Q) + trend + phi @ W.T + 0.5 * rng.normal(size=(num_obs, Q))
     observed = rng.random(size=Y.shape) < 0.8
-    X = np.einsum("qk,nm->nqkm", np.eye(Q), phi).reshape(num_obs * Q, Q * M)
 
     def at(z):
         scale = np.broadcast_to(z["sigma"], Y.shape).ravel()
-        left = Y - z["level"] - trend @ z["slope"]
-        return regression(X, left.ravel(), scale, 0.3, 0.8, weight=observed.ravel())
+        y = (Y - z["level"] - trend @ z["slope"]).ravel()
+        return regression(design_of_tasks(phi, Q), y, scale, 0.3, 0.8, weight=observed.ravel())
 
-    def log_prior(z):
-        known = stats.halfnorm.logpdf(z["sigma"]), stats.norm.logpdf(z["level"], np.arange(Q), 3.0)
-        return np.sum(known) + np.sum(stats.norm.logpdf(z["slope"]))
-
+    normal = {"level": (np.arange(Q), 3.0), "slope": (0.0, 1.0)}
+    priors = {name: stats.norm(*parameters) for name, parameters in normal.items()}
     args = (phi, trend, observed, np.where(observed, Y, np.nan))
-    case = _case(covariates_model, args, at, {"W": (Q, M)}, log_prior)
-    return case._replace(normal={"level": (np.arange(Q), 3.0), "slope": (0.0, 1.0)})
+    log_prior = log_density(sigma=stats.halfnorm, **priors)
+    return _case(covariates_model, args, at, log_prior, W=(Q, M))._replace(normal=normal)
 
 
 def of_weights_alone(case: Case, values: dict[str, Any], slopes: dict[str, Any], mean: Any):
@@ -572,31 +522,25 @@ def of_weights_alone(case: Case, values: dict[str, Any], slopes: dict[str, Any],
     :param mean: of the weights, joined.
     """
     problem, log_prior = case.regression(values), case.log_prior(values)
-    X, y, more = problem.X.copy(), problem.y.copy(), []
+    X, y, priors = problem.X.copy(), problem.y.copy(), []
     for site, (loc, scale) in case.normal.items():
         value = np.asarray(values[site], float)
         loc, scale = np.broadcast_to(loc, value.shape), np.broadcast_to(scale, value.shape)
         log_prior -= np.sum(stats.norm.logpdf(value, loc, scale))
         for index in np.ndindex(value.shape):
-            own, row = slopes[site][index], np.zeros(mean.size)
-            first = 0 if len(own) == len(row) else index[-1] * len(own)
-            row[first : first + len(own)] = own
-            unit = np.zeros(value.shape)
+            slope, row, unit = slopes[site][index], np.zeros(mean.size), np.zeros(value.shape)
+            first = 0 if len(slope) == len(row) else index[-1] * len(slope)
+            row[first : first + len(slope)] = slope
             unit[index] = 1.0
             # the observations less their offset are affine in each coefficient
             change = case.regression(values | {site: value + unit}).y - problem.y
             X -= np.outer(change, row)
             y -= change * (row @ mean)
             # its prior is an observation
-            more.append((row, loc[index] - value[index] + row @ mean, scale[index], 1.0))
-    rows, targets, scales, weights = map(np.array, zip(*more, strict=True))
-    weight = np.concatenate([np.broadcast_to(problem.weight, y.shape), weights])
-    whole = problem._replace(
-        X=np.concatenate([X, rows]),
-        y=np.concatenate([y, targets]),
-        scale=np.concatenate([problem.scale, scales]),
-        weight=weight,
-    )
+            priors.append((row, loc[index] - value[index] + row @ mean, scale[index], 1.0))
+    data = zip((X, y, problem.scale, problem.weight), zip(*priors, strict=True), strict=True)
+    X, y, scale, weight = (np.concatenate(parts) for parts in data)
+    whole = problem._replace(X=X, y=y, scale=scale, weight=weight)
     return enumerate_models(whole).log_evidence + log_prior
 
 

@@ -2,6 +2,7 @@
 """Data to draw, and the contents of a picture, read from its artists."""
 
 import arviz_base
+from known_draws import pair
 import numpy as np
 import xarray as xr
 
@@ -12,13 +13,9 @@ def chains(count, seed=0, **others):
     """Four chains of ``count`` weights: the first is never included, the last always."""
     rng = np.random.default_rng(seed)
     spike = rng.binomial(1, np.linspace(0, 1, count), size=(4, 100, count))
-    slab = rng.normal(1.0, 0.5, size=spike.shape)
-    dims = {"w": ["feature"], "w_spike": ["feature"]}
-    return arviz_base.from_dict(
-        {"posterior": {"w": spike * slab, "w_spike": spike, **others}},
-        dims=dims | {name: ["task", "part"][: draws.ndim - 2] for name, draws in others.items()},
-        coords={"feature": [f"x{i}" for i in range(count)]},
-    )
+    data = pair(spike, rng.normal(1.0, 0.5, size=spike.shape), **others)
+    names = [f"x{i}" for i in range(count)]
+    return data.map_over_datasets(lambda group: group.assign_coords(feature=names))
 
 
 def variational(count, seed=1):

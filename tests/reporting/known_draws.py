@@ -70,21 +70,21 @@ def planted(shape, seed=0):
 
 def exchanged(draws, order, sign):
     """The same draws with their functions in another order and with other signs."""
-    found = dict(draws)
+    moved = dict(draws)
     for name, dims in PLATES.items():
-        axis = dims.index("latent") - len(dims) if "latent" in dims else None
-        if axis is not None:
-            behind = tuple(range(axis + 1, 0))
-            ahead = tuple(range(order.ndim - 1, draws[name].ndim + axis))
-            places = np.expand_dims(np.expand_dims(order, behind), ahead)
-            found[name] = np.take_along_axis(draws[name], places, axis)
+        if "latent" in dims:
+            # the places of the functions are put on the axis of the functions
+            shape = [FUNCTIONS if dim == "latent" else 1 for dim in dims]
+            places, signs = (x.reshape(*x.shape[:-1], *shape) for x in (order, sign))
+            axis = dims.index("latent") - len(dims)
+            moved[name] = np.take_along_axis(draws[name], places, axis)
             if name in ("W", "W_slab", "phi", "phi_new"):
-                found[name] *= np.expand_dims(np.expand_dims(sign, behind), ahead)
-    return found
+                moved[name] *= signs
+    return moved
 
 
 def shuffled(draws, shape, seed=1):
-    """Each draw in an order of its own, with signs of its own; the unused function keeps its.
+    """Each draw in another order, with other signs except for the unused function.
 
     The draws of a variational fit, without chains, all get the same order and signs.
     """

@@ -14,8 +14,6 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-import numpyro
-import numpyro.distributions as dist
 from numpyro.infer import MCMC
 
 import numpyro_spikeslab as nss
@@ -23,7 +21,7 @@ import numpyro_spikeslab as nss
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-def alike(count, rho=0.9, num_obs=200, seed=0):
+def correlated(count, rho=0.9, num_obs=200, seed=0):
     """Columns whose correlations are about ``rho``."""
     rng = np.random.default_rng(seed)
     common = rng.normal(size=(num_obs, 1))
@@ -36,49 +34,8 @@ def choices(probs, num_draws=400, seed=0):
     return np.eye(len(probs), dtype=int)[which]
 
 
-def members(table):
-    return table["members"].tolist()
-
-
-def test_columns_that_share_an_effect_are_a_set():
-    spikes = choices([0.5, 0.3, 0.16, 0.04])
-    X = alike(4)
-    table = nss.credible_sets(pair(spikes), "w", X)
-    assert members(table) == [(0, 1, 2)] and table["size"].tolist() == [3]
-    assert table["probability"][0] == spikes[..., :3].any(axis=-1).mean()
-    r = abs(np.corrcoef(X[:, :3].T))
-    assert table["purity"][0] == pytest.approx(r.min())
-
-
-def test_two_effects_among_alike_columns_are_two_sets():
-    spikes = np.concatenate([choices([0.5, 0.5]), choices([0.6, 0.4], seed=1)], axis=-1)
-    X = alike(4) * [1.0, -2.0, 1e5, 1e-5] + [0.0, 10.0, 0.0, 1.0]
-    table = nss.credible_sets(pair(spikes), "w", X)
-    assert sorted(map(set, members(table)), key=min) == [{0, 1}, {2, 3}]
-    np.testing.assert_array_equal(table["probability"], 1.0)
-
-
-def test_members_are_correlated_with_each_other():
-    rng = np.random.default_rng(0)
-    spikes, X = choices([0.5, 0.5]), rng.normal(size=(500, 2))
-    assert nss.credible_sets(pair(spikes), "w", X).empty
-    assert members(nss.credible_sets(pair(spikes), "w", X, min_correlation=0.0))
-    X = np.stack([X[:, 0], X.sum(axis=1), X[:, 1]], axis=1)
-    assert nss.credible_sets(pair(choices([0.45, 0.1, 0.45])), "w", X).empty
-    X = np.column_stack([np.ones(50), np.full(50, 0.1), np.arange(50.0)])  # constant columns
-    assert nss.credible_sets(pair(choices([0.5, 0.5, 0.0])), "w", X).empty
-
-
-def test_a_member_that_the_others_do_without_is_left_out():
-    spikes = np.zeros((2, 50, 4), int)
-    spikes[:, 9:27, 0] = 1  # the first to be chosen
-    spikes[:, :17, 1] = spikes[:, 17:34, 2] = spikes[:, 34:, 3] = 1
-    table = nss.credible_sets(pair(spikes), "w", alike(4), coverage=1.0)
-    assert members(table) == [(1, 2, 3)]
-
-
 def independent(*effects, num_draws=2500):
-    """Spikes of independent effects, given the probabilities of their columns."""
+    """Spikes of independent effects, by the probabilities of their columns."""
     parts = [
         choices([*shares, max(0.0, 1 - sum(shares))], num_draws, seed)[..., :-1]
         for seed, shares in enumerate(effects)
@@ -86,49 +43,81 @@ def independent(*effects, num_draws=2500):
     return np.concatenate(parts, axis=-1)
 
 
-@pytest.mark.parametrize(
-    ("effects", "expected"),
-    [
-        # the second has the first seed, and the first two columns fill most of the remaining draws
-        (([0.45, 0.40, 0.15], [0.72, 0.10, 0.09, 0.09]), [{0, 1, 2}, {3, 4, 5, 6}]),
-        (([0.5, 0.5], [0.55, 0.3, 0.15], [0.8, 0.1, 0.1]), [{0, 1}, {2, 3, 4}, {5, 6, 7}]),
-        (([0.6], [0.55, 0.35, 0.1]), [{1, 2, 3}]),
-        (([0.9], [0.55, 0.35, 0.1]), [{1, 2, 3}]),
-        (([0.5, 0.1], [1.0]), [{2}]),
-        (([0.3],) * 10, []),
-        (([0.7],) * 4, []),
-        # the last five belong to no effect
-        (([0.75, 0.15, 0.1], [0.6, 0.4], *[[0.03]] * 5), [{0, 1, 2}, {3, 4}]),
-    ],
-)
-def test_independent_effects_share_no_set(effects, expected):
-    spikes = independent(*effects)
-    table = nss.credible_sets(pair(spikes), "w", alike(spikes.shape[-1], 0.75))
+def members(table):
+    return table["members"].tolist()
+
+
+def case(spikes, expected, X=None, **options):
+    X = correlated(spikes.shape[-1], 0.75) if X is None else X
+    return spikes, expected, X, options
+
+
+NORMAL = np.random.default_rng(0).normal(size=(500, 2))
+IN_BETWEEN = np.stack([NORMAL[:, 0], NORMAL.sum(axis=1), NORMAL[:, 1]], axis=1)
+CONSTANT = np.column_stack([np.ones(50), np.full(50, 0.1), np.arange(50.0)])
+IN_OTHER_UNITS = correlated(4) * [1.0, -2.0, 1e5, 1e-5] + [0.0, 10.0, 0.0, 1.0]
+EQUAL = correlated(5, 0.75)
+EQUAL[:, 1] = 3.0 - 2.0 * EQUAL[:, 0]
+# of the first column, which is the first to be chosen, the others do without
+SUPERFLUOUS = np.zeros((2, 50, 4), int)
+SUPERFLUOUS[:, 9:27, 0] = SUPERFLUOUS[:, :17, 1] = 1
+SUPERFLUOUS[:, 17:34, 2] = SUPERFLUOUS[:, 34:, 3] = 1
+OFTEN_BOTH = np.array([[1, 1], [1, 0], [0, 1]])[choices([0.8, 0.1, 0.1], 2500).argmax(axis=-1)]
+OFTEN_BOTH = np.concatenate([OFTEN_BOTH, choices([0.55, 0.35, 0.1], 2500, seed=1)], axis=-1)
+
+CASES = {
+    "one effect": case(choices([0.5, 0.3, 0.16, 0.04]), [{0, 1, 2}], correlated(4)),
+    "two effects": case(independent([0.5, 0.5], [0.6, 0.4]), [{0, 1}, {2, 3}], IN_OTHER_UNITS),
+    "not correlated": case(choices([0.5, 0.5]), [], NORMAL),
+    "at any correlation": case(choices([0.5, 0.5]), [{0, 1}], NORMAL, min_correlation=0.0),
+    "correlated by way of a third": case(choices([0.45, 0.1, 0.45]), [], IN_BETWEEN),
+    "constant columns": case(choices([0.5, 0.5, 0.0]), [], CONSTANT),
+    "superfluous": case(SUPERFLUOUS, [{1, 2, 3}], correlated(4), coverage=1.0),
+    "equal columns": case(OFTEN_BOTH, [{0, 1}, {2, 3, 4}], EQUAL),
+    "equal columns, one included": case(coin([1.0, 0.0]), [{0, 1}], EQUAL[:, :2]),
+    # the second has the first seed, and the first two columns fill most of the remaining draws
+    "sizes 3 and 4": case(
+        independent([0.45, 0.40, 0.15], [0.72, 0.10, 0.09, 0.09]), [{0, 1, 2}, {3, 4, 5, 6}]
+    ),
+    "three effects": case(
+        independent([0.5, 0.5], [0.55, 0.3, 0.15], [0.8, 0.1, 0.1]), [{0, 1}, {2, 3, 4}, {5, 6, 7}]
+    ),
+    "an unsure effect": case(independent([0.6], [0.55, 0.35, 0.1]), [{1, 2, 3}]),
+    "a nearly sure effect": case(independent([0.9], [0.55, 0.35, 0.1]), [{1, 2, 3}]),
+    "a sure effect": case(independent([0.5, 0.1], [1.0]), [{2}]),
+    "ten unsure effects": case(independent(*[[0.3]] * 10), []),
+    "four unsure effects": case(independent(*[[0.7]] * 4), []),
+    "rare columns of no effect": case(
+        independent([0.75, 0.15, 0.1], [0.6, 0.4], *[[0.03]] * 5), [{0, 1, 2}, {3, 4}]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_columns_that_share_an_effect_are_a_set(name):
+    spikes, expected, X, options = CASES[name]
+    table = nss.credible_sets(pair(spikes), "w", X, **options)
     assert sorted(map(set, members(table)), key=min) == expected
+    for row in table.itertuples():
+        columns = list(row.members)
+        assert row.size == len(columns)
+        assert row.probability == pytest.approx(spikes[..., columns].any(axis=-1).mean())
+        correlations = np.atleast_2d(np.corrcoef(X[:, columns].T))
+        assert row.purity == pytest.approx(abs(correlations).min())
 
 
 def test_columns_that_share_two_effects_evenly_are_a_set():
     two_of_four = np.array([[i, j] for i in range(4) for j in range(i)])
     which = np.random.default_rng(0).choice(6, size=(2, 1000))
     spikes = np.eye(4, dtype=int)[two_of_four[which]].sum(axis=-2)
-    assert nss.credible_sets(pair(spikes), "w", alike(4))["size"].tolist() == [3]
-
-
-def test_equal_columns_are_in_one_set_however_often_draws_have_them():
-    both = np.array([[1, 1], [1, 0], [0, 1]])[choices([0.8, 0.1, 0.1], 2500).argmax(axis=-1)]
-    spikes = np.concatenate([both, choices([0.55, 0.35, 0.1], 2500, seed=1)], axis=-1)
-    X = alike(5, 0.75)
-    X[:, 1] = 3.0 - 2.0 * X[:, 0]
-    table = nss.credible_sets(pair(spikes), "w", X)
-    assert sorted(map(set, members(table)), key=min) == [{0, 1}, {2, 3, 4}]
-    assert members(nss.credible_sets(pair(coin([1.0, 0.0])), "w", X[:, :2])) == [(0, 1)]
+    assert nss.credible_sets(pair(spikes), "w", correlated(4))["size"].tolist() == [3]
 
 
 def test_members_have_the_labels_of_the_weight_or_of_the_columns():
-    X = pd.DataFrame(alike(4), columns=[f"x{i}" for i in range(4)])
+    X = pd.DataFrame(correlated(4), columns=[f"x{i}" for i in range(4)])
     for table in (X, X.to_numpy(), X.iloc[:, ::-1]):
         assert members(nss.credible_sets(variational(4), "w", table))[0] == ("x3",)
-    X = pd.DataFrame(alike(2), columns=["a", "b"])
+    X = pd.DataFrame(correlated(2), columns=["a", "b"])
     assert members(nss.credible_sets(pair(coin([1.0, 0.0])), "w", X)) == [("a",)]
     days = pd.date_range("2020-01-01", periods=2)
     dims = {"w": ["day"], "w_spike": ["day"]}
@@ -180,10 +169,7 @@ def test_sets_of_chains_hold_an_effect():
     num_obs, size, expected = 100, 40, 3
 
     def model(X, y=None):
-        with numpyro.plate("feature", size):
-            w = nss.spike_slab("w", expected_size=expected)
-        with numpyro.plate("obs", num_obs):
-            numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+        truth.respond(y, X @ truth.weights(size, expected / size), 1.0)
 
     @jax.jit
     def chain(key, X, y):
@@ -206,18 +192,18 @@ def test_two_identical_columns_share_their_inclusion():
     y = X[:, 1] + rng.normal(size=60)
 
     def model(X, y=None):
-        with numpyro.plate("feature", 5):
-            w = nss.spike_slab("w", 0.1)
-        with numpyro.plate("obs", 60):
-            numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+        truth.respond(y, X @ truth.weights(5, 0.1), 1.0)
 
     mcmc = MCMC(nss.PairedGibbs(model), num_warmup=200, num_samples=3000, progress_bar=False)
-    mcmc.run(random.key(0), jnp.asarray(X), jnp.asarray(y))
+    names = ("inclusion_probabilities.w",)
+    mcmc.run(random.key(0), jnp.asarray(X), jnp.asarray(y), extra_fields=names)
     data = arviz_base.from_numpyro(mcmc, log_likelihood=False)
-    inclusion = data["posterior"]["w_spike"].mean(["chain", "draw"]).values
+    inclusion = nss.summary(data, "w", round_to=None)["inclusion"].to_numpy(float)
+    probs = data["sample_stats"]["inclusion_probabilities.w"].mean(["chain", "draw"])
+    np.testing.assert_allclose(inclusion, probs, rtol=1e-5)
     assert abs(inclusion[1] - inclusion[3]) < 0.05
-    first, *others = members(nss.credible_sets(data, "w", X))
-    assert set(first) == {1, 3} and not others
+    (only,) = members(nss.credible_sets(data, "w", X))
+    assert set(only) == {1, 3}
 
 
 def with_sets(data, **shares):

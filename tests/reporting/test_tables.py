@@ -1,22 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Summaries and comparisons of draws with known answers."""
 
-from collections import namedtuple
-
 import arviz_base
 import arviz_stats
 from known_draws import CHAINS, DRAWS, as_data, coin, pair, planted, with_stats
 import numpy as np
 import pandas as pd
 import pytest
-
-import jax
-import jax.numpy as jnp
-
-import numpyro
-import numpyro.distributions as dist
-from numpyro.infer import MCMC, SVI, TraceGraph_ELBO
-from numpyro.infer.mcmc import MCMCKernel
 
 import numpyro_spikeslab as nss
 
@@ -121,7 +111,8 @@ def test_stored_probabilities_replace_indicators(stat):
     probs = np.random.default_rng(5).uniform(0.2, 0.4, size=(CHAINS, DRAWS, 3))
     probs[..., 1], probs[..., 2] = 1.0, 0.3
     spike = coin([0.3, 1.0, 0.5])
-    table = nss.summary(with_stats(pair(spike), **{stat: probs}), round_to=None)
+    others = {f"my_{stat}": 0 * probs, f"{stat}w": 0 * probs}
+    table = nss.summary(with_stats(pair(spike), **{stat: probs}, **others), round_to=None)
     np.testing.assert_allclose(table["inclusion"], probs.mean((0, 1)))
     errors = table["mcse_inclusion"].to_numpy(float)
     assert errors[0] == pytest.approx(0.2 / np.sqrt(12 * CHAINS * DRAWS), rel=0.2)
@@ -129,14 +120,6 @@ def test_stored_probabilities_replace_indicators(stat):
     row = table.iloc[0]
     assert row["flips"] == np.abs(np.diff(spike[..., 0], axis=1)).sum(axis=1).mean()
     assert row["between_chain_sd"] == pytest.approx(probs[..., 0].mean(axis=1).std(ddof=1))
-
-
-def test_statistics_of_other_names_are_no_probabilities():
-    spike = coin([0.5])
-    others = dict.fromkeys(
-        ["inclusion_probabilities.ww", "my_inclusion_probabilities.w"], 0 * spike
-    )
-    assert first_row(with_stats(pair(spike), **others))["inclusion"] == spike.mean()
 
 
 def test_variational_draws_have_no_chain_diagnostics():
@@ -184,68 +167,6 @@ def test_spikes_of_groups_are_those_of_their_weights():
     np.testing.assert_allclose(
         nss.summary(data, "w")["inclusion"], (w != 0).mean((0, 1)), atol=1e-3
     )
-
-
-State = namedtuple("State", ["z", "inclusion_probabilities", "rng_key"])
-
-
-class Exact(MCMCKernel):
-    """Draws from a known spike-and-slab posterior, with probabilities as of a paired kernel."""
-
-    sample_field = "z"
-
-    def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
-        return self.sample(State(None, None, rng_key), model_args, model_kwargs)
-
-    def sample(self, state, model_args, model_kwargs):
-        key, *keys = jax.random.split(state.rng_key, 4)
-        probability = jnp.full((2, 3), 0.4) + jax.random.uniform(keys[0], (2, 3), maxval=0.2)
-        spike = jax.random.bernoulli(keys[1], probability).astype(int)
-        slab = jax.random.normal(keys[2], (2, 3))
-        z = {"w": spike * slab, "w_spike": spike, "w_slab": slab, "sigma": jnp.exp(slab[0, 0])}
-        return State(z, {"w": probability}, key)
-
-
-def model():
-    numpyro.sample("sigma", dist.LogNormal())
-    with numpyro.plate("task", 2, dim=-2), numpyro.plate("feature", 3, dim=-1):
-        spike = numpyro.sample("w_spike", dist.Bernoulli(0.5))
-        slab = numpyro.sample("w_slab", dist.Normal())
-        numpyro.deterministic("w", spike * slab)
-
-
-def guide():
-    numpyro.param("loc", 0.0)
-    model()
-
-
-def test_draws_of_numpyro():
-    kernel = Exact()
-    kernel.model = model
-    mcmc = MCMC(
-        kernel,
-        num_warmup=1,
-        num_samples=100,
-        num_chains=2,
-        progress_bar=False,
-        chain_method="sequential",
-    )
-    mcmc.run(jax.random.key(0), extra_fields=("inclusion_probabilities.w",))
-    names = {"feature": ["age", "sex", "bmi"]}
-    chains = arviz_base.from_numpyro(mcmc, coords=names)
-    svi = SVI(model, guide, numpyro.optim.Adam(0.01), TraceGraph_ELBO())
-    result = svi.run(jax.random.key(0), 2, progress_bar=False)
-    fit = arviz_base.from_numpyro_svi(svi, svi_result=result, num_samples=200, coords=names)
-    weights = [f"w[{q}, {name}]" for q in (0, 1) for name in names["feature"]]
-    for data in (chains, fit):
-        assert sorted(nss.summary(data).index) == ["sigma", *sorted(weights)]
-    probs = chains["sample_stats"]["inclusion_probabilities.w"].mean(["chain", "draw"])
-    inclusion = nss.summary(chains, round_to=None).loc[weights, "inclusion"].astype(float)
-    np.testing.assert_allclose(inclusion, probs.values.ravel(), rtol=1e-5)
-    table = nss.compare({"PMF": fit, "Gibbs": chains}, ["w", "sigma"], reference="Gibbs")
-    assert list(table.index) == ["Gibbs", "PMF"]
-    assert table.loc["PMF", "max_abs_error_inclusion"] < 0.2
-    assert table.loc["Gibbs", "sum_abs_error_mean"] == 0
 
 
 def test_errors_of_means_and_inclusion():

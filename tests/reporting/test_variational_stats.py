@@ -8,6 +8,7 @@ from known_draws import coin, pair, with_stats
 import numpy as np
 import pytest
 from scipy import stats
+import truth
 import xarray as xr
 
 from jax import random
@@ -69,15 +70,19 @@ def draws(**values):
     return arviz_base.from_dict({"posterior": values}, sample_dims=["sample"])
 
 
-def test_ratios_of_an_exact_fit_are_the_evidence():
+@pytest.mark.parametrize("guide", [guide, Auxiliary()], ids=["guide", "auxiliary"])
+def test_ratios_of_an_exact_fit_are_the_evidence(guide):
     data = draws(mu=MU)
-    found = nss.add_variational_stats(data, svi(guide), RESULT, (Y,))
+    result = nss.add_variational_stats(data, svi(guide), RESULT, (Y,))
     evidence = stats.norm.logpdf(Y, scale=2**0.5)
-    ratios = found["sample_stats"]["log_ratio"]
+    ratios = result["sample_stats"]["log_ratio"]
     np.testing.assert_allclose(ratios, np.full(50, evidence), rtol=1e-5)
-    assert found["sample_stats"].attrs["bound"] == pytest.approx(evidence, rel=1e-5)
-    assert list(found["sample_stats"].data_vars) == ["log_ratio"]
-    assert found["posterior"].identical(data["posterior"])
+    assert result["sample_stats"].attrs["bound"] == pytest.approx(evidence, rel=1e-5)
+    assert result["posterior"].identical(data["posterior"])
+    probs = result["sample_stats"].data_vars.get("inclusion_probabilities.mu")
+    assert (probs is None) != isinstance(guide, Auxiliary)
+    if probs is not None:
+        np.testing.assert_allclose(probs, np.full(50, Y / 6), rtol=1e-6)
 
 
 def test_bounds_and_keyword_arguments_are_those_of_the_fit():
@@ -90,42 +95,22 @@ def test_bounds_and_keyword_arguments_are_those_of_the_fit():
     assert stored.identical(by_call["sample_stats"]) and stored["log_ratio"].std() > 0.1
 
 
-def test_auxiliary_sites_and_inclusion_probabilities():
-    found = nss.add_variational_stats(draws(mu=MU), svi(Auxiliary()), RESULT, (Y,))
-    evidence = stats.norm.logpdf(Y, scale=2**0.5)
-    np.testing.assert_allclose(found["sample_stats"]["log_ratio"], evidence, rtol=1e-5)
-    probs = found["sample_stats"]["inclusion_probabilities.mu"]
-    np.testing.assert_allclose(probs, np.full(50, Y / 6), rtol=1e-6)
+DELTA = Result({"mu_auto_loc": np.float32(0.7)}, None)
+OF_ANOTHER = draws(mu=np.float32([0.7, 0.3, 0.3, 0.3, 0.7]))
 
 
 @pytest.mark.parametrize(
-    ("data", "guide", "message"),
+    ("data", "guide", "result", "message"),
     [
-        (pair(coin([0.5])), guide, "data: got Markov chains, expected variational draws"),
-        (
-            draws(sigma=MU),
-            guide,
-            r"data: got a posterior that lacks \['mu'\], which the guide samples",
-        ),
-        (
-            draws(mu=MU),
-            Auxiliary().__call__,
-            r"data: got a posterior that lacks \['mu_auxiliary'\]",
-        ),
+        (pair(coin([0.5])), guide, RESULT, "got Markov chains, expected variational draws"),
+        (draws(sigma=MU), guide, RESULT, r"got a posterior that lacks \['mu'\], which the guide"),
+        (draws(mu=MU), Auxiliary().__call__, RESULT, r"posterior that lacks \['mu_auxiliary'\]"),
+        (OF_ANOTHER, AutoDelta(model), DELTA, "got 3 of 5 draws without density under"),
     ],
 )
-def test_errors_of_variational_stats(data, guide, message):
-    with pytest.raises(ValueError, match=message):
-        nss.add_variational_stats(data, svi(guide), RESULT, (Y,))
-
-
-def test_draws_of_another_fit_are_refused():
-    fit, found = svi(AutoDelta(model)), Result({"mu_auto_loc": np.float32(0.7)}, None)
-    own = draws(mu=np.full(5, 0.7, np.float32))
-    assert np.isfinite(nss.add_variational_stats(own, fit, found, (Y,)).sample_stats.bound)
-    others = draws(mu=np.float32([0.7, 0.3, 0.3, 0.3, 0.7]))
-    with pytest.raises(ValueError, match="data: got 3 of 5 draws without density under"):
-        nss.add_variational_stats(others, fit, found, (Y,))
+def test_draws_of_something_else_are_refused(data, guide, result, message):
+    with pytest.raises(ValueError, match=f"data: .*{message}"):
+        nss.add_variational_stats(data, svi(guide), result, (Y,))
 
 
 @pytest.mark.parametrize("ratios", [np.zeros(100), np.arange(100) % 2.0])
@@ -136,7 +121,7 @@ def test_k_hat_of_equal_ratios_is_undefined(ratios):
 
 @pytest.mark.slow
 def test_ratios_of_a_fit_with_hyperparameters_are_those_of_the_joint_density():
-    """Given the fitted values of the sites beside the pairs: the guide knows no others."""
+    """At the fitted values of the other sites, which the guide holds."""
     rng = np.random.default_rng(0)
     X, scale = rng.normal(size=(30, 3)), 1.5
     X[:, 1] = X[:, 0] + 0.3 * X[:, 1]
@@ -145,16 +130,13 @@ def test_ratios_of_a_fit_with_hyperparameters_are_those_of_the_joint_density():
     def model(X, y):
         sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
         inclusion = numpyro.sample("inclusion", dist.Beta(2.0, 3.0))
-        with numpyro.plate("feature", 3):
-            w = nss.spike_slab("w", inclusion, scale)
-        with numpyro.plate("obs", 30):
-            numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
+        truth.respond(y, X @ truth.weights(3, inclusion, scale), sigma)
 
     arguments = jnp.asarray(X), jnp.asarray(y)
     fit = nss.CAVI(model, nss.PairedGuide(model))
     result = fit.run(random.key(0), 120, *arguments, progress_bar=False)
     data = arviz_base.from_numpyro_svi(fit, svi_result=result, model_args=arguments)
-    found = nss.add_variational_stats(data, fit, result, arguments)["sample_stats"]["log_ratio"]
+    data = nss.add_variational_stats(data, fit, result, arguments)
     params = {name: np.asarray(x, float) for name, x in result.params.items()}
     sigma, pi = params["sigma_auto_loc"], params["inclusion_auto_loc"]
     gamma, mu, sd = (params[f"w_auto_{part}"] for part in ("probs", "loc", "scale"))
@@ -164,21 +146,15 @@ def test_ratios_of_a_fit_with_hyperparameters_are_those_of_the_joint_density():
     joint += stats.halfnorm.logpdf(sigma) + stats.beta.logpdf(pi, 2, 3)
     log_q = stats.norm.logpdf(slab, s * mu, np.where(s == 1, sd, scale)).sum(-1)
     log_q += stats.bernoulli.logpmf(s, gamma).sum(-1)
-    np.testing.assert_allclose(found, joint - log_q, rtol=1e-3)
+    np.testing.assert_allclose(data["sample_stats"]["log_ratio"], joint - log_q, rtol=1e-3)
 
 
 def regression(X, y=None):
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.1)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+    truth.respond(y, X @ truth.weights(X.shape[1], 0.1), 1.0)
 
 
 def tasks(X, Y=None):
-    with numpyro.plate("task", 2, dim=-2), numpyro.plate("feature", X.shape[1], dim=-1):
-        w = nss.spike_slab("w", 0.1)
-    with numpyro.plate("obs", X.shape[0], dim=-2), numpyro.plate("response", 2, dim=-1):
-        numpyro.sample("y", dist.Normal(X @ w.T, 1.0), obs=Y)
+    truth.respond_by_task(Y, X @ truth.task_weights(2, X.shape[1], 0.1).T, 1.0)
 
 
 def with_twins():
@@ -230,8 +206,7 @@ def test_a_fit_without_effects_has_no_sets():
 
 def logistic(X, y=None):
     """A model that SVI takes and CAVI does not."""
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.1)
+    w = truth.weights(X.shape[1], 0.1)
     with numpyro.plate("obs", X.shape[0]):
         numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
