@@ -191,7 +191,7 @@ def scales_of(table: np.ndarray, response: np.ndarray, names: list) -> Scales:
 
 def standardised(
     table: np.ndarray, response: np.ndarray, scales: Scales
-) -> tuple[Float[Array, "N-1 P"], Float[Array, " N-1"]]:
+) -> tuple[Float[Array, "C P"], Float[Array, " C"]]:
     """Return contrasts of columns and response of variance 1, constant columns as zeros."""
     columns = (table - scales.x_mean.values) / scales.x_sd.values * scales.used.values
     standard = (response - scales.y_mean) / scales.y_sd

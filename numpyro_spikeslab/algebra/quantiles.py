@@ -27,10 +27,8 @@ class SlabMixtures(NamedTuple):
     scale: Float[Array, "S b"]
 
 
-def single(
-    probs: Float[Array, " b"], loc: Float[Array, " b"], scale: Float[Array, " b"]
-) -> SlabMixtures:
-    """Return the marginals of weights with one Gaussian each."""
+def single(probs: Any, loc: Any, scale: Any) -> SlabMixtures:
+    """Return the marginals of b weights with one Gaussian each; saved parameters may be numpy's."""
     return SlabMixtures(probs, jnp.ones_like(loc)[None], loc[None], scale[None])
 
 

@@ -166,8 +166,8 @@ def predicted_sites(
     return frozenset(below - set(sampled) - above - missing)
 
 
-def _closed(names: set[str], more: Callable[[set[str]], set[str]]) -> set[str]:
-    """The names, and all that are found from them."""
-    while not more(names) <= names:
-        names = names | more(names)
-    return names
+def _closed(nodes: set[Any], step: Callable[[set[Any]], set[Any]]) -> set[Any]:
+    """Return all nodes of a graph that steps from the given ones reach, and these."""
+    while not step(nodes) <= nodes:
+        nodes = nodes | step(nodes)
+    return nodes

@@ -35,7 +35,7 @@ class Slopes(NamedTuple):
     axis: int | None
     own: bool
 
-    def laid_out(self, slopes: Float[Array, "..."], size: int) -> Float[Array, "..."]:
+    def laid_out(self, slopes: Any, size: int) -> Any:
         """Return slopes along ``size`` weights: those of all tasks, or of each task alone."""
         if slopes.shape[-1] == size:
             return slopes

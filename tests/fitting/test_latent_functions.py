@@ -321,7 +321,7 @@ def test_parameters_of_other_data_are_refused():
     params = svi.get_params(svi.init(KEY, X, FULL))
     for data, name in (((X, FULL[:, 1:]), "W_auto_probs"), ((X[1:], FULL[1:]), "phi_auto_prec")):
         for use in (guide.predict, guide.posterior_mean):
-            with pytest.raises(ValueError, match=f"for `{name}.*parameters of a fit of this model"):
+            with pytest.raises(ValueError, match=rf"'{name}.*parameters of a fit of this model"):
                 use(params, *data)
 
 
