@@ -21,7 +21,7 @@ import numpyro_spikeslab as nss
 from numpyro_spikeslab.kernel_priors import length_scale_prior
 
 X = np.linspace(0.0, 1.0, 4)
-ALIKE = [kernels.ExpSquared(2.0)] * 3
+EQUAL = [kernels.ExpSquared(2.0)] * 3
 DIFFERENT = [kernels.ExpSquared(2.0), kernels.RationalQuadratic(3.0, alpha=1.0)]
 
 
@@ -100,19 +100,23 @@ RATES = np.array([1.0, 2.0, 3.0])
 PAIR = [2.0 * kernels.ExpSquared(1.0)] * 2
 PRIORS = {
     "by its path": (
-        *(ALIKE, {"scale": dist.InverseGamma(3.0, 1.0)}),
+        EQUAL,
+        {"scale": dist.InverseGamma(3.0, 1.0)},
         {"scale": stats.invgamma(3.0)},
     ),
     "an entry for each function": (
-        *(ALIKE, {"scale": dist.Gamma(2.0, RATES)}),
+        EQUAL,
+        {"scale": dist.Gamma(2.0, RATES)},
         {"scale": stats.gamma(2.0, scale=1 / RATES)},
     ),
     "others have the default": (
-        *(PAIR, {"kernel2_scale": dist.HalfNormal(1.0)}),
+        PAIR,
+        {"kernel2_scale": dist.HalfNormal(1.0)},
         {"kernel1_value": stats.lognorm(2.0, scale=2.0), "kernel2_scale": stats.halfnorm},
     ),
     "numbered sites": (
-        *(DIFFERENT, {"scale": dist.HalfNormal(1.0), "1_scale": dist.Exponential(2.0)}),
+        DIFFERENT,
+        {"scale": dist.HalfNormal(1.0), "1_scale": dist.Exponential(2.0)},
         {"0_scale": stats.halfnorm, "1_scale": stats.expon(scale=0.5)},
     ),
 }
@@ -156,21 +160,21 @@ def test_arrays_of_parameters_are_events(prior):
     ],
 )
 def test_priors_of_positive_numbers_are_taken(prior):
-    assert np.all(trace(ALIKE, {"scale": prior})["phi_scale"]["value"] > 0)
+    assert np.all(trace(EQUAL, {"scale": prior})["phi_scale"]["value"] > 0)
 
 
 @pytest.mark.parametrize(
     ("kernel", "priors", "message"),
     [
-        (ALIKE, {"length": dist.HalfNormal()}, r"got \['length'\], .* kernels, \['scale'\]"),
-        (ALIKE, {"0_scale": dist.HalfNormal()}, r"kernels, \['scale'\]"),
+        (EQUAL, {"length": dist.HalfNormal()}, r"got \['length'\], .* kernels, \['scale'\]"),
+        (EQUAL, {"0_scale": dist.HalfNormal()}, r"kernels, \['scale'\]"),
         (["white"] * 2, {"scale": dist.HalfNormal()}, r"kernels, \[\]"),
-        (ALIKE, {"scale": dist.Normal()}, "'scale'.*got Normal, .*positive numbers.*LogNormal"),
-        (ALIKE, {"scale": dist.Uniform(-1.0, 1.0)}, "positive numbers"),
-        (ALIKE, {"scale": dist.Poisson(2.0)}, "positive numbers"),
-        (ALIKE, {"scale": dist.Gamma(2.0, np.ones(2))}, r"\(2,\), .*the site's shape \(3,\)"),
-        (ALIKE, {"scale": dist.Gamma(2.0, np.ones(3)).to_event(1)}, "the site's shape"),
-        (ALIKE, {"scale": 2.0}, "got float, .*distribution of NumPyro.*condition on its"),
+        (EQUAL, {"scale": dist.Normal()}, "'scale'.*got Normal, .*positive numbers.*LogNormal"),
+        (EQUAL, {"scale": dist.Uniform(-1.0, 1.0)}, "positive numbers"),
+        (EQUAL, {"scale": dist.Poisson(2.0)}, "positive numbers"),
+        (EQUAL, {"scale": dist.Gamma(2.0, np.ones(2))}, r"\(2,\), .*the site's shape \(3,\)"),
+        (EQUAL, {"scale": dist.Gamma(2.0, np.ones(3)).to_event(1)}, "the site's shape"),
+        (EQUAL, {"scale": 2.0}, "got float, .*distribution of NumPyro.*condition on its"),
     ],
 )
 def test_priors_that_do_not_fit_are_refused(unchecked_types, kernel, priors, message):
@@ -181,7 +185,7 @@ def test_priors_that_do_not_fit_are_refused(unchecked_types, kernel, priors, mes
 def test_a_prior_may_depend_on_a_latent_site():
     def model():
         rate = numpyro.sample("rate", dist.HalfNormal(1.0))
-        nss.latent_functions("phi", ALIKE, X, priors={"scale": dist.Exponential(rate)})
+        nss.latent_functions("phi", EQUAL, X, priors={"scale": dist.Exponential(rate)})
 
     values = {"rate": 2.0, "phi_scale": np.ones(3), "phi": np.zeros((3, 4))}
     one, _ = log_density(model, (), {}, values)
@@ -191,7 +195,7 @@ def test_a_prior_may_depend_on_a_latent_site():
 
 
 def test_mtmkl_hands_priors_on():
-    model = nss.models.mtmkl(ALIKE, num_tasks=2, priors={"scale": dist.InverseGamma(3.0, 1.0)})
+    model = nss.models.mtmkl(EQUAL, num_tasks=2, priors={"scale": dist.InverseGamma(3.0, 1.0)})
     site = handlers.trace(handlers.seed(model, 0)).get_trace(X)["phi_scale"]
     np.testing.assert_allclose(
         site["fn"].log_prob(np.ones(3)), stats.invgamma(3.0).logpdf(np.ones(3)), rtol=1e-5

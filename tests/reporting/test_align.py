@@ -107,19 +107,14 @@ def test_the_match_is_the_best_of_all_permutations():
 
 
 def test_draws_of_a_fit_move_together():
-    """A function that few draws use keeps its own kernel parameter."""
+    """Functions that few draws use keep their own kernel parameters."""
     draws, _ = planted((200,))
-    used = np.random.default_rng(5).random((200, TASKS, 1)) < 0.1
-    for part in ("W", "W_spike"):
-        draws[part][..., USED:] = used
-    draws = {
-        name: np.concatenate([x, x[..., USED:]], -1) if name[0] == "W" else x
-        for name, x in draws.items()
-    }
-    draws["phi"] = np.concatenate([draws["phi"], draws["phi"][::-1, USED:]], axis=-2)
-    draws["phi_scale"] = np.tile(np.arange(FUNCTIONS + 1.0), (200, 1))
-    del draws["phi_new"]
-    scale = nss.align(as_data(draws, ["sample"]))["posterior"]["phi_scale"]
+    rare = np.random.default_rng(5).random((200, TASKS, 1)) < 0.1
+    W = np.concatenate([draws["W"][..., :USED], rare, rare], axis=-1)
+    phi = np.concatenate([draws["phi"], draws["phi"][::-1, USED:]], axis=-2)
+    scale = np.tile(np.arange(FUNCTIONS + 1.0), (200, 1))
+    data = as_data({"W": W, "phi": phi, "phi_scale": scale}, ["sample"])
+    scale = nss.align(data)["posterior"]["phi_scale"]
     assert (scale == scale[0]).all() and sorted(scale[0]) == list(range(FUNCTIONS + 1))
 
 

@@ -9,7 +9,16 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-import numpyro_spikeslab as nss
+from numpyro_spikeslab import (
+    align,
+    compare,
+    credible_sets,
+    plot_fit,
+    plot_inclusion,
+    plot_latent_functions,
+    plot_weights,
+    summary,
+)
 from numpyro_spikeslab.reporting.arviz_data import posterior
 
 pytestmark = [pytest.mark.filterwarnings("error"), pytest.mark.usefixtures("unchecked_types")]
@@ -46,12 +55,26 @@ def with_predictions(data):
 
 
 def fit(data=FIT, **arguments):
-    return nss.plot_fit(data, **{"X": np.arange(6.0), "Y": np.ones((6, 2))} | arguments)
+    return plot_fit(data, **{"X": np.arange(6.0), "Y": np.ones((6, 2))} | arguments)
+
+
+def sets(X=TABLE, **options):
+    return credible_sets(ONE, "w", X, **options)
+
+
+def functions(data=None, X=None, **coords):
+    return plot_latent_functions(data or of_tasks(**coords), X)
 
 
 TWICE = with_coords(PLANTED, point=[0, 0, *range(2, POINTS)])
-BESIDE = pair(coin([0.5, 0.5]), v=coin([0.5])[..., 0])
+BESIDE = {"a": pair(coin([0.5, 0.5]), v=coin([0.5])[..., 0]), "b": TWO}
+SIZES = {"a": TWO, "b": ONE}
+SMALL = TRUTH | {"W": np.zeros((2, 2))}
+SHORT = {"a": FIT, "b": (FIT[0][:2], FIT[1][:2])}
+MANY = 2 * (np.ones((6, 41)),)
 NO_PROBS = {"inclusion_probabilities.W": np.full((2, 50, 3, 3), np.nan)}
+NO_CELLS = with_stats(of_tasks(), **NO_PROBS)
+NO_VALUES = with_nan(of_tasks(), "phi")
 FEW_PROBS = {"inclusion_probabilities.W": np.zeros((2, 10, 1))}
 NAMED = pd.DataFrame(np.ones((6, 3)), columns=list("bcd"))
 SAME_NAME = pd.DataFrame(np.ones((6, 2)), columns=["a", "a"])
@@ -60,7 +83,7 @@ AB = {"a": TWO, "b": TWO}
 ONE_WITHOUT = {"a": TWO, "b": xr.DataTree.from_dict({"posterior": posterior(TWO)[["w"]]})}
 TURNED = {"a": of_tasks(), "b": of_tasks(latent=[1, 2, 3])}
 NO_NUMBER = DRAWS | {"phi": np.full((2, 10, FUNCTIONS, POINTS), np.nan)}
-OTHER_NAMES = pd.Series({"x0": 1.0, "y1": 0.0})
+OTHER_NAMES = {"w": pd.Series({"x0": 1.0, "y1": 0.0})}
 
 
 def of(**variables):
@@ -69,177 +92,111 @@ def of(**variables):
 
 CASES = {
     # data
-    "no tree": (lambda: nss.summary({"w": 1}), "data: got dict without a `posterior` group"),
-    "no posterior": (lambda: nss.summary(xr.DataTree()), "data: got DataTree"),
-    "no draws": (lambda: nss.summary(ONE.isel(draw=0)), "data: got a posterior with the dimens"),
-    "no method": (lambda: nss.plot_inclusion({}), "data: got {}, expected one fit, or several"),
-    "a list": (lambda: nss.plot_inclusion([TWO]), "data: got list without a `posterior`"),
+    "no tree": (lambda: summary({"w": 1}), "data: got dict without a `posterior` group"),
+    "no posterior": (lambda: summary(xr.DataTree()), "data: got DataTree"),
+    "no draws": (lambda: summary(ONE.isel(draw=0)), "data: got a posterior with the dimens"),
+    "no method": (lambda: plot_inclusion({}), "data: got {}, expected one fit, or several"),
+    "a list": (lambda: plot_inclusion([TWO]), "data: got list without a `posterior`"),
     **{
         f"{call.__name__} {plate}": (
             lambda call=call, plate=plate: call(renamed(plate)),
             rf"data: got plates called \['{plate}'\], expected names that tables",
         )
         for call, plates in (
-            (nss.summary, ("summary", "ci_bound", "variable", "label")),
-            (nss.plot_inclusion, ("model", "summary", "ci_bound")),
+            (summary, ("summary", "ci_bound", "variable", "label")),
+            (plot_inclusion, ("model", "summary", "ci_bound")),
         )
         for plate in plates
     },
     # variables, elements and their labels
-    "variable": (lambda: nss.summary(ONE, ["w", "v"]), r"var_names: got \['v'\], expected one or"),
-    "no variable": (lambda: nss.summary(ONE, []), r"var_names: got \[\]"),
+    "variable": (lambda: summary(ONE, ["w", "v"]), r"var_names: got \['v'\], expected one or"),
+    "no variable": (lambda: summary(ONE, []), r"var_names: got \[\]"),
     "shape of a statistic": (
-        lambda: nss.summary(with_stats(ONE, **{"inclusion_probabilities.w": coin([0.5, 0.5])})),
+        lambda: summary(with_stats(ONE, **{"inclusion_probabilities.w": coin([0.5, 0.5])})),
         r"`inclusion_probabilities.w` of the shape \(4, 400, 2\), expected \(4, 400, 1\)",
     ),
     "other order of a statistic": (
-        lambda: nss.summary(THREE.isel(feature=[2, 1, 0])),
+        lambda: summary(THREE.isel(feature=[2, 1, 0])),
         r"data: got the labels .*, expected \[2, 1, 0\], the labels of `w`.*rename",
     ),
-    "dimension": (
-        lambda: nss.summary(PLANTED, coords={"time": [0]}),
-        r"coords: got the dimensions \['time'\], expected some of",
-    ),
-    "label": (lambda: nss.summary(PLANTED, coords={"point": [99]}), "coords: .*expected labels of"),
-    "labels twice": (
-        lambda: nss.summary(TWICE, "phi", coords={"point": [2]}),
-        "coords: .*labels of the data, each once",
-    ),
-    "chain": (lambda: nss.summary(PLANTED, coords={"chain": [0]}), r"coords: .*data\.sel"),
-    "top 0": (lambda: nss.summary(ONE, top=0), "top: got 0, expected a whole"),
-    "top 2.5": (lambda: nss.summary(ONE, top=2.5), "top: got 2.5, expected a whole"),
+    "dimension": (lambda: summary(PLANTED, coords={"time": [0]}), r"coords: got .* \['time'\]"),
+    "label": (lambda: summary(PLANTED, coords={"point": [99]}), "coords: .*expected labels of"),
+    "labels twice": (lambda: summary(TWICE, "phi", coords={"point": [2]}), "coords: .*, each once"),
+    "chain": (lambda: summary(PLANTED, coords={"chain": [0]}), r"coords: .*data\.sel"),
+    "top 0": (lambda: summary(ONE, top=0), "top: got 0, expected a whole"),
+    "top 2.5": (lambda: summary(ONE, top=2.5), "top: got 2.5, expected a whole"),
     # several methods
-    "one posterior": (lambda: nss.compare(TWO, "w", "a"), "data: got DataTree, expected a mapping"),
-    "one method": (lambda: nss.compare({"a": TWO}, "w", "a"), r"data: got \['a'\], expected a map"),
-    "reference": (lambda: nss.compare(AB, "w", "c"), r"reference: got 'c', .* \['a', 'b'\]"),
-    "None": (lambda: nss.compare(AB, None, "a"), "var_names: got None"),
-    "variable of one": (
-        lambda: nss.compare({"a": BESIDE, "b": TWO}, "v", "a"),
-        "var_names: got `v`, which the posterior of 'b' lacks",
-    ),
-    "sizes": (
-        lambda: nss.compare({"a": TWO, "b": ONE}, "w", "a"),
-        r"data: got `w` of 'b' with the coordinates {'feature': \[0\]}, expected {",
-    ),
-    "labels": (lambda: nss.plot_weights(TURNED), "data: got `W` of 'b' with the coordinates"),
+    "one posterior": (lambda: compare(TWO, "w", "a"), "data: got DataTree, expected a mapping"),
+    "one method": (lambda: compare({"a": TWO}, "w", "a"), r"data: got \['a'\], expected a map"),
+    "reference": (lambda: compare(AB, "w", "c"), r"reference: got 'c', .* \['a', 'b'\]"),
+    "None": (lambda: compare(AB, None, "a"), "var_names: got None"),
+    "variable of one": (lambda: compare(BESIDE, "v", "a"), "got `v`, which .* 'b' lacks"),
+    "sizes": (lambda: compare(SIZES, "w", "a"), r"`w` of 'b' with .*\[0\]}, expected {"),
+    "labels": (lambda: plot_weights(TURNED), "data: got `W` of 'b' with the coordinates"),
     # credible sets
-    "columns": (
-        lambda: nss.credible_sets(ONE, "w", np.ones((5, 2))),
-        r"X: got the shape \(5, 2\), expected \(N, 1\)",
-    ),
+    "columns": (lambda: sets(np.ones((5, 2))), r"X: got the shape \(5, 2\), expected \(N, 1\)"),
     "names of columns": (
-        lambda: nss.credible_sets(variational(1), "w", pd.DataFrame({"b": [1.0, 2.0]})),
+        lambda: credible_sets(variational(1), "w", pd.DataFrame({"b": [1.0, 2.0]})),
         r"X: got the labels \['b'\] of 'feature', expected \['x0'\]",
     ),
-    "table": (lambda: nss.credible_sets(ONE, "w", np.nan * TABLE), "X: got 5 values that are NaN"),
-    "coverage": (lambda: nss.credible_sets(ONE, "w", TABLE, coverage=0.0), "coverage: got 0.0"),
-    "percent": (lambda: nss.credible_sets(ONE, "w", TABLE, coverage=95), "coverage: got 95"),
-    "correlation": (
-        lambda: nss.credible_sets(ONE, "w", TABLE, min_correlation=-0.5),
-        "min_correlation: got",
-    ),
+    "table": (lambda: sets(np.nan * TABLE), "X: got 5 values that are NaN"),
+    "coverage": (lambda: sets(coverage=0.0), "coverage: got 0.0"),
+    "percent": (lambda: sets(coverage=95), "coverage: got 95"),
+    "correlation": (lambda: sets(min_correlation=-0.5), "min_correlation: got"),
     "tasks": (
-        lambda: nss.credible_sets(MATRIX, "w", np.ones((5, 3))),
+        lambda: credible_sets(MATRIX, "w", np.ones((5, 3))),
         r"var_name: got 'w' with the dimensions \['task', 'feature'\]",
     ),
-    "no pair": (lambda: nss.credible_sets(ONE, "w_slab", TABLE), "var_name: got 'w_slab'"),
-    "no site": (lambda: nss.credible_sets(ONE, "v", TABLE), r"var_names: got \['v'\]"),
+    "no pair": (lambda: credible_sets(ONE, "w_slab", TABLE), "var_name: got 'w_slab'"),
+    "no site": (lambda: credible_sets(ONE, "v", TABLE), r"var_names: got \['v'\]"),
     # alignment
-    "no weights": (lambda: nss.align(ONE), r"weights: got 'W', expected one of \['w'"),
-    "functions": (lambda: nss.align(PLANTED, functions="phii"), "functions: got 'phii', expected"),
-    "two plates": (lambda: nss.align(PLANTED, functions="W_slab"), "expected one plate in common"),
-    "no shared plate": (
-        lambda: nss.align(of(**DRAWS)),
-        r"expected one plate in common.*dims={'W': \['task', 'latent'\]",
-    ),
-    "part of a reference": (
-        lambda: nss.align(PLANTED, {"W": TRUTH["W"]}),
-        r"reference: got values of \['W'\], expected `phi` among",
-    ),
-    "shape of a reference": (
-        lambda: nss.align(PLANTED, TRUTH | {"W": np.zeros((2, 2))}),
-        r"reference: got the shape \(2, 2\), expected \(6, 5\), that of `W`",
-    ),
+    "no weights": (lambda: align(ONE), r"weights: got 'W', expected one of \['w'"),
+    "functions": (lambda: align(PLANTED, functions="phii"), "functions: got 'phii', expected"),
+    "two plates": (lambda: align(PLANTED, functions="W_slab"), "expected one plate in common"),
+    "no shared plate": (lambda: align(of(**DRAWS)), r"one plate in common.*dims={'W': \["),
+    "part of a reference": (lambda: align(PLANTED, {"W": TRUTH["W"]}), "expected `phi`"),
+    "shape of a reference": (lambda: align(PLANTED, SMALL), r"reference: got .*\(2, 2\), .* `W`"),
     "labels of a reference": (
-        lambda: nss.align(PLANTED, PLANTED.isel(task=[0])),
+        lambda: align(PLANTED, PLANTED.isel(task=[0])),
         r"reference: got .*\(1, 5\)|reference: got the labels",
     ),
-    "functions with NaN": (lambda: nss.align(as_data(NO_NUMBER)), "data: got `phi` not finite in"),
-    "statistic of functions": (
-        lambda: nss.align(with_stats(PLANTED, **FEW_PROBS)),
-        "`inclusion_probabilities.W` of the shape",
-    ),
-    "thinned group": (
-        lambda: nss.align(with_predictions(PLANTED)),
-        "`phi_new` of the sizes .* Thin all groups alike",
-    ),
+    "functions with NaN": (lambda: align(as_data(NO_NUMBER)), "data: got `phi` not finite in"),
+    "its statistic": (lambda: align(with_stats(PLANTED, **FEW_PROBS)), "`inclusion_.* shape"),
+    "thinned group": (lambda: align(with_predictions(PLANTED)), "`phi_new` .* Thin all groups"),
     # pictures
-    "indicator": (
-        lambda: nss.plot_inclusion(TWO, "w_spike"),
-        r"var_names: got \['w_spike'\], expected spike-and-slab weights",
-    ),
-    "no weight": (
-        lambda: nss.plot_inclusion(of(mu=np.zeros((2, 10)))),
-        r"data: got the variables \['mu'\], expected a weight `w` with",
-    ),
+    "indicator": (lambda: plot_inclusion(TWO, "w_spike"), r"got \['w_spike'\], expected spike"),
+    "no weight": (lambda: plot_inclusion(of(mu=np.zeros((2, 10)))), r"\['mu'\], expected a weight"),
     "no indicator": (
-        lambda: nss.plot_inclusion(ONE_WITHOUT),
-        r"expected spike-and-slab weights, which are \[\] in 'b'",
+        lambda: plot_inclusion(ONE_WITHOUT),
+        r"spike-and-slab weights, .* \[\] in 'b'",
     ),
-    "ticks": (
-        lambda: nss.plot_inclusion(TWO, "w", {"w": [1.0]}),
-        r"reference: got the shape \(1,\), expected \(2,\)",
-    ),
-    "labels of ticks": (
-        lambda: nss.plot_inclusion(chains(2), "w", {"w": OTHER_NAMES}),
-        r"reference: got the labels \['x0', 'y1'\]",
-    ),
-    "top": (lambda: nss.plot_inclusion(TWO, top=0), "top: got 0, expected a whole number"),
-    "percentage": (lambda: nss.plot_inclusion(TWO, threshold=50), "threshold: got 50, expected a"),
-    "negative": (lambda: nss.plot_inclusion(TWO, threshold=-0.1), "threshold: got -0.1, expected"),
-    "one plate": (
-        lambda: nss.plot_weights(chains(2), "w"),
-        r"weights: got `w` with the plates \['feature'\], expected two",
-    ),
-    "no pair of a heat map": (
-        lambda: nss.plot_weights(of_tasks(), "phi"),
-        r"weights: got \['phi'\], expected spike-and-slab weights",
-    ),
-    "cells with NaN": (
-        lambda: nss.plot_weights(with_stats(of_tasks(), **NO_PROBS)),
-        "data: got `W` not finite",
-    ),
+    "ticks": (lambda: plot_inclusion(TWO, "w", {"w": [1.0]}), r"shape \(1,\), expected \(2,\)"),
+    "labels of ticks": (lambda: plot_inclusion(chains(2), "w", OTHER_NAMES), r"\['x0', 'y1'\]"),
+    "top": (lambda: plot_inclusion(TWO, top=0), "top: got 0, expected a whole number"),
+    "percentage": (lambda: plot_inclusion(TWO, threshold=50), "threshold: got 50, expected a"),
+    "negative": (lambda: plot_inclusion(TWO, threshold=-0.1), "threshold: got -0.1, expected"),
+    "one plate": (lambda: plot_weights(chains(2), "w"), r"`w` with the plates \['feature'\], exp"),
+    "no pair of a map": (lambda: plot_weights(of_tasks(), "phi"), r"weights: got \['phi'\]"),
+    "cells with NaN": (lambda: plot_weights(NO_CELLS), "data: got `W` not finite"),
     "inputs of functions": (
-        lambda: nss.plot_latent_functions(of_tasks(), np.zeros((4, 2))),
-        r"X: got inputs of shape \(4, 2\) .* such as X",
+        lambda: functions(X=np.zeros((4, 2))),
+        r"X: got .*\(4, 2\) .*such as X",
     ),
-    "labels of points": (
-        lambda: nss.plot_latent_functions(of_tasks(point=list("abcd"))),
-        r"X: got labels of shape \(4,\) and <U1",
-    ),
+    "labels of points": (lambda: functions(point=list("abcd")), r"X: got labels .*\(4,\) and <U1"),
     "no active function": (
-        lambda: nss.plot_latent_functions(of_tasks().isel(latent=[2]), active_only=True),
+        lambda: plot_latent_functions(of_tasks().isel(latent=[2]), active_only=True),
         "active_only: got True, expected a weight",
     ),
-    "a function with NaN": (
-        lambda: nss.plot_latent_functions(with_nan(of_tasks(), "phi")),
-        "data: got `phi` not finite in some draws",
-    ),
+    "a function with NaN": (lambda: functions(NO_VALUES), "`phi` not finite in some"),
     "variable of a fit": (lambda: fit(of_tasks(), var_name="g"), "var_name: got 'g', expected a"),
     "points of a fit": (
         lambda: fit(of_tasks()),
-        r"the fit 'fit' at the inputs X or X_new: got `f` of the shape \(4, 3\), expected \(6, 2\)",
+        r"at the inputs X or X_new: .*\(4, 3\), expected \(6, 2\)",
     ),
     "a number": (lambda: fit({"a": 3}), "data: got int without a `posterior` group"),
-    "points of one fit": (
-        lambda: fit({"a": FIT, "b": (FIT[0][:2], FIT[1][:2])}),
-        r"the fit 'b' .* got the shape \(2, 2\)",
-    ),
+    "points of one fit": (lambda: fit(SHORT), r"the fit 'b' .* got the shape \(2, 2\)"),
     "inputs": (lambda: fit(X=np.ones((6, 2))), r"X: got inputs of shape \(6, 2\)"),
-    "observed": (
-        lambda: fit(observed=np.ones((2, 6), bool)),
-        r"observed: got the shape \(2, 6\), expected \(6, 2\)",
-    ),
+    "observed": (lambda: fit(observed=np.ones((2, 6), bool)), r"observed: .*\(2, 6\), expected"),
     "unknown task": (lambda: fit(tasks=[0, 5]), r"tasks: got \[0, 5\], expected some of \[0, 1\]"),
     "task twice": (lambda: fit(tasks=[1, 1]), r"tasks: got \[1, 1\]"),
     "no task": (lambda: fit(tasks=[]), r"tasks: got \[\]"),
@@ -249,14 +206,8 @@ CASES = {
         r"got the labels \['a', 'b', 'c'\] of 'task', expected \['b', 'c', 'd'\]",
     ),
     "variance": (lambda: fit((FIT[0], -FIT[1])), "data: got a variance of -1 in the fit 'fit'"),
-    "panels": (
-        lambda: fit(2 * (np.ones((6, 41)),), Y=np.ones((6, 41))),
-        "data: got 41 panels, one for each task, expected at most 40",
-    ),
-    "reference of a fit": (
-        lambda: fit(reference=np.ones(6)),
-        r"reference: got the shape \(6,\), expected \(6, 2\)",
-    ),
+    "panels": (lambda: fit(MANY, Y=MANY[0]), "data: got 41 panels, one for each task, expected at"),
+    "reference of a fit": (lambda: fit(reference=np.ones(6)), r"reference: .*\(6,\), expected \(6"),
 }
 
 

@@ -206,9 +206,10 @@ def test_worst_diagnostics_bound_and_k_hat():
         ratios = -k * np.log(np.random.default_rng(6).random(4000)) - 300.0
         fit = pair(coin([0.5, 0.0, 0.9], chains=1, draws=4000)[0])
         fits[k] = with_stats(fit, {"bound": -12.5}, log_ratio=ratios)
-    for number in (1, 2, 4):
-        short = pair(np.ones((number, 3)))
-        fits[f"{number} draws"] = with_stats(short, log_ratio=np.arange(1.0 * number))
+    short = [np.arange(1.0), np.arange(2.0), np.arange(4.0)]
+    for k, ratios in enumerate([*short, np.zeros(100), np.arange(100) % 2.0]):
+        fit = pair(np.ones((ratios.size, 3)))
+        fits[f"no k_hat {k}"] = with_stats(fit, log_ratio=ratios)
     table = nss.compare(fits, ["w"], "chains")
     rows = nss.summary(chains, round_to=None)
     assert table.loc["chains", "min_ess"] == rows["ess_bulk"].min() < 1e5

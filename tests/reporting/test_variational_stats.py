@@ -4,7 +4,7 @@
 from collections import namedtuple
 
 import arviz_base
-from known_draws import coin, pair, with_stats
+from known_draws import coin, pair
 import numpy as np
 import pytest
 from scipy import stats
@@ -20,7 +20,6 @@ from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO
 from numpyro.infer.autoguide import AutoDelta
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.reporting.variational import k_hat
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -111,12 +110,6 @@ OF_ANOTHER = draws(mu=np.float32([0.7, 0.3, 0.3, 0.3, 0.7]))
 def test_draws_of_something_else_are_refused(data, guide, result, message):
     with pytest.raises(ValueError, match=f"data: .*{message}"):
         nss.add_variational_stats(data, svi(guide), result, (Y,))
-
-
-@pytest.mark.parametrize("ratios", [np.zeros(100), np.arange(100) % 2.0])
-def test_k_hat_of_equal_ratios_is_undefined(ratios):
-    data = with_stats(pair(coin([0.5], chains=1, draws=100)[0]), log_ratio=ratios)
-    assert np.isnan(k_hat(data))
 
 
 @pytest.mark.slow
