@@ -17,22 +17,14 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Gibbs
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.reading import reader
 from numpyro_spikeslab.roles import InclusionRole, Tally, draw_sites
-from numpyro_spikeslab.sampling import paired_gibbs
 
 KEY = random.key(0)
 
 
 def sampled(model, *args, num_samples=6000):
-    mcmc = MCMC(
-        nss.PairedGibbs(model),
-        num_warmup=300,
-        num_samples=num_samples,
-        num_chains=2,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    options = dict(num_warmup=300, num_chains=2, chain_method="vectorized", progress_bar=False)
+    mcmc = MCMC(nss.PairedGibbs(model), num_samples=num_samples, **options)
     mcmc.run(KEY, *args)
     return mcmc.get_samples(group_by_chain=True)
 
@@ -54,16 +46,6 @@ def level_model(X, covariate, y=None):
             numpyro.sample("y", dist.Normal(location, jnp.linspace(0.3, 0.7, 20)), obs=y)
 
 
-def means_model(X, y=None):
-    mean = numpyro.sample("mean", dist.Normal(1.0, 3.0))
-    with numpyro.plate("group", 3):
-        effect = numpyro.sample("effect", dist.Normal(2 * mean, jnp.array([0.5, 1.0, 2.0])))
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.3, scale=0.8)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(mean + effect[group] + X @ w, 0.5), obs=y)
-
-
 def year_model(X, y=None):
     level = numpyro.sample("level", dist.Normal(0.0, 100.0))
     with numpyro.plate("feature", X.shape[1]):
@@ -79,22 +61,12 @@ def covariates_and_effects():
     y = truth.response(X) + 2.0 + 0.5 * covariate[:, 0]
     # location and design of an entry that is missing are no numbers
     covariate[4] = np.nan
-    seen = ~np.isnan(covariate[:, 0])
-    columns = np.column_stack([X, np.ones(20), np.eye(3)[group], covariate])[seen]
+    observed = ~np.isnan(covariate[:, 0])
+    columns = np.column_stack([X, np.ones(20), np.eye(3)[group], covariate])[observed]
     scales = [0.8] * 4 + [3.0, 0.5, 1.0, 2.0, 2.0]
-    regression = columns, y[seen] - 1.0, np.linspace(0.3, 0.7, 20)[seen], scales
+    regression = columns, y[observed] - 1.0, np.linspace(0.3, 0.7, 20)[observed], scales
     others = lambda z: [z["level"][..., None] - 1.0, z["effect"], z["slope"]]  # noqa: E731
     return level_model, (X, covariate, y), regression, others
-
-
-def prior_means():
-    """The mean moves the effects along, and its own 1 the location by 3."""
-    X = truth.design("correlated") + 5.0
-    y = truth.response(X)
-    columns = np.column_stack([X, np.full(20, 3.0), np.eye(3)[group]])
-    regression = columns, y - 3.0, 0.5, [0.8] * 4 + [3, 0.5, 1, 2]
-    others = lambda z: [z["mean"][..., None] - 1.0, z["effect"] - 2 * z["mean"][..., None]]  # noqa: E731
-    return means_model, (X, y), regression, others
 
 
 def years():
@@ -108,7 +80,7 @@ def years():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [covariates_and_effects, prior_means, years])
+@pytest.mark.parametrize("case", [covariates_and_effects, years])
 def test_coefficients_are_drawn_exactly(case):
     """They are weights that are always included."""
     model, args, (*regression, scales), others = case()
@@ -117,112 +89,48 @@ def test_coefficients_are_drawn_exactly(case):
     exact = truth.enumerate_models(truth.regression(*regression, probs, scales))
     draws = sampled(model, *(jnp.asarray(x, jnp.float32) for x in args), num_samples=20_000)
     z = {name: np.asarray(x, float) for name, x in draws.items()}
-    found = np.concatenate([z["w"], *others(z)], axis=-1)
-    products = found[..., :, None] * found[..., None, :]
-    # 130 comparisons in all: a false alarm in 1 of 120 keys
+    values = np.concatenate([z["w"], *others(z)], axis=-1)
+    products = values[..., :, None] * values[..., None, :]
+    # 80 comparisons in all: a false alarm in 1 of 200 keys
     assert agrees(draws["w_spike"], exact.inclusion[:num_slabs], within=0.03)
-    assert agrees(found, exact.mean)
-    first, second = np.triu_indices(found.shape[-1])
+    assert agrees(values, exact.mean)
+    first, second = np.triu_indices(values.shape[-1])
     assert agrees(products[..., first, second], exact.second_moments[first, second])
-
-
-@pytest.mark.slow
-def test_coefficients_of_tasks_are_drawn_with_the_weights_integrated_out():
-    """Features are not centred."""
-    case = truth.covariates_case()
-    model = numpyro.handlers.condition(case.model, {"sigma": jnp.full(3, 0.5)})
-    draws = sampled(model, *case.args)
-    (mean, level_scale), (_, slope_scale) = case.normal["level"], case.normal["slope"]
-    phi, trend, observed, Y = map(np.asarray, case.args)
-    for q in range(Y.shape[1]):
-        seen = observed[:, q]
-        columns = np.column_stack([phi, np.ones(len(phi)), trend])[seen]
-        exact = truth.enumerate_models(
-            truth.regression(
-                columns,
-                Y[seen, q] - mean[q],
-                0.5,
-                [0.3] * 2 + [1 - 1e-15] * 2,
-                [0.8] * 2 + [level_scale, slope_scale],
-            )
-        )
-        level = draws["level"][..., q, None] - mean[q]
-        found = np.concatenate([draws["W"][..., q, :], level, draws["slope"][..., 0, q, None]], -1)
-        # 27 comparisons in all: a false alarm in 1 of 600 keys
-        assert agrees(draws["W_spike"][..., q, :], exact.inclusion[:2], within=0.03)
-        assert agrees(found, exact.mean)
-        assert agrees(found**2, np.diag(exact.second_moments))
-        assert agrees(found[..., 2] * found[..., 0], exact.second_moments[2, 0])
 
 
 def test_the_mean_of_what_another_block_draws_is_left_to_it():
     """The draws of the other block are its observations."""
-    X = truth.design("correlated")
-    own = ["w_spike", "w_slab", "mean"]
-    kernel = Gibbs([(nss.PairedGibbs(means_model), own), (NUTS(means_model), None)])
+
+    def model(X, y):
+        mean = numpyro.sample("mean", dist.Normal(1.0, 3.0))
+        with numpyro.plate("group", 3):
+            effect = numpyro.sample("effect", dist.Normal(mean, 1.0))
+        with numpyro.plate("feature", 4):
+            w = nss.spike_slab("w", 0.3)
+        numpyro.sample("y", dist.Normal(mean + effect[group] + X @ w, 0.5).to_event(1), obs=y)
+
+    kernel = Gibbs([(nss.PairedGibbs(model), ["w_spike", "w_slab", "mean"]), (NUTS(model), None)])
     mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
     with pytest.raises(ValueError, match=r"cannot sample the latent sites \['mean'\]"):
-        mcmc.run(KEY, jnp.asarray(X), jnp.asarray(truth.response(X)))
+        mcmc.run(KEY, *truth.fixed_case().args)
 
 
-def test_a_step_makes_one_view(monkeypatch):
-    """And one decomposition of the coefficients, which are drawn from what the pairs were."""
-    calls = {"view": 0, "columns_without": 0}
+def test_a_slab_scale_is_drawn_exactly():
+    def model(X, y):
+        scale = numpyro.sample("scale", dist.Gamma(3.0, 2.0))
+        with numpyro.plate("feature", 4):
+            w = nss.spike_slab("w", 0.3, scale)
+        numpyro.sample("y", dist.Normal(X @ w, 0.5).to_event(1), obs=y)
 
-    def counted(module, name):
-        function = getattr(module, name)
-
-        def count(*args, **kwargs):
-            calls[name] += 1
-            return function(*args, **kwargs)
-
-        monkeypatch.setattr(module, name, count)
-
-    X = truth.design("correlated")
-    args, kernel = (jnp.asarray(X), jnp.asarray(truth.response(X))), nss.PairedGibbs(means_model)
-    state = kernel.init(KEY, 0, None, args, {})
-    counted(reader.Reading, "view")
-    counted(paired_gibbs, "columns_without")
-    jax.eval_shape(lambda state: kernel.sample(state, args, {}), state)
-    assert calls == {"view": 1, "columns_without": 1}
-
-
-PRIORS = {
-    "sigma": (dist.HalfCauchy(0.5), stats.halfcauchy(scale=0.5), np.linspace(0.1, 2.5, 40)),
-    "scale": (dist.Gamma(3.0, 2.0), stats.gamma(3.0, scale=0.5), np.linspace(0.05, 8.0, 40)),
-    "inclusion": (dist.Beta(2.0, 3.0), stats.beta(2.0, 3.0), np.linspace(0.005, 0.995, 40)),
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["scale", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sigma", "inclusion"))],
-)
-def test_scales_and_inclusion_are_drawn_exactly(name):
-    """Under priors whose maximum has a closed form and others."""
-    prior, known, grid = PRIORS[name]
-    fixed = {"sigma": 0.5, "scale": 0.8, "inclusion": 0.3}
-
-    def model(X, y=None):
-        values = {k: numpyro.sample(k, prior) if k == name else x for k, x in fixed.items()}
-        with numpyro.plate("feature", X.shape[1]):
-            w = nss.spike_slab("w", values["inclusion"], values["scale"])
-        with numpyro.plate("obs", X.shape[0]):
-            numpyro.sample("y", dist.Normal(X @ w, values["sigma"]), obs=y)
-
-    X = truth.design("correlated")
-    y = truth.response(X)
-    posteriors = []
-    for x in grid:
-        at = fixed | {name: x}
-        problem = truth.regression(X, y, at["sigma"], at["inclusion"], at["scale"])
-        posteriors.append(truth.enumerate_models(problem))
-    log_joint = np.array([p.log_evidence for p in posteriors]) + known.logpdf(grid)
+    X, y = truth.fixed_case().args
+    grid = np.linspace(0.05, 8.0, 40)
+    posteriors = [truth.enumerate_models(truth.regression(X, y, 0.5, 0.3, x)) for x in grid]
+    log_joint = [p.log_evidence for p in posteriors] + stats.gamma(3.0, scale=0.5).logpdf(grid)
     probs = np.exp(log_joint - logsumexp(log_joint))
     inclusion = probs @ np.array([p.inclusion for p in posteriors])
-    draws = sampled(model, jnp.asarray(X), jnp.asarray(y), num_samples=10_000)
-    # 6 comparisons: a false alarm in 1 of 2700 keys
-    assert agrees(np.asarray(draws[name])[..., None], probs @ grid, within=0.05)
+    draws = sampled(model, X, y, num_samples=10_000)
+    # 5 comparisons: a false alarm in 1 of 3200 keys
+    assert agrees(np.asarray(draws["scale"])[..., None], probs @ grid, within=0.05)
     assert agrees(draws["w_spike"], inclusion, within=0.03)
 
 
@@ -260,21 +168,6 @@ def test_noise_that_is_not_there_stays_finite(precision, size):
     draws = sampled(model, X, size * X[:, 0], num_samples=300)
     assert np.min(draws["sigma"]) > 0 and np.max(draws["sigma"]) < 1e-3
     np.testing.assert_allclose(draws["w"][..., 0], size, atol=1e-3)
-
-
-def test_sites_may_be_called_like_spikes():
-    def model(X, y=None):
-        sigma = numpyro.sample("noise_spike", dist.HalfNormal(1.0))
-        with numpyro.plate("feature", X.shape[1]):
-            w = nss.spike_slab("w", 0.3)
-        numpyro.sample("y", dist.Normal(X @ w, sigma).to_event(1), obs=y)
-
-    case = truth.noise_case()
-    kernel = nss.PairedGibbs(model)
-    state = kernel.init(KEY, 0, None, case.args, {})
-    assert set(state.inclusion_probabilities) == {"w"}
-    after = jax.eval_shape(lambda state: kernel.sample(state, case.args, {}), state)
-    assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
 @pytest.mark.slow

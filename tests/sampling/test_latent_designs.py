@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, CustomGibbs, DiscreteGibbs, Gibbs
+from numpyro.infer import MCMC, DiscreteGibbs, Gibbs
 
 import numpyro_spikeslab as nss
 
@@ -40,77 +40,39 @@ def scaled_by_a_spike(A, B, y=None):
     observe(z * (A @ pair("w")), y)
 
 
-def chosen_by_a_sign(A, B, y=None):
-    b = numpyro.sample("b", dist.Normal(0.2, 1.0))
-    w = pair("w")
-    observe(jnp.where(b > 0, A @ w, B @ w), y)
-
-
 def mixed(A, B, y=None):
     with numpyro.plate("group", N):
         z = numpyro.sample("z", dist.Bernoulli(0.5))
     observe(jnp.where(z > 0, A @ pair("w"), B @ pair("v")), y)
 
 
-def draw_sign(rng_key, gibbs_sites, hmc_sites):
-    """From its exact conditional: a half of the Normal prior, chosen by the two likelihoods."""
-    w = jnp.where(hmc_sites["w_spike"], hmc_sites["w_slab"], 0.0)
-    key_sign, key_size = random.split(rng_key)
-    positive = dist.Normal().cdf(0.2)
-    logs = jnp.array([jnp.log1p(-positive), jnp.log(positive)])
-    logs += jnp.array([-2.0 * jnp.sum((Y_SIGN - D @ w) ** 2) for D in (B, A)])
-    sign = random.categorical(key_sign, logs)
-    half = jnp.where(sign, jnp.array([1 - positive, 1.0]), jnp.array([0.0, 1 - positive]))
-    u = random.uniform(key_size, (), minval=half[0], maxval=half[1])
-    return {"b": 0.2 + dist.Normal().icdf(u)}
-
-
-Y_SIGN = A @ np.array([0.25, 0.0]) + 0.5 * RNG.normal(size=N)
 Y_SPIKE = A @ np.array([0.35, 0.0]) + 0.5 * RNG.normal(size=N)
 Y_MIXED = np.where(GROUPS, A @ [1.0, 0.0], B @ [0.0, -1.0]) + 0.5 * RNG.normal(size=N)
 
-# for each model its data, its second block, and the designs with their probabilities
+MIXTURES = [
+    (1.0, np.column_stack([np.where(z, A.T, 0).T, np.where(z, 0, B.T).T]))
+    for z in product([False, True], repeat=N)
+]
+# the model, its data, the designs with their probabilities, and the names of the weights
 CASES = {
-    "z * (X @ w)": (
-        scaled_by_a_spike,
-        Y_SPIKE,
-        lambda model: (DiscreteGibbs(model), ["z"]),
-        [(0.7, 0 * A), (0.3, A)],
-        ("w",),
-    ),
-    "where(b > 0, X @ w, X2 @ w)": (
-        chosen_by_a_sign,
-        Y_SIGN,
-        lambda model: (CustomGibbs(draw_sign), ["b"]),
-        [(truth.stats.norm.cdf(0.2), A), (truth.stats.norm.cdf(-0.2), B)],
-        ("w",),
-    ),
-    "where(z_n, X @ w, X @ v)": (
-        mixed,
-        Y_MIXED,
-        lambda model: (DiscreteGibbs(model), ["z"]),
-        [
-            (1.0, np.column_stack([np.where(z, A.T, 0).T, np.where(z, 0, B.T).T]))
-            for z in product([False, True], repeat=N)
-        ],
-        ("w", "v"),
-    ),
+    "z * (X @ w)": (scaled_by_a_spike, Y_SPIKE, [(0.7, 0 * A), (0.3, A)], ["w"]),
+    "where(z_n, X @ w, X @ v)": (mixed, Y_MIXED, MIXTURES, ["w", "v"]),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_design_that_latent_sites_choose_is_evaluated_in_every_step(name):
-    model, y, block, designs, names = CASES[name]
-    found = [truth.enumerate_models(truth.regression(D, y, 0.5, 0.4, 1.5)) for _, D in designs]
-    logs = np.array([p.log_evidence for p in found]) + np.log([prob for prob, _ in designs])
+    model, y, designs, names = CASES[name]
+    exact = [truth.enumerate_models(truth.regression(D, y, 0.5, 0.4, 1.5)) for _, D in designs]
+    logs = np.array([p.log_evidence for p in exact]) + np.log([prob for prob, _ in designs])
     probs = np.exp(logs - np.logaddexp.reduce(logs))
-    inclusion = probs @ np.array([p.inclusion for p in found])
-    mean = probs @ np.array([p.mean for p in found])
+    inclusion = probs @ np.array([p.inclusion for p in exact])
+    mean = probs @ np.array([p.mean for p in exact])
     # the choice matters: no design is certain
     assert probs.max() < 0.95
 
-    kernel = Gibbs([(nss.PairedGibbs(model), nss.paired_sites), block(model)])
+    kernel = Gibbs([(nss.PairedGibbs(model), nss.paired_sites), (DiscreteGibbs(model), ["z"])])
     mcmc = MCMC(kernel, num_warmup=200, num_samples=20_000, progress_bar=False)
     mcmc.run(KEY, jnp.asarray(A), jnp.asarray(B), jnp.asarray(y))
     draws = mcmc.get_samples()
