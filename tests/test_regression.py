@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One call for a table and a response."""
 
-import subprocess
-import sys
-
 import arviz_stats
 import numpy as np
 import pandas as pd
@@ -185,17 +182,6 @@ def test_all_checks_of_scikit_learn():
     checks = pytest.importorskip("sklearn.utils.estimator_checks")
     model = nss.SparseRegression(num_warmup=20, num_samples=30, num_chains=1, random_state=0)
     assert len(checks.check_estimator(model, on_skip=None)) > 40
-
-
-def test_without_scikit_learn_the_estimator_says_what_it_needs():
-    code = (
-        "import sys; sys.modules['sklearn'] = None\n"
-        "from numpyro_spikeslab import *\n"
-        "try:\n    SparseRegression()\n"
-        "except ModuleNotFoundError as error:\n    print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install -U scikit-learn" in done.stdout
 
 
 @pytest.mark.exhaustive

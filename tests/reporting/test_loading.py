@@ -14,10 +14,19 @@ LATE = ("arviz_base", "arviz_stats", "arviz_plots", "matplotlib", "pandas", "xar
 DIAGNOSTICS = Path(__file__).parents[2] / "docs" / "reference" / "diagnostics.md"
 
 
-def test_importing_the_package_loads_no_tables():
-    code = f"import sys, numpyro_spikeslab; print([m for m in {LATE} if m in sys.modules])"
+def test_importing_the_package_loads_no_tables_and_needs_no_scikit_learn():
+    code = (
+        "import sys; sys.modules['sklearn'] = None\n"
+        "import numpyro_spikeslab\n"
+        f"print([m for m in {LATE} if m in sys.modules])\n"
+        "from numpyro_spikeslab import *\n"
+        "try:\n    SparseRegression()\n"
+        "except ModuleNotFoundError as error:\n    print(error)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    loaded, _, error = done.stdout.partition("\n")
+    assert loaded == "[]"
+    assert "pip install -U scikit-learn" in error
 
 
 @pytest.mark.parametrize("name", nss.__all__)
