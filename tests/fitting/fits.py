@@ -7,6 +7,9 @@ import numpy as np
 
 import jax
 from jax import random
+import jax.numpy as jnp
+
+from numpyro import infer
 
 import numpyro_spikeslab as nss
 
@@ -24,11 +27,25 @@ def run(svi, case, num_steps=20, **options):
 
 def same(x, y, tolerance=1e-12):
     def compare(a, b):
-        if jax.numpy.issubdtype(a.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = random.key_data(a), random.key_data(b)
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
     jax.tree.map(compare, x, y)
+
+
+def estimator_of_the_bound(model, guide, size=20_000):
+    """A function of parameters and the model's arguments: NumPyro's estimate and its error."""
+
+    @jax.jit
+    def estimate(params, *args):
+        def particle(key):
+            return -infer.Trace_ELBO().loss(key, params, model, guide, *args)
+
+        particles = jax.vmap(particle)(random.split(KEY, size))
+        return jnp.mean(particles), jnp.std(particles) / jnp.sqrt(size)
+
+    return estimate
 
 
 def compilations(caplog):
