@@ -2,7 +2,6 @@
 """Models of tasks that mix latent functions, with their data, one of each kind."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +22,12 @@ N, Q, M = 14, 3, 2
 X = np.linspace(0.0, 3.0, N)
 SMOOTH = kernels.ExpSquared(1.0)
 COVARIATE = np.random.default_rng(1).normal(size=N)
+
+
+def first_params(guide: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Parameters of a guide where they start."""
+    trace = handlers.trace(handlers.seed(guide, 0)).get_trace(*args, **kwargs)
+    return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
 
 
 def responses(num_tasks: int = Q) -> np.ndarray:
@@ -51,54 +56,51 @@ class Model(NamedTuple):
     log_evidence: Callable[[dict[str, Any]], float] | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class HandWritten:
+def hand_written(
+    X: Any,
+    Y: Any = None,
+    *,
+    slab: tuple[int, ...] | None = None,
+    inclusion: tuple[int, ...] | None = None,
+    noise: Any = dist.HalfNormal,
+    varies: bool = False,
+    shifted: bool = False,
+    counts: Any = 1.0,
+) -> None:
     """Tasks as rows, which `mtmkl` has as columns.
 
     :param slab: shape of latent slab scales; `None` for a scale of 1.
     :param inclusion: shape of latent inclusion probabilities; `None` for 0.4.
-    :param noise: prior of a noise scale of each task; `None` for HalfNormal(1).
+    :param noise: makes the prior of a noise scale of each task.
     :param varies: whether the noise grows along the tasks.
     :param shifted: whether tasks have an intercept and a slope on a covariate.
     :param counts: of the observations.
-    :param held: values of sites that are no longer latent.
     """
-
-    slab: tuple[int, ...] | None = None
-    inclusion: tuple[int, ...] | None = None
-    noise: Any = None
-    varies: bool = False
-    shifted: bool = False
-    counts: Any = 1.0
-    held: Any = None
-
-    def __call__(self, X, Y=None):
-        # copies, because JAX remembers in which precision it has first seen an array of numpy
-        with handlers.condition(data={k: np.array(x) for k, x in (self.held or {}).items()}):
-            self._model(X, Y)
-
-    def _model(self, X, Y):
-        scale, inclusion, shift = 1.0, 0.4, 0.0
-        if self.slab is not None:
-            prior = dist.HalfNormal(2.0).expand(self.slab).to_event()
-            scale = numpyro.sample("slab_scale", prior)
-        if self.inclusion is not None:
-            prior = dist.Beta(2.0, 2.0).expand(self.inclusion).to_event()
-            inclusion = numpyro.sample("inclusion", prior)
-        latent = numpyro.plate("latent", M, dim=-1)
+    scale, pi, shift = 1.0, 0.4, 0.0
+    if slab is not None:
+        scale = numpyro.sample("slab_scale", dist.HalfNormal(2.0).expand(slab).to_event())
+    if inclusion is not None:
+        pi = numpyro.sample("inclusion", dist.Beta(2.0, 2.0).expand(inclusion).to_event())
+    latent = numpyro.plate("latent", M, dim=-1)
+    with latent:
+        phi = nss.latent_functions("phi", SMOOTH, X)
+    with numpyro.plate("task", Q, dim=-2):
         with latent:
-            phi = nss.latent_functions("phi", SMOOTH, X)
-        with numpyro.plate("task", Q, dim=-2):
-            with latent:
-                W = nss.spike_slab("W", inclusion, scale)
-            sigma = numpyro.sample("noise", (self.noise or dist.HalfNormal)())
-            if self.shifted:
-                shift = numpyro.sample("intercept", dist.Normal(0.0, 10.0))
-                shift += numpyro.sample("slope", dist.Normal(0.0, 10.0)) * np.array(COVARIATE)
-            if self.varies:
-                sigma *= jnp.linspace(0.5, 1.5, N)
-            with numpyro.plate("point", N, dim=-1), handlers.scale(scale=self.counts):
-                numpyro.sample("Y", dist.Normal(shift + W @ phi, sigma), obs=Y)
+            W = nss.spike_slab("W", pi, scale)
+        sigma = numpyro.sample("noise", noise())
+        if shifted:
+            shift = numpyro.sample("intercept", dist.Normal(0.0, 10.0))
+            # a copy, because JAX remembers in which precision it has first seen an array of numpy
+            shift += numpyro.sample("slope", dist.Normal(0.0, 10.0)) * np.array(COVARIATE)
+        if varies:
+            sigma *= jnp.linspace(0.5, 1.5, N)
+        with numpyro.plate("point", N, dim=-1), handlers.scale(scale=counts):
+            numpyro.sample("Y", dist.Normal(shift + W @ phi, sigma), obs=Y)
+
+
+def with_held_scales(X: Any, Y: Any = None) -> None:
+    with handlers.condition(data={"phi_scale": np.array([0.5, 0.9])}):
+        hand_written(X, Y)
 
 
 def single_model(X, y=None):
@@ -138,7 +140,7 @@ def columns(kernel: Any, *args: Any, Y: Any = None, **kwargs: Any) -> Model:
 
 
 def rows(shift: Any = 0.0, **kwargs: Any) -> Model:
-    return Model(HandWritten(**kwargs), (X, (responses() + shift).T))
+    return Model(partial(hand_written, **kwargs), (X, (responses() + shift).T))
 
 
 def entries_model(rows, columns, y=None):
@@ -169,7 +171,7 @@ MODELS: dict[str, Callable[[], Model]] = {
     "a slab scale of each weight": lambda: rows(slab=(Q, M)),
     "a slab scale of each function": lambda: rows(slab=(M,)),
     "an inclusion of each task": lambda: rows(slab=(), inclusion=(Q, 1)),
-    "a parameter that is held": lambda: rows(held={"phi_scale": np.array([0.5, 0.9])}),
+    "a parameter that is held": lambda: Model(with_held_scales, (X, responses().T)),
     "one latent function": lambda: columns([SMOOTH]),
     "one task": lambda: columns([SMOOTH] * M, Y=responses(1)[:, 0]),
     "one function of one task": lambda: Model(
