@@ -38,7 +38,6 @@ from numpyro_spikeslab.fitting.function_sweeps import (
     visit_functions,
 )
 from numpyro_spikeslab.fitting.function_updates import (
-    moments,
     switch_off,
     update_plain,
     update_with_scale,
@@ -48,7 +47,6 @@ from numpyro_spikeslab.fitting.tasks import (
     gram,
     left_of,
     squared_errors,
-    squares_left,
     update_weights,
 )
 
@@ -69,57 +67,54 @@ def terms_of(at, posterior, m):
 
 
 def test_terms_are_the_conditional_of_the_joint_gaussian():
-    found = small()
-    mean = found.functions.mean
-    for shared in (False, True):
-        at = found.at
-        if shared:
-            at = at._replace(relative=jnp.linspace(0.5, 2.0, N)[:, None])
-        P, linear = dense_moments(found, at)
+    fit = small()
+    mean, shared = fit.functions.mean, jnp.linspace(0.5, 2.0, N)[:, None]
+    for at in (fit.at, fit.at._replace(relative=shared)):
+        P, linear = dense_moments(fit, at)
         # functions may have moved since the residual was computed
         for before in (jnp.zeros_like(mean), 0.5 * mean, mean):
-            residual = left_of(at, before, found.posterior.weights)
-            terms = block_terms(at, found.posterior.weights, residual, before)
+            residual = left_of(at, before, fit.posterior.weights)
+            terms = block_terms(at, fit.posterior.weights, residual, before)
             for m in range(M):
-                own = slice(m * N, (m + 1) * N)
+                block = slice(m * N, (m + 1) * N)
                 _, alpha, h = terms(mean, m)
-                np.testing.assert_allclose(np.diag(alpha), P[own, own], atol=1e-9)
+                np.testing.assert_allclose(np.diag(alpha), P[block, block], atol=1e-9)
                 others = np.asarray(mean.at[m].set(0)).ravel()
-                np.testing.assert_allclose(h, (linear - P @ others)[own], atol=1e-9)
+                np.testing.assert_allclose(h, (linear - P @ others)[block], atol=1e-9)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_plain_sweeps_visit_one_function_after_the_other_in_any_blocks(size, monkeypatch):
     monkeypatch.setattr(function_sweeps, "TASK_BLOCK_SIZE", size)
-    found = small()
-    at, expected = found.at, found.posterior
+    fit = small()
+    at, expected = fit.at, fit.posterior
     assert at.relative.shape[1] > 1
     for m in range(M):
-        expected = update_plain(found.prior, expected, terms_of(at, expected, m))
-    update = partial(update_plain, found.prior)
-    visited = jax.jit(partial(visit_functions, update))(at, found.posterior)
+        expected = update_plain(fit.prior, expected, terms_of(at, expected, m))
+    update = partial(update_plain, fit.prior)
+    visited = jax.jit(partial(visit_functions, update))(at, fit.posterior)
     for x, y in zip(visited.functions, expected.functions, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-8)
 
 
-def one_by_one(found: Problem):
+def one_by_one(fit: Problem):
     """A sweep with products of the functions: each function, then its own weights if functions are
     white, else all."""
-    base, num_functions = found.at, len(found.functions.kl)
+    base, num_functions = fit.at, len(fit.functions.kl)
 
     def pass_weights(posterior, order):
-        at = with_roles(found.spec, found.data, base, posterior.values)
+        at = with_roles(fit.spec, fit.data, base, posterior.values)
         sums = gram(at, posterior.functions.mean[order], posterior.functions.var[order])
         prior, weights = jax.tree.map(lambda x: x[:, order], (at.prior, posterior.weights))
         return update_weights(at._replace(prior=prior), sums, weights)
 
     @jax.jit
     def visit(posterior, m):
-        at = with_roles(found.spec, found.data, base, posterior.values)
+        at = with_roles(fit.spec, fit.data, base, posterior.values)
         terms = terms_of(at, posterior, m)
-        posterior = update_with_scale(found.spec, found.prior, at, posterior, terms)
-        if not found.spec.white:
+        posterior = update_with_scale(fit.spec, fit.prior, at, posterior, terms)
+        if not fit.spec.white:
             new = pass_weights(posterior, jnp.arange(num_functions))
         else:
             # a pass in which this function is the first
@@ -127,120 +122,75 @@ def one_by_one(found: Problem):
             new = jax.tree.map(lambda x, y: x.at[:, m].set(y[:, 0]), posterior.weights, new)
         return posterior._replace(weights=new)
 
-    posterior = found.posterior
+    posterior = fit.posterior
     for m in range(num_functions):
         posterior = visit(posterior, jnp.array(m))
-    for _ in range(0 if found.spec.white else LAST_PASSES):
+    for _ in range(0 if fit.spec.white else LAST_PASSES):
         new = pass_weights(posterior, jnp.arange(num_functions))
         posterior = posterior._replace(weights=new)
     return posterior
 
 
-SWEPT = {
-    "white": lambda: white("weak"),
-    "white, own inclusion": lambda: white("own inclusion"),
-    "smooth": lambda: small("weak"),
-    "smooth, flat": lambda: small("flat"),
-}
-
-
 @pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=() if x == "smooth" else pytest.mark.slow) for x in SWEPT]
+    ("start", "prior"),
+    [
+        (small, "weak"),
+        pytest.param(small, "flat", marks=pytest.mark.slow),
+        pytest.param(white, "weak", marks=pytest.mark.slow),
+        pytest.param(white, "own inclusion", marks=pytest.mark.slow),
+    ],
 )
-def test_sweeps_with_scales_visit_functions_and_their_weights_in_turn(name):
-    found = SWEPT[name]()
+def test_sweeps_with_scales_visit_functions_and_their_weights_in_turn(start, prior):
+    fit = start(prior)
     sweep = jax.jit(function_sweeps.sweep, static_argnums=0)
-    swept, squares = sweep(found.spec, found.data, found.at, found.posterior, 1.0)
-    expected = one_by_one(found)
+    swept, squares = sweep(fit.spec, fit.data, fit.at, fit.posterior, 1.0)
+    expected = one_by_one(fit)
     for x, y in zip(jax.tree.leaves(swept), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-7, atol=1e-9)
-    at = with_roles(found.spec, found.data, found.at, swept.values)
+    at = with_roles(fit.spec, fit.data, fit.at, swept.values)
     sums = gram(at, swept.functions.mean, swept.functions.var)
     np.testing.assert_allclose(squares, squared_errors(sums, swept.weights), rtol=1e-9)
 
 
 @pytest.mark.slow
 def test_a_white_function_at_rest_stays_and_its_weights_follow_the_prior():
-    found = white()
-    off = switch_off(found.posterior, jnp.array([False, True, False]), found.data.mean)
+    fit = white()
+    off = switch_off(fit.posterior, jnp.array([False, True, False]), fit.data.mean)
     np.testing.assert_array_equal(at_rest(off.functions), [False, True, False])
     sweep = jax.jit(function_sweeps.sweep, static_argnums=0)
-    swept, _ = sweep(found.spec, found.data, found.at, off, 1.0)
+    swept, _ = sweep(fit.spec, fit.data, fit.at, off, 1.0)
     np.testing.assert_array_equal(swept.functions.mean[1], 0)
     np.testing.assert_array_equal(swept.functions.kl[1], 0)
     assert not np.any(swept.weights.loc[:, 1])
     # a pass over all weights leaves these as they are
-    at = with_roles(found.spec, found.data, found.at, swept.values)
+    at = with_roles(fit.spec, fit.data, fit.at, swept.values)
     passed = update_weights(at, gram(at, swept.functions.mean, swept.functions.var), swept.weights)
     for x, y in zip(passed, swept.weights, strict=True):
         np.testing.assert_allclose(x[:, 1], y[:, 1], rtol=1e-10)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_squares_need_no_products_of_functions(shared):
-    found = small()
-    at, phi, weights = found.at, found.functions, found.posterior.weights
-    if shared:
-        at = at._replace(relative=jnp.ones((N, 1)))
-    expected = squared_errors(gram(at, phi.mean, phi.var), weights)
-    np.testing.assert_allclose(squares_left(at, phi.mean, phi.var, weights), expected)
-
-
-@pytest.mark.slow
-def test_moments_follow_from_terms():
-    # while the kernels are searched for, and where the search rests
-    found = started("weak", False)
-    for num_steps in (1, 1, 1, 20, 1, 1):
-        found, _ = found.run(num_steps)
-        prior, functions = found.prior, found.functions
-        of_terms = functions.theta, functions.alpha, functions.h
-        found_again = moments(prior.parameters, prior.kernel, prior.mean, *of_terms)
-        for name, x in zip(("mean", "var", "kl", "prior_var"), found_again, strict=True):
-            np.testing.assert_allclose(x, getattr(functions, name), atol=1e-8)
-        np.testing.assert_allclose(functions.prior_var[1], np.diag(found.covariance(1)))
-
-
-def test_what_is_switched_off_is_at_its_prior():
-    found = small()
-    mean, variances = found.data.mean, found.prior.variances(found.functions.theta)
-    off = switch_off(found.posterior, jnp.array([False, True]), mean)
-    assert not np.any(off.weights.probs[:, 1])
-    np.testing.assert_array_equal(off.weights.probs[:, 0], found.posterior.weights.probs[:, 0])
-    np.testing.assert_array_equal(off.functions.mean[1], mean[1])
-    np.testing.assert_allclose(off.functions.var[1], variances[1])
-    np.testing.assert_array_equal(off.functions.mean[0], found.functions.mean[0])
-    assert off.functions.kl[1] == 0.0 and not np.any(off.functions.alpha[1])
-    assert np.any(off.functions.kl[0])
-
-
-# each of the others compiles its own sweep
-QUICK = [("weak", True), ("weak", False)]
-
-
-@pytest.mark.parametrize(
-    ("prior", "plain"),
-    [
-        pytest.param(x, y, marks=() if (x, y) in QUICK else pytest.mark.exhaustive)
-        for x in PRIORS
-        for y in (True, False)
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "with scales"])
+@pytest.mark.parametrize("prior", PRIORS[1:])
 def test_the_bound_never_falls(prior, plain):
-    found, bounds = started(prior, plain).run(150)
+    fit, bounds = started(prior, plain).run(150)
     assert np.all(np.isfinite(bounds)) and np.min(np.diff(bounds)) > -1e-8
     assert bounds[-1] > bounds[0] + 1.0
-    np.testing.assert_allclose(found.bound(found.posterior), bounds[-1], rtol=1e-9)
+    np.testing.assert_allclose(fit.bound(fit.posterior), bounds[-1], rtol=1e-9)
     if prior == "fixed":
-        np.testing.assert_allclose(found.functions.theta, np.log(0.8))
-        np.testing.assert_allclose(found.at.sigma2, 0.09)
-        np.testing.assert_allclose(found.at.prior.variance, 1.44)
-        np.testing.assert_allclose(found.at.prior.log_odds, np.log(0.4 / 0.6))
+        at = fit.at
+        fixed = fit.functions.theta, at.sigma2, at.prior.variance, at.prior.log_odds
+        for x, value in zip(fixed, (np.log(0.8), 0.09, 1.44, np.log(0.4 / 0.6)), strict=True):
+            np.testing.assert_allclose(x, value)
 
 
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "with scales"])
-def test_the_limit_is_stationary(plain):
-    found, _ = started("weak", plain).run(3000)
-    functions, weights = found.functions, found.posterior.weights
+def test_the_bound_never_falls_and_its_limit_is_stationary(plain):
+    fit, bounds = started("weak", plain).run(3000)
+    assert np.all(np.isfinite(bounds)) and np.min(np.diff(bounds)) > -1e-8
+    assert bounds[-1] > bounds[0] + 1.0
+    np.testing.assert_allclose(fit.bound(fit.posterior), bounds[-1], rtol=1e-9)
+    functions, weights = fit.functions, fit.posterior.weights
 
     @jax.jit
     def along(m, theta, log_t):
@@ -250,10 +200,10 @@ def test_the_limit_is_stationary(plain):
             scale=weights.scale.at[:, m].multiply(jnp.sqrt(t)),
         )
         alpha, h = t * functions.alpha[m], jnp.sqrt(t) * functions.h[m]
-        posterior = found.posterior._replace(weights=scaled)
-        return found.bound(found.with_function(m, functions.theta[m] + theta, alpha, h, posterior))
+        posterior = fit.posterior._replace(weights=scaled)
+        return fit.bound(fit.with_function(m, functions.theta[m] + theta, alpha, h, posterior))
 
-    active = np.flatnonzero(is_active(found.at, found.posterior))
+    active = np.flatnonzero(is_active(fit.at, fit.posterior))
     assert active.size
     for m in active:
         for path in (lambda e, m=m: along(m, e, 0.0), lambda e, m=m: along(m, 0.0, e)):
@@ -270,12 +220,12 @@ def test_state_space_kernels_give_the_fit_of_matrices():
     for kernel in (quasisep.Matern32(1.0), kernels.Matern32(1.0)):
         # which the other does not have
         model = handlers.condition(model_of("weak", [kernel] * 3), {"phi_sigma": jnp.ones(3)})
-        found = problem(model, args)
-        covariance = found.prior.covariance(0, found.functions.theta[0])
+        fit = problem(model, args)
+        covariance = fit.prior.covariance(0, fit.functions.theta[0])
         assert isinstance(covariance, Quasisep) == (not bounds)
-        bounds.append(found.run(20)[1])
-    held = 3 * stats.lognorm.logpdf(1.0, 2.0)
-    np.testing.assert_allclose(bounds[1] + held, bounds[0], atol=1e-5)
+        bounds.append(fit.run(20)[1])
+    fixed = 3 * stats.lognorm.logpdf(1.0, 2.0)
+    np.testing.assert_allclose(bounds[1] + fixed, bounds[0], atol=1e-5)
 
 
 @pytest.mark.slow
@@ -283,10 +233,10 @@ def test_a_task_and_a_point_without_observations():
     x, Y = observations()
     Y[:, 1] = np.nan
     Y[3] = np.nan
-    found, bounds = problem(model_of("weak", [SMOOTH] * M), (x, Y)).run(12)
+    fit, bounds = problem(model_of("weak", [SMOOTH] * M), (x, Y)).run(12)
     assert np.all(np.isfinite(bounds)) and np.all(np.diff(bounds) > -1e-8)
-    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(found.posterior))
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(fit.posterior))
     # of such a task the weights have their prior
-    _, loc, scale = found.posterior.weights
+    _, loc, scale = fit.posterior.weights
     np.testing.assert_allclose(loc[1], 0.0, atol=1e-12)
-    np.testing.assert_allclose(scale[1] ** 2, found.at.prior.variance[1], rtol=0.05)
+    np.testing.assert_allclose(scale[1] ** 2, fit.at.prior.variance[1], rtol=0.05)

@@ -47,8 +47,8 @@ def test_roughness_is_a_graph_laplacian(shape):
     np.testing.assert_allclose(energy(X, phi), expected)
     # inputs that are repeated are as far from others as single ones
     x = np.repeat(np.linspace(0, 1, 10), 2)
-    found = energy(x, np.stack([x, np.ones_like(x)]))
-    assert np.all(np.isfinite(found)) and found[0] > 1e-3 and abs(found[1]) < 1e-12
+    line, constant = energy(x, np.stack([x, np.ones_like(x)]))
+    assert np.isfinite(line) and line > 1e-3 and abs(constant) < 1e-12
     assert laplacian_of(jnp.zeros(MAX_GRAPH + 1)) is None
 
 
@@ -60,53 +60,46 @@ def test_unmixing_orders_functions_by_smoothness():
     active = jnp.array([True, False, True, True])
     U, group = unmix(deviation, active, laplacian_of(jnp.asarray(x)))
     np.testing.assert_array_equal(group, [0, 0, 1, -1])
-    found = (np.asarray(U).T @ np.where(active[:, None], deviation, 0.0))[:3]
-    np.testing.assert_allclose(found @ found.T / 200, np.eye(3), atol=1e-6)
-    np.testing.assert_allclose(np.abs(found @ waves.T) / 200, np.eye(3), atol=0.02)
+    unmixed = (np.asarray(U).T @ np.where(active[:, None], deviation, 0.0))[:3]
+    np.testing.assert_allclose(unmixed @ unmixed.T / 200, np.eye(3), atol=1e-6)
+    np.testing.assert_allclose(np.abs(unmixed @ waves.T) / 200, np.eye(3), atol=0.02)
 
 
 @pytest.mark.slow
 def test_the_function_that_is_dropped_is_missed_least():
-    found, _ = started("weak", False).run(20)
-    assert np.all(is_active(found.at, found.posterior))
+    problem, _ = started("weak", False).run(20)
+    assert np.all(is_active(problem.at, problem.posterior))
     bounds = []
     for m in range(M):
-        off = switch_off(found.posterior, jnp.arange(M) == m, found.data.mean)
-        refitted, bound = refit_weights(found.spec, found.data, found.at, off, 2)
-        np.testing.assert_allclose(found.bound(refitted), bound, rtol=1e-9)
+        off = switch_off(problem.posterior, jnp.arange(M) == m, problem.data.mean)
+        refitted, bound = refit_weights(problem.spec, problem.data, problem.at, off, 2)
+        np.testing.assert_allclose(problem.bound(refitted), bound, rtol=1e-9)
         bounds.append(float(bound))
-    dropped = drop(found.spec, found.data, found.posterior)
+    dropped = drop(problem.spec, problem.data, problem.posterior)
     gone = ~np.any(dropped.weights.probs > 0, axis=0)
     np.testing.assert_array_equal(np.flatnonzero(gone), [np.argmax(bounds)])
 
 
 @pytest.mark.slow
 def test_sharpening_finds_a_better_turn():
-    found, _ = started("weak", False).run(20)
-    W, phi = found.posterior.weights.mean, found.functions.mean - found.data.mean
+    problem, _ = started("weak", False).run(20)
+    W, phi = problem.posterior.weights.mean, problem.functions.mean - problem.data.mean
     turn = jnp.array([[np.cos(0.6), -np.sin(0.6)], [np.sin(0.6), np.cos(0.6)]])
-    args = W @ turn, found.data.mean + turn.T @ phi, found.at.sigma2
-    turned = start_at(found.spec, found.data, found.posterior, *args)
-    before = refit_weights(found.spec, found.data, found.at, turned, 3)[1]
-    W, phi = sharpen(found.spec, found.data, turned, np.zeros(M, int))
-    better = start_at(found.spec, found.data, turned, W, phi, found.at.sigma2)
-    assert refit_weights(found.spec, found.data, found.at, better, 3)[1] > before + 0.5
+    args = W @ turn, problem.data.mean + turn.T @ phi, problem.at.sigma2
+    turned = start_at(problem.spec, problem.data, problem.posterior, *args)
+    before = refit_weights(problem.spec, problem.data, problem.at, turned, 3)[1]
+    W, phi = sharpen(problem.spec, problem.data, turned, np.zeros(M, int))
+    better = start_at(problem.spec, problem.data, turned, W, phi, problem.at.sigma2)
+    assert refit_weights(problem.spec, problem.data, problem.at, better, 3)[1] > before + 0.5
 
 
 @pytest.mark.exhaustive
-def test_moves_among_kernels_of_several_kinds():
-    """They never lower the bound, and predictions interpolate."""
-    x, Y = observations(30, 5, 3)
+def test_moves_among_kernels_of_several_kinds_never_lower_the_bound():
     functions = [SMOOTH, kernels.quasisep.Matern32(1.0), kernels.RationalQuadratic(alpha=1.0)]
     model = model_of("weak", functions)
-    guide = nss.PairedGuide(model)
-    svi = nss.CAVI(model, guide, num_restarts=1)
-    result = svi.run(KEY, 60, x, Y, progress_bar=False)
+    svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=1)
+    result = svi.run(KEY, 60, *observations(30, 5, 3), progress_bar=False)
     assert np.max(np.diff(result.losses)) < 1e-8
-    fitted = guide.predict(result.params, x, Y)
-    there = guide.predict(result.params, x, Y, X_new=x)
-    for new, old in zip(there, fitted, strict=True):
-        np.testing.assert_allclose(new, old, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -119,9 +112,8 @@ def test_moves_find_what_sweeps_do_not():
     Y = (W @ waves).T + 0.1 * RNG.normal(size=(40, 8))
     model = nss.models.mtmkl([SMOOTH] * 2)
     svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=1)
-    first = svi.init(KEY, x, Y)
-    moved = svi.run(KEY, 60, x, Y, init_state=first, progress_bar=False)
-    state = first
+    state = svi.init(KEY, x, Y)
+    moved = svi.run(KEY, 60, x, Y, init_state=state, progress_bar=False)
     for _ in range(60):
         state, loss = svi.update(state, x, Y)
     assert moved.losses[-1] < loss + 0.1
@@ -136,7 +128,7 @@ def test_a_contest_gives_up_proposals_that_cannot_catch_up():
     bounds = {
         "state": np.full(sweeps.size, -10.0),
         "late": -300.0 + 40 * sweeps,
-        "lame": np.full(sweeps.size, -50.0),
+        "worse": np.full(sweeps.size, -50.0),
         "slow": -300.0 + sweeps,
         "broken": np.full(sweeps.size, np.nan),
     }
@@ -151,15 +143,12 @@ def test_a_contest_gives_up_proposals_that_cannot_catch_up():
     fit = Scripted(None, None, -1.0, None)
     names = list(bounds)
     stage = fit.contest(Progress(0, names[0], np.inf, False), names[1:])
-    assert stage.progress.posterior == "late"
-    assert stage.progress.step == 1
-    assert not stage.rejected
+    assert (stage.progress.posterior, stage.progress.step, stage.rejected) == ("late", 1, False)
     assert list(stage.losses) == [-bounds["late"][-1]]
-    assert visits == {"state": 8, "late": 12, "lame": 4, "slow": 4, "broken": 4}
+    assert visits == {"state": 8, "late": 12, "worse": 4, "slow": 4, "broken": 4}
     # 120 nats behind after the first sweeps, and the highest in the end
     assert bounds["late"][rounds.HEAT - 1] < bounds["state"][0] - 120
 
     bounds["late"][:] = np.nan
     stage = fit.contest(Progress(0, names[0], np.inf, False), names[1:])
-    assert stage.rejected
-    assert stage.progress.posterior == "state"
+    assert stage.rejected and stage.progress.posterior == "state"

@@ -15,7 +15,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_spikeslab as nss
 
-KEY = random.key(0)
+NOISE = np.random.default_rng(1).normal(size=60)
 
 
 def model(X, y=None, noise=1.0, inclusion=0.1, slab=1.0, mask=True):
@@ -25,8 +25,8 @@ def model(X, y=None, noise=1.0, inclusion=0.1, slab=1.0, mask=True):
         numpyro.sample("y", dist.Normal(X @ w, noise), obs=y)
 
 
-def learned(X, y=None, intercept_scale=10.0):
-    b = numpyro.sample("b", dist.Normal(1.0, intercept_scale))
+def learned(X, y=None):
+    b = numpyro.sample("b", dist.Normal(1.0, 10.0))
     sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
     with numpyro.plate("feature", X.shape[1]):
         w = nss.spike_slab("w", 0.1)
@@ -43,42 +43,25 @@ def params_of(probs, loc, scale=0.1):
     return dict(zip(("w_auto_probs", "w_auto_loc", "w_auto_scale"), values, strict=True))
 
 
-def alike(num_obs=60, size=3, spread=0.4, seed=0):
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(num_obs, 1)) + spread * rng.normal(size=(num_obs, size))
+def correlated(size=3, spread=0.4):
+    """A design of columns that share a part."""
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(60, 1)) + spread * rng.normal(size=(60, size))
 
 
-def fitted(model, *args, num_steps=200):
-    guide = nss.PairedGuide(model)
-    params = nss.CAVI(model, guide).run(KEY, num_steps, *args, progress_bar=False).params
-    return guide, params
-
-
-def shares_of(table, size):
-    """Of the one set of a table, by the columns."""
+def assert_shares(table, log_densities, tolerance):
+    """Those of the one set of a table, in proportion to densities of models with one effect."""
     (members,), (shares,) = table["members"], table["shares"]
-    found = np.zeros(size)
-    found[list(members)] = shares
-    return found
+    expected = np.exp(log_densities - np.logaddexp.reduce(log_densities))
+    assert np.sort(expected)[1] > 0.01
+    np.testing.assert_allclose(shares, expected[list(members)], atol=tolerance)
+    assert len(members) == len(expected) and np.all(np.diff(shares) <= 0)
 
 
-def test_two_identical_columns_are_one_set_where_the_fit_says_one():
-    X = alike(spread=1.0)
-    X[:, 2] = X[:, 0]
-    y = X[:, 0] + np.random.default_rng(1).normal(size=60)
-    guide, params = fitted(model, X, y)
-    inclusion = np.sort(guide.inclusion_probabilities(params)["w"])
-    assert inclusion[-1] > 0.9 and inclusion[-2] < 0.1
-    table = guide.credible_sets(params, X, y)
-    assert set(table["members"][0]) == {0, 2} and table["effect"][0] in (0, 2)
-    assert table["size"].tolist() == [2] and table["purity"][0] == pytest.approx(1.0)
-    # what the fit leaves to the other one is not there for the first
-    np.testing.assert_allclose(table["shares"][0], 0.5, atol=0.02)
-    assert table["probability"][0] == pytest.approx(sum(table["shares"][0]))
-
-
+UNITS = np.array([1.0, -1e3, 1e-2])
 CASES = {
     "plain": {},
+    "other units": {"slab": 1 / np.abs(UNITS)},
     "priors of each column": {"inclusion": np.array([0.1, 0.3, 0.05]), "slab": np.arange(1.0, 4)},
     "noise that varies": {"noise": np.linspace(0.5, 2, 60)},
     "missing": {"mask": np.arange(60) % 3 > 0},
@@ -88,32 +71,24 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_shares_are_those_of_all_models_with_one_effect(case, precision):
     options = {"noise": 1.0, "inclusion": 0.1, "slab": 1.0, "mask": True} | CASES[case]
-    X = alike()
-    y = 0.7 * X[:, 0] + np.random.default_rng(1).normal(size=60)
-    if case == "missing":
-        X[::3, 1], y[::3] = np.nan, np.nan
+    X = correlated() * (UNITS if case == "other units" else 1.0)
+    y = 0.7 * X[:, 0] + NOISE
     weight = np.broadcast_to(options["mask"], 60).astype(float)
-    exact = truth.enumerate_models(
-        truth.regression(
-            np.where(weight[:, None] > 0, X, 0), y, *list(options.values())[:3], weight
-        )
-    )
+    prior = (options[name] for name in ("noise", "inclusion", "slab"))
+    exact = truth.enumerate_models(truth.regression(X, y, *prior, weight))
     one = exact.models.sum(axis=1) == 1
-    expected = exact.probs[one] @ exact.models[one] / exact.probs[one].sum()
-    assert np.sort(expected)[1] > 0.01
-
-    y = np.where(weight > 0, y, 0)
+    if case == "missing":
+        X[::3, 1], y[::3] = np.nan, 0.0
     table = sets_of(params_of([1.0, 0.0, 0.0], [0.6, 0.1, 2.0]), X, y, coverage=1.0, **options)
     assert table["effect"].tolist() == [0]
     tolerance = 1e-5 if precision == "float64" else 1e-3
-    np.testing.assert_allclose(shares_of(table, 3), expected, atol=tolerance)
-    assert np.all(np.diff(table["shares"][0]) <= 0)
+    assert_shares(table, np.log(exact.probs[one] @ exact.models[one]), tolerance)
 
 
 @pytest.mark.usefixtures("x64")
 def test_other_effects_are_as_the_fit_has_them():
-    X = alike(size=5)
-    y = X[:, 1] - X[:, 4] + np.random.default_rng(1).normal(size=60)
+    X = correlated(size=5)
+    y = X[:, 1] - X[:, 4] + NOISE
     probs, loc = np.array([0.1, 0.9, 0.4, 0.0, 0.8]), np.array([0.5, 0.8, -1.0, 3.0, -0.9])
     table = sets_of(params_of(probs, loc), X, y, coverage=1.0)
     assert table["effect"].tolist() == [1, 4]
@@ -121,11 +96,10 @@ def test_other_effects_are_as_the_fit_has_them():
     for effect, (_, row) in zip((1, 4), table.iterrows(), strict=True):
         log_odds = []
         for j in row["members"]:
-            left = y - X @ np.where(np.isin(range(5), (j, effect)), 0, mean)
-            covariance = np.eye(60) + np.outer(X[:, j], X[:, j])
+            residual = y - X @ np.where(np.isin(range(5), (j, effect)), 0, mean)
+            alone, with_j = np.eye(60), np.eye(60) + np.outer(X[:, j], X[:, j])
             densities = (
-                stats.multivariate_normal(np.zeros(60), c).logpdf(left)
-                for c in (covariance, np.eye(60))
+                stats.multivariate_normal(np.zeros(60), c).logpdf(residual) for c in (with_j, alone)
             )
             log_odds.append(np.subtract(*densities))
         expected = np.exp(log_odds - np.logaddexp.reduce(log_odds))
@@ -136,76 +110,41 @@ def test_other_effects_are_as_the_fit_has_them():
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("inner", [AutoDelta, AutoNormal])
 def test_an_intercept_is_integrated_out(inner):
-    X = alike() + [0.0, 3.0, -5.0]
-    y = 2 + 0.7 * X[:, 0] + np.random.default_rng(1).normal(size=60)
-    # that of an AutoNormal is one of the logarithm
-    sigma = 1.2 if inner is AutoDelta else np.log(1.2)
-    values = {"b_auto_loc": 0.3, "sigma_auto_loc": sigma}
-    # the effects are those of all slopes
-    spread = {"b_auto_slope": np.ones(3)}
-    if inner is AutoNormal:
-        spread = {"b_auto_scale": 0.1, "sigma_auto_scale": 0.1}
-    params = params_of([1.0, 0.0, 0.0], [0.6, 0.0, 0.0]) | values | spread
+    """Also where the model closes over its data."""
+    X = correlated() + [0.0, 3.0, -5.0]
+    y = 2 + 0.7 * X[:, 0] + NOISE
+    params = params_of([1.0, 0.0, 0.0], [0.6, 0.0, 0.0]) | {"b_auto_loc": 0.3}
+    if inner is AutoDelta:
+        # the effects are those of all slopes
+        params |= {"sigma_auto_loc": 1.2, "b_auto_slope": np.ones(3)}
+    else:
+        params |= {"sigma_auto_loc": np.log(1.2), "b_auto_scale": 0.1, "sigma_auto_scale": 0.1}
     guide = nss.PairedGuide(learned, inner_guide=inner)
     table = guide.credible_sets(params, X, y, coverage=1.0)
+    covariance = 1.2**2 * np.eye(60) + 100.0
     densities = [
-        stats.multivariate_normal(np.ones(60), 1.2**2 * np.eye(60) + 100.0 + np.outer(x, x)).logpdf(
-            y
-        )
-        for x in X.T
+        stats.multivariate_normal(np.ones(60), covariance + np.outer(x, x)).logpdf(y) for x in X.T
     ]
-    expected = np.exp(densities - np.logaddexp.reduce(densities))
-    assert np.sort(expected)[1] > 0.01
-    np.testing.assert_allclose(shares_of(table, 3), expected, atol=1e-8)
-
-
-@pytest.mark.usefixtures("x64")
-def test_a_model_that_closes_over_its_data_needs_no_arguments():
-    X = alike()
-    y = 0.7 * X[:, 0] + np.random.default_rng(1).normal(size=60)
-    params = params_of([1.0, 0.0, 0.0], [0.6, 0.0, 0.0]) | {
-        "b_auto_loc": 0.3,
-        "b_auto_slope": np.zeros(3),
-        "sigma_auto_loc": 1.2,
-    }
-    expected = nss.PairedGuide(learned).credible_sets(params, X, y)
-    closed = nss.PairedGuide(lambda: learned(X, y)).credible_sets(params)
-    pd.testing.assert_frame_equal(closed, expected)
-    params |= {"sigma_auto_loc": np.log(1.2), "b_auto_scale": 0.1, "sigma_auto_scale": 0.1}
-    normal = nss.PairedGuide(lambda: learned(X, y), inner_guide=AutoNormal)
-    pd.testing.assert_frame_equal(normal.credible_sets(params), expected)
-
-
-@pytest.mark.usefixtures("x64")
-def test_units_and_order_of_columns_do_not_matter():
-    rng = np.random.default_rng(0)
-    X, order, units = alike(size=6, spread=0.2), rng.permutation(6), 10.0 ** rng.integers(-3, 4, 6)
-    units[::2] *= -1
-    y = X[:, 1] + rng.normal(size=60)
-    probs, loc = np.array([0.1, 0.9, 0.1, 0.0, 0.2, 0.3]), rng.normal(size=6) / 5
-    before = sets_of(params_of(probs, loc), X, y)
-    params = params_of(probs[order], (loc / units)[order])
-    slab = (1.0 / abs(units))[order]
-    after = sets_of(params, (X * units)[:, order], y, slab=slab)
-    assert 1 < before["size"][0] < 6
-    for column in ("effect", "members"):
-        found = order[np.ravel(after[column][0])]
-        np.testing.assert_array_equal(found, np.ravel(before[column][0]))
-    for column in ("shares", "probability", "purity"):
-        np.testing.assert_allclose(after[column][0], before[column][0], rtol=1e-8)
+    assert_shares(table, densities, 1e-8)
+    closed = nss.PairedGuide(lambda: learned(X, y), inner_guide=inner)
+    pd.testing.assert_frame_equal(closed.credible_sets(params, coverage=1.0), table)
 
 
 def test_columns_that_are_the_same_are_members_together():
-    X = alike(size=4, spread=1.0)
+    X = correlated(size=4, spread=1.0)
     X[:, 2] = -3.0 * X[:, 0]
     y = 2 * X[:, 0] + X[:, 3]
-    found = []
+    # two effects of the same columns are reported once
     for probs in ([1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 1.0, 1.0]):
         params = params_of(probs, [1.0, 0.0, -0.333, 1.0])
         table = sets_of(params, X, y, coverage=0.5)
-        found.append([set(members) for members in table["members"]])
-    # two effects of the same columns are reported once
-    assert found == [[{0, 2}, {3}]] * 2
+        assert [set(members) for members in table["members"]] == [{0, 2}, {3}]
+        assert table["size"].tolist() == [2, 1] and table["purity"][0] == pytest.approx(1.0)
+        assert table["probability"][0] == pytest.approx(sum(table["shares"][0]))
+    # of equal columns the shares are equal
+    X[:, 2] = X[:, 0]
+    table = sets_of(params_of([1.0, 0.0, 0.0, 1.0], np.ones(4)), X, y)
+    np.testing.assert_allclose(table["shares"][0], 0.5, atol=1e-3)
 
 
 def test_an_effect_that_no_correlated_columns_explain_makes_no_set():
@@ -227,63 +166,54 @@ def test_an_effect_that_no_correlated_columns_explain_makes_no_set():
 
 
 def test_members_are_the_fewest_that_reach_the_coverage():
-    X = alike(size=5, spread=0.2)
-    y = X[:, 1] + np.random.default_rng(1).normal(size=60)
-    params = params_of(np.eye(5)[1], np.ones(5))
-    every = np.array(sets_of(params, X, y, coverage=1.0)["shares"][0])
+    X = correlated(size=5, spread=0.2)
+    data = params_of(np.eye(5)[1], np.ones(5)), X, X[:, 1] + NOISE
+    shares = np.array(sets_of(*data, coverage=1.0)["shares"][0])
     for coverage in (0.3, 0.6, 0.9):
-        size = 1 + np.sum(np.cumsum(every) < coverage)
-        assert sets_of(params, X, y, coverage=coverage)["size"].tolist() == [size]
-
-
-def test_shares_by_column_are_those_of_the_table():
-    X = alike(size=5, spread=0.2)
-    y = X[:, 1] + np.random.default_rng(1).normal(size=60)
-    params = params_of(np.eye(5)[1], np.ones(5))
-    table = sets_of(params, X, y)
+        size = 1 + np.sum(np.cumsum(shares) < coverage)
+        assert sets_of(*data, coverage=coverage)["size"].tolist() == [size]
+    # the same by column
+    table = sets_of(*data)
     members = list(table["members"][0])
     assert 1 < len(members) < 5 and members != sorted(members)
     expected = np.full((1, 5), np.nan)
     expected[0, members] = table["shares"][0]
-    np.testing.assert_array_equal(nss.PairedGuide(model).set_shares(params, X, y)["w"], expected)
+    np.testing.assert_array_equal(nss.PairedGuide(model).set_shares(*data)["w"], expected)
 
 
 def two_sites(X, y=None):
     with numpyro.plate("row", 2, dim=-2), numpyro.plate("column", 2, dim=-1):
         a = nss.spike_slab("a", 0.1)
-    with numpyro.plate("rest", X.shape[1] - 4):
+    with numpyro.plate("others", X.shape[1] - 4):
         w = nss.spike_slab("w", 0.1)
     with numpyro.plate("obs", X.shape[0]):
         numpyro.sample("y", dist.Normal(X[:, :4] @ a.ravel() + X[:, 4:] @ w, 1.0), obs=y)
 
 
 def test_columns_of_several_sites_stand_in_for_each_other():
-    X = alike(size=6, spread=1.0)
+    X = correlated(size=6, spread=1.0)
     X[:, 4] = X[:, 1]
     y = X[:, 1] + X[:, 3]
     joint = params_of([0.0, 1.0, 0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 1.0, 0.0, 0.0])
-    params = {}
-    for part in ("probs", "loc", "scale"):
-        values = joint[f"w_auto_{part}"]
-        params |= {f"a_auto_{part}": values[:4].reshape(2, 2), f"w_auto_{part}": values[4:]}
+    params = {name: values[4:] for name, values in joint.items()}
+    params |= {f"a{name[1:]}": values[:4].reshape(2, 2) for name, values in joint.items()}
     guide = nss.PairedGuide(two_sites)
     table = guide.credible_sets(params, X, y)
     assert table["effect"].tolist() == [("a", 0, 1), ("a", 1, 1)]
     assert set(table["members"][0]) == {("a", 0, 1), ("w", 0)}
-    expected = sets_of(joint, X, y)
-    np.testing.assert_allclose(table["shares"][0], expected["shares"][0], rtol=1e-5)
+    np.testing.assert_allclose(table["shares"][0], sets_of(joint, X, y)["shares"][0], rtol=1e-5)
     assert guide.credible_sets(params, X, y, site="a").equals(table)
     assert guide.credible_sets(params, X, y, site="w").empty
 
     # the same as arrays
-    shares = guide.set_shares(params, X, y)
-    assert shares["a"].shape == (2, 2, 2) and shares["w"].shape == (2, 2)
+    expected = {"a": np.full((2, 2, 2), np.nan), "w": np.full((2, 2), np.nan)}
     for place, row in table.iterrows():
-        members = {("a", *index) for index in np.argwhere(~np.isnan(shares["a"][place])).tolist()}
-        members |= {("w", *index) for index in np.argwhere(~np.isnan(shares["w"][place])).tolist()}
-        assert members == {tuple(member) for member in row["members"]}
-        found = [shares[name][(place, *index)] for name, *index in row["members"]]
-        np.testing.assert_array_equal(found, row["shares"])
+        for (name, *index), share in zip(row["members"], row["shares"], strict=True):
+            expected[name][(place, *index)] = share
+    shares = guide.set_shares(params, X, y)
+    assert shares.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(shares[name], array)
 
 
 def planted(seed):
@@ -314,13 +244,6 @@ def test_sets_hold_an_effect_where_the_fit_has_settled_on_a_neighbour():
     assert count >= 20 and settled < holding and holding >= 0.85 * count
 
 
-def tasks(X, Y=None):
-    with numpyro.plate("task", 2, dim=-2), numpyro.plate("feature", X.shape[1], dim=-1):
-        W = nss.spike_slab("w", 0.3)
-    with numpyro.plate("obs", X.shape[0], dim=-2), numpyro.plate("response", 2, dim=-1):
-        numpyro.sample("y", dist.Normal(X @ W.T, 0.5), obs=Y)
-
-
 @pytest.mark.parametrize("shift", [0.0, 3.0])
 def test_columns_are_alike_where_observations_count(x64, shift):
     """Two columns are the same in the half of the rows that has little noise."""
@@ -329,13 +252,11 @@ def test_columns_are_alike_where_observations_count(x64, shift):
     X[:30, 2] = X[:30, 0]
     noise = np.repeat([0.5, 50.0], 30)
     y = X[:, 0] + noise * rng.normal(size=60)
-    guide = nss.PairedGuide(model)
-    params = params_of([1.0, 0.0, 0.0], [1.0, 0.0, 0.0])
-    table = guide.credible_sets(params, X, y, noise=noise)
+    table = sets_of(params_of([1.0, 0.0, 0.0], [1.0, 0.0, 0.0]), X, y, noise=noise)
     assert sorted(table["members"].iloc[0]) == [0, 2] and table["purity"].iloc[0] > 0.99
 
 
-DATA = alike(), np.ones(60)
+DATA = correlated(), np.ones(60)
 REFUSALS = {
     "no parameters": (lambda: sets_of({}, *DATA), r"params\['w_auto_loc'\]: got nothing"),
     "other parameters": (
@@ -343,22 +264,16 @@ REFUSALS = {
         r"params\['w_auto_loc'\]: got the shape \(2,\), expected the shape \(3,\)",
     ),
     "no observations": (lambda: sets_of({}, DATA[0], None), "no observed site depends on"),
-    "site": (
-        lambda: sets_of({}, *DATA, site="v"),
-        r"site: got 'v', expected one of \['w'\]",
-    ),
+    "site": (lambda: sets_of({}, *DATA, site="v"), r"site: got 'v', expected one of \['w'\]"),
     "coverage of zero": (lambda: sets_of({}, *DATA, coverage=0.0), "coverage: got 0.0"),
     "coverage in percent": (lambda: sets_of({}, *DATA, coverage=95), "coverage: got 95"),
-    "correlation": (
-        lambda: sets_of({}, *DATA, min_correlation=-0.5),
-        "min_correlation: got -0.5",
-    ),
+    "correlation": (lambda: sets_of({}, *DATA, min_correlation=-0.5), "correlation: got -0.5"),
     "blocks": (
         lambda: nss.PairedGuide(model, blocks=[[0, 1]]).credible_sets({}, *DATA),
         "got a guide with blocks",
     ),
     "tasks": (
-        lambda: nss.PairedGuide(tasks).credible_sets({}, DATA[0], np.ones((60, 2))),
+        lambda: nss.PairedGuide(truth.tasks_model).credible_sets({}, *truth.tasks_case().args),
         "features that tasks share.*expected columns of one design",
     ),
     "functions": (
@@ -378,5 +293,5 @@ def test_what_has_no_sets_is_refused(name):
 
 @pytest.mark.slow
 def test_weights_of_something_else_have_no_shares():
-    assert nss.PairedGuide(tasks).set_shares({}, DATA[0], np.ones((60, 2))) == {}
+    assert nss.PairedGuide(truth.tasks_model).set_shares({}, *truth.tasks_case().args) == {}
     assert nss.PairedGuide(nss.models.factor_analysis(2)).set_shares({}, DATA[0]) == {}
