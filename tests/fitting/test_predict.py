@@ -2,11 +2,11 @@
 """Predictions of latent functions in closed form, against draws and dense algebra."""
 
 from functools import partial
-import pickle
 
-import arviz_base
+from function_models import first_params
 import numpy as np
 import pytest
+from task_problems import observations
 from tinygp import kernels
 
 import jax
@@ -14,41 +14,28 @@ from jax import random
 import jax.numpy as jnp
 
 import numpyro
-
-# not `from numpyro.infer`, which after ArviZ's lazy import of NumPyro makes a second module
-from numpyro import infer
 import numpyro.distributions as dist
+from numpyro.infer import Predictive
 
 import numpyro_spikeslab as nss
 
-# one fit of a model with moves takes half a minute
 pytestmark = [pytest.mark.usefixtures("x64"), pytest.mark.slow]
 
 KEY = random.key(0)
 N, Q = 24, 4
-X = np.linspace(0, 3, N)
+X, Y = observations(N, Q)
 SMOOTH = kernels.ExpSquared(1.0)
-
-
-def observations():
-    rng = np.random.default_rng(0)
-    f = np.stack([np.sin(2 * X), np.cos(3 * X + 1)], 1) @ rng.normal(size=(2, Q))
-    Y = f + 0.1 * rng.normal(size=(N, Q))
-    Y[3:8, 1] = np.nan
-    return Y
-
-
-Y = observations()
 
 
 class Fit:
     """Fitted once, for the tests that only look."""
 
     def __init__(self):
+        # without moves, which take half a minute
         self.model = nss.models.mtmkl([SMOOTH] * 3)
         self.guide = nss.PairedGuide(self.model)
-        self.svi = nss.CAVI(self.model, self.guide, num_restarts=1)
-        self.result = self.svi.run(KEY, 40, X, Y, progress_bar=False)
+        svi = nss.CAVI(self.model, self.guide, plain=True)
+        self.result = svi.run(KEY, 60, X, Y, progress_bar=False)
         self.params = self.result.params
 
     def predict(self, **options):
@@ -59,32 +46,41 @@ class Fit:
 def fit():
     before = jax.config.jax_enable_x64
     jax.config.update("jax_enable_x64", True)
-    found = Fit()
+    fit = Fit()
     jax.config.update("jax_enable_x64", before)
-    return found
+    return fit
 
 
 @pytest.mark.exhaustive
 def test_a_fit_explains_the_tasks(fit):
-    losses = np.asarray(fit.result.losses)
-    assert losses.shape == (40,) and np.max(np.diff(losses)) < 1e-8
     mean, variance = fit.predict()
     assert mean.shape == variance.shape == (N, Q)
     assert np.nanmax(np.abs(mean - Y)) < 0.5
+    # the inputs need not be new ones
+    for at_inputs, old in zip(fit.predict(X_new=X), (mean, variance), strict=True):
+        np.testing.assert_allclose(at_inputs, old, atol=1e-6)
     noisy = fit.predict(noise=True)[1]
     noise = np.broadcast_to(fit.params["noise_auto_loc"] ** 2, (N, Q))
     np.testing.assert_allclose(noisy - variance, noise)
-    assert np.all((noise > 0.001) & (noise < 0.03))
+    assert np.all((noise > 0.01) & (noise < 0.1))
+
+
+def assert_moments(draws, mean, variance):
+    sd = np.sqrt(np.asarray(variance))
+    assert np.max(np.abs(draws.mean(0) - mean) / (5 * sd / np.sqrt(len(draws)) + 1e-3)) < 1
+    np.testing.assert_allclose(draws.var(0), variance, rtol=0.5, atol=5e-4)
 
 
 @pytest.mark.exhaustive
 def test_draws_have_the_moments_of_the_prediction(fit):
     draws = fit.guide.sample_posterior(KEY, fit.params, X, Y, sample_shape=(500,))
-    mean, variance = fit.predict()
     assert draws["phi"].shape == (500, 3, N) and draws["W"].shape == (500, Q, 3)
-    sd = np.sqrt(np.asarray(variance))
-    assert np.max(np.abs(draws["f"].mean(0) - mean) / (5 * sd / np.sqrt(500) + 1e-3)) < 1
-    np.testing.assert_allclose(draws["f"].var(0), variance, rtol=0.5, atol=1e-4)
+    assert_moments(draws["f"], *fit.predict())
+    X_new = X[:5] + 0.06
+    predictive = Predictive(fit.model, guide=fit.guide, params=fit.params, num_samples=500)
+    draws = predictive(KEY, X, Y, X_new)
+    assert draws["Y_new"].shape == (500, 5, Q)
+    assert_moments(draws["f_new"], *fit.predict(X_new=X_new))
 
 
 @pytest.mark.exhaustive
@@ -105,18 +101,12 @@ def test_summaries_of_functions_need_the_arguments_of_the_model(fit):
     np.testing.assert_array_equal(guide.median(fit.params)["phi"], medians["phi"])
 
 
-@pytest.mark.exhaustive
-def test_predictions_at_the_inputs_need_no_new_ones(fit):
-    for found, expected in zip(fit.predict(), fit.predict(X_new=X), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
 def test_predictions_follow_from_the_posterior_of_each_function(fit):
     """Given its values at the inputs a function is Gaussian elsewhere: dense algebra."""
     X_new = X[:5] + 0.06
     mean, variance = fit.predict(X_new=X_new)
-    functions = fit.result.state.optim_state[1].functions
-    weights = fit.result.state.optim_state[1].weights
+    posterior = fit.result.state.optim_state[1]
+    functions, weights = posterior.functions, posterior.weights
     W, W2 = np.asarray(weights.mean), np.asarray(weights.slab_moments[1])
     expected, spread = np.zeros((5, Q)), np.zeros((5, Q))
     for m in range(3):
@@ -131,53 +121,22 @@ def test_predictions_follow_from_the_posterior_of_each_function(fit):
         at_inputs = np.linalg.solve(B, h)
         cross = K(X, X_new)
         phi = cross.T @ at_inputs
-        left = np.diag(K(X_new, X_new) - cross.T @ np.linalg.solve(B, alpha[:, None] * cross))
+        var = np.diag(K(X_new, X_new) - cross.T @ np.linalg.solve(B, alpha[:, None] * cross))
         expected += np.outer(phi, W[:, m])
-        spread += np.outer(phi**2 + left, W2[:, m]) - np.outer(phi**2, W[:, m] ** 2)
+        spread += np.outer(phi**2 + var, W2[:, m]) - np.outer(phi**2, W[:, m] ** 2)
     np.testing.assert_allclose(mean, expected, atol=1e-6)
     np.testing.assert_allclose(variance, spread, atol=1e-6)
 
 
-@pytest.mark.exhaustive
-def test_posterior_predictive_at_new_inputs(fit):
-    X_new = X[:5] + 0.06
-    predictive = infer.Predictive(fit.model, guide=fit.guide, params=fit.params, num_samples=300)
-    draws = predictive(KEY, X, Y, X_new)
-    mean, variance = fit.predict(X_new=X_new)
-    assert draws["Y_new"].shape == (300, 5, Q)
-    sd = np.sqrt(np.asarray(variance))
-    assert np.max(np.abs(draws["f_new"].mean(0) - mean) / (5 * sd / np.sqrt(300) + 1e-3)) < 1
-
-
-@pytest.mark.exhaustive
-def test_arviz_knows_the_dimensions(fit):
-    data = arviz_base.from_numpyro_svi(
-        fit.svi, svi_result=fit.result, model_args=(X, Y), num_samples=10
-    )
-    assert data.posterior["W"].dims[-2:] == ("task", "latent")
-    assert data.posterior["phi"].shape[-2:] == (3, N)
-
-
-def test_a_pickled_guide_predicts_the_same(fit):
-    guide = pickle.loads(pickle.dumps(fit.guide))
-    options = dict(X_new=X[:3] + 0.05)
-    found = guide.predict(fit.params, X, Y, **options)
-    for one, other in zip(found, fit.predict(**options), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_data_that_change_in_place_change_predictions(fit):
-    data = Y.copy()
-    before = fit.guide.predict(fit.params, X, data)[0]
-    np.testing.assert_array_equal(before, fit.predict()[0])
     inputs = X.copy()
-    at = fit.guide.predict(fit.params, inputs, data, X_new=X)[0]
-    inputs *= 2.0
+    predict = partial(fit.guide.predict, fit.params, inputs, Y, X_new=X)
+    before = predict()[0]
     # what a function is at the new inputs follows from the old ones, as they are now
-    changed = fit.guide.predict(fit.params, inputs, data, X_new=X)[0]
-    assert np.max(np.abs(changed - at)) > 0.1
+    inputs *= 2.0
+    assert np.max(np.abs(predict()[0] - before)) > 0.1
     inputs /= 2.0
-    np.testing.assert_array_equal(fit.guide.predict(fit.params, inputs, data, X_new=X)[0], at)
+    np.testing.assert_array_equal(predict()[0], before)
 
 
 def of_line(x, Y):
@@ -192,20 +151,14 @@ def of_line(x, Y):
 
 def predict_line(fit):
     guide, args = nss.PairedGuide(of_line), (X, np.nan_to_num(Y))
-    svi = nss.CAVI(of_line, guide)
-    return guide.predict(svi.get_params(svi.init(KEY, *args)), *args, X_new=X[:2])
+    params = first_params(guide, *args) | {"slope_auto_loc": jnp.array(1.0)}
+    return guide.predict(params, *args, X_new=X[:2])
 
 
 REFUSALS = {
     "axes": (lambda fit: fit.predict(X_new=np.ones((3, 2))), r"got the shape \(3, 2\)"),
     "no point": (lambda fit: fit.predict(X_new=np.ones(0)), "at least one point"),
     "NaN": (lambda fit: fit.predict(X_new=np.array([np.nan])), "not finite"),
-    "width": (
-        lambda fit: nss.PairedGuide(fit.model).predict(
-            fit.params, np.stack([X, X**2], 1), Y, X_new=np.ones((3, 3))
-        ),
-        "of the same width",
-    ),
     "a line": (predict_line, "is not the same at all inputs"),
     "traced parameters": (
         lambda fit: jax.jit(lambda params: fit.guide.predict(params, X, Y))(fit.params),
@@ -234,9 +187,9 @@ def test_single_precision_agrees_with_double(fit):
     with jax.enable_x64(False):
         model = nss.models.mtmkl([SMOOTH] * 3)
         guide = nss.PairedGuide(model)
-        svi = nss.CAVI(model, guide, num_restarts=1)
+        svi = nss.CAVI(model, guide, plain=True)
         inputs, data = X.astype(np.float32), Y.astype(np.float32)
-        result = svi.run(KEY, 30, inputs, data, progress_bar=False)
+        result = svi.run(KEY, 60, inputs, data, progress_bar=False)
         mean, variance = guide.predict(result.params, inputs, data)
     assert mean.dtype == variance.dtype == np.float32
     assert np.all(np.isfinite(result.losses)) and np.all(variance >= 0)
