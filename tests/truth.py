@@ -272,7 +272,7 @@ def weighted_model(X, offset, scale, observed, counts, y=None):
         numpyro.sample("y", dist.Normal(2.0 + 0.5 * (X @ w - offset), scale), obs=y)
 
 
-def weighted_case(missing: float = np.nan) -> Case:
+def weighted_case() -> Case:
     X = design("correlated")
     rng = np.random.default_rng(3)
     offset = np.linspace(-3.0, 3.0, len(X))
@@ -281,7 +281,7 @@ def weighted_case(missing: float = np.nan) -> Case:
     y = response(0.5 * X, noise=scale)
     inclusion, slab_scale = np.linspace(0.1, 0.7, 4), np.linspace(0.5, 2.0, 4)
     problem = regression(0.5 * X, y, scale, inclusion, slab_scale, weight=observed * counts)
-    y = np.where(observed, 2.0 + y - 0.5 * offset, missing)
+    y = np.where(observed, 2.0 + y - 0.5 * offset, np.nan)
     return _case(weighted_model, (X, offset, scale, observed, counts, y), problem)
 
 
@@ -473,8 +473,8 @@ def shared_features_case() -> Case:
     def at(z):
         scale = np.broadcast_to(z["sigma"], Y.shape).ravel()
         slab_scale = np.tile(np.linspace(0.5, 1.0, M), Q)
-        X = design_of_tasks(phi, Q)
-        return regression(X, Y.ravel(), scale, 0.3, slab_scale, weight=observed.ravel())
+        X, weight = design_of_tasks(phi, Q), observed.ravel()
+        return regression(X, Y.ravel(), scale, 0.3, slab_scale, weight)
 
     args = (phi, observed, np.where(observed, Y, np.nan))
     return _case(shared_features_model, args, at, log_density(sigma=stats.halfnorm), W=(Q, M))
