@@ -77,9 +77,8 @@ def model_of(prior: str, functions: list[Any], mean: Any = None) -> Any:
             inclusion = number("inclusion", 0.5, density, (num_functions,) if own else ())
         with numpyro.plate("task", num_tasks, dim=-2), numpyro.plate("latent", num_functions):
             W = nss.spike_slab("W", inclusion, slab)
-        seen = ~np.isnan(Y)
-        with handlers.mask(mask=seen):
-            numpyro.sample("Y", dist.Normal((W @ phi).T, noise), obs=np.where(seen, Y, 0.0))
+        with handlers.mask(mask=~np.isnan(Y)):
+            numpyro.sample("Y", dist.Normal((W @ phi).T, noise), obs=np.nan_to_num(Y))
 
     held = {"phi_scale": jnp.full(len(functions), 0.8)}
     return handlers.condition(model, data=held) if prior == "fixed" else model
@@ -125,10 +124,10 @@ class Problem(NamedTuple):
         posterior = posterior or self.posterior
         terms = Terms(m, alpha, h)
         prior = function_prior(self.spec, self.data, view_at(self.spec, self.data, posterior))
-        found = condition(prior, posterior, terms, theta, self.functions.step[m])
-        values = self.spec.parameters.scatter(found.functions.theta)
-        known = {name: values[name] for name in self.spec.form.kernels}
-        return found._replace(values=found.values | known)
+        new = condition(prior, posterior, terms, theta, self.functions.step[m])
+        values = self.spec.parameters.scatter(new.functions.theta)
+        of_kernels = {name: values[name] for name in self.spec.form.kernels}
+        return new._replace(values=new.values | of_kernels)
 
     def covariance(self, m: int) -> np.ndarray:
         return np.asarray(self.prior.covariance(m, self.functions.theta[m]).to_dense())
@@ -145,8 +144,8 @@ def problem(model: Any, args: tuple, plain: bool = False, start: Any = None) -> 
     reading = Reader(model, "test")(args, {})
     spec, data = spec_of(reading, plain, None), data_of(reading)
     values = {name: jnp.ones_like(x) for name, x in reading.generic.items()}
-    known: Any = reading.functions
-    zero, theta = jnp.zeros_like(known.mean), known.theta(values)
+    read: Any = reading.functions
+    zero, theta = jnp.zeros_like(read.mean), read.theta(values)
     weights = PairedMeanField(*jnp.zeros((3, *spec.form.shape)))
     functions = FunctionFactors(zero, zero, zero, zero, zero[:, 0], zero, theta, theta)
     blank = Posterior(weights, functions, values, None)
@@ -169,18 +168,14 @@ def small(prior: str = "weak") -> Problem:
     return started(prior, True).run(2)[0]
 
 
-def dense_moments(found: Problem, at: View) -> tuple[np.ndarray, np.ndarray]:
+def dense_moments(problem: Problem, at: View) -> tuple[np.ndarray, np.ndarray]:
     """Precision and linear term of all function values together, from the N Q observations."""
-    weights = found.posterior.weights
-    num_points, num_tasks = at.Y.shape
+    weights = problem.posterior.weights
     W = np.asarray(weights.mean)
-    num_functions = W.shape[1]
     spread = np.asarray(weights.slab_moments[1]) - W**2
     tau = np.broadcast_to(at.relative / at.sigma2, at.Y.shape)
-    design = np.zeros((num_points, num_tasks, num_functions, num_points))
-    for n in range(num_points):
-        design[n, :, :, n] = W
-    design = design.reshape(num_points * num_tasks, num_functions * num_points)
+    # row (n, q), column (m, n)
+    design = np.einsum("nk,qm->nqmk", np.eye(len(tau)), W).reshape(tau.size, -1)
     P = design.T @ (tau.ravel()[:, None] * design)
     P += np.diag(np.einsum("nq,qm->mn", tau, spread).ravel())
     return P, design.T @ (tau * np.asarray(at.Y)).ravel()
