@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps on batches of tasks, against steps on all tasks, their bound and planted functions."""
 
+from functools import partial
 import logging
 import pickle
-import re
 
+from fits import KEY, compilations
 import numpy as np
 import pytest
 from scipy.sparse import coo_array
-from task_problems import SMOOTH, Problem, model_of, observations, problem
+from task_problems import SMOOTH, model_of, observations, problem
 
 import jax
 from jax.experimental.sparse import BCOO
@@ -28,7 +29,6 @@ from numpyro_spikeslab.reading.reader import Reader
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-KEY = jax.random.key(0)
 N, Q, M, B = 12, 60, 3, 20
 
 
@@ -56,111 +56,13 @@ TASKS = planted()[1]
 BATCHES = [TASKS[:, k : k + B] for k in range(0, Q, B)]
 
 
-def call_of(found: Problem) -> Call:
-    return Call(found.reading, found.spec, found.data, found.posterior)
+def close(x, y, **kwargs):
+    jax.tree.map(partial(np.testing.assert_allclose, **kwargs), x, y)
 
 
 def tallies(state):
     """Statistics of all tasks."""
     return state.optim_state[1].batches.tallies
-
-
-def close(found, expected, **kwargs):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **kwargs), found, expected)
-
-
-def white(prior):
-    """Tasks of which all points are observed."""
-    return nss.models.mtmkl(["white"] * 2, shared_noise=prior == "shared noise")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("prior", ["weak", "shared noise", "own noise"])
-def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
-    x, Y = observations()
-    if prior != "weak":
-        found = problem(white(prior), (x, np.nan_to_num(Y)), plain=True)
-        assert found.at.relative.shape[1] == 1
-    else:
-        found = problem(model_of(prior, [SMOOTH] * 2), (x, Y), plain=True)
-    found = found.run(3)[0]
-    call, stream = call_of(found), Stream(Y.shape[1], lambda step: 1.0)
-    step, known = stream.start(call, 3, found.posterior)
-    # the functions do not change, for these tasks are all
-    close(known.functions, found.functions, rtol=1e-7, atol=1e-9)
-    _, new, loss = stream.update(call, step, known)
-    local = local_sites(found.reading)
-    assert ("noise" in local) == (prior != "shared noise")
-    begun = _resized(call, local, known)
-    at = view_at(found.spec, found.data, begun)
-    fresh, begun = begun, _settled(found.spec, local, found.data, at, begun, 1.0)
-    for site in local:
-        # what is local has moved, and another pass would not move it further
-        again = _settled(found.spec, local, found.data, at, begun, 1.0).values[site]
-        assert np.max(abs(begun.values[site] - fresh.values[site])) > 0.1
-        np.testing.assert_allclose(again, begun.values[site], atol=1e-6)
-    expected, reached = ascent.step(found.spec, found.data, begun, 1.0)
-    np.testing.assert_allclose(-loss, reached, rtol=1e-9)
-    close(new._replace(batches=None), expected._replace(batches=None), rtol=1e-7, atol=1e-9)
-    # it is a step: something has moved
-    assert np.max(abs(new.functions.mean - found.functions.mean)) > 1e-4
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("shared_noise", "data"),
-    [(True, TASKS), (False, with_gaps(TASKS))],
-    ids=["complete", "missing"],
-)
-def test_what_batches_say_is_on_average_what_all_tasks_say(data, shared_noise):
-    svi = cavi(shared_noise=shared_noise, num_tasks=Q, learning_rate=lambda step: 0.3)
-    state = svi.init(KEY, X, TASKS)
-    precision, linear = "phi_auto_precision", "phi_auto_linear"
-
-    def told(Y):
-        return svi.get_params(svi.update(state, X, Y)[0])
-
-    every = [told(data[:, k : k + B]) for k in range(0, Q, B)]
-    of_all, before = told(data), svi.get_params(state)
-    mean = {name: np.mean([x[name] for x in every], axis=0) for name in (precision, linear)}
-    np.testing.assert_allclose(mean[precision], of_all[precision], rtol=1e-8)
-    # functions after the first know what the same batch says of those before them
-    np.testing.assert_allclose(mean[linear][0], of_all[linear][0], rtol=1e-8)
-    # what a batch says of the first function is mixed in with the rate
-    svi = cavi(shared_noise=shared_noise, num_tasks=Q, learning_rate=lambda step: 1.0)
-    alone = told(data)
-    for name in (precision, linear):
-        expected = 0.7 * before[name][0] + 0.3 * alone[name][0]
-        np.testing.assert_allclose(of_all[name][0], expected, rtol=1e-8)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("kernel", "data", "shared_noise"),
-    [("white", TASKS, False), ("white", with_gaps(TASKS), True), (SMOOTH, TASKS, True)],
-    ids=["white", "missing", "smooth"],
-)
-def test_losses_of_batches_are_on_average_the_bound_of_all_tasks(kernel, data, shared_noise):
-    """By the recipe of the documentation for the weights of all tasks."""
-    options = dict(kernel=kernel, number=2, shared_noise=shared_noise)
-    svi = cavi(**options, num_tasks=Q)
-    parts = [data[:, k : k + B] for k in range(0, Q, B)]
-    state = svi.init(KEY, X, parts[0])
-    for part in parts:
-        state, _ = svi.update(state, X, part)
-    last = cavi(**options, num_tasks=Q, learning_rate=lambda step: 0.0)
-    ends = [last.update(state, X, part) for part in parts]
-    np.testing.assert_allclose([x for _, x in ends], [svi.evaluate(state, X, p) for p in parts])
-    found = [last.get_params(end) for end, _ in ends]
-    local = {f"W_auto_{part}" for part in ("probs", "loc", "scale")}
-    local |= set() if shared_noise else {"noise_auto_loc"}
-    params = found[0] | {name: np.concatenate([x[name] for x in found]) for name in local}
-    # what all tasks share has stayed
-    for name in set(params) - local:
-        np.testing.assert_allclose(params[name], svi.get_params(state)[name], rtol=1e-9, atol=1e-9)
-    whole = cavi(**options)
-    bound = whole.evaluate(whole.init(KEY, X, data, init_params=params), X, data)
-    np.testing.assert_allclose(np.mean([x for _, x in ends]), bound, rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -214,9 +116,8 @@ def test_a_fit_of_a_first_batch_is_a_start():
     close(svi.get_params(state), svi.get_params(again), rtol=1e-5, atol=1e-7)
     # what is known stands for all tasks, of however many the fit and the batch were
     state, _ = svi.update(first.state, X, TASKS[:, :7])
-    known = tallies(state)
-    np.testing.assert_allclose(known["inclusion"].count, np.full(M, Q), rtol=1e-9)
-    np.testing.assert_allclose(known["noise"].count, N * Q, rtol=1e-9)
+    np.testing.assert_allclose(tallies(state)["inclusion"].count, np.full(M, Q), rtol=1e-9)
+    np.testing.assert_allclose(tallies(state)["noise"].count, N * Q, rtol=1e-9)
     # what twenty tasks say counts three times
     name = "phi_auto_precision"
     np.testing.assert_allclose(svi.get_params(begun)[name], 3 * first.params[name], rtol=1e-9)
@@ -238,51 +139,119 @@ def test_a_temperature_goes_on_where_a_fit_has_come():
     assert hot.evaluate(begun, X, BATCHES[1]) != cold.evaluate(begun, X, BATCHES[1])
 
 
-def test_steps_do_not_begin_at_a_fit_of_more_tasks_than_there_are():
-    state = cavi().init(KEY, X, TASKS[:, :30])
-    with pytest.raises(ValueError, match=r"got 20 and a fit of 30 tasks, expected the"):
-        cavi(num_tasks=B).update(state, X, BATCHES[0])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("prior", ["weak", "shared noise", "own noise"])
+def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
+    x, Y = observations()
+    model = model_of(prior, [SMOOTH] * 2)
+    if prior != "weak":
+        # tasks without gaps
+        model = nss.models.mtmkl(["white"] * 2, shared_noise=prior == "shared noise")
+        Y = np.nan_to_num(Y)
+    all_tasks = problem(model, (x, Y), plain=True).run(3)[0]
+    spec, data = all_tasks.spec, all_tasks.data
+    call = Call(all_tasks.reading, spec, data, all_tasks.posterior)
+    stream = Stream(Y.shape[1], lambda step: 1.0)
+    step, start = stream.start(call, 3, all_tasks.posterior)
+    # the functions do not change, for these tasks are all
+    close(start.functions, all_tasks.functions, rtol=1e-7, atol=1e-9)
+    _, new, loss = stream.update(call, step, start)
+    local = local_sites(all_tasks.reading)
+    assert ("noise" in local) == (prior != "shared noise")
+    start = _resized(call, local, start)
+    at = view_at(spec, data, start)
+    settled = _settled(spec, local, data, at, start, 1.0)
+    again = _settled(spec, local, data, at, settled, 1.0)
+    for site in local:
+        # what is local has moved, and another pass would not move it further
+        assert np.max(abs(settled.values[site] - start.values[site])) > 0.1
+        np.testing.assert_allclose(again.values[site], settled.values[site], atol=1e-6)
+    expected, bound = ascent.step(spec, data, settled, 1.0)
+    np.testing.assert_allclose(-loss, bound, rtol=1e-9)
+    close(new._replace(batches=None), expected._replace(batches=None), rtol=1e-7, atol=1e-9)
+    # it is a step: something has moved
+    assert np.max(abs(new.functions.mean - all_tasks.functions.mean)) > 1e-4
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("shared_noise", "data"),
+    [(True, TASKS), (False, with_gaps(TASKS))],
+    ids=["complete", "missing"],
+)
+def test_what_batches_say_is_on_average_what_all_tasks_say(data, shared_noise):
+    state = cavi(shared_noise=shared_noise, num_tasks=Q).init(KEY, X, TASKS)
+    precision, linear = "phi_auto_precision", "phi_auto_linear"
+
+    def after(Y, rate=0.3):
+        svi = cavi(shared_noise=shared_noise, num_tasks=Q, learning_rate=lambda step: rate)
+        return svi.get_params(svi.update(state, X, Y)[0])
+
+    batches = [after(data[:, k : k + B]) for k in range(0, Q, B)]
+    of_all, before, alone = after(data), after(data, 0.0), after(data, 1.0)
+    mean = {name: np.mean([x[name] for x in batches], axis=0) for name in (precision, linear)}
+    np.testing.assert_allclose(mean[precision], of_all[precision], rtol=1e-8)
+    # functions after the first know what the same batch says of those before them
+    np.testing.assert_allclose(mean[linear][0], of_all[linear][0], rtol=1e-8)
+    # what a batch says of the first function is mixed in with the rate
+    for name in (precision, linear):
+        expected = 0.7 * before[name][0] + 0.3 * alone[name][0]
+        np.testing.assert_allclose(of_all[name][0], expected, rtol=1e-8)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("kernel", "data", "shared_noise"),
+    [("white", with_gaps(TASKS), False), (SMOOTH, TASKS, True)],
+    ids=["white", "smooth"],
+)
+def test_losses_of_batches_are_on_average_the_bound_of_all_tasks(kernel, data, shared_noise):
+    """By the recipe of the documentation for the weights of all tasks."""
+    options = dict(kernel=kernel, number=2, shared_noise=shared_noise)
+    svi = cavi(**options, num_tasks=Q)
+    parts = [data[:, k : k + B] for k in range(0, Q, B)]
+    state = svi.init(KEY, X, parts[0])
+    for part in parts:
+        state, _ = svi.update(state, X, part)
+    last = cavi(**options, num_tasks=Q, learning_rate=lambda step: 0.0)
+    ends = [last.update(state, X, part) for part in parts]
+    np.testing.assert_allclose([x for _, x in ends], [svi.evaluate(state, X, p) for p in parts])
+    of_batches = [last.get_params(end) for end, _ in ends]
+    local = {f"W_auto_{part}" for part in ("probs", "loc", "scale")}
+    local |= set() if shared_noise else {"noise_auto_loc"}
+    params = of_batches[0] | {name: np.concatenate([x[name] for x in of_batches]) for name in local}
+    # what all tasks share has stayed
+    for name in set(params) - local:
+        np.testing.assert_allclose(params[name], svi.get_params(state)[name], rtol=1e-9, atol=1e-9)
+    whole = cavi(**options)
+    bound = whole.evaluate(whole.init(KEY, X, data, init_params=params), X, data)
+    np.testing.assert_allclose(np.mean([x for _, x in ends]), bound, rtol=1e-9)
 
 
 @pytest.mark.slow
-def test_a_state_is_pickled_and_goes_on():
-    svi = cavi(num_tasks=Q)
-    state = svi.init(KEY, X, BATCHES[0])
-    for batch in BATCHES[:2]:
-        state, _ = svi.update(state, X, batch)
-    copy = pickle.loads(pickle.dumps(state))
-    expected, loss = svi.update(state, X, BATCHES[2])
-    found, same = cavi(num_tasks=Q).update(copy, X, BATCHES[2])
-    assert loss == same and int(found.optim_state[0]) == 3
-    close(found.optim_state, expected.optim_state, rtol=0)
-
-
-@pytest.mark.slow
-def test_batches_of_another_size_are_taken():
+def test_batches_are_taken_from_a_pickle_of_any_size_and_of_one_size_compile_nothing(caplog):
     svi = cavi(num_tasks=Q, shared_noise=False)
-    state = svi.init(KEY, X, BATCHES[0])
-    state, _ = svi.update(state, X, TASKS[:, :7])
+    state, _ = svi.update(svi.init(KEY, X, BATCHES[0]), X, BATCHES[0])
+    copy = pickle.loads(pickle.dumps(state))
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        for batch in (*BATCHES, TASKS[:, 1 : B + 1]):
+            state, _ = svi.update(state, X, batch)
+        again = cavi(num_tasks=Q, shared_noise=False, learning_rate=lambda step: 0.0)
+        again.update(state, X, BATCHES[0])
+    assert not compilations(caplog)
+    for batch in (*BATCHES, TASKS[:, 1 : B + 1]):
+        copy, _ = svi.update(copy, X, batch)
+    close(copy.optim_state, state.optim_state, rtol=0)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        state, _ = svi.update(state, X, TASKS[:, :7])
+    # the counter counts
+    assert "advance" in compilations(caplog)
     params = svi.get_params(state)
     assert params["W_auto_probs"].shape == (7, M) and params["noise_auto_loc"].shape == (7,)
     mean, _ = svi.guide.predict(params, X, TASKS[:, :7])
     assert mean.shape == (N, 7)
     state, loss = svi.update(state, X, BATCHES[1])
     assert np.isfinite(loss) and svi.get_params(state)["W_auto_probs"].shape == (B, M)
-
-
-@pytest.mark.slow
-def test_batches_of_the_same_shape_compile_nothing(caplog):
-    svi = cavi(num_tasks=Q)
-    state, _ = svi.update(svi.init(KEY, X, BATCHES[0]), X, BATCHES[0])
-    with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        for batch in (*BATCHES, TASKS[:, 1 : B + 1]):
-            state, _ = svi.update(state, X, batch)
-        cavi(num_tasks=Q, learning_rate=lambda step: 0.0).update(state, X, BATCHES[0])
-    assert not re.findall(r"Compiling jit\((.*?)\)", "\n".join(caplog.messages))
-    # the counter counts
-    with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        svi.update(state, X, TASKS[:, :9])
-    assert "advance" in re.findall(r"Compiling jit\((.*?)\)", "\n".join(caplog.messages))
 
 
 def grouped(X, Y, group):
@@ -298,8 +267,8 @@ def grouped(X, Y, group):
 @pytest.mark.slow
 def test_a_site_is_local_if_each_task_has_entries_of_its_own():
     group = np.arange(B) % 3
-    found = Reader(grouped, "test")((X, BATCHES[0], group), {})
-    assert local_sites(found) == ("slab_scale",)
+    reading = Reader(grouped, "test")((X, BATCHES[0], group), {})
+    assert local_sites(reading) == ("slab_scale",)
     svi = nss.CAVI(grouped, nss.PairedGuide(grouped), num_tasks=Q)
     state = svi.init(KEY, X, BATCHES[0], group)
     pi = svi.get_params(state)["inclusion_auto_loc"]
@@ -312,21 +281,21 @@ def test_a_site_is_local_if_each_task_has_entries_of_its_own():
 
 @pytest.mark.slow
 def test_shared_sites_follow_from_averages_over_batches():
+    start = cavi(shared_noise=False, num_tasks=Q).init(KEY, X, BATCHES[0])
+
     def after(rate):
         svi = cavi(shared_noise=False, num_tasks=Q, learning_rate=lambda step: rate)
-        state = svi.init(KEY, X, BATCHES[0])
-        new, _ = svi.update(state, X, BATCHES[1])
-        return tallies(state)["inclusion"], tallies(new)["inclusion"], (svi, new)
+        state, _ = svi.update(start, X, BATCHES[1])
+        return tallies(state)["inclusion"], svi.get_params(state)
 
-    before, kept, _ = after(0.0)
-    close(kept, before)
-    known, averaged, (svi, state) = after(0.3)
-    assert abs(averaged.total - known.total) > 0.1
-    probs = state.optim_state[1].weights.probs
-    np.testing.assert_allclose(averaged.total, 0.7 * known.total + 0.3 * 3 * np.sum(probs))
+    before = tallies(start)["inclusion"]
+    close(after(0.0)[0], before)
+    averaged, params = after(0.3)
+    assert abs(averaged.total - before.total) > 0.1
+    of_batch = 3 * np.sum(params["W_auto_probs"])
+    np.testing.assert_allclose(averaged.total, 0.7 * before.total + 0.3 * of_batch)
     # its prior is uniform
-    pi = svi.get_params(state)["inclusion_auto_loc"]
-    np.testing.assert_allclose(pi, averaged.total / averaged.count)
+    np.testing.assert_allclose(params["inclusion_auto_loc"], averaged.total / averaged.count)
 
 
 def test_the_default_rate_sums_to_infinity_and_its_squares_do_not():
@@ -334,12 +303,6 @@ def test_the_default_rate_sums_to_infinity_and_its_squares_do_not():
     assert np.isclose(forgetting(0), 0.2, atol=0.001)
     late = forgetting(steps[10**5 :])
     assert np.sum(late) > 100 and np.sum(late**2) < 0.1
-
-
-def columns(X, y):
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.25)
-    numpyro.sample("y", dist.Normal(X @ w, 0.1), obs=y)
 
 
 def shifted(X, Y):
@@ -350,75 +313,11 @@ def shifted(X, Y):
     numpyro.sample("Y", dist.Normal(shift + (W @ phi).T, 0.3), obs=Y)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            dict(learning_rate=forgetting),
-            r"num_tasks: got None, expected.*leave it and learning_rate out",
-        ),
-        (dict(num_tasks=1), r"num_tasks: got 1, expected the number of all tasks, an integer"),
-        (dict(num_tasks=60.0), r"num_tasks: got 60\.0"),
-        (
-            dict(num_tasks=Q, learning_rate=0.1),
-            r"got 0\.1, expected a map from steps.*`lambda step: 0\.1`",
-        ),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused(arguments, message, unchecked_types):
-    with pytest.raises(ValueError, match=message):
-        cavi(**arguments)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("model", "args", "message"),
-    [
-        (columns, (TASKS, X), r"features of 'y' of the kind 'columns', expected .* Leave it out"),
-        (shifted, (X, TASKS), r"the sites \['shift'\], expected .* Take them out"),
-        (
-            nss.models.mtmkl(["white"] * 2),
-            (X, BCOO.from_scipy_sparse(coo_array(TASKS))),
-            r"of the kind 'entries'.*NaN where entries are missing",
-        ),
-        (
-            nss.models.mtmkl(["white"] * 2),
-            (X, TASKS[:, :1]),
-            r"a batch of 1 tasks, expected 2 to num_tasks=60",
-        ),
-        (
-            nss.models.mtmkl(["white"] * 2),
-            (X, np.hstack([TASKS, TASKS])),
-            r"a batch of 120 tasks, .* num_tasks is the number of all",
-        ),
-    ],
-)
-def test_models_without_steps_on_batches_are_refused(model, args, message):
-    svi = nss.CAVI(model, nss.PairedGuide(model), num_tasks=Q)
-    with pytest.raises(ValueError, match=message):
-        svi.init(KEY, *args)
-
-
 def test_sites_that_are_held_are_taken():
     held = handlers.condition(shifted, {"shift": jnp.zeros(())})
     svi = nss.CAVI(held, nss.PairedGuide(held), num_tasks=Q)
     loss = svi.update(svi.init(KEY, X, BATCHES[0]), X, BATCHES[1])[1]
     assert np.isfinite(loss)
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.5, np.nan])
-def test_rates_outside_of_the_interval_are_refused(rate):
-    svi = cavi(num_tasks=Q, learning_rate=lambda step: 0.5 if step == 0 else rate)
-    state, _ = svi.update(svi.init(KEY, X, BATCHES[0]), X, BATCHES[1])
-    with pytest.raises(ValueError, match=rf"got {rate} at step 1, expected a rate in \[0, 1\]"):
-        svi.update(state, X, BATCHES[1])
-
-
-def test_batches_of_other_points_are_refused():
-    svi = cavi(num_tasks=Q)
-    state = svi.init(KEY, X, BATCHES[0])
-    with pytest.raises(ValueError, match=r"functions \(3, 12\), expected functions \(3, 5\)"):
-        svi.update(state, X[:5], BATCHES[0][:5])
 
 
 @pytest.mark.parametrize("gaps", [pytest.param(False, marks=pytest.mark.exhaustive), True])
@@ -430,8 +329,8 @@ def test_compiled_loops_carry_a_state(gaps):
     for Y in batches:
         state, loss = svi.update(state, X, Y)
         losses.append(loss)
-    looped, found = jax.lax.scan(lambda state, Y: svi.update(state, X, Y), start, batches)
-    np.testing.assert_allclose(found, losses, rtol=1e-9)
+    looped, of_loop = jax.lax.scan(lambda state, Y: svi.update(state, X, Y), start, batches)
+    np.testing.assert_allclose(of_loop, losses, rtol=1e-9)
     close(looped.optim_state, state.optim_state)
     _, once = jax.jit(svi.update)(start, X, batches[0])
     np.testing.assert_allclose(once, losses[0], rtol=1e-9)
@@ -441,5 +340,78 @@ def test_rates_in_a_compiled_loop_stay_in_the_interval():
     high, one = (cavi(num_tasks=Q, learning_rate=lambda _, r=r: r) for r in (3.0, 1.0))
     state = one.init(KEY, X, BATCHES[0])
     expected = one.update(state, X, BATCHES[1])[1]
-    found = jax.jit(high.update)(state, X, jnp.asarray(BATCHES[1]))[1]
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    loss = jax.jit(high.update)(state, X, jnp.asarray(BATCHES[1]))[1]
+    np.testing.assert_allclose(loss, expected, rtol=1e-9)
+
+
+# Refusals
+
+
+def columns(X, y):
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.25)
+    numpyro.sample("y", dist.Normal(X @ w, 0.1), obs=y)
+
+
+def begin(model, *args):
+    nss.CAVI(model, nss.PairedGuide(model), num_tasks=Q).init(KEY, *args)
+
+
+def step_at(rate):
+    svi = cavi(num_tasks=Q, learning_rate=lambda step: 0.5 if step == 0 else rate)
+    state, _ = svi.update(svi.init(KEY, X, BATCHES[0]), X, BATCHES[1])
+    svi.update(state, X, BATCHES[1])
+
+
+def of_other_points():
+    svi = cavi(num_tasks=Q)
+    svi.update(svi.init(KEY, X, BATCHES[0]), X[:5], BATCHES[0][:5])
+
+
+WHITE, ENTRIES = nss.models.mtmkl(["white"] * 2), BCOO.from_scipy_sparse(coo_array(TASKS))
+EXHAUSTIVE = {
+    "columns": (lambda: begin(columns, TASKS, X), r"'y' of the kind 'columns', .* Leave it out"),
+    "a site": (lambda: begin(shifted, X, TASKS), r"sites \['shift'\], .* Take them out"),
+    "entries": (
+        lambda: begin(WHITE, X, ENTRIES),
+        "of the kind 'entries'.*NaN where entries",
+    ),
+    "one task": (lambda: begin(WHITE, X, TASKS[:, :1]), "1 tasks, expected 2 to num_tasks=60"),
+    "too many": (
+        lambda: begin(WHITE, X, np.hstack([TASKS, TASKS])),
+        r"a batch of 120 tasks, .* num_tasks is the number of all",
+    ),
+}
+REFUSED = {
+    "rate without tasks": (
+        lambda: cavi(learning_rate=forgetting),
+        r"num_tasks: got None, expected.*leave it and learning_rate out",
+    ),
+    "num_tasks=1": (
+        lambda: cavi(num_tasks=1),
+        r"num_tasks: got 1, expected the number of all",
+    ),
+    "num_tasks=60.0": (lambda: cavi(num_tasks=60.0), r"num_tasks: got 60\.0"),
+    "a number as rate": (
+        lambda: cavi(num_tasks=Q, learning_rate=0.1),
+        r"got 0\.1, expected a map from steps.*`lambda step: 0\.1`",
+    ),
+    **{
+        f"rate {x}": (partial(step_at, x), rf"got {x} at step 1, expected a rate in \[0, 1\]")
+        for x in (-0.1, 1.5, np.nan)
+    },
+    "other points": (of_other_points, r"functions \(3, 12\), expected functions \(3, 5\)"),
+    "a fit of more tasks": (
+        lambda: cavi(num_tasks=B).update(cavi().init(KEY, X, TASKS[:, :30]), X, BATCHES[0]),
+        r"got 20 and a fit of 30 tasks, expected the",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [*REFUSED, *(pytest.param(x, marks=pytest.mark.exhaustive) for x in EXHAUSTIVE)]
+)
+def test_what_batches_cannot_do_is_refused(name, unchecked_types):
+    call, message = (REFUSED | EXHAUSTIVE)[name]
+    with pytest.raises(ValueError, match=message):
+        call()
