@@ -17,7 +17,9 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Gibbs
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.reading import reader
 from numpyro_spikeslab.roles import InclusionRole, Tally, draw_sites
+from numpyro_spikeslab.sampling import paired_gibbs
 
 KEY = random.key(0)
 
@@ -183,3 +185,25 @@ def test_slab_scales_do_not_wait_for_excluded_slabs():
     X = random.normal(KEY, (30, 200))
     scale = np.asarray(sampled(model, X, 3.0 * X[:, 7], num_samples=1000)["scale"])
     assert numpyro.diagnostics.effective_sample_size(scale) > 500
+
+
+def test_a_step_makes_one_view(monkeypatch):
+    """And one decomposition of the coefficients, which are drawn from what the pairs were."""
+    calls = {"view": 0, "columns_without": 0}
+
+    def counted(owner, name):
+        function = getattr(owner, name)
+
+        def count(*args, **kwargs):
+            calls[name] += 1
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, count)
+
+    model, args, *_ = covariates_and_effects()
+    kernel = nss.PairedGibbs(model)
+    state = kernel.init(KEY, 0, None, args, {})
+    counted(reader.Reading, "view")
+    counted(paired_gibbs, "columns_without")
+    jax.eval_shape(lambda state: kernel.sample(state, args, {}), state)
+    assert calls == {"view": 1, "columns_without": 1}
