@@ -21,12 +21,12 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.fitting.ascent import advance
+from numpyro_spikeslab.fitting.ascent import advance, begin
 
 N, Q, M = 40, 1300, 3
 
 
-def known_features(X, Y=None):
+def of_features(X, Y=None):
     noise = numpyro.sample("noise", dist.HalfNormal(1.0))
     with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", M):
         W = nss.spike_slab("W", 0.3, 1.0)
@@ -41,13 +41,12 @@ def responses(missing: float) -> tuple[np.ndarray, np.ndarray]:
     return X, np.where(rng.uniform(size=Y.shape) < missing, np.nan, Y)
 
 
-def sharded(Y: np.ndarray) -> jax.Array:
-    """The same array, of which each device has its own tasks."""
-    number, processes = jax.process_index(), jax.process_count()
+def sharded(x: np.ndarray, axis: int = 1) -> jax.Array:
+    """The same array, of which each device has a part along an axis: of its own tasks."""
+    part = np.array_split(x, jax.process_count(), axis)[jax.process_index()]
     mesh = jax.make_mesh((2,), ("task",), axis_types=(AxisType.Auto,))
-    own = Y[:, number * Q // processes : (number + 1) * Q // processes]
-    sharding = NamedSharding(mesh, PartitionSpec(None, "task"))
-    return jax.make_array_from_process_local_data(sharding, own, Y.shape)
+    sharding = NamedSharding(mesh, PartitionSpec(*[None] * axis, "task"))
+    return jax.make_array_from_process_local_data(sharding, part, x.shape)
 
 
 def ratings() -> tuple[np.ndarray, np.ndarray]:
@@ -56,19 +55,6 @@ def ratings() -> tuple[np.ndarray, np.ndarray]:
     rows, columns = np.random.default_rng(1).permutation(np.argwhere(~np.isnan(Y))).T
     even = len(rows) // 2 * 2
     return Y[rows, columns][:even], np.stack([rows, columns], axis=1)[:even]
-
-
-def shared_ratings(values: np.ndarray, places: np.ndarray) -> BCOO:
-    """The same table, of which each device has its own entries."""
-    number, processes = jax.process_index(), jax.process_count()
-    mesh = jax.make_mesh((2,), ("entry",), axis_types=(AxisType.Auto,))
-
-    def put(x):
-        own = x[number * len(x) // processes : (number + 1) * len(x) // processes]
-        sharding = NamedSharding(mesh, PartitionSpec("entry"))
-        return jax.make_array_from_process_local_data(sharding, own, x.shape)
-
-    return BCOO((put(values), put(places)), shape=(N, Q))
 
 
 def difference(whole: dict, parts: dict) -> float:
@@ -82,24 +68,23 @@ def difference(whole: dict, parts: dict) -> float:
 
 
 def compare(name: str, model, args: tuple, parts: tuple, num_steps: int, **options) -> None:
-    found = []
-    for given in (args, parts):
+    params = []
+    for data in (args, parts):
         svi = nss.CAVI(model, nss.PairedGuide(model), **options)
-        found.append(svi.run(random.key(0), num_steps, *given, progress_bar=False).params)
-    off = difference(*found)
+        params.append(svi.run(random.key(0), num_steps, *data, progress_bar=False).params)
+    off = difference(*params)
     print(f"{name}: {off:.1e}")
     assert off < 1e-8
-    probs = found[1]["W_auto_probs"]
     if isinstance(parts[-1], jax.Array):
-        assert probs.sharding.spec[0] == "task", "the weights are on one device"
+        assert params[1]["W_auto_probs"].sharding.spec[0] == "task", "the weights are on one device"
 
 
 def exchanged(model, Y) -> list[str]:
     """What devices exchange in a step."""
     svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
-    task = svi._task((Y,), {})
-    progress = svi._progress(task, svi.init(random.key(0), Y))
-    text = advance.lower(task.spec, task.data, progress, 1, -1.0).compile().as_text()
+    call = svi._call((Y,), {})
+    progress = begin(call.spec, call.data, svi.init(random.key(0), Y).optim_state[1])
+    text = advance.lower(call.spec, call.data, progress, 1, -1.0).compile().as_text()
     return re.findall(r" (all-reduce|all-gather|all-to-all|collective-permute)\(", text)
 
 
@@ -118,7 +103,7 @@ if __name__ == "__main__":
     _, gaps = responses(0.2)
     values, places = ratings()
     entries = coo_array((values, tuple(places.T)), shape=(N, Q))
-    shared = shared_ratings(values, places)
+    shared = BCOO((sharded(values, 0), sharded(places, 0)), shape=(N, Q))
     model = nss.models.factor_analysis(M)
     for name, Y, parts in (
         ("complete", complete, sharded(complete)),
@@ -129,8 +114,8 @@ if __name__ == "__main__":
         if name != "complete":
             compare(f"{name}, moves", model, (Y,), (parts,), 10)
         # sums over tasks, never what devices have of each
-        found = exchanged(model, parts)
-        assert set(found) == {"all-reduce"}, found
+        exchanges = exchanged(model, parts)
+        assert set(exchanges) == {"all-reduce"}, exchanges
     # once for the rows and once for the columns
-    assert len(found) == 2, found
-    compare("known features", known_features, (X, complete), (X, sharded(complete)), 110)
+    assert len(exchanges) == 2, exchanges
+    compare("known features", of_features, (X, complete), (X, sharded(complete)), 110)
