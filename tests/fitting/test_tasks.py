@@ -48,7 +48,7 @@ def test_statistics_are_sums_over_the_observations():
     tasks = small()
     at, weights = tasks.at, tasks.posterior.weights
     phi, var = np.asarray(tasks.functions.mean), np.asarray(tasks.functions.var)
-    stats = gram(at, phi, var)
+    stats = gram(at, jnp.asarray(phi), jnp.asarray(var))
     W, second = np.asarray(weights.mean), np.asarray(weights.slab_moments[1])
     Z, Y = np.asarray(at.relative), np.asarray(at.Y)
     assert Z.shape == Y.shape

@@ -21,6 +21,9 @@ import numpyro_spikeslab as nss
 from numpyro_spikeslab.reading.form import SHARED, Form
 from numpyro_spikeslab.roles import InclusionRole, NoiseRole, SlabRole
 
+# in one precision: JAX, given a numpy array once in each, may take its buffer from the other
+pytestmark = pytest.mark.usefixtures("x64")
+
 
 def form_of(
     location: Callable = lambda Xw: Xw,
@@ -245,7 +248,6 @@ NO_ROLE: dict[str, Callable] = {
 }
 
 
-@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", NO_ROLE)
 def test_a_site_that_is_more_or_less_than_a_scale_has_no_role(name):
     form = assert_agrees(NO_ROLE[name]).form
@@ -253,7 +255,6 @@ def test_a_site_that_is_more_or_less_than_a_scale_has_no_role(name):
     assert form.varying_noise == (name == "time of a change")
 
 
-@pytest.mark.usefixtures("x64")
 def test_roles_stand_side_by_side_and_weights_take_entries_of_them():
     group = np.array([1, 0, 1])
 

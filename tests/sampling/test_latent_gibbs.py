@@ -45,7 +45,7 @@ def simulate(seed=1, seen=SEEN):
     rng = np.random.default_rng(seed)
     phi = rng.normal(size=(M, N))
     Y = phi.T @ rng.normal(size=(M, Q)) + 0.4 * rng.normal(size=(N, Q))
-    return phi, np.where(seen, Y, np.nan)
+    return jnp.asarray(phi), np.where(seen, Y, np.nan)
 
 
 FULL = simulate(seen=np.ones((N, Q), bool))[1]
