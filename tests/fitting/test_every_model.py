@@ -23,6 +23,8 @@ from numpyro.infer import Predictive
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting import rounds
+from numpyro_spikeslab.fitting.posterior import view_at
+from numpyro_spikeslab.reading.likelihood import by_task
 
 OBSERVED = ("y", "Y")
 # parameters of sets of two weights
@@ -330,6 +332,20 @@ def test_the_paired_posterior_is_near_the_exact_one(x64, name):
     # no bound on the error of mean field is known; a wrong order of the weights errs by more
     assert np.max(np.abs(inclusion - exact.inclusion)) < 0.25
     assert np.max(np.abs(mean - exact.mean)) < 0.25
+
+
+@every_model()
+def test_squares_are_those_of_the_moments_of_each_observation(x64, name):
+    fit = fitted(name)
+    call, state = fit.svi._call(fit.args, {}), fit.result.state
+    spec, data, posterior = call.spec, call.data, state.optim_state[1]
+    at = view_at(spec, data, posterior)
+    mean, variance = data.features.moments(spec, data, at, posterior)
+    each = jnp.broadcast_to(at.relative, at.Y.shape) * ((at.Y - mean) ** 2 + variance)
+    expected = data.features.squares(spec, data, at, posterior)
+    np.testing.assert_allclose(
+        by_task(each, spec.form.num_tasks, at.layout), expected, rtol=1e-8, atol=1e-8
+    )
 
 
 # Runs
