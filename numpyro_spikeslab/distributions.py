@@ -19,17 +19,8 @@ from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.quantiles import across_atom
 
 
-class _RealWithAtom(constraints.Constraint):
+class _RealWithAtom(type(constraints.real)):
     """The real line under a measure with an atom at zero."""
-
-    def __call__(self, x):
-        return (x == x) & (x != float("inf")) & (x != float("-inf"))
-
-    def feasible_like(self, prototype):
-        return jnp.zeros_like(prototype)
-
-    def tree_flatten(self):
-        return (), ((), dict())
 
 
 @biject_to.register(_RealWithAtom)
@@ -43,9 +34,8 @@ def _no_bijection(constraint):
 class SpikeSlab(dist.Distribution):
     """The spike-and-slab distribution of a weight: zero with probability ``1 - pi``, else Normal.
 
-    A distribution for priors, plots and predictive use; in a model to be inferred write
-    :func:`spike_slab`. The log density is with respect to Lebesgue measure plus a unit atom at
-    zero (paper, eq. 1c).
+    For priors, plots and predictive use; in a model to be inferred write :func:`spike_slab`. The
+    log density is with respect to Lebesgue measure plus a unit atom at zero (paper, eq. 1c).
 
     :param inclusion: ``pi``, probability of the slab.
     :param scale: ``sigma_w``, standard deviation of the slab.
@@ -156,10 +146,10 @@ class GaussianFunctions(dist.Distribution):
 
     @validate_sample
     def log_prob(self, value):
-        batch = value.reshape(-1, *self.mu.shape)
         one = jax.vmap(gp.log_density)
-        found = jax.vmap(lambda x: one(self.covariances, self.alpha, self.h, x, self.mu))(batch)
-        return found.reshape(value.shape[:-1])
+        batch = value.reshape(-1, *self.mu.shape)
+        logs = jax.vmap(lambda x: one(self.covariances, self.alpha, self.h, x, self.mu))(batch)
+        return logs.reshape(value.shape[:-1])
 
     @property
     def _posterior(self) -> gp.FunctionPosterior:

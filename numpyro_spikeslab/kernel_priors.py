@@ -48,19 +48,14 @@ def parameter_priors(
     """Priors of the sites of the kernels' parameters, in the order of the sites.
 
     :param priors: priors by the parameters' paths; the others have the default.
-    :return: for each site a prior with the batch shape (M,) where sites have an entry for each
-        function, else ().
     :raises ValueError: if a prior is of no parameter, not on positive numbers or of another shape.
     """
-    starts, result = _starts(functions), {}
+    user, starts, result = f"{user_of(functions.name)}: priors", _starts(functions), {}
     for site, (paths, value, is_length) in starts.items():
-        path = next((path for path in reversed(paths) if path in priors), None)
         event_dim = value.ndim - functions.parameters.are_shared
+        path = next((path for path in reversed(paths) if path in priors), None)
         if path is not None:
-            prior = priors[path]
-            _check(f"{user_of(functions.name)}: priors[{path!r}]", prior, value.shape, event_dim)
-            batch = value.shape[: value.ndim - prior.event_dim]
-            result[site] = prior.expand(batch).to_event(event_dim - prior.event_dim)
+            result[site] = _fitted(f"{user}[{path!r}]", priors[path], value.shape, event_dim)
             continue
         default = dist.LogNormal(jnp.log(value), KERNEL_PRIOR_SCALE)
         if is_length and functions.num_inputs > 1:
@@ -68,8 +63,7 @@ def parameter_priors(
         result[site] = default.expand(value.shape).to_event(event_dim)
     names = {path for start in starts.values() for path in start.paths}
     if unknown := sorted(set(priors) - names):
-        expected = f"parameters of the kernels, {sorted(names)}"
-        raise bad(f"{user_of(functions.name)}: priors", unknown, expected)
+        raise bad(user, unknown, f"parameters of the kernels, {sorted(names)}")
     return result
 
 
@@ -80,16 +74,17 @@ def start_values(functions: Functions) -> dict[str, Any]:
 
 def _starts(functions: Functions) -> dict[str, Start]:
     starts: dict[str, Start] = {}
-    for m, template in enumerate(functions.templates):
-        values, lengths = template.parameters, template.length_scales
-        for parameter, (path, value) in zip(
-            functions.parameters.rows[m], values.items(), strict=True
-        ):
-            if parameter.entry is None:
-                starts[parameter.site] = Start((path, f"{m}_{path}"), value, path in lengths)
-            elif m == 0:
-                shared = jnp.stack([t.parameters[path] for t in functions.templates])
-                starts[parameter.site] = Start((path,), shared, path in lengths)
+    rows = functions.parameters.rows
+    for m, (template, row) in enumerate(zip(functions.templates, rows, strict=True)):
+        for (path, value), (site, entry, _) in zip(template.parameters.items(), row, strict=True):
+            paths: tuple[str, ...] = (path,)
+            if entry is None:
+                paths = path, f"{m}_{path}"
+            elif site in starts:
+                continue
+            else:
+                value = jnp.stack([t.parameters[path] for t in functions.templates])
+            starts[site] = Start(paths, value, path in template.length_scales)
     return starts
 
 
@@ -119,27 +114,21 @@ def _inverse_gamma(ratio: float) -> tuple[float, float]:
     return concentration, float(gammainccinv(concentration, BELOW))
 
 
-def _check(what: str, prior: Any, shape: tuple[int, ...], event_dim: int) -> None:
-    """Raise unless a prior fits a site of this shape."""
+def _fitted(what: str, prior: Any, shape: tuple[int, ...], event_dim: int) -> dist.Distribution:
+    """Return a prior expanded to the shape of its site."""
     if not isinstance(prior, dist.Distribution):
         remedy = "To hold a parameter, condition on its site."
         raise bad(what, type(prior).__name__, "a distribution of NumPyro", remedy)
     low = (bounds(prior.support) or (-np.inf, None))[0]
     if not_jax_tracer(low) and not np.all(np.asarray(low) >= 0):
-        raise bad(
-            what,
-            type(prior).__name__,
-            "a prior on the positive numbers",
-            "Take LogNormal, InverseGamma, HalfNormal or `TruncatedDistribution(prior, low=0.0)`.",
-        )
+        remedy = "Take LogNormal, InverseGamma or `TruncatedDistribution(prior, low=0.0)`."
+        raise bad(what, type(prior).__name__, "a prior on the positive numbers", remedy)
+    batch = shape[: len(shape) - prior.event_dim]
     try:
-        fits = jnp.broadcast_shapes(prior.shape(), shape) == shape
+        fits = jnp.broadcast_shapes(prior.batch_shape, batch) + prior.event_shape == shape
     except ValueError:
         fits = False
-    event = shape[len(shape) - prior.event_dim :]
-    if not fits or prior.event_dim > event_dim or event != prior.event_shape:
-        raise bad(
-            what,
-            f"batch and event shape {prior.batch_shape}, {prior.event_shape}",
-            f"one that fits the site's shape {shape}",
-        )
+    if not fits or prior.event_dim > event_dim:
+        got = f"batch and event shape {prior.batch_shape}, {prior.event_shape}"
+        raise bad(what, got, f"one that fits the site's shape {shape}")
+    return prior.expand(batch).to_event(event_dim - prior.event_dim)
