@@ -358,7 +358,7 @@ OUTSIDE = ([0], [Q]), ([-1], [0]), ([0.5], [0]), ([0, 1], [0])
 ORDERED, TIMES = nss.models.mtmkl([np.eye(N)] * 2), np.arange(N)
 REFUSED = [
     *((predict(entries=x), r"entries: got \[.*shape \(60, 20\)") for x in OUTSIDE),
-    (predict(mask=np.ones((N, Q), bool)), "takes no mask"),
+    (predict(mask=np.ones((N, Q), bool)), "mask: got a mask of a sparse Y"),
     (predict(X_new=np.arange(3)), "got new inputs of entries"),
     (transform(sparse(np.ones(2), [0, 0], [1, 1], (1, Q))), "transform: Y_new has 1 duplicate"),
     (transform(csr_array(np.ones((2, Q + 1)))), r"got the shape \(2, 21\), expected \(S, 20\)"),
