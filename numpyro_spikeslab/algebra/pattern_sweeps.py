@@ -59,8 +59,6 @@ def sweep(
             design, residual, weights, precision, prior, put, noise=at
         )
         conditional = Conditional(*(x[singles] for x in conditional))
-    # cutting off the rows that pad the last block would copy the design
-    rows = design.rows.reshape(-1, design.rows.shape[-1])
     _, all_weights = partition.cut(weights)
     _, log_odds = partition.cut(prior.log_odds)
     _, variances = partition.cut(prior.variance, fill=1.0)
@@ -72,7 +70,7 @@ def sweep(
 
         def visit(residual, at, patterns=patterns):
             members, weights, log_odds, variance, noise = at
-            features = rows.at[members].get(mode="fill", fill_value=0)
+            features = design.features.at[members].get(mode="fill", fill_value=0)
             residual = residual + weights @ features
             conditional = conditional_of(
                 features, residual, precision, log_odds, variance, patterns

@@ -14,7 +14,6 @@ from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import Index, Role, SlabRole, Statistics, draw_sites
-from numpyro_spikeslab.sampling.kernel import complete
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Current:
         :param values: values of the sites that other blocks hold.
         :param z: values of the kernel's own sites.
         """
-        values = complete(reading, values | z)
+        values = reading.generic | reading.params | values | z
         return cls(reading, values, frozenset(z), reading.view(values))
 
     def roles(self, kind: type[Role] = Role) -> tuple[Role, ...]:
