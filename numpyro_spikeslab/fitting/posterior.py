@@ -16,7 +16,7 @@ from numpyro_spikeslab.algebra.pairs import Design, Prior
 from numpyro_spikeslab.reading.coefficient_rows import standardised
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
-from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View, view

@@ -15,8 +15,8 @@ from numpyro_spikeslab.reading.form import (
     Form,
     task_axis,
 )
-from numpyro_spikeslab.reading.probe import Directions, Verdict, find_verdict
-from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.model_run import Problem
+from numpyro_spikeslab.reading.probe import Verdict, find_verdict
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
 from numpyro_spikeslab.reading.proof import Proof
 from numpyro_spikeslab.reading.provenance import Step, provenance, union
@@ -142,7 +142,7 @@ def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
 
 
 def only_known(
-    verdict: Verdict, problem: Problem, generic: Program, generic_data: tuple, along: Directions
+    verdict: Verdict, problem: Problem, generic: Program, generic_data: tuple, along: dict
 ) -> Verdict:
     """Drop verdicts that may depend on traced data, for which arbitrary arrays stand in.
 
@@ -158,8 +158,8 @@ def only_known(
         for k, x in zip(traced, data, strict=True):
             new[k] = x
         with_data = replace(problem, constants=tuple(new[:size]))
-        judged, arrays = find_verdict(with_data, generic, tuple(new[size:]), along)
-        return judged, arrays.indices
+        judged, _, indices, _ = find_verdict(with_data, generic, tuple(new[size:]), along)
+        return judged, tuple(indices)
 
     unknown, indices = provenance(judge, data=stand_ins(tuple(constants[k] for k in traced)))
 

@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.priors import is_plain
-from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.provenance import NONE, Names, Step, names_of, provenance, union
 
 MAX_WORK = 1e8

@@ -29,7 +29,7 @@ from numpyro_spikeslab.algebra.coefficients import (
 from numpyro_spikeslab.algebra.pairs import Design
 from numpyro_spikeslab.algebra.task_sweeps import TaskProducts
 from numpyro_spikeslab.reading.form import CoefficientSite, Form
-from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.view import View, where_observed
 
 Sites = tuple[CoefficientSite, ...]

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of a model at given values of its sites."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 import warnings
 from zlib import crc32
 
-from jaxtyping import Array
+from jaxtyping import Array, Float
 import numpy as np
 
 import jax
@@ -22,6 +24,7 @@ from numpyro.util import not_jax_tracer
 from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.primitives import MARK, Functions
 from numpyro_spikeslab.priors import base_of
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.likelihood import Gaussian
 from numpyro_spikeslab.reading.program import Program, trace_program
 from numpyro_spikeslab.reading.sites import SET, Pair, find_function_sites, functions_of
@@ -30,8 +33,8 @@ from numpyro_spikeslab.reading.sites import SET, Pair, find_function_sites, func
 class PairPrior(NamedTuple):
     """Prior of one pair, in the shape of its weights.
 
-    - **probs**, **log_odds** - of inclusion. Where weights share a spike, the first weight has the
-      values of the spike and the others have 0.5 and 0, so sums over included weights are right.
+    - **probs**, **log_odds** - of inclusion. Where weights share a spike, the first has its values
+      and the others have 0.5 and 0, so sums over included weights are right.
     - **scale**, **loc** - of the slab.
     """
 
@@ -39,21 +42,6 @@ class PairPrior(NamedTuple):
     log_odds: Array
     scale: Array
     loc: Array
-
-
-class FunctionArrays(NamedTuple):
-    """Arrays that define the prior of latent functions.
-
-    - **X** - inputs.
-    - **templates** - kernels.
-    - **mean** - prior means at the inputs, (M, N).
-    - **parameters** - values of the sites of the kernels' parameters.
-    """
-
-    X: Any
-    templates: tuple[Any, ...]
-    mean: Array
-    parameters: dict[str, Any]
 
 
 class Run(NamedTuple):
@@ -64,7 +52,8 @@ class Run(NamedTuple):
     - **log_probs** - log density of every sample site, summed, but of the pairs' own.
     - **priors** - distributions of its other latent sites.
     - **constraints** - of its params, as far as they are pytrees, as NumPyro's own are.
-    - **functions** - what defines the prior of its latent functions, see :class:`FunctionArrays`.
+    - **functions** - arrays that define the prior of its latent functions: inputs, kernels, prior
+      means at the inputs and values of the sites of the kernels' parameters.
     """
 
     observed: dict[str, Gaussian]
@@ -72,7 +61,7 @@ class Run(NamedTuple):
     log_probs: dict[str, Array]
     priors: dict[str, Any]
     constraints: dict[str, Any]
-    functions: dict[str, FunctionArrays]
+    functions: dict[str, tuple[Any, tuple[Any, ...], Array, dict[str, Any]]]
 
 
 def run_model(model: Any, args: tuple, kwargs: dict, data: dict[str, Any]) -> dict[str, Any]:
@@ -99,9 +88,12 @@ def _concrete_rows(site: dict[str, Any]) -> Any:
         return jnp.asarray(np.arange(size if subsample_size is None else subsample_size))
 
 
-def trace_generic(model: Any, args: tuple, kwargs: dict) -> tuple[dict[str, Any], Program, tuple]:
-    """Return a trace without values, with types, shapes, names and plates, and the program that
-    computes generic values of all latent sites and params.
+def trace_generic(
+    model: Any, args: tuple, kwargs: dict, user: str = "NumPyro"
+) -> tuple[dict[str, Any], Program, tuple]:
+    """Return a trace without values, and a program of generic values of latent sites and params.
+
+    :param user: who needs it, for a note to the error if the model does not run.
     """
     trace: dict[str, Any] = {}
 
@@ -115,32 +107,18 @@ def trace_generic(model: Any, args: tuple, kwargs: dict) -> tuple[dict[str, Any]
             if site["type"] == "param" or (site["type"] == "sample" and not site["is_observed"])
         }
 
-    program, constants = trace_program(run)
-    return trace, program, constants
+    try:
+        return (trace, *trace_program(run))
+    except (AssertionError, TypeError, ValueError) as error:
+        are_sizes = any(x in str(error) for x in ("shape", "broadcast", "plate", "size"))
+        hint = " Do the sizes of its plates match its data?" if are_sizes else ""
+        error.add_note(f"{user} could not run the model.{hint}")
+        raise
 
 
 def abstract_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """Return a trace without values; see :func:`trace_generic`."""
+    """Return the types, shapes, names and plates of the sites of a model, without values."""
     return trace_generic(model, args, kwargs)[0]
-
-
-def checked_generic(
-    model: Any, args: tuple, kwargs: dict, user: str
-) -> tuple[dict[str, Any], Program, tuple]:
-    """Call :func:`trace_generic`, with a hint in the error if the model does not run."""
-    try:
-        return trace_generic(model, args, kwargs)
-    except AssertionError as error:
-        # from a plate without data, for example
-        raise ValueError(
-            f"{user} could not run the model: {error}. Do the sizes of its plates match its data?"
-        ) from error
-    except (TypeError, ValueError) as error:
-        hint = ""
-        if any(word in str(error) for word in ("shape", "broadcast", "plate", "size")):
-            hint = " Do the sizes of its plates match its data?"
-        error.add_note(f"{user} could not run the model.{hint}")
-        raise
 
 
 def _generic_if_unset(site: dict[str, Any]) -> Any:
@@ -210,11 +188,10 @@ def _results(trace: dict[str, Any], pairs: tuple[Pair, ...], values, parts) -> R
     )
 
 
-def _function_arrays(trace: dict[str, Any], functions: Functions) -> FunctionArrays:
+def _function_arrays(trace: dict[str, Any], functions: Functions) -> tuple:
     sites = functions.parameters.sites
     parameters = {name: trace[name]["value"] for name in sites if name in trace}
-    mean = functions.mean_at(functions.X)
-    return FunctionArrays(functions.X, functions.templates, mean, parameters)
+    return functions.X, functions.templates, functions.mean_at(functions.X), parameters
 
 
 def site_log_prob(site: dict[str, Any]) -> Any:
@@ -251,3 +228,79 @@ def _pair_prior(trace: dict[str, Any], pair: Pair) -> PairPrior:
         of_weights(slab.scale),
         of_weights(slab.loc),
     )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Problem:
+    """A model with its data.
+
+    - **form** - its description; static in compiled code, and so is the program.
+    - **program** - from :func:`program_of`.
+    - **constants** - the data.
+    """
+
+    form: Form = field(metadata={"static": True})
+    program: Program = field(metadata={"static": True})
+    constants: tuple
+
+    def with_form(self, **changes: Any) -> "Problem":
+        """Return the same model with another description."""
+        return replace(self, form=replace(self.form, **changes))
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Shapes of the arguments of :meth:`run`, by their names."""
+        return dict(zip(("values", "weights", "parts"), self.program.arguments, strict=True))
+
+    def run(
+        self,
+        values: dict[str, Any],
+        weights: dict[str, Any] | None = None,
+        parts: dict[str, Any] | None = None,
+        of: Callable[[Run], Any] | None = None,
+    ) -> Any:
+        """Run the model.
+
+        :param values: of ``form.others``; of the functions where they are not to be zero.
+        :param weights: by the names of the pairs; zero if not given.
+        :param parts: spikes and slabs, on which no result depends; zero if not given.
+        :param of: takes a part of the :class:`Run`, and the rest is not computed.
+        """
+        shapes, form = self.inputs, self.form
+        sites = {name: values[name] for name in form.others}
+        if form.functions is not None:
+            phi = values.get(form.functions)
+            sites[form.functions] = _zeros(shapes["values"][form.functions]) if phi is None else phi
+        weights = _zeros(shapes["weights"]) if weights is None else weights
+        parts = _zeros(shapes["parts"]) if parts is None else parts
+        program = self.program if of is None else self.program.part(of)
+        return program(self.constants, sites, weights, parts)
+
+    def likelihood(self, run: Any) -> Any:
+        """Return the likelihood of a run, or of the shapes or sources of its results."""
+        return run.observed[self.form.likelihood]
+
+    def part(self, run: Run, name: str) -> list[Any]:
+        """Return noise scales, inclusion probabilities or slab scales, the part of a role."""
+        if name == "noise":
+            return [self.likelihood(run).scale]
+        which = "probs" if name == "inclusion" else "scale"
+        return [getattr(run.pairs[pair.name], which) for pair in self.form.pairs]
+
+    def predictor(
+        self, values: dict[str, Any], weights: dict[str, Any] | None = None, parts: Any = None
+    ) -> Float[Array, "..."]:
+        """Compute the location of the observations, in their shape; see :meth:`run`."""
+        x = self.run(values, weights, parts, lambda run: self.likelihood(run).predictor)
+        return jnp.broadcast_to(x, self.likelihood(self.program.shapes).value.shape)
+
+    def predictor_of_tasks(
+        self, values: dict[str, Any], weights: dict[str, Any] | None = None
+    ) -> Float[Array, "N Q"]:
+        """Compute :meth:`predictor` with tasks as columns."""
+        return self.form.tasks_last(self.predictor(values, weights))
+
+
+def _zeros(shapes: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.sparse_sums import Entries, at_entries
 from numpyro_spikeslab.reading.coefficient_rows import affine_map, over_covariates
-from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, FUNCTIONS, Form, Source
-from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, FUNCTIONS, SHARED, Form, Source
+from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.program import RUN_ONCE, Program
 from numpyro_spikeslab.reading.view import (
     linear_map,
@@ -59,63 +59,42 @@ class Verdict(NamedTuple):
     noise_of_tasks: Any
 
 
-class Arrays(NamedTuple):
-    """Results of a probe that are as large as the data or the weights.
+def directions(form: Form, shapes: dict[str, Any]) -> dict[str, Any]:
+    """Draw random numbers along which linear maps are compared, by the names of flat weights, of
+    functions and of coefficients of tasks.
 
-    - **values** - the generic values of the other sites.
-    - **indices** - for each role, which entry of its site each weight or task takes.
-    - **where** - row and column of each observation, if the form is that of entries of a table.
-    """
-
-    values: dict[str, Any]
-    indices: tuple[Any, ...]
-    where: Entries | None
-
-
-class Directions(NamedTuple):
-    """Random numbers along which linear maps are compared.
-
-    Arguments of the probe, for XLA would take minutes to fold large constants.
-
-    - **weights** - by the names of their pairs, flat.
-    - **functions** - (M, N), `None` without latent functions.
-    - **coefficients** - of tasks, by their names, flat.
-    """
-
-    weights: dict[str, Any]
-    functions: Any
-    coefficients: dict[str, Any]
-
-
-def directions(form: Form, shapes: dict[str, Any]) -> Directions:
-    """Draw directions. By numpy's generator: compiling JAX's would take most of the time.
+    They are arguments of the probe, for XLA would take minutes to fold large constants, and
+    numpy's, for JAX's generator would take most of the time to compile.
 
     :param shapes: of the latent sites.
     """
     rng, dtype = np.random.default_rng(1), jnp.result_type(float)
-    weights = {pair.name: rng.standard_normal(pair.size, dtype) for pair in form.pairs}
-    shape = form.num_features, form.num_obs
-    phi = rng.standard_normal(shape, dtype) if form.functions else None
-    sizes = {each.site: shapes[each.site].size for each in form.of_tasks}
-    return Directions(weights, phi, {k: rng.standard_normal(n, dtype) for k, n in sizes.items()})
+    sizes: dict[str, Any] = {pair.name: pair.size for pair in form.pairs}
+    if form.functions is not None:
+        sizes[form.functions] = form.num_features, form.num_obs
+    sizes |= {each.site: shapes[each.site].shape for each in form.of_tasks}
+    return {name: rng.standard_normal(size, dtype) for name, size in sizes.items()}
 
 
 def find_verdict(
-    problem: Problem, generic: Program, generic_data: tuple, along: Directions
-) -> tuple[Verdict, Arrays]:
+    problem: Problem, generic: Program, generic_data: tuple, along: dict[str, Any]
+) -> tuple[Verdict, dict[str, Any], list[Any], Entries | None]:
     """Run the model at generic values.
 
     :param problem: with the candidate form.
     :param generic: computes the values.
     :param generic_data: its constants.
     :param along: from :func:`directions`.
+    :return: the verdict, and arrays as large as data or weights: the values of the other sites;
+        for each role, which entry of its site each weight or task takes; row and column of each
+        observation, if the form is that of entries of a table.
     """
     form, values = problem.form, generic(generic_data)
     run = problem.run(values)
     parts = problem.likelihood(run)
     shape = jnp.shape(parts.value)
     counted = jnp.broadcast_to(parts.count > 0, shape)
-    finite_design, sources = _judge_design(problem, values, counted, along.weights)
+    finite_design, sources = _judge_design(problem, values, counted, along)
     # JAX sorts the keys of dicts, so names are looked up in the order of the form
     pairs = [run.pairs[pair.name] for pair in form.pairs]
     scale = jnp.concatenate([jnp.ravel(x) for x in (parts.scale, *(p.scale for p in pairs))])
@@ -140,7 +119,7 @@ def find_verdict(
         same_counts=_have_same_counts(form, parts),
         noise_of_tasks=noise_of_tasks,
     )
-    return verdict, Arrays({name: values[name] for name in form.others}, tuple(indices), where)
+    return verdict, {name: values[name] for name in form.others}, indices, where
 
 
 probe = jax.jit(find_verdict, static_argnums=1, compiler_options=RUN_ONCE)
@@ -153,29 +132,26 @@ def _bad(counted: Any, x: Any) -> tuple[Any, Any]:
 
 def _judge_design(problem, values, counted, along) -> tuple[Any, tuple]:
     """Whether the design is finite, and which constants are its parts."""
-    form = problem.form
-    tangent, zero = linear_map(problem, values), no_weights(form)
-    finite = jnp.all(jnp.isfinite(jnp.where(jnp.ravel(counted), tangent(along), 0)))
+    form, tangent = problem.form, linear_map(problem, values)
+    zero = no_weights(form)
+    moved = tangent({name: along[name] for name in zero})
+    finite = jnp.all(jnp.isfinite(jnp.where(jnp.ravel(counted), moved, 0)))
+
+    def is_design(name, rows):
+        """Compare each row relative to its own size."""
+        size = jnp.max(jnp.where(jnp.isfinite(rows), jnp.abs(rows), 0), axis=1)
+        direction = along[name] / jnp.where(size > 0, size, 1)
+        # a sum, since a product would need the absolute values of a whole design
+        sizes = jnp.sum(jnp.abs(direction[:, None] * rows), axis=0)
+        return agree(direction @ rows, tangent(zero | {name: direction}), sizes)
+
     if form.kind != COLUMNS or not form.constant_rows:
         return finite, tuple({} for _ in form.pairs)
-    verdicts = []
-    for pair in form.pairs:
-
-        def alone(flat, name=pair.name):
-            return tangent(zero | {name: flat})
-
-        sources = possible_sources(tangent, pair.size, counted.size)
-        verdicts.append({k: _is_design(alone, along[pair.name], x) for k, x in sources.items()})
-    return finite, tuple(verdicts)
-
-
-def _is_design(tangent: Any, along: Any, rows: Any) -> Any:
-    """Test whether rows are the matrix of a linear map, each row relative to its own size."""
-    size = jnp.max(jnp.where(jnp.isfinite(rows), jnp.abs(rows), 0), axis=1)
-    direction = along / jnp.where(size > 0, size, 1)
-    # a sum, since a product would need the absolute values of a whole design
-    sizes = jnp.sum(jnp.abs(direction[:, None] * rows), axis=0)
-    return agree(direction @ rows, tangent(direction), sizes)
+    sources = {p.name: possible_sources(tangent, p.size, counted.size) for p in form.pairs}
+    return finite, tuple(
+        {k: is_design(name, rows) for k, rows in constants.items()}
+        for name, constants in sources.items()
+    )
 
 
 def agree(x: Any, y: Any, size: Any) -> Any:
@@ -195,9 +171,9 @@ def agree(x: Any, y: Any, size: Any) -> Any:
 def _play(role: Role, problem: Problem, values: dict[str, Any]) -> tuple[Any, Any]:
     """Find which entry of a role's site each weight or task copies, and whether it is a copy.
 
-    The role's part of the model is affine in the site, with constant coefficients. Its derivative
-    along the numbers of the entries gives the number of the copied entry; a random direction
-    confirms the copy. Weights that do not use the site get its size as index.
+    The role's part is affine in the site. Its derivative along the numbers of the entries gives the
+    number of the copied entry; a random direction confirms the copy. Weights that do not use the
+    site get its size as index.
     """
     site = values[role.site]
     shape, dtype, size = jnp.shape(site), jnp.result_type(site), max(jnp.size(site), 1)
@@ -243,33 +219,30 @@ def _noise_by_column(
 # Tasks
 
 
-def _predictor(problem: Problem, values: dict[str, Any], weights: Any) -> Any:
-    (pair,) = problem.form.pairs
-    return problem.predictor_of_tasks(values, {pair.name: weights.reshape(pair.shape)})
-
-
 def _slope(problem: Problem, values: dict[str, Any], weights: Any, phi: Any = None) -> Any:
     """Compute the change of the predictor with the weights at given functions."""
+    (pair,) = problem.form.pairs
     at = values if phi is None else values | {str(problem.form.functions): phi}
 
     def predictor(w):
-        return _predictor(problem, at, w)
+        return problem.predictor_of_tasks(at, {pair.name: w.reshape(pair.shape)})
 
     return jax.jvp(predictor, (jnp.zeros_like(weights),), (weights,))[1]
 
 
-def _fits(problem: Problem, values: dict[str, Any], along: Directions, where: Any) -> Any:
+def _fits(problem: Problem, values: dict[str, Any], along: dict[str, Any], where: Any) -> Any:
     """Whether the predictor is ``offset + W phi`` in the form's layout, with its features."""
     form = problem.form
     if form.kind == COLUMNS:
         return jnp.array(True)
     (pair,) = form.pairs
     # inside a transformation of the caller, the directions are numpy arrays
-    W = jnp.asarray(along.weights[pair.name].reshape(form.shape), float)
+    W = jnp.asarray(along[pair.name].reshape(form.shape), float)
+    if form.kind != SHARED:
+        phi = jnp.asarray(along[str(form.functions)], float)
     if form.kind == ENTRIES:
-        return _are_entries(problem, values, W, jnp.asarray(along.functions, float), where)
+        return _are_entries(problem, values, W, phi, where)
     if form.kind == FUNCTIONS:
-        phi = along.functions
         # the coefficients are constants, so random directions determine them
         return _both(
             _nothing_alone(problem, values, W, phi),
@@ -296,10 +269,9 @@ def _are_entries(problem: Problem, values: dict[str, Any], W: Any, phi: Any, whe
 
 def _nothing_alone(problem: Problem, values: dict[str, Any], W: Any, phi: Any) -> Any:
     """Test that weights without functions, and functions without weights, have no effect."""
-    nothing = jnp.zeros_like(W)
 
     def predictor(x):
-        return _predictor(problem, values | {str(problem.form.functions): x}, nothing)
+        return problem.predictor_of_tasks(values | {str(problem.form.functions): x})
 
     alone = jax.jvp(predictor, (phi,), (phi,))[1]
     return _both(
@@ -313,7 +285,7 @@ def _both(one: Bool[Array, ""], other: Callable[[], Any]) -> Bool[Array, ""]:
     return jax.lax.cond(one, other, lambda: jnp.array(False))
 
 
-def _are_of_tasks(problem: Problem, values: dict[str, Any], along: Directions) -> Any:
+def _are_of_tasks(problem: Problem, values: dict[str, Any], along: dict[str, Any]) -> Any:
     """Whether coefficients multiply covariates that are the same for all tasks."""
     form = problem.form
     if not form.of_tasks:
@@ -323,7 +295,7 @@ def _are_of_tasks(problem: Problem, values: dict[str, Any], along: Directions) -
     expected, sizes, direction = jnp.zeros(form.table), jnp.zeros(form.table), {}
     for each in form.of_tasks:
         rows, size, same = over_covariates(form, tangent, each, shapes, _judge_feature)
-        t = each.take(jnp.reshape(jnp.asarray(along.coefficients[each.site]), shapes[each.site]))
+        t = each.take(along[each.site])
         direction[each.site] = each.put(t / jnp.where(size > 0, size, 1), shapes[each.site])
         expected += (t @ rows).T
         sizes += (abs(t) @ abs(rows)).T

@@ -22,7 +22,7 @@ from numpyro_spikeslab.reading.coefficient_proof import (
     sources_of_derivative,
 )
 from numpyro_spikeslab.reading.likelihood import Gaussian
-from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.provenance import NONE, Names, Step, names_of, provenance, union
 from numpyro_spikeslab.reading.sites import functions_of, is_latent
 from numpyro_spikeslab.roles import ROLES, Role

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which inputs of a function each result can depend on, read off its program: a proof, no sample.
 
-Like :func:`numpyro.ops.provenance.eval_provenance`, and sharper where a result of a loop, a branch
-or a function with its own derivative depends on some of the inputs only.
+Sharper than :func:`numpyro.ops.provenance.eval_provenance`, where a result of a loop, a branch or a
+function with its own derivative depends on some of the inputs only.
 """
 
 from collections.abc import Callable, Hashable
@@ -20,10 +20,8 @@ NONE: Names = frozenset()
 
 
 class Step(NamedTuple):
-    """An input on which a result depends in a way that its derivative may not show.
-
-    Rounding, comparisons and functions with a derivative of their own are such ways.
-    """
+    """An input on which a result depends in a way that its derivative may not show: by rounding, a
+    comparison or a function with a derivative of its own."""
 
     name: Any
 
@@ -31,8 +29,8 @@ class Step(NamedTuple):
 def provenance(function: Callable, **inputs: Any) -> Any:
     """Find the names of the inputs that each result can depend on.
 
-    :param inputs: arrays or their shapes. An input is named by its keyword; of a dictionary each
-        entry is named by ``(keyword, key)``. Other trees have one name.
+    :param inputs: arrays or their shapes, named by their keywords. Each entry of a dictionary is
+        named by ``(keyword, key)``.
     :return: the tree of the results, with sets of names. A :class:`Step` comes in addition to the
         name itself.
     """
@@ -55,11 +53,6 @@ def union(tree: Any) -> Names:
 def names_of(names: Names, *kinds: str) -> frozenset[str]:
     """Return the keys of inputs that are entries of dictionaries with these keywords."""
     return frozenset(x[1] for x in names if isinstance(x, tuple) and x[0] in kinds)
-
-
-def in_steps(names: Names) -> Names:
-    """Return the names as steps."""
-    return frozenset(name if isinstance(name, Step) else Step(name) for name in names)
 
 
 def _follow(jaxpr: Any, sources: list[Names]) -> list[Names]:
@@ -89,7 +82,7 @@ def _is_reference(variable: Any) -> bool:
 
 
 def _with_steps(names: Names) -> Names:
-    return names | in_steps(names)
+    return names | {name if isinstance(name, Step) else Step(name) for name in names}
 
 
 def _is_inexact(variable: Any) -> bool:
@@ -141,8 +134,7 @@ def _follow_scan(equation: Any, sources: list[Names]) -> list[Names]:
 
 
 def _count_same_rank(outer: Any, inner: Any) -> int:
-    pairs = zip(outer, inner, strict=True)
-    return sum(x.aval.ndim == y.aval.ndim for x, y in pairs)
+    return sum(x.aval.ndim == y.aval.ndim for x, y in zip(outer, inner, strict=True))
 
 
 def _follow_while(equation: Any, sources: list[Names]) -> list[Names]:
@@ -160,11 +152,12 @@ def _follow_while(equation: Any, sources: list[Names]) -> list[Names]:
 
 
 def _follow_cond(equation: Any, sources: list[Names]) -> list[Names]:
-    branches = [_follow(_open(branch), sources[1:]) for branch in equation.params["branches"]]
-    results = zip(*(_open(branch).outvars for branch in equation.params["branches"]), strict=True)
+    branches = [_open(branch) for branch in equation.params["branches"]]
+    results = zip(*(_follow(branch, sources[1:]) for branch in branches), strict=True)
+    outputs = zip(*(branch.outvars for branch in branches), strict=True)
     return [
         NONE if _are_one_number(variables) else sources[0].union(*names)
-        for names, variables in zip(zip(*branches, strict=True), results, strict=True)
+        for names, variables in zip(results, outputs, strict=True)
     ]
 
 
@@ -184,17 +177,10 @@ def _are_one_number(variables: tuple) -> bool:
     return np.ndim(first) == 0 and all(other == first for other in others)
 
 
-_ROUNDING = (
-    "bitcast_convert_type",
-    "ceil",
-    "floor",
-    "nextafter",
-    "reduce_precision",
-    "rem",
-    "round",
-    "sign",
-)
-_STEPS = frozenset((*_ROUNDING, "ffi_call", "io_callback", "pure_callback", "stop_gradient"))
+_BITS = ("bitcast_convert_type", "nextafter", "reduce_precision")
+_ROUNDING = ("ceil", "floor", "rem", "round", "sign")
+_OPAQUE = ("ffi_call", "io_callback", "pure_callback", "stop_gradient")
+_STEPS = frozenset([*_BITS, *_ROUNDING, *_OPAQUE])
 """Primitives whose derivative, as JAX defines it, does not tell how they depend on their inputs.
 Those without a derivative count as such, too."""
 

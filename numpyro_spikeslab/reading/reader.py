@@ -27,17 +27,15 @@ from numpyro_spikeslab.reading.coefficient_rows import (
 )
 from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Form
 from numpyro_spikeslab.reading.function_prior import KnownFunctions, kernel_of
-from numpyro_spikeslab.reading.model_run import FunctionArrays, checked_generic, program_of
-from numpyro_spikeslab.reading.probe import Arrays, directions, probe
-from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.model_run import Problem, program_of, trace_generic
+from numpyro_spikeslab.reading.probe import directions, probe
 from numpyro_spikeslab.reading.program import (
+    Fingerprint,
     Program,
     are_concrete,
     compiled,
-    fingerprint,
     on_device,
     outside_transformations,
-    same_fingerprint,
     stand_ins,
 )
 from numpyro_spikeslab.reading.proof import Proof, prove
@@ -56,8 +54,8 @@ Value = TypeVar("Value")
 
 
 def from_data(function: Callable[[Any], Value]) -> "cached_property[Value]":
-    """Make a property of a reading that is computed once, and where the data are known, outside of
-    the caller's transformations."""
+    """Make a property of a reading that is computed once, outside of the caller's transformations
+    unless they trace the data."""
 
     @wraps(function)
     def computed(reading):
@@ -96,7 +94,7 @@ class Reading:
 
     @property
     def if_traced(self) -> str:
-        """A sentence for errors about a model that may be read as less than it is."""
+        """A sentence for errors, if less is known of the model since its data are traced."""
         if are_concrete(self.problem.constants):
             return ""
         return (
@@ -110,8 +108,7 @@ class Reading:
 
     @property
     def base(self) -> View | None:
-        """The view, if only sites with a role or of kernels can change it. It is as large as the
-        data and not kept."""
+        """The view, as large as the data, if only sites with a role or of kernels change it."""
         if self.form.free:
             return None
         with outside_transformations(self.problem.constants):
@@ -121,27 +118,19 @@ class Reading:
     def supports(self) -> dict[str, Any]:
         """Supports of the free latent sites and constraints of the free params, which may depend on
         data; `None` for a support that depends on other sites."""
-        names = self.form.free
-        if not names:
+        if not self.form.free:
             return {}
 
-        def distributions(values):
-            return self.problem.run(
-                values,
-                of=lambda run: {
-                    k: x for k, x in (run.priors | run.constraints).items() if k in names
-                },
-            )
-
-        def supports(priors):
-            return {k: getattr(x, "support", x) for k, x in priors.items()}
+        def supports(values):
+            priors = self.problem.run(values, of=lambda run: run.priors | run.constraints)
+            return {k: getattr(priors[k], "support", priors[k]) for k in self.form.free}
 
         def leaves(values):
-            return {k: jax.tree.leaves(x) for k, x in supports(distributions(values)).items()}
+            return {k: jax.tree.leaves(x) for k, x in supports(values).items()}
 
         sources = provenance(leaves, values=self.generic)
-        values = supports(compiled(distributions, self.generic))
-        return {name: None if union(sources[name]) else x for name, x in values.items()}
+        arrays = compiled(supports, self.generic)
+        return {name: None if union(sources[name]) else x for name, x in arrays.items()}
 
     @from_data
     def design(self) -> Design | None:
@@ -252,25 +241,25 @@ class Reader:
         :raises ValueError: if the model does not fit; the message names the site and the remedy.
         """
         with outside_transformations((args, kwargs)):
-            trace, generic, generic_data = checked_generic(self.model, args, kwargs, self.user)
+            trace, generic, generic_data = trace_generic(self.model, args, kwargs, self.user)
             check_trace(trace, self.user)
             pairs = find_pairs(trace, self.user, fixed)
             program, constants = program_of(self.model, args, kwargs, pairs, generic.shapes)
             key = (program, generic, pairs)
-            # the generic run is kept for the starts of params alone
+            # of the generic run, starts of params alone are used again
             params = [name for name, site in trace.items() if site["type"] == "param"]
             starts = generic.inputs_of(lambda values: [values[name] for name in params])
-            data = fingerprint((*constants, *(generic_data[k] for k in starts)))
+            data = Fingerprint((*constants, *(generic_data[k] for k in starts)))
             proof = None
             if self._last is not None and self._last.key == key:
-                if same_fingerprint(self._last.data, data):
+                if self._last.data == data:
                     return self._last.reading
                 # the proof depends on the program only
                 proof = self._last.proof
             form = Form(pairs, tuple(program.arguments[0]))
             problem = Problem(form, program, on_device(constants))
             proof = proof or prove(problem, trace, self.user)
-            reading = _read(problem, proof, trace, (generic, generic_data), self.user, self.joint)
+            reading = self._read(problem, proof, trace, (generic, generic_data))
             if are_concrete((constants, generic_data)):
                 self._last = _Last(key, data, reading, proof)
             return reading
@@ -278,71 +267,58 @@ class Reader:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": None}
 
+    def _read(self, problem: Problem, proof: Proof, trace: dict[str, Any], starts: Any) -> Reading:
+        """Read a model, given the proof.
+
+        :param starts: the program of generic values, and its constants.
+        """
+        forms = candidates(problem, proof, trace, self.joint)
+        form, values, entries, where = next(self._judged(problem, forms, *starts))
+        problem, layout, functions = replace(problem, form=form), None, None
+        if where is not None:
+            layout, constants = _laid_out(form, where, problem.constants)
+            problem = replace(problem, constants=constants)
+        if form.functions is not None:
+            functions = _functions(problem, proof, trace, values)
+        by_site = dict(zip((role.site for role in forms[-1].roles), entries, strict=True))
+        return Reading(
+            problem,
+            {r.site: _index(problem, r, by_site[r.site]) for r in form.roles},
+            functions,
+            values,
+            _params(trace, *starts, values),
+            layout,
+            block_size=form.size if self.joint else BLOCK_SIZE,
+        )
+
+    def _judged(
+        self, problem: Problem, forms: list[Form], generic: Program, generic_data: tuple
+    ) -> Iterator[tuple[Form, dict[str, Any], list[Any], Entries | None]]:
+        """Yield the forms that fit, without the parts that the probe does not confirm."""
+        concrete = are_concrete((problem.constants, generic_data))
+        for form in forms:
+            candidate = replace(problem, form=form)
+            along = directions(form, problem.inputs["values"])
+            with outside_transformations():
+                known = replace(candidate, constants=stand_ins(problem.constants))
+                verdict, *arrays = probe(known, generic, stand_ins(generic_data), along)
+                verdict = fetched(verdict)
+            if concrete:
+                num_obs = candidate.likelihood(problem.program.shapes).value.size
+                check_verdict(self.user, form, num_obs, verdict)
+            else:
+                verdict = only_known(verdict, candidate, generic, generic_data, along)
+            if verdict.fits:
+                yield settle(form, forms[-1], verdict), *arrays
+
 
 class _Last(NamedTuple):
     """The last reading, with the program and the data that it was made from."""
 
     key: Any
-    data: tuple
+    data: Fingerprint
     reading: Reading
     proof: Proof
-
-
-def _read(
-    problem: Problem,
-    proof: Proof,
-    trace: dict[str, Any],
-    starts: tuple[Program, tuple],
-    user: str,
-    joint: bool,
-) -> Reading:
-    """Read a model, given the proof.
-
-    :param starts: the program of generic values, and its constants.
-    """
-    forms = candidates(problem, proof, trace, joint)
-    form, arrays = next(_judged(problem, forms, starts, user))
-    problem = replace(problem, form=form)
-    layout = None
-    if arrays.where is not None:
-        layout, constants = _laid_out(form, arrays.where, problem.constants)
-        problem = replace(problem, constants=constants)
-    functions = None
-    if form.functions is not None:
-        functions = _functions(problem, proof, trace, arrays.values)
-    shapes = problem.inputs["values"]
-    indices = dict(zip((role.site for role in forms[-1].roles), arrays.indices, strict=True))
-    return Reading(
-        problem,
-        {r.site: _index(form, r, indices[r.site], shapes[r.site].shape) for r in form.roles},
-        functions,
-        arrays.values,
-        _params(trace, *starts, arrays.values),
-        layout,
-        block_size=form.size if joint else BLOCK_SIZE,
-    )
-
-
-def _judged(
-    problem: Problem, forms: list[Form], starts: tuple[Program, tuple], user: str
-) -> Iterator[tuple[Form, Arrays]]:
-    """Yield the forms that fit, without the parts that the probe does not confirm."""
-    generic, generic_data = starts
-    concrete = are_concrete((problem.constants, generic_data))
-    for form in forms:
-        candidate = replace(problem, form=form)
-        along = directions(form, problem.inputs["values"])
-        with outside_transformations():
-            known = replace(candidate, constants=stand_ins(problem.constants))
-            verdict, arrays = probe(known, generic, stand_ins(generic_data), along)
-            verdict = fetched(verdict)
-        if concrete:
-            num_obs = candidate.likelihood(problem.program.shapes).value.size
-            check_verdict(user, form, num_obs, verdict)
-        else:
-            verdict = only_known(verdict, candidate, generic, generic_data, along)
-        if verdict.fits:
-            yield settle(form, forms[-1], verdict), arrays
 
 
 def _params(
@@ -372,34 +348,32 @@ def _functions(
     """Collect the definition of the functions, with arrays that the program has computed."""
     name = str(problem.form.functions)
     functions = functions_of(trace[name])
-    arrays = _function_arrays(problem, values)
-    mean = functions.mean if functions.mean is None or callable(functions.mean) else arrays.mean
+    X, templates, means, kernels = _function_arrays(problem, values)
+    mean = functions.mean if functions.mean is None or callable(functions.mean) else means
     sites = functions.parameters.sites
     latent = tuple(n for n in sites if is_latent(trace, n))
     parameters = replace(functions.parameters, latent=latent)
-    templates = tuple(arrays.templates)
-    new = replace(functions, X=arrays.X, templates=templates, mean=mean, parameters=parameters)
-    cut_off = (n for n in sites if n not in trace or "_intervener_id" in trace[n])
+    functions = replace(functions, X=X, templates=templates, mean=mean, parameters=parameters)
     return KnownFunctions(
-        new,
-        kernel_of(new),
-        arrays.mean,
-        {n: x for n, x in arrays.parameters.items() if n not in latent},
+        functions,
+        kernel_of(functions),
+        means,
+        {n: x for n, x in kernels.items() if n not in latent},
         is_plain(trace[name], (dist.Normal, dist.MultivariateNormal, GaussianFunctions)),
         proof.parents,
         proof.children,
-        tuple(cut_off),
+        tuple(n for n in sites if n not in trace or "_intervener_id" in trace[n]),
     )
 
 
 @jax.jit
-def _function_arrays(problem: Problem, values: dict[str, Any]) -> FunctionArrays:
+def _function_arrays(problem: Problem, values: dict[str, Any]) -> tuple:
     return problem.run(values, of=lambda run: run.functions[str(problem.form.functions)])
 
 
-def _index(form: Form, role: Role, entries: Any, shape: tuple[int, ...]) -> Index:
-    """The index of a role; without entries where all take the only one, for there may be millions
-    of weights."""
+def _index(problem: Problem, role: Role, entries: Any) -> Index:
+    """Make the index of a role; without entries where all of maybe millions take the only one."""
+    form, shape = problem.form, problem.inputs["values"][role.site].shape
     with outside_transformations(entries):
         if prod(shape) == 1 and are_concrete(entries) and not jnp.any(entries):
             return Index(None, shape)

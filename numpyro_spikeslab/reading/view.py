@@ -18,8 +18,7 @@ from numpyro_spikeslab.algebra.pairs import (
 )
 from numpyro_spikeslab.algebra.sparse_sums import Layout
 from numpyro_spikeslab.reading.form import Form, Source
-from numpyro_spikeslab.reading.model_run import Run
-from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.model_run import Problem, Run
 
 
 class View(NamedTuple):
