@@ -2,7 +2,7 @@
 """Runs of a model at given values of its sites."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 import warnings
 from zlib import crc32
@@ -243,10 +243,6 @@ class Problem:
     form: Form = field(metadata={"static": True})
     program: Program = field(metadata={"static": True})
     constants: tuple
-
-    def with_form(self, **changes: Any) -> "Problem":
-        """Return the same model with another description."""
-        return replace(self, form=replace(self.form, **changes))
 
     @property
     def inputs(self) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts about a model that hold at all values of its sites, proved from its program.
 
-A result that cannot depend on a site does not change with it. So a predictor whose derivative in
-the weights does not depend on the weights is affine in them, whatever the values of other sites;
-and a noise scale whose derivative in a site depends on nothing is an affine function of that site.
+A predictor whose derivative in the weights cannot depend on the weights is affine in them, whatever
+the values of other sites; so is a noise scale in a site if its derivative depends on nothing.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -65,26 +65,20 @@ def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
     :raises ValueError: if the model does not fit; the message names the site and the remedy.
     """
     run = provenance(problem.run, **problem.inputs)
-    _check_pairs(problem, run, user)
+    _check_pairs(run, user)
     name = _find_likelihood(problem, run, trace, user)
-    problem = problem.with_form(likelihood=name)
+    problem = replace(problem, form=replace(problem.form, likelihood=name))
     _check_parts(problem, run, user)
     design = _prove_affine(problem, run, user)
     mixed = _find_mixed(problem, run, trace)
-    kernels, parents, children = _about_functions(problem, run, trace, mixed)
     parts = problem.likelihood(run)
     return Proof(
         name,
-        predictor=names_of(parts.predictor, "values"),
-        design=names_of(design, "values"),
-        scale=names_of(parts.scale, "values"),
-        count=names_of(parts.count, "values"),
-        roles=_find_roles(problem, run, trace),
-        coefficients=find_coefficients(problem, run, trace),
-        mixed=mixed,
-        kernels=kernels,
-        parents=parents,
-        children=children,
+        *(names_of(x, "values") for x in (parts.predictor, design, parts.scale, parts.count)),
+        _find_roles(problem, run, trace),
+        find_coefficients(problem, run, trace),
+        mixed,
+        *_about_functions(problem, run, trace, mixed),
     )
 
 
@@ -99,7 +93,7 @@ _ONLY = (
 )
 
 
-def _check_pairs(problem: Problem, run: Any, user: str) -> None:
+def _check_pairs(run: Any, user: str) -> None:
     """Refuse priors of pairs that depend on weights, and means that depend on any site."""
     for name, prior in run.pairs.items():
         if weights := _weights(union(prior)):
@@ -175,14 +169,12 @@ def _check_parts(problem: Problem, run: Any, user: str) -> None:
 
 def _prove_affine(problem: Problem, run: Any, user: str) -> Names:
     """Return the inputs on which the derivative of the predictor in the weights can depend."""
-    steps = frozenset(x.name for x in problem.likelihood(run).predictor if isinstance(x, Step))
-    bent, sources = _weights(steps), NONE
+    sources = frozenset(x.name for x in problem.likelihood(run).predictor if isinstance(x, Step))
     # a function with steps may have no derivative
-    if not bent:
+    if not _weights(sources):
         keys = [("weights", pair.name) for pair in problem.form.pairs]
         sources = sources_of_derivative(problem.predictor, problem.inputs, keys)
-        bent = _weights(sources)
-    if bent:
+    if bent := _weights(sources):
         raise ValueError(
             f"{user}: the location of {problem.form.likelihood!r} is not affine in the weights "
             f"{bent} at all values of the other sites. Write it as `X @ w + offset`; a nonlinear "
@@ -203,8 +195,14 @@ def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role
         role = None if kind is None else kind.of(trace[name])
         if role is not None and _is_linear(problem, role):
             roles.append(role)
-    sites = [names_of(union(x), "values") for parts in arrays.values() for x in parts]
-    return _among_themselves(roles, sites)
+    # the probe could not see what a site without a role contributes to the array of one with a role
+    sites = [names_of(x, "values") for parts in arrays.values() for x in parts]
+    while mixed := NONE.union(*(x for x in sites if not x <= {role.site for role in roles})):
+        unmixed = [role for role in roles if role.site not in mixed]
+        if len(unmixed) == len(roles):
+            break
+        roles = unmixed
+    return tuple(roles)
 
 
 def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role] | None:
@@ -215,18 +213,6 @@ def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role]
     if is_chain(run, name) or len(kinds) != 1 or Step(key) in union(arrays[kinds[0]]):
         return None
     return None if key in union([parts.predictor, parts.count, *priors]) else kinds[0]
-
-
-def _among_themselves(roles: list[Role], arrays: list[frozenset[str]]) -> tuple[Role, ...]:
-    """Keep the roles whose arrays depend on roles alone. The probe could not see what another site
-    contributes.
-
-    :param arrays: the sites on which each array of a part depends.
-    """
-    names = {role.site for role in roles}
-    mixed = {site for sites in arrays if not sites <= names for site in sites}
-    unmixed = [role for role in roles if role.site not in mixed]
-    return tuple(roles) if len(unmixed) == len(roles) else _among_themselves(unmixed, arrays)
 
 
 def _is_linear(problem: Problem, role: Role) -> bool:
@@ -262,19 +248,13 @@ def _is_bilinear(problem: Problem, phi: tuple[str, str], w: tuple[str, str]) -> 
     inputs = problem.inputs
 
     def slopes(along, **x):
-        def along_weights(value):
-            return derivative(problem.predictor, put(x, {phi: value}), {w: along[w]})
+        def slope(key, other, value):
+            return derivative(problem.predictor, put(x, {other: value}), {key: along[key]})
 
-        mixed = jax.jvp(along_weights, (x[phi[0]][phi[1]],), (along[phi],))[1]
+        values = {(kind, name): x[kind][name] for kind, name in (phi, w)}
+        mixed = jax.jvp(lambda value: slope(w, phi, value), (values[phi],), (along[phi],))[1]
         # along each where the other is zero
-        alone = [
-            derivative(
-                problem.predictor,
-                put(x, {other: jnp.zeros_like(x[other[0]][other[1]])}),
-                {key: along[key]},
-            )
-            for key, other in ((phi, w), (w, phi))
-        ]
+        alone = [slope(*keys, jnp.zeros_like(values[keys[1]])) for keys in ((phi, w), (w, phi))]
         return mixed, alone
 
     along = {(kind, name): inputs[kind][name] for kind, name in (phi, w)}

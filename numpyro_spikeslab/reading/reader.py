@@ -123,7 +123,8 @@ class Reading:
 
         def supports(values):
             priors = self.problem.run(values, of=lambda run: run.priors | run.constraints)
-            return {k: getattr(priors[k], "support", priors[k]) for k in self.form.free}
+            free = {k: x for k, x in priors.items() if k in self.form.free}
+            return {k: getattr(x, "support", x) for k, x in free.items()}
 
         def leaves(values):
             return {k: jax.tree.leaves(x) for k, x in supports(values).items()}
