@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.fitting.function_sweeps import in_use, is_active
 from numpyro_spikeslab.fitting.function_updates import factors_of, switch_off
-from numpyro_spikeslab.fitting.m_step import with_modes
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
@@ -25,6 +24,7 @@ from numpyro_spikeslab.fitting.posterior import (
     bound_given,
     strong,
     view_at,
+    with_modes,
     with_roles,
 )
 from numpyro_spikeslab.fitting.rotations import floored_eigh, quarter_turn, varimax

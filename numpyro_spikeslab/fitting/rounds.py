@@ -12,7 +12,7 @@ import numpy as np
 
 import jax.numpy as jnp
 
-from numpyro_spikeslab.fitting.ascent import Progress, advance, chunk_of, chunks
+from numpyro_spikeslab.fitting.ascent import Progress, advance, chunks
 from numpyro_spikeslab.fitting.function_sweeps import gains_without, in_use
 from numpyro_spikeslab.fitting.moves import Laplacian, drop, rotate, without
 from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec
@@ -73,7 +73,7 @@ class Fit(NamedTuple):
         def run(progress, number):
             return advance(self.spec, self.data, progress, number, threshold)
 
-        for chunk in chunks(run, progress, num_steps, chunk_of(self.data)):
+        for chunk in chunks(run, self.data, progress, num_steps):
             yield Stage(*chunk)
 
     def steps(self, progress: Progress, num_steps: int) -> Iterator[Stage]:

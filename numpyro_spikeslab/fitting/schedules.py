@@ -5,6 +5,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from numpyro_spikeslab.messages import bad
+
 
 def annealing(step: Any) -> Any:
     """Default temperature of a step: ``20 * 0.97**step`` until it reaches 1, at step 99.
@@ -22,26 +24,15 @@ def forgetting(step: Any) -> Any:
     """Default learning rate of a step on a batch: ``(10 + step) ** -0.7``, 0.2 at the first.
 
     Its sum is infinite and that of its squares is finite, so that steps end at an optimum. It is
-    small from the beginning, for the start is a fit of a first batch, which a rate of 1 would
-    forget.
+    small from the beginning, for a rate of 1 would forget the start, a fit of a first batch.
 
     :param step: number of steps before this one.
-
-    **Example**
-
-    .. doctest::
-
-        >>> import jax, numpyro_spikeslab as nss
-        >>> phi, W, noise = (jax.random.normal(jax.random.key(k), s) for k, s in
-        ...                  enumerate([(12, 2), (2, 90), (12, 90)]))
-        >>> X, Y = jax.numpy.arange(12.0), phi @ W + 0.1 * noise
-        >>> model = nss.models.mtmkl("white", 2, shared_noise=True)
-        >>> guide = nss.PairedGuide(model)
-        >>> svi = nss.CAVI(model, guide, plain=True, num_tasks=90)   # learning_rate=forgetting
-        >>> state = svi.run(jax.random.key(3), 40, X, Y[:, :30], progress_bar=False).state
-        >>> for first in (0, 30, 60):
-        ...     state, loss = svi.update(state, X, Y[:, first : first + 30])
-        >>> svi.get_params(state)["W_auto_loc"].shape          # of the last batch
-        (30, 2)
     """
     return (10.0 + step) ** -0.7
+
+
+def check_schedule(name: str, schedule: Any) -> None:
+    """Raise if an argument of CAVI is neither a schedule nor `None`."""
+    if schedule is not None and not callable(schedule):
+        remedy = f"For a constant one write `lambda step: {schedule!r}`."
+        raise bad(f"CAVI: {name}", repr(schedule), "a function of the step", remedy)

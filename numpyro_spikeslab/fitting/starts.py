@@ -19,14 +19,15 @@ from numpyro_spikeslab.fitting.function_updates import (
     update_plain,
     with_kernels,
 )
-from numpyro_spikeslab.fitting.m_step import modes_of, tallies_of
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     FunctionFactors,
     Posterior,
     Spec,
     function_prior,
+    modes_of,
     strong,
+    tallies_of,
     view_at,
     with_roles,
 )

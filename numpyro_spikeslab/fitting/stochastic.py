@@ -28,8 +28,13 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.fitting.function_sweeps import sweep_plain
-from numpyro_spikeslab.fitting.function_updates import Terms, condition, update_plain, with_kernels
-from numpyro_spikeslab.fitting.m_step import modes_of, tallies_of
+from numpyro_spikeslab.fitting.function_updates import (
+    Terms,
+    condition,
+    factors_of,
+    update_plain,
+    with_kernels,
+)
 from numpyro_spikeslab.fitting.posterior import (
     Batches,
     Data,
@@ -38,12 +43,14 @@ from numpyro_spikeslab.fitting.posterior import (
     bound_given,
     function_prior,
     log_prior,
+    modes_of,
     strong,
+    tallies_of,
     view_at,
     with_roles,
 )
 from numpyro_spikeslab.fitting.run import Call
-from numpyro_spikeslab.fitting.schedules import forgetting
+from numpyro_spikeslab.fitting.schedules import check_schedule, forgetting
 from numpyro_spikeslab.fitting.tasks import gram, keeps_products, sweep_weights
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import FUNCTIONS
@@ -78,10 +85,7 @@ class Stream(NamedTuple):
     learning_rate: Callable[[Any], Any]
 
     def start(self, call: Call, step: Any, posterior: Posterior) -> tuple[Any, Posterior]:
-        """Return step and posterior of a state; the tasks of an ordinary fit stand for all tasks.
-
-        :param step: number of steps of the fit.
-        """
+        """Return step and posterior of a state; the tasks of an ordinary fit stand for all."""
         if posterior.batches is not None:
             return step, posterior
         local, number = self.check(call), len(posterior.weights.probs)
@@ -89,30 +93,23 @@ class Stream(NamedTuple):
             got = f"{self.num_tasks} and a fit of {number} tasks"
             raise bad("CAVI: num_tasks", got, "the number of all tasks")
         per_fit, per_batch = (self.num_tasks / n for n in (number, call.spec.form.num_tasks))
-        probs = jnp.mean(posterior.weights.probs, axis=0)
+        fit = jnp.mean(posterior.weights.probs, axis=0), per_fit, per_batch
         posterior = _resized(call, local, posterior)
-        posterior, tallies = _start(
-            call.spec, local, call.data, posterior, (probs, per_fit, per_batch)
-        )
+        posterior, tallies = _start(call.spec, local, call.data, posterior, fit)
         zero, before = strong((jnp.zeros((), int), step))
         return zero, posterior._replace(batches=Batches(tallies, before))
 
-    def update(self, call: Call, step: Any, posterior: Posterior) -> tuple[Any, Posterior, Any]:
+    def step(self, call: Call, state: tuple[Any, Posterior], rho: Any = None) -> Any:
         """Take one step on a batch.
 
+        :param state: step and posterior.
+        :param rho: the learning rate, if not that of the step.
         :return: the next step, the posterior, and the negative bound, estimated for all tasks.
         """
-        return self._step(call, step, posterior, self._rho(step))
-
-    def evaluate(self, call: Call, step: Any, posterior: Posterior) -> Any:
-        """Estimate the negative bound for all tasks from the weights of a batch."""
-        return self._step(call, step, posterior, 0.0)[2]
-
-    def _step(self, call: Call, step: Any, posterior: Posterior, rho: Any) -> Any:
+        step, posterior = self.start(call, *state)
         spec, local = call.spec, self.check(call)
-        posterior = _resized(call, local, posterior)
-        rate = Rate(rho, self.num_tasks / spec.form.num_tasks)
-        return advance(spec, local, call.data, step, posterior, rate)
+        rate = Rate(self._rho(step) if rho is None else rho, self.num_tasks / spec.form.num_tasks)
+        return advance(spec, local, call.data, step, _resized(call, local, posterior), rate)
 
     def _rho(self, step: Any) -> Any:
         """Return the learning rate of a step; within a transformation it is clipped to [0, 1]."""
@@ -128,20 +125,13 @@ class Stream(NamedTuple):
         """Return the names of local sites, or raise if there are no steps on this batch."""
         form, what = call.spec.form, "CAVI: num_tasks"
         if form.kind != FUNCTIONS:
-            raise bad(
-                what,
-                f"features of {form.likelihood!r} of the kind {form.kind!r}",
-                "tasks that share latent functions",
-                "Leave it out, or write the location as `W @ phi` of a whole table, with NaN where "
-                "entries are missing.",
-            )
+            got = f"features of {form.likelihood!r} of the kind {form.kind!r}"
+            remedy = "Leave it out, or write `W @ phi` of a whole table, NaN where entries miss."
+            raise bad(what, got, "tasks that share latent functions", remedy)
         if form.free:
-            raise bad(
-                what,
-                f"a model with the sites {list(form.free)}",
-                "noise scales, inclusion probabilities and slab scales with their usual priors",
-                "Take them out, or condition on their values with `numpyro.handlers.condition`.",
-            )
+            got, expected = f"a model with the sites {list(form.free)}", "only sites with a role"
+            remedy = "Take them out, or condition on them with `numpyro.handlers.condition`."
+            raise bad(what, got, expected, remedy)
         if not 2 <= form.num_tasks <= self.num_tasks:
             got, expected = f"a batch of {form.num_tasks} tasks", f"2 to num_tasks={self.num_tasks}"
             raise bad(what, got, expected, "num_tasks is the number of all tasks, not of a batch.")
@@ -156,9 +146,7 @@ def stream_of(num_tasks: Any, learning_rate: Any) -> Stream | None:
         remedy = "Without batches leave it and learning_rate out."
         expected = "the number of all tasks, an integer of at least 2"
         raise bad("CAVI: num_tasks", num_tasks, expected, remedy)
-    if learning_rate is not None and not callable(learning_rate):
-        remedy = f"For a constant one write `lambda step: {learning_rate!r}`."
-        raise bad("CAVI: learning_rate", repr(learning_rate), "a map from steps to rates", remedy)
+    check_schedule("learning_rate", learning_rate)
     return Stream(int(num_tasks), learning_rate or forgetting)
 
 
@@ -171,12 +159,12 @@ def local_sites(reading: Reading) -> tuple[str, ...]:
 
 def _resized(call: Call, local: tuple[str, ...], posterior: Posterior) -> Posterior:
     """Reset the weights, and set local sites to their mean, for the tasks of another batch."""
-    form, functions = call.spec.form, posterior.functions
-    shape = form.num_features, form.num_obs
-    if functions is None or functions.mean.shape != shape:
-        there = "no functions" if functions is None else f"functions {functions.mean.shape}"
+    form, functions = call.spec.form, factors_of(posterior)
+    shape, before = (form.num_features, form.num_obs), functions.mean.shape
+    if before != shape:
         remedy = "All batches must have the same points; begin anew with `init` for others."
-        raise bad("CAVI: the state", there, f"functions {shape}, as the batch has", remedy)
+        expected = f"functions {shape}, as the batch has"
+        raise bad("CAVI: the state", f"functions {before}", expected, remedy)
     values = dict(posterior.values)
     for site, value in values.items():
         like = call.reading.generic[site]
@@ -186,12 +174,11 @@ def _resized(call: Call, local: tuple[str, ...], posterior: Posterior) -> Poster
             expected = f"{np.shape(value)} as in the state"
             remedy = "A site must have entries for each task, or the same in all batches."
             raise bad(f"CAVI: {site!r} of a batch", f"shape {np.shape(like)}", expected, remedy)
-    prior = call.reading.functions
-    if prior is not None and prior.fixed:
+    prior: Any = call.reading.functions
+    if prior.fixed:
         # parameters that the model holds may differ between batches
         functions = functions._replace(theta=prior.theta(values))
-    zero = jnp.zeros(form.shape, functions.mean.dtype)
-    weights = PairedMeanField(zero, zero, zero)
+    weights = PairedMeanField(*jnp.zeros((3, *form.shape), functions.mean.dtype))
     return posterior._replace(weights=weights, functions=functions, values=values)
 
 
@@ -205,8 +192,7 @@ def _start(
 ) -> tuple[Posterior, dict[str, Tally]]:
     """Scale the terms of functions and the tallies of a fit of some tasks to all tasks.
 
-    The tallies of the fit are not known: counts are those of the batch, and sums follow from the
-    values of the sites.
+    Counts are those of the batch, and sums follow from the values of the sites.
 
     :param fit: mean inclusion probability of each function in that fit, number of all tasks per
         task of the fit and per task of the batch.
@@ -216,7 +202,7 @@ def _start(
     prior = function_prior(spec, data, at)
 
     def visit(m, posterior):
-        functions: Any = posterior.functions
+        functions = factors_of(posterior)
         terms = Terms(m, per_fit * functions.alpha[m], per_fit * functions.h[m])
         return condition(prior, posterior, terms, functions.theta[m], functions.step[m])
 
@@ -240,7 +226,6 @@ def advance(
 
     :param local: names of the local sites.
     :param posterior: with weights of zero.
-    :return: the next step, the posterior, and the negative bound, estimated for all tasks.
     """
     step, posterior, rate = strong((step, posterior, rate))
     assert posterior.batches is not None
@@ -262,14 +247,13 @@ def advance(
 
 
 def _blend(rate: Rate, current: Any, of_batch: Any) -> Any:
-    """Take the natural gradient step of a sum over tasks."""
+    """Average a sum over all tasks with that of a batch: a natural gradient step."""
     return (1 - rate.rho) * current + rate.rho * rate.share * of_batch
 
 
 def _update_blended(prior: Any, rate: Rate, posterior: Posterior, terms: Terms) -> Posterior:
     """Take the update of the paper with terms averaged over batches."""
-    functions, m = posterior.functions, terms.m
-    assert functions is not None
+    functions, m = factors_of(posterior), terms.m
     alpha = _blend(rate, functions.alpha[m], terms.alpha)
     h = _blend(rate, functions.h[m], terms.h)
     # at rate 0 the search over kernels rests, too
@@ -281,15 +265,10 @@ def _update_blended(prior: Any, rate: Rate, posterior: Posterior, terms: Terms) 
 
 
 def _settled(
-    spec: Spec,
-    local: tuple[str, ...],
-    data: Data,
-    at: View,
-    posterior: Posterior,
-    temperature: Any,
+    spec: Spec, local: tuple[str, ...], data: Data, at: View, posterior: Posterior, temperature: Any
 ) -> Posterior:
     """Make some passes over the weights of a batch and its local sites."""
-    functions: Any = posterior.functions
+    functions = factors_of(posterior)
     moments = functions.mean, functions.var
     stats = gram(at, *moments) if keeps_products(spec.form) else None
 
@@ -308,7 +287,6 @@ def _estimate(
     spec: Spec, local: tuple[str, ...], at: View, posterior: Posterior, squares: Any, rate: Rate
 ) -> Float[Array, ""]:
     """Estimate the bound of all tasks, as if all were like those of the batch."""
-    functions: Any = posterior.functions
     of_all = at.log_density + log_prior(spec, at, posterior.values, local)
-    of_all -= jnp.sum(functions.kl)
+    of_all -= jnp.sum(factors_of(posterior).kl)
     return of_all + rate.share * (bound_given(spec, at, posterior, squares) - of_all)

@@ -213,11 +213,11 @@ def test_svi_under_jit_takes_a_fresh_guide(x64):
 def test_steps_of_latent_functions_may_be_jitted_but_no_start_and_no_run(x64):
     model, (X, Y), _ = function_models.MODELS["one latent function"]()
     svi = nss.CAVI(model, nss.PairedGuide(model))
-    with pytest.raises(ValueError, match="cannot start under a transformation"):
+    with pytest.raises(ValueError, match="start or a run of latent functions within jit"):
         jax.jit(lambda Y: svi.get_params(svi.init(KEY, X, Y)))(Y)
     state = svi.init(KEY, X, Y)
     run = partial(svi.run, KEY, 3, X, Y, progress_bar=False)
-    with pytest.raises(ValueError, match="cannot be fitted under a transformation"):
+    with pytest.raises(ValueError, match="start or a run of latent functions within jit"):
         jax.jit(lambda state: run(init_state=state).params)(state)
     new, loss = svi.update(state, X, Y)
     jitted, loss_under_jit = jax.jit(lambda state: svi.update(state, X, Y))(state)
@@ -298,14 +298,11 @@ REFUSED = {
     "guide": (lambda c: nss.CAVI(c.model, AutoDelta(c.model)), r"got AutoDelta.*infer\.SVI"),
     "inner guide": (of_another_inner_guide, r"inner guide: got AutoNormal, expected AutoDelta"),
     "restarts": (lambda c: cavi(c, num_restarts=0), "num_restarts"),
-    "temperature": (lambda c: cavi(c, temperature=2.0), r"step to a temperature, got 2\.0"),
+    "temperature": (lambda c: cavi(c, temperature=2.0), r"got 2\.0, expected a function of the"),
     "plain": (lambda c: run(cavi(c, plain=True), c), "plain: got True for a model without latent"),
     "no steps": (lambda c: run(cavi(c), c, 0), "num_steps: got 0, expected a positive integer"),
     "half a step": (lambda c: run(cavi(c), c, 1.5), r"num_steps: got 1\.5"),
-    "moving support": (
-        lambda c: init(c, regression(moving_level)),
-        "'level': got a support",
-    ),
+    "moving support": (lambda c: init(c, regression(moving_level)), "'level': got a support"),
     "names": (lambda c: init(c, init_params={"w_loc": 0.0}), r"unknown names \['w_loc'\]"),
     "shape": (
         lambda c: init(c, init_params={"w_auto_loc": jnp.zeros(3)}),

@@ -9,8 +9,7 @@ from task_problems import dense_moments, observations, slope, small
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.fitting.m_step import with_modes
-from numpyro_spikeslab.fitting.posterior import with_roles
+from numpyro_spikeslab.fitting.posterior import with_modes, with_roles
 from numpyro_spikeslab.kernel_priors import length_scale_prior
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -155,7 +155,7 @@ def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
     step, start = stream.start(call, 3, all_tasks.posterior)
     # the functions do not change, for these tasks are all
     close(start.functions, all_tasks.functions, rtol=1e-7, atol=1e-9)
-    _, new, loss = stream.update(call, step, start)
+    _, new, loss = stream.step(call, (step, start))
     local = local_sites(all_tasks.reading)
     assert ("noise" in local) == (prior != "shared noise")
     start = _resized(call, local, start)
@@ -372,10 +372,7 @@ WHITE, ENTRIES = nss.models.mtmkl(["white"] * 2), BCOO.from_scipy_sparse(coo_arr
 EXHAUSTIVE = {
     "columns": (lambda: begin(columns, TASKS, X), r"'y' of the kind 'columns', .* Leave it out"),
     "a site": (lambda: begin(shifted, X, TASKS), r"sites \['shift'\], .* Take them out"),
-    "entries": (
-        lambda: begin(WHITE, X, ENTRIES),
-        "of the kind 'entries'.*NaN where entries",
-    ),
+    "entries": (lambda: begin(WHITE, X, ENTRIES), "of the kind 'entries'.*NaN where entries"),
     "one task": (lambda: begin(WHITE, X, TASKS[:, :1]), "1 tasks, expected 2 to num_tasks=60"),
     "too many": (
         lambda: begin(WHITE, X, np.hstack([TASKS, TASKS])),
@@ -387,14 +384,11 @@ REFUSED = {
         lambda: cavi(learning_rate=forgetting),
         r"num_tasks: got None, expected.*leave it and learning_rate out",
     ),
-    "num_tasks=1": (
-        lambda: cavi(num_tasks=1),
-        r"num_tasks: got 1, expected the number of all",
-    ),
+    "num_tasks=1": (lambda: cavi(num_tasks=1), r"num_tasks: got 1, expected the number of all"),
     "num_tasks=60.0": (lambda: cavi(num_tasks=60.0), r"num_tasks: got 60\.0"),
     "a number as rate": (
         lambda: cavi(num_tasks=Q, learning_rate=0.1),
-        r"got 0\.1, expected a map from steps.*`lambda step: 0\.1`",
+        r"got 0\.1, expected a function of the step.*`lambda step: 0\.1`",
     ),
     **{
         f"rate {x}": (partial(step_at, x), rf"got {x} at step 1, expected a rate in \[0, 1\]")
