@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of the guides: sites of a model, its priors, and summaries of the posterior."""
+"""The base class of the guides: sites of a model, parameters, draws and summaries."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,7 +22,14 @@ from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_spikeslab.algebra.quantiles import quantiles as quantiles_of
 from numpyro_spikeslab.fitting import function_sites
-from numpyro_spikeslab.fitting.guide_factors import GuideFactors, declared, in_order, moments
+from numpyro_spikeslab.fitting.guide_factors import (
+    PairFactors,
+    Start,
+    check_params,
+    declared,
+    in_order,
+    moments,
+)
 from numpyro_spikeslab.fitting.inner import (
     Point,
     Points,
@@ -51,7 +58,6 @@ class SpikeSlabGuide(AutoGuide):
 
     The first call with the model's arguments notes sites, shapes and start values, and no data.
 
-    - **sites** - of the model.
     - **factors** - the variational family of the pairs.
     - **inner** - the guide of the other sites.
     """
@@ -65,7 +71,7 @@ class SpikeSlabGuide(AutoGuide):
     def __init__(
         self,
         model: Callable,
-        factors: GuideFactors,
+        factors: PairFactors,
         *,
         prefix: str,
         inner_guide: Callable[..., AutoGuide],
@@ -97,11 +103,7 @@ class SpikeSlabGuide(AutoGuide):
     # Setting up
 
     def set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Note the sites of the model and where they start, if this is the first call.
-
-        :param args: arguments of the model.
-        :param kwargs: keyword arguments of the model.
-        """
+        """Note the sites of the model and where they start, if this is the first call."""
         if self._sites is not None:
             return
         call, trace = (args, kwargs), abstract_trace(self.model, args, kwargs)
@@ -133,23 +135,12 @@ class SpikeSlabGuide(AutoGuide):
         self._sites = sites
 
     def _check_model(self, sites: ModelSites, trace: dict[str, Any], call: Any) -> None:
-        """Refuse a model that the family does not take, and note what the family needs of it.
-
-        :param call: arguments and keyword arguments of the model.
-        """
+        """Refuse a model that the family does not take, and note what the family needs of it."""
 
     def _ready(self, args: tuple, kwargs: dict[str, Any]) -> None:
         """Set up by the model's arguments, if these are given."""
         if args or kwargs:
             self.set_up(args, kwargs)
-
-    def check_params(self, params: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
-        """Raise if parameters are not there in these shapes."""
-        for name, shape in shapes.items():
-            if name not in params or jnp.shape(params[name]) != shape:
-                got = f"the shape {jnp.shape(params[name])}" if name in params else "nothing"
-                remedy = "Give the parameters of a fit of this model to these arguments."
-                raise bad(f"{self.user}: params[{name!r}]", got, f"the shape {shape}", remedy)
 
     # Calling
 
@@ -159,16 +150,15 @@ class SpikeSlabGuide(AutoGuide):
         self.sites.check_call(self.user, self.model, (args, kwargs))
         within = partial(self._within, self._create_plates(*args, **kwargs))
         if isinstance(self.inner, Points):
-            values = self.inner.sample(within, held=self._slopes)
+            values = self.inner.sample(within, self._slopes)
         else:
             values = dict(self.inner(*args, **kwargs))
         run = self._run_at(values, args, kwargs)
-        with handlers.trace() as sites:
-            for pair in self.sites.pairs:
-                scale = jnp.broadcast_to(base_of(run[pair.slab]["fn"]).scale, pair.shape)
-                values |= self.factors.sample(pair, self._start_pair(pair), scale, within)
+        params = declared(self._start_of_weights())
+        for pair in self.sites.pairs:
+            scale = jnp.broadcast_to(base_of(run[pair.slab]["fn"]).scale, pair.shape)
+            values |= self.factors.sample(pair, params, scale, within)
         if self._slopes:
-            params = {k: site["value"] for k, site in sites.items() if site["type"] == "param"}
             values |= self._sample_followers(params, values, within)
         for name in self.sites.functions:
             with within(name):
@@ -180,22 +170,19 @@ class SpikeSlabGuide(AutoGuide):
     ) -> dict[str, Any]:
         """Sample the sites that follow the weights.
 
-        :param params: parameters of the pairs.
         :param values: draws of the pairs, and values of the sites at the mean of the weights.
         """
+        assert isinstance(self.inner, Points)
         changes, followers = [], {}
         for p in self.sites.pairs:
             w = weights(p.of_weights(values[p.spike]), values[p.slab])
             changes.append(jnp.ravel(w - jnp.reshape(self._mean(p, params), p.shape)))
         for name, kind in self._slopes.items():
-            start = jnp.zeros(kind.shape), constraints.real
-            (slopes,) = declared({self._slope_name(name): start})
-            change = kind.factors(jnp.concatenate(changes))
-            assert isinstance(self.inner, Points)
-            event_dim = self.inner.points[name].event_dim
-            point = Followed(values[name], slopes, change, event_dim)
+            factors = kind.factors(jnp.concatenate(changes))
+            slopes, event_dim = params[self._slope_name(name)], self.inner.points[name].event_dim
             with within(name):
-                followers[name] = numpyro.sample(name, point)
+                followed = Followed(values[name], slopes, factors, event_dim)
+                followers[name] = numpyro.sample(name, followed)
         return followers
 
     def _slope_name(self, site: str) -> str:
@@ -223,16 +210,20 @@ class SpikeSlabGuide(AutoGuide):
 
     # Parameters and the posterior that CAVI updates
 
-    def _start_pair(self, pair: Pair) -> dict[str, tuple[Any, Any]]:
-        return self.factors.start(pair, jnp.broadcast_to(self._slab_scales[pair.name], pair.shape))
-
-    def start(self) -> dict[str, tuple[Any, Any]]:
-        """Start value and constraint of each parameter, but those of another inner guide."""
-        starts = self.inner.start() if isinstance(self.inner, Points) else {}
+    def _start_of_weights(self) -> Start:
+        """Start value and constraint of the parameters of the pairs, and of the slopes."""
+        starts: Start = {}
         for pair in self.sites.pairs:
-            starts |= self._start_pair(pair)
+            scale = jnp.broadcast_to(self._slab_scales[pair.name], pair.shape)
+            starts |= self.factors.start(pair, scale)
         for name, kind in self._slopes.items():
             starts[self._slope_name(name)] = jnp.zeros(kind.shape), constraints.real
+        return starts
+
+    def start(self) -> Start:
+        """Start value and constraint of each parameter, but those of another inner guide."""
+        starts = self.inner.start() if isinstance(self.inner, Points) else {}
+        starts |= self._start_of_weights()
         for name in self.sites.functions:
             starts |= function_sites.start(name, self.sites.shapes[name], self.prefix)
         return starts
@@ -240,19 +231,19 @@ class SpikeSlabGuide(AutoGuide):
     def pack(self, reading: Reading, params: dict[str, Any]) -> Posterior:
         """Make the posterior of parameters."""
         form, functions = reading.form, None
-        if form.functions is None:
-            starts = jax.eval_shape(lambda: {k: value for k, (value, _) in self.start().items()})
-            self.check_params(params, {name: x.shape for name, x in starts.items()})
+        starts = jax.eval_shape(lambda: {name: x for name, (x, _) in self.start().items()})
+        shapes: dict[str, Any] = {name: x.shape for name, x in starts.items()}
+        if form.functions is not None:
+            assert reading.functions is not None
+            # of a batch of tasks, or at other inputs
+            terms = function_sites.names(form.functions, self.prefix)
+            shapes = dict.fromkeys(self.factors.names(form.pairs[0].name), form.pairs[0].shape)
+            shapes |= dict.fromkeys(terms, reading.functions.mean.shape)
+        check_params(params, shapes)
         others = params | inner_summary(self.inner, "median", params)
         values = {site: others[site] for site in form.others}
         if form.functions is not None:
-            assert reading.functions is not None
-            shapes: dict[str, Any] = dict.fromkeys(
-                self.factors.names(form.pairs[0].name), form.pairs[0].shape
-            )
-            sites = function_sites.names(form.functions, self.prefix)
-            self.check_params(params, shapes | dict.fromkeys(sites, reading.functions.mean.shape))
-            functions = function_sites.pack(reading, [params[x] for x in sites], values)
+            functions = function_sites.pack(reading, [params[x] for x in terms], values)
         size = form.size if form.kind == COLUMNS else form.num_features
         slopes = {
             site: self._slopes[site].laid_out(params[self._slope_name(site)], size)
@@ -302,8 +293,7 @@ class SpikeSlabGuide(AutoGuide):
     def _checked(self, pair: Pair, params: dict[str, Any]) -> Pair:
         """The weights of parameters, which may be those of a batch of tasks."""
         name = self.factors.names(pair.name)[0]
-        if name not in params:
-            self.check_params(params, {name: pair.shape})
+        check_params(params, {name: None})
         return pair.in_batch(jnp.shape(params[name]))
 
     def inclusion_probabilities(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -311,16 +301,16 @@ class SpikeSlabGuide(AutoGuide):
 
         :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
         :return: ``{name: array in the shape of the weights}``.
-        :raises ValueError: if the guide has never been called; so do all summaries.
+        :raises ValueError: if the guide has never been called, or a parameter is missing; so do all
+            summaries.
         """
         return {pair.name: self._moments(pair, params)[0] for pair in self.sites.pairs}
 
     @full_precision
     def posterior_mean(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Posterior mean ``<w> = gamma mu`` of each weight; with the model's arguments, also that
-        of its latent functions.
+        """Posterior mean ``<w> = gamma mu`` of each weight and each latent function.
 
-        :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
+        :param params: parameters, as from ``result.params``.
         :param args: arguments of the model; without them latent functions are left out.
         :param kwargs: keyword arguments of the model.
         :return: ``{name: array in the shape of the site}``.
@@ -362,11 +352,10 @@ class SpikeSlabGuide(AutoGuide):
         sample_shape: tuple[int, ...] = (),
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Draw from the guide: all latent sites and the model's deterministic sites, without those
-        on which no observation depends, such as responses to new inputs.
+        """Draw all latent sites that observations depend on, and the deterministic sites.
 
         :param rng_key: random key.
-        :param params: parameters of the guide.
+        :param params: parameters, as from ``result.params``.
         :param args: arguments of the model, as for the fit.
         :param sample_shape: leading shape of the draws.
         :param kwargs: keyword arguments of the model.
@@ -396,12 +385,9 @@ class SpikeSlabGuide(AutoGuide):
 
     @full_precision
     def median(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Posterior median of each weight, each spike and each other latent site.
+        """Posterior median of each latent site; see :meth:`quantiles`.
 
-        The entry of a slab is its median given that the weight is included, that of a site which
-        follows the weights its value at their mean.
-
-        :param params: parameters of the guide.
+        :param params: parameters, as from ``result.params``.
         :param args: arguments of the model; without them latent functions are left out.
         :param kwargs: keyword arguments of the model.
         """
@@ -413,11 +399,10 @@ class SpikeSlabGuide(AutoGuide):
     ) -> dict[str, Any]:
         """Posterior quantiles of each weight, each spike and each other latent site.
 
-        A weight's distribution has an atom at zero, so its quantiles may be exactly 0. The entry
-        of a slab holds its quantiles given that the weight is included. A site which follows the
-        weights has its value at their mean for all of its quantiles; draws have its spread.
+        A weight's distribution has an atom at zero, so its quantiles may be exactly 0. Those of a
+        slab are given inclusion. A site which follows the weights has its value at their mean.
 
-        :param params: parameters of the guide.
+        :param params: parameters, as from ``result.params``.
         :param quantiles: Q probabilities, or one.
         :param args: arguments of the model; without them latent functions are left out.
         :param kwargs: keyword arguments of the model.
