@@ -26,13 +26,10 @@ class RegressionData(NamedTuple):
 def boston_housing() -> RegressionData:
     """Load house prices in 456 tracts of Boston against 13 inputs, as in Table 1 of the paper.
 
-    These are the training examples of the paper, the last 456 rows of the 506 of Harrison and
-    Rubinfeld (1978), in float64. Each input and the response (``medv``, the median value of a
-    home) have mean 0 and standard deviation 1 over these rows.
+    These are the last 456 rows of the 506 of Harrison and Rubinfeld (1978), in float64. Each input
+    and the response, ``medv``, the median value of a home, have mean 0 and standard deviation 1.
 
     :return: ``(X, y, features)``.
-
-    **Example**
 
     .. doctest::
 
@@ -47,10 +44,8 @@ def boston_housing() -> RegressionData:
         frame = pd.read_csv(path, index_col="rownames", dtype=float)
     training = frame.iloc[50:]
     standardised = (training - training.mean()) / training.std(ddof=0)
-    inputs = standardised.drop(columns="medv")
-    return RegressionData(
-        inputs.to_numpy(), standardised["medv"].to_numpy(), [str(name) for name in inputs]
-    )
+    y = standardised.pop("medv")
+    return RegressionData(standardised.to_numpy(), y.to_numpy(), standardised.columns.tolist())
 
 
 class MultiOutput(NamedTuple):
@@ -80,13 +75,9 @@ def toy_multioutput(seed: int, *, num_missing: int = 41) -> MultiOutput:
     The inputs are 201 points on [-10, 10]. The related tasks are draws of a Gaussian process
     whose covariance has rank four, with noise of standard deviation 0.2; tasks 7 and 3, counted
     from one, are noise of standard deviations 0.1 and 0.4. Every task has a gap of ``num_missing``
-    adjacent inputs at a random place.
+    adjacent inputs at a random place, at most 201.
 
-    :param seed: seed of the random numbers.
-    :param num_missing: length of the gaps, at most 201.
     :return: ``(X, Y, observed, f, related)``; `np.where(observed, Y, np.nan)` is for training.
-
-    **Example**
 
     .. doctest::
 

@@ -89,15 +89,11 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         )
         if hasattr(self, "feature_names_in_"):
             table = pd.DataFrame(table, columns=self.feature_names_in_)
-        self.data_ = sparse_regression(
-            random.key(seed_of(self.random_state)),
-            table,
-            response,
-            expected_size=self.expected_size,
-            num_warmup=self.num_warmup,
-            num_samples=self.num_samples,
-            num_chains=self.num_chains,
-        )
+        options = self.get_params()
+        seed = options.pop("random_state")
+        state = check_random_state(seed)
+        seed = int(seed) if isinstance(seed, Integral) else state.randint(2**31 - 1)
+        self.data_ = sparse_regression(random.key(seed), table, response, **options)
         self.coef_ = self.data_["summary"]["mean"].values
         self.intercept_ = float(self.data_["posterior"]["intercept"].mean())
         self.inclusion_ = self.data_["summary"]["inclusion"].values
@@ -123,9 +119,3 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         fit = draws["w"].values @ table.T + draws["intercept"].values[..., None]
         variance = fit.var(axis=(0, 1)) + (draws["sigma"].values ** 2).mean()
         return mean, np.sqrt(variance)
-
-
-def seed_of(random_state: Any) -> int:
-    """Return the seed, or draw one if it is not given."""
-    state = check_random_state(random_state)
-    return int(random_state) if isinstance(random_state, Integral) else state.randint(2**31 - 1)

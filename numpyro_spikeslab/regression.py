@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from numpyro.infer import MCMC
 from numpyro.util import is_prng_key
 
-from numpyro_spikeslab import models
+from numpyro_spikeslab import models, table_checks
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.messages import bad
@@ -26,13 +26,7 @@ from numpyro_spikeslab.reporting.credible_sets import credible_sets
 from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics
 from numpyro_spikeslab.reporting.variational import add_variational_stats, k_hat
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
-from numpyro_spikeslab.table_checks import (
-    ROUNDING,
-    checked_count,
-    checked_new,
-    checked_response,
-    checked_table,
-)
+from numpyro_spikeslab.table_checks import ROUNDING, checked_count
 
 NUM_STEPS, TOLERANCE = 1000, 1e-3
 """Most steps of the fit, and the rise of the bound at which it stops."""
@@ -74,15 +68,11 @@ def sparse_regression(
     :class:`~numpyro_spikeslab.PairedGibbs` start from a fit by annealed
     :class:`~numpyro_spikeslab.CAVI`. Report the chains. If they agree with each other (``r_hat``)
     but not with the fit (``cavi_is_off``), CAVI has picked one of several correlated columns: look
-    at the credible sets.
-
-    The result is ArviZ data, which :func:`~numpyro_spikeslab.summary`,
-    :func:`~numpyro_spikeslab.plot_inclusion` and ArviZ's own functions take. Weights, intercept and
-    noise are in the units of the table and the response, ``slab_scale`` in standardised ones. Its
-    groups are
+    at the credible sets. The result is ArviZ data with the groups
 
     - ``posterior``: draws of ``w`` with ``w_spike`` and ``w_slab``, dimension ``feature``, and of
-      ``intercept``, ``sigma``, ``slab_scale`` and ``inclusion``;
+      ``intercept``, ``sigma``, ``slab_scale`` and ``inclusion``; all but ``slab_scale`` are in the
+      units of the table and the response;
     - ``sample_stats``: the Rao-Blackwellised inclusion probabilities of all draws;
     - ``summary``: a row for each column, ``dt["summary"].to_dataset().to_dataframe()``, with the
       columns of :func:`~numpyro_spikeslab.summary` for its weight: posterior ``mean`` and ``sd``,
@@ -92,10 +82,9 @@ def sparse_regression(
       :func:`~numpyro_spikeslab.credible_sets`). The attribute ``k_hat`` of the group is above 0.7
       if the draws of the fit are far from the posterior given its values of noise, slab scale and
       inclusion probability;
-    - ``cavi``: ArviZ data of the fit, with a posterior and sample statistics of its own:
-      ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``; the column
-      ``alternatives`` of ``nss.summary(dt["cavi"])`` names columns that could replace those that
-      CAVI has picked;
+    - ``cavi``: ArviZ data of the fit, for
+      ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``, or for ``nss.summary``,
+      whose column ``alternatives`` names columns that could replace those that CAVI has picked;
     - ``observed_data`` and ``constant_data``: ``y`` and ``X``;
     - ``predictions``: with ``X_new``, draws of new responses ``y``, along ``new_row``.
 
@@ -133,9 +122,9 @@ def sparse_regression(
     num_warmup = checked_count("num_warmup", num_warmup, 0)
     num_samples = checked_count("num_samples", num_samples, 1)
     num_chains = checked_count("num_chains", num_chains, 1)
-    table, names = checked_table(X)
-    response = checked_response(y, X)
-    new = None if X_new is None else checked_new(X_new, X, names)
+    table, names = table_checks.checked_table(X)
+    response = table_checks.checked_response(y, X)
+    new = None if X_new is None else table_checks.checked_new(X_new, X, names)
     scales = scales_of(table, response, names)
     data = standardised(table, response, scales)
     prior = inclusion_prior(expected_size, int(scales.used.sum()))
@@ -144,11 +133,9 @@ def sparse_regression(
     fitted = fit(key_fit, data, prior, num_chains)
     starts = {name: x.values[:num_chains] for name, x in posterior(fitted).items() if name != "w"}
     keys = random.split(key_chains, num_chains)
-    draws, probabilities = jax.device_get(
-        chains(keys, starts, data, prior, num_warmup, num_samples)
-    )
+    draws = jax.device_get(chains(keys, starts, data, prior, num_warmup, num_samples))
     sampled = arviz_base.from_dict(
-        {"posterior": draws, "sample_stats": {PROBABILITIES: probabilities}},
+        dict(zip(("posterior", "sample_stats"), draws, strict=True)),
         dims={name: ["feature"] for name in ("w", "w_spike", "w_slab", PROBABILITIES)},
     )
     tree = in_units(sampled, scales, len(table), rng)
@@ -255,7 +242,7 @@ def chains(
     prior: tuple[Any, Any],
     num_warmup: int,
     num_samples: int,
-) -> tuple[dict[str, Any], Any]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Draw each chain with its inclusion probabilities, in one compiled function.
 
     MCMC by itself compiles its parts one by one, which takes longer than all draws.
@@ -267,7 +254,7 @@ def chains(
         kernel = PairedGibbs(model)
         mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
         mcmc.run(key, *data, init_params=start, extra_fields=(PROBABILITIES,))
-        return mcmc.get_samples(), mcmc.get_extra_fields()[PROBABILITIES]
+        return mcmc.get_samples(), mcmc.get_extra_fields()
 
     return jax.lax.map(chain, (keys, starts))
 

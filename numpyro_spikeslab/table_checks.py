@@ -44,13 +44,13 @@ def checked_table(X: Any) -> tuple[np.ndarray, list]:
     if table.ndim != 2 or len(table) < 3 or table.shape[1] < 1:
         expected = "(N, P), at least three rows and a column"
         raise bad("X", f"the shape {table.shape}", expected, "One column is X.reshape(-1, 1).")
-    names = list(X.columns) if isinstance(X, pd.DataFrame) else list(range(table.shape[1]))
-    kinds = {type(name) for name in names}
-    are_numbers = all(np.issubdtype(kind, np.number) for kind in kinds)  # booleans would be masks
-    if len(set(names)) < len(names) or not (kinds == {str} or are_numbers):
+    names = X.columns if isinstance(X, pd.DataFrame) else pd.RangeIndex(table.shape[1])
+    # booleans would be masks
+    if not names.is_unique or names.inferred_type not in ("string", "integer", "floating"):
         expected = "names that differ, all strings or all numbers"
-        raise bad("X", f"the columns {names!s:.200}", expected, "X.columns.map(str) makes strings.")
-    return table, names
+        got = f"the columns {names.tolist()!s:.200}"
+        raise bad("X", got, expected, "X.columns.map(str) makes strings.")
+    return table, names.tolist()
 
 
 def checked_response(y: Any, X: Any) -> np.ndarray:

@@ -10,19 +10,10 @@ from numpy.typing import ArrayLike
 import xarray as xr
 
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.reporting.arviz_data import (
-    FUNCTIONS,
-    WEIGHTS,
-    are_inclusion_probabilities,
-    check_finite,
-    function_plate,
-    plates,
-    posterior,
-    sample_dims,
-)
+from numpyro_spikeslab.reporting import arviz_data
+from numpyro_spikeslab.reporting.arviz_data import FUNCTIONS, WEIGHTS, posterior, sample_dims
 from numpyro_spikeslab.reporting.labels import matched
 from numpyro_spikeslab.reporting.matching import Factors, centre, match, strongest_first
-from numpyro_spikeslab.reporting.methods import values_by_name
 
 GROUPS_OF_POSTERIOR = {"/posterior", "/sample_stats", "/posterior_predictive", "/predictions"}
 
@@ -88,7 +79,7 @@ def align(
         target = strongest_first(centre(matched_draws, in_place), in_place)
     else:
         target = as_one_draw(reference, draws, weights, functions)
-    plate = function_plate(draws, weights, functions)
+    plate = arviz_data.function_plate(draws, weights, functions)
     sizes = {dim: draws.sizes[dim] for dim in (*sample_dims(draws), plate)}
     shape = prod(sizes.values()) // sizes[plate], sizes[plate]
     order, sign = (
@@ -121,13 +112,13 @@ def has_numbered_kernels(draws: xr.Dataset, functions: str) -> bool:
 
 def factors_of(draws: xr.Dataset, weights: str, functions: str) -> Factors:
     """Return weights and functions of all draws, functions scaled to length one."""
-    plate = function_plate(draws, weights, functions)
+    plate = arviz_data.function_plate(draws, weights, functions)
     return Factors(rows(draws[weights], plate), rows(draws[functions], plate)).normalised()
 
 
 def rows(values: xr.DataArray, plate: str) -> np.ndarray:
     """Return finite values as an array of draws by functions by all other elements."""
-    check_finite(values)
+    arviz_data.check_finite(values)
     dims = sample_dims(values)
     array = values.transpose(*dims, plate, ...).values.astype(float)
     return array.reshape(prod(array.shape[: len(dims)]), values.sizes[plate], -1)
@@ -143,9 +134,9 @@ def as_one_draw(
     like, names = draws.isel(dict.fromkeys(sample_dims(draws), 0)), (weights, functions)
     if isinstance(reference, xr.DataTree):
         others = posterior(reference)
-        values_by_name(others.isel(dict.fromkeys(sample_dims(others), 0)), like, names)
+        arviz_data.values_by_name(others.isel(dict.fromkeys(sample_dims(others), 0)), like, names)
     else:
-        others = xr.Dataset(values_by_name(reference, like, names)).expand_dims("sample")
+        others = xr.Dataset(arviz_data.values_by_name(reference, like, names)).expand_dims("sample")
     factors = factors_of(others, weights, functions)
     if is_one_fit(others):
         return factors.mean()
@@ -157,7 +148,7 @@ def with_plates_of(weight: xr.DataArray, group: xr.Dataset) -> xr.Dataset:
     probs = {
         name: matched("data", values, weight)
         for name, values in group.data_vars.items()
-        if are_inclusion_probabilities(name, str(weight.name))
+        if arviz_data.are_inclusion_probabilities(name, str(weight.name))
     }
     return group.assign(probs)
 
@@ -212,9 +203,9 @@ def invariants(
         {'num_active': (), 'WWT': (3, 3), 'f': (5, 3)}
     """
     draws = posterior(data)
-    plate = function_plate(draws, weights, functions)
+    plate = arviz_data.function_plate(draws, weights, functions)
     W = draws[weights]
-    tasks = plates(W, without=plate)
+    tasks = arviz_data.plates(W, without=plate)
     invariant = draws.drop_vars([name for name, x in draws.data_vars.items() if plate in x.dims])
     invariant["num_active"] = (W != 0).any(tasks).sum(plate)
     columns = W.rename({dim: f"{dim}_column" for dim in tasks})

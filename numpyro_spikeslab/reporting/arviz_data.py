@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of a spike-and-slab posterior in ArviZ data.
+"""Variables of a spike-and-slab posterior in ArviZ data, of one method or of several.
 
 A *pair* is a weight ``w`` of the ``posterior`` group with its indicator ``w_spike``. Markov chains
 have the dimensions ``(chain, draw)``, variational draws (from ``arviz_base.from_numpyro_svi``) the
 dimension ``sample``. All other dimensions are *plates*.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -19,6 +20,8 @@ WEIGHTS, FUNCTIONS = "W", "phi"
 
 SETS = "credible_sets"
 """Prefix of the sample statistics with the credible sets of a fit."""
+
+Methods = Mapping[str, Any]
 
 
 def posterior(data: xr.DataTree) -> xr.Dataset:
@@ -45,10 +48,8 @@ def plates(draws: xr.DataArray, without: str = "") -> list[str]:
     return [str(dim) for dim in draws.dims if dim not in (*sample_dims(draws), without)]
 
 
-def sample_stats(data: xr.DataTree) -> dict[str, xr.DataArray]:
-    """Return the sample statistics by name."""
-    group = data.children.get("sample_stats", xr.DataTree())
-    return {str(name): values for name, values in group.data_vars.items()}
+def sample_stats(data: xr.DataTree) -> xr.Dataset:
+    return data.children.get("sample_stats", xr.DataTree()).to_dataset()
 
 
 def pairs(draws: xr.Dataset) -> list[str]:
@@ -103,8 +104,7 @@ def spike_draws(data: xr.DataTree, name: str) -> xr.DataArray:
 def inclusion_draws(data: xr.DataTree, name: str) -> xr.DataArray:
     """Return draws whose mean is the inclusion probability of the pair, shaped like its weight.
 
-    These are the Rao-Blackwellised probabilities if they are stored, otherwise the indicators,
-    which have the same mean and a larger variance.
+    The Rao-Blackwellised probabilities, if they are stored, have a smaller variance.
     """
     for key, values in sample_stats(data).items():
         if are_inclusion_probabilities(key, name):
@@ -141,9 +141,77 @@ def function_plate(draws: xr.Dataset, weights: str, functions: str) -> str:
     shared = [dim for dim in plates(W) if dim in phi.dims]
     if len(shared) != 1:
         got = f"`{weights}` with the dimensions {W.dims} and `{functions}` with {phi.dims}"
-        remedy = (
-            f"Make the data with dims={{{weights!r}: ['task', 'latent'], "
-            f"{functions!r}: ['latent', 'point']}}."
-        )
-        raise bad("data", got, "one plate in common, that of the functions", remedy)
+        dims = f"{{{weights!r}: ['task', 'latent'], {functions!r}: ['latent', 'point']}}"
+        expected = "one plate in common, that of the functions"
+        raise bad("data", got, expected, f"Make the data with dims={dims}.")
     return shared[0]
+
+
+def as_methods(data: Any, name: str = "posterior") -> Methods:
+    """Return posteriors by the name of the method; a single one is called ``name``."""
+    if isinstance(data, xr.DataTree) or not isinstance(data, Mapping):
+        return {name: data}
+    if not data:
+        raise bad("data", data, "one fit, or several by name", "Name one at least.")
+    return data
+
+
+def by_method(parts: Iterable, methods: Iterable[str]):
+    """Concatenate an array or dataset per method along the dimension ``model`` of ArviZ."""
+    return xr.concat(list(parts), dim="model").assign_coords(model=list(methods))
+
+
+def comparable(
+    methods: Methods, var_names: str | Iterable[str] | None, default: Iterable[str] = ()
+) -> list[str]:
+    """Return variables that all methods have with the same plates and labels.
+
+    :raises ValueError: if a method lacks one or has other plates or labels than the first.
+    """
+    first = next(iter(methods))
+    draws = posterior(methods[first])
+    names = select(draws, var_names, default)
+    # pictures add these dimensions
+    check_plates(draws[names], ("model", "summary", "ci_bound"))
+    for method, tree in methods.items():
+        others = posterior(tree)
+        for name in names:
+            if name not in others.data_vars:
+                got = f"`{name}`, which the posterior of {method!r} lacks"
+                expected = f"variables of all methods, some of {sorted(map(str, others))}"
+                raise bad("var_names", got, expected)
+            labels, expected_labels = (
+                {dim: x[name][dim].values.tolist() for dim in plates(x[name])}
+                for x in (others, draws)
+            )
+            if list(labels.items()) != list(expected_labels.items()):
+                got = f"`{name}` of {method!r} with the coordinates {labels!s:.200}"
+                remedy = "Fit all methods to the same data, with the same `dims` and `coords`."
+                raise bad("data", got, f"{expected_labels!s:.200}, as in {first!r}", remedy)
+    return names
+
+
+def check_reference(reference: str, methods: Methods) -> None:
+    """Raise unless ``reference`` names one of the methods."""
+    if reference not in methods:
+        raise bad("reference", repr(reference), f"one of the methods {list(methods)}")
+
+
+def check_pairs(methods: Methods, names: list[str], argument: str) -> None:
+    """Raise unless the variables are spike-and-slab weights of every method."""
+    for method, tree in methods.items():
+        weights = pairs(posterior(tree))
+        if not set(names) <= set(weights):
+            expected = f"spike-and-slab weights, which are {weights} in {method!r}"
+            raise bad(argument, names, expected, "Declare them with spike_slab.")
+
+
+def values_by_name(
+    reference: Mapping[Any, Any], like: Mapping[Any, xr.DataArray], names: Iterable[str]
+) -> dict[str, xr.DataArray]:
+    """Return the user's values of some variables, each matched to its own array."""
+    missing = [name for name in names if name not in reference]
+    if missing:
+        got, expected = f"values of {sorted(map(str, reference))}", f"`{missing[0]}` among them"
+        raise bad("reference", got, expected)
+    return {name: matched("reference", reference[name], like[name]) for name in names}

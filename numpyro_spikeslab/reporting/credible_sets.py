@@ -8,27 +8,13 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from numpyro_spikeslab.algebra.correlation import (
-    COVERAGE,
-    MIN_CORRELATION,
-    check_limits,
-    purity,
-    twins,
-    unit_columns,
-)
+from numpyro_spikeslab.algebra import correlation
+from numpyro_spikeslab.algebra.correlation import COVERAGE, MIN_CORRELATION, twins
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.reporting.arviz_data import (
-    SETS,
-    is_grouped,
-    pairs,
-    plates,
-    posterior,
-    sample_dims,
-    sample_stats,
-    select,
-    spike_draws,
-)
-from numpyro_spikeslab.reporting.labels import by_element, is_numbered, ordered
+from numpyro_spikeslab.reporting import arviz_data
+from numpyro_spikeslab.reporting.arviz_data import SETS, pairs, plates, posterior
+from numpyro_spikeslab.reporting.labels import is_numbered, ordered
+from numpyro_spikeslab.reporting.stats import to_frame
 from numpyro_spikeslab.table_checks import as_numbers
 
 MORE_OFTEN = 1.5
@@ -55,12 +41,10 @@ def credible_sets(
     - none can be left out. Columns that are equal but for their units are all in one set or in
       none, because data cannot distinguish them.
 
-    A set grows from its column of highest inclusion probability. Columns of one effect take turns,
-    while a column of another effect is as frequent in draws with a member as in draws without. So
-    a column may join if it is included more than 1.5 times as often in draws without members as in
-    draws with one. Sets are disjoint, so two effects among correlated columns make two sets. An
-    effect that no correlated columns explain has no set, nor have independent columns, even if it
-    is almost certain that one of many is included.
+    A set grows from its column of highest inclusion probability. A column may join if it is
+    included more than 1.5 times as often in draws without members as in draws with one, since
+    columns of one effect take turns. Sets are disjoint, so two effects among correlated columns
+    make two sets. An effect that no correlated columns explain has no set.
 
     The draws must mix: chains that stay in one mode each cannot distinguish the columns of one
     effect from those of another. Draws of a factorised fit give sets that are too small; for a fit
@@ -94,18 +78,17 @@ def credible_sets(
         set
         0       2          1.0
     """
-    check_limits(coverage, min_correlation)
+    correlation.check_limits(coverage, min_correlation)
     spikes = flat_spikes(data, var_name)
     table, labels = columns_of(X, spikes)
-    unit = unit_columns(table)
-    included = spikes.values > 0
+    unit, included = correlation.unit_columns(table), spikes.values > 0
     rows = [
-        {
-            "members": tuple(labels[member] for member in members),
-            "size": len(members),
-            "probability": included[:, members].any(axis=1).mean(),
-            "purity": purity(unit[:, members]),
-        }
+        (
+            tuple(labels[member] for member in members),
+            len(members),
+            included[:, members].any(axis=1).mean(),
+            correlation.purity(unit[:, members]),
+        )
         for members in disjoint_sets(included, unit, coverage, min_correlation)
     ]
     columns = ["members", "size", "probability", "purity"]
@@ -115,17 +98,18 @@ def credible_sets(
 def flat_spikes(data: xr.DataTree, name: str) -> xr.DataArray:
     """Return the indicators of P weights in all D draws, (D, P)."""
     draws = posterior(data)
-    select(draws, name)
-    if name not in pairs(draws) or is_grouped(draws, name) or len(plates(draws[name])) != 1:
+    arviz_data.select(draws, name)
+    if (
+        name not in pairs(draws)
+        or arviz_data.is_grouped(draws, name)
+        or len(plates(draws[name])) != 1
+    ):
         got = f"{name!r} with the dimensions {plates(draws[name])}"
         expected = f"one of {pairs(draws)} with a spike for each column of X"
-        remedy = (
-            "Choose one task, for example with xarray.DataTree.from_dict({'posterior': "
-            "data['posterior'].to_dataset().sel(task=0)}), or look at the spikes of groups."
-        )
+        remedy = "Choose one task, with `sel` of xarray, or look at the spikes of groups."
         raise bad("var_name", got, expected, remedy)
-    spikes = spike_draws(data, name)
-    return spikes.stack(all_draws=sample_dims(draws)).transpose("all_draws", ...)
+    spikes = arviz_data.spike_draws(data, name)
+    return spikes.stack(all_draws=arviz_data.sample_dims(draws)).transpose("all_draws", ...)
 
 
 def columns_of(X: Any, spikes: xr.DataArray) -> tuple[np.ndarray, list]:
@@ -202,21 +186,15 @@ def alternatives(data: xr.DataTree) -> dict[str, str] | None:
 
     :returns: by the labels of a summary; None if the draws have no sets of a fit.
     """
-    stats = sample_stats(data)
-    tables = {
-        name: by_element(stats[f"{SETS}.{name}"], name, ("set",))
-        for name in pairs(posterior(data))
-        if f"{SETS}.{name}" in stats
-    }
-    if not tables:
-        return None
-    labels = [
-        f"{name}[{label}]" if label else name
-        for name, table in tables.items()
-        for label in table[table.dims[-1]].values.tolist()
-    ]
+    stats = arviz_data.sample_stats(data)
+    names = [name for name in pairs(posterior(data)) if f"{SETS}.{name}" in stats]
+    if not names or not stats.sizes["set"]:
+        return {} if names else None
+    frame = pd.concat(
+        [to_frame(stats[f"{SETS}.{name}"].rename(name), "set") for name in names], axis=1
+    )
     # NaN marks columns outside of a set; a member may have the probability 0
-    shares = np.concatenate(list(tables.values()), axis=1)
+    shares, labels = frame.to_numpy(), frame.columns
     others = {}
     for member in np.flatnonzero(np.isfinite(shares).any(axis=0)):
         best = np.nan_to_num(shares[np.isfinite(shares[:, member])], nan=-1.0).max(axis=0)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels of elements: values matched by them, elements in a row, and the most included ones."""
+"""Labels of elements: values matched by them, and the most included ones."""
 
-from itertools import product
 from numbers import Integral
 from typing import Any
 
@@ -65,23 +64,6 @@ def ordered(what: str, values: xr.DataArray, like: xr.DataArray) -> xr.DataArray
 def is_numbered(labels: pd.Index) -> bool:
     """Whether labels are the numbers from 0, as xarray gives to unlabelled axes."""
     return labels.equals(pd.RangeIndex(len(labels)))
-
-
-def by_element(values: xr.DataArray, name: str, first: tuple[str, ...] = ()) -> xr.DataArray:
-    """Flatten the plates of a variable to one last dimension ``{name}_element``, with labels.
-
-    :param first: dimensions that stay as they are.
-    """
-    plates = [dim for dim in values.dims if dim not in first]
-    labels = [", ".join(map(str, at)) for at in product(*(values[dim].values for dim in plates))]
-    array = values.transpose(*first, *plates).values
-    attrs = {"long_name": ", ".join(map(str, plates)) or name}
-    coords = {dim: values[dim].values for dim in first if dim in values.coords}
-    return xr.DataArray(
-        array.reshape(*array.shape[: len(first)], len(labels)),
-        coords | {f"{name}_element": xr.Variable(f"{name}_element", labels, attrs)},
-        [*first, f"{name}_element"],
-    )
 
 
 def check_top(top: int | None) -> None:

@@ -64,13 +64,13 @@ def inclusion_statistics(data: xr.DataTree, name: str) -> xr.DataArray:
     return xr.concat(rows.values(), "summary").assign_coords(summary=list(rows))
 
 
-def to_frame(values: xr.DataArray) -> pd.DataFrame:
-    """Return a row per element, labelled as in ArviZ, and a column per statistic."""
-    return arviz_base.dataset_to_dataframe(values.to_dataset(), sample_dims=["summary"]).T
+def to_frame(values: xr.DataArray, dim: str = "summary") -> pd.DataFrame:
+    """Return a column per element, labelled as in ArviZ, and a row per label of ``dim``."""
+    return arviz_base.dataset_to_dataframe(values.to_dataset(), sample_dims=[dim])
 
 
-def central_interval(draws: xr.DataArray) -> list[xr.DataArray]:
-    """Compute the ends of the interval with ``rcParams["stats.ci_prob"]`` of the draws."""
+def mean_and_interval(draws: xr.DataArray) -> list[xr.DataArray]:
+    """Compute the mean and the ends of the interval with ``rcParams["stats.ci_prob"]``."""
     prob: Any = arviz_base.rcParams["stats.ci_prob"]
     ends = arviz_stats.eti(draws, prob=prob, dim=sample_dims(draws))
-    return [ends.sel(ci_bound=end, drop=True) for end in ("lower", "upper")]
+    return [mean(draws), *(ends.sel(ci_bound=end, drop=True) for end in ("lower", "upper"))]

@@ -9,12 +9,12 @@ import pandas as pd
 import xarray as xr
 
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.reporting.arviz_data import inclusion, mean, pairs, plates, posterior, select
+from numpyro_spikeslab.reporting import arviz_data
+from numpyro_spikeslab.reporting.arviz_data import inclusion, mean, pairs, plates, posterior
 from numpyro_spikeslab.reporting.credible_sets import alternatives
 from numpyro_spikeslab.reporting.labels import check_top, most_included
-from numpyro_spikeslab.reporting.methods import check_reference, comparable
 from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics, to_frame
-from numpyro_spikeslab.reporting.variational import bound, k_hat
+from numpyro_spikeslab.reporting.variational import k_hat
 
 FIRST = ["mean", "sd", "inclusion", "mcse_inclusion"]
 LAST = ["alternatives", "flips", "between_chain_sd", "ess_bulk", "r_hat"]
@@ -31,14 +31,13 @@ def summary(
 ) -> pd.DataFrame:
     """Summarise a posterior, with the inclusion probabilities of its spike-and-slab weights.
 
-    Every row has the columns of :func:`arviz_stats.summary` (whose interval follows
-    ``arviz_base.rcParams``). A pair takes one row per weight, in place of ``w``, ``w_spike`` and
+    Every row has the columns of :func:`arviz_stats.summary`, whose interval follows
+    ``arviz_base.rcParams``. A pair takes one row per weight, in place of ``w``, ``w_spike`` and
     ``w_slab``, and fills these columns, which are NaN in the other rows:
 
     - ``inclusion``: posterior probability that the weight is not zero, the mean of the
       Rao-Blackwellised probabilities if ``sample_stats`` has them, else of the indicator;
-    - ``mcse_inclusion``: its Monte Carlo standard error; NaN if all draws are 0 or all are 1,
-      which does not show how far from 0 or 1 the probability is;
+    - ``mcse_inclusion``: its Monte Carlo standard error; NaN if all draws are 0 or all are 1;
     - ``flips``: how often the indicator changed, averaged over chains;
     - ``between_chain_sd``: standard deviation over chains of the inclusion probability in each.
       A value several times ``mcse_inclusion``, or near 0.5, means that chains are stuck in
@@ -53,19 +52,17 @@ def summary(
     labels of the weights that could carry the effect instead, the most probable first. Chains visit
     all of these weights; see :func:`credible_sets`.
 
-    The order and signs of latent functions are arbitrary. Call :func:`align` before summarising
+    The order and signs of latent functions are arbitrary: call :func:`align` before summarising
     them or their weights, and :func:`invariants` to judge convergence.
 
     :param data: ArviZ data with a ``posterior`` group: dimensions ``(chain, draw)``, or
         ``sample`` for variational draws, then the plates.
-    :param var_names: variables to summarise; by default all except the indicators and slabs of
-        pairs.
-    :param round_to: decimals, 3 by default for reading; effective sample sizes are rounded to whole
-        draws. None keeps all digits.
-    :param coords: labels to keep by dimension, as in ArviZ: ``{"point": [0, 100]}``. The default
-        is all.
-    :param top: number of weights of each pair to keep, by decreasing inclusion probability. None,
-        the default, keeps all in their own order.
+    :param var_names: variables to summarise; by default all except indicators and slabs of pairs.
+    :param round_to: decimals, 3 by default; effective sample sizes are rounded to whole draws.
+        None keeps all digits.
+    :param coords: labels to keep by dimension, ``{"point": [0, 100]}``; all by default.
+    :param top: number of weights of each pair to keep, by decreasing inclusion probability; all in
+        their own order by default.
     :returns: a DataFrame with one row per element, labelled by variable and coordinates.
     :raises ValueError: if ``data`` has no posterior, if ``var_names`` or ``coords`` are unknown, if
         ``coords`` name chains or draws (use ``data.sel``), if ``top`` is less than 1, or if the
@@ -86,24 +83,24 @@ def summary(
     draws = posterior(data)
     weights = pairs(draws)
     parts = {f"{name}_{part}" for name in weights for part in ("spike", "slab")}
-    names = select(draws, var_names, [str(name) for name in draws if name not in parts])
+    names = arviz_data.select(draws, var_names, [str(name) for name in draws if name not in parts])
     coords = coords or {}
     check_coords(coords, draws[names])
     table = statistics(selected(draws[names], coords))
-    other_members = alternatives(data) if any(name in weights for name in names) else None
     frames = []
     for name in names:  # one by one: labels are wrong if dimensions are in different orders
         values = table[name]
         if name in weights:
             inclusions = inclusion_statistics(data, name).to_dataset(name=name)
             values = xr.concat([values, selected(inclusions, coords)[name]], "summary")
-        frame = to_frame(values)
-        if name in weights:
-            frame = frame.iloc[most_included(frame["inclusion"], top)]
-        frames.append(frame)
+        frame = to_frame(values).T
+        frames.append(
+            frame.iloc[most_included(frame["inclusion"], top)] if name in weights else frame
+        )
     frame = pd.concat(frames)
-    if other_members is not None:
-        frame["alternatives"] = [other_members.get(label, "") for label in frame.index]
+    others = alternatives(data) if set(names) & set(weights) else None
+    if others is not None:
+        frame["alternatives"] = [others.get(label, "") for label in frame.index]
     middle = [column for column in frame.columns if column not in FIRST + LAST]
     frame = frame[[column for column in FIRST + middle + LAST if column in frame.columns]]
     if round_to is None:
@@ -152,15 +149,11 @@ def compare(
     - ``min_ess``, ``max_r_hat``: the worst bulk effective sample size and R-hat of ``var_names``,
       without elements that no chain moves; Markov chains with finite draws only;
     - ``k_hat``: Pareto k-hat of the log importance ratios ``sample_stats["log_ratio"]``. Above
-      0.7 the approximation is too far from the posterior for its draws to be reweighted. It is an
-      estimate from the draws and cannot see regions that they never visit. 10,000 draws are better
-      than ArviZ's thousand: among regressions on correlated columns with an inclusion probability
-      wrong by more than 0.2, it missed 1 in 30 with a thousand draws and 1 in 150 with ten
-      thousand.
+      0.7 the approximation is too far from the posterior for its draws to be reweighted. The
+      estimate cannot see regions that no draw visits; take 10,000 draws, not ArviZ's thousand.
 
     :param data: ArviZ data by the name of the method, two or more.
-    :param var_names: variables to compare; every method has them, with equal shapes and
-        coordinates.
+    :param var_names: variables to compare; every method has them, with equal coordinates.
     :param reference: the method in ``data`` against which all are measured.
     :returns: a DataFrame with one row per method, the reference first.
     :raises ValueError: if there are fewer than two methods, if ``reference`` or ``var_names`` is
@@ -181,9 +174,9 @@ def compare(
         got = list(data) if isinstance(data, dict) else type(data).__name__
         remedy = "Name each posterior, for example {'Gibbs': a, 'PMF': b}."
         raise bad("data", got, "a mapping from two or more names to ArviZ data", remedy)
-    check_reference(reference, data)
+    arviz_data.check_reference(reference, data)
     methods = {reference: data[reference], **data}
-    names = comparable(methods, var_names)
+    names = arviz_data.comparable(methods, var_names)
     means, inclusions = {}, {}
     for method, tree in methods.items():
         draws = posterior(tree)
@@ -194,7 +187,7 @@ def compare(
         method: {
             **errors("mean", means[method], means[reference]),
             **errors("inclusion", inclusions[method], inclusions[reference]),
-            "bound": bound(tree),
+            "bound": float(arviz_data.sample_stats(tree).attrs.get("bound", np.nan)),
             **worst(posterior(tree)[names]),
             "k_hat": k_hat(tree),
         }
@@ -207,7 +200,7 @@ def worst(draws: xr.Dataset) -> dict[str, float]:
     """Compute the smallest effective sample size and the largest R-hat; NaN if there are none."""
     if "chain" not in draws.dims or any(values.isnull().any() for values in draws.values()):
         return {"min_ess": np.nan, "max_r_hat": np.nan}
-    frame = pd.concat([to_frame(values) for values in statistics(draws).values()])
+    frame = pd.concat([to_frame(values).T for values in statistics(draws).values()])
     return {"min_ess": frame["ess_bulk"].min(), "max_r_hat": frame["r_hat"].max()}
 
 
