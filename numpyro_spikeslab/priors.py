@@ -47,8 +47,9 @@ def is_drawable(site: dict[str, Any], upper: float = np.inf) -> bool:
     ends = bounds(base.support)
     if isinstance(base, dist.ImproperUniform) or not is_plain(site, (type(base),)) or ends is None:
         return False
-    fits = ends[0] >= 0, ends[1] <= upper
-    return all(bool(np.all(x)) for x in fits if not_jax_tracer(x))
+    # bounds may be tracers of the trace that has ended, with which nothing can be computed
+    fits = (ends[0], lambda x: x >= 0), (ends[1], lambda x: x <= upper)
+    return all(bool(np.all(fit(x))) for x, fit in fits if not_jax_tracer(x))
 
 
 def includes(support: Any, upper: float) -> bool:
