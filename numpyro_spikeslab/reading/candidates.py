@@ -101,31 +101,25 @@ def _own_coefficients(
 ) -> tuple[CoefficientSite, ...]:
     """Return the coefficients that each task may have for itself, if all that move the predictor
     are such. If not, all are treated as dense, if they are few enough."""
-    coefficients = proof.coefficients
-    movers = [name for name in coefficients.names if name in proof.predictor]
-    all_move = len(movers) == len(coefficients.names)
-    if not coefficients.constant or (not all_move and coefficients.dense == coefficients.names):
+    (pair,), (names, dense, constant, _), sites = form.pairs, proof.coefficients, []
+    movers = [name for name in names if name in proof.predictor]
+    if not constant or (len(movers) < len(names) and dense == names):
         return ()
-    axes = [_axis(form, trace, name) for name in movers]
-    return () if None in axes else tuple(map(CoefficientSite, movers, axes))
-
-
-def _axis(form: Form, trace: dict[str, Any], name: str) -> int | None:
-    """Return the axis of a site that may be the tasks: the axis of their plate, or else the only
-    axis of that length."""
-    (pair,) = form.pairs
-    axis = task_axis(trace[name], trace[pair.slab], [trace[form.likelihood]])
-    shape = jnp.shape(trace[name]["value"])
-    fitting = [k for k in range(-len(shape), 0) if shape[k] == pair.shape[0]]
-    is_table = len(pair.shape) == 2
-    return fitting[0] if axis is None and is_table and len(fitting) == 1 else axis
+    for name in movers:
+        shape = jnp.shape(trace[name]["value"])
+        axis = task_axis(trace[name], trace[pair.slab], [trace[form.likelihood]])
+        fitting = [k for k in range(-len(shape), 0) if shape[k] == pair.shape[0]]
+        if axis is None and len(pair.shape) == 2 and len(fitting) == 1:
+            # no plate says so, but no other axis is as long
+            (axis,) = fitting
+        if axis is None:
+            return ()
+        sites.append(CoefficientSite(name, axis))
+    return tuple(sites)
 
 
 def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
-    """Drop from a form that fits the parts that the probe has not confirmed.
-
-    :param plain: the form as a plain design.
-    """
+    """Drop what the probe has not confirmed from a form that fits; ``plain`` is a plain design."""
     if form.kind == ENTRIES and verdict.noise_of_tasks:
         form = replace(form, varying_noise=False)
     if form.of_tasks and not verdict.of_tasks:
@@ -144,21 +138,16 @@ def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
 def only_known(
     verdict: Verdict, problem: Problem, generic: Program, generic_data: tuple, along: dict
 ) -> Verdict:
-    """Drop verdicts that may depend on traced data, for which arbitrary arrays stand in.
-
-    :param generic_data: constants of ``generic``.
-    :param along: the directions of the probe.
-    """
+    """Drop verdicts that may depend on traced data, for which arbitrary arrays stand in."""
     constants = (*problem.constants, *generic_data)
     traced = [k for k, constant in enumerate(constants) if not are_concrete(constant)]
     size = len(problem.constants)
 
     def judge(data):
-        new = list(constants)
-        for k, x in zip(traced, data, strict=True):
-            new[k] = x
-        with_data = replace(problem, constants=tuple(new[:size]))
-        judged, _, indices, _ = find_verdict(with_data, generic, tuple(new[size:]), along)
+        arrays = dict(zip(traced, data, strict=True))
+        new = tuple(arrays.get(k, x) for k, x in enumerate(constants))
+        with_data = replace(problem, constants=new[:size])
+        judged, _, indices, _ = find_verdict(with_data, generic, new[size:], along)
         return judged, tuple(indices)
 
     unknown, indices = provenance(judge, data=stand_ins(tuple(constants[k] for k in traced)))
@@ -166,16 +155,12 @@ def only_known(
     def known(what, *sources):
         return jax.tree.map(lambda x, *names: x and not any(names), what, *sources)
 
+    names = ["same_counts", "noise_of_tasks"]
     if not _is_analytic(problem):
-        verdict = verdict._replace(
-            fits=known(verdict.fits, unknown.fits),
-            of_tasks=known(verdict.of_tasks, unknown.of_tasks),
-            sources=known(verdict.sources, unknown.sources),
-        )
+        names += ["fits", "of_tasks", "sources"]
     return verdict._replace(
         plays=known(verdict.plays, unknown.plays, indices),
-        same_counts=known(verdict.same_counts, unknown.same_counts),
-        noise_of_tasks=known(verdict.noise_of_tasks, unknown.noise_of_tasks),
+        **{name: known(getattr(verdict, name), getattr(unknown, name)) for name in names},
     )
 
 

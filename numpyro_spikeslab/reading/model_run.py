@@ -67,15 +67,13 @@ class Run(NamedTuple):
 def run_model(model: Any, args: tuple, kwargs: dict, data: dict[str, Any]) -> dict[str, Any]:
     """Trace the model with its sites set to ``data``."""
     model = handlers.substitute(model, substitute_fn=_concrete_rows)
-    model = handlers.substitute(model, data=data)
-    with handlers.block():
-        return _seeded_trace(model, args, kwargs)
+    return _seeded_trace(handlers.substitute(model, data=data), args, kwargs)
 
 
 def _seeded_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
     """Trace a model. Sites with values draw no random numbers, which take long to compile."""
-    seeded = handlers.seed(model, random.key(0))
-    return handlers.trace(seeded).get_trace(*args, **kwargs)
+    with handlers.block():
+        return handlers.trace(handlers.seed(model, random.key(0))).get_trace(*args, **kwargs)
 
 
 def _concrete_rows(site: dict[str, Any]) -> Any:
@@ -99,8 +97,7 @@ def trace_generic(
 
     def run():
         generic = handlers.substitute(model, substitute_fn=_generic_if_unset)
-        with handlers.block():
-            trace.update(_seeded_trace(generic, args, kwargs))
+        trace.update(_seeded_trace(generic, args, kwargs))
         return {
             name: jax.tree.map(jnp.asarray, site["value"])
             for name, site in trace.items()
@@ -144,13 +141,7 @@ def _generic_if_unset(site: dict[str, Any]) -> Any:
 def program_of(
     model: Any, args: tuple, kwargs: dict, pairs: tuple[Pair, ...], shapes: dict[str, Any]
 ) -> tuple[Program, tuple]:
-    """Make the model a program ``(values, weights, parts) -> Run``, and return its constants, too.
-
-    ``values`` are of all other latent sites and params, ``weights`` the products of the pairs,
-    ``parts`` the spikes and slabs, on which no result may depend.
-
-    :param shapes: of all latent sites and params.
-    """
+    """Trace the program of :meth:`Problem.run`, given shapes of all latent sites and params."""
     of_pairs = {name for pair in pairs for name in (pair.spike, pair.slab)}
 
     def run(values, weights, parts):
@@ -162,7 +153,7 @@ def program_of(
         run,
         {name: x for name, x in shapes.items() if name not in of_pairs},
         {pair.name: jax.ShapeDtypeStruct(pair.shape, dtype) for pair in pairs},
-        {name: shapes[name] for name in sorted(of_pairs)},
+        {name: shapes[name] for name in of_pairs},
     )
 
 
@@ -189,8 +180,8 @@ def _results(trace: dict[str, Any], pairs: tuple[Pair, ...], values, parts) -> R
 
 
 def _function_arrays(trace: dict[str, Any], functions: Functions) -> tuple:
-    sites = functions.parameters.sites
-    parameters = {name: trace[name]["value"] for name in sites if name in trace}
+    sites = [name for name in functions.parameters.sites if name in trace]
+    parameters = {name: trace[name]["value"] for name in sites}
     return functions.X, functions.templates, functions.mean_at(functions.X), parameters
 
 
@@ -212,8 +203,7 @@ def _pair_prior(trace: dict[str, Any], pair: Pair) -> PairPrior:
     if isinstance(spike, dist.BernoulliLogits):
         probs, log_odds = jax.nn.sigmoid(spike.logits), spike.logits
     else:
-        probs = spike.probs
-        log_odds = jnp.log(probs) - jnp.log1p(-probs)
+        probs, log_odds = spike.probs, jnp.log(spike.probs) - jnp.log1p(-spike.probs)
     dtype = jnp.result_type(float)
 
     def of_weights(x, other=None):
@@ -222,12 +212,8 @@ def _pair_prior(trace: dict[str, Any], pair: Pair) -> PairPrior:
             return jnp.broadcast_to(x, pair.shape)
         return jnp.full(pair.shape, other, dtype).at[pair.firsts].set(x)
 
-    return PairPrior(
-        of_weights(probs, 0.5),
-        of_weights(log_odds, 0.0),
-        of_weights(slab.scale),
-        of_weights(slab.loc),
-    )
+    inclusion = of_weights(probs, 0.5), of_weights(log_odds, 0.0)
+    return PairPrior(*inclusion, of_weights(slab.scale), of_weights(slab.loc))
 
 
 @jax.tree_util.register_dataclass
@@ -258,18 +244,17 @@ class Problem:
     ) -> Any:
         """Run the model.
 
-        :param values: of ``form.others``; of the functions where they are not to be zero.
-        :param weights: by the names of the pairs; zero if not given.
-        :param parts: spikes and slabs, on which no result depends; zero if not given.
+        :param values: of ``form.others``, and of the functions unless they are zero.
+        :param weights: products of spikes and slabs, by the names of the pairs; zero by default.
+        :param parts: spikes and slabs, on which no result may depend; zero by default.
         :param of: takes a part of the :class:`Run`, and the rest is not computed.
         """
-        shapes, form = self.inputs, self.form
-        sites = {name: values[name] for name in form.others}
-        if form.functions is not None:
-            phi = values.get(form.functions)
-            sites[form.functions] = _zeros(shapes["values"][form.functions]) if phi is None else phi
-        weights = _zeros(shapes["weights"]) if weights is None else weights
-        parts = _zeros(shapes["parts"]) if parts is None else parts
+        form, zero = self.form, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.inputs)
+        sites = zero["values"] | {name: values[name] for name in form.others}
+        if form.functions in values:
+            sites[form.functions] = values[form.functions]
+        weights = zero["weights"] if weights is None else weights
+        parts = zero["parts"] if parts is None else parts
         program = self.program if of is None else self.program.part(of)
         return program(self.constants, sites, weights, parts)
 
@@ -287,7 +272,7 @@ class Problem:
     def predictor(
         self, values: dict[str, Any], weights: dict[str, Any] | None = None, parts: Any = None
     ) -> Float[Array, "..."]:
-        """Compute the location of the observations, in their shape; see :meth:`run`."""
+        """Compute the location of the observations, in their shape."""
         x = self.run(values, weights, parts, lambda run: self.likelihood(run).predictor)
         return jnp.broadcast_to(x, self.likelihood(self.program.shapes).value.shape)
 
@@ -296,7 +281,3 @@ class Problem:
     ) -> Float[Array, "N Q"]:
         """Compute :meth:`predictor` with tasks as columns."""
         return self.form.tasks_last(self.predictor(values, weights))
-
-
-def _zeros(shapes: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

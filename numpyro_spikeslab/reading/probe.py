@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numerical tests of whether a model has an assumed form, in one compiled function.
 
-One evaluation at generic values of the sites is enough, since
-:mod:`~numpyro_spikeslab.reading.proof` has shown that the tested coefficients are constant. Checks
-of data hold for these data only.
+One evaluation at generic values of the sites is enough for coefficients that are proved constant.
+Checks of data hold for these data only.
 """
 
 from collections.abc import Callable
@@ -79,11 +78,8 @@ def directions(form: Form, shapes: dict[str, Any]) -> dict[str, Any]:
 def find_verdict(
     problem: Problem, generic: Program, generic_data: tuple, along: dict[str, Any]
 ) -> tuple[Verdict, dict[str, Any], list[Any], Entries | None]:
-    """Run the model at generic values.
+    """Judge the form of a problem at generic values.
 
-    :param problem: with the candidate form.
-    :param generic: computes the values.
-    :param generic_data: its constants.
     :param along: from :func:`directions`.
     :return: the verdict, and arrays as large as data or weights: the values of the other sites;
         for each role, which entry of its site each weight or task takes; row and column of each
@@ -157,8 +153,8 @@ def _judge_design(problem, values, counted, along) -> tuple[Any, tuple]:
 def agree(x: Any, y: Any, size: Any) -> Any:
     """Whether two arrays agree to rounding, NaN with NaN.
 
-    :param size: sums of the absolute terms behind each entry, which set its tolerance. With one
-        scale for all, a code for a missing value would hide differences of other entries.
+    :param size: sums of the absolute terms behind each entry, which set its tolerance. With one for
+        all, a code for a missing value would hide differences of other entries.
     """
     tolerance = 100.0 * jnp.finfo(x.dtype).eps * jnp.sqrt(len(x) + 1.0)
     close = jnp.isfinite(size) & (jnp.abs(x - y) <= tolerance * size)

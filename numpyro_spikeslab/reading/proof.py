@@ -32,13 +32,12 @@ class Proof(NamedTuple):
     """Facts about a model.
 
     - **likelihood** - the one observed site that depends on the weights, a Normal one.
-    - **predictor**, **design**, **scale**, **count** - names of the other sites that these parts of
-      it can depend on.
-    - **roles** - sites on which one part alone depends, which is an affine function of them with
-      constant coefficients.
+    - **predictor**, **design**, **scale**, **count** - the other sites on which these parts of the
+      likelihood can depend.
+    - **roles** - sites on which one part alone depends: affinely, with constant coefficients.
     - **coefficients** - Normal sites in which the predictor is affine.
-    - **mixed** - name of the latent functions in which the predictor may be bilinear with constant
-      coefficients, together with the weights.
+    - **mixed** - the latent functions, if the predictor is an offset and a bilinear map of them and
+      the weights.
     - **kernels** - parameters of their kernels: only the prior of the functions depends on them.
     - **parents** - all other sites on which that prior depends.
     - **children** - sites and pairs, other than the likelihood, that depend on the functions.
@@ -83,7 +82,6 @@ def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
 
 
 def _weights(names: Names) -> list[str]:
-    """List the weights, spikes and slabs among some inputs."""
     return sorted(names_of(names, "weights", "parts"))
 
 

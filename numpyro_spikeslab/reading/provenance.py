@@ -31,8 +31,8 @@ def provenance(function: Callable, **inputs: Any) -> Any:
 
     :param inputs: arrays or their shapes, named by their keywords. Each entry of a dictionary is
         named by ``(keyword, key)``.
-    :return: the tree of the results, with sets of names. A :class:`Step` comes in addition to the
-        name itself.
+    :return: a tree like the results', of sets of names. A :class:`Step` is there in addition to
+        the name itself.
     """
     closed, shapes = jax.make_jaxpr(lambda kw: function(**kw), return_shape=True)(inputs)
     paths = jax.tree_util.tree_leaves_with_path(inputs)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from math import prod
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,10 +50,8 @@ from numpyro_spikeslab.reading.view import (
 )
 from numpyro_spikeslab.roles import Index, NoiseRole, Role
 
-Value = TypeVar("Value")
 
-
-def from_data(function: Callable[[Any], Value]) -> "cached_property[Value]":
+def from_data(function: Callable[[Any], Any]) -> Any:
     """Make a property of a reading that is computed once, outside of the caller's transformations
     unless they trace the data."""
 
@@ -69,14 +67,13 @@ def from_data(function: Callable[[Any], Value]) -> "cached_property[Value]":
 class Reading:
     """A model as it was read, and what depends on data alone.
 
-    :param problem: the model with its data.
-    :param indices: which entry of each site with a role each weight or task takes.
-    :param functions: the latent functions that weights mix, or `None`.
-    :param generic: generic values of the other sites.
-    :param params: start values of the model's params in this call; unlike generic ones they may be
-        traced.
-    :param layout: of the observations, if they are entries of a table.
-    :param block_size: columns per block of the design.
+    - **problem** - the model with its data.
+    - **indices** - which entry of each site with a role each weight or task takes.
+    - **functions** - the latent functions that weights mix, or `None`.
+    - **generic** - generic values of the other sites.
+    - **params** - start values of the model's params; unlike generic ones they may be traced.
+    - **layout** - of the observations, if they are entries of a table.
+    - **block_size** - columns per block of the design.
     """
 
     problem: Problem
@@ -89,7 +86,6 @@ class Reading:
 
     @property
     def form(self) -> Form:
-        """The description of the model."""
         return self.problem.form
 
     @property
@@ -103,7 +99,7 @@ class Reading:
         )
 
     def view(self, values: dict[str, Any], weights: dict[str, Any] | None = None) -> View:
-        """The model at given values; see :func:`~numpyro_spikeslab.reading.view.view`."""
+        """Return the model at given values."""
         return view(self.problem, values, weights, self.layout)
 
     @property
@@ -155,7 +151,7 @@ class Reading:
 
     @from_data
     def gram_outside(self) -> Any:
-        """Products of the columns outside of the span of the covariates; see :attr:`gram`."""
+        """Products of the columns outside of the span of the covariates."""
         return self._products(self.split)
 
     def _products(self, blocks: Any) -> Any:
@@ -223,9 +219,8 @@ def _split(problem, values, design):
 
 
 class Reader:
-    """Reads a model once for each data set: what depends on data alone is computed once.
+    """Reads a model once for each data set.
 
-    :param model: the model.
     :param user: who reads, for the error messages.
     :param joint: whether all features must be columns of one design, in one block.
     """
@@ -269,10 +264,7 @@ class Reader:
         return self.__dict__ | {"_last": None}
 
     def _read(self, problem: Problem, proof: Proof, trace: dict[str, Any], starts: Any) -> Reading:
-        """Read a model, given the proof.
-
-        :param starts: the program of generic values, and its constants.
-        """
+        """Read a model, given the proof and the program of generic values with its constants."""
         forms = candidates(problem, proof, trace, self.joint)
         form, values, entries, where = next(self._judged(problem, forms, *starts))
         problem, layout, functions = replace(problem, form=form), None, None
@@ -325,10 +317,7 @@ class _Last(NamedTuple):
 def _params(
     trace: dict[str, Any], generic: Program, generic_data: tuple, values: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the start values of params.
-
-    :param values: those of the probe, where arbitrary arrays stand in for traced data.
-    """
+    """Return the start values of params; ``values`` are of stand-ins where data are traced."""
     names = [name for name in values if trace[name]["type"] == "param"]
     if not are_concrete(generic_data):
         values = generic.part(lambda values: {name: values[name] for name in names})(generic_data)

@@ -18,7 +18,7 @@ from numpyro_spikeslab.algebra.pairs import (
 )
 from numpyro_spikeslab.algebra.sparse_sums import Layout
 from numpyro_spikeslab.reading.form import Form, Source
-from numpyro_spikeslab.reading.model_run import Problem, Run
+from numpyro_spikeslab.reading.model_run import Problem
 
 
 class View(NamedTuple):
@@ -31,8 +31,7 @@ class View(NamedTuple):
     - **sigma2** - noise variance of each task; 1 where noise varies along tasks, which is then a
       part of ``relative``.
     - **count** - how many observations each task has.
-    - **rounding** - sum of squared residuals, of each task, below which they are nothing but
-      rounding errors of the observations themselves.
+    - **rounding** - sum of squared residuals of each task that rounding of its observations makes.
     - **log_scale** - sum of ``log(sigma sqrt(2 pi))`` over all observations.
     - **prior** - prior of the weights, (Q, M), or one row where that of all tasks is the same.
     - **priors** - distributions of the other latent sites.
@@ -40,7 +39,7 @@ class View(NamedTuple):
       that have a role or belong to kernels, whose densities ``priors`` has.
     - **layout** - of L entries of a table, `None` where all of it is observed.
     - **links** - for each coefficient, the derivatives of its prior mean in all coefficients;
-      `None` if no prior mean depends on another coefficient.
+      `None` if all are zero.
     """
 
     Y: Float[Array, "N Q"] | Float[Array, " L"]
@@ -57,7 +56,6 @@ class View(NamedTuple):
 
     @property
     def precision(self) -> Float[Array, "N Q"]:
-        """The precision of each observation."""
         return self.relative / self.sigma2
 
 
@@ -72,19 +70,17 @@ def view(
     :param layout: of the observations, if they are entries of a table.
     """
     form, run = problem.form, problem.run(values, weights)
-    elsewhere = {
-        form.likelihood,
-        form.functions,
-        *form.kernels,
-        *(role.site for role in form.roles_with_mode),
-    }
+    elsewhere = {form.likelihood, form.functions, *form.kernels}
+    elsewhere |= {role.site for role in form.roles_with_mode}
+    log_probs = [x for name, x in run.log_probs.items() if name not in elsewhere]
+    pairs = [run.pairs[pair.name] for pair in form.pairs]
+    log_odds = jnp.concatenate([jnp.ravel(prior.log_odds) for prior in pairs])
+    scale = jnp.concatenate([jnp.ravel(prior.scale) for prior in pairs])
     return View(
         **problem.likelihood(run).in_tasks(form, layout),
-        prior=prior_of(form, run),
+        prior=Prior(log_odds.reshape(form.shape), scale.reshape(form.shape) ** 2),
         priors=run.priors,
-        log_density=sum(
-            (x for name, x in run.log_probs.items() if name not in elsewhere), start=jnp.zeros(())
-        ),
+        log_density=sum(log_probs, start=jnp.zeros(())),
         layout=layout,
         links=_links(problem, values) if form.links else None,
     )
@@ -100,21 +96,11 @@ def _links(problem: Problem, values: dict[str, Any]) -> Any:
     return jax.jacfwd(means)(start)
 
 
-def prior_of(form: Form, run: Run) -> Prior:
-    """Join the priors of all weights, (Q, M)."""
-    log_odds, scale = (
-        jnp.concatenate([jnp.ravel(getattr(run.pairs[p.name], part)) for p in form.pairs])
-        for part in ("log_odds", "scale")
-    )
-    return Prior(log_odds.reshape(form.shape), scale.reshape(form.shape) ** 2)
-
-
 # The design
 
 
 def linear_map(problem: Problem, values: dict[str, Any]) -> Any:
-    """Linearise the predictor: return the map from flat weights, by the names of their pairs, to
-    flat observations."""
+    """Linearise the predictor: return the map from flat weights, by pairs, to flat observations."""
     form = problem.form
 
     def predictor(flat):
@@ -125,15 +111,14 @@ def linear_map(problem: Problem, values: dict[str, Any]) -> Any:
 
 
 def no_weights(form: Form) -> dict[str, Any]:
-    """Make flat weights of zero, by the names of their pairs."""
+    """Make flat weights of zero, by pairs."""
     return {pair.name: jnp.zeros(pair.size) for pair in form.pairs}
 
 
 def possible_sources(tangent: Any, size: int, num_obs: int) -> dict[Source, Any]:
     """Find constants of a linear map that may be the matrix of ``size`` weights, features as rows.
 
-    In ``X @ w`` the matrix is a constant of the linearised map. To copy it costs less than a
-    sweep, where ``size`` products of X with unit vectors cost thousands.
+    In ``X @ w`` it is one, and to copy it costs less than ``size`` products with unit vectors.
     """
     sources = {}
     for index, constant in enumerate(jax.tree.leaves(tangent)):
@@ -164,8 +149,7 @@ def design_rows(problem: Problem, values: dict[str, Any]) -> Float[Array, "P N"]
 
 
 def over_features(problem: Problem, values: dict[str, Any], of: Callable) -> Any:
-    """Map ``of`` over the M features: of the change of the observations, (N, Q), with one weight of
-    every task."""
+    """Map ``of`` over the changes of the observations, (N, Q), with one weight of every task."""
     form, tangent = problem.form, linear_map(problem, values)
     (pair,), (Q, M), N = form.pairs, form.shape, form.num_obs
 
@@ -187,8 +171,8 @@ def shared_features(problem: Problem, values: dict[str, Any]) -> Float[Array, "M
 def where_observed(
     problem: Problem, values: dict[str, Any], rows: Float[Array, "M N"]
 ) -> Float[Array, "M N"]:
-    """Set shared rows to 0 where no task has an observation. If other sites move the mask, only
-    values that are not finite are set to 0."""
+    """Set shared rows to 0 where no task has an observation, and if other sites may move the mask,
+    only where they are not finite, too."""
     observed = jnp.any(view(problem, values).relative > 0, axis=1)
     kept = observed if problem.form.constant_design else observed | jnp.isfinite(rows)
     return jnp.where(kept, rows, 0)
@@ -197,11 +181,7 @@ def where_observed(
 def whitened_design(
     problem: Problem, values: dict[str, Any], block_size: int = BLOCK_SIZE, rows: Any = None
 ) -> Design:
-    """Whiten the rows of :func:`design_rows` and cut them into blocks.
-
-    :param values: any will do when the design is constant.
-    :param rows: these rows, if they are constant and have been computed.
-    """
+    """Whiten the rows of :func:`design_rows`, or these rows, and cut them into blocks."""
     rows = design_rows(problem, values) if rows is None else rows
     relative = view(problem, values).relative[:, 0]
     if not problem.form.constant_design:
