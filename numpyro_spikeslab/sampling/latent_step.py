@@ -14,13 +14,7 @@ from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.function_prior import KnownFunctions
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.roles import (
-    NoiseRole,
-    Role,
-    SlabRole,
-    Statistics,
-    elementwise,
-)
+from numpyro_spikeslab.roles import SlabRole, Statistics
 from numpyro_spikeslab.sampling.function_state import Fixed, Moves, State
 from numpyro_spikeslab.sampling.paired_gibbs import draw_tasks
 from numpyro_spikeslab.sampling.scale_draws import Current, squares_given
@@ -60,48 +54,30 @@ class LatentStep(Current):
         parameters = replace(functions.parameters, latent=drawn)
         prior = functions.prior(at.priors)._replace(parameters=parameters)
         moves = self.moves(rescale) if self.owns_weights else None
-        return Fixed(at.Y, jnp.broadcast_to(at.relative, at.Y.shape), prior, moves)
+        return Fixed(jnp.broadcast_to(at.relative, at.Y.shape) / at.sigma2, prior, moves)
 
     def moves(self, rescale: bool) -> Moves:
         """Collect what may move with the functions."""
-        at, noises = self.at, self.roles(NoiseRole)
-        owned = [self._owns_entry(role) for role in noises]
-        own_noise = sum(owned, jnp.zeros(at.sigma2.shape, bool))
-
-        def log_prior_of_noise(sigma, q):
-            total = jnp.zeros_like(sigma)
-            for role, is_owned in zip(noises, owned, strict=True):
-                shape = jnp.shape(self.values[role.site])
-                each = elementwise(at.priors[role.site], shape)(jnp.full(shape, sigma))
-                total += self.index(role)[q].take(each, total) * is_owned[q]
-            return total
+        at = self.at
 
         def draw_slabs(key, scales, w):
             if not rescale:
                 return scales, at.prior.variance
-            known = w != 0
-            statistics = Statistics(known, known * jnp.ones_like(w), w**2, at.count, at.sigma2)
+            included = w != 0
+            slabs = included * jnp.ones_like(w)
+            statistics = Statistics(included, slabs, w**2, at.count, at.sigma2)
             scales = self.draw_roles(key, SlabRole, scales, statistics)
             return scales, self.slab_variance(scales)
 
         flip = rescale and self.functions.functions.mean is None
-        return Moves(at.prior.log_odds, draw_slabs, own_noise, log_prior_of_noise, rescale, flip)
-
-    def _owns_entry(self, role: Role) -> Any:
-        """Find the tasks whose entry of a noise scale's site no other task takes."""
-        index, one = self.index(role), jnp.ones_like(self.at.sigma2)
-        return index.take(index.sum(one), jnp.zeros_like(one)) == 1
+        return Moves(at.prior.log_odds, draw_slabs, rescale, flip)
 
     def start(self, w: Float[Array, "Q M"]) -> State:
         """Make the state of the function sampler from the current weights."""
         scales = {role.site: self.values[role.site] for role in self.roles(SlabRole)}
-        noise = jnp.sqrt(self.at.sigma2)
-        for role in self.roles(NoiseRole):
-            # the view of a sparse table has no noise scale for a task without entries
-            noise = self.index(role).take(self.values[role.site], noise)
         phi, variance = self.phi, self.at.prior.variance
         residual = self.at.Y - phi.T @ w.T if self.at.layout is None else self.at.Y
-        return State(phi, self.functions.theta(self.values), w, scales, variance, noise, residual)
+        return State(phi, self.functions.theta(self.values), w, scales, variance, residual)
 
     def finish(self, key: Array, now: tuple[Any, Any], draw: State) -> dict[str, Any]:
         """Draw scales and probabilities, and return values of all sites the kernel may have.
@@ -116,18 +92,10 @@ class LatentStep(Current):
         counted = spikes > 0 if self.owns_weights else jnp.ones_like(spikes)
         squares = squares_given(self.at, draw.phi, draw.weights)
         values = self.values | draw.slab_scales
-        for role in self.roles(NoiseRole):
-            values[role.site] = self.index(role).put(values[role.site], draw.noise)
         new, slabs = self.draw(random.split(key), values, (spikes, slabs), squares, counted)
-        return (
-            self.functions.parameters.scatter(draw.theta)
-            | new
-            | {
-                str(self.reading.form.functions): draw.phi,
-                pair.spike: spikes,
-                pair.slab: slabs,
-            }
-        )
+        new = self.functions.parameters.scatter(draw.theta) | new
+        functions = str(self.reading.form.functions)
+        return new | {functions: draw.phi, pair.spike: spikes, pair.slab: slabs}
 
 
 def draw_rows(key: Array, at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Any:

@@ -96,8 +96,7 @@ def scale_moves(X, Y) -> None:
 
 # the moves of weights whose functions are integrated out, which move scales as well
 NO_OTHER_MOVES = dict(
-    draw_other_weights=lambda key, fixed, state, function: state,
-    change_membership=lambda key, fixed, state, function: (state, function),
+    draw_columns=lambda key, others, fixed, state, system: state,
     draw_two=lambda key, fixed, state, prior_draws: state,
 )
 
