@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flips and swaps of spikes with all slabs integrated out.
 
-Correlated columns explain the same variation, so single pairs given the slabs of the others hardly
-ever trade places. With the slabs integrated out they do (add-delete-swap samplers): a sweep
-proposes a flip of every spike, and a swap draws a new place for an included weight.
+Given the slabs of the others, correlated columns hardly ever trade places; with the slabs
+integrated out they do (add-delete-swap samplers).
 
 **Exactness.** Flips and swaps are reversible for the collapsed posterior restricted to at most K
 included weights, and never leave this set; the slabs are then drawn from their conditional. Outside
@@ -41,19 +40,8 @@ from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.algebra.variates import index, logistic, normal, uniform
 
+# Most included weights for flips and swaps.
 MAX_CAPACITY = 64
-"""The most included weights for flips and swaps; see :func:`default_capacity`."""
-
-
-def default_capacity(size: int) -> int:
-    """Return the number of slots: a quarter of the weights within bounds, since empty slots cost
-    time."""
-    return min(MAX_CAPACITY, max(MAX_CAPACITY // 2, size // 4))
-
-
-def default_swaps(size: int) -> int:
-    """Return the number of swaps, more where a sweep of flips takes long."""
-    return min(32, max(8, size // 128))
 
 
 class Numbers(NamedTuple):
@@ -63,7 +51,7 @@ class Numbers(NamedTuple):
     - **flips** - uniform numbers of the flips.
     - **order** - uniform numbers whose order is that of the swaps.
     - **places** - uniform numbers of the new places.
-    - **slabs** - normal numbers of the slabs.
+    - **slabs** - normal numbers.
     """
 
     pairs: tuple[Float[Array, " P"], Float[Array, " P"]]
@@ -82,16 +70,15 @@ class Numbers(NamedTuple):
     ) -> "Numbers":
         """Draw all numbers in one call, since each call takes as long as a dozen flips.
 
-        :param key: random key.
         :param weights: for their number and type.
-        :param capacity: number of slots K, rounded up to whole chunks; by default
-            :func:`default_capacity`.
-        :param num_swaps: number of swaps S, at least one; by default :func:`default_swaps`.
+        :param capacity: number of slots K, rounded up to whole chunks; by default a quarter of the
+            weights within bounds, since empty slots cost time.
+        :param num_swaps: number of swaps S; by default more where a sweep of flips takes long.
         """
         size = weights.size
-        capacity = min(capacity or default_capacity(size), size)
+        capacity = min(capacity or min(MAX_CAPACITY, max(MAX_CAPACITY // 2, size // 4)), size)
         capacity += -capacity % min(CHUNK, capacity)
-        num_swaps = num_swaps or default_swaps(size)
+        num_swaps = num_swaps or min(32, max(8, size // 128))
         ends = np.cumsum([size, 2 * size, size, capacity])
         numbers = uniform(key, (int(ends[-1]) + num_swaps,), weights.dtype)
         spikes, slabs, *others = jnp.split(numbers, ends)
@@ -145,8 +132,8 @@ def next_swap(
 ) -> tuple[Move, Removal]:
     """Find the next swap that changes the place of an included weight, if there is one.
 
-    A swap draws the new place of a weight from all free places and its own. The included weights
-    take turns, in an order that is independent of them.
+    A swap draws the place anew from all free places and the weight's own. The weights take turns,
+    in an order that is independent of them.
     """
     size, num_slots, num_swaps = active.spikes.size, active.slots.size, numbers.places.size
     rank = jnp.sum(active.filled & (numbers.order < numbers.order[:, None]), axis=1)
@@ -174,13 +161,7 @@ def next_swap(
 def _new_place(
     u: Float[Array, ""], prior: Prior, active: ActiveSet, removal: Removal, old: Int[Array, ""]
 ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
-    """Draw the place to which a removed weight returns.
-
-    :param u: a uniform number.
-    :param removal: its removal.
-    :param old: its place.
-    :return: the place, and whether it is free.
-    """
+    """Draw where a weight, removed from its ``old`` place, returns; and whether this is free."""
     linear, squares = explained_by(removal.row, active.spikes.size)
     logits, precision = posterior_odds(prior, active.linear + linear, active.squares + squares)
     occupied = active.spikes & (jnp.arange(active.spikes.size) != old)
@@ -198,8 +179,7 @@ def move(
     """Make a sweep of flips, then swaps.
 
     Both are in one loop, so that removal and entry are compiled once. XLA makes the loop a single
-    kernel for small arrays, as long as it has no scatter, sort or library call; otherwise the start
-    of each operation dominates the time.
+    kernel for small arrays, as long as it has no scatter, sort or library call.
 
     :return: the active set, and the sum of :func:`given_spikes` over the starts of the swaps.
     """
@@ -245,10 +225,6 @@ def sweep(
     It is the identity where more weights are included than there are slots, or where rounding would
     decide the flips.
 
-    :param numbers: random numbers.
-    :param problem: the regression.
-    :param spikes: current spikes.
-    :param slabs: current slabs.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
     """
     capacity, start = numbers.order.size, (problem.linear, problem.squares)
@@ -271,10 +247,7 @@ def sweep(
 def slabs_given(
     normal: Float[Array, " P"], problem: CollapsedRegression, active: ActiveSet
 ) -> Float[Array, " P"]:
-    """Draw the slabs: included ones from their posterior, excluded ones from their prior.
-
-    :param normal: standard normal numbers.
-    """
+    """Draw included slabs from their posterior, and excluded ones from their prior."""
     drawn = (active.target + entries_of(normal, active.slots)) @ active.root
     return jnp.sqrt(problem.prior.variance) * normal.at[active.slots].set(drawn, mode="drop")
 
