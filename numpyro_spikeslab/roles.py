@@ -89,10 +89,6 @@ class Index:
             return jnp.reshape(jnp.ravel(x)[0], self.shape)
         return jnp.ravel(value).at[self.entries].set(x, mode="drop").reshape(self.shape)
 
-    def takes_any(self) -> Any:
-        """Whether each weight or task takes an entry."""
-        return True if self.entries is None else np.asarray(self.entries) < self.size
-
     def is_local(self, num_tasks: int) -> bool:
         """Whether each entry is taken, by weights of one task alone."""
         if self.entries is None or len(self.entries) != num_tasks:
@@ -104,26 +100,10 @@ class Index:
         return bool(np.all(owner[:-1] >= 0) and np.all(is_own))
 
 
-class Statistics(NamedTuple):
-    """Sufficient statistics of all roles, before the sums over an index.
-
-    - **included** - inclusion probabilities, in the shape of the weights.
-    - **slabs**, **slab_squares** - expected number of included slabs, and of their squares.
-    - **count**, **squares** - number of observations of each task, and the expected sum of their
-      squared residuals.
-    """
-
-    included: Any
-    slabs: Any
-    slab_squares: Any
-    count: Any
-    squares: Any
-
-
 class Tally(NamedTuple):
-    """Sufficient statistics of a site with a role, in its shape.
+    """Sufficient statistics of a role: of each weight or task, or their sums in the site's shape.
 
-    - **count** - number of weights, slabs or observations that take each entry.
+    - **count** - number of weights, included slabs or observations.
     - **total** - sum of their inclusion probabilities, squared slabs or squared residuals.
     """
 
@@ -131,17 +111,9 @@ class Tally(NamedTuple):
     total: Any
 
 
-class Target(NamedTuple):
-    """The conditional of a site, on the whole real line.
-
-    - **x** - the entries of the site, transformed to the real line.
-    - **log_density** - of each entry.
-    - **back** - maps them back to the site.
-    """
-
-    x: Float[Array, "..."]
-    log_density: Callable[[Any], Any]
-    back: Callable[[Any], Any]
+Target = tuple[Float[Array, "..."], Callable[[Any], Any], Callable[[Any], Any]]
+"""The conditional of a site: its entries on the real line, the log density of each, and the map
+back to the site."""
 
 
 @dataclass(frozen=True)
@@ -171,20 +143,24 @@ class Role:
             constraint = site["kwargs"].get("constraint", constraints.real)
             return cls(site["name"], True) if includes(constraint, cls.upper) else None
         base = base_of(site["fn"])
-        if is_plain(site, cls.priors_with_mode):
-            improper = isinstance(base, dist.ImproperUniform)
-            if not improper or includes(base.support, cls.upper):
-                return cls(site["name"], True)
+        improper = isinstance(base, dist.ImproperUniform)
+        has_mode = is_plain(site, cls.priors_with_mode) and (
+            not improper or includes(base.support, cls.upper)
+        )
         is_drawn = is_drawable(site, cls.upper) and not base.event_shape
-        return cls(site["name"], False) if is_drawn else None
+        return cls(site["name"], has_mode) if has_mode or is_drawn else None
 
     def place(self, at: Any, index: Index, value: Any) -> Any:
         """Return a view at another value of the site; the model does not run for it."""
         raise NotImplementedError
 
-    def tally(self, index: Index, statistics: Statistics) -> Tally:
-        """Sum the statistics of the weights or tasks that take each entry."""
-        raise NotImplementedError
+    def tally(self, index: Index, statistics: dict[str, Tally]) -> Tally:
+        """Sum the statistics of the weights or tasks that take each entry.
+
+        :param statistics: by the part of the role.
+        """
+        count, total = statistics[self.part]
+        return Tally(index.sum(count), index.sum(total))
 
     def expected(self, value: Any) -> Any:
         """Return the expected total of one weight or observation, given the site's value."""
@@ -209,7 +185,7 @@ class Role:
             likelihood = -tally.count * log_x - 0.5 * jnp.exp(log_squares - 2 * log_x)
             return log_prior(jnp.exp(log_x)) + log_x + likelihood
 
-        return Target(jnp.log(current), log_density, jnp.exp)
+        return jnp.log(current), log_density, jnp.exp
 
 
 class NoiseRole(Role):
@@ -222,9 +198,6 @@ class NoiseRole(Role):
         log_scale = 0.5 * jnp.sum(at.count * jnp.log(2 * jnp.pi * sigma2))
         return at._replace(sigma2=sigma2, log_scale=log_scale)
 
-    def tally(self, index: Index, statistics: Statistics) -> Tally:
-        return Tally(index.sum(statistics.count), index.sum(statistics.squares))
-
 
 class SlabRole(Role):
     """The slab scales of the weights."""
@@ -234,9 +207,6 @@ class SlabRole(Role):
     def place(self, at: Any, index: Index, value: Any) -> Any:
         variance = index.take(value**2, at.prior.variance)
         return at._replace(prior=at.prior._replace(variance=variance))
-
-    def tally(self, index: Index, statistics: Statistics) -> Tally:
-        return Tally(index.sum(statistics.slabs), index.sum(statistics.slab_squares))
 
 
 class InclusionRole(Role):
@@ -250,22 +220,31 @@ class InclusionRole(Role):
         log_odds = index.take(jnp.log(value) - jnp.log1p(-value), at.prior.log_odds)
         return at._replace(prior=at.prior._replace(log_odds=log_odds))
 
-    def tally(self, index: Index, statistics: Statistics) -> Tally:
-        included = statistics.included
-        return Tally(index.sum(jnp.ones_like(included)), index.sum(included))
-
     def expected(self, value: Any) -> Any:
         return value
 
     def mode(self, tally: Tally, prior: Any, current: Any) -> Any:
-        return inclusion_mode(tally.total, tally.count, prior, current)
+        """Maximise ``included log pi + excluded log(1 - pi) + log p(pi)``.
+
+        :param current: also breaks ties between 0 and 1.
+        """
+        base, (included, excluded) = base_of(prior), _with_pseudo_counts(tally, prior)
+        total = included + excluded
+        # with Beta parameters below 1, the point between them may be a minimum
+        end = jnp.where(included == excluded, current > 0.5, included > excluded)
+        inside = (included >= 0) & (excluded >= 0)
+        mode = jnp.where(inside, included / jnp.where(total == 0, 1, total), end)
+        mode = jnp.where((included == 0) & (excluded == 0), current, mode)
+        low, high = (base.low, base.high) if isinstance(base, dist.Uniform) else (0.0, 1.0)
+        # 0 and 1 are absorbing
+        high = jnp.minimum(high, 1.0)
+        margin = jnp.finfo(jnp.result_type(included)).eps * high
+        return jnp.clip(mode, low + margin, high - margin)
 
     def target(self, tally: Tally, prior: Any, current: Any) -> Target:
-        base, included, excluded = base_of(prior), tally.total, tally.count - tally.total
-        if isinstance(base, dist.Beta):
-            # a Beta prior adds pseudo-counts; its normaliser would take long to compile
-            included = included + base.concentration1 - 1.0
-            excluded = excluded + base.concentration0 - 1.0
+        included, excluded = _with_pseudo_counts(tally, prior)
+        if isinstance(base_of(prior), dist.Beta):
+            # its normaliser would take long to compile
             prior = dist.Uniform()
         log_prior = elementwise(prior, jnp.shape(current))
         info = jnp.finfo(jnp.result_type(current))
@@ -281,36 +260,19 @@ class InclusionRole(Role):
             return log_prior(back(logit)) + likelihood
 
         inside = jnp.clip(current, info.tiny, 1 - info.eps)
-        return Target(jnp.log(inside) - jnp.log1p(-inside), log_density, back)
+        return jnp.log(inside) - jnp.log1p(-inside), log_density, back
 
 
-ROLES: tuple[type[Role], ...] = NoiseRole, InclusionRole, SlabRole
-
-
-# Modes
-
-
-def inclusion_mode(included: Any, count: Any, prior: Any, current: Any) -> Any:
-    """Maximise ``included log pi + (count - included) log(1 - pi) + log p(pi)``.
-
-    :param prior: a Beta or Uniform distribution; `None` and others are flat.
-    :param current: returned where the count is zero; breaks ties between 0 and 1.
-    """
-    base, excluded = base_of(prior), count - included
+def _with_pseudo_counts(tally: Tally, prior: Any) -> tuple[Any, Any]:
+    """Return the numbers of included and excluded weights, with those that a Beta prior adds."""
+    base, included, excluded = base_of(prior), tally.total, tally.count - tally.total
     if isinstance(base, dist.Beta):
         included = included + base.concentration1 - 1.0
         excluded = excluded + base.concentration0 - 1.0
-    total = included + excluded
-    # with Beta parameters below 1, the point between them may be a minimum
-    end = jnp.where(included == excluded, current > 0.5, included > excluded)
-    inside = (included >= 0) & (excluded >= 0)
-    mode = jnp.where(inside, included / jnp.where(total == 0, 1, total), end)
-    mode = jnp.where((included == 0) & (excluded == 0), current, mode)
-    low, high = (base.low, base.high) if isinstance(base, dist.Uniform) else (0.0, 1.0)
-    # 0 and 1 are absorbing
-    high = jnp.minimum(high, 1.0)
-    margin = jnp.finfo(jnp.result_type(included)).eps * high
-    return jnp.clip(mode, low + margin, high - margin)
+    return included, excluded
+
+
+ROLES: tuple[type[Role], ...] = NoiseRole, InclusionRole, SlabRole
 
 
 def scale_mode(count: Any, squares: Any, prior: Any, current: Any) -> Any:
@@ -328,9 +290,6 @@ def scale_mode(count: Any, squares: Any, prior: Any, current: Any) -> Any:
     return jnp.where(is_known, jnp.sqrt(variance), current)
 
 
-# Draws
-
-
 def draw_sites(key: Array, targets: dict[str, Target]) -> dict[str, Any]:
     """Draw sites that are independent of each other: all at once, which compiles faster.
 
@@ -338,14 +297,14 @@ def draw_sites(key: Array, targets: dict[str, Target]) -> dict[str, Any]:
     """
     if not targets:
         return {}
-    x, unflatten = ravel_pytree({name: target.x for name, target in targets.items()})
+    x, unflatten = ravel_pytree({name: target[0] for name, target in targets.items()})
 
     def log_density(x):
         values = unflatten(x)
-        return ravel_pytree({k: target.log_density(values[k]) for k, target in targets.items()})[0]
+        return ravel_pytree({name: of(values[name]) for name, (_, of, _) in targets.items()})[0]
 
     new = unflatten(slice_sample(key, lambda x: (log_density(x), ()), x, NUM_UPDATES)[0])
-    return {name: target.back(new[name]) for name, target in targets.items()}
+    return {name: back(new[name]) for name, (_, _, back) in targets.items()}
 
 
 def elementwise(prior: Any, shape: tuple[int, ...]) -> Callable[[Any], Float[Array, "..."]]:

@@ -20,7 +20,7 @@ from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View, view
-from numpyro_spikeslab.roles import Index, SlabRole, Statistics, Tally
+from numpyro_spikeslab.roles import Index, SlabRole, Tally
 
 
 class FunctionFactors(NamedTuple):
@@ -178,8 +178,11 @@ def tallies_of(
     :param squares: expected sums of squared residuals.
     """
     squares = jnp.maximum(squares, data.features.rounding(spec, at))
-    slabs, slab_squares = weights.slab_moments
-    statistics = Statistics(weights.probs, slabs, slab_squares, at.count, squares)
+    statistics = {
+        "noise": Tally(at.count, squares),
+        "inclusion": Tally(jnp.ones_like(weights.probs), weights.probs),
+        "slab": Tally(*weights.slab_moments),
+    }
     roles = spec.form.roles_with_mode
     return {role.site: role.tally(data.indices[role.site], statistics) for role in roles}
 

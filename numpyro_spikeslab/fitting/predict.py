@@ -168,7 +168,7 @@ def noise_of(reading: Reading, posterior: Posterior, columns: Any) -> Float[Arra
     for role in reading.form.roles_of(NoiseRole):
         index = reading.indices[role.site]
         sigma2 = index.take(values[role.site] ** 2, sigma2)
-        is_known |= index.takes_any()
+        is_known |= np.asarray(index.take(jnp.ones(index.size), jnp.zeros(sigma2.shape)) > 0)
     unknown = np.setdiff1d(np.asarray(columns), np.flatnonzero(is_known))
     if unknown.size:
         raise ValueError(

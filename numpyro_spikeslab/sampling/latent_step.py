@@ -14,7 +14,7 @@ from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.function_prior import KnownFunctions
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.roles import SlabRole, Statistics
+from numpyro_spikeslab.roles import SlabRole, Tally
 from numpyro_spikeslab.sampling.function_state import Fixed, Moves, State
 from numpyro_spikeslab.sampling.paired_gibbs import draw_tasks
 from numpyro_spikeslab.sampling.scale_draws import Current, squares_given
@@ -63,9 +63,7 @@ class LatentStep(Current):
         def draw_slabs(key, scales, w):
             if not rescale:
                 return scales, at.prior.variance
-            included = w != 0
-            slabs = included * jnp.ones_like(w)
-            statistics = Statistics(included, slabs, w**2, at.count, at.sigma2)
+            statistics = {"slab": Tally((w != 0) * jnp.ones_like(w), w**2)}
             scales = self.draw_roles(key, SlabRole, scales, statistics)
             return scales, self.slab_variance(scales)
 

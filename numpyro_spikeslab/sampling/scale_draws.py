@@ -13,7 +13,7 @@ from numpyro_spikeslab.algebra.sparse_sums import at_entries
 from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.roles import Index, Role, SlabRole, Statistics, draw_sites
+from numpyro_spikeslab.roles import Index, Role, SlabRole, Tally, draw_sites
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Current:
         return spikes.astype(dtype).reshape(form.shape), slabs.astype(dtype).reshape(form.shape)
 
     def draw_roles(
-        self, key: Array, kind: type[Role], values: dict[str, Any], statistics: Statistics
+        self, key: Array, kind: type[Role], values: dict[str, Any], statistics: dict[str, Tally]
     ) -> dict[str, Any]:
         """Draw the sites of the roles of one kind.
 
@@ -96,7 +96,11 @@ class Current:
         # if columns determine the response, the scale would fall until its square underflows
         squares = jnp.maximum(squares, self.at.rounding)
         slab_counts = counted * jnp.ones_like(slabs)
-        statistics = Statistics(spikes, slab_counts, counted * slabs**2, self.at.count, squares)
+        statistics = {
+            "noise": Tally(self.at.count, squares),
+            "inclusion": Tally(jnp.ones_like(spikes), spikes),
+            "slab": Tally(slab_counts, counted * slabs**2),
+        }
         new = self.draw_roles(keys[0], Role, values, statistics)
         excluded = jnp.sqrt(self.slab_variance(new))
         excluded *= random.normal(keys[1], slabs.shape, slabs.dtype)
