@@ -28,7 +28,7 @@ def unit_columns(
 
     Constant columns become 0.
 
-    :param weights: of the rows, the same by default.
+    :param weights: of the rows.
     """
     centred = table - np.average(table, axis=0, weights=weights)
     if weights is not None:
@@ -69,9 +69,8 @@ patterns of 8 columns cost about as much as their products with the data."""
 
 
 def clusters(unit: Float[np.ndarray, "N P"]) -> list[list[int]]:
-    """Join columns by single linkage, the most correlated first, up to ``MOST``.
+    """Join :func:`unit_columns` by single linkage, the most correlated first, up to ``MOST``.
 
-    :param unit: from :func:`unit_columns`.
     :return: the clusters of two or more, in the order of their columns.
     """
     owner = {m: [m] for m in range(unit.shape[1])}

@@ -42,7 +42,6 @@ def sweep(
     """Visit each single weight, then each set.
 
     :param residual: whitened ``y - D w`` of the current weights.
-    :param precision: common noise precision ``tau``.
     :return: the new residual, the conditionals of the singles, and the outcomes of each stack.
     """
     singles = partition.singles
@@ -92,9 +91,8 @@ def gibbs_sweep(
     precision: Any,
     prior: Prior,
 ) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
-    """Draw each single pair, then of each set the pattern and the slabs.
+    """Draw each single pair, then of each set the pattern and the slabs; see :func:`sweep`.
 
-    :param residual: whitened ``y - D w`` of the current draw.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities of the weights.
     """
     noise = variates.logistic_and_normal(key, weights)

@@ -6,8 +6,8 @@ w_m` in place of :math:`\phi_m` and :math:`w_k` give the same data, and so do :m
 :math:`w_m / c`. Plain Gibbs draws of one given the other mix slowly. So the spikes of function k
 are drawn with its slabs and function m, or two functions, integrated out.
 
-A step spends its time on decompositions of N by N matrices. Evaluations of densities return their
-factor for reuse. If rounding makes a decomposition fail, the old state is kept.
+Evaluations of densities return their factor of an N by N matrix for reuse. If rounding makes a
+decomposition fail, the old state is kept.
 """
 
 from functools import partial
@@ -49,16 +49,12 @@ def draw_functions(key: Array, fixed: Fixed, state: State) -> State:
     state, prior_draws = jax.lax.scan(visit, state, items)
 
     def visit_two(state, item):
-        return keep_finite(draw_two(item[0], fixed, state, item[1]), state), None
+        new = draw_two(item[0], fixed, state, item[1])
+        return choose(is_finite(new), new, state), None
 
     num_pairs = prior_draws.shape[1]
     items = (random.split(key_two, num_pairs), jnp.swapaxes(prior_draws, 0, 1))
     return jax.lax.scan(visit_two, state, items)[0] if num_pairs else state
-
-
-def keep_finite(new: Any, old: Any) -> Any:
-    """Return the new state, or the old one if anything in the new one is not finite."""
-    return choose(is_finite(new), new, old)
 
 
 def is_finite(tree: Any) -> Bool[Array, ""]:
@@ -97,9 +93,9 @@ def draw_function(
     phi, prior_draws = draw_values(key_phi, fixed, state, function)
     residual = state.residual - jnp.outer(phi, state.weights[:, m])
     new = state._replace(phi=state.phi.at[m].set(phi), residual=residual)
+    accepted = is_finite(new)
     # if the update is rejected, these draws have the wrong kernel: NaN makes `draw_two` fail, too
-    prior_draws = jnp.where(is_finite(new), prior_draws, jnp.nan)
-    return keep_finite(new, old), prior_draws
+    return choose(accepted, new, old), jnp.where(accepted, prior_draws, jnp.nan)
 
 
 def draw_kernel(
@@ -255,10 +251,10 @@ def _matheron(key: Array, f: Any, observed: tuple[Root, Any], solve: Any) -> Flo
 
 
 def pairs_per_step(fixed: Fixed, covariance: Any) -> int:
-    """Number of pairs of functions that are drawn after the single ones.
+    """Number of pairs of functions to draw after the single ones.
 
-    With M = 7 on :func:`~numpyro_spikeslab.datasets.toy_multioutput`, six pairs in place of two
-    made the effective sample size four times as large, and steps a third longer.
+    With M = 7, six pairs in place of two made the effective sample size four times as large, and
+    steps a third longer.
     """
     if fixed.moves is None or not isinstance(covariance, Dense):
         return 0
@@ -269,8 +265,8 @@ def pairs_per_step(fixed: Fixed, covariance: Any) -> int:
 def draw_two(key: Array, fixed: Fixed, state: State, prior_draws: Float[Array, "M N"]) -> State:
     """Draw two functions in use, chosen at random, after the weights of the others.
 
-    The weights are drawn with both functions integrated out. With only one integrated out, two
-    exclusions can block each other. Nothing happens with fewer than three functions in use.
+    With only one integrated out, two exclusions of a weight can block each other. Nothing happens
+    with fewer than three functions in use.
 
     :param prior_draws: a draw of each function from its prior.
     """
@@ -304,7 +300,7 @@ def draw_two(key: Array, fixed: Fixed, state: State, prior_draws: Float[Array, "
 def _joint(
     root: Root, first: Float[Array, "N N"], second: Float[Array, "N N"]
 ) -> Float[Array, "N2 N2"]:
-    """Compute ``I + R K R^T`` of two functions from their covariances."""
+    """Compute ``I + R K R^T`` of two functions."""
     (a, b), c = root.diagonal, root.upper
     rows = jnp.stack([a, jnp.zeros_like(a)]), jnp.stack([c, b])
     # blocks in the layout of the result, which XLA then computes in one pass

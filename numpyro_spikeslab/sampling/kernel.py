@@ -68,9 +68,7 @@ class BlockKernel(MCMCKernel):
         <numpyro.infer.mcmc.MCMC.run>` calls it.
 
         :param rng_key: random key, or one for each chain.
-        :param num_warmup: number of steps that are dropped.
         :param init_params: values of some of the kernel's sites, one of each per chain.
-        :param model_args: arguments of the model.
         :param model_kwargs: keyword arguments of the model, and values of other blocks' sites.
         :raises ValueError: for unknown names, wrong shapes and values in ``init_params`` that are
             not finite, for improper priors, and if the model has latent sites that no block holds.
@@ -78,23 +76,30 @@ class BlockKernel(MCMCKernel):
         kwargs, values = split(model_kwargs)
         sites = self._own_sites(model_args, kwargs, values)
         self._sample_fn = self.sample
-        # within a compiled function a part must not have compiler options of its own
-        once = are_concrete((rng_key, jnp.zeros(())))
-        prior = partial(compiled, self._prior(sites, model_args, kwargs, values), once=once)
-        init_one = partial(self._init_one, prior, num_warmup)
         single = is_prng_key(rng_key)
         _check_init_params(self._user, init_params, sites, () if single else rng_key.shape[:1])
-        if single:
-            return init_one(rng_key, init_params)
-        return jax.vmap(init_one)(rng_key, init_params)
+        # within a compiled function a part must not have compiler options of its own
+        once = are_concrete((rng_key, jnp.zeros(())))
+
+        def prior(key):
+            # seeding only the sites without a value compiles faster
+            model = handlers.seed(handlers.substitute(self._model, data=values), key)
+            with handlers.block():
+                trace = handlers.trace(model).get_trace(*model_args, **kwargs)
+            return {name: jnp.asarray(trace[name]["value"]) for name in sites}
+
+        def start(key, init_params):
+            key, key_prior = random.split(key)
+            z = self._from_prior(compiled(prior, key_prior, once=once), num_warmup)
+            z |= {name: jnp.asarray(x, z[name].dtype) for name, x in (init_params or {}).items()}
+            return self._start(z, num_warmup, key)
+
+        return start(rng_key, init_params) if single else jax.vmap(start)(rng_key, init_params)
 
     def _own_sites(
         self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]
     ) -> dict[str, tuple[int, ...]]:
-        """Return names and shapes of the sites that the kernel draws: all that no block holds.
-
-        :param values: values of the other blocks' sites.
-        """
+        """Return names and shapes of the sites that the kernel draws: all that no block holds."""
         reading, trace = self._read(args, kwargs, values), abstract_trace(self._model, args, kwargs)
         names = [name for name in trace if is_latent(trace, name) and name not in values]
         for name in names:
@@ -120,30 +125,6 @@ class BlockKernel(MCMCKernel):
     def _drawable(self, reading: Reading, values: dict[str, Any]) -> frozenset[str]:
         """Return names of the sites that the kernel can draw."""
 
-    def _prior(
-        self,
-        sites: dict[str, tuple[int, ...]],
-        args: tuple,
-        kwargs: dict[str, Any],
-        values: dict[str, Any],
-    ) -> Callable[[Array], dict[str, Any]]:
-        """Make a function that draws the sites from their prior, given a key."""
-
-        def prior(key):
-            # seeding only the sites without a value compiles faster
-            model = handlers.seed(handlers.substitute(self._model, data=values), key)
-            with handlers.block():
-                trace = handlers.trace(model).get_trace(*args, **kwargs)
-            return {name: jnp.asarray(trace[name]["value"]) for name in sites}
-
-        return prior
-
-    def _init_one(self, prior, num_warmup, rng_key, init_params):
-        rng_key, key_prior = random.split(rng_key)
-        z = self._from_prior(prior(key_prior), num_warmup)
-        z |= {name: jnp.asarray(x, z[name].dtype) for name, x in (init_params or {}).items()}
-        return self._start(z, num_warmup, rng_key)
-
     def _from_prior(self, z: dict[str, Any], num_warmup: int) -> dict[str, Any]:
         """Change the start without ``init_params``, a draw from the prior."""
         return z
@@ -161,8 +142,6 @@ class BlockKernel(MCMCKernel):
     ) -> Any:
         """Make one step.
 
-        :param state: the current state.
-        :param model_args: arguments of the model.
         :param model_kwargs: keyword arguments of the model, and values of other blocks' sites.
         :raises ValueError: if it depends on traced data whether the kernel can draw its sites.
         """

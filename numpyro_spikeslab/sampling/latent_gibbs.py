@@ -159,17 +159,17 @@ class LatentGibbs(BlockKernel):
             )
         return reading
 
-    def _num_accelerated(self, z: dict[str, Any], num_warmup: int) -> int:
-        return round(self._accelerate * num_warmup) if start_inclusion(z) else 0
+    def _num_accelerated(self, num_warmup: int) -> int:
+        return round(self._accelerate * num_warmup)
 
     def _from_prior(self, z: dict[str, Any], num_warmup: int) -> dict[str, Any]:
-        if not self._num_accelerated(z, num_warmup):
+        if not self._num_accelerated(num_warmup):
             return z
         # all functions are idle: each is to be given to a task
         return z | {f"{k}_spike": jnp.zeros_like(z[f"{k}_spike"]) for k in start_inclusion(z)}
 
     def _start(self, z: dict[str, Any], num_warmup: int, rng_key: Array) -> LatentGibbsState:
-        num_steps = jnp.asarray(self._num_accelerated(z, num_warmup))
+        num_steps = jnp.asarray(self._num_accelerated(num_warmup))
         return LatentGibbsState(z, start_inclusion(z), num_steps, rng_key)
 
     def _step(self, reading: Reading, values: dict[str, Any], state: Any) -> LatentGibbsState:

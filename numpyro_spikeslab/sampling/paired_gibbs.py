@@ -118,33 +118,6 @@ class PairedGibbs(BlockKernel):
         pairs = (name for pair in form.pairs for name in pair.shapes)
         return frozenset([*form.coefficients, *reading.indices]) - means | {*pairs}
 
-    def _prior(
-        self,
-        sites: dict[str, tuple[int, ...]],
-        args: tuple,
-        kwargs: dict[str, Any],
-        values: dict[str, Any],
-    ) -> Callable[[Array], dict[str, Any]]:
-        # all pairs at once, for the program of each alone takes long to compile
-        reading = self._read(args, kwargs, values)
-        form = reading.form
-        zeros = {k: jnp.zeros(shape) for p in form.pairs for k, shape in p.shapes.items()}
-        remaining = {name: shape for name, shape in sites.items() if name not in zeros}
-        draw_remaining = super()._prior(remaining, args, kwargs, values | zeros)
-
-        def prior(key):
-            key_others, key_spike, key_slab = random.split(key, 3)
-            others = draw_remaining(key_others) if remaining else {}
-            at = reading.generic | reading.params | values | others
-            log_odds, variance = reading.view(at).prior
-            spikes = random.bernoulli(key_spike, jax.nn.sigmoid(log_odds)).astype(int)
-            slabs = jnp.sqrt(variance) * random.normal(key_slab, variance.shape)
-            spikes, slabs = jax.lax.optimization_barrier((spikes, slabs))
-            pairs = form.split_spikes(spikes.ravel()) | form.split(slabs.ravel(), "{}_slab")
-            return others | pairs
-
-        return prior
-
     def _start(self, z: dict[str, Any], num_warmup: int, rng_key: Array) -> PairedGibbsState:
         return PairedGibbsState(z, start_inclusion(z), rng_key)
 

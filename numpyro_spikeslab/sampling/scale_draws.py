@@ -18,11 +18,9 @@ from numpyro_spikeslab.roles import Index, Role, SlabRole, Tally, draw_sites
 
 @dataclass(frozen=True)
 class Current:
-    """A model at the current values of its sites, and the sites that a kernel draws.
+    """A model at the current values of its sites.
 
-    - **reading** - the model.
-    - **values** - values of all sites.
-    - **own** - names of the sites that are drawn.
+    - **own** - names of the sites that a kernel draws.
     - **at** - the view at these values and weights of zero.
     """
 
@@ -33,11 +31,7 @@ class Current:
 
     @classmethod
     def of(cls, reading: Reading, values: dict[str, Any], z: dict[str, Any]) -> Any:
-        """Run the model at weights of zero.
-
-        :param values: values of the sites that other blocks hold.
-        :param z: values of the kernel's own sites.
-        """
+        """Run the model at the values of other blocks' sites, and ``z`` of the kernel's."""
         values = reading.generic | reading.params | values | z
         return cls(reading, values, frozenset(z), reading.view(values))
 
@@ -58,10 +52,7 @@ class Current:
     def draw_roles(
         self, key: Array, kind: type[Role], values: dict[str, Any], statistics: dict[str, Tally]
     ) -> dict[str, Any]:
-        """Draw the sites of the roles of one kind.
-
-        :param values: current values by site.
-        """
+        """Draw the sites of the roles of one kind, given their current values."""
         targets = {}
         for role in self.roles(kind):
             tally = role.tally(self.index(role), statistics)
@@ -85,7 +76,6 @@ class Current:
     ) -> tuple[dict[str, Any], Float[Array, "Q M"]]:
         """Draw all scales and probabilities, then the excluded slabs from their prior.
 
-        :param keys: two random keys.
         :param values: current values by site.
         :param now: spikes and slabs.
         :param squares: sum of squared residuals of each task.
