@@ -59,14 +59,14 @@ class Parameters:
         for each function and parameter."""
         kinds = {(jax.tree.structure(t), *map(jnp.shape, t.parameters.values())) for t in templates}
         shared = all(t is templates[0] for t in templates) or len(kinds) == 1
+
+        def parameter(m, path, x):
+            site, entry = (f"{name}_{path}", m) if shared else (f"{name}_{m}_{path}", None)
+            return Parameter(site, entry, jnp.shape(x))
+
         return cls(
             tuple(
-                tuple(
-                    Parameter(f"{name}_{path}", m, jnp.shape(x))
-                    if shared
-                    else Parameter(f"{name}_{m}_{path}", None, jnp.shape(x))
-                    for path, x in template.parameters.items()
-                )
+                tuple(parameter(m, path, x) for path, x in template.parameters.items())
                 for m, template in enumerate(templates)
             )
         )
@@ -192,8 +192,7 @@ class Functions:
         :param sites: values of the sites of the kernels' parameters.
         :param phi: the values, shape (M, N).
         :param X_new: S new inputs, shape (S,) or (S, D).
-        :return: a distribution with batch shape (M,) and event shape (S,). Independent of ``phi``
-            for ``"white"`` functions; those that are ``"zero"`` are at their mean.
+        :return: a distribution with batch shape (M,) and event shape (S,).
         :raises ValueError: if a prior covariance or mean is defined at the old inputs only, or the
             new inputs have another width.
         """
@@ -204,7 +203,7 @@ class Functions:
             raise bad(what, f"shape {np.shape(X_new)}", width)
         deviation, mean_new = phi - self.mean_at(self.X), self.mean_at(X_new)
         moved, roots = self._each(
-            lambda one, values, own: one.extend(values, self.X, X_new, own), sites, deviation
+            lambda one, values, each: one.extend(values, self.X, X_new, each), sites, deviation
         )
         return dist.MultivariateNormal(mean_new + moved, scale_tril=roots)
 
@@ -234,10 +233,9 @@ def define(name: str, kernels: Any, X: Any, mean: Any, size: int | None) -> Func
         expected = "at least one" if size is None else f"{size}, the size of the enclosing plate"
         raise bad(f"{user}: kernels", f"{len(kernels)} of them", expected)
     same = all(kernel is kernels[0] for kernel in kernels)
-    distinct = [
-        _template(f"{user}: kernel {m}", k, X) for m, k in enumerate(kernels[: 1 if same else None])
-    ]
-    templates = tuple(distinct * len(kernels) if same else distinct)
+    distinct = kernels[:1] if same else kernels
+    templates = tuple(_template(f"{user}: kernel {m}", k, X) for m, k in enumerate(distinct))
+    templates *= len(kernels) // len(distinct)
     functions = Functions(name, templates, X, mean, Parameters.named(name, templates))
     if functions.kinds & {"kernel", "quasisep"}:
         _check_precision(f"{user}: inputs", X)
@@ -247,37 +245,36 @@ def define(name: str, kernels: Any, X: Any, mean: Any, size: int | None) -> Func
 
 
 def _template(what: str, kernel: Any, X: Any) -> Template:
+    """Return the template of a kernel that is a covariance of the inputs."""
     N = np.shape(X)[0]
-    if isinstance(kernel, str):
-        if kernel not in ("white", "zero"):
-            raise bad(what, repr(kernel), "'white' or 'zero', or a kernel")
-        return Template.of(kernel, X)
+    if isinstance(kernel, str) and kernel not in ("white", "zero"):
+        raise bad(what, repr(kernel), "'white' or 'zero', or a kernel")
     if not is_kernel(kernel):
-        _check_matrix(what, kernel, N)
+        if not isinstance(kernel, str):
+            _check_matrix(what, kernel, N)
         return Template.of(kernel, X)
     if not all(map(not_jax_tracer, jax.tree.leaves(kernel))):
         remedy = "Make kernels outside of the model; their parameters become latent sites."
         raise bad(what, "a kernel that is made inside the model", "numbers", remedy)
     template = Template.of(kernel, X)
     what = f"{what}, {type(kernel).__name__}, at inputs of shape {np.shape(X)}"
+    values, expected = list(template.parameters.values()), "a kernel of inputs of this dimension"
     try:
-        values = list(template.parameters.values())
         shape = jax.eval_shape(lambda: template.cross(values, X, X)).shape
     except (TypeError, ValueError, AssertionError) as error:
-        raise bad(what, str(error), "a kernel of inputs of this dimension") from error
+        raise bad(what, str(error), expected) from error
     if shape != (N, N):
-        raise bad(
-            what, f"a matrix of shape {shape}", f"{(N, N)}, a kernel of inputs of this dimension"
-        )
+        raise bad(what, f"a matrix of shape {shape}", f"{(N, N)}, {expected}")
     _check_distances(what, kernel, X)
     return template
 
 
 def _check_matrix(what: str, matrix: Any, N: int) -> None:
     """Check that a matrix is a covariance of N values."""
-    expected = f"a tinygp kernel, 'white', 'zero' or a covariance matrix of shape {(N, N)}"
     if np.shape(matrix) != (N, N):
-        raise bad(what, f"{type(matrix).__name__} of shape {np.shape(matrix)}", expected)
+        got = f"{type(matrix).__name__} of shape {np.shape(matrix)}"
+        expected = f"a tinygp kernel, 'white', 'zero' or a covariance matrix of shape {(N, N)}"
+        raise bad(what, got, expected)
     if not not_jax_tracer(matrix):
         return
     K = np.asarray(matrix, float)
@@ -298,24 +295,18 @@ def _check_distances(what: str, kernel: Any, X: Any) -> None:
     if not_jax_tracer(X) and np.linalg.matrix_rank(X - np.mean(X, axis=0)) < 2:
         # along a line they are the covariances that they are in one dimension
         return
-    name, distance = type(part).__name__, type(part.distance).__name__
-    remedy = "Give it `distance=tinygp.kernels.distance.L2Distance()`"
+    name = type(part).__name__
+    remedy = "Give it `distance=tinygp.kernels.distance.L2Distance()`."
     if name in ONE_DIMENSION_ONLY:
-        remedy = "Multiply kernels of one column each, `tinygp.transforms.Subspace(0, kernel)`"
-    raise ValueError(
-        f"{what}: {name} by {distance} is no covariance of inputs in several dimensions; its "
-        f"matrices may have negative eigenvalues. {remedy}."
-    )
-
-
-# Inputs
+        remedy = "Multiply kernels of one column each, `tinygp.transforms.Subspace(0, kernel)`."
+    got = f"{name} by {type(part.distance).__name__}"
+    raise bad(what, got, "a covariance of inputs in several dimensions", remedy)
 
 
 def check_finite(what: str, X: Any) -> None:
     """Raise unless all inputs are finite real numbers, or traced.
 
     :param what: who asks and the argument, for the message.
-    :raises ValueError: if they are masked, dates, complex or other than numbers, or not finite.
     """
     if not not_jax_tracer(X):
         return
@@ -324,10 +315,8 @@ def check_finite(what: str, X: Any) -> None:
         raise bad(what, f"{np.ma.count_masked(X)} masked entries", expected, remedy)
     values = np.asarray(X)
     if are_dates(values):
-        remedy = (
-            "Convert them to the unit of the kernels' scales, years for example: "
-            "`(dates - dates[0]) / np.timedelta64(1, 'D') / 365.25`."
-        )
+        years = "(dates - dates[0]) / np.timedelta64(1, 'D') / 365.25"
+        remedy = f"Convert them to the unit of the kernels' scales, years for example: `{years}`."
         raise bad(what, "dates or times", expected, remedy)
     try:
         if values.dtype.kind in "cSU":
@@ -345,20 +334,14 @@ def _check_precision(what: str, X: Any) -> None:
     """Refuse inputs that single precision makes equal, if they are many."""
     if not not_jax_tracer(X) or jnp.result_type(float) == np.float64:
         return
-    values = np.asarray(X, float)
-    for column in values.reshape(len(values), -1).T:
-        different = np.unique(column)
+    for column in np.reshape(np.asarray(X, float), (len(X), -1)).T:
         # inputs that differ by rounding alone were meant to be equal
-        steps = np.diff(different) > 1e-9 * np.ptp(column)
-        merged = steps & (np.diff(different.astype(jnp.result_type(float))) == 0)
-        if np.sum(merged) > 0.1 * np.sum(steps):
-            raise bad(
-                what,
-                f"{np.sum(merged)} of {np.sum(steps) + 1} different inputs equal to the one before "
-                "in single precision",
-                "different numbers",
-                "Count them from the first, `X - X[0]`, or call numpyro.enable_x64().",
-            )
+        exact = len(np.unique(np.round((column - column[0]) / (np.ptp(column) or 1), 9)))
+        single = len(np.unique(column.astype(np.float32)))
+        if single < 0.9 * exact:
+            got = f"{exact} different inputs, {single} in single precision"
+            remedy = "Count them from the first, `X - X[0]`, or call numpyro.enable_x64()."
+            raise bad(what, got, "different numbers", remedy)
 
 
 def are_dates(values: np.ndarray) -> bool:

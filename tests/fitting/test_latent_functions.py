@@ -119,12 +119,12 @@ def mixing(place):
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("factor", r"\['new'\] depend on the latent functions 'phi'"),
-        ("observed", r"\['new'\] depend on"),
-        ("latent", r"\['new'\] depend on"),
-        ("noise", r"\['noise'\] depend on"),
-        ("inclusion", r"\['W'\] depend on"),
-        ("slab", r"\['W'\] depend on"),
+        ("factor", r"functions 'phi': got \['new'\], which depend on them"),
+        ("observed", r"\['new'\], which depend on"),
+        ("latent", r"\['new'\], which depend on"),
+        ("noise", r"\['noise'\], which depend on"),
+        ("inclusion", r"\['W'\], which depend on"),
+        ("slab", r"\['W'\], which depend on"),
         ("scaled", "neither masked nor scaled"),
         ("masked", "neither masked nor scaled"),
         ("inputs", r"depends on \['unit'\]"),
@@ -162,7 +162,7 @@ def seeded(*args, **kwargs):
     return lambda: handlers.seed(nss.models.mtmkl([SMOOTH]), KEY)(*args, **kwargs)
 
 
-CUT_OFF = r"\['phi_scale'\] of 'phi' are hidden or set.*condition"
+CUT_OFF = r"\['phi_scale'\] of 'phi': got sites that are hidden or set.*condition"
 MISTAKES = {
     "kernel parameters that are set": (
         cut_off(lambda model: handlers.do(model, {"phi_scale": jnp.array([3.0, 3.0])})),
