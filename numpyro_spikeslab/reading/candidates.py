@@ -26,7 +26,6 @@ from numpyro_spikeslab.roles import NoiseRole
 def candidates(problem: Problem, proof: Proof, trace: dict[str, Any], joint: bool) -> list[Form]:
     """List the forms that the probe is to confirm: tasks first, a plain design at last.
 
-    :param trace: of the model, without values.
     :param joint: whether it must be a plain design.
     """
     parts = problem.program.shapes.observed[proof.likelihood]

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.sparse_sums import Entries, at_entries
 from numpyro_spikeslab.reading.coefficient_rows import affine_map, over_covariates
-from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, FUNCTIONS, SHARED, Form, Source
+from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, SHARED, Form, Source
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.program import RUN_ONCE, Program
 from numpyro_spikeslab.reading.view import (
@@ -97,10 +97,13 @@ def find_verdict(
     log_odds = jnp.concatenate([jnp.ravel(p.log_odds) for p in pairs])
     played = [_play(role, problem, values) for role in form.roles]
     indices, plays = [index for index, _ in played], tuple(plays for _, plays in played)
-    where, noise_of_tasks = None, jnp.array(False)
+    where, noise_of_tasks, same_counts = None, jnp.array(False), jnp.array(False)
     if form.kind == ENTRIES:
         where = parts.entries
         indices, noise_of_tasks = _noise_by_column(form, where, values, indices, plays)
+    else:
+        count = form.tasks_last(jnp.broadcast_to(parts.count, shape))
+        same_counts = jnp.all(count == count[:, :1])
     verdict = Verdict(
         any_counted=jnp.any(counted),
         bad_values=_bad(counted, parts.value),
@@ -112,7 +115,7 @@ def find_verdict(
         plays=plays,
         fits=_fits(problem, values, along, where),
         of_tasks=_are_of_tasks(problem, values, along),
-        same_counts=_have_same_counts(form, parts),
+        same_counts=same_counts,
         noise_of_tasks=noise_of_tasks,
     )
     return verdict, {name: values[name] for name in form.others}, indices, where
@@ -234,37 +237,35 @@ def _fits(problem: Problem, values: dict[str, Any], along: dict[str, Any], where
     (pair,) = form.pairs
     # inside a transformation of the caller, the directions are numpy arrays
     W = jnp.asarray(along[pair.name].reshape(form.shape), float)
-    if form.kind != SHARED:
-        phi = jnp.asarray(along[str(form.functions)], float)
-    if form.kind == ENTRIES:
-        return _are_entries(problem, values, W, phi, where)
-    if form.kind == FUNCTIONS:
-        # the coefficients are constants, so random directions determine them
-        return _both(
-            _nothing_alone(problem, values, W, phi),
-            lambda: agree(_slope(problem, values, W, phi), (W @ phi).T, (abs(W) @ abs(phi)).T),
-        )
-    features, size, same = over_features(problem, values, _judge_feature)
-    tangent = _slope(problem, values, W / jnp.where(size > 0, size, 1))
-    return jnp.all(same) & agree(tangent, (W @ features).T, (abs(W) @ abs(features)).T)
+    if form.kind == SHARED:
+        features, size, same = over_features(problem, values, _judge_feature)
+        tangent = _slope(problem, values, W / jnp.where(size > 0, size, 1))
+        return jnp.all(same) & agree(tangent, (W @ features).T, (abs(W) @ abs(features)).T)
+    # the coefficients are constants, so random directions determine them
+    phi = jnp.asarray(along[str(form.functions)], float)
+
+    def is_mixture():
+        slope = _slope(problem, values, W, phi)
+        if form.kind == ENTRIES:
+            return _is_mixture_at(where, slope[:, 0], W, phi)
+        return agree(slope, (W @ phi).T, (abs(W) @ abs(phi)).T)
+
+    return _both(_nothing_alone(problem, values, W, phi), is_mixture)
 
 
-def _are_entries(problem: Problem, values: dict[str, Any], W: Any, phi: Any, where: Entries) -> Any:
-    """Test for the predictor ``offset + sum_m w_qm phi_mn`` at the entries of the mark."""
-    (Q, _), N = problem.form.shape, problem.form.num_obs
-    inside = jnp.all((where.rows >= 0) & (where.rows < N))
-    inside &= jnp.all((where.columns >= 0) & (where.columns < Q))
-    slope = _slope(problem, values, W, phi)[:, 0]
+def _is_mixture_at(where: Entries, slope: Any, W: Any, phi: Any) -> Any:
+    """Whether a slope is ``sum_m w_qm phi_mn`` at the entries of the mark."""
+    inside = jnp.all((where.rows >= 0) & (where.rows < phi.shape[1]))
+    inside &= jnp.all((where.columns >= 0) & (where.columns < len(W)))
     zero = jnp.zeros_like(W), jnp.zeros_like(phi)
     expected, _ = at_entries(where, (W, zero[0]), (phi, zero[1]))
     size, _ = at_entries(where, (abs(W), zero[0]), (abs(phi), zero[1]))
     # entry by entry, each to its own rounding
-    close = jnp.abs(slope - expected) <= 1e3 * jnp.finfo(slope.dtype).eps * size
-    return inside & jnp.all(close) & _nothing_alone(problem, values, W, phi)
+    return inside & jnp.all(jnp.abs(slope - expected) <= 1e3 * jnp.finfo(slope.dtype).eps * size)
 
 
 def _nothing_alone(problem: Problem, values: dict[str, Any], W: Any, phi: Any) -> Any:
-    """Test that weights without functions, and functions without weights, have no effect."""
+    """Whether weights without functions, and functions without weights, have no effect."""
 
     def predictor(x):
         return problem.predictor_of_tasks(values | {str(problem.form.functions): x})
@@ -305,10 +306,3 @@ def _judge_feature(rows: Float[Array, "N Q"]) -> tuple[Any, Any, Any]:
     scaled = rows / jnp.where(size > 0, size, 1)
     largest = jnp.max(jnp.abs(scaled), axis=1, keepdims=True)
     return scaled[:, 0], size, agree(scaled, scaled[:, :1], largest)
-
-
-def _have_same_counts(form: Form, parts: Any) -> Any:
-    if form.kind == ENTRIES:
-        return jnp.array(False)
-    count = form.tasks_last(jnp.broadcast_to(parts.count, jnp.shape(parts.value)))
-    return jnp.all(count == count[:, :1])

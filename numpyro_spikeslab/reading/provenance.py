@@ -123,14 +123,12 @@ def _follow_scan(equation: Any, sources: list[Names]) -> list[Names]:
     # a carry has the same shape inside of the loop; slices and stacks have an axis more outside
     num_carry = _count_same_rank(equation.outvars, body.outvars)
     first = _count_same_rank(equation.invars, body.invars) - num_carry
-    carry = sources[first : first + num_carry]
-    while True:
-        results = _follow(body, [*sources[:first], *carry, *sources[first + num_carry :]])
-        new = [old | added for old, added in zip(carry, results[:num_carry], strict=True)]
-        if new == carry:
-            # a loop without iterations returns its start
-            return [*carry, *results[num_carry:]]
-        carry = new
+
+    def turn(carry):
+        return _follow(body, [*sources[:first], *carry, *sources[first + num_carry :]])
+
+    carry = _repeat(lambda x: turn(x)[:num_carry], sources[first : first + num_carry])
+    return [*carry, *turn(carry)[num_carry:]]
 
 
 def _count_same_rank(outer: Any, inner: Any) -> int:
@@ -139,16 +137,21 @@ def _count_same_rank(outer: Any, inner: Any) -> int:
 
 def _follow_while(equation: Any, sources: list[Names]) -> list[Names]:
     params = equation.params
-    condition, body = _open(params["cond_jaxpr"]), _open(params["body_jaxpr"])
     split, end = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    carry = sources[end:]
-    while True:
-        length = NONE.union(*_follow(condition, [*sources[:split], *carry]))
-        results = _follow(body, [*sources[split:end], *carry])
-        new = [old | added | length for old, added in zip(carry, results, strict=True)]
-        if new == carry:
-            return carry
+
+    def turn(carry):
+        length = _follow(_open(params["cond_jaxpr"]), [*sources[:split], *carry])
+        results = _follow(_open(params["body_jaxpr"]), [*sources[split:end], *carry])
+        return [names.union(*length) for names in results]
+
+    return _repeat(turn, sources[end:])
+
+
+def _repeat(turn: Callable[[list[Names]], list[Names]], carry: list[Names]) -> list[Names]:
+    """Add up the names of any number of turns of a loop, none included."""
+    while (new := [x | y for x, y in zip(carry, turn(carry), strict=True)]) != carry:
         carry = new
+    return carry
 
 
 def _follow_cond(equation: Any, sources: list[Names]) -> list[Names]:

@@ -176,8 +176,8 @@ def test_a_scale_must_not_multiply_the_observations(scale, event_dim, fits):
     if fits:
         np.testing.assert_allclose(np.sum(assert_agrees(model).base.count), 0.5 * N)
     else:
-        message = refusal(model)
-        assert "scale of 'y'" in message and str(scale) in message
+        with pytest.raises((TypeError, ValueError)):
+            read(model)
 
 
 # Sizes: beside a column of size 1e5 another of size 1 is lost in rounding
