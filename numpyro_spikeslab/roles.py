@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.search import slice_sample
 from numpyro_spikeslab.priors import base_of, includes, is_drawable, is_plain
 
@@ -312,7 +311,7 @@ def elementwise(prior: Any, shape: tuple[int, ...]) -> Callable[[Any], Float[Arr
     base = base_of(prior)
 
     def log_density(x):
-        inside = jnp.where(base.support(x), with_short_gammas(base.log_prob)(x), -jnp.inf)
+        inside = jnp.where(base.support(x), base.log_prob(x), -jnp.inf)
         return jnp.broadcast_to(inside, shape)
 
     return log_density

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-import math
 from typing import Any
 
 from jaxtyping import Array, Float
@@ -24,10 +23,8 @@ SOLVED = 128
 class Covariance(ABC):
     """Covariance ``K`` of N values, symmetric and positive semidefinite.
 
-    A root ``L``, from :meth:`root` and :meth:`cholesky`, is lower triangular in an order of the
-    values that the class chooses. Inner values are values in that order. Here a root is a matrix in
-    the order of the values; subclasses with other representations override the methods that take
-    one.
+    A root ``L`` is lower triangular in an order of the values that the class chooses; inner values
+    are values in that order. Here a root is a matrix in the order of the values.
     """
 
     @abstractmethod
@@ -38,9 +35,10 @@ class Covariance(ABC):
     def matvec(self, x: Float[Array, " N"]) -> Float[Array, " N"]:
         """``K x``."""
 
-    @abstractmethod
     def to_dense(self) -> Float[Array, "N N"]:
         """``K`` as a matrix."""
+        d = self.diagonal()
+        return jax.vmap(self.matvec)(jnp.eye(d.size, dtype=d.dtype))
 
     @abstractmethod
     def jittered(self) -> Covariance:
@@ -76,17 +74,7 @@ class Covariance(ABC):
 
     @abstractmethod
     def conditional(self, L: Any, a: Float[Array, " N"]) -> Float[Array, " N"]:
-        """Diagonal of ``K - K diag(a) B^-1 diag(a) K``: variances given the sites.
-
-        :param L: the result of :meth:`cholesky` for this ``a``.
-        :param a: square roots of the sites' precisions.
-        """
-
-    def log_density(self, x: Float[Array, " N"]) -> Float[Array, ""]:
-        """Log density of ``N(0, K)``, for a ``K`` that is positive definite to rounding."""
-        L = self.root()
-        half = self.solve_lower(L, x)
-        return -0.5 * (half @ half + x.size * math.log(2 * math.pi)) - self.half_logdet(L)
+        """Variances given sites of precisions ``a^2``, whose :meth:`cholesky` is ``L``."""
 
     def draw(self, key: Array) -> Float[Array, " N"]:
         """A draw of ``N(0, K)``, with its jitter."""
@@ -97,10 +85,7 @@ class Covariance(ABC):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Dense(Covariance):
-    """A covariance matrix.
-
-    :param K: ``(N, N)``, symmetric and positive semidefinite; several may be stacked for ``vmap``.
-    """
+    """A covariance matrix; several may be stacked for ``vmap``."""
 
     K: Float[Array, "*M N N"]
 
@@ -138,10 +123,7 @@ class Dense(Covariance):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Diagonal(Covariance):
-    """Independent values: ones for a white process, zeros for a deterministic function.
-
-    :param d: ``(N,)``, the variances; several may be stacked for ``vmap``.
-    """
+    """Variances of independent values; several may be stacked for ``vmap``."""
 
     d: Float[Array, "*M N"]
 
@@ -150,9 +132,6 @@ class Diagonal(Covariance):
 
     def matvec(self, x: Float[Array, " N"]) -> Float[Array, " N"]:
         return self.d * x
-
-    def to_dense(self) -> Float[Array, "N N"]:
-        return jnp.diag(self.d)
 
     def jittered(self) -> Diagonal:
         return self
@@ -180,10 +159,7 @@ class Diagonal(Covariance):
 
 
 def inverse(L: Float[Array, "N N"], halvings: int = 3) -> Float[Array, "N N"]:
-    """Invert a lower triangular matrix by halves.
-
-    Solving for the columns of the identity takes three times the operations, and LAPACK is slow
-    for matrices of hundreds of rows.
+    """Invert a lower triangular matrix by halves, with a third of the operations of a solve.
 
     :param halvings: at most; more would take longer to compile than they save.
     """
@@ -198,9 +174,7 @@ def inverse(L: Float[Array, "N N"], halvings: int = 3) -> Float[Array, "N N"]:
 def nonzero(a: Float[Array, " N"], diagonal: Float[Array, " N"]) -> Float[Array, " N"]:
     """Replace zeros among roots of precisions by numbers whose information is far below rounding.
 
-    The variance that sites explain then follows from the root of ``B``, also at missing values.
-
-    :param diagonal: prior variances.
+    The variance that sites explain then follows from the root of ``B`` also at missing values.
     """
     least = jnp.finfo(a.dtype).eps / jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1))
     return jnp.maximum(a, least)
@@ -212,14 +186,11 @@ def variances_given(
     explained: Float[Array, " N"],
     inverse: Float[Array, " N"],
 ) -> Float[Array, " N"]:
-    """Variances given the sites: the diagonal of ``K - K diag(a) B^-1 diag(a) K``, which equals
-    ``diag(a)^-1 (I - B^-1) diag(a)^-1``.
+    """Compute the diagonal of ``K - K diag(a) B^-1 diag(a) K = diag(a)^-1 (I - B^-1) diag(a)^-1``.
 
     At a strong site the first form is a difference of nearly equal numbers; at a weak one the
     second is.
 
-    :param diagonal: prior variances.
-    :param a: square roots of the sites' precisions.
     :param explained: diagonal of ``K diag(a) B^-1 diag(a) K``.
     :param inverse: diagonal of ``B^-1``.
     """
@@ -230,12 +201,10 @@ def variances_given(
 
 
 def jitter(diagonal: Float[Array, " N"]) -> Float[Array, ""]:
-    """The number to add to the diagonal of a prior covariance to make its roots safe.
+    """Compute what makes roots of a prior covariance safe when it is added to the diagonal.
 
-    It is ``max(1e-9, 4 N eps)`` times the largest entry, or times 1 if that is zero; ``eps`` is
+    It is ``max(1e-9, 4 N eps)`` times the largest variance, or times 1 if that is zero; ``eps`` is
     that of the precision.
-
-    :param diagonal: prior variances in all N entries.
     """
     largest = jnp.max(diagonal)
     factor = max(1e-9, 4 * diagonal.size * float(jnp.finfo(diagonal.dtype).eps))

@@ -30,10 +30,8 @@ from numpyro_spikeslab.algebra.covariance import Covariance, jitter, variances_g
 class Quasisep(Covariance):
     """A quasiseparable covariance. Its inner values have sorted inputs.
 
-    :param matrix: tinygp's symmetric quasiseparable matrix at sorted inputs; see
-        :meth:`from_kernel`.
-    :param order: ``(N,)``, sorts the inputs.
-    :param rank: ``(N,)``, the inverse of ``order``.
+    - **matrix** - at sorted inputs.
+    - **order**, **rank** - sorts the inputs, and its inverse.
     """
 
     matrix: SymmQSM
@@ -42,7 +40,7 @@ class Quasisep(Covariance):
 
     @classmethod
     def from_kernel(cls, kernel: quasisep.Quasisep, x: Float[Array, " N"]) -> Quasisep:
-        """The covariance of a ``tinygp.kernels.quasisep`` kernel at inputs ``x``."""
+        """Make the covariance of a kernel at inputs."""
         order = jnp.argsort(x)
         return cls(kernel.to_symm_qsm(x[order]), order, jnp.argsort(order))
 
@@ -51,9 +49,6 @@ class Quasisep(Covariance):
 
     def matvec(self, x: Float[Array, " N"]) -> Float[Array, " N"]:
         return (self.matrix @ x[self.order])[self.rank]
-
-    def to_dense(self) -> Float[Array, "N N"]:
-        return self.matrix.to_dense()[self.rank][:, self.rank]
 
     def jittered(self) -> Quasisep:
         noise = DiagQSM(jnp.full_like(self.matrix.diag.d, jitter(self.diagonal())))

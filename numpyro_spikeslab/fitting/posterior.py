@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField, PatternMeanField
-from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.pairs import Design, Prior
 from numpyro_spikeslab.reading.coefficient_rows import standardised
 from numpyro_spikeslab.reading.form import COLUMNS, Form
@@ -210,7 +209,7 @@ def log_prior(spec: Spec, at: View, values: dict[str, Any], without: Collection[
     total = jnp.zeros(())
     for name in (*spec.form.kernels, *(role.site for role in spec.form.roles_with_mode)):
         if name in at.priors and name not in without:
-            total += jnp.sum(with_short_gammas(at.priors[name].log_prob)(values[name]))
+            total += jnp.sum(at.priors[name].log_prob(values[name]))
     return total
 
 

@@ -13,7 +13,6 @@ from jax.tree_util import Partial
 
 from numpyro_spikeslab.algebra.covariance import Covariance
 from numpyro_spikeslab.algebra.kernels import Template
-from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.latent import Functions, Parameters
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.program import are_concrete
@@ -66,7 +65,7 @@ class FunctionPrior(NamedTuple):
             prior = self.priors[name]
             # outside of their support some distributions have a density all the same
             inside = prior.support(values[name])
-            log_prob = jnp.where(inside, with_short_gammas(prior.log_prob)(values[name]), -jnp.inf)
+            log_prob = jnp.where(inside, prior.log_prob(values[name]), -jnp.inf)
             total = total.at[np.array(self.parameters.members(name))].add(log_prob)
         return total[m]
 

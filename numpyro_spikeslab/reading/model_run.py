@@ -19,9 +19,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.constraints import Constraint
 from numpyro.infer.util import helpful_support_errors
-from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.primitives import MARK, Functions
 from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.form import Form
@@ -190,11 +188,8 @@ def site_log_prob(site: dict[str, Any]) -> Any:
     with warnings.catch_warnings():
         # missing observations may be NaN, and bad values get a better message
         warnings.filterwarnings("ignore", "Out-of-support values")
-        log_prob = site["fn"].log_prob
-        if not not_jax_tracer(site["value"]):
-            log_prob = with_short_gammas(log_prob)
         # of numpy's values NumPyro would check the support by numpy, for traced bounds too
-        log_prob = log_prob(jnp.asarray(site["value"]))
+        log_prob = site["fn"].log_prob(jnp.asarray(site["value"]))
     return log_prob if site["scale"] is None else log_prob * site["scale"]
 
 

@@ -34,21 +34,12 @@ from numpyro_spikeslab.fitting.function_sweeps import (
     LAST_PASSES,
     at_rest,
     block_terms,
-    is_active,
+    in_use,
     visit_functions,
 )
-from numpyro_spikeslab.fitting.function_updates import (
-    switch_off,
-    update_plain,
-    update_with_scale,
-)
+from numpyro_spikeslab.fitting.function_updates import switch_off, update_plain, update_with_scale
 from numpyro_spikeslab.fitting.posterior import with_roles
-from numpyro_spikeslab.fitting.tasks import (
-    gram,
-    left_of,
-    squared_errors,
-    update_weights,
-)
+from numpyro_spikeslab.fitting.tasks import gram, left_of, squared_errors, update_weights
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -203,7 +194,7 @@ def test_the_bound_never_falls_and_its_limit_is_stationary(plain):
         posterior = fit.posterior._replace(weights=scaled)
         return fit.bound(fit.with_function(m, functions.theta[m] + theta, alpha, h, posterior))
 
-    active = np.flatnonzero(is_active(fit.at, fit.posterior))
+    active = np.flatnonzero(in_use(fit.spec, fit.data, fit.posterior))
     assert active.size
     for m in active:
         for path in (lambda e, m=m: along(m, e, 0.0), lambda e, m=m: along(m, 0.0, e)):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting import rounds
 from numpyro_spikeslab.fitting.ascent import Progress
-from numpyro_spikeslab.fitting.function_sweeps import is_active
+from numpyro_spikeslab.fitting.function_sweeps import in_use
 from numpyro_spikeslab.fitting.function_updates import switch_off
 from numpyro_spikeslab.fitting.moves import (
     MAX_GRAPH,
@@ -68,7 +68,7 @@ def test_unmixing_orders_functions_by_smoothness():
 @pytest.mark.slow
 def test_the_function_that_is_dropped_is_missed_least():
     problem, _ = started("weak", False).run(20)
-    assert np.all(is_active(problem.at, problem.posterior))
+    assert np.all(in_use(problem.spec, problem.data, problem.posterior))
     bounds = []
     for m in range(M):
         off = switch_off(problem.posterior, jnp.arange(M) == m, problem.data.mean)
