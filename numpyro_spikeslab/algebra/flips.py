@@ -92,22 +92,22 @@ class Move(NamedTuple):
 
     - **slot** - the slot that changes; K for none.
     - **leaves**, **enters** - numbers of the weights that leave and enter; P for none.
-    - **start** - the next weight whose flip is proposed.
-    - **swaps** - number of swaps that are done.
     """
 
     slot: Int[Array, ""]
     leaves: Int[Array, ""]
     enters: Int[Array, ""]
-    start: Int[Array, ""]
-    swaps: Int[Array, ""]
 
 
-def next_flip(numbers: Numbers, prior: Prior, active: ActiveSet, start: Any, swaps: Any) -> Move:
+def next_flip(
+    numbers: Numbers, prior: Prior, active: ActiveSet, start: Any
+) -> tuple[Move, Int[Array, ""]]:
     """Find the next spike whose flip is accepted (Metropolis), if there is one.
 
     Between two accepted flips the odds stay the same, so only these cost time. A weight enters only
     if a slot is empty.
+
+    :param start: the next weight whose flip is proposed, which is also returned for the next flip.
     """
     size, num_slots = active.spikes.size, active.slots.size
     number, may_enter = jnp.arange(size), ~active.spikes & ~jnp.all(active.filled)
@@ -118,44 +118,40 @@ def next_flip(numbers: Numbers, prior: Prior, active: ActiveSet, start: Any, swa
     first_out = jnp.min(jnp.where(flips, active.slots, size))
     m, leaves = jnp.minimum(first_in, first_out), first_out < first_in
     slot = jnp.argmax(active.slots == jnp.where(leaves, m, size))
-    return Move(
-        jnp.where(m < size, slot, num_slots),
-        jnp.where(leaves, m, size),
-        jnp.where(leaves, size, m),
-        m + 1,
-        swaps,
-    )
+    slot = jnp.where(m < size, slot, num_slots)
+    return Move(slot, jnp.where(leaves, m, size), jnp.where(leaves, size, m)), m + 1
 
 
 def next_swap(
-    numbers: Numbers, prior: Prior, active: ActiveSet, start: Any, swaps: Any
-) -> tuple[Move, Removal]:
+    numbers: Numbers, prior: Prior, active: ActiveSet, is_turn: Any, turn: Any
+) -> tuple[Move, Int[Array, ""], Removal]:
     """Find the next swap that changes the place of an included weight, if there is one.
 
     A swap draws the place anew from all free places and the weight's own. The weights take turns,
     in an order that is independent of them.
+
+    :param is_turn: whether flips are done; under vmap both branches run, also where they are not.
+    :param turn: number of swaps that are done, which is also returned.
     """
     size, num_slots, num_swaps = active.spikes.size, active.slots.size, numbers.places.size
     rank = jnp.sum(active.filled & (numbers.order < numbers.order[:, None]), axis=1)
     count = jnp.sum(active.filled)
-    none = Move(*map(jnp.asarray, (num_slots, size, size, start, swaps)))
+    none = Move(*map(jnp.asarray, (num_slots, size, size)))
 
     def look(state):
-        turn = state[0].swaps
+        _, turn, _ = state
         slot = jnp.argmax(active.filled & (rank == turn % jnp.maximum(count, 1)))
         old, removal = active.slots[slot], removal_of(active, slot)
         new, is_free = _new_place(numbers.places[turn], prior, active, removal, old)
         moves = (count > 0) & (new != old) & is_free
-        swap = choose(moves, Move(slot, old, new, start, turn), none)
-        return swap._replace(swaps=turn + 1), removal
+        return choose(moves, Move(slot, old, new), none), turn + 1, removal
 
     def is_open(state):
-        move, _ = state
-        # under vmap both branches run, also for chains whose flips are not done
-        return (move.slot == num_slots) & (move.swaps < num_swaps) & (start >= size)
+        move, turn, _ = state
+        return (move.slot == num_slots) & (turn < num_swaps) & is_turn
 
-    move, removal = lax.while_loop(is_open, look, (none, no_removal(active)))
-    return move, jax.tree.map(lambda x: jnp.where(move.slot < num_slots, x, 0), removal)
+    move, turn, removal = lax.while_loop(is_open, look, (none, turn, no_removal(active)))
+    return move, turn, jax.tree.map(lambda x: jnp.where(move.slot < num_slots, x, 0), removal)
 
 
 def _new_place(
@@ -190,25 +186,25 @@ def move(
         return (start < size) | (swaps < num_swaps)
 
     def flip(active, start, swaps):
-        new = next_flip(numbers, prior, active, start, swaps)
+        new, start = next_flip(numbers, prior, active, start)
         removal = lax.cond(
             new.leaves < size, lambda: removal_of(active, new.slot), lambda: no_removal(active)
         )
-        return new, removal, jnp.zeros(size, active.linear.dtype)
+        return new, start, swaps, removal, jnp.zeros(size, active.linear.dtype)
 
     def swap(active, start, swaps):
-        new, removal = next_swap(numbers, prior, active, start, swaps)
-        return new, removal, (new.swaps - swaps) * given_spikes(prior, active)
+        new, turn, removal = next_swap(numbers, prior, active, start >= size, swaps)
+        return new, start, turn, removal, (turn - swaps) * given_spikes(prior, active)
 
     def turn(state):
         active, start, swaps, total = state
-        new, removal, probs = lax.cond(start < size, flip, swap, active, start, swaps)
+        new, start, swaps, removal, probs = lax.cond(start < size, flip, swap, active, start, swaps)
         row = lax.cond(
             new.enters < size,
             lambda: row_of(active, removal, new.slot, new.enters, problem.products(new.enters)),
             lambda: jnp.zeros_like(removal.row),
         )
-        return updated(active, removal, row, *new[:3]), new.start, new.swaps, total + probs
+        return updated(active, removal, row, *new), start, swaps, total + probs
 
     state = active, jnp.asarray(0), jnp.asarray(0), jnp.zeros(size, active.linear.dtype)
     return lax.while_loop(is_open, turn, state)[::3]
