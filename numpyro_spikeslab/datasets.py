@@ -11,12 +11,7 @@ __all__ = ["MultiOutput", "RegressionData", "boston_housing", "toy_multioutput"]
 
 
 class RegressionData(NamedTuple):
-    """A labelled regression data set, which unpacks as ``X, y, features``.
-
-    - **X** - inputs, shape (N, P).
-    - **y** - response, shape (N,).
-    - **features** - names of the P inputs, as ArviZ takes them: ``coords={"feature": features}``.
-    """
+    """Inputs ``X``, shape (N, P), a response ``y``, shape (N,), and the names of the P inputs."""
 
     X: np.ndarray
     y: np.ndarray
@@ -72,10 +67,10 @@ NOISE_ONLY = {6: 0.1, 2: 0.4}
 def toy_multioutput(seed: int, *, num_missing: int = 41) -> MultiOutput:
     """Simulate twelve tasks; ten are mixtures of the same four functions (paper, section 5).
 
-    The inputs are 201 points on [-10, 10]. The related tasks are draws of a Gaussian process
-    whose covariance has rank four, with noise of standard deviation 0.2; tasks 7 and 3, counted
-    from one, are noise of standard deviations 0.1 and 0.4. Every task has a gap of ``num_missing``
-    adjacent inputs at a random place, at most 201.
+    Inputs are 201 points on [-10, 10]. The related tasks are draws of a Gaussian process whose
+    covariance has rank four, with noise of standard deviation 0.2; tasks 7 and 3, counted from one,
+    are noise of standard deviations 0.1 and 0.4. Each task has a gap of ``num_missing`` adjacent
+    inputs at a random place.
 
     :return: ``(X, Y, observed, f, related)``; `np.where(observed, Y, np.nan)` is for training.
 

@@ -28,8 +28,7 @@ class SparseRegression(RegressorMixin, BaseEstimator):
 
     - ``coef_``, posterior means of the weights, shape (P,), zeros included, and ``intercept_``;
     - ``inclusion_``, posterior probabilities that the weights are not zero, shape (P,);
-    - ``data_``, the result of :func:`~numpyro_spikeslab.sparse_regression`: draws, a summary of
-      each column, the fit by CAVI;
+    - ``data_``, the result of :func:`~numpyro_spikeslab.sparse_regression`;
     - ``n_features_in_``, and ``feature_names_in_`` if ``X`` was a DataFrame.
 
     :param expected_size: number of columns that are expected to matter; by default a tenth.
@@ -39,8 +38,6 @@ class SparseRegression(RegressorMixin, BaseEstimator):
     :param random_state: seed from 0 to 2^32 - 1, or numpy's RandomState; None, the default, draws a
         new one each time.
     :raises ModuleNotFoundError: if scikit-learn is not installed.
-
-    **Example**
 
     .. code-block:: python
 
@@ -74,11 +71,8 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> "SparseRegression":
-        """Fit the model.
+        """Fit the model to a table, shape (N, P), and a response, shape (N,); return itself.
 
-        :param X: the table, shape (N, P).
-        :param y: the response, shape (N,).
-        :return: the estimator itself.
         :raises ValueError: as :func:`~numpyro_spikeslab.sparse_regression` and scikit-learn.
         """
         check_kind("X", X)
@@ -103,8 +97,7 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         """Compute posterior means of responses.
 
         :param X: rows, shape (S, P).
-        :param return_std: whether to return standard deviations of new responses, too, of draws and
-            noise together.
+        :param return_std: whether to return the standard deviations of new responses, too.
         :return: means, shape (S,), or the pair of means and standard deviations.
         :raises NotFittedError: before :meth:`fit`.
         :raises ValueError: if values are dates, masked or not numbers.

@@ -15,11 +15,7 @@ from numpyro_spikeslab.messages import bad
 
 
 class Observations(NamedTuple):
-    """The stored entries of a sparse array.
-
-    - **rows**, **columns**, **values** - place and value of each entry, shape (L,).
-    - **shape** - shape of the array.
-    """
+    """The L stored entries of a sparse array: places, values, and the shape of the array."""
 
     rows: Any
     columns: Any
@@ -28,7 +24,6 @@ class Observations(NamedTuple):
 
 
 def is_sparse(Y: Any) -> bool:
-    """Whether an array is sparse."""
     return isinstance(Y, JAXSparse) or issparse(Y)
 
 

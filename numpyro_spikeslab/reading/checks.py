@@ -15,10 +15,7 @@ from numpyro_spikeslab.reading.probe import Verdict
 
 
 def check_trace(trace: dict[str, Any], user: str) -> None:
-    """Refuse subsampled data, and observations of another shape than their distribution's.
-
-    :raises ValueError: the message names the site and the remedy.
-    """
+    """Refuse subsampled data, and observations of another shape than their distribution's."""
     if subsampled := sorted(subsample_plate_sizes(trace)):
         got = f"the plates {subsampled}, which are subsampled"
         raise bad(user, got, "all data, for exact updates", "Remove `subsample_size`.")
@@ -34,10 +31,7 @@ def check_trace(trace: dict[str, Any], user: str) -> None:
 
 
 def check_verdict(user: str, form: Form, num_obs: int, verdict: Verdict) -> None:
-    """Refuse data that are not finite, no observations, and improper priors.
-
-    :raises ValueError: the message names the site and the remedy.
-    """
+    """Refuse data that are not finite, no observations, and improper priors."""
     site, names = form.likelihood, [pair.name for pair in form.pairs]
     if not verdict.any_counted:
         got = f"no observations: {num_obs} values, none of them unmasked"

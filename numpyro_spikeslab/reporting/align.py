@@ -1,21 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Latent functions in one order, and what does not depend on their order."""
+"""Latent functions in one order, and what does not depend on their order.
+
+The fit ``W phi`` is invariant to permutations of the functions, and to the sign of a function
+together with its weights.
+"""
 
 from collections.abc import Mapping
 from math import prod
 import re
+from typing import NamedTuple
 
+from jaxtyping import Float, Int
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.optimize import linear_sum_assignment
 import xarray as xr
 
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import FUNCTIONS, WEIGHTS, posterior, sample_dims
-from numpyro_spikeslab.reporting.labels import matched
-from numpyro_spikeslab.reporting.matching import Factors, centre, match, strongest_first
 
 GROUPS_OF_POSTERIOR = {"/posterior", "/sample_stats", "/posterior_predictive", "/predictions"}
+
+
+class Factors(NamedTuple):
+    """Weights of M latent functions and the functions, of S draws."""
+
+    W: Float[np.ndarray, "S M Q"]
+    phi: Float[np.ndarray, "S M N"]
+
+    def normalised(self) -> "Factors":
+        """Scale functions to length one, with the same products, to compare draws."""
+        length = np.linalg.norm(self.phi, axis=2, keepdims=True)
+        return Factors(self.W * length, self.phi / np.where(length > 0, length, 1))
+
+    def mean(self) -> "Factors":
+        """Average weights and functions over the draws, as one draw."""
+        return Factors(*(x.mean(axis=0, keepdims=True) for x in self))
+
+    def moved(self, places: "Places") -> "Factors":
+        """Put the functions of each draw into other places."""
+        order, sign = places.order[..., None], places.sign[..., None]
+        return Factors(*(sign * np.take_along_axis(x, order, axis=1) for x in self))
+
+
+class Places(NamedTuple):
+    """The function of the draw that takes each place, and its factor, 1 or -1."""
+
+    order: Int[np.ndarray, "S M"]
+    sign: Int[np.ndarray, "S M"]
+
+
+def match(draws: Factors, reference: Factors, in_place: bool = False) -> Places:
+    """Match the products ``w_m phi_m^T`` of each draw to a reference, by least squares.
+
+    Functions without weights match all places equally well: they keep their order and signs.
+
+    :param in_place: whether functions keep their places, and only signs are matched.
+    """
+    W, phi = reference.W[0], reference.phi[0]
+    products = (draws.W @ W.T) * (draws.phi @ phi.T)  # of function m with the place k, (S, M, K)
+    if in_place:
+        products = np.broadcast_to(np.eye(len(W)), products.shape)
+    order = np.stack([linear_sum_assignment(x.T, maximize=True)[1] for x in products])
+    is_used = np.take_along_axis(draws.W.any(axis=2), order, axis=1)
+    unused = [np.sort(row[~used]) for row, used in zip(order, is_used, strict=True)]
+    order[~is_used] = np.concatenate(unused)
+    placed = draws.moved(Places(order, np.ones_like(order)))
+    cosines = cosine(placed.W, W) + cosine(placed.phi, phi)
+    return Places(order, np.where(is_used & (cosines < 0), -1, 1))
+
+
+def cosine(x: Float[np.ndarray, "S M D"], y: Float[np.ndarray, "M D"]) -> Float[np.ndarray, "S M"]:
+    """Compute the cosines of the angles between rows; 0 if one is zero."""
+    lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
+    return np.einsum("smd,md->sm", x, y) / np.where(lengths > 0, lengths, 1)
+
+
+def centre(draws: Factors, in_place: bool = False) -> Factors:
+    """Compute a reference for all draws: their mean after matching, twice."""
+    # first the draw whose fit is nearest to the mean fit
+    mean = np.tensordot(draws.W, draws.phi, axes=([0, 1], [0, 1])) / len(draws.W)
+    squares = np.sum((draws.W @ draws.W.mT) * (draws.phi @ draws.phi.mT), axis=(1, 2))
+    products = np.sum((draws.W @ mean) * draws.phi, axis=(1, 2))
+    first = np.argmin(squares - 2 * products)
+    reference = Factors(*(x[first][None] for x in draws))
+    for _ in range(2):
+        reference = draws.moved(match(draws, reference, in_place)).mean()
+    return reference
+
+
+def strongest_first(reference: Factors, in_place: bool = False) -> Factors:
+    """Sort functions by strength, and make their largest weights positive."""
+    strength = np.linalg.norm(reference.W, axis=2)
+    order = np.argsort(np.zeros_like(strength) if in_place else -strength, axis=1, kind="stable")
+    largest = np.argmax(np.abs(reference.W), axis=2, keepdims=True)
+    negative = np.take_along_axis(reference.W, largest, axis=2)[..., 0] < 0
+    sign = np.where(np.take_along_axis(negative, order, axis=1), -1, 1)
+    return reference.moved(Places(order, sign))
 
 
 def align(
@@ -28,33 +110,28 @@ def align(
     """Give latent functions the same order and signs in all draws and chains.
 
     A model such as :func:`~numpyro_spikeslab.models.mtmkl` does not identify the order and the
-    signs of its latent functions: exchanging two functions, or flipping a function with its
-    weights, changes neither likelihood nor prior. So R-hat, means and intervals of weights or
-    functions mean nothing until the draws are aligned. Each draw gets the permutation and the signs
-    that bring its products ``w_m phi_m`` nearest to the reference. A function without weights in a
-    draw takes a remaining place and keeps its sign. The draws of one variational fit share their
-    order, so all get the permutation and the signs of their mean.
+    signs of its latent functions, so R-hat, means and intervals of weights or functions mean
+    nothing until the draws are aligned. Each draw gets the permutation and the signs that bring its
+    products ``w_m phi_m`` nearest to the reference. A function without weights in a draw takes a
+    remaining place and keeps its sign. The draws of one variational fit share their order, so all
+    get the permutation and the signs of their mean.
 
     Alignment cannot repair chains that have converged to different functions: look first at R-hat
     of :func:`invariants`. The functions must have equal priors, of mean zero. If variables such as
-    ``phi_0_scale`` show that their kernels are of different kinds, each function keeps its place,
-    and only its sign is matched.
+    ``phi_0_scale`` show that their kernels are of different kinds, only signs are matched.
 
     :param data: ArviZ data with the weights, Q tasks by M functions, and the functions, M by N
         points, of every draw. They share the dimension of the functions.
     :param reference: what to match: one draw, as values of ``weights`` and ``functions`` by name
-        (of :meth:`PairedGuide.posterior_mean <numpyro_spikeslab.PairedGuide.posterior_mean>`, for
-        example); or ArviZ data, aligned in themselves, whose centre is matched. None, the default,
-        matches the centre of ``data``, with the strongest function first and the largest weight of
-        each positive.
+        (:meth:`PairedGuide.posterior_mean <numpyro_spikeslab.PairedGuide.posterior_mean>`, for
+        example); or the centre of ArviZ data that are aligned. The default is the centre of
+        ``data``, with the strongest function first and the largest weight of each positive.
     :param weights: variable of the weights; its slab goes with it.
-    :param functions: variable of the functions; their values at new points, such as ``phi_new``,
-        go with it.
-    :returns: ArviZ data like ``data``. All variables with the dimension of the functions have their
-        new order, spikes, kernel parameters and inclusion probabilities among them; labels stay in
-        their places.
-    :raises ValueError: if there is no posterior, if a variable is missing or not finite, if weights
-        and functions do not share exactly one dimension, or if shapes differ.
+    :param functions: variable of the functions; ``phi_new`` goes with ``phi``.
+    :returns: ArviZ data like ``data``, in which all variables with the dimension of the functions
+        have their new order; labels stay in their places.
+    :raises ValueError: if a variable is missing or not finite, if weights and functions do not
+        share exactly one dimension, or if shapes differ.
 
     .. doctest::
 
@@ -100,7 +177,7 @@ def align(
 
 
 def is_one_fit(draws: xr.Dataset) -> bool:
-    """Whether the draws are of one variational fit, in which the functions have one order."""
+    """Whether the draws are of one variational fit."""
     return "chain" not in {*draws.dims, *draws.coords}
 
 
@@ -146,7 +223,7 @@ def as_one_draw(
 def with_plates_of(weight: xr.DataArray, group: xr.Dataset) -> xr.Dataset:
     """Give inclusion probabilities the plates of their weight, whose names a sampler lacks."""
     probs = {
-        name: matched("data", values, weight)
+        name: arviz_data.matched("data", values, weight)
         for name, values in group.data_vars.items()
         if arviz_data.are_inclusion_probabilities(name, str(weight.name))
     }
@@ -175,8 +252,8 @@ def invariants(
 ) -> xr.DataTree:
     """Compute variables that do not depend on the order and signs of latent functions.
 
-    Their R-hat, effective sample sizes and intervals need no :func:`align`. All functions for ArviZ
-    data take the result: ``arviz_stats.rhat(nss.invariants(data))``.
+    Their R-hat, effective sample sizes and intervals need no :func:`align`:
+    ``arviz_stats.rhat(nss.invariants(data))``.
 
     - every variable without the dimension of the functions: noise, scales, ``f``;
     - ``num_active``: number of functions with a nonzero weight;
@@ -184,12 +261,9 @@ def invariants(
     - ``f``: the fit ``(W phi)^T`` at all points, if the posterior has no ``f``. Choose points by
       ``data.sel(point=...)`` before, or by ``coords`` in :func:`summary`.
 
-    :param data: ArviZ data with weights and functions, see :func:`align`.
-    :param weights: variable of the weights.
-    :param functions: variable of the functions.
+    :param data: ArviZ data with ``weights`` and ``functions``, see :func:`align`.
     :returns: ArviZ data with a ``posterior`` only.
-    :raises ValueError: if there is no posterior, if a variable is missing, or if weights and
-        functions do not share exactly one dimension.
+    :raises ValueError: as :func:`align`.
 
     .. doctest::
 

@@ -7,13 +7,15 @@ dimension ``sample``. All other dimensions are *plates*.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
+from numbers import Integral
 from typing import Any
 
+from jaxtyping import Int
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.reporting.labels import matched
 
 WEIGHTS, FUNCTIONS = "W", "phi"
 """Names of the weights and latent functions of `models.mtmkl`."""
@@ -72,7 +74,7 @@ def select(
 
 
 def check_plates(draws: xr.Dataset, reserved: Iterable[str]) -> None:
-    """Raise if a plate has a name that tables and pictures need for a dimension of their own."""
+    """Raise if a plate has the name of a dimension of tables and pictures."""
     clash = sorted(set(map(str, draws.dims)) & set(reserved))
     if clash:
         expected = "names that tables and pictures do not use themselves"
@@ -81,7 +83,6 @@ def check_plates(draws: xr.Dataset, reserved: Iterable[str]) -> None:
 
 
 def check_finite(draws: xr.DataArray) -> None:
-    """Raise if draws are not finite."""
     if not np.isfinite(draws.values).all():
         remedy = "Leave those draws out, and find out why they are not finite."
         raise bad("data", f"`{draws.name}` not finite in some draws", "finite numbers", remedy)
@@ -102,10 +103,7 @@ def spike_draws(data: xr.DataTree, name: str) -> xr.DataArray:
 
 
 def inclusion_draws(data: xr.DataTree, name: str) -> xr.DataArray:
-    """Return draws whose mean is the inclusion probability of the pair, shaped like its weight.
-
-    The Rao-Blackwellised probabilities, if they are stored, have a smaller variance.
-    """
+    """Return draws with the mean of the indicator, Rao-Blackwellised if they are stored."""
     for key, values in sample_stats(data).items():
         if are_inclusion_probabilities(key, name):
             return matched("data", values, posterior(data)[name])
@@ -113,10 +111,7 @@ def inclusion_draws(data: xr.DataTree, name: str) -> xr.DataArray:
 
 
 def are_inclusion_probabilities(key: Hashable, name: str) -> bool:
-    """Whether the statistic ``key`` has the inclusion probabilities of the pair ``name``.
-
-    Kernels that are blocks of another put a path before the name.
-    """
+    # kernels that are blocks of another put a path before the name
     return f".{key}".endswith(f".inclusion_probabilities.{name}")
 
 
@@ -164,10 +159,7 @@ def by_method(parts: Iterable, methods: Iterable[str]):
 def comparable(
     methods: Methods, var_names: str | Iterable[str] | None, default: Iterable[str] = ()
 ) -> list[str]:
-    """Return variables that all methods have with the same plates and labels.
-
-    :raises ValueError: if a method lacks one or has other plates or labels than the first.
-    """
+    """Return variables, after a check that all methods have them with the same labels."""
     first = next(iter(methods))
     draws = posterior(methods[first])
     names = select(draws, var_names, default)
@@ -192,7 +184,6 @@ def comparable(
 
 
 def check_reference(reference: str, methods: Methods) -> None:
-    """Raise unless ``reference`` names one of the methods."""
     if reference not in methods:
         raise bad("reference", repr(reference), f"one of the methods {list(methods)}")
 
@@ -215,3 +206,66 @@ def values_by_name(
         got, expected = f"values of {sorted(map(str, reference))}", f"`{missing[0]}` among them"
         raise bad("reference", got, expected)
     return {name: matched("reference", reference[name], like[name]) for name in names}
+
+
+def matched(what: str, values: Any, like: xr.DataArray) -> xr.DataArray:
+    """Return values as floats with the dimensions, labels and order of another array.
+
+    Dimensions of the same name are matched by their labels, others by their place. An axis numbered
+    from 0 counts as unlabelled.
+
+    :param what: subject of the messages, an argument for example.
+    """
+    name = getattr(values, "name", None)
+    if isinstance(values, pd.Series | pd.DataFrame) and values.ndim == like.ndim:
+        axes = dict(zip(like.dims, values.axes, strict=True))
+        values = xr.DataArray(values.to_numpy(), axes, like.dims)
+    if isinstance(values, xr.DataArray):
+        values = ordered(what, values, like)
+    if np.shape(values) != like.shape:
+        raise bad(
+            what,
+            f"{f'`{name}` of ' if name else ''}the shape {np.shape(values)}",
+            f"{like.shape}, that of `{like.name}` with the dimensions {like.dims}",
+            "Give a value for each element, thinned alike.",
+        )
+    return like.copy(data=np.asarray(values, float))
+
+
+def ordered(what: str, values: xr.DataArray, like: xr.DataArray) -> xr.DataArray:
+    """Put dimensions and labels of an array into the order of another."""
+    values = values.transpose(*(dim for dim in like.dims if dim in values.dims), ...)
+    for dim, other in zip(values.dims, like.dims, strict=False):
+        if dim not in values.indexes or other not in like.indexes:
+            continue
+        labels, expected = values.indexes[dim], like.indexes[other]
+        if labels.equals(expected):
+            continue
+        contains = labels.is_unique and expected.isin(labels).all()
+        are_numbered = is_numbered(labels), is_numbered(expected)
+        if dim == other and contains and not all(are_numbered):
+            values = values.sel({dim: expected})
+        elif not any(are_numbered) if dim == other else contains and len(labels) == len(expected):
+            raise bad(
+                what,
+                f"the labels {labels.tolist()!s:.200} of {dim!r}",
+                f"{expected.tolist()!s:.200}, the labels of `{like.name}` along {other!r}",
+                "Correct the labels; rename and assign_coords of xarray name a dimension.",
+            )
+    return values
+
+
+def is_numbered(labels: pd.Index) -> bool:
+    return labels.equals(pd.RangeIndex(len(labels)))
+
+
+def check_top(top: int | None) -> None:
+    if top is not None and not (isinstance(top, Integral) and top >= 1):
+        raise bad("top", repr(top), "a whole number, at least 1", "Leave it out to show all.")
+
+
+def most_included(probs: Any, top: int | None) -> Int[np.ndarray, " K"]:
+    """Return the places of the ``top`` highest probabilities in order, or all for None."""
+    if top is None:
+        return np.arange(len(probs))
+    return np.argsort(-np.asarray(probs, float), kind="stable")[:top]

@@ -13,7 +13,6 @@ from numpyro_spikeslab.algebra.correlation import COVERAGE, MIN_CORRELATION, twi
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import SETS, pairs, plates, posterior
-from numpyro_spikeslab.reporting.labels import is_numbered, ordered
 from numpyro_spikeslab.reporting.stats import to_frame
 from numpyro_spikeslab.table_checks import as_numbers
 
@@ -43,25 +42,24 @@ def credible_sets(
 
     A set grows from its column of highest inclusion probability. A column may join if it is
     included more than 1.5 times as often in draws without members as in draws with one, since
-    columns of one effect take turns. Sets are disjoint, so two effects among correlated columns
-    make two sets. An effect that no correlated columns explain has no set.
+    columns of one effect take turns. Sets are disjoint. An effect that no correlated columns
+    explain has no set.
 
     The draws must mix: chains that stay in one mode each cannot distinguish the columns of one
-    effect from those of another. Draws of a factorised fit give sets that are too small; for a fit
+    effect from those of another. For a factorised fit, whose draws give sets that are too small,
     see :meth:`PairedGuide.credible_sets() <numpyro_spikeslab.PairedGuide.credible_sets>`.
 
     :param data: ArviZ data of Markov chains or variational draws.
     :param var_name: a spike-and-slab weight with one plate.
     :param X: the table that the weights multiply, in any units, shape (N, P): numpy array, or
-        DataFrame whose columns are the labels of the weight. If the weight is merely numbered, the
-        columns label the members.
+        DataFrame whose columns are the labels of the weight, or label it if it is merely numbered.
     :param coverage: least probability of a set, in (0, 1].
     :param min_correlation: least absolute correlation, in [0, 1]. The default is SuSiE's.
     :returns: a DataFrame with one row per set: ``members``, a tuple of labels, the most included
-        first; ``size``; ``probability`` that the set holds an effect;
-        ``purity``, the smallest absolute correlation among its members.
-    :raises ValueError: if ``var_name`` is not such a weight, if ``X`` has other columns or values
-        like NaN, or if a number is outside its range.
+        first; ``size``; ``probability`` that the set holds an effect; ``purity``, the smallest
+        absolute correlation among its members.
+    :raises ValueError: if ``var_name`` is not such a weight, if ``X`` has other columns or NaN, or
+        if a number is outside its range.
 
     .. doctest::
 
@@ -122,8 +120,8 @@ def columns_of(X: Any, spikes: xr.DataArray) -> tuple[np.ndarray, list]:
     if not isinstance(X, pd.DataFrame):
         return table, labels.tolist()
     columns = xr.DataArray(table.T, {plate: X.columns}, [plate, "row"])
-    values = ordered("X", columns, spikes[0]).values.T
-    is_labelled = not is_numbered(labels) or set(X.columns) == set(labels)
+    values = arviz_data.ordered("X", columns, spikes[0]).values.T
+    is_labelled = not arviz_data.is_numbered(labels) or set(X.columns) == set(labels)
     return values, (labels if is_labelled else X.columns).tolist()
 
 
@@ -150,10 +148,7 @@ def grown(
     coverage: float,
     least: float,
 ) -> list[int]:
-    """Grow a set from one free column; empty if it does not reach the coverage.
-
-    Equal columns join together, since draws do not tell them apart and may include several.
-    """
+    """Grow a set from one free column, with its twins; empty if it does not reach the coverage."""
     members = np.flatnonzero(twins(unit, [seed]) & free).tolist()
     correlated = free & (abs(unit[:, seed] @ unit) >= least)
     if spikes[:, members].any(axis=1).mean() + spikes[:, correlated].mean(axis=0).sum() < coverage:
@@ -182,10 +177,7 @@ def pruned(members: list[int], spikes: np.ndarray, coverage: float) -> list[int]
 
 
 def alternatives(data: xr.DataTree) -> dict[str, str] | None:
-    """Return the other members of the sets of a fit for each member, the most probable first.
-
-    :returns: by the labels of a summary; None if the draws have no sets of a fit.
-    """
+    """Return the other members of the sets of a fit for each member, or None without sets."""
     stats = arviz_data.sample_stats(data)
     names = [name for name in pairs(posterior(data)) if f"{SETS}.{name}" in stats]
     if not names or not stats.sizes["set"]:

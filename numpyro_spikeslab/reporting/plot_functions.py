@@ -15,7 +15,6 @@ import xarray as xr
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import FUNCTIONS, WEIGHTS, Methods, plates, posterior
-from numpyro_spikeslab.reporting.labels import matched
 from numpyro_spikeslab.reporting.pictures import GREY, LITERAL, add_legend, panels
 from numpyro_spikeslab.reporting.stats import mean_and_interval
 
@@ -44,20 +43,18 @@ def plot_fit(
 
     :param data: a fit, or several by the name of the method. Each is ArviZ data, or the pair of
         mean and variance, each (S, Q), that
-        :meth:`PairedGuide.predict <numpyro_spikeslab.PairedGuide.predict>` returns. A known
-        function is such a pair with the variance 0.
+        :meth:`PairedGuide.predict <numpyro_spikeslab.PairedGuide.predict>` returns.
     :param X: inputs, of one dimension, shape (N,).
     :param Y: responses, shape (N, Q); NaN is missing. The columns of a DataFrame name the tasks.
     :param observed: whether the methods have seen a response, shape of ``Y``; the others are drawn
         as held out. By default all numbers are observed.
     :param X_new: the S inputs of the fits; ``X`` by default.
     :param var_name: variable of ArviZ data, (S, Q), in the groups ``posterior_predictive``,
-        ``predictions`` or ``posterior``. The default ``f`` is the noise-free fit of
-        :func:`~numpyro_spikeslab.models.mtmkl`; ``Y`` the observations, if they are predicted.
+        ``predictions`` or ``posterior``: the noise-free fit by default, ``Y`` for observations.
     :param tasks: names of the tasks to draw, in this order; all by default.
     :returns: the picture; ``.savefig("fit.png")`` writes it.
-    :raises ValueError: if a posterior, ``var_name`` or a task is missing, if a variance is
-        negative, or if shapes differ.
+    :raises ValueError: if ``var_name`` or a task is missing, if a variance is negative, or if
+        shapes differ.
 
     .. doctest::
 
@@ -84,7 +81,7 @@ def plot_fit(
     like = xr.DataArray(np.zeros((len(x_new), len(names))), values.coords, values.dims, "fit")
     in_data = values.notnull()
     if observed is not None:
-        in_data &= matched("observed", observed, values) > 0
+        in_data &= arviz_data.matched("observed", observed, values) > 0
     fits = {name: fit_of(fit, name, var_name, like) for name, fit in methods.items()}
     picture = curves(x_new, fits, "fit", "task", chosen, 3)
     for task in chosen:
@@ -132,7 +129,7 @@ def fit_of(fit: Any, method: str, var_name: str, like: xr.DataArray) -> list[xr.
         draws = draws.rename(dict(zip(plates(draws), ("point", "task"), strict=False)))
         parts = mean_and_interval(draws)
     what = f"data, the fit {method!r} at the inputs X or X_new"
-    return [matched(what, part, like) for part in parts]
+    return [arviz_data.matched(what, part, like) for part in parts]
 
 
 def plot_latent_functions(
@@ -155,8 +152,8 @@ def plot_latent_functions(
     :param active_only: whether to leave out functions whose weights are all more often zero than
         not, in all methods.
     :returns: the picture; ``.savefig("functions.png")`` writes it.
-    :raises ValueError: if there is no posterior, if a variable is missing, if functions are not
-        finite or none is active, if ``X`` does not fit, or if shapes or coordinates differ.
+    :raises ValueError: if functions are missing, not finite or not active, if ``X`` does not fit,
+        or if coordinates differ.
 
     .. doctest::
 
@@ -204,10 +201,7 @@ def curves(
     labels: list,
     columns: int,
 ) -> PlotCollection:
-    """Draw means with bands in a panel for each label of a plate.
-
-    :param fits: mean and ends of the interval of each method, by panel and point.
-    """
+    """Draw mean and interval of each method in a panel for each label of a plate."""
     columns = min(len(labels), columns)
     size = WIDTH * columns + 0.4, HEIGHT * np.ceil(len(labels) / columns) + 0.6
     data = xr.DataArray(np.zeros(len(labels)), {plate: labels}, name=name).to_dataset()

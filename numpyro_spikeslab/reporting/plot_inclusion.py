@@ -12,7 +12,6 @@ import xarray as xr
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data, pictures
 from numpyro_spikeslab.reporting.arviz_data import WEIGHTS, Methods, inclusion, posterior
-from numpyro_spikeslab.reporting.labels import check_top, most_included
 from numpyro_spikeslab.reporting.pictures import GREY, LETTER, LITERAL, MAX_HEIGHT, ROW, label_ticks
 from numpyro_spikeslab.reporting.stats import inclusion_statistics
 
@@ -40,25 +39,22 @@ def plot_inclusion(
     """Plot the inclusion probability of every spike-and-slab weight.
 
     There is one panel per variable with one row per weight. A bar reaches two Monte Carlo standard
-    errors to either side (``mcse_inclusion`` of :func:`~numpyro_spikeslab.summary`); a weight
-    without one has no bar. If the rows would take more than 30 inches and ``top`` is None, points
-    without bars are drawn along the horizontal axis instead. Names of weights above the threshold,
-    in any of the methods or the reference, are written above the panel, the most included first, as
-    many as there is room for.
+    errors (``mcse_inclusion`` of :func:`~numpyro_spikeslab.summary`) to either side. If the rows
+    would take more than 30 inches and ``top`` is None, points without bars are drawn along the
+    horizontal axis instead, with the names of weights above the threshold, in any of the methods or
+    the reference, the most included first, as many as there is room for.
 
     :param data: ArviZ data, or several by the name of the method, overlaid with a legend.
     :param var_names: the weights to plot; all pairs of the (first) posterior by default.
     :param reference: marked by black ticks: the name of a method in ``data``, or inclusion
-        probabilities by variable, shaped like the weights. None, the default, marks nothing.
+        probabilities by variable, shaped like the weights.
     :param top: how many weights of each variable to show, by decreasing inclusion probability, the
-        highest of all methods; one more row has the largest probability of all others. None, the
-        default, shows all in their own order.
+        highest of all methods; one more row has the largest probability of all others. The default
+        shows all in their own order.
     :param threshold: a probability, drawn as a dashed line; the names of weights above it in any of
-        the methods are bold. Above the default, 0.5, are the weights of the median probability
-        model. 1 marks no weight.
+        the methods are bold. The default gives the median probability model, 1 marks no weight.
     :returns: the picture; ``.savefig("inclusion.png")`` writes it.
-    :raises ValueError: if there is no posterior or no pair, if ``var_names`` or ``reference`` is
-        unknown, if ``top`` is less than 1, if ``threshold`` is no probability, or if shapes or
+    :raises ValueError: if there is no pair, if an argument is outside its range, or if shapes or
         coordinates differ.
 
     .. doctest::
@@ -71,7 +67,7 @@ def plot_inclusion(
         >>> [label.get_text() for label in picture.get_target("w", {}).get_yticklabels()]
         ['0', '1']
     """
-    check_top(top)
+    arviz_data.check_top(top)
     if not 0 <= threshold <= 1:
         remedy = "Give 1 to mark no weight."
         raise bad("threshold", threshold, "a probability between 0 and 1", remedy)
@@ -124,7 +120,7 @@ def table_of(methods: Methods, name: str, reference: xr.DataArray | float) -> xr
 
 def top_rows(table: xr.DataArray, top: int | None) -> xr.DataArray:
     """Keep the most included elements, and one more that is the largest of all others."""
-    order = most_included(table.sel(summary="inclusion").max("model"), top)
+    order = arviz_data.most_included(table.sel(summary="inclusion").max("model"), top)
     others = np.setdiff1d(np.arange(table.shape[-1]), order)
     if not others.size:
         return table[..., order]
@@ -201,7 +197,7 @@ def names_above(table: xr.DataArray, threshold: float) -> dict[int, str]:
     highest = table.sel(summary=["inclusion", "reference"]).max(["summary", "model"]).values
     labels, gap = table[table.dims[-1]].values, NAME / INDEX_WIDTH * len(highest)
     names: dict[int, str] = {}
-    for place in most_included(highest, max(1, int(np.sum(highest > threshold)))):
+    for place in arviz_data.most_included(highest, max(1, int(np.sum(highest > threshold)))):
         if highest[place] > threshold and all(abs(place - other) >= gap for other in names):
             names[int(place)] = str(labels[place])
     return names
@@ -216,8 +212,7 @@ def plot_weights(data: xr.DataTree | Methods, weights: str = WEIGHTS) -> PlotCol
     :param data: ArviZ data, or several by the name of the method.
     :param weights: a pair with two plates: tasks, then functions.
     :returns: the picture; ``.savefig("weights.png")`` writes it.
-    :raises ValueError: if there is no posterior, if ``weights`` is no pair or does not have two
-        plates, or if shapes or coordinates differ.
+    :raises ValueError: if ``weights`` is no pair with two plates, or if coordinates differ.
 
     .. doctest::
 

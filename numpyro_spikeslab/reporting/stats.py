@@ -24,16 +24,11 @@ CHAIN_DIAGNOSTICS = ("ess_bulk", "ess_tail", "r_hat", "mcse_mean", "mcse_sd")
 
 
 def is_constant(draws: xr.DataArray, dims: list[str]) -> xr.DataArray:
-    """Whether all draws along ``dims`` are equal."""
     return draws.max(dims) == draws.min(dims)
 
 
 def statistics(draws: xr.Dataset) -> xr.Dataset:
-    """Compute ``arviz_stats.summary`` along a dimension ``summary``.
-
-    Chain diagnostics are NaN where no chain moves; ArviZ reports all draws as effective there, or
-    an R-hat of 1e15.
-    """
+    """Compute ``arviz_stats.summary`` along a dimension ``summary``, NaN where no chain moves."""
     check_plates(draws, RESERVED)
     dims = sample_dims(draws)
     kind = "all" if "chain" in dims else "stats"
@@ -42,6 +37,7 @@ def statistics(draws: xr.Dataset) -> xr.Dataset:
             draws, sample_dims=dims, kind=kind, fmt="xarray", round_to="none"
         )
     if "chain" in dims:
+        # ArviZ reports all draws as effective there, or an R-hat of 1e15
         for name, values in draws.data_vars.items():
             still = is_constant(values, ["draw"]).all("chain")
             table[name] = table[name].where(~(still & table["summary"].isin(CHAIN_DIAGNOSTICS)))

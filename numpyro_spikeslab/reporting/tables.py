@@ -12,7 +12,6 @@ from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import inclusion, mean, pairs, plates, posterior
 from numpyro_spikeslab.reporting.credible_sets import alternatives
-from numpyro_spikeslab.reporting.labels import check_top, most_included
 from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics, to_frame
 from numpyro_spikeslab.reporting.variational import k_hat
 
@@ -39,34 +38,26 @@ def summary(
       Rao-Blackwellised probabilities if ``sample_stats`` has them, else of the indicator;
     - ``mcse_inclusion``: its Monte Carlo standard error; NaN if all draws are 0 or all are 1;
     - ``flips``: how often the indicator changed, averaged over chains;
-    - ``between_chain_sd``: standard deviation over chains of the inclusion probability in each.
-      A value several times ``mcse_inclusion``, or near 0.5, means that chains are stuck in
-      different models; NaN for one chain.
+    - ``between_chain_sd``: standard deviation over chains of the inclusion probability in each. A
+      value several times ``mcse_inclusion``, or near 0.5, means that chains are stuck in different
+      models;
+    - ``alternatives``, for draws with the statistics of :func:`add_variational_stats`: labels of
+      the weights that could carry the effect instead, the most probable first. CAVI picks one of
+      several correlated columns; chains visit all, see :func:`credible_sets`.
 
-    ``ess_bulk``, ``ess_tail``, ``r_hat``, ``mcse_mean`` and ``mcse_sd`` are NaN if no chain ever
-    moves. Variational draws are independent: these five columns, ``flips`` and
-    ``between_chain_sd`` are left out.
+    Diagnostics of chains are NaN if no chain moves, and left out for variational draws, which are
+    independent. Call :func:`align` before summarising latent functions or their weights, whose
+    order and signs are arbitrary, and :func:`invariants` to judge convergence.
 
-    CAVI picks one of several correlated columns even if the data cannot distinguish them. Draws
-    with the statistics of :func:`add_variational_stats` therefore have the column ``alternatives``:
-    labels of the weights that could carry the effect instead, the most probable first. Chains visit
-    all of these weights; see :func:`credible_sets`.
-
-    The order and signs of latent functions are arbitrary: call :func:`align` before summarising
-    them or their weights, and :func:`invariants` to judge convergence.
-
-    :param data: ArviZ data with a ``posterior`` group: dimensions ``(chain, draw)``, or
-        ``sample`` for variational draws, then the plates.
+    :param data: ArviZ data of Markov chains or variational draws.
     :param var_names: variables to summarise; by default all except indicators and slabs of pairs.
-    :param round_to: decimals, 3 by default; effective sample sizes are rounded to whole draws.
-        None keeps all digits.
+    :param round_to: decimals, but none for effective sample sizes. None keeps all digits.
     :param coords: labels to keep by dimension, ``{"point": [0, 100]}``; all by default.
     :param top: number of weights of each pair to keep, by decreasing inclusion probability; all in
         their own order by default.
     :returns: a DataFrame with one row per element, labelled by variable and coordinates.
-    :raises ValueError: if ``data`` has no posterior, if ``var_names`` or ``coords`` are unknown, if
-        ``coords`` name chains or draws (use ``data.sel``), if ``top`` is less than 1, or if the
-        inclusion probabilities have another shape or other labels than their weight.
+    :raises ValueError: if ``data`` has no posterior, if names, ``coords`` or ``top`` do not exist
+        in it, or if inclusion probabilities have another shape or other labels than their weight.
 
     .. doctest::
 
@@ -79,7 +70,7 @@ def summary(
         >>> table.loc["w[0]", ["inclusion", "flips", "between_chain_sd"]].tolist()
         [0.75, 49.0, 0.0]
     """
-    check_top(top)
+    arviz_data.check_top(top)
     draws = posterior(data)
     weights = pairs(draws)
     parts = {f"{name}_{part}" for name in weights for part in ("spike", "slab")}
@@ -95,7 +86,9 @@ def summary(
             values = xr.concat([values, selected(inclusions, coords)[name]], "summary")
         frame = to_frame(values).T
         frames.append(
-            frame.iloc[most_included(frame["inclusion"], top)] if name in weights else frame
+            frame.iloc[arviz_data.most_included(frame["inclusion"], top)]
+            if name in weights
+            else frame
         )
     frame = pd.concat(frames)
     others = alternatives(data) if set(names) & set(weights) else None
@@ -144,8 +137,8 @@ def compare(
       and the reference, over all elements of ``var_names``;
     - ``sum_abs_error_inclusion``, ``max_abs_error_inclusion``: the same for the inclusion
       probabilities of the pairs among ``var_names``, Rao-Blackwellised if they are stored;
-    - ``bound``: the evidence lower bound in ``sample_stats.attrs["bound"]``. If a fit has sites at
-      a point, such as an intercept, it bounds the density there, not the evidence;
+    - ``bound``: the evidence lower bound in ``sample_stats.attrs["bound"]``, of the density at the
+      values of sites that the fit has at a point;
     - ``min_ess``, ``max_r_hat``: the worst bulk effective sample size and R-hat of ``var_names``,
       without elements that no chain moves; Markov chains with finite draws only;
     - ``k_hat``: Pareto k-hat of the log importance ratios ``sample_stats["log_ratio"]``. Above
@@ -156,8 +149,7 @@ def compare(
     :param var_names: variables to compare; every method has them, with equal coordinates.
     :param reference: the method in ``data`` against which all are measured.
     :returns: a DataFrame with one row per method, the reference first.
-    :raises ValueError: if there are fewer than two methods, if ``reference`` or ``var_names`` is
-        unknown, or if shapes or coordinates differ.
+    :raises ValueError: if a method or a variable is missing, or if coordinates differ.
 
     .. doctest::
 
@@ -197,7 +189,7 @@ def compare(
 
 
 def worst(draws: xr.Dataset) -> dict[str, float]:
-    """Compute the smallest effective sample size and the largest R-hat; NaN if there are none."""
+    """Compute the smallest effective sample size and the largest R-hat, or NaN."""
     if "chain" not in draws.dims or any(values.isnull().any() for values in draws.values()):
         return {"min_ess": np.nan, "max_r_hat": np.nan}
     frame = pd.concat([to_frame(values).T for values in statistics(draws).values()])

@@ -29,7 +29,7 @@ def add_variational_stats(
 ) -> xr.DataTree:
     """Add the statistics to variational draws that :func:`compare` and :func:`summary` need.
 
-    The ``sample_stats`` group of the result has
+    They are the ``sample_stats`` group of the result:
 
     - ``log_ratio``: ``log p(y, z) - log q(z)`` of every draw ``z``;
     - ``inclusion_probabilities.w``: for the guides of this package, the exact inclusion
@@ -45,7 +45,7 @@ def add_variational_stats(
     :param svi: the :class:`~numpyro.infer.SVI` or :class:`~numpyro_spikeslab.CAVI` of the fit.
     :param svi_result: the result of its ``run``.
     :param model_args: arguments of the model, as for the fit.
-    :param model_kwargs: keyword arguments of the model, in addition to those of ``svi``.
+    :param model_kwargs: keyword arguments of the model, besides those of ``svi``.
     :returns: ArviZ data with the same posterior.
     :raises ValueError: if ``data`` are not variational draws of all latent sites of the guide, or
         have no density under it, as draws of another fit.

@@ -22,7 +22,7 @@ import pytest
 import xarray as xr
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.reporting import matching, stats
+from numpyro_spikeslab.reporting import align as matching, stats
 from numpyro_spikeslab.reporting.arviz_data import inclusion_draws, posterior
 
 pytestmark = pytest.mark.filterwarnings("error")
