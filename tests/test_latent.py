@@ -174,7 +174,9 @@ def test_inputs_that_rounding_makes_equal_are_refused(precision):
         if precision == "float64":
             assert made([SMOOTH], inputs).num_inputs == 40
         else:
-            with pytest.raises(ValueError, match=r"got 40 different inputs, 1 in single.*X - X\[0\]"):
+            with pytest.raises(
+                ValueError, match=r"got 40 different inputs, 1 in single.*X - X\[0\]"
+            ):
                 made([SMOOTH], inputs)
     # days, inputs that differ by rounding alone, and functions that do not look at inputs
     days, twice = 1.7e9 + 86400 * np.arange(40), [0.1 * np.arange(20), np.linspace(0, 1.9, 20)]

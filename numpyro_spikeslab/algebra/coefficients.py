@@ -3,9 +3,8 @@ r"""Coefficients with a Normal prior beside the weights: integrated out, or give
 
 The location of task q is :math:`X^\top w_q + D^\top b_q`: features X times weights, and
 covariates D times coefficients, such as an intercept. A design whose columns have one weight each
-is one task. Features and observations are split into a part in the span of the covariates, on which
-alone coefficients have an effect, and a part outside. Where columns are far from centred, this
-also avoids the cancellation of large numbers in single precision.
+is one task. Features and observations are split into a part in the span of the covariates and a
+part outside, which avoids the cancellation of large numbers where columns are far from centred.
 """
 
 from typing import NamedTuple
@@ -19,10 +18,8 @@ from numpyro_spikeslab.algebra.task_sweeps import task_products
 
 
 class NormalPrior(NamedTuple):
-    """The prior of C coefficients of each of Q tasks, and their current values.
-
-    It relates them to deviations from the prior means in units of the prior scales. If the mean of
-    one depends on others, it is the mean given these.
+    """The prior of C coefficients of each of Q tasks, and their current values. Deviations are from
+    the prior means, in units of the prior scales.
 
     - **value**, **mean**, **scale** - current values, and moments of the prior.
     - **links** - derivatives of the means with respect to all coefficients, for Q = 1; `None` if
@@ -81,10 +78,7 @@ class Split(NamedTuple):
 
 
 def split(features: Float[Array, "*G P N"], covariates: Float[Array, "C N"]) -> Split:
-    """Split features.
-
-    :param features: the leading axes are those of blocks, or none.
-    """
+    """Split features, in blocks or not."""
     basis = jnp.linalg.qr(covariates.T)[0].T
     inside, outside = split_along(basis, features)
     return Split(basis, inside, outside, outside @ jnp.swapaxes(outside, -1, -2))
@@ -126,16 +120,16 @@ class Coefficients(NamedTuple):
     def given(
         self, residual: Float[Array, "Q K"], noise: Float[Array, "Q C"] | None = None
     ) -> tuple[Float[Array, "Q C"], Float[Array, "Q K"]]:
-        """Return the conditional mean of u, or a draw of it, and ``e - J w - E u``.
+        """Return the conditional mean of u, or a draw of it by standard normal ``noise``, and
+        ``e - J w - E u``.
 
         :param residual: that of :meth:`without` at the given weights.
-        :param noise: standard normal numbers of a draw.
         """
-        u, left = times(self._gain, residual), times(transposed(self.whitening), residual)
+        u, outside = times(self._gain, residual), times(transposed(self.whitening), residual)
         if noise is None:
-            return u, left
+            return u, outside
         change = solve_triangular(self._root, noise[..., None])[..., 0]
-        return u + change, left - times(self.E, change)
+        return u + change, outside - times(self.E, change)
 
     @property
     def slopes(self) -> Float[Array, "Q C M"]:
@@ -172,11 +166,8 @@ def coefficients_of(
 
 
 def root_of_sum(x: Float[Array, "Q A B"]) -> Float[Array, "Q B B"]:
-    """Return an upper triangular root of ``I + x^T x``.
-
-    The QR decomposition does not form the products, which would square the condition: in single
-    precision an intercept could not be told from effects of groups.
-    """
+    """Return an upper triangular root of ``I + x^T x``, without the products, which would square
+    the condition: in single precision an intercept would be lost beside effects of groups."""
     one = jnp.broadcast_to(jnp.eye(x.shape[2], dtype=x.dtype), (len(x), x.shape[2], x.shape[2]))
     return jnp.linalg.qr(jnp.concatenate([x, one], axis=1), mode="r")
 
