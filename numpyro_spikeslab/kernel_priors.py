@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
@@ -29,19 +29,6 @@ MIN_RATIO = 10.0
 """Least ratio of the extent to the spacing. Inputs of many dimensions are far from each other."""
 
 
-class Start(NamedTuple):
-    """A site of kernel parameters.
-
-    - **paths** - names of its prior in the argument ``priors``, the most special last.
-    - **value** - its value in the kernels.
-    - **is_length** - whether it is a length scale.
-    """
-
-    paths: tuple[str, ...]
-    value: Any
-    is_length: bool
-
-
 def parameter_priors(
     functions: Functions, priors: Mapping[str, dist.Distribution]
 ) -> dict[str, dist.Distribution]:
@@ -61,7 +48,7 @@ def parameter_priors(
         if is_length and functions.num_inputs > 1:
             default = length_scale_prior(functions.X)
         result[site] = default.expand(value.shape).to_event(event_dim)
-    names = {path for start in starts.values() for path in start.paths}
+    names = {path for paths, _, _ in starts.values() for path in paths}
     if unknown := sorted(set(priors) - names):
         raise bad(user, unknown, f"parameters of the kernels, {sorted(names)}")
     return result
@@ -69,11 +56,13 @@ def parameter_priors(
 
 def start_values(functions: Functions) -> dict[str, Any]:
     """The values in the kernels, by the names of their sites."""
-    return {site: start.value for site, start in _starts(functions).items()}
+    return {site: value for site, (_, value, _) in _starts(functions).items()}
 
 
-def _starts(functions: Functions) -> dict[str, Start]:
-    starts: dict[str, Start] = {}
+def _starts(functions: Functions) -> dict[str, tuple[tuple[str, ...], Any, bool]]:
+    """Names of the prior of each site, the most special last, its value in the kernels, and whether
+    it is a length scale."""
+    starts: dict[str, tuple[tuple[str, ...], Any, bool]] = {}
     rows = functions.parameters.rows
     for m, (template, row) in enumerate(zip(functions.templates, rows, strict=True)):
         for (path, value), (site, entry, _) in zip(template.parameters.items(), row, strict=True):
@@ -84,7 +73,7 @@ def _starts(functions: Functions) -> dict[str, Start]:
                 continue
             else:
                 value = jnp.stack([t.parameters[path] for t in functions.templates])
-            starts[site] = Start(paths, value, path in template.length_scales)
+            starts[site] = paths, value, path in template.length_scales
     return starts
 
 

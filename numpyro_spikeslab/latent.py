@@ -279,12 +279,9 @@ def _check_matrix(what: str, matrix: Any, N: int) -> None:
         return
     K = np.asarray(matrix, float)
     size = np.max(np.abs(K))
-    if not np.isfinite(size) or np.max(np.abs(K - K.T)) > 1e-5 * size:
-        raise bad(what, "a matrix that is not finite and symmetric", "a covariance matrix")
-    lowest = np.linalg.eigvalsh(K)[0]
-    if lowest < -1e-5 * size:
-        got = f"a matrix with the eigenvalue {lowest:.3g}"
-        raise bad(what, got, "a covariance matrix, which is positive semidefinite")
+    is_symmetric = np.isfinite(size) and np.max(np.abs(K - K.T)) <= 1e-5 * size
+    if not is_symmetric or np.linalg.eigvalsh(K)[0] < -1e-5 * size:
+        raise bad(what, "another matrix", "a finite, symmetric, positive semidefinite matrix")
 
 
 def _check_distances(what: str, kernel: Any, X: Any) -> None:

@@ -23,9 +23,6 @@ from numpyro_spikeslab.sparse import Observations, entries_of, is_sparse
 
 __all__ = ["factor_analysis", "mtmkl", "probabilistic_pca", "sparse_regression"]
 
-SITES = ("inclusion", "slab_scale", "noise")
-"""Sites of the multi-task model whose priors are given by their names."""
-
 
 def mtmkl(
     kernels: Any,
@@ -228,8 +225,9 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
     N = np.shape(X)[0]
     M, Q = len(options.kernels), _num_tasks(N, Y, options.num_tasks)
     # made here, in the precision in which the model runs
-    defaults = dist.Beta(1.0, 1.0), dist.HalfNormal(10.0), dist.HalfNormal(10.0)
-    priors = dict(zip(SITES, defaults, strict=True)) | options.priors
+    wide, flat = dist.HalfNormal(10.0), dist.Beta(1.0, 1.0)
+    defaults = {"inclusion": flat, "slab_scale": wide, "noise": wide}
+    priors = defaults | options.priors
     with nullcontext() if options.shared_inclusion else numpyro.plate("latent", M):
         pi = numpyro.sample("inclusion", priors["inclusion"])
     slab = numpyro.sample("slab_scale", priors["slab_scale"])
@@ -240,7 +238,7 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
     if entries is not None and mask is not None:
         remedy = "The stored entries of a sparse Y, zeros too, are the observations."
         raise bad("mtmkl, factor_analysis: mask", "a mask of a sparse Y", "none", remedy)
-    of_kernels = {name: prior for name, prior in options.priors.items() if name not in SITES}
+    of_kernels = {name: prior for name, prior in options.priors.items() if name not in defaults}
     phi, functions, sites = sample_functions(
         "phi", options.kernels, X, options.mean, of_kernels, point="point"
     )

@@ -95,7 +95,10 @@ def spike_slab(
     else:
         index = _group_index(user, groups)
         size = int(index.max()) + 1
-        _check_group_shapes(user, inclusion, scale, size, len(index))
+        for argument, value, number in ("inclusion", inclusion, size), ("scale", scale, len(index)):
+            if value is not None and jnp.shape(value) not in ((), (number,)):
+                expected = f"a number or shape ({number},), with {size} groups"
+                raise bad(f"{user}: {argument}", f"shape {jnp.shape(value)}", expected)
     if expected_size is not None:
         what = "weights" if index is None else "groups"
         _require(f"{user}: expected_size", expected_size, size, f"the number of {what}")
@@ -127,25 +130,17 @@ def spike_slab(
 def _shape_of_pairs(user: str, inclusion: Any, scale: Any) -> tuple[tuple[int, ...], ...]:
     """Broadcast the shapes of the arguments and the enclosing plates; return also the latter."""
     sizes = {plate.dim: plate.subsample_size for plate in _plates()}
-    shape = around = tuple(sizes.get(dim, 1) for dim in range(min(sizes, default=0), 0))
-    for argument, value in (("inclusion", inclusion), ("scale", scale)):
-        argument_shape = () if value is None else jnp.shape(value)
-        try:
-            shape = jnp.broadcast_shapes(shape, argument_shape)
-            fits = all(shape[dim] == size for dim, size in sizes.items())
-        except ValueError:
-            fits = False
-        if not fits:
-            expected = f"one that fits the other argument and the plates, of shape {around}"
-            raise bad(f"{user}: {argument}", f"shape {argument_shape}", expected)
+    around = tuple(sizes.get(dim, 1) for dim in range(min(sizes, default=0), 0))
+    shapes = [jnp.shape(x) for x in (inclusion, scale) if x is not None]
+    try:
+        shape = jnp.broadcast_shapes(around, *shapes)
+        fits = all(shape[dim] == size for dim, size in sizes.items())
+    except ValueError:
+        fits = False
+    if not fits:
+        expected = f"shapes that fit each other and the enclosing plates, {around}"
+        raise bad(f"{user}: inclusion, scale", f"shapes {shapes}", expected)
     return shape, around
-
-
-def _check_group_shapes(user: str, inclusion: Any, scale: Any, G: int, P: int) -> None:
-    for argument, value, size in (("inclusion", inclusion, G), ("scale", scale, P)):
-        if value is not None and jnp.shape(value) not in ((), (size,)):
-            expected = f"a number or shape ({size},), with {G} groups of {P} weights"
-            raise bad(f"{user}: {argument}", f"shape {jnp.shape(value)}", expected)
 
 
 def _group_index(user: str, groups: Any) -> np.ndarray:
@@ -231,18 +226,6 @@ def latent_functions(
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     model(jnp.linspace(0, 1, 5)).shape
         (3, 5)
-
-    With a prior that keeps length scales away from zero:
-
-    .. doctest::
-
-        >>> import numpyro.distributions as dist
-        >>> def model(X):
-        ...     kernel, scale = kernels.ExpSquared(2.0), dist.InverseGamma(3.0, 1.0)
-        ...     return nss.latent_functions("phi", [kernel] * 3, X, priors={"scale": scale})
-        >>> trace = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(jnp.ones(5))
-        >>> type(trace["phi_scale"]["fn"].base_dist).__name__, trace["phi_scale"]["value"].shape
-        ('InverseGamma', (3,))
     """
     return sample_functions(name, kernels, X, mean, priors)[0]
 

@@ -117,8 +117,8 @@ REFUSED = {
         "kernel 0, Linear, .* expected a kernel of inputs of this dimension",
     ),
     "square": (lambda: made([np.ones((24, 3))], X), r"shape \(24, 3\), expected a tinygp kernel"),
-    "symmetric": (lambda: made([np.triu(np.ones((24, 24)))], X), "not finite and symmetric"),
-    "semidefinite": (lambda: made([-np.eye(24)], X), "eigenvalue -1, .* positive semidefinite"),
+    "symmetric": (lambda: made([np.triu(np.ones((24, 24)))], X), "finite, symmetric"),
+    "semidefinite": (lambda: made([-np.eye(24)], X), "another matrix, .* positive semidefinite"),
     "mean": (lambda: made([SMOOTH], X, np.ones(3)).mean_at(X[:]), "mean: got an array, at new"),
     "shape of mean": (
         lambda: handlers.seed(nss.latent_functions, KEY)("phi", [SMOOTH], X, np.ones(3)),

@@ -99,10 +99,10 @@ REFUSED = [
     *((dict(expected_size=x, inclusion=None), f"expected_size: {BETWEEN} 5") for x in (0, 5, -1)),
     (dict(inclusion=None), "inclusion, expected_size: got neither"),
     (dict(expected_size=2), "inclusion, expected_size: got both"),
-    (dict(inclusion=SMALL), r"inclusion: got shape \(3,\).* plates, of shape \(5,\)"),
-    (dict(scale=np.ones((2, 4))), r"scale: got shape \(2, 4\)"),
-    (dict(size=1, inclusion=SMALL), "inclusion: .* expected one that fits"),
-    (dict(size=None, inclusion=SMALL, scale=np.ones(4)), r"scale: got shape \(4,\)"),
+    (dict(inclusion=SMALL), r"inclusion, scale: got shapes \[\(3,\), \(\)\].* plates, \(5,\)"),
+    (dict(scale=np.ones((2, 4))), r"inclusion, scale: got shapes \[\(\), \(2, 4\)\]"),
+    (dict(size=1, inclusion=SMALL), "inclusion, scale: .* expected shapes that fit"),
+    (dict(size=None, inclusion=SMALL, scale=np.ones(4)), r"inclusion, scale: got .*, \(4,\)"),
     (dict(groups=LONG), "groups: got the enclosing plate 'feature', .*Move it"),
     *(
         (dict(size=None, groups=groups), "groups: got .* a number from 0 .*return_inverse")

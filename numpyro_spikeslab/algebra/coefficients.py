@@ -43,13 +43,13 @@ class NormalPrior(NamedTuple):
 
     def scaled(self, x: Float[Array, "#Q C *X"]) -> Float[Array, "Q C *X"]:
         """Turn changes of deviations into changes of values."""
-        x = _expanded(self.scale, x) * x
+        x = (self.scale.T * x.T).T
         return x if self.links is None else jnp.linalg.solve(self._unlinked, x[0])[None]
 
     def unscaled(self, x: Float[Array, "Q C *X"]) -> Float[Array, "Q C *X"]:
         """Turn changes of values into changes of deviations."""
         x = x if self.links is None else (self._unlinked @ x[0])[None]
-        return x / _expanded(self.scale, x)
+        return (x.T / self.scale.T).T
 
     def rows(self, covariates: Float[Array, "C K"]) -> Float[Array, "Q C K"]:
         """Return the rows that deviations multiply in the location."""
@@ -266,7 +266,3 @@ def transposed(x: Float[Array, "#Q A B"]) -> Float[Array, "#Q B A"]:
 def whitened(rows: Float[Array, "*P N"], precision: Float[Array, " N"]) -> Float[Array, "*P N"]:
     """Scale observations by the root of their precision; rows may be NaN where that is 0."""
     return jnp.where(precision > 0, rows, 0) * jnp.sqrt(precision)
-
-
-def _expanded(scale: Float[Array, "Q C"], x: Float[Array, "..."]) -> Float[Array, "Q C ..."]:
-    return scale.reshape(*scale.shape, *(1,) * (x.ndim - 2))

@@ -18,38 +18,30 @@ from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.program import are_concrete
 
 Kernel = Callable[[Float[Array, " P"]], Covariance]
-
-
-class Mixed(NamedTuple):
-    """Several kernels and which of them each function has; compiled once for each kernel.
-
-    - **kernels** - the distinct kernels.
-    - **which** - positions in ``kernels``, shape (M,).
-    """
-
-    kernels: tuple[Kernel, ...]
-    which: Int[Array, " M"]
+Kernels = tuple[tuple[Kernel, ...], Int[Array, " M"]]
+"""The distinct kernels of functions, which are compiled once each, and which one each has."""
 
 
 class FunctionPrior(NamedTuple):
     """Prior of M latent functions; theta are the logs of their kernels' parameters.
 
-    - **kernel** - one kernel of all functions, or several.
+    - **kernel** - their kernels.
     - **mean** - prior means, (M, N).
     - **parameters** - what the entries of theta are.
     - **priors** - distributions of the sites of the kernels' parameters.
     """
 
-    kernel: Kernel | Mixed
+    kernel: Kernels
     mean: Float[Array, "M N"]
     parameters: Parameters
     priors: dict[str, Any]
 
     def covariance(self, m: Any, theta: Float[Array, " P"]) -> Any:
         """Prior covariance of function ``m``."""
-        if isinstance(self.kernel, Mixed):
-            return jax.lax.switch(self.kernel.which[m], self.kernel.kernels, theta)
-        return self.kernel(theta)
+        distinct, which = self.kernel
+        if len(distinct) == 1:
+            return distinct[0](theta)
+        return jax.lax.switch(which[m], distinct, theta)
 
     def variances(self, theta: Float[Array, "M P"]) -> Float[Array, "M N"]:
         """Prior variances of all functions."""
@@ -78,8 +70,7 @@ class FunctionPrior(NamedTuple):
         return self.parameters.gather(values)
 
 
-def kernel_of(functions: Functions) -> Kernel | Mixed:
-    """The kernels of functions, the distinct ones compiled once each."""
+def kernel_of(functions: Functions) -> Kernels:
     X = jnp.asarray(functions.X, float)
     function = _covariance if functions.is_uniform else _covariance_dense
     templates: list[Template] = []
@@ -89,8 +80,7 @@ def kernel_of(functions: Functions) -> Kernel | Mixed:
         which.append(next(same, len(templates)))
         if which[-1] == len(templates):
             templates.append(template)
-    kernels = tuple(Partial(function, template, X) for template in templates)
-    return kernels[0] if len(kernels) == 1 else Mixed(kernels, jnp.array(which))
+    return tuple(Partial(function, template, X) for template in templates), jnp.array(which)
 
 
 def _covariance(template: Any, X: Any, theta: Any, dense: bool = False) -> Any:
@@ -128,7 +118,7 @@ class KnownFunctions(NamedTuple):
     """
 
     functions: Functions
-    kernel: Kernel | Mixed
+    kernel: Kernels
     mean: Any
     fixed: dict[str, Any]
     is_plain: bool
