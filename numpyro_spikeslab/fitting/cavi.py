@@ -205,10 +205,7 @@ class CAVI(SVI):
     ) -> SVIState:
         """Make the initial state.
 
-        :param rng_key: random key.
-        :param args: arguments of the model.
         :param init_params: values of some parameters, instead of the guide's start.
-        :param kwargs: keyword arguments of the model.
         :raises ValueError: if the model does not fit, or ``init_params`` do not.
         """
         call = self._call(args, kwargs)
@@ -252,7 +249,6 @@ class CAVI(SVI):
     def get_params(self, svi_state: SVIState) -> dict[str, Any]:
         """Make the parameters of the guide and the model from a state.
 
-        :param svi_state: a state of the last call.
         :raises ValueError: before any call.
         """
         return self.guide.unpack(svi_state.optim_state[1])
@@ -261,9 +257,6 @@ class CAVI(SVI):
     def update(self, svi_state: SVIState, *args: Any, **kwargs: Any) -> tuple[SVIState, Any]:
         """Make one sweep over the pairs and one maximisation over everything else.
 
-        :param svi_state: the current state.
-        :param args: arguments of the model.
-        :param kwargs: keyword arguments of the model.
         :return: the new state and the exact negative bound at it; with ``num_tasks`` an estimate.
         """
         call = self._call(args, kwargs)
@@ -281,12 +274,7 @@ class CAVI(SVI):
     @full_precision
     def evaluate(self, svi_state: SVIState, *args: Any, **kwargs: Any) -> Any:
         """Return the exact negative bound at a state; with ``num_tasks`` an estimate for all tasks,
-        from the weights that the functions of the state give to the batch.
-
-        :param svi_state: a state.
-        :param args: arguments of the model.
-        :param kwargs: keyword arguments of the model.
-        """
+        from the weights that the functions of the state give to the batch."""
         call = self._call(args, kwargs)
         if self.stream is not None:
             return self.stream.step(call, svi_state.optim_state, 0.0)[2]
@@ -304,14 +292,9 @@ class CAVI(SVI):
         tol: float | None = None,
         **kwargs: Any,
     ) -> CAVIRunResult:
-        """Run at most ``num_steps`` steps.
-
-        Ctrl-C ends the run with a warning and its last state.
+        """Run at most ``num_steps`` steps. Ctrl-C ends the run with a warning and its last state.
 
         :param rng_key: random key; it matters for restarts and latent functions only.
-        :param num_steps: number of steps.
-        :param args: arguments of the model.
-        :param progress_bar: whether to show a progress bar.
         :param init_state: state of a run of the same data, to go on from. For other data give
             ``init_params=result.params``.
         :param init_params: values of some parameters, instead of the guide's start.

@@ -55,7 +55,6 @@ from numpyro_spikeslab.fitting.tasks import gram, keeps_products, sweep_weights
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import FUNCTIONS
 from numpyro_spikeslab.reading.program import are_concrete
-from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import Tally
 
@@ -63,15 +62,8 @@ LOCAL_PASSES = 10
 """Passes over the weights of a batch before its functions are visited; one more follows."""
 
 
-class Rate(NamedTuple):
-    """Length of a natural gradient step.
-
-    - **rho** - the learning rate; 0 leaves all that tasks share as it is.
-    - **share** - Q/B, number of all tasks per task of the batch.
-    """
-
-    rho: Any
-    share: Any
+Rate = tuple[Any, Any]
+"""The learning rate, 0 to leave all that tasks share, and Q/B, all tasks per task of a batch."""
 
 
 class Stream(NamedTuple):
@@ -108,18 +100,15 @@ class Stream(NamedTuple):
         """
         step, posterior = self.start(call, *state)
         spec, local = call.spec, self.check(call)
-        rate = Rate(self._rho(step) if rho is None else rho, self.num_tasks / spec.form.num_tasks)
+        if rho is None and are_concrete(step):
+            rho = float(self.learning_rate(int(step)))
+            if not 0 <= rho <= 1:
+                what, remedy = "CAVI: learning_rate", "A usual one is (10.0 + step) ** -0.7."
+                raise bad(what, f"{rho} at step {step}", "a rate in [0, 1]", remedy)
+        elif rho is None:
+            rho = jnp.clip(self.learning_rate(step), 0, 1)
+        rate = rho, self.num_tasks / spec.form.num_tasks
         return advance(spec, local, call.data, step, _resized(call, local, posterior), rate)
-
-    def _rho(self, step: Any) -> Any:
-        """Return the learning rate of a step; within a transformation it is clipped to [0, 1]."""
-        if not are_concrete(step):
-            return jnp.clip(self.learning_rate(step), 0, 1)
-        rho = float(self.learning_rate(int(step)))
-        if not 0 <= rho <= 1:
-            remedy = "A usual one is `lambda step: (10.0 + step) ** -0.7`."
-            raise bad("CAVI: learning_rate", f"{rho} at step {step}", "a rate in [0, 1]", remedy)
-        return rho
 
     def check(self, call: Call) -> tuple[str, ...]:
         """Return the names of local sites, or raise if there are no steps on this batch."""
@@ -135,7 +124,9 @@ class Stream(NamedTuple):
         if not 2 <= form.num_tasks <= self.num_tasks:
             got, expected = f"a batch of {form.num_tasks} tasks", f"2 to num_tasks={self.num_tasks}"
             raise bad(what, got, expected, "num_tasks is the number of all tasks, not of a batch.")
-        return local_sites(call.reading)
+        # such as the noise scale of each task
+        sites, indices = (role.site for role in form.roles_with_mode), call.reading.indices
+        return tuple(site for site in sites if indices[site].is_local(form.num_tasks))
 
 
 def stream_of(num_tasks: Any, learning_rate: Any) -> Stream | None:
@@ -148,13 +139,6 @@ def stream_of(num_tasks: Any, learning_rate: Any) -> Stream | None:
         raise bad("CAVI: num_tasks", num_tasks, expected, remedy)
     check_schedule("learning_rate", learning_rate)
     return Stream(int(num_tasks), learning_rate or forgetting)
-
-
-def local_sites(reading: Reading) -> tuple[str, ...]:
-    """Return the sites with entries for each task, such as its noise scale."""
-    form = reading.form
-    roles = (role.site for role in form.roles_with_mode)
-    return tuple(site for site in roles if reading.indices[site].is_local(form.num_tasks))
 
 
 def _resized(call: Call, local: tuple[str, ...], posterior: Posterior) -> Posterior:
@@ -242,13 +226,17 @@ def advance(
     values = modes_of(spec, at, posterior.values, of_batch | shared)
     posterior = posterior._replace(values=values, batches=Batches(shared, before))
     at = with_roles(spec, data, at, values)
-    loss = -_estimate(spec, local, at, posterior, squares, rate)
+    # as if all tasks were like those of the batch
+    of_all = at.log_density + log_prior(spec, at, values, local)
+    of_all -= jnp.sum(factors_of(posterior).kl)
+    loss = -(of_all + rate[1] * (bound_given(spec, at, posterior, squares) - of_all))
     return *strong((step + 1, posterior)), loss
 
 
 def _blend(rate: Rate, current: Any, of_batch: Any) -> Any:
     """Average a sum over all tasks with that of a batch: a natural gradient step."""
-    return (1 - rate.rho) * current + rate.rho * rate.share * of_batch
+    rho, share = rate
+    return (1 - rho) * current + rho * share * of_batch
 
 
 def _update_blended(prior: Any, rate: Rate, posterior: Posterior, terms: Terms) -> Posterior:
@@ -257,10 +245,10 @@ def _update_blended(prior: Any, rate: Rate, posterior: Posterior, terms: Terms) 
     alpha = _blend(rate, functions.alpha[m], terms.alpha)
     h = _blend(rate, functions.h[m], terms.h)
     # at rate 0 the search over kernels rests, too
-    due = jnp.where(rate.rho > 0, functions.step, 0)
+    due = jnp.where(rate[0] > 0, functions.step, 0)
     start = posterior._replace(functions=functions._replace(step=due))
     new: Any = update_plain(prior, start, Terms(m, alpha, h)).functions
-    step = jnp.where(rate.rho > 0, new.step, functions.step)
+    step = jnp.where(rate[0] > 0, new.step, functions.step)
     return posterior._replace(functions=new._replace(step=step))
 
 
@@ -273,20 +261,10 @@ def _settled(
     stats = gram(at, *moments) if keeps_products(spec.form) else None
 
     def one(_, posterior):
-        own = with_roles(spec, data, at, posterior.values)
-        weights, squares = sweep_weights(own, *moments, stats, posterior.weights, temperature)
-        posterior = posterior._replace(weights=weights)
-        tallies = tallies_of(spec, data, own, weights, squares)
-        values = modes_of(spec, own, posterior.values, {site: tallies[site] for site in local})
-        return strong(posterior._replace(values=values))
+        here = with_roles(spec, data, at, posterior.values)
+        weights, squares = sweep_weights(here, *moments, stats, posterior.weights, temperature)
+        tallies = tallies_of(spec, data, here, weights, squares)
+        values = modes_of(spec, here, posterior.values, {site: tallies[site] for site in local})
+        return strong(posterior._replace(weights=weights, values=values))
 
     return jax.lax.fori_loop(0, LOCAL_PASSES, one, strong(posterior))
-
-
-def _estimate(
-    spec: Spec, local: tuple[str, ...], at: View, posterior: Posterior, squares: Any, rate: Rate
-) -> Float[Array, ""]:
-    """Estimate the bound of all tasks, as if all were like those of the batch."""
-    of_all = at.log_density + log_prior(spec, at, posterior.values, local)
-    of_all -= jnp.sum(factors_of(posterior).kl)
-    return of_all + rate.share * (bound_given(spec, at, posterior, squares) - of_all)

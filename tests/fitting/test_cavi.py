@@ -33,15 +33,9 @@ def regression(location=0.0, noise=0.3, inclusion=0.25, slab=1.0):
 
     def model(X, y, *args):
         parts = [x(X, *args) if callable(x) else x for x in (location, noise, inclusion, slab)]
-        with numpyro.plate("feature", X.shape[1]):
-            w = nss.spike_slab("w", *parts[2:])
-        with numpyro.plate("obs", X.shape[0]):
-            numpyro.sample("y", dist.Normal(parts[0] + X @ w, parts[1]), obs=y)
+        truth.respond(y, parts[0] + X @ truth.weights(X.shape[1], *parts[2:]), parts[1])
 
     return model
-
-
-# Supports
 
 
 @pytest.mark.parametrize("kind", ["param", "improper"])
@@ -60,7 +54,7 @@ def test_sites_with_a_role_keep_their_constraints(x64, fixed, kind, part, low, h
     X = fixed.args[0]
     model = regression(**({"inclusion": 0.5} | {part: value}))
     svi = nss.CAVI(model, nss.PairedGuide(model), temperature=None)
-    # all columns count, with effects and noise that are less than the constraints leave
+    # effects and noise are smaller than the constraints allow
     params = svi.run(KEY, 200, X, X @ jnp.full(X.shape[1], 0.5), progress_bar=False).params
     assert params[param_name("value", "auto", params)] == pytest.approx(expected, rel=1e-3)
 
@@ -100,7 +94,7 @@ def test_a_value_that_rounding_puts_on_the_boundary_stays_a_number():
 
 
 def test_supports_are_those_of_the_data(x64, fixed):
-    """A guide notes those of its first call alone."""
+    """A guide has those of its first call."""
     X, y = fixed.args
     model = regression(lambda X, most: numpyro.sample("level", dist.Uniform(0.0, most)))
 
@@ -128,35 +122,22 @@ def test_a_guide_takes_the_slab_scale_from_the_data(x64, fixed):
         assert abs(mean + result.losses[-1]) < 4.5 * error < 0.5
 
 
-# States and starts
-
-
 def test_options_of_svi_change_nothing(x64, fixed):
-    svi = cavi(fixed)
-    options = dict(stable_update=True, forward_mode_differentiation=True)
-    same(run(svi, fixed, 5, **options), run(svi, fixed, 5))
+    svi, forward = cavi(fixed), dict(forward_mode_differentiation=True)
+    same(run(svi, fixed, 5, stable_update=True, **forward), run(svi, fixed, 5))
     state = svi.init(KEY, *fixed.args)
-    same(svi.stable_update(state, *fixed.args), svi.update(state, *fixed.args))
+    same(svi.stable_update(state, *fixed.args, **forward), svi.update(state, *fixed.args))
 
 
-def test_a_state_may_be_donated(x64, fixed):
-    """The guide's own starts are not in it, so the next fit has them."""
-    svi = cavi(fixed)
-    expected = run(svi, fixed, 2).losses
-    update = jax.jit(lambda state: svi.update(state, *fixed.args), donate_argnums=0)
-    update(svi.init(KEY, *fixed.args))
-    same(run(svi, fixed, 2).losses, expected, 1e-10)
-
-
-def test_a_state_is_evaluated_at_the_data_of_the_call(x64, fixed):
-    """What depends on data alone is not in a state."""
-    X, y = fixed.args
-    svi = cavi(fixed)
-    state = run(svi, fixed).state
-    update = jax.jit(lambda state, *args: svi.update(state, *args))
+def test_states_hold_no_data_and_may_be_donated(x64, fixed):
+    """Neither data nor the guide's own starts are in a state."""
+    (X, y), svi = fixed.args, cavi(fixed)
+    expected, state = run(svi, fixed, 2).losses, svi.init(KEY, *fixed.args)
+    update = jax.jit(lambda state, *args: svi.update(state, *args), donate_argnums=0)
     for args in (fixed.args, (X[::-1, ::-1], 0.5 - 3 * y), (X[:12], y[:12])):
         state, loss = update(state, *args)
         assert loss == pytest.approx(float(svi.evaluate(state, *args)), abs=1e-9)
+    same(run(svi, fixed, 2).losses, expected, 1e-10)
 
 
 def test_fits_may_be_mapped_over_data_and_starts(x64, fixed):
@@ -198,10 +179,9 @@ def test_what_is_fresh_may_be_used_first_under_jit(x64):
 @pytest.mark.slow
 def test_svi_under_jit_takes_a_fresh_guide(x64):
     case = truth.noise_case()
-    guide = nss.PairedGuide(case.model)
+    svi = SVI(case.model, nss.PairedGuide(case.model), optax.adam(0.01), TraceGraph_ELBO())
 
     def losses(*args):
-        svi = SVI(case.model, guide, optax.adam(0.01), TraceGraph_ELBO())
         state, first = svi.update(svi.init(KEY, *args), *args)
         return first, svi.update(state, *args)[1]
 
@@ -257,18 +237,12 @@ def test_ten_thousand_tasks_need_no_design_of_all_weights(x64):
 
     def model(X, Y):
         sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
-        with numpyro.plate("task", 10_000, dim=-2), numpyro.plate("feature", 50):
-            W = nss.spike_slab("W", 0.1)
-        with numpyro.plate("obs", 500, dim=-2), numpyro.plate("column", 10_000):
-            numpyro.sample("Y", dist.Normal(X @ W.T, sigma), obs=Y)
+        truth.respond_by_task(Y, X @ truth.task_weights(10_000, 50, 0.1).T, sigma)
 
     svi = nss.CAVI(model, nss.PairedGuide(model), temperature=None)
     params = svi.run(KEY, 10, X, Y, progress_bar=False).params
     assert np.mean((params["W_auto_probs"] > 0.5) == (W != 0)) > 0.97
     np.testing.assert_allclose(params["sigma_auto_loc"], 0.5, rtol=0.02)
-
-
-# Refusals
 
 
 def init(case, model=None, **options):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bound against dense expectations; sites with a role go to their maxima."""
 
+from fits import same
 import numpy as np
 import pytest
 from scipy import stats
@@ -16,22 +17,22 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 def test_the_bound_agrees_with_dense_expectations():
-    found = small()
-    at, functions, (g, loc, scale) = found.at, found.functions, found.posterior.weights
-    values = {name: np.asarray(x) for name, x in found.posterior.values.items()}
+    tasks = small()
+    at, functions, (g, loc, scale) = tasks.at, tasks.functions, tasks.posterior.weights
+    values = {name: np.asarray(x) for name, x in tasks.posterior.values.items()}
     M, N = functions.mean.shape
-    P, linear = dense_moments(found, at)
+    P, linear = dense_moments(tasks, at)
     mean = np.asarray(functions.mean).ravel()
     second = np.outer(mean, mean)
     kl = 0.0
     for m in range(M):
         block = slice(m * N, (m + 1) * N)
-        K = found.covariance(m)
+        K = tasks.covariance(m)
         a = np.sqrt(np.asarray(functions.alpha[m]))
         B = np.eye(N) + a[:, None] * K * a
         S = K - (K * a) @ np.linalg.solve(B, a[:, None] * K)
         second[block, block] += S
-        d = mean[block] - np.asarray(found.data.mean[m])
+        d = mean[block] - np.asarray(tasks.data.mean[m])
         kl += 0.5 * (np.trace(np.linalg.solve(K, S)) + d @ np.linalg.solve(K, d) - N)
         kl += 0.5 * np.linalg.slogdet(B)[1]
     Y, Z = np.asarray(at.Y), np.broadcast_to(at.relative, at.Y.shape)
@@ -48,25 +49,21 @@ def test_the_bound_agrees_with_dense_expectations():
         + np.sum(length_scale_prior(observations()[0]).log_prob(values["phi_scale"]))
     )
     expected = fit - kl - np.sum(pair) + log_prior
-    np.testing.assert_allclose(found.bound(found.posterior), expected, rtol=1e-6)
+    np.testing.assert_allclose(tasks.bound(tasks.posterior), expected, rtol=1e-6)
 
 
-# the others take a reading and a bound each
-@pytest.mark.parametrize(
-    "prior",
-    [
-        "weak",
-        *(
-            pytest.param(x, marks=pytest.mark.exhaustive)
-            for x in ("flat", "shared", "own inclusion")
-        ),
-    ],
-)
+# each takes a reading and a bound
+OTHERS = [
+    pytest.param(x, marks=pytest.mark.exhaustive) for x in ("flat", "shared", "own inclusion")
+]
+
+
+@pytest.mark.parametrize("prior", ["weak", *OTHERS])
 def test_sites_with_a_role_are_stationary(prior):
-    found = small(prior)
-    squares = found.data.features.squares(found.spec, found.data, found.at, found.posterior)
-    posterior = with_modes(found.spec, found.data, found.at, found.posterior, squares)
-    sites = {role.site for role in found.spec.form.roles}
+    tasks = small(prior)
+    squares = tasks.data.features.squares(tasks.spec, tasks.data, tasks.at, tasks.posterior)
+    posterior = with_modes(tasks.spec, tasks.data, tasks.at, tasks.posterior, squares)
+    sites = {role.site for role in tasks.spec.form.roles}
     assert sites == {"noise", "inclusion", "slab_scale"}
     for site in sites:
         value = posterior.values[site]
@@ -74,7 +71,7 @@ def test_sites_with_a_role_are_stationary(prior):
 
             def moved(e, site=site, value=value, where=where):
                 new = posterior.values | {site: value.at[where].add(e)}
-                return found.bound(posterior._replace(values=new))
+                return tasks.bound(posterior._replace(values=new))
 
             assert abs(slope(moved, 1e-5)) < 1e-3, (site, where)
             assert moved(0.0) > max(moved(0.05 * value[where]), moved(-0.05 * value[where]))
@@ -82,16 +79,11 @@ def test_sites_with_a_role_are_stationary(prior):
 
 @pytest.mark.slow
 def test_a_view_at_other_values_of_roles_is_that_of_the_model():
-    found = small()
-    values = {k: 0.5 * x for k, x in found.posterior.values.items()}
-    new = with_roles(found.spec, found.data, found.at, values)
-    expected = found.reading.view(values)
+    tasks = small()
+    values = {k: 0.5 * x for k, x in tasks.posterior.values.items()}
+    new = with_roles(tasks.spec, tasks.data, tasks.at, values)
+    expected = tasks.reading.view(values)
     # all tasks have the same prior, of which a fit keeps one row
-    assert new.prior.log_odds.shape == (1, found.spec.form.num_features)
-    every = jax.tree.map(lambda x: np.broadcast_to(x, found.spec.form.shape), new.prior)
-    new = new._replace(prior=every)
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12),
-        new._replace(priors={}),
-        expected._replace(priors={}),
-    )
+    assert new.prior.log_odds.shape == (1, tasks.spec.form.num_features)
+    prior = jax.tree.map(lambda x: np.broadcast_to(x, tasks.spec.form.shape), new.prior)
+    same(new._replace(prior=prior, priors={}), expected._replace(priors={}))

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 from task_problems import M, Q, small
+import truth
 
 import jax
 import jax.numpy as jnp
@@ -41,16 +42,15 @@ def test_each_visit_knows_the_ones_before():
         expected = loc, precision**-0.5, 1 / (1 + np.exp(-logit))
         values = new.loc[q, m], new.scale[q, m], new.probs[q, m]
         np.testing.assert_allclose(values, expected, rtol=1e-9)
-        W[q, m] = values[0] * values[2]
+        W[q, m] = new.mean[q, m]
 
 
 def test_statistics_are_sums_over_the_observations():
     tasks = small()
     at, weights = tasks.at, tasks.posterior.weights
-    phi, var = np.asarray(tasks.functions.mean), np.asarray(tasks.functions.var)
-    stats = gram(at, jnp.asarray(phi), jnp.asarray(var))
-    W, second = np.asarray(weights.mean), np.asarray(weights.slab_moments[1])
-    Z, Y = np.asarray(at.relative), np.asarray(at.Y)
+    stats = gram(at, tasks.functions.mean, tasks.functions.var)
+    parts = tasks.functions.mean, tasks.functions.var, weights.mean, weights.slab_moments[1]
+    phi, var, W, second, Z, Y = map(np.asarray, (*parts, at.relative, at.Y))
     assert Z.shape == Y.shape
     np.testing.assert_allclose(stats.G, np.einsum("nq,mn,kn->qmk", Z, phi, phi), atol=1e-12)
     np.testing.assert_allclose(stats.c, np.einsum("nq,mn->qm", Z, var), atol=1e-12)
@@ -88,11 +88,8 @@ def test_known_features_need_no_matrix_for_each_task(monkeypatch):
     def model(phi, Y):
         sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
         shift = numpyro.sample("shift", dist.Cauchy(0.0, 1.0))
-        with numpyro.plate("task", number, dim=-2), numpyro.plate("latent", 5, dim=-1):
-            W = nss.spike_slab("W", 0.3, 2.0)
-        with numpyro.plate("n", 20, dim=-2), numpyro.plate("task", number, dim=-1):
-            likelihood = dist.Normal((W @ phi).T + shift, sigma)
-            numpyro.sample("Y", likelihood.mask(observed), obs=Y)
+        W = truth.task_weights(number, 5, 0.3, 2.0)
+        truth.respond_by_task(Y, (W @ phi).T + shift, sigma, observed)
 
     results = []
     for limit in (number * 25, number * 25 - 1):
