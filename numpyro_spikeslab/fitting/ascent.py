@@ -25,8 +25,8 @@ from numpyro_spikeslab.fitting.posterior import (
 )
 from numpyro_spikeslab.reading.program import are_concrete
 
+# Steps in one call of compiled code. Their number is no part of what is compiled.
 CHUNK = 64
-"""Steps in one call of compiled code. Their number is no part of what is compiled."""
 
 
 class Progress(NamedTuple):

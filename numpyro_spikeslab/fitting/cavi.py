@@ -39,11 +39,10 @@ from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.sites import param_name
 
+# Improvements of the free sites beside latent functions, before a fit of these starts.
 NUM_IMPROVEMENTS = 10
-"""Of the free sites beside latent functions, before a fit of these starts."""
-
+# Options of SVI that change nothing: updates are stable, and there is nothing to differentiate.
 WITHOUT_EFFECT = ("stable_update", "forward_mode_differentiation")
-"""Options of SVI. Updates are stable, and there is nothing to differentiate."""
 
 
 class CAVI(SVI):
@@ -217,29 +216,29 @@ class CAVI(SVI):
     def _init(self, rng_key: Array, call: Call, init_params: Any) -> SVIState:
         start, functions = self._start(call.reading), call.reading.functions
         params = _values(start)
-        given = checked_params(init_params or {}, start)
+        chosen = checked_params(init_params or {}, start)
         rng_key, _, key_start = random.split(rng_key, 3)
-        if functions is not None and set(params) - set(given):
-            posterior = self._start_functions(call, params, given, key_start)
+        if functions is not None and set(params) - set(chosen):
+            posterior = self._start_functions(call, params, chosen, key_start)
             params = self.guide.unpack(posterior)
-        if functions is None or given:
-            posterior = self.guide.pack(call.reading, params | given)
+        if functions is None or chosen:
+            posterior = self.guide.pack(call.reading, params | chosen)
         self.constrain_fn = identity
         return SVIState((jnp.array(0), strong(posterior)), None, rng_key)
 
     def _start_functions(
-        self, call: Call, params: dict[str, Any], given: dict[str, Any], key: Any
+        self, call: Call, params: dict[str, Any], chosen: dict[str, Any], key: Any
     ) -> Posterior:
         """Draw random weights, fit functions to them, and set free sites to their maximum."""
         reading, spec, data, _ = call
         refuse_traced(reading, (data, params))
-        params, functions = params | given, reading.functions
+        params, functions = params | chosen, reading.functions
         assert functions is not None
         values = {x: params[param_name(x, self.guide.prefix, params)] for x in spec.form.others}
         zero, theta = jnp.zeros_like(functions.mean), functions.theta(values)
         blank = FunctionFactors(zero, zero, zero, zero, zero[:, 0], zero, theta, theta)
         posterior = Posterior(self.guide.factors.pack(spec.form, params), blank, values, None)
-        if spec.form.free and not given:
+        if spec.form.free and not chosen:
             # first the free sites, or the functions absorb their effect
             alone = improve(spec, data, start_alone(spec, data, posterior), NUM_IMPROVEMENTS)
             values = {site: alone.values[site] for site in spec.form.free}

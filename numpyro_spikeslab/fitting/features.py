@@ -60,15 +60,13 @@ Swept = tuple[View, Posterior, Float[Array, " Q"]]
 
 
 class Features:
-    """The features of a model, and what a step asks of them at a posterior ``q``.
-
-    ``at`` is the view at ``q``. A class has these methods, in addition to those below:
+    """The features of a model. ``at`` is the view at the posterior ``q``. Its classes have methods:
 
     - **sweep** - update the weights, and functions, one after the other.
-    - **moments** - mean and variance of the weights' part of the predictor that is not in ``at``,
-      for each observation.
+    - **moments** - mean and variance of the predictor for each observation, as far as it comes from
+      the weights and ``at`` lacks it.
     - **squares** - expected sum of squared residuals of each task, weighted by relative precisions.
-    - **rounding** - the floor of these sums, below which they are rounding.
+    - **rounding** - size of the rounding errors in these sums.
     - **with_coefficients** - set coefficients to their joint mode given the mean weights.
     """
 
@@ -97,16 +95,16 @@ class Columns(Features):
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
         design = self.design_at(spec, data, q)
-        given = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior)), temperature
+        setting = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior)), temperature
         if not q.slopes:
             residual = _whitened_data(at) if data.view is None else q.residual
-            weights, residual = q.weights.sweep(design, residual, *given)
+            weights, residual = q.weights.sweep(design, residual, *setting)
             q = q._replace(weights=weights, residual=residual)
             return at, q, self._squares(spec, data, at, q, design)
         # coefficients are integrated out, then set given the weights
         sites = spec.form.coefficient_sites(q.slopes)
         without = columns_without(problem_of(spec, data), at, q.values, sites, design, self.split)
-        weights, residual = q.weights.sweep(without.design, without.residual, *given)
+        weights, residual = q.weights.sweep(without.design, without.residual, *setting)
         values, residual = without.given(residual)
         slopes = without.standard.slopes(without.coefficients.slopes)
         q = Posterior(weights, q.functions, q.values | values, residual, slopes)
@@ -220,8 +218,8 @@ class Tasks(Features):
 
     def without_coefficients(self, spec: Spec, at: View, q: Posterior) -> TasksWithout:
         """Integrate the coefficients of tasks out."""
-        given = q.values, self.of(q)[0], self.covariates
-        return tasks_without(spec.form.of_tasks, at, *given, self.statistics)
+        sites, features = spec.form.of_tasks, self.of(q)[0]
+        return tasks_without(sites, at, q.values, features, self.covariates, self.statistics)
 
 
 @jax.tree_util.register_dataclass
@@ -259,8 +257,8 @@ class Shared(Tiled):
             return at, q._replace(weights=weights), squares
         # the coefficients of each task are integrated out, then set given the weights
         tasks = self.without_coefficients(spec, at, q)
-        given = q.weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
-        weights = PairedMeanField.of(task_sweep(tasks.gram_form(), *given), temperature)
+        current = q.weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
+        weights = PairedMeanField.of(task_sweep(tasks.gram_form(), *current), temperature)
         (u, values), slopes = tasks.given(weights.mean), tasks.coefficients.slopes
         squares = tasks.squares((weights.mean, weights.variance), u, slopes)
         q = q._replace(weights=weights, values=q.values | values)
@@ -271,7 +269,7 @@ class Shared(Tiled):
         if not q.slopes:
             return mean, variance
         slopes = joined(spec.form.of_tasks, q.slopes, 1)
-        rows = jnp.concatenate([self.covariates[own.site] for own in spec.form.of_tasks])
+        rows = jnp.concatenate([self.covariates[site.site] for site in spec.form.of_tasks])
         features = self.values + jnp.einsum("qcm,cn->qmn", slopes, rows)
         return mean, jnp.einsum("qm,qmn->nq", _pairs(q).variance, features**2)
 

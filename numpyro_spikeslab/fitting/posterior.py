@@ -171,11 +171,7 @@ def with_modes(spec: Spec, data: Data, at: View, posterior: Posterior, squares: 
 def tallies_of(
     spec: Spec, data: Data, at: View, weights: Any, squares: Float[Array, " Q"]
 ) -> dict[str, Tally]:
-    """Sum the sufficient statistics of each site with a role.
-
-    :param weights: the variational family of the weights.
-    :param squares: expected sums of squared residuals.
-    """
+    """Sum the sufficient statistics of each site with a role."""
     squares = jnp.maximum(squares, data.features.rounding(spec, at))
     statistics = {
         "noise": Tally(at.count, squares),

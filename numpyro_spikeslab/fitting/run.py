@@ -26,14 +26,12 @@ from numpyro_spikeslab.fitting.starts import start_random, start_svd
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 
+# Up to this size one thread decomposes a matrix faster than several that wait for each other.
 SMALL = 1000
-"""Up to this size one thread decomposes a matrix faster than several that wait for each other."""
-
+# Nats between the best bound of the starts and the next, above which a run warns.
 APART = 5.0
-"""Nats between the best bound of the starts and the next, above which a run warns."""
-
+# Nats per step, below which the bound counts as settled.
 STILL = 0.05
-"""Nats per step, below which the bound counts as settled."""
 
 
 class Call(NamedTuple):
@@ -85,10 +83,7 @@ class CAVIRunResult(NamedTuple):
 def run_stages(
     call: Call, key: Array, progress: Progress, plan: Plan, progress_bar: bool
 ) -> tuple[Progress, Float[np.ndarray, " steps"], Float[np.ndarray, " starts"] | None]:
-    """Run the starts of a plan; Ctrl-C ends the run.
-
-    :return: the end of the best start, its losses and the bounds of all starts.
-    """
+    """Run a plan until its end or Ctrl-C; return the best end, its losses, and all bounds."""
     losses, restarts, functions = [], None, call.reading.functions
     size = call.reading.block_size if functions is None else functions.mean.shape[1]
     blas = threadpool_limits(1, user_api="blas") if size <= SMALL else nullcontext()
@@ -101,11 +96,8 @@ def run_stages(
         except KeyboardInterrupt:
             if not losses:
                 raise
-            warnings.warn(
-                "CAVI.run was interrupted; its last state is the result. Go on with "
-                "`init_state=result.state`.",
-                stacklevel=4,
-            )
+            text = "its last state is the result. Go on with `init_state=result.state`."
+            warnings.warn(f"CAVI.run was interrupted; {text}", stacklevel=4)
     joined = np.concatenate(losses, axis=-1)
     if joined.ndim > 1:
         restarts = -np.asarray(progress.loss)
@@ -136,10 +128,9 @@ def _stages(call: Call, key: Array, progress: Progress, plan: Plan, bar: tqdm) -
 def run_traced(
     call: Call, key: Array, progress: Progress, plan: Plan, begun: Any
 ) -> tuple[Progress, Any]:
-    """Run under a transformation of the caller.
+    """Run a plan on traced data; return the best end and its losses, repeating the last.
 
     :param begun: number of steps before the first; a tracer where the caller's state is one.
-    :return: the end and the loss after each step; the last one fills steps that were saved.
     """
     if are_concrete(begun):
         ends_hot(call.spec, int(begun) + plan.num_steps)
@@ -229,16 +220,14 @@ def ends_hot(spec: Spec, num_steps: int) -> bool:
         return False
     if temperature <= 1.0:
         return False
-    warnings.warn(
-        f"CAVI.run ended after step {num_steps} at temperature {temperature:.3g}, where inclusion "
-        "probabilities are still flattened. Run more steps, or pass `temperature=None` to CAVI.",
-        stacklevel=5,
-    )
+    text = "Inclusion probabilities are flattened. Run more steps, or give CAVI temperature=None."
+    hot = f"CAVI.run ended after step {num_steps} at temperature {temperature:.3g}. {text}"
+    warnings.warn(hot, stacklevel=5)
     return True
 
 
-def check_end(call: Call, progress: Progress, losses: Any, given: bool) -> None:
-    """Raise or warn if a run, from parameters of the user's if ``given``, has not ended well."""
+def check_end(call: Call, progress: Progress, losses: Any, from_params: bool) -> None:
+    """Raise or warn if a run, has not ended well."""
     step, posterior = int(progress.step), progress.posterior
     if np.isnan(losses[-1]):
         raise FloatingPointError(
@@ -248,33 +237,24 @@ def check_end(call: Call, progress: Progress, losses: Any, given: bool) -> None:
         )
     if ends_hot(call.spec, step):
         return
-    fitted = given and posterior.functions is not None
+    fitted = from_params and posterior.functions is not None
     if fitted and not bool(jnp.any(posterior.weights.probs > 0.5)):
-        warnings.warn(
-            "CAVI.run: all latent functions are switched off at the end of a run from init_params. "
-            "Give a noise scale well below the spread of the tasks, or none.",
-            stacklevel=4,
-        )
+        text = "Give a noise scale well below the spread of the tasks, or none."
+        off = "all latent functions are switched off at the end of a run from init_params"
+        warnings.warn(f"CAVI.run: {off}. {text}", stacklevel=4)
     last = losses[-4:]
     gain = float(last[0] - last[-1]) / max(len(last) - 1, 1)
     rounding = 100 * np.finfo(losses.dtype).eps * abs(losses[-1])
     if not bool(progress.converged) and gain > max(STILL, rounding):
-        warnings.warn(
-            f"CAVI.run: the bound still moves at the end of the run, by {gain:.2g} nats a step. Go "
-            "on with `svi.run(key, num_steps, ..., init_state=result.state)`, or start anew with "
-            "more steps.",
-            stacklevel=4,
-        )
+        moves = f"the bound still moves at the end of the run, by {gain:.2g} nats a step"
+        text = "Go on with `init_state=result.state`, or start anew with more steps."
+        warnings.warn(f"CAVI.run: {moves}. {text}", stacklevel=4)
 
 
 def check_starts(restarts: Float[np.ndarray, " starts"] | None) -> None:
     """Warn if the best of the starts is far above the next; bounds of failed ones are infinite."""
     bounds = np.sort([] if restarts is None else restarts[np.isfinite(restarts)])[::-1]
     if restarts is not None and len(bounds) > 1 and bounds[0] - bounds[1] > APART:
-        warnings.warn(
-            f"CAVI.run: of {len(restarts)} starts the best came to a bound of {bounds[0]:.1f} and "
-            f"the next to {bounds[1]:.1f}, so that others may come higher still. Try more, "
-            f"`CAVI(model, guide, num_restarts={2 * len(restarts)})`; `result.restarts` has all "
-            "bounds.",
-            stacklevel=4,
-        )
+        best = f"the best came to a bound of {bounds[0]:.1f} and the next to {bounds[1]:.1f}"
+        text = f"Others may come higher still: try CAVI with num_restarts={2 * len(restarts)}."
+        warnings.warn(f"CAVI.run: of {len(restarts)} starts {best}. {text}", stacklevel=4)

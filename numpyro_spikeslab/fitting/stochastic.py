@@ -58,9 +58,8 @@ from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import Tally
 
+# Passes over the weights of a batch before its functions are visited; one more follows.
 LOCAL_PASSES = 10
-"""Passes over the weights of a batch before its functions are visited; one more follows."""
-
 
 Rate = tuple[Any, Any]
 """The learning rate, 0 to leave all that tasks share, and Q/B, all tasks per task of a batch."""
@@ -95,7 +94,7 @@ class Stream(NamedTuple):
         """Take one step on a batch.
 
         :param state: step and posterior.
-        :param rho: the learning rate, if not that of the step.
+        :param rho: the learning rate; by default it follows from the step.
         :return: the next step, the posterior, and the negative bound, estimated for all tasks.
         """
         step, posterior = self.start(call, *state)
@@ -226,7 +225,7 @@ def advance(
     values = modes_of(spec, at, posterior.values, of_batch | shared)
     posterior = posterior._replace(values=values, batches=Batches(shared, before))
     at = with_roles(spec, data, at, values)
-    # as if all tasks were like those of the batch
+    # as if all tasks were like this batch
     of_all = at.log_density + log_prior(spec, at, values, local)
     of_all -= jnp.sum(factors_of(posterior).kl)
     loss = -(of_all + rate[1] * (bound_given(spec, at, posterior, squares) - of_all))
@@ -234,7 +233,7 @@ def advance(
 
 
 def _blend(rate: Rate, current: Any, of_batch: Any) -> Any:
-    """Average a sum over all tasks with that of a batch: a natural gradient step."""
+    """Average a sum over all tasks with the one of a batch: a natural gradient step."""
     rho, share = rate
     return (1 - rho) * current + rho * share * of_batch
 

@@ -104,9 +104,6 @@ def explained(at: View, own: Float[Array, "#Q M"], weights: Any) -> Float[Array,
     return jnp.sum(weights.mean**2 * own / at.sigma2[:, None], axis=0)
 
 
-# Without products of features
-
-
 def over_tasks(at: View, x: Float[Array, " Q *K"]) -> Float[Array, " N *K"]:
     """Compute ``sum_q z_nq x_q``."""
     shared = at.relative.shape[1] == 1
@@ -135,8 +132,8 @@ def squares_left(at: View, mean: Rows, var: Rows, weights: Any) -> Float[Array, 
 
 # Entries of a table that is never made dense
 
+# Passes over the features of a row or a column, whose products are computed once.
 PASSES = 3
-"""Passes over the features of a row or a column, whose products are computed once."""
 
 
 def update_functions(at: View, mean: Rows, weights: Any) -> tuple[Rows, Rows]:

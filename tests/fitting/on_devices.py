@@ -42,7 +42,7 @@ def responses(missing: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sharded(x: np.ndarray, axis: int = 1) -> jax.Array:
-    """The same array, of which each device has a part along an axis: of its own tasks."""
+    """The same array, split over the devices along an axis."""
     part = np.array_split(x, jax.process_count(), axis)[jax.process_index()]
     mesh = jax.make_mesh((2,), ("task",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec(*[None] * axis, "task"))
@@ -58,7 +58,7 @@ def ratings() -> tuple[np.ndarray, np.ndarray]:
 
 
 def difference(whole: dict, parts: dict) -> float:
-    """Largest difference of what this process has, relative to the size of each array."""
+    """Largest difference of the parts in this process, relative to the size of each array."""
 
     def of(x, y):
         here = [np.asarray(s.data) - np.asarray(x)[s.index] for s in y.addressable_shards]
@@ -80,7 +80,7 @@ def compare(name: str, model, args: tuple, parts: tuple, num_steps: int, **optio
 
 
 def exchanged(model, Y) -> list[str]:
-    """What devices exchange in a step."""
+    """The collective operations of a step."""
     svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
     call = svi._call((Y,), {})
     progress = begin(call.spec, call.data, svi.init(random.key(0), Y).optim_state[1])
