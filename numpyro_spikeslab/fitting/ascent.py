@@ -89,10 +89,10 @@ def chunks(
     :param run: takes steps from a progress; their number is its second argument.
     :return: the progress and the losses after each chunk.
     """
-    size, layout = CHUNK, data.features.layout
-    if layout is not None:
+    size = CHUNK
+    if data.layout is not None:
         # steps on many entries take seconds; Ctrl-C is noticed between chunks
-        size = max(1, min(CHUNK, 2**25 // len(layout.where.rows)))
+        size = max(1, min(CHUNK, 2**25 // len(data.layout.where.rows)))
     while num_steps > 0:
         number = min(size, num_steps)
         progress, losses = run(progress, number)

@@ -6,7 +6,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from jaxtyping import Array, Bool, Float
 
@@ -18,7 +18,7 @@ from numpyro.distributions import biject_to
 from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, whitened
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Design, Prior, expectation, in_parts, predictor
-from numpyro_spikeslab.algebra.sparse_sums import Layout, at_entries
+from numpyro_spikeslab.algebra.sparse_sums import at_entries
 from numpyro_spikeslab.algebra.task_sweeps import task_sweep
 from numpyro_spikeslab.fitting.function_sweeps import sweep, sweep_plain
 from numpyro_spikeslab.fitting.function_updates import factors_of, white_factors, with_kernels
@@ -69,9 +69,6 @@ class Features:
     - **rounding** - size of the rounding errors in these sums.
     - **with_coefficients** - set coefficients to their joint mode given the mean weights.
     """
-
-    layout: ClassVar[Any] = None
-    """Positions of the observations, if they are entries of a sparse table."""
 
     def begin(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
         """Compute the residual, which sweeps then keep up to date."""
@@ -300,12 +297,7 @@ class LatentFunctions(Tasks):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ObservedEntries(LatentFunctions):
-    """White latent functions with the entries of a sparse table as observations.
-
-    - **layout** - positions of the entries.
-    """
-
-    layout: Layout  # type: ignore[misc]
+    """White latent functions with the entries of a sparse table as observations."""
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
         """Update the functions at all rows, then the weights of all columns."""
@@ -315,13 +307,14 @@ class ObservedEntries(LatentFunctions):
         return at, q._replace(weights=weights), squares
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        return at_entries(self.layout.where, (_pairs(q).mean, _pairs(q).variance), self.of(q))
+        assert at.layout is not None
+        return at_entries(at.layout.where, (_pairs(q).mean, _pairs(q).variance), self.of(q))
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         # the moments are optimal already, so gradients need not pass through them
         mean, variance = jax.lax.stop_gradient(self.moments(spec, data, at, q))
         squares = at.relative * ((at.Y - mean) ** 2 + variance)
-        return by_task(squares, spec.form.num_tasks, self.layout)
+        return by_task(squares, spec.form.num_tasks, at.layout)
 
 
 def data_of(reading: Reading) -> Data:
@@ -333,6 +326,7 @@ def data_of(reading: Reading) -> Data:
         indices=indices,
         transforms={name: biject_to(support) for name, support in reading.supports.items()},
         view=at,
+        layout=reading.layout,
         features=_features_of(reading, at),
         kernel=None if functions is None else functions.kernel,
         mean=None if functions is None else functions.mean,
@@ -345,9 +339,8 @@ def _features_of(reading: Reading, at: View | None) -> Features:
     if form.kind == COLUMNS:
         return Columns(reading.design, reading.split)
     if form.kind != SHARED:
-        if reading.layout is None:
-            return LatentFunctions(covariates, None)
-        return ObservedEntries(covariates, None, reading.layout)
+        of_table = reading.layout is None
+        return (LatentFunctions if of_table else ObservedEntries)(covariates, None)
     if not keeps_products(form):
         return Tiled(covariates, None, values)
     stats = None if at is None else jax.jit(gram)(at, values, jnp.zeros_like(values))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField, PatternMeanField
 from numpyro_spikeslab.algebra.pairs import Design, Prior
+from numpyro_spikeslab.algebra.sparse_sums import Layout
 from numpyro_spikeslab.reading.coefficient_rows import standardised
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
@@ -106,6 +107,7 @@ class Data(NamedTuple):
       entries where the weights of all tasks have the same prior.
     - **transforms** - onto the supports of the free sites.
     - **view** - the model, where no free site can change it.
+    - **layout** - of the observations, if they are entries of a sparse table.
     - **features** - the factors of the weights, see :mod:`~numpyro_spikeslab.fitting.features`.
     - **kernel**, **mean** - of latent functions.
     """
@@ -114,6 +116,7 @@ class Data(NamedTuple):
     indices: dict[str, Index]
     transforms: dict[str, Any]
     view: View | None
+    layout: Layout | None
     features: Any
     kernel: Any
     mean: Any
@@ -152,7 +155,7 @@ def view_at(spec: Spec, data: Data, posterior: Posterior) -> View:
     weights = None
     if spec.form.kind == COLUMNS:
         weights = spec.form.split(posterior.weights.mean, "{}")
-    return view(problem_of(spec, data), posterior.values, weights, data.features.layout)
+    return view(problem_of(spec, data), posterior.values, weights, data.layout)
 
 
 def with_roles(spec: Spec, data: Data, at: View, values: dict[str, Any]) -> View:

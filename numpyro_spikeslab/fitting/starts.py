@@ -127,7 +127,7 @@ def start_random(spec: Spec, data: Data, posterior: Posterior, key: Array) -> Po
     The noise starts small, since a large one would switch off most functions at once.
     """
     W, sigma2 = _random_weights(spec, data, posterior, key)
-    if data.features.layout is not None:
+    if data.layout is not None:
         return _at_prior(spec, data, posterior, W, sigma2)
     return _start(spec, data, posterior, W, sigma2, jnp.zeros_like(data.mean), jnp.array(True))
 

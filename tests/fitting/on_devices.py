@@ -29,7 +29,7 @@ N, Q, M = 40, 1300, 3
 def of_features(X, Y=None):
     noise = numpyro.sample("noise", dist.HalfNormal(1.0))
     with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", M):
-        W = nss.spike_slab("W", 0.3, 1.0)
+        W = nss.spike_slab("W", 0.3)
     numpyro.sample("Y", dist.Normal(X @ W.T, noise).to_event(2), obs=Y)
 
 
@@ -47,14 +47,6 @@ def sharded(x: np.ndarray, axis: int = 1) -> jax.Array:
     mesh = jax.make_mesh((2,), ("task",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec(*[None] * axis, "task"))
     return jax.make_array_from_process_local_data(sharding, part, x.shape)
-
-
-def ratings() -> tuple[np.ndarray, np.ndarray]:
-    """Values and places of a fifth of the entries of a table, in no order."""
-    _, Y = responses(0.8)
-    rows, columns = np.random.default_rng(1).permutation(np.argwhere(~np.isnan(Y))).T
-    even = len(rows) // 2 * 2
-    return Y[rows, columns][:even], np.stack([rows, columns], axis=1)[:even]
 
 
 def difference(whole: dict, parts: dict) -> float:
@@ -101,7 +93,11 @@ if __name__ == "__main__":
 
     X, complete = responses(0.0)
     _, gaps = responses(0.2)
-    values, places = ratings()
+    # a fifth of the entries, an even number, in no order
+    _, table = responses(0.8)
+    places = np.random.default_rng(1).permutation(np.argwhere(~np.isnan(table)))
+    places = places[: len(places) // 2 * 2]
+    values = table[tuple(places.T)]
     entries = coo_array((values, tuple(places.T)), shape=(N, Q))
     shared = BCOO((sharded(values, 0), sharded(places, 0)), shape=(N, Q))
     model = nss.models.factor_analysis(M)

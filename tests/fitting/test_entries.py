@@ -26,6 +26,10 @@ KEY = random.key(0)
 N, Q, M = 60, 20, 3
 
 
+def sparse(data, rows, columns, shape=(N, Q)):
+    return coo_array((data, (rows, columns)), shape=shape)
+
+
 def planted(seed: int = 0, share: float = 0.5, noise: float = 0.3, shape=(N, Q), factors=M):
     """Some entries of a table of sparse factors: sparse, dense with NaN, and the weights."""
     rng = np.random.default_rng(seed)
@@ -34,7 +38,7 @@ def planted(seed: int = 0, share: float = 0.5, noise: float = 0.3, shape=(N, Q),
     table = rng.normal(size=(rows, factors)) @ W.T + noise * rng.normal(size=shape)
     observed = rng.random(shape) < share
     places = np.nonzero(observed)
-    return coo_array((table[places], places), shape=shape), np.where(observed, table, np.nan), W
+    return sparse(table[places], *places, shape), np.where(observed, table, np.nan), W
 
 
 def fitted(model, *args, num_steps=60, key=KEY, **options):
@@ -74,7 +78,7 @@ def test_the_bound_and_the_predictions_are_those_of_the_table(x64, shared):
     new[0], new[1, 3:], new[2, 0] = np.nan, np.nan, 0.0
     # zeros that are stored are observations
     rows, columns = np.nonzero(~np.isnan(new))
-    some = coo_array((new[rows, columns], (rows, columns)), shape=new.shape)
+    some = sparse(new[rows, columns], rows, columns, new.shape)
     first, *others = (
         guide.transform(result.params, data, Y_new=x)
         for data, x in ((table, new), (Y, new), (Y, some), (table, BCOO.from_scipy_sparse(some)))
@@ -106,7 +110,7 @@ def test_zeros_that_are_stored_are_observations_whatever_the_order_and_the_array
     table[tuple(x[:7] for x in Y.coords)] = 0.0
     result = fitted(FACTORS, Y, plain=True, num_steps=5)[2]
     order = np.random.default_rng(1).permutation(Y.nnz)
-    shuffled = coo_array((Y.data[order], tuple(x[order] for x in Y.coords)), shape=Y.shape)
+    shuffled = sparse(Y.data[order], *(x[order] for x in Y.coords))
     for data in (table, shuffled, csr_array(Y), BCOO.from_scipy_sparse(csr_array(Y))):
         bound = bound_of(FACTORS, result.params, data)
         np.testing.assert_allclose(-result.losses[-1], bound, rtol=1e-9)
@@ -115,7 +119,7 @@ def test_zeros_that_are_stored_are_observations_whatever_the_order_and_the_array
 @pytest.mark.slow
 def test_rows_and_columns_without_entries_stay_at_their_prior(x64):
     Y, _, _ = planted()
-    larger = coo_array((Y.data, Y.coords), shape=(N + 3, Q + 2))
+    larger = sparse(Y.data, *Y.coords, (N + 3, Q + 2))
     guide, _, result = fitted(FACTORS, larger, plain=True, num_steps=60)
     mean, variance = guide.predict(result.params, larger, entries=([N + 1, 0], [0, Q]))
     phi = guide.posterior_mean(result.params, larger)["phi"]
@@ -242,7 +246,7 @@ def test_noise_without_a_mode_in_closed_form_is_known_of_a_column_without_entrie
 @pytest.mark.exhaustive
 def test_the_noise_of_a_column_without_entries_is_known_or_asked_for(x64):
     Y, table, _ = planted()
-    larger = coo_array((Y.data, Y.coords), shape=(N, Q + 2))
+    larger = sparse(Y.data, *Y.coords, (N, Q + 2))
     wide = np.column_stack([table, np.full((N, 2), np.nan)])
     new = np.random.default_rng(1).normal(size=(5, Q + 2))
     for model in (nss.models.probabilistic_pca(3), nss.models.factor_analysis(3)):
@@ -260,16 +264,16 @@ def test_nothing_of_the_size_of_the_table_is_made(x64):
     rng = np.random.default_rng(0)
     shape, number = (3_000, 2_000), 20_000
     places = np.unravel_index(rng.choice(np.prod(shape), number, replace=False), shape)
-    Y = coo_array((rng.normal(size=number), places), shape=shape)
+    Y = sparse(rng.normal(size=number), *places, shape)
     model = nss.models.factor_analysis(2)
     svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=1)
     call = svi._call((Y,), {})
     progress = begin(call.spec, call.data, svi.init(KEY, Y).optim_state[1])
-    true = jnp.array(True)
+    model, true = (call.spec, call.data), jnp.array(True)
     for of in (
-        lambda p: advance(call.spec, call.data, p, 1, -1.0),
-        lambda p: rotate_white(call.spec, call.data, p.posterior, true, true),
-        lambda p: gains_without(call.spec, call.data, p.posterior),
+        lambda p: advance(*model, p, 1, -1.0),
+        lambda p: rotate_white(*model, p.posterior, true, true),
+        lambda p: gains_without(*model, p.posterior),
     ):
         stack = [jax.make_jaxpr(of)(progress).jaxpr]
         while stack:
@@ -279,10 +283,6 @@ def test_nothing_of_the_size_of_the_table_is_made(x64):
                 for x in equation.params.values():
                     inner = x if isinstance(x, tuple | list) else (x,)
                     stack += [p.jaxpr for p in inner if hasattr(p, "jaxpr")]
-
-
-def sparse(data, rows, columns, shape=(N, Q)):
-    return coo_array((data, (rows, columns)), shape=shape)
 
 
 NO_BATCH = "BCOO without batch"
