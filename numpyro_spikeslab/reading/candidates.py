@@ -28,25 +28,8 @@ def candidates(problem: Problem, proof: Proof, trace: dict[str, Any], joint: boo
 
     :param joint: whether it must be a plain design.
     """
-    parts = problem.program.shapes.observed[proof.likelihood]
-    pairs, others = problem.form.pairs, frozenset(problem.form.others)
-    # as the program has it, for along an axis of size 1 the scale cannot change
-    varying = parts.scale.size > 1
-    weighs = proof.count | (proof.scale if varying else frozenset())
-    plain = replace(
-        problem.form,
-        likelihood=proof.likelihood,
-        num_features=sum(pair.size for pair in pairs),
-        num_obs=parts.value.size,
-        roles=proof.roles,
-        coefficients=proof.coefficients.dense,
-        links=proof.coefficients.links,
-        constant_covariates=proof.coefficients.constant,
-        varying_noise=varying,
-        constant_rows=not proof.design & others,
-        constant_design=not (proof.design | weighs) & others,
-        sources=(None,) * len(pairs),
-    )
+    plain = proof.plain
+    parts, pairs = problem.program.shapes.observed[plain.likelihood], plain.pairs
     if joint or plain.groups or len(pairs) != 1 or len(pairs[0].shape) not in (1, 2):
         return [plain]
     form = _of_features(problem, plain, proof, parts.value.shape)
@@ -89,8 +72,7 @@ def _layouts(form: Form, proof: Proof, parts: Any) -> list[Form]:
         if shape == layout or (Q == 1 and shape == (N,) and not tasks_first):
             laid_out = replace(form, tasks_first=tasks_first)
             along, across = laid_out.tasks_last(jnp.ones(parts.scale.shape)).shape
-            constant = not proof.count & frozenset(form.others)
-            complete = constant and (along == 1 or across == 1)
+            complete = not proof.count and (along == 1 or across == 1)
             forms.append(replace(laid_out, varying_noise=along > 1, complete=complete))
     return forms
 

@@ -30,11 +30,11 @@ def check_trace(trace: dict[str, Any], user: str) -> None:
             raise bad(what, got, f"{expected}, that of their distribution", remedy)
 
 
-def check_verdict(user: str, form: Form, num_obs: int, verdict: Verdict) -> None:
+def check_verdict(user: str, form: Form, verdict: Verdict) -> None:
     """Refuse data that are not finite, no observations, and improper priors."""
     site, names = form.likelihood, [pair.name for pair in form.pairs]
     if not verdict.any_counted:
-        got = f"no observations: {num_obs} values, none of them unmasked"
+        got = "no observations that are not masked"
         raise bad(f"{user}: {site!r}", got, "one or more")
     if not verdict.finite_design:
         what = f"{user}: the design that multiplies {names} in {site!r}"

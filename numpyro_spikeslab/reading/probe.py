@@ -21,7 +21,6 @@ from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.program import RUN_ONCE, Program
 from numpyro_spikeslab.reading.view import (
     linear_map,
-    no_weights,
     over_features,
     possible_sources,
 )
@@ -132,9 +131,9 @@ def _bad(counted: Any, x: Any) -> tuple[Any, Any]:
 def _judge_design(problem, values, counted, along) -> tuple[Any, tuple]:
     """Whether the design is finite, and which constants are its parts."""
     form, tangent = problem.form, linear_map(problem, values)
-    zero = no_weights(form)
-    moved = tangent({name: along[name] for name in zero})
+    moved = tangent(form.join(along, "{}"))
     finite = jnp.all(jnp.isfinite(jnp.where(jnp.ravel(counted), moved, 0)))
+    zero = {pair.name: jnp.zeros(pair.size) for pair in form.pairs}
 
     def is_design(name, rows):
         """Compare each row relative to its own size."""
@@ -142,7 +141,7 @@ def _judge_design(problem, values, counted, along) -> tuple[Any, tuple]:
         direction = along[name] / jnp.where(size > 0, size, 1)
         # a sum, since a product would need the absolute values of a whole design
         sizes = jnp.sum(jnp.abs(direction[:, None] * rows), axis=0)
-        return agree(direction @ rows, tangent(zero | {name: direction}), sizes)
+        return agree(direction @ rows, tangent(form.join(zero | {name: direction}, "{}")), sizes)
 
     if form.kind != COLUMNS or not form.constant_rows:
         return finite, tuple({} for _ in form.pairs)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.coefficient_proof import (
@@ -21,6 +22,7 @@ from numpyro_spikeslab.reading.coefficient_proof import (
     put,
     sources_of_derivative,
 )
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.likelihood import Gaussian
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.provenance import NONE, Names, Step, names_of, provenance, union
@@ -31,10 +33,8 @@ from numpyro_spikeslab.roles import ROLES, Role
 class Proof(NamedTuple):
     """Facts about a model.
 
-    - **likelihood** - the one observed site that depends on the weights, a Normal one.
-    - **predictor**, **design**, **scale**, **count** - the other sites on which these parts of the
-      likelihood can depend.
-    - **roles** - sites on which one part alone depends: affinely, with constant coefficients.
+    - **plain** - its form as a regression on columns.
+    - **predictor**, **count** - the sites on which these parts of the likelihood can depend.
     - **coefficients** - Normal sites in which the predictor is affine.
     - **mixed** - the latent functions, if the predictor is an offset and a bilinear map of them and
       the weights.
@@ -43,12 +43,9 @@ class Proof(NamedTuple):
     - **children** - sites and pairs, other than the likelihood, that depend on the functions.
     """
 
-    likelihood: str
-    predictor: Names
-    design: Names
-    scale: Names
-    count: Names  # type: ignore[assignment]
-    roles: tuple[Role, ...]
+    plain: Form
+    predictor: frozenset[str]
+    count: frozenset[str]  # type: ignore[assignment]
     coefficients: CoefficientProof
     mixed: str | None
     kernels: tuple[str, ...]
@@ -65,20 +62,33 @@ def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
     """
     run = provenance(problem.run, **problem.inputs)
     _check_pairs(run, user)
-    name = _find_likelihood(problem, run, trace, user)
-    problem = replace(problem, form=replace(problem.form, likelihood=name))
+    likelihood = _find_likelihood(problem, run, trace, user)
+    problem = replace(problem, form=replace(problem.form, likelihood=likelihood))
     _check_parts(problem, run, user)
-    design = _prove_affine(problem, run, user)
+    design = names_of(_prove_affine(problem, run, user), "values")
     mixed = _find_mixed(problem, run, trace)
-    parts = problem.likelihood(run)
-    return Proof(
-        name,
-        *(names_of(x, "values") for x in (parts.predictor, design, parts.scale, parts.count)),
-        _find_roles(problem, run, trace),
-        find_coefficients(problem, run, trace),
-        mixed,
-        *_about_functions(problem, run, trace, mixed),
+    coefficients = find_coefficients(problem, run, trace)
+    parts, shapes = problem.likelihood(run), problem.likelihood(problem.program.shapes)
+    predictor, scale, count = (
+        names_of(x, "values") for x in (parts.predictor, parts.scale, parts.count)
     )
+    # as the program has it, for along an axis of size 1 the scale cannot change
+    varying = shapes.scale.size > 1
+    plain = replace(
+        problem.form,
+        num_features=problem.form.size,
+        num_obs=shapes.value.size,
+        roles=_find_roles(problem, run, trace),
+        coefficients=coefficients.dense,
+        links=coefficients.links,
+        constant_covariates=coefficients.constant,
+        varying_noise=varying,
+        constant_rows=not design,
+        constant_design=not (design or count or (varying and scale)),
+        sources=(None,) * len(problem.form.pairs),
+    )
+    functions = _about_functions(problem, run, trace, mixed)
+    return Proof(plain, predictor, count, coefficients, mixed, *functions)
 
 
 def _weights(names: Names) -> list[str]:
@@ -116,17 +126,13 @@ def _find_likelihood(problem: Problem, run: Any, trace: dict[str, Any], user: st
             f"{user}: the prior of the latent site {latent[0]!r} depends on {touched[latent[0]]}, "
             f"{_ONLY} {remedy}"
         )
-    if not observed:
-        raise ValueError(
-            f"{user}: no observed site depends on {sorted(problem.inputs['parts'])}, only the "
-            f"latent ones {latent} do. Pass the observations to the model, as in "
-            "`numpyro.sample('y', dist.Normal(X @ w, sigma), obs=y)`. If they were passed, the "
-            "weights are the mean of a latent site, which is not supported."
-        )
-    if len(observed) > 1:
-        raise ValueError(
-            f"{user}: the observed sites {observed} all depend on the weights; one is supported. "
-            "Concatenate their observations in one Normal site."
+    if len(observed) != 1:
+        raise bad(
+            f"{user}: sites that depend on {sorted(problem.inputs['parts'])}",
+            f"the observed sites {observed} and the latent ones {latent}",
+            "one observed site",
+            "Pass observations to the model, as in `numpyro.sample('y', dist.Normal(X @ w, sigma), "
+            "obs=y)`. Concatenate those of several sites.",
         )
     (name,) = observed
     if not Gaussian.matches(trace[name]):
@@ -141,22 +147,16 @@ def _find_likelihood(problem: Problem, run: Any, trace: dict[str, Any], user: st
 def _check_parts(problem: Problem, run: Any, user: str) -> None:
     """Refuse other parts that depend on weights, and a predictor that uses a spike or a slab."""
     name, parts = problem.form.likelihood, problem.likelihood(run)
-    for what, sources in (
-        ("observations", parts.value),
-        ("mask or the scale (of handlers.mask, handlers.scale)", parts.count),
-        ("noise scale", parts.scale),
-        ("rows and columns", union(parts.entries)),
-    ):
-        if weights := _weights(sources):
+    data = {"observations": parts.value, "rows and columns": union(parts.entries)}
+    counts = {"mask or the scale (of handlers.mask, handlers.scale)": parts.count}
+    for what, sources in {**data, **counts, "noise scale": parts.scale}.items():
+        latent = sorted(names_of(sources, "values")) if what in data else []
+        if sites := _weights(sources) or latent:
+            kind = "latent sites" if sites == latent else "weights"
             raise ValueError(
-                f"{user}: the {what} of {name!r} depend on the weights {weights}. Only its "
-                "location may."
+                f"{user}: the {what} of {name!r} depend on the {kind} {sites}. Only its location "
+                "may."
             )
-    if latent := sorted(names_of(parts.value | union(parts.entries), "values")):
-        raise ValueError(
-            f"{user}: the observations of {name!r} depend on the latent sites {latent}, so they "
-            "are no data. Move these sites into the location of the likelihood."
-        )
     if names_of(parts.predictor, "parts"):
         raise ValueError(
             f"{user}: the location of {name!r} depends on a spike or a slab of "
@@ -191,7 +191,15 @@ def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role
     for name in problem.form.others:
         kind = _only_part(problem, run, name, arrays)
         role = None if kind is None else kind.of(trace[name])
-        if role is not None and _is_linear(problem, role):
+        is_number = jnp.issubdtype(problem.inputs["values"][name].dtype, jnp.inexact)
+        if role is None or not is_number:
+            continue
+
+        def part(kind=kind, **x):
+            return problem.run(**x, of=lambda run: problem.part(run, kind.part))
+
+        # an affine function of the site whose coefficients are constants
+        if not sources_of_derivative(part, problem.inputs, [("values", name)]):
             roles.append(role)
     # the probe could not see what a site without a role contributes to the array of one with a role
     sites = [names_of(x, "values") for parts in arrays.values() for x in parts]
@@ -211,17 +219,6 @@ def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role]
     if is_chain(run, name) or len(kinds) != 1 or Step(key) in union(arrays[kinds[0]]):
         return None
     return None if key in union([parts.predictor, parts.count, *priors]) else kinds[0]
-
-
-def _is_linear(problem: Problem, role: Role) -> bool:
-    """Whether a part is an affine function of a site whose coefficients are constants."""
-    if not jnp.issubdtype(problem.inputs["values"][role.site].dtype, jnp.inexact):
-        return False
-
-    def arrays(**x):
-        return problem.run(**x, of=lambda run: problem.part(run, role.part))
-
-    return not sources_of_derivative(arrays, problem.inputs, [("values", role.site)])
 
 
 # Latent functions

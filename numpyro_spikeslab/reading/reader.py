@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -218,6 +218,10 @@ def _split(problem, values, design):
     return split(design.rows, whitened(rows, view(problem, values).relative[:, 0]))
 
 
+_NOTHING: tuple[Any, ...] = (None, None, None, None)
+"""Program, data, reading and proof of a reader that has read nothing."""
+
+
 class Reader:
     """Reads a model once for each data set.
 
@@ -227,7 +231,7 @@ class Reader:
 
     def __init__(self, model: Any, user: str, joint: bool = False) -> None:
         self.model, self.user, self.joint = model, user, joint
-        self._last: Any = None
+        self._last = _NOTHING
 
     def __call__(self, args: tuple, kwargs: dict, fixed: frozenset[str] = frozenset()) -> Reading:
         """Read the model at these arguments.
@@ -246,22 +250,22 @@ class Reader:
             params = [name for name, site in trace.items() if site["type"] == "param"]
             starts = generic.inputs_of(lambda values: [values[name] for name in params])
             data = Fingerprint((*constants, *(generic_data[k] for k in starts)))
-            proof = None
-            if self._last is not None and self._last.key == key:
-                if self._last.data == data:
-                    return self._last.reading
-                # the proof depends on the program only
-                proof = self._last.proof
+            last_key, last_data, reading, proof = self._last
+            if last_key != key:
+                proof = None
+            elif last_data == data:
+                return reading
             form = Form(pairs, tuple(program.arguments[0]))
             problem = Problem(form, program, on_device(constants))
+            # the proof depends on the program only
             proof = proof or prove(problem, trace, self.user)
             reading = self._read(problem, proof, trace, (generic, generic_data))
             if are_concrete((constants, generic_data)):
-                self._last = _Last(key, data, reading, proof)
+                self._last = key, data, reading, proof
             return reading
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_last": None}
+        return self.__dict__ | {"_last": _NOTHING}
 
     def _read(self, problem: Problem, proof: Proof, trace: dict[str, Any], starts: Any) -> Reading:
         """Read a model, given the proof and the program of generic values with its constants."""
@@ -297,21 +301,11 @@ class Reader:
                 verdict, *arrays = probe(known, generic, stand_ins(generic_data), along)
                 verdict = fetched(verdict)
             if concrete:
-                num_obs = candidate.likelihood(problem.program.shapes).value.size
-                check_verdict(self.user, form, num_obs, verdict)
+                check_verdict(self.user, form, verdict)
             else:
                 verdict = only_known(verdict, candidate, generic, generic_data, along)
             if verdict.fits:
                 yield settle(form, forms[-1], verdict), *arrays
-
-
-class _Last(NamedTuple):
-    """The last reading, with the program and the data that it was made from."""
-
-    key: Any
-    data: Fingerprint
-    reading: Reading
-    proof: Proof
 
 
 def _params(

@@ -17,7 +17,7 @@ from numpyro_spikeslab.algebra.pairs import (
     block_design,
 )
 from numpyro_spikeslab.algebra.sparse_sums import Layout
-from numpyro_spikeslab.reading.form import Form, Source
+from numpyro_spikeslab.reading.form import Source
 from numpyro_spikeslab.reading.model_run import Problem
 
 
@@ -100,19 +100,13 @@ def _links(problem: Problem, values: dict[str, Any]) -> Any:
 
 
 def linear_map(problem: Problem, values: dict[str, Any]) -> Any:
-    """Linearise the predictor: return the map from flat weights, by pairs, to flat observations."""
+    """Linearise the predictor: return the map from all weights to observations, both flat."""
     form = problem.form
 
     def predictor(flat):
-        weights = {pair.name: flat[pair.name].reshape(pair.shape) for pair in form.pairs}
-        return jnp.ravel(problem.predictor(values, weights))
+        return jnp.ravel(problem.predictor(values, form.split(flat, "{}")))
 
-    return jax.linearize(predictor, no_weights(form))[1]
-
-
-def no_weights(form: Form) -> dict[str, Any]:
-    """Make flat weights of zero, by pairs."""
-    return {pair.name: jnp.zeros(pair.size) for pair in form.pairs}
+    return jax.linearize(predictor, jnp.zeros(form.size))[1]
 
 
 def possible_sources(tangent: Any, size: int, num_obs: int) -> dict[Source, Any]:
@@ -132,29 +126,29 @@ def possible_sources(tangent: Any, size: int, num_obs: int) -> dict[Source, Any]
 def design_rows(problem: Problem, values: dict[str, Any]) -> Float[Array, "P N"]:
     """Compute the raw design that multiplies the weights, features as rows: the Jacobian."""
     form, tangent = problem.form, linear_map(problem, values)
-    zero, rows = no_weights(form), {}
+    numbers, rows = form.split(jnp.arange(form.size), "{}"), []
+
+    def row(k):
+        return tangent(jnp.zeros(form.size).at[k].set(1))
+
     for pair, source in zip(form.pairs, form.sources, strict=True):
-        if source is not None:
+        if source is None:
+            # the batch bounds the memory of the intermediates, not of the result
+            rows.append(jax.lax.map(row, jnp.ravel(numbers[pair.name]), batch_size=256))
+        else:
             constant = jax.tree.leaves(tangent)[source.position]
-            rows[pair.name] = constant.T if source.transposed else constant
-            continue
-
-        def row(k, pair=pair):
-            return tangent(zero | {pair.name: jnp.zeros(pair.size).at[k].set(1)})
-
-        # the batch bounds the memory of the intermediates, not of the result
-        rows[pair.name] = jax.lax.map(row, jnp.arange(pair.size), batch_size=256)
-    joined = jnp.concatenate([rows[pair.name] for pair in form.pairs])
+            rows.append(constant.T if source.transposed else constant)
+    joined = jnp.concatenate(rows)
     return joined.astype(jnp.result_type(joined, float))
 
 
 def over_features(problem: Problem, values: dict[str, Any], of: Callable) -> Any:
     """Map ``of`` over the changes of the observations, (N, Q), with one weight of every task."""
     form, tangent = problem.form, linear_map(problem, values)
-    (pair,), (Q, M), N = form.pairs, form.shape, form.num_obs
+    (Q, M), N = form.shape, form.num_obs
 
     def one(m):
-        rows = tangent({pair.name: jnp.ravel(jnp.zeros((Q, M)).at[:, m].set(1))})
+        rows = tangent(jnp.ravel(jnp.zeros((Q, M)).at[:, m].set(1)))
         return of(rows.reshape(Q, N).T if form.tasks_first else rows.reshape(N, Q))
 
     # the batch bounds the memory of the intermediates

@@ -111,7 +111,7 @@ DATA: dict[str, tuple[Callable, tuple, tuple[str, ...]]] = {
     "imputed by NumPyro": (imputed, (X, Y), ("'y_unobserved'", "handlers.mask`, not `obs_mask`")),
     "no observations": (PLAIN, (X, None), ("'y'", "observ", "obs=y")),
     "all masked, array": (masked(np.zeros(N, bool)), (X, Y), ("no observ",)),
-    "all masked, scalar": (masked(False), (X, Y), ("no observ",)),
+    "all masked, scalar": (masked(False), (X, Y), ("observed sites []",)),
     "no rows": (PLAIN, (X[:0], Y[:0]), ("plate", "data")),
     **{
         f"shape {np.shape(y)}": (PLAIN, (X, y), ("'y'", str(np.shape(y)), "(8,)", "same shape"))
@@ -209,7 +209,7 @@ MODELS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "spike": (by_hand(lambda X, w, s, v: X @ w + s[0]), ALONE),
     "slab": (by_hand(lambda X, w, s, v: X @ w + v[0]), ALONE),
     "a product of one's own": (by_hand(lambda X, w, s, v: X @ (s * v)), ALONE),
-    "two sites": (two_sites, ("['y', 'z']", "one is supported", "Concatenate")),
+    "two sites": (two_sites, ("['y', 'z']", "one observed site", "Concatenate")),
     "noise": (
         regression(lambda X, w: dist.Normal(X @ w, jnp.exp(w[0]))),
         ("noise scale of 'y'", "weights", "Only its location may"),
