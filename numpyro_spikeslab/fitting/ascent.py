@@ -122,11 +122,14 @@ def step(
     at = view_at(spec, data, posterior)
     at, posterior, squares = data.features.sweep(spec, data, at, posterior, temperature)
     posterior = with_modes(spec, data, at, posterior, squares)
-    if not spec.form.free:
+    if data.view is not None:
         at = with_roles(spec, data, at, posterior.values)
     elif set(spec.form.free) <= set(posterior.slopes):
         # the sweep has taken them to their maximum; the next one finds its residual itself
         posterior = posterior._replace(residual=None)
+        if not spec.form.is_normal:
+            # the squares are those of the old stand-in
+            return posterior, bound(spec, data, posterior)
         at = view_at(spec, data, posterior)
     else:
         return _with_free(spec, data, posterior)

@@ -91,7 +91,7 @@ class Columns(Features):
         return q if data.view is None else _with_residual(spec, data, q)
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
-        design = self.design_at(spec, data, q)
+        design = self.design_at(spec, data, at, q)
         setting = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior)), temperature
         if not q.slopes:
             residual = _whitened_data(at) if data.view is None else q.residual
@@ -108,7 +108,7 @@ class Columns(Features):
         return at, q, self._squares(spec, data, at, q, design)
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        design, relative = self.design_at(spec, data, q), at.relative[:, 0]
+        design, relative = self.design_at(spec, data, at, q), at.relative[:, 0]
         precision = jnp.where(relative > 0, relative, 1)
         mean = jnp.zeros_like(relative) if data.view is None else predictor(design, q.weights.mean)
         variance = q.weights.predictor_variance(self._moving(spec, data, at, q, design))
@@ -116,7 +116,7 @@ class Columns(Features):
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         q = q._replace(residual=self.whitened_residual(spec, data, at, q))
-        return self._squares(spec, data, at, q, self.design_at(spec, data, q))
+        return self._squares(spec, data, at, q, self.design_at(spec, data, at, q))
 
     def _squares(self, spec, data, at, q, design) -> Float[Array, " Q"]:
         variance = q.weights.total_variance(self._moving(spec, data, at, q, design))
@@ -139,17 +139,18 @@ class Columns(Features):
         # the view is at the mean weights, so Y is the residual
         return _with_coefficients(spec, data, at, q, at.Y)
 
-    def design_at(self, spec: Spec, data: Data, q: Posterior) -> Design:
+    def design_at(self, spec: Spec, data: Data, at: View, q: Posterior) -> Design:
         """The whitened design."""
         if self.design is not None:
             return self.design
-        return whitened_design(problem_of(spec, data), q.values, spec.block_size)
+        relative = at.relative[:, 0]
+        return whitened_design(problem_of(spec, data), q.values, relative, spec.block_size)
 
     def whitened_residual(self, spec: Spec, data: Data, at: View, q: Posterior) -> Array:
         """Compute the whitened residual at the mean weights."""
         if data.view is None:
             return _whitened_data(at)
-        return _whitened_data(at) - predictor(self.design_at(spec, data, q), q.weights.mean)
+        return _whitened_data(at) - predictor(self.design_at(spec, data, at, q), q.weights.mean)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -19,6 +19,7 @@ from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.reading.stand_in import augmented
 from numpyro_spikeslab.reading.view import View, view
 from numpyro_spikeslab.roles import Index, SlabRole, Tally
 
@@ -80,7 +81,7 @@ class Batches(NamedTuple):
 class Spec:
     """Static arguments of compiled code; hashable.
 
-    - **form**, **program** - of the model.
+    - **form**, **program**, **density** - of the model.
     - **parameters** - of the kernels of its latent functions.
     - **block_size** - features in a block of the design.
     - **plain** - whether sweeps follow the paper's supplement.
@@ -91,6 +92,7 @@ class Spec:
 
     form: Form
     program: Program
+    density: Program | None
     parameters: Parameters | None
     block_size: int
     plain: bool
@@ -131,6 +133,7 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
     return Spec(
         form=form,
         program=reading.problem.program,
+        density=reading.problem.density,
         parameters=None if functions is None else functions.parameters,
         block_size=reading.block_size,
         plain=plain,
@@ -141,7 +144,7 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
 
 
 def problem_of(spec: Spec, data: Data) -> Problem:
-    return Problem(spec.form, spec.program, data.constants)
+    return Problem(spec.form, spec.program, data.constants, spec.density)
 
 
 def view_at(spec: Spec, data: Data, posterior: Posterior) -> View:
@@ -152,10 +155,17 @@ def view_at(spec: Spec, data: Data, posterior: Posterior) -> View:
     """
     if data.view is not None:
         return with_roles(spec, data, data.view, posterior.values)
-    weights = None
+    problem, values, weights = problem_of(spec, data), posterior.values, None
     if spec.form.kind == COLUMNS:
         weights = spec.form.split(posterior.weights.mean, "{}")
-    return view(problem_of(spec, data), posterior.values, weights, data.layout)
+    at = view(problem, values, weights, data.layout)
+    if spec.form.is_normal:
+        return at
+    # the stand-in that is best for the moments of the predictor
+    mean, variance = map(problem.observed, data.features.moments(spec, data, at, posterior))
+    mean += problem.predictor(values, weights)
+    stand_in = augmented(problem, values, mean).expect(mean, variance)
+    return view(problem, values, weights, data.layout, stand_in)
 
 
 def with_roles(spec: Spec, data: Data, at: View, values: dict[str, Any]) -> View:

@@ -12,7 +12,7 @@ from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.inner import Points
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.reading.form import ENTRIES
+from numpyro_spikeslab.reading.form import ENTRIES, OTHER
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 
@@ -65,6 +65,15 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
         if not jax.tree_util.all_leaves([value]):
             got = f"a {type(value).__name__} of arrays"
             raise bad(f"CAVI: the param {name!r}", got, "an array", "Make each array a param.")
+    if form.family == OTHER:
+        raise bad(
+            f"CAVI: the likelihood of {form.likelihood!r}",
+            "one without closed-form updates",
+            "Normal, StudentT or Laplace with the location f, Bernoulli, Binomial or "
+            "NegativeBinomialLogits with logits=f, Bernoulli with probs=ndtr(f), or "
+            "NegativeBinomial2 with the mean exp(f)",
+            "Draw with PairedGibbs, or fit the guide with numpyro.infer.SVI.",
+        )
     if names := [name for name in guide.sites.functions if name in form.others]:
         (weights, shape), phi = form.pairs[0][:2], names[0]
         raise bad(

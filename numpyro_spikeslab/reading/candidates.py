@@ -10,12 +10,14 @@ import jax.numpy as jnp
 from numpyro_spikeslab.reading.form import (
     ENTRIES,
     FUNCTIONS,
+    OTHER,
     SHARED,
     CoefficientSite,
     Form,
     task_axis,
 )
 from numpyro_spikeslab.reading.model_run import Problem
+from numpyro_spikeslab.reading.predictor import MULTIPLE
 from numpyro_spikeslab.reading.probe import Verdict, find_verdict
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
 from numpyro_spikeslab.reading.proof import Proof
@@ -30,7 +32,8 @@ def candidates(problem: Problem, proof: Proof, trace: dict[str, Any], joint: boo
     """
     plain = proof.plain
     parts, pairs = problem.program.shapes.observed[plain.likelihood], plain.pairs
-    if joint or plain.groups or len(pairs) != 1 or len(pairs[0].shape) not in (1, 2):
+    alone = joint or plain.groups or plain.family == OTHER
+    if alone or len(pairs) != 1 or len(pairs[0].shape) not in (1, 2):
         return [plain]
     form = _of_features(problem, plain, proof, parts.value.shape)
     if form is None:
@@ -73,7 +76,11 @@ def _layouts(form: Form, proof: Proof, parts: Any) -> list[Form]:
             laid_out = replace(form, tasks_first=tasks_first)
             along, across = laid_out.tasks_last(jnp.ones(parts.scale.shape)).shape
             complete = not proof.count and (along == 1 or across == 1)
-            forms.append(replace(laid_out, varying_noise=along > 1, complete=complete))
+            if form.is_normal:
+                laid_out = replace(laid_out, varying_noise=along > 1, complete=complete)
+            else:
+                laid_out = replace(laid_out, complete=False)
+            forms.append(laid_out)
     return forms
 
 
@@ -112,6 +119,7 @@ def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
         form,
         roles=tuple(role for role, plays in roles if plays and not isinstance(role, varying)),
         complete=form.complete and bool(verdict.same_counts),
+        family=form.family if verdict.single else MULTIPLE.get(form.family, OTHER),
         sources=tuple(next((k for k, x in each.items() if x), None) for each in verdict.sources),
     )
 
@@ -136,7 +144,7 @@ def only_known(
     def known(what, *sources):
         return jax.tree.map(lambda x, *names: x and not any(names), what, *sources)
 
-    names = ["same_counts", "noise_of_tasks"]
+    names = ["single", "same_counts", "noise_of_tasks"]
     if not _is_analytic(problem):
         names += ["fits", "of_tasks", "sources"]
     return verdict._replace(

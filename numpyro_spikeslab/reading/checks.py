@@ -50,6 +50,13 @@ def check_verdict(user: str, form: Form, verdict: Verdict) -> None:
                 f"{first}. Remove NaN and infinity from the data; missing observations need "
                 "`numpyro.handlers.mask`."
             )
+    number, first = verdict.bad_support
+    if number:
+        raise bad(
+            f"{user}: observations of {site!r}",
+            f"{number} outside of the support of their distribution, the first at {first}",
+            "classes 0 and 1, counts from 0 up to the total, values that it can have",
+        )
     if not verdict.proper:
         raise ValueError(
             f"{user}: inclusion probabilities of {names} must lie strictly between 0 and 1, their "

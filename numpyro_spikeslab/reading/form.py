@@ -17,6 +17,9 @@ COLUMNS, SHARED, FUNCTIONS, ENTRIES = "columns", "shared", "functions", "entries
 """Kinds of features: columns of a design, with one weight each; known ones that all tasks share;
 latent functions; latent functions of a sparse table, whose entries are the observations."""
 
+NORMAL, OTHER = "normal", "other"
+"""Families of a Normal likelihood, and of one that has no augmentation."""
+
 
 class CoefficientSite(NamedTuple):
     """A site of coefficients, with values as arrays of shape (Q, C).
@@ -73,7 +76,8 @@ class Form:
 
     - **pairs** - its spike-and-slab weights; flattened and joined they are the P coordinates.
     - **others** - all other latent sites and the params, without the functions that weights mix.
-    - **likelihood** - the observed Normal site.
+    - **likelihood** - the observed site.
+    - **family** - :data:`NORMAL`, the name of an augmentation, or :data:`OTHER`.
     - **kind** - :data:`COLUMNS`, :data:`SHARED`, :data:`FUNCTIONS` or :data:`ENTRIES`.
     - **functions** - the latent functions that the weights mix, or `None`.
     - **kernels** - the ``others`` that are parameters of the kernels, and only that.
@@ -98,6 +102,7 @@ class Form:
     pairs: tuple[Pair, ...]
     others: tuple[str, ...]
     likelihood: str = ""
+    family: str = NORMAL
     kind: str = COLUMNS
     functions: str | None = None
     kernels: tuple[str, ...] = ()
@@ -115,6 +120,11 @@ class Form:
     constant_rows: bool = False
     constant_design: bool = False
     sources: tuple[Source | None, ...] = ()
+
+    @property
+    def is_normal(self) -> bool:
+        """Whether the likelihood is Normal, and needs no stand-in."""
+        return self.family == NORMAL
 
     @property
     def size(self) -> int:

@@ -1,22 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The likelihood: the one place that knows that observations are Normal."""
+"""The likelihood: the one place that knows that observations are Normal.
 
+For others a Gaussian stands in; see :class:`~numpyro_spikeslab.algebra.augmentation.StandIn`.
+"""
+
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 
 import numpyro.distributions as dist
 
+from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.sparse_sums import Entries, Layout
 from numpyro_spikeslab.primitives import ENTRIES_MARK
 from numpyro_spikeslab.priors import WRAPPERS, base_of
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 
 
+def is_normal(fn: dist.Distribution) -> bool:
+    """Whether observations are Normal, with independent errors or a joint covariance."""
+    return type(base_of(fn)) in (dist.Normal, dist.MultivariateNormal)
+
+
+def has_density(fn: dist.Distribution) -> bool:
+    """Whether observations are Normal, or each is a number with a density of its own."""
+    return is_normal(fn) or base_of(fn).event_dim == 0
+
+
 class Gaussian(NamedTuple):
-    """An observed Normal site. All arrays broadcast to the shape of the observations.
+    """A Gaussian likelihood, of an observed Normal site or in place of another density.
+
+    All arrays broadcast to the shape of the observations.
 
     - **value** - the observations.
     - **predictor**, **scale** - location and standard deviation of their distribution.
@@ -30,16 +48,22 @@ class Gaussian(NamedTuple):
     count: Array  # type: ignore[assignment]
     entries: Entries | None
 
-    @staticmethod
-    def matches(site: dict[str, Any]) -> bool:
-        """Whether a site has this likelihood."""
-        return type(base_of(site["fn"])) is dist.Normal
-
     @classmethod
-    def of(cls, site: dict[str, Any]) -> "Gaussian":
-        """Make the parts of a site."""
+    def of(cls, site: dict[str, Any], log_prob: Callable[[Any, Any], Any]) -> "Gaussian":
+        """Make the parts of a site.
+
+        :param log_prob: of a distribution and values. If it is not Normal, the log density of each
+            observation is in the place of the predictor, until that is found, and the scale is 1.
+        """
         fn, value = site["fn"], jnp.asarray(site["value"])
-        dtype, rank = jnp.result_type(base_of(fn).loc, float), jnp.ndim(value)
+        base = base_of(fn)
+        if isinstance(base, dist.MultivariateNormal):
+            value, loc, scale = _whitened(base, value)
+        elif is_normal(base):
+            loc, scale = base.loc, base.scale
+        else:
+            loc, scale = jnp.broadcast_to(log_prob(base, value), value.shape), 1.0
+        dtype, rank = jnp.result_type(loc, float), jnp.ndim(value)
 
         def aligned(x, event_dim=0):
             # a factor of whole events has no axes for their parts
@@ -55,10 +79,19 @@ class Gaussian(NamedTuple):
         entries = site["infer"].get(ENTRIES_MARK)
         if entries is not None:
             entries = Entries(*(jnp.asarray(x, jnp.int32) for x in entries))
-        return cls(value.astype(dtype), aligned(fn.loc), aligned(fn.scale), count, entries)
+        return cls(value.astype(dtype), aligned(loc), aligned(scale), count, entries)
 
-    def in_tasks(self, form: Form, layout: Layout | None) -> dict[str, Any]:
-        """Return the fields of a view that describe the observations."""
+    def in_tasks(
+        self, form: Form, layout: Layout | None, stand_in: StandIn | None = None
+    ) -> dict[str, Any]:
+        """Return the fields of a view that describe the observations.
+
+        :param stand_in: for the density of each observation.
+        """
+        if stand_in is not None:
+            likelihood = self._replace(value=stand_in.target, scale=stand_in.precision**-0.5)
+            log_norm = jnp.sum(jnp.where(self.count > 0, self.count * stand_in.log_norm, 0))
+            return likelihood.in_tasks(form, layout) | {"log_scale": -log_norm}
         shape = form.table if layout is None else (jnp.size(self.value), 1)
         full = jnp.shape(self.value)
 
@@ -85,6 +118,17 @@ class Gaussian(NamedTuple):
             "rounding": by_task(rounding, form.num_tasks, layout),
             "log_scale": jnp.sum(counts * (jnp.log(scales) + 0.5 * jnp.log(2 * jnp.pi))),
         }
+
+
+def _whitened(fn: dist.MultivariateNormal, value: Any) -> tuple[Any, Any, Any]:
+    """Return observations, location and scale of independent observations of the same density."""
+    diagonal = jnp.diagonal(fn.scale_tril, axis1=-2, axis2=-1)
+
+    def of(x):
+        root = jnp.broadcast_to(fn.scale_tril, (*x.shape[:-1], *fn.scale_tril.shape[-2:]))
+        return diagonal * solve_triangular(root, x[..., None], lower=True)[..., 0]
+
+    return of(value), of(fn.loc), diagonal
 
 
 def _variances(

@@ -23,7 +23,7 @@ from numpyro.infer.util import helpful_support_errors
 from numpyro_spikeslab.primitives import MARK, Functions
 from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.form import Form
-from numpyro_spikeslab.reading.likelihood import Gaussian
+from numpyro_spikeslab.reading.likelihood import Gaussian, has_density, is_normal
 from numpyro_spikeslab.reading.program import Program, trace_program
 from numpyro_spikeslab.reading.sites import SET, Pair, find_function_sites, functions_of
 
@@ -45,7 +45,8 @@ class PairPrior(NamedTuple):
 class Run(NamedTuple):
     """The results of one run of a model that inference needs.
 
-    - **observed** - its observed Normal sites.
+    - **observed** - its observed sites of independent or Normal observations.
+    - **fns** - distributions of those that are not Normal.
     - **pairs** - the priors of its pairs.
     - **log_probs** - log density of every sample site, summed, but of the pairs' own.
     - **priors** - distributions of its other latent sites.
@@ -55,6 +56,7 @@ class Run(NamedTuple):
     """
 
     observed: dict[str, Gaussian]
+    fns: dict[str, Any]
     pairs: dict[str, PairPrior]
     log_probs: dict[str, Array]
     priors: dict[str, Any]
@@ -163,10 +165,10 @@ def _results(trace: dict[str, Any], pairs: tuple[Pair, ...], values, parts) -> R
         if x["type"] == "param"
     }
     functions = {k: functions_of(trace[k]) for k in find_function_sites(trace)}
+    observed = {k: x for k, x in sites.items() if x["is_observed"] and has_density(x["fn"])}
     return Run(
-        observed={
-            k: Gaussian.of(x) for k, x in sites.items() if x["is_observed"] and Gaussian.matches(x)
-        },
+        observed={k: Gaussian.of(x, log_density) for k, x in observed.items()},
+        fns={k: base_of(x["fn"]) for k, x in observed.items() if not is_normal(x["fn"])},
         pairs={pair.name: _pair_prior(trace, pair) for pair in pairs},
         log_probs={k: jnp.sum(site_log_prob(x)) for k, x in sites.items()},
         priors={k: x["fn"] for k, x in sites.items() if k in values and k not in functions},
@@ -185,12 +187,17 @@ def _function_arrays(trace: dict[str, Any], functions: Functions) -> tuple:
 
 def site_log_prob(site: dict[str, Any]) -> Any:
     """Compute the log density of a site's value."""
+    log_prob = log_density(site["fn"], site["value"])
+    return log_prob if site["scale"] is None else log_prob * site["scale"]
+
+
+def log_density(fn: Any, value: Any) -> Any:
+    """Compute the log density of each value."""
     with warnings.catch_warnings():
         # missing observations may be NaN, and bad values get a better message
         warnings.filterwarnings("ignore", "Out-of-support values")
         # of numpy's values NumPyro would check the support by numpy, for traced bounds too
-        log_prob = site["fn"].log_prob(jnp.asarray(site["value"]))
-    return log_prob if site["scale"] is None else log_prob * site["scale"]
+        return fn.log_prob(jnp.asarray(value))
 
 
 def _pair_prior(trace: dict[str, Any], pair: Pair) -> PairPrior:
@@ -219,11 +226,14 @@ class Problem:
     - **form** - its description; static in compiled code, and so is the program.
     - **program** - from :func:`program_of`.
     - **constants** - the data.
+    - **density** - the density of the observations given the predictor, if they are not Normal; see
+      :class:`~numpyro_spikeslab.reading.predictor.Density`.
     """
 
     form: Form = field(metadata={"static": True})
     program: Program = field(metadata={"static": True})
     constants: tuple
+    density: Program | None = field(default=None, metadata={"static": True})
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -244,14 +254,25 @@ class Problem:
         :param parts: spikes and slabs, on which no result may depend; zero by default.
         :param of: takes a part of the :class:`Run`, and the rest is not computed.
         """
+        program = self.program if of is None else self.program.part(of)
+        return program(self.constants, *self._arguments(values, weights, parts))
+
+    def given_predictor(
+        self, values: dict[str, Any], predictor: Any, of: Callable[[Any], Any]
+    ) -> Any:
+        """Compute a part of the density of the observations, given the predictor."""
+        assert self.density is not None
+        arguments = *self._arguments(values), predictor
+        return self.density.part(of)(self.constants, *arguments)
+
+    def _arguments(self, values: Any, weights: Any = None, parts: Any = None) -> tuple:
         form, zero = self.form, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.inputs)
         sites = zero["values"] | {name: values[name] for name in form.others}
         if form.functions in values:
             sites[form.functions] = values[form.functions]
         weights = zero["weights"] if weights is None else weights
         parts = zero["parts"] if parts is None else parts
-        program = self.program if of is None else self.program.part(of)
-        return program(self.constants, sites, weights, parts)
+        return sites, weights, parts
 
     def likelihood(self, run: Any) -> Any:
         """Return the likelihood of a run, or of the shapes or sources of its results."""
@@ -270,6 +291,11 @@ class Problem:
         """Compute the location of the observations, in their shape."""
         x = self.run(values, weights, parts, lambda run: self.likelihood(run).predictor)
         return jnp.broadcast_to(x, self.likelihood(self.program.shapes).value.shape)
+
+    def observed(self, x: Float[Array, "N Q"]) -> Float[Array, "..."]:
+        """Return a table with tasks as columns in the shape of the observations."""
+        x = x.T if self.form.tasks_first else x
+        return x.reshape(self.likelihood(self.program.shapes).value.shape)
 
     def predictor_of_tasks(
         self, values: dict[str, Any], weights: dict[str, Any] | None = None

@@ -32,6 +32,8 @@ class Verdict(NamedTuple):
 
     - **any_counted** - whether any observation counts.
     - **bad_values**, **bad_offsets** - how many are not finite, and the position of the first.
+    - **bad_support** - likewise, of observations outside of the support of their distribution.
+    - **single** - whether each observation counts once or not at all.
     - **finite_design** - whether the design is, where observations count.
     - **proper** - whether inclusion probabilities lie between 0 and 1 and scales are positive.
     - **slab_locs** - largest absolute prior mean of the slabs of each pair.
@@ -46,6 +48,8 @@ class Verdict(NamedTuple):
     any_counted: Any
     bad_values: tuple[Any, Any]
     bad_offsets: tuple[Any, Any]
+    bad_support: tuple[Any, Any]
+    single: Any
     finite_design: Any
     proper: Any
     slab_locs: Any
@@ -105,8 +109,10 @@ def find_verdict(
         same_counts = jnp.all(count == count[:, :1])
     verdict = Verdict(
         any_counted=jnp.any(counted),
-        bad_values=_bad(counted, parts.value),
-        bad_offsets=_bad(counted, jnp.broadcast_to(parts.predictor, shape)),
+        bad_values=_bad(counted, jnp.isfinite(parts.value)),
+        bad_offsets=_bad(counted, jnp.isfinite(jnp.broadcast_to(parts.predictor, shape))),
+        bad_support=_bad(counted, _in_support(problem, values, parts)),
+        single=jnp.all((parts.count == 0) | (parts.count == 1)),
         finite_design=finite_design,
         proper=jnp.all((scale > 0) & (scale < jnp.inf)) & jnp.all(jnp.isfinite(log_odds)),
         slab_locs=jnp.stack([jnp.max(jnp.abs(p.loc)) for p in pairs]),
@@ -123,8 +129,16 @@ def find_verdict(
 probe = jax.jit(find_verdict, static_argnums=1, compiler_options=RUN_ONCE)
 
 
-def _bad(counted: Any, x: Any) -> tuple[Any, Any]:
-    bad = jnp.ravel(counted & ~jnp.isfinite(x))
+def _in_support(problem: Problem, values: dict[str, Any], parts: Any) -> Any:
+    """Test whether the distribution of the observations allows their values."""
+    if problem.form.is_normal:
+        return jnp.array(True)
+    fn = problem.given_predictor(values, problem.predictor(values), lambda density: density.fn)
+    return fn.support(parts.value)
+
+
+def _bad(counted: Any, good: Any) -> tuple[Any, Any]:
+    bad = jnp.ravel(counted & ~good)
     return jnp.sum(bad), jnp.argmax(bad)
 
 

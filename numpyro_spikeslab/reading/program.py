@@ -8,6 +8,7 @@ the program's text, so no change of an array in place or of a global goes unnoti
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from hashlib import blake2b
 import re
 from typing import Any
@@ -38,15 +39,28 @@ class Program:
         # constants are inputs, for JAX never frees the arrays inside of compiled programs
         inputs = [*closed.jaxpr.constvars, *closed.jaxpr.invars]
         self.jaxpr = closed.jaxpr.replace(constvars=[], invars=inputs)
-        self.in_avals, self.out_tree = closed.in_avals, out_tree
-        self.arguments = jax.tree.unflatten(in_tree, map(_shape, closed.in_avals))
-        self.shapes = jax.tree.unflatten(out_tree, map(_shape, closed.out_avals))
+        self._describe(in_tree, out_tree)
         hidden = tuple(map(_content, _hidden_constants(self.jaxpr)))
         plain = map(_plain, closed.consts)
         shapes = tuple((np.shape(c), str(jnp.result_type(c))) for c in plain)
         # the shapes in a trace belong to the mesh of chains that run in parallel
         mesh = jax.sharding.get_abstract_mesh()
         self._key = (_RULES.sub("", str(self.jaxpr)), hidden, shapes, out_tree, mesh)
+
+    def _describe(self, in_tree: Any, out_tree: Any) -> None:
+        first = len(self.jaxpr.invars) - in_tree.num_leaves
+        self.in_avals = [x.aval for x in self.jaxpr.invars[first:]]
+        self.arguments = jax.tree.unflatten(in_tree, map(_shape, self.in_avals))
+        self.shapes = jax.tree.unflatten(out_tree, [_shape(x.aval) for x in self.jaxpr.outvars])
+        self.out_tree = out_tree
+
+    def rewritten(self, jaxpr: Jaxpr, in_tree: Any = None, out_tree: Any = None) -> "Program":
+        """Return a program of the same constants with other equations or results."""
+        program = copy(self)
+        program.jaxpr = jaxpr
+        program._describe(in_tree or jax.tree.structure(self.arguments), out_tree or self.out_tree)
+        program._key = (_RULES.sub("", str(jaxpr)), *self._key[1:])
+        return program
 
     def __hash__(self) -> int:
         return hash(self._key[0])
@@ -82,11 +96,16 @@ class Program:
         """Return positions of the inputs, constants first, that :meth:`part` takes."""
         return self._needed(of)[1]
 
+    def places(self, of: Callable[[Any], Any]) -> tuple[list[int], Any]:
+        """Return the places of a part among the results, and its structure."""
+        return jax.tree.flatten(
+            of(jax.tree.unflatten(self.out_tree, range(len(self.jaxpr.outvars))))
+        )
+
     def _needed(self, of: Callable[[Any], Any]) -> tuple[Jaxpr, list[int], list[int], Any]:
         """Return the program of a part, the inputs that it takes, and the places of its leaves."""
-        outputs = range(self.out_tree.num_leaves)
-        places, tree = jax.tree.flatten(of(jax.tree.unflatten(self.out_tree, outputs)))
-        needed, used = dce_jaxpr(self.jaxpr, [k in places for k in outputs])
+        places, tree = self.places(of)
+        needed, used = dce_jaxpr(self.jaxpr, [k in places for k in range(len(self.jaxpr.outvars))])
         return needed, [k for k, is_used in enumerate(used) if is_used], places, tree
 
 

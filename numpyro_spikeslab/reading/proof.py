@@ -22,9 +22,11 @@ from numpyro_spikeslab.reading.coefficient_proof import (
     put,
     sources_of_derivative,
 )
-from numpyro_spikeslab.reading.form import Form
-from numpyro_spikeslab.reading.likelihood import Gaussian
+from numpyro_spikeslab.reading.form import NORMAL, OTHER, Form
+from numpyro_spikeslab.reading.likelihood import has_density, is_normal
 from numpyro_spikeslab.reading.model_run import Problem
+from numpyro_spikeslab.reading.predictor import MULTIPLE, bent_by, cuts, family_of
+from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.provenance import NONE, Names, Step, names_of, provenance, union
 from numpyro_spikeslab.reading.sites import functions_of, is_latent
 from numpyro_spikeslab.roles import ROLES, Role
@@ -34,6 +36,8 @@ class Proof(NamedTuple):
     """Facts about a model.
 
     - **plain** - its form as a regression on columns.
+    - **program**, **density** - its program, cut at the predictor of a likelihood that is not
+      Normal; see :class:`~numpyro_spikeslab.reading.model_run.Problem`.
     - **predictor**, **count** - the sites on which these parts of the likelihood can depend.
     - **coefficients** - Normal sites in which the predictor is affine.
     - **mixed** - the latent functions, if the predictor is an offset and a bilinear map of them and
@@ -44,6 +48,8 @@ class Proof(NamedTuple):
     """
 
     plain: Form
+    program: Program
+    density: Program | None
     predictor: frozenset[str]
     count: frozenset[str]  # type: ignore[assignment]
     coefficients: CoefficientProof
@@ -64,8 +70,14 @@ def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
     _check_pairs(run, user)
     likelihood = _find_likelihood(problem, run, trace, user)
     problem = replace(problem, form=replace(problem.form, likelihood=likelihood))
+    family = NORMAL
+    if is_normal(trace[likelihood]["fn"]):
+        slopes = _prove_affine(problem, run, user)
+    else:
+        problem, family, slopes = _find_predictor(problem, trace, user)
+        run = provenance(problem.run, **problem.inputs)
     _check_parts(problem, run, user)
-    design = names_of(_prove_affine(problem, run, user), "values")
+    design = names_of(slopes, "values")
     mixed = _find_mixed(problem, run, trace)
     coefficients = find_coefficients(problem, run, trace)
     parts, shapes = problem.likelihood(run), problem.likelihood(problem.program.shapes)
@@ -73,9 +85,10 @@ def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
         names_of(x, "values") for x in (parts.predictor, parts.scale, parts.count)
     )
     # as the program has it, for along an axis of size 1 the scale cannot change
-    varying = shapes.scale.size > 1
+    varying = family != NORMAL or shapes.scale.size > 1
     plain = replace(
         problem.form,
+        family=MULTIPLE.get(family, OTHER) if count else family,
         num_features=problem.form.size,
         num_obs=shapes.value.size,
         roles=_find_roles(problem, run, trace),
@@ -84,11 +97,12 @@ def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
         constant_covariates=coefficients.constant,
         varying_noise=varying,
         constant_rows=not design,
-        constant_design=not (design or count or (varying and scale)),
+        constant_design=family == NORMAL and not (design or count or (varying and scale)),
         sources=(None,) * len(problem.form.pairs),
     )
     functions = _about_functions(problem, run, trace, mixed)
-    return Proof(plain, predictor, count, coefficients, mixed, *functions)
+    cut = problem.program, problem.density
+    return Proof(plain, *cut, predictor, count, coefficients, mixed, *functions)
 
 
 def _weights(names: Names) -> list[str]:
@@ -96,8 +110,8 @@ def _weights(names: Names) -> list[str]:
 
 
 _ONLY = (
-    "so the conditional of the pairs is not the spike-and-slab one. Only an observed Normal site "
-    "may depend on the weights."
+    "so the conditional of the pairs is not the spike-and-slab one. Only an observed site may "
+    "depend on the weights."
 )
 
 
@@ -118,7 +132,7 @@ def _find_likelihood(problem: Problem, run: Any, trace: dict[str, Any], user: st
     touched = {k: weights for k, names in run.log_probs.items() if (weights := _weights(names))}
     observed = [name for name in touched if trace[name]["is_observed"]]
     latent = [name for name in touched if name not in observed]
-    if latent and (observed or not all(Gaussian.matches(trace[name]) for name in latent)):
+    if latent and (observed or not all(is_normal(trace[name]["fn"]) for name in latent)):
         remedy = "If it is to be predicted, leave it out here, and its inputs."
         if latent[0].endswith("_unobserved"):
             remedy = "For missing observations use `numpyro.handlers.mask`, not `obs_mask`."
@@ -135,13 +149,41 @@ def _find_likelihood(problem: Problem, run: Any, trace: dict[str, Any], user: st
             "obs=y)`. Concatenate those of several sites.",
         )
     (name,) = observed
-    if not Gaussian.matches(trace[name]):
-        got = type(base_of(trace[name]["fn"])).__name__
-        raise ValueError(
-            f"{user}: the observed site {name!r} has the likelihood {got}; Normal is supported. "
-            "Transform the response, or use another method, such as DiscreteHMCGibbs."
+    if not has_density(trace[name]["fn"]):
+        raise bad(
+            f"{user}: the likelihood of {name!r}",
+            type(base_of(trace[name]["fn"])).__name__,
+            "MultivariateNormal or a distribution of single numbers",
+            "Use another method, such as DiscreteHMCGibbs.",
         )
     return name
+
+
+def _find_predictor(
+    problem: Problem, trace: dict[str, Any], user: str
+) -> tuple[Problem, str, Names]:
+    """Cut the likelihood at its predictor, and return its family, too.
+
+    The last affine variable is the predictor, or an earlier one if that has an augmentation.
+    """
+    name = problem.form.likelihood
+    got = f"{user}: the density {type(base_of(trace[name]['fn'])).__name__} of {name!r}"
+    slopes = ((cut, *_slopes(cut, provenance(cut.run, **cut.inputs))) for cut in cuts(problem))
+    affine = [(cut, family_of(cut), sources) for cut, bent, sources in slopes if not bent]
+    if not affine:
+        raise ValueError(
+            f"{got} depends on the weights in other ways than through a predictor that is affine "
+            "in them and has the shape of the observations, as `X @ w + offset`. Let no other "
+            "parameter depend on them, or use another method, such as DiscreteHMCGibbs."
+        )
+    chosen = next((each for each in affine if each[1] != OTHER), affine[0])
+    if operation := bent_by(chosen[0].density):
+        raise ValueError(
+            f"{got} is not elementwise in the predictor, because of {operation!r}. Let each "
+            "observation depend on its own entry of the predictor, or use another method, such as "
+            "DiscreteHMCGibbs."
+        )
+    return chosen
 
 
 def _check_parts(problem: Problem, run: Any, user: str) -> None:
@@ -167,18 +209,25 @@ def _check_parts(problem: Problem, run: Any, user: str) -> None:
 
 def _prove_affine(problem: Problem, run: Any, user: str) -> Names:
     """Return the inputs on which the derivative of the predictor in the weights can depend."""
-    sources = frozenset(x.name for x in problem.likelihood(run).predictor if isinstance(x, Step))
-    # a function with steps may have no derivative
-    if not _weights(sources):
-        keys = [("weights", pair.name) for pair in problem.form.pairs]
-        sources = sources_of_derivative(problem.predictor, problem.inputs, keys)
-    if bent := _weights(sources):
+    bent, sources = _slopes(problem, run)
+    if bent:
         raise ValueError(
             f"{user}: the location of {problem.form.likelihood!r} is not affine in the weights "
             f"{bent} at all values of the other sites. Write it as `X @ w + offset`; a nonlinear "
             "link needs another method, such as DiscreteHMCGibbs."
         )
     return sources
+
+
+def _slopes(problem: Problem, run: Any) -> tuple[list[str], Names]:
+    """Return the weights in which the predictor is not affine, and the inputs on which its
+    derivative in the weights can depend."""
+    sources = frozenset(x.name for x in problem.likelihood(run).predictor if isinstance(x, Step))
+    # a function with steps may have no derivative
+    if not _weights(sources):
+        keys = [("weights", pair.name) for pair in problem.form.pairs]
+        sources = sources_of_derivative(problem.predictor, problem.inputs, keys)
+    return _weights(sources), sources
 
 
 # Roles

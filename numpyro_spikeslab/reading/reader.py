@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from math import prod
 from typing import Any
 
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 import numpyro.distributions as dist
 
+from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, split, whitened
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
 from numpyro_spikeslab.algebra.sparse_sums import Entries, Layout, layout_of
@@ -98,14 +99,16 @@ class Reading:
             "call outside, or bind indices, entries and masks, `functools.partial(model, X)`."
         )
 
-    def view(self, values: dict[str, Any], weights: dict[str, Any] | None = None) -> View:
+    def view(
+        self, values: dict[str, Any], weights: Any = None, stand_in: StandIn | None = None
+    ) -> View:
         """Return the model at given values."""
-        return view(self.problem, values, weights, self.layout)
+        return view(self.problem, values, weights, self.layout, stand_in)
 
     @property
     def base(self) -> View | None:
         """The view, as large as the data, if only sites with a role or of kernels change it."""
-        if self.form.free:
+        if self.form.free or not self.form.is_normal:
             return None
         with outside_transformations(self.problem.constants):
             return _view(self.problem, self.generic, None, self.layout)
@@ -174,7 +177,8 @@ class Reading:
     def task_statistics(self) -> TaskStatistics | None:
         """Statistics of tasks with coefficients of their own, where no other site changes them."""
         form, own = self.form, {each.site for each in self.form.of_tasks}
-        if form.kind != SHARED or not own or not own.issuperset(form.free):
+        constant = form.is_normal and own.issuperset(form.free)
+        if form.kind != SHARED or not own or not constant:
             return None
         return _statistics(self.problem, self.generic, self.features, self.covariates)
 
@@ -184,19 +188,23 @@ class Reading:
         columns = self.form.kind == COLUMNS and self.form.constant_rows
         return _rows(self.problem, self.generic) if columns else None
 
-    def design_at(self, values: dict[str, Any]) -> Design:
-        """The whitened design at given values of the other sites."""
-        return whitened_design(self.problem, values, self.block_size, self.rows)
+    def design_at(self, values: dict[str, Any], relative: Any) -> Design:
+        """The whitened design at given values of the other sites and relative precisions."""
+        return whitened_design(self.problem, values, relative, self.block_size, self.rows)
 
 
 MAX_GRAM = 1024
 """Above as many columns, their products take more memory than they save time."""
 
 _view = jax.jit(view)
-_design = jax.jit(whitened_design, static_argnums=2)
 _rows = jax.jit(design_rows)
 _features = jax.jit(shared_features)
 _covariates = jax.jit(shared_covariates)
+
+
+@partial(jax.jit, static_argnums=2)
+def _design(problem, values, block_size):
+    return whitened_design(problem, values, view(problem, values).relative[:, 0], block_size)
 
 
 @jax.jit
@@ -259,6 +267,7 @@ class Reader:
             problem = Problem(form, program, on_device(constants))
             # the proof depends on the program only
             proof = proof or prove(problem, trace, self.user)
+            problem = replace(problem, program=proof.program, density=proof.density)
             reading = self._read(problem, proof, trace, (generic, generic_data))
             if are_concrete((constants, generic_data)):
                 self._last = key, data, reading, proof

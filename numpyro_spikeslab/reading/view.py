@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.pairs import (
     BLOCK_SIZE,
     CHANGING_BLOCK_SIZE,
@@ -64,10 +65,12 @@ def view(
     values: dict[str, Any],
     weights: dict[str, Any] | None = None,
     layout: Layout | None = None,
+    stand_in: StandIn | None = None,
 ) -> View:
     """Run the model at given values; see :meth:`Problem.run`.
 
     :param layout: of the observations, if they are entries of a table.
+    :param stand_in: for the density of observations that are not Normal.
     """
     form, run = problem.form, problem.run(values, weights)
     elsewhere = {form.likelihood, form.functions, *form.kernels}
@@ -77,7 +80,7 @@ def view(
     log_odds = jnp.concatenate([jnp.ravel(prior.log_odds) for prior in pairs])
     scale = jnp.concatenate([jnp.ravel(prior.scale) for prior in pairs])
     return View(
-        **problem.likelihood(run).in_tasks(form, layout),
+        **problem.likelihood(run).in_tasks(form, layout, stand_in),
         prior=Prior(log_odds.reshape(form.shape), scale.reshape(form.shape) ** 2),
         priors=run.priors,
         log_density=sum(log_probs, start=jnp.zeros(())),
@@ -173,11 +176,17 @@ def where_observed(
 
 
 def whitened_design(
-    problem: Problem, values: dict[str, Any], block_size: int = BLOCK_SIZE, rows: Any = None
+    problem: Problem,
+    values: dict[str, Any],
+    relative: Float[Array, " N"],
+    block_size: int = BLOCK_SIZE,
+    rows: Any = None,
 ) -> Design:
-    """Whiten the rows of :func:`design_rows`, or these rows, and cut them into blocks."""
+    """Whiten the rows of :func:`design_rows`, or these rows, and cut them into blocks.
+
+    :param relative: relative precisions of the observations.
+    """
     rows = design_rows(problem, values) if rows is None else rows
-    relative = view(problem, values).relative[:, 0]
     if not problem.form.constant_design:
         # made for a single sweep
         block_size = min(block_size, CHANGING_BLOCK_SIZE)

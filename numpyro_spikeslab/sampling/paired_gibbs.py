@@ -156,7 +156,9 @@ def _draw_columns(
     :return: spikes, slabs and inclusion probabilities; and the draw of the coefficients.
     """
     reading, at, current = now.reading, now.at, weights(*now.weights())[0]
-    design = reading.design_at(now.values) if reading.design is None else reading.design
+    design = reading.design
+    if design is None:
+        design = reading.design_at(now.values, at.relative[:, 0])
     precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
     target, columns = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0], None
     sites = reading.form.coefficient_sites(now.own)

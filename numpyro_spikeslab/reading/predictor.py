@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The predictor of a likelihood that is not Normal: where its program is cut in two.
+
+The predictor is the last variable, of the shape of the observations, that is affine in the weights
+and through which alone the density of the observations depends on them: ``X @ w`` in
+``Poisson(jnp.exp(X @ w))``. One program computes it; another takes it and computes the density.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import jax
+from jax.extend.core import Literal
+from jax.interpreters.partial_eval import dce_jaxpr
+import jax.numpy as jnp
+from jax.scipy.special import ndtr
+
+import numpyro.distributions as dist
+
+from numpyro_spikeslab.reading.form import NORMAL, OTHER
+from numpyro_spikeslab.reading.model_run import Problem
+from numpyro_spikeslab.reading.program import Program, computed
+from numpyro_spikeslab.reading.provenance import Step, provenance, union
+
+
+class Density(NamedTuple):
+    """The density of the observations given the predictor.
+
+    - **log_prob** - log density of each observation, in their shape.
+    - **fn** - their distribution.
+    """
+
+    log_prob: Any
+    fn: Any
+
+
+def cuts(problem: Problem) -> Iterator[Problem]:
+    """Yield the model with each variable through which alone the likelihood depends on the weights,
+    the last one first, as its predictor."""
+    name, program = problem.form.likelihood, problem.program
+    places, tree = program.places(lambda run: Density(run.observed[name].predictor, run.fns[name]))
+    jaxpr, shape = program.jaxpr, problem.likelihood(program.shapes).value.shape
+    results = [jaxpr.outvars[place] for place in places]
+    first = len(jaxpr.invars) - len(jax.tree.leaves(program.arguments[1:]))
+    for variable in _bottlenecks(jaxpr, results, jaxpr.invars[first:]):
+        aval = variable.aval
+        if aval.shape == shape and jnp.issubdtype(aval.dtype, jnp.inexact):
+            outvars, (place, *_) = list(jaxpr.outvars), places
+            outvars[place] = variable
+            located = program.rewritten(jaxpr.replace(outvars=outvars))
+            after = [x for x in jaxpr.eqns if variable not in x.outvars]
+            density = program.rewritten(
+                jaxpr.replace(invars=[*jaxpr.invars, variable], outvars=results, eqns=after),
+                in_tree=jax.tree.structure((*program.arguments, 0.0)),
+                out_tree=tree,
+            )
+            yield replace(problem, program=located, density=density)
+
+
+def _bottlenecks(jaxpr: Any, results: list[Any], inputs: list[Any]) -> Iterator[Any]:
+    """Yield the variables through which alone results depend on some inputs, the last one first."""
+    moving = set(inputs)
+    for equation in jaxpr.eqns:
+        if any(_is_in(moving, x) for x in equation.invars):
+            moving.update(equation.outvars)
+    front = {x for x in results if _is_in(moving, x)}
+    for equation in reversed(jaxpr.eqns):
+        if front.isdisjoint(equation.outvars):
+            continue
+        if len(front) == 1:
+            yield next(iter(front))
+        front = front.difference(equation.outvars)
+        front |= {x for x in equation.invars if _is_in(moving, x)}
+
+
+def _is_in(variables: set[Any], operand: Any) -> bool:
+    return not isinstance(operand, Literal) and operand in variables
+
+
+_ELEMENTWISE = frozenset(
+    [
+        "abs",
+        "acos",
+        "acosh",
+        "add",
+        "and",
+        "asin",
+        "asinh",
+        "atan",
+        "atan2",
+        "atanh",
+        "bessel_i0e",
+        "bessel_i1e",
+        "cbrt",
+        "ceil",
+        "clamp",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "cos",
+        "cosh",
+        "digamma",
+        "div",
+        "eq",
+        "erf",
+        "erf_inv",
+        "erfc",
+        "exp",
+        "exp2",
+        "expm1",
+        "floor",
+        "ge",
+        "gt",
+        "igamma",
+        "igammac",
+        "igamma_grad_a",
+        "integer_pow",
+        "is_finite",
+        "le",
+        "lgamma",
+        "log",
+        "log1p",
+        "logistic",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "ne",
+        "neg",
+        "nextafter",
+        "not",
+        "or",
+        "polygamma",
+        "pow",
+        "regularized_incomplete_beta",
+        "rem",
+        "round",
+        "rsqrt",
+        "select_n",
+        "sign",
+        "sin",
+        "sinh",
+        "sqrt",
+        "square",
+        "stop_gradient",
+        "sub",
+        "tan",
+        "tanh",
+        "xor",
+        "zeta",
+    ]
+)
+"""Primitives whose results, entry by entry, depend on the same entry of their operands."""
+
+
+def bent_by(density: Program) -> str | None:
+    """Return the name of a primitive that is not elementwise in the predictor, or `None`."""
+    needed, _ = dce_jaxpr(density.jaxpr, [k == 0 for k in range(len(density.jaxpr.outvars))], True)
+    return _first_bent(needed, [needed.invars[-1]])
+
+
+def _first_bent(jaxpr: Any, inputs: list[Any]) -> str | None:
+    moving, shape = set(inputs), inputs[0].aval.shape
+    for equation in jaxpr.eqns:
+        places = [k for k, x in enumerate(equation.invars) if _is_in(moving, x)]
+        if not places:
+            continue
+        moving.update(equation.outvars)
+        name, inner = equation.primitive.name, _inner(equation)
+        if inner is not None:
+            bent = _first_bent(inner, [inner.invars[k] for k in places])
+        else:
+            # a change of the shape that changes nothing is elementwise, too
+            plain = name in _ELEMENTWISE or name in ("broadcast_in_dim", "reshape", "squeeze")
+            bent = None if plain and all(x.aval.shape == shape for x in equation.outvars) else name
+        if bent is not None:
+            return bent
+    return None
+
+
+def _inner(equation: Any) -> Any:
+    """Return the program of a call, of the same operands."""
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        inner = equation.params.get(key)
+        inner = getattr(inner, "jaxpr", inner)
+        if inner is not None and len(inner.invars) == len(equation.invars):
+            return None if equation.primitive.name in ("scan", "while", "cond") else inner
+    return None
+
+
+_LINKS: dict[type, tuple[str, dict[str, Callable[[Any], Any]]]] = {
+    dist.BernoulliLogits: ("logits", {"bernoulli": jnp.asarray}),
+    dist.BernoulliProbs: ("probs", {"bernoulli": jax.nn.sigmoid, "probit": ndtr}),
+    dist.BinomialLogits: ("logits", {"logistic": jnp.asarray}),
+    dist.BinomialProbs: ("probs", {"logistic": jax.nn.sigmoid}),
+    dist.NegativeBinomialLogits: ("logits", {"logistic": jnp.asarray}),
+    dist.NegativeBinomialProbs: ("probs", {"logistic": jax.nn.sigmoid}),
+    dist.NegativeBinomial2: ("mean", {"logistic": jnp.exp}),
+    dist.StudentT: ("loc", {"student_t": jnp.asarray}),
+    dist.Laplace: ("loc", {"laplace": jnp.asarray}),
+}
+"""The parameter of a distribution that has an augmentation, as a function of the predictor."""
+
+MULTIPLE = {NORMAL: NORMAL, "bernoulli": "logistic", "logistic": "logistic"}
+"""Families of observations that may count any number of times; the others have no augmentation."""
+
+_PARAMETERS = ("total_count", "concentration", "df", "scale")
+
+
+def family_of(problem: Problem) -> str:
+    """Return the name of the augmentation of the likelihood, or :data:`OTHER`."""
+    assert problem.density is not None
+    density, fn = problem.density, problem.density.shapes.fn
+    name, links = _LINKS.get(type(fn), ("", {}))
+    if not links:
+        return OTHER
+    if isinstance(fn, dist.NegativeBinomial2):
+        density, name = _with_mean(density), "rate"
+
+    def parameters(f, **inputs):
+        case = replace(problem, density=density)
+        fn = case.given_predictor(inputs["values"], f, lambda density: density.fn)
+        others = [getattr(fn, k) for k in _PARAMETERS if hasattr(fn, k)]
+        return jnp.broadcast_to(getattr(fn, name), f.shape), others
+
+    values = problem.inputs["values"]
+    f = problem.density.arguments[-1]
+    sources, others = provenance(parameters, f=f, values=values)
+    if sources - {Step("f")} != {"f"} or "f" in union(others):
+        return OTHER
+    # a function of the predictor alone, so numbers tell which
+    grid = jnp.resize(jnp.linspace(-4.0, 4.0, 41), f.shape)
+    ones = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), values)
+    got = computed(lambda: parameters(grid, values=ones)[0])
+    agree = (k for k, link in links.items() if np.allclose(got, link(grid), 1e-4, 1e-6))
+    return next(agree, OTHER)
+
+
+def _with_mean(density: Program) -> Program:
+    """Replace the rate of a negative binomial, its concentration over its mean, by the mean."""
+    (place,), _ = density.places(lambda density: density.fn.rate)
+    variable, outvars = density.jaxpr.outvars[place], list(density.jaxpr.outvars)
+    for equation in density.jaxpr.eqns:
+        if variable in equation.outvars and equation.primitive.name == "div":
+            outvars[place] = equation.invars[1]
+    return density.rewritten(density.jaxpr.replace(outvars=outvars))

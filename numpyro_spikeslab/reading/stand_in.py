@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gaussian stand-ins for the density of observations that are not Normal."""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float
+
+import jax.numpy as jnp
+
+import numpyro.distributions as dist
+
+from numpyro_spikeslab.algebra.augmentation import Laplace, Logistic, Probit, StandIn, StudentT
+from numpyro_spikeslab.reading.model_run import Problem
+
+
+def log_likelihood(
+    problem: Problem, values: dict[str, Any], f: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    """Compute the log density of each observation given the predictor, as often as it counts."""
+    count = problem.run(values, of=lambda run: problem.likelihood(run).count)
+    log_prob = problem.given_predictor(values, f, lambda density: density.log_prob)
+    # missing observations may be NaN
+    return jnp.where(count > 0, count * log_prob, 0)
+
+
+class Augmented(NamedTuple):
+    """The likelihood of a model as a mixture of Gaussians.
+
+    - **mixture** - in the predictor plus a shift, with all counts of an observation at once.
+    - **shift** - the shift.
+    - **count** - how often each observation counts, 1 where it is missing.
+    - **constant** - log density of an observation less that of the mixture.
+    """
+
+    mixture: Any
+    shift: Any
+    count: Any  # type: ignore[assignment]
+    constant: Any
+
+    def draw(self, key: Array, f: Float[Array, "..."]) -> StandIn:
+        """Draw the auxiliary variables given the predictor."""
+        return self._of(self.mixture.draw(key, f + self.shift))
+
+    def expect(self, mean: Float[Array, "..."], variance: Float[Array, "..."]) -> StandIn:
+        """Return the best stand-in if the predictor has this mean and variance."""
+        return self._of(self.mixture.expect(mean + self.shift, variance))
+
+    def _of(self, stand_in: StandIn) -> StandIn:
+        precision, target, log_norm = stand_in
+        log_norm = log_norm / self.count + self.constant
+        return StandIn(precision / self.count, target - self.shift, log_norm)
+
+
+def augmented(problem: Problem, values: dict[str, Any], f: Float[Array, "..."]) -> Augmented:
+    """Return the mixture at given values of the other sites.
+
+    :param f: the predictor; it matters for rounding alone.
+    """
+    parts = problem.run(values, of=lambda run: problem.likelihood(run)._replace(predictor=0))
+    fn = problem.given_predictor(values, f, lambda density: density.fn)
+    count = jnp.broadcast_to(jnp.where(parts.count > 0, parts.count, 1), f.shape)
+    y = jnp.where(parts.count > 0, parts.value, 0)
+    shift = jnp.zeros(())
+    if problem.form.family == "student_t":
+        mixture: Any = StudentT(y, fn.df, fn.scale)
+    elif problem.form.family == "laplace":
+        mixture = Laplace(y, fn.scale)
+    elif problem.form.family == "probit":
+        mixture = Probit(y)
+    else:
+        if isinstance(fn, dist.NegativeBinomial2):
+            total, shift = y + fn.concentration, -jnp.log(fn.concentration)
+        elif isinstance(fn, dist.NegativeBinomialProbs | dist.NegativeBinomialLogits):
+            total = y + fn.total_count
+        else:
+            total = getattr(fn, "total_count", 1)
+        # the draws of a single trial are faster
+        single = problem.form.family == "bernoulli"
+        mixture = Logistic(y, 1) if single else Logistic(count * y, count * total)
+    constant = (log_likelihood(problem, values, f) - mixture.log_density(f + shift)) / count
+    return Augmented(mixture, shift, count, constant)

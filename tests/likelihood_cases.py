@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Likelihoods of an affine predictor as users write them, their densities by scipy, and truth."""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import special, stats
+from scipy.special import logsumexp
+
+import jax
+import jax.numpy as jnp
+
+import numpyro
+import numpyro.distributions as dist
+
+import numpyro_spikeslab as nss
+
+NUM_OBS, NUM_WEIGHTS, INCLUSION, SLAB = 24, 3, 0.3, 1.2
+
+
+class Logistic(dist.Distribution):
+    """A distribution that the package does not know."""
+
+    support = dist.constraints.real
+
+    def __init__(self, loc):
+        self.loc = loc
+        super().__init__(jnp.shape(loc))
+
+    def log_prob(self, value):
+        return -jnp.abs(value - self.loc) - 2 * jnp.log1p(jnp.exp(-jnp.abs(value - self.loc)))
+
+
+class Case(NamedTuple):
+    """
+    - **likelihood** - makes the distribution of the observations from the predictor.
+    - **draw** - draws observations, given the predictor and a generator.
+    - **log_density** - of observations (N,), given predictors (..., N).
+    """
+
+    likelihood: Callable[[Any], Any]
+    draw: Callable[[Any, np.random.Generator], Any]
+    log_density: Callable[[Any, Any], Any]
+
+
+def _bernoulli(p: Callable) -> tuple[Callable, Callable]:
+    return (
+        lambda f, rng: rng.binomial(1, p(f)),
+        lambda y, f: stats.bernoulli.logpmf(y, p(f)),
+    )
+
+
+def _negative_binomial(r: float) -> tuple[Callable, Callable]:
+    """Log odds as the predictor."""
+    return (
+        lambda f, rng: rng.negative_binomial(r, special.expit(-f)),
+        lambda y, f: stats.nbinom.logpmf(y, r, special.expit(-f)),
+    )
+
+
+CASES = {
+    "logit": Case(lambda f: dist.Bernoulli(logits=f), *_bernoulli(special.expit)),
+    "sigmoid": Case(lambda f: dist.Bernoulli(probs=jax.nn.sigmoid(f)), *_bernoulli(special.expit)),
+    "probit": Case(
+        lambda f: dist.Bernoulli(probs=jax.scipy.special.ndtr(f)), *_bernoulli(special.ndtr)
+    ),
+    "binomial": Case(
+        lambda f: dist.Binomial(7, logits=f),
+        lambda f, rng: rng.binomial(7, special.expit(f)),
+        lambda y, f: stats.binom.logpmf(y, 7, special.expit(f)),
+    ),
+    "negative binomial": Case(
+        lambda f: dist.NegativeBinomialLogits(2.5, f), *_negative_binomial(2.5)
+    ),
+    "negative binomial of the mean": Case(
+        lambda f: dist.NegativeBinomial2(jnp.exp(f), 1.7),
+        lambda f, rng: rng.negative_binomial(1.7, 1.7 / (1.7 + np.exp(f))),
+        lambda y, f: stats.nbinom.logpmf(y, 1.7, 1.7 / (1.7 + np.exp(f))),
+    ),
+    "student": Case(
+        lambda f: dist.StudentT(3.0, f, 0.7),
+        lambda f, rng: f + 0.7 * rng.standard_t(3.0, f.shape),
+        lambda y, f: stats.t.logpdf(y, 3.0, f, 0.7),
+    ),
+    "laplace": Case(
+        lambda f: dist.Laplace(f, 0.6),
+        lambda f, rng: rng.laplace(f, 0.6),
+        lambda y, f: stats.laplace.logpdf(y, f, 0.6),
+    ),
+    "poisson": Case(
+        lambda f: dist.Poisson(jnp.exp(f)),
+        lambda f, rng: rng.poisson(np.exp(f)),
+        lambda y, f: stats.poisson.logpmf(y, np.exp(f)),
+    ),
+    "gamma": Case(
+        lambda f: dist.Gamma(2.0, 2.0 * jnp.exp(-f)),
+        lambda f, rng: rng.gamma(2.0, np.exp(f) / 2),
+        lambda y, f: stats.gamma.logpdf(y, 2.0, scale=np.exp(f) / 2),
+    ),
+    "own": Case(
+        lambda f: Logistic(f),
+        lambda f, rng: rng.logistic(f),
+        lambda y, f: stats.logistic.logpdf(y, f),
+    ),
+}
+AUGMENTED = [name for name in CASES if name not in ("poisson", "gamma", "own")]
+
+
+def data_of(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Two correlated columns, of which the first has an effect, and one alone."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(NUM_OBS, NUM_WEIGHTS))
+    X[:, 1] = 0.8 * X[:, 0] + 0.6 * X[:, 1]
+    return X, np.asarray(case.draw(X @ [0.7, 0.0, -0.4], rng), float)
+
+
+def model_of(case: Case) -> Callable:
+    """The model of a case as a user writes it."""
+
+    def model(X, y=None):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", INCLUSION, SLAB)
+        with numpyro.plate("obs", len(X)):
+            numpyro.sample("y", case.likelihood(X @ w), obs=y)
+
+    return model
+
+
+class Truth(NamedTuple):
+    """Inclusion probabilities, means of the weights, and the log evidence."""
+
+    inclusion: np.ndarray
+    mean: np.ndarray
+    log_evidence: float
+
+
+def truth_of(case: Case, X: np.ndarray, y: np.ndarray) -> Truth:
+    """Sum over all models, with the slabs integrated out by the trapezoidal rule."""
+    nodes = np.linspace(-5, 5, 67)
+    weights = (nodes[1] - nodes[0]) * stats.norm.pdf(nodes)
+    log_evidences, means, models = [], [], list(product((0, 1), repeat=X.shape[1]))
+    for model in models:
+        places = np.flatnonzero(model)
+        grid = SLAB * _grid(nodes, len(places))
+        log_weights = np.sum(_grid(np.log(weights), len(places)), axis=1)
+        log_joint = log_weights + np.sum(case.log_density(y, grid @ X[:, places].T), axis=1)
+        prior = np.sum(np.where(model, np.log(INCLUSION), np.log1p(-INCLUSION)))
+        log_evidences.append(prior + logsumexp(log_joint))
+        mean = np.zeros(X.shape[1])
+        mean[places] = np.exp(log_joint - logsumexp(log_joint)) @ grid
+        means.append(mean)
+    total = logsumexp(log_evidences)
+    probs = np.exp(log_evidences - total)
+    return Truth(probs @ np.array(models), probs @ np.array(means), float(total))
+
+
+def _grid(x: np.ndarray, rank: int) -> np.ndarray:
+    return np.array(list(product(x, repeat=rank))).reshape(len(x) ** rank, rank)
