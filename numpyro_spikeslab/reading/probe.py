@@ -103,10 +103,15 @@ def find_verdict(
     else:
         count = form.tasks_last(jnp.broadcast_to(parts.count, shape))
         same_counts = jnp.all(count == count[:, :1])
+
+    def bad(x):
+        is_bad = jnp.ravel(counted & ~jnp.isfinite(x))
+        return jnp.sum(is_bad), jnp.argmax(is_bad)
+
     verdict = Verdict(
         any_counted=jnp.any(counted),
-        bad_values=_bad(counted, parts.value),
-        bad_offsets=_bad(counted, jnp.broadcast_to(parts.predictor, shape)),
+        bad_values=bad(parts.value),
+        bad_offsets=bad(jnp.broadcast_to(parts.predictor, shape)),
         finite_design=finite_design,
         proper=jnp.all((scale > 0) & (scale < jnp.inf)) & jnp.all(jnp.isfinite(log_odds)),
         slab_locs=jnp.stack([jnp.max(jnp.abs(p.loc)) for p in pairs]),
@@ -121,11 +126,6 @@ def find_verdict(
 
 
 probe = jax.jit(find_verdict, static_argnums=1, compiler_options=RUN_ONCE)
-
-
-def _bad(counted: Any, x: Any) -> tuple[Any, Any]:
-    bad = jnp.ravel(counted & ~jnp.isfinite(x))
-    return jnp.sum(bad), jnp.argmax(bad)
 
 
 def _judge_design(problem, values, counted, along) -> tuple[Any, tuple]:
