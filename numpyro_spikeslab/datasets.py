@@ -26,14 +26,12 @@ def boston_housing() -> RegressionData:
 
     :return: ``(X, y, features)``.
 
-    .. doctest::
-
-        >>> from numpyro_spikeslab.datasets import boston_housing
-        >>> X, y, features = boston_housing()
-        >>> X.shape, y.shape, features[:3]
-        ((456, 13), (456,), ['crim', 'zn', 'indus'])
-        >>> bool(abs(X.std(0) - 1.0).max() < 1e-12)
-        True
+    >>> from numpyro_spikeslab.datasets import boston_housing
+    >>> X, y, features = boston_housing()
+    >>> X.shape, y.shape, features[:3]
+    ((456, 13), (456,), ['crim', 'zn', 'indus'])
+    >>> bool(abs(X.std(0) - 1.0).max() < 1e-12)
+    True
     """
     with as_file(files("numpyro_spikeslab") / "data" / "boston.csv") as path:
         frame = pd.read_csv(path, index_col="rownames", dtype=float)
@@ -44,10 +42,9 @@ def boston_housing() -> RegressionData:
 
 
 class MultiOutput(NamedTuple):
-    """Several tasks at the same inputs.
+    """Q tasks at the same N inputs.
 
-    - **X** - inputs, shape (N,).
-    - **Y** - observations of the Q tasks, held-out ones included, shape (N, Q).
+    - **Y** - observations of the tasks, held-out ones included, shape (N, Q).
     - **observed** - which observations are for training, shape (N, Q).
     - **f** - noise-free functions, zero for the tasks that are noise only, shape (N, Q).
     - **related** - which tasks are mixtures of the latent functions, shape (Q,).
@@ -74,12 +71,10 @@ def toy_multioutput(seed: int, *, num_missing: int = 41) -> MultiOutput:
 
     :return: ``(X, Y, observed, f, related)``; `np.where(observed, Y, np.nan)` is for training.
 
-    .. doctest::
-
-        >>> from numpyro_spikeslab.datasets import toy_multioutput
-        >>> toy = toy_multioutput(0)
-        >>> toy.Y.shape, int(toy.related.sum()), int((~toy.observed).sum(0).max())
-        ((201, 12), 10, 41)
+    >>> from numpyro_spikeslab.datasets import toy_multioutput
+    >>> toy = toy_multioutput(0)
+    >>> toy.Y.shape, int(toy.related.sum()), int((~toy.observed).sum(0).max())
+    ((201, 12), 10, 41)
     """
     rng = np.random.default_rng(seed)
     N, Q = 201, 12

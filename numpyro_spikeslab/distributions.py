@@ -5,14 +5,14 @@ from math import prod
 from typing import Any
 
 import jax
-from jax import lax, random
+from jax import random
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
-from numpyro.distributions.util import promote_shapes, validate_sample
+from numpyro.distributions.util import validate_sample
 from numpyro.util import is_prng_key
 
 from numpyro_spikeslab.algebra import gp
@@ -68,9 +68,9 @@ class SpikeSlab(dist.Distribution):
         *,
         validate_args: bool | None = None,
     ) -> None:
-        self.inclusion, self.scale, self.loc = promote_shapes(inclusion, scale, loc)
-        batch_shape = lax.broadcast_shapes(*map(jnp.shape, (inclusion, scale, loc)))
-        super().__init__(batch_shape=batch_shape, validate_args=validate_args)
+        arrays = jnp.broadcast_arrays(*map(jnp.asarray, (inclusion, scale, loc)))
+        self.inclusion, self.scale, self.loc = arrays
+        super().__init__(self.inclusion.shape, validate_args=validate_args)
 
     @property
     def _slab(self) -> dist.Normal:
@@ -91,12 +91,11 @@ class SpikeSlab(dist.Distribution):
 
     @property
     def mean(self):
-        return jnp.broadcast_to(self.inclusion * self.loc, self.batch_shape)
+        return self.inclusion * self.loc
 
     @property
     def variance(self):
-        second_moment = self.inclusion * (self.scale**2 + self.loc**2)
-        return jnp.broadcast_to(second_moment - (self.inclusion * self.loc) ** 2, self.batch_shape)
+        return self.inclusion * (self.scale**2 + self.loc**2) - self.mean**2
 
     def cdf(self, value):
         """Probability of a weight at most ``value``; jumps by ``1 - pi`` at zero."""

@@ -28,15 +28,13 @@ class SparseRegression(RegressorMixin, BaseEstimator):
 
     - ``coef_``, posterior means of the weights, shape (P,), zeros included, and ``intercept_``;
     - ``inclusion_``, posterior probabilities that the weights are not zero, shape (P,);
-    - ``data_``, the result of :func:`~numpyro_spikeslab.sparse_regression`;
-    - ``n_features_in_``, and ``feature_names_in_`` if ``X`` was a DataFrame.
+    - ``data_``, the result of :func:`~numpyro_spikeslab.sparse_regression`.
 
     :param expected_size: number of columns that are expected to matter; by default a tenth.
     :param num_warmup: steps of each chain before its draws.
     :param num_samples: draws of each chain.
     :param num_chains: number of chains.
-    :param random_state: seed from 0 to 2^32 - 1, or numpy's RandomState; None, the default, draws a
-        new one each time.
+    :param random_state: seed from 0 to 2^32 - 1, or numpy's RandomState; by default a new one.
     :raises ModuleNotFoundError: if scikit-learn is not installed.
 
     .. code-block:: python

@@ -44,19 +44,14 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of all kernels; hashable.
-
-    - **rows** - for each function the parameters of its kernel.
-    - **latent** - names of the sites that are latent.
-    """
+    """The parameters of the kernel of each function, and the names of latent sites; hashable."""
 
     rows: tuple[tuple[Parameter, ...], ...]
     latent: tuple[str, ...] = ()
 
     @classmethod
     def named(cls, name: str, templates: tuple[Template, ...]) -> "Parameters":
-        """Name the sites: one for each parameter if all kernels have the same parameters, else one
-        for each function and parameter."""
+        """Name the sites, for each parameter or, if kernels differ, each function and parameter."""
         kinds = {(jax.tree.structure(t), *map(jnp.shape, t.parameters.values())) for t in templates}
         shared = all(t is templates[0] for t in templates) or len(kinds) == 1
 
@@ -86,10 +81,6 @@ class Parameters:
         """Whether each site has an entry for each function."""
         return all(parameter.entry is not None for row in self.rows for parameter in row)
 
-    def members(self, site: str) -> list[int]:
-        """Numbers of the functions whose parameter a site has, in the order of its entries."""
-        return [m for m, row in enumerate(self.rows) if any(x.site == site for x in row)]
-
     def gather(self, sites: dict[str, Any]) -> Float[Array, "M P"]:
         """Logs of the parameters of each kernel, padded with zeros."""
         logs = {name: jnp.log(sites[name]) for name in self.sites}
@@ -118,14 +109,8 @@ class Parameters:
 # NumPyro makes `infer` a part of a pytree's structure, which JAX compares; arrays have no truth
 @dataclass(frozen=True, eq=False)
 class Functions:
-    """The definition of the prior of M latent functions.
-
-    - **name** - name of their site.
-    - **templates** - their M kernels.
-    - **X** - the N inputs.
-    - **mean** - prior mean: `None`, an array or a function of the inputs.
-    - **parameters** - of the kernels.
-    """
+    """The definition of the prior of M latent functions: the name of their site, their M kernels,
+    the N inputs, the prior mean (`None`, an array or a function of the inputs), and parameters."""
 
     name: str
     templates: tuple[Template, ...]
@@ -147,10 +132,7 @@ class Functions:
         return [parameter.of(sites) for parameter in self.parameters.rows[m]]
 
     def mean_at(self, X: Any) -> Float[Array, "M S"]:
-        """Prior means at inputs.
-
-        :raises ValueError: if the mean is an array and the inputs are new, or for wrong shapes.
-        """
+        """Prior means at inputs, which must be the old ones if the mean is an array."""
         what, shape = f"{user_of(self.name)}: mean", (len(self.templates), np.shape(X)[0])
         if self.mean is None:
             return jnp.zeros(shape)
@@ -193,8 +175,7 @@ class Functions:
         :param phi: the values, shape (M, N).
         :param X_new: S new inputs, shape (S,) or (S, D).
         :return: a distribution with batch shape (M,) and event shape (S,).
-        :raises ValueError: if a prior covariance or mean is defined at the old inputs only, or the
-            new inputs have another width.
+        :raises ValueError: if a covariance or mean is of the old inputs, or widths differ.
         """
         what = f"{user_of(self.name)}: new inputs"
         check_finite(what, X_new)
@@ -217,7 +198,6 @@ def define(name: str, kernels: Any, X: Any, mean: Any, size: int | None) -> Func
     """Check the arguments of :func:`~numpyro_spikeslab.latent_functions` and put them together.
 
     :param size: size of the enclosing plate, if there is one.
-    :raises ValueError: if an argument is wrong or does not fit the others.
     """
     user = user_of(name)
     if np.ndim(X) not in (1, 2) or np.size(X) == 0:
@@ -301,10 +281,7 @@ def _check_distances(what: str, kernel: Any, X: Any) -> None:
 
 
 def check_finite(what: str, X: Any) -> None:
-    """Raise unless all inputs are finite real numbers, or traced.
-
-    :param what: who asks and the argument, for the message.
-    """
+    """Raise unless all inputs are finite real numbers, or traced."""
     if not not_jax_tracer(X):
         return
     expected, remedy = "finite real numbers", "Remove these points; only responses may be missing."

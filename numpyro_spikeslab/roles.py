@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sites with a role: noise scales, inclusion probabilities and slab scales.
 
-A role says where the values of its site go in a view, which sums over weights or tasks are its
-sufficient statistics, and, given these, its mode (for fits) and its conditional (for chains). Which
-entry of the site each weight or task takes is an :class:`Index`.
+A role says where the values of its site go in a view, and, given its sufficient statistics, its
+mode (for fits) and its conditional (for chains).
 """
 
 from collections.abc import Callable
@@ -37,8 +36,7 @@ class Index:
     """Which entry of a site each weight or task takes.
 
     - **entries** - positions in the flat site, in the shape of the weights, (Q, M), or of the
-      tasks, (Q,). The size of the site marks a weight without an entry. `None` if the site has one
-      entry, which all weights take.
+      tasks, (Q,); the size of the site where there is none. `None` if all take the only entry.
     - **shape** - of the site.
     """
 
@@ -49,15 +47,9 @@ class Index:
     def size(self) -> int:
         return max(prod(self.shape), 1)
 
-    @property
-    def is_single(self) -> bool:
-        """Whether all weights or tasks take the only entry."""
-        return self.entries is None
-
     def __getitem__(self, which: Any) -> "Index":
         """Return the index of some of the tasks."""
-        entries = None if self.entries is None else self.entries[which]
-        return Index(entries, self.shape)
+        return Index(None if self.entries is None else self.entries[which], self.shape)
 
     def take(self, value: Any, other: Any) -> Any:
         """Return the entries that weights or tasks take, ``other`` where they take none."""
@@ -68,10 +60,7 @@ class Index:
         return jnp.where(entries < self.size, flat.at[entries].get(mode="clip"), other)
 
     def sum(self, x: Any) -> Any:
-        """Sum over the weights or tasks that take the same entry, in the shape of the site.
-
-        :param x: for each weight or task; for all tasks where the index has one row for them.
-        """
+        """Sum over the weights or tasks that take the same entry, in the shape of the site."""
         if self.entries is None:
             return jnp.sum(x).reshape(self.shape)
         entries = jnp.ravel(self.entries)
@@ -133,19 +122,14 @@ class Role:
 
     @classmethod
     def of(cls, site: dict[str, Any]) -> "Role | None":
-        """Return the role of a site that is this part, `None` if nothing is known of its prior.
-
-        A mode must not lie outside of the prior's support, and only independent entries can be
-        drawn.
-        """
+        """Return the role of a site that is this part, `None` if nothing is known of its prior."""
         if site["type"] == "param":
             constraint = site["kwargs"].get("constraint", constraints.real)
             return cls(site["name"], True) if includes(constraint, cls.upper) else None
         base = base_of(site["fn"])
-        improper = isinstance(base, dist.ImproperUniform)
-        has_mode = is_plain(site, cls.priors_with_mode) and (
-            not improper or includes(base.support, cls.upper)
-        )
+        # a mode must not lie outside of the support
+        is_whole = type(base) is not dist.ImproperUniform or includes(base.support, cls.upper)
+        has_mode = is_whole and is_plain(site, cls.priors_with_mode)
         is_drawn = is_drawable(site, cls.upper) and not base.event_shape
         return cls(site["name"], has_mode) if has_mode or is_drawn else None
 
@@ -154,12 +138,8 @@ class Role:
         raise NotImplementedError
 
     def tally(self, index: Index, statistics: dict[str, Tally]) -> Tally:
-        """Sum the statistics of the weights or tasks that take each entry.
-
-        :param statistics: by the part of the role.
-        """
-        count, total = statistics[self.part]
-        return Tally(index.sum(count), index.sum(total))
+        """Sum the statistics of this part over the weights or tasks that take each entry."""
+        return Tally(*map(index.sum, statistics[self.part]))
 
     def expected(self, value: Any) -> Any:
         """Return the expected total of one weight or observation, given the site's value."""
@@ -173,10 +153,8 @@ class Role:
         return scale_mode(*tally, prior, current)
 
     def target(self, tally: Tally, prior: Any, current: Any) -> Target:
-        """Return the conditional given the statistics of draws.
-
-        The default is the conditional of a standard deviation of Normal numbers with mean zero.
-        """
+        """Return the conditional given the statistics of draws: by default, of the standard
+        deviation of Normal numbers with mean zero."""
         log_prior, log_squares = elementwise(prior, jnp.shape(current)), jnp.log(tally.total)
 
         def log_density(log_x):
@@ -223,10 +201,8 @@ class InclusionRole(Role):
         return value
 
     def mode(self, tally: Tally, prior: Any, current: Any) -> Any:
-        """Maximise ``included log pi + excluded log(1 - pi) + log p(pi)``.
-
-        :param current: also breaks ties between 0 and 1.
-        """
+        """Maximise ``included log pi + excluded log(1 - pi) + log p(pi)``; ``current`` also breaks
+        ties between 0 and 1."""
         base, (included, excluded) = base_of(prior), _with_pseudo_counts(tally, prior)
         total = included + excluded
         # with Beta parameters below 1, the point between them may be a minimum
@@ -290,10 +266,7 @@ def scale_mode(count: Any, squares: Any, prior: Any, current: Any) -> Any:
 
 
 def draw_sites(key: Array, targets: dict[str, Target]) -> dict[str, Any]:
-    """Draw sites that are independent of each other: all at once, which compiles faster.
-
-    :param targets: their conditionals, by their names.
-    """
+    """Draw sites that are independent of each other: all at once, which compiles faster."""
     if not targets:
         return {}
     x, unflatten = ravel_pytree({name: target[0] for name, target in targets.items()})

@@ -162,30 +162,11 @@ def test_weights_of_a_group_share_a_spike():
 
 # SpikeSlab
 
-EVERY_PRIOR = pytest.mark.parametrize(
+
+@pytest.mark.parametrize(
     ("inclusion", "scale", "loc"), [(0.3, 1.0, 0.0), (0.8, 2.0, 0.7), (0.05, 0.4, -1.5)]
 )
-
-
-@EVERY_PRIOR
-def test_draws_have_the_moments_and_the_cdf(x64, inclusion, scale, loc):
-    prior = nss.SpikeSlab(inclusion, scale, loc)
-    draws = np.asarray(prior.sample(random.key(0), (200_000,)))
-    below = np.array([-3.0, -1e-9, 0.0, 1e-9, 2.0])
-    expected = {
-        "mean": (draws, prior.mean),
-        "variance": ((draws - prior.mean) ** 2, prior.variance),
-        "inclusion": (draws != 0, inclusion),
-        **{f"below {x}": (draws <= x, prior.cdf(x)) for x in below},
-    }
-    for name, (values, mean) in expected.items():
-        # what has never happened in N draws is rarer than 14 / N, but for one key in a million
-        error = 5 * values.std() / np.sqrt(draws.size) + 14 / draws.size
-        assert abs(values.mean() - mean) < error, name
-
-
-@EVERY_PRIOR
-def test_density_and_cdf_are_those_of_an_atom_and_a_normal(x64, inclusion, scale, loc):
+def test_the_distribution_is_an_atom_and_a_normal(x64, inclusion, scale, loc):
     prior, slab = nss.SpikeSlab(inclusion, scale, loc), stats.norm(loc, scale)
     x = np.array([-3.0, -1e-9, 1e-9, 2.0])
     np.testing.assert_allclose(prior.log_prob(x), np.log(inclusion) + slab.logpdf(x), rtol=1e-12)
@@ -193,15 +174,21 @@ def test_density_and_cdf_are_those_of_an_atom_and_a_normal(x64, inclusion, scale
     x = np.append(x, 0.0)
     expected = inclusion * slab.cdf(x) + (1.0 - inclusion) * (x >= 0.0)
     np.testing.assert_allclose(prior.cdf(x), expected, rtol=1e-10)
-
-
-@EVERY_PRIOR
-def test_quantiles_invert_the_cdf_outside_the_atom(x64, inclusion, scale, loc):
-    prior = nss.SpikeSlab(inclusion, scale, loc)
+    draws = np.asarray(prior.sample(random.key(0), (200_000,)))
+    moments = {
+        "mean": (draws, prior.mean),
+        "variance": ((draws - prior.mean) ** 2, prior.variance),
+        "inclusion": (draws != 0, inclusion),
+        **{f"below {at}": (draws <= at, prior.cdf(at)) for at in x},
+    }
+    for name, (values, mean) in moments.items():
+        # what has never happened in N draws is rarer than 14 / N, but for one key in a million
+        error = 5 * values.std() / np.sqrt(draws.size) + 14 / draws.size
+        assert abs(values.mean() - mean) < error, name
+    # quantiles invert the cdf outside of the atom
     x = loc + scale * np.linspace(-4.0, 4.0, 41)
     np.testing.assert_allclose(prior.icdf(prior.cdf(x)), x, rtol=1e-7, atol=1e-9)
-    below = float(inclusion * stats.norm(loc, scale).cdf(0.0))
-    inside = below + (1.0 - inclusion) * np.linspace(0.001, 0.999, 11)
+    inside = float(inclusion * slab.cdf(0.0)) + (1.0 - inclusion) * np.linspace(0.001, 0.999, 11)
     np.testing.assert_array_equal(prior.icdf(inside), np.zeros(11))
     np.testing.assert_array_equal(prior.icdf(np.array([0.0, 1.0])), [-np.inf, np.inf])
 
@@ -211,25 +198,17 @@ def test_the_last_quantile_is_infinite_however_rare_the_slab(precision):
     assert np.all(np.isinf(prior.icdf(1.0)))
 
 
-@pytest.mark.parametrize(
-    ("inclusion", "scale", "loc", "shape"),
-    [
-        (0.5, 1.0, 0.0, ()),
-        (np.full((4, 1, 1), 0.5), np.ones((2, 1)), np.zeros(3), (4, 2, 3)),
-    ],
-)
-def test_batch_shapes(inclusion, scale, loc, shape):
+def test_batch_shapes():
     def summaries(key):
-        prior = nss.SpikeSlab(inclusion, scale, loc)
+        prior = nss.SpikeSlab(np.full((4, 1, 1), 0.5), np.ones((2, 1)), np.zeros(3))
         draws = prior.sample(key, (5, 2))
-        expanded = prior.expand((7, *shape)).sample(key)
+        expanded = prior.expand((7, *prior.batch_shape)).sample(key)
         return draws, prior.log_prob(draws), prior.cdf(draws), prior.mean, prior.variance, expanded
 
-    assert nss.SpikeSlab(inclusion, scale, loc).batch_shape == shape
     *of_draws, mean, variance, expanded = jax.eval_shape(summaries, random.key(0))
-    assert {x.shape for x in of_draws} == {(5, 2, *shape)}
-    assert mean.shape == variance.shape == shape
-    assert expanded.shape == (7, *shape)
+    assert {x.shape for x in of_draws} == {(5, 2, 4, 2, 3)}
+    assert mean.shape == variance.shape == (4, 2, 3)
+    assert expanded.shape == (7, 4, 2, 3)
 
 
 def test_a_distribution_passes_through_transformations_and_pickles():

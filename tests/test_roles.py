@@ -44,7 +44,6 @@ def test_an_index_sums_what_takes_an_entry(entries, shape):
     expected = np.append(value, -1.0)[table]
     rows = slice(0, 2 if entries is None else len(entries))
     np.testing.assert_array_equal(index.take(value.reshape(shape), other[rows]), expected[rows])
-    assert index.is_single == (entries is None)
 
 
 def test_an_index_of_tasks():

@@ -207,7 +207,7 @@ class Design(NamedTuple):
     As products of :func:`sweep_blocks` its state is the residual.
 
     - **rows** - features as rows, each observation scaled by its relative precision's square root.
-    - **gram** - inner products of the features of a block; `None` of a design for sums alone.
+    - **gram** - inner products of the features of a block; `None` if a sweep is to make them.
     """
 
     rows: Float[Array, "K B N"]
@@ -223,24 +223,29 @@ class Design(NamedTuple):
         return self
 
     def of(self, block: "Design", weights: Any, residual: Float[Array, " N"]) -> Any:
-        return block.gram, block.rows @ residual
+        gram = block.rows @ block.rows.T if block.gram is None else block.gram
+        return gram, block.rows @ residual
 
     def update(self, block: "Design", change: Any, residual: Float[Array, " N"]) -> Any:
         return residual - change @ block.rows
 
 
 def block_design(
-    rows: Float[Array, "P N"], whitening: Float[Array, " N"] | None, block_size: int = BLOCK_SIZE
+    rows: Float[Array, "P N"],
+    whitening: Float[Array, " N"] | None,
+    block_size: int = BLOCK_SIZE,
+    products: bool = True,
 ) -> Design:
-    """Whiten a design and cut it into blocks with their Gram matrices.
+    """Whiten a design and cut it into blocks.
 
     :param rows: the design, features as rows.
     :param whitening: square root of each observation's relative precision, 0 where it is missing.
+    :param products: whether to make the Gram matrices of the blocks, for more than one sweep.
     """
     if whitening is not None:
         rows = rows * whitening[None, :]
     rows = in_parts(rows, *parts_of(len(rows), block_size))
-    return Design(rows, jnp.einsum("kbn,kcn->kbc", rows, rows))
+    return Design(rows, jnp.einsum("kbn,kcn->kbc", rows, rows) if products else None)
 
 
 def feature_rows(design: Design, size: int) -> Float[Array, "P N"]:

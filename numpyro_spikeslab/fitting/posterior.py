@@ -129,7 +129,7 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
     functions, form = reading.functions, reading.form
     # of traced data it is not known that all weights take the only entry
     roles = (role for role in form.roles_of(SlabRole) if role.has_mode)
-    single = (role.site for role in roles if reading.indices[role.site].is_single)
+    single = (role.site for role in roles if reading.indices[role.site].entries is None)
     return Spec(
         form=form,
         program=reading.problem.program,

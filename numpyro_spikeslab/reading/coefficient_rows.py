@@ -185,6 +185,7 @@ def columns_without(
     """
     relative = at.relative[:, 0]
     covariates = whitened(dense_rows(problem, values, sites), relative)
+    changes = parts is None
     parts = split(design.rows, covariates) if parts is None else parts
     standard, y = standardised(sites, at, values), jnp.sqrt(relative) * at.Y[:, 0]
     inside = parts.inside.reshape(-1, len(parts.basis))[: problem.form.size]
@@ -192,7 +193,7 @@ def columns_without(
         parts.basis, inside, covariates, y, standard.prior, at.sigma2[0]
     )
     span = parts.inside @ coefficients.whitening[0].T
-    gram = parts.products + span @ jnp.swapaxes(span, -1, -2)
+    gram = None if changes else parts.products + span @ jnp.swapaxes(span, -1, -2)
     rows = jnp.concatenate([parts.outside, span], axis=-1)
     residual = jnp.concatenate([outside, coefficients.without()[1][0]])
     return ColumnsWithout(standard, coefficients, Design(rows, gram), residual, parts.basis)

@@ -50,7 +50,8 @@ class FunctionPrior(NamedTuple):
 
     def log_density(self, m: Any, theta: Float[Array, " P"]) -> Float[Array, ""]:
         """Log density of the latent parameters ``exp(theta)`` of the kernel of function ``m``."""
-        M = len(self.parameters.rows)
+        rows = self.parameters.rows
+        M = len(rows)
         values = self.parameters.scatter(jnp.broadcast_to(theta, (M, *theta.shape)))
         total = jnp.zeros(M)
         for name in self.parameters.latent:
@@ -58,7 +59,8 @@ class FunctionPrior(NamedTuple):
             # outside of their support some distributions have a density all the same
             inside = prior.support(values[name])
             log_prob = jnp.where(inside, prior.log_prob(values[name]), -jnp.inf)
-            total = total.at[np.array(self.parameters.members(name))].add(log_prob)
+            members = [m for m, row in enumerate(rows) if any(x.site == name for x in row)]
+            total = total.at[np.array(members)].add(log_prob)
         return total[m]
 
     def draw(self, key: Array, theta: Float[Array, "M P"]) -> Float[Array, "M P"]:
@@ -138,13 +140,6 @@ class KnownFunctions(NamedTuple):
             got = f"{list(self.children)}, which depend on them"
             raise bad(what, got, "the likelihood alone", remedy)
 
-    def check_parameters(self, user: str) -> None:
-        """Raise if the kernels do not have the parameters of their sites."""
-        if self.cut_off:
-            what = f"{user}: the kernel parameters {list(self.cut_off)} of {self.functions.name!r}"
-            got, remedy = "sites that are hidden or set", "Hold them with `handlers.condition`."
-            raise bad(what, got, "latent sites", remedy)
-
     def check_prior(self, user: str) -> None:
         """Raise if the prior depends on other sites, or not on the parameters of its own."""
         self.check_parameters(user)
@@ -152,6 +147,13 @@ class KnownFunctions(NamedTuple):
             what = f"{user}: the prior of the latent functions {self.functions.name!r}"
             expected = "one that depends on the kernel parameters of `latent_functions` alone"
             raise bad(what, f"one that depends on {list(self.parents)}", expected)
+
+    def check_parameters(self, user: str) -> None:
+        """Raise if the kernels do not have the parameters of their sites."""
+        if self.cut_off:
+            what = f"{user}: the kernel parameters {list(self.cut_off)} of {self.functions.name!r}"
+            got, remedy = "sites that are hidden or set", "Hold them with `handlers.condition`."
+            raise bad(what, got, "latent sites", remedy)
 
     @property
     def parameters(self) -> Parameters:

@@ -110,10 +110,19 @@ class Gaussian(NamedTuple):
         values = form.tasks_last(jnp.where(self.count > 0, self.value, 0))
         rounding = relative * ((info.eps * values) ** 2 + smallest)
         weights = relative[:, :1] if form.complete else relative
+        if form.varying_noise:
+            sigma2 = jnp.ones(form.num_tasks, scales.dtype)
+        elif layout is None:
+            sigma2 = jnp.broadcast_to(scales[0] ** 2, form.num_tasks)
+        else:
+            by_entry = jnp.broadcast_to(scales**2, shape)[:, 0]
+            # the noise of a task without entries is known only if all tasks share it
+            shared = jnp.ones(()) if scales.size > 1 else by_entry[0]
+            sigma2 = jnp.full(form.num_tasks, shared).at[layout.where.columns].set(by_entry)
         return {
             "Y": Y if layout is None else Y[:, 0],
             "relative": weights if layout is None else weights[:, 0],
-            "sigma2": _variances(scales, shape, form, layout),
+            "sigma2": sigma2,
             "count": by_task(counts, form.num_tasks, layout),
             "rounding": by_task(rounding, form.num_tasks, layout),
             "log_scale": jnp.sum(counts * (jnp.log(scales) + 0.5 * jnp.log(2 * jnp.pi))),
@@ -129,20 +138,6 @@ def _whitened(fn: dist.MultivariateNormal, value: Any) -> tuple[Any, Any, Any]:
         return diagonal * solve_triangular(root, x[..., None], lower=True)[..., 0]
 
     return of(value), of(fn.loc), diagonal
-
-
-def _variances(
-    scales: Array, shape: tuple[int, int], form: Form, layout: Layout | None
-) -> Float[Array, " Q"]:
-    """Return the noise variance of each task; 1 where noise varies along tasks."""
-    if form.varying_noise:
-        return jnp.ones(form.num_tasks, scales.dtype)
-    if layout is None:
-        return jnp.broadcast_to(scales[0] ** 2, form.num_tasks)
-    by_entry = jnp.broadcast_to(scales**2, shape)[:, 0]
-    # the noise of a task without entries is known only if all tasks share it
-    shared = jnp.ones(()) if scales.size > 1 else by_entry[0]
-    return jnp.full(form.num_tasks, shared).at[layout.where.columns].set(by_entry)
 
 
 def by_task(x: Array, num_tasks: int, layout: Layout | None) -> Float[Array, " Q"]:

@@ -146,7 +146,23 @@ def program_of(
 
     def run(values, weights, parts):
         trace = run_model(model, args, kwargs, values | weights | parts)
-        return _results(trace, pairs, frozenset(values), frozenset(parts))
+        sites = {k: x for k, x in trace.items() if x["type"] == "sample" and k not in parts}
+        params = {k: x["kwargs"] for k, x in trace.items() if x["type"] == "param"}
+        ranges = {k: x.get("constraint", constraints.real) for k, x in params.items()}
+        functions = {k: functions_of(trace[k]) for k in find_function_sites(trace)}
+        observed = {k: x for k, x in sites.items() if x["is_observed"] and has_density(x["fn"])}
+        is_tree = {
+            k: type(x).tree_flatten is not Constraint.tree_flatten for k, x in ranges.items()
+        }
+        return Run(
+            observed={k: Gaussian.of(x, log_density) for k, x in observed.items()},
+            fns={k: base_of(x["fn"]) for k, x in observed.items() if not is_normal(x["fn"])},
+            pairs={pair.name: _pair_prior(trace, pair) for pair in pairs},
+            log_probs={k: jnp.sum(site_log_prob(x)) for k, x in sites.items()},
+            priors={k: x["fn"] for k, x in sites.items() if k in values and k not in functions},
+            constraints={k: x for k, x in ranges.items() if is_tree[k]},
+            functions={k: _function_arrays(trace, f) for k, f in functions.items()},
+        )
 
     dtype = jnp.result_type(float)
     return trace_program(
@@ -154,28 +170,6 @@ def program_of(
         {name: x for name, x in shapes.items() if name not in of_pairs},
         {pair.name: jax.ShapeDtypeStruct(pair.shape, dtype) for pair in pairs},
         {name: shapes[name] for name in of_pairs},
-    )
-
-
-def _results(trace: dict[str, Any], pairs: tuple[Pair, ...], values, parts) -> Run:
-    sites = {k: x for k, x in trace.items() if x["type"] == "sample" and k not in parts}
-    params = {
-        k: x["kwargs"].get("constraint", constraints.real)
-        for k, x in trace.items()
-        if x["type"] == "param"
-    }
-    functions = {k: functions_of(trace[k]) for k in find_function_sites(trace)}
-    observed = {k: x for k, x in sites.items() if x["is_observed"] and has_density(x["fn"])}
-    return Run(
-        observed={k: Gaussian.of(x, log_density) for k, x in observed.items()},
-        fns={k: base_of(x["fn"]) for k, x in observed.items() if not is_normal(x["fn"])},
-        pairs={pair.name: _pair_prior(trace, pair) for pair in pairs},
-        log_probs={k: jnp.sum(site_log_prob(x)) for k, x in sites.items()},
-        priors={k: x["fn"] for k, x in sites.items() if k in values and k not in functions},
-        constraints={
-            k: x for k, x in params.items() if type(x).tree_flatten is not Constraint.tree_flatten
-        },
-        functions={k: _function_arrays(trace, f) for k, f in functions.items()},
     )
 
 

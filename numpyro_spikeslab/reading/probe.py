@@ -107,11 +107,16 @@ def find_verdict(
     else:
         count = form.tasks_last(jnp.broadcast_to(parts.count, shape))
         same_counts = jnp.all(count == count[:, :1])
+
+    def bad(is_good):
+        is_bad = jnp.ravel(counted & ~is_good)
+        return jnp.sum(is_bad), jnp.argmax(is_bad)
+
     verdict = Verdict(
         any_counted=jnp.any(counted),
-        bad_values=_bad(counted, jnp.isfinite(parts.value)),
-        bad_offsets=_bad(counted, jnp.isfinite(jnp.broadcast_to(parts.predictor, shape))),
-        bad_support=_bad(counted, _in_support(problem, values, parts)),
+        bad_values=bad(jnp.isfinite(parts.value)),
+        bad_offsets=bad(jnp.isfinite(jnp.broadcast_to(parts.predictor, shape))),
+        bad_support=bad(_in_support(problem, values, parts)),
         single=jnp.all((parts.count == 0) | (parts.count == 1)),
         finite_design=finite_design,
         proper=jnp.all((scale > 0) & (scale < jnp.inf)) & jnp.all(jnp.isfinite(log_odds)),
@@ -135,11 +140,6 @@ def _in_support(problem: Problem, values: dict[str, Any], parts: Any) -> Any:
         return jnp.array(True)
     fn = problem.given_predictor(values, problem.predictor(values), lambda density: density.fn)
     return fn.support(parts.value)
-
-
-def _bad(counted: Any, good: Any) -> tuple[Any, Any]:
-    bad = jnp.ravel(counted & ~good)
-    return jnp.sum(bad), jnp.argmax(bad)
 
 
 def _judge_design(problem, values, counted, along) -> tuple[Any, tuple]:

@@ -274,22 +274,17 @@ def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role]
 
 
 def _find_mixed(problem: Problem, run: Any, trace: dict[str, Any]) -> str | None:
-    """Return the latent functions such that the predictor is bilinear in them and the weights."""
+    """Return the latent functions if the predictor is ``offset + C(W, phi)`` with constant C."""
     names = [n for n in problem.form.others if FUNCTIONS_MARK in trace[n].get("infer", {})]
     if len(names) != 1 or len(problem.form.pairs) != 1:
         return None
     (name,), (pair,), parts = names, problem.form.pairs, problem.likelihood(run)
-    functions, key = functions_of(trace[name]), ("values", name)
+    functions, phi = functions_of(trace[name]), ("values", name)
     M, N = len(functions.templates), functions.num_inputs
     fits = problem.inputs["values"][name].shape == (M, N) and pair.shape[-1:] == (M,)
-    if not fits or key in parts.scale | parts.count or Step(key) in parts.predictor:
+    if not fits or phi in parts.scale | parts.count or Step(phi) in parts.predictor:
         return None
-    return name if _is_bilinear(problem, key, ("weights", pair.name)) else None
-
-
-def _is_bilinear(problem: Problem, phi: tuple[str, str], w: tuple[str, str]) -> bool:
-    """Whether the predictor is ``offset + C(W, phi)``, C bilinear with constant coefficients."""
-    inputs = problem.inputs
+    w, inputs = ("weights", pair.name), problem.inputs
 
     def slopes(along, **x):
         def slope(key, other, value):
@@ -302,8 +297,8 @@ def _is_bilinear(problem: Problem, phi: tuple[str, str], w: tuple[str, str]) -> 
         return mixed, alone
 
     along = {(kind, name): inputs[kind][name] for kind, name in (phi, w)}
-    names = union(provenance(slopes, along=along, **inputs))
-    return names <= {("along", phi), ("along", w)}
+    sources = union(provenance(slopes, along=along, **inputs))
+    return name if sources <= {("along", phi), ("along", w)} else None
 
 
 def _about_functions(

@@ -5,7 +5,7 @@ Sharper than :func:`numpyro.ops.provenance.eval_provenance`, where a result of a
 function with its own derivative depends on some of the inputs only.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,14 +35,11 @@ def provenance(function: Callable, **inputs: Any) -> Any:
         the name itself.
     """
     closed, shapes = jax.make_jaxpr(lambda kw: function(**kw), return_shape=True)(inputs)
-    paths = jax.tree_util.tree_leaves_with_path(inputs)
-    sources: list[Names] = [frozenset([_name(path)]) for path, _ in paths]
+    sources: list[Names] = []
+    for path, _ in jax.tree_util.tree_leaves_with_path(inputs):
+        keys = [x.key for x in path[:2] if isinstance(x, jax.tree_util.DictKey)]
+        sources.append(frozenset([tuple(keys) if len(keys) > 1 else keys[0]]))
     return jax.tree.unflatten(jax.tree.structure(shapes), _follow(closed.jaxpr, sources))
-
-
-def _name(path: tuple) -> Hashable:
-    keys = [x.key for x in path[:2] if isinstance(x, jax.tree_util.DictKey)]
-    return tuple(keys) if len(keys) > 1 else keys[0]
 
 
 def union(tree: Any) -> Names:
@@ -65,7 +62,8 @@ def _follow(jaxpr: Any, sources: list[Names]) -> list[Names]:
         operands = [read(v) for v in equation.invars]
         if not any(operands):
             continue
-        if refs := [v for v in (*equation.invars, *equation.outvars) if _is_reference(v)]:
+        variables = (*equation.invars, *equation.outvars)
+        if refs := [v for v in variables if not isinstance(v.aval, jax.core.ShapedArray)]:
             # it changes in place: whatever meets it may be in it from here on
             result = _with_steps(NONE.union(*operands))
             names |= dict.fromkeys((*refs, *equation.outvars), result)
@@ -75,10 +73,6 @@ def _follow(jaxpr: Any, sources: list[Names]) -> list[Names]:
         for variable, result in zip(equation.outvars, results, strict=True):
             names[variable] = result if _is_inexact(variable) else _with_steps(result)
     return [read(v) for v in jaxpr.outvars]
-
-
-def _is_reference(variable: Any) -> bool:
-    return not isinstance(variable.aval, jax.core.ShapedArray)
 
 
 def _with_steps(names: Names) -> Names:
@@ -112,10 +106,6 @@ def _follow_call(equation: Any, sources: list[Names]) -> list[Names]:
     if inner is None or len(inner.invars) != len(sources):
         return [_with_steps(NONE.union(*sources))] * len(equation.outvars)
     return _follow(inner, sources)
-
-
-def _follow_own_derivative(equation: Any, sources: list[Names]) -> list[Names]:
-    return [_with_steps(names) for names in _follow_call(equation, sources)]
 
 
 def _follow_scan(equation: Any, sources: list[Names]) -> list[Names]:
@@ -158,8 +148,13 @@ def _follow_cond(equation: Any, sources: list[Names]) -> list[Names]:
     branches = [_open(branch) for branch in equation.params["branches"]]
     results = zip(*(_follow(branch, sources[1:]) for branch in branches), strict=True)
     outputs = zip(*(branch.outvars for branch in branches), strict=True)
+
+    def are_one_number(variables):
+        values = [x.val if isinstance(x, Literal) else np.nan for x in variables]
+        return np.ndim(values[0]) == 0 and all(x == values[0] for x in values)
+
     return [
-        NONE if _are_one_number(variables) else sources[0].union(*names)
+        NONE if are_one_number(variables) else sources[0].union(*names)
         for names, variables in zip(results, outputs, strict=True)
     ]
 
@@ -172,14 +167,6 @@ def _follow_sort(equation: Any, sources: list[Names]) -> list[Names]:
     return [operand | _with_steps(keys) for operand in sources]
 
 
-def _are_one_number(variables: tuple) -> bool:
-    """Whether all branches return the same number."""
-    if not all(isinstance(variable, Literal) for variable in variables):
-        return False
-    first, *others = (variable.val for variable in variables)
-    return np.ndim(first) == 0 and all(other == first for other in others)
-
-
 _BITS = ("bitcast_convert_type", "nextafter", "reduce_precision")
 _ROUNDING = ("ceil", "floor", "rem", "round", "sign")
 _OPAQUE = ("ffi_call", "io_callback", "pure_callback", "stop_gradient")
@@ -188,10 +175,12 @@ _STEPS = frozenset([*_BITS, *_ROUNDING, *_OPAQUE])
 Those without a derivative count as such, too."""
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "shard_map")
-_OWN_DERIVATIVE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 _RULES: dict[str, Callable[[Any, list[Names]], list[Names]]] = {
     **dict.fromkeys(_CALLS, _follow_call),
-    **dict.fromkeys(_OWN_DERIVATIVE, _follow_own_derivative),
+    **dict.fromkeys(
+        ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+        lambda equation, sources: [_with_steps(x) for x in _follow_call(equation, sources)],
+    ),
     "convert_element_type": _follow_conversion,
     "scan": _follow_scan,
     "while": _follow_while,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a user's model once for each data set, or says why it cannot."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
 from math import prod
@@ -15,7 +15,7 @@ import numpyro.distributions as dist
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, split, whitened
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
-from numpyro_spikeslab.algebra.sparse_sums import Entries, Layout, layout_of
+from numpyro_spikeslab.algebra.sparse_sums import Layout, layout_of
 from numpyro_spikeslab.devices import fetched, mesh_of_several, on_every_device
 from numpyro_spikeslab.distributions import GaussianFunctions
 from numpyro_spikeslab.priors import is_plain
@@ -32,7 +32,6 @@ from numpyro_spikeslab.reading.model_run import Problem, program_of, trace_gener
 from numpyro_spikeslab.reading.probe import directions, probe
 from numpyro_spikeslab.reading.program import (
     Fingerprint,
-    Program,
     are_concrete,
     compiled,
     on_device,
@@ -279,28 +278,34 @@ class Reader:
     def _read(self, problem: Problem, proof: Proof, trace: dict[str, Any], starts: Any) -> Reading:
         """Read a model, given the proof and the program of generic values with its constants."""
         forms = candidates(problem, proof, trace, self.joint)
-        form, values, entries, where = next(self._judged(problem, forms, *starts))
+        form, values, entries, where = self._judge(problem, forms, *starts)
         problem, layout, functions = replace(problem, form=form), None, None
+        generic, generic_data = starts
         if where is not None:
-            layout, constants = _laid_out(form, where, problem.constants)
-            problem = replace(problem, constants=constants)
+            # a device may read any entry; the layout, which is larger, is split
+            constants = problem.constants
+            mesh = mesh_of_several(constants) if are_concrete(constants) else None
+            layout = layout_of(fetched(where), form.table, form.num_features, mesh)
+            problem = replace(problem, constants=on_every_device(constants, mesh))
         if form.functions is not None:
             functions = _functions(problem, proof, trace, values)
+        params = {name: x for name, x in values.items() if trace[name]["type"] == "param"}
+        if not are_concrete(generic_data):
+            # the probe has seen stand-ins for traced data
+            params = generic.part(lambda x: {name: x[name] for name in params})(generic_data)
         by_site = dict(zip((role.site for role in forms[-1].roles), entries, strict=True))
         return Reading(
             problem,
             {r.site: _index(problem, r, by_site[r.site]) for r in form.roles},
             functions,
             values,
-            _params(trace, *starts, values),
+            jax.tree.map(jnp.asarray, params),
             layout,
             block_size=form.size if self.joint else BLOCK_SIZE,
         )
 
-    def _judged(
-        self, problem: Problem, forms: list[Form], generic: Program, generic_data: tuple
-    ) -> Iterator[tuple[Form, dict[str, Any], list[Any], Entries | None]]:
-        """Yield the forms that fit, without the parts that the probe does not confirm."""
+    def _judge(self, problem: Problem, forms: list[Form], generic: Any, generic_data: Any) -> Any:
+        """Return the first form that fits, as far as the probe confirms it, and its arrays."""
         concrete = are_concrete((problem.constants, generic_data))
         for form in forms:
             candidate = replace(problem, form=form)
@@ -314,25 +319,8 @@ class Reader:
             else:
                 verdict = only_known(verdict, candidate, generic, generic_data, along)
             if verdict.fits:
-                yield settle(form, forms[-1], verdict), *arrays
-
-
-def _params(
-    trace: dict[str, Any], generic: Program, generic_data: tuple, values: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the start values of params; ``values`` are of stand-ins where data are traced."""
-    names = [name for name in values if trace[name]["type"] == "param"]
-    if not are_concrete(generic_data):
-        values = generic.part(lambda values: {name: values[name] for name in names})(generic_data)
-    return {name: jax.tree.map(jnp.asarray, values[name]) for name in names}
-
-
-def _laid_out(form: Form, where: Entries, constants: tuple) -> tuple[Layout, tuple]:
-    """Lay out entries on the devices of the data, and copy the data to each of these devices."""
-    # a device may read any entry; the layout, which is larger, is split
-    mesh = mesh_of_several(constants) if are_concrete(constants) else None
-    layout = layout_of(fetched(where), form.table, form.num_features, mesh)
-    return layout, on_every_device(constants, mesh)
+                return settle(form, forms[-1], verdict), *arrays
+        raise AssertionError("a plain design fits")
 
 
 def _functions(

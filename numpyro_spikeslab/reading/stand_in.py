@@ -23,6 +23,12 @@ def log_likelihood(
     return jnp.where(count > 0, count * log_prob, 0)
 
 
+def per_count(problem: Problem, values: dict[str, Any], stand_in: StandIn) -> StandIn:
+    """Return a stand-in for one observation of each that is there as often as it counts."""
+    count = problem.run(values, of=lambda run: problem.likelihood(run).count)
+    return stand_in._replace(precision=stand_in.precision / jnp.where(count > 0, count, 1))
+
+
 class Augmented(NamedTuple):
     """The likelihood of a model as a mixture of Gaussians.
 

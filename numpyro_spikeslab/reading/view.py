@@ -187,8 +187,8 @@ def whitened_design(
     :param relative: relative precisions of the observations.
     """
     rows = design_rows(problem, values) if rows is None else rows
-    if not problem.form.constant_design:
-        # made for a single sweep
-        block_size = min(block_size, CHANGING_BLOCK_SIZE)
+    constant = problem.form.constant_design
     # rows without an observation may be NaN
-    return block_design(jnp.where(relative > 0, rows, 0), jnp.sqrt(relative), block_size)
+    rows = jnp.where(relative > 0, rows, 0)
+    size = block_size if constant else CHANGING_BLOCK_SIZE
+    return block_design(rows, jnp.sqrt(relative), size, constant)

@@ -133,20 +133,18 @@ def align(
     :raises ValueError: if a variable is missing or not finite, if weights and functions do not
         share exactly one dimension, or if shapes differ.
 
-    .. doctest::
-
-        >>> import arviz_base, numpy as np
-        >>> from numpyro_spikeslab import align
-        >>> rng = np.random.default_rng(0)
-        >>> W = rng.normal([[0.0, 2.0], [1.0, -3.0]], 0.01, size=(2, 100, 2, 2))
-        >>> phi = rng.normal([[1.0, 0.0, 0.0], [0.0, 1.0, -1.0]], 0.01, size=(2, 100, 2, 3))
-        >>> W[1], phi[1] = -W[1, :, :, ::-1], -phi[1, :, ::-1]  # the second chain differs
-        >>> data = arviz_base.from_dict(
-        ...     {"posterior": {"W": W, "phi": phi}},
-        ...     dims={"W": ["task", "latent"], "phi": ["latent", "point"]},
-        ... )
-        >>> align(data)["posterior"]["W"].mean("draw").round(1).values[..., 0].tolist()
-        [[-2.0, 3.0], [-2.0, 3.0]]
+    >>> import arviz_base, numpy as np
+    >>> from numpyro_spikeslab import align
+    >>> rng = np.random.default_rng(0)
+    >>> W = rng.normal([[0.0, 2.0], [1.0, -3.0]], 0.01, size=(2, 100, 2, 2))
+    >>> phi = rng.normal([[1.0, 0.0, 0.0], [0.0, 1.0, -1.0]], 0.01, size=(2, 100, 2, 3))
+    >>> W[1], phi[1] = -W[1, :, :, ::-1], -phi[1, :, ::-1]  # the second chain differs
+    >>> data = arviz_base.from_dict(
+    ...     {"posterior": {"W": W, "phi": phi}},
+    ...     dims={"W": ["task", "latent"], "phi": ["latent", "point"]},
+    ... )
+    >>> align(data)["posterior"]["W"].mean("draw").round(1).values[..., 0].tolist()
+    [[-2.0, 3.0], [-2.0, 3.0]]
     """
     draws = posterior(data)
     in_place = has_numbered_kernels(draws, functions)
@@ -183,8 +181,7 @@ def is_one_fit(draws: xr.Dataset) -> bool:
 
 def has_numbered_kernels(draws: xr.Dataset, functions: str) -> bool:
     """Whether some kernel parameters belong to one numbered function, such as ``phi_0_scale``."""
-    numbered = re.compile(rf"{re.escape(functions)}_\d+_")
-    return any(numbered.match(str(name)) for name in draws.data_vars)
+    return any(re.match(rf"{re.escape(functions)}_\d+_", str(name)) for name in draws.data_vars)
 
 
 def factors_of(draws: xr.Dataset, weights: str, functions: str) -> Factors:
@@ -265,16 +262,14 @@ def invariants(
     :returns: ArviZ data with a ``posterior`` only.
     :raises ValueError: as :func:`align`.
 
-    .. doctest::
-
-        >>> import arviz_base, numpy as np
-        >>> from numpyro_spikeslab import invariants
-        >>> rng = np.random.default_rng(0)
-        >>> draws = {"W": rng.normal(size=(4, 50, 3, 2)), "phi": rng.normal(size=(4, 50, 2, 5))}
-        >>> dims = {"W": ["task", "latent"], "phi": ["latent", "point"]}
-        >>> table = invariants(arviz_base.from_dict({"posterior": draws}, dims=dims))["posterior"]
-        >>> {str(name): values.shape[2:] for name, values in table.data_vars.items()}
-        {'num_active': (), 'WWT': (3, 3), 'f': (5, 3)}
+    >>> import arviz_base, numpy as np
+    >>> from numpyro_spikeslab import invariants
+    >>> rng = np.random.default_rng(0)
+    >>> draws = {"W": rng.normal(size=(4, 50, 3, 2)), "phi": rng.normal(size=(4, 50, 2, 5))}
+    >>> dims = {"W": ["task", "latent"], "phi": ["latent", "point"]}
+    >>> table = invariants(arviz_base.from_dict({"posterior": draws}, dims=dims))["posterior"]
+    >>> {str(name): values.shape[2:] for name, values in table.data_vars.items()}
+    {'num_active': (), 'WWT': (3, 3), 'f': (5, 3)}
     """
     draws = posterior(data)
     plate = arviz_data.function_plate(draws, weights, functions)

@@ -61,20 +61,18 @@ def credible_sets(
     :raises ValueError: if ``var_name`` is not such a weight, if ``X`` has other columns or NaN, or
         if a number is outside its range.
 
-    .. doctest::
-
-        >>> import arviz_base, numpy as np
-        >>> from numpyro_spikeslab import credible_sets
-        >>> rng = np.random.default_rng(0)
-        >>> X = rng.normal(size=(50, 3))
-        >>> X[:, 1] = X[:, 0] + 0.1 * X[:, 1]      # hard to tell from the first
-        >>> first = rng.binomial(1, 0.5, size=(4, 100))
-        >>> spike = np.stack([first, 1 - first, 0 * first], axis=-1)
-        >>> data = arviz_base.from_dict({"posterior": {"w": 1.0 * spike, "w_spike": spike}})
-        >>> credible_sets(data, "w", X)[["size", "probability"]]
-             size  probability
-        set
-        0       2          1.0
+    >>> import arviz_base, numpy as np
+    >>> from numpyro_spikeslab import credible_sets
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(50, 3))
+    >>> X[:, 1] = X[:, 0] + 0.1 * X[:, 1]      # hard to tell from the first
+    >>> first = rng.binomial(1, 0.5, size=(4, 100))
+    >>> spike = np.stack([first, 1 - first, 0 * first], axis=-1)
+    >>> data = arviz_base.from_dict({"posterior": {"w": 1.0 * spike, "w_spike": spike}})
+    >>> credible_sets(data, "w", X)[["size", "probability"]]
+         size  probability
+    set
+    0       2          1.0
     """
     correlation.check_limits(coverage, min_correlation)
     spikes = flat_spikes(data, var_name)

@@ -57,15 +57,13 @@ def plot_inclusion(
     :raises ValueError: if there is no pair, if an argument is outside its range, or if shapes or
         coordinates differ.
 
-    .. doctest::
-
-        >>> import arviz_base, numpy as np
-        >>> from numpyro_spikeslab import plot_inclusion
-        >>> spike = np.random.default_rng(0).binomial(1, [0.1, 0.9], size=(4, 100, 2))
-        >>> draws = {"w": 2.0 * spike, "w_spike": spike}
-        >>> picture = plot_inclusion(arviz_base.from_dict({"posterior": draws}))
-        >>> [label.get_text() for label in picture.get_target("w", {}).get_yticklabels()]
-        ['0', '1']
+    >>> import arviz_base, numpy as np
+    >>> from numpyro_spikeslab import plot_inclusion
+    >>> spike = np.random.default_rng(0).binomial(1, [0.1, 0.9], size=(4, 100, 2))
+    >>> draws = {"w": 2.0 * spike, "w_spike": spike}
+    >>> picture = plot_inclusion(arviz_base.from_dict({"posterior": draws}))
+    >>> [label.get_text() for label in picture.get_target("w", {}).get_yticklabels()]
+    ['0', '1']
     """
     arviz_data.check_top(top)
     if not 0 <= threshold <= 1:
@@ -214,15 +212,11 @@ def plot_weights(data: xr.DataTree | Methods, weights: str = WEIGHTS) -> PlotCol
     :returns: the picture; ``.savefig("weights.png")`` writes it.
     :raises ValueError: if ``weights`` is no pair with two plates, or if coordinates differ.
 
-    .. doctest::
-
-        >>> import arviz_base, numpy as np
-        >>> from numpyro_spikeslab import plot_weights
-        >>> spike = np.random.default_rng(0).binomial(1, 0.5, size=(4, 100, 3, 2))
-        >>> draws = {"W": 2.0 * spike, "W_spike": spike}
-        >>> picture = plot_weights(arviz_base.from_dict({"posterior": draws}))
-        >>> picture.get_target("W", {"model": "posterior"}).images[0].get_array().shape
-        (3, 2)
+    >>> import arviz_base, numpy as np
+    >>> from numpyro_spikeslab import plot_weights
+    >>> spike = np.random.default_rng(0).binomial(1, 0.5, size=(4, 100, 3, 2))
+    >>> data = arviz_base.from_dict({"posterior": {"W": 2.0 * spike, "W_spike": spike}})
+    >>> picture = plot_weights(data)
     """
     methods = arviz_data.as_methods(data)
     (name,) = arviz_data.comparable(methods, weights)

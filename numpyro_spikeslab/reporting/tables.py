@@ -59,16 +59,14 @@ def summary(
     :raises ValueError: if ``data`` has no posterior, if names, ``coords`` or ``top`` do not exist
         in it, or if inclusion probabilities have another shape or other labels than their weight.
 
-    .. doctest::
-
-        >>> import arviz_base, numpy as np
-        >>> from numpyro_spikeslab import summary
-        >>> spike = np.tile([[0, 1, 1, 1]], (2, 25))[..., None]  # two chains, 100 draws, one weight
-        >>> slab = np.random.default_rng(0).normal(size=spike.shape)
-        >>> draws = {"w": spike * slab, "w_spike": spike, "w_slab": slab}
-        >>> table = summary(arviz_base.from_dict({"posterior": draws}))
-        >>> table.loc["w[0]", ["inclusion", "flips", "between_chain_sd"]].tolist()
-        [0.75, 49.0, 0.0]
+    >>> import arviz_base, numpy as np
+    >>> from numpyro_spikeslab import summary
+    >>> spike = np.tile([[0, 1, 1, 1]], (2, 25))[..., None]  # two chains, 100 draws, one weight
+    >>> slab = np.random.default_rng(0).normal(size=spike.shape)
+    >>> draws = {"w": spike * slab, "w_spike": spike, "w_slab": slab}
+    >>> table = summary(arviz_base.from_dict({"posterior": draws}))
+    >>> table.loc["w[0]", ["inclusion", "flips", "between_chain_sd"]].tolist()
+    [0.75, 49.0, 0.0]
     """
     arviz_data.check_top(top)
     draws = posterior(data)
@@ -151,16 +149,14 @@ def compare(
     :returns: a DataFrame with one row per method, the reference first.
     :raises ValueError: if a method or a variable is missing, or if coordinates differ.
 
-    .. doctest::
-
-        >>> import arviz_base, numpy as np
-        >>> from numpyro_spikeslab import compare
-        >>> def draws(mean):
-        ...     w = mean + np.random.default_rng(0).normal(size=(4, 100, 3))
-        ...     return arviz_base.from_dict({"posterior": {"w": w}})
-        >>> table = compare({"long": draws(0.0), "short": draws(0.5)}, "w", reference="long")
-        >>> table["sum_abs_error_mean"].round(6).to_dict()
-        {'long': 0.0, 'short': 1.5}
+    >>> import arviz_base, numpy as np
+    >>> from numpyro_spikeslab import compare
+    >>> def draws(mean):
+    ...     w = mean + np.random.default_rng(0).normal(size=(4, 100, 3))
+    ...     return arviz_base.from_dict({"posterior": {"w": w}})
+    >>> table = compare({"long": draws(0.0), "short": draws(0.5)}, "w", reference="long")
+    >>> table["sum_abs_error_mean"].round(6).to_dict()
+    {'long': 0.0, 'short': 1.5}
     """
     if not isinstance(data, Mapping) or isinstance(data, xr.DataTree) or len(data) < 2:
         got = list(data) if isinstance(data, dict) else type(data).__name__

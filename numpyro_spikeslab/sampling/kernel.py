@@ -75,6 +75,7 @@ class BlockKernel(MCMCKernel):
         """
         kwargs, values = split(model_kwargs)
         sites = self._own_sites(model_args, kwargs, values)
+        reading = self._read(model_args, kwargs, values)
         self._sample_fn = self.sample
         single = is_prng_key(rng_key)
         _check_init_params(self._user, init_params, sites, () if single else rng_key.shape[:1])
@@ -92,7 +93,7 @@ class BlockKernel(MCMCKernel):
             key, key_prior = random.split(key)
             z = self._from_prior(compiled(prior, key_prior, once=once), num_warmup)
             z |= {name: jnp.asarray(x, z[name].dtype) for name, x in (init_params or {}).items()}
-            return self._start(z, num_warmup, key)
+            return self._start(reading, values | z, z, num_warmup, key)
 
         return start(rng_key, init_params) if single else jax.vmap(start)(rng_key, init_params)
 
@@ -130,8 +131,15 @@ class BlockKernel(MCMCKernel):
         return z
 
     @abstractmethod
-    def _start(self, z: dict[str, Any], num_warmup: int, rng_key: Array) -> Any:
-        """Make the first state."""
+    def _start(
+        self,
+        reading: Reading,
+        values: dict[str, Any],
+        z: dict[str, Any],
+        num_warmup: int,
+        rng_key: Array,
+    ) -> Any:
+        """Make the first state, given the values of all blocks' sites and those of the kernel's."""
 
     @full_precision
     def sample(

@@ -168,7 +168,7 @@ class LatentGibbs(BlockKernel):
         # all functions are idle: each is to be given to a task
         return z | {f"{k}_spike": jnp.zeros_like(z[f"{k}_spike"]) for k in start_inclusion(z)}
 
-    def _start(self, z: dict[str, Any], num_warmup: int, rng_key: Array) -> LatentGibbsState:
+    def _start(self, reading, values, z, num_warmup, rng_key) -> LatentGibbsState:
         num_steps = jnp.asarray(self._num_accelerated(num_warmup))
         return LatentGibbsState(z, start_inclusion(z), num_steps, rng_key)
 

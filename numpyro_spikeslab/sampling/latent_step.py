@@ -16,7 +16,7 @@ from numpyro_spikeslab.reading.function_prior import KnownFunctions
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import SlabRole, Tally
 from numpyro_spikeslab.sampling.function_state import Fixed, Moves, State
-from numpyro_spikeslab.sampling.paired_gibbs import draw_tasks
+from numpyro_spikeslab.sampling.pair_draws import draw_tasks
 from numpyro_spikeslab.sampling.scale_draws import Current, squares_given
 
 

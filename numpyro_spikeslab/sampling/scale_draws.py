@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws of noise scales, inclusion probabilities and slab scales, given the weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxtyping import Array, Float
@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from jax import random
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.sparse_sums import at_entries
 from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.reader import Reading
@@ -35,6 +36,10 @@ class Current:
         values = reading.generic | reading.params | values | z
         return cls(reading, values, frozenset(z), reading.view(values))
 
+    def with_stand_in(self, stand_in: StandIn) -> Any:
+        """Return the model with a stand-in for the density of the observations."""
+        return replace(self, at=self.reading.view(self.values, None, stand_in))
+
     def roles(self, kind: type[Role] = Role) -> tuple[Role, ...]:
         """Return the roles of one kind that are drawn."""
         return tuple(role for role in self.reading.form.roles_of(kind) if role.site in self.own)
@@ -43,10 +48,11 @@ class Current:
         """Return which entry of the site each weight or task takes."""
         return self.reading.indices[role.site]
 
-    def weights(self) -> tuple[Float[Array, "Q M"], Float[Array, "Q M"]]:
-        """Return spikes and slabs."""
+    def weights(self, sites: Any = None) -> tuple[Float[Array, "Q M"], Float[Array, "Q M"]]:
+        """Return current spikes and slabs, or those of other values of the sites."""
         form, dtype = self.reading.form, self.at.Y.dtype
-        spikes, slabs = form.join_spikes(self.values), form.join(self.values, "{}_slab")
+        values = self.values if sites is None else sites
+        spikes, slabs = form.join_spikes(values), form.join(values, "{}_slab")
         return spikes.astype(dtype).reshape(form.shape), slabs.astype(dtype).reshape(form.shape)
 
     def draw_roles(

@@ -4,7 +4,6 @@
 import numpy as np
 import pytest
 from scipy import stats
-from scipy.special import logsumexp
 from test_exactness import agrees
 import truth
 
@@ -115,25 +114,6 @@ def test_the_mean_of_what_another_block_draws_is_left_to_it():
     mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
     with pytest.raises(ValueError, match=r"cannot sample the latent sites \['mean'\]"):
         mcmc.run(KEY, *truth.fixed_case().args)
-
-
-def test_a_slab_scale_is_drawn_exactly():
-    def model(X, y):
-        scale = numpyro.sample("scale", dist.Gamma(3.0, 2.0))
-        with numpyro.plate("feature", 4):
-            w = nss.spike_slab("w", 0.3, scale)
-        numpyro.sample("y", dist.Normal(X @ w, 0.5).to_event(1), obs=y)
-
-    X, y = truth.fixed_case().args
-    grid = np.linspace(0.05, 8.0, 40)
-    posteriors = [truth.enumerate_models(truth.regression(X, y, 0.5, 0.3, x)) for x in grid]
-    log_joint = [p.log_evidence for p in posteriors] + stats.gamma(3.0, scale=0.5).logpdf(grid)
-    probs = np.exp(log_joint - logsumexp(log_joint))
-    inclusion = probs @ np.array([p.inclusion for p in posteriors])
-    draws = sampled(model, X, y, num_samples=10_000)
-    # 5 comparisons: a false alarm in 1 of 3200 keys
-    assert agrees(np.asarray(draws["scale"])[..., None], probs @ grid, within=0.05)
-    assert agrees(draws["w_spike"], inclusion, within=0.03)
 
 
 @pytest.mark.slow

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Draws of pairs and coefficients under a likelihood that is not Normal.
+
+A step is one of two, both of which keep the posterior given all other sites.
+
+- The local one needs no warm-up. Auxiliary variables are drawn given the predictor, afresh in each
+  step, and the pairs given the Gaussians that they make of the likelihood (Polson, Scott and
+  Windle, 2013, *Bayesian inference for logistic models using Polya-Gamma latent variables*). A
+  likelihood without auxiliary variables gets Metropolis steps of single pairs instead.
+- The other one proposes a draw under one fixed Gaussian in place of the likelihood, learnt in the
+  warm-up, and accepts it by the ratio of the two (surrogate transition; Liu, 2001, *Monte Carlo
+  strategies in scientific computing*). It mixes far better, but where the likelihood has heavier
+  tails than the Gaussian it may stay long, so local steps come between at random.
+
+Auxiliary variables live within a step. So a block that draws other sites, such as a dispersion,
+uses the density of the user's model, without them; drawn between the auxiliary variables and the
+pairs, these sites would have a wrong distribution (van Dyk and Park, 2008, *Partially collapsed
+Gibbs samplers*).
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Bool, Float
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+
+from numpyro_spikeslab.algebra.pair_metropolis import (
+    LearntMoments,
+    PairState,
+    correction,
+    metropolis_sweep,
+)
+from numpyro_spikeslab.algebra.pairs import Prior
+from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.reading.coefficient_rows import dense_rows, standardised
+from numpyro_spikeslab.reading.form import COLUMNS, OTHER, Form
+from numpyro_spikeslab.reading.program import are_concrete
+from numpyro_spikeslab.reading.stand_in import augmented, log_likelihood, per_count
+from numpyro_spikeslab.reading.view import design_rows
+from numpyro_spikeslab.sampling.pair_draws import PairDraws, draw_pairs
+from numpyro_spikeslab.sampling.scale_draws import Current
+
+LOCAL_SHARE = 0.25
+"""Share of local steps among those after the warm-up."""
+
+MIN_ACCEPT_PROB = 0.2
+"""Mean acceptance probability below which all steps are local."""
+
+MIN_WARMUP = 100
+"""Fewer steps of warm-up teach no Gaussian."""
+
+
+class AdaptState(NamedTuple):
+    """What the warm-up learns of a likelihood.
+
+    From its first to its last quarter it averages predictors and slopes. In its last quarter it
+    tries the Gaussian that they give. Both are decided once: nothing changes after the warm-up.
+
+    - **i** - number of steps so far.
+    - **num_warmup** - number of steps of the warm-up.
+    - **moments** - running moments of the predictor and of the slopes of the log density.
+    - **accept_prob** - acceptance probability of the step; 1 for a local one.
+    - **mean_accept_prob**, **num_tried** - mean of those of the warm-up with the Gaussian, and
+      their number.
+    """
+
+    i: Array
+    num_warmup: Array
+    moments: LearntMoments
+    accept_prob: Float[Array, ""]
+    mean_accept_prob: Float[Array, ""]
+    num_tried: Float[Array, ""]
+
+    @classmethod
+    def begin(cls, num_warmup: int, predictor: Float[Array, "*N"]) -> "AdaptState":
+        """Make the state before the first step."""
+        zero = jnp.zeros((), predictor.dtype)
+        counts = jnp.array(0), jnp.asarray(num_warmup, int)
+        return cls(*counts, LearntMoments.zero(predictor), zero + 1, zero, zero)
+
+    def takes_gaussian(self, key: Array) -> Bool[Array, ""]:
+        """Decide whether the next step is under the Gaussian, without a look at the draws."""
+        tries = (self.num_warmup >= MIN_WARMUP) & (4 * self.i >= 3 * self.num_warmup)
+        good = (self.i < self.num_warmup) | (self.mean_accept_prob >= MIN_ACCEPT_PROB)
+        return tries & good & (random.uniform(key) >= LOCAL_SHARE)
+
+    @property
+    def learns(self) -> Bool[Array, ""]:
+        """Whether the next step is in the middle half of the warm-up."""
+        return (4 * self.i >= self.num_warmup) & (4 * self.i < 3 * self.num_warmup)
+
+    def after(
+        self, moments: LearntMoments, gaussian: Bool[Array, ""], accept_prob: Float[Array, ""]
+    ) -> "AdaptState":
+        """Return the state after a step."""
+        counts = gaussian & (self.i < self.num_warmup)
+        num_tried = self.num_tried + counts
+        change = jnp.where(counts, accept_prob - self.mean_accept_prob, 0)
+        mean = self.mean_accept_prob + change / jnp.maximum(num_tried, 1)
+        return AdaptState(self.i + 1, self.num_warmup, moments, accept_prob, mean, num_tried)
+
+
+def has_gaussian_steps(form: Form, moves: bool) -> bool:
+    """Whether the pairs have a reversible draw under a Gaussian."""
+    return form.kind == COLUMNS and form.groups is None and moves
+
+
+def predictor_of(now: Current, sites: dict[str, Any]) -> Float[Array, "..."]:
+    """Compute the predictor at new values of some sites."""
+    form = now.reading.form
+    spikes, slabs = now.weights(now.values | sites)
+    w = form.split(jnp.ravel(spikes * slabs), "{}")
+    return now.reading.problem.predictor(now.values | sites, w)
+
+
+def checked_predictor(now: Current, user: str) -> Float[Array, "..."]:
+    """Compute the predictor at the start of a chain.
+
+    :raises ValueError: if the density there is not finite, or no draw of the pairs is implemented.
+    """
+    form, f = now.reading.form, predictor_of(now, {})
+    if form.family == OTHER and form.groups is not None:
+        expected = "weights with a spike each, or a likelihood with auxiliary variables"
+        raise bad(f"{user}: {form.likelihood!r}", "weights that share spikes", expected)
+    total = jnp.sum(log_likelihood(now.reading.problem, now.values, f))
+    if are_concrete(total) and not jnp.isfinite(total):
+        raise bad(
+            f"{user}: the log density of {form.likelihood!r} at the start",
+            total,
+            "a finite number",
+            "Scale the columns, or give a start near the data as `init_params`.",
+        )
+    return f
+
+
+def draw_with_density(
+    key: Array, now: Current, adapt: AdaptState, moves: bool
+) -> tuple[PairDraws, AdaptState]:
+    """Draw all pairs and the kernel's coefficients.
+
+    :param now: the model, with any stand-in for the likelihood.
+    :param moves: see :func:`~numpyro_spikeslab.sampling.pair_draws.draw_pairs`.
+    """
+    key_kind, key_local, key_accept, *keys = random.split(key, 5)
+    form, problem = now.reading.form, now.reading.problem
+    density, f = partial(log_likelihood, problem, now.values), predictor_of(now, {})
+    learnt = adapt.moments.stand_in()
+    gaussian = jnp.array(False)
+    if has_gaussian_steps(form, moves):
+        gaussian = adapt.takes_gaussian(key_kind)
+
+    def under(stand_in, single):
+        return draw_pairs(tuple(keys), now.with_stand_in(stand_in), moves, single)
+
+    def fixed():
+        return per_count(problem, now.values, learnt)
+
+    if form.family != OTHER:
+        local = augmented(problem, now.values, f)
+        stand_in = lax.cond(gaussian, fixed, lambda: local.draw(key_local, f))
+        drawn = under(stand_in, ~gaussian)
+    else:
+        drawn = lax.cond(
+            gaussian, lambda: under(fixed(), False), lambda: metropolis(key_local, now, density, f)
+        )
+    new_f = predictor_of(now, drawn.sites)
+    log_ratio = jnp.where(gaussian, correction(density, learnt, f, new_f), 0)
+    accepts = jnp.log(random.uniform(key_accept, minval=jnp.finfo(f.dtype).tiny)) < log_ratio
+    accepts |= ~gaussian
+    sites = {k: jnp.where(accepts, x, now.values[k]) for k, x in drawn.sites.items()}
+    # the probabilities of a proposal are not those of the posterior
+    spikes = jnp.ravel(now.weights(sites)[0]).astype(drawn.inclusion.dtype)
+    inclusion = jnp.where(gaussian, spikes, drawn.inclusion)
+
+    def learn():
+        f = jnp.where(accepts, new_f, f_before)
+        slope = jax.jvp(density, (f,), (jnp.ones_like(f),))[1]
+        return adapt.moments.updated(f, slope)
+
+    f_before = f
+    moments = lax.cond(adapt.learns, learn, lambda: adapt.moments)
+    adapt = adapt.after(moments, gaussian, jnp.exp(jnp.minimum(log_ratio, 0)))
+    return PairDraws(sites, inclusion, drawn.squares), adapt
+
+
+def metropolis(key: Array, now: Current, density: Any, f: Float[Array, "..."]) -> PairDraws:
+    """Draw pairs, and coefficients as weights that are always included, by Metropolis steps."""
+    reading, at, form = now.reading, now.at, now.reading.form
+    problem, sites = reading.problem, form.coefficient_sites(now.own)
+    rows = design_rows(problem, now.values) if reading.rows is None else reading.rows
+    (spikes,), (slabs,) = now.weights()
+    prior = Prior(*(x[0] for x in at.prior))
+    if sites:
+        standard = standardised(sites, at, now.values)
+        deviation, scales = standard.prior.deviation[0], jnp.ones_like(standard.prior.deviation[0])
+        covariates = standard.prior.rows(dense_rows(problem, now.values, sites))[0]
+        rows = jnp.concatenate([rows, covariates])
+        spikes, slabs = jnp.concatenate([spikes, scales]), jnp.concatenate([slabs, deviation])
+        prior = Prior(
+            jnp.concatenate([prior.log_odds, scales * jnp.inf]),
+            jnp.concatenate([prior.variance, scales]),
+        )
+    # rows may be NaN where nothing is observed
+    rows = jnp.where(at.relative[:, 0] > 0, rows, 0)
+
+    def flat(x):
+        return jnp.ravel(density(x.reshape(f.shape)))
+
+    start = PairState(spikes.astype(int), slabs, jnp.ravel(f))
+    new, _ = metropolis_sweep(key, rows, flat, start, prior)
+    spikes, slabs = new.spikes[: form.size], new.slabs[: form.size]
+    values = form.split_spikes(spikes) | form.split(slabs, "{}_slab")
+    if sites:
+        values |= standard.values(new.slabs[None, form.size :])
+    return PairDraws(values, spikes.astype(slabs.dtype), jnp.zeros_like(at.sigma2))

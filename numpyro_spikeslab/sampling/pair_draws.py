@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws of spike-and-slab weights and of coefficients given everything else."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+from numpyro_spikeslab.algebra import flips, pattern_sweeps
+from numpyro_spikeslab.algebra.active_set import CollapsedRegression
+from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, predictor
+from numpyro_spikeslab.algebra.partition import Partition
+from numpyro_spikeslab.algebra.sparse_sums import over_blocks
+from numpyro_spikeslab.algebra.task_sweeps import (
+    Draws,
+    TaskProducts,
+    gibbs_masked_sweep,
+    gibbs_task_sweep,
+    task_products,
+)
+from numpyro_spikeslab.algebra.variates import logistic_and_normal
+from numpyro_spikeslab.primitives import weights
+from numpyro_spikeslab.reading.coefficient_rows import (
+    columns_without,
+    given_residual,
+    joined,
+    tasks_without,
+)
+from numpyro_spikeslab.reading.form import COLUMNS
+from numpyro_spikeslab.reading.likelihood import by_task
+from numpyro_spikeslab.reading.view import View
+from numpyro_spikeslab.sampling.scale_draws import Current, squares_given
+
+DrawCoefficients = Callable[[Array, Array], tuple[dict[str, Any], Float[Array, " Q"]]]
+"""``(key, weights) ->`` draws of the coefficients, and each task's sum of squared residuals."""
+
+
+class PairDraws(NamedTuple):
+    """Draws of the pairs, and of the coefficients given these.
+
+    - **sites** - values of the sites.
+    - **inclusion** - probabilities of the spikes, as many as weights.
+    - **squares** - sum of squared residuals of each task.
+    """
+
+    sites: dict[str, Any]
+    inclusion: Array
+    squares: Float[Array, " Q"]
+
+
+def draw_pairs(
+    keys: tuple[Array, Array], now: Current, moves: bool, single: Any = True
+) -> PairDraws:
+    """Draw all pairs and the kernel's coefficients.
+
+    :param keys: for the pairs and for the coefficients.
+    :param moves: whether columns of a design may trade places, with all slabs integrated out.
+    :param single: whether these moves come after a sweep of single pairs. Without it the draw is
+        reversible.
+    """
+    form = now.reading.form
+    if form.kind == COLUMNS:
+        drawn, draw_coefficients = _draw_columns(keys[0], now, moves, single)
+    else:
+        drawn, draw_coefficients = _draw_table(keys[0], now)
+    # else XLA compiles the draws of the pairs anew for each site that depends on them
+    spikes, slabs, inclusion = jax.lax.optimization_barrier(drawn)
+    sites = form.split_spikes(jnp.ravel(spikes)) | form.split(jnp.ravel(slabs), "{}_slab")
+    coefficients, squares = draw_coefficients(keys[1], weights(spikes, slabs))
+    return PairDraws(sites | coefficients, jnp.ravel(inclusion), squares)
+
+
+def _draw_columns(
+    key: Array, now: Current, moves: bool, single: Any
+) -> tuple[tuple[Array, Array, Array], DrawCoefficients]:
+    """Draw the pairs of a design with the kernel's coefficients integrated out.
+
+    :return: spikes, slabs and inclusion probabilities; and the draw of the coefficients.
+    """
+    reading, at, current = now.reading, now.at, weights(*now.weights())[0]
+    design = reading.design
+    if design is None:
+        design = reading.design_at(now.values, at.relative[:, 0])
+    precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
+    target, columns = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0], None
+    sites = reading.form.coefficient_sites(now.own)
+    gram = reading.gram_outside if sites else reading.gram
+    if sites:
+        # integrated out, for given them a column that is far from centred hardly ever gets in
+        columns = columns_without(reading.problem, at, now.values, sites, design, reading.split)
+        design, target = columns.design, columns.residual
+        if gram is not None:
+            span = feature_rows(design, current.size)[:, at.Y.shape[0] :]
+            gram = gram + span @ span.T
+    residual = target - predictor(design, current)
+    if (groups := reading.form.groups) is not None:
+        sets = Partition.of_spikes(groups)
+        drawn = pattern_sweeps.gibbs_sweep(key, sets, design, residual, current, precision, prior)
+    elif not moves:
+        noise = logistic_and_normal(key, current)
+        drawn = gibbs_sweep(noise, design, residual, current, precision, prior)
+    else:
+        numbers = flips.Numbers.draw(key, current)
+
+        def sweep():
+            return gibbs_sweep(numbers.pairs, design, residual, current, precision, prior)
+
+        def keep():
+            spikes, slabs = (x[0] for x in now.weights())
+            return spikes.astype(int), slabs, spikes
+
+        drawn = sweep() if single is True else jax.lax.cond(single, sweep, keep)
+        problem = CollapsedRegression(design, gram, target, precision, prior)
+        drawn = flips.sweep(numbers, problem, *drawn[:2])
+
+    def draw_coefficients(key, w):
+        new, residual = {}, target - predictor(design, w)
+        if columns is not None:
+            value = columns.standard.prior.value
+            noise = random.normal(key, value.shape, value.dtype)
+            new, residual = columns.given(residual, noise)
+        return new, jnp.sum(residual**2)[None]
+
+    return drawn, draw_coefficients
+
+
+def _draw_table(key: Array, now: Current) -> tuple[Draws, DrawCoefficients]:
+    """Draw the pairs of tasks that share or mix features; see :func:`_draw_columns`."""
+    reading, at, form = now.reading, now.at, now.reading.form
+    phi = now.values[str(form.functions)] if reading.features is None else reading.features
+    sites, tasks, current = form.coefficient_sites(now.own), None, weights(*now.weights())
+    if sites and form.of_tasks:
+        statistics = reading.task_statistics if sites == form.of_tasks else None
+        tasks = tasks_without(sites, at, now.values, phi, reading.covariates, statistics)
+        noise = logistic_and_normal(key, current)
+        drawn = gibbs_task_sweep(noise, tasks.gram_form(), current, 1 / at.sigma2, at.prior)
+    else:
+        drawn = draw_tasks(key, at, phi, current)
+
+    def draw_coefficients(key, w):
+        if not sites:
+            return {}, squares_given(at, phi, w)
+        value = joined(sites, now.values)
+        noise = random.normal(key, value.shape, value.dtype)
+        if tasks is None:
+            residual = at.Y - phi.T @ w.T
+            new, residual = given_residual(reading.problem, at, now.values, sites, residual, noise)
+            return new, by_task(at.relative * residual**2, form.num_tasks, None)
+        _, new = tasks.given(w, noise)
+        rows = jnp.concatenate([reading.covariates[each.site] for each in sites])
+        change = ((joined(sites, new) - value) @ rows).T
+        return new, squares_given(at._replace(Y=at.Y - change), phi, w)
+
+    return drawn, draw_coefficients
+
+
+def draw_tasks(
+    key: Array, at: View, phi: Float[Array, "M N"], current: Float[Array, "Q M"]
+) -> Draws:
+    """Draw the weights of tasks that share or mix the features ``phi``.
+
+    Memory grows with the observations: Gram matrices belong to all tasks together, to a tile of
+    tasks, or to a block of the columns of a sparse table.
+    """
+    noise, precision, prior = logistic_and_normal(key, current), 1 / at.sigma2, at.prior
+    if at.layout is None and at.relative.shape[1] > 1:
+        return gibbs_masked_sweep(noise, phi, (at.Y, at.relative), current, precision, prior)
+    if at.layout is None:
+        gram, linear = task_products(phi, phi, at.relative), (at.relative * at.Y).T @ phi.T
+        return gibbs_task_sweep(noise, TaskProducts(gram, linear), current, precision, prior)
+
+    def draw(sums, columns):
+        parts = (current, precision, noise)
+        weights, tau, normals = jax.tree.map(lambda x: x[columns], parts)
+        shared = len(prior.variance) == 1
+        of_columns = prior if shared else Prior(*(x[columns] for x in prior))
+        return gibbs_task_sweep(normals, TaskProducts(sums.G, sums.b), weights, tau, of_columns)
+
+    features = phi.T, jnp.zeros((phi.shape[1], 0), phi.dtype), jnp.ones_like(phi[0])
+    return over_blocks(at.layout.by_columns, len(current), features, at.Y, at.relative, draw)
