@@ -34,7 +34,7 @@ class Augmented(NamedTuple):
 
     - **mixture** - in the predictor plus a shift, with all counts of an observation at once.
     - **shift** - the shift.
-    - **count** - how often each observation counts, 1 where it is missing.
+    - **count** - how often each observation counts.
     - **constant** - log density of an observation less that of the mixture.
     """
 
@@ -42,6 +42,10 @@ class Augmented(NamedTuple):
     shift: Any
     count: Any  # type: ignore[assignment]
     constant: Any
+
+    def log_density(self, f: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Compute the log density up to a constant; unlike NumPyro's it has a slope at 0, too."""
+        return jnp.where(self.count > 0, self.mixture.log_density(f + self.shift), 0)
 
     def draw(self, key: Array, f: Float[Array, "..."]) -> StandIn:
         """Draw the auxiliary variables given the predictor."""
@@ -52,9 +56,9 @@ class Augmented(NamedTuple):
         return self._of(self.mixture.expect(mean + self.shift, variance))
 
     def _of(self, stand_in: StandIn) -> StandIn:
-        precision, target, log_norm = stand_in
-        log_norm = log_norm / self.count + self.constant
-        return StandIn(precision / self.count, target - self.shift, log_norm)
+        count, (precision, target, log_norm) = jnp.where(self.count > 0, self.count, 1), stand_in
+        log_norm = log_norm / count + self.constant
+        return StandIn(precision / count, target - self.shift, log_norm)
 
 
 def augmented(problem: Problem, values: dict[str, Any], f: Float[Array, "..."]) -> Augmented:
@@ -84,4 +88,4 @@ def augmented(problem: Problem, values: dict[str, Any], f: Float[Array, "..."]) 
         single = problem.form.family == "bernoulli"
         mixture = Logistic(y, 1) if single else Logistic(count * y, count * total)
     constant = (log_likelihood(problem, values, f) - mixture.log_density(f + shift)) / count
-    return Augmented(mixture, shift, count, constant)
+    return Augmented(mixture, shift, parts.count, constant)

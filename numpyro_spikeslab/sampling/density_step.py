@@ -146,7 +146,7 @@ def draw_with_density(
     """
     key_kind, key_local, key_accept, *keys = random.split(key, 5)
     form, problem = now.reading.form, now.reading.problem
-    density, f = partial(log_likelihood, problem, now.values), predictor_of(now, {})
+    f = predictor_of(now, {})
     learnt = adapt.moments.stand_in()
     gaussian = jnp.array(False)
     if has_gaussian_steps(form, moves):
@@ -158,8 +158,10 @@ def draw_with_density(
     def fixed():
         return per_count(problem, now.values, learnt)
 
+    density: Any = partial(log_likelihood, problem, now.values)
     if form.family != OTHER:
         local = augmented(problem, now.values, f)
+        density = local.log_density
         stand_in = lax.cond(gaussian, fixed, lambda: local.draw(key_local, f))
         drawn = under(stand_in, ~gaussian)
     else:
