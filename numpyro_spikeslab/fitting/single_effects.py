@@ -12,7 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.coefficients import of_columns, whitened
-from numpyro_spikeslab.algebra.correlation import purity, twins, unit_columns
+from numpyro_spikeslab.algebra.correlation import (
+    COVERAGE,
+    MIN_CORRELATION,
+    purity,
+    twins,
+    unit_columns,
+)
 from numpyro_spikeslab.algebra.pairs import Coordinates, Prior, coordinates
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.messages import bad
@@ -81,12 +87,10 @@ def _without_coefficients(
 
 @jax.jit
 def log_shares(effects: Effects, effect: Any) -> Float[Array, " P"]:
-    """Log posterior probability of each column to carry an effect, given all others.
+    """Compute log posterior probabilities of the columns to carry an effect, given all others.
 
     The single-effect regression of SuSiE (Wang, Sarkar, Carbonetto and Stephens, 2020, section 2)
     on the residual of the other weights. No column carries two effects.
-
-    :param effect: the column that the fit has included.
     """
     rows, projection, mean = effects.rows, effects.projection, effects.mean
     products = rows @ (effects.precision * rows[effect]) - projection[:, effect] @ projection
@@ -110,8 +114,8 @@ def sets_of(
     reading: Reading,
     posterior: Posterior,
     columns: range,
-    coverage: float,
-    min_correlation: float,
+    coverage: float = COVERAGE,
+    min_correlation: float = MIN_CORRELATION,
 ) -> Iterator[CredibleSet]:
     """Find the sets of all effects among ``columns`` that correlated columns explain, in order."""
     effects = compiled(partial(_effects, reading), posterior)
