@@ -127,7 +127,10 @@ def sets_of(
         if effect not in columns:
             continue
         shares = np.exp(np.asarray(log_shares(effects, effect), float))
-        members = smallest(shares, coverage)
+        order = np.argsort(-shares, kind="stable")
+        sums = np.cumsum(shares[order])
+        # the fewest columns of this probability together
+        members = order[: 1 + np.searchsorted(sums, coverage * sums[-1])].tolist()
         # the first alone rules out most sets of uncorrelated columns
         first = abs(unit[:, members[0]] @ unit[:, members[1:]])
         if first.min(initial=1.0) < min_correlation:
@@ -139,14 +142,6 @@ def sets_of(
             reported.add(key)
             order = same[np.argsort(-shares[same], kind="stable")]
             yield CredibleSet(int(effect), order.tolist(), shares[order], pure)
-
-
-def smallest(shares: Float[np.ndarray, " P"], coverage: float) -> list[int]:
-    """Return the fewest columns of this probability together, the most probable first."""
-    order = np.argsort(-shares, kind="stable")
-    sums = np.cumsum(shares[order])
-    count = 1 + int(np.searchsorted(sums, coverage * sums[-1]))
-    return order[:count].tolist()
 
 
 def misfit(form: Form, blocks: Any) -> str:
