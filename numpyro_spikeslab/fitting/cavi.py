@@ -88,12 +88,10 @@ class CAVI(SVI):
         ``update``, if a batch does not fit ``num_tasks``. The message names the site and the
         remedy.
 
-    A model whose observed Normal site has the location ``offset + W phi``, with ``phi`` from
-    :func:`~numpyro_spikeslab.latent_functions`, such as :func:`~numpyro_spikeslab.models.mtmkl`, is
-    fitted by sweeps that visit each function with the scale of its weights and the parameters of
-    its kernel. Between them come rounds of moves (rotations of the functions, dropping one), each
-    accepted if the exact bound is higher after twelve sweeps; a round is one step. Functions that
-    are all ``"white"`` have other moves, after a warm-up of rotations towards sparse weights in one
+    Latent functions are fitted by sweeps that visit each function with the scale of its weights and
+    the parameters of its kernel. Between them come rounds of moves (rotations of the functions,
+    dropping one), each accepted if the exact bound is higher after twelve sweeps; a round is one
+    step. Functions that are all ``"white"`` have other moves, after a warm-up of rotations in one
     step. Runs of fewer than twelve steps, and :meth:`update`, make no moves. Starts are the random
     one of :meth:`init`, the singular vectors of the tasks, and random ones, one after the other;
     the best goes on after its first round without success, or after the warm-up. Fit in float64.
@@ -182,7 +180,7 @@ class CAVI(SVI):
         self.guide.sites.check_reading("CAVI", reading)
         params = self.guide.sites.params
         start = self.guide.start() | {k: (x, params[k]) for k, x in reading.params.items()}
-        # the guide may have been set up with data whose supports are others
+        # supports may depend on data, and the guide has been set up with others
         for site, support in reading.supports.items():
             name = param_name(site, self.guide.prefix, start)
             start[name] = _within(support, start[name][0]), support
@@ -266,9 +264,8 @@ class CAVI(SVI):
         progress, _ = advance(call.spec, call.data, progress, 1, -1.0)
         return _state(svi_state, progress.step, progress.posterior), progress.loss
 
-    def stable_update(self, svi_state: SVIState, *args: Any, **kwargs: Any):
-        """Make an :meth:`update`, whose closed forms cannot diverge."""
-        return self.update(svi_state, *args, **kwargs)
+    # its closed forms cannot diverge
+    stable_update = update
 
     @full_precision
     def evaluate(self, svi_state: SVIState, *args: Any, **kwargs: Any) -> Any:
@@ -337,7 +334,7 @@ def _state(state: SVIState, step: Any, posterior: Posterior) -> SVIState:
 
 
 def _values(start: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """Copies of start values, for a state may be donated."""
+    """Copy start values, since a state may be donated."""
     return strong({name: jnp.array(value) for name, (value, _) in start.items()})
 
 

@@ -221,35 +221,26 @@ class Tasks(Features):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Tiled(Tasks):
-    """Known features of tasks with different precisions at the points, in batches of tasks.
+class Shared(Tasks):
+    """Known features. If tasks differ in the precisions at the points and products of features for
+    each would be too many numbers, sweeps visit tiles of tasks.
 
     - **values** - values of the features.
+    - **stats** - products with each other and the data; `None` in tiles, or if free sites change
+      them.
     """
 
     values: Float[Array, "M N"]
+    stats: Gram | None
 
     def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
         return self.values, jnp.zeros_like(self.values)
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
-        weights, squares = sweep_weights(at, *self.of(q), None, _pairs(q), temperature)
-        return at, q._replace(weights=weights), squares
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Shared(Tiled):
-    """Known features with a stored Gram matrix: one for all tasks, or one for each.
-
-    - **stats** - Gram matrices and products with the data; `None` if free sites change them.
-    """
-
-    stats: Gram | None
-
-    def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
         if not q.slopes:
-            stats = gram(at, *self.of(q)) if self.stats is None else self.stats
+            stats = self.stats
+            if stats is None and keeps_products(spec.form):
+                stats = gram(at, *self.of(q))
             weights, squares = sweep_weights(at, *self.of(q), stats, _pairs(q), temperature)
             return at, q._replace(weights=weights), squares
         # the coefficients of each task are integrated out, then set given the weights
@@ -342,7 +333,7 @@ def _features_of(reading: Reading, at: View | None) -> Features:
         of_table = reading.layout is None
         return (LatentFunctions if of_table else ObservedEntries)(covariates, None)
     if not keeps_products(form):
-        return Tiled(covariates, None, values)
+        return Shared(covariates, None, values, None)
     stats = None if at is None else jax.jit(gram)(at, values, jnp.zeros_like(values))
     return Shared(covariates, reading.task_statistics, values, stats)
 

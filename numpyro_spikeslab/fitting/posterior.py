@@ -68,8 +68,7 @@ class Batches(NamedTuple):
     """Statistics of all Q tasks, estimated from batches.
 
     - **tallies** - of the sites that tasks share.
-    - **before** - number of steps of the fit from which the steps on batches began: the
-      temperature goes on from there, the learning rate begins anew.
+    - **before** - steps of the fit before the batches; the temperature goes on from there.
     """
 
     tallies: dict[str, Any]
@@ -103,8 +102,7 @@ class Data(NamedTuple):
     """Arrays that compiled code takes.
 
     - **constants** - of the program.
-    - **indices** - which entry of each site with a role each weight or task takes; one row of
-      entries where the weights of all tasks have the same prior.
+    - **indices** - which entry of each site with a role each weight or task takes.
     - **transforms** - onto the supports of the free sites.
     - **view** - the model, where no free site can change it.
     - **layout** - of the observations, if they are entries of a sparse table.
@@ -145,11 +143,8 @@ def problem_of(spec: Spec, data: Data) -> Problem:
 
 
 def view_at(spec: Spec, data: Data, posterior: Posterior) -> View:
-    """Return the model at the values of a posterior and at weights of zero.
-
-    With columns and free sites, which change the view, weights are at their expectations and the
-    observations of the view are residuals.
-    """
+    """Return the model at a posterior and weights of zero; but at mean weights, with residuals in
+    place of observations, if free sites can change the columns."""
     if data.view is not None:
         return with_roles(spec, data, data.view, posterior.values)
     weights = None

@@ -49,12 +49,8 @@ class Call(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The arguments of a run.
-
-    - **number** - of starts.
-    - **num_steps** - at most as many steps from each.
-    - **threshold** - change of the bound in a step at which a run stops; negative for never.
-    """
+    """The number of starts of a run, of steps from each, and the change of the bound in a step at
+    which it stops; negative for never."""
 
     number: int
     num_steps: int
@@ -227,7 +223,7 @@ def ends_hot(spec: Spec, num_steps: int) -> bool:
 
 
 def check_end(call: Call, progress: Progress, losses: Any, from_params: bool) -> None:
-    """Raise or warn if a run, has not ended well."""
+    """Raise or warn if a run has not ended well."""
     step, posterior = int(progress.step), progress.posterior
     if np.isnan(losses[-1]):
         raise FloatingPointError(
