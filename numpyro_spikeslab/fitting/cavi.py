@@ -51,9 +51,9 @@ class CAVI(SVI):
     An :class:`~numpyro.infer.SVI` whose step is a sweep of closed-form updates of all pairs
     (supplement, section 1.1), followed by the maximisation of the same bound over the other latent
     sites, each at its maximum a posteriori as in :class:`~numpyro.infer.autoguide.AutoDelta`, and
-    over the model's params. There is no Monte Carlo: losses are the exact negative evidence lower
-    bound, which never rises at temperature 1. Where sites stand at a point it bounds the density
-    there, which may be above the evidence. So bounds compare fits of one model, and not models.
+    over the model's params. Losses are the exact negative evidence lower bound, which never rises
+    at temperature 1. Where sites stand at a point it bounds the density there, which may be above
+    the evidence. So bounds compare fits of one model, and not models.
 
     Noise and slab scales with a HalfNormal prior and inclusion probabilities with a Beta or Uniform
     one have closed forms. So have params of the model in their place, and coefficients: Normal
@@ -64,8 +64,8 @@ class CAVI(SVI):
     :param model: a model whose one observed Normal site is affine in its spike-and-slab weights.
     :param guide: the guide of this model. Its inner guide must be an ``AutoDelta``.
     :param temperature: maps a step to the temperature that divides the logits of the inclusion
-        probabilities, as an optax schedule maps; `None` is temperature 1 throughout. The default
-        is :func:`annealing`, which needs at least 100 steps, and 1 with latent functions.
+        probabilities; `None` is temperature 1 throughout. The default is :func:`annealing`, which
+        needs at least 100 steps, and 1 with latent functions.
     :param num_restarts: number of starts; :meth:`run` keeps the one of the best bound. The first is
         the guide's own. The others draw ``gamma`` uniformly and ``mu`` from the slab's prior, begin
         at temperature 1, and run beside it in one :func:`jax.vmap`. Defaults to 1, and to 2 with
@@ -73,14 +73,12 @@ class CAVI(SVI):
         or values. A run warns if the best bound is 5 nats above the next.
     :param plain: with latent functions, the plain variational EM of the paper's supplement: no
         moves, and one random start unless ``num_restarts`` says more.
-    :param num_tasks: with latent functions, the number of all tasks if each call has a batch.
-        Then :meth:`update` is a stochastic step: it updates the weights of the batch, and takes
-        the statistics of the batch, times ``num_tasks / batch size``, for those of all tasks.
-        States keep these, and the weights of the last batch. Losses are the negative bound,
-        estimated for all tasks. :meth:`run` remains the ordinary fit of the tasks it is given; a
-        run on a first batch is the recommended start.
-    :param learning_rate: maps a step on a batch to the weight of its statistics, in [0, 1], as an
-        optax schedule maps; at 0 a step updates the weights alone. The default is
+    :param num_tasks: with latent functions, the number of all tasks if each call has a batch. Then
+        :meth:`update` is a stochastic step, whose losses are estimates for all tasks; states have
+        the weights of the last batch. :meth:`run` remains the ordinary fit of the tasks it is
+        given; a run on a first batch is the recommended start.
+    :param learning_rate: maps a step on a batch to the weight of its statistics, in [0, 1]; at 0 a
+        step updates the weights alone. The default is
         :func:`~numpyro_spikeslab.fitting.schedules.forgetting`, ``(10 + step) ** -0.7``.
     :param static_kwargs: static keyword arguments of the model, as in SVI.
     :raises TypeError: if the guide is of another class.

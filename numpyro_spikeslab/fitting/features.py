@@ -169,12 +169,6 @@ def _with_coefficients(spec, data, at, q, residual) -> Posterior:
     return q._replace(values=q.values | new, residual=None)
 
 
-def _pairs(q: Posterior) -> PairedMeanField:
-    """Return the weights of tasks, which are always independent pairs."""
-    assert isinstance(q.weights, PairedMeanField)
-    return q.weights
-
-
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tasks(Features):
@@ -193,8 +187,7 @@ class Tasks(Features):
         raise NotImplementedError
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        (phi, var), pairs = self.of(q), _pairs(q)
-        W, W_var = pairs.mean, pairs.variance
+        (phi, var), W, W_var = self.of(q), q.weights.mean, q.weights.variance
         return (W @ phi).T, (W_var @ (phi**2 + var) + W**2 @ var).T
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
@@ -222,12 +215,10 @@ class Tasks(Features):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Shared(Tasks):
-    """Known features. If tasks differ in the precisions at the points and products of features for
-    each would be too many numbers, sweeps visit tiles of tasks.
+    """Known features, with the given values.
 
-    - **values** - values of the features.
-    - **stats** - products with each other and the data; `None` in tiles, or if free sites change
-      them.
+    - **stats** - products with each other and the data; `None` if free sites change them, or if all
+      tasks have products of their own that are too many numbers: then tiles of tasks are visited.
     """
 
     values: Float[Array, "M N"]
@@ -241,7 +232,7 @@ class Shared(Tasks):
             stats = self.stats
             if stats is None and keeps_products(spec.form):
                 stats = gram(at, *self.of(q))
-            weights, squares = sweep_weights(at, *self.of(q), stats, _pairs(q), temperature)
+            weights, squares = sweep_weights(at, *self.of(q), stats, q.weights, temperature)
             return at, q._replace(weights=weights), squares
         # the coefficients of each task are integrated out, then set given the weights
         tasks = self.without_coefficients(spec, at, q)
@@ -259,14 +250,15 @@ class Shared(Tasks):
         slopes = joined(spec.form.of_tasks, q.slopes, 1)
         rows = jnp.concatenate([self.covariates[site.site] for site in spec.form.of_tasks])
         features = self.values + jnp.einsum("qcm,cn->qmn", slopes, rows)
-        return mean, jnp.einsum("qm,qmn->nq", _pairs(q).variance, features**2)
+        return mean, jnp.einsum("qm,qmn->nq", q.weights.variance, features**2)
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         if not q.slopes:
             return super().squares(spec, data, at, q)
-        tasks, pairs = self.without_coefficients(spec, at, q), _pairs(q)
+        tasks = self.without_coefficients(spec, at, q)
+        moments = q.weights.mean, q.weights.variance
         slopes = tasks.standard.unscaled(q.slopes)
-        return tasks.squares((pairs.mean, pairs.variance), tasks.standard.prior.deviation, slopes)
+        return tasks.squares(moments, tasks.standard.prior.deviation, slopes)
 
 
 @jax.tree_util.register_dataclass
@@ -299,7 +291,7 @@ class ObservedEntries(LatentFunctions):
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
         assert at.layout is not None
-        return at_entries(at.layout.where, (_pairs(q).mean, _pairs(q).variance), self.of(q))
+        return at_entries(at.layout.where, (q.weights.mean, q.weights.variance), self.of(q))
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         # the moments are optimal already, so gradients need not pass through them

@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField, PatternMeanField
 from numpyro_spikeslab.algebra.pairs import Design, Prior
 from numpyro_spikeslab.algebra.sparse_sums import Layout
 from numpyro_spikeslab.reading.coefficient_rows import standardised
@@ -47,7 +46,8 @@ class FunctionFactors(NamedTuple):
 class Posterior(NamedTuple):
     """The variational posterior.
 
-    - **weights** - of the pairs; shape (P,) for columns of a design, (Q, M) for tasks.
+    - **weights** - family of the pairs, see :mod:`~numpyro_spikeslab.algebra.families`; shape (P,)
+      for columns of a design, (Q, M) for tasks, which are independent.
     - **functions** - of the latent functions that weights mix, or `None`.
     - **values** - of all other sites, each at one point.
     - **residual** - whitened residual of ``<w>``, where a sweep can hand it on to the next.
@@ -56,7 +56,7 @@ class Posterior(NamedTuple):
     - **batches** - with steps on batches of tasks, statistics of all tasks; else `None`.
     """
 
-    weights: PairedMeanField | PatternMeanField | MeanField
+    weights: Any
     functions: FunctionFactors | None
     values: dict[str, Any]
     residual: Float[Array, " N"] | None
@@ -226,7 +226,6 @@ def _cost_of_slopes(spec: Spec, at: View, posterior: Posterior) -> Float[Array, 
     slopes = standardised(sites, at, posterior.values).unscaled(posterior.slopes)
     if spec.form.kind == COLUMNS:
         return posterior.weights.total_variance(Design(slopes[0].T[None], None))
-    assert isinstance(posterior.weights, PairedMeanField)
     return jnp.sum(jnp.sum(slopes**2, axis=1) * posterior.weights.variance)
 
 

@@ -35,12 +35,7 @@ STILL = 0.05
 
 
 class Call(NamedTuple):
-    """The model and the data of one call.
-
-    - **reading** - the model as read.
-    - **spec**, **data** - static and traced arguments of compiled code.
-    - **like** - a posterior of these data as shapes and types; `None` with batches.
-    """
+    """The model and the data of one call, and the shapes of its posterior; `None` with batches."""
 
     reading: Reading
     spec: Spec

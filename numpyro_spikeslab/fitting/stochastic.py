@@ -186,8 +186,8 @@ def _start(
         return condition(prior, posterior, terms, functions.theta[m], functions.step[m])
 
     posterior = jax.lax.fori_loop(0, spec.form.num_features, visit, strong(posterior))
-    paired: Any = posterior.weights
-    alike = paired._replace(probs=probs * jnp.ones_like(paired.probs))
+    weights = posterior.weights
+    alike = weights._replace(probs=probs * jnp.ones_like(weights.probs))
     of_batch, tallies = tallies_of(spec, data, at, alike, jnp.zeros_like(at.sigma2)), {}
     for role in spec.form.roles_with_mode:
         if role.site not in local:
