@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that share a spike, against exact posteriors and by Geweke's test."""
+"""Weights that share a spike: draws of sets, ArviZ data, predictions."""
 
 import pickle
 
@@ -120,28 +120,3 @@ def test_groups_of_one_in_another_order():
     assert max(inclusion["w[1]"], inclusion["w[2]"]) < 0.5
     with pytest.raises(ValueError, match=r"expected one of .* with a spike for each column"):
         nss.credible_sets(draws, "w", X)
-
-
-@pytest.mark.slow
-def test_columns_that_are_nearly_equal_in_single_precision():
-    """The products of such columns do not tell them apart."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=1000)
-    X = np.column_stack([rng.normal(size=1000), *(x + 1e-3 * rng.normal(size=(4, 1000)))])
-    y = X[:, 0] + x + 0.01 * rng.normal(size=1000)
-    problem = truth.regression(X, y, 0.01, [0.9, 0.9, 0.5, 0.5, 0.5], 1.0)
-    exact = truth.share_spikes(truth.enumerate_models(problem), [0, 1, 1, 1, 1])
-    prior = Prior(jnp.log(jnp.array([9.0, 9.0, 1.0, 1.0, 1.0])), jnp.ones(5))
-    sets, rows = Partition.of_spikes([0, 1, 1, 1, 1]), jnp.asarray(X.T, jnp.float32)
-    design, y32 = block_design(rows, None), jnp.asarray(y, jnp.float32)
-    start = jnp.asarray(exact.locs[-1], jnp.float32)
-
-    def draw(key):
-        return gibbs_sweep(key, sets, design, y32 - start @ rows, start, 1e4, prior)[1]
-
-    slabs = np.asarray(jax.vmap(draw)(random.split(KEY, 2000)))[:, 1:]
-    # five standard errors, and the rounding of the residual
-    covariance = exact.covariances[-1][1:, 1:]
-    error = np.sqrt(np.diag(covariance))
-    assert np.all(np.abs(slabs.mean(0) - exact.locs[-1][1:]) < 5 * error / 2000**0.5 + 0.02)
-    np.testing.assert_allclose(slabs.std(0), error, rtol=0.1)
