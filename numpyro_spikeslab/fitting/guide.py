@@ -54,18 +54,11 @@ class SpikeSlabGuide(AutoGuide):
     follows = True
     """Whether Normal sites follow the weights."""
 
-    def __init__(
-        self,
-        model: Callable,
-        factors: PairFactors,
-        *,
-        prefix: str,
-        inner_guide: Callable[..., AutoGuide],
-    ) -> None:
-        super().__init__(model, prefix=prefix)
+    def __init__(self, model: Callable, factors: PairFactors, inner_guide: Callable) -> None:
+        super().__init__(model, prefix=factors.prefix)
         self.factors = factors
         self.inner_guide = inner_guide
-        self.inner: AutoGuide | Points = Points(prefix, {})
+        self.inner: AutoGuide | Points = Points(self.prefix, {})
         self._sites: ModelSites | None = None
 
     @property

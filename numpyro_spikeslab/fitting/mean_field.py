@@ -49,7 +49,7 @@ class MeanFieldGuide(SpikeSlabGuide):
         prefix: str = "auto",
         inner_guide: Callable[..., AutoGuide] = AutoDelta,
     ) -> None:
-        super().__init__(model, MeanFieldFactors(prefix), prefix=prefix, inner_guide=inner_guide)
+        super().__init__(model, MeanFieldFactors(prefix), inner_guide)
 
     def _check_model(self, sites: ModelSites, trace: dict[str, Any], call: Any) -> None:
         if len(sites.pairs) > 1 or sites.pairs[0].groups is not None or sites.functions:

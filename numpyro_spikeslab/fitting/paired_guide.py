@@ -113,7 +113,7 @@ class PairedGuide(SpikeSlabGuide):
         inner_guide: Callable[..., AutoGuide] = AutoDelta,
     ) -> None:
         self._blocks = blocks
-        super().__init__(model, PairFactors(prefix), prefix=prefix, inner_guide=inner_guide)
+        super().__init__(model, PairFactors(prefix), inner_guide)
 
     def _check_model(self, sites: ModelSites, trace: dict[str, Any], call: Any) -> None:
         if self._blocks is not None or any(pair.groups is not None for pair in sites.pairs):
@@ -268,7 +268,8 @@ class PairedGuide(SpikeSlabGuide):
         if single_effects.misfit(reading.form, self.blocks):
             return {}
         columns = single_effects.columns_of(reading.form, None)
-        sets = single_effects.sets_of(reading, self.pack(reading, params), columns)
+        posterior, limits = self.pack(reading, params), (COVERAGE, MIN_CORRELATION)
+        sets = single_effects.sets_of(reading, posterior, columns, *limits)
         return single_effects.shares_of(sets, reading.form)
 
     @full_precision

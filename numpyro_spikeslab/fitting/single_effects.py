@@ -12,13 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.coefficients import of_columns, whitened
-from numpyro_spikeslab.algebra.correlation import (
-    COVERAGE,
-    MIN_CORRELATION,
-    purity,
-    twins,
-    unit_columns,
-)
+from numpyro_spikeslab.algebra.correlation import purity, twins, unit_columns
 from numpyro_spikeslab.algebra.pairs import Coordinates, Prior, coordinates
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.messages import bad
@@ -111,11 +105,7 @@ class CredibleSet(NamedTuple):
 
 
 def sets_of(
-    reading: Reading,
-    posterior: Posterior,
-    columns: range,
-    coverage: float = COVERAGE,
-    min_correlation: float = MIN_CORRELATION,
+    reading: Reading, posterior: Posterior, columns: range, coverage: float, min_correlation: float
 ) -> Iterator[CredibleSet]:
     """Find the sets of all effects among ``columns`` that correlated columns explain, in order."""
     effects = compiled(partial(_effects, reading), posterior)
