@@ -284,7 +284,7 @@ def weights(spike: ArrayLike, slab: ArrayLike) -> Any:
     return jnp.where(jnp.asarray(spike, bool), slab, 0.0)
 
 
-def _require(what: str, value: Any, high: float, why: str) -> None:
+def _require(what: str, value: Any, high: float | int, why: str) -> None:
     """Raise unless a concrete value lies strictly between 0 and ``high``."""
     if not not_jax_tracer(value):
         return

@@ -290,26 +290,33 @@ def _predict(structure: Structure, X, weights) -> Any:
     return w @ X.T if structure.layout == "tasks first" else X @ w.reshape(-1)
 
 
-def _location(structure: Structure, data, values, weights) -> Any:
-    first = _predict(structure, data["X"], weights)
-    second = _predict(structure, data["X2"], weights)
-    time = _aligned(data["time"], structure)
+def _mixed(xp: Any, structure: Structure, data, values, first, second) -> Any:
+    """What other sites make of two predictions, or of the two matrices that they come from."""
     sites = structure.sites
+
+    def by_row(x):
+        return x.reshape(x.shape + (1,) * (first.ndim - 1))
+
     if sites == "gate":
-        first = values["z"] * first
-    elif sites == "switch":
-        first = jnp.where(values["b"] > 0.2, first, second)
-    elif sites == "steep switch":
-        first = jax.nn.sigmoid(200.0 * (time - values["b"])) * first
-    elif sites == "assignment":
-        first = jnp.where(_aligned(values["z"], structure) == 1, first, second)
-    elif sites == "row gain":
-        first = _aligned(values["g"], structure) * first
+        return values["z"] * first
+    if sites == "switch":
+        return xp.where(values["b"] > 0.2, first, second)
+    if sites == "steep switch":
+        steps = 200.0 * (by_row(data["time"]) - values["b"])
+        return first / (1.0 + xp.exp(xp.minimum(-steps, 700.0)))
+    if sites == "assignment":
+        return xp.where(by_row(values["z"]) == 1, first, second)
+    return by_row(values["g"]) * first if sites == "row gain" else first
+
+
+def _location(structure: Structure, data, values, weights) -> Any:
+    predictions = (_predict(structure, data[name], weights) for name in ("X", "X2"))
+    location = _mixed(jnp, structure, data, values, *predictions)
     if structure.link in BENDS:
-        first = BENDS[structure.link](first, values, weights["w"].ravel())
-    if sites in ("intercept", "held intercept"):
-        first = first + values["b"]
-    return data["offset"] + first
+        location = BENDS[structure.link](location, values, weights["w"].ravel())
+    if structure.sites in ("intercept", "held intercept"):
+        location = location + values["b"]
+    return data["offset"] + location
 
 
 def _noise_factor(xp: Any, structure: Structure, data, values) -> Any:
@@ -348,23 +355,14 @@ def dense(structure: Structure, X: np.ndarray) -> np.ndarray:
 
 def _regression(structure: Structure, data, values) -> truth.Regression:
     shape, sites = structure.shape, structure.sites
-    X, X2 = (dense(structure, data[name]).reshape(*shape, 4) for name in ("X", "X2"))
-    time = _aligned(data["time"], structure)[..., None]
+    matrices = (dense(structure, data[name]).reshape(*shape, 4) for name in ("X", "X2"))
+    X = _mixed(np, structure, data, values, *matrices)
+    time = _aligned(data["time"], structure)
     offset, weight = data["offset"], _mask(structure, data).astype(float)
-    if sites == "gate":
-        X = values["z"] * X
-    elif sites == "switch":
-        X = X if values["b"] > 0.2 else X2
-    elif sites == "steep switch":
-        X = X / (1.0 + np.exp(np.minimum(-200.0 * (time - values["b"]), 700.0)))
-    elif sites == "assignment":
-        X = np.where(_aligned(values["z"], structure)[..., None] == 1, X, X2)
-    elif sites == "row gain":
-        X = _aligned(values["g"], structure)[..., None] * X
-    elif sites in ("intercept", "held intercept"):
+    if sites in ("intercept", "held intercept"):
         offset = offset + (values["b"] if sites == "intercept" else 0.7)
     elif sites == "mask switch":
-        weight = weight * (time[..., 0] > -0.5 + 0.1 * values["b"])
+        weight = weight * (time > -0.5 + 0.1 * values["b"])
     elif sites == "scale":
         weight = weight * values["s"]
     if "scale" in structure.counts:

@@ -30,14 +30,7 @@ MAX_ROUNDING = 0.05
 
 
 class CollapsedRegression(NamedTuple):
-    """Whitened regression on P features, and the prior of its weights.
-
-    - **design** - the whitened features.
-    - **gram** - products of the features with each other, or `None`.
-    - **target** - whitened observations.
-    - **precision** - common noise precision.
-    - **prior** - prior of the weights.
-    """
+    """Whitened regression on P features; ``gram`` are their products with each other, or `None`."""
 
     design: Design
     gram: Float[Array, "P P"] | None
@@ -203,7 +196,6 @@ def _unexplained(
 
     :param products: products of their features with all features.
     :param here: their slots, one-hot.
-    :param explained: the part of the rows that the slots explain.
     :param linear: products of their features with the residual.
     """
     rows = jnp.concatenate([products, here.astype(products.dtype)], axis=-1)
@@ -251,11 +243,9 @@ def row_of(
     m: Int[Array, ""],
     products: Float[Array, " P"],
 ) -> Float[Array, " R"]:
-    """Compute the row of an excluded weight by a Gram-Schmidt step.
+    """Compute the row of excluded weight ``m`` by a Gram-Schmidt step.
 
-    :param removal: removal that comes before.
-    :param slot: an empty slot, or the slot of the removed weight.
-    :param m: number of the weight.
+    :param slot: an empty slot, or that of the removal that comes before.
     :param products: products of its feature with all features.
     """
     here = jnp.arange(active.slots.size) == slot

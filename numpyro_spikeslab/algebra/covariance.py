@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prior covariances of a latent function: matrices and diagonals.
-
-State-space kernels have :class:`~numpyro_spikeslab.algebra.quasisep.Quasisep`, in O(N).
-"""
+"""Prior covariances of a latent function: matrices and diagonals."""
 
 from __future__ import annotations
 
@@ -16,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
+Values = Float[Array, " N"]
+
 # Rows up to which a triangular matrix is inverted without halves.
 SOLVED = 128
 
@@ -28,11 +27,11 @@ class Covariance(ABC):
     """
 
     @abstractmethod
-    def diagonal(self) -> Float[Array, " N"]:
+    def diagonal(self) -> Values:
         """The N variances."""
 
     @abstractmethod
-    def matvec(self, x: Float[Array, " N"]) -> Float[Array, " N"]:
+    def matvec(self, x: Values) -> Values:
         """``K x``."""
 
     def to_dense(self) -> Float[Array, "N N"]:
@@ -49,7 +48,7 @@ class Covariance(ABC):
         """``L`` with ``L L^T = K``, which must be positive definite to rounding."""
 
     @abstractmethod
-    def cholesky(self, a: Float[Array, " N"]) -> Any:
+    def cholesky(self, a: Values) -> Any:
         """``L`` with ``L L^T = B = I + diag(a) K diag(a)``; ``K`` may be singular, ``a`` zero."""
 
     def half_logdet(self, L: Any) -> Float[Array, ""]:
@@ -73,10 +72,10 @@ class Covariance(ABC):
         return L.T @ x
 
     @abstractmethod
-    def conditional(self, L: Any, a: Float[Array, " N"]) -> Float[Array, " N"]:
+    def conditional(self, L: Any, a: Values) -> Values:
         """Variances given sites of precisions ``a^2``, whose :meth:`cholesky` is ``L``."""
 
-    def draw(self, key: Array) -> Float[Array, " N"]:
+    def draw(self, key: Array) -> Values:
         """A draw of ``N(0, K)``, with its jitter."""
         noisy, d = self.jittered(), self.diagonal()
         return noisy.times_lower(noisy.root(), jax.random.normal(key, d.shape, d.dtype))
@@ -89,10 +88,10 @@ class Dense(Covariance):
 
     K: Float[Array, "*M N N"]
 
-    def diagonal(self) -> Float[Array, " N"]:
+    def diagonal(self) -> Values:
         return jnp.diagonal(self.K)
 
-    def matvec(self, x: Float[Array, " N"]) -> Float[Array, " N"]:
+    def matvec(self, x: Values) -> Values:
         return self.K @ x
 
     def to_dense(self) -> Float[Array, "N N"]:
@@ -104,12 +103,12 @@ class Dense(Covariance):
     def root(self) -> Float[Array, "N N"]:
         return jnp.linalg.cholesky(self.K)
 
-    def cholesky(self, a: Float[Array, " N"]) -> Float[Array, "N N"]:
+    def cholesky(self, a: Values) -> Float[Array, "N N"]:
         a = nonzero(a, self.diagonal())
         B = a[:, None] * self.K * a + jnp.eye(a.size, dtype=a.dtype)
         return jax.lax.linalg.cholesky(B, symmetrize_input=False)
 
-    def conditional(self, L: Float[Array, "N N"], a: Float[Array, " N"]) -> Float[Array, " N"]:
+    def conditional(self, L: Float[Array, "N N"], a: Values) -> Values:
         # L^-1 diag(a) K diag(a) = L^T - L^-1, which needs no product with K
         diagonal, pivots = self.diagonal(), jnp.diagonal(L)
         alpha = nonzero(a, diagonal) ** 2
@@ -127,42 +126,39 @@ class Diagonal(Covariance):
 
     d: Float[Array, "*M N"]
 
-    def diagonal(self) -> Float[Array, " N"]:
+    def diagonal(self) -> Values:
         return self.d
 
-    def matvec(self, x: Float[Array, " N"]) -> Float[Array, " N"]:
+    def matvec(self, x: Values) -> Values:
         return self.d * x
 
     def jittered(self) -> Diagonal:
         return self
 
-    def root(self) -> Float[Array, " N"]:
+    def root(self) -> Values:
         return jnp.sqrt(self.d)
 
-    def cholesky(self, a: Float[Array, " N"]) -> Float[Array, " N"]:
+    def cholesky(self, a: Values) -> Values:
         return jnp.sqrt(1 + a * self.d * a)
 
-    def half_logdet(self, L: Float[Array, " N"]) -> Float[Array, ""]:
+    def half_logdet(self, L: Values) -> Float[Array, ""]:
         return jnp.sum(jnp.log(L))
 
-    def solve_lower(self, L: Float[Array, " N"], x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
+    def solve_lower(self, L: Values, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         return (x.T / L).T
 
-    def times_lower(self, L: Float[Array, " N"], x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
+    def times_lower(self, L: Values, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         return (x.T * L).T
 
     solve_upper = solve_lower
     times_upper = times_lower
 
-    def conditional(self, L: Float[Array, " N"], a: Float[Array, " N"]) -> Float[Array, " N"]:
+    def conditional(self, L: Values, a: Values) -> Values:
         return self.d / L**2
 
 
 def inverse(L: Float[Array, "N N"], halvings: int = 3) -> Float[Array, "N N"]:
-    """Invert a lower triangular matrix by halves, with a third of the operations of a solve.
-
-    :param halvings: at most; more would take longer to compile than they save.
-    """
+    """Invert a lower triangular matrix by halves, with a third of the operations of a solve."""
     N, half = len(L), len(L) // 2
     if halvings == 0 or N <= SOLVED:
         return solve_triangular(L, jnp.eye(N, dtype=L.dtype), lower=True)
@@ -171,28 +167,19 @@ def inverse(L: Float[Array, "N N"], halvings: int = 3) -> Float[Array, "N N"]:
     return jnp.block([[first, zero], [-last @ L[half:, :half] @ first, last]])
 
 
-def nonzero(a: Float[Array, " N"], diagonal: Float[Array, " N"]) -> Float[Array, " N"]:
-    """Replace zeros among roots of precisions by numbers whose information is far below rounding.
-
-    The variance that sites explain then follows from the root of ``B`` also at missing values.
-    """
+def nonzero(a: Values, diagonal: Values) -> Values:
+    """Replace zeros among roots of precisions by numbers whose information is below rounding."""
     least = jnp.finfo(a.dtype).eps / jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1))
     return jnp.maximum(a, least)
 
 
-def variances_given(
-    diagonal: Float[Array, " N"],
-    a: Float[Array, " N"],
-    explained: Float[Array, " N"],
-    inverse: Float[Array, " N"],
-) -> Float[Array, " N"]:
+def variances_given(diagonal: Values, a: Values, explained: Values, inverse: Values) -> Values:
     """Compute the diagonal of ``K - K diag(a) B^-1 diag(a) K = diag(a)^-1 (I - B^-1) diag(a)^-1``.
 
     At a strong site the first form is a difference of nearly equal numbers; at a weak one the
     second is.
 
-    :param explained: diagonal of ``K diag(a) B^-1 diag(a) K``.
-    :param inverse: diagonal of ``B^-1``.
+    :param explained: diagonal of ``K diag(a) B^-1 diag(a) K``; ``inverse`` is that of ``B^-1``.
     """
     alpha = a**2
     strong = alpha * diagonal > 1
@@ -200,7 +187,7 @@ def variances_given(
     return jnp.maximum(variance, 0)
 
 
-def jitter(diagonal: Float[Array, " N"]) -> Float[Array, ""]:
+def jitter(diagonal: Values) -> Float[Array, ""]:
     """Compute what makes roots of a prior covariance safe when it is added to the diagonal.
 
     It is ``max(1e-9, 4 N eps)`` times the largest variance, or times 1 if that is zero; ``eps`` is

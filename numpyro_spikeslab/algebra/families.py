@@ -15,16 +15,8 @@ from jax import lax, nn, random
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
-from numpyro_spikeslab.algebra import pattern_sweeps
-from numpyro_spikeslab.algebra.pairs import (
-    Conditional,
-    Design,
-    Prior,
-    expectation,
-    feature_rows,
-    feature_squares,
-    sweep,
-)
+from numpyro_spikeslab.algebra import pairs, pattern_sweeps
+from numpyro_spikeslab.algebra.pairs import Conditional, Design, Prior, expectation, feature_rows
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.pattern_sweeps import Update
 from numpyro_spikeslab.algebra.patterns import (
@@ -69,9 +61,8 @@ class PairedMeanField(NamedTuple):
         self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any
     ) -> tuple["PairedMeanField", Float[Array, " N"]]:
         """Update every pair in turn. The residual passed and returned is that of ``<w>``."""
-        residual, pair = sweep(
-            design, residual, self.mean, precision, prior, expectation(temperature)
-        )
+        put = expectation(temperature)
+        residual, pair = pairs.sweep(design, residual, self.mean, precision, prior, put)
         return PairedMeanField.of(pair, temperature), residual
 
     def predictor_variance(self, design: Design) -> Float[Array, " N"]:
@@ -80,7 +71,7 @@ class PairedMeanField(NamedTuple):
 
     def total_variance(self, design: Design) -> Float[Array, ""]:
         """Sum the variances, from the squares of the features."""
-        return feature_squares(design, self.probs.shape[0]) @ self.variance
+        return pairs.feature_squares(design, self.probs.shape[0]) @ self.variance
 
     @property
     def slab_moments(self) -> tuple[Float[Array, "*P"], Float[Array, "*P"]]:
@@ -171,7 +162,7 @@ class PatternMeanField:
         return self.singles.variance @ rows**2 + self._variance_of_sets(design)
 
     def total_variance(self, design: Design) -> Float[Array, ""]:
-        squares = feature_squares(design, self.partition.size)[self.partition.singles]
+        squares = pairs.feature_squares(design, self.partition.size)[self.partition.singles]
         return squares @ self.singles.variance + jnp.sum(self._variance_of_sets(design))
 
     def _variance_of_sets(self, design: Design) -> Float[Array, " N"]:
@@ -285,8 +276,8 @@ class MeanField(NamedTuple):
         return spike_divergence(self.probs, prior) + jnp.sum(slab)
 
     def random_start(self, key: Array, scale: Float[Array, " P"]) -> "MeanField":
-        pairs = PairedMeanField(self.probs, self.loc, scale).random_start(key, scale)
-        return self._replace(probs=pairs.probs, loc=pairs.loc)
+        other = PairedMeanField(self.probs, self.loc, scale).random_start(key, scale)
+        return self._replace(probs=other.probs, loc=other.loc)
 
 
 def spike_divergence(probs: Float[Array, "*P"], prior: Prior) -> Float[Array, ""]:

@@ -70,7 +70,6 @@ class Numbers(NamedTuple):
     ) -> "Numbers":
         """Draw all numbers in one call, since each call takes as long as a dozen flips.
 
-        :param weights: for their number and type.
         :param capacity: number of slots K, rounded up to whole chunks; by default a quarter of the
             weights within bounds, since empty slots cost time.
         :param num_swaps: number of swaps S; by default more where a sweep of flips takes long.

@@ -34,9 +34,7 @@ from jaxtyping import Array, Float
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.covariance import Covariance
-
-Values = Float[Array, " N"]
+from numpyro_spikeslab.algebra.covariance import Covariance, Values
 
 
 class FunctionPosterior(NamedTuple):
@@ -94,9 +92,7 @@ def log_density(
     return covariance.half_logdet(L) - covariance.half_logdet(root) - 0.5 * squares
 
 
-def log_sites(
-    alpha: Values, h: Values, mean: Values, variance: Values | float = 0.0
-) -> Float[Array, ""]:
+def log_sites(alpha: Values, h: Values, mean: Values, variance: Values) -> Float[Array, ""]:
     """Compute the expectation of the log of the sites at these moments of the function."""
     g, h_0 = _scaled(alpha, h)
     return h_0 @ mean - 0.5 * jnp.sum((jnp.sqrt(alpha) * mean - g) ** 2 + alpha * variance)
@@ -110,12 +106,7 @@ def predict(
     k_star: Float[Array, " S"],
     mu_star: Float[Array, " S"] | float = 0.0,
 ) -> tuple[Float[Array, " S"], Float[Array, " S"]]:
-    """Compute mean and variance of the function at new inputs.
-
-    :param K_star: prior covariance between new and training inputs.
-    :param k_star: prior variance at the new inputs.
-    :param mu_star: prior mean at the new inputs.
-    """
+    """Compute mean and variance at new inputs of prior variance ``k_star``, mean ``mu_star``."""
     half = covariance.solve_lower(posterior.cholesky, jnp.sqrt(alpha)[:, None] * K_star.T)
     variance = jnp.maximum(k_star - jnp.sum(half**2, axis=0), 0)
     return mu_star + K_star @ posterior.weights, variance
@@ -136,7 +127,6 @@ def extend(
     Rounding cannot make it indefinite, and an error of :math:`W` changes it by its square only.
 
     :param joint: prior covariance at the old and then the new inputs.
-    :param deviation: values less their prior mean.
     :param cross: :math:`K_*^\top`, prior covariance between old and new inputs.
     :return: deviation of the means from the prior mean, and the lower root of the covariance.
     """
@@ -153,9 +143,8 @@ def sample(
 ) -> Values:
     r"""Draw from the conditional by Matheron's rule.
 
-    With :math:`f \sim \mathcal{N}(0, K)` and :math:`\epsilon \sim \mathcal{N}(0, I)`, the vector
-    :math:`f + \Sigma (h - D (\mu + f) - D^{1/2} \epsilon)` has mean ``mean - mu`` and covariance
-    :math:`\Sigma`.
+    It is :math:`f + \Sigma (h - D f - D^{1/2} \epsilon)` with :math:`f \sim \mathcal{N}(\mu, K)`
+    and :math:`\epsilon \sim \mathcal{N}(0, I)`.
     """
     key_prior, key_site = jax.random.split(key)
     f = mu + covariance.draw(key_prior)

@@ -37,9 +37,8 @@ def _is_state_space(kernel: Any) -> bool:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Template:
-    """A kernel with parameters to be set.
+    """A kernel of tinygp, or a covariance matrix, with parameters to be set.
 
-    - **kernel** - a tinygp kernel, or a covariance matrix.
     - **free** - which of the kernel's leaves are parameters.
     - **kind** - ``"kernel"``, ``"quasisep"`` (on inputs of one dimension), ``"matrix"``,
       ``"white"`` or ``"zero"``.
@@ -51,10 +50,7 @@ class Template:
 
     @classmethod
     def of(cls, kernel: Any, X: Any) -> Template:
-        """Make the template of a kernel, matrix, ``"white"`` or ``"zero"``, at inputs.
-
-        Positive numbers are its parameters.
-        """
+        """Make the template of a kernel, matrix or kind; positive numbers are its parameters."""
         if isinstance(kernel, str):
             return cls((), (), kernel)
         if not is_kernel(kernel):
@@ -82,21 +78,21 @@ class Template:
         return frozenset(_name(path) for path in paths if _is_length(self.kernel, path))
 
     def at(self, values: Sequence[Any]) -> Any:
-        """The kernel with these values of its parameters."""
+        """Return the kernel with these values of its parameters."""
         leaves, treedef = jax.tree.flatten(self.kernel)
         new = iter(values)
         leaves = [next(new) if free else x for x, free in zip(leaves, self.free, strict=True)]
         return jax.tree.unflatten(treedef, leaves)
 
     def split(self, theta: Float[Array, " P"]) -> list[Float[Array, ...]]:
-        """Values of the parameters from their logs, which may be padded."""
+        """Return values of the parameters from their logs, which may be padded."""
         shapes = [jnp.shape(x) for x in self.parameters.values()]
         ends = list(accumulate(math.prod(shape) for shape in shapes))
         parts = jnp.split(jnp.exp(theta), ends)[: len(shapes)]
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def covariance(self, values: Sequence[Any], X: Any) -> Covariance:
-        """Prior covariance at the inputs, without jitter."""
+        """Return the prior covariance at the inputs, without jitter."""
         if self.is_independent:
             return Diagonal(self.variance(values, X))
         if self.kind == "matrix":
@@ -108,10 +104,7 @@ class Template:
         return Dense(self.cross(values, X, X))
 
     def prior(self, values: Sequence[Any], X: Any, dense: bool) -> Covariance:
-        """Prior covariance at the inputs, with its jitter.
-
-        :param dense: whether to make a matrix, for functions of several kinds.
-        """
+        """Return the prior covariance with jitter, as a matrix for functions of several kinds."""
         covariance = self.covariance(values, X)
         return (Dense(covariance.to_dense()) if dense else covariance).jittered()
 
@@ -130,10 +123,7 @@ class Template:
         return gp.extend(old, joint, deviation, cross)
 
     def cross(self, values: Sequence[Any], X: Any, X_new: Any) -> Float[Array, "N S"]:
-        """Prior covariance between old and new inputs.
-
-        :raises ValueError: if the kernel is a matrix.
-        """
+        """Return the prior covariance between old and new inputs."""
         X, X_new = jnp.asarray(X, float), jnp.asarray(X_new, float)
         if self.is_independent:
             return jnp.zeros((X.shape[0], X_new.shape[0]))
@@ -146,7 +136,7 @@ class Template:
         return jnp.asarray(self.at(values)(X, X_new), float)
 
     def variance(self, values: Sequence[Any], X: Any) -> Float[Array, " S"]:
-        """Prior variance at inputs."""
+        """Return the prior variance at inputs."""
         x = jnp.asarray(X, float)
         if self.is_independent:
             return jnp.full(len(x), float(self.kind == "white"))

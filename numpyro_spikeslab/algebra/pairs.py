@@ -19,7 +19,6 @@ import jax.numpy as jnp
 # Features per block of a design. A sum for each single feature is bound by latency; with some
 # hundreds of features the Gram matrices of the blocks outweigh the design itself.
 BLOCK_SIZE = 128
-
 # The same where the Gram matrices change in every step, so that they cost less than a sweep.
 CHANGING_BLOCK_SIZE = 16
 

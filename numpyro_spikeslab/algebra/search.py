@@ -24,12 +24,7 @@ def choose(condition: Bool[Array, "*P"], one: Any, other: Any) -> Any:
 
 
 class Ascent(NamedTuple):
-    """State of a search along coordinates.
-
-    - **x**, **t** - the point, and its scale.
-    - **best** - the value at this point, or a lower bound.
-    - **step** - steps for the next search.
-    """
+    """Point and scale of a search, the value there or a lower bound, and steps for the next one."""
 
     x: Float[Array, " P"]
     t: Any
@@ -45,13 +40,12 @@ def climb_coordinates(
     known: Any = -jnp.inf,
     rounds: Any = 1,
 ) -> tuple[Ascent, tuple[Any, Bool[Array, ""]]]:
-    """Climb ``value(x, t)`` by a parabola along each coordinate of ``x``.
+    """Climb ``value(x, t)`` by a parabola along each coordinate of ``x``, in some rounds.
 
     :param value: also returns a by-product, any arrays.
     :param step: first step along each coordinate; a coordinate with step 0 stays.
     :param t: a proposed scale. It becomes 1 if the value there is below ``known``.
     :param known: a value that ``(x, 1)`` reaches; the end is never below it.
-    :param rounds: how often to search along each coordinate.
     :return: the end, the by-product of the last evaluation, and whether that was at the end.
     """
     t, known = jnp.asarray(t, x.dtype), jnp.asarray(known, x.dtype)
@@ -122,11 +116,9 @@ def on_real_line(transform: Any, x: Any) -> Any:
 def climb(
     value: Callable[[dict[str, Any]], Any], start: dict[str, Any], transforms: dict[str, Any]
 ) -> tuple[dict[str, Any], Any]:
-    """Take a few L-BFGS steps up, in unconstrained space; the value never falls.
+    """Take a few L-BFGS steps up, in unconstrained space; return the end and its value.
 
-    :param start: values by name; on the boundary of their support they are moved inside.
-    :param transforms: for each name the bijection onto its support.
-    :return: the end and its value.
+    Values on the boundary of their support are moved inside; ``transforms`` are onto the supports.
     """
 
     # a list: optax finds parts of its state by name, and sites may be named "value" and "grad"
@@ -150,19 +142,15 @@ def climb(
     state = solver.init(free)
     unknown = jnp.full_like(optax.tree.get(state, "value"), jnp.inf)
     new, state, before = jax.lax.fori_loop(0, NUM_CLIMBING_STEPS, step, (free, state, unknown))
-    # the line search has kept its last value: the loss is compiled less often
+    # the line search, whose value this is, may fail at the limit of the precision
     after = optax.tree.get(state, "value")
-    # the line search may fail at the limit of the precision; the value must not fall
     better = after < before
     best = choose(better, new, free)
     return constrain(best), -jnp.where(better, after, before)
 
 
 class Slices(NamedTuple):
-    """Numbers with the log heights of their slices, and intervals that shrink around them.
-
-    - **num_left** - updates that each has still to make.
-    """
+    """Numbers, log heights of their slices, intervals around them, and updates still to make."""
 
     x: Float[Array, "*P"]
     level: Float[Array, "*P"]
@@ -185,8 +173,8 @@ def slice_sample(
     than ``width``. Too wide costs little, since intervals shrink fast. One loop makes all updates,
     so that the density is compiled once.
 
-    :param evaluate: gives the log density of each number, and a by-product: any arrays that the
-        evaluation of a single number has computed, ``()`` for several numbers.
+    :param evaluate: gives the log density of each number, and a by-product: any arrays for a single
+        number, ``()`` for several.
     :param known: ``evaluate(x)``; needed where the by-product is not ``()``.
     :return: the numbers, and the by-product of the new number.
     """

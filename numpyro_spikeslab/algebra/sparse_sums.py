@@ -142,7 +142,7 @@ def block_sums(
     Y: Float[Array, " L"],
     relative: Float[Array, " L"],
 ) -> Sums:
-    """Compute the sums of block ``k`` of every device.
+    """Compute the sums of block ``k`` of all devices.
 
     :param block_size: number of owners of all these blocks.
     :param features: means, variances and weights of the others.

@@ -30,13 +30,7 @@ CHUNK = 64
 
 
 class Progress(NamedTuple):
-    """State of a run.
-
-    - **step** - number of the next step.
-    - **posterior** - the posterior.
-    - **loss** - negative bound after the last step.
-    - **converged** - whether the bound has settled.
-    """
+    """State of a run: the next step, the negative bound after the last, whether it has settled."""
 
     step: Any
     posterior: Posterior

@@ -51,9 +51,9 @@ class CAVI(SVI):
     An :class:`~numpyro.infer.SVI` whose step is a sweep of closed-form updates of all pairs
     (supplement, section 1.1), followed by the maximisation of the same bound over the other latent
     sites, each at its maximum a posteriori as in :class:`~numpyro.infer.autoguide.AutoDelta`, and
-    over the model's params. There is no Monte Carlo: losses are the exact negative evidence lower
-    bound, which never rises at temperature 1. Where sites stand at a point it bounds the density
-    there, which may be above the evidence. So bounds compare fits of one model, and not models.
+    over the model's params. Losses are the exact negative evidence lower bound, which never rises
+    at temperature 1. Where sites stand at a point it bounds the density there, which may be above
+    the evidence. So bounds compare fits of one model, and not models.
 
     Noise and slab scales with a HalfNormal prior and inclusion probabilities with a Beta or Uniform
     one have closed forms. So have params of the model in their place, and coefficients: Normal
@@ -64,8 +64,8 @@ class CAVI(SVI):
     :param model: a model whose one observed Normal site is affine in its spike-and-slab weights.
     :param guide: the guide of this model. Its inner guide must be an ``AutoDelta``.
     :param temperature: maps a step to the temperature that divides the logits of the inclusion
-        probabilities, as an optax schedule maps; `None` is temperature 1 throughout. The default
-        is :func:`annealing`, which needs at least 100 steps, and 1 with latent functions.
+        probabilities; `None` is temperature 1 throughout. The default is :func:`annealing`, which
+        needs at least 100 steps, and 1 with latent functions.
     :param num_restarts: number of starts; :meth:`run` keeps the one of the best bound. The first is
         the guide's own. The others draw ``gamma`` uniformly and ``mu`` from the slab's prior, begin
         at temperature 1, and run beside it in one :func:`jax.vmap`. Defaults to 1, and to 2 with
@@ -73,14 +73,12 @@ class CAVI(SVI):
         or values. A run warns if the best bound is 5 nats above the next.
     :param plain: with latent functions, the plain variational EM of the paper's supplement: no
         moves, and one random start unless ``num_restarts`` says more.
-    :param num_tasks: with latent functions, the number of all tasks if each call has a batch.
-        Then :meth:`update` is a stochastic step: it updates the weights of the batch, and takes
-        the statistics of the batch, times ``num_tasks / batch size``, for those of all tasks.
-        States keep these, and the weights of the last batch. Losses are the negative bound,
-        estimated for all tasks. :meth:`run` remains the ordinary fit of the tasks it is given; a
-        run on a first batch is the recommended start.
-    :param learning_rate: maps a step on a batch to the weight of its statistics, in [0, 1], as an
-        optax schedule maps; at 0 a step updates the weights alone. The default is
+    :param num_tasks: with latent functions, the number of all tasks if each call has a batch. Then
+        :meth:`update` is a stochastic step, whose losses are estimates for all tasks; states have
+        the weights of the last batch. :meth:`run` remains the ordinary fit of the tasks it is
+        given; a run on a first batch is the recommended start.
+    :param learning_rate: maps a step on a batch to the weight of its statistics, in [0, 1]; at 0 a
+        step updates the weights alone. The default is
         :func:`~numpyro_spikeslab.fitting.schedules.forgetting`, ``(10 + step) ** -0.7``.
     :param static_kwargs: static keyword arguments of the model, as in SVI.
     :raises TypeError: if the guide is of another class.
@@ -88,12 +86,10 @@ class CAVI(SVI):
         ``update``, if a batch does not fit ``num_tasks``. The message names the site and the
         remedy.
 
-    A model whose observed Normal site has the location ``offset + W phi``, with ``phi`` from
-    :func:`~numpyro_spikeslab.latent_functions`, such as :func:`~numpyro_spikeslab.models.mtmkl`, is
-    fitted by sweeps that visit each function with the scale of its weights and the parameters of
-    its kernel. Between them come rounds of moves (rotations of the functions, dropping one), each
-    accepted if the exact bound is higher after twelve sweeps; a round is one step. Functions that
-    are all ``"white"`` have other moves, after a warm-up of rotations towards sparse weights in one
+    Latent functions are fitted by sweeps that visit each function with the scale of its weights and
+    the parameters of its kernel. Between them come rounds of moves (rotations of the functions,
+    dropping one), each accepted if the exact bound is higher after twelve sweeps; a round is one
+    step. Functions that are all ``"white"`` have other moves, after a warm-up of rotations in one
     step. Runs of fewer than twelve steps, and :meth:`update`, make no moves. Starts are the random
     one of :meth:`init`, the singular vectors of the tasks, and random ones, one after the other;
     the best goes on after its first round without success, or after the warm-up. Fit in float64.
@@ -182,7 +178,7 @@ class CAVI(SVI):
         self.guide.sites.check_reading("CAVI", reading)
         params = self.guide.sites.params
         start = self.guide.start() | {k: (x, params[k]) for k, x in reading.params.items()}
-        # the guide may have been set up with data whose supports are others
+        # supports may depend on data, and the guide has been set up with others
         for site, support in reading.supports.items():
             name = param_name(site, self.guide.prefix, start)
             start[name] = _within(support, start[name][0]), support
@@ -266,9 +262,8 @@ class CAVI(SVI):
         progress, _ = advance(call.spec, call.data, progress, 1, -1.0)
         return _state(svi_state, progress.step, progress.posterior), progress.loss
 
-    def stable_update(self, svi_state: SVIState, *args: Any, **kwargs: Any):
-        """Make an :meth:`update`, whose closed forms cannot diverge."""
-        return self.update(svi_state, *args, **kwargs)
+    # its closed forms cannot diverge
+    stable_update = update
 
     @full_precision
     def evaluate(self, svi_state: SVIState, *args: Any, **kwargs: Any) -> Any:
@@ -337,7 +332,7 @@ def _state(state: SVIState, step: Any, posterior: Posterior) -> SVIState:
 
 
 def _values(start: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """Copies of start values, for a state may be donated."""
+    """Copy start values, since a state may be donated."""
     return strong({name: jnp.array(value) for name, (value, _) in start.items()})
 
 

@@ -170,12 +170,6 @@ def _with_coefficients(spec, data, at, q, residual) -> Posterior:
     return q._replace(values=q.values | new, residual=None)
 
 
-def _pairs(q: Posterior) -> PairedMeanField:
-    """Return the weights of tasks, which are always independent pairs."""
-    assert isinstance(q.weights, PairedMeanField)
-    return q.weights
-
-
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tasks(Features):
@@ -194,8 +188,7 @@ class Tasks(Features):
         raise NotImplementedError
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        (phi, var), pairs = self.of(q), _pairs(q)
-        W, W_var = pairs.mean, pairs.variance
+        (phi, var), W, W_var = self.of(q), q.weights.mean, q.weights.variance
         return (W @ phi).T, (W_var @ (phi**2 + var) + W**2 @ var).T
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
@@ -222,36 +215,25 @@ class Tasks(Features):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Tiled(Tasks):
-    """Known features of tasks with different precisions at the points, in batches of tasks.
+class Shared(Tasks):
+    """Known features, with the given values.
 
-    - **values** - values of the features.
+    - **stats** - products with each other and the data; `None` if free sites change them, or if all
+      tasks have products of their own that are too many numbers: then tiles of tasks are visited.
     """
 
     values: Float[Array, "M N"]
+    stats: Gram | None
 
     def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
         return self.values, jnp.zeros_like(self.values)
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
-        weights, squares = sweep_weights(at, *self.of(q), None, _pairs(q), temperature)
-        return at, q._replace(weights=weights), squares
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Shared(Tiled):
-    """Known features with a stored Gram matrix: one for all tasks, or one for each.
-
-    - **stats** - Gram matrices and products with the data; `None` if free sites change them.
-    """
-
-    stats: Gram | None
-
-    def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
         if not q.slopes:
-            stats = gram(at, *self.of(q)) if self.stats is None else self.stats
-            weights, squares = sweep_weights(at, *self.of(q), stats, _pairs(q), temperature)
+            stats = self.stats
+            if stats is None and keeps_products(spec.form):
+                stats = gram(at, *self.of(q))
+            weights, squares = sweep_weights(at, *self.of(q), stats, q.weights, temperature)
             return at, q._replace(weights=weights), squares
         # the coefficients of each task are integrated out, then set given the weights
         tasks = self.without_coefficients(spec, at, q)
@@ -269,14 +251,15 @@ class Shared(Tiled):
         slopes = joined(spec.form.of_tasks, q.slopes, 1)
         rows = jnp.concatenate([self.covariates[site.site] for site in spec.form.of_tasks])
         features = self.values + jnp.einsum("qcm,cn->qmn", slopes, rows)
-        return mean, jnp.einsum("qm,qmn->nq", _pairs(q).variance, features**2)
+        return mean, jnp.einsum("qm,qmn->nq", q.weights.variance, features**2)
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         if not q.slopes:
             return super().squares(spec, data, at, q)
-        tasks, pairs = self.without_coefficients(spec, at, q), _pairs(q)
+        tasks = self.without_coefficients(spec, at, q)
+        moments = q.weights.mean, q.weights.variance
         slopes = tasks.standard.unscaled(q.slopes)
-        return tasks.squares((pairs.mean, pairs.variance), tasks.standard.prior.deviation, slopes)
+        return tasks.squares(moments, tasks.standard.prior.deviation, slopes)
 
 
 @jax.tree_util.register_dataclass
@@ -309,7 +292,7 @@ class ObservedEntries(LatentFunctions):
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
         assert at.layout is not None
-        return at_entries(at.layout.where, (_pairs(q).mean, _pairs(q).variance), self.of(q))
+        return at_entries(at.layout.where, (q.weights.mean, q.weights.variance), self.of(q))
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         # the moments are optimal already, so gradients need not pass through them
@@ -343,7 +326,7 @@ def _features_of(reading: Reading, at: View | None) -> Features:
         of_table = reading.layout is None
         return (LatentFunctions if of_table else ObservedEntries)(covariates, None)
     if not keeps_products(form):
-        return Tiled(covariates, None, values)
+        return Shared(covariates, None, values, None)
     stats = None if at is None else jax.jit(gram)(at, values, jnp.zeros_like(values))
     return Shared(covariates, reading.task_statistics, values, stats)
 

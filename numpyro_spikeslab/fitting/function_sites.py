@@ -33,10 +33,7 @@ def start(site: str, shape: tuple[int, ...], prefix: str) -> dict[str, tuple[Any
 
 
 def sample(run: dict[str, Any], site: str, prefix: str) -> Float[Array, "M N"]:
-    """Declare the parameters and sample the functions, within their plate.
-
-    :param run: the model at values of its other sites.
-    """
+    """Declare the parameters and sample the functions, given a run of the model without them."""
     functions = functions_of(run[site])
     shape = len(functions.templates), functions.num_inputs
     precision, linear = names(site, prefix)
@@ -49,11 +46,7 @@ def sample(run: dict[str, Any], site: str, prefix: str) -> Float[Array, "M N"]:
 
 
 def pack(reading: Reading, terms: Any, values: dict[str, Any]) -> FunctionFactors:
-    """Make the factors of the functions that weights mix.
-
-    :param terms: precisions and linear terms.
-    :param values: of the other sites.
-    """
+    """Make the factors of the functions from precisions and linear terms, and other sites."""
     prior = reading.functions
     assert prior is not None
     prior.check_prior("PairedGuide")

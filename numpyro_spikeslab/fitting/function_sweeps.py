@@ -4,7 +4,7 @@ r"""Sweeps over latent functions and their weights.
 :func:`sweep_plain` is the algorithm of the paper's supplement: all functions, then all weights.
 :func:`sweep` also updates the scale of each function's weights, and weights after each function.
 Both keep the weighted residual :math:`z_{nq} (y_{nq} - \sum_m \langle w_{qm} \rangle \langle
-\phi_{mn} \rangle)`. Axes: ``N`` inputs, ``Q`` tasks, ``M`` functions, ``B`` functions of a block.
+\phi_{mn} \rangle)`. Axes: ``N`` inputs, ``Q`` tasks, ``M`` functions, ``B`` of a block.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,6 @@ from numpyro_spikeslab.fitting.function_updates import (
 )
 from numpyro_spikeslab.fitting.posterior import (
     Data,
-    FunctionFactors,
     Posterior,
     Spec,
     function_prior,
@@ -48,16 +47,14 @@ LAST_PASSES = 2
 def block_terms(
     at: View, weights: Any, residual: Float[Array, "N Q"], functions: Float[Array, "B N"]
 ) -> Callable[[Float[Array, "B N"], Any], Terms]:
-    """Prepare the terms of some functions, whose weights stay and whose means may change.
+    """Prepare the terms of some functions while their weights stay.
 
     :param functions: their means at the time of ``residual``.
-    :return: a function of the present means and of a position in the block.
+    :return: a function of their present means and of a position among them.
     """
     mean, second = weights.mean, weights.slab_moments[1]
-    size = mean.shape[1]
-    precise = mean / at.sigma2[:, None]
-    second = second / at.sigma2[:, None]
-    linear = residual @ precise
+    precise, second = (x / at.sigma2[:, None] for x in (mean, second))
+    size, linear = mean.shape[1], residual @ precise
     if shared := at.relative.shape[1] == 1:
         alpha, products = tasks.over_tasks(at, second), precise.T @ mean
     else:
@@ -75,16 +72,12 @@ def block_terms(
     return terms
 
 
-# The plain sweep
-
-
 def sweep_plain(
     spec: Spec, data: Data, at: View, posterior: Posterior, temperature: Any, update: Any = None
 ) -> tuple[Posterior, Float[Array, " Q"]]:
-    """Take the variational EM iteration of the paper: functions, then weights.
+    """Take the variational EM iteration of the paper; return expected squares of residuals too.
 
     :param update: updates a function from its terms, by default :func:`update_plain`.
-    :return: the posterior and the expected squared residuals of each task.
     """
     update = update or partial(update_plain, function_prior(spec, data, at))
     posterior = visit_functions(update, at, posterior)
@@ -142,23 +135,20 @@ def _cut(x: Any, start: Any, size: int, axis: int = 0) -> Any:
     return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
 
-# The sweep with scales
-
-
 def sweep(
     spec: Spec, data: Data, base: View, posterior: Posterior, temperature: Any
 ) -> tuple[Posterior, Float[Array, " Q"]]:
-    """Update each function with its scale and kernel, then weights.
+    """Update each function with its scale and kernel, then weights; return expected squares too.
 
     After a white function, its own weights alone are updated: then a sweep costs O(NQM). White
-    functions at rest are not visited. After any other function, all weights are.
-
-    :return: the posterior and the expected squared residuals of each task.
+    functions at rest are not visited. After any other function, all weights are updated.
     """
     prior = function_prior(spec, data, base)
     at = with_roles(spec, data, base, posterior.values)
     functions = factors_of(posterior)
-    M, resting = len(functions.kl), at_rest(functions)
+    M = len(functions.kl)
+    # at their prior, with a mean of zero
+    resting = ~jnp.any((functions.alpha != 0) | (functions.mean != 0), axis=1)
     order = jnp.argsort(resting, stable=True) if spec.white else jnp.arange(M)
     number = jnp.sum(~resting) if spec.white else M
 
@@ -213,10 +203,7 @@ def _update_function(spec, prior, at, carry, m) -> Posterior:
 
 
 def _update_weights(at, carry, m, before, temperature) -> tuple[Posterior, Any]:
-    """Update the weights of a function (eq. 7), and the residual.
-
-    :param before: the function's weights and mean at the time of the residual.
-    """
+    """Update the weights (eq. 7) of a function that was ``before`` at the time of the residual."""
     posterior, residual = carry
     functions = factors_of(posterior)
     w, phi = before
@@ -256,11 +243,6 @@ def _barrier(*arrays: Any) -> Any:
     return jax.lax.optimization_barrier(arrays)
 
 
-def at_rest(functions: FunctionFactors) -> Bool[Array, " M"]:
-    """Return which functions are at their prior, with a mean of zero."""
-    return ~jnp.any(functions.alpha != 0, axis=1) & ~jnp.any(functions.mean != 0, axis=1)
-
-
 @partial(jax.jit, static_argnums=0)
 def in_use(spec: Spec, data: Data, posterior: Posterior) -> Bool[Array, " M"]:
     """Return which functions some task includes and explain more than a nat."""
@@ -272,12 +254,10 @@ def in_use(spec: Spec, data: Data, posterior: Posterior) -> Bool[Array, " M"]:
 
 @partial(jax.jit, static_argnums=0)
 def gains_without(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, " M"]:
-    r"""Return the gain of the exact bound when one function is removed and all others stay.
+    """Return the gain of the exact bound when one function is removed and all others stay.
 
-    The residual of a task grows by :math:`\langle w \rangle \phi`, so its expected squares grow by
-    :math:`2 \langle w \rangle \langle \phi \rangle^\top r + 2 \langle w \rangle^2 \langle \phi
-    \rangle^2 - \langle w^2 \rangle \langle \phi^2 \rangle`. The divergences of the function and of
-    its weights go, up to that of spikes at zero.
+    The residual grows by ``<w> phi``. The divergences of the function and of its weights go, up to
+    that of spikes at zero.
     """
     at = view_at(spec, data, posterior)
     phi, paired = factors_of(posterior), posterior.weights

@@ -2,8 +2,8 @@
 r"""Updates of one latent function: its Gaussian factor, its kernel's parameters and its scale.
 
 :func:`update_plain` is the marginalised step of the paper's supplement (1.3);
-:func:`update_with_scale` adds the scale of the function's weights to it. Axes: ``N`` inputs, ``Q``
-tasks, ``M`` latent functions, ``P`` log-parameters of a kernel.
+:func:`update_with_scale` adds the scale of the function's weights to it. Axes: ``N`` inputs,
+``M`` latent functions, ``P`` log-parameters of a kernel.
 """
 
 from functools import partial
@@ -39,10 +39,6 @@ class Terms(NamedTuple):
         """Return the terms for weights that are ``sqrt(t)`` times as large."""
         return self._replace(alpha=t * self.alpha, h=jnp.sqrt(t) * self.h)
 
-    def expected(self, mean: Any, var: Any) -> Float[Array, ""]:
-        """Return the expected log likelihood, relative to the largest likelihood."""
-        return gp.log_sites(self.alpha, self.h, mean, var)
-
 
 def factors_of(posterior: Posterior) -> FunctionFactors:
     """Return the functions of a posterior that has some."""
@@ -53,10 +49,7 @@ def factors_of(posterior: Posterior) -> FunctionFactors:
 def condition(
     prior: FunctionPrior, posterior: Posterior, terms: Terms, theta: Any, step: Any, L: Any = None
 ) -> Posterior:
-    """Set ``q(phi_m)`` to its optimum at kernel parameters and terms.
-
-    :param L: a factorisation of :func:`log_joint`, and whether it is the one at ``theta``.
-    """
+    """Set ``q(phi_m)`` to its optimum, with the factorisation ``L`` if it is the one at theta."""
     new = _factor(prior, terms, theta, step, L)
     functions = jax.tree.map(lambda x, y: x.at[terms.m].set(y), factors_of(posterior), new)
     return posterior._replace(functions=functions)
@@ -97,13 +90,12 @@ def update_plain(
 class SlabScale(NamedTuple):
     r"""Dependence of the bound on the scale of the weights of one function.
 
-    Under :math:`w_{\cdot m} \to \sqrt t\, w_{\cdot m}` the weights of this function count as
-    ``slabs`` slabs whose squares, in units of their prior variances, sum to ``share`` times
-    ``total``. If one number is the scale of all slabs, it follows ``t`` and is profiled out. Else
-    the prior is held, and the totals are of this function alone.
+    The scale is :math:`\sqrt t`. If one number is the scale of all slabs, it follows ``t`` and is
+    profiled out. Else the prior is held, and the totals are of this function alone.
 
     - **slabs**, **total_slabs** - expected number of slabs of this function, and of all.
-    - **share**, **total** - this function's share of the sum of expected squares, and the sum.
+    - **share**, **total** - this function's share of the sum of expected squares, and the sum, in
+      units of their prior variances if these are held.
     - **current**, **density** - the scale that is profiled out, and its prior.
     """
 
@@ -147,11 +139,9 @@ class SlabScale(NamedTuple):
     def stationary(self, Qf: Any, dof: Any) -> Float[Array, ""]:
         """Return the ``t`` at which the bound is stationary, the prior of the scale left out.
 
-        Positive root of ``Qf/t - dof + G - G_all t share / (1 - share + t share) = 0``, or of
-        ``Qf/t - dof + G - t total = 0`` if the prior is held.
-
-        :param Qf: ``<phi>^T K^-1 <phi>``.
-        :param dof: ``sum_n alpha_n Sigma_nn``.
+        It solves ``Qf/t - dof + G - G_all t share / (1 - share + t share) = 0``, or
+        ``Qf/t - dof + G - t total = 0`` if the prior is held, with ``Qf = <phi>^T K^-1 <phi>``
+        and ``dof = sum_n alpha_n Sigma_nn``.
         """
         excess = self.slabs - dof
         if self.current is None:
@@ -170,9 +160,8 @@ def update_with_scale(
 ) -> Posterior:
     r"""Update ``q(phi_m)``, ``theta_m``, the scale of ``w_.m`` and that of all slabs jointly.
 
-    Under :math:`w_{\cdot m} \to \sqrt t\, w_{\cdot m}` the terms become
-    :math:`t \alpha, \sqrt t\, h`. With :math:`q(\phi_m)` integrated out and the slab scale at its
-    optimum, the bound is a function of :math:`(\theta_m, t)` alone.
+    With :math:`q(\phi_m)` integrated out and the slab scale at its optimum, the bound is a function
+    of :math:`(\theta_m, t)` alone.
     """
     functions, m = factors_of(posterior), terms.m
     slab = SlabScale.of(spec, at, posterior, m)
@@ -187,16 +176,14 @@ def update_with_scale(
     Qf = deviation @ (functions.h[m] - functions.alpha[m] * mean)
     t = slab.stationary(Qf, functions.alpha[m] @ var)
     # the bound at the present q(phi_m), which its optimum at t = 1 reaches at least
-    current = terms.expected(mean, var) - functions.kl[m] + prior.log_density(m, theta)
+    current = gp.log_sites(terms.alpha, terms.h, mean, var) - functions.kl[m]
+    current += prior.log_density(m, theta)
     search_step = jnp.where(step > SETTLED, step, 0)
     end, last = climb_coordinates(value, theta, search_step, t, current)
     step = jnp.where(search_step > 0, end.step, REST * step)
     weights: Any = posterior.weights
-    root = jnp.sqrt(end.t)
-    weights = weights._replace(
-        loc=weights.loc.at[:, m].multiply(root), scale=weights.scale.at[:, m].multiply(root)
-    )
-    values = dict(posterior.values)
+    loc, scale = (x.at[:, m].multiply(jnp.sqrt(end.t)) for x in (weights.loc, weights.scale))
+    weights, values = weights._replace(loc=loc, scale=scale), dict(posterior.values)
     if spec.profiled is not None:
         old = values[spec.profiled]
         values[spec.profiled] = slab.scale_at(end.t).reshape(old.shape).astype(old.dtype)
@@ -206,16 +193,14 @@ def update_with_scale(
 
 def reset_if_better(prior: FunctionPrior, posterior: Posterior, terms: Terms) -> Posterior:
     """Return ``q(phi_m)`` to its prior if the bound does not fall."""
-    functions, m = factors_of(posterior), terms.m
-    current = terms.expected(functions.mean[m], functions.var[m]) - functions.kl[m]
-    better = terms.expected(prior.mean[m], functions.prior_var[m]) >= current
+    functions, (m, alpha, h) = factors_of(posterior), terms
+    current = gp.log_sites(alpha, h, functions.mean[m], functions.var[m]) - functions.kl[m]
+    better = gp.log_sites(alpha, h, prior.mean[m], functions.prior_var[m]) >= current
     off = better & (jnp.arange(len(functions.kl)) == m)
     return posterior._replace(functions=to_prior(functions, off, prior.mean))
 
 
-def to_prior(
-    functions: FunctionFactors, off: Bool[Array, " M"], mean: Float[Array, "M N"]
-) -> FunctionFactors:
+def to_prior(functions: FunctionFactors, off: Bool[Array, " M"], mean: Any) -> FunctionFactors:
     """Set the functions in ``off`` to their priors, which have these means."""
     row = off[:, None]
     return functions._replace(

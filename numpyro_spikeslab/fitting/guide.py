@@ -21,24 +21,10 @@ from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_spikeslab.algebra.quantiles import quantiles as quantiles_of
-from numpyro_spikeslab.fitting import function_sites
-from numpyro_spikeslab.fitting.guide_factors import (
-    PairFactors,
-    Start,
-    check_params,
-    declared,
-    in_order,
-    moments,
-)
-from numpyro_spikeslab.fitting.inner import (
-    Point,
-    Points,
-    inner_summary,
-    make_inner,
-    makes_points,
-    start_run,
-)
-from numpyro_spikeslab.fitting.model_sites import ModelSites, sites_of
+from numpyro_spikeslab.fitting import function_sites, guide_factors
+from numpyro_spikeslab.fitting.guide_factors import PairFactors, Start, check_params
+from numpyro_spikeslab.fitting.inner import Points, inner_summary, make_inner
+from numpyro_spikeslab.fitting.model_sites import ModelSites, deterministics, sites_of
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.fitting.slopes import Followed, Slopes, find_slopes
 from numpyro_spikeslab.fitting.tasks import keeps_products
@@ -48,7 +34,7 @@ from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Form
 from numpyro_spikeslab.reading.model_run import abstract_trace
-from numpyro_spikeslab.reading.program import compiled, computed
+from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.sites import Pair, observed_sites
 
@@ -68,18 +54,11 @@ class SpikeSlabGuide(AutoGuide):
     follows = True
     """Whether Normal sites follow the weights."""
 
-    def __init__(
-        self,
-        model: Callable,
-        factors: PairFactors,
-        *,
-        prefix: str,
-        inner_guide: Callable[..., AutoGuide],
-    ) -> None:
-        super().__init__(model, prefix=prefix)
+    def __init__(self, model: Callable, factors: PairFactors, inner_guide: Callable) -> None:
+        super().__init__(model, prefix=factors.prefix)
         self.factors = factors
         self.inner_guide = inner_guide
-        self.inner: AutoGuide | Points = Points(prefix, {})
+        self.inner: AutoGuide | Points = Points(self.prefix, {})
         self._sites: ModelSites | None = None
 
     @property
@@ -100,8 +79,6 @@ class SpikeSlabGuide(AutoGuide):
             )
         return self._sites
 
-    # Setting up
-
     def set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
         """Note the sites of the model and where they start, if this is the first call."""
         if self._sites is not None:
@@ -109,40 +86,18 @@ class SpikeSlabGuide(AutoGuide):
         call, trace = (args, kwargs), abstract_trace(self.model, args, kwargs)
         sites = sites_of(self.user, self.model, trace, call)
         self._check_model(sites, trace, call)
-        are_points = makes_points(self.inner_guide)
+        self.inner, self._slab_scales = make_inner(self, sites, trace, call)
         self._slopes: dict[str, Slopes] = {}
-        if self.follows and are_points and not sites.functions:
+        if self.follows and isinstance(self.inner, Points) and not sites.functions:
             responses = observed_sites(trace) or sites.predicted
             self._slopes = find_slopes(trace, sites.others, sites.pairs, responses)
         self._prototype_frames = {x.name: x for plates in sites.plates.values() for x in plates}
         self._prototype_frame_full_sizes = sites.plate_sizes
-        zero = {name: np.zeros(sites.shapes[name]) for name in sites.sampled}
-        names = sites.others if are_points else ()
-
-        def start():
-            run = start_run(self, trace, names, zero, call)
-            scales = {p.name: base_of(run[p.slab]["fn"]).scale * jnp.ones(()) for p in sites.pairs}
-            return {name: (run[name]["fn"], run[name]["value"]) for name in names}, scales
-
-        # start values must not be tracers, which outlive no transformation
-        priors, self._slab_scales = computed(start)
-        points = {k: Point(x, fn.support, fn.event_dim) for k, (fn, x) in priors.items()}
-        self.inner = Points(self.prefix, points)
-        if sites.others and not are_points:
-            hidden = frozenset([*zero, *sites.predicted, *_deterministics(trace)])
-            self.inner = make_inner(self, zero, hidden, call)
         self._takes_arguments = bool(args or kwargs)
         self._sites = sites
 
     def _check_model(self, sites: ModelSites, trace: dict[str, Any], call: Any) -> None:
         """Refuse a model that the family does not take, and note what the family needs of it."""
-
-    def _ready(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Set up by the model's arguments, if these are given."""
-        if args or kwargs:
-            self.set_up(args, kwargs)
-
-    # Calling
 
     @full_precision
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -154,7 +109,7 @@ class SpikeSlabGuide(AutoGuide):
         else:
             values = dict(self.inner(*args, **kwargs))
         run = self._run_at(values, args, kwargs)
-        params = declared(self._start_of_weights())
+        params = guide_factors.declared(self._start_of_weights())
         for pair in self.sites.pairs:
             scale = jnp.broadcast_to(base_of(run[pair.slab]["fn"]).scale, pair.shape)
             values |= self.factors.sample(pair, params, scale, within)
@@ -168,10 +123,7 @@ class SpikeSlabGuide(AutoGuide):
     def _sample_followers(
         self, params: dict[str, Any], values: dict[str, Any], within: Callable
     ) -> dict[str, Any]:
-        """Sample the sites that follow the weights.
-
-        :param values: draws of the pairs, and values of the sites at the mean of the weights.
-        """
+        """Sample the sites that follow the weights; ``values`` are those at the weights' mean."""
         assert isinstance(self.inner, Points)
         changes, followers = [], {}
         for p in self.sites.pairs:
@@ -207,8 +159,6 @@ class SpikeSlabGuide(AutoGuide):
                     plate = numpyro.plate(frame.name, plate.size, frame.size, frame.dim)
                 stack.enter_context(plate)
             yield
-
-    # Parameters and the posterior that CAVI updates
 
     def _start_of_weights(self) -> Start:
         """Start value and constraint of the parameters of the pairs, and of the slopes."""
@@ -274,8 +224,6 @@ class SpikeSlabGuide(AutoGuide):
             params |= zip(sites, (posterior.functions.alpha, posterior.functions.h), strict=True)
         return params
 
-    # Summaries
-
     @property
     def blocks(self) -> dict[str, list[list[int]]] | None:
         """The blocks of each site, once the guide has been called; `None` without blocks."""
@@ -288,7 +236,7 @@ class SpikeSlabGuide(AutoGuide):
     def _moments(self, pair: Pair, params: dict[str, Any]) -> list[Any]:
         """Inclusion probabilities, and means and standard deviations of the slabs if included."""
         pair = self._checked(pair, params)
-        return moments(self.factors.marginals(pair, params), pair.shape)
+        return guide_factors.moments(self.factors.marginals(pair, params), pair.shape)
 
     def _checked(self, pair: Pair, params: dict[str, Any]) -> Pair:
         """The weights of parameters, which may be those of a batch of tasks."""
@@ -315,7 +263,8 @@ class SpikeSlabGuide(AutoGuide):
         :param kwargs: keyword arguments of the model.
         :return: ``{name: array in the shape of the site}``.
         """
-        self._ready(args, kwargs)
+        if args or kwargs:
+            self.set_up(args, kwargs)
         means = {pair.name: self._mean(pair, params) for pair in self.sites.pairs}
         moments = self._function_moments(params, args, kwargs)
         return means | {name: mean for name, (mean, _) in moments.items()}
@@ -360,8 +309,8 @@ class SpikeSlabGuide(AutoGuide):
         :param sample_shape: leading shape of the draws.
         :param kwargs: keyword arguments of the model.
         """
-        self._ready(args, kwargs)
-        computed_sites = _deterministics(abstract_trace(self.model, args, kwargs))
+        self.set_up(args, kwargs)
+        computed_sites = deterministics(abstract_trace(self.model, args, kwargs))
 
         def draw(params):
             key_guide, key_model = random.split(rng_key)
@@ -412,7 +361,8 @@ class SpikeSlabGuide(AutoGuide):
         if levels.ndim > 1 or not np.all((levels >= 0) & (levels <= 1)):
             expected = "probabilities between 0 and 1, one or a list"
             raise bad(f"{self.user}.quantiles", repr(quantiles), expected)
-        self._ready(args, kwargs)
+        if args or kwargs:
+            self.set_up(args, kwargs)
         flat = levels.reshape(-1)
         values = dict(inner_summary(self.inner, "quantiles", params, flat))
         for pair in self.sites.pairs:
@@ -421,7 +371,7 @@ class SpikeSlabGuide(AutoGuide):
             q = jnp.asarray(flat, marginals[0][1].mean.dtype)
             parts = [(*quantiles_of(x, q), q[:, None] > 1 - x.probs) for _, x in marginals]
             weight, slab, spike = (
-                in_order(marginals, x, pair.shape) for x in zip(*parts, strict=True)
+                guide_factors.in_order(marginals, x, pair.shape) for x in zip(*parts, strict=True)
             )
             values |= {pair.name: weight, pair.slab: slab}
             values[pair.spike] = pair.of_spikes(spike.astype(int))
@@ -429,7 +379,3 @@ class SpikeSlabGuide(AutoGuide):
             q = jnp.reshape(jnp.asarray(flat, mean.dtype), (-1, 1, 1))
             values[name] = dist.Normal(mean, jnp.sqrt(variance)).icdf(q)
         return values if levels.ndim else {name: x[0] for name, x in values.items()}
-
-
-def _deterministics(trace: dict[str, Any]) -> list[str]:
-    return [name for name, site in trace.items() if site["type"] == "deterministic"]

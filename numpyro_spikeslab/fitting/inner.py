@@ -5,6 +5,8 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jax import random
 import jax.numpy as jnp
 
@@ -15,9 +17,11 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.fitting.guide_factors import Start, check_params
+from numpyro_spikeslab.fitting.model_sites import ModelSites, deterministics
 from numpyro_spikeslab.kernel_priors import start_values
+from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.model_run import run_model
-from numpyro_spikeslab.reading.program import outside_transformations
+from numpyro_spikeslab.reading.program import computed, outside_transformations
 from numpyro_spikeslab.reading.sites import find_function_sites, functions_of
 
 
@@ -81,48 +85,48 @@ def _at_mean(site: dict[str, Any]) -> Any:
     return jnp.where(jnp.isfinite(mean), mean, start)
 
 
-def start_run(
-    guide: Any, trace: dict[str, Any], points: Collection[str], zero: dict[str, Any], call: Any
-) -> dict[str, Any]:
-    """Run the model where a guide starts.
+def is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
+    """Whether a site has one of the names; not within another function, so that guides pickle."""
+    return site.get("name") in names
 
-    :param points: names of the sites that are points.
-    :param zero: values of pairs and functions.
-    """
+
+def make_inner(
+    guide: Any, sites: ModelSites, trace: dict[str, Any], call: Any
+) -> tuple[AutoGuide | Points, dict[str, Any]]:
+    """Make the guide of the other sites, and find the slabs' scales where it starts."""
+    zero = {name: np.zeros(sites.shapes[name]) for name in sites.sampled}
+    are_points = makes_points(guide.inner_guide)
+    names = sites.others if are_points else ()
     init = getattr(guide.inner_guide, "keywords", {}).get("init_loc_fn", _at_mean)
-
-    def start(site):
-        return init(site) if site["name"] in points else None
-
     # parameters of kernels start at the values in the kernels, whatever their priors
     kernels: dict[str, Any] = {}
     for name in find_function_sites(trace):
         kernels |= start_values(functions_of(trace[name]))
-    kernels = {name: x for name, x in kernels.items() if name in points}
-    model = handlers.substitute(handlers.seed(guide.model, random.key(0)), substitute_fn=start)
-    return run_model(model, *call, zero | kernels)
 
+    def start():
+        model = handlers.substitute(
+            handlers.seed(guide.model, random.key(0)),
+            substitute_fn=lambda site: init(site) if site["name"] in names else None,
+        )
+        run = run_model(model, *call, zero | {k: x for k, x in kernels.items() if k in names})
+        scales = {p.name: base_of(run[p.slab]["fn"]).scale * jnp.ones(()) for p in sites.pairs}
+        return {name: (run[name]["fn"], run[name]["value"]) for name in names}, scales
 
-def is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
-    """Whether a site has one of the names; not within :func:`make_inner`, so that guides pickle."""
-    return site.get("name") in names
-
-
-def make_inner(guide: Any, zero: dict[str, Any], hidden: frozenset[str], call: Any) -> AutoGuide:
-    """Make and call the inner guide of a guide.
-
-    :param zero: values of pairs and functions.
-    :param hidden: names of the sites that the inner guide does not see.
-    """
-    # the inner guide keeps its key, which must not be a tracer
+    # start values must not be tracers, which outlive no transformation
+    priors, scales = computed(start)
+    if are_points or not sites.others:
+        points = {k: Point(x, fn.support, fn.event_dim) for k, (fn, x) in priors.items()}
+        return Points(guide.prefix, points), scales
+    # the inner guide keeps its key, which must not be a tracer either
     with outside_transformations():
         key = random.key(0)
     model = handlers.substitute(handlers.seed(guide.model, key), data=zero)
+    hidden = frozenset([*zero, *sites.predicted, *deterministics(trace)])
     model = handlers.block(model, hide_fn=partial(is_among, hidden))
     inner = guide.inner_guide(model, prefix=guide.prefix)
     with outside_transformations(call), handlers.block(), handlers.seed(rng_seed=0):
         inner(*call[0], **call[1])
-    return inner
+    return inner, scales
 
 
 def inner_summary(inner: AutoGuide | Points, method: str, *args: Any) -> dict[str, Any]:

@@ -24,8 +24,7 @@ from numpyro_spikeslab.reading.sites import Pair
 class MeanFieldGuide(SpikeSlabGuide):
     """Standard mean field: slabs jointly Gaussian, independent of the spikes (paper, eq. 4).
 
-    The family that the paired one is compared with. The P weights of ``spike_slab("w", ...)``,
-    flattened, get the parameters
+    The P weights of ``spike_slab("w", ...)``, flattened, get the parameters
 
     - ``w_slab_{prefix}_loc``, mean of the slabs, shape (P,);
     - ``w_slab_{prefix}_scale_tril``, Cholesky factor of their covariance, shape (P, P);
@@ -50,7 +49,7 @@ class MeanFieldGuide(SpikeSlabGuide):
         prefix: str = "auto",
         inner_guide: Callable[..., AutoGuide] = AutoDelta,
     ) -> None:
-        super().__init__(model, MeanFieldFactors(prefix), prefix=prefix, inner_guide=inner_guide)
+        super().__init__(model, MeanFieldFactors(prefix), inner_guide)
 
     def _check_model(self, sites: ModelSites, trace: dict[str, Any], call: Any) -> None:
         if len(sites.pairs) > 1 or sites.pairs[0].groups is not None or sites.functions:
@@ -64,11 +63,8 @@ class MeanFieldFactors(PairFactors):
     """Parameters, draws and summaries of independent spikes beside jointly Gaussian slabs."""
 
     def names(self, name: str) -> list[str]:
-        return [
-            f"{name}_spike_{self.prefix}_probs",
-            f"{name}_slab_{self.prefix}_loc",
-            f"{name}_slab_{self.prefix}_scale_tril",
-        ]
+        parts = zip(("spike", "slab", "slab"), MeanField._fields, strict=True)
+        return [f"{name}_{site}_{self.prefix}_{part}" for site, part in parts]
 
     def start(self, pair: Pair, scale: Any) -> Start:
         probs, loc, scale_tril = self.names(pair.name)

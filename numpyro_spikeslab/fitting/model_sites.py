@@ -115,6 +115,11 @@ def shapes_of(trace: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def deterministics(trace: dict[str, Any]) -> list[str]:
+    """Names of the deterministic sites of a trace."""
+    return [name for name, site in trace.items() if site["type"] == "deterministic"]
+
+
 def predicted_sites(
     model: Callable, trace: dict[str, Any], sampled: Collection[str], call: Any
 ) -> frozenset[str]:
@@ -133,16 +138,14 @@ def predicted_sites(
     values = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), values)
     sources = provenance(log_probs, **values)
     parents = {name: others - {name} for name, others in sources.items()}
-    below = _closed(set(sampled), lambda names: {k for k, x in parents.items() if x & names})
-    observed = {name for name in parents if name not in latent}
-    above = _closed(observed, lambda names: set().union(*(parents.get(k, ()) for k in names)))
+    # a trace has parents before their children
+    below, above = set(sampled), {name for name in parents if name not in latent}
+    for name in order:
+        if parents.get(name, set()) & below:
+            below.add(name)
+    for name in reversed(order):
+        if name in above:
+            above |= parents.get(name, set())
     # those of `obs_mask` are missing responses of a fit
     missing = {name for name in below if name.endswith("_unobserved")}
     return frozenset(below - set(sampled) - above - missing)
-
-
-def _closed(nodes: set[Any], step: Callable[[set[Any]], set[Any]]) -> set[Any]:
-    """Return all nodes of a graph that steps reach, and those where they begin."""
-    while not step(nodes) <= nodes:
-        nodes = nodes | step(nodes)
-    return nodes

@@ -97,8 +97,8 @@ def unmix(
 def rotate(spec: Spec, data: Data, posterior: Posterior, L: Laplacian) -> Posterior:
     """Propose rotated active functions, smooth and rough ones separately, with sparse weights.
 
-    The proposal starts from ``phi' = R phi``, ``W' = W R^-1``; all other functions are switched
-    off. In each group varimax gives the rotation, and :func:`sharpen` improves it.
+    All other functions are switched off. In each group varimax gives the rotation, and
+    :func:`sharpen` improves it.
     """
     W, phi, group, sigma2 = _simplify(spec, data, posterior, L)
     rotated = start_at(spec, data, posterior, W, phi, sigma2)
@@ -129,9 +129,8 @@ def _simplify(
 def sharpen(
     spec: Spec, data: Data, posterior: Posterior, group: Int[np.ndarray, " M"]
 ) -> tuple[Float[Array, "Q M"], Float[Array, "M N"]]:
-    """Rotate each pair of functions to the angle of the highest bound.
+    """Rotate pairs of functions of one group, negative for none, to the angle of the highest bound.
 
-    :param group: only functions of one group are rotated; negative for none.
     :return: weights and functions.
     """
     M, angles = len(group), quarter_turn(NUM_ANGLES)
@@ -152,9 +151,7 @@ def drop(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
     M, used = active.size, np.flatnonzero(active)
     # at least as many changes as angles, so that one compilation serves turns too
     size = max(NUM_ANGLES, len(used))
-    off = np.tile(~active, (size, 1))
-    off[np.arange(len(used)), used] = True
-    off[len(used) :] = off[0]
+    off = ~active | np.eye(M, dtype=bool)[np.resize(used, size)]
     turn, reset = np.tile(np.eye(M), (size, 1, 1)), np.zeros(M, bool)
     _, best = best_change(spec, data, posterior, turn, off, reset, 2)
     return switch_off(posterior, off[int(best)], data.mean)
@@ -175,8 +172,7 @@ def best_change(
     Nothing is factorised: a turn is taken to leave the prior of the functions about the same.
 
     :param turns: multiply the columns of the weights, and the functions.
-    :param offs: functions that are switched off.
-    :param reset: functions whose weights begin anew.
+    :param offs: functions that are switched off; the weights of those in ``reset`` begin anew.
     :return: the posterior after these passes, and the number of the change.
     """
     base = view_at(spec, data, posterior)

@@ -14,19 +14,13 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.algebra.correlation import COVERAGE, MIN_CORRELATION, check_limits
 from numpyro_spikeslab.algebra.search import on_real_line
+from numpyro_spikeslab.fitting import single_effects
 from numpyro_spikeslab.fitting.blocks import partitions_of
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.guide_factors import PairFactors
 from numpyro_spikeslab.fitting.model_sites import ModelSites
 from numpyro_spikeslab.fitting.pattern_factors import PatternFactors
 from numpyro_spikeslab.fitting.predict import checked_rows, predict, refuse_traced, transform
-from numpyro_spikeslab.fitting.single_effects import (
-    columns_of,
-    misfit,
-    sets_of,
-    shares_of,
-    table_of,
-)
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
@@ -93,25 +87,14 @@ class PairedGuide(SpikeSlabGuide):
 
     .. doctest::
 
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> import numpyro_spikeslab as nss
+        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_spikeslab as nss
         >>> def model(X, y=None):
         ...     with numpyro.plate("feature", X.shape[1]):
         ...         w = nss.spike_slab("w", 0.25)
         ...     with numpyro.plate("obs", X.shape[0]):
         ...         numpyro.sample("y", dist.Normal(X @ w, 0.1), obs=y)
         >>> X = jax.random.normal(jax.random.key(0), (30, 3))
-        >>> guide = nss.PairedGuide(model)
-        >>> svi = nss.CAVI(model, guide)
-        >>> result = svi.run(jax.random.key(1), 120, X, X[:, 0], progress_bar=False)
-        >>> guide.inclusion_probabilities(result.params)["w"].round(1).tolist()
-        [1.0, 0.0, 0.0]
-
-    With a copy of a column, a block knows that it is either of the two:
-
-    .. doctest::
-
-        >>> X = X.at[:, 2].set(X[:, 0])
+        >>> X = X.at[:, 2].set(X[:, 0])      # no data tell them apart, and the block knows it
         >>> guide = nss.PairedGuide(model, blocks="auto")
         >>> svi = nss.CAVI(model, guide)
         >>> result = svi.run(jax.random.key(1), 120, X, X[:, 0], progress_bar=False)
@@ -130,7 +113,7 @@ class PairedGuide(SpikeSlabGuide):
         inner_guide: Callable[..., AutoGuide] = AutoDelta,
     ) -> None:
         self._blocks = blocks
-        super().__init__(model, PairFactors(prefix), prefix=prefix, inner_guide=inner_guide)
+        super().__init__(model, PairFactors(prefix), inner_guide)
 
     def _check_model(self, sites: ModelSites, trace: dict[str, Any], call: Any) -> None:
         if self._blocks is not None or any(pair.groups is not None for pair in sites.pairs):
@@ -266,13 +249,14 @@ class PairedGuide(SpikeSlabGuide):
         """
         check_limits(coverage, min_correlation)
         reading = self._read(args, kwargs)
-        form = reading.form
-        if got := misfit(form, self.blocks):
+        if got := single_effects.misfit(reading.form, self.blocks):
             expected = "columns of one design, as in `X @ w`, with a spike each, and no blocks"
             remedy = "For draws there is numpyro_spikeslab.credible_sets."
             raise bad("PairedGuide.credible_sets", got, expected, remedy)
-        columns, posterior = columns_of(form, site), self.pack(reading, params)
-        return table_of(sets_of(reading, posterior, columns, coverage, min_correlation), form)
+        columns = single_effects.columns_of(reading.form, site)
+        posterior, limits = self.pack(reading, params), (coverage, min_correlation)
+        sets = single_effects.sets_of(reading, posterior, columns, *limits)
+        return single_effects.table_of(sets, reading.form)
 
     @full_precision
     def set_shares(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -281,11 +265,12 @@ class PairedGuide(SpikeSlabGuide):
         :return: ``{name: array of shape (S, ...)}``, empty if the weights multiply no columns.
         """
         reading = self._read(args, kwargs)
-        form = reading.form
-        if misfit(form, self.blocks):
+        if single_effects.misfit(reading.form, self.blocks):
             return {}
-        columns, posterior = columns_of(form, None), self.pack(reading, params)
-        return shares_of(sets_of(reading, posterior, columns, COVERAGE, MIN_CORRELATION), form)
+        columns = single_effects.columns_of(reading.form, None)
+        posterior, limits = self.pack(reading, params), (COVERAGE, MIN_CORRELATION)
+        sets = single_effects.sets_of(reading, posterior, columns, *limits)
+        return single_effects.shares_of(sets, reading.form)
 
     @full_precision
     def to_init_params(

@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField, PatternMeanField
 from numpyro_spikeslab.algebra.pairs import Design, Prior
 from numpyro_spikeslab.algebra.sparse_sums import Layout
 from numpyro_spikeslab.reading.coefficient_rows import standardised
@@ -48,7 +47,8 @@ class FunctionFactors(NamedTuple):
 class Posterior(NamedTuple):
     """The variational posterior.
 
-    - **weights** - of the pairs; shape (P,) for columns of a design, (Q, M) for tasks.
+    - **weights** - family of the pairs, see :mod:`~numpyro_spikeslab.algebra.families`; shape (P,)
+      for columns of a design, (Q, M) for tasks, which are independent.
     - **functions** - of the latent functions that weights mix, or `None`.
     - **values** - of all other sites, each at one point.
     - **residual** - whitened residual of ``<w>``, where a sweep can hand it on to the next.
@@ -57,7 +57,7 @@ class Posterior(NamedTuple):
     - **batches** - with steps on batches of tasks, statistics of all tasks; else `None`.
     """
 
-    weights: PairedMeanField | PatternMeanField | MeanField
+    weights: Any
     functions: FunctionFactors | None
     values: dict[str, Any]
     residual: Float[Array, " N"] | None
@@ -69,8 +69,7 @@ class Batches(NamedTuple):
     """Statistics of all Q tasks, estimated from batches.
 
     - **tallies** - of the sites that tasks share.
-    - **before** - number of steps of the fit from which the steps on batches began: the
-      temperature goes on from there, the learning rate begins anew.
+    - **before** - steps of the fit before the batches; the temperature goes on from there.
     """
 
     tallies: dict[str, Any]
@@ -105,8 +104,7 @@ class Data(NamedTuple):
     """Arrays that compiled code takes.
 
     - **constants** - of the program.
-    - **indices** - which entry of each site with a role each weight or task takes; one row of
-      entries where the weights of all tasks have the same prior.
+    - **indices** - which entry of each site with a role each weight or task takes.
     - **transforms** - onto the supports of the free sites.
     - **view** - the model, where no free site can change it.
     - **layout** - of the observations, if they are entries of a sparse table.
@@ -148,11 +146,8 @@ def problem_of(spec: Spec, data: Data) -> Problem:
 
 
 def view_at(spec: Spec, data: Data, posterior: Posterior) -> View:
-    """Return the model at the values of a posterior and at weights of zero.
-
-    With columns and free sites, which change the view, weights are at their expectations and the
-    observations of the view are residuals.
-    """
+    """Return the model at a posterior and weights of zero; but at mean weights, with residuals in
+    place of observations, if free sites can change the columns."""
     if data.view is not None:
         return with_roles(spec, data, data.view, posterior.values)
     problem, values, weights = problem_of(spec, data), posterior.values, None
@@ -241,7 +236,6 @@ def _cost_of_slopes(spec: Spec, at: View, posterior: Posterior) -> Float[Array, 
     slopes = standardised(sites, at, posterior.values).unscaled(posterior.slopes)
     if spec.form.kind == COLUMNS:
         return posterior.weights.total_variance(Design(slopes[0].T[None], None))
-    assert isinstance(posterior.weights, PairedMeanField)
     return jnp.sum(jnp.sum(slopes**2, axis=1) * posterior.weights.variance)
 
 

@@ -120,10 +120,7 @@ def _of_new_rows(number: int, side: Side, weights: Any, sigma2: Any, residual: A
 
 
 def offset_of(reading: Reading, posterior: Posterior, is_new: bool) -> Float[Array, "N Q"]:
-    """Compute the location of the observations where functions are zero, (L, 1) of entries.
-
-    At new inputs it is one row, and must be the same at all inputs.
-    """
+    """Compute the location without functions, (L, 1) of entries; at new inputs it is one row."""
     offset = compiled(reading.problem.predictor_of_tasks, posterior.values)
     if not is_new:
         return offset

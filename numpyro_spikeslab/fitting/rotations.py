@@ -77,9 +77,9 @@ class Rotated(NamedTuple):
 
 
 def varimax(A: Float[Array, "M Q"], group: Int[Array, " M"]) -> Float[Array, "M M"]:
-    """Find the orthogonal ``T`` with the largest sum of the variances of the rows of ``(T A)^2``.
+    """Find the orthogonal ``T`` with the largest sum of variances of the rows of ``(T A)^2``.
 
-    :param group: rows are rotated with rows of the same group alone; negative for never.
+    Rows are rotated with rows of the same group alone; if it is negative, never.
     """
     M, Q = A.shape
     first, second = jnp.triu_indices(M, 1)
@@ -218,11 +218,7 @@ def climb(J: Surrogate, start: Rotated, used: Bool[Array, " M"]) -> Rotated:
 def rotate_white(
     spec: Spec, data: Data, posterior: Posterior, whiten: Any, simplify: Any
 ) -> Posterior:
-    """Propose a posterior whose functions in use are rotated towards a high ``J``.
-
-    :param whiten: whether to begin with functions that are uncorrelated.
-    :param simplify: whether to begin with weights rotated by :func:`varimax`.
-    """
+    """Propose functions that are rotated towards a high ``J``, whitened and by varimax before."""
     at, functions = view_at(spec, data, posterior), factors_of(posterior)
     used = in_use(spec, data, posterior)
     phi, var = (jnp.where(used[:, None], x, 0) for x in (functions.mean, functions.var))
@@ -264,8 +260,7 @@ def posterior_of(
     at: View, J: Surrogate, posterior: Posterior, W: Any, phi: Any, used: Bool[Array, " M"]
 ) -> Posterior:
     """Build a posterior from point estimates of weights and functions."""
-    functions = factors_of(posterior)
-    weights = J.conditional(W)
+    functions, weights = factors_of(posterior), J.conditional(W)
     weights = weights._replace(probs=jnp.where(used, weights.probs, 0))
     precise = weights.slab_moments[1] / at.sigma2[:, None]
     N = functions.mean.shape[1]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits of latent functions with moves between local optima: schedule and judgement of proposals.
 
-A round of moves counts as one step, and the bound never falls from step to step.
+A round of moves counts as one step; the bound never falls.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -17,9 +17,8 @@ from numpyro_spikeslab.fitting.moves import Laplacian, drop, rotate
 from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec
 from numpyro_spikeslab.fitting.rotations import rotate_white
 
-# Sweeps in a stage, and sweeps after each proposal before it is judged.
+# Sweeps in a stage, and after a proposal before it is judged; hopeless ones are dropped after HEAT.
 STAGE = 12
-# Sweeps after which hopeless proposals are dropped; it divides STAGE.
 HEAT = 4
 # A fit has settled when the bound gains less than this in a stage.
 TOLERANCE = 0.2
@@ -37,8 +36,7 @@ class Stage(NamedTuple):
     """Some steps of a fit: the state after them, and the loss after each.
 
     - **rejected** - whether it is a round of moves in which no proposal was accepted.
-    - **comparable** - whether starts are compared after this stage.
-    - **restarts** - the bound of each start, if this stage has compared them.
+    - **comparable**, **restarts** - whether starts are compared here, and then their bounds.
     """
 
     progress: Progress
@@ -119,10 +117,7 @@ class Fit(NamedTuple):
 
 
 def best_of(climbs: Sequence[Iterator[Stage]]) -> Iterator[Stage]:
-    """Run several starts up to their first comparable stage, then continue the best.
-
-    :return: the stages of the best start.
-    """
+    """Run several starts up to their first comparable stage, then continue the best."""
     heats: list[list[Stage]] = []
     try:
         for climb in climbs:
@@ -145,9 +140,6 @@ def _bounds(heats: list[list[Stage]]) -> Float[np.ndarray, " starts"]:
     """Return the last bound of each start, minus infinity in place of NaN."""
     bounds = [-float(stages[-1].losses[-1]) if stages else -np.inf for stages in heats]
     return np.nan_to_num(np.asarray(bounds), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
-
-
-# Schedules of moves
 
 
 def function_moves(L: Laplacian, fit: Fit, progress: Progress) -> Stages:

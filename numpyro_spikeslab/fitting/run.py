@@ -35,12 +35,7 @@ STILL = 0.05
 
 
 class Call(NamedTuple):
-    """The model and the data of one call.
-
-    - **reading** - the model as read.
-    - **spec**, **data** - static and traced arguments of compiled code.
-    - **like** - a posterior of these data as shapes and types; `None` with batches.
-    """
+    """The model and the data of one call, and the shapes of its posterior; `None` with batches."""
 
     reading: Reading
     spec: Spec
@@ -49,12 +44,8 @@ class Call(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The arguments of a run.
-
-    - **number** - of starts.
-    - **num_steps** - at most as many steps from each.
-    - **threshold** - change of the bound in a step at which a run stops; negative for never.
-    """
+    """The number of starts of a run, of steps from each, and the change of the bound in a step at
+    which it stops; negative for never."""
 
     number: int
     num_steps: int
@@ -227,7 +218,7 @@ def ends_hot(spec: Spec, num_steps: int) -> bool:
 
 
 def check_end(call: Call, progress: Progress, losses: Any, from_params: bool) -> None:
-    """Raise or warn if a run, has not ended well."""
+    """Raise or warn if a run has not ended well."""
     step, posterior = int(progress.step), progress.posterior
     if np.isnan(losses[-1]):
         raise FloatingPointError(

@@ -11,11 +11,10 @@ from numpyro_spikeslab.messages import bad
 def annealing(step: Any) -> Any:
     """Default temperature of a step: ``20 * 0.97**step`` until it reaches 1, at step 99.
 
-    Starting hot takes away the dependence on the start: on the Boston housing data the plain
-    updates select several different models, the annealed ones always the same.
+    Hot steps forget the start: on the Boston housing data plain updates select several models,
+    annealed ones always the same.
 
     :param step: number of steps before this one.
-    :return: what divides the logits of the inclusion probabilities, at least 1.
     """
     return jnp.maximum(20.0 * 0.97**step, 1.0)
 
@@ -23,8 +22,8 @@ def annealing(step: Any) -> Any:
 def forgetting(step: Any) -> Any:
     """Default learning rate of a step on a batch: ``(10 + step) ** -0.7``, 0.2 at the first.
 
-    Its sum is infinite and that of its squares is finite, so that steps end at an optimum. It is
-    small from the beginning, for a rate of 1 would forget the start, a fit of a first batch.
+    Its sum is infinite and its sum of squares finite, so steps end at an optimum. It begins small,
+    for a rate of 1 would forget the start, a fit of a first batch.
 
     :param step: number of steps before this one.
     """

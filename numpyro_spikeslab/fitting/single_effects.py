@@ -81,12 +81,10 @@ def _without_coefficients(
 
 @jax.jit
 def log_shares(effects: Effects, effect: Any) -> Float[Array, " P"]:
-    """Log posterior probability of each column to carry an effect, given all others.
+    """Compute log posterior probabilities of the columns to carry an effect, given all others.
 
     The single-effect regression of SuSiE (Wang, Sarkar, Carbonetto and Stephens, 2020, section 2)
     on the residual of the other weights. No column carries two effects.
-
-    :param effect: the column that the fit has included.
     """
     rows, projection, mean = effects.rows, effects.projection, effects.mean
     products = rows @ (effects.precision * rows[effect]) - projection[:, effect] @ projection
@@ -107,11 +105,7 @@ class CredibleSet(NamedTuple):
 
 
 def sets_of(
-    reading: Reading,
-    posterior: Posterior,
-    columns: range,
-    coverage: float,
-    min_correlation: float,
+    reading: Reading, posterior: Posterior, columns: range, coverage: float, min_correlation: float
 ) -> Iterator[CredibleSet]:
     """Find the sets of all effects among ``columns`` that correlated columns explain, in order."""
     effects = compiled(partial(_effects, reading), posterior)
@@ -123,7 +117,10 @@ def sets_of(
         if effect not in columns:
             continue
         shares = np.exp(np.asarray(log_shares(effects, effect), float))
-        members = smallest(shares, coverage)
+        order = np.argsort(-shares, kind="stable")
+        sums = np.cumsum(shares[order])
+        # the fewest columns of this probability together
+        members = order[: 1 + np.searchsorted(sums, coverage * sums[-1])].tolist()
         # the first alone rules out most sets of uncorrelated columns
         first = abs(unit[:, members[0]] @ unit[:, members[1:]])
         if first.min(initial=1.0) < min_correlation:
@@ -135,14 +132,6 @@ def sets_of(
             reported.add(key)
             order = same[np.argsort(-shares[same], kind="stable")]
             yield CredibleSet(int(effect), order.tolist(), shares[order], pure)
-
-
-def smallest(shares: Float[np.ndarray, " P"], coverage: float) -> list[int]:
-    """Return the fewest columns of this probability together, the most probable first."""
-    order = np.argsort(-shares, kind="stable")
-    sums = np.cumsum(shares[order])
-    count = 1 + int(np.searchsorted(sums, coverage * sums[-1]))
-    return order[:count].tolist()
 
 
 def misfit(form: Form, blocks: Any) -> str:

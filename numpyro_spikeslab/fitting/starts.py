@@ -42,9 +42,7 @@ def start_at_prior(
 ) -> tuple[View, Posterior]:
     """Start from weights, with functions at their prior and sites with a role at their modes.
 
-    A zero column of ``W`` is switched off.
-
-    :param posterior: has the kernels' parameters and the values of all other sites.
+    A zero column of ``W`` is switched off; all else is that of ``posterior``.
     """
     at = view_at(spec, data, posterior)
     prior, theta = function_prior(spec, data, at), factors_of(posterior).theta
@@ -63,10 +61,7 @@ def start_at_prior(
 def _start(
     spec: Spec, data: Data, posterior: Posterior, W: Any, sigma2: Any, phi: Any, from_tasks: Any
 ) -> Posterior:
-    """Start from weights, with functions and kernels that fit the tasks or values ``phi``.
-
-    One compiled function for both. Values are observed with noise of a hundredth of their power.
-    """
+    """Start with functions that fit the tasks, or ``phi`` with noise of 1/100 of its power."""
     at, posterior = start_at_prior(spec, data, posterior, W, sigma2)
     prior, step = function_prior(spec, data, at), factors_of(posterior).step
     power = jnp.mean((phi - prior.mean) ** 2, axis=1)
@@ -93,18 +88,12 @@ def _start(
 def start_at(
     spec: Spec, data: Data, posterior: Posterior, W: Any, phi: Any, sigma2: Any
 ) -> Posterior:
-    """Start from weights and values of the functions, to which the kernels are fitted.
-
-    A zero column of ``W`` is switched off.
-    """
+    """Start from weights, and values of the functions to which the kernels are fitted."""
     return _start(spec, data, posterior, W, sigma2, phi, jnp.array(False))
 
 
 def power(at: View) -> Float[Array, " Q"]:
-    """Return the mean square of each task over its observed entries.
-
-    A task without observations, or with zeros alone, gets the mean of all. It is never zero.
-    """
+    """Return the mean square of each task; without observations or with zeros alone, of all."""
     Q = at.sigma2.size
     num = by_task(at.relative, Q, at.layout)
     squares = by_task(at.relative * at.Y**2, Q, at.layout)

@@ -165,17 +165,13 @@ def _resized(call: Call, local: tuple[str, ...], posterior: Posterior) -> Poster
     return posterior._replace(weights=weights, functions=functions, values=values)
 
 
-def _without(sites: tuple[str, ...], tallies: dict[str, Tally]) -> dict[str, Tally]:
-    return {site: tally for site, tally in tallies.items() if site not in sites}
-
-
 @partial(jax.jit, static_argnums=(0, 1))
 def _start(
     spec: Spec, local: tuple[str, ...], data: Data, posterior: Posterior, fit: tuple[Any, Any, Any]
 ) -> tuple[Posterior, dict[str, Tally]]:
     """Scale the terms of functions and the tallies of a fit of some tasks to all tasks.
 
-    Counts are those of the batch, and sums follow from the values of the sites.
+    Counts are from the batch, and sums follow from the values of the sites.
 
     :param fit: mean inclusion probability of each function in that fit, number of all tasks per
         task of the fit and per task of the batch.
@@ -190,13 +186,13 @@ def _start(
         return condition(prior, posterior, terms, functions.theta[m], functions.step[m])
 
     posterior = jax.lax.fori_loop(0, spec.form.num_features, visit, strong(posterior))
-    paired: Any = posterior.weights
-    alike = paired._replace(probs=probs * jnp.ones_like(paired.probs))
+    weights = posterior.weights
+    alike = weights._replace(probs=probs * jnp.ones_like(weights.probs))
     of_batch, tallies = tallies_of(spec, data, at, alike, jnp.zeros_like(at.sigma2)), {}
     for role in spec.form.roles_with_mode:
-        count = per_batch * of_batch[role.site].count
-        tallies[role.site] = Tally(count, count * role.expected(posterior.values[role.site]))
-    tallies = _without(local, tallies)
+        if role.site not in local:
+            count = per_batch * of_batch[role.site].count
+            tallies[role.site] = Tally(count, count * role.expected(posterior.values[role.site]))
     values = modes_of(spec, at, posterior.values, tallies)
     return strong((posterior._replace(values=values), tallies))
 
@@ -221,7 +217,7 @@ def advance(
     posterior, squares = sweep_plain(spec, data, at, posterior, temperature, update)
     posterior = with_kernels(spec, posterior)
     of_batch = tallies_of(spec, data, at, posterior.weights, squares)
-    shared = jax.tree.map(partial(_blend, rate), tallies, _without(local, of_batch))
+    shared = jax.tree.map(partial(_blend, rate), tallies, {x: of_batch[x] for x in tallies})
     values = modes_of(spec, at, posterior.values, of_batch | shared)
     posterior = posterior._replace(values=values, batches=Batches(shared, before))
     at = with_roles(spec, data, at, values)

@@ -42,11 +42,6 @@ class Gram(NamedTuple):
     b: Float[Array, "Q M"]
     yy: Float[Array, " Q"]
 
-    @property
-    def own(self) -> Float[Array, "#Q M"]:
-        """Products of the means with themselves."""
-        return jnp.diagonal(self.G, axis1=1, axis2=2)
-
 
 def keeps_products(form: Form) -> bool:
     """Whether tasks share a Gram matrix, or have matrices of few numbers."""
@@ -75,7 +70,7 @@ def update_weights(
 def squared_errors(stats: Gram, weights: Any) -> Float[Array, " Q"]:
     """Compute the expected sum of squared residuals of each task."""
     W, W2 = weights.mean, weights.slab_moments[1]
-    squares = stats.own
+    squares = jnp.diagonal(stats.G, axis1=1, axis2=2)
     if stats.G.shape[0] == 1:
         fit = jnp.sum((W @ stats.G[0]) * W, axis=1)
     else:
@@ -99,9 +94,9 @@ def sweep_weights(
     return weights, squared_errors(stats, weights)
 
 
-def explained(at: View, own: Float[Array, "#Q M"], weights: Any) -> Float[Array, " M"]:
-    """Compute the power of each feature, relative to the noise; ``own`` is :attr:`Gram.own`."""
-    return jnp.sum(weights.mean**2 * own / at.sigma2[:, None], axis=0)
+def explained(at: View, squares: Float[Array, "#Q M"], weights: Any) -> Float[Array, " M"]:
+    """Compute the power of each feature relative to the noise from its sums of squares."""
+    return jnp.sum(weights.mean**2 * squares / at.sigma2[:, None], axis=0)
 
 
 def over_tasks(at: View, x: Float[Array, " Q *K"]) -> Float[Array, " N *K"]:

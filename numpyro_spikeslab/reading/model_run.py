@@ -151,16 +151,14 @@ def program_of(
         ranges = {k: x.get("constraint", constraints.real) for k, x in params.items()}
         functions = {k: functions_of(trace[k]) for k in find_function_sites(trace)}
         observed = {k: x for k, x in sites.items() if x["is_observed"] and has_density(x["fn"])}
-        is_tree = {
-            k: type(x).tree_flatten is not Constraint.tree_flatten for k, x in ranges.items()
-        }
+        no_tree = Constraint.tree_flatten
         return Run(
             observed={k: Gaussian.of(x, log_density) for k, x in observed.items()},
             fns={k: base_of(x["fn"]) for k, x in observed.items() if not is_normal(x["fn"])},
             pairs={pair.name: _pair_prior(trace, pair) for pair in pairs},
             log_probs={k: jnp.sum(site_log_prob(x)) for k, x in sites.items()},
             priors={k: x["fn"] for k, x in sites.items() if k in values and k not in functions},
-            constraints={k: x for k, x in ranges.items() if is_tree[k]},
+            constraints={k: x for k, x in ranges.items() if type(x).tree_flatten is not no_tree},
             functions={k: _function_arrays(trace, f) for k, f in functions.items()},
         )
 

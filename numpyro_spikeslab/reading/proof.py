@@ -240,8 +240,7 @@ def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role
     for name in problem.form.others:
         kind = _only_part(problem, run, name, arrays)
         role = None if kind is None else kind.of(trace[name])
-        is_number = jnp.issubdtype(problem.inputs["values"][name].dtype, jnp.inexact)
-        if role is None or not is_number:
+        if role is None or not jnp.issubdtype(problem.inputs["values"][name].dtype, jnp.inexact):
             continue
 
         def part(kind=kind, **x):

@@ -146,7 +146,7 @@ class Root(NamedTuple):
 
 
 def _over(x: Float[Array, "N ..."], a: Float[Array, " N"]) -> Float[Array, "N ..."]:
-    """Divide ``x`` by ``a``, with 0 where ``a`` is 0."""
+    """Divide, with 0 where ``a`` is 0."""
     a = a.reshape(a.shape + (1,) * (x.ndim - 1))
     return jnp.where(a > 0, x / jnp.where(a > 0, a, 1), 0)
 

@@ -182,7 +182,7 @@ class BlockKernel(MCMCKernel):
         return postprocess
 
     def refresh(self, state: Any, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Any:
-        """Identity: the state has nothing that depends on the other blocks."""
+        """Return the state, in which nothing depends on the other blocks."""
         return state
 
     def wrap_model(self, wrapper: Callable) -> "BlockKernel":
@@ -192,7 +192,7 @@ class BlockKernel(MCMCKernel):
         return kernel
 
     def get_constrain_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Callable:
-        """Identity: the values are already constrained."""
+        """Return the identity, since values are constrained."""
         return identity
 
     def __getstate__(self) -> dict[str, Any]:

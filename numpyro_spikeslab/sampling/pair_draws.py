@@ -118,7 +118,8 @@ def _draw_columns(
         drawn = flips.sweep(numbers, problem, *drawn[:2])
 
     def draw_coefficients(key, w):
-        new, residual = {}, target - predictor(design, w)
+        new: dict[str, Any] = {}
+        residual = target - predictor(design, w)
         if columns is not None:
             value = columns.standard.prior.value
             noise = random.normal(key, value.shape, value.dtype)

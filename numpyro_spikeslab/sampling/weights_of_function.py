@@ -22,9 +22,8 @@ NUM_TASKS = 16
 class Slabs(NamedTuple):
     """Regression on B features whose slabs are integrated out.
 
-    - **gram** - products of the features with each other, times the noise precision.
-    - **linear** - products of the features with the observations, times the noise precision.
-    - **prior** - prior of the weights.
+    - **gram**, **linear** - products of the features with each other and with the observations,
+      times the noise precision.
     """
 
     gram: Float[Array, "B B"]
@@ -160,11 +159,10 @@ def draw_columns(
     state: State,
     system: tuple[Integrated, Callable[[Any], Any]],
 ) -> State:
-    """Draw the weights of other functions while S functions, and the slabs, are integrated out.
+    """Draw weights of ``others`` while S functions, and the slabs, are integrated out.
 
     A function in use stays in use, so that no idle function need be drawn.
 
-    :param others: which functions' weights to draw.
     :param state: its residual is without the integrated functions.
     :param system: the integrated functions, and the product with ``L^-1``.
     """

@@ -22,13 +22,15 @@ DISTANCE = np.sqrt(3.0) * np.abs(X[:, None] - X) / 0.7
 MATERN = (1.0 + DISTANCE) * np.exp(-DISTANCE)
 VARIANCES = RNG.uniform(0.5, 2.0, N)
 
+
+def state_space():
+    return Quasisep.from_kernel(quasisep.Matern32(scale=0.7), jnp.asarray(X))
+
+
 CASES = {
     "dense": (lambda: Dense(jnp.asarray(SQUARED)), SQUARED),
     "diagonal": (lambda: Diagonal(jnp.asarray(VARIANCES)), np.diag(VARIANCES)),
-    "quasiseparable": (
-        lambda: Quasisep.from_kernel(quasisep.Matern32(scale=0.7), jnp.asarray(X)),
-        MATERN,
-    ),
+    "quasiseparable": (state_space, MATERN),
 }
 
 

@@ -2,11 +2,13 @@
 """Models of tasks that mix latent functions, with their data, one of each kind."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from planted import plant
 from scipy import integrate, stats
+from task_problems import Problem, model_of, problem
 from tinygp import kernels
 
 import jax.numpy as jnp
@@ -45,15 +47,19 @@ def with_gaps(Y: np.ndarray) -> np.ndarray:
 
 
 class Model(NamedTuple):
-    """A model with its arguments, the responses last.
-
-    - **log_evidence** - log density of the responses and of given values of all sites but weights
-      and functions, where it is known.
-    """
+    """A model with its arguments, the responses last, and the log density of the responses and of
+    values of all sites but weights and functions, where it is known."""
 
     model: Callable
     args: tuple
     log_evidence: Callable[[dict[str, Any]], float] | None = None
+
+
+@cache
+def white(num_steps: int, prior: str = "weak") -> Problem:
+    """Three white functions after some sweeps."""
+    args = np.arange(60.0), plant(60, 20, 3, 0).Y
+    return problem(model_of(prior, ["white"] * 3), args).run(num_steps)[0]
 
 
 def hand_written(
@@ -69,12 +75,7 @@ def hand_written(
 ) -> None:
     """Tasks as rows, which `mtmkl` has as columns.
 
-    :param slab: shape of latent slab scales; `None` for a scale of 1.
-    :param inclusion: shape of latent inclusion probabilities; `None` for 0.4.
-    :param noise: makes the prior of a noise scale of each task.
-    :param varies: whether the noise grows along the tasks.
-    :param shifted: whether tasks have an intercept and a slope on a covariate.
-    :param counts: of the observations.
+    Latent slab scales and inclusion probabilities have these shapes; else they are 1 and 0.4.
     """
     scale, pi, shift = 1.0, 0.4, 0.0
     if slab is not None:
@@ -96,11 +97,6 @@ def hand_written(
             sigma *= jnp.linspace(0.5, 1.5, N)
         with numpyro.plate("point", N, dim=-1), handlers.scale(scale=counts):
             numpyro.sample("Y", dist.Normal(shift + W @ phi, sigma), obs=Y)
-
-
-def with_held_scales(X: Any, Y: Any = None) -> None:
-    with handlers.condition(data={"phi_scale": np.array([0.5, 0.9])}):
-        hand_written(X, Y)
 
 
 def single_model(X, y=None):
@@ -171,7 +167,9 @@ MODELS: dict[str, Callable[[], Model]] = {
     "a slab scale of each weight": lambda: rows(slab=(Q, M)),
     "a slab scale of each function": lambda: rows(slab=(M,)),
     "an inclusion of each task": lambda: rows(slab=(), inclusion=(Q, 1)),
-    "a parameter that is held": lambda: Model(with_held_scales, (X, responses().T)),
+    "a parameter that is held": lambda: Model(
+        handlers.condition(hand_written, {"phi_scale": np.array([0.5, 0.9])}), (X, responses().T)
+    ),
     "one latent function": lambda: columns([SMOOTH]),
     "one task": lambda: columns([SMOOTH] * M, Y=responses(1)[:, 0]),
     "one function of one task": lambda: Model(

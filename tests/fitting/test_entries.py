@@ -30,21 +30,20 @@ def sparse(data, rows, columns, shape=(N, Q)):
     return coo_array((data, (rows, columns)), shape=shape)
 
 
-def planted(seed: int = 0, share: float = 0.5, noise: float = 0.3, shape=(N, Q), factors=M):
+def planted(seed: int = 0, share: float = 0.5, shape=(N, Q), factors=M):
     """Some entries of a table of sparse factors: sparse, dense with NaN, and the weights."""
     rng = np.random.default_rng(seed)
     rows, columns = shape
     W = rng.normal(size=(columns, factors)) * (rng.random((columns, factors)) < 0.5)
-    table = rng.normal(size=(rows, factors)) @ W.T + noise * rng.normal(size=shape)
+    table = rng.normal(size=(rows, factors)) @ W.T + 0.3 * rng.normal(size=shape)
     observed = rng.random(shape) < share
     places = np.nonzero(observed)
     return sparse(table[places], *places, shape), np.where(observed, table, np.nan), W
 
 
-def fitted(model, *args, num_steps=60, key=KEY, **options):
-    guide = nss.PairedGuide(model)
-    svi = nss.CAVI(model, guide, **options)
-    return guide, svi, svi.run(key, num_steps, *args, progress_bar=False)
+def fitted(model, *args, num_steps=60, **options):
+    svi = nss.CAVI(model, nss.PairedGuide(model), **options)
+    return svi.guide, svi, svi.run(KEY, num_steps, *args, progress_bar=False)
 
 
 def bound_of(model, params, *args):
@@ -227,9 +226,8 @@ def test_noise_without_a_mode_in_closed_form_is_known_of_a_column_without_entrie
         numpyro.sample("y", dist.Normal(f, sigma[columns]), obs=y, infer=infer)
 
     def start(model):
-        guide = nss.PairedGuide(model)
-        svi = nss.CAVI(model, guide)
-        return guide, svi.get_params(svi.init(KEY, *args))
+        svi = nss.CAVI(model, nss.PairedGuide(model))
+        return svi.guide, svi.get_params(svi.init(KEY, *args))
 
     args = Y.data, *Y.coords
     guide, params = start(model)

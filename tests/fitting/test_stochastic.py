@@ -213,27 +213,22 @@ def test_losses_of_batches_are_on_average_the_bound_of_all_tasks(kernel):
 
 
 @pytest.mark.slow
-def test_batches_are_taken_from_a_pickle_of_any_size_and_of_one_size_compile_nothing(caplog):
+def test_batches_of_one_size_compile_nothing_and_those_of_another_are_taken(caplog):
     svi = cavi(num_tasks=Q, shared_noise=False)
     state, _ = svi.update(svi.init(KEY, X, BATCHES[0]), X, BATCHES[0])
-    copy = pickle.loads(pickle.dumps(state))
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         for batch in (*BATCHES, TASKS[:, 1 : B + 1]):
-            state, _ = svi.update(state, X, batch)
+            state, _ = svi.update(pickle.loads(pickle.dumps(state)), X, batch)
         again = cavi(num_tasks=Q, shared_noise=False, learning_rate=lambda step: 0.0)
         again.update(state, X, BATCHES[0])
     assert not compilations(caplog)
-    for batch in (*BATCHES, TASKS[:, 1 : B + 1]):
-        copy, _ = svi.update(copy, X, batch)
-    close(copy.optim_state, state.optim_state, rtol=0)
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         state, _ = svi.update(state, X, TASKS[:, :7])
     # the counter counts
     assert "advance" in compilations(caplog)
     params = svi.get_params(state)
     assert params["W_auto_probs"].shape == (7, M) and params["noise_auto_loc"].shape == (7,)
-    mean, _ = svi.guide.predict(params, X, TASKS[:, :7])
-    assert mean.shape == (N, 7)
+    assert svi.guide.predict(params, X, TASKS[:, :7])[0].shape == (N, 7)
     state, loss = svi.update(state, X, BATCHES[1])
     assert np.isfinite(loss) and svi.get_params(state)["W_auto_probs"].shape == (B, M)
 

@@ -60,7 +60,9 @@ def test_statistics_are_sums_over_the_observations():
     squares = np.sum(Z * ((Y - (W @ phi).T) ** 2 + spread.T), axis=0)
     np.testing.assert_allclose(squared_errors(stats, weights), squares)
     power = np.einsum("nq,qm,mn->m", Z / np.asarray(at.sigma2), W**2, phi**2)
-    np.testing.assert_allclose(explained(at, stats.own, weights), power)
+    np.testing.assert_allclose(
+        explained(at, jnp.diagonal(stats.G, axis1=1, axis2=2), weights), power
+    )
 
 
 def test_tasks_that_weigh_alike_share_a_matrix_however_large(monkeypatch):
