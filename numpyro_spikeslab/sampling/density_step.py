@@ -116,6 +116,12 @@ def predictor_of(now: Current, sites: dict[str, Any]) -> Float[Array, "..."]:
     return now.reading.problem.predictor(now.values | sites, w)
 
 
+def with_auxiliaries(key: Array, now: Any) -> Any:
+    """Return the model with the likelihood that auxiliary variables, drawn here, make Gaussian."""
+    f = predictor_of(now, {})
+    return now.with_stand_in(augmented(now.reading.problem, now.values, f).draw(key, f))
+
+
 def checked_predictor(now: Current, user: str) -> Float[Array, "..."]:
     """Compute the predictor at the start of a chain.
 

@@ -17,6 +17,7 @@ from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS
 from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.sites import find_function_sites, functions_of, is_latent
+from numpyro_spikeslab.sampling.density_step import with_auxiliaries
 from numpyro_spikeslab.sampling.function_sweep import draw_functions
 from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
 from numpyro_spikeslab.sampling.latent_step import LatentStep, draw_rows, recruit
@@ -176,6 +177,9 @@ class LatentGibbs(BlockKernel):
         keys = random.split(state.rng_key, 5)
         rng_key, key_weights, key_recruit, key_functions, key_numbers = keys
         step = LatentStep.of(reading, values, state.z)
+        if not reading.form.is_normal:
+            # drawn afresh in each step, and not seen by other blocks
+            step = with_auxiliaries(random.fold_in(key_weights, 1), step)
         (spikes, slabs), inclusion = step.weights(), state.inclusion_probabilities
         if step.owns_weights:
             spikes, slabs, inclusion = step.draw_weights(key_weights, (spikes, slabs))
