@@ -30,10 +30,8 @@ class SparseRegression(RegressorMixin, BaseEstimator):
     - ``inclusion_``, posterior probabilities that the weights are not zero, shape (P,);
     - ``data_``, the result of :func:`~numpyro_spikeslab.sparse_regression`.
 
-    :param expected_size: number of columns that are expected to matter; by default a tenth.
-    :param num_warmup: steps of each chain before its draws.
-    :param num_samples: draws of each chain.
-    :param num_chains: number of chains.
+    The parameters are those of the function, and
+
     :param random_state: seed from 0 to 2^32 - 1, or numpy's RandomState; by default a new one.
     :raises ModuleNotFoundError: if scikit-learn is not installed.
 

@@ -21,9 +21,9 @@ from numpyro_spikeslab import models, table_checks
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import inclusion, posterior
 from numpyro_spikeslab.reporting.credible_sets import credible_sets
-from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics
 from numpyro_spikeslab.reporting.variational import add_variational_stats, k_hat
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
 from numpyro_spikeslab.table_checks import ROUNDING, checked_count
@@ -233,7 +233,10 @@ def chains(
 
 def summarised(tree: xr.DataTree, cavi: xr.DataTree, table: np.ndarray) -> xr.Dataset:
     """Make a row for each column: its weight, its inclusion by chains and fit, its credible set."""
-    parts = [statistics(posterior(tree)[["w"]])["w"], inclusion_statistics(tree, "w")]
+    parts = [
+        arviz_data.statistics(posterior(tree)[["w"]])["w"],
+        arviz_data.inclusion_statistics(tree, "w"),
+    ]
     rows = xr.concat(parts, dim="summary").to_dataset("summary")
     rows["cavi"] = inclusion(cavi, "w")
     rows["cavi_is_off"] = abs(rows["cavi"] - rows["inclusion"]) > OFF
@@ -244,7 +247,6 @@ def summarised(tree: xr.DataTree, cavi: xr.DataTree, table: np.ndarray) -> xr.Da
 
 
 def predicted(draws: xr.Dataset, rows: xr.DataArray, rng: np.random.Generator) -> xr.Dataset:
-    """Draw responses at new rows."""
     mean = draws["intercept"] + xr.dot(draws["w"], rows, dim="feature")
     noise = draws["sigma"] * mean.copy(data=rng.normal(size=mean.shape))
     return (mean + noise).to_dataset(name="y")
