@@ -54,8 +54,13 @@ def log_prior_of_functions(reading: Reading, values: dict[str, Any], view: Any) 
     prior = reading.functions.prior(view.priors)
     theta = reading.functions.theta(values)
     phi = np.asarray(values[reading.form.functions])
-    covariances = (prior.covariance(m, row) for m, row in enumerate(theta))
-    return float(sum(map(lambda c, x: c.log_density(x), covariances, phi - prior.mean)))
+    total = 0.0
+    for m, (row, x) in enumerate(zip(theta, phi - prior.mean, strict=True)):
+        covariance = prior.covariance(m, row)
+        L = covariance.root()
+        half = covariance.solve_lower(L, x)
+        total -= 0.5 * (half @ half + x.size * np.log(2 * np.pi)) + covariance.half_logdet(L)
+    return float(total)
 
 
 def whitened_move(reading: Reading, values: dict[str, Any], weights: np.ndarray) -> np.ndarray:
