@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random models are answered rightly or not at all."""
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,9 @@ STRUCTURES = structures(0, NUM_MODELS // DATA_SETS)
 PLAIN = [s for s in STRUCTURES if s.link is None and s.sites in ("none", "held intercept")]
 
 
+close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9)
+
+
 def named(structure: Structure) -> str:
     parts = (structure.layout, structure.link or structure.sites, *structure.counts)
     return ", ".join(parts)
@@ -37,11 +40,9 @@ FEW = pytest.mark.parametrize("structure", PLAIN[:6], ids=named)
 
 def test_the_models_are_many():
     """All layouts, all kinds of sites and all that must be refused occur."""
-    assert len(STRUCTURES) * DATA_SETS == NUM_MODELS
-    assert len(set(STRUCTURES)) > 0.8 * len(STRUCTURES)
     accepted = [s for s in STRUCTURES if s.link is None]
-    assert len({s.layout for s in accepted}) == 6
-    assert len({s.sites for s in accepted}) > 8
+    assert len(set(STRUCTURES)) > 0.8 * len(STRUCTURES)
+    assert len({s.layout for s in accepted}) == 6 and len({s.sites for s in accepted}) > 8
     assert len({s.link for s in STRUCTURES}) == 11
     assert len(PLAIN) > 8 and any(s.is_event and s.counts for s in accepted)
 
@@ -55,49 +56,34 @@ def tasks_last(structure: Structure, x: np.ndarray) -> np.ndarray:
 def check_view(reading: Reading, generated: Generated, values: dict[str, Any]) -> None:
     """The arrays of a reading are those of the regression."""
     structure, form = generated.structure, reading.form
-    expected = generated.regression(values)
-    view = reading.view(values)
-    precision = expected.weight / expected.scale**2
+    expected, view = generated.regression(values), reading.view(values)
 
     def of_all(x):
         x = np.ravel(x) if form.kind == COLUMNS else tasks_last(structure, x)
         return x.reshape(form.num_obs, form.num_tasks)
 
-    def same(found, wanted):
-        wanted = np.asarray(wanted)
-        shape = np.broadcast_shapes(np.shape(found), wanted.shape)
-        found = np.broadcast_to(found, shape)
-        np.testing.assert_allclose(found, np.broadcast_to(wanted, shape), rtol=1e-9, atol=1e-9)
-
-    same(view.Y, of_all(expected.y))
-    same(view.precision, of_all(precision))
-    same(view.count, of_all(expected.weight).sum(axis=0))
     log_scale = expected.weight * np.log(expected.scale * np.sqrt(2 * np.pi))
-    same(view.log_scale, log_scale.sum())
-    log_odds = np.log(expected.inclusion) - np.log1p(-expected.inclusion)
-    same(np.ravel(view.prior.log_odds), log_odds)
-    same(np.ravel(view.prior.variance), expected.slab_scale**2)
-    check_design(reading, generated, values, expected)
-
-
-def check_design(reading, generated, values, expected) -> None:
-    form, structure = reading.form, generated.structure
-    view = reading.view(values)
+    for actual, desired in (
+        (view.Y, of_all(expected.y)),
+        (view.precision, of_all(expected.weight / expected.scale**2)),
+        (view.count, of_all(expected.weight).sum(axis=0)),
+        (view.log_scale, log_scale.sum()),
+        (np.ravel(view.prior.log_odds), np.log(expected.inclusion) - np.log1p(-expected.inclusion)),
+        (np.ravel(view.prior.variance), expected.slab_scale**2),
+    ):
+        close(*np.broadcast_arrays(actual, desired))
     if form.kind == COLUMNS:
         design = reading.design or reading.design_at(values)
         rows = np.asarray(design.rows).reshape(-1, form.num_obs)[: form.size]
-        root = np.sqrt(np.ravel(view.relative))
-        np.testing.assert_allclose(rows, expected.X.T * root, rtol=1e-9, atol=1e-9)
+        close(rows, expected.X.T * np.sqrt(np.ravel(view.relative)))
         return
-    # shared features are those of the first task, where any task has observations or may have
+    # shared features are those of each task, where any task has observations or may have
     Q, M = form.shape
     full = expected.X.reshape(*structure.shape, Q, M)
     full = full.swapaxes(0, 1) if structure.layout == "tasks first" else full
     seen = np.any(tasks_last(structure, expected.weight) > 0, axis=1) | (not form.constant_design)
     for task in range(Q):
-        np.testing.assert_allclose(
-            reading.features, (full[:, task, task] * seen[:, None]).T, rtol=1e-9, atol=1e-9
-        )
+        close(reading.features, (full[:, task, task] * seen[:, None]).T)
 
 
 def check_refusal(generated: Generated) -> None:
