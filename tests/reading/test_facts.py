@@ -104,7 +104,6 @@ LEVELS: dict[str, tuple[Callable, list[Any]]] = {
         lambda fn: fn.mask(some(A, A)).to_event(1).mask(np.arange(A) != 2),
         [scale_by(TABLE[0]), mask_by(some(A)), scale_by(0.5)],
     ),
-    "two events": (lambda fn: fn.mask(some(A, A)).to_event(2), [scale_by(0.5)]),
     "no event": (lambda fn: fn.mask(some(A)), [scale_by(TABLE), mask_by(some(A)[:, None])]),
 }
 
@@ -116,12 +115,12 @@ def test_counts_are_those_of_numpyro(name, transposed):
     """In tables with as many rows as tasks; test_no_wrong_answers has other shapes."""
     rng = np.random.default_rng(1)
     features, response = rng.normal(size=(A, 2)), rng.normal(size=(A, A))
+    of, around = LEVELS[name]
 
     def model():
         with numpyro.plate("task", A, dim=-2), numpyro.plate("feature", 2):
             W = nss.spike_slab("W", 0.25)
         location = W @ features.T if transposed else features @ W.T
-        of, around = LEVELS[name]
         with ExitStack() as stack:
             for handler in around:
                 stack.enter_context(handler)
