@@ -37,13 +37,9 @@ class SparseRegression(RegressorMixin, BaseEstimator):
 
     .. code-block:: python
 
-        from sklearn.datasets import load_diabetes
-        from sklearn.model_selection import cross_val_score
-
-        X, y = load_diabetes(return_X_y=True, as_frame=True)
+        X, y = sklearn.datasets.load_diabetes(return_X_y=True, as_frame=True)
         model = nss.SparseRegression(random_state=0).fit(X, y)
         mean, sd = model.predict(X, return_std=True)
-        cross_val_score(model, X, y)
     """
 
     def __init__(
@@ -56,10 +52,8 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         random_state: Any = None,
     ) -> None:
         if not hasattr(BaseEstimator, "get_params"):
-            raise ModuleNotFoundError(
-                "SparseRegression needs scikit-learn 1.6: pip install -U scikit-learn, or call "
-                "numpyro_spikeslab.sparse_regression, which does not."
-            )
+            remedy = "pip install -U scikit-learn, or call sparse_regression, which does not."
+            raise ModuleNotFoundError(f"SparseRegression needs scikit-learn 1.6: {remedy}")
         self.expected_size = expected_size
         self.num_warmup = num_warmup
         self.num_samples = num_samples

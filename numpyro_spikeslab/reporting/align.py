@@ -109,12 +109,11 @@ def align(
 ) -> xr.DataTree:
     """Give latent functions the same order and signs in all draws and chains.
 
-    A model such as :func:`~numpyro_spikeslab.models.mtmkl` does not identify the order and the
-    signs of its latent functions, so R-hat, means and intervals of weights or functions mean
-    nothing until the draws are aligned. Each draw gets the permutation and the signs that bring its
-    products ``w_m phi_m`` nearest to the reference. A function without weights in a draw takes a
-    remaining place and keeps its sign. The draws of one variational fit share their order, so all
-    get the permutation and the signs of their mean.
+    A posterior does not identify the order and the signs of latent functions, so R-hat, means and
+    intervals of weights or functions mean nothing until the draws are aligned. Each draw gets the
+    permutation and the signs that bring its products ``w_m phi_m`` nearest to the reference; those
+    of one variational fit, which share their order, get those of their mean. A function without
+    weights in a draw takes a remaining place and keeps its sign.
 
     Alignment cannot repair chains that have converged to different functions: look first at R-hat
     of :func:`invariants`. The functions must have equal priors, of mean zero. If variables such as

@@ -44,9 +44,9 @@ def credible_sets(
     columns of one effect take turns. Sets are disjoint. An effect that no correlated columns
     explain has no set.
 
-    The draws must mix: chains that stay in one mode each cannot distinguish the columns of one
-    effect from those of another. For a factorised fit, whose draws give sets that are too small,
-    see :meth:`PairedGuide.credible_sets() <numpyro_spikeslab.PairedGuide.credible_sets>`.
+    Chains must mix to distinguish the columns of one effect from those of another. For a factorised
+    fit, whose draws give sets that are too small, see :meth:`PairedGuide.credible_sets()
+    <numpyro_spikeslab.PairedGuide.credible_sets>`.
 
     :param data: ArviZ data of Markov chains or variational draws.
     :param var_name: a spike-and-slab weight with one plate.

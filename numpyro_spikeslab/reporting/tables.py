@@ -108,7 +108,6 @@ def check_coords(coords: Mapping[Hashable, Any], draws: xr.Dataset) -> None:
 
 
 def selected(draws: xr.Dataset, coords: Mapping[Hashable, Any]) -> xr.Dataset:
-    """Select the elements with these labels."""
     labels = {
         dim: labels if isinstance(labels, slice) else np.atleast_1d(labels)
         for dim, labels in coords.items()
