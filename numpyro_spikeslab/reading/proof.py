@@ -181,9 +181,6 @@ def _prove_affine(problem: Problem, run: Any, user: str) -> Names:
     return sources
 
 
-# Roles
-
-
 def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role, ...]:
     """Find the sites that are noise scales, inclusion probabilities or slab scales alone."""
     arrays = {kind: problem.part(run, kind.part) for kind in ROLES}
@@ -218,9 +215,6 @@ def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role]
     if is_chain(run, name) or len(kinds) != 1 or Step(key) in union(arrays[kinds[0]]):
         return None
     return None if key in union([parts.predictor, parts.count, *priors]) else kinds[0]
-
-
-# Latent functions
 
 
 def _find_mixed(problem: Problem, run: Any, trace: dict[str, Any]) -> str | None:

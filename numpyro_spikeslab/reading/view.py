@@ -65,10 +65,7 @@ def view(
     weights: dict[str, Any] | None = None,
     layout: Layout | None = None,
 ) -> View:
-    """Run the model at given values; see :meth:`Problem.run`.
-
-    :param layout: of the observations, if they are entries of a table.
-    """
+    """Run the model at given values; ``layout`` is that of the entries of a table."""
     form, run = problem.form, problem.run(values, weights)
     elsewhere = {form.likelihood, form.functions, *form.kernels}
     elsewhere |= {role.site for role in form.roles_with_mode}
@@ -94,9 +91,6 @@ def _links(problem: Problem, values: dict[str, Any]) -> Any:
         return {name: jnp.broadcast_to(priors[name].mean, x.shape) for name, x in new.items()}
 
     return jax.jacfwd(means)(start)
-
-
-# The design
 
 
 def linear_map(problem: Problem, values: dict[str, Any]) -> Any:
