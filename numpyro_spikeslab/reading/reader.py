@@ -64,9 +64,8 @@ def from_data(function: Callable[[Any], Any]) -> Any:
 
 @dataclass(eq=False)
 class Reading:
-    """A model as it was read, and what depends on data alone.
+    """A model with its data, the problem, as it was read, and what depends on data alone.
 
-    - **problem** - the model with its data.
     - **indices** - which entry of each site with a role each weight or task takes.
     - **functions** - the latent functions that weights mix, or `None`.
     - **generic** - generic values of the other sites.

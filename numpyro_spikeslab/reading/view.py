@@ -38,8 +38,7 @@ class View(NamedTuple):
     - **log_density** - of all sites but the likelihood, the pairs, the functions they mix and those
       that have a role or belong to kernels, whose densities ``priors`` has.
     - **layout** - of L entries of a table, `None` where all of it is observed.
-    - **links** - for each coefficient, the derivatives of its prior mean in all coefficients;
-      `None` if all are zero.
+    - **links** - derivatives of prior means in coefficients, `None` if all are zero.
     """
 
     Y: Float[Array, "N Q"] | Float[Array, " L"]

@@ -65,10 +65,6 @@ DESIGNS: dict[str, tuple[Callable, np.ndarray]] = {
     "rescaled weights": (located(lambda X, w: X @ (w / SD)), X / SD),
     "sum": (located(lambda X, w: jnp.sum(X * w, -1)), X),
     "groups": (located(lambda X, w: w[GROUP]), np.eye(P)[GROUP]),
-    "constant and duplicated": (
-        located(lambda X, w: X[:, [0, 0]] @ w[:2] + w[2]),
-        np.column_stack([X[:, 0], X[:, 0], np.ones(N)]),
-    ),
     "two sets": (
         lambda X, y: observe(X[:, :1] @ weigh("a", 1) + X[:, 1:] @ weigh("b", 2), 0.5, y),
         X,
@@ -159,20 +155,6 @@ def test_tasks_have_one_design_or_share_features():
     assert shared.form.pairs == joint.form.pairs == (Pair("W", (2, P)),)
     assert shared.form.kind == SHARED and shared.design is None
     np.testing.assert_allclose(shared.features, X.T, atol=1e-14)
-
-
-def test_one_task_of_many_may_have_a_feature_of_its_own(precision):
-    """A random direction of all weights alone would hide it where its own weight is small."""
-    rng, (size, tasks, features) = np.random.default_rng(0), (8, 200, 8)
-    X, Y = jnp.asarray(rng.normal(size=(size, features))), jnp.zeros((size, tasks))
-
-    def kind(own):
-        model = of_tasks(tasks, lambda X, W: X @ W.T + X[:, :1] * W[:, 5] * own)
-        return read(model, X, Y).form.kind
-
-    assert kind(jnp.zeros(tasks)) == SHARED
-    for task in range(0, tasks, 20):
-        assert kind(jnp.zeros(tasks).at[task].set(2e-3)) == COLUMNS
 
 
 @pytest.mark.parametrize("tasks", [2, P + 3])
