@@ -104,7 +104,7 @@ def test_a_sweep_of_a_design_visits_one_feature_after_the_other(precision, put, 
 
 
 def test_blocks_cover_the_whitened_design_with_few_zero_features(precision):
-    for size in (1, 63, 64, 65, 128, 129, 191):
+    for size in (1, 64, 65, 129):
         X, _, w, *_ = problem(size)
         whitening = np.linspace(0.0, 2.0, len(X))
         design = pairs.block_design(jnp.asarray(X.T), jnp.asarray(whitening), 64)
