@@ -65,7 +65,7 @@ def sparse_regression(
     :class:`~numpyro_spikeslab.PairedGibbs` start from a fit by annealed
     :class:`~numpyro_spikeslab.CAVI`. Report the chains. If they agree with each other (``r_hat``)
     but not with the fit (``cavi_is_off``), CAVI has picked one of several correlated columns: look
-    at the credible sets. The result is ArviZ data with the groups
+    at the credible sets. The result is ArviZ data:
 
     - ``posterior``: draws of ``w`` with ``w_spike`` and ``w_slab``, dimension ``feature``, and of
       ``intercept``, ``sigma``, ``slab_scale`` and ``inclusion``; all but ``slab_scale`` are in the
@@ -96,7 +96,6 @@ def sparse_regression(
     :param num_warmup: steps of each chain before its draws, few since it starts at the fit.
     :param num_samples: draws of each chain.
     :param num_chains: number of chains, which run one after the other.
-    :returns: an xarray DataTree with these groups.
     :raises ValueError: if ``X``, ``y`` or ``X_new`` have other shapes or labels, values that are
         not finite numbers, too few rows or no variation, or if a number is out of its range.
 

@@ -82,11 +82,9 @@ def summary(
             inclusions = arviz_data.inclusion_statistics(data, name).to_dataset(name=name)
             values = xr.concat([values, selected(inclusions, coords)[name]], "summary")
         frame = arviz_data.to_frame(values).T
-        frames.append(
-            frame.iloc[arviz_data.most_included(frame["inclusion"], top)]
-            if name in weights
-            else frame
-        )
+        if name in weights:
+            frame = frame.iloc[arviz_data.most_included(frame["inclusion"], top)]
+        frames.append(frame)
     frame = pd.concat(frames)
     others = alternatives(data) if set(names) & set(weights) else None
     if others is not None:
@@ -185,9 +183,8 @@ def worst(draws: xr.Dataset) -> dict[str, float]:
     """Compute the smallest effective sample size and the largest R-hat, or NaN."""
     if "chain" not in draws.dims or any(values.isnull().any() for values in draws.values()):
         return {"min_ess": np.nan, "max_r_hat": np.nan}
-    frame = pd.concat(
-        [arviz_data.to_frame(values).T for values in arviz_data.statistics(draws).values()]
-    )
+    frames = [arviz_data.to_frame(values) for values in arviz_data.statistics(draws).values()]
+    frame = pd.concat(frames, axis=1).T
     return {"min_ess": frame["ess_bulk"].min(), "max_r_hat": frame["r_hat"].max()}
 
 
