@@ -30,22 +30,16 @@ class SparseRegression(RegressorMixin, BaseEstimator):
     - ``inclusion_``, posterior probabilities that the weights are not zero, shape (P,);
     - ``data_``, the result of :func:`~numpyro_spikeslab.sparse_regression`.
 
-    :param expected_size: number of columns that are expected to matter; by default a tenth.
-    :param num_warmup: steps of each chain before its draws.
-    :param num_samples: draws of each chain.
-    :param num_chains: number of chains.
+    The parameters are those of the function, and
+
     :param random_state: seed from 0 to 2^32 - 1, or numpy's RandomState; by default a new one.
     :raises ModuleNotFoundError: if scikit-learn is not installed.
 
     .. code-block:: python
 
-        from sklearn.datasets import load_diabetes
-        from sklearn.model_selection import cross_val_score
-
-        X, y = load_diabetes(return_X_y=True, as_frame=True)
+        X, y = sklearn.datasets.load_diabetes(return_X_y=True, as_frame=True)
         model = nss.SparseRegression(random_state=0).fit(X, y)
         mean, sd = model.predict(X, return_std=True)
-        cross_val_score(model, X, y)
     """
 
     def __init__(
@@ -58,10 +52,8 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         random_state: Any = None,
     ) -> None:
         if not hasattr(BaseEstimator, "get_params"):
-            raise ModuleNotFoundError(
-                "SparseRegression needs scikit-learn 1.6: pip install -U scikit-learn, or call "
-                "numpyro_spikeslab.sparse_regression, which does not."
-            )
+            remedy = "pip install -U scikit-learn, or call sparse_regression, which does not."
+            raise ModuleNotFoundError(f"SparseRegression needs scikit-learn 1.6: {remedy}")
         self.expected_size = expected_size
         self.num_warmup = num_warmup
         self.num_samples = num_samples

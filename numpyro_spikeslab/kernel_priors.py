@@ -32,11 +32,7 @@ MIN_RATIO = 10.0
 def parameter_priors(
     functions: Functions, priors: Mapping[str, dist.Distribution]
 ) -> dict[str, dist.Distribution]:
-    """Priors of the sites of the kernels' parameters, in the order of the sites.
-
-    :param priors: priors by the parameters' paths; the others have the default.
-    :raises ValueError: if a prior is of no parameter, not on positive numbers or of another shape.
-    """
+    """Priors of the sites of the kernels' parameters: those of ``priors``, by path, or defaults."""
     user, starts, result = f"{user_of(functions.name)}: priors", _starts(functions), {}
     for site, (paths, value, is_length) in starts.items():
         event_dim = value.ndim - functions.parameters.are_shared
@@ -79,10 +75,7 @@ def _starts(functions: Functions) -> dict[str, tuple[tuple[str, ...], Any, bool]
 
 def length_scale_prior(X: Any) -> dist.Distribution:
     """An InverseGamma distribution with little mass below the spacing of inputs and above their
-    extent; see :data:`BELOW`.
-
-    :param X: inputs, shape (N,) or (N, D).
-    """
+    extent; see :data:`BELOW`."""
     X = jnp.reshape(jnp.asarray(X, float), (np.shape(X)[0], -1))
     N, D = X.shape
     extent = jnp.linalg.norm(jnp.max(X, axis=0) - jnp.min(X, axis=0))

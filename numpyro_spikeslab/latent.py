@@ -27,12 +27,7 @@ from numpyro_spikeslab.precision import full_precision
 
 
 class Parameter(NamedTuple):
-    """A parameter of one kernel.
-
-    - **site** - the site that has its value.
-    - **entry** - which entry of the site it is; `None` if the site has no others.
-    - **shape** - of the parameter.
-    """
+    """A parameter of one kernel, of this shape: an entry of a site, or a site (`None`)."""
 
     site: str
     entry: int | None

@@ -238,11 +238,8 @@ def sample_functions(
     priors: Mapping[str, dist.Distribution] | None = None,
     point: str | None = None,
 ) -> tuple[Any, Functions, dict[str, Any]]:
-    """Sample functions as :func:`latent_functions`; also return their definition and the values of
-    the kernels' parameters.
-
-    :param point: ArviZ's name for the dimension of the inputs, by default ``{name}_point``.
-    """
+    """Sample functions, of inputs of dimension ``point`` in ArviZ; return also their definition and
+    the values of the kernels' parameters."""
     inner = max(_plates(), key=lambda plate: plate.dim, default=None)
     functions = define(name, kernels, X, mean, None if inner is None else inner.size)
     site_priors = parameter_priors(functions, priors or {})

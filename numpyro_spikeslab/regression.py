@@ -21,9 +21,9 @@ from numpyro_spikeslab import models, table_checks
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import inclusion, posterior
 from numpyro_spikeslab.reporting.credible_sets import credible_sets
-from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics
 from numpyro_spikeslab.reporting.variational import add_variational_stats, k_hat
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
 from numpyro_spikeslab.table_checks import ROUNDING, checked_count
@@ -65,7 +65,7 @@ def sparse_regression(
     :class:`~numpyro_spikeslab.PairedGibbs` start from a fit by annealed
     :class:`~numpyro_spikeslab.CAVI`. Report the chains. If they agree with each other (``r_hat``)
     but not with the fit (``cavi_is_off``), CAVI has picked one of several correlated columns: look
-    at the credible sets. The result is ArviZ data with the groups
+    at the credible sets. The result is ArviZ data:
 
     - ``posterior``: draws of ``w`` with ``w_spike`` and ``w_slab``, dimension ``feature``, and of
       ``intercept``, ``sigma``, ``slab_scale`` and ``inclusion``; all but ``slab_scale`` are in the
@@ -96,7 +96,6 @@ def sparse_regression(
     :param num_warmup: steps of each chain before its draws, few since it starts at the fit.
     :param num_samples: draws of each chain.
     :param num_chains: number of chains, which run one after the other.
-    :returns: an xarray DataTree with these groups.
     :raises ValueError: if ``X``, ``y`` or ``X_new`` have other shapes or labels, values that are
         not finite numbers, too few rows or no variation, or if a number is out of its range.
 
@@ -233,7 +232,10 @@ def chains(
 
 def summarised(tree: xr.DataTree, cavi: xr.DataTree, table: np.ndarray) -> xr.Dataset:
     """Make a row for each column: its weight, its inclusion by chains and fit, its credible set."""
-    parts = [statistics(posterior(tree)[["w"]])["w"], inclusion_statistics(tree, "w")]
+    parts = [
+        arviz_data.statistics(posterior(tree)[["w"]])["w"],
+        arviz_data.inclusion_statistics(tree, "w"),
+    ]
     rows = xr.concat(parts, dim="summary").to_dataset("summary")
     rows["cavi"] = inclusion(cavi, "w")
     rows["cavi_is_off"] = abs(rows["cavi"] - rows["inclusion"]) > OFF
@@ -244,7 +246,6 @@ def summarised(tree: xr.DataTree, cavi: xr.DataTree, table: np.ndarray) -> xr.Da
 
 
 def predicted(draws: xr.Dataset, rows: xr.DataArray, rng: np.random.Generator) -> xr.Dataset:
-    """Draw responses at new rows."""
     mean = draws["intercept"] + xr.dot(draws["w"], rows, dim="feature")
     noise = draws["sigma"] * mean.copy(data=rng.normal(size=mean.shape))
     return (mean + noise).to_dataset(name="y")

@@ -108,8 +108,7 @@ back to the site."""
 class Role:
     """A site whose values are the noise scales, inclusion probabilities or slab scales themselves.
 
-    - **site** - its name.
-    - **has_mode** - whether its mode has a closed form. If not, it can be drawn only.
+    Without a mode in closed form it can be drawn only.
     """
 
     site: str
@@ -146,10 +145,8 @@ class Role:
         return value**2
 
     def mode(self, tally: Tally, prior: Any, current: Any) -> Any:
-        """Return the mode given the statistics, and the current value where the count is zero.
-
-        :param prior: priors without a closed mode are taken as flat.
-        """
+        """Return the mode given the statistics, and the current value where the count is zero;
+        priors without a closed mode are taken as flat."""
         return scale_mode(*tally, prior, current)
 
     def target(self, tally: Tally, prior: Any, current: Any) -> Target:
@@ -251,11 +248,8 @@ ROLES: tuple[type[Role], ...] = NoiseRole, InclusionRole, SlabRole
 
 
 def scale_mode(count: Any, squares: Any, prior: Any, current: Any) -> Any:
-    """Maximise ``-count log sigma - squares / (2 sigma^2) + log p(sigma)``.
-
-    :param prior: a HalfNormal distribution; `None` and others are flat.
-    :param current: returned where the count is nearly zero.
-    """
+    """Maximise ``-count log sigma - squares / (2 sigma^2) + log p(sigma)``, with a HalfNormal or
+    else a flat prior; return ``current`` where the count is nearly zero."""
     base = base_of(prior)
     scale = base.scale if isinstance(base, dist.HalfNormal) else jnp.inf
     is_known = count > MIN_COUNT

@@ -55,7 +55,6 @@ def checked_table(X: Any) -> xr.DataArray:
 
 
 def checked_response(y: Any, X: Any) -> np.ndarray:
-    """Return the response as numbers."""
     response = as_numbers("y", y)
     if response.shape != (len(X),):
         expected, remedy = f"({len(X)},), one for each row of X", "Regress several one by one."
@@ -87,7 +86,6 @@ def checked_new(X_new: Any, X: Any, table: xr.DataArray) -> xr.DataArray:
 
 
 def checked_count(argument: str, number: Any, least: int) -> int:
-    """Return a number of steps, draws or chains."""
     if not isinstance(number, Integral) or number < least:
         raise bad(argument, repr(number), f"a whole number, at least {least}")
     return int(number)

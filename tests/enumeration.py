@@ -8,6 +8,7 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 from scipy.special import logsumexp
 
 
@@ -113,3 +114,33 @@ def share_spikes(posterior: Posterior, groups) -> Posterior:
     total = logsumexp(log_probs)
     log_evidence = posterior.log_evidence + total + (len(groups) - len(firsts)) * np.log(2)
     return Posterior(float(log_evidence), models, log_probs - total, locs, covariances)
+
+
+def check_draws(exact: Posterior, spikes, slabs, probs=None) -> None:
+    """Compare independent draws with the posterior, each moment at a level of 1e-5.
+
+    :param probs: Rao-Blackwellised inclusion probabilities.
+    """
+    size, numbers = len(spikes), 2 ** np.arange(spikes.shape[1])[::-1]
+    counts = np.bincount(spikes @ numbers, minlength=2 * numbers[0])
+    counts = counts[(exact.models @ numbers).astype(int)]
+    assert counts.sum() == size
+    # rare models count with the most probable one
+    expected = size * exact.probs
+    cells = np.where(expected > 5, np.arange(len(expected)), expected.argmax())
+    counts, expected = np.bincount(cells, counts), np.bincount(cells, expected)
+    assert stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue > 1e-5
+    # what is rarely included together has no normal error
+    often = np.einsum("s,si,sj->ij", exact.probs, exact.models, exact.models) > 0.02
+    w, variances = spikes * slabs, np.diagonal(exact.covariances, 0, 1, 2)
+    moments = [
+        (w, exact.mean),
+        ((w[:, :, None] * w[:, None])[:, often], exact.second_moments[often]),
+        (slabs, exact.probs @ exact.locs),
+        (slabs**2, exact.probs @ (exact.locs**2 + variances)),
+    ]
+    for draws, mean in moments if probs is None else [*moments, (probs, exact.inclusion)]:
+        draws = np.asarray(draws, float)
+        bound = stats.norm.isf(1e-5 / 2) * draws.std(axis=0) / np.sqrt(size)
+        floor = 1e-12 if slabs.dtype == float else 1e-5
+        assert np.all(np.abs(draws.mean(axis=0) - mean) < bound + floor)

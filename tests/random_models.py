@@ -5,8 +5,9 @@ A model is a structure, what its author has written, and data, which it takes as
 structures with many data compile little. The regression is numpy's, from the definition.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,20 +101,6 @@ class Structure(NamedTuple):
         return self.event and len(self.shape) == 2
 
 
-class Generated(NamedTuple):
-    """A model with its data.
-
-    - **draw** - values of its other sites.
-    - **regression** - what it amounts to at such values, observations flattened as they stand.
-    """
-
-    structure: Structure
-    model: Callable
-    data: dict[str, np.ndarray]
-    draw: Callable[[np.random.Generator], dict[str, np.ndarray]]
-    regression: Callable[[dict[str, np.ndarray]], truth.Regression]
-
-
 COUNTS = ("mask", "own mask", "inner mask", "scale", "constant scale")
 
 
@@ -136,20 +123,27 @@ def structures(seed: int, size: int) -> list[Structure]:
     return [structure(k) for k in range(size)]
 
 
-def generate(structure: Structure, seed: int) -> Generated:
-    """A model of this structure with random data."""
-    rng = np.random.default_rng([seed, 1])
-    data = _data(structure, rng)
+class Generated:
+    """A model of a structure with random data."""
 
-    def regression(values):
-        return _regression(structure, data, values)
+    def __init__(self, structure: Structure, seed: int) -> None:
+        self.structure = structure
+        self.data = _data(structure, np.random.default_rng([seed, 1]))
+        self.model = partial(_write, structure)
+        if structure.sites == "held intercept":
+            self.model = handlers.condition(self.model, {"b": jnp.asarray(0.7)})
 
-    def model(data):
-        _write(structure, data)
+    def draw(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Values of the other sites."""
+        if self.structure.sites == "held intercept":
+            return {}
+        key = jax.random.key(int(rng.integers(2**31)))
+        priors = _sites(self.structure).items()
+        return {name: np.asarray(prior.sample(key)) for name, prior in priors}
 
-    if structure.sites == "held intercept":
-        model = handlers.condition(model, {"b": jnp.asarray(0.7)})
-    return Generated(structure, model, data, lambda rng: _draw(structure, rng), regression)
+    def regression(self, values: dict[str, np.ndarray]) -> truth.Regression:
+        """What the model amounts to at such values, observations flattened as they stand."""
+        return _regression(self.structure, self.data, values)
 
 
 # Data
@@ -332,14 +326,6 @@ def _noise_factor(xp: Any, structure: Structure, data, values) -> Any:
 # The regression
 
 
-def _draw(structure: Structure, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    if structure.sites == "held intercept":
-        return {}
-    key = jax.random.key(int(rng.integers(2**31)))
-    priors = _sites(structure).items()
-    return {name: np.asarray(prior.sample(key)) for name, prior in priors}
-
-
 def dense(structure: Structure, X: np.ndarray) -> np.ndarray:
     """The matrix that multiplies all weights, a row for each observation as they stand."""
     if len(structure.shape) == 1:
@@ -378,9 +364,3 @@ def _regression(structure: Structure, data, values) -> truth.Regression:
     return truth.regression(
         X.reshape(-1, 4), y.ravel(), noise.ravel(), inclusion, slab, weight.ravel()
     )
-
-
-def join(structure: Structure, values: dict[str, Any], key: str = "{}", batch: int = 0) -> Any:
-    """Values of all weights in the order of the regression, behind ``batch`` leading axes."""
-    arrays = [np.asarray(values[key.format(name)], float) for name in structure.pairs]
-    return np.concatenate([x.reshape(*x.shape[:batch], -1) for x in arrays], axis=-1)

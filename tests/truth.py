@@ -7,7 +7,13 @@ Regressions are numpy in float64, written from the definition of the model and n
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from enumeration import Regression, enumerate_models, regression, share_spikes  # noqa: F401
+from enumeration import (  # noqa: F401
+    Regression,
+    check_draws,
+    enumerate_models,
+    regression,
+    share_spikes,
+)
 import numpy as np
 from scipy import stats
 

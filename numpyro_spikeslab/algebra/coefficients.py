@@ -18,12 +18,10 @@ from numpyro_spikeslab.algebra.task_sweeps import task_products
 
 
 class NormalPrior(NamedTuple):
-    """The prior of C coefficients of each of Q tasks, and their current values. Deviations are from
-    the prior means, in units of the prior scales.
+    """The current values of C coefficients of each of Q tasks, and moments of their prior.
 
-    - **value**, **mean**, **scale** - current values, and moments of the prior.
-    - **links** - derivatives of the means with respect to all coefficients, for Q = 1; `None` if
-      there are none.
+    ``links`` are derivatives of the means with respect to all coefficients, for Q = 1. Deviations
+    are from the prior means, in units of the prior scales.
     """
 
     value: Float[Array, "Q C"]
@@ -64,12 +62,8 @@ class NormalPrior(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Features, split into the span of covariates and the part outside of it.
-
-    - **basis** - of the span, orthonormal.
-    - **inside** - coordinates of the features in the basis.
-    - **outside**, **products** - the part outside of the span, and its products within a block.
-    """
+    """Features, split into coordinates in an orthonormal basis of the span of covariates and the
+    part outside of it, with its products within a block."""
 
     basis: Float[Array, "K N"]
     inside: Float[Array, "*G P K"]
@@ -182,7 +176,6 @@ def of_columns(
 ) -> tuple[Coefficients, Float[Array, " N"]]:
     """Return the coefficients of a whitened design, and the observations outside of the span.
 
-    :param basis: of a span that has the covariates in it.
     :param inside: coordinates of the features.
     :param y: residual at the current values of the coefficients.
     """
@@ -252,7 +245,7 @@ def task_statistics(
 
 
 def times(matrix: Float[Array, "#Q A B"], x: Float[Array, "Q B"]) -> Float[Array, "Q A"]:
-    """Multiply a vector of each task with its matrix, or with one for all tasks."""
+    """Multiply the vector of each task by its matrix, or by one for all tasks."""
     if len(matrix) == 1:
         return x @ matrix[0].T
     return jnp.einsum("qab,qb->qa", matrix, x)

@@ -28,7 +28,7 @@ class Covariance(ABC):
 
     @abstractmethod
     def diagonal(self) -> Values:
-        """The N variances."""
+        """Return the variances."""
 
     @abstractmethod
     def matvec(self, x: Values) -> Values:

@@ -233,9 +233,9 @@ def _at_slab(spec: Spec, at: View, values: dict[str, Any]) -> View:
     """Return the view at the scale of all slabs, which updates of functions change."""
     if spec.profiled is None:
         return at
-    variance = jnp.reshape(values[spec.profiled] ** 2, ())
-    ones = jnp.ones_like(at.prior.variance)
-    return at._replace(prior=at.prior._replace(variance=variance * ones))
+    scale = jnp.reshape(values[spec.profiled], ())
+    variance = jnp.full_like(at.prior.variance, scale**2)
+    return at._replace(prior=at.prior._replace(variance=variance))
 
 
 def _barrier(*arrays: Any) -> Any:

@@ -149,9 +149,8 @@ class SlabScale(NamedTuple):
         else:
             quadratic = self.share * (excess - self.total_slabs)
             linear = Qf * self.share + excess * (1 - self.share)
-            constant = Qf * (1 - self.share)
-            root = linear + jnp.sqrt(linear**2 - 4 * quadratic * constant)
-            root = root / (-2 * quadratic)
+            square = linear**2 - 4 * quadratic * Qf * (1 - self.share)
+            root = (linear + jnp.sqrt(square)) / (-2 * quadratic)
         return jnp.clip(jnp.nan_to_num(root, nan=1.0), 1e-2, 1e2)
 
 
@@ -172,8 +171,7 @@ def update_with_scale(
         reached, L = log_joint(prior, terms.scaled(t), theta)
         return reached + slab.gain(t), L
 
-    deviation = mean - prior.mean[m]
-    Qf = deviation @ (functions.h[m] - functions.alpha[m] * mean)
+    Qf = (mean - prior.mean[m]) @ (functions.h[m] - functions.alpha[m] * mean)
     t = slab.stationary(Qf, functions.alpha[m] @ var)
     # the bound at the present q(phi_m), which its optimum at t = 1 reaches at least
     current = gp.log_sites(terms.alpha, terms.h, mean, var) - functions.kl[m]

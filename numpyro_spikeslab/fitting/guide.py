@@ -249,8 +249,7 @@ class SpikeSlabGuide(AutoGuide):
 
         :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
         :return: ``{name: array in the shape of the weights}``.
-        :raises ValueError: if the guide has never been called, or a parameter is missing; so do all
-            summaries.
+        :raises ValueError: as all summaries, before the first call or if a parameter is missing.
         """
         return {pair.name: self._moments(pair, params)[0] for pair in self.sites.pairs}
 

@@ -63,25 +63,22 @@ class PairedGuide(SpikeSlabGuide):
     ``phi_{prefix}_precision`` and ``phi_{prefix}_linear``, shape (M, N).
 
     **Other sites** get an inner autoguide, by default points. Sites with a Normal prior, such as an
-    intercept, follow the weights: ``beta`` is at ``loc + slope @ (w - <w>)``, with the parameters
-    ``beta_{prefix}_loc`` and ``beta_{prefix}_slope``; the slope has the shape of the site and a
-    last axis of all P weights. So columns need not be centred. A site in the plate of Q tasks, as
-    weights (Q, M) and observations are, follows the M weights of its own task. No site follows in
-    models with latent functions, with another inner guide, or with more than 1,048,576 slopes.
+    intercept, follow the weights, so columns need not be centred: ``beta`` is at
+    ``loc + slope @ (w - <w>)``, with ``beta_{prefix}_loc`` and ``beta_{prefix}_slope``, whose last
+    axis has all P weights; in the plate of Q tasks, the M weights of its own task. No site follows
+    with latent functions, another inner guide, or more than 1,048,576 slopes.
 
     :param model: a model with at least one :func:`~numpyro_spikeslab.spike_slab`.
     :param blocks: sets of at most 10 weights, as in ``[[0, 1, 2], [7, 8]]``, numbered flat from 0;
-        with several sites a dict, ``{"w": [[0, 1, 2]]}``. ``"auto"`` joins columns of absolute
-        correlation above 0.5 at the first call, the most correlated first, up to 8 in a block; the
-        attribute ``blocks`` has the result, to be passed where saved parameters are used in another
-        process. The default is no blocks. Only for weights that multiply columns of one design.
+        with several sites a dict, ``{"w": [[0, 1, 2]]}``; none by default. ``"auto"`` joins columns
+        of absolute correlation above 0.5 at the first call, up to 8 in a block; the attribute
+        ``blocks`` has the result, to be passed with saved parameters. Only for weights that
+        multiply columns of one design.
     :param prefix: part of the parameters' names.
-    :param inner_guide: called with the model of the other latent sites and ``prefix=``. The
-        default, :class:`~numpyro.infer.autoguide.AutoDelta`, is what CAVI needs; with another,
-        such as :class:`~numpyro.infer.autoguide.AutoNormal`, use SVI.
-    :raises ValueError: when first called, if the model has no pairs, a broken pair, or other
-        discrete latent sites, or ``blocks`` are not disjoint sets of its weights; when called
-        again, if the model has other sites or shapes.
+    :param inner_guide: called with the model of the other latent sites and ``prefix=``. CAVI needs
+        the default, :class:`~numpyro.infer.autoguide.AutoDelta`; with another use SVI.
+    :raises ValueError: when called, if the model has no pairs, a broken pair, other discrete latent
+        sites, or other sites or shapes than before, or ``blocks`` are not disjoint sets.
 
     **Example**
 
@@ -138,17 +135,15 @@ class PairedGuide(SpikeSlabGuide):
 
         :param params: parameters, as from ``result.params``.
         :param args: arguments of the model, as for the fit.
-        :param X_new: new inputs, shape (S,) or (S, D) as in the model. The default, the inputs of
-            the data, is the only choice where a kernel is a matrix; give objects to be predicted
-            there as inputs without responses.
+        :param X_new: new inputs, shape (S,) or (S, D) as in the model; by default those of the
+            data, the only choice where a kernel is a matrix.
         :param entries: numbers of rows and of columns of entries of the table, each of shape (L,).
             The default is the whole table, or the entries of data that are a sparse array.
         :param noise: whether to add the noise, for predictions of observations.
         :param kwargs: keyword arguments of the model.
         :return: mean and variance, each of shape (S, Q), or (L,) of entries.
         :raises ValueError: if the weights mix no latent functions, arguments are traced, inputs or
-            entries do not fit, a kernel is a matrix, the location without functions changes from
-            input to input, or ``noise`` is not known there.
+            entries do not fit, or noise or the location without functions is not known there.
         """
         refuse_traced("PairedGuide.predict", (params, args, kwargs, X_new, entries))
         reading = self._read(args, kwargs)
@@ -203,32 +198,26 @@ class PairedGuide(SpikeSlabGuide):
     ) -> Any:
         """Find sets of columns that could carry an effect of the fit instead of the one that does.
 
-        CAVI picks one of several correlated columns, and so do draws of its fit. For each column of
-        inclusion probability above 0.5 this gives the columns that could carry its effect, given
-        all other effects: the single-effect regression of SuSiE (Wang, Sarkar, Carbonetto and
-        Stephens, 2020). A set has the fewest columns of probability ``coverage``, and copies of
+        CAVI picks one of several correlated columns. For each column of inclusion probability above
+        0.5 this gives the columns that could carry its effect, given all other effects, with
+        coefficients integrated out: the single-effect regression of SuSiE (Wang, Sarkar, Carbonetto
+        and Stephens, 2020). A set has the fewest columns of probability ``coverage``, and copies of
         these in other units. An effect without correlated members makes no set, and two effects
         with the same set make one row.
-
-        Weights, noise and scales of other sites are held; coefficients, such as an intercept, are
-        integrated out. For draws of a chain there is :func:`numpyro_spikeslab.credible_sets`.
 
         :param params: parameters, as from ``result.params``.
         :param args: arguments of the model, as for the fit.
         :param site: the weights whose effects are asked for, the default all.
         :param coverage: least probability of a set, in (0, 1].
-        :param min_correlation: least absolute correlation of members, in [0, 1]. The default is
-            SuSiE's.
+        :param min_correlation: least absolute correlation of members, in [0, 1]; SuSiE's 0.5.
         :param kwargs: keyword arguments of the model.
-        :return: a DataFrame with one row per set, in the order of the weights: ``effect``, the
-            weight that the fit includes; ``members``, a tuple, the most probable first; ``size``;
-            ``probability`` that the set holds the effect, if there is one; ``purity``, the smallest
-            absolute correlation among its members; ``shares``, their probabilities. Weights are
-            numbered as they are indexed: 3, ``(0, 3)`` in a matrix, and ``("w", 3)`` in a model
-            with several sites.
+        :return: a DataFrame with one row per set: ``effect``, the weight that the fit includes;
+            ``members``, a tuple, the most probable first; ``size``; ``probability`` that the set
+            holds the effect, if there is one; ``purity``, the smallest absolute correlation among
+            its members; ``shares``, their probabilities. Weights are numbered as they are indexed:
+            3, ``(0, 3)`` in a matrix, and ``("w", 3)`` in a model with several sites.
         :raises ValueError: if the guide has blocks, the weights share spikes or do not multiply
-            columns of one design, there is no such site, the parameters are not those of the
-            model, or a number is outside its range.
+            columns of one design, or parameters, ``site`` or a number do not fit.
 
         **Example**
 

@@ -118,12 +118,11 @@ class Fit(NamedTuple):
 
 def best_of(climbs: Sequence[Iterator[Stage]]) -> Iterator[Stage]:
     """Run several starts up to their first comparable stage, then continue the best."""
-    heats: list[list[Stage]] = []
+    heats: list[list[Stage]] = [[] for _ in climbs]
     try:
-        for climb in climbs:
-            heats.append([])
+        for climb, heat in zip(climbs, heats, strict=True):
             for stage in climb:
-                heats[-1].append(stage)
+                heat.append(stage)
                 if stage.comparable:
                     break
     except KeyboardInterrupt:

@@ -22,12 +22,8 @@ MAX_SLOPES = 2**20
 
 
 class Slopes(NamedTuple):
-    """The slopes of a site.
-
-    - **shape** - the shape of the site, and a last axis for the weights.
-    - **axis** - the negative axis of the site that is the tasks, `None` if there is none.
-    - **own** - whether each task follows its own weights only.
-    """
+    """The shape of the slopes of a site, with a last axis for the weights; the negative axis of the
+    site that is the tasks; and whether each task follows its own weights only."""
 
     shape: tuple[int, ...]
     axis: int | None

@@ -67,7 +67,6 @@ def _start(
     power = jnp.mean((phi - prior.mean) ** 2, axis=1)
     used = jnp.any(posterior.weights.probs > 0, axis=0) & (from_tasks | (power > 0))
     alpha = (100 / jnp.where(power > 0, power, 1))[:, None] * jnp.ones_like(phi)
-    rounds = jnp.where(from_tasks, 1, 5)
 
     def with_step(posterior, step):
         return posterior._replace(functions=factors_of(posterior)._replace(step=step))
@@ -75,7 +74,7 @@ def _start(
     def update(posterior, terms):
         m = terms.m
         terms = choose(from_tasks, terms, Terms(m, alpha[m], alpha[m] * phi[m]))
-        updated = partial(update_plain, prior, terms=terms, rounds=rounds)
+        updated = partial(update_plain, prior, terms=terms, rounds=jnp.where(from_tasks, 1, 5))
         return jax.lax.cond(used[m], updated, lambda p: p, posterior)
 
     # values determine a kernel better than tasks with random weights: longer and more steps

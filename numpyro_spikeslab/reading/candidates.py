@@ -26,10 +26,7 @@ from numpyro_spikeslab.roles import NoiseRole
 
 
 def candidates(problem: Problem, proof: Proof, trace: dict[str, Any], joint: bool) -> list[Form]:
-    """List the forms that the probe is to confirm: tasks first, a plain design at last.
-
-    :param joint: whether it must be a plain design.
-    """
+    """List the forms that the probe is to confirm, a plain design at last; with ``joint`` alone."""
     plain = proof.plain
     parts, pairs = problem.program.shapes.observed[plain.likelihood], plain.pairs
     alone = joint or plain.groups or plain.family == OTHER

@@ -53,10 +53,7 @@ def put(inputs: dict[str, Any], new: dict[Key, Any]) -> dict[str, Any]:
 
 
 def sources_of_derivative(function: Callable, inputs: dict[str, Any], keys: list[Key]) -> Names:
-    """Find the inputs on which the derivative of a function along some inputs can depend.
-
-    :param function: takes the inputs as keyword arguments.
-    """
+    """Find the inputs on which the derivative of a function along some inputs can depend."""
 
     def slope(along, **inputs):
         return derivative(function, inputs, along)
@@ -72,10 +69,7 @@ def is_chain(run: Any, name: str) -> bool:
 
 
 def find_coefficients(problem: Problem, run: Any, trace: dict[str, Any]) -> CoefficientProof:
-    """Find the coefficients of a model.
-
-    :param run: the inputs on which each part of a run can depend.
-    """
+    """Find the coefficients of a model, by the inputs on which each part of a run can depend."""
     inputs, likelihood = problem.inputs, problem.form.likelihood
     names = [n for n in problem.form.others if _is_candidate(problem, run, trace[n], n)]
     if not names:

@@ -103,18 +103,14 @@ def by_site(
 
 
 class Standardised(NamedTuple):
-    """Coefficients as deviations from their prior means in units of the prior scales.
-
-    - **sites**, **shapes** - the sites, and their shapes by name.
-    - **prior** - their prior and current values.
-    """
+    """Sites of coefficients, their shapes by name, and their prior and current values."""
 
     sites: Sites
     shapes: dict[str, tuple[int, ...]]
     prior: NormalPrior
 
     def values(self, u: Float[Array, "Q C"]) -> dict[str, Any]:
-        """Return the values of the sites."""
+        """Return the values of the sites at deviations from the prior."""
         return by_site(self.sites, self.shapes, self.prior.origin + self.prior.scaled(u))
 
     def slopes(self, slopes: Float[Array, "Q C M"]) -> dict[str, Any]:
@@ -146,9 +142,7 @@ def standardised(sites: Sites, at: View, values: dict[str, Any]) -> Standardised
 class ColumnsWithout(NamedTuple):
     """The columns of a design and their residual, with coefficients integrated out.
 
-    - **standard**, **coefficients** - the coefficients, and their conditional.
-    - **design**, **residual** - N observations outside of the span of the covariates, then K in it.
-    - **basis** - of the span.
+    The N observations outside of the span of the covariates, then K in it.
     """
 
     standard: Standardised
@@ -161,10 +155,7 @@ class ColumnsWithout(NamedTuple):
         self, residual: Float[Array, " NK"], noise: Float[Array, "1 C"] | None = None
     ) -> tuple[dict[str, Any], Float[Array, " N"]]:
         """Return the coefficients at their conditional mean, or a draw by standard normal
-        ``noise``, and the residual.
-
-        :param residual: the residual at new weights.
-        """
+        ``noise``, and the residual, given that at new weights."""
         N = self.basis.shape[1]
         u, left = self.coefficients.given(residual[None, N:], noise)
         return self.standard.values(u), residual[:N] + left[0] @ self.basis
@@ -200,11 +191,7 @@ def columns_without(
 
 
 class TasksWithout(NamedTuple):
-    """Weights of tasks, with the coefficients of each task integrated out.
-
-    - **standard**, **coefficients** - the coefficients, and their conditional.
-    - **statistics** - sums over the observations.
-    """
+    """Weights of tasks, with the coefficients of each task integrated out."""
 
     standard: Standardised
     coefficients: Coefficients
@@ -233,8 +220,7 @@ class TasksWithout(NamedTuple):
         """Return the expected squared residuals.
 
         :param moments: means and variances of the weights.
-        :param u: deviations of the coefficients at the means of the weights.
-        :param slopes: of the deviations.
+        :param u: deviations of the coefficients at the means of the weights, and their slopes.
         """
         (mean, var), (J, E, e, *_), sums = moments, self.coefficients, self.statistics
         left = e - times(J, mean) - times(E, u)
@@ -254,7 +240,6 @@ def tasks_without(
     """Integrate the coefficients of tasks out.
 
     :param at: the model at these values and zero weights.
-    :param covariates: by the names of the sites.
     :param statistics: of the data, where they are constant.
     """
     statistics = statistics or statistics_at(sites, at, values, features, covariates)

@@ -47,12 +47,8 @@ class CoefficientSite(NamedTuple):
 
 
 def task_axis(site: dict[str, Any], slab: dict[str, Any], observed: Sequence[Any]) -> int | None:
-    """Return the negative axis of a site in the plate of the tasks, the first axis of the weights,
-    (Q, M). `None` unless the observations stand in this plate, too.
-
-    :param slab: the slabs of the weights.
-    :param observed: observed sites.
-    """
+    """Return the negative axis of a site in the plate of the tasks, the first axis of the slabs, if
+    the observed sites stand in this plate, too."""
     if jnp.ndim(slab["value"]) != 2:
         return None
     tasks = {frame.name for frame in slab["cond_indep_stack"] if frame.dim == -2}
@@ -128,7 +124,7 @@ class Form:
 
     @property
     def size(self) -> int:
-        """P, the number of weights."""
+        """The number of weights, P."""
         return sum(pair.size for pair in self.pairs)
 
     @property
@@ -153,7 +149,7 @@ class Form:
 
     @property
     def searched(self) -> bool:
-        """Whether some free sites have no maximum in closed form, given all else."""
+        """Whether some free sites have no closed maximum given all else."""
         return not set(self.free) <= set(self.coefficients)
 
     def roles_of(self, kind: type[Role]) -> tuple[Role, ...]:

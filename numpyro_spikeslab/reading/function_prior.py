@@ -23,13 +23,7 @@ Kernels = tuple[tuple[Kernel, ...], Int[Array, " M"]]
 
 
 class FunctionPrior(NamedTuple):
-    """Prior of M latent functions; theta are the logs of their kernels' parameters.
-
-    - **kernel** - their kernels.
-    - **mean** - prior means, (M, N).
-    - **parameters** - what the entries of theta are.
-    - **priors** - distributions of the sites of the kernels' parameters.
-    """
+    """Prior of M latent functions; theta are the logs of their kernels' parameters."""
 
     kernel: Kernels
     mean: Float[Array, "M N"]
@@ -109,9 +103,6 @@ def _differ_in_parameters(one: Template, other: Template) -> bool:
 class KnownFunctions(NamedTuple):
     """What is known of the latent functions that weights mix.
 
-    - **functions** - what defines them, for predictions at new inputs.
-    - **kernel** - their kernels.
-    - **mean** - their prior means, (M, N).
     - **fixed** - values of kernel parameters that the model conditions on.
     - **is_plain** - whether their prior is Gaussian, neither masked nor scaled.
     - **parents** - other sites than the kernels' parameters on which it depends.

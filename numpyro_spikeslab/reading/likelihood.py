@@ -39,7 +39,7 @@ class Gaussian(NamedTuple):
     - **value** - the observations.
     - **predictor**, **scale** - location and standard deviation of their distribution.
     - **count** - how often each counts: masks times ``handlers.scale``.
-    - **entries** - row and column of each observation in a table, if the site has this mark.
+    - **entries** - the mark of a sparse table: row and column of each observation.
     """
 
     value: Array

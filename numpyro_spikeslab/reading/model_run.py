@@ -43,16 +43,19 @@ class PairPrior(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The results of one run of a model that inference needs.
+    """The results of one run of a model that inference needs, by the names of its sites.
 
+<<<<<<< HEAD
     - **observed** - its observed sites of independent or Normal observations.
     - **fns** - distributions of those that are not Normal.
     - **pairs** - the priors of its pairs.
+=======
+    - **observed**, **pairs** - its observed Normal sites, and the priors of its pairs.
+>>>>>>> origin/main
     - **log_probs** - log density of every sample site, summed, but of the pairs' own.
     - **priors** - distributions of its other latent sites.
     - **constraints** - of its params, as far as they are pytrees, as NumPyro's own are.
-    - **functions** - arrays that define the prior of its latent functions: inputs, kernels, prior
-      means at the inputs and values of the sites of the kernels' parameters.
+    - **functions** - inputs, kernels, prior means and values of the kernels' parameters.
     """
 
     observed: dict[str, Gaussian]
@@ -90,9 +93,7 @@ def trace_generic(
     model: Any, args: tuple, kwargs: dict, user: str = "NumPyro"
 ) -> tuple[dict[str, Any], Program, tuple]:
     """Return a trace without values, and a program of generic values of latent sites and params.
-
-    :param user: who needs it, for a note to the error if the model does not run.
-    """
+    Errors get a note that ``user`` could not run the model."""
     trace: dict[str, Any] = {}
 
     def run():
@@ -107,9 +108,8 @@ def trace_generic(
     try:
         return (trace, *trace_program(run))
     except (AssertionError, TypeError, ValueError) as error:
-        are_sizes = any(x in str(error) for x in ("shape", "broadcast", "plate", "size"))
-        hint = " Do the sizes of its plates match its data?" if are_sizes else ""
-        error.add_note(f"{user} could not run the model.{hint}")
+        hint = "Do its arguments fit, and the sizes of its plates its data?"
+        error.add_note(f"{user} could not run the model. {hint}")
         raise
 
 
@@ -213,6 +213,7 @@ def _pair_prior(trace: dict[str, Any], pair: Pair) -> PairPrior:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Problem:
+<<<<<<< HEAD
     """A model with its data.
 
     - **form** - its description; static in compiled code, and so is the program.
@@ -221,6 +222,9 @@ class Problem:
     - **density** - the density of the observations given the predictor, if they are not Normal; see
       :class:`~numpyro_spikeslab.reading.predictor.Density`.
     """
+=======
+    """A model, as its description and its program, with its data, the constants."""
+>>>>>>> origin/main
 
     form: Form = field(metadata={"static": True})
     program: Program = field(metadata={"static": True})
@@ -241,8 +245,8 @@ class Problem:
     ) -> Any:
         """Run the model.
 
-        :param values: of ``form.others``, and of the functions unless they are zero.
-        :param weights: products of spikes and slabs, by the names of the pairs; zero by default.
+        :param values: of ``form.others``, and of the functions; these are zero by default.
+        :param weights: products of spikes and slabs; zero by default.
         :param parts: spikes and slabs, on which no result may depend; zero by default.
         :param of: takes a part of the :class:`Run`, and the rest is not computed.
         """

@@ -232,11 +232,16 @@ def family_of(problem: Problem) -> str:
     if sources - {Step("f")} != {"f"} or "f" in union(others):
         return OTHER
     # a function of the predictor alone, so numbers tell which
-    grid = jnp.resize(jnp.linspace(-4.0, 4.0, 41), f.shape)
-    ones = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), values)
-    got = computed(lambda: parameters(grid, values=ones)[0])
-    agree = (k for k, link in links.items() if np.allclose(got, link(grid), 1e-4, 1e-6))
-    return next(agree, OTHER)
+    grid = np.resize(np.linspace(-4.0, 4.0, 41, dtype=f.dtype), f.shape)
+    ones = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), values)
+
+    def agree():
+        got = parameters(grid, values=ones)[0]
+        return [jnp.allclose(got, link(grid), 1e-4, 1e-6) for link in links.values()]
+
+    return next(
+        (name for name, agrees in zip(links, computed(agree), strict=True) if agrees), OTHER
+    )
 
 
 def _with_mean(density: Program) -> Program:

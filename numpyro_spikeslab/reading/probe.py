@@ -63,13 +63,9 @@ class Verdict(NamedTuple):
 
 def directions(form: Form, shapes: dict[str, Any]) -> dict[str, Any]:
     """Draw random numbers along which linear maps are compared, by the names of flat weights, of
-    functions and of coefficients of tasks.
-
-    They are arguments of the probe, for XLA would take minutes to fold large constants, and
-    numpy's, for JAX's generator would take most of the time to compile.
-
-    :param shapes: of the latent sites.
-    """
+    functions and of coefficients of tasks, given shapes of the latent sites."""
+    # arguments of the probe, for XLA would take minutes to fold large constants, and numpy's, for
+    # JAX's generator would take most of the time to compile
     rng, dtype = np.random.default_rng(1), jnp.result_type(float)
     sizes: dict[str, Any] = {pair.name: pair.size for pair in form.pairs}
     if form.functions is not None:
@@ -84,9 +80,8 @@ def find_verdict(
     """Judge the form of a problem at generic values.
 
     :param along: from :func:`directions`.
-    :return: the verdict, and arrays as large as data or weights: the values of the other sites;
-        for each role, which entry of its site each weight or task takes; row and column of each
-        observation, if the form is that of entries of a table.
+    :return: the verdict, the values of the other sites, which entry of the site of each role each
+        weight or task takes, and row and column of each observation in a table of entries.
     """
     form, values = problem.form, generic(generic_data)
     run = problem.run(values)
@@ -167,26 +162,18 @@ def _judge_design(problem, values, counted, along) -> tuple[Any, tuple]:
 
 
 def agree(x: Any, y: Any, size: Any) -> Any:
-    """Whether two arrays agree to rounding, NaN with NaN.
-
-    :param size: sums of the absolute terms behind each entry, which set its tolerance. With one for
-        all, a code for a missing value would hide differences of other entries.
-    """
+    """Whether arrays agree to rounding, NaN with NaN, given the absolute terms of each entry."""
+    # with one tolerance for all, a code for a missing value would hide differences of other entries
     tolerance = 100.0 * jnp.finfo(x.dtype).eps * jnp.sqrt(len(x) + 1.0)
     close = jnp.isfinite(size) & (jnp.abs(x - y) <= tolerance * size)
     return jnp.all(close | (jnp.isnan(x) & jnp.isnan(y)))
 
 
-# Roles
-
-
 def _play(role: Role, problem: Problem, values: dict[str, Any]) -> tuple[Any, Any]:
     """Find which entry of a role's site each weight or task copies, and whether it is a copy.
-
-    The role's part is affine in the site. Its derivative along the numbers of the entries gives the
-    number of the copied entry; a random direction confirms the copy. Weights that do not use the
-    site get its size as index.
-    """
+    Weights that do not use the site get its size as index."""
+    # the role's part is affine in the site: its derivative along the numbers of the entries is the
+    # number of the copied entry, and a random direction confirms the copy
     site = values[role.site]
     shape, dtype, size = jnp.shape(site), jnp.result_type(site), max(jnp.size(site), 1)
     # not zero, so that a sum with another role's site shows
@@ -226,9 +213,6 @@ def _noise_by_column(
             touched |= by_entry < size
         result.append(index)
     return result, agrees & jnp.all(touched)
-
-
-# Tasks
 
 
 def _slope(problem: Problem, values: dict[str, Any], weights: Any, phi: Any = None) -> Any:

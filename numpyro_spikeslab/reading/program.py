@@ -73,10 +73,7 @@ class Program:
         return self.part(lambda result: result)(constants, *args)
 
     def part(self, of: Callable[[Any], Any]) -> Callable:
-        """Return the function that computes a part of the result, and nothing else.
-
-        :param of: takes the part, any tree of its leaves, from the result.
-        """
+        """Return the function that computes a part of the result, a tree of its leaves, alone."""
         needed, inputs, places, tree = self._needed(of)
         outputs = {place: k for k, place in enumerate(sorted(set(places)))}
 
@@ -129,10 +126,8 @@ _once = jax.jit(_run, static_argnums=0, compiler_options=RUN_ONCE)
 
 
 def compiled(function: Callable, *args: Any, once: bool = False) -> Any:
-    """Compute ``function(*args)``, compiled once for all calls that trace to the same program.
-
-    :param once: whether it runs so seldom that its compilation matters more.
-    """
+    """Compute ``function(*args)``, compiled once for all calls that trace to the same program, and
+    quickly if it runs ``once``."""
     program, constants = trace_program(function, *args)
     return (_once if once else _often)(program, constants, *args)
 

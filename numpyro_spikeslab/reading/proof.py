@@ -72,11 +72,12 @@ def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
     problem = replace(problem, form=replace(problem.form, likelihood=likelihood))
     family = NORMAL
     if is_normal(trace[likelihood]["fn"]):
+        _check_parts(problem, run, user)
         slopes = _prove_affine(problem, run, user)
     else:
         problem, family, slopes = _find_predictor(problem, trace, user)
         run = provenance(problem.run, **problem.inputs)
-    _check_parts(problem, run, user)
+        _check_parts(problem, run, user)
     design = names_of(slopes, "values")
     mixed = _find_mixed(problem, run, trace)
     coefficients = find_coefficients(problem, run, trace)
@@ -219,6 +220,7 @@ def _prove_affine(problem: Problem, run: Any, user: str) -> Names:
     return sources
 
 
+<<<<<<< HEAD
 def _slopes(problem: Problem, run: Any) -> tuple[list[str], Names]:
     """Return the weights in which the predictor is not affine, and the inputs on which its
     derivative in the weights can depend."""
@@ -233,6 +235,8 @@ def _slopes(problem: Problem, run: Any) -> tuple[list[str], Names]:
 # Roles
 
 
+=======
+>>>>>>> origin/main
 def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role, ...]:
     """Find the sites that are noise scales, inclusion probabilities or slab scales alone."""
     arrays = {kind: problem.part(run, kind.part) for kind in ROLES}
@@ -267,9 +271,6 @@ def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role]
     if is_chain(run, name) or len(kinds) != 1 or Step(key) in union(arrays[kinds[0]]):
         return None
     return None if key in union([parts.predictor, parts.count, *priors]) else kinds[0]
-
-
-# Latent functions
 
 
 def _find_mixed(problem: Problem, run: Any, trace: dict[str, Any]) -> str | None:

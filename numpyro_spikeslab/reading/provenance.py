@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which inputs of a function each result can depend on, read off its program: a proof, no sample.
 
-Sharper than :func:`numpyro.ops.provenance.eval_provenance`, where a result of a loop, a branch or a
-function with its own derivative depends on some of the inputs only.
+Sharper than :func:`numpyro.ops.provenance.eval_provenance` for loops, branches and functions with a
+derivative of their own.
 """
 
 from collections.abc import Callable

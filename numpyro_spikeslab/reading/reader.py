@@ -65,9 +65,8 @@ def from_data(function: Callable[[Any], Any]) -> Any:
 
 @dataclass(eq=False)
 class Reading:
-    """A model as it was read, and what depends on data alone.
+    """A model with its data, the problem, as it was read, and what depends on data alone.
 
-    - **problem** - the model with its data.
     - **indices** - which entry of each site with a role each weight or task takes.
     - **functions** - the latent functions that weights mix, or `None`.
     - **generic** - generic values of the other sites.
@@ -114,8 +113,7 @@ class Reading:
 
     @from_data
     def supports(self) -> dict[str, Any]:
-        """Supports of the free latent sites and constraints of the free params, which may depend on
-        data; `None` for a support that depends on other sites."""
+        """Supports of free sites and params, `None` for one that depends on other sites."""
         if not self.form.free:
             return {}
 
@@ -230,11 +228,8 @@ _NOTHING: tuple[Any, ...] = (None, None, None, None)
 
 
 class Reader:
-    """Reads a model once for each data set.
-
-    :param user: who reads, for the error messages.
-    :param joint: whether all features must be columns of one design, in one block.
-    """
+    """Reads a model once for each data set, for ``user``, whom errors name. With ``joint`` all
+    features are columns of one design, in one block."""
 
     def __init__(self, model: Any, user: str, joint: bool = False) -> None:
         self.model, self.user, self.joint = model, user, joint

@@ -25,10 +25,8 @@ FAMILIES: dict[str, tuple[type, ...]] = {
 
 
 class Pair(NamedTuple):
-    """The weights of one :func:`~numpyro_spikeslab.spike_slab`.
-
-    - **groups** - which spike each of the weights has, where several share one; else `None`.
-    """
+    """The weights of one :func:`~numpyro_spikeslab.spike_slab`; ``groups`` are the numbers of their
+    spikes, where weights share one."""
 
     name: str
     shape: tuple[int, ...]
@@ -95,10 +93,8 @@ def paired_sites(trace: dict[str, Any]) -> tuple[str, ...]:
 def find_pairs(
     trace: dict[str, Any], user: str, fixed: frozenset[str] = frozenset()
 ) -> tuple[Pair, ...]:
-    """Return the pairs of a trace, in order.
+    """Return the pairs of a trace, without ``fixed`` sites, whose values another kernel holds.
 
-    :param user: who needs them, for the error message.
-    :param fixed: names of sites whose values another kernel holds.
     :raises ValueError: if there is none or one is broken.
     """
     pairs: dict[str, dict[str, Any]] = {}
@@ -127,10 +123,7 @@ def find_pairs(
 def _pair_of(
     owner: str, sites: dict[str, dict[str, Any]], trace: dict[str, Any], user: str
 ) -> Pair:
-    """Make a pair of its two sites.
-
-    :raises ValueError: if they are not as spike_slab has made them.
-    """
+    """Make a pair of its two sites, or say why they are not as spike_slab has made them."""
 
     def broken(message, remedy):
         return ValueError(f"{user}: the pair {owner!r} is broken: {message}. {remedy}")

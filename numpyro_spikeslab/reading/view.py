@@ -39,8 +39,7 @@ class View(NamedTuple):
     - **log_density** - of all sites but the likelihood, the pairs, the functions they mix and those
       that have a role or belong to kernels, whose densities ``priors`` has.
     - **layout** - of L entries of a table, `None` where all of it is observed.
-    - **links** - for each coefficient, the derivatives of its prior mean in all coefficients;
-      `None` if all are zero.
+    - **links** - derivatives of prior means in coefficients, `None` if all are zero.
     """
 
     Y: Float[Array, "N Q"] | Float[Array, " L"]
@@ -67,9 +66,9 @@ def view(
     layout: Layout | None = None,
     stand_in: StandIn | None = None,
 ) -> View:
-    """Run the model at given values; see :meth:`Problem.run`.
+    """Run the model at given values.
 
-    :param layout: of the observations, if they are entries of a table.
+    :param layout: of the entries of a table.
     :param stand_in: for the density of observations that are not Normal.
     """
     form, run = problem.form, problem.run(values, weights)
@@ -97,9 +96,6 @@ def _links(problem: Problem, values: dict[str, Any]) -> Any:
         return {name: jnp.broadcast_to(priors[name].mean, x.shape) for name, x in new.items()}
 
     return jax.jacfwd(means)(start)
-
-
-# The design
 
 
 def linear_map(problem: Problem, values: dict[str, Any]) -> Any:

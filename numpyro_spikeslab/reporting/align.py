@@ -30,7 +30,7 @@ class Factors(NamedTuple):
     phi: Float[np.ndarray, "S M N"]
 
     def normalised(self) -> "Factors":
-        """Scale functions to length one, with the same products, to compare draws."""
+        """Scale functions to length one, with the same products."""
         length = np.linalg.norm(self.phi, axis=2, keepdims=True)
         return Factors(self.W * length, self.phi / np.where(length > 0, length, 1))
 
@@ -109,12 +109,11 @@ def align(
 ) -> xr.DataTree:
     """Give latent functions the same order and signs in all draws and chains.
 
-    A model such as :func:`~numpyro_spikeslab.models.mtmkl` does not identify the order and the
-    signs of its latent functions, so R-hat, means and intervals of weights or functions mean
-    nothing until the draws are aligned. Each draw gets the permutation and the signs that bring its
-    products ``w_m phi_m`` nearest to the reference. A function without weights in a draw takes a
-    remaining place and keeps its sign. The draws of one variational fit share their order, so all
-    get the permutation and the signs of their mean.
+    A posterior does not identify the order and the signs of latent functions, so R-hat, means and
+    intervals of weights or functions mean nothing until the draws are aligned. Each draw gets the
+    permutation and the signs that bring its products ``w_m phi_m`` nearest to the reference; those
+    of one variational fit, which share their order, get those of their mean. A function without
+    weights in a draw takes a remaining place and keeps its sign.
 
     Alignment cannot repair chains that have converged to different functions: look first at R-hat
     of :func:`invariants`. The functions must have equal priors, of mean zero. If variables such as
@@ -149,9 +148,8 @@ def align(
     draws = posterior(data)
     in_place = has_numbered_kernels(draws, functions)
     factors = factors_of(draws, weights, functions)
-    matched_draws = factors.mean() if is_one_fit(draws) else factors
     if reference is None:
-        target = strongest_first(centre(matched_draws, in_place), in_place)
+        target = strongest_first(centre(factors, in_place), in_place)
     else:
         target = as_one_draw(reference, draws, weights, functions)
     plate = arviz_data.function_plate(draws, weights, functions)
@@ -159,7 +157,7 @@ def align(
     shape = prod(sizes.values()) // sizes[plate], sizes[plate]
     order, sign = (
         xr.DataArray(np.broadcast_to(each, shape).reshape(list(sizes.values())), dims=list(sizes))
-        for each in match(matched_draws, target, in_place)
+        for each in match(factors, target, in_place)
     )
     flipped = {weights, f"{weights}_slab", functions, f"{functions}_new"}
     groups = data.to_dict()
@@ -174,20 +172,16 @@ def align(
     return xr.DataTree.from_dict(groups, name=data.name)
 
 
-def is_one_fit(draws: xr.Dataset) -> bool:
-    """Whether the draws are of one variational fit."""
-    return "chain" not in {*draws.dims, *draws.coords}
-
-
 def has_numbered_kernels(draws: xr.Dataset, functions: str) -> bool:
     """Whether some kernel parameters belong to one numbered function, such as ``phi_0_scale``."""
     return any(re.match(rf"{re.escape(functions)}_\d+_", str(name)) for name in draws.data_vars)
 
 
 def factors_of(draws: xr.Dataset, weights: str, functions: str) -> Factors:
-    """Return weights and functions of all draws, functions scaled to length one."""
+    """Return weights and functions of all draws, or the mean of a fit, of functions of length 1."""
     plate = arviz_data.function_plate(draws, weights, functions)
-    return Factors(rows(draws[weights], plate), rows(draws[functions], plate)).normalised()
+    factors = Factors(rows(draws[weights], plate), rows(draws[functions], plate)).normalised()
+    return factors if "chain" in {*draws.dims, *draws.coords} else factors.mean()
 
 
 def rows(values: xr.DataArray, plate: str) -> np.ndarray:
@@ -212,8 +206,6 @@ def as_one_draw(
     else:
         others = xr.Dataset(arviz_data.values_by_name(reference, like, names)).expand_dims("sample")
     factors = factors_of(others, weights, functions)
-    if is_one_fit(others):
-        return factors.mean()
     return centre(factors, has_numbered_kernels(others, functions))
 
 

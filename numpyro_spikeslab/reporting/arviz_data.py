@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of a spike-and-slab posterior in ArviZ data, of one method or of several.
+"""Variables of a spike-and-slab posterior in ArviZ data and their statistics, by ArviZ.
 
 A *pair* is a weight ``w`` of the ``posterior`` group with its indicator ``w_spike``. Markov chains
 have the dimensions ``(chain, draw)``, variational draws (from ``arviz_base.from_numpyro_svi``) the
@@ -10,6 +10,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
+import arviz_base
+import arviz_stats
 from jaxtyping import Int
 import numpy as np
 import pandas as pd
@@ -22,6 +24,11 @@ WEIGHTS, FUNCTIONS = "W", "phi"
 
 SETS = "credible_sets"
 """Prefix of the sample statistics with the credible sets of a fit."""
+
+RESERVED = ("summary", "ci_bound", "variable", "label")
+"""Dimensions of ArviZ's tables."""
+
+CHAIN_DIAGNOSTICS = ("ess_bulk", "ess_tail", "r_hat", "mcse_mean", "mcse_sd")
 
 Methods = Mapping[str, Any]
 
@@ -55,12 +62,14 @@ def sample_stats(data: xr.DataTree) -> xr.Dataset:
 
 
 def pairs(draws: xr.Dataset) -> list[str]:
-    """Return the names of the spike-and-slab weights, in the order of ``draws``."""
     return [str(name) for name in draws.data_vars if f"{name}_spike" in draws.data_vars]
 
 
 def select(
-    draws: xr.Dataset, var_names: str | Iterable[str] | None, default: Iterable[str] = ()
+    draws: xr.Dataset,
+    var_names: str | Iterable[str] | None,
+    default: Iterable[str] = (),
+    argument: str = "var_names",
 ) -> list[str]:
     """Return ``var_names``, or ``default`` for None, as a list of variables of ``draws``."""
     chosen = default if var_names is None else var_names
@@ -69,7 +78,7 @@ def select(
     if unknown or not names:
         expected = f"one or more of {sorted(map(str, draws.data_vars))}"
         remedy = "Correct the spelling, or collect the site when sampling."
-        raise bad("var_names", unknown or var_names, expected, remedy)
+        raise bad(argument, unknown or var_names, expected, remedy)
     return names
 
 
@@ -95,7 +104,7 @@ def is_grouped(draws: xr.Dataset, name: str) -> bool:
 
 
 def spike_draws(data: xr.DataTree, name: str) -> xr.DataArray:
-    """Return the draws of the indicator of the pair ``name``, shaped like its weight."""
+    """Return the draws of the indicator of a pair, shaped like its weight."""
     draws = posterior(data)
     if is_grouped(draws, name):
         return (draws[name] != 0).astype(float)
@@ -121,17 +130,13 @@ def mean(draws: xr.DataArray) -> xr.DataArray:
 
 
 def inclusion(data: xr.DataTree, name: str) -> xr.DataArray:
-    """Return the inclusion probabilities of a pair, shaped like its weight."""
     return mean(inclusion_draws(data, name))
 
 
 def function_plate(draws: xr.Dataset, weights: str, functions: str) -> str:
     """Return the dimension of the latent functions, the one plate shared with their weights."""
-    for argument, name in (("weights", weights), ("functions", functions)):
-        if name not in draws.data_vars:
-            expected = f"one of {sorted(map(str, draws.data_vars))}"
-            remedy = f"Name the variable of the {argument}, or collect the site when sampling."
-            raise bad(argument, repr(name), expected, remedy)
+    select(draws, weights, argument="weights")
+    select(draws, functions, argument="functions")
     W, phi = draws[weights], draws[functions]
     shared = [dim for dim in plates(W) if dim in phi.dims]
     if len(shared) != 1:
@@ -189,7 +194,6 @@ def check_reference(reference: str, methods: Methods) -> None:
 
 
 def check_pairs(methods: Methods, names: list[str], argument: str) -> None:
-    """Raise unless the variables are spike-and-slab weights of every method."""
     for method, tree in methods.items():
         weights = pairs(posterior(tree))
         if not set(names) <= set(weights):
@@ -269,3 +273,52 @@ def most_included(probs: Any, top: int | None) -> Int[np.ndarray, " K"]:
     if top is None:
         return np.arange(len(probs))
     return np.argsort(-np.asarray(probs, float), kind="stable")[:top]
+
+
+def is_constant(draws: xr.DataArray, dims: list[str]) -> xr.DataArray:
+    return draws.max(dims) == draws.min(dims)
+
+
+def statistics(draws: xr.Dataset) -> xr.Dataset:
+    """Compute ``arviz_stats.summary`` along a dimension ``summary``, NaN where no chain moves."""
+    check_plates(draws, RESERVED)
+    dims = sample_dims(draws)
+    kind = "all" if "chain" in dims else "stats"
+    with np.errstate(divide="ignore", invalid="ignore"):
+        table = arviz_stats.summary(
+            draws, sample_dims=dims, kind=kind, fmt="xarray", round_to="none"
+        )
+    if "chain" in dims:
+        # ArviZ reports all draws as effective there, or an R-hat of 1e15
+        for name, values in draws.data_vars.items():
+            still = is_constant(values, ["draw"]).all("chain")
+            table[name] = table[name].where(~(still & table["summary"].isin(CHAIN_DIAGNOSTICS)))
+    return table
+
+
+def inclusion_statistics(data: xr.DataTree, name: str) -> xr.DataArray:
+    """Compute the inclusion probability of a pair with its Monte Carlo diagnostics."""
+    draws = inclusion_draws(data, name)
+    dims = sample_dims(draws)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mcse = arviz_stats.mcse(draws, sample_dims=dims, method="mean")
+    # draws that are all 0 or all 1 do not show how rare the other value is
+    unknown = is_constant(draws, dims) & draws.isin([0, 1]).all(dims)
+    rows = {"inclusion": mean(draws), "mcse_inclusion": mcse.where(~unknown)}
+    if "chain" in dims:
+        rows["flips"] = abs(spike_draws(data, name).diff("draw")).sum("draw").mean("chain")
+        spread = draws.mean("draw").std("chain", ddof=1) if draws.sizes["chain"] > 1 else np.nan
+        rows["between_chain_sd"] = xr.zeros_like(rows["inclusion"]) + spread
+    return xr.concat(rows.values(), "summary").assign_coords(summary=list(rows))
+
+
+def to_frame(values: xr.DataArray, dim: str = "summary") -> pd.DataFrame:
+    """Return a column per element, labelled as in ArviZ, and a row per label of ``dim``."""
+    return arviz_base.dataset_to_dataframe(values.to_dataset(), sample_dims=[dim])
+
+
+def mean_and_interval(draws: xr.DataArray) -> list[xr.DataArray]:
+    """Compute the mean and the ends of the interval with ``rcParams["stats.ci_prob"]``."""
+    prob: Any = arviz_base.rcParams["stats.ci_prob"]
+    ends = arviz_stats.eti(draws, prob=prob, dim=sample_dims(draws))
+    return [mean(draws), *(ends.sel(ci_bound=end, drop=True) for end in ("lower", "upper"))]

@@ -13,7 +13,6 @@ from numpyro_spikeslab.algebra.correlation import COVERAGE, MIN_CORRELATION, twi
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import SETS, pairs, plates, posterior
-from numpyro_spikeslab.reporting.stats import to_frame
 from numpyro_spikeslab.table_checks import as_numbers
 
 MORE_OFTEN = 1.5
@@ -45,9 +44,9 @@ def credible_sets(
     columns of one effect take turns. Sets are disjoint. An effect that no correlated columns
     explain has no set.
 
-    The draws must mix: chains that stay in one mode each cannot distinguish the columns of one
-    effect from those of another. For a factorised fit, whose draws give sets that are too small,
-    see :meth:`PairedGuide.credible_sets() <numpyro_spikeslab.PairedGuide.credible_sets>`.
+    Chains must mix to distinguish the columns of one effect from those of another. For a factorised
+    fit, whose draws give sets that are too small, see :meth:`PairedGuide.credible_sets()
+    <numpyro_spikeslab.PairedGuide.credible_sets>`.
 
     :param data: ArviZ data of Markov chains or variational draws.
     :param var_name: a spike-and-slab weight with one plate.
@@ -95,12 +94,9 @@ def flat_spikes(data: xr.DataTree, name: str) -> xr.DataArray:
     """Return the indicators of P weights in all D draws, (D, P)."""
     draws = posterior(data)
     arviz_data.select(draws, name)
-    if (
-        name not in pairs(draws)
-        or arviz_data.is_grouped(draws, name)
-        or len(plates(draws[name])) != 1
-    ):
-        got = f"{name!r} with the dimensions {plates(draws[name])}"
+    dims = plates(draws[name])
+    if name not in pairs(draws) or arviz_data.is_grouped(draws, name) or len(dims) != 1:
+        got = f"{name!r} with the dimensions {dims}"
         expected = f"one of {pairs(draws)} with a spike for each column of X"
         remedy = "Choose one task, with `sel` of xarray, or look at the spikes of groups."
         raise bad("var_name", got, expected, remedy)
@@ -180,9 +176,8 @@ def alternatives(data: xr.DataTree) -> dict[str, str] | None:
     names = [name for name in pairs(posterior(data)) if f"{SETS}.{name}" in stats]
     if not names or not stats.sizes["set"]:
         return {} if names else None
-    frame = pd.concat(
-        [to_frame(stats[f"{SETS}.{name}"].rename(name), "set") for name in names], axis=1
-    )
+    frames = [arviz_data.to_frame(stats[f"{SETS}.{name}"].rename(name), "set") for name in names]
+    frame = pd.concat(frames, axis=1)
     # NaN marks columns outside of a set; a member may have the probability 0
     shares, labels = frame.to_numpy(), frame.columns
     others = {}

@@ -16,7 +16,6 @@ from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import FUNCTIONS, WEIGHTS, Methods, plates, posterior
 from numpyro_spikeslab.reporting.pictures import GREY, LITERAL, add_legend, panels
-from numpyro_spikeslab.reporting.stats import mean_and_interval
 
 GROUPS = ("posterior_predictive", "predictions", "posterior")
 """Groups with a fitted variable, the first that has it."""
@@ -123,7 +122,7 @@ def fit_of(fit: Any, method: str, var_name: str, like: xr.DataArray) -> list[xr.
         if "task" in draws.dims:
             draws = draws.transpose(..., "task")
         draws = draws.rename(dict(zip(plates(draws), ("point", "task"), strict=False)))
-        parts = mean_and_interval(draws)
+        parts = arviz_data.mean_and_interval(draws)
     what = f"data, the fit {method!r} at the inputs X or X_new"
     return [arviz_data.matched(what, part, like) for part in parts]
 
@@ -171,7 +170,7 @@ def plot_latent_functions(
     fits, labels = {}, first[plate].values
     for name, each in draws.items():
         arviz_data.check_finite(each[functions])
-        fits[name] = mean_and_interval(each[functions].transpose(..., *dims))
+        fits[name] = arviz_data.mean_and_interval(each[functions].transpose(..., *dims))
     if active_only:
         shares = [arviz_data.mean(each[weights] != 0) for each in draws.values()]
         is_active = [share.max(plates(share, without=plate)).values > 0.5 for share in shares]

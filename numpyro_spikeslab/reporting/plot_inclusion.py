@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures of inclusion probabilities: of all weights, and of tasks by functions."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 
 from arviz_plots import PlotCollection
@@ -13,7 +13,6 @@ from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data, pictures
 from numpyro_spikeslab.reporting.arviz_data import WEIGHTS, Methods, inclusion, posterior
 from numpyro_spikeslab.reporting.pictures import GREY, LETTER, LITERAL, MAX_HEIGHT, ROW, label_ticks
-from numpyro_spikeslab.reporting.stats import inclusion_statistics
 
 WIDTH, INDEX_WIDTH, INDEX_HEIGHT = 5.5, 8.0, 3.2
 """Inches of a panel with rows, to which the labels are added, and of one along the index."""
@@ -102,7 +101,9 @@ def plot_inclusion(
 def table_of(methods: Methods, name: str, reference: xr.DataArray | float) -> xr.DataArray:
     """Return inclusion, its Monte Carlo error and the reference, by method and element."""
     rows = ["inclusion", "mcse_inclusion"]
-    parts = (inclusion_statistics(tree, name).sel(summary=rows) for tree in methods.values())
+    parts = (
+        arviz_data.inclusion_statistics(tree, name).sel(summary=rows) for tree in methods.values()
+    )
     table = arviz_data.by_method(parts, methods)
     ticks = (xr.zeros_like(table.isel(summary=0)) + reference).assign_coords(summary="reference")
     table = xr.concat([table, ticks], "summary").transpose("summary", "model", ...)
@@ -128,9 +129,11 @@ def top_rows(table: xr.DataArray, top: int | None) -> xr.DataArray:
     return xr.concat([table[..., order], largest], dim)
 
 
-def shifts(table: xr.DataArray, gap: float) -> np.ndarray:
-    """Return shifts of the marks of several methods, which are beside each other."""
-    return gap * np.linspace(-1, 1, table.sizes["model"] + 2)[1:-1]
+def points(table: xr.DataArray, gap: float) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield each method with its probabilities and their places, which are beside each other."""
+    shifts = gap * np.linspace(-1, 1, table.sizes["model"] + 2)[1:-1]
+    for method, probs, shift in zip(table["model"].values, table.values[0], shifts, strict=True):
+        yield str(method), probs, np.arange(len(probs)) + shift
 
 
 def in_rows(tables: Mapping[str, xr.DataArray], threshold: float, row: float) -> PlotCollection:
@@ -147,10 +150,8 @@ def in_rows(tables: Mapping[str, xr.DataArray], threshold: float, row: float) ->
         inclusion, errors, reference = table.values
         bars = np.stack([inclusion.clip(max=2 * errors), (1 - inclusion).clip(max=2 * errors)], 1)
         style = {"fmt": "o", "markersize": 4, "elinewidth": 1}
-        for method, p, bar, shift in zip(
-            table["model"].values, inclusion, bars, shifts(table, 0.75), strict=True
-        ):
-            axes.errorbar(p, places + shift, xerr=bar, label=method, **style)
+        for bar, (method, probs, y) in zip(bars, points(table, 0.75), strict=True):
+            axes.errorbar(probs, y, xerr=bar, label=method, **style)
         axes.scatter(reference[0], places, marker="|", **TICK)
         axes.axvline(threshold, **THRESHOLD)
         axes.grid(axis="y", color="#e5e5e5")
@@ -172,12 +173,9 @@ def along_index(tables: Mapping[str, xr.DataArray], threshold: float) -> PlotCol
     picture = pictures.panels(xr.Dataset(tables), "__variable__", 1, size, sharex=False)
     for name, table in tables.items():
         axes, places = picture.get_target(name, {}), np.arange(table.shape[-1])
-        inclusion, _, (reference, *_) = table.values
-        gap = NAME / INDEX_WIDTH * len(places)
-        for method, p, shift in zip(
-            table["model"].values, inclusion, shifts(table, gap), strict=True
-        ):
-            axes.plot(places + shift, p, "o", markersize=4, label=method)
+        for method, probs, x in points(table, NAME / INDEX_WIDTH * len(places)):
+            axes.plot(x, probs, "o", markersize=4, label=method)
+        reference = table.values[2, 0]
         axes.scatter(places, np.where(reference > threshold, reference, np.nan), marker="_", **TICK)
         axes.axhline(threshold, **THRESHOLD)
         for place, label in names[name].items():
@@ -195,8 +193,8 @@ def names_above(table: xr.DataArray, threshold: float) -> dict[int, str]:
     highest = table.sel(summary=["inclusion", "reference"]).max(["summary", "model"]).values
     labels, gap = table[table.dims[-1]].values, NAME / INDEX_WIDTH * len(highest)
     names: dict[int, str] = {}
-    for place in arviz_data.most_included(highest, max(1, int(np.sum(highest > threshold)))):
-        if highest[place] > threshold and all(abs(place - other) >= gap for other in names):
+    for place in arviz_data.most_included(highest, int(np.sum(highest > threshold))):
+        if all(abs(place - other) >= gap for other in names):
             names[int(place)] = str(labels[place])
     return names
 

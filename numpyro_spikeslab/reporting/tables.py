@@ -12,7 +12,6 @@ from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import inclusion, mean, pairs, plates, posterior
 from numpyro_spikeslab.reporting.credible_sets import alternatives
-from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics, to_frame
 from numpyro_spikeslab.reporting.variational import k_hat
 
 FIRST = ["mean", "sd", "inclusion", "mcse_inclusion"]
@@ -75,19 +74,17 @@ def summary(
     names = arviz_data.select(draws, var_names, [str(name) for name in draws if name not in parts])
     coords = coords or {}
     check_coords(coords, draws[names])
-    table = statistics(selected(draws[names], coords))
+    table = arviz_data.statistics(selected(draws[names], coords))
     frames = []
     for name in names:  # one by one: labels are wrong if dimensions are in different orders
         values = table[name]
         if name in weights:
-            inclusions = inclusion_statistics(data, name).to_dataset(name=name)
+            inclusions = arviz_data.inclusion_statistics(data, name).to_dataset(name=name)
             values = xr.concat([values, selected(inclusions, coords)[name]], "summary")
-        frame = to_frame(values).T
-        frames.append(
-            frame.iloc[arviz_data.most_included(frame["inclusion"], top)]
-            if name in weights
-            else frame
-        )
+        frame = arviz_data.to_frame(values).T
+        if name in weights:
+            frame = frame.iloc[arviz_data.most_included(frame["inclusion"], top)]
+        frames.append(frame)
     frame = pd.concat(frames)
     others = alternatives(data) if set(names) & set(weights) else None
     if others is not None:
@@ -101,7 +98,6 @@ def summary(
 
 
 def check_coords(coords: Mapping[Hashable, Any], draws: xr.Dataset) -> None:
-    """Raise if a name is not a plate of the draws."""
     names = {plate for values in draws.values() for plate in plates(values)}
     unknown = sorted(map(str, set(coords) - names))
     if unknown:
@@ -110,7 +106,6 @@ def check_coords(coords: Mapping[Hashable, Any], draws: xr.Dataset) -> None:
 
 
 def selected(draws: xr.Dataset, coords: Mapping[Hashable, Any]) -> xr.Dataset:
-    """Select the elements with these labels."""
     labels = {
         dim: labels if isinstance(labels, slice) else np.atleast_1d(labels)
         for dim, labels in coords.items()
@@ -188,7 +183,8 @@ def worst(draws: xr.Dataset) -> dict[str, float]:
     """Compute the smallest effective sample size and the largest R-hat, or NaN."""
     if "chain" not in draws.dims or any(values.isnull().any() for values in draws.values()):
         return {"min_ess": np.nan, "max_r_hat": np.nan}
-    frame = pd.concat([to_frame(values).T for values in statistics(draws).values()])
+    frames = [arviz_data.to_frame(values) for values in arviz_data.statistics(draws).values()]
+    frame = pd.concat(frames, axis=1).T
     return {"min_ess": frame["ess_bulk"].min(), "max_r_hat": frame["r_hat"].max()}
 
 

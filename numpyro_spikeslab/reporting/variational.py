@@ -76,7 +76,7 @@ def add_variational_stats(
             repeated = xr.zeros_like(draws[name]) + np.asarray(probs)
             stats[f"inclusion_probabilities.{name}"] = repeated
     bound = ratios.mean()
-    # CAVI evaluates the bound itself; SVI a random estimate, also of models that nobody can read
+    # CAVI evaluates the bound itself, SVI a random estimate, of more models
     if type(svi).evaluate is not SVI.evaluate:
         bound = -svi.evaluate(svi_result.state, *model_args, **kwargs)
         if hasattr(svi.guide, "set_shares"):

@@ -109,12 +109,6 @@ def test_jitter_makes_singular_covariances_safe(precision, scale):
         assert jnp.all(jnp.isfinite(covariance.draw(random.key(0))))
 
 
-def test_diagonal_covariances_need_no_jitter():
-    zero = Diagonal(jnp.zeros(3))
-    assert zero.jittered() is zero
-    np.testing.assert_array_equal(zero.draw(random.key(0)), np.zeros(3))
-
-
 def test_variances_that_sites_leave_whether_missing_weak_or_strong(precision):
     x = np.linspace(0, 10, 40)
     K = 3.0 * np.exp(-0.5 * (x[:, None] - x) ** 2) + 1e-3 * np.eye(x.size)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conditional of a latent function against dense algebra."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -131,8 +133,8 @@ def test_sites_of_many_tasks_are_right_in_both_precisions(precision, name, level
     alpha = level * rng.uniform(0.3, 3.0, size)
     alpha[[3, 5, 9]] = 0.0, 1e-3, 1.0
     alpha = in_precision(alpha)
-    truth = np.linalg.cholesky(K) @ rng.normal(size=size)
-    h = in_precision(alpha * truth + np.sqrt(alpha) * rng.normal(size=size))
+    phi = np.linalg.cholesky(K) @ rng.normal(size=size)
+    h = in_precision(alpha * phi + np.sqrt(alpha) * rng.normal(size=size))
     q = gp.condition(covariance, jnp.asarray(alpha), jnp.asarray(h))
     evidence, _ = gp.log_evidence(covariance, jnp.asarray(alpha), jnp.asarray(h))
     mean, Sigma, log_f, kl = truth(K, alpha, h, np.zeros(size))
@@ -151,8 +153,7 @@ def test_sites_of_many_tasks_are_right_in_both_precisions(precision, name, level
 def test_without_observations_a_function_stays_at_its_prior(name):
     covariance, zero, mu = COVARIANCES[name](), jnp.zeros(N), jnp.linspace(-1, 1, N)
     q = gp.condition(covariance, zero, zero, mu)
-    np.testing.assert_allclose(q.mean, mu)
-    np.testing.assert_allclose(q.variance, covariance.diagonal())
+    np.testing.assert_allclose([q.mean, q.variance], [mu, covariance.diagonal()])
     assert q.kl == 0 and gp.log_evidence(covariance, zero, zero, mu)[0] == 0
 
 
@@ -210,20 +211,18 @@ def priors(kind, scale, old, new):
     return of(old), of(inputs), stationary(kind, scale, inputs, inputs)
 
 
+SIZES = product(("smooth", "rough", "state space"), (1e-2, 1.0, 20.0, 1e3), ((120, 50), (3, 40)))
+
+
 @pytest.mark.parametrize(
-    ("kind", "scale", "old_size", "new_size"),
+    ("kind", "scale", "sizes"),
     [
-        ("smooth", 1.0, 120, 50),
-        *(
-            pytest.param(kind, scale, *sizes, marks=pytest.mark.slow)
-            for kind in ("smooth", "rough", "state space")
-            for scale in (1e-2, 1.0, 20.0, 1e3)
-            for sizes in ((120, 50), (3, 40))
-        ),
+        ("smooth", 1.0, (120, 50)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in SIZES),
     ],
 )
-def test_functions_at_new_inputs_have_the_dense_formula(precision, kind, scale, old_size, new_size):
-    rng = np.random.default_rng(0)
+def test_functions_at_new_inputs_have_the_dense_formula(precision, kind, scale, sizes):
+    rng, (old_size, new_size) = np.random.default_rng(0), sizes
     old = in_precision(rng.uniform(0.0, 10.0, old_size))
     # in the range, outside of it, and equal to old ones
     new = in_precision(np.concatenate([rng.uniform(-2.0, 12.0, new_size - 2), old[:2]]))

@@ -41,8 +41,7 @@ def responses(num_tasks: int = Q) -> np.ndarray:
 
 def with_gaps(Y: np.ndarray) -> np.ndarray:
     Y = Y.copy()
-    Y[2:6, 1] = np.nan
-    Y[9, 0] = np.nan
+    Y[[2, 3, 4, 5, 9], [1, 1, 1, 1, 0]] = np.nan
     return Y
 
 
@@ -63,16 +62,8 @@ def white(num_steps: int, prior: str = "weak") -> Problem:
 
 
 def hand_written(
-    X: Any,
-    Y: Any = None,
-    *,
-    slab: tuple[int, ...] | None = None,
-    inclusion: tuple[int, ...] | None = None,
-    noise: Any = dist.HalfNormal,
-    varies: bool = False,
-    shifted: bool = False,
-    counts: Any = 1.0,
-) -> None:
+    X, Y=None, slab=None, inclusion=None, noise=dist.HalfNormal, varies=False, shifts=False, count=1
+):
     """Tasks as rows, which `mtmkl` has as columns.
 
     Latent slab scales and inclusion probabilities have these shapes; else they are 1 and 0.4.
@@ -89,13 +80,13 @@ def hand_written(
         with latent:
             W = nss.spike_slab("W", pi, scale)
         sigma = numpyro.sample("noise", noise())
-        if shifted:
+        if shifts:
             shift = numpyro.sample("intercept", dist.Normal(0.0, 10.0))
             # a copy, because JAX remembers in which precision it has first seen an array of numpy
             shift += numpyro.sample("slope", dist.Normal(0.0, 10.0)) * np.array(COVARIATE)
         if varies:
             sigma *= jnp.linspace(0.5, 1.5, N)
-        with numpyro.plate("point", N, dim=-1), handlers.scale(scale=counts):
+        with numpyro.plate("point", N, dim=-1), handlers.scale(scale=count):
             numpyro.sample("Y", dist.Normal(shift + W @ phi, sigma), obs=Y)
 
 
@@ -160,10 +151,10 @@ COUNTS = np.random.default_rng(2).uniform(0.2, 2.0, (Q, N))
 MODELS: dict[str, Callable[[], Model]] = {
     "missing entries": lambda: columns([SMOOTH] * M, Y=with_gaps(responses())),
     "intercepts, a covariate and Exponential noise": lambda: rows(
-        np.array([3.0, 0.0, -2.0]), shifted=True, noise=partial(dist.Exponential, 2.0)
+        np.array([3.0, 0.0, -2.0]), shifts=True, noise=partial(dist.Exponential, 2.0)
     ),
     "noise that varies along tasks": lambda: rows(varies=True),
-    "counts of observations": lambda: rows(counts=COUNTS),
+    "counts of observations": lambda: rows(count=COUNTS),
     "a slab scale of each weight": lambda: rows(slab=(Q, M)),
     "a slab scale of each function": lambda: rows(slab=(M,)),
     "an inclusion of each task": lambda: rows(slab=(), inclusion=(Q, 1)),

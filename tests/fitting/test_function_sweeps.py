@@ -78,7 +78,7 @@ def test_plain_sweeps_visit_one_function_after_the_other_in_any_blocks(size, mon
 def one_by_one(fit: Problem):
     """A sweep with products of the functions: each function, then its own weights if functions are
     white, else all."""
-    base, num_functions = fit.at, len(fit.functions.kl)
+    base, order = fit.at, jnp.arange(len(fit.functions.kl))
 
     def pass_weights(posterior, order):
         at = with_roles(fit.spec, fit.data, base, posterior.values)
@@ -92,19 +92,17 @@ def one_by_one(fit: Problem):
         terms = terms_of(at, posterior, m)
         posterior = update_with_scale(fit.spec, fit.prior, at, posterior, terms)
         if not fit.spec.white:
-            new = pass_weights(posterior, jnp.arange(num_functions))
-        else:
-            # a pass in which this function is the first
-            new = pass_weights(posterior, jnp.roll(jnp.arange(num_functions), -m))
-            new = jax.tree.map(lambda x, y: x.at[:, m].set(y[:, 0]), posterior.weights, new)
+            return posterior._replace(weights=pass_weights(posterior, order))
+        # a pass in which this function is the first
+        new = pass_weights(posterior, jnp.roll(order, -m))
+        new = jax.tree.map(lambda x, y: x.at[:, m].set(y[:, 0]), posterior.weights, new)
         return posterior._replace(weights=new)
 
     posterior = fit.posterior
-    for m in range(num_functions):
-        posterior = visit(posterior, jnp.array(m))
+    for m in order:
+        posterior = visit(posterior, m)
     for _ in range(0 if fit.spec.white else LAST_PASSES):
-        new = pass_weights(posterior, jnp.arange(num_functions))
-        posterior = posterior._replace(weights=new)
+        posterior = posterior._replace(weights=pass_weights(posterior, order))
     return posterior
 
 

@@ -177,16 +177,6 @@ def test_long_series_need_no_matrices():
     assert np.std(drawn["f"] - truth) < 0.15
 
 
-@pytest.mark.slow
-def test_nearly_singular_covariances_give_no_nan():
-    """Repeated inputs, and a length scale beyond all distances."""
-    repeated = np.repeat(X[::2], 2)
-    svi = cavi(nss.models.mtmkl([kernels.ExpSquared(1e4), np.ones((N, N)), kernels.Constant(1.0)]))
-    result = svi.run(KEY, 15, repeated, Y, progress_bar=False)
-    assert np.all(np.isfinite(result.losses))
-    assert all(np.all(np.isfinite(x)) for x in result.params.values())
-
-
 def test_parameters_of_other_data_are_refused():
     guide = nss.PairedGuide(nss.models.mtmkl([SMOOTH] * 2))
     params = first_params(guide, X, FULL)

@@ -115,16 +115,10 @@ def test_random_keys_are_constants_like_others():
         key = random.key(seed)
         return compiled(lambda x: x + random.normal(key, (P,)), jnp.zeros(P))
 
-    first, second, third = draw(0), draw(1), draw(0)
-    assert np.array_equal(first, third) and not np.array_equal(first, second)
-
-
-def test_the_same_program_of_other_data_compiles_nothing():
-    first = compiled(closing_over(X.T), jnp.ones(P))
+    first = draw(0)
     with compilations() as names:
-        second = compiled(closing_over(np.ascontiguousarray(3 * X.T)), jnp.ones(P))
+        assert not np.array_equal(first, draw(1)) and np.array_equal(first, draw(0))
     assert names == []
-    np.testing.assert_allclose(second, 3 * first)
 
 
 def test_fingerprints_are_compared_by_content():

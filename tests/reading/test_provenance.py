@@ -100,11 +100,9 @@ CASES: dict[str, tuple[Callable, Any]] = {
     ),
     "cond": (branched, ("abc", "ab", "")),
     "while": (looped, ("abc", "ab")),
-    "fori": (lambda a, b, c: lax.fori_loop(0, 3, lambda k, x: x + b[k], a), "ab"),
     "where": (lambda a, b, c: (jnp.where(a > 0, b, 1.0), jnp.where(a > 0, b, c)), ("ab", "abc")),
     "sort by two": (lambda a, b, c: lax.sort((a, b, c), num_keys=2), ("ab", "ab", "abc")),
     "checkpoint": (lambda a, b, c: (jax.checkpoint(jnp.sin)(a), b), ("a", "b")),
-    "linear solve": (lambda a, b, c: (jnp.linalg.solve(jnp.diag(a), b), c), ("ab", "c")),
 }
 
 

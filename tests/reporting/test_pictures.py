@@ -2,19 +2,19 @@
 """Values and labels in the pictures."""
 
 import arviz_base
-from drawn import (
+from known_draws import (
     chains,
     edges_of,
     labelled,
     legend_of,
     many,
     of_tasks,
+    pair,
     points_and_bars,
     tick_labels,
     ticks,
     variational,
 )
-from known_draws import pair
 import numpy as np
 import pandas as pd
 import pytest
@@ -46,9 +46,6 @@ def test_rows_have_points_bars_and_labels():
     assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first on top
     assert axes.get_ylabel() == "w" and axes.get_xlabel() == "inclusion probability"
     assert not picture.viz["figure"].item().legends
-
-
-def test_bars_begin_at_zero():
     rare = np.zeros((2, 100, 1), int)
     rare[0, 50] = 1
     _, bars = points_and_bars(nss.plot_inclusion(pair(rare)).get_target("w", {}))

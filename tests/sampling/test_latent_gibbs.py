@@ -358,7 +358,6 @@ def grouped_model(X, Y=None):
 
 
 HELD = WEIGHTS | {"noise": jnp.ones(Q), "slab_scale": 1.0, "inclusion": 0.5}
-PHI = {"phi": jnp.ones((M, N))}
 IMPROPER = dist.ImproperUniform(dist.constraints.positive, (M,), ())
 REFUSALS = {
     # the model, the sites that other blocks hold, the message
