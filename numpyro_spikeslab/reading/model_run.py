@@ -45,13 +45,9 @@ class PairPrior(NamedTuple):
 class Run(NamedTuple):
     """The results of one run of a model that inference needs, by the names of its sites.
 
-<<<<<<< HEAD
-    - **observed** - its observed sites of independent or Normal observations.
-    - **fns** - distributions of those that are not Normal.
+    - **observed**, **fns** - its observed sites of Normal or independent observations, and the
+      distributions of those that are not Normal.
     - **pairs** - the priors of its pairs.
-=======
-    - **observed**, **pairs** - its observed Normal sites, and the priors of its pairs.
->>>>>>> origin/main
     - **log_probs** - log density of every sample site, summed, but of the pairs' own.
     - **priors** - distributions of its other latent sites.
     - **constraints** - of its params, as far as they are pytrees, as NumPyro's own are.
@@ -213,18 +209,11 @@ def _pair_prior(trace: dict[str, Any], pair: Pair) -> PairPrior:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Problem:
-<<<<<<< HEAD
-    """A model with its data.
+    """A model, as its description and its program, with its data, the constants.
 
-    - **form** - its description; static in compiled code, and so is the program.
-    - **program** - from :func:`program_of`.
-    - **constants** - the data.
-    - **density** - the density of the observations given the predictor, if they are not Normal; see
+    - **density** - of observations that are not Normal, given the predictor; see
       :class:`~numpyro_spikeslab.reading.predictor.Density`.
     """
-=======
-    """A model, as its description and its program, with its data, the constants."""
->>>>>>> origin/main
 
     form: Form = field(metadata={"static": True})
     program: Program = field(metadata={"static": True})

@@ -220,7 +220,6 @@ def _prove_affine(problem: Problem, run: Any, user: str) -> Names:
     return sources
 
 
-<<<<<<< HEAD
 def _slopes(problem: Problem, run: Any) -> tuple[list[str], Names]:
     """Return the weights in which the predictor is not affine, and the inputs on which its
     derivative in the weights can depend."""
@@ -235,8 +234,6 @@ def _slopes(problem: Problem, run: Any) -> tuple[list[str], Names]:
 # Roles
 
 
-=======
->>>>>>> origin/main
 def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role, ...]:
     """Find the sites that are noise scales, inclusion probabilities or slab scales alone."""
     arrays = {kind: problem.part(run, kind.part) for kind in ROLES}
