@@ -227,8 +227,8 @@ def test_kernels_of_several_inputs_are_covariances(x64, name):
         made([kernels.Exp(1.0), kernel], X)
 
 
-@pytest.mark.parametrize("kernel", [kernels.Matern32(2.0), kernels.Cosine(2.0)])
-def test_a_line_is_one_dimension(kernel):
+def test_a_line_is_one_dimension():
     x = np.arange(5.0)
     for columns in ([x], [x, np.ones(5)], [x, 2 * x - 1]):
-        assert made([kernel], np.stack(columns, axis=1)).num_inputs == 5
+        for kernel in (kernels.Matern32(2.0), kernels.Cosine(2.0)):
+            assert made([kernel], np.stack(columns, axis=1)).num_inputs == 5

@@ -193,11 +193,6 @@ def test_the_distribution_is_an_atom_and_a_normal(x64, inclusion, scale, loc):
     np.testing.assert_array_equal(prior.icdf(np.array([0.0, 1.0])), [-np.inf, np.inf])
 
 
-def test_the_last_quantile_is_infinite_however_rare_the_slab(precision):
-    prior = nss.SpikeSlab(jnp.linspace(1e-6, 1.0, 1001), 1.0)
-    assert np.all(np.isinf(prior.icdf(1.0)))
-
-
 def test_batch_shapes():
     def summaries(key):
         prior = nss.SpikeSlab(np.full((4, 1, 1), 0.5), np.ones((2, 1)), np.zeros(3))
@@ -225,18 +220,17 @@ def test_a_distribution_passes_through_transformations_and_pickles():
     np.testing.assert_allclose(gradients, [1 / 0.3 - 1 / 0.7, -1 / 2.0 + 1 / 8.0], rtol=1e-5)
 
 
-def test_invalid_parameters_and_values():
+def test_values_at_and_beyond_the_edges():
     for inclusion, scale in ((-0.1, 1.0), (1.1, 1.0), (0.5, 0.0), (0.5, -1.0)):
         with pytest.raises(ValueError, match="SpikeSlab distribution got invalid"):
             nss.SpikeSlab(inclusion, scale, validate_args=True)
     with pytest.warns(UserWarning, match="Out-of-support"):
         nss.SpikeSlab(0.5, validate_args=True).log_prob(jnp.array(np.nan))
-
-
-def test_the_edges_of_inclusion_are_an_atom_and_a_normal():
     np.testing.assert_array_equal(nss.SpikeSlab(0.0).sample(random.key(0), (9,)), np.zeros(9))
     x = jnp.array([-1.0, 2.0])
     np.testing.assert_allclose(nss.SpikeSlab(1.0).log_prob(x), dist.Normal().log_prob(x))
+    prior = nss.SpikeSlab(jnp.linspace(1e-6, 1.0, 1001), 1.0)
+    assert np.all(np.isinf(prior.icdf(1.0)))
 
 
 def test_gradient_based_inference_of_a_spike_slab_site_is_refused():

@@ -36,9 +36,9 @@ def candidates(problem: Problem, proof: Proof, trace: dict[str, Any], joint: boo
     if form is None:
         return [plain]
     entries = replace(form, kind=ENTRIES, complete=False, coefficients=(), links=())
-    if own := _own_coefficients(form, proof, trace):
-        names = tuple(each.site for each in own)
-        form = replace(form, of_tasks=own, coefficients=names, links=())
+    if sites := _own_coefficients(form, proof, trace):
+        names = tuple(each.site for each in sites)
+        form = replace(form, of_tasks=sites, coefficients=names, links=())
     forms = _layouts(form, proof, parts)
     if proof.mixed is not None and parts.entries is not None:
         forms.append(entries)
@@ -138,15 +138,15 @@ def only_known(
 
     unknown, indices = provenance(judge, data=stand_ins(tuple(constants[k] for k in traced)))
 
-    def known(what, *sources):
+    def independent(what, *sources):
         return jax.tree.map(lambda x, *names: x and not any(names), what, *sources)
 
     names = ["single", "same_counts", "noise_of_tasks"]
     if not _is_analytic(problem):
         names += ["fits", "of_tasks", "sources"]
     return verdict._replace(
-        plays=known(verdict.plays, unknown.plays, indices),
-        **{name: known(getattr(verdict, name), getattr(unknown, name)) for name in names},
+        plays=independent(verdict.plays, unknown.plays, indices),
+        **{name: independent(getattr(verdict, name), getattr(unknown, name)) for name in names},
     )
 
 

@@ -41,9 +41,9 @@ class CoefficientSite(NamedTuple):
         behind = x.shape[2:]
         if self.axis is None:
             return x.reshape(*shape, *behind)
-        rest = list(shape)
-        del rest[self.axis]
-        return jnp.moveaxis(x.reshape(len(x), *rest, *behind), 0, self.axis - len(behind))
+        others = list(shape)
+        del others[self.axis]
+        return jnp.moveaxis(x.reshape(len(x), *others, *behind), 0, self.axis - len(behind))
 
 
 def task_axis(site: dict[str, Any], slab: dict[str, Any], observed: Sequence[Any]) -> int | None:

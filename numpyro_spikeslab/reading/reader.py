@@ -173,9 +173,9 @@ class Reading:
     @from_data
     def task_statistics(self) -> TaskStatistics | None:
         """Statistics of tasks with coefficients of their own, where no other site changes them."""
-        form, own = self.form, {each.site for each in self.form.of_tasks}
-        constant = form.is_normal and own.issuperset(form.free)
-        if form.kind != SHARED or not own or not constant:
+        form, sites = self.form, {each.site for each in self.form.of_tasks}
+        constant = form.is_normal and sites.issuperset(form.free)
+        if form.kind != SHARED or not sites or not constant:
             return None
         return _statistics(self.problem, self.generic, self.features, self.covariates)
 
@@ -301,15 +301,15 @@ class Reader:
 
     def _judge(self, problem: Problem, forms: list[Form], generic: Any, generic_data: Any) -> Any:
         """Return the first form that fits, as far as the probe confirms it, and its arrays."""
-        concrete = are_concrete((problem.constants, generic_data))
+        is_checked = are_concrete((problem.constants, generic_data))
         for form in forms:
             candidate = replace(problem, form=form)
             along = directions(form, problem.inputs["values"])
             with outside_transformations():
-                known = replace(candidate, constants=stand_ins(problem.constants))
-                verdict, *arrays = probe(known, generic, stand_ins(generic_data), along)
+                concrete = replace(candidate, constants=stand_ins(problem.constants))
+                verdict, *arrays = probe(concrete, generic, stand_ins(generic_data), along)
                 verdict = fetched(verdict)
-            if concrete:
+            if is_checked:
                 check_verdict(self.user, form, verdict)
             else:
                 verdict = only_known(verdict, candidate, generic, generic_data, along)

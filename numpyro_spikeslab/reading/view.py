@@ -167,8 +167,8 @@ def where_observed(
     """Set shared rows to 0 where no task has an observation, and if other sites may move the mask,
     only where they are not finite, too."""
     observed = jnp.any(view(problem, values).relative > 0, axis=1)
-    kept = observed if problem.form.constant_design else observed | jnp.isfinite(rows)
-    return jnp.where(kept, rows, 0)
+    is_safe = observed if problem.form.constant_design else observed | jnp.isfinite(rows)
+    return jnp.where(is_safe, rows, 0)
 
 
 def whitened_design(

@@ -159,19 +159,6 @@ def test_squares_are_those_of_any_coefficients_and_slopes(precision, kind):
         close(squares[q], case.Z[:, q] @ (residual**2 + along**2 @ var[q]), precision)
 
 
-def test_prior_means_of_some_move_with_others(x64):
-    """A hierarchy: the prior mean of the second is twice the first."""
-    value, scale = jnp.array([[1.5, 2.0]]), jnp.array([[3.0, 0.5]])
-    mean, links = jnp.array([[1.0, 3.0]]), jnp.array([[0.0, 0.0], [2.0, 0.0]])
-    prior = NormalPrior(value, mean, scale, links)
-    np.testing.assert_allclose(prior.origin, [[1.0, 2.0]])
-    np.testing.assert_allclose(prior.origin + prior.scaled(prior.deviation), value)
-    x = jnp.arange(6.0).reshape(1, 2, 3)
-    np.testing.assert_allclose(prior.unscaled(prior.scaled(x)), x)
-    # a deviation of the first takes the second along
-    np.testing.assert_allclose(prior.rows(jnp.eye(2)), [[[3.0, 6.0], [0.0, 0.5]]])
-
-
 @pytest.mark.parametrize(("scale", "sigma", "num_obs"), [(10, 0.1, 4000), (30, 0.1, 1000)])
 def test_single_precision_tells_a_level_from_effects_of_groups(scale, sigma, num_obs):
     """Which only their priors do; products of the features would lose them to rounding."""

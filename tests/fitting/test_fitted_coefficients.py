@@ -17,7 +17,6 @@ import numpyro.distributions as dist
 from numpyro.infer import SVI, Predictive, TraceGraph_ELBO
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.fitting import slopes as following
 
 
 def model_of(location, noise=0.8):
@@ -206,12 +205,6 @@ def test_slopes_that_a_fit_has_not_are_not_handed_back(x64):
     np.testing.assert_array_equal(svi.get_params(state)["trend_auto_slope"], np.zeros(6))
     same = svi.init(KEY, *args, init_params=plain.params)
     assert svi.evaluate(state, *args) == svi.evaluate(same, *args)
-
-
-def test_where_there_are_too_many_slopes_none_follows(x64, monkeypatch):
-    monkeypatch.setattr(following, "MAX_SLOPES", 2)
-    _, _, result, _ = fitted(LEVEL, *dummies())
-    assert set(result.params) == {"level_auto_loc", "w_auto_probs", "w_auto_loc", "w_auto_scale"}
 
 
 def test_gradients_find_the_slopes(x64):

@@ -240,22 +240,22 @@ def test_what_numpyro_takes_is_read(name):
 
 @pytest.mark.parametrize("part", ["observations", "offset", "features"])
 def test_what_is_masked_may_be_anything(part):
-    seen = np.arange(N) != 3
+    observed = np.arange(N) != 3
 
     def reading_with(value):
         def holes(name):
-            return np.where(seen, 1.0, value if name == part else 1.0)
+            return np.where(observed, 1.0, value if name == part else 1.0)
 
         def model():
             location = 2.0 * holes("offset") + (X * holes("features")[:, None]) @ weigh()
-            observe(location, 0.5, Y * holes("observations"), mask_by(seen))
+            observe(location, 0.5, Y * holes("observations"), mask_by(observed))
 
         return read(model)
 
     missing, finite = reading_with(np.nan), reading_with(7.0)
     arrays = ((x.base, x.design) for x in (missing, finite))
     jax.tree.map(np.testing.assert_array_equal, *arrays)
-    np.testing.assert_array_equal(missing.base.relative[:, 0], seen)
+    np.testing.assert_array_equal(missing.base.relative[:, 0], observed)
     assert not np.any(missing.design.rows[..., 3])
 
 
@@ -314,12 +314,12 @@ def test_rows_that_are_masked_hide_nothing_of_the_others():
     designs = np.float32(rng.normal(size=(200, 20, P)))
     code = -9999.0  # stands for what is missing
     designs[:5] = code
-    seen = np.tile(np.arange(200)[:, None] >= 5, 20)
+    observed = np.tile(np.arange(200)[:, None] >= 5, 20)
     model = of_tasks(20, lambda X, W: jnp.einsum("nqm,qm->nq", X, W))
     Y = np.float32(rng.normal(size=(200, 20)))
-    assert read(model, designs, Y, seen).form.kind == COLUMNS
+    assert read(model, designs, Y, observed).form.kind == COLUMNS
     designs[:] = designs[:, :1]
-    assert read(model, designs, Y, seen).form.kind == SHARED
+    assert read(model, designs, Y, observed).form.kind == SHARED
 
     size = 20_000
     features, treated = np.float32(rng.normal(size=(size, P))), rng.uniform(size=size) < 0.5

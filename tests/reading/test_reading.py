@@ -194,8 +194,8 @@ def test_reading_works_under_transformations_of_the_caller():
 
 
 def test_traced_data_are_checked_as_far_as_they_can_be():
-    model = regression(lambda X, w: dist.StudentT(4.0, X @ w))
-    with pytest.raises(ValueError, match="likelihood StudentT"):
+    model = regression(lambda X, w: dist.StudentT(4.0, X @ w, jnp.exp(X @ w)))
+    with pytest.raises(ValueError, match="density StudentT"):
         jax.jit(lambda X, y: read(model, X, y).base.Y)(X, Y)
 
 

@@ -194,7 +194,7 @@ MODELS: dict[str, tuple[Callable, tuple[str, ...]]] = {
             ("StudentT", BENT, lambda X, w: dist.StudentT(4.0, X @ w, jnp.exp(X @ w))),
             ("Poisson", BENT, lambda X, w: dist.Poisson((X @ w) ** 2 + jnp.exp(X[:, 0] * w[0]))),
             ("Gamma", JOINT, lambda X, w: dist.Gamma(2.0, jnp.exp(jnp.cumsum(jnp.tanh(X @ w))))),
-            ("Categorical", JOINT, lambda X, w: dist.Categorical(X @ w[:, None] * jnp.ones(2))),
+            ("Categorical", BENT, lambda X, w: dist.Categorical(X @ w[:, None] * jnp.ones(2))),
         )
     },
     "slab for weight": (by_hand(lambda X, w, s, v: X @ v), ALONE),
