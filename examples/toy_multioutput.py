@@ -197,13 +197,10 @@ def draws(toy: MultiOutput, fit: Fit) -> xr.DataTree:
 
 def plot_predictions(toy: MultiOutput, predictions: dict[str, Prediction]) -> Any:
     """Figure 1, with intervals."""
-    return nss.plot_fit(
-        {name: (prediction.mean, prediction.variance) for name, prediction in predictions.items()},
-        toy.X,
-        pd.DataFrame(toy.Y, columns=task_names(toy)),
-        toy.observed,
-        reference=toy.f,
-    )
+    fits = {name: (each.mean, each.variance) for name, each in predictions.items()}
+    fits["noise-free"] = (toy.f, np.zeros_like(toy.f))
+    tasks = pd.DataFrame(toy.Y, columns=task_names(toy))
+    return nss.plot_fit(fits, toy.X, tasks, toy.observed)
 
 
 def plot_bounds(fits: dict[str, Fit]) -> plt.Figure:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from numpyro_spikeslab.reporting.align import align, invariants
     from numpyro_spikeslab.reporting.credible_sets import credible_sets
     from numpyro_spikeslab.reporting.plot_functions import plot_fit, plot_latent_functions
-    from numpyro_spikeslab.reporting.plot_inclusion import plot_inclusion
-    from numpyro_spikeslab.reporting.plot_weights import plot_weights
+    from numpyro_spikeslab.reporting.plot_inclusion import plot_inclusion, plot_weights
     from numpyro_spikeslab.reporting.tables import compare, summary
     from numpyro_spikeslab.reporting.variational import add_variational_stats
 
@@ -77,7 +76,7 @@ _LAZY = {
     "plot_fit": "reporting.plot_functions",
     "plot_inclusion": "reporting.plot_inclusion",
     "plot_latent_functions": "reporting.plot_functions",
-    "plot_weights": "reporting.plot_weights",
+    "plot_weights": "reporting.plot_inclusion",
     "sparse_regression": "regression",
     "summary": "reporting.tables",
 }

@@ -21,15 +21,11 @@ def fetched(tree: Any) -> Any:
         return jax.device_get(jax.tree.map(whole, tree))
 
 
-def mesh_of(x: Any) -> Mesh | None:
-    """Return the mesh of an array, `None` if it has none or is traced."""
-    return getattr(getattr(x, "sharding", None), "mesh", None) if not_jax_tracer(x) else None
-
-
 def mesh_of_several(tree: Any) -> Mesh | None:
-    """Return the mesh of sharded arrays, `None` if each array is on one device."""
-    meshes = map(mesh_of, jax.tree.leaves(tree))
-    return next((m for m in meshes if m is not None and m.size > 1), None)
+    """Return the mesh of concrete sharded arrays, `None` if each array is on one device."""
+    arrays = filter(not_jax_tracer, jax.tree.leaves(tree))
+    meshes = (getattr(getattr(x, "sharding", None), "mesh", None) for x in arrays)
+    return next((mesh for mesh in meshes if mesh is not None and mesh.size > 1), None)
 
 
 def on_every_device(tree: Any, mesh: Mesh | None) -> Any:

@@ -5,31 +5,22 @@ from math import prod
 from typing import Any
 
 import jax
-from jax import lax, random
+from jax import random
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
-from numpyro.distributions.util import promote_shapes, validate_sample
+from numpyro.distributions.util import validate_sample
 from numpyro.util import is_prng_key
 
 from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.quantiles import across_atom
 
 
-class _RealWithAtom(constraints.Constraint):
+class _RealWithAtom(type(constraints.real)):
     """The real line under a measure with an atom at zero."""
-
-    def __call__(self, x):
-        return (x == x) & (x != float("inf")) & (x != float("-inf"))
-
-    def feasible_like(self, prototype):
-        return jnp.zeros_like(prototype)
-
-    def tree_flatten(self):
-        return (), ((), dict())
 
 
 @biject_to.register(_RealWithAtom)
@@ -43,9 +34,8 @@ def _no_bijection(constraint):
 class SpikeSlab(dist.Distribution):
     """The spike-and-slab distribution of a weight: zero with probability ``1 - pi``, else Normal.
 
-    A distribution for priors, plots and predictive use; in a model to be inferred write
-    :func:`spike_slab`. The log density is with respect to Lebesgue measure plus a unit atom at
-    zero (paper, eq. 1c).
+    For priors, plots and predictive use; in a model to be inferred write :func:`spike_slab`. The
+    log density is with respect to Lebesgue measure plus a unit atom at zero (paper, eq. 1c).
 
     :param inclusion: ``pi``, probability of the slab.
     :param scale: ``sigma_w``, standard deviation of the slab.
@@ -78,9 +68,9 @@ class SpikeSlab(dist.Distribution):
         *,
         validate_args: bool | None = None,
     ) -> None:
-        self.inclusion, self.scale, self.loc = promote_shapes(inclusion, scale, loc)
-        batch_shape = lax.broadcast_shapes(*map(jnp.shape, (inclusion, scale, loc)))
-        super().__init__(batch_shape=batch_shape, validate_args=validate_args)
+        arrays = jnp.broadcast_arrays(*map(jnp.asarray, (inclusion, scale, loc)))
+        self.inclusion, self.scale, self.loc = arrays
+        super().__init__(self.inclusion.shape, validate_args=validate_args)
 
     @property
     def _slab(self) -> dist.Normal:
@@ -101,12 +91,11 @@ class SpikeSlab(dist.Distribution):
 
     @property
     def mean(self):
-        return jnp.broadcast_to(self.inclusion * self.loc, self.batch_shape)
+        return self.inclusion * self.loc
 
     @property
     def variance(self):
-        second_moment = self.inclusion * (self.scale**2 + self.loc**2)
-        return jnp.broadcast_to(second_moment - (self.inclusion * self.loc) ** 2, self.batch_shape)
+        return self.inclusion * (self.scale**2 + self.loc**2) - self.mean**2
 
     def cdf(self, value):
         """Probability of a weight at most ``value``; jumps by ``1 - pi`` at zero."""
@@ -156,10 +145,10 @@ class GaussianFunctions(dist.Distribution):
 
     @validate_sample
     def log_prob(self, value):
-        batch = value.reshape(-1, *self.mu.shape)
         one = jax.vmap(gp.log_density)
-        found = jax.vmap(lambda x: one(self.covariances, self.alpha, self.h, x, self.mu))(batch)
-        return found.reshape(value.shape[:-1])
+        batch = value.reshape(-1, *self.mu.shape)
+        logs = jax.vmap(lambda x: one(self.covariances, self.alpha, self.h, x, self.mu))(batch)
+        return logs.reshape(value.shape[:-1])
 
     @property
     def _posterior(self) -> gp.FunctionPosterior:

@@ -28,29 +28,18 @@ class SparseRegression(RegressorMixin, BaseEstimator):
 
     - ``coef_``, posterior means of the weights, shape (P,), zeros included, and ``intercept_``;
     - ``inclusion_``, posterior probabilities that the weights are not zero, shape (P,);
-    - ``data_``, the result of :func:`~numpyro_spikeslab.sparse_regression`: draws, a summary of
-      each column, the fit by CAVI;
-    - ``n_features_in_``, and ``feature_names_in_`` if ``X`` was a DataFrame.
+    - ``data_``, the result of :func:`~numpyro_spikeslab.sparse_regression`.
 
-    :param expected_size: number of columns that are expected to matter; by default a tenth.
-    :param num_warmup: steps of each chain before its draws.
-    :param num_samples: draws of each chain.
-    :param num_chains: number of chains.
-    :param random_state: seed from 0 to 2^32 - 1, or numpy's RandomState; None, the default, draws a
-        new one each time.
+    The parameters are those of the function, and
+
+    :param random_state: seed from 0 to 2^32 - 1, or numpy's RandomState; by default a new one.
     :raises ModuleNotFoundError: if scikit-learn is not installed.
-
-    **Example**
 
     .. code-block:: python
 
-        from sklearn.datasets import load_diabetes
-        from sklearn.model_selection import cross_val_score
-
-        X, y = load_diabetes(return_X_y=True, as_frame=True)
+        X, y = sklearn.datasets.load_diabetes(return_X_y=True, as_frame=True)
         model = nss.SparseRegression(random_state=0).fit(X, y)
         mean, sd = model.predict(X, return_std=True)
-        cross_val_score(model, X, y)
     """
 
     def __init__(
@@ -63,10 +52,8 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         random_state: Any = None,
     ) -> None:
         if not hasattr(BaseEstimator, "get_params"):
-            raise ModuleNotFoundError(
-                "SparseRegression needs scikit-learn 1.6: pip install -U scikit-learn, or call "
-                "numpyro_spikeslab.sparse_regression, which does not."
-            )
+            remedy = "pip install -U scikit-learn, or call sparse_regression, which does not."
+            raise ModuleNotFoundError(f"SparseRegression needs scikit-learn 1.6: {remedy}")
         self.expected_size = expected_size
         self.num_warmup = num_warmup
         self.num_samples = num_samples
@@ -74,11 +61,8 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> "SparseRegression":
-        """Fit the model.
+        """Fit the model to a table, shape (N, P), and a response, shape (N,); return itself.
 
-        :param X: the table, shape (N, P).
-        :param y: the response, shape (N,).
-        :return: the estimator itself.
         :raises ValueError: as :func:`~numpyro_spikeslab.sparse_regression` and scikit-learn.
         """
         check_kind("X", X)
@@ -89,15 +73,11 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         )
         if hasattr(self, "feature_names_in_"):
             table = pd.DataFrame(table, columns=self.feature_names_in_)
-        self.data_ = sparse_regression(
-            random.key(seed_of(self.random_state)),
-            table,
-            response,
-            expected_size=self.expected_size,
-            num_warmup=self.num_warmup,
-            num_samples=self.num_samples,
-            num_chains=self.num_chains,
-        )
+        options = self.get_params()
+        seed = options.pop("random_state")
+        state = check_random_state(seed)
+        seed = int(seed) if isinstance(seed, Integral) else state.randint(2**31 - 1)
+        self.data_ = sparse_regression(random.key(seed), table, response, **options)
         self.coef_ = self.data_["summary"]["mean"].values
         self.intercept_ = float(self.data_["posterior"]["intercept"].mean())
         self.inclusion_ = self.data_["summary"]["inclusion"].values
@@ -107,8 +87,7 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         """Compute posterior means of responses.
 
         :param X: rows, shape (S, P).
-        :param return_std: whether to return standard deviations of new responses, too, of draws and
-            noise together.
+        :param return_std: whether to return the standard deviations of new responses, too.
         :return: means, shape (S,), or the pair of means and standard deviations.
         :raises NotFittedError: before :meth:`fit`.
         :raises ValueError: if values are dates, masked or not numbers.
@@ -123,9 +102,3 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         fit = draws["w"].values @ table.T + draws["intercept"].values[..., None]
         variance = fit.var(axis=(0, 1)) + (draws["sigma"].values ** 2).mean()
         return mean, np.sqrt(variance)
-
-
-def seed_of(random_state: Any) -> int:
-    """Return the seed, or draw one if it is not given."""
-    state = check_random_state(random_state)
-    return int(random_state) if isinstance(random_state, Integral) else state.randint(2**31 - 1)

@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
@@ -29,76 +29,53 @@ MIN_RATIO = 10.0
 """Least ratio of the extent to the spacing. Inputs of many dimensions are far from each other."""
 
 
-class Start(NamedTuple):
-    """A site of kernel parameters.
-
-    - **paths** - names of its prior in the argument ``priors``, the most special last.
-    - **value** - its value in the kernels.
-    - **is_length** - whether it is a length scale.
-    """
-
-    paths: tuple[str, ...]
-    value: Any
-    is_length: bool
-
-
 def parameter_priors(
     functions: Functions, priors: Mapping[str, dist.Distribution]
 ) -> dict[str, dist.Distribution]:
-    """Priors of the sites of the kernels' parameters, in the order of the sites.
-
-    :param priors: priors by the parameters' paths; the others have the default.
-    :return: for each site a prior with the batch shape (M,) where sites have an entry for each
-        function, else ().
-    :raises ValueError: if a prior is of no parameter, not on positive numbers or of another shape.
-    """
-    starts, result = _starts(functions), {}
+    """Priors of the sites of the kernels' parameters: those of ``priors``, by path, or defaults."""
+    user, starts, result = f"{user_of(functions.name)}: priors", _starts(functions), {}
     for site, (paths, value, is_length) in starts.items():
-        path = next((path for path in reversed(paths) if path in priors), None)
         event_dim = value.ndim - functions.parameters.are_shared
+        path = next((path for path in reversed(paths) if path in priors), None)
         if path is not None:
-            prior = priors[path]
-            _check(f"{user_of(functions.name)}: priors[{path!r}]", prior, value.shape, event_dim)
-            batch = value.shape[: value.ndim - prior.event_dim]
-            result[site] = prior.expand(batch).to_event(event_dim - prior.event_dim)
+            result[site] = _fitted(f"{user}[{path!r}]", priors[path], value.shape, event_dim)
             continue
         default = dist.LogNormal(jnp.log(value), KERNEL_PRIOR_SCALE)
         if is_length and functions.num_inputs > 1:
             default = length_scale_prior(functions.X)
         result[site] = default.expand(value.shape).to_event(event_dim)
-    names = {path for start in starts.values() for path in start.paths}
+    names = {path for paths, _, _ in starts.values() for path in paths}
     if unknown := sorted(set(priors) - names):
-        expected = f"parameters of the kernels, {sorted(names)}"
-        raise bad(f"{user_of(functions.name)}: priors", unknown, expected)
+        raise bad(user, unknown, f"parameters of the kernels, {sorted(names)}")
     return result
 
 
 def start_values(functions: Functions) -> dict[str, Any]:
     """The values in the kernels, by the names of their sites."""
-    return {site: start.value for site, start in _starts(functions).items()}
+    return {site: value for site, (_, value, _) in _starts(functions).items()}
 
 
-def _starts(functions: Functions) -> dict[str, Start]:
-    starts: dict[str, Start] = {}
-    for m, template in enumerate(functions.templates):
-        values, lengths = template.parameters, template.length_scales
-        for parameter, (path, value) in zip(
-            functions.parameters.rows[m], values.items(), strict=True
-        ):
-            if parameter.entry is None:
-                starts[parameter.site] = Start((path, f"{m}_{path}"), value, path in lengths)
-            elif m == 0:
-                shared = jnp.stack([t.parameters[path] for t in functions.templates])
-                starts[parameter.site] = Start((path,), shared, path in lengths)
+def _starts(functions: Functions) -> dict[str, tuple[tuple[str, ...], Any, bool]]:
+    """Names of the prior of each site, the most special last, its value in the kernels, and whether
+    it is a length scale."""
+    starts: dict[str, tuple[tuple[str, ...], Any, bool]] = {}
+    rows = functions.parameters.rows
+    for m, (template, row) in enumerate(zip(functions.templates, rows, strict=True)):
+        for (path, value), (site, entry, _) in zip(template.parameters.items(), row, strict=True):
+            paths: tuple[str, ...] = (path,)
+            if entry is None:
+                paths = path, f"{m}_{path}"
+            elif site in starts:
+                continue
+            else:
+                value = jnp.stack([t.parameters[path] for t in functions.templates])
+            starts[site] = paths, value, path in template.length_scales
     return starts
 
 
 def length_scale_prior(X: Any) -> dist.Distribution:
     """An InverseGamma distribution with little mass below the spacing of inputs and above their
-    extent; see :data:`BELOW`.
-
-    :param X: inputs, shape (N,) or (N, D).
-    """
+    extent; see :data:`BELOW`."""
     X = jnp.reshape(jnp.asarray(X, float), (np.shape(X)[0], -1))
     N, D = X.shape
     extent = jnp.linalg.norm(jnp.max(X, axis=0) - jnp.min(X, axis=0))
@@ -119,27 +96,21 @@ def _inverse_gamma(ratio: float) -> tuple[float, float]:
     return concentration, float(gammainccinv(concentration, BELOW))
 
 
-def _check(what: str, prior: Any, shape: tuple[int, ...], event_dim: int) -> None:
-    """Raise unless a prior fits a site of this shape."""
+def _fitted(what: str, prior: Any, shape: tuple[int, ...], event_dim: int) -> dist.Distribution:
+    """Return a prior expanded to the shape of its site."""
     if not isinstance(prior, dist.Distribution):
         remedy = "To hold a parameter, condition on its site."
         raise bad(what, type(prior).__name__, "a distribution of NumPyro", remedy)
     low = (bounds(prior.support) or (-np.inf, None))[0]
     if not_jax_tracer(low) and not np.all(np.asarray(low) >= 0):
-        raise bad(
-            what,
-            type(prior).__name__,
-            "a prior on the positive numbers",
-            "Take LogNormal, InverseGamma, HalfNormal or `TruncatedDistribution(prior, low=0.0)`.",
-        )
+        remedy = "Take LogNormal, InverseGamma or `TruncatedDistribution(prior, low=0.0)`."
+        raise bad(what, type(prior).__name__, "a prior on the positive numbers", remedy)
+    batch = shape[: len(shape) - prior.event_dim]
     try:
-        fits = jnp.broadcast_shapes(prior.shape(), shape) == shape
+        fits = jnp.broadcast_shapes(prior.batch_shape, batch) + prior.event_shape == shape
     except ValueError:
         fits = False
-    event = shape[len(shape) - prior.event_dim :]
-    if not fits or prior.event_dim > event_dim or event != prior.event_shape:
-        raise bad(
-            what,
-            f"batch and event shape {prior.batch_shape}, {prior.event_shape}",
-            f"one that fits the site's shape {shape}",
-        )
+    if not fits or prior.event_dim > event_dim:
+        got = f"batch and event shape {prior.batch_shape}, {prior.event_shape}"
+        raise bad(what, got, f"one that fits the site's shape {shape}")
+    return prior.expand(batch).to_event(event_dim - prior.event_dim)

@@ -27,12 +27,7 @@ from numpyro_spikeslab.precision import full_precision
 
 
 class Parameter(NamedTuple):
-    """A parameter of one kernel.
-
-    - **site** - the site that has its value.
-    - **entry** - which entry of the site it is; `None` if the site has no others.
-    - **shape** - of the parameter.
-    """
+    """A parameter of one kernel, of this shape: an entry of a site, or a site (`None`)."""
 
     site: str
     entry: int | None
@@ -44,29 +39,24 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of all kernels; hashable.
-
-    - **rows** - for each function the parameters of its kernel.
-    - **latent** - names of the sites that are latent.
-    """
+    """The parameters of the kernel of each function, and the names of latent sites; hashable."""
 
     rows: tuple[tuple[Parameter, ...], ...]
     latent: tuple[str, ...] = ()
 
     @classmethod
     def named(cls, name: str, templates: tuple[Template, ...]) -> "Parameters":
-        """Name the sites: one for each parameter if all kernels have the same parameters, else one
-        for each function and parameter."""
+        """Name the sites, for each parameter or, if kernels differ, each function and parameter."""
         kinds = {(jax.tree.structure(t), *map(jnp.shape, t.parameters.values())) for t in templates}
         shared = all(t is templates[0] for t in templates) or len(kinds) == 1
+
+        def parameter(m, path, x):
+            site, entry = (f"{name}_{path}", m) if shared else (f"{name}_{m}_{path}", None)
+            return Parameter(site, entry, jnp.shape(x))
+
         return cls(
             tuple(
-                tuple(
-                    Parameter(f"{name}_{path}", m, jnp.shape(x))
-                    if shared
-                    else Parameter(f"{name}_{m}_{path}", None, jnp.shape(x))
-                    for path, x in template.parameters.items()
-                )
+                tuple(parameter(m, path, x) for path, x in template.parameters.items())
                 for m, template in enumerate(templates)
             )
         )
@@ -85,10 +75,6 @@ class Parameters:
     def are_shared(self) -> bool:
         """Whether each site has an entry for each function."""
         return all(parameter.entry is not None for row in self.rows for parameter in row)
-
-    def members(self, site: str) -> list[int]:
-        """Numbers of the functions whose parameter a site has, in the order of its entries."""
-        return [m for m, row in enumerate(self.rows) if any(x.site == site for x in row)]
 
     def gather(self, sites: dict[str, Any]) -> Float[Array, "M P"]:
         """Logs of the parameters of each kernel, padded with zeros."""
@@ -118,14 +104,8 @@ class Parameters:
 # NumPyro makes `infer` a part of a pytree's structure, which JAX compares; arrays have no truth
 @dataclass(frozen=True, eq=False)
 class Functions:
-    """The definition of the prior of M latent functions.
-
-    - **name** - name of their site.
-    - **templates** - their M kernels.
-    - **X** - the N inputs.
-    - **mean** - prior mean: `None`, an array or a function of the inputs.
-    - **parameters** - of the kernels.
-    """
+    """The definition of the prior of M latent functions: the name of their site, their M kernels,
+    the N inputs, the prior mean (`None`, an array or a function of the inputs), and parameters."""
 
     name: str
     templates: tuple[Template, ...]
@@ -147,10 +127,7 @@ class Functions:
         return [parameter.of(sites) for parameter in self.parameters.rows[m]]
 
     def mean_at(self, X: Any) -> Float[Array, "M S"]:
-        """Prior means at inputs.
-
-        :raises ValueError: if the mean is an array and the inputs are new, or for wrong shapes.
-        """
+        """Prior means at inputs, which must be the old ones if the mean is an array."""
         what, shape = f"{user_of(self.name)}: mean", (len(self.templates), np.shape(X)[0])
         if self.mean is None:
             return jnp.zeros(shape)
@@ -192,10 +169,8 @@ class Functions:
         :param sites: values of the sites of the kernels' parameters.
         :param phi: the values, shape (M, N).
         :param X_new: S new inputs, shape (S,) or (S, D).
-        :return: a distribution with batch shape (M,) and event shape (S,). Independent of ``phi``
-            for ``"white"`` functions; those that are ``"zero"`` are at their mean.
-        :raises ValueError: if a prior covariance or mean is defined at the old inputs only, or the
-            new inputs have another width.
+        :return: a distribution with batch shape (M,) and event shape (S,).
+        :raises ValueError: if a covariance or mean is of the old inputs, or widths differ.
         """
         what = f"{user_of(self.name)}: new inputs"
         check_finite(what, X_new)
@@ -204,7 +179,7 @@ class Functions:
             raise bad(what, f"shape {np.shape(X_new)}", width)
         deviation, mean_new = phi - self.mean_at(self.X), self.mean_at(X_new)
         moved, roots = self._each(
-            lambda one, values, own: one.extend(values, self.X, X_new, own), sites, deviation
+            lambda one, values, each: one.extend(values, self.X, X_new, each), sites, deviation
         )
         return dist.MultivariateNormal(mean_new + moved, scale_tril=roots)
 
@@ -218,7 +193,6 @@ def define(name: str, kernels: Any, X: Any, mean: Any, size: int | None) -> Func
     """Check the arguments of :func:`~numpyro_spikeslab.latent_functions` and put them together.
 
     :param size: size of the enclosing plate, if there is one.
-    :raises ValueError: if an argument is wrong or does not fit the others.
     """
     user = user_of(name)
     if np.ndim(X) not in (1, 2) or np.size(X) == 0:
@@ -234,10 +208,9 @@ def define(name: str, kernels: Any, X: Any, mean: Any, size: int | None) -> Func
         expected = "at least one" if size is None else f"{size}, the size of the enclosing plate"
         raise bad(f"{user}: kernels", f"{len(kernels)} of them", expected)
     same = all(kernel is kernels[0] for kernel in kernels)
-    distinct = [
-        _template(f"{user}: kernel {m}", k, X) for m, k in enumerate(kernels[: 1 if same else None])
-    ]
-    templates = tuple(distinct * len(kernels) if same else distinct)
+    distinct = kernels[:1] if same else kernels
+    templates = tuple(_template(f"{user}: kernel {m}", k, X) for m, k in enumerate(distinct))
+    templates *= len(kernels) // len(distinct)
     functions = Functions(name, templates, X, mean, Parameters.named(name, templates))
     if functions.kinds & {"kernel", "quasisep"}:
         _check_precision(f"{user}: inputs", X)
@@ -247,47 +220,43 @@ def define(name: str, kernels: Any, X: Any, mean: Any, size: int | None) -> Func
 
 
 def _template(what: str, kernel: Any, X: Any) -> Template:
+    """Return the template of a kernel that is a covariance of the inputs."""
     N = np.shape(X)[0]
-    if isinstance(kernel, str):
-        if kernel not in ("white", "zero"):
-            raise bad(what, repr(kernel), "'white' or 'zero', or a kernel")
-        return Template.of(kernel, X)
+    if isinstance(kernel, str) and kernel not in ("white", "zero"):
+        raise bad(what, repr(kernel), "'white' or 'zero', or a kernel")
     if not is_kernel(kernel):
-        _check_matrix(what, kernel, N)
+        if not isinstance(kernel, str):
+            _check_matrix(what, kernel, N)
         return Template.of(kernel, X)
     if not all(map(not_jax_tracer, jax.tree.leaves(kernel))):
         remedy = "Make kernels outside of the model; their parameters become latent sites."
         raise bad(what, "a kernel that is made inside the model", "numbers", remedy)
     template = Template.of(kernel, X)
     what = f"{what}, {type(kernel).__name__}, at inputs of shape {np.shape(X)}"
+    values, expected = list(template.parameters.values()), "a kernel of inputs of this dimension"
     try:
-        values = list(template.parameters.values())
         shape = jax.eval_shape(lambda: template.cross(values, X, X)).shape
     except (TypeError, ValueError, AssertionError) as error:
-        raise bad(what, str(error), "a kernel of inputs of this dimension") from error
+        raise bad(what, str(error), expected) from error
     if shape != (N, N):
-        raise bad(
-            what, f"a matrix of shape {shape}", f"{(N, N)}, a kernel of inputs of this dimension"
-        )
+        raise bad(what, f"a matrix of shape {shape}", f"{(N, N)}, {expected}")
     _check_distances(what, kernel, X)
     return template
 
 
 def _check_matrix(what: str, matrix: Any, N: int) -> None:
     """Check that a matrix is a covariance of N values."""
-    expected = f"a tinygp kernel, 'white', 'zero' or a covariance matrix of shape {(N, N)}"
     if np.shape(matrix) != (N, N):
-        raise bad(what, f"{type(matrix).__name__} of shape {np.shape(matrix)}", expected)
+        got = f"{type(matrix).__name__} of shape {np.shape(matrix)}"
+        expected = f"a tinygp kernel, 'white', 'zero' or a covariance matrix of shape {(N, N)}"
+        raise bad(what, got, expected)
     if not not_jax_tracer(matrix):
         return
     K = np.asarray(matrix, float)
     size = np.max(np.abs(K))
-    if not np.isfinite(size) or np.max(np.abs(K - K.T)) > 1e-5 * size:
-        raise bad(what, "a matrix that is not finite and symmetric", "a covariance matrix")
-    lowest = np.linalg.eigvalsh(K)[0]
-    if lowest < -1e-5 * size:
-        got = f"a matrix with the eigenvalue {lowest:.3g}"
-        raise bad(what, got, "a covariance matrix, which is positive semidefinite")
+    is_symmetric = np.isfinite(size) and np.max(np.abs(K - K.T)) <= 1e-5 * size
+    if not is_symmetric or np.linalg.eigvalsh(K)[0] < -1e-5 * size:
+        raise bad(what, "another matrix", "a finite, symmetric, positive semidefinite matrix")
 
 
 def _check_distances(what: str, kernel: Any, X: Any) -> None:
@@ -298,25 +267,16 @@ def _check_distances(what: str, kernel: Any, X: Any) -> None:
     if not_jax_tracer(X) and np.linalg.matrix_rank(X - np.mean(X, axis=0)) < 2:
         # along a line they are the covariances that they are in one dimension
         return
-    name, distance = type(part).__name__, type(part.distance).__name__
-    remedy = "Give it `distance=tinygp.kernels.distance.L2Distance()`"
+    name = type(part).__name__
+    remedy = "Give it `distance=tinygp.kernels.distance.L2Distance()`."
     if name in ONE_DIMENSION_ONLY:
-        remedy = "Multiply kernels of one column each, `tinygp.transforms.Subspace(0, kernel)`"
-    raise ValueError(
-        f"{what}: {name} by {distance} is no covariance of inputs in several dimensions; its "
-        f"matrices may have negative eigenvalues. {remedy}."
-    )
-
-
-# Inputs
+        remedy = "Multiply kernels of one column each, `tinygp.transforms.Subspace(0, kernel)`."
+    got = f"{name} by {type(part.distance).__name__}"
+    raise bad(what, got, "a covariance of inputs in several dimensions", remedy)
 
 
 def check_finite(what: str, X: Any) -> None:
-    """Raise unless all inputs are finite real numbers, or traced.
-
-    :param what: who asks and the argument, for the message.
-    :raises ValueError: if they are masked, dates, complex or other than numbers, or not finite.
-    """
+    """Raise unless all inputs are finite real numbers, or traced."""
     if not not_jax_tracer(X):
         return
     expected, remedy = "finite real numbers", "Remove these points; only responses may be missing."
@@ -324,10 +284,8 @@ def check_finite(what: str, X: Any) -> None:
         raise bad(what, f"{np.ma.count_masked(X)} masked entries", expected, remedy)
     values = np.asarray(X)
     if are_dates(values):
-        remedy = (
-            "Convert them to the unit of the kernels' scales, years for example: "
-            "`(dates - dates[0]) / np.timedelta64(1, 'D') / 365.25`."
-        )
+        years = "(dates - dates[0]) / np.timedelta64(1, 'D') / 365.25"
+        remedy = f"Convert them to the unit of the kernels' scales, years for example: `{years}`."
         raise bad(what, "dates or times", expected, remedy)
     try:
         if values.dtype.kind in "cSU":
@@ -345,20 +303,14 @@ def _check_precision(what: str, X: Any) -> None:
     """Refuse inputs that single precision makes equal, if they are many."""
     if not not_jax_tracer(X) or jnp.result_type(float) == np.float64:
         return
-    values = np.asarray(X, float)
-    for column in values.reshape(len(values), -1).T:
-        different = np.unique(column)
+    for column in np.reshape(np.asarray(X, float), (len(X), -1)).T:
         # inputs that differ by rounding alone were meant to be equal
-        steps = np.diff(different) > 1e-9 * np.ptp(column)
-        merged = steps & (np.diff(different.astype(jnp.result_type(float))) == 0)
-        if np.sum(merged) > 0.1 * np.sum(steps):
-            raise bad(
-                what,
-                f"{np.sum(merged)} of {np.sum(steps) + 1} different inputs equal to the one before "
-                "in single precision",
-                "different numbers",
-                "Count them from the first, `X - X[0]`, or call numpyro.enable_x64().",
-            )
+        exact = len(np.unique(np.round((column - column[0]) / (np.ptp(column) or 1), 9)))
+        single = len(np.unique(column.astype(np.float32)))
+        if single < 0.9 * exact:
+            got = f"{exact} different inputs, {single} in single precision"
+            remedy = "Count them from the first, `X - X[0]`, or call numpyro.enable_x64()."
+            raise bad(what, got, "different numbers", remedy)
 
 
 def are_dates(values: np.ndarray) -> bool:

@@ -4,7 +4,8 @@
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +22,6 @@ from numpyro_spikeslab.primitives import ENTRIES_MARK, sample_functions, spike_s
 from numpyro_spikeslab.sparse import Observations, entries_of, is_sparse
 
 __all__ = ["factor_analysis", "mtmkl", "probabilistic_pca", "sparse_regression"]
-
-SITES = ("inclusion", "slab_scale", "noise")
-"""Sites of the multi-task model whose priors are given by their names."""
 
 
 def mtmkl(
@@ -57,13 +55,12 @@ def mtmkl(
     :param mean: prior means of the functions, see :func:`~numpyro_spikeslab.latent_functions`.
     :param shared_noise: whether all tasks have one noise standard deviation instead of one each.
     :param shared_inclusion: whether all functions have one inclusion probability, as in the paper,
-        instead of one each. With one each, functions that are not needed are switched off: chains
-        mix better, and agree on fewer functions. Two or three tasks are too few to learn them from.
-    :param priors: priors by name. ``"noise"``, ``"slab_scale"`` and ``"inclusion"`` are the noise
-        standard deviations, the slab's standard deviation and the inclusion probabilities, by
-        default ``HalfNormal(10)``, ``HalfNormal(10)`` and ``Beta(1, 1)``, which suit responses of
-        about unit scale. Parameters of kernels are named by their path, such as ``"scale"``; see
-        :func:`~numpyro_spikeslab.latent_functions` for their defaults.
+        instead of one each, which switches off functions that are not needed but takes more than
+        three tasks to learn.
+    :param priors: priors by name. ``"noise"``, ``"slab_scale"`` and ``"inclusion"`` are those of
+        the sites, by default ``HalfNormal(10)``, ``HalfNormal(10)`` and ``Beta(1, 1)``, which suit
+        responses of about unit scale. Parameters of kernels are named by their path, such as
+        ``"scale"``; see :func:`~numpyro_spikeslab.latent_functions` for their defaults.
     :return: ``model(X, Y=None, X_new=None, mask=None)``. ``Y`` has shape (N, Q), or (N,) for one
         task; NaN is a missing entry, and so is one where the boolean ``mask``, of the same shape,
         is false. ``Y`` may be sparse as in :func:`factor_analysis`, if all functions are
@@ -90,22 +87,18 @@ def mtmkl(
     """
     is_list = isinstance(kernels, list | tuple)
     M = len(kernels) if is_list else num_functions
-    if M is None:
-        raise ValueError("mtmkl: one kernel for all functions needs `num_functions`.")
-    if M < 1 or (num_functions is not None and num_functions != M):
-        got = f"{M} kernels and num_functions={num_functions}"
+    if M is None or M < 1 or num_functions not in (None, M):
+        got = f"{M if is_list else 'one'} and num_functions={num_functions}"
         raise bad("mtmkl: kernels", got, "at least one function and a kernel for each")
-    return partial(
-        _mtmkl,
-        _Options(
-            kernels=list(kernels) if is_list else [kernels] * M,
-            num_tasks=num_tasks,
-            mean=mean,
-            shared_noise=shared_noise,
-            shared_inclusion=shared_inclusion,
-            priors=dict(priors or {}),
-        ),
+    options = SimpleNamespace(
+        kernels=list(kernels) if is_list else [kernels] * M,
+        num_tasks=num_tasks,
+        mean=mean,
+        shared_noise=shared_noise,
+        shared_inclusion=shared_inclusion,
+        priors=dict(priors or {}),
     )
+    return partial(_mtmkl, options)
 
 
 def factor_analysis(
@@ -120,9 +113,8 @@ def factor_analysis(
     :math:`y_{nq} \sim \mathcal{N}(\sum_m w_{qm} \phi_{mn}, \sigma_q^2)` with
     :math:`\phi_{mn} \sim \mathcal{N}(0, 1)`: :func:`mtmkl` with M ``"white"`` functions, whose
     tasks are the columns and whose points are the rows. Sites, plates and priors are those of
-    :func:`mtmkl`. The data decide how many factors are used, and by which columns. The model has no
-    means: centre the columns, and divide them by their standard deviations unless their units
-    agree.
+    :func:`mtmkl`. The model has no means: centre the columns, and divide them by their standard
+    deviations unless their units agree.
 
     :param num_factors: M, the largest number of factors.
     :param shared_noise: see :func:`mtmkl`.
@@ -202,7 +194,7 @@ def sparse_regression(
         noise of a standardised response is at most about 1.
     :param slab_scale: scale of the HalfNormal prior of the slab's standard deviation, likewise.
     :param inclusion: concentrations of the Beta prior of the inclusion probability. By default
-        one column in ten is expected to matter, with little confidence.
+        one column in ten is expected to matter.
     :return: ``model(X, y=None)`` with ``X`` of shape (N, P) and ``y`` of shape (N,).
 
     **Example**
@@ -229,23 +221,13 @@ def sparse_regression(
     return model
 
 
-class _Options(NamedTuple):
-    """Arguments of :func:`mtmkl`, with a kernel for each function."""
-
-    kernels: list[Any]
-    num_tasks: int | None
-    mean: Any
-    shared_noise: bool
-    shared_inclusion: bool
-    priors: dict[str, dist.Distribution]
-
-
 def _mtmkl(options, X, Y=None, X_new=None, mask=None):
     N = np.shape(X)[0]
     M, Q = len(options.kernels), _num_tasks(N, Y, options.num_tasks)
     # made here, in the precision in which the model runs
-    defaults = dist.Beta(1.0, 1.0), dist.HalfNormal(10.0), dist.HalfNormal(10.0)
-    priors = dict(zip(SITES, defaults, strict=True)) | options.priors
+    wide, flat = dist.HalfNormal(10.0), dist.Beta(1.0, 1.0)
+    defaults = {"inclusion": flat, "slab_scale": wide, "noise": wide}
+    priors = defaults | options.priors
     with nullcontext() if options.shared_inclusion else numpyro.plate("latent", M):
         pi = numpyro.sample("inclusion", priors["inclusion"])
     slab = numpyro.sample("slab_scale", priors["slab_scale"])
@@ -254,11 +236,9 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
         noise = numpyro.sample("noise", priors["noise"])
     entries = entries_of(Y, "mtmkl, factor_analysis: Y") if is_sparse(Y) else None
     if entries is not None and mask is not None:
-        raise ValueError(
-            "mtmkl, factor_analysis: a sparse Y takes no mask. Its stored entries, zeros too, are "
-            "the observations."
-        )
-    of_kernels = {name: prior for name, prior in options.priors.items() if name not in SITES}
+        remedy = "The stored entries of a sparse Y, zeros too, are the observations."
+        raise bad("mtmkl, factor_analysis: mask", "a mask of a sparse Y", "none", remedy)
+    of_kernels = {name: prior for name, prior in options.priors.items() if name not in defaults}
     phi, functions, sites = sample_functions(
         "phi", options.kernels, X, options.mean, of_kernels, point="point"
     )
@@ -294,41 +274,35 @@ def _observe_entries(entries: Observations, W: Any, phi: Any, noise: Any) -> Non
 
 def _observe_table(N: int, task: Any, f: Any, noise: Any, Y: Any, mask: Any) -> None:
     """Sample a table, with its missing entries masked."""
+    if np.ma.isMaskedArray(Y):
+        remedy = "Give `Y.filled(np.nan)`, or `Y.data` and `mask=~np.ma.getmaskarray(Y)`."
+        raise bad("mtmkl: Y", "a masked array", "an array", remedy)
     with numpyro.plate("point", N, dim=-2), task, ExitStack() as stack:
         f = numpyro.deterministic("f", f)
-        if np.ma.isMaskedArray(Y):
-            raise ValueError(
-                "mtmkl: Y is a masked array, which JAX does not have. Give `Y.filled(np.nan)`, or "
-                "`Y.data` and `mask=~np.ma.getmaskarray(Y)`."
-            )
         if Y is not None:
+            shapes = f.shape, jnp.shape(Y)
             Y = jnp.reshape(jnp.asarray(Y), f.shape)
             observed = ~jnp.isnan(Y)
             if mask is not None:
-                observed &= _checked_mask(mask, *f.shape)
+                mask = jnp.asarray(mask)
+                if mask.shape not in shapes or mask.dtype != bool:
+                    got = f"{mask.dtype} of shape {mask.shape}"
+                    raise bad("mtmkl: mask", got, f"boolean of the shape {Y.shape} of Y")
+                observed &= jnp.reshape(mask, Y.shape)
             stack.enter_context(handlers.mask(mask=observed))
             Y = jnp.where(observed, Y, 0.0)
         numpyro.sample("Y", dist.Normal(f, noise), obs=Y)
 
 
-def _checked_mask(mask: Any, N: int, Q: int) -> Any:
-    mask = jnp.asarray(mask)
-    fits = mask.shape == (N, Q) or (Q == 1 and mask.shape == (N,))
-    if not fits or mask.dtype != bool:
-        expected = f"boolean of the shape {(N, Q)} of Y"
-        raise bad("mtmkl: mask", f"{mask.dtype} of shape {mask.shape}", expected)
-    return jnp.reshape(mask, (N, Q))
-
-
 def _num_tasks(N: int, Y: Any, num_tasks: int | None) -> int:
     if Y is None:
         if num_tasks is None:
-            raise ValueError("mtmkl: without Y the model needs `num_tasks`.")
+            raise bad("mtmkl: num_tasks", "None without Y", "a number")
         return num_tasks
     shape = np.shape(Y)
     if len(shape) not in (1, 2) or shape[0] != N:
         raise bad("mtmkl: Y", f"shape {shape}", f"({N}, Q) or ({N},), as many rows as X")
     Q = 1 if len(shape) == 1 else shape[1]
-    if num_tasks is not None and num_tasks != Q:
+    if num_tasks not in (None, Q):
         raise bad("mtmkl: Y", f"{Q} tasks", f"num_tasks={num_tasks}")
     return Q

@@ -14,8 +14,7 @@ R = TypeVar("R")
 def full_precision(call: Callable[P, R]) -> Callable[P, R]:
     """Decorate a public function so that its matrix products use full float32 precision.
 
-    By default GPUs since Ampere, and TPUs, round the entries of a product to about ten bits. Then
-    bounds are wrong by hundreds of nats.
+    GPUs since Ampere and TPUs round entries to ten bits: bounds are wrong by hundreds of nats.
     """
 
     @wraps(call)

@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from math import inf, prod
 from typing import Any
 
-from jaxtyping import Array, Float
 import numpy as np
 
 import jax
@@ -20,7 +19,8 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.distributions import GaussianFunctions
 from numpyro_spikeslab.kernel_priors import parameter_priors
-from numpyro_spikeslab.latent import Functions, define
+from numpyro_spikeslab.latent import Functions, define, user_of
+from numpyro_spikeslab.messages import bad
 
 MARK = "spike_slab"
 """Key in the ``infer`` dictionary of both sites of a pair; its value is ``(name, part)``."""
@@ -47,10 +47,9 @@ def spike_slab(
 ) -> Any:
     """Sample weights that are exactly zero or Normal: ``w = s * w_tilde`` (paper, eq. 3).
 
-    Makes the sample sites ``{name}_spike`` (Bernoulli) and ``{name}_slab`` (the
-    slab's Normal prior) and the deterministic site ``name``, their product. Both sites are marked
-    in their ``infer`` dictionaries, which is how :class:`~numpyro_spikeslab.PairedGuide`,
-    :class:`~numpyro_spikeslab.CAVI` and :class:`~numpyro_spikeslab.PairedGibbs` find them.
+    Makes the sample sites ``{name}_spike`` (Bernoulli) and ``{name}_slab`` (Normal) and the
+    deterministic site ``name``, their product. Marks in their ``infer`` dictionaries tell guides
+    and kernels that they are a pair.
 
     :param name: name of the weights.
     :param inclusion: prior probability ``pi`` that a weight is nonzero, in (0, 1). A float, an
@@ -64,12 +63,10 @@ def spike_slab(
         one spike, ``{name}_spike`` of shape (G,), so they are included together, each with a slab
         of its own. ``inclusion`` is then a number or has shape (G,), ``scale`` a number or shape
         (P,), and the call makes its own plates, ``{name}_group`` and ``{name}_weight``.
-        ``numpy.unique(names, return_inverse=True)[1]`` turns names of groups into numbers.
     :return: the weights. Their shape is the broadcast shape of ``inclusion``, ``scale`` and the
-        enclosing plates: the shape of the plates, if there are any. With ``groups``, (P,).
-    :raises ValueError: if ``inclusion`` is outside (0, 1), ``scale`` is not positive, their shapes
-        do not fit each other or the plates, not exactly one of ``inclusion`` and ``expected_size``
-        is given, ``expected_size`` is not between 0 and the number of weights, or ``groups`` are
+        enclosing plates. With ``groups``, (P,).
+    :raises ValueError: if an argument is out of its range, shapes do not fit each other or the
+        plates, not exactly one of ``inclusion`` and ``expected_size`` is given, or ``groups`` are
         not such numbers or are used inside a plate.
 
     **Example**
@@ -86,83 +83,81 @@ def spike_slab(
         ...     model(jnp.ones((3, 10))).shape
         (3,)
     """
+    user = f"spike_slab({name!r})"
     if (inclusion is None) == (expected_size is None):
-        raise ValueError(
-            f"spike_slab({name!r}): give either `inclusion` or `expected_size`, not both or none."
-        )
-    if groups is not None:
-        return _grouped(name, inclusion, scale, expected_size, groups)
-    shape = _pair_shape(name, {"inclusion": inclusion, "scale": scale})
+        got = "neither" if inclusion is None else "both"
+        raise bad(f"{user}: inclusion, expected_size", got, "one of them")
+    if groups is None:
+        index, shape, around = None, *_shape_of_pairs(user, inclusion, scale)
+        plates = _plates()
+        # the number before the plates take a subsample
+        size = prod(shape) * prod(x.size for x in plates) // prod(x.subsample_size for x in plates)
+    else:
+        index = _group_index(user, groups)
+        size = int(index.max()) + 1
+        for argument, value, number in ("inclusion", inclusion, size), ("scale", scale, len(index)):
+            if value is not None and jnp.shape(value) not in ((), (number,)):
+                expected = f"a number or shape ({number},), with {size} groups"
+                raise bad(f"{user}: {argument}", f"shape {jnp.shape(value)}", expected)
     if expected_size is not None:
-        size = prod(_full_shape(shape))
-        _require(name, "expected_size", expected_size, 0.0, float(size), "the number of weights")
+        what = "weights" if index is None else "groups"
+        _require(f"{user}: expected_size", expected_size, size, f"the number of {what}")
         inclusion = jnp.asarray(expected_size) / size
-    _require(name, "inclusion", inclusion, 0.0, 1.0, "a probability")
-    _require(name, "scale", scale, 0.0, inf, "a standard deviation")
-    if shape != _plate_shape():
+    _require(f"{user}: inclusion", inclusion, 1, "a probability")
+    _require(f"{user}: scale", scale, inf, "a standard deviation")
+    infer = {MARK: (name, "spike")}
+    of_spikes, of_slabs = nullcontext(), nullcontext()
+    if index is not None:
+        infer[GROUPS] = tuple(index.tolist())
+        of_spikes = numpyro.plate(f"{name}_group", size)
+        of_slabs = numpyro.plate(f"{name}_weight", len(index))
+    elif shape != around:
         # a plate alone would expand both sites; here one spike would be shared by all its slabs
         inclusion, scale = (jnp.broadcast_to(jnp.asarray(x), shape) for x in (inclusion, scale))
-    spike = numpyro.sample(
-        f"{name}_spike", dist.Bernoulli(probs=inclusion), infer={MARK: (name, "spike")}
-    )
-    slab = numpyro.sample(f"{name}_slab", dist.Normal(0.0, scale), infer={MARK: (name, "slab")})
-    return _recorded(name, weights(spike, slab))
-
-
-def _recorded(name: str, w: Any) -> Any:
-    """``numpyro.deterministic``, whose site also has what a handler may have put another value for:
-    ``intermediates``, which NumPyro's control flow takes along."""
-    site = {"type": "deterministic", "name": name, "value": w, "intermediates": [w]}
-    return apply_stack(site | {"cond_indep_stack": []})["value"] if _PYRO_STACK else w
-
-
-def _grouped(
-    name: str, inclusion: Any, scale: Any, expected_size: Any, groups: Any
-) -> Float[Array, " P"]:
-    """Sample weights with one spike for each group."""
-    index = _group_index(name, groups)
-    G, P = int(index.max()) + 1, len(index)
-    for argument, value, size in (("inclusion", inclusion, G), ("scale", scale, P)):
-        if value is not None and jnp.shape(value) not in ((), (size,)):
-            raise ValueError(
-                f"spike_slab({name!r}): `{argument}` has shape {jnp.shape(value)}, expected a "
-                f"number or shape ({size},), with {G} groups of {P} weights."
-            )
-    if expected_size is not None:
-        _require(name, "expected_size", expected_size, 0.0, float(G), "the number of groups")
-        inclusion = jnp.asarray(expected_size) / G
-    _require(name, "inclusion", inclusion, 0.0, 1.0, "a probability")
-    _require(name, "scale", scale, 0.0, inf, "a standard deviation")
-    mark = {MARK: (name, "spike"), GROUPS: tuple(index.tolist())}
-    with numpyro.plate(f"{name}_group", G):
-        spike = numpyro.sample(f"{name}_spike", dist.Bernoulli(probs=inclusion), infer=mark)
-    with numpyro.plate(f"{name}_weight", P):
+    with of_spikes:
+        spike = numpyro.sample(f"{name}_spike", dist.Bernoulli(probs=inclusion), infer=infer)
+    with of_slabs:
         slab = numpyro.sample(f"{name}_slab", dist.Normal(0.0, scale), infer={MARK: (name, "slab")})
-        return _recorded(name, weights(jnp.asarray(spike)[..., index], slab))
+        if index is not None:
+            spike = jnp.asarray(spike)[..., index]
+        # what `numpyro.deterministic` does; the intermediates show a value that a handler has put
+        # in, and NumPyro's control flow takes them along
+        w = weights(spike, slab)
+        site = {"type": "deterministic", "name": name, "value": w, "intermediates": [w]}
+        return apply_stack(site | {"cond_indep_stack": []})["value"] if _PYRO_STACK else w
 
 
-def _group_index(name: str, groups: Any) -> np.ndarray:
+def _shape_of_pairs(user: str, inclusion: Any, scale: Any) -> tuple[tuple[int, ...], ...]:
+    """Broadcast the shapes of the arguments and the enclosing plates; return also the latter."""
+    sizes = {plate.dim: plate.subsample_size for plate in _plates()}
+    around = tuple(sizes.get(dim, 1) for dim in range(min(sizes, default=0), 0))
+    shapes = [jnp.shape(x) for x in (inclusion, scale) if x is not None]
+    try:
+        shape = jnp.broadcast_shapes(around, *shapes)
+        fits = all(shape[dim] == size for dim, size in sizes.items())
+    except ValueError:
+        fits = False
+    if not fits:
+        expected = f"shapes that fit each other and the enclosing plates, {around}"
+        raise bad(f"{user}: inclusion, scale", f"shapes {shapes}", expected)
+    return shape, around
+
+
+def _group_index(user: str, groups: Any) -> np.ndarray:
     """Return the group number of each weight."""
+    user = f"{user}: groups"
     if not all(map(not_jax_tracer, jax.tree.leaves(groups))):
-        raise ValueError(
-            f"spike_slab({name!r}): `groups` is traced by JAX, expected numbers that are known "
-            "when the model is. Write a list or a numpy array in place of a jax.numpy one, or pass "
-            "them as an argument of the model."
-        )
+        remedy = "Write a list or a numpy array, or pass them as an argument of the model."
+        raise bad(user, "numbers traced by JAX", "numbers known when the model is", remedy)
     index = np.asarray(groups)
     is_list = index.ndim == 1 and index.size > 0 and np.issubdtype(index.dtype, np.integer)
     if not is_list or not np.array_equal(np.unique(index), np.arange(index.max() + 1)):
-        raise ValueError(
-            f"spike_slab({name!r}): `groups` must have one number for each weight, from 0 to the "
-            f"number of groups less one, and all of these, got {groups!r:.100}. Make them with "
-            "`numpy.unique(groups, return_inverse=True)[1]`."
-        )
-    if frames := _plates():
-        raise ValueError(
-            f"spike_slab({name!r}): with `groups` it stands inside of the plate "
-            f"{frames[0].name!r}, expected none, for spikes and slabs differ in number. Move it "
-            f"out of it; it makes the plates '{name}_group' and '{name}_weight' itself."
-        )
+        expected = "for each weight a number from 0 to the number of groups less one, all of them"
+        remedy = "Make them with `numpy.unique(groups, return_inverse=True)[1]`."
+        raise bad(user, f"{groups!r:.100}", expected, remedy)
+    if plates := _plates():
+        remedy = "Move it out of the plate; it makes plates of its own."
+        raise bad(user, f"the enclosing plate {plates[0].name!r}", "no plate", remedy)
     return index
 
 
@@ -191,8 +186,7 @@ def latent_functions(
     The site has one entry for each function, shape (M,) before the parameter's own shape. If the
     kernels of a list have different parameters, there is a site ``{name}_{m}_{path}`` for each
     function instead. To fix a parameter, condition on it:
-    ``handlers.condition(model, {"phi_scale": ...})``. Fields annotated as ``int``, such as the
-    order of a ``Polynomial``, are always fixed.
+    ``handlers.condition(model, {"phi_scale": ...})``. Fields annotated as ``int`` are fixed.
 
     Covariances are dense matrices, so N is limited to some thousands, unless inputs have one
     dimension and all kernels are of one kind of ``tinygp.kernels.quasisep``: then time and memory
@@ -204,8 +198,8 @@ def latent_functions(
         ``"white"`` (independent values, as in factor analysis) or ``"zero"`` (no deviation from the
         mean). If all are ``"zero"``, the functions are a deterministic site and the model is a
         linear one. For inputs in several dimensions, give tinygp's kernels
-        ``distance=tinygp.kernels.distance.L2Distance()``: with
-        their default, the sum of distances, only the exponential kernel is a covariance.
+        ``distance=tinygp.kernels.distance.L2Distance()``: by their default, the sum of distances,
+        only the exponential kernel is a covariance.
     :param X: inputs, real numbers of shape (N,) or (N, D), in the unit of the kernels' scales.
     :param mean: prior means, shape (M, N) or (N,), or a function that maps inputs to them. The
         default is zero.
@@ -213,14 +207,12 @@ def latent_functions(
         ``{"scale": dist.InverseGamma(3.0, 1.0)}``, each on positive numbers. A prior holds for all
         functions with this parameter; where sites are numbered, ``{"0_scale": ...}`` addresses the
         first function alone. Its shape must broadcast to the site's shape: (M,) for a number,
-        (M, D) for an array of shape (D,), without M where sites are numbered. Parameters without an
-        entry keep the default.
+        (M, D) for an array of shape (D,), without M where sites are numbered.
     :return: the functions' values, shape (M, N).
     :raises ValueError: if there are no functions or inputs, the number of kernels differs from the
-        plate's size, the inputs are dates, not finite numbers or equal after rounding, a kernel
-        does not accept them, a matrix or a stationary kernel is not a covariance of the inputs, all
-        kernels are ``"zero"`` without ``mean``, or a prior names no parameter, is not on positive
-        numbers or has another shape.
+        plate's size, the inputs are not finite real numbers or equal after rounding, a kernel does
+        not accept them or is no covariance of them, all kernels are ``"zero"`` without ``mean``, or
+        a prior names no parameter, is not on positive numbers or has another shape.
 
     **Example**
 
@@ -234,18 +226,6 @@ def latent_functions(
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     model(jnp.linspace(0, 1, 5)).shape
         (3, 5)
-
-    With a prior that keeps length scales away from zero:
-
-    .. doctest::
-
-        >>> import numpyro.distributions as dist
-        >>> def model(X):
-        ...     kernel, scale = kernels.ExpSquared(2.0), dist.InverseGamma(3.0, 1.0)
-        ...     return nss.latent_functions("phi", [kernel] * 3, X, priors={"scale": scale})
-        >>> trace = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(jnp.ones(5))
-        >>> type(trace["phi_scale"]["fn"].base_dist).__name__, trace["phi_scale"]["value"].shape
-        ('InverseGamma', (3,))
     """
     return sample_functions(name, kernels, X, mean, priors)[0]
 
@@ -258,11 +238,8 @@ def sample_functions(
     priors: Mapping[str, dist.Distribution] | None = None,
     point: str | None = None,
 ) -> tuple[Any, Functions, dict[str, Any]]:
-    """Sample functions as :func:`latent_functions`; also return their definition and the values of
-    the kernels' parameters.
-
-    :param point: ArviZ's name for the dimension of the inputs, by default ``{name}_point``.
-    """
+    """Sample functions, of inputs of dimension ``point`` in ArviZ; return also their definition and
+    the values of the kernels' parameters."""
     inner = max(_plates(), key=lambda plate: plate.dim, default=None)
     functions = define(name, kernels, X, mean, None if inner is None else inner.size)
     site_priors = parameter_priors(functions, priors or {})
@@ -274,10 +251,9 @@ def sample_functions(
         with plate:
             return numpyro.deterministic(name, mu), functions, {}
     if not shared and inner is not None:
-        raise ValueError(
-            f"latent_functions({name!r}): kernels with different parameters cannot stand inside "
-            f"the plate {inner.name!r}. Move latent_functions out of it; it makes its own plate."
-        )
+        remedy = "Move latent_functions out of it; it makes its own plate."
+        got = f"different parameters inside the plate {inner.name!r}"
+        raise bad(f"{user_of(name)}: kernels", got, "kernels with the same ones", remedy)
     with plate if shared else nullcontext():
         sites = {site: numpyro.sample(site, prior) for site, prior in site_priors.items()}
     if kinds == {"white"}:
@@ -300,55 +276,16 @@ def _plates() -> list[Any]:
     return [frame for frame in _PYRO_STACK if isinstance(frame, numpyro.plate)]
 
 
-def _plate_shape() -> tuple[int, ...]:
-    """Batch shape of the enclosing plates, with 1 at dimensions between them."""
-    sizes = {plate.dim: plate.subsample_size for plate in _plates()}
-    return tuple(sizes.get(dim, 1) for dim in range(min(sizes, default=0), 0))
-
-
-def _pair_shape(name: str, arguments: dict[str, Any]) -> tuple[int, ...]:
-    """Broadcast the shapes of the arguments and the enclosing plates.
-
-    :raises ValueError: if an argument does not fit the others or the plates.
-    """
-    shape = plates = _plate_shape()
-    for argument, value in arguments.items():
-        if value is None:
-            continue
-        try:
-            shape = jnp.broadcast_shapes(shape, jnp.shape(value))
-            fits = all(shape[plate.dim] == plate.subsample_size for plate in _plates())
-        except ValueError:
-            fits = False
-        if not fits:
-            raise ValueError(
-                f"spike_slab({name!r}): `{argument}` has shape {jnp.shape(value)}, which does not "
-                f"fit the other argument and the enclosing plates, of shape {plates}."
-            )
-    return shape
-
-
-def _full_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape before the plates take a subsample."""
-    full = list(shape)
-    for plate in _plates():
-        full[plate.dim] = plate.size
-    return tuple(full)
-
-
 def weights(spike: ArrayLike, slab: ArrayLike) -> Any:
     """Compute ``w = s * w_tilde``, without the negative zeros of a product."""
     return jnp.where(jnp.asarray(spike, bool), slab, 0.0)
 
 
-def _require(name: str, argument: str, value: Any, low: float, high: float, why: str) -> None:
-    """Raise unless a concrete ``value`` lies strictly between ``low`` and ``high``."""
+def _require(what: str, value: Any, high: float | int, why: str) -> None:
+    """Raise unless a concrete value lies strictly between 0 and ``high``."""
     if not not_jax_tracer(value):
         return
     # numpy, because under a transformation jax.numpy makes tracers of constants
     value = np.asarray(value)
-    if not np.all((value > low) & (value < high)):
-        raise ValueError(
-            f"spike_slab({name!r}): every `{argument}` must lie strictly between {low} and {high} "
-            f"({why}), got {value}."
-        )
+    if not np.all((value > 0) & (value < high)):
+        raise bad(what, value, f"numbers strictly between 0 and {high}, {why}")

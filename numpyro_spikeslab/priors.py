@@ -23,9 +23,7 @@ def base_of(fn: Any) -> Any:
 def is_plain(site: dict[str, Any], families: Sequence[type]) -> bool:
     """Whether a site has a prior of one of these families, neither masked nor scaled."""
     fn = site["fn"]
-    while isinstance(fn, WRAPPERS):
-        if isinstance(fn, dist.MaskedDistribution):
-            return False
+    while isinstance(fn, WRAPPERS) and not isinstance(fn, dist.MaskedDistribution):
         fn = fn.base_dist
     return type(fn) in families and site["scale"] is None
 
@@ -45,18 +43,13 @@ def bounds(support: Any) -> tuple[Any, Any] | None:
 def is_drawable(site: dict[str, Any], upper: float = np.inf) -> bool:
     """Whether the prior of a site can be drawn from and gives only numbers from 0 to ``upper``, as
     far as its bounds are known."""
-    if site["type"] != "sample":
-        return False
     base = base_of(site["fn"])
-    if isinstance(base, dist.ImproperUniform) or not is_plain(site, (type(base),)):
+    ends = bounds(base.support)
+    if isinstance(base, dist.ImproperUniform) or not is_plain(site, (type(base),)) or ends is None:
         return False
-    ends = None if base.is_discrete else bounds(base.support)
-    if ends is None:
-        return False
-    low, high = (np.asarray(end) if not_jax_tracer(end) else None for end in ends)
-    fits_low = low is None or bool(np.all(low >= 0))
-    fits_high = high is None or bool(np.all(high <= upper))
-    return fits_low and fits_high
+    # bounds may be tracers of the trace that has ended, with which nothing can be computed
+    fits = (ends[0], lambda x: x >= 0), (ends[1], lambda x: x <= upper)
+    return all(bool(np.all(fit(x))) for x, fit in fits if not_jax_tracer(x))
 
 
 def includes(support: Any, upper: float) -> bool:
@@ -64,5 +57,4 @@ def includes(support: Any, upper: float) -> bool:
     ends = bounds(support)
     if ends is None or not all(map(not_jax_tracer, ends)):
         return False
-    low, high = map(np.asarray, ends)
-    return bool(np.all(low <= 0)) and bool(np.all(high >= upper))
+    return bool(np.all(ends[0] <= 0) and np.all(ends[1] >= upper))

@@ -17,22 +17,16 @@ import jax.numpy as jnp
 from numpyro.infer import MCMC
 from numpyro.util import is_prng_key
 
-from numpyro_spikeslab import models
+from numpyro_spikeslab import models, table_checks
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import inclusion, posterior
 from numpyro_spikeslab.reporting.credible_sets import credible_sets
-from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics
 from numpyro_spikeslab.reporting.variational import add_variational_stats, k_hat
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
-from numpyro_spikeslab.table_checks import (
-    ROUNDING,
-    checked_count,
-    checked_new,
-    checked_response,
-    checked_table,
-)
+from numpyro_spikeslab.table_checks import ROUNDING, checked_count
 
 NUM_STEPS, TOLERANCE = 1000, 1e-3
 """Most steps of the fit, and the rise of the bound at which it stops."""
@@ -44,10 +38,7 @@ PROBABILITIES = "inclusion_probabilities.w"
 
 
 class Scales(NamedTuple):
-    """Means and standard deviations of the columns, along ``feature``, and of the response.
-
-    - **used** - whether a column varies; the others have the standard deviation 1.
-    """
+    """Means and standard deviations of columns, 1 if a column is not used, and of the response."""
 
     x_mean: xr.DataArray
     x_sd: xr.DataArray
@@ -74,28 +65,21 @@ def sparse_regression(
     :class:`~numpyro_spikeslab.PairedGibbs` start from a fit by annealed
     :class:`~numpyro_spikeslab.CAVI`. Report the chains. If they agree with each other (``r_hat``)
     but not with the fit (``cavi_is_off``), CAVI has picked one of several correlated columns: look
-    at the credible sets.
-
-    The result is ArviZ data, which :func:`~numpyro_spikeslab.summary`,
-    :func:`~numpyro_spikeslab.plot_inclusion` and ArviZ's own functions take. Weights, intercept and
-    noise are in the units of the table and the response, ``slab_scale`` in standardised ones. Its
-    groups are
+    at the credible sets. The result is ArviZ data:
 
     - ``posterior``: draws of ``w`` with ``w_spike`` and ``w_slab``, dimension ``feature``, and of
-      ``intercept``, ``sigma``, ``slab_scale`` and ``inclusion``;
+      ``intercept``, ``sigma``, ``slab_scale`` and ``inclusion``; all but ``slab_scale`` are in the
+      units of the table and the response;
     - ``sample_stats``: the Rao-Blackwellised inclusion probabilities of all draws;
-    - ``summary``: a row for each column, ``dt["summary"].to_dataset().to_dataframe()``, with the
-      columns of :func:`~numpyro_spikeslab.summary` for its weight: posterior ``mean`` and ``sd``,
-      zeros included, ``inclusion`` probability, ``ess_bulk``, ``r_hat`` and others; ``cavi``, the
+    - ``summary``: for ``dt["summary"].to_dataset().to_dataframe()``, which has a row for each
+      column and the columns of :func:`~numpyro_spikeslab.summary`, zeros included; ``cavi``, the
       inclusion probability of the fit, and ``cavi_is_off``, whether it differs by more than 0.2;
       ``credible_set``, the number of its 95% credible set, -1 for none (see
-      :func:`~numpyro_spikeslab.credible_sets`). The attribute ``k_hat`` of the group is above 0.7
-      if the draws of the fit are far from the posterior given its values of noise, slab scale and
-      inclusion probability;
-    - ``cavi``: ArviZ data of the fit, with a posterior and sample statistics of its own:
-      ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``; the column
-      ``alternatives`` of ``nss.summary(dt["cavi"])`` names columns that could replace those that
-      CAVI has picked;
+      :func:`~numpyro_spikeslab.credible_sets`). The attribute ``k_hat`` is above 0.7 if the draws
+      of the fit are far from the posterior given its noise, slab scale and inclusion probability;
+    - ``cavi``: ArviZ data of the fit, for
+      ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``, or for ``nss.summary``,
+      whose column ``alternatives`` names columns that could replace those that CAVI has picked;
     - ``observed_data`` and ``constant_data``: ``y`` and ``X``;
     - ``predictions``: with ``X_new``, draws of new responses ``y``, along ``new_row``.
 
@@ -112,13 +96,8 @@ def sparse_regression(
     :param num_warmup: steps of each chain before its draws, few since it starts at the fit.
     :param num_samples: draws of each chain.
     :param num_chains: number of chains, which run one after the other.
-    :returns: an xarray DataTree with these groups.
-    :raises ValueError: if ``X`` or ``y`` has another shape, fewer than three rows, or values that
-        are not finite numbers, if a Series ``y`` has another index than the DataFrame ``X``, if all
-        columns or the response are constant, if ``X_new`` has other columns, if ``expected_size``
-        is not between 0 and P, if ``key`` is no random key, or if a count is too small.
-
-    **Example**
+    :raises ValueError: if ``X``, ``y`` or ``X_new`` have other shapes or labels, values that are
+        not finite numbers, too few rows or no variation, or if a number is out of its range.
 
     .. code-block:: python
 
@@ -133,22 +112,23 @@ def sparse_regression(
     num_warmup = checked_count("num_warmup", num_warmup, 0)
     num_samples = checked_count("num_samples", num_samples, 1)
     num_chains = checked_count("num_chains", num_chains, 1)
-    table, names = checked_table(X)
-    response = checked_response(y, X)
-    new = None if X_new is None else checked_new(X_new, X, names)
-    scales = scales_of(table, response, names)
-    data = standardised(table, response, scales)
-    prior = inclusion_prior(expected_size, int(scales.used.sum()))
+    table = table_checks.checked_table(X)
+    response = table_checks.checked_response(y, X)
+    new = None if X_new is None else table_checks.checked_new(X_new, X, table)
+    scales, data = standardised(table, response)
+    size = int(scales.used.sum())
+    if expected_size is not None and not 0 < expected_size < size:
+        expected = f"a number between 0 and {size}, the columns that vary"
+        raise bad("expected_size", repr(expected_size), expected)
+    prior = 1.0, 9.0 if expected_size is None else size / expected_size - 1.0
     key_fit, key_chains, key_rest = random.split(key, 3)
     rng = np.random.default_rng(np.asarray(random.bits(key_rest, (2,))))
     fitted = fit(key_fit, data, prior, num_chains)
     starts = {name: x.values[:num_chains] for name, x in posterior(fitted).items() if name != "w"}
     keys = random.split(key_chains, num_chains)
-    draws, probabilities = jax.device_get(
-        chains(keys, starts, data, prior, num_warmup, num_samples)
-    )
+    draws = jax.device_get(chains(keys, starts, data, prior, num_warmup, num_samples))
     sampled = arviz_base.from_dict(
-        {"posterior": draws, "sample_stats": {PROBABILITIES: probabilities}},
+        dict(zip(("posterior", "sample_stats"), draws, strict=True)),
         dims={name: ["feature"] for name in ("w", "w_spike", "w_slab", PROBABILITIES)},
     )
     tree = in_units(sampled, scales, len(table), rng)
@@ -156,53 +136,34 @@ def sparse_regression(
     # labels of several levels cannot be saved, and xarray takes an index name for a dimension
     is_flat = isinstance(X, pd.DataFrame) and X.index.nlevels == 1
     rows = {"row": X.index.rename(None)} if is_flat else {}
-    tree["constant_data"] = xr.Dataset(
-        {"X": (("row", "feature"), table)}, {"feature": names, **rows}
-    )
+    tree["constant_data"] = xr.Dataset({"X": table}, rows)
     tree["observed_data"] = xr.Dataset({"y": ("row", response)}, rows)
-    tree["summary"] = summarised(tree, cavi, table)
+    tree["summary"] = summarised(tree, cavi, table.values)
     if new is not None:
         tree["predictions"] = predicted(posterior(tree), new, rng)
     return tree
 
 
-def inclusion_prior(expected_size: float | None, size: int) -> tuple[float, float]:
-    """Return the concentrations of the Beta prior of the inclusion probability."""
-    if expected_size is None:
-        return 1.0, 9.0
-    if not 0 < expected_size < size:
-        expected = f"a number between 0 and {size}, the columns that vary"
-        raise bad("expected_size", repr(expected_size), expected)
-    return 1.0, size / expected_size - 1.0
-
-
-def scales_of(table: np.ndarray, response: np.ndarray, names: list) -> Scales:
-    """Compute means and standard deviations, after a check that some column varies."""
-    mean, sd = table.mean(axis=0), table.std(axis=0)
-    used = sd > ROUNDING * abs(table).max(axis=0)
+def standardised(
+    table: xr.DataArray, response: np.ndarray
+) -> tuple[Scales, tuple[Float[Array, "C P"], Float[Array, " C"]]]:
+    """Return contrasts of columns and response of variance 1, constant columns as zeros."""
+    mean, sd = table.mean("row", skipna=False), table.std("row", skipna=False)
+    used = sd > ROUNDING * abs(table).max("row")
     if not used.any():
         raise bad("X", f"{table.shape[1]} constant columns", "one or more that vary")
-    x_mean, x_sd, varies = (
-        xr.DataArray(values, {"feature": names}, ["feature"])
-        for values in (mean, np.where(used, sd, 1.0), used)
-    )
-    return Scales(x_mean, x_sd, varies, float(response.mean()), float(response.std()))
-
-
-def standardised(
-    table: np.ndarray, response: np.ndarray, scales: Scales
-) -> tuple[Float[Array, "C P"], Float[Array, " C"]]:
-    """Return contrasts of columns and response of variance 1, constant columns as zeros."""
-    columns = (table - scales.x_mean.values) / scales.x_sd.values * scales.used.values
-    standard = (response - scales.y_mean) / scales.y_sd
-    return jnp.asarray(contrasts(columns), float), jnp.asarray(contrasts(standard), float)
+    sd = sd.where(used, 1.0)
+    columns = ((table - mean) / sd * used).values
+    y_mean, y_sd = float(response.mean()), float(response.std())
+    data = (jnp.asarray(contrasts(x), float) for x in (columns, (response - y_mean) / y_sd))
+    return Scales(mean, sd, used, y_mean, y_sd), tuple(data)
 
 
 def contrasts(values: Float[np.ndarray, "N *P"]) -> Float[np.ndarray, "N-1 *P"]:
     """Compute Helmert contrasts: subtract from each row the mean of the rows above, and scale.
 
-    Their likelihood is the marginal likelihood under a flat prior of the intercept. N centred rows
-    would count one observation too many, and let the noise vanish once N - 1 columns are included.
+    Their likelihood is marginal over a flat intercept. N centred rows would count one observation
+    too many, and let the noise vanish once N - 1 columns are included.
     """
     count = np.arange(1.0, len(values)).reshape(-1, *[1] * (values.ndim - 1))
     above = np.cumsum(values, axis=0)[:-1] / count
@@ -212,10 +173,7 @@ def contrasts(values: Float[np.ndarray, "N *P"]) -> Float[np.ndarray, "N-1 *P"]:
 def in_units(
     tree: xr.DataTree, scales: Scales, num_rows: int, rng: np.random.Generator
 ) -> xr.DataTree:
-    """Convert draws to the units of the table and the response, and draw an intercept.
-
-    Weights of constant columns become 0.
-    """
+    """Convert draws to the units of the table and the response, and draw an intercept."""
     draws, stats = posterior(tree), tree["sample_stats"].to_dataset()
     draws = draws.astype(float).assign_coords(feature=scales.used["feature"])
     stats = stats.assign_coords(feature=scales.used["feature"])
@@ -255,10 +213,10 @@ def chains(
     prior: tuple[Any, Any],
     num_warmup: int,
     num_samples: int,
-) -> tuple[dict[str, Any], Any]:
-    """Draw each chain with its inclusion probabilities, in one compiled function.
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Draw each chain with its inclusion probabilities.
 
-    MCMC by itself compiles its parts one by one, which takes longer than all draws.
+    MCMC alone compiles its parts one by one, which takes longer than all draws.
     """
     model = models.sparse_regression(inclusion=prior)
 
@@ -267,14 +225,17 @@ def chains(
         kernel = PairedGibbs(model)
         mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
         mcmc.run(key, *data, init_params=start, extra_fields=(PROBABILITIES,))
-        return mcmc.get_samples(), mcmc.get_extra_fields()[PROBABILITIES]
+        return mcmc.get_samples(), mcmc.get_extra_fields()
 
     return jax.lax.map(chain, (keys, starts))
 
 
 def summarised(tree: xr.DataTree, cavi: xr.DataTree, table: np.ndarray) -> xr.Dataset:
     """Make a row for each column: its weight, its inclusion by chains and fit, its credible set."""
-    parts = [statistics(posterior(tree)[["w"]])["w"], inclusion_statistics(tree, "w")]
+    parts = [
+        arviz_data.statistics(posterior(tree)[["w"]])["w"],
+        arviz_data.inclusion_statistics(tree, "w"),
+    ]
     rows = xr.concat(parts, dim="summary").to_dataset("summary")
     rows["cavi"] = inclusion(cavi, "w")
     rows["cavi_is_off"] = abs(rows["cavi"] - rows["inclusion"]) > OFF
@@ -284,9 +245,7 @@ def summarised(tree: xr.DataTree, cavi: xr.DataTree, table: np.ndarray) -> xr.Da
     return rows.assign_attrs(k_hat=k_hat(cavi))
 
 
-def predicted(draws: xr.Dataset, table: np.ndarray, rng: np.random.Generator) -> xr.Dataset:
-    """Draw responses at new rows."""
-    rows = xr.DataArray(table, dims=["new_row", "feature"], coords={"feature": draws["feature"]})
+def predicted(draws: xr.Dataset, rows: xr.DataArray, rng: np.random.Generator) -> xr.Dataset:
     mean = draws["intercept"] + xr.dot(draws["w"], rows, dim="feature")
     noise = draws["sigma"] * mean.copy(data=rng.normal(size=mean.shape))
     return (mean + noise).to_dataset(name="y")

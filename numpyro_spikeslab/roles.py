@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sites with a role: noise scales, inclusion probabilities and slab scales.
 
-A role says where the values of its site go in a view, which sums over weights or tasks are its
-sufficient statistics, and, given these, its mode (for fits) and its conditional (for chains). Which
-entry of the site each weight or task takes is an :class:`Index`.
+A role says where the values of its site go in a view, and, given its sufficient statistics, its
+mode (for fits) and its conditional (for chains).
 """
 
 from collections.abc import Callable
@@ -21,7 +20,6 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.search import slice_sample
 from numpyro_spikeslab.priors import base_of, includes, is_drawable, is_plain
 
@@ -38,8 +36,7 @@ class Index:
     """Which entry of a site each weight or task takes.
 
     - **entries** - positions in the flat site, in the shape of the weights, (Q, M), or of the
-      tasks, (Q,). The size of the site marks a weight without an entry. `None` if the site has one
-      entry, which all weights take.
+      tasks, (Q,); the size of the site where there is none. `None` if all take the only entry.
     - **shape** - of the site.
     """
 
@@ -50,15 +47,9 @@ class Index:
     def size(self) -> int:
         return max(prod(self.shape), 1)
 
-    @property
-    def is_single(self) -> bool:
-        """Whether all weights or tasks take the only entry."""
-        return self.entries is None
-
     def __getitem__(self, which: Any) -> "Index":
         """Return the index of some of the tasks."""
-        entries = None if self.entries is None else self.entries[which]
-        return Index(entries, self.shape)
+        return Index(None if self.entries is None else self.entries[which], self.shape)
 
     def take(self, value: Any, other: Any) -> Any:
         """Return the entries that weights or tasks take, ``other`` where they take none."""
@@ -69,10 +60,7 @@ class Index:
         return jnp.where(entries < self.size, flat.at[entries].get(mode="clip"), other)
 
     def sum(self, x: Any) -> Any:
-        """Sum over the weights or tasks that take the same entry, in the shape of the site.
-
-        :param x: for each weight or task; for all tasks where the index has one row for them.
-        """
+        """Sum over the weights or tasks that take the same entry, in the shape of the site."""
         if self.entries is None:
             return jnp.sum(x).reshape(self.shape)
         entries = jnp.ravel(self.entries)
@@ -89,10 +77,6 @@ class Index:
             return jnp.reshape(jnp.ravel(x)[0], self.shape)
         return jnp.ravel(value).at[self.entries].set(x, mode="drop").reshape(self.shape)
 
-    def takes_any(self) -> Any:
-        """Whether each weight or task takes an entry."""
-        return True if self.entries is None else np.asarray(self.entries) < self.size
-
     def is_local(self, num_tasks: int) -> bool:
         """Whether each entry is taken, by weights of one task alone."""
         if self.entries is None or len(self.entries) != num_tasks:
@@ -104,26 +88,10 @@ class Index:
         return bool(np.all(owner[:-1] >= 0) and np.all(is_own))
 
 
-class Statistics(NamedTuple):
-    """Sufficient statistics of all roles, before the sums over an index.
-
-    - **included** - inclusion probabilities, in the shape of the weights.
-    - **slabs**, **slab_squares** - expected number of included slabs, and of their squares.
-    - **count**, **squares** - number of observations of each task, and the expected sum of their
-      squared residuals.
-    """
-
-    included: Any
-    slabs: Any
-    slab_squares: Any
-    count: Any
-    squares: Any
-
-
 class Tally(NamedTuple):
-    """Sufficient statistics of a site with a role, in its shape.
+    """Sufficient statistics of a role: of each weight or task, or their sums in the site's shape.
 
-    - **count** - number of weights, slabs or observations that take each entry.
+    - **count** - number of weights, included slabs or observations.
     - **total** - sum of their inclusion probabilities, squared slabs or squared residuals.
     """
 
@@ -131,25 +99,16 @@ class Tally(NamedTuple):
     total: Any
 
 
-class Target(NamedTuple):
-    """The conditional of a site, on the whole real line.
-
-    - **x** - the entries of the site, transformed to the real line.
-    - **log_density** - of each entry.
-    - **back** - maps them back to the site.
-    """
-
-    x: Float[Array, "..."]
-    log_density: Callable[[Any], Any]
-    back: Callable[[Any], Any]
+Target = tuple[Float[Array, "..."], Callable[[Any], Any], Callable[[Any], Any]]
+"""The conditional of a site: its entries on the real line, the log density of each, and the map
+back to the site."""
 
 
 @dataclass(frozen=True)
 class Role:
     """A site whose values are the noise scales, inclusion probabilities or slab scales themselves.
 
-    - **site** - its name.
-    - **has_mode** - whether its mode has a closed form. If not, it can be drawn only.
+    Without a mode in closed form it can be drawn only.
     """
 
     site: str
@@ -162,46 +121,37 @@ class Role:
 
     @classmethod
     def of(cls, site: dict[str, Any]) -> "Role | None":
-        """Return the role of a site that is this part, `None` if nothing is known of its prior.
-
-        A mode must not lie outside of the prior's support, and only independent entries can be
-        drawn.
-        """
+        """Return the role of a site that is this part, `None` if nothing is known of its prior."""
         if site["type"] == "param":
             constraint = site["kwargs"].get("constraint", constraints.real)
             return cls(site["name"], True) if includes(constraint, cls.upper) else None
         base = base_of(site["fn"])
-        if is_plain(site, cls.priors_with_mode):
-            improper = isinstance(base, dist.ImproperUniform)
-            if not improper or includes(base.support, cls.upper):
-                return cls(site["name"], True)
+        # a mode must not lie outside of the support
+        is_whole = type(base) is not dist.ImproperUniform or includes(base.support, cls.upper)
+        has_mode = is_whole and is_plain(site, cls.priors_with_mode)
         is_drawn = is_drawable(site, cls.upper) and not base.event_shape
-        return cls(site["name"], False) if is_drawn else None
+        return cls(site["name"], has_mode) if has_mode or is_drawn else None
 
     def place(self, at: Any, index: Index, value: Any) -> Any:
         """Return a view at another value of the site; the model does not run for it."""
         raise NotImplementedError
 
-    def tally(self, index: Index, statistics: Statistics) -> Tally:
-        """Sum the statistics of the weights or tasks that take each entry."""
-        raise NotImplementedError
+    def tally(self, index: Index, statistics: dict[str, Tally]) -> Tally:
+        """Sum the statistics of this part over the weights or tasks that take each entry."""
+        return Tally(*map(index.sum, statistics[self.part]))
 
     def expected(self, value: Any) -> Any:
         """Return the expected total of one weight or observation, given the site's value."""
         return value**2
 
     def mode(self, tally: Tally, prior: Any, current: Any) -> Any:
-        """Return the mode given the statistics, and the current value where the count is zero.
-
-        :param prior: priors without a closed mode are taken as flat.
-        """
+        """Return the mode given the statistics, and the current value where the count is zero;
+        priors without a closed mode are taken as flat."""
         return scale_mode(*tally, prior, current)
 
     def target(self, tally: Tally, prior: Any, current: Any) -> Target:
-        """Return the conditional given the statistics of draws.
-
-        The default is the conditional of a standard deviation of Normal numbers with mean zero.
-        """
+        """Return the conditional given the statistics of draws: by default, of the standard
+        deviation of Normal numbers with mean zero."""
         log_prior, log_squares = elementwise(prior, jnp.shape(current)), jnp.log(tally.total)
 
         def log_density(log_x):
@@ -209,7 +159,7 @@ class Role:
             likelihood = -tally.count * log_x - 0.5 * jnp.exp(log_squares - 2 * log_x)
             return log_prior(jnp.exp(log_x)) + log_x + likelihood
 
-        return Target(jnp.log(current), log_density, jnp.exp)
+        return jnp.log(current), log_density, jnp.exp
 
 
 class NoiseRole(Role):
@@ -222,9 +172,6 @@ class NoiseRole(Role):
         log_scale = 0.5 * jnp.sum(at.count * jnp.log(2 * jnp.pi * sigma2))
         return at._replace(sigma2=sigma2, log_scale=log_scale)
 
-    def tally(self, index: Index, statistics: Statistics) -> Tally:
-        return Tally(index.sum(statistics.count), index.sum(statistics.squares))
-
 
 class SlabRole(Role):
     """The slab scales of the weights."""
@@ -234,9 +181,6 @@ class SlabRole(Role):
     def place(self, at: Any, index: Index, value: Any) -> Any:
         variance = index.take(value**2, at.prior.variance)
         return at._replace(prior=at.prior._replace(variance=variance))
-
-    def tally(self, index: Index, statistics: Statistics) -> Tally:
-        return Tally(index.sum(statistics.slabs), index.sum(statistics.slab_squares))
 
 
 class InclusionRole(Role):
@@ -250,22 +194,29 @@ class InclusionRole(Role):
         log_odds = index.take(jnp.log(value) - jnp.log1p(-value), at.prior.log_odds)
         return at._replace(prior=at.prior._replace(log_odds=log_odds))
 
-    def tally(self, index: Index, statistics: Statistics) -> Tally:
-        included = statistics.included
-        return Tally(index.sum(jnp.ones_like(included)), index.sum(included))
-
     def expected(self, value: Any) -> Any:
         return value
 
     def mode(self, tally: Tally, prior: Any, current: Any) -> Any:
-        return inclusion_mode(tally.total, tally.count, prior, current)
+        """Maximise ``included log pi + excluded log(1 - pi) + log p(pi)``; ``current`` also breaks
+        ties between 0 and 1."""
+        base, (included, excluded) = base_of(prior), _with_pseudo_counts(tally, prior)
+        total = included + excluded
+        # with Beta parameters below 1, the point between them may be a minimum
+        end = jnp.where(included == excluded, current > 0.5, included > excluded)
+        inside = (included >= 0) & (excluded >= 0)
+        mode = jnp.where(inside, included / jnp.where(total == 0, 1, total), end)
+        mode = jnp.where((included == 0) & (excluded == 0), current, mode)
+        low, high = (base.low, base.high) if isinstance(base, dist.Uniform) else (0.0, 1.0)
+        # 0 and 1 are absorbing
+        high = jnp.minimum(high, 1.0)
+        margin = jnp.finfo(jnp.result_type(included)).eps * high
+        return jnp.clip(mode, low + margin, high - margin)
 
     def target(self, tally: Tally, prior: Any, current: Any) -> Target:
-        base, included, excluded = base_of(prior), tally.total, tally.count - tally.total
-        if isinstance(base, dist.Beta):
-            # a Beta prior adds pseudo-counts; its normaliser would take long to compile
-            included = included + base.concentration1 - 1.0
-            excluded = excluded + base.concentration0 - 1.0
+        included, excluded = _with_pseudo_counts(tally, prior)
+        if isinstance(base_of(prior), dist.Beta):
+            # its normaliser would take long to compile
             prior = dist.Uniform()
         log_prior = elementwise(prior, jnp.shape(current))
         info = jnp.finfo(jnp.result_type(current))
@@ -281,44 +232,24 @@ class InclusionRole(Role):
             return log_prior(back(logit)) + likelihood
 
         inside = jnp.clip(current, info.tiny, 1 - info.eps)
-        return Target(jnp.log(inside) - jnp.log1p(-inside), log_density, back)
+        return jnp.log(inside) - jnp.log1p(-inside), log_density, back
+
+
+def _with_pseudo_counts(tally: Tally, prior: Any) -> tuple[Any, Any]:
+    """Return the numbers of included and excluded weights, with those that a Beta prior adds."""
+    base, included, excluded = base_of(prior), tally.total, tally.count - tally.total
+    if isinstance(base, dist.Beta):
+        included = included + base.concentration1 - 1.0
+        excluded = excluded + base.concentration0 - 1.0
+    return included, excluded
 
 
 ROLES: tuple[type[Role], ...] = NoiseRole, InclusionRole, SlabRole
 
 
-# Modes
-
-
-def inclusion_mode(included: Any, count: Any, prior: Any, current: Any) -> Any:
-    """Maximise ``included log pi + (count - included) log(1 - pi) + log p(pi)``.
-
-    :param prior: a Beta or Uniform distribution; `None` and others are flat.
-    :param current: returned where the count is zero; breaks ties between 0 and 1.
-    """
-    base, excluded = base_of(prior), count - included
-    if isinstance(base, dist.Beta):
-        included = included + base.concentration1 - 1.0
-        excluded = excluded + base.concentration0 - 1.0
-    total = included + excluded
-    # with Beta parameters below 1, the point between them may be a minimum
-    end = jnp.where(included == excluded, current > 0.5, included > excluded)
-    inside = (included >= 0) & (excluded >= 0)
-    mode = jnp.where(inside, included / jnp.where(total == 0, 1, total), end)
-    mode = jnp.where((included == 0) & (excluded == 0), current, mode)
-    low, high = (base.low, base.high) if isinstance(base, dist.Uniform) else (0.0, 1.0)
-    # 0 and 1 are absorbing
-    high = jnp.minimum(high, 1.0)
-    margin = jnp.finfo(jnp.result_type(included)).eps * high
-    return jnp.clip(mode, low + margin, high - margin)
-
-
 def scale_mode(count: Any, squares: Any, prior: Any, current: Any) -> Any:
-    """Maximise ``-count log sigma - squares / (2 sigma^2) + log p(sigma)``.
-
-    :param prior: a HalfNormal distribution; `None` and others are flat.
-    :param current: returned where the count is nearly zero.
-    """
+    """Maximise ``-count log sigma - squares / (2 sigma^2) + log p(sigma)``, with a HalfNormal or
+    else a flat prior; return ``current`` where the count is nearly zero."""
     base = base_of(prior)
     scale = base.scale if isinstance(base, dist.HalfNormal) else jnp.inf
     is_known = count > MIN_COUNT
@@ -328,24 +259,18 @@ def scale_mode(count: Any, squares: Any, prior: Any, current: Any) -> Any:
     return jnp.where(is_known, jnp.sqrt(variance), current)
 
 
-# Draws
-
-
 def draw_sites(key: Array, targets: dict[str, Target]) -> dict[str, Any]:
-    """Draw sites that are independent of each other: all at once, which compiles faster.
-
-    :param targets: their conditionals, by their names.
-    """
+    """Draw sites that are independent of each other: all at once, which compiles faster."""
     if not targets:
         return {}
-    x, unflatten = ravel_pytree({name: target.x for name, target in targets.items()})
+    x, unflatten = ravel_pytree({name: target[0] for name, target in targets.items()})
 
     def log_density(x):
         values = unflatten(x)
-        return ravel_pytree({k: target.log_density(values[k]) for k, target in targets.items()})[0]
+        return ravel_pytree({name: of(values[name]) for name, (_, of, _) in targets.items()})[0]
 
     new = unflatten(slice_sample(key, lambda x: (log_density(x), ()), x, NUM_UPDATES)[0])
-    return {name: target.back(new[name]) for name, target in targets.items()}
+    return {name: back(new[name]) for name, (_, _, back) in targets.items()}
 
 
 def elementwise(prior: Any, shape: tuple[int, ...]) -> Callable[[Any], Float[Array, "..."]]:
@@ -353,7 +278,7 @@ def elementwise(prior: Any, shape: tuple[int, ...]) -> Callable[[Any], Float[Arr
     base = base_of(prior)
 
     def log_density(x):
-        inside = jnp.where(base.support(x), with_short_gammas(base.log_prob)(x), -jnp.inf)
+        inside = jnp.where(base.support(x), base.log_prob(x), -jnp.inf)
         return jnp.broadcast_to(inside, shape)
 
     return log_density

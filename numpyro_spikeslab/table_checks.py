@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import xarray as xr
 
 from numpyro_spikeslab.latent import are_dates
 from numpyro_spikeslab.messages import bad
@@ -38,23 +39,22 @@ def as_numbers(argument: str, values: Any) -> np.ndarray:
     return array
 
 
-def checked_table(X: Any) -> tuple[np.ndarray, list]:
-    """Return the columns as numbers, and their names."""
+def checked_table(X: Any) -> xr.DataArray:
+    """Return the columns as numbers, along ``row`` and ``feature``, with their names."""
     table = as_numbers("X", X)
     if table.ndim != 2 or len(table) < 3 or table.shape[1] < 1:
         expected = "(N, P), at least three rows and a column"
         raise bad("X", f"the shape {table.shape}", expected, "One column is X.reshape(-1, 1).")
-    names = list(X.columns) if isinstance(X, pd.DataFrame) else list(range(table.shape[1]))
-    kinds = {type(name) for name in names}
-    are_numbers = all(np.issubdtype(kind, np.number) for kind in kinds)  # booleans would be masks
-    if len(set(names)) < len(names) or not (kinds == {str} or are_numbers):
+    names = X.columns if isinstance(X, pd.DataFrame) else pd.RangeIndex(table.shape[1])
+    # booleans would be masks
+    if not names.is_unique or names.inferred_type not in ("string", "integer", "floating"):
         expected = "names that differ, all strings or all numbers"
-        raise bad("X", f"the columns {names!s:.200}", expected, "X.columns.map(str) makes strings.")
-    return table, names
+        got = f"the columns {names.tolist()!s:.200}"
+        raise bad("X", got, expected, "X.columns.map(str) makes strings.")
+    return xr.DataArray(table, {"feature": names.tolist()}, ["row", "feature"])
 
 
 def checked_response(y: Any, X: Any) -> np.ndarray:
-    """Return the response as numbers."""
     response = as_numbers("y", y)
     if response.shape != (len(X),):
         expected, remedy = f"({len(X)},), one for each row of X", "Regress several one by one."
@@ -73,21 +73,19 @@ def check_index(y: Any, X: Any) -> None:
         raise bad("y", "another index than that of X", "the same rows in order", remedy)
 
 
-def checked_new(X_new: Any, X: Any, names: list) -> np.ndarray:
-    """Return the rows to predict as numbers."""
-    table = as_numbers("X_new", X_new)
-    if table.ndim != 2 or table.shape[1] != len(names):
-        expected = f"(S, {len(names)}), the columns of X"
-        raise bad("X_new", f"the shape {table.shape}", expected)
+def checked_new(X_new: Any, X: Any, table: xr.DataArray) -> xr.DataArray:
+    """Return the rows to predict as numbers, along ``new_row`` and ``feature``."""
+    new = as_numbers("X_new", X_new)
+    if new.ndim != 2 or new.shape[1] != table.shape[1]:
+        raise bad("X_new", f"the shape {new.shape}", f"(S, {table.shape[1]}), the columns of X")
     have_names = isinstance(X, pd.DataFrame) and isinstance(X_new, pd.DataFrame)
-    if have_names and list(X_new.columns) != names:
-        got, expected = f"the columns {list(X_new.columns)!s:.200}", f"{names!s:.200}"
+    if have_names and list(X_new.columns) != list(X.columns):
+        got, expected = f"the columns {list(X_new.columns)!s:.200}", f"{list(X.columns)!s:.200}"
         raise bad("X_new", got, expected, "Use X_new[X.columns].")
-    return table
+    return xr.DataArray(new, {"feature": table["feature"].values}, ["new_row", "feature"])
 
 
 def checked_count(argument: str, number: Any, least: int) -> int:
-    """Return a number of steps, draws or chains."""
     if not isinstance(number, Integral) or number < least:
         raise bad(argument, repr(number), f"a whole number, at least {least}")
     return int(number)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a reading says of a model what NumPyro says of it, at any values of all its sites."""
+"""Comparison of readings with NumPyro, at any values of all sites."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from numpyro_spikeslab.reading.reader import Reader, Reading
 
 
 def draw_values(model: Callable, args: tuple, kwargs: dict, seed: int) -> dict[str, Any]:
-    """Values of all latent sites and params, wherever they may be."""
+    """Draw values of all latent sites and params."""
     seeded = handlers.seed(model, random.key(seed))
     seeded = handlers.substitute(seeded, substitute_fn=init_to_uniform)
     trace = handlers.trace(seeded).get_trace(*args, **kwargs)
@@ -31,7 +31,7 @@ def draw_values(model: Callable, args: tuple, kwargs: dict, seed: int) -> dict[s
 
 
 def log_joint(reading: Reading, values: dict[str, Any]) -> float:
-    """Log joint density by the arrays of a view."""
+    """Compute the log joint density by the arrays of a view."""
     form = reading.form
     spikes, slabs = (
         np.concatenate([np.ravel(values[getattr(pair, part)]) for pair in form.pairs])
@@ -54,12 +54,17 @@ def log_prior_of_functions(reading: Reading, values: dict[str, Any], view: Any) 
     prior = reading.functions.prior(view.priors)
     theta = reading.functions.theta(values)
     phi = np.asarray(values[reading.form.functions])
-    covariances = (prior.covariance(m, row) for m, row in enumerate(theta))
-    return float(sum(map(lambda c, x: c.log_density(x), covariances, phi - prior.mean)))
+    total = 0.0
+    for m, (row, x) in enumerate(zip(theta, phi - prior.mean, strict=True)):
+        covariance = prior.covariance(m, row)
+        L = covariance.root()
+        half = covariance.solve_lower(L, x)
+        total -= 0.5 * (half @ half + x.size * np.log(2 * np.pi)) + covariance.half_logdet(L)
+    return float(total)
 
 
 def whitened_move(reading: Reading, values: dict[str, Any], weights: np.ndarray) -> np.ndarray:
-    """What weights add to the location, whitened, by running the model."""
+    """Compute the part of weights in the whitened location by running the model."""
     form = reading.form
     zero, moved = (
         reading.view(values, form.split(jnp.asarray(w), "{}")) for w in (0 * weights, weights)
@@ -70,7 +75,7 @@ def whitened_move(reading: Reading, values: dict[str, Any], weights: np.ndarray)
 def assert_agrees(
     model: Callable, *args: Any, draws: int = 3, rtol: float = 1e-9, **kwargs: Any
 ) -> Reading:
-    """Reads a model and compares; returns the reading."""
+    """Read a model, compare, and return the reading."""
     reading = Reader(model, "test")(args, kwargs)
     rng = np.random.default_rng(0)
     for seed in range(draws):
@@ -89,7 +94,7 @@ def assert_agrees(
 
 
 def by_design(reading: Reading, values: dict[str, Any], weights: np.ndarray) -> np.ndarray:
-    """What weights add to the location, whitened, by the arrays that inference uses."""
+    """Compute the same by the arrays that inference uses."""
     form = reading.form
     if form.kind == "columns":
         design = reading.design or reading.design_at(values)
@@ -102,7 +107,7 @@ def by_design(reading: Reading, values: dict[str, Any], weights: np.ndarray) -> 
 
 
 def check_roles(reading: Reading, values: dict[str, Any]) -> None:
-    """A view has a role's values where its index says so."""
+    """Assert that a view has the values of roles where their indices point."""
     view = reading.view(values)
     parts = {
         "noise": np.sqrt(view.sigma2),

@@ -28,13 +28,13 @@ os.environ["MPLBACKEND"] = "Agg"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What one process has compiled serves the others, which inherit the folder."""
-    given = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    if given is None:
+    """Share compiled code with the other processes, which inherit the folder."""
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if cache is None:
         folder = tempfile.TemporaryDirectory()
         config.add_cleanup(folder.cleanup)
     settings = {
-        "jax_compilation_cache_dir": given or folder.name,
+        "jax_compilation_cache_dir": cache or folder.name,
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def restored_x64() -> Iterator[None]:
-    """Puts back the precision that a test, or `numpyro.enable_x64`, has changed."""
+    """Put back the precision that a test, or `numpyro.enable_x64`, has changed."""
     before = jax.config.jax_enable_x64
     yield
     jax.config.update("jax_enable_x64", before)
@@ -53,8 +53,7 @@ def restored_x64() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def few_mappings() -> Iterator[None]:
-    """Forgets compiled code before it takes more memory mappings than Linux gives to a process,
-    beyond which XLA crashes."""
+    """Forget compiled code before XLA crashes for want of memory mappings."""
     yield
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 40_000:
@@ -64,32 +63,21 @@ def few_mappings() -> Iterator[None]:
 
 @pytest.fixture
 def x64(restored_x64: None) -> None:
-    """Computes in float64 during one test."""
+    """Compute in float64 during one test."""
     jax.config.update("jax_enable_x64", True)
 
 
 @pytest.fixture(params=["float32", "float64"])
 def precision(request: pytest.FixtureRequest, restored_x64: None) -> Iterator[str]:
-    """Runs a test once in each precision, of which it gets the name; products are not rounded."""
+    """Run a test once in each precision, without rounded products; it gets the name."""
     jax.config.update("jax_enable_x64", request.param == "float64")
     with jax.default_matmul_precision("float32"):
         yield request.param
 
 
 @pytest.fixture
-def strict_ranks() -> Iterator[None]:
-    """Refuses to broadcast arrays of different ranks during one test.
-
-    Not for every test: NumPyro's distributions count on it when they draw samples and evaluate
-    densities.
-    """
-    with jax.numpy_rank_promotion("raise"):
-        yield
-
-
-@pytest.fixture
 def unchecked_types() -> Iterator[None]:
-    """Leaves the annotations unchecked during one test, which passes wrong types on purpose."""
+    """Leave annotations unchecked during one test, which passes wrong types on purpose."""
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     yield

@@ -5,8 +5,9 @@ A model is a structure, what its author has written, and data, which it takes as
 structures with many data compile little. The regression is numpy's, from the definition.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,20 +101,6 @@ class Structure(NamedTuple):
         return self.event and len(self.shape) == 2
 
 
-class Generated(NamedTuple):
-    """A model with its data.
-
-    - **draw** - values of its other sites.
-    - **regression** - what it amounts to at such values, observations flattened as they stand.
-    """
-
-    structure: Structure
-    model: Callable
-    data: dict[str, np.ndarray]
-    draw: Callable[[np.random.Generator], dict[str, np.ndarray]]
-    regression: Callable[[dict[str, np.ndarray]], truth.Regression]
-
-
 COUNTS = ("mask", "own mask", "inner mask", "scale", "constant scale")
 
 
@@ -136,20 +123,27 @@ def structures(seed: int, size: int) -> list[Structure]:
     return [structure(k) for k in range(size)]
 
 
-def generate(structure: Structure, seed: int) -> Generated:
-    """A model of this structure with random data."""
-    rng = np.random.default_rng([seed, 1])
-    data = _data(structure, rng)
+class Generated:
+    """A model of a structure with random data."""
 
-    def regression(values):
-        return _regression(structure, data, values)
+    def __init__(self, structure: Structure, seed: int) -> None:
+        self.structure = structure
+        self.data = _data(structure, np.random.default_rng([seed, 1]))
+        self.model = partial(_write, structure)
+        if structure.sites == "held intercept":
+            self.model = handlers.condition(self.model, {"b": jnp.asarray(0.7)})
 
-    def model(data):
-        _write(structure, data)
+    def draw(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Values of the other sites."""
+        if self.structure.sites == "held intercept":
+            return {}
+        key = jax.random.key(int(rng.integers(2**31)))
+        priors = _sites(self.structure).items()
+        return {name: np.asarray(prior.sample(key)) for name, prior in priors}
 
-    if structure.sites == "held intercept":
-        model = handlers.condition(model, {"b": jnp.asarray(0.7)})
-    return Generated(structure, model, data, lambda rng: _draw(structure, rng), regression)
+    def regression(self, values: dict[str, np.ndarray]) -> truth.Regression:
+        """What the model amounts to at such values, observations flattened as they stand."""
+        return _regression(self.structure, self.data, values)
 
 
 # Data
@@ -290,26 +284,33 @@ def _predict(structure: Structure, X, weights) -> Any:
     return w @ X.T if structure.layout == "tasks first" else X @ w.reshape(-1)
 
 
-def _location(structure: Structure, data, values, weights) -> Any:
-    first = _predict(structure, data["X"], weights)
-    second = _predict(structure, data["X2"], weights)
-    time = _aligned(data["time"], structure)
+def _mixed(xp: Any, structure: Structure, data, values, first, second) -> Any:
+    """What other sites make of two predictions, or of the two matrices that they come from."""
     sites = structure.sites
+
+    def by_row(x):
+        return x.reshape(x.shape + (1,) * (first.ndim - 1))
+
     if sites == "gate":
-        first = values["z"] * first
-    elif sites == "switch":
-        first = jnp.where(values["b"] > 0.2, first, second)
-    elif sites == "steep switch":
-        first = jax.nn.sigmoid(200.0 * (time - values["b"])) * first
-    elif sites == "assignment":
-        first = jnp.where(_aligned(values["z"], structure) == 1, first, second)
-    elif sites == "row gain":
-        first = _aligned(values["g"], structure) * first
+        return values["z"] * first
+    if sites == "switch":
+        return xp.where(values["b"] > 0.2, first, second)
+    if sites == "steep switch":
+        steps = 200.0 * (by_row(data["time"]) - values["b"])
+        return first / (1.0 + xp.exp(xp.minimum(-steps, 700.0)))
+    if sites == "assignment":
+        return xp.where(by_row(values["z"]) == 1, first, second)
+    return by_row(values["g"]) * first if sites == "row gain" else first
+
+
+def _location(structure: Structure, data, values, weights) -> Any:
+    predictions = (_predict(structure, data[name], weights) for name in ("X", "X2"))
+    location = _mixed(jnp, structure, data, values, *predictions)
     if structure.link in BENDS:
-        first = BENDS[structure.link](first, values, weights["w"].ravel())
-    if sites in ("intercept", "held intercept"):
-        first = first + values["b"]
-    return data["offset"] + first
+        location = BENDS[structure.link](location, values, weights["w"].ravel())
+    if structure.sites in ("intercept", "held intercept"):
+        location = location + values["b"]
+    return data["offset"] + location
 
 
 def _noise_factor(xp: Any, structure: Structure, data, values) -> Any:
@@ -323,14 +324,6 @@ def _noise_factor(xp: Any, structure: Structure, data, values) -> Any:
 
 
 # The regression
-
-
-def _draw(structure: Structure, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    if structure.sites == "held intercept":
-        return {}
-    key = jax.random.key(int(rng.integers(2**31)))
-    priors = _sites(structure).items()
-    return {name: np.asarray(prior.sample(key)) for name, prior in priors}
 
 
 def dense(structure: Structure, X: np.ndarray) -> np.ndarray:
@@ -348,23 +341,14 @@ def dense(structure: Structure, X: np.ndarray) -> np.ndarray:
 
 def _regression(structure: Structure, data, values) -> truth.Regression:
     shape, sites = structure.shape, structure.sites
-    X, X2 = (dense(structure, data[name]).reshape(*shape, 4) for name in ("X", "X2"))
-    time = _aligned(data["time"], structure)[..., None]
+    matrices = (dense(structure, data[name]).reshape(*shape, 4) for name in ("X", "X2"))
+    X = _mixed(np, structure, data, values, *matrices)
+    time = _aligned(data["time"], structure)
     offset, weight = data["offset"], _mask(structure, data).astype(float)
-    if sites == "gate":
-        X = values["z"] * X
-    elif sites == "switch":
-        X = X if values["b"] > 0.2 else X2
-    elif sites == "steep switch":
-        X = X / (1.0 + np.exp(np.minimum(-200.0 * (time - values["b"]), 700.0)))
-    elif sites == "assignment":
-        X = np.where(_aligned(values["z"], structure)[..., None] == 1, X, X2)
-    elif sites == "row gain":
-        X = _aligned(values["g"], structure)[..., None] * X
-    elif sites in ("intercept", "held intercept"):
+    if sites in ("intercept", "held intercept"):
         offset = offset + (values["b"] if sites == "intercept" else 0.7)
     elif sites == "mask switch":
-        weight = weight * (time[..., 0] > -0.5 + 0.1 * values["b"])
+        weight = weight * (time > -0.5 + 0.1 * values["b"])
     elif sites == "scale":
         weight = weight * values["s"]
     if "scale" in structure.counts:
@@ -380,9 +364,3 @@ def _regression(structure: Structure, data, values) -> truth.Regression:
     return truth.regression(
         X.reshape(-1, 4), y.ravel(), noise.ravel(), inclusion, slab, weight.ravel()
     )
-
-
-def join(structure: Structure, values: dict[str, Any], key: str = "{}", batch: int = 0) -> Any:
-    """Values of all weights in the order of the regression, behind ``batch`` leading axes."""
-    arrays = [np.asarray(values[key.format(name)], float) for name in structure.pairs]
-    return np.concatenate([x.reshape(*x.shape[:batch], -1) for x in arrays], axis=-1)

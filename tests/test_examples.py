@@ -24,9 +24,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def imported(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module of an example."""
-    if not (EXAMPLES / f"{name}.py").exists():
-        pytest.skip("the examples are not installed with the package")
+    """Import the module of an example."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     return import_module(name)

@@ -11,7 +11,6 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro import handlers
-from numpyro.infer import Predictive
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.latent import define
@@ -20,38 +19,6 @@ KEY = random.key(0)
 
 
 # New inputs
-
-
-def squared(scale, A, B):
-    return np.exp(-0.5 * ((A[:, None] - B) / scale) ** 2)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("scale", [0.05, 1.0, 30.0])
-def test_predictions_from_draws_are_finite_and_interpolate(precision, scale):
-    rng = np.random.default_rng(0)
-    x = np.sort(rng.uniform(0.0, 10.0, 120))
-    x_new = np.concatenate([np.linspace(0.1, 9.9, 48), x[:2]])
-    model = nss.models.mtmkl([kernels.ExpSquared(scale)] * 2, num_tasks=3)
-    model = handlers.condition(model, {"phi_scale": jnp.full(2, scale)})
-    prior = Predictive(model, num_samples=100)(KEY, x)
-    sites = ("phi", "phi_scale", "W_spike", "W_slab", "noise", "inclusion", "slab_scale")
-    draws = {name: prior[name] for name in sites if name in prior}
-    new = Predictive(model, draws)(random.key(1), x, X_new=x_new)
-    assert all(np.all(np.isfinite(new[name])) for name in ("phi_new", "f_new", "Y_new"))
-    # the deviations from the mean given each draw, in units of their standard deviation
-    eps = np.finfo(precision).eps
-    noise = max(1e-9, 4 * 120 * eps)
-    W = np.linalg.solve(squared(scale, x, x) + noise * np.eye(120), squared(scale, x, x_new))
-    points = np.concatenate([x, x_new])
-    joint = squared(scale, points, points) + max(1e-9, 4 * 170 * eps) * np.eye(170)
-    contrast = np.vstack([-W, np.eye(50)])
-    sd = np.sqrt(np.diag(contrast.T @ joint @ contrast))
-    mean = np.asarray(draws["phi"], float) @ W
-    white = (np.asarray(new["phi_new"], float) - mean) / sd
-    # 200 draws each: five standard errors
-    np.testing.assert_allclose(white.mean(axis=(0, 1)), 0.0, atol=5 / np.sqrt(200) + 0.05)
-    np.testing.assert_allclose(white.std(axis=(0, 1)), 1.0, atol=5 / np.sqrt(400) + 0.05)
 
 
 def test_white_functions_are_independent_and_zero_ones_at_their_mean(precision):
@@ -117,8 +84,8 @@ REFUSED = {
         "kernel 0, Linear, .* expected a kernel of inputs of this dimension",
     ),
     "square": (lambda: made([np.ones((24, 3))], X), r"shape \(24, 3\), expected a tinygp kernel"),
-    "symmetric": (lambda: made([np.triu(np.ones((24, 24)))], X), "not finite and symmetric"),
-    "semidefinite": (lambda: made([-np.eye(24)], X), "eigenvalue -1, .* positive semidefinite"),
+    "symmetric": (lambda: made([np.triu(np.ones((24, 24)))], X), "finite, symmetric"),
+    "semidefinite": (lambda: made([-np.eye(24)], X), "another matrix, .* positive semidefinite"),
     "mean": (lambda: made([SMOOTH], X, np.ones(3)).mean_at(X[:]), "mean: got an array, at new"),
     "shape of mean": (
         lambda: handlers.seed(nss.latent_functions, KEY)("phi", [SMOOTH], X, np.ones(3)),
@@ -162,19 +129,15 @@ def test_mistakes_are_refused(name):
         call()
 
 
-def test_the_remedy_for_dates_makes_years():
-    days = DAYS.to_numpy()
-    years = (days - days[0]) / np.timedelta64(1, "D") / 365.25
-    np.testing.assert_allclose(made([SMOOTH], years).X, np.arange(4) / 365.25)
-
-
 def test_inputs_that_rounding_makes_equal_are_refused(precision):
     seconds = 1.7e9 + np.arange(40)
     for inputs in (seconds, np.stack([np.arange(40), seconds], axis=1)):
         if precision == "float64":
             assert made([SMOOTH], inputs).num_inputs == 40
         else:
-            with pytest.raises(ValueError, match=r"39 of 40 different inputs equal.*X - X\[0\]"):
+            with pytest.raises(
+                ValueError, match=r"got 40 different inputs, 1 in single.*X - X\[0\]"
+            ):
                 made([SMOOTH], inputs)
     # days, inputs that differ by rounding alone, and functions that do not look at inputs
     days, twice = 1.7e9 + 86400 * np.arange(40), [0.1 * np.arange(20), np.linspace(0, 1.9, 20)]
@@ -204,7 +167,6 @@ class Repeated(kernels.Kernel):
     ("kernel", "expected"),
     [
         (kernels.ExpSquared(1), {"scale": 1.0}),
-        (kernels.ExpSquared(np.int32(2)), {"scale": 2.0}),
         (3 * kernels.Matern32(2.5), {"kernel1_value": 3.0, "kernel2_scale": 2.5}),
         (kernels.RationalQuadratic(2, alpha=1), {"scale": 2.0, "alpha": 1.0}),
         (quasisep.Matern52(scale=1, sigma=2), {"scale": 1.0, "sigma": 2.0}),
@@ -215,7 +177,6 @@ class Repeated(kernels.Kernel):
         ),
         # the order is no parameter
         (kernels.Polynomial(order=2, scale=2, sigma=jnp.array(1)), {"scale": 2.0, "sigma": 1.0}),
-        (kernels.Polynomial(order=2.0, scale=2, sigma=1), {"scale": 2.0, "sigma": 1.0}),
         (kernels.Constant(0), {}),
         (kernels.Constant(-1.0), {}),
         (kernels.Constant(True), {}),
@@ -261,13 +222,13 @@ def test_kernels_of_several_inputs_are_covariances(x64, name):
         assert made([kernel], X).num_inputs == 40
         return
     assert lowest < -0.01
-    message = f"kernel 1.*: {name} is no covariance of inputs in several dimensions"
+    message = f"kernel 1.*: got {name}, expected a covariance of inputs in several dimensions"
     with pytest.raises(ValueError, match=rf"'phi'\): {message}.*(L2Distance\(\)|Subspace)"):
         made([kernels.Exp(1.0), kernel], X)
 
 
-@pytest.mark.parametrize("kernel", [kernels.Matern32(2.0), kernels.Cosine(2.0)])
-def test_a_line_is_one_dimension(kernel):
+def test_a_line_is_one_dimension():
     x = np.arange(5.0)
     for columns in ([x], [x, np.ones(5)], [x, 2 * x - 1]):
-        assert made([kernel], np.stack(columns, axis=1)).num_inputs == 5
+        for kernel in (kernels.Matern32(2.0), kernels.Cosine(2.0)):
+            assert made([kernel], np.stack(columns, axis=1)).num_inputs == 5

@@ -64,7 +64,6 @@ SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
         pytest.param("latent hyperparameters", (), {"num_restarts": 2}, marks=EXHAUSTIVE),
         pytest.param("shared features with a mask", (), {"num_restarts": 2}, marks=SLOW),
         pytest.param("latent design", (), {"num_restarts": 2}, marks=EXHAUSTIVE),
-        pytest.param("latent hyperparameters of tasks", (), {"num_restarts": 2}, marks=EXHAUSTIVE),
         pytest.param(SMOOTH, (X, GAPS), {}, id="gaps", marks=SLOW),
         pytest.param(WHITE, (GAPS,), {}, id="white", marks=SLOW),
         pytest.param(WHITE, (TABLE,), {}, id="ratings", marks=SLOW),
@@ -129,15 +128,8 @@ def test_statistics_of_a_fit():
 
 def test_the_precision_of_the_caller_stays():
     """Calls are made within calls, and one after the other."""
-
-    @full_precision
-    def inner():
-        return jax.config.jax_default_matmul_precision
-
-    @full_precision
-    def outer():
-        return inner(), inner(), jax.config.jax_default_matmul_precision
-
+    inner = full_precision(lambda: jax.config.jax_default_matmul_precision)
+    outer = full_precision(lambda: (inner(), inner(), jax.config.jax_default_matmul_precision))
     with jax.default_matmul_precision("bfloat16"):
         assert outer() == ("float32",) * 3
         assert jax.config.jax_default_matmul_precision == "bfloat16"

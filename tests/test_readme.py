@@ -36,8 +36,6 @@ def run_script(folder: Path) -> list[dict[str, Any]]:
 
 # one test: processes that share tests would each run the script
 def test_the_script_finds_what_is_there(tmp_path):
-    if not README.exists():
-        pytest.skip("the README is not installed with the package")
     assert not jax.config.jax_enable_x64
     _, regression, tasks = run_script(tmp_path)
     assert (tmp_path / "inclusion.png").stat().st_size > 10_000

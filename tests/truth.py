@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Truth to test against: exact posteriors, correlated designs, small models with their data.
+"""Truth to test against: correlated designs, and small models with their data and regressions.
 
-Everything here is numpy in float64, written from the definition of the model and not from the
-package, but for the models themselves, which call ``spike_slab``.
+Regressions are numpy in float64, written from the definition of the model and not from the package.
 """
 
 from collections.abc import Callable
-from itertools import product
 from typing import Any, NamedTuple
 
+from enumeration import (  # noqa: F401
+    Regression,
+    check_draws,
+    enumerate_models,
+    regression,
+    share_spikes,
+)
 import numpy as np
 from scipy import stats
-from scipy.special import logsumexp
 
 import jax.numpy as jnp
 
@@ -19,117 +23,6 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
-
-
-class Regression(NamedTuple):
-    """``y_n ~ N(x_n w, scale_n^2)``, each counted ``weight_n`` times; a spike-and-slab prior."""
-
-    X: np.ndarray
-    y: np.ndarray
-    scale: np.ndarray
-    inclusion: np.ndarray
-    slab_scale: np.ndarray
-    weight: np.ndarray
-
-
-def regression(X, y, scale, inclusion, slab_scale, weight=1.0) -> Regression:
-    """Broadcasts everything to the N observations and the P weights."""
-    X, y = np.asarray(X, float), np.asarray(y, float)
-    scale, weight = (np.broadcast_to(np.asarray(x, float), y.shape) for x in (scale, weight))
-    inclusion, slab_scale = (
-        np.broadcast_to(np.asarray(x, float), X.shape[1:]) for x in (inclusion, slab_scale)
-    )
-    return Regression(X, np.where(weight > 0, y, 0.0), scale, inclusion, slab_scale, weight)
-
-
-class Posterior(NamedTuple):
-    """All 2^P models of a regression: their spikes and, given those, the Normal of the slabs."""
-
-    log_evidence: float
-    models: np.ndarray  # (2^P, P)
-    log_probs: np.ndarray  # (2^P,)
-    locs: np.ndarray  # (2^P, P)
-    covariances: np.ndarray  # (2^P, P, P)
-
-    @property
-    def probs(self) -> np.ndarray:
-        return np.exp(self.log_probs)
-
-    @property
-    def inclusion(self) -> np.ndarray:
-        return self.probs @ self.models
-
-    @property
-    def mean(self) -> np.ndarray:
-        return self.probs @ (self.models * self.locs)
-
-    @property
-    def second_moments(self) -> np.ndarray:
-        """``<w w^T>``."""
-        of_slabs = self.locs[:, :, None] * self.locs[:, None, :] + self.covariances
-        return np.einsum("s,si,sj,sij->ij", self.probs, self.models, self.models, of_slabs)
-
-    @property
-    def variance(self) -> np.ndarray:
-        return np.diag(self.second_moments) - self.mean**2
-
-    def sample(self, rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Independent exact draws of the spikes and the slabs, each of shape (size, P)."""
-        which = rng.choice(len(self.probs), size=size, p=self.probs)
-        roots = np.linalg.cholesky(self.covariances)
-        normal = rng.normal(size=(size, self.models.shape[1]))
-        slabs = self.locs[which] + np.einsum("nij,nj->ni", roots[which], normal)
-        return self.models[which].astype(int), slabs
-
-
-def enumerate_models(problem: Regression) -> Posterior:
-    """The exact posterior, by summing over all 2^P models."""
-    X, y, scale, inclusion, slab_scale, weight = problem
-    size = X.shape[1]
-    root_tau = np.sqrt(weight) / scale
-    # products of nearly equal columns would lose their differences to rounding
-    rows = np.linalg.qr(np.column_stack([X * slab_scale, y]) * root_tau[:, None], mode="r")
-    models = np.array(list(product((0.0, 1.0), repeat=size)))
-    # in units of the slab's scale; where the spike is 0 the slab has its prior, N(0, 1)
-    features = np.concatenate([rows[:, :-1] * models[:, None, :], [np.eye(size)] * len(models)], 1)
-    target = np.concatenate([rows[:, -1], np.zeros(size)])
-    target = np.broadcast_to(target[:, None], (*features.shape[:2], 1))
-    R = np.linalg.qr(np.concatenate([features, target], axis=2), mode="r")
-    inverse, residual = np.linalg.inv(R[:, :size, :size]), R[:, size, size]
-    locs = np.einsum("sij,sj->si", inverse, R[:, :size, size])
-    covariances = inverse @ np.swapaxes(inverse, 1, 2)
-    log_joint = (
-        -0.5 * np.sum(weight * np.log(2 * np.pi * scale**2))
-        - 0.5 * residual**2
-        + np.linalg.slogdet(inverse)[1]
-        + models @ np.log(inclusion)
-        + (1 - models) @ np.log1p(-inclusion)
-    )
-    log_evidence = logsumexp(log_joint)
-    return Posterior(
-        float(log_evidence),
-        models,
-        log_joint - log_evidence,
-        locs * slab_scale,
-        covariances * slab_scale[:, None] * slab_scale,
-    )
-
-
-def share_spikes(posterior: Posterior, groups) -> Posterior:
-    """The posterior if weights of a group share their spike.
-
-    In ``posterior`` all but the first member of each group must have an inclusion of a half.
-    """
-    groups = np.asarray(groups)
-    _, firsts = np.unique(groups, return_index=True)
-    same = np.all(posterior.models == posterior.models[:, firsts][:, groups], axis=1)
-    _, models, log_probs, locs, covariances = (
-        np.compress(same, x, axis=0) if np.ndim(x) else x for x in posterior
-    )
-    total = logsumexp(log_probs)
-    log_evidence = posterior.log_evidence + total + (len(groups) - len(firsts)) * np.log(2)
-    return Posterior(float(log_evidence), models, log_probs - total, locs, covariances)
-
 
 # Designs
 
@@ -161,7 +54,7 @@ def response(X: np.ndarray, noise: float = 0.5, seed: int = 1) -> np.ndarray:
     return X @ w + noise * rng.normal(size=len(X))
 
 
-# Models with their data. A `Case` knows its regression at given values of the other latent sites.
+# Models with their data
 
 
 class Case(NamedTuple):
@@ -232,18 +125,18 @@ def hyper_model(X, y=None):
 def hyper_case() -> Case:
     X = design("correlated")
     y = 1.0 + response(X)
-
-    def at(z):
-        return regression(X, y - z["intercept"], z["sigma"], z["inclusion"], z["slab_scale"])
-
     log_prior = log_density(
         sigma=stats.halfnorm,
         inclusion=stats.beta(1.5, 3.0),
         slab_scale=stats.lognorm(0.5),
         intercept=stats.norm(0.0, 3.0),
     )
-    case = _case(hyper_model, (X, y), at, log_prior)
+    case = _case(hyper_model, (X, y), lambda z: at_scales(X, y - z["intercept"], z), log_prior)
     return case._replace(normal={"intercept": (0.0, 3.0)})
+
+
+def at_scales(X, y, z):
+    return regression(X, y, z["sigma"], z["inclusion"], z["slab_scale"])
 
 
 def param_model(X, y=None):
@@ -257,11 +150,7 @@ def param_model(X, y=None):
 def param_case() -> Case:
     X = design("correlated")
     y = response(X, noise=0.3) + X[:, 0]
-
-    def at(z):
-        return regression(X, y, z["sigma"], z["inclusion"], z["slab_scale"])
-
-    return _case(param_model, (X, y), at, log_density())
+    return _case(param_model, (X, y), lambda z: at_scales(X, y, z), log_density())
 
 
 def weighted_model(X, offset, scale, observed, counts, y=None):
@@ -296,12 +185,8 @@ def latent_scale_case() -> Case:
     X = design("correlated")
     y = response(X, noise=0.5 * np.random.default_rng(4).chisquare(2, size=len(X)))
     log_prior = log_density(tau=stats.lognorm(0.5, scale=np.e))
-    return _case(
-        latent_scale_model,
-        (X, y),
-        lambda z: regression(X, y, z["tau"] ** -0.5, 0.3, 1.0),
-        log_prior,
-    )
+    at = lambda z: regression(X, y, z["tau"] ** -0.5, 0.3, 1.0)  # noqa: E731
+    return _case(latent_scale_model, (X, y), at, log_prior)
 
 
 def two_model(X, Z, y=None):
@@ -327,10 +212,8 @@ def half_latent_model(X, Z, y=None):
 def half_latent_case() -> Case:
     D = design("correlated")
     y = response(D, noise=0.3) + 2.0 * D[:, 3]
-
-    def at(z):
-        return regression(D, y, 0.5, np.stack([z["inclusion"]] * 2 + [0.3] * 2), 1.0)
-
+    inclusion = lambda z: np.stack([z["inclusion"]] * 2 + [0.3] * 2)  # noqa: E731
+    at = lambda z: regression(D, y, 0.5, inclusion(z), 1.0)  # noqa: E731
     return _case(half_latent_model, (D[:, :2], D[:, 2:], y), at, log_density(), w=(2,), v=(2,))
 
 
@@ -348,11 +231,10 @@ def latent_design_case() -> Case:
     def features(width):
         return np.exp(-0.5 * ((t[:, None] - centres) / width) ** 2)
 
-    y = response(3.0 * features(0.7), noise=0.3)
-
     def at(z):
         return regression(z["sigma"] * features(z["width"]), y, z["sigma"], 0.3, 3.0)
 
+    y = response(3.0 * features(0.7), noise=0.3)
     log_prior = log_density(width=stats.lognorm(0.5), sigma=stats.halfnorm)
     return _case(latent_design_model, (t, centres, y), at, log_prior)
 
@@ -375,11 +257,7 @@ def scaled_model(X, y=None):
 
 def scaled_case() -> Case:
     case = noise_case()
-
-    def at(z):
-        problem = case.regression(z)
-        return problem._replace(X=z["sigma"] * problem.X)
-
+    at = lambda z: case.regression(z)._replace(X=z["sigma"] * case.args[0])  # noqa: E731
     return case._replace(model=scaled_model, regression=at)
 
 
@@ -399,10 +277,26 @@ def respond_by_task(Y, location, scale, observed=None, plate="column"):
         numpyro.sample("Y", likelihood, obs=Y)
 
 
-def design_of_tasks(phi: np.ndarray, num_tasks: int) -> np.ndarray:
-    """A row for each observation of each task, a column for each feature of each task."""
-    X = np.einsum("qk,nm->nqkm", np.eye(num_tasks), phi)
-    return X.reshape(len(phi) * num_tasks, -1)
+def of_tasks(phi, Y, scale, inclusion, slab_scale, observed=1.0):
+    """The regression with a row for each observation and a column for each weight of each task.
+
+    Scales and the prior have the shape of ``Y`` and of the weights, or broadcast to it.
+    """
+    X = np.einsum("qk,nm->nqkm", np.eye(Y.shape[1]), phi).reshape(Y.size, -1)
+    shape = Y.shape[1], phi.shape[1]
+    scale, observed = (np.broadcast_to(x, Y.shape).ravel() for x in (scale, observed))
+    prior = (np.broadcast_to(x, shape).ravel() for x in (inclusion, slab_scale))
+    return regression(X, Y.ravel(), scale, *prior, observed)
+
+
+def tasks_of(num_tasks, num_obs, size, seed, weights=None, location=0.0, shift=0.0):
+    """Features, observations of tasks that mix them, and whether these are observed."""
+    rng = np.random.default_rng(seed)
+    phi = design("correlated", num_obs=num_obs, size=size) + shift
+    W = rng.normal(size=(num_tasks, size))
+    W = W * (rng.uniform(size=W.shape) < 0.5) if weights is None else np.asarray(weights)
+    Y = location + phi @ W.T + 0.5 * rng.normal(size=(num_obs, num_tasks))
+    return phi, Y, rng.random(size=Y.shape) < 0.8
 
 
 def tasks_model(phi, observed, Y=None):
@@ -412,18 +306,8 @@ def tasks_model(phi, observed, Y=None):
 
 
 def tasks_case() -> Case:
-    phi = design("correlated", num_obs=12, size=2)
-    W = np.array([[0.4, -0.3], [0.0, 0.8]])
-    Y = phi @ W.T + 0.5 * np.random.default_rng(6).normal(size=(12, 2))
-    observed = np.random.default_rng(7).random(size=(12, 2)) < 0.8
-    problem = regression(
-        design_of_tasks(phi, 2),
-        Y.ravel(),
-        np.tile([0.5, 0.8], 12),
-        [0.2, 0.6] * 2,
-        [0.5, 0.5, 2.0, 2.0],
-        weight=observed.ravel(),
-    )
+    phi, Y, observed = tasks_of(2, 12, 2, 6, [[0.4, -0.3], [0.0, 0.8]])
+    problem = of_tasks(phi, Y, [0.5, 0.8], [0.2, 0.6], [[0.5], [2.0]], observed)
     return _case(tasks_model, (phi, observed, np.where(observed, Y, np.nan)), problem, W=(2, 2))
 
 
@@ -438,19 +322,13 @@ def latent_tasks_model(phi, Y=None):
 
 
 def latent_tasks_case() -> Case:
-    phi = design("correlated", num_obs=12, size=2)
-    W = np.array([[0.4, -0.3], [0.0, 0.8], [0.0, 0.6]])
-    Y = phi @ W.T + 0.5 * np.random.default_rng(6).normal(size=(12, 3))
-
-    def at(z):
-        inclusion, slab_scale = np.tile(z["inclusion"], 3), np.repeat(np.ravel(z["slab_scale"]), 2)
-        return regression(design_of_tasks(phi, 3), Y.ravel(), z["sigma"], inclusion, slab_scale)
-
+    phi, Y, _ = tasks_of(3, 12, 2, 6, [[0.4, -0.3], [0.0, 0.8], [0.0, 0.6]])
     log_prior = log_density(
         sigma=stats.halfnorm,
         inclusion=stats.uniform(0.05, 0.95),
         slab_scale=stats.halfnorm(scale=2.0),
     )
+    at = lambda z: of_tasks(phi, Y, z["sigma"], z["inclusion"], z["slab_scale"])  # noqa: E731
     return _case(latent_tasks_model, (phi, Y), at, log_prior, W=(3, 2))
 
 
@@ -463,21 +341,10 @@ def shared_features_model(phi, observed, Y=None):
 
 
 def shared_features_case() -> Case:
-    num_obs, Q, M = 15, 4, 3
-    phi = design("correlated", num_obs=num_obs, size=M)
-    rng = np.random.default_rng(8)
-    W = rng.normal(size=(Q, M)) * (rng.uniform(size=(Q, M)) < 0.5)
-    Y = phi @ W.T + 0.5 * rng.normal(size=(num_obs, Q))
-    observed = rng.random(size=Y.shape) < 0.8
-
-    def at(z):
-        scale = np.broadcast_to(z["sigma"], Y.shape).ravel()
-        slab_scale = np.tile(np.linspace(0.5, 1.0, M), Q)
-        X, weight = design_of_tasks(phi, Q), observed.ravel()
-        return regression(X, Y.ravel(), scale, 0.3, slab_scale, weight)
-
-    args = (phi, observed, np.where(observed, Y, np.nan))
-    return _case(shared_features_model, args, at, log_density(sigma=stats.halfnorm), W=(Q, M))
+    phi, Y, observed = tasks_of(4, 15, 3, 8)
+    slab_scale, args = np.linspace(0.5, 1.0, 3), (phi, observed, np.where(observed, Y, np.nan))
+    at = lambda z: of_tasks(phi, Y, z["sigma"], 0.3, slab_scale, observed)  # noqa: E731
+    return _case(shared_features_model, args, at, log_density(sigma=stats.halfnorm), W=(4, 3))
 
 
 def covariates_model(phi, trend, observed, Y=None):
@@ -493,24 +360,18 @@ def covariates_model(phi, trend, observed, Y=None):
 
 def covariates_case() -> Case:
     """Features that are not centred, with an intercept and a slope of each task."""
-    num_obs, Q, M = 15, 3, 2
-    rng = np.random.default_rng(9)
-    phi = design("correlated", num_obs=num_obs, size=M) + 2.0
-    trend = np.linspace(-1.0, 1.0, num_obs)[:, None]
-    W = rng.normal(size=(Q, M)) * [[1, 0], [0, 1], [0, 0]]
-    Y = np.arange(Q) + trend + phi @ W.T + 0.5 * rng.normal(size=(num_obs, Q))
-    observed = rng.random(size=Y.shape) < 0.8
+    trend, W = np.linspace(-1.0, 1.0, 15)[:, None], np.array([[0.8, 0], [0, -0.6], [0, 0]])
+    phi, Y, observed = tasks_of(3, 15, 2, 9, W, np.arange(3) + trend, shift=2.0)
 
     def at(z):
-        scale = np.broadcast_to(z["sigma"], Y.shape).ravel()
-        y = (Y - z["level"] - trend @ z["slope"]).ravel()
-        return regression(design_of_tasks(phi, Q), y, scale, 0.3, 0.8, weight=observed.ravel())
+        y = Y - z["level"] - trend @ z["slope"]
+        return of_tasks(phi, y, z["sigma"], 0.3, 0.8, observed)
 
-    normal = {"level": (np.arange(Q), 3.0), "slope": (0.0, 1.0)}
+    normal = {"level": (np.arange(3), 3.0), "slope": (0.0, 1.0)}
     priors = {name: stats.norm(*parameters) for name, parameters in normal.items()}
     args = (phi, trend, observed, np.where(observed, Y, np.nan))
     log_prior = log_density(sigma=stats.halfnorm, **priors)
-    return _case(covariates_model, args, at, log_prior, W=(Q, M))._replace(normal=normal)
+    return _case(covariates_model, args, at, log_prior, W=(3, 2))._replace(normal=normal)
 
 
 def of_weights_alone(case: Case, values: dict[str, Any], slopes: dict[str, Any], mean: Any):

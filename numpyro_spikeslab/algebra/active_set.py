@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Active set of a regression with all slabs integrated out: the weights that are included.
 
-Its state is the root of their posterior covariance and the products of all features with the
-residual. To include or exclude a weight costs :math:`O(K P)` for K slots, and to include one also a
-product with the design. No array of shape (P, P) is needed.
-
-Weights are in units of their slabs' standard deviations and the noise in units of its own, so all
-prior variances are 1.
+To include or exclude a weight costs :math:`O(K P)` for K slots, and to include one also a product
+with the design. Weights are in units of their slabs' standard deviations and the noise in units of
+its own, so all prior variances are 1.
 """
 
 from typing import Any, NamedTuple
@@ -28,20 +25,12 @@ from numpyro_spikeslab.algebra.pairs import (
 # Weights that enter the active set at once, before a sweep.
 CHUNK = 16
 
-# Relative rounding error, times squared signal to noise ratio, above which rounding would decide
-# flips.
+# Rounding error times squared signal to noise ratio, above which rounding would decide flips.
 MAX_ROUNDING = 0.05
 
 
 class CollapsedRegression(NamedTuple):
-    """Whitened regression on P features, and the prior of its weights.
-
-    - **design** - the whitened features.
-    - **gram** - products of the features with each other, or `None`.
-    - **target** - whitened observations.
-    - **precision** - common noise precision.
-    - **prior** - prior of the weights.
-    """
+    """Whitened regression on P features; ``gram`` are their products with each other, or `None`."""
 
     design: Design
     gram: Float[Array, "P P"] | None
@@ -51,12 +40,7 @@ class CollapsedRegression(NamedTuple):
 
     def times(self, x: Float[Array, "N *K"]) -> Float[Array, "P *K"]:
         """Compute the products of all features with some vectors."""
-        # with the padded rows, since a slice of them would be a copy
-        return (self.rows @ x)[: self.prior.log_odds.size]
-
-    @property
-    def rows(self) -> Float[Array, "R N"]:
-        return self.design.rows.reshape(-1, self.target.size)
+        return (self.design.features @ x)[: self.prior.log_odds.size]
 
     @property
     def scale(self) -> Float[Array, " P"]:
@@ -76,7 +60,8 @@ class CollapsedRegression(NamedTuple):
     def products(self, index: Int[Array, "*K"]) -> Float[Array, "*K P"]:
         """Compute the products of some features with all, in these units."""
         # a vector times the transposed rows takes ten times as long
-        products = self.times(self.rows[index].T).T if self.gram is None else self.gram[index]
+        rows = self.design.features[index]
+        products = self.times(rows.T).T if self.gram is None else self.gram[index]
         return self.scale[index][..., None] * products * self.scale
 
     def pair_logits(self, weights: Float[Array, " P"]) -> Float[Array, " P"]:
@@ -88,17 +73,15 @@ class CollapsedRegression(NamedTuple):
 
 
 class ActiveSet(NamedTuple):
-    """ActiveSet weights in K slots, and the regression of all features on theirs.
+    """Included weights in K slots, and the regression of all features on theirs.
 
     H are the products of the slots' features with all features, b those with the observations, and
     R^T R is the posterior covariance of the slots' weights. In this form a weight enters by a
-    Gram-Schmidt step and leaves by a reflection, which is stable for nearly equal columns, where
-    updates of the covariance itself are not.
+    Gram-Schmidt step and leaves by a reflection, which is stable for nearly equal columns.
 
     - **slots** - number of the weight in each slot; P where it is empty.
     - **spikes** - whether each weight is included.
-    - **rows** - R H, R and R b side by side, since small products cost the same as one large; 0 for
-      empty slots.
+    - **rows** - R H, R and R b side by side; 0 for empty slots.
     - **linear** - products of all features with the residual of the slots.
     - **squares** - squared norms of the features after regression on the slots.
     """
@@ -148,20 +131,13 @@ class ActiveSet(NamedTuple):
 def posterior_odds(
     prior: Prior, linear: Float[Array, "... P"], squares: Float[Array, "... P"]
 ) -> tuple[Float[Array, "... P"], Float[Array, "... P"]]:
-    """Compute the posterior odds of each weight, without a logarithm, since it would cost most.
-
-    :return: x and A of the odds ``exp(x) / sqrt(A)``.
-    """
+    """Compute x and A of each weight's odds ``exp(x) / sqrt(A)``; a logarithm would cost most."""
     precision = 1 + jnp.maximum(squares, 0)
     return prior.log_odds + 0.5 * linear**2 / precision, precision
 
 
 def is_precise(linear: Float[Array, " P"], squares: Float[Array, " P"]) -> Bool[Array, ""]:
-    """Decide whether rounding errors of the odds are small, whatever spikes and slabs are.
-
-    :param linear: of a :class:`CollapsedRegression`.
-    :param squares: of a :class:`CollapsedRegression`.
-    """
+    """Decide whether rounding errors of the odds are small, whatever spikes and slabs are."""
     largest = jnp.maximum(jnp.max(squares), jnp.max(jnp.abs(linear)))
     return largest * jnp.finfo(largest.dtype).eps < MAX_ROUNDING
 
@@ -175,7 +151,7 @@ def include(
     """Make the active set of some spikes, chunk by chunk.
 
     :param start: the regression's linear terms and squares.
-    :param capacity: number of slots, no fewer than weights; whole chunks.
+    :param capacity: number of slots, no fewer than included weights; whole chunks.
     """
     size, chunk, counts = spikes.size, min(CHUNK, capacity), jnp.cumsum(spikes)
     slots = jnp.sum(counts < 1 + jnp.arange(capacity)[:, None], axis=1)
@@ -186,18 +162,13 @@ def include(
         return _include_chunk(problem, active, new, i * chunk)
 
     zero = ActiveSet(slots, spikes, rows, *start)
-
     return lax.fori_loop(0, -(-counts[-1] // chunk), turn, zero)
 
 
 def _include_chunk(
     problem: CollapsedRegression, active: ActiveSet, new: Int[Array, " C"], start: Any
 ) -> ActiveSet:
-    """Let some weights enter at once; see :func:`row_of`.
-
-    :param new: numbers of the weights; P for none.
-    :param start: the first of their slots.
-    """
+    """Let weights ``new`` (P for none) enter at once, from slot ``start``; see :func:`row_of`."""
     size, filled = active.spikes.size, new < active.spikes.size
     products = jnp.where(filled[:, None], problem.products(jnp.minimum(new, size - 1)), 0)
     slots = start + jnp.arange(new.size)
@@ -225,7 +196,6 @@ def _unexplained(
 
     :param products: products of their features with all features.
     :param here: their slots, one-hot.
-    :param explained: the part of the rows that the slots explain.
     :param linear: products of their features with the residual.
     """
     rows = jnp.concatenate([products, here.astype(products.dtype)], axis=-1)
@@ -251,10 +221,7 @@ class Removal(NamedTuple):
 
 
 def removal_of(active: ActiveSet, slot: Int[Array, ""]) -> Removal:
-    """Compute the reflection that removes a weight.
-
-    :param slot: its slot.
-    """
+    """Compute the reflection that removes the weight in a slot."""
     column = active.rows[:, active.spikes.size + slot]
     length, here = jnp.linalg.norm(column), jnp.arange(active.slots.size) == slot
     normal = column + jnp.where(here, jnp.where(column >= 0, length, -length), 0)
@@ -276,11 +243,9 @@ def row_of(
     m: Int[Array, ""],
     products: Float[Array, " P"],
 ) -> Float[Array, " R"]:
-    """Compute the row of an excluded weight by a Gram-Schmidt step.
+    """Compute the row of excluded weight ``m`` by a Gram-Schmidt step.
 
-    :param removal: removal that comes before.
-    :param slot: an empty slot, or the slot of the removed weight.
-    :param m: number of the weight.
+    :param slot: an empty slot, or that of the removal that comes before.
     :param products: products of its feature with all features.
     """
     here = jnp.arange(active.slots.size) == slot
@@ -294,7 +259,7 @@ def row_of(
 def explained_by(
     row: Float[Array, "... R"], size: int
 ) -> tuple[Float[Array, "... P"], Float[Array, "... P"]]:
-    """Compute the part of the linear terms and squares of all features that a slot explains."""
+    """Compute the part of all linear terms and squares that a slot explains."""
     return row[..., -1:] * row[..., :size], row[..., :size] ** 2
 
 
@@ -311,8 +276,7 @@ def updated(
     :param removal: of the weight that leaves, or :func:`no_removal`.
     :param row: of the weight that enters; 0 for none.
     :param slot: the slot that changes; K for none.
-    :param leaves: number of the weight that leaves; P for none.
-    :param enters: number of the weight that enters; P for none.
+    :param leaves: number of the weight that leaves, as ``enters``; P for none.
     """
     size, num_slots = active.spikes.size, active.slots.size
     here = jnp.arange(num_slots) == slot

@@ -3,9 +3,8 @@ r"""Coefficients with a Normal prior beside the weights: integrated out, or give
 
 The location of task q is :math:`X^\top w_q + D^\top b_q`: features X times weights, and
 covariates D times coefficients, such as an intercept. A design whose columns have one weight each
-is one task. Features and observations are split into a part in the span of the covariates, on which
-alone coefficients have an effect, and a part outside. Where columns are far from centred, this
-also avoids the cancellation of large numbers in single precision.
+is one task. Features and observations are split into a part in the span of the covariates and a
+part outside, which avoids the cancellation of large numbers where columns are far from centred.
 """
 
 from typing import NamedTuple
@@ -19,14 +18,10 @@ from numpyro_spikeslab.algebra.task_sweeps import task_products
 
 
 class NormalPrior(NamedTuple):
-    """The prior of C coefficients of each of Q tasks, and their current values.
+    """The current values of C coefficients of each of Q tasks, and moments of their prior.
 
-    It relates them to deviations from the prior means in units of the prior scales. If the mean of
-    one depends on others, it is the mean given these.
-
-    - **value**, **mean**, **scale** - current values, and moments of the prior.
-    - **links** - derivatives of the means with respect to all coefficients, for Q = 1; `None` if
-      there are none.
+    ``links`` are derivatives of the means with respect to all coefficients, for Q = 1. Deviations
+    are from the prior means, in units of the prior scales.
     """
 
     value: Float[Array, "Q C"]
@@ -46,13 +41,13 @@ class NormalPrior(NamedTuple):
 
     def scaled(self, x: Float[Array, "#Q C *X"]) -> Float[Array, "Q C *X"]:
         """Turn changes of deviations into changes of values."""
-        x = _expanded(self.scale, x) * x
+        x = (self.scale.T * x.T).T
         return x if self.links is None else jnp.linalg.solve(self._unlinked, x[0])[None]
 
     def unscaled(self, x: Float[Array, "Q C *X"]) -> Float[Array, "Q C *X"]:
         """Turn changes of values into changes of deviations."""
         x = x if self.links is None else (self._unlinked @ x[0])[None]
-        return x / _expanded(self.scale, x)
+        return (x.T / self.scale.T).T
 
     def rows(self, covariates: Float[Array, "C K"]) -> Float[Array, "Q C K"]:
         """Return the rows that deviations multiply in the location."""
@@ -67,12 +62,8 @@ class NormalPrior(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Features, split into the span of covariates and the part outside of it.
-
-    - **basis** - of the span, orthonormal.
-    - **inside** - coordinates of the features in the basis.
-    - **outside**, **products** - the part outside of the span, and its products within a block.
-    """
+    """Features, split into coordinates in an orthonormal basis of the span of covariates and the
+    part outside of it, with its products within a block."""
 
     basis: Float[Array, "K N"]
     inside: Float[Array, "*G P K"]
@@ -81,10 +72,7 @@ class Split(NamedTuple):
 
 
 def split(features: Float[Array, "*G P N"], covariates: Float[Array, "C N"]) -> Split:
-    """Split features.
-
-    :param features: the leading axes are those of blocks, or none.
-    """
+    """Split features, in blocks or not."""
     basis = jnp.linalg.qr(covariates.T)[0].T
     inside, outside = split_along(basis, features)
     return Split(basis, inside, outside, outside @ jnp.swapaxes(outside, -1, -2))
@@ -126,16 +114,16 @@ class Coefficients(NamedTuple):
     def given(
         self, residual: Float[Array, "Q K"], noise: Float[Array, "Q C"] | None = None
     ) -> tuple[Float[Array, "Q C"], Float[Array, "Q K"]]:
-        """Return the conditional mean of u, or a draw of it, and ``e - J w - E u``.
+        """Return the conditional mean of u, or a draw of it by standard normal ``noise``, and
+        ``e - J w - E u``.
 
         :param residual: that of :meth:`without` at the given weights.
-        :param noise: standard normal numbers of a draw.
         """
-        u, left = times(self._gain, residual), times(transposed(self.whitening), residual)
+        u, outside = times(self._gain, residual), times(transposed(self.whitening), residual)
         if noise is None:
-            return u, left
+            return u, outside
         change = solve_triangular(self._root, noise[..., None])[..., 0]
-        return u + change, left - times(self.E, change)
+        return u + change, outside - times(self.E, change)
 
     @property
     def slopes(self) -> Float[Array, "Q C M"]:
@@ -172,11 +160,8 @@ def coefficients_of(
 
 
 def root_of_sum(x: Float[Array, "Q A B"]) -> Float[Array, "Q B B"]:
-    """Return an upper triangular root of ``I + x^T x``.
-
-    The QR decomposition does not form the products, which would square the condition: in single
-    precision an intercept could not be told from effects of groups.
-    """
+    """Return an upper triangular root of ``I + x^T x``, without the products, which would square
+    the condition: in single precision an intercept would be lost beside effects of groups."""
     one = jnp.broadcast_to(jnp.eye(x.shape[2], dtype=x.dtype), (len(x), x.shape[2], x.shape[2]))
     return jnp.linalg.qr(jnp.concatenate([x, one], axis=1), mode="r")
 
@@ -191,7 +176,6 @@ def of_columns(
 ) -> tuple[Coefficients, Float[Array, " N"]]:
     """Return the coefficients of a whitened design, and the observations outside of the span.
 
-    :param basis: of a span that has the covariates in it.
     :param inside: coordinates of the features.
     :param y: residual at the current values of the coefficients.
     """
@@ -261,7 +245,7 @@ def task_statistics(
 
 
 def times(matrix: Float[Array, "#Q A B"], x: Float[Array, "Q B"]) -> Float[Array, "Q A"]:
-    """Multiply a vector of each task with its matrix, or with one for all tasks."""
+    """Multiply the vector of each task by its matrix, or by one for all tasks."""
     if len(matrix) == 1:
         return x @ matrix[0].T
     return jnp.einsum("qab,qb->qa", matrix, x)
@@ -275,7 +259,3 @@ def transposed(x: Float[Array, "#Q A B"]) -> Float[Array, "#Q B A"]:
 def whitened(rows: Float[Array, "*P N"], precision: Float[Array, " N"]) -> Float[Array, "*P N"]:
     """Scale observations by the root of their precision; rows may be NaN where that is 0."""
     return jnp.where(precision > 0, rows, 0) * jnp.sqrt(precision)
-
-
-def _expanded(scale: Float[Array, "Q C"], x: Float[Array, "..."]) -> Float[Array, "Q C ..."]:
-    return scale.reshape(*scale.shape, *(1,) * (x.ndim - 2))

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from jaxtyping import Bool, Float
 import numpy as np
 
+from numpyro_spikeslab.messages import bad
+
 # Correlation of columns that the data cannot distinguish.
 TWINS = 1 - 1e-6
 # Columns whose correlations with all others are in memory at once.
@@ -18,7 +20,7 @@ def check_limits(coverage: float, min_correlation: float) -> None:
     """Check that both are between 0 and 1, and that the probability is positive."""
     for name, value in (("coverage", coverage), ("min_correlation", min_correlation)):
         if not 0 <= value <= 1 or (name, value) == ("coverage", 0):
-            raise ValueError(f"{name}: got {value}, expected a number between 0 and 1, like 0.95.")
+            raise bad(name, value, "a number between 0 and 1, like 0.95")
 
 
 def unit_columns(
@@ -28,7 +30,7 @@ def unit_columns(
 
     Constant columns become 0.
 
-    :param weights: of the rows, the same by default.
+    :param weights: of the rows.
     """
     centred = table - np.average(table, axis=0, weights=weights)
     if weights is not None:
@@ -69,9 +71,8 @@ patterns of 8 columns cost about as much as their products with the data."""
 
 
 def clusters(unit: Float[np.ndarray, "N P"]) -> list[list[int]]:
-    """Join columns by single linkage, the most correlated first, up to ``MOST``.
+    """Join :func:`unit_columns` by single linkage, the most correlated first, up to ``MOST``.
 
-    :param unit: from :func:`unit_columns`.
     :return: the clusters of two or more, in the order of their columns.
     """
     owner = {m: [m] for m in range(unit.shape[1])}

@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prior covariances of a latent function: matrices and diagonals.
-
-State-space kernels have :class:`~numpyro_spikeslab.algebra.quasisep.Quasisep`, in O(N).
-"""
+"""Prior covariances of a latent function: matrices and diagonals."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-import math
 from typing import Any
 
 from jaxtyping import Array, Float
@@ -17,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
+Values = Float[Array, " N"]
+
 # Rows up to which a triangular matrix is inverted without halves.
 SOLVED = 128
 
@@ -24,23 +22,22 @@ SOLVED = 128
 class Covariance(ABC):
     """Covariance ``K`` of N values, symmetric and positive semidefinite.
 
-    A root ``L``, from :meth:`root` and :meth:`cholesky`, is lower triangular in an order of the
-    values that the class chooses. Inner values are values in that order. Here a root is a matrix in
-    the order of the values; subclasses with other representations override the methods that take
-    one.
+    A root ``L`` is lower triangular in an order of the values that the class chooses; inner values
+    are values in that order. Here a root is a matrix in the order of the values.
     """
 
     @abstractmethod
-    def diagonal(self) -> Float[Array, " N"]:
-        """The N variances."""
+    def diagonal(self) -> Values:
+        """Return the variances."""
 
     @abstractmethod
-    def matvec(self, x: Float[Array, " N"]) -> Float[Array, " N"]:
+    def matvec(self, x: Values) -> Values:
         """``K x``."""
 
-    @abstractmethod
     def to_dense(self) -> Float[Array, "N N"]:
         """``K`` as a matrix."""
+        d = self.diagonal()
+        return jax.vmap(self.matvec)(jnp.eye(d.size, dtype=d.dtype))
 
     @abstractmethod
     def jittered(self) -> Covariance:
@@ -51,7 +48,7 @@ class Covariance(ABC):
         """``L`` with ``L L^T = K``, which must be positive definite to rounding."""
 
     @abstractmethod
-    def cholesky(self, a: Float[Array, " N"]) -> Any:
+    def cholesky(self, a: Values) -> Any:
         """``L`` with ``L L^T = B = I + diag(a) K diag(a)``; ``K`` may be singular, ``a`` zero."""
 
     def half_logdet(self, L: Any) -> Float[Array, ""]:
@@ -75,20 +72,10 @@ class Covariance(ABC):
         return L.T @ x
 
     @abstractmethod
-    def conditional(self, L: Any, a: Float[Array, " N"]) -> Float[Array, " N"]:
-        """Diagonal of ``K - K diag(a) B^-1 diag(a) K``: variances given the sites.
+    def conditional(self, L: Any, a: Values) -> Values:
+        """Variances given sites of precisions ``a^2``, whose :meth:`cholesky` is ``L``."""
 
-        :param L: the result of :meth:`cholesky` for this ``a``.
-        :param a: square roots of the sites' precisions.
-        """
-
-    def log_density(self, x: Float[Array, " N"]) -> Float[Array, ""]:
-        """Log density of ``N(0, K)``, for a ``K`` that is positive definite to rounding."""
-        L = self.root()
-        half = self.solve_lower(L, x)
-        return -0.5 * (half @ half + x.size * math.log(2 * math.pi)) - self.half_logdet(L)
-
-    def draw(self, key: Array) -> Float[Array, " N"]:
+    def draw(self, key: Array) -> Values:
         """A draw of ``N(0, K)``, with its jitter."""
         noisy, d = self.jittered(), self.diagonal()
         return noisy.times_lower(noisy.root(), jax.random.normal(key, d.shape, d.dtype))
@@ -97,17 +84,14 @@ class Covariance(ABC):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Dense(Covariance):
-    """A covariance matrix.
-
-    :param K: ``(N, N)``, symmetric and positive semidefinite; several may be stacked for ``vmap``.
-    """
+    """A covariance matrix; several may be stacked for ``vmap``."""
 
     K: Float[Array, "*M N N"]
 
-    def diagonal(self) -> Float[Array, " N"]:
+    def diagonal(self) -> Values:
         return jnp.diagonal(self.K)
 
-    def matvec(self, x: Float[Array, " N"]) -> Float[Array, " N"]:
+    def matvec(self, x: Values) -> Values:
         return self.K @ x
 
     def to_dense(self) -> Float[Array, "N N"]:
@@ -119,12 +103,12 @@ class Dense(Covariance):
     def root(self) -> Float[Array, "N N"]:
         return jnp.linalg.cholesky(self.K)
 
-    def cholesky(self, a: Float[Array, " N"]) -> Float[Array, "N N"]:
+    def cholesky(self, a: Values) -> Float[Array, "N N"]:
         a = nonzero(a, self.diagonal())
         B = a[:, None] * self.K * a + jnp.eye(a.size, dtype=a.dtype)
         return jax.lax.linalg.cholesky(B, symmetrize_input=False)
 
-    def conditional(self, L: Float[Array, "N N"], a: Float[Array, " N"]) -> Float[Array, " N"]:
+    def conditional(self, L: Float[Array, "N N"], a: Values) -> Values:
         # L^-1 diag(a) K diag(a) = L^T - L^-1, which needs no product with K
         diagonal, pivots = self.diagonal(), jnp.diagonal(L)
         alpha = nonzero(a, diagonal) ** 2
@@ -138,55 +122,43 @@ class Dense(Covariance):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Diagonal(Covariance):
-    """Independent values: ones for a white process, zeros for a deterministic function.
-
-    :param d: ``(N,)``, the variances; several may be stacked for ``vmap``.
-    """
+    """Variances of independent values; several may be stacked for ``vmap``."""
 
     d: Float[Array, "*M N"]
 
-    def diagonal(self) -> Float[Array, " N"]:
+    def diagonal(self) -> Values:
         return self.d
 
-    def matvec(self, x: Float[Array, " N"]) -> Float[Array, " N"]:
+    def matvec(self, x: Values) -> Values:
         return self.d * x
-
-    def to_dense(self) -> Float[Array, "N N"]:
-        return jnp.diag(self.d)
 
     def jittered(self) -> Diagonal:
         return self
 
-    def root(self) -> Float[Array, " N"]:
+    def root(self) -> Values:
         return jnp.sqrt(self.d)
 
-    def cholesky(self, a: Float[Array, " N"]) -> Float[Array, " N"]:
+    def cholesky(self, a: Values) -> Values:
         return jnp.sqrt(1 + a * self.d * a)
 
-    def half_logdet(self, L: Float[Array, " N"]) -> Float[Array, ""]:
+    def half_logdet(self, L: Values) -> Float[Array, ""]:
         return jnp.sum(jnp.log(L))
 
-    def solve_lower(self, L: Float[Array, " N"], x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
+    def solve_lower(self, L: Values, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         return (x.T / L).T
 
-    def times_lower(self, L: Float[Array, " N"], x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
+    def times_lower(self, L: Values, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         return (x.T * L).T
 
     solve_upper = solve_lower
     times_upper = times_lower
 
-    def conditional(self, L: Float[Array, " N"], a: Float[Array, " N"]) -> Float[Array, " N"]:
+    def conditional(self, L: Values, a: Values) -> Values:
         return self.d / L**2
 
 
 def inverse(L: Float[Array, "N N"], halvings: int = 3) -> Float[Array, "N N"]:
-    """Invert a lower triangular matrix by halves.
-
-    Solving for the columns of the identity takes three times the operations, and LAPACK is slow
-    for matrices of hundreds of rows.
-
-    :param halvings: at most; more would take longer to compile than they save.
-    """
+    """Invert a lower triangular matrix by halves, with a third of the operations of a solve."""
     N, half = len(L), len(L) // 2
     if halvings == 0 or N <= SOLVED:
         return solve_triangular(L, jnp.eye(N, dtype=L.dtype), lower=True)
@@ -195,33 +167,19 @@ def inverse(L: Float[Array, "N N"], halvings: int = 3) -> Float[Array, "N N"]:
     return jnp.block([[first, zero], [-last @ L[half:, :half] @ first, last]])
 
 
-def nonzero(a: Float[Array, " N"], diagonal: Float[Array, " N"]) -> Float[Array, " N"]:
-    """Replace zeros among roots of precisions by numbers whose information is far below rounding.
-
-    The variance that sites explain then follows from the root of ``B``, also at missing values.
-
-    :param diagonal: prior variances.
-    """
+def nonzero(a: Values, diagonal: Values) -> Values:
+    """Replace zeros among roots of precisions by numbers whose information is below rounding."""
     least = jnp.finfo(a.dtype).eps / jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1))
     return jnp.maximum(a, least)
 
 
-def variances_given(
-    diagonal: Float[Array, " N"],
-    a: Float[Array, " N"],
-    explained: Float[Array, " N"],
-    inverse: Float[Array, " N"],
-) -> Float[Array, " N"]:
-    """Variances given the sites: the diagonal of ``K - K diag(a) B^-1 diag(a) K``, which equals
-    ``diag(a)^-1 (I - B^-1) diag(a)^-1``.
+def variances_given(diagonal: Values, a: Values, explained: Values, inverse: Values) -> Values:
+    """Compute the diagonal of ``K - K diag(a) B^-1 diag(a) K = diag(a)^-1 (I - B^-1) diag(a)^-1``.
 
     At a strong site the first form is a difference of nearly equal numbers; at a weak one the
     second is.
 
-    :param diagonal: prior variances.
-    :param a: square roots of the sites' precisions.
-    :param explained: diagonal of ``K diag(a) B^-1 diag(a) K``.
-    :param inverse: diagonal of ``B^-1``.
+    :param explained: diagonal of ``K diag(a) B^-1 diag(a) K``; ``inverse`` is that of ``B^-1``.
     """
     alpha = a**2
     strong = alpha * diagonal > 1
@@ -229,13 +187,11 @@ def variances_given(
     return jnp.maximum(variance, 0)
 
 
-def jitter(diagonal: Float[Array, " N"]) -> Float[Array, ""]:
-    """The number to add to the diagonal of a prior covariance to make its roots safe.
+def jitter(diagonal: Values) -> Float[Array, ""]:
+    """Compute what makes roots of a prior covariance safe when it is added to the diagonal.
 
-    It is ``max(1e-9, 4 N eps)`` times the largest entry, or times 1 if that is zero; ``eps`` is
+    It is ``max(1e-9, 4 N eps)`` times the largest variance, or times 1 if that is zero; ``eps`` is
     that of the precision.
-
-    :param diagonal: prior variances in all N entries.
     """
     largest = jnp.max(diagonal)
     factor = max(1e-9, 4 * diagonal.size * float(jnp.finfo(diagonal.dtype).eps))

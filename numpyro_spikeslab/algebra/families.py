@@ -15,16 +15,8 @@ from jax import lax, nn, random
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
-from numpyro_spikeslab.algebra import pattern_sweeps
-from numpyro_spikeslab.algebra.pairs import (
-    Conditional,
-    Design,
-    Prior,
-    expectation,
-    feature_rows,
-    feature_squares,
-    sweep,
-)
+from numpyro_spikeslab.algebra import pairs, pattern_sweeps
+from numpyro_spikeslab.algebra.pairs import Conditional, Design, Prior, expectation, feature_rows
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.pattern_sweeps import Update
 from numpyro_spikeslab.algebra.patterns import (
@@ -41,8 +33,7 @@ class PairedMeanField(NamedTuple):
     """``q(w_tilde, s)`` of eq. (5): independent pairs, of any shape.
 
     - **probs** - ``gamma = q(s = 1)``.
-    - **loc** - ``mu``, mean of the slab given ``s = 1``.
-    - **scale** - square root of ``v``, its variance given ``s = 1``.
+    - **loc**, **scale** - mean and standard deviation of the slab given ``s = 1``.
 
     Given ``s = 0`` the slab has its prior (Property 2 of the paper).
     """
@@ -53,7 +44,7 @@ class PairedMeanField(NamedTuple):
 
     @classmethod
     def of(cls, pair: Conditional, temperature: Any) -> "PairedMeanField":
-        """Make the factors that are optimal given the conditionals; see :func:`expectation`."""
+        """Make the factors that are optimal given the conditionals."""
         return cls(nn.sigmoid(pair.logit / temperature), pair.loc, jnp.sqrt(pair.variance))
 
     @property
@@ -70,18 +61,17 @@ class PairedMeanField(NamedTuple):
         self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any
     ) -> tuple["PairedMeanField", Float[Array, " N"]]:
         """Update every pair in turn. The residual passed and returned is that of ``<w>``."""
-        residual, pair = sweep(
-            design, residual, self.mean, precision, prior, expectation(temperature)
-        )
+        put = expectation(temperature)
+        residual, pair = pairs.sweep(design, residual, self.mean, precision, prior, put)
         return PairedMeanField.of(pair, temperature), residual
 
     def predictor_variance(self, design: Design) -> Float[Array, " N"]:
-        """Return the variance of ``D w`` at each whitened observation."""
+        """Compute the variance of ``D w`` at each whitened observation."""
         return self.variance @ feature_rows(design, self.probs.shape[0]) ** 2
 
     def total_variance(self, design: Design) -> Float[Array, ""]:
-        """Return the sum of :meth:`predictor_variance`, from the squares of the features."""
-        return feature_squares(design, self.probs.shape[0]) @ self.variance
+        """Sum the variances, from the squares of the features."""
+        return pairs.feature_squares(design, self.probs.shape[0]) @ self.variance
 
     @property
     def slab_moments(self) -> tuple[Float[Array, "*P"], Float[Array, "*P"]]:
@@ -89,7 +79,7 @@ class PairedMeanField(NamedTuple):
         return self.probs, self.probs * (self.loc**2 + self.scale**2)
 
     def divergence(self, prior: Prior) -> Float[Array, ""]:
-        """Return ``KL(q(w_tilde, s) || p)``."""
+        """Compute ``KL(q || p)``."""
         second_moment = (self.loc**2 + self.scale**2) / prior.variance
         slab = 0.5 * (second_moment - 1.0 - jnp.log(self.scale**2 / prior.variance))
         return spike_divergence(self.probs, prior) + jnp.sum(self.probs * slab)
@@ -108,11 +98,9 @@ class PairedMeanField(NamedTuple):
 class PatternMeanField:
     """Sets of weights with one joint factor each, and independent pairs of all others.
 
-    - **partition** - the sets.
     - **singles** - the pairs outside of all sets.
-    - **stacks** - the factors of the sets, one entry for each stack of the partition. They hold all
-      but the slabs of excluded weights, which have their prior.
-    - **moments** - of the stacks, computed by :meth:`of`.
+    - **stacks**, **moments** - of each stack of the partition. Slabs of excluded weights have
+      their prior.
     """
 
     partition: Partition = field(metadata={"static": True})
@@ -146,22 +134,14 @@ class PatternMeanField:
         """Standard deviation of each slab given its inclusion."""
         return self.partition.flat(self.singles.scale, [x.scale for x in self.moments])
 
-    @property
-    def mean(self) -> Float[Array, " P"]:
-        """``<w> = gamma mu``."""
-        return self.probs * self.loc
-
-    @property
-    def variance(self) -> Float[Array, " P"]:
-        """``<w^2> - <w>^2``."""
-        diagonals = [jnp.sum(x.root**2, axis=1) for x in self.moments]
-        return self.partition.flat(self.singles.variance, diagonals)
+    mean = PairedMeanField.mean
+    variance = PairedMeanField.variance
+    slab_moments = PairedMeanField.slab_moments
 
     def sweep(
         self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any
     ) -> tuple["PatternMeanField", Float[Array, " N"]]:
-        """Update every pair outside of the sets, then every set, in turn. The residual passed and
-        returned is that of ``<w>``."""
+        """Update every pair outside of the sets, then every set, in turn."""
 
         def expectation_of_set(conditional, patterns, _):
             probs = nn.softmax(conditional.logits / temperature)
@@ -178,13 +158,11 @@ class PatternMeanField:
         return PatternMeanField(self.partition, singles, stacks, moments), residual
 
     def predictor_variance(self, design: Design) -> Float[Array, " N"]:
-        """Return the variance of ``D w`` at each whitened observation."""
         rows = feature_rows(design, self.partition.size)[self.partition.singles]
         return self.singles.variance @ rows**2 + self._variance_of_sets(design)
 
     def total_variance(self, design: Design) -> Float[Array, ""]:
-        """Return the sum of :meth:`predictor_variance`, from the squares of the features."""
-        squares = feature_squares(design, self.partition.size)[self.partition.singles]
+        squares = pairs.feature_squares(design, self.partition.size)[self.partition.singles]
         return squares @ self.singles.variance + jnp.sum(self._variance_of_sets(design))
 
     def _variance_of_sets(self, design: Design) -> Float[Array, " N"]:
@@ -200,25 +178,13 @@ class PatternMeanField:
             total, _ = lax.scan(add, total, (stack.members, moments.root))
         return total
 
-    @property
-    def slab_moments(self) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
-        """Expected number of slabs in the bound, and their expected squares."""
-        return self.probs, self.probs * (self.loc**2 + self.scale**2)
-
     def divergence(self, prior: Prior) -> Float[Array, ""]:
-        """Return ``KL(q(w_tilde, s) || p)``."""
         single_odds, log_odds = self.partition.cut(prior.log_odds)
         single_variance, variances = self.partition.cut(prior.variance, fill=1.0)
         total = self.singles.divergence(Prior(single_odds, single_variance))
-        for (_, patterns), factors, moments, odds, variance in zip(
-            self.partition.stacks.values(),
-            self.stacks,
-            self.moments,
-            log_odds,
-            variances,
-            strict=True,
-        ):
-            q = factors.patterns
+        layouts = self.partition.stacks.values()
+        of_stacks = zip(layouts, self.stacks, self.moments, log_odds, variances, strict=True)
+        for (_, patterns), (q, *_), moments, odds, variance in of_stacks:
             total += jnp.sum(xlogy(q, q) - q * log_prior(patterns, odds))
             second_moment = (moments.loc**2 + moments.scale**2) / variance
             slabs = (q @ patterns) * (second_moment - 1.0 + jnp.log(variance))
@@ -226,15 +192,13 @@ class PatternMeanField:
         return total
 
     def random_start(self, key: Array, scale: Float[Array, " P"]) -> "PatternMeanField":
-        """Draw another start, as :meth:`PairedMeanField.random_start`: independent spikes."""
+        """Draw another start, with independent spikes outside of groups."""
         key_probs, key_loc, key_singles = random.split(key, 3)
         single_scale, scales = self.partition.cut(scale, fill=1.0)
         _, logits = self.partition.cut(random.logistic(key_probs, scale.shape, scale.dtype))
         _, locs = self.partition.cut(random.normal(key_loc, scale.shape, scale.dtype))
-        stacks = []
-        for (_, patterns), log_odds, *slabs in zip(
-            self.partition.stacks.values(), logits, scales, locs, strict=True
-        ):
+        stacks, layouts = [], self.partition.stacks.values()
+        for (_, patterns), log_odds, *slabs in zip(layouts, logits, scales, locs, strict=True):
             if len(patterns) == 2:
                 # the first weight has the log odds of the spike
                 log_odds = log_odds.at[:, 1:].set(0)
@@ -247,19 +211,15 @@ class PatternMeanField:
 class MeanField(NamedTuple):
     """``q(w_tilde) q(s)`` of eq. (4), the standard mean field.
 
-    - **probs** - ``gamma = q(s = 1)``, shape (P,).
-    - **loc** - mean of the slab, shape (P,).
-    - **scale_tril** - Cholesky factor of the slab's covariance, shape (P, P).
+    - **probs** - ``gamma = q(s = 1)``.
+    - **loc**, **scale_tril** - mean of the slabs, and Cholesky factor of their covariance.
     """
 
     probs: Float[Array, " P"]
     loc: Float[Array, " P"]
     scale_tril: Float[Array, "P P"]
 
-    @property
-    def mean(self) -> Float[Array, " P"]:
-        """``<w> = gamma mu``."""
-        return self.probs * self.loc
+    mean = PairedMeanField.mean
 
     @property
     def covariance(self) -> Float[Array, "P P"]:
@@ -278,9 +238,8 @@ class MeanField(NamedTuple):
         gram = precision * rows @ rows.T
         target = precision * rows @ (residual + self.mean @ rows)
         spike = jnp.diag(self.probs * (1.0 - self.probs))
-        slab_precision = gram * (jnp.outer(self.probs, self.probs) + spike) + jnp.diag(
-            1.0 / prior.variance
-        )
+        slab_precision = gram * (jnp.outer(self.probs, self.probs) + spike)
+        slab_precision += jnp.diag(1.0 / prior.variance)
         # the inverse's Cholesky factor, from the Cholesky factor of the reversed matrix
         reverse = jnp.linalg.cholesky(slab_precision[::-1, ::-1])[::-1, ::-1].T
         scale_tril = jax.scipy.linalg.solve_triangular(reverse, jnp.eye(size), lower=True)
@@ -299,37 +258,29 @@ class MeanField(NamedTuple):
         return new, residual + (self.mean - new.mean) @ rows
 
     def predictor_variance(self, design: Design) -> Float[Array, " N"]:
-        """Return the variance of ``D w`` at each whitened observation."""
         rows = feature_rows(design, self.probs.shape[0])
         return jnp.sum(rows * (self.covariance @ rows), axis=0)
 
     def total_variance(self, design: Design) -> Float[Array, ""]:
-        """Return the sum of :meth:`predictor_variance` over the observations."""
         return jnp.sum(self.predictor_variance(design))
 
     @property
     def slab_moments(self) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
-        """Expected number of slabs in the bound, and their expected squares."""
         squares = self.loc**2 + jnp.sum(self.scale_tril**2, axis=1)
         return jnp.ones_like(squares), squares
 
     def divergence(self, prior: Prior) -> Float[Array, ""]:
-        """Return ``KL(q(w_tilde) q(s) || p)``."""
         diagonal = jnp.diagonal(self.scale_tril)
         second_moment = self.slab_moments[1] / prior.variance
         slab = 0.5 * (second_moment - 1.0 + jnp.log(prior.variance)) - jnp.log(jnp.abs(diagonal))
         return spike_divergence(self.probs, prior) + jnp.sum(slab)
 
     def random_start(self, key: Array, scale: Float[Array, " P"]) -> "MeanField":
-        """Draw another start, as :meth:`PairedMeanField.random_start`."""
-        pairs = PairedMeanField(self.probs, self.loc, scale).random_start(key, scale)
-        return self._replace(probs=pairs.probs, loc=pairs.loc)
+        other = PairedMeanField(self.probs, self.loc, scale).random_start(key, scale)
+        return self._replace(probs=other.probs, loc=other.loc)
 
 
 def spike_divergence(probs: Float[Array, "*P"], prior: Prior) -> Float[Array, ""]:
-    """Return ``KL(Bernoulli(gamma) || Bernoulli(pi))``, summed over the spikes."""
-    negative_entropy = xlogy(probs, probs) + xlogy(1.0 - probs, 1.0 - probs)
-    cross_entropy = probs * nn.log_sigmoid(prior.log_odds) + (1.0 - probs) * nn.log_sigmoid(
-        -prior.log_odds
-    )
-    return jnp.sum(negative_entropy - cross_entropy)
+    """Compute ``KL(Bernoulli(gamma) || Bernoulli(pi))``, summed over the spikes."""
+    states = (probs, prior.log_odds), (1.0 - probs, -prior.log_odds)
+    return jnp.sum(sum(xlogy(p, p) - p * nn.log_sigmoid(log_odds) for p, log_odds in states))

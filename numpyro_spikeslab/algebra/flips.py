@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flips and swaps of spikes with all slabs integrated out.
 
-Correlated columns explain the same variation, so single pairs given the slabs of the others hardly
-ever trade places. With the slabs integrated out they do (add-delete-swap samplers): a sweep
-proposes a flip of every spike, and a swap draws a new place for an included weight.
+Given the slabs of the others, correlated columns hardly ever trade places; with the slabs
+integrated out they do (add-delete-swap samplers).
 
 **Exactness.** Flips and swaps are reversible for the collapsed posterior restricted to at most K
 included weights, and never leave this set; the slabs are then drawn from their conditional. Outside
@@ -41,19 +40,8 @@ from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.algebra.variates import index, logistic, normal, uniform
 
+# Most included weights for flips and swaps.
 MAX_CAPACITY = 64
-"""The most included weights for flips and swaps; see :func:`default_capacity`."""
-
-
-def default_capacity(size: int) -> int:
-    """Return the number of slots: a quarter of the weights within bounds, since empty slots cost
-    time."""
-    return min(MAX_CAPACITY, max(MAX_CAPACITY // 2, size // 4))
-
-
-def default_swaps(size: int) -> int:
-    """Return the number of swaps, more where a sweep of flips takes long."""
-    return min(32, max(8, size // 128))
 
 
 class Numbers(NamedTuple):
@@ -63,7 +51,7 @@ class Numbers(NamedTuple):
     - **flips** - uniform numbers of the flips.
     - **order** - uniform numbers whose order is that of the swaps.
     - **places** - uniform numbers of the new places.
-    - **slabs** - normal numbers of the slabs.
+    - **slabs** - normal numbers.
     """
 
     pairs: tuple[Float[Array, " P"], Float[Array, " P"]]
@@ -82,16 +70,14 @@ class Numbers(NamedTuple):
     ) -> "Numbers":
         """Draw all numbers in one call, since each call takes as long as a dozen flips.
 
-        :param key: random key.
-        :param weights: for their number and type.
-        :param capacity: number of slots K, rounded up to whole chunks; by default
-            :func:`default_capacity`.
-        :param num_swaps: number of swaps S, at least one; by default :func:`default_swaps`.
+        :param capacity: number of slots K, rounded up to whole chunks; by default a quarter of the
+            weights within bounds, since empty slots cost time.
+        :param num_swaps: number of swaps S; by default more where a sweep of flips takes long.
         """
         size = weights.size
-        capacity = min(capacity or default_capacity(size), size)
+        capacity = min(capacity or min(MAX_CAPACITY, max(MAX_CAPACITY // 2, size // 4)), size)
         capacity += -capacity % min(CHUNK, capacity)
-        num_swaps = num_swaps or default_swaps(size)
+        num_swaps = num_swaps or min(32, max(8, size // 128))
         ends = np.cumsum([size, 2 * size, size, capacity])
         numbers = uniform(key, (int(ends[-1]) + num_swaps,), weights.dtype)
         spikes, slabs, *others = jnp.split(numbers, ends)
@@ -105,22 +91,22 @@ class Move(NamedTuple):
 
     - **slot** - the slot that changes; K for none.
     - **leaves**, **enters** - numbers of the weights that leave and enter; P for none.
-    - **start** - the next weight whose flip is proposed.
-    - **swaps** - number of swaps that are done.
     """
 
     slot: Int[Array, ""]
     leaves: Int[Array, ""]
     enters: Int[Array, ""]
-    start: Int[Array, ""]
-    swaps: Int[Array, ""]
 
 
-def next_flip(numbers: Numbers, prior: Prior, active: ActiveSet, start: Any, swaps: Any) -> Move:
+def next_flip(
+    numbers: Numbers, prior: Prior, active: ActiveSet, start: Any
+) -> tuple[Move, Int[Array, ""]]:
     """Find the next spike whose flip is accepted (Metropolis), if there is one.
 
     Between two accepted flips the odds stay the same, so only these cost time. A weight enters only
     if a slot is empty.
+
+    :param start: the next weight whose flip is proposed, which is also returned for the next flip.
     """
     size, num_slots = active.spikes.size, active.slots.size
     number, may_enter = jnp.arange(size), ~active.spikes & ~jnp.all(active.filled)
@@ -131,56 +117,46 @@ def next_flip(numbers: Numbers, prior: Prior, active: ActiveSet, start: Any, swa
     first_out = jnp.min(jnp.where(flips, active.slots, size))
     m, leaves = jnp.minimum(first_in, first_out), first_out < first_in
     slot = jnp.argmax(active.slots == jnp.where(leaves, m, size))
-    return Move(
-        jnp.where(m < size, slot, num_slots),
-        jnp.where(leaves, m, size),
-        jnp.where(leaves, size, m),
-        m + 1,
-        swaps,
-    )
+    slot = jnp.where(m < size, slot, num_slots)
+    return Move(slot, jnp.where(leaves, m, size), jnp.where(leaves, size, m)), m + 1
 
 
 def next_swap(
-    numbers: Numbers, prior: Prior, active: ActiveSet, start: Any, swaps: Any
-) -> tuple[Move, Removal]:
+    numbers: Numbers, prior: Prior, active: ActiveSet, is_turn: Any, turn: Any
+) -> tuple[Move, Int[Array, ""], Removal]:
     """Find the next swap that changes the place of an included weight, if there is one.
 
-    A swap draws the new place of a weight from all free places and its own. The included weights
-    take turns, in an order that is independent of them.
+    A swap draws the place anew from all free places and the weight's own. The weights take turns,
+    in an order that is independent of them.
+
+    :param is_turn: whether flips are done; under vmap both branches run, also where they are not.
+    :param turn: number of swaps that are done, which is also returned.
     """
     size, num_slots, num_swaps = active.spikes.size, active.slots.size, numbers.places.size
     rank = jnp.sum(active.filled & (numbers.order < numbers.order[:, None]), axis=1)
     count = jnp.sum(active.filled)
-    none = Move(*map(jnp.asarray, (num_slots, size, size, start, swaps)))
+    none = Move(*map(jnp.asarray, (num_slots, size, size)))
 
     def look(state):
-        turn = state[0].swaps
+        _, turn, _ = state
         slot = jnp.argmax(active.filled & (rank == turn % jnp.maximum(count, 1)))
         old, removal = active.slots[slot], removal_of(active, slot)
         new, is_free = _new_place(numbers.places[turn], prior, active, removal, old)
         moves = (count > 0) & (new != old) & is_free
-        swap = choose(moves, Move(slot, old, new, start, turn), none)
-        return swap._replace(swaps=turn + 1), removal
+        return choose(moves, Move(slot, old, new), none), turn + 1, removal
 
     def is_open(state):
-        move, _ = state
-        # under vmap both branches run, also for chains whose flips are not done
-        return (move.slot == num_slots) & (move.swaps < num_swaps) & (start >= size)
+        move, turn, _ = state
+        return (move.slot == num_slots) & (turn < num_swaps) & is_turn
 
-    move, removal = lax.while_loop(is_open, look, (none, no_removal(active)))
-    return move, jax.tree.map(lambda x: jnp.where(move.slot < num_slots, x, 0), removal)
+    move, turn, removal = lax.while_loop(is_open, look, (none, turn, no_removal(active)))
+    return move, turn, jax.tree.map(lambda x: jnp.where(move.slot < num_slots, x, 0), removal)
 
 
 def _new_place(
     u: Float[Array, ""], prior: Prior, active: ActiveSet, removal: Removal, old: Int[Array, ""]
 ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
-    """Draw the place to which a removed weight returns.
-
-    :param u: a uniform number.
-    :param removal: its removal.
-    :param old: its place.
-    :return: the place, and whether it is free.
-    """
+    """Draw where a weight, removed from its ``old`` place, returns; and whether this is free."""
     linear, squares = explained_by(removal.row, active.spikes.size)
     logits, precision = posterior_odds(prior, active.linear + linear, active.squares + squares)
     occupied = active.spikes & (jnp.arange(active.spikes.size) != old)
@@ -198,8 +174,7 @@ def move(
     """Make a sweep of flips, then swaps.
 
     Both are in one loop, so that removal and entry are compiled once. XLA makes the loop a single
-    kernel for small arrays, as long as it has no scatter, sort or library call; otherwise the start
-    of each operation dominates the time.
+    kernel for small arrays, as long as it has no scatter, sort or library call.
 
     :return: the active set, and the sum of :func:`given_spikes` over the starts of the swaps.
     """
@@ -210,25 +185,25 @@ def move(
         return (start < size) | (swaps < num_swaps)
 
     def flip(active, start, swaps):
-        new = next_flip(numbers, prior, active, start, swaps)
+        new, start = next_flip(numbers, prior, active, start)
         removal = lax.cond(
             new.leaves < size, lambda: removal_of(active, new.slot), lambda: no_removal(active)
         )
-        return new, removal, jnp.zeros(size, active.linear.dtype)
+        return new, start, swaps, removal, jnp.zeros(size, active.linear.dtype)
 
     def swap(active, start, swaps):
-        new, removal = next_swap(numbers, prior, active, start, swaps)
-        return new, removal, (new.swaps - swaps) * given_spikes(prior, active)
+        new, turn, removal = next_swap(numbers, prior, active, start >= size, swaps)
+        return new, start, turn, removal, (turn - swaps) * given_spikes(prior, active)
 
     def turn(state):
         active, start, swaps, total = state
-        new, removal, probs = lax.cond(start < size, flip, swap, active, start, swaps)
+        new, start, swaps, removal, probs = lax.cond(start < size, flip, swap, active, start, swaps)
         row = lax.cond(
             new.enters < size,
             lambda: row_of(active, removal, new.slot, new.enters, problem.products(new.enters)),
             lambda: jnp.zeros_like(removal.row),
         )
-        return updated(active, removal, row, *new[:3]), new.start, new.swaps, total + probs
+        return updated(active, removal, row, *new), start, swaps, total + probs
 
     state = active, jnp.asarray(0), jnp.asarray(0), jnp.zeros(size, active.linear.dtype)
     return lax.while_loop(is_open, turn, state)[::3]
@@ -245,10 +220,6 @@ def sweep(
     It is the identity where more weights are included than there are slots, or where rounding would
     decide the flips.
 
-    :param numbers: random numbers.
-    :param problem: the regression.
-    :param spikes: current spikes.
-    :param slabs: current slabs.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
     """
     capacity, start = numbers.order.size, (problem.linear, problem.squares)
@@ -271,10 +242,7 @@ def sweep(
 def slabs_given(
     normal: Float[Array, " P"], problem: CollapsedRegression, active: ActiveSet
 ) -> Float[Array, " P"]:
-    """Draw the slabs: included ones from their posterior, excluded ones from their prior.
-
-    :param normal: standard normal numbers.
-    """
+    """Draw included slabs from their posterior, and excluded ones from their prior."""
     drawn = (active.target + entries_of(normal, active.slots)) @ active.root
     return jnp.sqrt(problem.prior.variance) * normal.at[active.slots].set(drawn, mode="drop")
 

@@ -37,12 +37,11 @@ def _is_state_space(kernel: Any) -> bool:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Template:
-    """A kernel with parameters to be set.
+    """A kernel of tinygp, or a covariance matrix, with parameters to be set.
 
-    :param kernel: a tinygp kernel, or an ``(N, N)`` covariance matrix.
-    :param free: which of the kernel's leaves are parameters.
-    :param kind: ``"kernel"``, ``"quasisep"`` (on inputs of one dimension), ``"matrix"``,
-        ``"white"`` or ``"zero"``.
+    - **free** - which of the kernel's leaves are parameters.
+    - **kind** - ``"kernel"``, ``"quasisep"`` (on inputs of one dimension), ``"matrix"``,
+      ``"white"`` or ``"zero"``.
     """
 
     kernel: Any
@@ -51,16 +50,12 @@ class Template:
 
     @classmethod
     def of(cls, kernel: Any, X: Any) -> Template:
-        """Make the template of a kernel, whose positive numbers are its parameters.
-
-        :param kernel: a tinygp kernel, a matrix, ``"white"`` or ``"zero"``.
-        :param X: ``(N,)`` or ``(N, D)``, the inputs.
-        """
+        """Make the template of a kernel, matrix or kind; positive numbers are its parameters."""
         if isinstance(kernel, str):
             return cls((), (), kernel)
         if not is_kernel(kernel):
             return cls(jnp.asarray(kernel, float), (False,), "matrix")
-        leaves, _ = jax.tree_util.tree_flatten_with_path(kernel)
+        leaves = jax.tree.leaves_with_path(kernel)
         free = tuple(_is_positive(x) and not _is_structure(kernel, path) for path, x in leaves)
         state_space = _is_state_space(kernel) and np.size(X) == np.shape(X)[0]
         return cls(kernel, free, "quasisep" if state_space else "kernel")
@@ -73,67 +68,50 @@ class Template:
     @property
     def parameters(self) -> dict[str, Any]:
         """Values of the parameters by the path to them."""
-        leaves, _ = jax.tree_util.tree_flatten_with_path(self.kernel)
-        return {
-            _name(path): jnp.asarray(leaf, float)
-            for (path, leaf), free in zip(leaves, self.free, strict=True)
-            if free
-        }
+        leaves = zip(jax.tree.leaves_with_path(self.kernel), self.free, strict=True)
+        return {_name(path): jnp.asarray(leaf, float) for (path, leaf), free in leaves if free}
 
     @property
     def length_scales(self) -> frozenset[str]:
         """Paths to the parameters that are lengths in the unit of the inputs."""
-        leaves, _ = jax.tree_util.tree_flatten_with_path(self.kernel)
-        return frozenset(
-            _name(path) for path, _ in leaves if path and _is_length(self.kernel, path)
-        )
+        paths = (path for path, _ in jax.tree.leaves_with_path(self.kernel) if path)
+        return frozenset(_name(path) for path in paths if _is_length(self.kernel, path))
 
     def at(self, values: Sequence[Any]) -> Any:
-        """The kernel with these values of its parameters."""
+        """Return the kernel with these values of its parameters."""
         leaves, treedef = jax.tree.flatten(self.kernel)
         new = iter(values)
         leaves = [next(new) if free else x for x, free in zip(leaves, self.free, strict=True)]
         return jax.tree.unflatten(treedef, leaves)
 
     def split(self, theta: Float[Array, " P"]) -> list[Float[Array, ...]]:
-        """Values of the parameters from their logs, which may be padded."""
+        """Return values of the parameters from their logs, which may be padded."""
         shapes = [jnp.shape(x) for x in self.parameters.values()]
         ends = list(accumulate(math.prod(shape) for shape in shapes))
         parts = jnp.split(jnp.exp(theta), ends)[: len(shapes)]
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def covariance(self, values: Sequence[Any], X: Any) -> Covariance:
-        """Prior covariance at the inputs, without jitter."""
-        N = np.shape(X)[0]
-        if self.kind == "white":
-            return Diagonal(jnp.ones(N))
-        if self.kind == "zero":
-            return Diagonal(jnp.zeros(N))
+        """Return the prior covariance at the inputs, without jitter."""
+        if self.is_independent:
+            return Diagonal(self.variance(values, X))
         if self.kind == "matrix":
             return Dense(self.kernel)
         if self.kind == "quasisep":
             from numpyro_spikeslab.algebra.quasisep import Quasisep
 
-            return Quasisep.from_kernel(self.at(values), jnp.reshape(jnp.asarray(X, float), N))
+            return Quasisep.from_kernel(self.at(values), jnp.ravel(jnp.asarray(X, float)))
         return Dense(self.cross(values, X, X))
 
     def prior(self, values: Sequence[Any], X: Any, dense: bool) -> Covariance:
-        """Prior covariance at the inputs, with its jitter.
-
-        :param dense: whether to make a matrix, for functions of several kinds.
-        """
+        """Return the prior covariance with jitter, as a matrix for functions of several kinds."""
         covariance = self.covariance(values, X)
         return (Dense(covariance.to_dense()) if dense else covariance).jittered()
 
     def extend(
         self, values: Sequence[Any], X: Any, X_new: Any, deviation: Float[Array, " N"]
     ) -> tuple[Float[Array, " S"], Float[Array, "S S"]]:
-        """The function at new inputs given its values; see :func:`gp.extend`.
-
-        :param deviation: its values at ``X``, less their prior mean.
-        :return: deviation of the means from the prior mean, and root of the covariance.
-        :raises ValueError: if the kernel is a matrix.
-        """
+        """Condition the function at new inputs on its values; see :func:`gp.extend`."""
         cross = self.cross(values, X, X_new)
         if self.is_independent:
             variance = self.variance(values, X_new)
@@ -145,10 +123,7 @@ class Template:
         return gp.extend(old, joint, deviation, cross)
 
     def cross(self, values: Sequence[Any], X: Any, X_new: Any) -> Float[Array, "N S"]:
-        """Prior covariance between old and new inputs.
-
-        :raises ValueError: if the kernel is a matrix.
-        """
+        """Return the prior covariance between old and new inputs."""
         X, X_new = jnp.asarray(X, float), jnp.asarray(X_new, float)
         if self.is_independent:
             return jnp.zeros((X.shape[0], X_new.shape[0]))
@@ -161,16 +136,11 @@ class Template:
         return jnp.asarray(self.at(values)(X, X_new), float)
 
     def variance(self, values: Sequence[Any], X: Any) -> Float[Array, " S"]:
-        """Prior variance at inputs."""
-        if self.is_independent:
-            return jnp.full(np.shape(X)[0], 1.0 if self.kind == "white" else 0.0)
-        if self.kind == "matrix":
-            return jnp.diagonal(self.kernel)
+        """Return the prior variance at inputs."""
         x = jnp.asarray(X, float)
-        kernel = self.at(values)
-        if _is_state_space(self.kernel) and x.size == x.shape[0]:
-            x = x.ravel()
-        return jnp.asarray(jax.vmap(kernel.evaluate)(x, x), float)
+        if self.is_independent:
+            return jnp.full(len(x), float(self.kind == "white"))
+        return jax.vmap(lambda x: self.cross(values, x[None], x[None])[0, 0])(x)
 
 
 def _name(path: tuple[Any, ...]) -> str:
@@ -182,37 +152,37 @@ def _is_positive(leaf: Any) -> bool:
     return value.dtype.kind in "iuf" and value.size > 0 and bool(np.all(value > 0))
 
 
-def _is_structure(kernel: Any, path: tuple[Any, ...]) -> bool:
-    """Whether a number of a kernel is part of its definition, so that it cannot be learned.
-
-    These are the order of a polynomial kernel, and fields of a user's kernel that are annotated as
-    ``int`` or begin with an underscore.
-    """
+def _steps(kernel: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, str]]:
+    """Yield each node on the way to a number and the name of its field, empty in a container."""
     node = kernel
     for key in path:
-        name = getattr(key, "name", None)
-        if name is None:
-            # an entry of a container
-            return False
-        if name.startswith("_") or _field_type(node, name) in (int, "int"):
-            return True
-        if name == "order" and _is_instance(node, "tinygp.kernels.base", "Polynomial"):
-            return True
+        name = getattr(key, "name", "")
+        yield node, name
+        if not name:
+            return
         node = getattr(node, name)
+
+
+def _is_structure(kernel: Any, path: tuple[Any, ...]) -> bool:
+    """Whether a number of a kernel is part of its definition, as the order of a polynomial and a
+    field that is annotated as ``int`` or begins with an underscore.
+    """
+    for node, name in _steps(kernel, path):
+        types = {x.name: x.type for x in fields(node)} if is_dataclass(node) else {}
+        is_order = name == "order" and _is_instance(node, "tinygp.kernels.base", "Polynomial")
+        if is_order or name.startswith("_") or types.get(name) in (int, "int"):
+            return True
     return False
 
 
 def _is_length(kernel: Any, path: tuple[Any, ...]) -> bool:
     """Whether a number of a kernel is the scale of a stationary kernel of the inputs themselves."""
-    node = kernel
-    for key in path[:-1]:
-        if type(node).__module__ == "tinygp.transforms" or not hasattr(key, "name"):
-            return False
-        node = getattr(node, key.name)
+    *outer, (node, name) = _steps(kernel, path)
+    if name != "scale" or any(type(x).__module__ == "tinygp.transforms" for x, _ in outer):
+        return False
     stationary = _is_instance(node, "tinygp.kernels.stationary", "Stationary")
     # such as quasisep.Matern32; the scale of a quasisep.Scale is a variance
-    state_space = _is_state_space(node) and hasattr(node, "sigma")
-    return getattr(path[-1], "name", None) == "scale" and (stationary or state_space)
+    return stationary or (_is_state_space(node) and hasattr(node, "sigma"))
 
 
 ONE_DIMENSION_ONLY = "Cosine", "ExpSineSquared"
@@ -220,11 +190,10 @@ ONE_DIMENSION_ONLY = "Cosine", "ExpSineSquared"
 
 
 def no_covariances(kernel: Any) -> Iterator[Any]:
-    """The stationary parts of a tinygp kernel that are covariances in one dimension only.
+    """Yield the stationary parts of a tinygp kernel that are covariances in one dimension only.
 
-    By the sum of distances, tinygp's default, only the exponential kernel is a covariance of inputs
-    in several dimensions. Kernels inside of transforms, which may change the dimension, are not
-    looked at.
+    By the sum of distances, tinygp's default, only the exponential kernel is one in several.
+    Transforms may change the dimension, so kernels inside of them are left out.
     """
     module, name = type(kernel).__module__, type(kernel).__name__
     if module == "tinygp.kernels.stationary":
@@ -236,8 +205,3 @@ def no_covariances(kernel: Any) -> Iterator[Any]:
         parts = jax.tree.leaves(kernel, is_leaf=lambda part: part is not kernel and is_kernel(part))
         for part in filter(is_kernel, parts):
             yield from no_covariances(part)
-
-
-def _field_type(node: Any, name: str) -> Any:
-    types = {x.name: x.type for x in fields(node)} if is_dataclass(node) else {}
-    return types.get(name)

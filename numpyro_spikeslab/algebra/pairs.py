@@ -2,14 +2,13 @@
 """The conditional of a (slab, spike) pair, and the sweep over all pairs.
 
 A weight is ``w = s * w_tilde`` with ``w_tilde ~ N(0, sigma_w^2)`` and ``s ~ Bernoulli(pi)``. A
-sweep visits each pair given all others. Paired mean field puts the expectation of the pair's
-conditional back (:func:`expectation`), the paired Gibbs sampler a draw (:func:`draw`); nothing else
-differs.
+sweep visits each pair given all others and puts its expectation back (paired mean field) or a draw
+(paired Gibbs); nothing else differs.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int, Shaped
 
@@ -20,7 +19,6 @@ import jax.numpy as jnp
 # Features per block of a design. A sum for each single feature is bound by latency; with some
 # hundreds of features the Gram matrices of the blocks outweigh the design itself.
 BLOCK_SIZE = 128
-
 # The same where the Gram matrices change in every step, so that they cost less than a sweep.
 CHANGING_BLOCK_SIZE = 16
 
@@ -28,15 +26,12 @@ CHANGING_BLOCK_SIZE = 16
 class Prior(NamedTuple):
     """Spike-and-slab prior of P weights, or of Q tasks with M weights each.
 
-    - **log_odds** - ``log(pi / (1 - pi))``, shape (P,) or (Q, M), or one row where all tasks agree.
+    - **log_odds** - ``log(pi / (1 - pi))``; also one row where all tasks agree.
     - **variance** - ``sigma_w^2`` of the slab, likewise.
     """
 
     log_odds: Float[Array, "*P"]
     variance: Float[Array, "*P"]
-
-
-# The conditional
 
 
 class Coordinates(NamedTuple):
@@ -66,11 +61,10 @@ class Conditional(NamedTuple):
 
 
 def coordinates(squares: Float[Array, "*B"], precision: Any, prior: Prior) -> Coordinates:
-    """Compute ``A = tau <phi, phi> + 1/sigma_w^2`` and the logit at ``b = 0`` (supplement, eq. 1).
+    """Compute the terms of ``A = tau <phi, phi> + 1/sigma_w^2`` (supplement, eq. 1).
 
-    :param squares: inner product of each feature with itself.
+    :param squares: ``<phi, phi>`` of each feature. The shapes of all three arguments broadcast.
     :param precision: noise precision ``tau``.
-    :param prior: prior of the weights. The shapes of all three broadcast.
     """
     variance = 1.0 / (precision * squares + 1.0 / prior.variance)
     log_odds = prior.log_odds + 0.5 * jnp.log(variance / prior.variance)
@@ -78,32 +72,23 @@ def coordinates(squares: Float[Array, "*B"], precision: Any, prior: Prior) -> Co
 
 
 Put = Callable[[Conditional, Any], Any]
-"""``(conditional, noise) -> weight put back into the sweep``, elementwise."""
+"""``(conditional, noise) -> weight``, elementwise."""
 
 
 def expectation(temperature: Any = 1.0) -> Put:
-    """Put the expectation ``<w> = gamma mu`` back: paired mean field.
-
-    :param temperature: divides the logit; above 1 it flattens the inclusion probabilities.
-    """
+    """Put ``<w> = gamma mu`` back; a temperature above 1 flattens the inclusion probabilities."""
     return lambda pair, _: nn.sigmoid(pair.logit / temperature) * pair.loc
 
 
 def draw(pair: Conditional, noise: tuple[Any, Any]) -> Any:
-    """Put a draw of the pair back: paired Gibbs.
-
-    :param noise: a standard logistic and a standard normal variate; a logistic variate below the
-        logit has probability ``sigmoid(logit)``.
-    """
+    """Put a draw back, made of a standard logistic and a standard normal number."""
     logistic, normal = noise
     return jnp.where(pair.logit > logistic, pair.loc + jnp.sqrt(pair.variance) * normal, 0.0)
 
 
 def drawn(pair: Conditional, noise: tuple[Any, Any], prior: Prior) -> tuple[Any, Any, Any]:
-    """Return spikes, slabs and inclusion probabilities of what :func:`draw` has put back.
-
-    Excluded slabs are draws from their prior.
-    """
+    """Return spikes, slabs and inclusion probabilities of the draws; excluded slabs have their
+    prior."""
     logistic, normal = noise
     spike = pair.logit > logistic
     included = pair.loc + jnp.sqrt(pair.variance) * normal
@@ -114,32 +99,8 @@ def drawn(pair: Conditional, noise: tuple[Any, Any], prior: Prior) -> tuple[Any,
 # The sweep
 
 
-@runtime_checkable
-@runtime_checkable
-class Products(Protocol):
-    """Inner products of features with each other and with a residual, block after block.
-
-    The state depends on the current weights; an example is the residual.
-
-    - **blocks** - arrays of K blocks of B features, leading axis K; the first is (K, B, ...).
-    """
-
-    @property
-    def blocks(self) -> Any: ...
-
-    def of(self, block: Any, weights: Any, state: Any) -> tuple[Any, Any]:
-        """Return the Gram matrix of a block, and its products with the current residual.
-
-        The Gram matrix is an array (B, B) for one task. For tasks side by side it is a function of
-        two features, so that only the entries that are read are computed.
-        """
-
-    def update(self, block: Any, change: Any, state: Any) -> Any:
-        """Return the state after the weights of a block have changed."""
-
-
 def sweep_blocks(
-    products: Products,
+    products: Any,
     weights: Float[Array, "P *T"],
     state: Any,
     precision: Any,
@@ -152,12 +113,12 @@ def sweep_blocks(
     Inside a block the visits are Gauss-Seidel on its Gram matrix. Between blocks the residual is
     updated by matrix products. The result does not depend on the blocks.
 
-    :param products: of the features; zero features fill up the last block.
+    :param products: inner products of the features. ``blocks`` are arrays of K blocks of B
+        features, ``of(block, weights, state)`` the Gram matrix of a block and its products with the
+        residual, and ``update(block, change, state)`` the state after the weights have changed. The
+        Gram matrix is an array (B, B), or, of tasks side by side, a function of two features.
     :param weights: current weights (expectations or draws); tasks are the last axis.
-    :param state: of the products, at these weights.
-    :param precision: noise precision ``tau``.
-    :param pairs: from :func:`coordinates`.
-    :param put: :func:`expectation` or :func:`draw`.
+    :param state: of the products, at these weights, such as the residual.
     :param noise: variates of the draw, in the shape of the weights, or `None`.
     :return: the linear term ``b`` of each visit, and the state at the new weights.
     """
@@ -191,7 +152,6 @@ def visits(
 ) -> tuple[Float[Array, "B *T"], Float[Array, "B *T"]]:
     """Visit B coordinates in turn; see :func:`sweep_blocks`.
 
-    :param gram: see :meth:`Products.of`.
     :param cross: inner products of the features with the residual of the current weights.
     :return: the linear terms ``b`` of the visits, and the new weights.
     """
@@ -243,6 +203,8 @@ def in_parts(x: Shaped[Array, "P ..."], number: int, size: int) -> Shaped[Array,
 class Design(NamedTuple):
     """A whitened design, cut into K blocks of B features each (zero features pad the last block).
 
+    As products of :func:`sweep_blocks` its state is the residual.
+
     - **rows** - features as rows, each observation scaled by its relative precision's square root.
     - **gram** - inner products of the features of a block; `None` of a design for sums alone.
     """
@@ -250,7 +212,10 @@ class Design(NamedTuple):
     rows: Float[Array, "K B N"]
     gram: Float[Array, "K B B"] | None
 
-    # as Products, whose state is the residual
+    @property
+    def features(self) -> Float[Array, "R N"]:
+        """All rows, with those that pad the last block; to cut these off would be a copy."""
+        return self.rows.reshape(-1, self.rows.shape[-1])
 
     @property
     def blocks(self) -> "Design":
@@ -269,10 +234,7 @@ def block_design(
     """Whiten a design and cut it into blocks with their Gram matrices.
 
     :param rows: the design, features as rows.
-    :param whitening: square root of each observation's relative precision, 0 where it is missing;
-        `None` leaves the rows as they are.
-    :param block_size: features per block; :data:`CHANGING_BLOCK_SIZE` suits a design that is made
-        for a single sweep.
+    :param whitening: square root of each observation's relative precision, 0 where it is missing.
     """
     if whitening is not None:
         rows = rows * whitening[None, :]
@@ -282,13 +244,12 @@ def block_design(
 
 def feature_rows(design: Design, size: int) -> Float[Array, "P N"]:
     """Return the whitened features as rows, without those that pad the last block."""
-    return design.rows.reshape(-1, design.rows.shape[-1])[:size]
+    return design.features[:size]
 
 
 def predictor(design: Design, weights: Float[Array, " P"]) -> Float[Array, " N"]:
     """Compute the whitened ``D w``."""
-    rows = design.rows.reshape(-1, design.rows.shape[-1])
-    return pad(weights, rows.shape[0]) @ rows
+    return pad(weights, len(design.features)) @ design.features
 
 
 def feature_squares(design: Design, size: int) -> Float[Array, " P"]:
@@ -326,11 +287,9 @@ def gibbs_sweep(
     precision: Any,
     prior: Prior,
 ) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
-    """Make one exact paired Gibbs sweep (supplement, section 2).
+    """Make one exact paired Gibbs sweep (supplement, section 2) with :func:`sweep`.
 
-    :param noise: logistic and normal random numbers.
-    :param residual: whitened ``y - D w`` of the current draw.
-    :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
+    :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities.
     """
     _, pair = sweep(design, residual, weights, precision, prior, draw, noise=noise)
     return drawn(pair, noise, prior)

@@ -21,7 +21,7 @@ Sets = tuple[tuple[int, ...], ...]
 @lru_cache
 def every_pattern(size: int) -> Float[np.ndarray, "S b"]:
     """Return all inclusion patterns of b weights in the order of binary numbers, none first."""
-    # here and below: types that are the same in either precision, since JAX caches by type
+    # types here are the same in either precision, since JAX caches by type
     return np.array(list(product((0, 1), repeat=size)), np.float32)
 
 
@@ -36,10 +36,7 @@ class Stack(NamedTuple):
     patterns: Float[np.ndarray, "S b"]
 
     def which(self, spikes: Any) -> Int[Array, "*D G"]:
-        """Return the number of the pattern of each set.
-
-        :param spikes: spikes of the members, shape (..., G, b).
-        """
+        """Return the number of the pattern that the spikes of the members, (..., G, b), make."""
         spikes = jnp.asarray(spikes, int)
         if len(self.patterns) == 2:
             return spikes[..., 0]
@@ -52,11 +49,8 @@ class Partition:
 
     - **size** - P.
     - **blocks** - sets whose weights are included in any combination.
-    - **groups** - sets whose weights share a spike: all are included, or none.
-
-    The other weights are *singles*. Sets of equal size that allow the same patterns form a stack,
-    which one array operation serves. Groups are padded to the next power of two, so that groups of
-    many sizes form few stacks.
+    - **groups** - sets whose weights share a spike: all are included, or none. They are padded to
+      the next power of two, so that groups of many sizes form few stacks.
     """
 
     size: int
@@ -65,10 +59,7 @@ class Partition:
 
     @classmethod
     def of_spikes(cls, spikes: Sequence[int]) -> "Partition":
-        """Make the partition of weights that share spikes.
-
-        :param spikes: number of the spike of each weight.
-        """
+        """Make the groups of weights, given the number of the spike of each."""
         index = np.asarray(spikes)
         order = np.argsort(index, kind="stable")
         sets = np.split(order, np.cumsum(np.bincount(index))[:-1])
@@ -83,19 +74,14 @@ class Partition:
     @cached_property
     def stacks(self) -> dict[tuple[int, int], Stack]:
         """The stacks by their numbers (S, b) of patterns and weights."""
+        padding = [(1 << (len(x) - 1).bit_length()) - len(x) for x in self.groups]
+        groups = [x + n * (self.size,) for x, n in zip(self.groups, padding, strict=True)]
         stacks = {}
-        for size in sorted({len(members) for members in self.blocks}):
-            members = [x for x in self.blocks if len(x) == size]
-            patterns = every_pattern(size)
-            stacks[patterns.shape] = Stack(np.array(members, np.int32), patterns)
-        for size in sorted({_power_of_two(len(members)) for members in self.groups}):
-            padded = [
-                x + (self.size,) * (size - len(x))
-                for x in self.groups
-                if _power_of_two(len(x)) == size
-            ]
-            all_or_none = np.repeat(np.array([[0], [1]], np.float32), size, axis=1)
-            stacks[all_or_none.shape] = Stack(np.array(padded, np.int32), all_or_none)
+        for sets, all_or_none in ((self.blocks, False), (groups, True)):
+            for b in sorted({len(x) for x in sets}):
+                members = np.array([x for x in sets if len(x) == b], np.int32)
+                patterns = every_pattern(1).repeat(b, axis=1) if all_or_none else every_pattern(b)
+                stacks[patterns.shape] = Stack(members, patterns)
         return stacks
 
     @cached_property
@@ -105,22 +91,13 @@ class Partition:
         return order[: self.size].astype(np.int32)
 
     def cut(self, x: Shaped[Array, "*D P"], fill: float = 0.0) -> tuple[Any, list[Any]]:
-        """Return the entries of the singles, and those of each stack.
-
-        :param fill: entry of the padding.
-        """
-        stacks = (stack.members for stack in self.stacks.values())
-        return x[..., self.singles], [
-            x.at[..., m].get(mode="fill", fill_value=fill) for m in stacks
-        ]
+        """Return the entries of the singles, and those of each stack, padded by ``fill``."""
+        stacks = (x.at[..., stack.members] for stack in self.stacks.values())
+        return x[..., self.singles], [x.get(mode="fill", fill_value=fill) for x in stacks]
 
     def flat(self, singles: Any, stacks: Any) -> Shaped[Array, " P"]:
         """Put entries of the singles and of each stack in the order of the weights."""
         return jnp.concatenate([singles, *map(jnp.ravel, stacks)])[self._places]
-
-
-def _power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length()
 
 
 @lru_cache

@@ -42,7 +42,6 @@ def sweep(
     """Visit each single weight, then each set.
 
     :param residual: whitened ``y - D w`` of the current weights.
-    :param precision: common noise precision ``tau``.
     :return: the new residual, the conditionals of the singles, and the outcomes of each stack.
     """
     singles = partition.singles
@@ -59,8 +58,6 @@ def sweep(
             design, residual, weights, precision, prior, put, noise=at
         )
         conditional = Conditional(*(x[singles] for x in conditional))
-    # cutting off the rows that pad the last block would copy the design
-    rows = design.rows.reshape(-1, design.rows.shape[-1])
     _, all_weights = partition.cut(weights)
     _, log_odds = partition.cut(prior.log_odds)
     _, variances = partition.cut(prior.variance, fill=1.0)
@@ -72,7 +69,7 @@ def sweep(
 
         def visit(residual, at, patterns=patterns):
             members, weights, log_odds, variance, noise = at
-            features = rows.at[members].get(mode="fill", fill_value=0)
+            features = design.features.at[members].get(mode="fill", fill_value=0)
             residual = residual + weights @ features
             conditional = conditional_of(
                 features, residual, precision, log_odds, variance, patterns
@@ -94,9 +91,8 @@ def gibbs_sweep(
     precision: Any,
     prior: Prior,
 ) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
-    """Draw each single pair, then of each set the pattern and the slabs.
+    """Draw each single pair, then of each set the pattern and the slabs; see :func:`sweep`.
 
-    :param residual: whitened ``y - D w`` of the current draw.
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities of the weights.
     """
     noise = variates.logistic_and_normal(key, weights)

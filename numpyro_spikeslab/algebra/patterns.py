@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One set of weights given all others: its inclusion patterns, and the slabs under each.
 
-Each pattern has a Gaussian of the slabs that it includes, and an evidence. A block has all
-patterns; a group has two, none and all. The first pattern includes no weight, so arrays of slabs
-have S - 1 entries for S patterns.
+A block has all patterns; a group has two, none and all. The first pattern includes no weight, so
+arrays of slabs have S - 1 entries for S patterns.
 """
 
 from typing import Any, NamedTuple
@@ -21,11 +20,8 @@ from numpyro_spikeslab.algebra.quantiles import SlabMixtures
 
 
 def log_prior(patterns: Any, log_odds: Float[Array, "*G b"]) -> Float[Array, "*G S"]:
-    """Return the log prior probability of each pattern.
-
-    :param log_odds: those of independent weights; in a group the first weight has the log odds of
-        the spike and the others have 0.
-    """
+    """Return the log prior probability of each pattern of independent weights; in a group the first
+    has the log odds of the spike and the others have 0."""
     logits = log_odds @ patterns.T
     return logits - logsumexp(logits, axis=-1, keepdims=True)
 
@@ -49,7 +45,7 @@ class PatternSlabs(NamedTuple):
     """The slabs of a set under each pattern but the first, 0 where they are excluded.
 
     - **mean**, **root** - the mean, and ``R`` with the covariance ``R^T R``.
-    - **log_det** - log determinant of ``A_ss``.
+    - **log_det** - of ``A_ss``.
     - **deviance** - squared residual of ``c``: ``h^T A^-1 h - h_s^T A_ss^-1 h_s``.
     """
 
@@ -67,8 +63,8 @@ class PatternMoments(NamedTuple):
     """The moments of a set that the bound needs.
 
     - **loc**, **scale** - mean and standard deviation of each slab given its inclusion.
-    - **root** - ``R`` with the covariance ``R^T R`` of ``w``. Weights of nearly equal columns are
-      negatively correlated, so their covariance itself would lose the variance of their sum.
+    - **root** - ``R`` with the covariance ``R^T R`` of ``w``; the covariance itself would lose the
+      variance of the sum of weights of nearly equal columns.
     - **log_det** - expected log determinant of ``A_ss``.
     """
 
@@ -81,8 +77,7 @@ class PatternMoments(NamedTuple):
 def slabs_of(
     linear: Float[Array, " b"], precision_tril: Float[Array, "b b"], patterns: Any
 ) -> PatternSlabs:
-    """Return the slabs of a set under each pattern: least squares of ``c`` on the included rows of
-    ``L``."""
+    """Solve the least squares of ``c`` on the included rows of ``L``, for each pattern."""
     size = patterns.shape[1]
     if len(patterns) == 2:
         # the only other pattern includes all
@@ -122,12 +117,7 @@ def _orthogonalised(linear: Any, precision_tril: Any, patterns: Any) -> tuple[An
 
 
 class PatternConditional(NamedTuple):
-    """A set of weights given everything else.
-
-    - **logits** - of the patterns.
-    - **linear**, **precision_tril** - see :class:`SetFactors`.
-    - **slabs** - under each pattern.
-    """
+    """A set of weights given everything else: its factors, with logits of the patterns."""
 
     logits: Float[Array, " S"]
     linear: Float[Array, " b"]
@@ -145,9 +135,7 @@ def conditional_of(
 ) -> PatternConditional:
     """Return the conditional of a set (supplement, eq. 1, for several weights).
 
-    :param features: its whitened features.
     :param residual: whitened observations less the predictor of all other weights.
-    :param precision: common noise precision ``tau``.
     """
     root = jnp.sqrt(precision)
     # the prior enters as additional observations
@@ -163,8 +151,8 @@ def conditional_of(
 
 
 def shares_of(probs: Float[Array, " S"], patterns: Any) -> Float[Array, "S-1 b"]:
-    """Return the probability of each pattern given the inclusion of a weight; of a weight that is
-    never included, patterns that include it have equal shares."""
+    """Return the probability of each pattern given the inclusion of a weight; if it is never
+    included, equal shares."""
     included = patterns[1:]
     total = probs[1:] @ included
     never = total <= 0
@@ -192,18 +180,17 @@ def stack_moments(factors: SetFactors, patterns: Any) -> PatternMoments:
     """Return the moments of G sets, of blocks one after the other, since patterns may be many."""
 
     def of_one(one: SetFactors) -> PatternMoments:
-        slabs = slabs_of(one.linear, one.precision_tril, patterns)
-        return moments_of(one.patterns, slabs, patterns)
+        return moments_of(one.patterns, slabs_of(*one[1:], patterns), patterns)
 
     return jax.vmap(of_one)(factors) if len(patterns) == 2 else lax.map(of_one, factors)
 
 
 @jax.jit
 def stack_mixtures(factors: SetFactors, patterns: Any) -> SlabMixtures:
-    """Return the marginals of the weights of G sets, one set after the other."""
+    """Return the marginals of the weights of G sets."""
 
     def of_one(one: SetFactors) -> SlabMixtures:
-        slabs = slabs_of(one.linear, one.precision_tril, patterns)
+        slabs = slabs_of(*one[1:], patterns)
         shares, scale = shares_of(one.patterns, patterns), jnp.sqrt(slabs.variance)
         return SlabMixtures(one.patterns @ patterns, shares, slabs.mean, scale)
 
@@ -213,21 +200,17 @@ def stack_mixtures(factors: SetFactors, patterns: Any) -> SlabMixtures:
 
 
 def prior_slabs(scale: Float[Array, "G b"], loc: Any = 0.0) -> tuple[Any, Any]:
-    """Return ``c`` and ``L`` of slabs with the precision of their prior.
-
-    :param loc: their means in units of ``scale``.
-    """
+    """Return ``c`` and ``L`` of slabs with the precision of their prior, and means ``loc`` in units
+    of ``scale``."""
     return loc + jnp.zeros_like(scale), jnp.eye(scale.shape[1]) / scale[:, :, None]
 
 
 def slabs_given(
     factors: SetFactors, spikes: Float[Array, "G b"], scale: Float[Array, "G b"]
 ) -> tuple[Float[Array, "G b"], Float[Array, "G b b"]]:
-    """Return mean and Cholesky factor of the covariance of all slabs of each set, where the
-    excluded have their prior.
+    """Return mean and Cholesky factor of the covariance of all slabs of each set, given a pattern.
 
-    :param spikes: a pattern of each set.
-    :param scale: standard deviations of the prior.
+    Excluded slabs have their prior, of standard deviation ``scale``.
     """
     if factors.patterns.shape[1] == 2:
         # decomposed once for all draws

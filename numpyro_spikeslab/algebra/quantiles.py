@@ -14,11 +14,10 @@ from jax.scipy.special import ndtr, ndtri
 
 
 class SlabMixtures(NamedTuple):
-    """The marginals of b weights, whose slabs given inclusion are mixtures of S Gaussians.
+    """Marginals of b weights whose slabs given inclusion are mixtures of S Gaussians.
 
     - **probs** - inclusion probabilities.
-    - **shares** - of each Gaussian given inclusion.
-    - **mean**, **scale** - its mean and standard deviation.
+    - **shares** - share of each Gaussian given inclusion; **mean** and **scale** are its moments.
     """
 
     probs: Float[Array, " b"]
@@ -28,7 +27,7 @@ class SlabMixtures(NamedTuple):
 
 
 def single(probs: Any, loc: Any, scale: Any) -> SlabMixtures:
-    """Return the marginals of b weights with one Gaussian each; saved parameters may be numpy's."""
+    """Return the marginals of b weights with one Gaussian each."""
     return SlabMixtures(probs, jnp.ones_like(loc)[None], loc[None], scale[None])
 
 

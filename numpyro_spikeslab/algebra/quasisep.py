@@ -10,87 +10,73 @@ from dataclasses import dataclass, replace
 
 from jaxtyping import Array, Float, Int
 from tinygp.kernels import quasisep
-from tinygp.solvers.quasisep.core import (
-    DiagQSM,
-    LowerTriQSM,
-    SquareQSM,
-    StrictLowerTriQSM,
-    StrictUpperTriQSM,
-    SymmQSM,
-)
+from tinygp.solvers.quasisep import core
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.covariance import Covariance, jitter, variances_given
+from numpyro_spikeslab.algebra.covariance import Covariance, Values, jitter, variances_given
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Quasisep(Covariance):
-    """A quasiseparable covariance. Its inner values have sorted inputs.
+    """A quasiseparable covariance at inputs that ``order`` sorts; ``rank`` is its inverse."""
 
-    :param matrix: tinygp's symmetric quasiseparable matrix at sorted inputs; see
-        :meth:`from_kernel`.
-    :param order: ``(N,)``, sorts the inputs.
-    :param rank: ``(N,)``, the inverse of ``order``.
-    """
-
-    matrix: SymmQSM
+    matrix: core.SymmQSM
     order: Int[Array, "*M N"]
     rank: Int[Array, "*M N"]
 
     @classmethod
-    def from_kernel(cls, kernel: quasisep.Quasisep, x: Float[Array, " N"]) -> Quasisep:
-        """The covariance of a ``tinygp.kernels.quasisep`` kernel at inputs ``x``."""
+    def from_kernel(cls, kernel: quasisep.Quasisep, x: Values) -> Quasisep:
+        """Make the covariance of a kernel at inputs."""
         order = jnp.argsort(x)
         return cls(kernel.to_symm_qsm(x[order]), order, jnp.argsort(order))
 
-    def diagonal(self) -> Float[Array, " N"]:
+    def diagonal(self) -> Values:
         return self.matrix.diag.d[self.rank]
 
-    def matvec(self, x: Float[Array, " N"]) -> Float[Array, " N"]:
+    def matvec(self, x: Values) -> Values:
         return (self.matrix @ x[self.order])[self.rank]
 
-    def to_dense(self) -> Float[Array, "N N"]:
-        return self.matrix.to_dense()[self.rank][:, self.rank]
-
     def jittered(self) -> Quasisep:
-        noise = DiagQSM(jnp.full_like(self.matrix.diag.d, jitter(self.diagonal())))
+        noise = core.DiagQSM(jnp.full_like(self.matrix.diag.d, jitter(self.diagonal())))
         return replace(self, matrix=self.matrix + noise)
 
-    def root(self) -> LowerTriQSM:
+    def root(self) -> core.LowerTriQSM:
         return self.matrix.cholesky()
 
-    def cholesky(self, a: Float[Array, " N"]) -> LowerTriQSM:
+    def cholesky(self, a: Values) -> core.LowerTriQSM:
         a = a[self.order]
         p, q, transition = self.matrix.lower
-        lower = StrictLowerTriQSM(p=a[:, None] * p, q=a[:, None] * q, a=transition)
-        return SymmQSM(diag=DiagQSM(1 + a * self.matrix.diag.d * a), lower=lower).cholesky()
+        lower = core.StrictLowerTriQSM(p=a[:, None] * p, q=a[:, None] * q, a=transition)
+        return core.SymmQSM(
+            diag=core.DiagQSM(1 + a * self.matrix.diag.d * a), lower=lower
+        ).cholesky()
 
-    def half_logdet(self, L: LowerTriQSM) -> Float[Array, ""]:
+    def half_logdet(self, L: core.LowerTriQSM) -> Float[Array, ""]:
         return jnp.sum(jnp.log(L.diag.d))
 
-    def solve_lower(self, L: LowerTriQSM, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
+    def solve_lower(self, L: core.LowerTriQSM, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         return L.solve(x[self.order])
 
-    def solve_upper(self, L: LowerTriQSM, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
+    def solve_upper(self, L: core.LowerTriQSM, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         return L.transpose().solve(x)[self.rank]
 
-    def times_lower(self, L: LowerTriQSM, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
+    def times_lower(self, L: core.LowerTriQSM, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         return (L @ x)[self.rank]
 
-    def times_upper(self, L: LowerTriQSM, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
+    def times_upper(self, L: core.LowerTriQSM, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         return L.transpose() @ x[self.order]
 
-    def conditional(self, L: LowerTriQSM, a: Float[Array, " N"]) -> Float[Array, " N"]:
+    def conditional(self, L: core.LowerTriQSM, a: Values) -> Values:
         a = a[self.order]
-        # tinygp's product of a diagonal and a symmetric matrix comes back as symmetric (0.3.1).
+        # tinygp's product of a diagonal and a symmetric matrix comes back as symmetric (0.3.1)
         p, q, transition = self.matrix.lower
-        scaled = SquareQSM(
-            diag=DiagQSM(a * self.matrix.diag.d),
-            lower=StrictLowerTriQSM(p=a[:, None] * p, q=q, a=transition),
-            upper=StrictUpperTriQSM(p=p, q=a[:, None] * q, a=transition),
+        scaled = core.SquareQSM(
+            diag=core.DiagQSM(a * self.matrix.diag.d),
+            lower=core.StrictLowerTriQSM(p=a[:, None] * p, q=q, a=transition),
+            upper=core.StrictUpperTriQSM(p=p, q=a[:, None] * q, a=transition),
         )
         inverse = L.inv()
         explained = (inverse @ scaled).gram().diag.d

@@ -24,34 +24,12 @@ def choose(condition: Bool[Array, "*P"], one: Any, other: Any) -> Any:
 
 
 class Ascent(NamedTuple):
-    """State of a search along coordinates.
-
-    - **x** - the point.
-    - **t** - the scale; 1 if the first trial at the proposed scale was below the known value.
-    - **best** - the value at this point, or a lower bound.
-    - **step** - steps for the next search.
-    """
+    """Point and scale of a search, the value there or a lower bound, and steps for the next one."""
 
     x: Float[Array, " P"]
     t: Any
     best: Any
     step: Float[Array, " P"]
-
-
-class Trial(NamedTuple):
-    """The last evaluation of a search, most often at its end.
-
-    - **x**, **t** - the point.
-    - **root** - by-product of the evaluation.
-    """
-
-    x: Float[Array, " P"]
-    t: Any
-    root: Any
-
-    def known_at(self, end: Ascent) -> tuple[Any, Bool[Array, ""]]:
-        """The root, and whether it belongs to the end of the search."""
-        return self.root, jnp.all(self.x == end.x) & (self.t == end.t)
 
 
 def climb_coordinates(
@@ -61,14 +39,14 @@ def climb_coordinates(
     t: Any = 1.0,
     known: Any = -jnp.inf,
     rounds: Any = 1,
-) -> tuple[Ascent, Trial]:
-    """Climb ``value(x, t)`` by a parabola along each coordinate of ``x``.
+) -> tuple[Ascent, tuple[Any, Bool[Array, ""]]]:
+    """Climb ``value(x, t)`` by a parabola along each coordinate of ``x``, in some rounds.
 
     :param value: also returns a by-product, any arrays.
     :param step: first step along each coordinate; a coordinate with step 0 stays.
     :param t: a proposed scale. It becomes 1 if the value there is below ``known``.
     :param known: a value that ``(x, 1)`` reaches; the end is never below it.
-    :param rounds: how often to search along each coordinate.
+    :return: the end, the by-product of the last evaluation, and whether that was at the end.
     """
     t, known = jnp.asarray(t, x.dtype), jnp.asarray(known, x.dtype)
 
@@ -83,7 +61,7 @@ def climb_coordinates(
 
         def evaluate():
             reached, root = value(tried, now.t)
-            return reached, Trial(tried, now.t, root)
+            return reached, (tried, now.t, root)
 
         # a coordinate that stays costs nothing
         reached, last = jax.lax.cond(is_first | (step > 0), evaluate, lambda: (now.best, last))
@@ -100,13 +78,14 @@ def climb_coordinates(
     start = Ascent(x, t, known, step)
     nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(value, x, t)[1])
     offsets, values = jnp.array([0.0, -1.0, 1.0, 0.0], x.dtype), jnp.full(4, -jnp.inf, x.dtype)
-    begin = start, offsets, values, Trial(x, t, nothing)
+    begin = start, offsets, values, (x, t, nothing)
     end, _, _, last = jax.lax.fori_loop(0, 1 + 3 * x.size * rounds, trial, begin)
-    return end, last
+    x, t, root = last
+    return end, (root, jnp.all(x == end.x) & (t == end.t))
 
 
 def _offset(j: Any, offsets: Any, values: Any) -> Any:
-    """Offsets of the trials in steps: below, above, and the vertex of the parabola."""
+    """Return the offset of trial ``j`` in steps: below, above, and the vertex of the parabola."""
     centre, below, above, _ = values
     curvature = below - 2 * centre + above
     uphill = 2 * jnp.sign(above - below)
@@ -137,12 +116,9 @@ def on_real_line(transform: Any, x: Any) -> Any:
 def climb(
     value: Callable[[dict[str, Any]], Any], start: dict[str, Any], transforms: dict[str, Any]
 ) -> tuple[dict[str, Any], Any]:
-    """Take a few L-BFGS steps up, in unconstrained space.
+    """Take a few L-BFGS steps up, in unconstrained space; return the end and its value.
 
-    :param value: the function to maximise.
-    :param start: values by name; on the boundary of their support they are moved inside.
-    :param transforms: for each name the bijection onto its support.
-    :return: the end and its value, never below the value at the start.
+    Values on the boundary of their support are moved inside; ``transforms`` are onto the supports.
     """
 
     # a list: optax finds parts of its state by name, and sites may be named "value" and "grad"
@@ -166,22 +142,15 @@ def climb(
     state = solver.init(free)
     unknown = jnp.full_like(optax.tree.get(state, "value"), jnp.inf)
     new, state, before = jax.lax.fori_loop(0, NUM_CLIMBING_STEPS, step, (free, state, unknown))
-    # the line search has kept its last value: the loss is compiled less often
+    # the line search, whose value this is, may fail at the limit of the precision
     after = optax.tree.get(state, "value")
-    # the line search may fail at the limit of the precision; the value must not fall
     better = after < before
     best = choose(better, new, free)
     return constrain(best), -jnp.where(better, after, before)
 
 
 class Slices(NamedTuple):
-    """Numbers that are updated by slice sampling.
-
-    - **x** - the numbers.
-    - **level** - log heights of their slices.
-    - **lower**, **upper** - intervals that shrink around them.
-    - **num_left** - updates that each has still to make.
-    """
+    """Numbers, log heights of their slices, intervals around them, and updates still to make."""
 
     x: Float[Array, "*P"]
     level: Float[Array, "*P"]
@@ -201,12 +170,11 @@ def slice_sample(
     """Update independent numbers by slice sampling with shrinkage (Neal 2003).
 
     An interval is placed at random around a number and not extended, so an update moves it by less
-    than ``width``. Too wide costs little, for intervals shrink fast; too narrow costs updates. Each
-    number begins its next update when it has made one, all in one loop, in which the density is
-    compiled once.
+    than ``width``. Too wide costs little, since intervals shrink fast. One loop makes all updates,
+    so that the density is compiled once.
 
-    :param evaluate: gives the log density of each number, and a by-product: any arrays that the
-        evaluation of a single number has computed, ``()`` for several numbers.
+    :param evaluate: gives the log density of each number, and a by-product: any arrays for a single
+        number, ``()`` for several.
     :param known: ``evaluate(x)``; needed where the by-product is not ``()``.
     :return: the numbers, and the by-product of the new number.
     """

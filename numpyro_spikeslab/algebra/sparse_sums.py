@@ -2,9 +2,8 @@
 """Sums over the observed entries of each row, or of each column, of a sparse table.
 
 For sums over rows the row of an entry is its *owner* and the column its *other*, and the reverse
-for sums over columns. Entries are stored in chunks of one owner, which are read in tiles, so all
-arrays have the same shape whatever the lengths of rows. Memory is bounded by a tile and by the Gram
-matrices of a block of owners.
+for sums over columns. Entries are stored in chunks of one owner, which are read in tiles. Memory is
+bounded by a tile and by the Gram matrices of a block of owners.
 """
 
 from collections.abc import Callable
@@ -20,30 +19,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 CHUNK = 32
 """Most entries of a chunk; smaller where owners have few entries."""
-
 TILE = 2048
 """Most chunks that are read at once."""
-
 BLOCK_NUMBERS = 2**22
 """Numbers in the Gram matrices of a block of owners."""
 
 
 class Entries(NamedTuple):
-    """Places of the observations in the table.
-
-    - **rows**, **columns** - row and column of each observation, shape (L,).
-    """
+    """Row and column of each observation."""
 
     rows: Int[Array, " L"]
     columns: Int[Array, " L"]
 
 
 class Layout(NamedTuple):
-    """Layout of the observed entries of a sparse table.
-
-    - **where** - their rows and columns.
-    - **by_rows**, **by_columns** - entries grouped by row, and by column.
-    """
+    """Observed entries of a sparse table, and the same grouped by row and by column."""
 
     where: Entries
     by_rows: "Side"
@@ -53,7 +43,7 @@ class Layout(NamedTuple):
 class Side(NamedTuple):
     """Entries of each owner, in tiles of chunks.
 
-    Owners are dealt to the devices in turn. Each device has them in blocks of one size.
+    Owners are dealt to the devices in turn, and each device has them in blocks of one size.
 
     - **entries** - numbers of the observations; L pads a chunk.
     - **others** - the column of each entry of a row, or the row of each entry of a column.
@@ -73,7 +63,7 @@ def layout_of(
     """Lay out the entries of a table of N rows and Q columns.
 
     :param num_features: M, which decides the number of rows or columns of a block.
-    :param mesh: mesh of the devices that share the entries, `None` for one device.
+    :param mesh: devices that share the entries.
     """
     rows, columns = (np.asarray(x) for x in where)
     N, Q = shape
@@ -100,10 +90,7 @@ def side_of(
     num_features: int,
     devices: int = 1,
 ) -> Side:
-    """Group entries by their owners.
-
-    :param number: number of owners.
-    """
+    """Group entries by their owners, of which there are ``number``."""
     L, each = len(owners), -(-number // devices)
     size = -(-each // -(-each * num_features**2 // BLOCK_NUMBERS))
     blocks = -(-each // size)
@@ -155,12 +142,11 @@ def block_sums(
     Y: Float[Array, " L"],
     relative: Float[Array, " L"],
 ) -> Sums:
-    """Compute the sums of block ``k`` of every device.
+    """Compute the sums of block ``k`` of all devices.
 
     :param block_size: number of owners of all these blocks.
     :param features: means, variances and weights of the others.
-    :param Y: the observations.
-    :param relative: weights of the observations.
+    :param relative: weights of the observations ``Y``.
     """
     mean, var, factor = features
     M, devices = mean.shape[1], side.owners.shape[1]
@@ -199,8 +185,8 @@ def over_blocks(
 
     :param number: number of owners.
     :param features: see :func:`block_sums`, as for ``Y`` and ``relative``.
-    :param of: takes the sums and the owners of a block, of all devices. Repeats of the last owner
-        pad the last block, and are dropped.
+    :param of: takes the sums and the owners of a block. Repeats of the last owner pad the last
+        block, and are dropped.
     """
     blocks, devices = len(side.first) - 1, side.owners.shape[1]
     each = -(-number // devices)
@@ -242,11 +228,8 @@ def at_entries(
     weights: tuple[Float[Array, "Q M"], Float[Array, "Q M"]],
     functions: tuple[Float[Array, "M N"], Float[Array, "M N"]],
 ) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
-    r"""Compute mean and variance of :math:`\sum_m w_{qm} \phi_m(x_n)` at entries.
-
-    :param weights: their means and variances.
-    :param functions: their means and variances.
-    """
+    r"""Compute mean and variance of :math:`\sum_m w_{qm} \phi_m(x_n)` at entries, from means and
+    variances."""
     (W, W_var), (mean, var) = weights, (x.T for x in functions)
 
     def one(entry):

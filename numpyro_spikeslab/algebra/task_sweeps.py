@@ -26,6 +26,7 @@ from numpyro_spikeslab.algebra.pairs import (
     pad,
     parts_of,
     sweep_blocks,
+    visits,
 )
 
 # Tasks of a tile, which are visited side by side. On a CPU their arrays stay in the cache, where
@@ -40,10 +41,7 @@ TASK_BLOCK_SIZE = 8
 def task_products(
     x: Float[Array, "A N"], y: Float[Array, "B N"], Z: Float[Array, "N #Q"]
 ) -> Float[Array, "#Q A B"]:
-    """Compute sums of products over the points, weighted by the columns of ``Z``.
-
-    :param Z: weights of each task, or one column where all tasks have the same.
-    """
+    """Compute sums of products over the points, weighted by the columns of ``Z``."""
     if Z.shape[1] == 1:
         return (x * Z[:, 0] @ y.T)[None]
     products = (x[:, None] * y).reshape(len(x) * len(y), len(Z))
@@ -53,6 +51,8 @@ def task_products(
 class SharedGram(NamedTuple):
     """Products of M features with each other and the observations, in K blocks of B features.
 
+    As products of :func:`sweep_blocks` its state are the sums of the weights in extra directions.
+
     - **rows** - rows of the Gram matrix, zeros beyond M in both directions.
     - **gram** - Gram matrices of the blocks.
     - **linear** - inner products of the features with the observations.
@@ -61,21 +61,19 @@ class SharedGram(NamedTuple):
 
     rows: Float[Array, "K B R"]
     gram: Float[Array, "K B B"]
-    linear: Float[Array, "K B *T"]
+    linear: Float[Array, "K B T"]
     extra: Float[Array, "K B D T"] | None
 
     @classmethod
-    def cut(cls, gram: Any, linear: Any, extra: Any, largest: int) -> "SharedGram":
-        """Cut the products into blocks of at most ``largest`` features."""
-        number, size = parts_of(len(gram), largest)
+    def cut(cls, gram: Any, linear: Any, extra: Any) -> "SharedGram":
+        """Cut the products into blocks."""
+        number, size = parts_of(len(gram), TASK_BLOCK_SIZE)
         cut = partial(in_parts, number=number, size=size)
         rows = cut(pad(gram.T, number * size).T)
         blocks = jnp.moveaxis(
             jnp.diagonal(rows.reshape(number, size, number, size), 0, 0, 2), -1, 0
         )
         return cls(rows, blocks, cut(linear), None if extra is None else cut(extra))
-
-    # as Products, whose state are the sums of the weights in the extra directions
 
     @property
     def blocks(self) -> "SharedGram":
@@ -84,8 +82,6 @@ class SharedGram(NamedTuple):
     def of(self, block: "SharedGram", weights: Any, sums: Any) -> tuple[Any, Any]:
         _, gram, linear, extra = block
         cross = linear - block.rows @ weights
-        if cross.ndim == 1:
-            return gram, cross
         if extra is None:
             return lambda m, j: gram[m, j], cross
         cross -= jnp.sum(extra * sums, axis=1)
@@ -105,7 +101,7 @@ class TaskProducts(NamedTuple):
     - **gram** - with each other (expectations, where the features are random); one matrix where all
       tasks have the same.
     - **linear** - with the observations.
-    - **extra** - features in D directions, whose products each task has in addition to ``gram``.
+    - **extra** - D further rows of the features of each task, whose products add to ``gram``.
     """
 
     gram: Float[Array, "#Q M M"]
@@ -121,14 +117,7 @@ def task_sweep(
     put: Put,
     noise: Any = None,
 ) -> Conditional:
-    """Visit the M coordinates of Q tasks in turn, many tasks at once.
-
-    :param weights: current weights (expectations or draws).
-    :param precision: noise precision of each task.
-    :param prior: prior of the weights, in their shape, or one row for all tasks.
-    :param put: :func:`expectation` or :func:`draw`.
-    :param noise: variates of the draw, of shape (Q, M).
-    """
+    """Visit the M coordinates of Q tasks in turn, many tasks at once; see :func:`sweep_blocks`."""
     gram, linear, extra = products
     if extra is not None and gram.shape[0] > 1:
         gram, extra = gram + jnp.swapaxes(extra, 1, 2) @ extra, None
@@ -137,8 +126,7 @@ def task_sweep(
     pairs = coordinates(squares, precision[:, None], prior)
 
     def visit(gram, linear, weights, precision, pairs, noise):
-        products = SharedGram.cut(gram, linear, None, len(gram))
-        return sweep_blocks(products, weights, None, precision, pairs, put, noise)[0]
+        return visits(gram, linear - gram @ weights, weights, precision, pairs, put, noise)[0]
 
     def visit_tile(tile):
         linear, weights, precision, prior, noise, extra = tile
@@ -147,7 +135,7 @@ def task_sweep(
             extra = jnp.swapaxes(extra, 0, 1)
             squares, sums = squares + jnp.sum(extra**2, axis=1), _sums(extra, weights)
         pairs = coordinates(squares, precision, prior)
-        products = SharedGram.cut(gram[0], linear, extra, TASK_BLOCK_SIZE)
+        products = SharedGram.cut(gram[0], linear, extra)
         return sweep_blocks(products, weights, sums, precision, pairs, put, noise)[0]
 
     if gram.shape[0] > 1:
@@ -158,16 +146,13 @@ def task_sweep(
 
 
 class MaskedRows(NamedTuple):
-    """Features of tasks that weigh the points each in its own way; the carry is the residual.
+    """Features of tasks that weigh the points each in its own way, in K blocks of B.
 
-    - **rows** - the features, in K blocks of B.
-    - **relative** - relative precisions of the observations.
+    As products of :func:`sweep_blocks` its state is the residual times the relative precisions.
     """
 
     rows: Float[Array, "K B N"]
     relative: Float[Array, "N T"]
-
-    # as Products, whose state is the residual
 
     @property
     def blocks(self) -> tuple[Any]:
@@ -219,9 +204,6 @@ def masked_task_sweep(
     r"""Make the :func:`masked_sweep` of expectations, of all tasks.
 
     :param features: means and variances of the features.
-    :param observations: of the tasks, and the relative precision of each.
-    :param weights: the current factors of their weights.
-    :param temperature: see :func:`~numpyro_spikeslab.algebra.pairs.expectation`.
     :return: the factors, and the expected sum of squared residuals of each task,
         :math:`\sum_n z_n \langle (y_n - w^\top \phi_n)^2 \rangle = \sum_n z_n r_n^2 + \sum_m
         (\langle w_m^2 \rangle \langle \phi_m^2 \rangle - \langle w_m \rangle^2 \langle \phi_m
@@ -246,8 +228,7 @@ def masked_task_sweep(
 
 
 def triangle(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return rows and columns of the upper triangle of a symmetric matrix, and the place of each
-    entry of the matrix among them."""
+    """Return rows and columns of a matrix's upper triangle, and the place of each entry in it."""
     rows, columns = np.triu_indices(size)
     place = np.zeros((size, size), int)
     place[rows, columns] = place[columns, rows] = np.arange(len(rows))
@@ -255,12 +236,10 @@ def triangle(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def in_tiles(visit: Callable, tasks: Any, *points: Any, into: Any = None) -> Any:
-    """Visit tile after tile of the tasks, of a size that suits the processor.
-
-    Where tasks are sharded over devices, a tile has as many of each device.
+    """Visit tile after tile of the tasks; where devices share these, a tile has as many of each.
 
     :param visit: takes and returns arrays whose last axis are the tasks of a tile.
-    :param tasks: arrays of all tasks, leading axis Q, or 1 where all tasks have the same.
+    :param tasks: arrays with leading axis Q, or 1 where all tasks have the same.
     :param points: arrays whose last axis is Q.
     :param into: arrays like the results, whose memory the results take; zeros by default.
     :return: the results of all tiles, leading axis Q.
@@ -312,10 +291,7 @@ def gibbs_task_sweep(
     precision: Float[Array, " Q"],
     prior: Prior,
 ) -> Draws:
-    """Make one exact paired Gibbs sweep of all tasks at once; see :func:`task_sweep`.
-
-    :param noise: logistic and normal random numbers.
-    """
+    """Make one exact paired Gibbs sweep of all tasks at once; see :func:`task_sweep`."""
     pair = task_sweep(products, weights, precision, prior, draw, noise)
     return drawn(pair, noise, prior)
 

@@ -37,10 +37,8 @@ def logistic_and_normal(key: Array, like: Float[Array, "*P"]) -> tuple[Any, Any]
 def index(u: Float[Array, "*B"], weights: Float[Array, "*B P"]) -> Int[Array, "*B"]:
     """Draw one of P numbers with probabilities proportional to ``weights``.
 
-    Unlike :func:`jax.random.categorical` it needs a single uniform number. The weights are laid out
-    as a square: first a row is drawn and then a column, since cumulative sums of all take long.
-
-    :param u: uniform numbers between 0 and 1.
+    Unlike :func:`jax.random.categorical` it needs a single number between 0 and 1. The weights are
+    laid out as a square: a row is drawn and then a column, since cumulative sums of all take long.
     """
     size = weights.shape[-1]
     width = math.isqrt(size - 1) + 1

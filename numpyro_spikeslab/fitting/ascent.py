@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.search import climb
-from numpyro_spikeslab.fitting.m_step import with_modes
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
@@ -21,29 +20,17 @@ from numpyro_spikeslab.fitting.posterior import (
     bound_given,
     strong,
     view_at,
+    with_modes,
     with_roles,
 )
 from numpyro_spikeslab.reading.program import are_concrete
 
+# Steps in one call of compiled code. Their number is no part of what is compiled.
 CHUNK = 64
-"""Steps in one call of compiled code. Their number is no part of what is compiled."""
-
-
-def chunk_of(data: Data) -> int:
-    """Number of steps in a chunk: fewer if a step takes seconds, so that Ctrl-C is heard."""
-    if data.features.layout is None:
-        return CHUNK
-    return max(1, min(CHUNK, 2**25 // len(data.features.layout.where.rows)))
 
 
 class Progress(NamedTuple):
-    """Carried from step to step.
-
-    - **step** - number of the next step.
-    - **posterior** - the posterior.
-    - **loss** - negative bound after the last step.
-    - **converged** - whether it has settled.
-    """
+    """State of a run: the next step, the negative bound after the last, whether it has settled."""
 
     step: Any
     posterior: Posterior
@@ -65,8 +52,8 @@ def advance(
 ) -> tuple[Progress, Float[Array, " chunk"]]:
     """Take ``num_steps`` steps, at most :data:`CHUNK`, or fewer if the bound settles.
 
-    :param threshold: change of the bound in a step at temperature 1 at which it has; negative for
-        never.
+    It settles if a step at temperature 1 changes it by at most ``threshold``, never if negative.
+
     :return: the progress and the losses after each step, NaN beyond the last.
     """
 
@@ -89,13 +76,17 @@ def advance(
 
 
 def chunks(
-    run: Callable, progress: Progress, num_steps: int, size: int = CHUNK
+    run: Callable, data: Data, progress: Progress, num_steps: int
 ) -> Iterator[tuple[Progress, Any]]:
     """Take steps in chunks, until all starts have settled.
 
     :param run: takes steps from a progress; their number is its second argument.
     :return: the progress and the losses after each chunk.
     """
+    size = CHUNK
+    if data.layout is not None:
+        # steps on many entries take seconds; Ctrl-C is noticed between chunks
+        size = max(1, min(CHUNK, 2**25 // len(data.layout.where.rows)))
     while num_steps > 0:
         number = min(size, num_steps)
         progress, losses = run(progress, number)
@@ -109,7 +100,7 @@ def chunks(
 
 
 def trimmed(losses: Float[np.ndarray, "*starts steps"], progress: Progress) -> Any:
-    """Losses of one start without the steps that convergence saved."""
+    """Drop the steps that convergence saved from the losses of one start."""
     if losses.ndim > 1 or not bool(progress.converged):
         return losses
     return losses[~np.isnan(losses)]
@@ -120,7 +111,6 @@ def step(
 ) -> tuple[Posterior, Float[Array, ""]]:
     """Sweep over the pairs, and functions; then set everything else to its maximum.
 
-    :param temperature: divides the logits of the inclusion probabilities.
     :return: the posterior and its exact bound.
     """
     at = view_at(spec, data, posterior)
@@ -133,11 +123,11 @@ def step(
         posterior = posterior._replace(residual=None)
         at = view_at(spec, data, posterior)
     else:
-        return _rest(spec, data, posterior)
+        return _with_free(spec, data, posterior)
     return posterior, bound_given(spec, at, posterior, squares)
 
 
-def _rest(spec, data, posterior) -> tuple[Posterior, Any]:
+def _with_free(spec, data, posterior) -> tuple[Posterior, Any]:
     """Set coefficients to their maximum; with other free sites, take L-BFGS steps of all."""
     if spec.form.coefficients:
         posterior = data.features.with_coefficients(spec, data, posterior)
@@ -157,4 +147,8 @@ def _rest(spec, data, posterior) -> tuple[Posterior, Any]:
 @partial(jax.jit, static_argnums=0)
 def improve(spec: Spec, data: Data, posterior: Posterior, num_times: Any) -> Posterior:
     """Set free sites to their maximum while functions stay."""
-    return strong(jax.lax.fori_loop(0, num_times, lambda _, p: _rest(spec, data, p)[0], posterior))
+
+    def one(_, posterior):
+        return _with_free(spec, data, posterior)[0]
+
+    return strong(jax.lax.fori_loop(0, num_times, one, posterior))

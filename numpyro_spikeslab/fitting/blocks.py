@@ -2,7 +2,6 @@
 """The argument ``blocks`` of a guide: its check, and the search for correlated columns."""
 
 from collections.abc import Callable, Mapping
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,7 @@ from numpyro_spikeslab.algebra.correlation import clusters, unit_columns
 from numpyro_spikeslab.algebra.partition import MAX_BLOCK, Partition, Sets
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import COLUMNS, Form
-from numpyro_spikeslab.reading.program import (
-    are_concrete,
-    compiled,
-    outside_transformations,
-)
+from numpyro_spikeslab.reading.program import are_concrete, compiled, outside_transformations
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.sites import Pair, observed_sites
 from numpyro_spikeslab.reading.view import design_rows
@@ -26,43 +21,32 @@ AUTO = "auto"
 
 
 def partitions_of(
-    pairs: tuple[Pair, ...],
-    blocks: Any,
-    model: Callable,
-    trace: dict[str, Any],
-    arguments: tuple[tuple, dict[str, Any]],
+    pairs: tuple[Pair, ...], blocks: Any, model: Callable, trace: dict[str, Any], call: Any
 ) -> dict[str, Partition]:
     """Return the blocks and groups of each site.
 
     :param blocks: as in :class:`~numpyro_spikeslab.PairedGuide`.
-    :param trace: of the model at these arguments.
+    :param trace: of the model at this call.
     :raises ValueError: if the blocks do not fit the model.
     """
-    reading = None
+    reading, sets = None, {}
     if blocks is not None and observed_sites(trace):
-        reading = Reader(model, "PairedGuide")(*arguments)
+        reading = Reader(model, "PairedGuide")(*call)
         check_columns(reading.form)
-    if blocks is None:
-        sets: dict[str, Sets] = {}
-    elif isinstance(blocks, str) and blocks == AUTO:
-        sets = found_blocks(reading)
-    else:
-        sets = checked_blocks(blocks, pairs)
+    if isinstance(blocks, str) and blocks == AUTO:
+        sets = _correlated_sets(reading)
+    elif blocks is not None:
+        sets = _checked_blocks(blocks, pairs)
     partitions = {}
     for pair in pairs:
-        if pair.groups is not None:
-            partitions[pair.name] = Partition.of_spikes(pair.groups)
-            continue
         joint = tuple(members for members in sets.get(pair.name, ()) if len(members) > 1)
-        partitions[pair.name] = Partition(pair.size, blocks=joint)
+        alone = Partition(pair.size, blocks=joint)
+        partitions[pair.name] = Partition.of_spikes(pair.groups) if pair.groups else alone
     return partitions
 
 
-def checked_blocks(blocks: Any, pairs: tuple[Pair, ...]) -> dict[str, Sets]:
-    """Return the blocks of each site.
-
-    :raises ValueError: if they are not disjoint sets of weights that have spikes of their own.
-    """
+def _checked_blocks(blocks: Any, pairs: tuple[Pair, ...]) -> dict[str, Sets]:
+    """Return the blocks of each site, if they are disjoint sets of weights with a spike each."""
     sizes = {pair.name: pair.size for pair in pairs if pair.groups is None}
     if not isinstance(blocks, Mapping) and len(pairs) == 1:
         blocks = {pairs[0].name: blocks}
@@ -78,14 +62,15 @@ def checked_blocks(blocks: Any, pairs: tuple[Pair, ...]) -> dict[str, Sets]:
 
 def _checked_sets(sets: Any, name: str, size: int) -> Sets:
     try:
-        checked = tuple(tuple(map(index, members)) for members in sets)
-        # a mask is not a list of numbers
-        is_mask = any(isinstance(m, bool | np.bool_) for members in sets for m in members)
+        arrays = [np.array(list(members)) for members in sets]
     except TypeError:
-        checked, is_mask = (), True
+        arrays = [np.zeros(0)]
+    # a mask is not a list of numbers
+    are_numbers = all(x.ndim == 1 and np.issubdtype(x.dtype, np.integer) for x in arrays)
+    checked = tuple(tuple(x.tolist()) for x in arrays)
     weights = [m for members in checked for m in members]
     if (
-        is_mask
+        not are_numbers
         or len(set(weights)) < len(weights)
         or not all(0 <= m < size for m in weights)
         or not all(1 <= len(members) <= MAX_BLOCK for members in checked)
@@ -102,41 +87,22 @@ def _checked_sets(sets: Any, name: str, size: int) -> Sets:
 def check_columns(form: Form) -> None:
     """Raise if the weights do not multiply the columns of one design."""
     if form.kind != COLUMNS:
-        raise bad(
-            f"PairedGuide: blocks of {form.pairs[0].name!r}",
-            "weights that multiply features of several tasks or latent functions",
-            "the columns of one design, as in `X @ w`",
-            "Leave `blocks` out.",
-        )
+        got = "weights that multiply features of several tasks or latent functions"
+        expected = "the columns of one design, as in `X @ w`"
+        remedy = "Leave `blocks` out."
+        raise bad(f"PairedGuide: blocks of {form.pairs[0].name!r}", got, expected, remedy)
 
 
-def found_blocks(reading: Reading | None) -> dict[str, Sets]:
-    """Return clusters of correlated columns of each site.
-
-    :param reading: of the model, `None` without observations.
-    :raises ValueError: if the columns are not known.
-    """
+def _correlated_sets(reading: Reading | None) -> dict[str, Sets]:
+    """Return clusters of correlated columns of each site; of a reading, if there are responses."""
     if (
         reading is None
         or not are_concrete(reading.problem.constants)
         or not reading.form.constant_rows
     ):
-        raise bad(
-            f"PairedGuide: blocks={AUTO!r}",
-            "columns that are traced, depend on latent sites or have no observations",
-            "known ones",
-            "Call the guide first with the data of the fit and outside of transformations such as "
-            "jit, or list the blocks.",
-        )
-    rows, is_seen = _columns(reading)
-    unit = unit_columns(np.asarray(rows, float)[:, np.asarray(is_seen)].T)
-    ends = np.cumsum([pair.size for pair in reading.form.pairs])[:-1]
-    parts = zip(reading.form.pairs, np.split(unit, ends, axis=1), strict=True)
-    return {pair.name: tuple(map(tuple, clusters(part))) for pair, part in parts}
-
-
-def _columns(reading: Reading) -> tuple[Any, Any]:
-    """Return the design, features as rows, and which observations are not missing."""
+        got = "columns that are traced, depend on latent sites or have no observations"
+        remedy = "Call the guide first with data, outside of jit and vmap, or list the blocks."
+        raise bad(f"PairedGuide: blocks={AUTO!r}", got, "columns of data", remedy)
 
     def columns():
         is_seen = reading.view(reading.generic).relative[:, 0] > 0
@@ -145,4 +111,8 @@ def _columns(reading: Reading) -> tuple[Any, Any]:
         return jnp.where(is_seen, rows, 0), is_seen
 
     with outside_transformations():
-        return compiled(columns, once=True)
+        rows, is_seen = compiled(columns, once=True)
+    unit = unit_columns(np.asarray(rows, float)[:, np.asarray(is_seen)].T)
+    ends = np.cumsum([pair.size for pair in reading.form.pairs])[:-1]
+    parts = zip(reading.form.pairs, np.split(unit, ends, axis=1), strict=True)
+    return {pair.name: tuple(map(tuple, clusters(part))) for pair, part in parts}

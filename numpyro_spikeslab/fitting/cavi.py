@@ -19,29 +19,18 @@ from numpyro.util import identity
 from numpyro_spikeslab.fitting.ascent import advance, begin, improve
 from numpyro_spikeslab.fitting.features import data_of
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
-from numpyro_spikeslab.fitting.posterior import (
-    FunctionFactors,
-    Posterior,
-    bound,
-    spec_of,
-    strong,
-)
-from numpyro_spikeslab.fitting.refusals import (
-    check_state,
-    checked_params,
-    refuse,
-)
+from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior, bound, spec_of, strong
+from numpyro_spikeslab.fitting.refusals import check_state, checked_params, refuse, refuse_traced
 from numpyro_spikeslab.fitting.run import (
     Call,
     CAVIRunResult,
     Plan,
     check_end,
     check_starts,
-    default_restarts,
     run_stages,
     run_traced,
 )
-from numpyro_spikeslab.fitting.schedules import annealing
+from numpyro_spikeslab.fitting.schedules import annealing, check_schedule
 from numpyro_spikeslab.fitting.starts import start_alone, start_random
 from numpyro_spikeslab.fitting.stochastic import stream_of
 from numpyro_spikeslab.messages import bad
@@ -50,11 +39,10 @@ from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.sites import param_name
 
+# Improvements of the free sites beside latent functions, before a fit of these starts.
 NUM_IMPROVEMENTS = 10
-"""Of the free sites beside latent functions, before a fit of these starts."""
-
-AUTOMATIC: Any = "automatic"
-"""The temperature of a CAVI that was given none."""
+# Options of SVI that change nothing: updates are stable, and there is nothing to differentiate.
+WITHOUT_EFFECT = ("stable_update", "forward_mode_differentiation")
 
 
 class CAVI(SVI):
@@ -62,54 +50,49 @@ class CAVI(SVI):
 
     An :class:`~numpyro.infer.SVI` whose step is a sweep of closed-form updates of all pairs
     (supplement, section 1.1), followed by the maximisation of the same bound over the other latent
-    sites, each at its maximum a posteriori as :class:`~numpyro.infer.autoguide.AutoDelta` has it,
-    and over the model's params. There is no Monte Carlo in it: losses are the exact negative
-    evidence lower bound, which never rises at temperature 1. Where sites stand at a point it bounds
-    the density there, which may be above the evidence, so bounds compare fits of one model, and not
-    models. Noise and slab scales with a HalfNormal prior and inclusion probabilities with a Beta or
-    Uniform one have closed forms, and so have params of the model in their place whose constraint
-    leaves none out, and coefficients: Normal sites in which the location is affine, such as an
-    intercept, which follow the weights where they can (see the page on guides; elsewhere centre
-    columns beside an intercept). All other latent sites climb after each sweep.
+    sites, each at its maximum a posteriori as in :class:`~numpyro.infer.autoguide.AutoDelta`, and
+    over the model's params. Losses are the exact negative evidence lower bound, which never rises
+    at temperature 1. Where sites stand at a point it bounds the density there, which may be above
+    the evidence. So bounds compare fits of one model, and not models.
+
+    Noise and slab scales with a HalfNormal prior and inclusion probabilities with a Beta or Uniform
+    one have closed forms. So have params of the model in their place, and coefficients: Normal
+    sites in which the location is affine, such as an intercept, which follow the weights where they
+    can (see the page on guides; elsewhere centre columns beside an intercept). All other latent
+    sites climb after each sweep.
 
     :param model: a model whose one observed Normal site is affine in its spike-and-slab weights.
     :param guide: the guide of this model. Its inner guide must be an ``AutoDelta``.
     :param temperature: maps a step to the temperature that divides the logits of the inclusion
-        probabilities, as an optax schedule maps; `None` is temperature 1 throughout. The default
-        is :func:`annealing`, which needs at least 100 steps, and 1 with latent functions.
+        probabilities; `None` is temperature 1 throughout. The default is :func:`annealing`, which
+        needs at least 100 steps, and 1 with latent functions.
     :param num_restarts: number of starts; :meth:`run` keeps the one of the best bound. The first is
-        the guide's own start; the others draw ``gamma`` uniformly and ``mu`` from the slab's prior,
-        begin at temperature 1, and run beside it in one :func:`jax.vmap`. Defaults to 1, and to 2
-        with latent functions, unless they are fitted ``plain``, to a sparse array or from a given
-        state or values. A run warns where the best bound is 5 nats above the next.
-    :param plain: with latent functions, the plain variational EM of the paper's supplement, for
-        comparison: no moves, and one random start unless ``num_restarts`` says more.
-    :param num_tasks: with latent functions, the number of all tasks if each call has a batch.
-        Then :meth:`update` is a stochastic step: it updates the weights of the batch, and takes
-        the statistics of the batch, times ``num_tasks / batch size``, for those of all tasks.
-        States keep these, and the weights of the last batch. Losses are the negative bound,
-        estimated for all tasks. :meth:`run` remains the ordinary fit of the tasks it is given; a
-        run on a first batch is the recommended start. The default, `None`, is for calls with all
-        tasks.
-    :param learning_rate: maps a step on a batch to the weight of its statistics, in [0, 1], as an
-        optax schedule maps; at 0 a step updates the weights alone. The default is
-        :func:`~numpyro_spikeslab.fitting.schedules.forgetting`, ``(10 + step) ** -0.7``, which
-        converges to an optimum and does not forget its start at once.
+        the guide's own. The others draw ``gamma`` uniformly and ``mu`` from the slab's prior, begin
+        at temperature 1, and run beside it in one :func:`jax.vmap`. Defaults to 1, and to 2 with
+        latent functions, unless they are fitted ``plain``, to a sparse array or from a given state
+        or values. A run warns if the best bound is 5 nats above the next.
+    :param plain: with latent functions, the plain variational EM of the paper's supplement: no
+        moves, and one random start unless ``num_restarts`` says more.
+    :param num_tasks: with latent functions, the number of all tasks if each call has a batch. Then
+        :meth:`update` is a stochastic step, whose losses are estimates for all tasks; states have
+        the weights of the last batch. :meth:`run` remains the ordinary fit of the tasks it is
+        given; a run on a first batch is the recommended start.
+    :param learning_rate: maps a step on a batch to the weight of its statistics, in [0, 1]; at 0 a
+        step updates the weights alone. The default is
+        :func:`~numpyro_spikeslab.fitting.schedules.forgetting`, ``(10 + step) ** -0.7``.
     :param static_kwargs: static keyword arguments of the model, as in SVI.
     :raises TypeError: if the guide is of another class.
-    :raises ValueError: at ``init`` or ``run``, if the model does not fit or the data are bad; the
-        message names the site and the remedy. If ``plain`` is given without latent functions, or
-        ``learning_rate`` without ``num_tasks``; at ``update``, if the batch does not fit these.
+    :raises ValueError: at ``init`` or ``run``, if the model does not fit or the data are bad; at
+        ``update``, if a batch does not fit ``num_tasks``. The message names the site and the
+        remedy.
 
-    A model whose observed Normal site has the location ``offset + W phi``, with ``phi`` from
-    :func:`~numpyro_spikeslab.latent_functions`, such as :func:`~numpyro_spikeslab.models.mtmkl`, is
-    fitted by sweeps that visit each function with the scale of its weights and the parameters of
-    its kernel. Between them come rounds of moves (rotations of the functions, dropping one), each
-    accepted if the exact bound says so after twelve sweeps; a round is one step. Functions that are
-    all ``"white"`` have other moves, after a warm-up of turns towards sparse weights in one step.
-    Runs of fewer than twelve steps, and :meth:`update`, make no moves. Starts are the random one of
-    :meth:`init`, the singular vectors of the tasks, and random ones, one after the other; the best
-    goes on after its first round without success, or after the warm-up. Fit in float64.
+    Latent functions are fitted by sweeps that visit each function with the scale of its weights and
+    the parameters of its kernel. Between them come rounds of moves (rotations of the functions,
+    dropping one), each accepted if the exact bound is higher after twelve sweeps; a round is one
+    step. Functions that are all ``"white"`` have other moves, after a warm-up of rotations in one
+    step. Runs of fewer than twelve steps, and :meth:`update`, make no moves. Starts are the random
+    one of :meth:`init`, the singular vectors of the tasks, and random ones, one after the other;
+    the best goes on after its first round without success, or after the warm-up. Fit in float64.
 
     **Example**
 
@@ -137,7 +120,7 @@ class CAVI(SVI):
         model: Callable,
         guide: SpikeSlabGuide,
         *,
-        temperature: Callable[[Any], Any] | None = AUTOMATIC,
+        temperature: Any = "automatic",
         num_restarts: int | None = None,
         plain: bool = False,
         num_tasks: int | None = None,
@@ -150,12 +133,9 @@ class CAVI(SVI):
                 f"{type(guide).__name__}. Fit other guides with numpyro.infer.SVI."
             )
         if num_restarts is not None and num_restarts < 1:
-            raise ValueError(f"CAVI: num_restarts must be at least 1, got {num_restarts}.")
-        if temperature is not AUTOMATIC and temperature is not None and not callable(temperature):
-            raise ValueError(
-                f"CAVI: temperature must map a step to a temperature, got {temperature!r}. For a "
-                f"constant one write `lambda step: {temperature!r}`."
-            )
+            raise bad("CAVI: num_restarts", num_restarts, "at least 1")
+        if temperature != "automatic":
+            check_schedule("temperature", temperature)
         # an optimiser with nothing to do: a state holds the parameters themselves
         optimiser = _NumPyroOptim(lambda: (identity, identity, identity))
         super().__init__(model, guide, optimiser, TraceGraph_ELBO(), **static_kwargs)
@@ -164,7 +144,7 @@ class CAVI(SVI):
         self.plain = plain
         self.stream = stream_of(num_tasks, learning_rate)
         self._read = Reader(model, "CAVI", guide.joint)
-        self._last: Any = None
+        self._last: Call | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"optim": None, "_last": None}
@@ -173,38 +153,39 @@ class CAVI(SVI):
 
     def _call(self, args: tuple, kwargs: dict[str, Any]) -> Call:
         all_kwargs = {**kwargs, **self.static_kwargs}
+        for name in WITHOUT_EFFECT:
+            all_kwargs.pop(name, None)
         # the errors of the reader are more precise than those of the guide
         reading = self._read(args, all_kwargs)
         self.guide.set_up(args, all_kwargs)
+        if self._last is not None and self._last.reading is reading:
+            return self._last
         refuse(self.guide, self.plain, reading)
         temperature = self.temperature
         # of a pickle it is an equal string, not the same one
-        if temperature == AUTOMATIC:
+        if temperature == "automatic":
             temperature = annealing if reading.functions is None else None
-        spec = spec_of(reading, self.plain, temperature)
-        if self._last is not None and self._last[0] is reading:
-            return Call(reading, spec, *self._last[1:])
-        data = data_of(reading)
-        like = None
+        data, like = data_of(reading), None
         if self.stream is None:
             like = jax.eval_shape(lambda: self.guide.pack(reading, _values(self._start(reading))))
+        call = Call(reading, spec_of(reading, self.plain, temperature), data, like)
         if are_concrete(data):
-            self._last = reading, data, like
-        return Call(reading, spec, data, like)
+            self._last = call
+        return call
 
     def _start(self, reading: Reading) -> dict[str, tuple[Any, Any]]:
-        """Start value and constraint of each parameter of the guide and the model."""
+        """Return start value and constraint of each parameter of the guide and the model."""
         self.guide.sites.check_reading("CAVI", reading)
         params = self.guide.sites.params
         start = self.guide.start() | {k: (x, params[k]) for k, x in reading.params.items()}
-        # the guide may have been set up with data whose supports are others
+        # supports may depend on data, and the guide has been set up with others
         for site, support in reading.supports.items():
             name = param_name(site, self.guide.prefix, start)
             start[name] = _within(support, start[name][0]), support
         return start
 
     def _posterior(self, call: Call, state: SVIState) -> Posterior:
-        """The posterior of a state of the same data."""
+        """Return the posterior of a state of the same data."""
         posterior = state.optim_state[1]._replace(batches=None)
         # batches may differ in size
         if call.like is not None:
@@ -219,65 +200,50 @@ class CAVI(SVI):
     ) -> SVIState:
         """Make the initial state.
 
-        :param rng_key: random key.
-        :param args: arguments of the model.
         :param init_params: values of some parameters, instead of the guide's start.
-        :param kwargs: keyword arguments of the model.
         :raises ValueError: if the model does not fit, or ``init_params`` do not.
         """
         call = self._call(args, kwargs)
         state = self._init(rng_key, call, init_params)
         if self.stream is None:
             return state
-        step, posterior = self.stream.start(call, *state.optim_state)
-        return SVIState((step, posterior), None, state.rng_key)
+        return SVIState(self.stream.start(call, *state.optim_state), None, state.rng_key)
 
     def _init(self, rng_key: Array, call: Call, init_params: Any) -> SVIState:
-        start = self._start(call.reading)
+        start, functions = self._start(call.reading), call.reading.functions
         params = _values(start)
-        given = checked_params(init_params or {}, start)
+        chosen = checked_params(init_params or {}, start)
         rng_key, _, key_start = random.split(rng_key, 3)
-        if call.reading.functions is not None and set(params) - set(given):
-            posterior = self._start_functions(call, params, given, key_start)
+        if functions is not None and set(params) - set(chosen):
+            posterior = self._start_functions(call, params, chosen, key_start)
             params = self.guide.unpack(posterior)
-        if call.reading.functions is None or given:
-            posterior = self.guide.pack(call.reading, params | given)
+        if functions is None or chosen:
+            posterior = self.guide.pack(call.reading, params | chosen)
         self.constrain_fn = identity
         return SVIState((jnp.array(0), strong(posterior)), None, rng_key)
 
     def _start_functions(
-        self, call: Call, params: dict[str, Any], given: dict[str, Any], key: Any
+        self, call: Call, params: dict[str, Any], chosen: dict[str, Any], key: Any
     ) -> Posterior:
-        """Random weights, the functions that follow from them; free sites at their maximum."""
-        spec, data = call.spec, call.data
-        if not are_concrete((data, params)):
-            raise ValueError(
-                "CAVI: fits of models with latent functions cannot start under a transformation "
-                "such as jit or vmap; the moves between optima are decided outside of compiled "
-                "code. Call init and run outside of it."
-            )
-        posterior = self._blank(call, params | given)
-        if spec.form.free and not given:
+        """Draw random weights, fit functions to them, and set free sites to their maximum."""
+        reading, spec, data, _ = call
+        refuse_traced(reading, (data, params))
+        params, functions = params | chosen, reading.functions
+        assert functions is not None
+        values = {x: params[param_name(x, self.guide.prefix, params)] for x in spec.form.others}
+        zero, theta = jnp.zeros_like(functions.mean), functions.theta(values)
+        blank = FunctionFactors(zero, zero, zero, zero, zero[:, 0], zero, theta, theta)
+        posterior = Posterior(self.guide.factors.pack(spec.form, params), blank, values, None)
+        if spec.form.free and not chosen:
             # first the free sites, or the functions absorb their effect
             alone = improve(spec, data, start_alone(spec, data, posterior), NUM_IMPROVEMENTS)
             values = {site: alone.values[site] for site in spec.form.free}
             posterior = posterior._replace(values=posterior.values | values)
         return start_random(spec, data, posterior, key)
 
-    def _blank(self, call: Call, params: dict[str, Any]) -> Posterior:
-        """Values of all other sites, with weights and functions to be started."""
-        form, functions = call.spec.form, call.reading.functions
-        assert functions is not None
-        values = {x: params[param_name(x, self.guide.prefix, params)] for x in form.others}
-        weights = self.guide.factors.pack(form, params)
-        zero, theta = jnp.zeros_like(functions.mean), functions.theta(values)
-        none = FunctionFactors(zero, zero, zero, zero, zero[:, 0], zero, theta, theta)
-        return Posterior(weights, none, values, None)
-
     def get_params(self, svi_state: SVIState) -> dict[str, Any]:
         """Make the parameters of the guide and the model from a state.
 
-        :param svi_state: a state of the last call.
         :raises ValueError: before any call.
         """
         return self.guide.unpack(svi_state.optim_state[1])
@@ -286,36 +252,26 @@ class CAVI(SVI):
     def update(self, svi_state: SVIState, *args: Any, **kwargs: Any) -> tuple[SVIState, Any]:
         """Make one sweep over the pairs and one maximisation over everything else.
 
-        :param svi_state: the current state.
-        :param args: arguments of the model.
-        :param kwargs: keyword arguments of the model.
         :return: the new state and the exact negative bound at it; with ``num_tasks`` an estimate.
         """
         call = self._call(args, kwargs)
         if self.stream is not None:
-            begun = self.stream.start(call, *svi_state.optim_state)
-            step, posterior, loss = self.stream.update(call, *begun)
+            step, posterior, loss = self.stream.step(call, svi_state.optim_state)
             return _state(svi_state, step, posterior), loss
         progress = begin(call.spec, call.data, self._posterior(call, svi_state), svi_state[0][0])
         progress, _ = advance(call.spec, call.data, progress, 1, -1.0)
         return _state(svi_state, progress.step, progress.posterior), progress.loss
 
-    def stable_update(self, svi_state: SVIState, *args: Any, **kwargs: Any):
-        """The same as :meth:`update`, whose closed forms cannot diverge."""
-        return self.update(svi_state, *args, **kwargs)
+    # its closed forms cannot diverge
+    stable_update = update
 
     @full_precision
     def evaluate(self, svi_state: SVIState, *args: Any, **kwargs: Any) -> Any:
         """Return the exact negative bound at a state; with ``num_tasks`` an estimate for all tasks,
-        from the weights that the functions of the state give to the batch.
-
-        :param svi_state: a state.
-        :param args: arguments of the model.
-        :param kwargs: keyword arguments of the model.
-        """
+        from the weights that the functions of the state give to the batch."""
         call = self._call(args, kwargs)
         if self.stream is not None:
-            return self.stream.evaluate(call, *self.stream.start(call, *svi_state.optim_state))
+            return self.stream.step(call, svi_state.optim_state, 0.0)[2]
         return -_bound(call.spec, call.data, self._posterior(call, svi_state))
 
     @full_precision
@@ -330,36 +286,29 @@ class CAVI(SVI):
         tol: float | None = None,
         **kwargs: Any,
     ) -> CAVIRunResult:
-        """Run at most ``num_steps`` steps.
-
-        Ctrl-C ends the run with a warning and its last state.
+        """Run at most ``num_steps`` steps. Ctrl-C ends the run with a warning and its last state.
 
         :param rng_key: random key; it matters for restarts and latent functions only.
-        :param num_steps: number of steps.
-        :param args: arguments of the model.
-        :param progress_bar: whether to show a progress bar.
         :param init_state: state of a run of the same data, to go on from. For other data give
             ``init_params=result.params``.
         :param init_params: values of some parameters, instead of the guide's start.
         :param tol: stop when a step at temperature 1 changes the bound by at most ``tol`` nats;
             with latent functions, once no move is accepted any more.
         :param kwargs: keyword arguments of the model. The options ``stable_update`` and
-            ``forward_mode_differentiation`` of SVI have no effect: updates are stable, and there is
-            nothing to differentiate.
+            ``forward_mode_differentiation`` of SVI have no effect, here and in ``update``.
         :return: the result of the start with the best bound.
         :raises ValueError: if ``num_steps``, the model or ``init_params`` do not fit.
         :raises FloatingPointError: if the bound is not a number in the end.
         """
         if not isinstance(num_steps, int | np.integer) or num_steps < 1:
             raise bad("CAVI.run: num_steps", num_steps, "a positive integer")
-        for name in ("stable_update", "forward_mode_differentiation"):
-            kwargs.pop(name, None)
         call = self._call(args, kwargs)
         state = init_state or self._init(rng_key, call, init_params)
         posterior = self._posterior(call, state)
-        number = self.num_restarts or default_restarts(call, init_state or init_params)
+        one = self.plain or init_state or init_params or call.reading.layout is not None
+        number = self.num_restarts or (1 if one or call.reading.functions is None else 2)
         plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
-        progress = begin(call.spec, call.data, posterior, state.optim_state[0])
+        progress, restarts = begin(call.spec, call.data, posterior, state.optim_state[0]), None
         if are_concrete((call.data, progress)):
             progress, losses, restarts = run_stages(
                 call, state.rng_key, progress, plan, progress_bar
@@ -367,33 +316,32 @@ class CAVI(SVI):
             check_end(call, progress, losses, init_params is not None)
             check_starts(restarts)
         else:
+            refuse_traced(call.reading, (call.data, progress))
             begun = 0 if init_state is None else state.optim_state[0]
             progress, losses = run_traced(call, state.rng_key, progress, plan, begun)
-            restarts = None
         converged = None if tol is None else progress.converged
         new = _state(state, progress.step, progress.posterior)
         return CAVIRunResult(self.get_params(new), new, jnp.asarray(losses), converged, restarts)
 
 
 def _state(state: SVIState, step: Any, posterior: Posterior) -> SVIState:
-    """The state after ``state``; the residual depends on the data and is not kept."""
+    """Make the next state, without the residual, which depends on the data."""
     # as many as in init, for another number would have to be compiled
     rng_key, *_ = random.split(state.rng_key, 3)
     return SVIState((step, posterior._replace(residual=None)), None, rng_key)
 
 
 def _values(start: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """Copies of start values, for a state may be donated."""
+    """Copy start values, since a state may be donated."""
     return strong({name: jnp.array(value) for name, (value, _) in start.items()})
 
 
 def _within(support: Any, value: Any) -> Any:
-    """A start value, or another where it is not in the support."""
+    """Return a start value, or another where it is not in the support."""
     inside = jnp.all(support(value))
     if are_concrete(inside) and inside:
         return value
-    other = support.feasible_like(jnp.asarray(value))
-    return jnp.where(inside, value, other)
+    return jnp.where(inside, value, support.feasible_like(jnp.asarray(value)))
 
 
 _bound = jax.jit(bound, static_argnums=0)

@@ -6,7 +6,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from jaxtyping import Array, Bool, Float
 
@@ -18,7 +18,7 @@ from numpyro.distributions import biject_to
 from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, whitened
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Design, Prior, expectation, in_parts, predictor
-from numpyro_spikeslab.algebra.sparse_sums import Layout, at_entries
+from numpyro_spikeslab.algebra.sparse_sums import at_entries
 from numpyro_spikeslab.algebra.task_sweeps import task_sweep
 from numpyro_spikeslab.fitting.function_sweeps import sweep, sweep_plain
 from numpyro_spikeslab.fitting.function_updates import factors_of, white_factors, with_kernels
@@ -60,41 +60,19 @@ Swept = tuple[View, Posterior, Float[Array, " Q"]]
 
 
 class Features:
-    """Features of a model; ``at`` is the view at the posterior ``q``."""
+    """The features of a model. ``at`` is the view at the posterior ``q``. Its classes have methods:
 
-    layout: ClassVar[Any] = None
-    """Positions of the observations, if they are entries of a sparse table."""
+    - **sweep** - update the weights, and functions, one after the other.
+    - **moments** - mean and variance of the predictor for each observation, as far as it comes from
+      the weights and ``at`` lacks it.
+    - **squares** - expected sum of squared residuals of each task, weighted by relative precisions.
+    - **rounding** - size of the rounding errors in these sums.
+    - **with_coefficients** - set coefficients to their joint mode given the mean weights.
+    """
 
     def begin(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
         """Compute the residual, which sweeps then keep up to date."""
         return q
-
-    def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
-        """Update the weights, and functions, one after the other."""
-        raise NotImplementedError
-
-    def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        """Compute mean and variance of the weights' part of the predictor that is not in ``at``."""
-        raise NotImplementedError
-
-    def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
-        """Expected sum of squared residuals of each task, weighted by relative precisions."""
-        raise NotImplementedError
-
-    def rounding(self, spec: Spec, at: View) -> Float[Array, " Q"]:
-        """Return the floor of the squared residuals of each task, below which they are rounding."""
-        raise NotImplementedError
-
-    def with_coefficients(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
-        """Set coefficients to their joint mode given the mean weights."""
-        at = view_at(spec, data, q)
-        sites = spec.form.coefficient_sites(spec.form.coefficients)
-        residual = self._residual(at, q)
-        new, _ = given_residual(problem_of(spec, data), at, q.values, sites, residual)
-        return q._replace(values=q.values | new, residual=None)
-
-    def _residual(self, at: View, q: Posterior) -> Float[Array, "N Q"]:
-        raise NotImplementedError
 
 
 @jax.tree_util.register_dataclass
@@ -113,24 +91,19 @@ class Columns(Features):
         return q if data.view is None else _with_residual(spec, data, q)
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
-        if q.slopes:
-            return self._sweep_without_coefficients(spec, data, at, q, temperature)
         design = self.design_at(spec, data, q)
-        residual = _whitened_data(at) if data.view is None else q.residual
-        tau, prior = 1 / at.sigma2[0], _first_row(at.prior)
-        weights, residual = q.weights.sweep(design, residual, tau, prior, temperature)
-        q = q._replace(weights=weights, residual=residual)
-        return at, q, self._squares(spec, data, at, q, design)
-
-    def _sweep_without_coefficients(self, spec, data, at, q, temperature) -> Swept:
-        """Sweep with the coefficients integrated out, then set them given the weights."""
-        sites, design = spec.form.coefficient_sites(q.slopes), self.design_at(spec, data, q)
-        problem, tau, prior = problem_of(spec, data), 1 / at.sigma2[0], _first_row(at.prior)
-        columns = columns_without(problem, at, q.values, sites, design, self.split)
-        arrays = columns.design, columns.residual
-        weights, residual = q.weights.sweep(*arrays, tau, prior, temperature)
-        values, residual = columns.given(residual)
-        slopes = columns.standard.slopes(columns.coefficients.slopes)
+        setting = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior)), temperature
+        if not q.slopes:
+            residual = _whitened_data(at) if data.view is None else q.residual
+            weights, residual = q.weights.sweep(design, residual, *setting)
+            q = q._replace(weights=weights, residual=residual)
+            return at, q, self._squares(spec, data, at, q, design)
+        # coefficients are integrated out, then set given the weights
+        sites = spec.form.coefficient_sites(q.slopes)
+        without = columns_without(problem_of(spec, data), at, q.values, sites, design, self.split)
+        weights, residual = q.weights.sweep(without.design, without.residual, *setting)
+        values, residual = without.given(residual)
+        slopes = without.standard.slopes(without.coefficients.slopes)
         q = Posterior(weights, q.functions, q.values | values, residual, slopes)
         return at, q, self._squares(spec, data, at, q, design)
 
@@ -161,6 +134,11 @@ class Columns(Features):
     def rounding(self, spec: Spec, at: View) -> Float[Array, " Q"]:
         return 16 * at.rounding
 
+    def with_coefficients(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
+        at = view_at(spec, data, q)
+        # the view is at the mean weights, so Y is the residual
+        return _with_coefficients(spec, data, at, q, at.Y)
+
     def design_at(self, spec: Spec, data: Data, q: Posterior) -> Design:
         """The whitened design."""
         if self.design is not None:
@@ -173,10 +151,6 @@ class Columns(Features):
             return _whitened_data(at)
         return _whitened_data(at) - predictor(self.design_at(spec, data, q), q.weights.mean)
 
-    def _residual(self, at: View, q: Posterior) -> Float[Array, "N Q"]:
-        # the view is at the mean weights, so Y is the residual
-        return at.Y
-
 
 @partial(jax.jit, static_argnums=0)
 def _with_residual(spec: Spec, data: Data, q: Posterior) -> Posterior:
@@ -188,14 +162,11 @@ def _whitened_data(at: View) -> Float[Array, " N"]:
     return jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0]
 
 
-def _first_row(prior: Prior) -> Prior:
-    return Prior(prior.log_odds[0], prior.variance[0])
-
-
-def _pairs(q: Posterior) -> PairedMeanField:
-    """Return the weights of tasks, which are always independent pairs."""
-    assert isinstance(q.weights, PairedMeanField)
-    return q.weights
+def _with_coefficients(spec, data, at, q, residual) -> Posterior:
+    """Set coefficients that are one dense vector to their mode."""
+    sites = spec.form.coefficient_sites(spec.form.coefficients)
+    new, _ = given_residual(problem_of(spec, data), at, q.values, sites, residual)
+    return q._replace(values=q.values | new, residual=None)
 
 
 @jax.tree_util.register_dataclass
@@ -216,8 +187,7 @@ class Tasks(Features):
         raise NotImplementedError
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        (phi, var), pairs = self.of(q), _pairs(q)
-        W, W_var = pairs.mean, pairs.variance
+        (phi, var), W, W_var = self.of(q), q.weights.mean, q.weights.variance
         return (W @ phi).T, (W_var @ (phi**2 + var) + W**2 @ var).T
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
@@ -230,82 +200,63 @@ class Tasks(Features):
         return jnp.finfo(power.dtype).eps * power + at.rounding
 
     def with_coefficients(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
-        if not spec.form.of_tasks:
-            return super().with_coefficients(spec, data, q)
-        tasks = self.without_coefficients(spec, view_at(spec, data, q), q)
-        return q._replace(values=q.values | tasks.given(q.weights.mean)[1])
+        at = view_at(spec, data, q)
+        if spec.form.of_tasks:
+            tasks = self.without_coefficients(spec, at, q)
+            return q._replace(values=q.values | tasks.given(q.weights.mean)[1])
+        return _with_coefficients(spec, data, at, q, at.Y - self.of(q)[0].T @ q.weights.mean.T)
 
     def without_coefficients(self, spec: Spec, at: View, q: Posterior) -> TasksWithout:
         """Integrate the coefficients of tasks out."""
-        given = q.values, self.of(q)[0], self.covariates
-        return tasks_without(spec.form.of_tasks, at, *given, self.statistics)
-
-    def _residual(self, at: View, q: Posterior) -> Float[Array, "N Q"]:
-        return at.Y - self.of(q)[0].T @ q.weights.mean.T
+        sites, features = spec.form.of_tasks, self.of(q)[0]
+        return tasks_without(sites, at, q.values, features, self.covariates, self.statistics)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Tiled(Tasks):
-    """Known features of tasks with different precisions at the points, in batches of tasks.
+class Shared(Tasks):
+    """Known features, with the given values.
 
-    - **values** - values of the features.
+    - **stats** - products with each other and the data; `None` if free sites change them, or if all
+      tasks have products of their own that are too many numbers: then tiles of tasks are visited.
     """
 
     values: Float[Array, "M N"]
+    stats: Gram | None
 
     def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
         return self.values, jnp.zeros_like(self.values)
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
-        weights, squares = sweep_weights(at, *self.of(q), None, _pairs(q), temperature)
-        return at, q._replace(weights=weights), squares
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Shared(Tiled):
-    """Known features with a stored Gram matrix: one for all tasks, or one for each.
-
-    - **stats** - Gram matrices and products with the data; `None` if free sites change them.
-    """
-
-    stats: Gram | None
-
-    def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
-        if q.slopes:
-            return self._sweep_without_coefficients(spec, at, q, temperature)
-        stats = gram(at, *self.of(q)) if self.stats is None else self.stats
-        weights, squares = sweep_weights(at, *self.of(q), stats, _pairs(q), temperature)
-        return at, q._replace(weights=weights), squares
-
-    def _sweep_without_coefficients(self, spec, at, q, temperature) -> Swept:
-        """Sweep with the coefficients of each task integrated out."""
+        if not q.slopes:
+            stats = self.stats
+            if stats is None and keeps_products(spec.form):
+                stats = gram(at, *self.of(q))
+            weights, squares = sweep_weights(at, *self.of(q), stats, q.weights, temperature)
+            return at, q._replace(weights=weights), squares
+        # the coefficients of each task are integrated out, then set given the weights
         tasks = self.without_coefficients(spec, at, q)
-        given = q.weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
-        weights = PairedMeanField.of(task_sweep(tasks.gram_form(), *given), temperature)
+        current = q.weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
+        weights = PairedMeanField.of(task_sweep(tasks.gram_form(), *current), temperature)
         (u, values), slopes = tasks.given(weights.mean), tasks.coefficients.slopes
-        q = q._replace(
-            weights=weights, values=q.values | values, slopes=tasks.standard.slopes(slopes)
-        )
-        return at, q, tasks.squares((weights.mean, weights.variance), u, slopes)
+        squares = tasks.squares((weights.mean, weights.variance), u, slopes)
+        q = q._replace(weights=weights, values=q.values | values)
+        return at, q._replace(slopes=tasks.standard.slopes(slopes)), squares
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
         mean, variance = super().moments(spec, data, at, q)
         if not q.slopes:
             return mean, variance
         slopes = joined(spec.form.of_tasks, q.slopes, 1)
-        rows = jnp.concatenate([self.covariates[own.site] for own in spec.form.of_tasks])
+        rows = jnp.concatenate([self.covariates[site.site] for site in spec.form.of_tasks])
         features = self.values + jnp.einsum("qcm,cn->qmn", slopes, rows)
-        return mean, jnp.einsum("qm,qmn->nq", _pairs(q).variance, features**2)
+        return mean, jnp.einsum("qm,qmn->nq", q.weights.variance, features**2)
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         if not q.slopes:
             return super().squares(spec, data, at, q)
-        tasks, moments = (
-            self.without_coefficients(spec, at, q),
-            (_pairs(q).mean, _pairs(q).variance),
-        )
+        tasks = self.without_coefficients(spec, at, q)
+        moments = q.weights.mean, q.weights.variance
         slopes = tasks.standard.unscaled(q.slopes)
         return tasks.squares(moments, tasks.standard.prior.deviation, slopes)
 
@@ -329,12 +280,7 @@ class LatentFunctions(Tasks):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ObservedEntries(LatentFunctions):
-    """White latent functions with the entries of a sparse table as observations.
-
-    - **layout** - positions of the entries.
-    """
-
-    layout: Layout  # type: ignore[misc]
+    """White latent functions with the entries of a sparse table as observations."""
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
         """Update the functions at all rows, then the weights of all columns."""
@@ -344,34 +290,14 @@ class ObservedEntries(LatentFunctions):
         return at, q._replace(weights=weights), squares
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        return at_entries(self.layout.where, (_pairs(q).mean, _pairs(q).variance), self.of(q))
+        assert at.layout is not None
+        return at_entries(at.layout.where, (q.weights.mean, q.weights.variance), self.of(q))
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         # the moments are optimal already, so gradients need not pass through them
         mean, variance = jax.lax.stop_gradient(self.moments(spec, data, at, q))
         squares = at.relative * ((at.Y - mean) ** 2 + variance)
-        return by_task(squares, spec.form.num_tasks, self.layout)
-
-
-def features_of(reading: Reading, at: View | None) -> Features:
-    """Choose the layout of the features of a model.
-
-    :param at: the view, `None` if a free site can change it.
-    """
-    form = reading.form
-    if form.kind == COLUMNS:
-        return Columns(reading.design, reading.split)
-    covariates, values = reading.covariates, reading.features
-    if form.kind == SHARED:
-        if not keeps_products(form):
-            return Tiled(covariates, None, values)
-        stats = None
-        if at is not None:
-            stats = jax.jit(gram)(at, values, jnp.zeros_like(values))
-        return Shared(covariates, reading.task_statistics, values, stats)
-    if reading.layout is not None:
-        return ObservedEntries(covariates, None, reading.layout)
-    return LatentFunctions(covariates, None)
+        return by_task(squares, spec.form.num_tasks, at.layout)
 
 
 def data_of(reading: Reading) -> Data:
@@ -383,10 +309,25 @@ def data_of(reading: Reading) -> Data:
         indices=indices,
         transforms={name: biject_to(support) for name, support in reading.supports.items()},
         view=at,
-        features=features_of(reading, at),
+        layout=reading.layout,
+        features=_features_of(reading, at),
         kernel=None if functions is None else functions.kernel,
         mean=None if functions is None else functions.mean,
     )
+
+
+def _features_of(reading: Reading, at: View | None) -> Features:
+    """Choose the class of the features; ``at`` is `None` if a free site can change the view."""
+    form, covariates, values = reading.form, reading.covariates, reading.features
+    if form.kind == COLUMNS:
+        return Columns(reading.design, reading.split)
+    if form.kind != SHARED:
+        of_table = reading.layout is None
+        return (LatentFunctions if of_table else ObservedEntries)(covariates, None)
+    if not keeps_products(form):
+        return Shared(covariates, None, values, None)
+    stats = None if at is None else jax.jit(gram)(at, values, jnp.zeros_like(values))
+    return Shared(covariates, reading.task_statistics, values, stats)
 
 
 def with_shared_prior(reading: Reading) -> tuple[View | None, dict[str, Index]]:

@@ -4,7 +4,7 @@ r"""Sweeps over latent functions and their weights.
 :func:`sweep_plain` is the algorithm of the paper's supplement: all functions, then all weights.
 :func:`sweep` also updates the scale of each function's weights, and weights after each function.
 Both keep the weighted residual :math:`z_{nq} (y_{nq} - \sum_m \langle w_{qm} \rangle \langle
-\phi_{mn} \rangle)`. Axes: ``N`` inputs, ``Q`` tasks, ``M`` functions, ``B`` functions of a block.
+\phi_{mn} \rangle)`. Axes: ``N`` inputs, ``Q`` tasks, ``M`` functions, ``B`` of a block.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Prior, coordinates
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.algebra.task_sweeps import TASK_BLOCK_SIZE, triangle
+from numpyro_spikeslab.fitting import tasks
 from numpyro_spikeslab.fitting.function_updates import (
     Terms,
     factors_of,
@@ -29,22 +30,11 @@ from numpyro_spikeslab.fitting.function_updates import (
 )
 from numpyro_spikeslab.fitting.posterior import (
     Data,
-    FunctionFactors,
     Posterior,
     Spec,
     function_prior,
     view_at,
     with_roles,
-)
-from numpyro_spikeslab.fitting.tasks import (
-    explained,
-    gram,
-    left_of,
-    left_with,
-    over_points,
-    over_tasks,
-    squares_left,
-    sweep_weights,
 )
 from numpyro_spikeslab.reading.view import View
 
@@ -59,22 +49,19 @@ def block_terms(
 ) -> Callable[[Float[Array, "B N"], Any], Terms]:
     """Prepare the terms of some functions while their weights stay.
 
-    :param weights: the weights of these functions.
     :param functions: their means at the time of ``residual``.
-    :return: a function of the present means and of a position in the block.
+    :return: a function of their present means and of a position among them.
     """
     mean, second = weights.mean, weights.slab_moments[1]
-    size = mean.shape[1]
-    precise = mean / at.sigma2[:, None]
-    second = second / at.sigma2[:, None]
-    linear = residual @ precise
+    precise, second = (x / at.sigma2[:, None] for x in (mean, second))
+    size, linear = mean.shape[1], residual @ precise
     if shared := at.relative.shape[1] == 1:
-        alpha, products = over_tasks(at, second), precise.T @ mean
+        alpha, products = tasks.over_tasks(at, second), precise.T @ mean
     else:
         # in one pass over `relative`: products with it are bound by memory
         rows, columns, place = triangle(size)
         each = precise[:, rows] * mean[:, columns]
-        sums = over_tasks(at, jnp.concatenate([second, each], axis=1))
+        sums = tasks.over_tasks(at, jnp.concatenate([second, each], axis=1))
         alpha, products = sums[:, :size], sums[:, size:][:, place]
 
     def terms(now, m):
@@ -85,24 +72,20 @@ def block_terms(
     return terms
 
 
-# The plain sweep
-
-
 def sweep_plain(
     spec: Spec, data: Data, at: View, posterior: Posterior, temperature: Any, update: Any = None
 ) -> tuple[Posterior, Float[Array, " Q"]]:
-    """Take the variational EM iteration of the paper: functions, then weights.
+    """Take the variational EM iteration of the paper; return expected squares of residuals too.
 
-    :param update: updates a function from its terms; :func:`update_plain` if not given.
-    :return: the posterior and the expected squared residuals of each task.
+    :param update: updates a function from its terms, by default :func:`update_plain`.
     """
     update = update or partial(update_plain, function_prior(spec, data, at))
     posterior = visit_functions(update, at, posterior)
-    functions, stats = factors_of(posterior), None
-    paired: Any = posterior.weights
-    if at.relative.shape[1] == 1:
-        stats = gram(at, functions.mean, functions.var)
-    weights, squares = sweep_weights(at, functions.mean, functions.var, stats, paired, temperature)
+    functions, paired = factors_of(posterior), posterior.weights
+    assert isinstance(paired, PairedMeanField)
+    moments = functions.mean, functions.var
+    stats = tasks.gram(at, *moments) if at.relative.shape[1] == 1 else None
+    weights, squares = tasks.sweep_weights(at, *moments, stats, paired, temperature)
     return posterior._replace(weights=weights), squares
 
 
@@ -114,74 +97,58 @@ def visit_functions(
     If tasks weigh the points differently, the products of weights differ from point to point;
     then they are made for one block of functions at a time.
     """
+
+    def visit_block(posterior, residual, functions, start=0, first=0):
+        # functions `start` and on, which had these means at the time of the residual
+        size = len(functions)
+        weights = jax.tree.map(lambda x: _cut(x, start, size, 1), posterior.weights)
+        terms = block_terms(at, weights, residual, functions)
+
+        def visit(j, posterior):
+            mean = _cut(factors_of(posterior).mean, start, size)
+            return update(posterior, terms(mean, j)._replace(m=start + j))
+
+        return jax.lax.fori_loop(first, size, visit, posterior)
+
     before = factors_of(posterior).mean
-    M = len(before)
     if at.relative.shape[1] == 1:
         # no product with the functions: none is in the residual
-        return _visit_block(update, at, posterior, at.relative * at.Y, jnp.zeros_like(before))
+        return visit_block(posterior, at.relative * at.Y, jnp.zeros_like(before))
+    M = len(before)
     size = min(TASK_BLOCK_SIZE, M)
 
-    def visit(k, carry):
+    def visit_next(k, carry):
         posterior, residual = carry
         # the last block may begin among functions that have been visited
         start = jnp.minimum(k * size, M - size)
         before = _cut(factors_of(posterior).mean, start, size)
-        posterior = _visit_block(update, at, posterior, residual, before, start, k * size - start)
+        posterior = visit_block(posterior, residual, before, start, k * size - start)
         change = _cut(factors_of(posterior).mean, start, size) - before
         weights = _cut(posterior.weights.mean, start, size, 1)
         return posterior, residual - at.relative * (change.T @ weights.T)
 
-    begin = posterior, left_of(at, before, posterior.weights)
-    return jax.lax.fori_loop(0, -(-M // size), visit, begin)[0]
-
-
-def _visit_block(
-    update: Callable[[Posterior, Terms], Posterior],
-    at: View,
-    posterior: Posterior,
-    residual: Float[Array, "N Q"],
-    functions: Float[Array, "B N"],
-    start: Any = 0,
-    first: Any = 0,
-) -> Posterior:
-    """Update the functions of one block in turn.
-
-    :param functions: their means at the time of ``residual``.
-    :param start: number of the first function of the block.
-    :param first: position in the block of the first function to be visited.
-    """
-    size = len(functions)
-    weights = jax.tree.map(lambda x: _cut(x, start, size, 1), posterior.weights)
-    terms = block_terms(at, weights, residual, functions)
-
-    def visit(j, posterior):
-        mean = _cut(factors_of(posterior).mean, start, size)
-        return update(posterior, terms(mean, j)._replace(m=start + j))
-
-    return jax.lax.fori_loop(first, size, visit, posterior)
+    begin = posterior, tasks.left_of(at, before, posterior.weights)
+    return jax.lax.fori_loop(0, -(-M // size), visit_next, begin)[0]
 
 
 def _cut(x: Any, start: Any, size: int, axis: int = 0) -> Any:
     return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
 
-# The sweep with scales
-
-
 def sweep(
     spec: Spec, data: Data, base: View, posterior: Posterior, temperature: Any
 ) -> tuple[Posterior, Float[Array, " Q"]]:
-    """Update each function with its scale and kernel, then weights.
+    """Update each function with its scale and kernel, then weights; return expected squares too.
 
     After a white function, its own weights alone are updated: then a sweep costs O(NQM). White
-    functions at rest are not visited. After any other function, all weights are.
-
-    :return: the posterior and the expected squared residuals of each task.
+    functions at rest are not visited. After any other function, all weights are updated.
     """
     prior = function_prior(spec, data, base)
     at = with_roles(spec, data, base, posterior.values)
     functions = factors_of(posterior)
-    M, resting = len(functions.kl), at_rest(functions)
+    M = len(functions.kl)
+    # at their prior, with a mean of zero
+    resting = ~jnp.any((functions.alpha != 0) | (functions.mean != 0), axis=1)
     order = jnp.argsort(resting, stable=True) if spec.white else jnp.arange(M)
     number = jnp.sum(~resting) if spec.white else M
 
@@ -189,15 +156,14 @@ def sweep(
         m = order[k]
         posterior, residual = carry
         before = _barrier(posterior.weights.mean[:, m], factors_of(posterior).mean[m])
-        here = _at_slab(spec, at, posterior.values)
-        posterior = _update_function(spec, prior, here, carry, m)
+        posterior = _update_function(spec, prior, at, carry, m)
         here = _at_slab(spec, at, posterior.values)
         if spec.white:
             return _update_weights(here, (posterior, residual), m, before, temperature)
         residual = residual + _change(here, posterior, m, before)
-        return passes(1, here, (posterior, residual))
+        return pass_weights(1, here, (posterior, residual))
 
-    def passes(number, at, carry):
+    def pass_weights(number, at, carry):
         def visit(j, carry):
             m = j % M
             before = carry[0].weights.mean[:, m], carry[0].functions.mean[m]
@@ -205,25 +171,29 @@ def sweep(
 
         return jax.lax.fori_loop(0, number * M, visit, carry)
 
-    begin = posterior, left_of(base, functions.mean, posterior.weights)
+    begin = posterior, tasks.left_of(base, functions.mean, posterior.weights)
     posterior, residual = jax.lax.fori_loop(0, number, visit, begin)
     at = _at_slab(spec, at, posterior.values)
     if spec.white:
-        posterior = _with_resting_weights(at, posterior, resting, temperature)
+        # weights of functions at rest depend on prior variances alone
+        squares = tasks.over_points(at, factors_of(posterior).var).T
+        zero = jnp.zeros_like(posterior.weights.probs)
+        new = _weights_given(at, slice(None), squares, zero, temperature)
+        posterior = posterior._replace(weights=choose(resting, new, posterior.weights))
     else:
-        posterior, _ = passes(LAST_PASSES, at, (posterior, residual))
+        posterior, _ = pass_weights(LAST_PASSES, at, (posterior, residual))
     functions = factors_of(posterior)
     # computed anew, since rounding errors of the visits add up
-    return posterior, squares_left(base, functions.mean, functions.var, posterior.weights)
+    return posterior, tasks.squares_left(base, functions.mean, functions.var, posterior.weights)
 
 
 def _update_function(spec, prior, at, carry, m) -> Posterior:
-    """Update function ``m``, or try to return it to its prior if it explains nothing."""
+    """Update a function, or try to return it to its prior if it explains nothing."""
     posterior, residual = carry
     mean = factors_of(posterior).mean[m][None]
     weights: Any = jax.tree.map(lambda x: _barrier(x[:, m])[0][:, None], posterior.weights)
     terms = block_terms(at, weights, residual, mean)(mean, 0)._replace(m=m)
-    power = explained(at, over_points(at, mean**2).T, weights)[0]
+    power = tasks.explained(at, tasks.over_points(at, mean**2).T, weights)[0]
     return jax.lax.cond(
         power < SILENT,
         lambda p: reset_if_better(prior, p, terms),
@@ -233,50 +203,39 @@ def _update_function(spec, prior, at, carry, m) -> Posterior:
 
 
 def _update_weights(at, carry, m, before, temperature) -> tuple[Posterior, Any]:
-    """Update the weights of function ``m`` (eq. 7), and the residual.
-
-    :param before: the function's weights and mean at the time of the residual.
-    """
+    """Update the weights (eq. 7) of a function that was ``before`` at the time of the residual."""
     posterior, residual = carry
     functions = factors_of(posterior)
     w, phi = before
     mean, var = _barrier(functions.mean[m], functions.var[m])
-    linear = mean @ residual + w * over_points(at, mean * phi)
-    new = _weights_given(at, m, over_points(at, mean**2 + var), linear, temperature)
+    linear = mean @ residual + w * tasks.over_points(at, mean * phi)
+    new = _weights_given(at, m, tasks.over_points(at, mean**2 + var), linear, temperature)
     weights = jax.tree.map(lambda x, y: x.at[:, m].set(y), posterior.weights, new)
     posterior = posterior._replace(weights=weights)
     return posterior, residual + _change(at, posterior, m, before)
 
 
 def _change(at: View, posterior: Posterior, m: Any, before: tuple[Any, Any]) -> Any:
-    """Change of the residual when the weights and the mean of function ``m`` have changed."""
+    """Return the change of the residual with the weights and the mean of a function."""
     w, phi = before
     new, mean = _barrier(posterior.weights.mean[:, m], factors_of(posterior).mean[m])
     return at.relative * (phi[:, None] * w - mean[:, None] * new)
 
 
 def _weights_given(at: View, m: Any, squares: Any, linear: Any, temperature: Any) -> Any:
-    """``q`` of the weights of function ``m``, or of several functions if that is a slice."""
+    """Return ``q`` of the weights of one function, or of several if ``m`` is a slice."""
     prior = Prior(at.prior.log_odds[:, m], at.prior.variance[:, m])
     tau = (1 / at.sigma2).reshape((-1,) + (1,) * (prior.log_odds.ndim - 1))
     return PairedMeanField.of(coordinates(squares, tau, prior).given(tau * linear), temperature)
 
 
-def _with_resting_weights(at, posterior, resting, temperature) -> Posterior:
-    """Update the weights of functions at rest, which depend on prior variances alone."""
-    squares = over_points(at, factors_of(posterior).var).T
-    zero = jnp.zeros_like(posterior.weights.probs)
-    new = _weights_given(at, slice(None), squares, zero, temperature)
-    return posterior._replace(weights=choose(resting, new, posterior.weights))
-
-
 def _at_slab(spec: Spec, at: View, values: dict[str, Any]) -> View:
-    """The view at the present scale of all slabs, which updates of functions change."""
+    """Return the view at the scale of all slabs, which updates of functions change."""
     if spec.profiled is None:
         return at
-    variance = jnp.reshape(values[spec.profiled] ** 2, ())
-    ones = jnp.ones_like(at.prior.variance)
-    return at._replace(prior=at.prior._replace(variance=variance * ones))
+    scale = jnp.reshape(values[spec.profiled], ())
+    variance = jnp.full_like(at.prior.variance, scale**2)
+    return at._replace(prior=at.prior._replace(variance=variance))
 
 
 def _barrier(*arrays: Any) -> Any:
@@ -284,42 +243,28 @@ def _barrier(*arrays: Any) -> Any:
     return jax.lax.optimization_barrier(arrays)
 
 
-# Facts about functions
-
-
-def at_rest(functions: FunctionFactors) -> Bool[Array, " M"]:
-    """Functions of mean zero at their prior."""
-    return ~jnp.any(functions.alpha != 0, axis=1) & ~jnp.any(functions.mean != 0, axis=1)
-
-
-def is_active(at: View, posterior: Posterior) -> Bool[Array, " M"]:
-    """Functions that some task includes and that explain more than a nat."""
-    squares = over_points(at, factors_of(posterior).mean ** 2).T
-    power = explained(at, squares, posterior.weights)
+@partial(jax.jit, static_argnums=0)
+def in_use(spec: Spec, data: Data, posterior: Posterior) -> Bool[Array, " M"]:
+    """Return which functions some task includes and explain more than a nat."""
+    at = view_at(spec, data, posterior)
+    squares = tasks.over_points(at, factors_of(posterior).mean ** 2).T
+    power = tasks.explained(at, squares, posterior.weights)
     return (jnp.max(posterior.weights.probs, axis=0) > 0.5) & (power > 1.0)
 
 
 @partial(jax.jit, static_argnums=0)
-def in_use(spec: Spec, data: Data, posterior: Posterior) -> Bool[Array, " M"]:
-    """:func:`is_active`, compiled."""
-    return is_active(view_at(spec, data, posterior), posterior)
-
-
-@partial(jax.jit, static_argnums=0)
 def gains_without(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, " M"]:
-    r"""Gain of the exact bound when one function is removed and all others stay.
+    """Return the gain of the exact bound when one function is removed and all others stay.
 
-    The residual of a task grows by :math:`\langle w \rangle \phi`, so its expected squares grow by
-    :math:`2 \langle w \rangle \langle \phi \rangle^\top r + 2 \langle w \rangle^2 \langle \phi
-    \rangle^2 - \langle w^2 \rangle \langle \phi^2 \rangle`. The divergences of the function and of
-    its weights go, up to that of spikes at zero.
+    The residual grows by ``<w> phi``. The divergences of the function and of its weights go, up to
+    that of spikes at zero.
     """
     at = view_at(spec, data, posterior)
     phi, paired = factors_of(posterior), posterior.weights
     assert isinstance(paired, PairedMeanField)
     W, W2 = paired.mean, paired.slab_moments[1]
-    squares, var = over_points(at, phi.mean**2).T, over_points(at, phi.var).T
-    cross = left_with(at, phi.mean, paired).T
+    squares, var = tasks.over_points(at, phi.mean**2).T, tasks.over_points(at, phi.var).T
+    cross = tasks.left_with(at, phi.mean, paired).T
     growth = 2 * W * cross + 2 * W**2 * squares - W2 * (squares + var)
     cost = jax.vmap(lambda q, *prior: q.divergence(Prior(*prior)), in_axes=1)
     excluded = paired._replace(probs=jnp.zeros_like(W))

@@ -2,8 +2,8 @@
 r"""Updates of one latent function: its Gaussian factor, its kernel's parameters and its scale.
 
 :func:`update_plain` is the marginalised step of the paper's supplement (1.3);
-:func:`update_with_scale` adds the scale of the function's weights to it. Axes: ``N`` inputs, ``Q``
-tasks, ``M`` latent functions, ``P`` log-parameters of a kernel.
+:func:`update_with_scale` adds the scale of the function's weights to it. Axes: ``N`` inputs,
+``M`` latent functions, ``P`` log-parameters of a kernel.
 """
 
 from functools import partial
@@ -16,73 +16,58 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.search import climb_coordinates
-from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior, Spec
+from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior, Spec, strong
 from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import elementwise, scale_mode
 
-# A search over kernel parameters with steps below this has settled. It pauses while its step grows
-# by REST in each sweep, until the step is larger again.
+# First step of the search over the logs of kernel parameters.
+STEP = 0.3
+# A search with steps below this has settled. It pauses while its step grows by REST in each sweep.
 SETTLED = 0.03
 REST = 2.0
 
 
 class Terms(NamedTuple):
-    """Natural parameters of the likelihood of one function.
-
-    - **m** - number of the function.
-    - **alpha**, **h** - precisions and linear terms, shape (N,).
-    """
+    """Natural parameters of the likelihood of function ``m``: precisions and linear terms."""
 
     m: Int[Array, ""]
     alpha: Float[Array, " N"]
     h: Float[Array, " N"]
 
     def scaled(self, t: Any) -> "Terms":
-        """Terms for weights that are ``sqrt(t)`` times as large."""
+        """Return the terms for weights that are ``sqrt(t)`` times as large."""
         return self._replace(alpha=t * self.alpha, h=jnp.sqrt(t) * self.h)
-
-    def expected(self, mean: Any, var: Any) -> Float[Array, ""]:
-        """Expected log likelihood, relative to the largest likelihood."""
-        return gp.log_sites(self.alpha, self.h, mean, var)
 
 
 def factors_of(posterior: Posterior) -> FunctionFactors:
-    """The functions of a posterior that has some."""
+    """Return the functions of a posterior that has some."""
     assert posterior.functions is not None
     return posterior.functions
 
 
 def condition(
-    prior: FunctionPrior,
-    posterior: Posterior,
-    terms: Terms,
-    theta: Any,
-    step: Any,
-    factor: tuple[Any, Any] | None = None,
+    prior: FunctionPrior, posterior: Posterior, terms: Terms, theta: Any, step: Any, L: Any = None
 ) -> Posterior:
-    """Set ``q(phi_m)`` to its optimum for given kernel parameters and terms.
-
-    :param factor: a factorisation of :func:`log_joint`, and whether it is the one at ``theta``.
-    """
-    m, alpha, h = terms
-    covariance = prior.covariance(m, theta)
-    L = None
-    if factor is not None:
-        root, is_same = factor
-        L = jax.lax.cond(is_same, lambda: root, lambda: covariance.cholesky(jnp.sqrt(alpha)))
-    q = gp.condition(covariance, alpha, h, prior.mean[m], L)
-    variances = covariance.diagonal()
-    new = FunctionFactors(alpha, h, q.mean, q.variance, q.kl, variances, theta, step)
-    functions = jax.tree.map(lambda x, y: x.at[m].set(y), factors_of(posterior), new)
+    """Set ``q(phi_m)`` to its optimum, with the factorisation ``L`` if it is the one at theta."""
+    new = _factor(prior, terms, theta, step, L)
+    functions = jax.tree.map(lambda x, y: x.at[terms.m].set(y), factors_of(posterior), new)
     return posterior._replace(functions=functions)
 
 
-def log_joint(prior: FunctionPrior, terms: Terms, theta: Any) -> tuple[Float[Array, ""], Any]:
-    """``log F(theta_m)`` plus the log density of theta (supplement 1.3).
+def _factor(prior, terms, theta, step, L=None) -> FunctionFactors:
+    m, alpha, h = terms
+    covariance = prior.covariance(m, theta)
+    if L is not None:
+        root, is_same = L
+        L = jax.lax.cond(is_same, lambda: root, lambda: covariance.cholesky(jnp.sqrt(alpha)))
+    q = gp.condition(covariance, alpha, h, prior.mean[m], L)
+    variances = covariance.diagonal()
+    return FunctionFactors(alpha, h, q.mean, q.variance, q.kl, variances, theta, step)
 
-    :return: also the factorisation that it took.
-    """
+
+def log_joint(prior: FunctionPrior, terms: Terms, theta: Any) -> tuple[Float[Array, ""], Any]:
+    """Add the log density of theta to ``log F(theta_m)``; also return the factorisation."""
     m, alpha, h = terms
     log_f, L = gp.log_evidence(prior.covariance(m, theta), alpha, h, prior.mean[m])
     return log_f + prior.log_density(m, theta), L
@@ -91,77 +76,72 @@ def log_joint(prior: FunctionPrior, terms: Terms, theta: Any) -> tuple[Float[Arr
 def update_plain(
     prior: FunctionPrior, posterior: Posterior, terms: Terms, rounds: Any = 1
 ) -> Posterior:
-    """Update ``q(phi_m)`` and ``theta_m`` jointly (supplement 1.3).
-
-    :param rounds: how often to search along each parameter of the kernel.
-    """
+    """Update ``q(phi_m)`` and ``theta_m`` jointly (supplement 1.3)."""
     functions, m = factors_of(posterior), terms.m
-    end, last = climb_coordinates(
-        lambda theta, _: log_joint(prior, terms, theta),
-        functions.theta[m],
-        functions.step[m],
-        rounds=rounds,
-    )
-    return condition(prior, posterior, terms, end.x, end.step, last.known_at(end))
+
+    def value(theta, _):
+        return log_joint(prior, terms, theta)
+
+    theta, step = functions.theta[m], functions.step[m]
+    end, last = climb_coordinates(value, theta, step, rounds=rounds)
+    return condition(prior, posterior, terms, end.x, end.step, last)
 
 
 class SlabScale(NamedTuple):
     r"""Dependence of the bound on the scale of the weights of one function.
 
-    Under :math:`w_{\cdot m} \to \sqrt t\, w_{\cdot m}` the weights of this function count as
-    ``slabs`` slabs whose squares, in units of their prior variances, sum to ``share`` times
-    ``total``. If one number is the scale of all slabs, it follows ``t`` and is profiled out. Else
-    the prior is held, and ``total`` is of this function alone.
+    The scale is :math:`\sqrt t`. If one number is the scale of all slabs, it follows ``t`` and is
+    profiled out. Else the prior is held, and the totals are of this function alone.
 
     - **slabs**, **total_slabs** - expected number of slabs of this function, and of all.
-    - **share**, **total** - this function's share of the sum of expected squares, and the sum.
-    - **current** - the scale that is profiled out.
+    - **share**, **total** - this function's share of the sum of expected squares, and the sum, in
+      units of their prior variances if these are held.
+    - **current**, **density** - the scale that is profiled out, and its prior.
     """
 
     slabs: Float[Array, ""]
     total_slabs: Float[Array, ""]
     share: Float[Array, ""]
     total: Float[Array, ""]
-    current: Float[Array, ""] | None
+    current: Float[Array, ""] | None = None
+    density: Any = None
 
     @classmethod
     def of(cls, spec: Spec, at: View, posterior: Posterior, m: Any) -> "SlabScale":
-        """Sums over the weights of function ``m``, and over all weights."""
+        """Sum over the weights of function ``m``, and over all weights."""
         count, second = posterior.weights.slab_moments
         slabs = jnp.sum(count[:, m])
         if spec.profiled is None:
             total = jnp.sum(second[:, m] / at.prior.variance[:, m])
-            return cls(slabs, slabs, jnp.ones(()), total, None)
-        total = jnp.sum(second)
-        current = jnp.reshape(posterior.values[spec.profiled], ())
-        return cls(slabs, jnp.sum(count), jnp.sum(second[:, m]) / total, total, current)
+            return cls(slabs, slabs, jnp.ones(()), total)
+        current, density = posterior.values[spec.profiled], at.priors.get(spec.profiled)
+        total, share = jnp.sum(second), jnp.sum(second[:, m]) / jnp.sum(second)
+        return cls(slabs, jnp.sum(count), share, total, jnp.reshape(current, ()), density)
 
     def sum_at(self, t: Any) -> Any:
         return self.total * (1 + self.share * (t - 1))
 
-    def scale_at(self, t: Any, density: Any) -> Any:
-        """The slab scale at its maximum a posteriori."""
-        return scale_mode(self.total_slabs, self.sum_at(t), density, self.current)
-
-    def gain(self, t: Any, density: Any) -> Float[Array, ""]:
-        """Gain of the bound over ``t = 1``, the evidence of the function left out."""
-        return 0.5 * self.slabs * jnp.log(t) + self._term(t, density) - self._term(1.0, density)
-
-    def _term(self, t: Any, density: Any) -> Any:
+    def scale_at(self, t: Any) -> Any:
+        """Return the slab scale at its maximum a posteriori, in its unit if it is held."""
         if self.current is None:
-            return -0.5 * self.sum_at(t)
-        scale = self.scale_at(t, density)
+            return jnp.ones_like(self.total)
+        return scale_mode(self.total_slabs, self.sum_at(t), self.density, self.current)
+
+    def gain(self, t: Any) -> Float[Array, ""]:
+        """Return the gain of the bound over ``t = 1``, the evidence of the function left out."""
+        return 0.5 * self.slabs * jnp.log(t) + self._term(t) - self._term(1.0)
+
+    def _term(self, t: Any) -> Any:
+        scale = self.scale_at(t)
         value = -0.5 * self.sum_at(t) / scale**2 - self.total_slabs * jnp.log(scale)
-        return value if density is None else value + elementwise(density, ())(scale)
+        return value if self.density is None else value + elementwise(self.density, ())(scale)
 
     def stationary(self, Qf: Any, dof: Any) -> Float[Array, ""]:
-        """The ``t`` at which the bound is stationary, the prior of the scale left out.
+        """Return the ``t`` at which the bound is stationary, the prior of the scale left out.
 
-        Positive root of ``Qf/t - dof + G - G_all t share / (1 - share + t share) = 0``, or of
-        ``Qf/t - dof + G - t total = 0`` if the prior is held.
-
-        :param Qf: ``<phi>^T K^-1 <phi>``.
-        :param dof: ``sum_n alpha_n Sigma_nn``.
+        It solves ``Qf/t - dof + G - G_all t share / (1 - share + t share) = 0``, or
+        ``Qf/t - dof + G - t total = 0`` if the prior is held, with ``Qf = <phi>^T K^-1 <phi>``
+        and ``dof = sum_n alpha_n Sigma_nn``.
         """
         excess = self.slabs - dof
         if self.current is None:
@@ -169,9 +149,8 @@ class SlabScale(NamedTuple):
         else:
             quadratic = self.share * (excess - self.total_slabs)
             linear = Qf * self.share + excess * (1 - self.share)
-            constant = Qf * (1 - self.share)
-            root = linear + jnp.sqrt(linear**2 - 4 * quadratic * constant)
-            root = root / (-2 * quadratic)
+            square = linear**2 - 4 * quadratic * Qf * (1 - self.share)
+            root = (linear + jnp.sqrt(square)) / (-2 * quadratic)
         return jnp.clip(jnp.nan_to_num(root, nan=1.0), 1e-2, 1e2)
 
 
@@ -180,53 +159,46 @@ def update_with_scale(
 ) -> Posterior:
     r"""Update ``q(phi_m)``, ``theta_m``, the scale of ``w_.m`` and that of all slabs jointly.
 
-    Under :math:`w_{\cdot m} \to \sqrt t\, w_{\cdot m}` the terms become
-    :math:`t \alpha, \sqrt t\, h`. With :math:`q(\phi_m)` integrated out and the slab scale at its
-    optimum, the bound is a function of :math:`(\theta_m, t)` alone.
+    With :math:`q(\phi_m)` integrated out and the slab scale at its optimum, the bound is a function
+    of :math:`(\theta_m, t)` alone.
     """
     functions, m = factors_of(posterior), terms.m
     slab = SlabScale.of(spec, at, posterior, m)
-    density = None if spec.profiled is None else at.priors.get(spec.profiled)
     mean, var = functions.mean[m], functions.var[m]
     theta, step = functions.theta[m], functions.step[m]
 
     def value(theta, t):
         reached, L = log_joint(prior, terms.scaled(t), theta)
-        return reached + slab.gain(t, density), L
+        return reached + slab.gain(t), L
 
-    deviation = mean - prior.mean[m]
-    Qf = deviation @ (functions.h[m] - functions.alpha[m] * mean)
+    Qf = (mean - prior.mean[m]) @ (functions.h[m] - functions.alpha[m] * mean)
     t = slab.stationary(Qf, functions.alpha[m] @ var)
     # the bound at the present q(phi_m), which its optimum at t = 1 reaches at least
-    current = terms.expected(mean, var) - functions.kl[m] + prior.log_density(m, theta)
+    current = gp.log_sites(terms.alpha, terms.h, mean, var) - functions.kl[m]
+    current += prior.log_density(m, theta)
     search_step = jnp.where(step > SETTLED, step, 0)
     end, last = climb_coordinates(value, theta, search_step, t, current)
     step = jnp.where(search_step > 0, end.step, REST * step)
     weights: Any = posterior.weights
-    root = jnp.sqrt(end.t)
-    weights = weights._replace(
-        loc=weights.loc.at[:, m].multiply(root), scale=weights.scale.at[:, m].multiply(root)
-    )
-    values = dict(posterior.values)
+    loc, scale = (x.at[:, m].multiply(jnp.sqrt(end.t)) for x in (weights.loc, weights.scale))
+    weights, values = weights._replace(loc=loc, scale=scale), dict(posterior.values)
     if spec.profiled is not None:
         old = values[spec.profiled]
-        values[spec.profiled] = slab.scale_at(end.t, density).reshape(old.shape).astype(old.dtype)
+        values[spec.profiled] = slab.scale_at(end.t).reshape(old.shape).astype(old.dtype)
     posterior = posterior._replace(weights=weights, values=values)
-    return condition(prior, posterior, terms.scaled(end.t), end.x, step, last.known_at(end))
+    return condition(prior, posterior, terms.scaled(end.t), end.x, step, last)
 
 
 def reset_if_better(prior: FunctionPrior, posterior: Posterior, terms: Terms) -> Posterior:
     """Return ``q(phi_m)`` to its prior if the bound does not fall."""
-    functions, m = factors_of(posterior), terms.m
-    current = terms.expected(functions.mean[m], functions.var[m]) - functions.kl[m]
-    better = terms.expected(prior.mean[m], functions.prior_var[m]) >= current
+    functions, (m, alpha, h) = factors_of(posterior), terms
+    current = gp.log_sites(alpha, h, functions.mean[m], functions.var[m]) - functions.kl[m]
+    better = gp.log_sites(alpha, h, prior.mean[m], functions.prior_var[m]) >= current
     off = better & (jnp.arange(len(functions.kl)) == m)
     return posterior._replace(functions=to_prior(functions, off, prior.mean))
 
 
-def to_prior(
-    functions: FunctionFactors, off: Bool[Array, " M"], mean: Float[Array, "M N"]
-) -> FunctionFactors:
+def to_prior(functions: FunctionFactors, off: Bool[Array, " M"], mean: Any) -> FunctionFactors:
     """Set the functions in ``off`` to their priors, which have these means."""
     row = off[:, None]
     return functions._replace(
@@ -238,15 +210,13 @@ def to_prior(
     )
 
 
+@jax.jit
 def switch_off(posterior: Posterior, off: Bool[Array, " M"], mean: Any) -> Posterior:
-    """Set functions to their priors and exclude their weights.
-
-    :param mean: prior means of the functions.
-    """
+    """Set functions to their priors, which have these means, and exclude their weights."""
     weights: Any = posterior.weights
     weights = weights._replace(probs=jnp.where(off, 0, weights.probs))
     functions = to_prior(factors_of(posterior), off, mean)
-    return posterior._replace(weights=weights, functions=functions)
+    return strong(posterior._replace(weights=weights, functions=functions))
 
 
 def white_factors(
@@ -266,16 +236,19 @@ def with_kernels(spec: Spec, posterior: Posterior) -> Posterior:
     return posterior._replace(values=posterior.values | kernels)
 
 
+def first_step(parameters: Parameters, theta: Any) -> Float[Array, "M P"]:
+    """Return the first steps of the search over theta."""
+    return STEP * jnp.asarray(parameters.is_free, theta.dtype)
+
+
 @partial(jax.jit, static_argnums=0)
-def moments(
+def factors_given(
     parameters: Parameters, kernel: Any, mean: Any, theta: Any, alpha: Any, h: Any
-) -> tuple[Any, Any, Any, Any]:
-    """Means, variances, divergences and prior variances of the functions from their terms."""
-    prior = FunctionPrior(kernel, mean, parameters, {})
+) -> FunctionFactors:
+    """Make the factors of the functions from the terms of their likelihood."""
+    prior, step = FunctionPrior(kernel, mean, parameters, {}), first_step(parameters, theta)
 
     def of(m):
-        covariance = prior.covariance(m, theta[m])
-        q = gp.condition(covariance, alpha[m], h[m], mean[m])
-        return q.mean, q.variance, q.kl, covariance.diagonal()
+        return _factor(prior, Terms(m, alpha[m], h[m]), theta[m], step[m])
 
-    return jax.lax.map(of, jnp.arange(theta.shape[0]))
+    return jax.lax.map(of, jnp.arange(len(theta)))

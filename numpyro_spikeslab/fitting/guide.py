@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of the guides: sites of a model, its priors, and summaries of the posterior."""
+"""The base class of the guides: sites of a model, parameters, draws and summaries."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,17 +21,10 @@ from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_spikeslab.algebra.quantiles import quantiles as quantiles_of
-from numpyro_spikeslab.fitting import function_sites
-from numpyro_spikeslab.fitting.guide_factors import GuideFactors, declared, in_order, moments
-from numpyro_spikeslab.fitting.inner import (
-    Point,
-    Points,
-    inner_summary,
-    make_inner,
-    makes_points,
-    start_run,
-)
-from numpyro_spikeslab.fitting.model_sites import ModelSites, sites_of
+from numpyro_spikeslab.fitting import function_sites, guide_factors
+from numpyro_spikeslab.fitting.guide_factors import PairFactors, Start, check_params
+from numpyro_spikeslab.fitting.inner import Points, inner_summary, make_inner
+from numpyro_spikeslab.fitting.model_sites import ModelSites, deterministics, sites_of
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.fitting.slopes import Followed, Slopes, find_slopes
 from numpyro_spikeslab.fitting.tasks import keeps_products
@@ -41,7 +34,7 @@ from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Form
 from numpyro_spikeslab.reading.model_run import abstract_trace
-from numpyro_spikeslab.reading.program import compiled, computed
+from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.sites import Pair, observed_sites
 
@@ -51,7 +44,6 @@ class SpikeSlabGuide(AutoGuide):
 
     The first call with the model's arguments notes sites, shapes and start values, and no data.
 
-    - **sites** - of the model.
     - **factors** - the variational family of the pairs.
     - **inner** - the guide of the other sites.
     """
@@ -62,18 +54,11 @@ class SpikeSlabGuide(AutoGuide):
     follows = True
     """Whether Normal sites follow the weights."""
 
-    def __init__(
-        self,
-        model: Callable,
-        factors: GuideFactors,
-        *,
-        prefix: str,
-        inner_guide: Callable[..., AutoGuide],
-    ) -> None:
-        super().__init__(model, prefix=prefix)
+    def __init__(self, model: Callable, factors: PairFactors, inner_guide: Callable) -> None:
+        super().__init__(model, prefix=factors.prefix)
         self.factors = factors
         self.inner_guide = inner_guide
-        self.inner: AutoGuide | Points = Points(prefix, {})
+        self.inner: AutoGuide | Points = Points(self.prefix, {})
         self._sites: ModelSites | None = None
 
     @property
@@ -94,64 +79,25 @@ class SpikeSlabGuide(AutoGuide):
             )
         return self._sites
 
-    # Setting up
-
     def set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Note the sites of the model and where they start, if this is the first call.
-
-        :param args: arguments of the model.
-        :param kwargs: keyword arguments of the model.
-        """
+        """Note the sites of the model and where they start, if this is the first call."""
         if self._sites is not None:
             return
         call, trace = (args, kwargs), abstract_trace(self.model, args, kwargs)
         sites = sites_of(self.user, self.model, trace, call)
         self._check_model(sites, trace, call)
-        are_points = makes_points(self.inner_guide)
+        self.inner, self._slab_scales = make_inner(self, sites, trace, call)
         self._slopes: dict[str, Slopes] = {}
-        if self.follows and are_points and not sites.functions:
+        if self.follows and isinstance(self.inner, Points) and not sites.functions:
             responses = observed_sites(trace) or sites.predicted
             self._slopes = find_slopes(trace, sites.others, sites.pairs, responses)
         self._prototype_frames = {x.name: x for plates in sites.plates.values() for x in plates}
         self._prototype_frame_full_sizes = sites.plate_sizes
-        zero = {name: np.zeros(sites.shapes[name]) for name in sites.sampled}
-        names = sites.others if are_points else ()
-
-        def start():
-            run = start_run(self, trace, names, zero, call)
-            scales = {p.name: base_of(run[p.slab]["fn"]).scale * jnp.ones(()) for p in sites.pairs}
-            return {name: (run[name]["fn"], run[name]["value"]) for name in names}, scales
-
-        # start values must not be tracers, which outlive no transformation
-        priors, self._slab_scales = computed(start)
-        points = {k: Point(x, fn.support, fn.event_dim) for k, (fn, x) in priors.items()}
-        self.inner = Points(self.prefix, points)
-        if sites.others and not are_points:
-            hidden = frozenset([*zero, *sites.predicted, *_deterministics(trace)])
-            self.inner = make_inner(self, zero, hidden, call)
         self._takes_arguments = bool(args or kwargs)
         self._sites = sites
 
     def _check_model(self, sites: ModelSites, trace: dict[str, Any], call: Any) -> None:
-        """Refuse a model that the family does not take, and note what the family needs of it.
-
-        :param call: arguments and keyword arguments of the model.
-        """
-
-    def _ready(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Set up by the model's arguments, if these are given."""
-        if args or kwargs:
-            self.set_up(args, kwargs)
-
-    def check_params(self, params: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
-        """Raise if parameters are not there in these shapes."""
-        for name, shape in shapes.items():
-            if name not in params or jnp.shape(params[name]) != shape:
-                got = f"the shape {jnp.shape(params[name])}" if name in params else "nothing"
-                remedy = "Give the parameters of a fit of this model to these arguments."
-                raise bad(f"{self.user}: params[{name!r}]", got, f"the shape {shape}", remedy)
-
-    # Calling
+        """Refuse a model that the family does not take, and note what the family needs of it."""
 
     @full_precision
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -159,16 +105,15 @@ class SpikeSlabGuide(AutoGuide):
         self.sites.check_call(self.user, self.model, (args, kwargs))
         within = partial(self._within, self._create_plates(*args, **kwargs))
         if isinstance(self.inner, Points):
-            values = self.inner.sample(within, held=self._slopes)
+            values = self.inner.sample(within, self._slopes)
         else:
             values = dict(self.inner(*args, **kwargs))
         run = self._run_at(values, args, kwargs)
-        with handlers.trace() as sites:
-            for pair in self.sites.pairs:
-                scale = jnp.broadcast_to(base_of(run[pair.slab]["fn"]).scale, pair.shape)
-                values |= self.factors.sample(pair, self._start_pair(pair), scale, within)
+        params = guide_factors.declared(self._start_of_weights())
+        for pair in self.sites.pairs:
+            scale = jnp.broadcast_to(base_of(run[pair.slab]["fn"]).scale, pair.shape)
+            values |= self.factors.sample(pair, params, scale, within)
         if self._slopes:
-            params = {k: site["value"] for k, site in sites.items() if site["type"] == "param"}
             values |= self._sample_followers(params, values, within)
         for name in self.sites.functions:
             with within(name):
@@ -178,24 +123,18 @@ class SpikeSlabGuide(AutoGuide):
     def _sample_followers(
         self, params: dict[str, Any], values: dict[str, Any], within: Callable
     ) -> dict[str, Any]:
-        """Sample the sites that follow the weights.
-
-        :param params: parameters of the pairs.
-        :param values: draws of the pairs, and values of the sites at the mean of the weights.
-        """
+        """Sample the sites that follow the weights; ``values`` are those at the weights' mean."""
+        assert isinstance(self.inner, Points)
         changes, followers = [], {}
         for p in self.sites.pairs:
             w = weights(p.of_weights(values[p.spike]), values[p.slab])
             changes.append(jnp.ravel(w - jnp.reshape(self._mean(p, params), p.shape)))
         for name, kind in self._slopes.items():
-            start = jnp.zeros(kind.shape), constraints.real
-            (slopes,) = declared({self._slope_name(name): start})
-            change = kind.factors(jnp.concatenate(changes))
-            assert isinstance(self.inner, Points)
-            event_dim = self.inner.points[name].event_dim
-            point = Followed(values[name], slopes, change, event_dim)
+            factors = kind.factors(jnp.concatenate(changes))
+            slopes, event_dim = params[self._slope_name(name)], self.inner.points[name].event_dim
             with within(name):
-                followers[name] = numpyro.sample(name, point)
+                followed = Followed(values[name], slopes, factors, event_dim)
+                followers[name] = numpyro.sample(name, followed)
         return followers
 
     def _slope_name(self, site: str) -> str:
@@ -221,18 +160,20 @@ class SpikeSlabGuide(AutoGuide):
                 stack.enter_context(plate)
             yield
 
-    # Parameters and the posterior that CAVI updates
-
-    def _start_pair(self, pair: Pair) -> dict[str, tuple[Any, Any]]:
-        return self.factors.start(pair, jnp.broadcast_to(self._slab_scales[pair.name], pair.shape))
-
-    def start(self) -> dict[str, tuple[Any, Any]]:
-        """Start value and constraint of each parameter, but those of another inner guide."""
-        starts = self.inner.start() if isinstance(self.inner, Points) else {}
+    def _start_of_weights(self) -> Start:
+        """Start value and constraint of the parameters of the pairs, and of the slopes."""
+        starts: Start = {}
         for pair in self.sites.pairs:
-            starts |= self._start_pair(pair)
+            scale = jnp.broadcast_to(self._slab_scales[pair.name], pair.shape)
+            starts |= self.factors.start(pair, scale)
         for name, kind in self._slopes.items():
             starts[self._slope_name(name)] = jnp.zeros(kind.shape), constraints.real
+        return starts
+
+    def start(self) -> Start:
+        """Start value and constraint of each parameter, but those of another inner guide."""
+        starts = self.inner.start() if isinstance(self.inner, Points) else {}
+        starts |= self._start_of_weights()
         for name in self.sites.functions:
             starts |= function_sites.start(name, self.sites.shapes[name], self.prefix)
         return starts
@@ -240,19 +181,19 @@ class SpikeSlabGuide(AutoGuide):
     def pack(self, reading: Reading, params: dict[str, Any]) -> Posterior:
         """Make the posterior of parameters."""
         form, functions = reading.form, None
-        if form.functions is None:
-            starts = jax.eval_shape(lambda: {k: value for k, (value, _) in self.start().items()})
-            self.check_params(params, {name: x.shape for name, x in starts.items()})
+        starts = jax.eval_shape(lambda: {name: x for name, (x, _) in self.start().items()})
+        shapes: dict[str, Any] = {name: x.shape for name, x in starts.items()}
+        if form.functions is not None:
+            assert reading.functions is not None
+            # of a batch of tasks, or at other inputs
+            terms = function_sites.names(form.functions, self.prefix)
+            shapes = dict.fromkeys(self.factors.names(form.pairs[0].name), form.pairs[0].shape)
+            shapes |= dict.fromkeys(terms, reading.functions.mean.shape)
+        check_params(params, shapes)
         others = params | inner_summary(self.inner, "median", params)
         values = {site: others[site] for site in form.others}
         if form.functions is not None:
-            assert reading.functions is not None
-            shapes: dict[str, Any] = dict.fromkeys(
-                self.factors.names(form.pairs[0].name), form.pairs[0].shape
-            )
-            sites = function_sites.names(form.functions, self.prefix)
-            self.check_params(params, shapes | dict.fromkeys(sites, reading.functions.mean.shape))
-            functions = function_sites.pack(reading, [params[x] for x in sites], values)
+            functions = function_sites.pack(reading, [params[x] for x in terms], values)
         size = form.size if form.kind == COLUMNS else form.num_features
         slopes = {
             site: self._slopes[site].laid_out(params[self._slope_name(site)], size)
@@ -283,8 +224,6 @@ class SpikeSlabGuide(AutoGuide):
             params |= zip(sites, (posterior.functions.alpha, posterior.functions.h), strict=True)
         return params
 
-    # Summaries
-
     @property
     def blocks(self) -> dict[str, list[list[int]]] | None:
         """The blocks of each site, once the guide has been called; `None` without blocks."""
@@ -297,13 +236,12 @@ class SpikeSlabGuide(AutoGuide):
     def _moments(self, pair: Pair, params: dict[str, Any]) -> list[Any]:
         """Inclusion probabilities, and means and standard deviations of the slabs if included."""
         pair = self._checked(pair, params)
-        return moments(self.factors.marginals(pair, params), pair.shape)
+        return guide_factors.moments(self.factors.marginals(pair, params), pair.shape)
 
     def _checked(self, pair: Pair, params: dict[str, Any]) -> Pair:
         """The weights of parameters, which may be those of a batch of tasks."""
         name = self.factors.names(pair.name)[0]
-        if name not in params:
-            self.check_params(params, {name: pair.shape})
+        check_params(params, {name: None})
         return pair.in_batch(jnp.shape(params[name]))
 
     def inclusion_probabilities(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -311,21 +249,21 @@ class SpikeSlabGuide(AutoGuide):
 
         :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
         :return: ``{name: array in the shape of the weights}``.
-        :raises ValueError: if the guide has never been called; so do all summaries.
+        :raises ValueError: as all summaries, before the first call or if a parameter is missing.
         """
         return {pair.name: self._moments(pair, params)[0] for pair in self.sites.pairs}
 
     @full_precision
     def posterior_mean(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Posterior mean ``<w> = gamma mu`` of each weight; with the model's arguments, also that
-        of its latent functions.
+        """Posterior mean ``<w> = gamma mu`` of each weight and each latent function.
 
-        :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
+        :param params: parameters, as from ``result.params``.
         :param args: arguments of the model; without them latent functions are left out.
         :param kwargs: keyword arguments of the model.
         :return: ``{name: array in the shape of the site}``.
         """
-        self._ready(args, kwargs)
+        if args or kwargs:
+            self.set_up(args, kwargs)
         means = {pair.name: self._mean(pair, params) for pair in self.sites.pairs}
         moments = self._function_moments(params, args, kwargs)
         return means | {name: mean for name, (mean, _) in moments.items()}
@@ -362,17 +300,16 @@ class SpikeSlabGuide(AutoGuide):
         sample_shape: tuple[int, ...] = (),
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Draw from the guide: all latent sites and the model's deterministic sites, without those
-        on which no observation depends, such as responses to new inputs.
+        """Draw all latent sites that observations depend on, and the deterministic sites.
 
         :param rng_key: random key.
-        :param params: parameters of the guide.
+        :param params: parameters, as from ``result.params``.
         :param args: arguments of the model, as for the fit.
         :param sample_shape: leading shape of the draws.
         :param kwargs: keyword arguments of the model.
         """
-        self._ready(args, kwargs)
-        computed_sites = _deterministics(abstract_trace(self.model, args, kwargs))
+        self.set_up(args, kwargs)
+        computed_sites = deterministics(abstract_trace(self.model, args, kwargs))
 
         def draw(params):
             key_guide, key_model = random.split(rng_key)
@@ -396,12 +333,9 @@ class SpikeSlabGuide(AutoGuide):
 
     @full_precision
     def median(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Posterior median of each weight, each spike and each other latent site.
+        """Posterior median of each latent site; see :meth:`quantiles`.
 
-        The entry of a slab is its median given that the weight is included, that of a site which
-        follows the weights its value at their mean.
-
-        :param params: parameters of the guide.
+        :param params: parameters, as from ``result.params``.
         :param args: arguments of the model; without them latent functions are left out.
         :param kwargs: keyword arguments of the model.
         """
@@ -413,11 +347,10 @@ class SpikeSlabGuide(AutoGuide):
     ) -> dict[str, Any]:
         """Posterior quantiles of each weight, each spike and each other latent site.
 
-        A weight's distribution has an atom at zero, so its quantiles may be exactly 0. The entry
-        of a slab holds its quantiles given that the weight is included. A site which follows the
-        weights has its value at their mean for all of its quantiles; draws have its spread.
+        A weight's distribution has an atom at zero, so its quantiles may be exactly 0. Those of a
+        slab are given inclusion. A site which follows the weights has its value at their mean.
 
-        :param params: parameters of the guide.
+        :param params: parameters, as from ``result.params``.
         :param quantiles: Q probabilities, or one.
         :param args: arguments of the model; without them latent functions are left out.
         :param kwargs: keyword arguments of the model.
@@ -427,7 +360,8 @@ class SpikeSlabGuide(AutoGuide):
         if levels.ndim > 1 or not np.all((levels >= 0) & (levels <= 1)):
             expected = "probabilities between 0 and 1, one or a list"
             raise bad(f"{self.user}.quantiles", repr(quantiles), expected)
-        self._ready(args, kwargs)
+        if args or kwargs:
+            self.set_up(args, kwargs)
         flat = levels.reshape(-1)
         values = dict(inner_summary(self.inner, "quantiles", params, flat))
         for pair in self.sites.pairs:
@@ -436,7 +370,7 @@ class SpikeSlabGuide(AutoGuide):
             q = jnp.asarray(flat, marginals[0][1].mean.dtype)
             parts = [(*quantiles_of(x, q), q[:, None] > 1 - x.probs) for _, x in marginals]
             weight, slab, spike = (
-                in_order(marginals, x, pair.shape) for x in zip(*parts, strict=True)
+                guide_factors.in_order(marginals, x, pair.shape) for x in zip(*parts, strict=True)
             )
             values |= {pair.name: weight, pair.slab: slab}
             values[pair.spike] = pair.of_spikes(spike.astype(int))
@@ -444,7 +378,3 @@ class SpikeSlabGuide(AutoGuide):
             q = jnp.reshape(jnp.asarray(flat, mean.dtype), (-1, 1, 1))
             values[name] = dist.Normal(mean, jnp.sqrt(variance)).icdf(q)
         return values if levels.ndim else {name: x[0] for name, x in values.items()}
-
-
-def _deterministics(trace: dict[str, Any]) -> list[str]:
-    return [name for name, site in trace.items() if site["type"] == "deterministic"]

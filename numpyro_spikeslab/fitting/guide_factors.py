@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface between a guide and the variational family of its weights, and that of pairs."""
+"""The variational family of the weights in a guide: its parameters, draws and marginals."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from jaxtyping import Array, Float
 import numpy as np
@@ -15,6 +15,7 @@ from numpyro.distributions import constraints
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.quantiles import SlabMixtures, single
+from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.sites import Pair
 
@@ -25,49 +26,8 @@ Marginals = list[tuple[Any, SlabMixtures]]
 """The marginals of the P weights of a site, in parts: each an index of weights, and theirs."""
 
 
-@runtime_checkable
-@runtime_checkable
-class GuideFactors(Protocol):
-    """The parameters, draws and marginals of a variational family in a guide."""
-
-    @property
-    def blocks(self) -> dict[str, list[list[int]]] | None:
-        """The blocks of each site; `None` without blocks."""
-
-    def names(self, name: str) -> list[str]:
-        """Return the names of the parameters of the pairs of a site, that of ``probs`` first."""
-
-    def start(self, pair: Pair, scale: Any) -> Start:
-        """Return where the parameters of a site start.
-
-        :param scale: prior scale of the slabs, in the shape of the weights.
-        """
-
-    def sample(
-        self, pair: Pair, start: Start, prior_scale: Any, within: Callable
-    ) -> dict[str, Any]:
-        """Declare the parameters of a site and sample its spikes and slabs.
-
-        :param start: from :meth:`start`.
-        :param prior_scale: of the slabs, in the shape of the weights.
-        :param within: returns the plates of a site, by its name.
-        """
-
-    def auxiliary_values(self, pairs: Sequence[Pair], draws: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of the auxiliary sites for given ``draws`` of spikes and slabs."""
-
-    def marginals(self, pair: Pair, params: dict[str, Any]) -> Marginals:
-        """Return the marginals of the weights of a site."""
-
-    def pack(self, form: Form, params: dict[str, Any]) -> Any:
-        """Make the family of all weights from the parameters."""
-
-    def unpack(self, pairs: Sequence[Pair], family: Any) -> dict[str, Any]:
-        """Return the parameters: the inverse of :meth:`pack`."""
-
-
 class PairFactors:
-    """The :class:`GuideFactors` of independent pairs.
+    """Independent pairs, and the base class of the other families.
 
     :param prefix: part of the parameters' names.
     """
@@ -78,10 +38,15 @@ class PairFactors:
         self.prefix = prefix
 
     def names(self, name: str) -> list[str]:
-        """Return the names of the parameters of a site."""
+        """Return the names of the parameters of a site, that of ``probs`` first."""
         return [f"{name}_{self.prefix}_{part}" for part in PairedMeanField._fields]
 
+    def values(self, name: str, params: dict[str, Any]) -> list[Any]:
+        """Return the parameters of a site."""
+        return [params[key] for key in self.names(name)]
+
     def start(self, pair: Pair, scale: Any) -> Start:
+        """Return where the parameters of a site start, given the prior scales of its slabs."""
         probs, loc, deviation = self.names(pair.name)
         return {
             probs: (jnp.full_like(scale, 0.5), constraints.unit_interval),
@@ -90,31 +55,36 @@ class PairFactors:
         }
 
     def sample(
-        self, pair: Pair, start: Start, prior_scale: Any, within: Callable
+        self, pair: Pair, params: dict[str, Any], prior_scale: Any, within: Callable
     ) -> dict[str, Any]:
+        """Sample the spikes and slabs of a site.
+
+        :param within: returns the plates of a site, by its name.
+        """
+        probs, loc, scale = self.values(pair.name, params)
         with within(pair.slab):
-            probs, loc, scale = declared(start)
             spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))
-            slab = numpyro.sample(
-                pair.slab, dist.Normal(spike * loc, jnp.where(spike, scale, prior_scale))
-            )
-        return {pair.spike: spike, pair.slab: slab}
+            normal = dist.Normal(spike * loc, jnp.where(spike, scale, prior_scale))
+            return {pair.spike: spike, pair.slab: numpyro.sample(pair.slab, normal)}
 
     def auxiliary_values(self, pairs: Sequence[Pair], draws: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of the auxiliary sites for draws of spikes and slabs."""
         return {}
 
     def marginals(self, pair: Pair, params: dict[str, Any]) -> Marginals:
-        parts = (jnp.ravel(params[name]) for name in self.names(pair.name))
-        return [(slice(None), single(*parts))]
+        """Return the marginals of the weights of a site."""
+        return [(slice(None), single(*map(jnp.ravel, self.values(pair.name, params))))]
 
     def pack(self, form: Form, params: dict[str, Any]) -> Any:
+        """Make the family of all weights from the parameters."""
         if form.kind == COLUMNS:
             return PairedMeanField(*(form.join(params, name) for name in self.names("{}")))
         # tasks may have millions of weights, so these are not copied
-        (pair,) = form.pairs
-        return PairedMeanField(*(params[x].reshape(form.shape) for x in self.names(pair.name)))
+        values = self.values(form.pairs[0].name, params)
+        return PairedMeanField(*(x.reshape(form.shape) for x in values))
 
     def unpack(self, pairs: Sequence[Pair], family: Any) -> dict[str, Any]:
+        """Invert :meth:`pack`."""
         params: dict[str, Any] = {}
         ends = np.cumsum([pair.size for pair in pairs])[:-1]
         parts = zip(*(jnp.split(jnp.ravel(x), ends) for x in family), strict=True)
@@ -125,10 +95,7 @@ class PairFactors:
 
 
 def in_order(marginals: Marginals, values: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    """Put numbers of the weights of each part in the shape of the weights.
-
-    :param values: for each part, shape (..., b).
-    """
+    """Put numbers of the weights of each part, (..., b), in the shape of the weights."""
     leading = values[0].shape[:-1]
     flat = jnp.zeros((*leading, int(np.prod(shape))), values[0].dtype)
     for (members, _), x in zip(marginals, values, strict=True):
@@ -147,19 +114,18 @@ def moments(marginals: Marginals, shape: tuple[int, ...]) -> list[Float[Array, "
     return [in_order(marginals, values, shape) for values in zip(*parts, strict=True)]
 
 
-def declared(start: Start) -> list[Any]:
-    """Declare the parameters of a guide, with these start values.
+def declared(start: Start) -> dict[str, Any]:
+    """Declare the parameters of a guide."""
+    params = {name: numpyro.param(name, x, constraint=c) for name, (x, c) in start.items()}
+    check_params(params, {name: jnp.shape(x) for name, (x, _) in start.items()})
+    return params
 
-    :raises ValueError: if given parameters have other shapes.
-    """
-    values = []
-    for name, (value, constraint) in start.items():
-        param = numpyro.param(name, value, constraint=constraint)
-        if jnp.shape(param) != jnp.shape(value):
-            raise ValueError(
-                f"the guide's parameter {name!r} has shape {jnp.shape(param)}, but with these "
-                f"arguments the model asks for {jnp.shape(value)}. Give arguments with as many "
-                "weights as those of the fit."
-            )
-        values.append(param)
-    return values
+
+def check_params(params: dict[str, Any], shapes: dict[str, tuple[int, ...] | None]) -> None:
+    """Raise if parameters are not there in these shapes; `None` is any shape."""
+    for name, shape in shapes.items():
+        if name not in params or shape not in (None, jnp.shape(params[name])):
+            got = f"the shape {jnp.shape(params[name])}" if name in params else "nothing"
+            expected = "an array" if shape is None else f"the shape {shape}"
+            remedy = "Give the parameters of a fit of this model to these arguments."
+            raise bad(f"params[{name!r}]", got, expected, remedy)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jax import random
 import jax.numpy as jnp
 
@@ -14,9 +16,12 @@ import numpyro.distributions as dist
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
+from numpyro_spikeslab.fitting.guide_factors import Start, check_params
+from numpyro_spikeslab.fitting.model_sites import ModelSites, deterministics
 from numpyro_spikeslab.kernel_priors import start_values
+from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.model_run import run_model
-from numpyro_spikeslab.reading.program import outside_transformations
+from numpyro_spikeslab.reading.program import computed, outside_transformations
 from numpyro_spikeslab.reading.sites import find_function_sites, functions_of
 
 
@@ -29,45 +34,37 @@ class Point(NamedTuple):
 
 
 class Points:
-    """The inner guide of sites at one value each, as NumPyro's AutoDelta has them.
-
-    :param prefix: part of the parameters' names.
-    :param points: by site.
-    """
+    """The inner guide of sites at one value each, as NumPyro's AutoDelta has them."""
 
     def __init__(self, prefix: str, points: dict[str, Point]) -> None:
         self.prefix, self.points = prefix, points
 
-    def start(self) -> dict[str, tuple[Any, Any]]:
+    def start(self) -> Start:
         """Start value and constraint of each parameter."""
         return {self._name(site): point[:2] for site, point in self.points.items()}
 
-    def sample(self, within: Callable, held: Collection[str]) -> dict[str, Any]:
-        """Declare the parameters and sample the sites.
-
-        :param within: the plates of a site, by its name.
-        :param held: sites that are not sampled here; their values are the parameters.
-        """
+    def sample(self, within: Callable, followers: Collection[str]) -> dict[str, Any]:
+        """Declare the parameters, and sample the sites but for ``followers`` of the weights."""
         values = {}
         for site, (start, support, event_dim) in self.points.items():
             options = {"constraint": support, "event_dim": event_dim}
             with within(site):
                 values[site] = numpyro.param(self._name(site), start, **options)
-                if site not in held:
+                if site not in followers:
                     point = dist.Delta(values[site], event_dim=event_dim)
                     values[site] = numpyro.sample(site, point)
         return values
 
     def median(self, params: dict[str, Any]) -> dict[str, Any]:
-        """The values of the sites."""
-        return {site: params[self._name(site)] for site in self.points}
+        """Return the values of the sites."""
+        names = {site: self._name(site) for site in self.points}
+        check_params(params, dict.fromkeys(names.values()))
+        return {site: params[name] for site, name in names.items()}
 
     def quantiles(self, params: dict[str, Any], levels: Any) -> dict[str, Any]:
-        """The values of the sites for each level."""
-        return {
-            site: jnp.broadcast_to(x, (len(levels), *jnp.shape(x)))
-            for site, x in self.median(params).items()
-        }
+        """Return the values of the sites for each level."""
+        values, Q = self.median(params), len(levels)
+        return {site: jnp.broadcast_to(x, (Q, *jnp.shape(x))) for site, x in values.items()}
 
     def _name(self, site: str) -> str:
         return f"{site}_{self.prefix}_loc"
@@ -76,9 +73,6 @@ class Points:
 def makes_points(inner_guide: Any) -> bool:
     """Whether it is AutoDelta, or a partial of it."""
     return getattr(inner_guide, "func", inner_guide) is AutoDelta
-
-
-# Starts
 
 
 def _at_mean(site: dict[str, Any]) -> Any:
@@ -91,69 +85,55 @@ def _at_mean(site: dict[str, Any]) -> Any:
     return jnp.where(jnp.isfinite(mean), mean, start)
 
 
-def start_run(
-    guide: Any,
-    trace: dict[str, Any],
-    points: tuple[str, ...],
-    zero: dict[str, Any],
-    call: Any,
-) -> dict[str, Any]:
-    """Run the model where a guide starts.
+def is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
+    """Whether a site has one of the names; not within another function, so that guides pickle."""
+    return site.get("name") in names
 
-    :param trace: of the model.
-    :param points: names of the sites that are points.
-    :param zero: values of pairs and functions.
-    :param call: arguments and keyword arguments of the model.
-    """
+
+def make_inner(
+    guide: Any, sites: ModelSites, trace: dict[str, Any], call: Any
+) -> tuple[AutoGuide | Points, dict[str, Any]]:
+    """Make the guide of the other sites, and find the slabs' scales where it starts."""
+    zero = {name: np.zeros(sites.shapes[name]) for name in sites.sampled}
+    are_points = makes_points(guide.inner_guide)
+    names = sites.others if are_points else ()
     init = getattr(guide.inner_guide, "keywords", {}).get("init_loc_fn", _at_mean)
-
-    def start(site):
-        return init(site) if site["name"] in points else None
-
     # parameters of kernels start at the values in the kernels, whatever their priors
     kernels: dict[str, Any] = {}
     for name in find_function_sites(trace):
         kernels |= start_values(functions_of(trace[name]))
-    kernels = {name: x for name, x in kernels.items() if name in points}
-    model = handlers.substitute(handlers.seed(guide.model, random.key(0)), substitute_fn=start)
-    return run_model(model, call[0], call[1], zero | kernels)
 
+    def start():
+        model = handlers.substitute(
+            handlers.seed(guide.model, random.key(0)),
+            substitute_fn=lambda site: init(site) if site["name"] in names else None,
+        )
+        run = run_model(model, *call, zero | {k: x for k, x in kernels.items() if k in names})
+        scales = {p.name: base_of(run[p.slab]["fn"]).scale * jnp.ones(()) for p in sites.pairs}
+        return {name: (run[name]["fn"], run[name]["value"]) for name in names}, scales
 
-# Inner guides
-
-
-def is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
-    """Whether a site has one of the names; at the top of the module, so that guides pickle."""
-    return site.get("name") in names
-
-
-def make_inner(guide: Any, zero: dict[str, Any], hidden: frozenset[str], call: Any) -> AutoGuide:
-    """Make and call the inner guide of a guide.
-
-    :param zero: values of pairs and functions.
-    :param hidden: names of the sites that the inner guide does not see.
-    :param call: arguments and keyword arguments of the model.
-    """
-    # the inner guide keeps its key, which must not be a tracer
+    # start values must not be tracers, which outlive no transformation
+    priors, scales = computed(start)
+    if are_points or not sites.others:
+        points = {k: Point(x, fn.support, fn.event_dim) for k, (fn, x) in priors.items()}
+        return Points(guide.prefix, points), scales
+    # the inner guide keeps its key, which must not be a tracer either
     with outside_transformations():
         key = random.key(0)
     model = handlers.substitute(handlers.seed(guide.model, key), data=zero)
+    hidden = frozenset([*zero, *sites.predicted, *deterministics(trace)])
     model = handlers.block(model, hide_fn=partial(is_among, hidden))
     inner = guide.inner_guide(model, prefix=guide.prefix)
     with outside_transformations(call), handlers.block(), handlers.seed(rng_seed=0):
         inner(*call[0], **call[1])
-    return inner
+    return inner, scales
 
 
 def inner_summary(inner: AutoGuide | Points, method: str, *args: Any) -> dict[str, Any]:
-    """Call a method of the inner guide, which not all of NumPyro's have.
-
-    :raises NotImplementedError: if it has none.
-    """
+    """Call a method of the inner guide, which not all of NumPyro's have."""
     try:
         return getattr(inner, method)(*args)
     except NotImplementedError:
-        raise NotImplementedError(
-            f"the inner guide {type(inner).__name__} has no `{method}`. Use draws, from "
-            "`sample_posterior`, or another inner guide."
-        ) from None
+        kind = type(inner).__name__
+        remedy = "Use draws, from `sample_posterior`, or another inner guide."
+        raise NotImplementedError(f"the inner guide {kind} has no `{method}`. {remedy}") from None

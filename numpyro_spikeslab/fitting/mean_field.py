@@ -14,7 +14,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuide
 from numpyro_spikeslab.algebra.families import MeanField
 from numpyro_spikeslab.algebra.quantiles import single
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
-from numpyro_spikeslab.fitting.guide_factors import Marginals, PairFactors, Start, declared
+from numpyro_spikeslab.fitting.guide_factors import Marginals, PairFactors, Start
 from numpyro_spikeslab.fitting.model_sites import ModelSites
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import Form
@@ -24,8 +24,7 @@ from numpyro_spikeslab.reading.sites import Pair
 class MeanFieldGuide(SpikeSlabGuide):
     """Standard mean field: slabs jointly Gaussian, independent of the spikes (paper, eq. 4).
 
-    The family that the paired one is compared with; it has one mode and is sensitive to its
-    start. The P weights of ``spike_slab("w", ...)``, flattened, get the parameters
+    The P weights of ``spike_slab("w", ...)``, flattened, get the parameters
 
     - ``w_slab_{prefix}_loc``, mean of the slabs, shape (P,);
     - ``w_slab_{prefix}_scale_tril``, Cholesky factor of their covariance, shape (P, P);
@@ -34,8 +33,8 @@ class MeanFieldGuide(SpikeSlabGuide):
     :param model: a model with exactly one :func:`~numpyro_spikeslab.spike_slab`.
     :param prefix: part of the parameters' names.
     :param inner_guide: as in :class:`PairedGuide`.
-    :raises ValueError: when first called, as :class:`PairedGuide`, and for several pairs, for
-        weights that share spikes, and for latent functions.
+    :raises ValueError: when first called, as :class:`PairedGuide`, and for several pairs, groups
+        and latent functions.
     """
 
     # the joint update of the slabs needs the Gram matrix of all features
@@ -50,28 +49,22 @@ class MeanFieldGuide(SpikeSlabGuide):
         prefix: str = "auto",
         inner_guide: Callable[..., AutoGuide] = AutoDelta,
     ) -> None:
-        super().__init__(model, MeanFieldFactors(prefix), prefix=prefix, inner_guide=inner_guide)
+        super().__init__(model, MeanFieldFactors(prefix), inner_guide)
 
     def _check_model(self, sites: ModelSites, trace: dict[str, Any], call: Any) -> None:
-        names = [pair.name for pair in sites.pairs]
-        user, remedy = "MeanFieldGuide: model", "Use PairedGuide."
-        if len(names) > 1:
-            raise bad(user, f"several spike_slab sites, {names}", "one", remedy)
-        if sites.pairs[0].groups is not None:
-            raise bad(user, f"weights {names} that share spikes", "a spike for each weight", remedy)
-        if sites.functions:
-            raise bad(user, f"the latent functions {list(sites.functions)}", "none", remedy)
+        if len(sites.pairs) > 1 or sites.pairs[0].groups is not None or sites.functions:
+            names, functions = [pair.name for pair in sites.pairs], list(sites.functions)
+            got = f"the weights {names} and the latent functions {functions}"
+            expected = "one spike_slab without groups, and no latent functions"
+            raise bad("MeanFieldGuide: model", got, expected, "Use PairedGuide.")
 
 
 class MeanFieldFactors(PairFactors):
     """Parameters, draws and summaries of independent spikes beside jointly Gaussian slabs."""
 
     def names(self, name: str) -> list[str]:
-        return [
-            f"{name}_spike_{self.prefix}_probs",
-            f"{name}_slab_{self.prefix}_loc",
-            f"{name}_slab_{self.prefix}_scale_tril",
-        ]
+        parts = zip(("spike", "slab", "slab"), MeanField._fields, strict=True)
+        return [f"{name}_{site}_{self.prefix}_{part}" for site, part in parts]
 
     def start(self, pair: Pair, scale: Any) -> Start:
         probs, loc, scale_tril = self.names(pair.name)
@@ -82,10 +75,9 @@ class MeanFieldFactors(PairFactors):
         }
 
     def sample(
-        self, pair: Pair, start: Start, prior_scale: Any, within: Callable
+        self, pair: Pair, params: dict[str, Any], prior_scale: Any, within: Callable
     ) -> dict[str, Any]:
-        (probs_name, probs_start), *others = start.items()
-        loc, scale_tril = declared(dict(others))
+        probs, loc, scale_tril = self.values(pair.name, params)
         # one event over all weights, so it is sampled outside their plates, as in AutoContinuous
         joint = numpyro.sample(
             self._joint(pair),
@@ -93,7 +85,6 @@ class MeanFieldFactors(PairFactors):
             infer={"is_auxiliary": True},
         )
         with within(pair.slab):
-            (probs,) = declared({probs_name: probs_start})
             spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))
             slab = numpyro.sample(pair.slab, dist.Delta(joint.reshape(pair.shape)))
         return {pair.spike: spike, pair.slab: slab}
@@ -108,16 +99,15 @@ class MeanFieldFactors(PairFactors):
         return {self._joint(pair): slab.reshape(*batch, pair.size)}
 
     def marginals(self, pair: Pair, params: dict[str, Any]) -> Marginals:
-        probs, loc, scale_tril = (params[key] for key in self.names(pair.name))
+        probs, loc, scale_tril = self.values(pair.name, params)
         return [(slice(None), single(jnp.ravel(probs), loc, jnp.linalg.norm(scale_tril, axis=1)))]
 
     def pack(self, form: Form, params: dict[str, Any]) -> MeanField:
-        (pair,) = form.pairs
-        probs, loc, scale_tril = (params[name] for name in self.names(pair.name))
+        probs, loc, scale_tril = self.values(form.pairs[0].name, params)
         return MeanField(jnp.ravel(probs), loc, scale_tril)
 
     def unpack(self, pairs: Sequence[Pair], family: MeanField) -> dict[str, Any]:
         (pair,) = pairs
         probs, loc, scale_tril = family
-        values = (probs.reshape(pair.shape), loc, scale_tril)
+        values = probs.reshape(pair.shape), loc, scale_tril
         return dict(zip(self.names(pair.name), values, strict=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sites of a model as its guide knows them, and the check that later calls have the same."""
+"""The sites of a model at the first call of its guide, and the check of later calls."""
 
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
@@ -23,15 +23,12 @@ from numpyro_spikeslab.reading.sites import (
 
 
 class ModelSites(NamedTuple):
-    """The latent sites and params of a model, as at the first call of its guide.
+    """The latent sites and params of a model.
 
-    - **pairs** - the spike-and-slab weights.
-    - **functions** - names of the latent functions.
-    - **others** - names of the other latent sites of the guide.
+    - **functions**, **others** - names of the latent functions, and of the other latent sites.
     - **params** - constraints of the model's params.
     - **shapes** - of all these sites.
-    - **predicted** - names of latent sites on which no observation depends. They are not in the
-      guide.
+    - **predicted** - names of latent sites on which no observation depends; not in the guide.
     - **plates** - the plates of each site of the guide.
     - **plate_sizes** - sizes of all plates.
     """
@@ -50,26 +47,18 @@ class ModelSites(NamedTuple):
         """Names of spikes, slabs and functions."""
         return [*(name for pair in self.pairs for name in pair.shapes), *self.functions]
 
-    def _check(self, user: str, shapes: dict[str, Any], groups: list[Any]) -> None:
-        """Raise if a model has other latent sites or params, or others of another shape.
-
-        :param shapes: by site.
-        :param groups: of each pair.
-        """
+    def _check(self, user: str, shapes: dict[str, Any], pairs: tuple[Pair, ...]) -> None:
+        """Raise if a model has other latent sites or params, or others of another shape."""
         remedy = "A guide is made for one program: make another for other sites or shapes."
         for name in sorted(shapes.keys() | self.shapes.keys()):
-            if shapes.get(name) != self.shapes.get(name):
-                now, first = (
-                    f"of shape {sites[name]}" if name in sites else "not there"
-                    for sites in (shapes, self.shapes)
-                )
-                raise bad(
-                    user,
-                    f"a model whose latent site {name!r} is {now}",
-                    f"it to be {first}, as at the first call",
-                    remedy,
-                )
-        if groups != [pair.groups for pair in self.pairs]:
+            now, first = (
+                f"of shape {sites[name]}" if name in sites else "not there"
+                for sites in (shapes, self.shapes)
+            )
+            if now != first:
+                got = f"a model whose latent site {name!r} is {now}"
+                raise bad(user, got, f"it to be {first}, as at the first call", remedy)
+        if [pair.groups for pair in pairs] != [pair.groups for pair in self.pairs]:
             raise bad(user, "weights with other groups", "those of the first call", remedy)
 
     def check_reading(self, user: str, reading: Reading) -> None:
@@ -79,13 +68,10 @@ class ModelSites(NamedTuple):
             shapes |= pair.shapes
         if reading.functions is not None:
             shapes[reading.functions.functions.name] = jnp.shape(reading.functions.mean)
-        self._check(user, shapes, [pair.groups for pair in reading.form.pairs])
+        self._check(user, shapes, reading.form.pairs)
 
     def check_call(self, user: str, model: Callable, call: Any) -> None:
-        """Raise if a call has other sites, but for those that are to be predicted.
-
-        :param call: arguments and keyword arguments of the model.
-        """
+        """Raise if a call has other sites, but for those that are to be predicted."""
         trace = abstract_trace(model, *call)
         shapes = {name: x for name, x in shapes_of(trace).items() if name not in self.predicted}
         if not observed_sites(trace):
@@ -93,17 +79,11 @@ class ModelSites(NamedTuple):
         elif shapes.keys() - self.shapes.keys():
             predicted = predicted_sites(model, trace, self.sampled, call)
             shapes = {name: shape for name, shape in shapes.items() if name not in predicted}
-        self._check(user, shapes, [pair.groups for pair in find_pairs(trace, user)])
+        self._check(user, shapes, find_pairs(trace, user))
 
 
 def sites_of(user: str, model: Callable, trace: dict[str, Any], call: Any) -> ModelSites:
-    """Find the sites of a model.
-
-    :param user: the guide, for the error messages.
-    :param trace: of the model.
-    :param call: arguments and keyword arguments of the model.
-    :raises ValueError: if there are no pairs, a pair is broken, or other sites are discrete.
-    """
+    """Find the sites of a model; refuse broken pairs and other discrete sites."""
     pairs = find_pairs(trace, user)
     functions = tuple(name for name in find_function_sites(trace) if is_latent(trace, name))
     sampled = [*(name for pair in pairs for name in pair.shapes), *functions]
@@ -135,39 +115,37 @@ def shapes_of(trace: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def deterministics(trace: dict[str, Any]) -> list[str]:
+    """Names of the deterministic sites of a trace."""
+    return [name for name, site in trace.items() if site["type"] == "deterministic"]
+
+
 def predicted_sites(
     model: Callable, trace: dict[str, Any], sampled: Collection[str], call: Any
 ) -> frozenset[str]:
-    """Find the latent sites that depend on weights or functions, and no observed site on them, such
-    as responses to new inputs.
-
-    :param trace: of the model.
-    :param sampled: names of spikes, slabs and functions.
-    :param call: arguments and keyword arguments of the model.
-    """
+    """Find latent sites that depend on weights or functions (``sampled``), and no observed site on
+    them, such as responses to new inputs."""
     latent, order = shapes_of(trace), list(trace)
     first = min(map(order.index, sampled))
     if not any(name in latent for name in order[first:] if name not in sampled):
         return frozenset()
 
     def log_probs(**values):
-        run = run_model(model, call[0], call[1], values)
+        run = run_model(model, *call, values)
         return {k: jnp.sum(site_log_prob(x)) for k, x in run.items() if x["type"] == "sample"}
 
     values = {name: trace[name]["value"] for name in latent}
     values = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), values)
     sources = provenance(log_probs, **values)
     parents = {name: others - {name} for name, others in sources.items()}
-    below = _closed(set(sampled), lambda names: {k for k, x in parents.items() if x & names})
-    observed = {name for name in parents if name not in latent}
-    above = _closed(observed, lambda names: set().union(*(parents.get(k, ()) for k in names)))
+    # a trace has parents before their children
+    below, above = set(sampled), {name for name in parents if name not in latent}
+    for name in order:
+        if parents.get(name, set()) & below:
+            below.add(name)
+    for name in reversed(order):
+        if name in above:
+            above |= parents.get(name, set())
     # those of `obs_mask` are missing responses of a fit
     missing = {name for name in below if name.endswith("_unobserved")}
     return frozenset(below - set(sampled) - above - missing)
-
-
-def _closed(nodes: set[Any], step: Callable[[set[Any]], set[Any]]) -> set[Any]:
-    """Return all nodes of a graph that steps from the given ones reach, and these."""
-    while not step(nodes) <= nodes:
-        nodes = nodes | step(nodes)
-    return nodes

@@ -6,7 +6,7 @@ Each proposal is a start; it is judged by the exact bound after some sweeps.
 
 from functools import partial
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
@@ -14,10 +14,10 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.search import choose
-from numpyro_spikeslab.fitting.function_sweeps import in_use, is_active
+from numpyro_spikeslab.fitting.function_sweeps import in_use
 from numpyro_spikeslab.fitting.function_updates import factors_of, switch_off
-from numpyro_spikeslab.fitting.m_step import with_modes
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
@@ -25,6 +25,7 @@ from numpyro_spikeslab.fitting.posterior import (
     bound_given,
     strong,
     view_at,
+    with_modes,
     with_roles,
 )
 from numpyro_spikeslab.fitting.rotations import floored_eigh, quarter_turn, varimax
@@ -42,21 +43,19 @@ NUM_TURNS = 3
 MAX_GRAPH = 4000
 
 Laplacian = Float[Array, "N N"] | None
-"""Orders functions by their roughness, ``phi^T L phi``; `None` where they have no order."""
+"""Orders functions by their roughness, ``phi^T L phi``; `None` for those without order."""
 
 
-def laplacian_of(X: Float[Array, " N"] | Float[Array, "N D"]) -> Laplacian:
-    """Make the graph Laplacian of inputs; `None` for more than :data:`MAX_GRAPH` inputs.
+@partial(jax.jit, compiler_options=RUN_ONCE)
+def laplacian_of(X: Any) -> Laplacian:
+    """Make the graph Laplacian of inputs; `None` for more than :data:`MAX_GRAPH`.
 
     ``phi^T L phi`` is half the sum of ``similarity_ij (phi_i - phi_j)^2``. Similarities are as
     wide as the distance of neighbours.
     """
-    X = jnp.asarray(X, float)
-    return _laplacian(X.reshape(len(X), -1)) if len(X) <= MAX_GRAPH else None
-
-
-@partial(jax.jit, compiler_options=RUN_ONCE)
-def _laplacian(X: Float[Array, "N D"]) -> Float[Array, "N N"]:
+    if len(X) > MAX_GRAPH:
+        return None
+    X = jnp.reshape(jnp.asarray(X, float), (len(X), -1))
     X = X - jnp.mean(X, axis=0)
     norms = jnp.sum(X**2, axis=1)
     # as a product: the differences of all inputs take D times the memory
@@ -71,18 +70,14 @@ def _roughness(L: Laplacian, phi: Float[Array, "M N"]) -> Float[Array, "M N"]:
     return jnp.zeros_like(phi) if L is None else phi @ L
 
 
-# Rotations
-
-
 def unmix(
     deviation: Float[Array, "M N"], active: Bool[Array, " M"], L: Laplacian
 ) -> tuple[Float[Array, "M M"], Int[Array, " M"]]:
-    """Find uncorrelated combinations of the active functions, sorted by smoothness, in two groups.
+    """Find uncorrelated combinations of the active functions, by smoothness, in two groups.
 
     :param deviation: functions less their prior means.
-    :param active: the others are left out (last, group -1).
     :return: ``U`` with ``phi' = U^T phi``, and the group of each ``phi'``: smooth (0) or rough (1),
-        split at the largest ratio of roughness.
+        split at the largest ratio of roughness, or -1 without a function.
     """
     phi = jnp.where(active[:, None], deviation, 0)
     off = jnp.diag(jnp.where(active, 0.0, 1.0))
@@ -92,22 +87,18 @@ def unmix(
     D = whiten.T @ D @ whiten
     last = 1 + 2 * jnp.trace(D)
     rough, V = jnp.linalg.eigh(D + last * whiten.T @ off @ whiten)
-    rank = jnp.arange(active.size)
-    number = jnp.sum(active)
-    if active.size > 1:
-        log_rough = jnp.log(jnp.maximum(rough, 1e-10 * last))
-        gap = jnp.where(rank[1:] < number, jnp.diff(log_rough), -jnp.inf)
-        group = jnp.where((rank > jnp.argmax(gap)) & (jnp.max(gap) > SPLIT), 1, 0)
-    else:
-        group = jnp.zeros_like(rank)
+    rank, number = jnp.arange(active.size), jnp.sum(active)
+    log_rough = jnp.log(jnp.maximum(rough, 1e-10 * last))
+    gap = jnp.where(rank < number, jnp.diff(log_rough, prepend=log_rough[0]), -jnp.inf)
+    group = jnp.where((rank >= jnp.argmax(gap)) & (jnp.max(gap) > SPLIT), 1, 0)
     return whiten @ V, jnp.where(rank < number, group, -1)
 
 
 def rotate(spec: Spec, data: Data, posterior: Posterior, L: Laplacian) -> Posterior:
-    """Propose rotated active functions, smooth and rough ones apart, with sparse weights.
+    """Propose rotated active functions, smooth and rough ones separately, with sparse weights.
 
-    The proposal starts from ``phi' = R phi``, ``W' = W R^-1``; all other functions are switched
-    off. In each group varimax gives the rotation, and :func:`sharpen` improves it.
+    All other functions are switched off. In each group varimax gives the rotation, and
+    :func:`sharpen` improves it.
     """
     W, phi, group, sigma2 = _simplify(spec, data, posterior, L)
     rotated = start_at(spec, data, posterior, W, phi, sigma2)
@@ -119,10 +110,10 @@ def rotate(spec: Spec, data: Data, posterior: Posterior, L: Laplacian) -> Poster
 def _simplify(
     spec: Spec, data: Data, posterior: Posterior, L: Laplacian
 ) -> tuple[Any, Any, Any, Any]:
-    """Rotated weights and functions, the group of each function, and the noise variances."""
+    """Return rotated weights and functions, their groups, and the noise variances."""
     at = view_at(spec, data, posterior)
     deviation = factors_of(posterior).mean - data.mean
-    active = is_active(at, posterior)
+    active = in_use(spec, data, posterior)
     U, group = unmix(deviation, active, L)
     W = jnp.where(active, posterior.weights.mean, 0) @ jnp.linalg.inv(U).T
     T = varimax((W / jnp.sqrt(at.sigma2)[:, None]).T, group)
@@ -138,9 +129,8 @@ def _simplify(
 def sharpen(
     spec: Spec, data: Data, posterior: Posterior, group: Int[np.ndarray, " M"]
 ) -> tuple[Float[Array, "Q M"], Float[Array, "M N"]]:
-    """Rotate each pair of functions to the angle of the highest bound.
+    """Rotate pairs of functions of one group, negative for none, to the angle of the highest bound.
 
-    :param group: only functions of one group are rotated; negative for none.
     :return: weights and functions.
     """
     M, angles = len(group), quarter_turn(NUM_ANGLES)
@@ -151,97 +141,65 @@ def sharpen(
                 turn = np.tile(np.eye(M), (NUM_ANGLES, 1, 1))
                 turn[:, i, i] = turn[:, j, j] = np.cos(angles)
                 turn[:, j, i], turn[:, i, j] = np.sin(angles), -np.sin(angles)
-                changes = Changes(turn, off, group >= 0)
-                posterior, _ = best_change(spec, data, posterior, changes, 3)
+                posterior, _ = best_change(spec, data, posterior, turn, off, group >= 0, 3)
     return posterior.weights.mean, factors_of(posterior).mean
 
 
-# Drops
-
-
 def drop(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
-    """Propose to drop an active function, and all inactive ones.
-
-    It is the one without which the bound is highest after two passes over the weights.
-    """
+    """Propose to drop all inactive functions and the active one that is missed least."""
     active = np.asarray(in_use(spec, data, posterior))
     M, used = active.size, np.flatnonzero(active)
-    # as many changes as angles, so that both share one compilation
+    # at least as many changes as angles, so that one compilation serves turns too
     size = max(NUM_ANGLES, len(used))
-    off = np.tile(~active, (size, 1))
-    off[np.arange(len(used)), used] = True
-    off[len(used) :] = off[0]
-    changes = Changes(np.tile(np.eye(M), (size, 1, 1)), off, np.zeros(M, bool))
-    _, best = best_change(spec, data, posterior, changes, 2)
-    return without(data, posterior, off[int(best)])
-
-
-@partial(jax.jit, compiler_options=RUN_ONCE)
-def without(data: Data, posterior: Posterior, off: Any) -> Posterior:
-    """:func:`switch_off`, compiled."""
-    return strong(switch_off(posterior, off, data.mean))
-
-
-# The best of several changes
-
-
-class Changes(NamedTuple):
-    """K changes of weights and functions that keep their product about the same.
-
-    - **turn** - multiplies the columns of the weights, and the functions, shape (K, M, M).
-    - **off** - functions that are switched off, shape (K, M).
-    - **reset** - functions whose weights begin anew, shape (M,).
-    """
-
-    turn: Float[Array | np.ndarray, "K M M"]
-    off: Bool[Array | np.ndarray, "K M"]
-    reset: Bool[Array | np.ndarray, " M"]
+    off = ~active | np.eye(M, dtype=bool)[np.resize(used, size)]
+    turn, reset = np.tile(np.eye(M), (size, 1, 1)), np.zeros(M, bool)
+    _, best = best_change(spec, data, posterior, turn, off, reset, 2)
+    return switch_off(posterior, off[int(best)], data.mean)
 
 
 @partial(jax.jit, static_argnums=0)
 def best_change(
-    spec: Spec, data: Data, posterior: Posterior, changes: Changes, num_passes: Any
+    spec: Spec,
+    data: Data,
+    posterior: Posterior,
+    turns: Float[Array | np.ndarray, "K M M"],
+    offs: Bool[Array | np.ndarray, "K M"],
+    reset: Bool[Array | np.ndarray, " M"],
+    num_passes: Any,
 ) -> tuple[Posterior, Any]:
     """Find the change with the highest bound after some passes over the weights.
 
     Nothing is factorised: a turn is taken to leave the prior of the functions about the same.
 
+    :param turns: multiply the columns of the weights, and the functions.
+    :param offs: functions that are switched off; the weights of those in ``reset`` begin anew.
     :return: the posterior after these passes, and the number of the change.
     """
     base = view_at(spec, data, posterior)
 
     def try_change(best, change):
         k, turn, off = change
-        changed = _changed(posterior, turn, off, changes.reset, data.mean)
+        functions, weights = factors_of(posterior), posterior.weights
+        assert isinstance(weights, PairedMeanField)
+        probs = jnp.where(reset, 0.9, weights.probs)
+        loc = jnp.where(reset, weights.mean @ turn / 0.9, weights.loc)
+        weights = weights._replace(probs=probs, loc=loc)
+        mean = data.mean + turn.T @ (functions.mean - data.mean)
+        functions = functions._replace(mean=mean, var=(turn**2).T @ functions.var)
+        changed = posterior._replace(weights=weights, functions=functions)
+        changed = switch_off(changed, off, data.mean)
         changed, reached = refit_weights(spec, data, base, changed, num_passes)
         return choose(reached > best[1], (changed, reached, k), best), None
 
     start = posterior, -jnp.inf * jnp.ones(()), jnp.zeros((), int)
-    numbers = jnp.arange(len(changes.turn))
-    (best, _, which), _ = jax.lax.scan(try_change, start, (numbers, changes.turn, changes.off))
+    (best, _, which), _ = jax.lax.scan(try_change, start, (jnp.arange(len(turns)), turns, offs))
     return strong(best), which
-
-
-def _changed(posterior: Posterior, turn: Any, off: Any, reset: Any, mean: Any) -> Posterior:
-    weights: Any = posterior.weights
-    weights = weights._replace(
-        probs=jnp.where(reset, 0.9, weights.probs),
-        loc=jnp.where(reset, weights.mean @ turn / 0.9, weights.loc),
-    )
-    functions = factors_of(posterior)
-    functions = functions._replace(
-        mean=mean + turn.T @ (functions.mean - mean), var=(turn**2).T @ functions.var
-    )
-    return switch_off(posterior._replace(weights=weights, functions=functions), off, mean)
 
 
 def refit_weights(
     spec: Spec, data: Data, base: View, posterior: Posterior, num_passes: Any
 ) -> tuple[Posterior, Float[Array, ""]]:
-    """Update the weights and the sites with a role several times while the functions stay.
-
-    :return: the posterior and its bound.
-    """
+    """Update weights and sites with a role several times; return the posterior and its bound."""
     functions = factors_of(posterior)
     stats = gram(base, functions.mean, functions.var)
 

@@ -14,29 +14,15 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.algebra.correlation import COVERAGE, MIN_CORRELATION, check_limits
 from numpyro_spikeslab.algebra.search import on_real_line
+from numpyro_spikeslab.fitting import single_effects
 from numpyro_spikeslab.fitting.blocks import partitions_of
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.guide_factors import PairFactors
 from numpyro_spikeslab.fitting.model_sites import ModelSites
 from numpyro_spikeslab.fitting.pattern_factors import PatternFactors
-from numpyro_spikeslab.fitting.predict import (
-    checked_entries,
-    checked_inputs,
-    checked_rows,
-    predict,
-    refuse_traced,
-    transform,
-)
-from numpyro_spikeslab.fitting.single_effects import (
-    columns_of,
-    effects_of,
-    sets_of,
-    shares_of,
-    table_of,
-)
+from numpyro_spikeslab.fitting.predict import checked_rows, predict, refuse_traced, transform
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import full_precision
-from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
 from numpyro_spikeslab.reading.program import compiled
 
@@ -47,8 +33,7 @@ class PairedGuide(SpikeSlabGuide):
     An :class:`~numpyro.infer.autoguide.AutoGuide` that :class:`~numpyro_spikeslab.CAVI` fits in
     closed form. It also works in :class:`~numpyro.infer.SVI` with
     :class:`~numpyro.infer.TraceGraph_ELBO`. A guide is made for one program: its first call with
-    the model's arguments notes sites and shapes, and a later call with other sites or shapes
-    raises. It keeps no data.
+    the model's arguments notes sites and shapes, and a call with others raises.
 
     The weights of ``spike_slab("w", ...)`` have three parameters, in the shape of the weights:
 
@@ -60,11 +45,11 @@ class PairedGuide(SpikeSlabGuide):
 
     **Blocks and groups.** The weights of a block, or of a group that shares a spike (``groups`` of
     :func:`~numpyro_spikeslab.spike_slab`), have one joint factor: a mixture over inclusion patterns
-    of Gaussians of the included slabs. This is their exact conditional given all other weights. A
-    block of b weights has ``2^b`` patterns, a group has two. Independent pairs pick one of several
-    correlated columns and are too sure of it; blocks are not. The S weights outside of blocks and
-    groups have the parameters above, of shape (S,). K blocks of b weights, or K groups padded to b,
-    a power of two, have
+    of Gaussians of the included slabs, their exact conditional given all other weights. A block of
+    b weights has ``2^b`` patterns, a group has two. Independent pairs pick one of several
+    correlated columns; blocks do not. The S weights outside of blocks and groups have the
+    parameters above, of shape (S,). K blocks of b weights, or K groups padded to b, a power of two,
+    have
 
     - ``w_{prefix}_patterns_{b}``, the probability of each pattern: shape (K, 2^b) in the order of
       binary numbers for blocks (none first, the last weight alone second, all last), shape (K, 2)
@@ -75,53 +60,38 @@ class PairedGuide(SpikeSlabGuide):
 
     **Latent functions** of ``latent_functions("phi", ...)`` are Gaussian and independent: their
     prior times ``exp(linear * phi - precision * phi**2 / 2)`` at each input, with the parameters
-    ``phi_{prefix}_precision`` and ``phi_{prefix}_linear``, shape (M, N). The optimum has this form,
-    and neither parameter needs the inverse of a covariance.
+    ``phi_{prefix}_precision`` and ``phi_{prefix}_linear``, shape (M, N).
 
     **Other sites** get an inner autoguide, by default points. Sites with a Normal prior, such as an
-    intercept, follow the weights: ``beta`` is at ``loc + slope @ (w - <w>)``, with the parameters
-    ``beta_{prefix}_loc`` and ``beta_{prefix}_slope``; the slope has the shape of the site and a
-    last axis of all P weights. So columns need not be centred. A site in the plate of Q tasks, as
-    weights (Q, M) and observations are, follows the M weights of its own task. No site follows in
-    models with latent functions, with another inner guide, or with more than 1,048,576 slopes.
+    intercept, follow the weights, so columns need not be centred: ``beta`` is at
+    ``loc + slope @ (w - <w>)``, with ``beta_{prefix}_loc`` and ``beta_{prefix}_slope``, whose last
+    axis has all P weights; in the plate of Q tasks, the M weights of its own task. No site follows
+    with latent functions, another inner guide, or more than 1,048,576 slopes.
 
     :param model: a model with at least one :func:`~numpyro_spikeslab.spike_slab`.
     :param blocks: sets of at most 10 weights, as in ``[[0, 1, 2], [7, 8]]``, numbered flat from 0;
-        with several sites a dict, ``{"w": [[0, 1, 2]]}``. ``"auto"`` joins columns of absolute
-        correlation above 0.5 at the first call, the most correlated first, up to 8 in a block; the
-        attribute ``blocks`` has the result, to be passed where saved parameters are used in another
-        process. The default is no blocks. Only for weights that multiply columns of one design.
+        with several sites a dict, ``{"w": [[0, 1, 2]]}``; none by default. ``"auto"`` joins columns
+        of absolute correlation above 0.5 at the first call, up to 8 in a block; the attribute
+        ``blocks`` has the result, to be passed with saved parameters. Only for weights that
+        multiply columns of one design.
     :param prefix: part of the parameters' names.
-    :param inner_guide: called with the model of the other latent sites and ``prefix=``. The
-        default, :class:`~numpyro.infer.autoguide.AutoDelta`, is what CAVI needs; with another,
-        such as :class:`~numpyro.infer.autoguide.AutoNormal`, use SVI.
-    :raises ValueError: when first called, if the model has no pairs, a broken pair, or other
-        discrete latent sites, or ``blocks`` are not disjoint sets of its weights; when called
-        again, if the model has other sites or shapes.
+    :param inner_guide: called with the model of the other latent sites and ``prefix=``. CAVI needs
+        the default, :class:`~numpyro.infer.autoguide.AutoDelta`; with another use SVI.
+    :raises ValueError: when called, if the model has no pairs, a broken pair, other discrete latent
+        sites, or other sites or shapes than before, or ``blocks`` are not disjoint sets.
 
     **Example**
 
     .. doctest::
 
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> import numpyro_spikeslab as nss
+        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_spikeslab as nss
         >>> def model(X, y=None):
         ...     with numpyro.plate("feature", X.shape[1]):
         ...         w = nss.spike_slab("w", 0.25)
         ...     with numpyro.plate("obs", X.shape[0]):
         ...         numpyro.sample("y", dist.Normal(X @ w, 0.1), obs=y)
         >>> X = jax.random.normal(jax.random.key(0), (30, 3))
-        >>> guide = nss.PairedGuide(model)
-        >>> svi = nss.CAVI(model, guide)
-        >>> result = svi.run(jax.random.key(1), 120, X, X[:, 0], progress_bar=False)
-        >>> guide.inclusion_probabilities(result.params)["w"].round(1).tolist()
-        [1.0, 0.0, 0.0]
-
-    With a copy of a column, a block knows that it is either of the two:
-
-    .. doctest::
-
-        >>> X = X.at[:, 2].set(X[:, 0])
+        >>> X = X.at[:, 2].set(X[:, 0])      # no data tell them apart, and the block knows it
         >>> guide = nss.PairedGuide(model, blocks="auto")
         >>> svi = nss.CAVI(model, guide)
         >>> result = svi.run(jax.random.key(1), 120, X, X[:, 0], progress_bar=False)
@@ -140,7 +110,7 @@ class PairedGuide(SpikeSlabGuide):
         inner_guide: Callable[..., AutoGuide] = AutoDelta,
     ) -> None:
         self._blocks = blocks
-        super().__init__(model, PairFactors(prefix), prefix=prefix, inner_guide=inner_guide)
+        super().__init__(model, PairFactors(prefix), inner_guide)
 
     def _check_model(self, sites: ModelSites, trace: dict[str, Any], call: Any) -> None:
         if self._blocks is not None or any(pair.groups is not None for pair in sites.pairs):
@@ -160,58 +130,41 @@ class PairedGuide(SpikeSlabGuide):
     ) -> tuple[Any, Any]:
         """Compute mean and variance of each task at new inputs, in closed form.
 
-        For models with :func:`~numpyro_spikeslab.latent_functions`. The variance is that of the
-        factorised posterior at one value of each hyperparameter, so intervals are narrower than
-        those of a chain; see the documentation.
+        For models with :func:`~numpyro_spikeslab.latent_functions`. Each hyperparameter has one
+        value, so intervals are narrower than those of a chain.
 
         :param params: parameters, as from ``result.params``.
         :param args: arguments of the model, as for the fit.
-        :param X_new: new inputs, shape (S,) or (S, D) as in the model. The default, the inputs of
-            the data, is the only choice where a kernel is a matrix; give objects to be predicted
-            there as inputs without responses.
+        :param X_new: new inputs, shape (S,) or (S, D) as in the model; by default those of the
+            data, the only choice where a kernel is a matrix.
         :param entries: numbers of rows and of columns of entries of the table, each of shape (L,).
             The default is the whole table, or the entries of data that are a sparse array.
         :param noise: whether to add the noise, for predictions of observations.
         :param kwargs: keyword arguments of the model.
         :return: mean and variance, each of shape (S, Q), or (L,) of entries.
         :raises ValueError: if the weights mix no latent functions, arguments are traced, inputs or
-            entries do not fit, a kernel is a matrix, the location without functions changes from
-            input to input, or ``noise`` is not known there.
+            entries do not fit, or noise or the location without functions is not known there.
         """
         refuse_traced("PairedGuide.predict", (params, args, kwargs, X_new, entries))
         reading = self._read(args, kwargs)
-        if reading.functions is None:
-            raise ValueError(
-                "PairedGuide.predict: the weights of the model mix no latent functions. Use "
-                "numpyro.infer.Predictive."
-            )
-        where = None
-        if reading.layout is not None or entries is not None:
-            where = checked_entries(reading, entries)
-        if X_new is not None:
-            if where is not None:
-                expected = "entries of the table of the fit, or rows for `transform`"
-                raise bad("PairedGuide.predict: X_new", "new inputs of entries", expected)
-            checked_inputs(reading, X_new)
-        return predict(reading, self.pack(reading, params), X_new, where, noise)
+        return predict(reading, self.pack(reading, params), X_new, entries, noise)
 
     @full_precision
     def transform(
         self, params: dict[str, Any], *args: Any, Y_new: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
-        """Compute mean and variance of the functions in new rows, with the weights of the fit.
+        """Compute mean and variance of the functions in new rows, given the factors of the weights.
 
         For functions without order (kernels "white", as in
         :func:`~numpyro_spikeslab.models.factor_analysis`): the transform of scikit-learn's
-        decompositions. The moments are those of the joint Gaussian of the functions in a row, given
-        the factors of the weights.
+        decompositions.
 
         :param params: parameters, as from ``result.params``.
         :param args: arguments of the model, as for the fit.
         :param Y_new: new rows of the same tasks, shape (S, Q); NaN is a missing entry. Of a sparse
             array, of scipy or a ``BCOO``, the stored entries are the observations.
         :param kwargs: keyword arguments of the model.
-        :return: mean and variance, each of shape (M, S) as the functions themselves.
+        :return: mean and variance, each of shape (M, S).
         :raises ValueError: if the functions have an order, arguments are traced, rows do not fit,
             or noise and location change from row to row.
 
@@ -220,22 +173,18 @@ class PairedGuide(SpikeSlabGuide):
         .. doctest::
 
             >>> import jax, numpyro_spikeslab as nss
-            >>> phi, W, noise = (jax.random.normal(jax.random.key(k), s) for k, s in
-            ...                  enumerate([(60, 2), (2, 5), (60, 5)]))
-            >>> Y = phi @ W + 0.1 * noise
+            >>> Y = jax.random.normal(jax.random.key(0), (60, 5))
             >>> model = nss.models.factor_analysis(2)
             >>> guide = nss.PairedGuide(model)
-            >>> result = nss.CAVI(model, guide, plain=True).run(
-            ...     jax.random.key(3), 100, Y[:50], progress_bar=False
-            ... )
+            >>> svi = nss.CAVI(model, guide, plain=True)
+            >>> result = svi.run(jax.random.key(1), 100, Y[:50], progress_bar=False)
             >>> mean, variance = guide.transform(result.params, Y[:50], Y_new=Y[50:])
             >>> mean.shape
             (2, 10)
         """
         refuse_traced("PairedGuide.transform", (params, args, kwargs, Y_new))
         reading = self._read(args, kwargs)
-        new = checked_rows(reading, Y_new)
-        return transform(reading, self.pack(reading, params), new)
+        return transform(reading, checked_rows(reading, Y_new), self.pack(reading, params))
 
     @full_precision
     def credible_sets(
@@ -249,70 +198,54 @@ class PairedGuide(SpikeSlabGuide):
     ) -> Any:
         """Find sets of columns that could carry an effect of the fit instead of the one that does.
 
-        CAVI picks one of several correlated columns and is then sure of it, and so are its draws.
-        This asks, for each column of inclusion probability above 0.5, which columns could carry its
-        effect given all other effects: the single-effect regression of SuSiE (Wang, Sarkar,
-        Carbonetto and Stephens, 2020). A set has the fewest columns of probability ``coverage``,
-        and copies of these in other units. An effect without correlated members makes no set, and
-        two effects with the same set make one row, as in SuSiE.
-
-        Weights, noise and scales of other sites are held; coefficients, such as an intercept, are
-        integrated out. What only two changes at once would show is not found: for sets of draws
-        from a chain there is :func:`numpyro_spikeslab.credible_sets`.
+        CAVI picks one of several correlated columns. For each column of inclusion probability above
+        0.5 this gives the columns that could carry its effect, given all other effects, with
+        coefficients integrated out: the single-effect regression of SuSiE (Wang, Sarkar, Carbonetto
+        and Stephens, 2020). A set has the fewest columns of probability ``coverage``, and copies of
+        these in other units. An effect without correlated members makes no set, and two effects
+        with the same set make one row.
 
         :param params: parameters, as from ``result.params``.
         :param args: arguments of the model, as for the fit.
         :param site: the weights whose effects are asked for, the default all.
         :param coverage: least probability of a set, in (0, 1].
-        :param min_correlation: least absolute correlation of members, in [0, 1]. The default is
-            SuSiE's.
+        :param min_correlation: least absolute correlation of members, in [0, 1]; SuSiE's 0.5.
         :param kwargs: keyword arguments of the model.
-        :return: a DataFrame with one row per set, in the order of the weights: ``effect``, the
-            weight that the fit includes; ``members``, a tuple, the most probable first; ``size``;
-            ``probability`` that the set holds the effect, if there is one; ``purity``, the smallest
-            absolute correlation among its members; ``shares``, their probabilities. Weights are
-            numbered as they are indexed: 3, ``(0, 3)`` in a matrix, and ``("w", 3)`` in a model
-            with several sites.
+        :return: a DataFrame with one row per set: ``effect``, the weight that the fit includes;
+            ``members``, a tuple, the most probable first; ``size``; ``probability`` that the set
+            holds the effect, if there is one; ``purity``, the smallest absolute correlation among
+            its members; ``shares``, their probabilities. Weights are numbered as they are indexed:
+            3, ``(0, 3)`` in a matrix, and ``("w", 3)`` in a model with several sites.
         :raises ValueError: if the guide has blocks, the weights share spikes or do not multiply
-            columns of one design, there is no such site, the parameters are not those of the
-            model, or a number is outside its range.
+            columns of one design, or parameters, ``site`` or a number do not fit.
 
         **Example**
 
         .. doctest::
 
-            >>> import jax, numpyro, numpyro.distributions as dist
-            >>> import numpyro_spikeslab as nss
-            >>> def model(X, y=None):
-            ...     with numpyro.plate("feature", X.shape[1]):
-            ...         w = nss.spike_slab("w", 0.25)
-            ...     with numpyro.plate("obs", X.shape[0]):
-            ...         numpyro.sample("y", dist.Normal(X @ w, 0.1), obs=y)
+            >>> import jax, numpyro_spikeslab as nss
             >>> X = jax.random.normal(jax.random.key(0), (30, 3))
             >>> X = X.at[:, 2].set(2 * X[:, 0])      # no data tell them apart
+            >>> y = X[:, 0] + 0.3 * jax.random.normal(jax.random.key(1), 30)
+            >>> model = nss.models.sparse_regression()
             >>> guide = nss.PairedGuide(model)
             >>> svi = nss.CAVI(model, guide)
-            >>> result = svi.run(jax.random.key(1), 120, X, X[:, 0], progress_bar=False)
-            >>> guide.inclusion_probabilities(result.params)["w"].round(1).tolist()
-            [1.0, 0.0, 0.0]
-            >>> guide.credible_sets(result.params, X, X[:, 0])[["effect", "members"]]
-                 effect members
+            >>> result = svi.run(jax.random.key(2), 120, X, y, progress_bar=False)
+            >>> guide.credible_sets(result.params, X, y)[["effect", "size"]]
+                 effect  size
             set
-            0         0  (0, 2)
+            0         0     2
         """
         check_limits(coverage, min_correlation)
         reading = self._read(args, kwargs)
-        if self.blocks is not None:
-            raise bad(
-                "PairedGuide.credible_sets",
-                "a guide with blocks, which share an effect among their columns themselves",
-                "one without",
-                "Give its draws, made ArviZ data by arviz_base.from_numpyro_svi, to "
-                "numpyro_spikeslab.credible_sets.",
-            )
-        columns = columns_of(reading.form, site)
-        effects = effects_of(reading, self.pack(reading, params))
-        return table_of(sets_of(effects, columns, coverage, min_correlation), reading.form)
+        if got := single_effects.misfit(reading.form, self.blocks):
+            expected = "columns of one design, as in `X @ w`, with a spike each, and no blocks"
+            remedy = "For draws there is numpyro_spikeslab.credible_sets."
+            raise bad("PairedGuide.credible_sets", got, expected, remedy)
+        columns = single_effects.columns_of(reading.form, site)
+        posterior, limits = self.pack(reading, params), (coverage, min_correlation)
+        sets = single_effects.sets_of(reading, posterior, columns, *limits)
+        return single_effects.table_of(sets, reading.form)
 
     @full_precision
     def set_shares(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -321,11 +254,12 @@ class PairedGuide(SpikeSlabGuide):
         :return: ``{name: array of shape (S, ...)}``, empty if the weights multiply no columns.
         """
         reading = self._read(args, kwargs)
-        form = reading.form
-        if form.kind != COLUMNS or self.blocks is not None or form.groups is not None:
+        if single_effects.misfit(reading.form, self.blocks):
             return {}
-        effects = effects_of(reading, self.pack(reading, params))
-        return shares_of(sets_of(effects, columns_of(form)), form)
+        columns = single_effects.columns_of(reading.form, None)
+        posterior, limits = self.pack(reading, params), (COVERAGE, MIN_CORRELATION)
+        sets = single_effects.sets_of(reading, posterior, columns, *limits)
+        return single_effects.shares_of(sets, reading.form)
 
     @full_precision
     def to_init_params(
@@ -343,8 +277,8 @@ class PairedGuide(SpikeSlabGuide):
         :param args: arguments of the model, as for the fit.
         :param rng_key: random key of draws from the guide; without it, chains start at its medians.
         :param num_chains: number of chains, the leading axis of the values; `None` for no axis.
-        :param unconstrained: names of those sites that are left to an HMC block of
-            :class:`~numpyro.infer.Gibbs`, which takes unconstrained values.
+        :param unconstrained: names of the sites of an HMC block of :class:`~numpyro.infer.Gibbs`,
+            which takes unconstrained values.
         :param kwargs: keyword arguments of the model.
         :return: ``{site: value}`` for all latent sites that :meth:`sample_posterior` draws.
         :raises ValueError: if ``unconstrained`` has names that are not among them.
@@ -353,22 +287,15 @@ class PairedGuide(SpikeSlabGuide):
 
         .. doctest::
 
-            >>> import jax, numpyro, numpyro.distributions as dist
-            >>> import numpyro_spikeslab as nss
-            >>> def model(X, y=None):
-            ...     with numpyro.plate("feature", X.shape[1]):
-            ...         w = nss.spike_slab("w", 0.25)
-            ...     with numpyro.plate("obs", X.shape[0]):
-            ...         numpyro.sample("y", dist.Normal(X @ w, 0.1), obs=y)
-            >>> X = jax.random.normal(jax.random.key(0), (30, 3))
+            >>> import jax, numpyro_spikeslab as nss
+            >>> X, y = jax.random.normal(jax.random.key(0), (30, 3)), jax.numpy.arange(30.0)
+            >>> model = nss.models.sparse_regression()
             >>> guide = nss.PairedGuide(model)
             >>> svi = nss.CAVI(model, guide)
-            >>> result = svi.run(jax.random.key(1), 120, X, X[:, 0], progress_bar=False)
-            >>> start = guide.to_init_params(
-            ...     result.params, X, X[:, 0], rng_key=jax.random.key(2), num_chains=4
-            ... )
-            >>> start["w_spike"].shape, start["w_slab"].shape
-            ((4, 3), (4, 3))
+            >>> result = svi.run(jax.random.key(1), 120, X, y, progress_bar=False)
+            >>> start = guide.to_init_params(result.params, X, y, num_chains=4)
+            >>> start["w_spike"].shape, start["sigma"].shape
+            ((4, 3), (4,))
         """
         shape = () if num_chains is None else (num_chains,)
         trace = abstract_trace(self.model, args, kwargs)

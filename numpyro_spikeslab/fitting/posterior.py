@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variational posterior of a model, and the exact bound that it reaches."""
+"""The variational posterior of a model, its exact bound, and the M-step of sites with a role."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -10,17 +10,16 @@ from jaxtyping import Array, Float
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.families import MeanField, PairedMeanField, PatternMeanField
-from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.algebra.pairs import Design, Prior
+from numpyro_spikeslab.algebra.sparse_sums import Layout
 from numpyro_spikeslab.reading.coefficient_rows import standardised
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
-from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View, view
-from numpyro_spikeslab.roles import Index, SlabRole
+from numpyro_spikeslab.roles import Index, SlabRole, Tally
 
 
 class FunctionFactors(NamedTuple):
@@ -47,7 +46,8 @@ class FunctionFactors(NamedTuple):
 class Posterior(NamedTuple):
     """The variational posterior.
 
-    - **weights** - of the pairs; shape (P,) for columns of a design, (Q, M) for tasks.
+    - **weights** - family of the pairs, see :mod:`~numpyro_spikeslab.algebra.families`; shape (P,)
+      for columns of a design, (Q, M) for tasks, which are independent.
     - **functions** - of the latent functions that weights mix, or `None`.
     - **values** - of all other sites, each at one point.
     - **residual** - whitened residual of ``<w>``, where a sweep can hand it on to the next.
@@ -56,7 +56,7 @@ class Posterior(NamedTuple):
     - **batches** - with steps on batches of tasks, statistics of all tasks; else `None`.
     """
 
-    weights: PairedMeanField | PatternMeanField | MeanField
+    weights: Any
     functions: FunctionFactors | None
     values: dict[str, Any]
     residual: Float[Array, " N"] | None
@@ -68,8 +68,7 @@ class Batches(NamedTuple):
     """Statistics of all Q tasks, estimated from batches.
 
     - **tallies** - of the sites that tasks share.
-    - **before** - number of steps of the fit from which the steps on batches began: the
-      temperature goes on from there, the learning rate begins anew.
+    - **before** - steps of the fit before the batches; the temperature goes on from there.
     """
 
     tallies: dict[str, Any]
@@ -103,10 +102,10 @@ class Data(NamedTuple):
     """Arrays that compiled code takes.
 
     - **constants** - of the program.
-    - **indices** - which entry of each site with a role each weight or task takes; one row of
-      entries where the weights of all tasks have the same prior.
+    - **indices** - which entry of each site with a role each weight or task takes.
     - **transforms** - onto the supports of the free sites.
     - **view** - the model, where no free site can change it.
+    - **layout** - of the observations, if they are entries of a sparse table.
     - **features** - the factors of the weights, see :mod:`~numpyro_spikeslab.fitting.features`.
     - **kernel**, **mean** - of latent functions.
     """
@@ -115,6 +114,7 @@ class Data(NamedTuple):
     indices: dict[str, Index]
     transforms: dict[str, Any]
     view: View | None
+    layout: Layout | None
     features: Any
     kernel: Any
     mean: Any
@@ -122,72 +122,96 @@ class Data(NamedTuple):
 
 def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
     """Make the static arguments of a reading."""
-    known, form = reading.functions, reading.form
+    functions, form = reading.functions, reading.form
     # of traced data it is not known that all weights take the only entry
     roles = (role for role in form.roles_of(SlabRole) if role.has_mode)
-    alone = (role.site for role in roles if reading.indices[role.site].is_single)
+    single = (role.site for role in roles if reading.indices[role.site].entries is None)
     return Spec(
         form=form,
         program=reading.problem.program,
-        parameters=None if known is None else known.parameters,
+        parameters=None if functions is None else functions.parameters,
         block_size=reading.block_size,
         plain=plain,
         temperature=temperature,
-        profiled=next(alone, None),
-        white=known is not None and known.is_white,
+        profiled=next(single, None),
+        white=functions is not None and functions.is_white,
     )
 
 
 def problem_of(spec: Spec, data: Data) -> Problem:
-    """The model with its data."""
     return Problem(spec.form, spec.program, data.constants)
 
 
 def view_at(spec: Spec, data: Data, posterior: Posterior) -> View:
-    """Return the model at the values of a posterior and at weights of zero.
-
-    With columns and free sites, which change the view, weights are at their expectations and the
-    observations of the view are residuals.
-    """
+    """Return the model at a posterior and weights of zero; but at mean weights, with residuals in
+    place of observations, if free sites can change the columns."""
     if data.view is not None:
         return with_roles(spec, data, data.view, posterior.values)
     weights = None
     if spec.form.kind == COLUMNS:
         weights = spec.form.split(posterior.weights.mean, "{}")
-    return view(problem_of(spec, data), posterior.values, weights, data.features.layout)
+    return view(problem_of(spec, data), posterior.values, weights, data.layout)
 
 
 def with_roles(spec: Spec, data: Data, at: View, values: dict[str, Any]) -> View:
-    """A view with other values of the sites that have a role; nothing is run for it."""
+    """Return a view at other values of the sites that have a role; nothing is run for it."""
     for role in spec.form.roles_with_mode:
         at = role.place(at, data.indices[role.site], values[role.site])
     return at
 
 
+def with_modes(spec: Spec, data: Data, at: View, posterior: Posterior, squares: Any) -> Posterior:
+    """Set sites with a role to their maximum a posteriori (supplement 1.2)."""
+    tallies = tallies_of(spec, data, at, posterior.weights, squares)
+    return posterior._replace(values=modes_of(spec, at, posterior.values, tallies))
+
+
+def tallies_of(
+    spec: Spec, data: Data, at: View, weights: Any, squares: Float[Array, " Q"]
+) -> dict[str, Tally]:
+    """Sum the sufficient statistics of each site with a role."""
+    squares = jnp.maximum(squares, data.features.rounding(spec, at))
+    statistics = {
+        "noise": Tally(at.count, squares),
+        "inclusion": Tally(jnp.ones_like(weights.probs), weights.probs),
+        "slab": Tally(*weights.slab_moments),
+    }
+    roles = spec.form.roles_with_mode
+    return {role.site: role.tally(data.indices[role.site], statistics) for role in roles}
+
+
+def modes_of(
+    spec: Spec, at: View, values: dict[str, Any], tallies: dict[str, Tally]
+) -> dict[str, Any]:
+    """Return the values with each site of the tallies at its mode."""
+    values = dict(values)
+    for role in spec.form.roles_with_mode:
+        if role.site in tallies:
+            value, prior = values[role.site], at.priors.get(role.site)
+            new = role.mode(tallies[role.site], prior, value)
+            values[role.site] = jnp.asarray(new, jnp.result_type(value))
+    return values
+
+
 def function_prior(spec: Spec, data: Data, at: View) -> FunctionPrior:
-    """Prior of the latent functions."""
     assert spec.parameters is not None
     return FunctionPrior(data.kernel, data.mean, spec.parameters, at.priors)
 
 
 def log_prior(spec: Spec, at: View, values: dict[str, Any], without: Collection[str] = ()) -> Any:
-    """Log density of the sites with a role and of the kernels' parameters.
-
-    :param without: names of sites that are left out.
-    """
-    names = [*spec.form.kernels, *(role.site for role in spec.form.roles_with_mode)]
+    """Log density of kernels' parameters and of sites with a role, but those in ``without``."""
     total = jnp.zeros(())
-    for name in names:
+    for name in (*spec.form.kernels, *(role.site for role in spec.form.roles_with_mode)):
         if name in at.priors and name not in without:
-            total += jnp.sum(with_short_gammas(at.priors[name].log_prob)(values[name]))
+            total += jnp.sum(at.priors[name].log_prob(values[name]))
     return total
 
 
 def bound_given(spec: Spec, at: View, posterior: Posterior, squares: Any) -> Float[Array, ""]:
-    """The exact evidence lower bound (supplement, eq. 2), given the expected squares."""
+    """Compute the exact evidence lower bound (supplement, eq. 2) from the expected squares."""
     prior = at.prior
     if spec.form.kind == COLUMNS:
-        prior = Prior(prior.log_odds[0], prior.variance[0])
+        prior = Prior(*(x[0] for x in prior))
     value = at.log_density + log_prior(spec, at, posterior.values)
     value -= at.log_scale + 0.5 * jnp.sum(squares / at.sigma2)
     value -= posterior.weights.divergence(prior)
@@ -197,21 +221,18 @@ def bound_given(spec: Spec, at: View, posterior: Posterior, squares: Any) -> Flo
 
 
 def _cost_of_slopes(spec: Spec, at: View, posterior: Posterior) -> Float[Array, ""]:
-    """Expected squared deviations of the coefficients that follow the weights, under their
-    prior."""
+    """Expected squared deviations of coefficients that follow the weights, under their prior."""
     sites = spec.form.coefficient_sites(posterior.slopes)
     slopes = standardised(sites, at, posterior.values).unscaled(posterior.slopes)
     if spec.form.kind == COLUMNS:
         return posterior.weights.total_variance(Design(slopes[0].T[None], None))
-    assert isinstance(posterior.weights, PairedMeanField)
     return jnp.sum(jnp.sum(slopes**2, axis=1) * posterior.weights.variance)
 
 
 def bound(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, ""]:
-    """The exact evidence lower bound of a posterior."""
+    """Compute the exact evidence lower bound of a posterior."""
     at = view_at(spec, data, posterior)
-    squares = data.features.squares(spec, data, at, posterior)
-    return bound_given(spec, at, posterior, squares)
+    return bound_given(spec, at, posterior, data.features.squares(spec, data, at, posterior))
 
 
 def strong(tree: Any) -> Any:

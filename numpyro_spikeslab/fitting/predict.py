@@ -12,13 +12,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve
 
 from numpyro_spikeslab.algebra import gp
-from numpyro_spikeslab.algebra.sparse_sums import (
-    Entries,
-    Side,
-    at_entries,
-    over_blocks,
-    side_of,
-)
+from numpyro_spikeslab.algebra.sparse_sums import Entries, Side, at_entries, over_blocks, side_of
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.latent import check_finite
 from numpyro_spikeslab.messages import bad
@@ -36,16 +30,20 @@ def refuse_traced(user: str, arguments: Any) -> None:
 
 
 def predict(
-    reading: Reading, posterior: Posterior, X_new: Any, where: Entries | None, noise: bool
+    reading: Reading, posterior: Posterior, X_new: Any, entries: Any, noise: bool
 ) -> tuple[Any, Any]:
-    """Mean and variance of each task, (S, Q), or of entries of the table, (L,).
-
-    :param X_new: new inputs, `None` for those of the model.
-    :param where: the entries, `None` for the whole table.
-    :param noise: whether to add the noise.
-    """
-    known, functions, layout = reading.functions, posterior.functions, reading.layout
-    assert known is not None and functions is not None
+    """Compute mean and variance of each task, (S, Q), or of entries of the table, (L,)."""
+    functions, layout = posterior.functions, reading.layout
+    if reading.functions is None or functions is None:
+        raise ValueError(
+            "PairedGuide.predict: the weights of the model mix no latent functions. Use "
+            "numpyro.infer.Predictive."
+        )
+    where = None if layout is None else layout.where
+    if entries is not None:
+        where = _checked_entries(reading, entries)
+    if X_new is not None:
+        _check_inputs(reading.functions, X_new, where)
     is_new = X_new is not None or (layout is not None and where is not layout.where)
     offset = offset_of(reading, posterior, is_new)
     columns: Any = np.arange(reading.form.num_tasks)
@@ -56,9 +54,10 @@ def predict(
         moments = (weights.mean, weights.variance), (functions.mean, functions.var)
         mean, variance = _at_entries(where, *moments)
     elif X_new is None:
-        mean, variance = mix(posterior, functions.mean, functions.var)
+        mean, variance = _mix(posterior, functions.mean, functions.var)
     else:
-        mean, variance = compiled(lambda p: _at_new(known, p, X_new), posterior)
+        at_new = partial(_at_new, reading.functions, X_new)
+        mean, variance = compiled(at_new, posterior)
     if noise:
         variance = variance + noise_of(reading, posterior, columns)[columns]
     return mean + offset, variance
@@ -68,39 +67,36 @@ _at_entries = jax.jit(at_entries)
 
 
 @jax.jit
-def mix(
+def _mix(
     posterior: Posterior, mean: Float[Array, "M S"], var: Float[Array, "M S"]
 ) -> tuple[Float[Array, "S Q"], Float[Array, "S Q"]]:
-    """Mean and variance of the tasks from those of the functions, at any inputs."""
+    """Compute mean and variance of the tasks from those of the functions, at any inputs."""
     W, W2 = posterior.weights.mean, posterior.weights.slab_moments[1]
     return (W @ mean).T, (W2 @ (mean**2 + var) - W**2 @ mean**2).T
 
 
-def _at_new(known: KnownFunctions, posterior: Posterior, X_new: Any) -> tuple[Any, Any]:
-    """Mean and variance of the tasks at new inputs, without their offset."""
+def _at_new(latent: KnownFunctions, X_new: Any, posterior: Posterior) -> tuple[Any, Any]:
+    """Compute mean and variance of the tasks at new inputs, without their offset."""
     functions: Any = posterior.functions
-    theta, alpha, prior = functions.theta, functions.alpha, known.prior({})
-    values, mean_new = known.parameters.scatter(theta), known.functions.mean_at(X_new)
+    theta, alpha, prior = functions.theta, functions.alpha, latent.prior({})
+    values, mean_new = latent.parameters.scatter(theta), latent.functions.mean_at(X_new)
 
     def moments(m, template):
-        parameters = known.functions.values(values, m)
-        cross = template.cross(parameters, known.functions.X, X_new).T
+        parameters = latent.functions.values(values, m)
+        cross = template.cross(parameters, latent.functions.X, X_new).T
         covariance = prior.covariance(m, theta[m])
-        q = gp.condition(covariance, alpha[m], functions.h[m], known.mean[m])
+        q = gp.condition(covariance, alpha[m], functions.h[m], latent.mean[m])
         at_new = cross, template.variance(parameters, X_new), mean_new[m]
         return gp.predict(covariance, alpha[m], q, *at_new)
 
-    each = [moments(m, template) for m, template in enumerate(known.functions.templates)]
-    return mix(posterior, *map(jnp.stack, zip(*each, strict=True)))
+    each = [moments(m, template) for m, template in enumerate(latent.functions.templates)]
+    return _mix(posterior, *map(jnp.stack, zip(*each, strict=True)))
 
 
 def transform(
-    reading: Reading, posterior: Posterior, new: Observations
+    reading: Reading, new: Observations, posterior: Posterior
 ) -> tuple[Float[Array, "M S"], Float[Array, "M S"]]:
-    """Mean and variance of functions without order in new rows.
-
-    :param new: the observations of the rows.
-    """
+    """Compute mean and variance of functions without order in new rows."""
     sigma2 = noise_of(reading, posterior, np.unique(new.columns))
     offset = offset_of(reading, posterior, is_new=True)
     offset = jnp.broadcast_to(offset[0], reading.form.num_tasks)
@@ -118,22 +114,13 @@ def _of_new_rows(number: int, side: Side, weights: Any, sigma2: Any, residual: A
         covariance = cho_solve(cho_factor(precision), jnp.eye(len(sums.b), dtype=sums.b.dtype))
         return covariance @ sums.b, jnp.diagonal(covariance)
 
-    ones = jnp.ones_like(residual)
-    rows = over_blocks(
-        side, number, features, residual, ones, lambda sums, _: jax.vmap(of_row)(sums)
-    )
+    data = residual, jnp.ones_like(residual)
+    rows = over_blocks(side, number, features, *data, lambda sums, _: jax.vmap(of_row)(sums))
     return jax.tree.map(jnp.transpose, rows)
 
 
-# What the model says without its functions
-
-
 def offset_of(reading: Reading, posterior: Posterior, is_new: bool) -> Float[Array, "N Q"]:
-    """Location of the observations where functions are zero, (L, 1) if these are entries.
-
-    :param is_new: whether it is asked for at new inputs: then it must be the same at all, and is
-        one row.
-    """
+    """Compute the location without functions, (L, 1) of entries; at new inputs it is one row."""
     offset = compiled(reading.problem.predictor_of_tasks, posterior.values)
     if not is_new:
         return offset
@@ -146,12 +133,9 @@ def offset_of(reading: Reading, posterior: Posterior, is_new: bool) -> Float[Arr
 
 
 def noise_of(reading: Reading, posterior: Posterior, columns: Any) -> Float[Array, " Q"]:
-    """Noise variances of the tasks.
-
-    :param columns: tasks whose noise must be known.
-    """
-    values = posterior.values
-    if reading.form.varying_noise:
+    """Compute the noise variances of the tasks; those of ``columns`` must be known."""
+    form, values = reading.form, posterior.values
+    if form.varying_noise:
         raise ValueError(
             "predict, transform: the noise changes along tasks, so it is not known elsewhere. "
             "Leave `noise` out, or use numpyro.infer.Predictive."
@@ -163,13 +147,13 @@ def noise_of(reading: Reading, posterior: Posterior, columns: Any) -> Float[Arra
         return at.sigma2, at.count > 0
 
     sigma2, observed = compiled(of, values)
-    scale = reading.problem.program.shapes.observed[reading.form.likelihood].scale
-    is_known = np.array(observed) | (reading.layout is None or scale.size == 1)
-    for role in reading.form.roles_of(NoiseRole):
+    scale = reading.problem.program.shapes.observed[form.likelihood].scale
+    has_noise = np.array(observed) | (reading.layout is None or scale.size == 1)
+    for role in form.roles_of(NoiseRole):
         index = reading.indices[role.site]
         sigma2 = index.take(values[role.site] ** 2, sigma2)
-        is_known |= index.takes_any()
-    unknown = np.setdiff1d(np.asarray(columns), np.flatnonzero(is_known))
+        has_noise |= np.asarray(index.take(jnp.ones(index.size), jnp.zeros(sigma2.shape)) > 0)
+    unknown = np.setdiff1d(np.asarray(columns), np.flatnonzero(has_noise))
     if unknown.size:
         raise ValueError(
             f"predict, transform: nothing says which noise the columns {unknown[:10].tolist()} "
@@ -178,48 +162,39 @@ def noise_of(reading: Reading, posterior: Posterior, columns: Any) -> Float[Arra
     return sigma2
 
 
-# New inputs, entries and rows
-
-
-def checked_inputs(reading: Reading, X_new: Any) -> None:
+def _check_inputs(latent: KnownFunctions, X_new: Any, where: Entries | None) -> None:
     """Raise if new inputs are not finite, or not of the width of the model's."""
-    assert reading.functions is not None
-    shape, new = jnp.shape(reading.functions.functions.X), jnp.shape(X_new)
+    user = "PairedGuide.predict: X_new"
+    if where is not None:
+        raise bad(user, "new inputs of entries", "entries of the fit, or rows for `transform`")
+    shape, new = jnp.shape(latent.functions.X), jnp.shape(X_new)
     if len(new) != len(shape) or new[1:] != shape[1:] or not new[0]:
         expected = f"at least one point of the same width as the model's inputs, of shape {shape}"
-        raise bad("predict: X_new", f"the shape {new}", expected)
-    check_finite("predict: X_new", X_new)
+        raise bad(user, f"the shape {new}", expected)
+    check_finite(user, X_new)
 
 
-def checked_entries(reading: Reading, entries: Any) -> Entries:
-    """Return entries of the table as arrays; those of the data by default."""
-    if entries is None:
-        assert reading.layout is not None
-        return reading.layout.where
+def _checked_entries(reading: Reading, entries: Any) -> Entries:
+    """Return entries of the table as arrays."""
     arrays = [np.asarray(x) for x in entries]
     fits = len(arrays) == 2 and arrays[0].shape == arrays[1].shape
     for x, size in zip(arrays, reading.form.table, strict=False):
         fits = fits and np.issubdtype(x.dtype, np.integer) and bool(np.all((x >= 0) & (x < size)))
     if not fits:
-        raise bad(
-            "predict: entries",
-            arrays,
-            "the numbers of rows and of columns, two arrays of integers of one shape, within the "
-            f"table of shape {reading.form.table}",
-        )
+        expected = "two arrays of one shape, numbers of rows and of columns within the table of "
+        raise bad("PairedGuide.predict: entries", arrays, f"{expected}shape {reading.form.table}")
     return Entries(*(jnp.asarray(x.ravel()) for x in arrays))
 
 
 def checked_rows(reading: Reading, Y_new: Any) -> Observations:
     """Return the observations of new rows, from a table with NaN or a sparse array."""
-    known, number = reading.functions, reading.form.num_tasks
-    user = "PairedGuide.transform: Y_new"
-    if known is None or not known.is_white:
+    number, user = reading.form.num_tasks, "PairedGuide.transform: Y_new"
+    if reading.functions is None or not reading.functions.is_white:
         raise ValueError(
             "PairedGuide.transform: new rows need functions without order, kernels 'white' of mean "
             "zero, as in models.factor_analysis. For others use `predict` with X_new."
         )
-    shape = np.shape(Y_new)
+    shape, dtype = np.shape(Y_new), reading.functions.mean.dtype
     if len(shape) != 2 or shape[1] != number or not shape[0]:
         raise bad(user, f"the shape {shape}", f"(S, {number}), rows with the columns of the fit")
     if np.ma.isMaskedArray(Y_new):
@@ -227,10 +202,10 @@ def checked_rows(reading: Reading, Y_new: Any) -> Observations:
     if is_sparse(Y_new):
         new = entries_of(Y_new, user)
     else:
-        table = np.asarray(Y_new, known.mean.dtype)
+        table = np.asarray(Y_new, dtype)
         rows, columns = np.nonzero(~np.isnan(table))
         new = Observations(rows, columns, table[rows, columns], shape)
-    values = np.asarray(new.values, known.mean.dtype)
+    values = np.asarray(new.values, dtype)
     if not np.all(np.isfinite(values)):
         raise bad(user, "entries that are not finite", "numbers, and NaN for missing ones")
     return new._replace(values=values)

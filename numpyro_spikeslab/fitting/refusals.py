@@ -18,10 +18,7 @@ from numpyro_spikeslab.reading.reader import Reading
 
 
 def check_state(posterior: Posterior, like: Posterior) -> None:
-    """Raise if a state is one of other data, or of other groups or blocks.
-
-    :param like: a posterior of these data as shapes.
-    """
+    """Raise if a state has other shapes than ``like``: is of other data, groups or blocks."""
 
     def shapes(x):
         return jax.tree.structure(x), [jnp.shape(leaf) for leaf in jax.tree.leaves(x)]
@@ -38,10 +35,8 @@ def check_state(posterior: Posterior, like: Posterior) -> None:
 def checked_params(
     init_params: dict[str, Any], start: dict[str, tuple[Any, Any]]
 ) -> dict[str, Any]:
-    """Start values of a user as arrays of the parameters' shapes, in their supports.
-
-    :param start: start value and support of each parameter.
-    """
+    """Return the start values of a user as arrays, if they have the shapes and supports of
+    ``start``, the start value and support of each parameter."""
     if unknown := sorted(set(init_params) - set(start)):
         raise bad("CAVI: init_params", f"unknown names {unknown}", f"some of {sorted(start)}")
     params = {}
@@ -63,13 +58,9 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
         kind, remedy = type(guide.inner).__name__, "Use it, or fit with numpyro.infer.SVI."
         raise bad("CAVI: the inner guide", kind, "AutoDelta, whose bound is exact", remedy)
     if unfit := [site for site, support in reading.supports.items() if support is None]:
-        raise bad(
-            f"CAVI: {unfit[0]!r}",
-            "a support that depends on other sites",
-            "one that does not",
-            "Make it a function of another site, such as `low + "
-            'numpyro.sample("above", dist.HalfNormal(1.0))`.',
-        )
+        remedy = "Make it a function of another site, such as `low + above`, above ~ HalfNormal(1)."
+        got = "a support that depends on other sites"
+        raise bad(f"CAVI: {unfit[0]!r}", got, "one that does not", remedy)
     for name, value in reading.params.items():
         if not jax.tree_util.all_leaves([value]):
             got = f"a {type(value).__name__} of arrays"
@@ -78,8 +69,7 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
         (weights, shape), phi = form.pairs[0][:2], names[0]
         raise bad(
             f"CAVI: {form.likelihood!r}",
-            f"a location in which the functions {phi!r} and the weights of shape {shape} are not "
-            "mixed so",
+            f"a location that does not mix the functions {phi!r} by the weights of shape {shape}",
             f"`offset + {weights} @ {phi}` or its transpose",
             "Write it with one set of weights of shape (Q, M), without `groups`, and M functions, "
             "or sample the model. Of entries of a table, the likelihood needs the places, "
@@ -97,3 +87,14 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
         )
     if functions is not None:
         functions.check("CAVI")
+
+
+def refuse_traced(reading: Reading, arrays: Any) -> None:
+    """Raise if a fit of latent functions cannot start or run, since ``arrays`` are traced."""
+    if reading.functions is not None and not are_concrete(arrays):
+        raise bad(
+            "CAVI",
+            "a start or a run of latent functions within jit or vmap",
+            "concrete data and states",
+            "Moves are decided outside of compiled code: call `init` and `run` there.",
+        )

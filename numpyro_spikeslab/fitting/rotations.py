@@ -38,9 +38,8 @@ from numpyro_spikeslab.reading.view import View
 
 # Cycles of varimax over all pairs.
 NUM_ROUNDS = 10
-# Trial angles on a quarter turn.
+# Trial angles on a quarter turn, and the most cycles over all pairs.
 NUM_ANGLES = 16
-# At most so many cycles over all pairs.
 MAX_CYCLES = 2
 # A pair of functions stays if its best rotation gains less than this in J.
 MIN_GAIN = 0.02
@@ -49,22 +48,18 @@ BATCH = 256
 
 
 def quarter_turn(number: int) -> Float[np.ndarray, " K"]:
-    """Angles evenly spaced on a quarter turn around zero."""
+    """Return angles evenly spaced on a quarter turn around zero."""
     return (np.arange(number) / number - 0.5) * np.pi / 2
 
 
 def floored_eigh(C: Float[Array, "M M"]) -> tuple[Float[Array, " M"], Float[Array, "M M"]]:
-    """Return eigenvalues, floored at 1e-10 of the largest, and eigenvectors of a covariance."""
+    """Return eigenvalues, at least 1e-10 of the largest, and eigenvectors of a covariance."""
     E, U = jnp.linalg.eigh(C)
     return jnp.maximum(E, 1e-10 * jnp.max(E)), U
 
 
 class Rotated(NamedTuple):
-    """Weights and functions that are rotated together.
-
-    - **W** - the rotated weights.
-    - **T** - the functions are ``T phi``.
-    """
+    """Weights and functions ``T phi`` that are rotated together."""
 
     W: Float[Array, "M Q"]
     T: Float[Array, "M M"]
@@ -82,9 +77,9 @@ class Rotated(NamedTuple):
 
 
 def varimax(A: Float[Array, "M Q"], group: Int[Array, " M"]) -> Float[Array, "M M"]:
-    """Find the orthogonal ``T`` that maximises the sum of the variances of the rows of ``(T A)^2``.
+    """Find the orthogonal ``T`` with the largest sum of variances of the rows of ``(T A)^2``.
 
-    :param group: rows are rotated with rows of the same group alone; negative for never.
+    Rows are rotated with rows of the same group alone; if it is negative, never.
     """
     M, Q = A.shape
     first, second = jnp.triu_indices(M, 1)
@@ -105,18 +100,12 @@ def varimax(A: Float[Array, "M Q"], group: Int[Array, " M"]) -> Float[Array, "M 
     return jax.lax.fori_loop(0, NUM_ROUNDS * first.size, rotate_pair, start).T
 
 
-# The surrogate of the bound
-
-
 class Surrogate(NamedTuple):
     """Coefficients of ``J``.
 
-    - **odds** - ``o``, log odds of inclusion if the noisy weight is 0.
-    - **variance** - ``sigma_w^2``.
-    - **slab** - ``1 / 2 (v + sigma_w^2)``.
-    - **excluded** - ``1 / 2 v``, of each task.
-    - **load** - ``n_q / N sigma_q^2``, of each task.
-    - **num_points** - ``N``.
+    - **odds**, **variance** - ``o`` and ``sigma_w^2``.
+    - **slab**, **excluded** - ``1 / 2 (v + sigma_w^2)`` and ``1 / 2 v``.
+    - **load** - ``n_q / N sigma_q^2``.
     """
 
     odds: Float[Array, "M Q"]
@@ -136,7 +125,7 @@ class Surrogate(NamedTuple):
         return cls(odds, variance, 0.5 / (v + variance), 0.5 / v, precision / N, N)
 
     def evidence(self, m: Any, w: Float[Array, "*K Q"]) -> Float[Array, "*K"]:
-        """``sum_q s`` of functions ``m`` at weights ``w``."""
+        """Return ``sum_q s`` of functions ``m`` at weights ``w``."""
         excluded, included = -self.excluded * w**2, self.odds[m] - self.slab[m] * w**2
         # logaddexp takes twice the time
         small = jnp.log(1 + jnp.exp(-jnp.abs(excluded - included)))
@@ -145,12 +134,8 @@ class Surrogate(NamedTuple):
     def loss(self, A: Float[Array, "*K"]) -> Float[Array, "*K"]:
         return 0.5 * self.num_points * jnp.log1p(A)
 
-    def value(self, W: Float[Array, "M Q"]) -> Float[Array, ""]:
-        """``J``."""
-        return jnp.sum(self.evidence(slice(None), W) - self.loss(W**2 @ self.load))
-
     def conditional(self, w: Float[Array, "M Q"]) -> PairedMeanField:
-        """Return the posterior of the weights, (Q, M), given noisy observations ``w``."""
+        """Return the posterior of the weights given noisy observations ``w``."""
         logit = self.odds + (self.excluded - self.slab) * w**2
         variance = 1 / (2 * self.excluded + 1 / self.variance)
         loc = 2 * self.excluded * variance * w
@@ -158,7 +143,7 @@ class Surrogate(NamedTuple):
 
 
 def rotate_pairs(J: Surrogate, now: Rotated, i: Any, j: Any) -> tuple[Rotated, Any]:
-    """Rotate each pair to the angle of the highest ``J``; also how many pairs moved."""
+    """Rotate each pair to the angle of the highest ``J``; also return how many pairs moved."""
     one, other = now.W[i], now.W[j]
     products = one**2 @ J.load, other**2 @ J.load, (one * other) @ J.load
     # in single precision: trials are many, and only their order matters
@@ -174,40 +159,28 @@ def rotate_pairs(J: Surrogate, now: Rotated, i: Any, j: Any) -> tuple[Rotated, A
         losses = narrow.loss(c**2 * A + s**2 * D + cross) + narrow.loss(s**2 * A + c**2 * D - cross)
         return narrow.evidence(i, u) + narrow.evidence(j, v) - losses
 
+    # periodic, since a turn by 90 degrees swaps two functions
     angles = jnp.asarray(quarter_turn(NUM_ANGLES), one.dtype)
-    angle, moves = _best(value, angles)
+    values = value(angles[:, None])
+    best, pair = jnp.argmax(values, axis=0), jnp.arange(len(i))
+    below, centre, above = (values[(best + step) % NUM_ANGLES, pair] for step in (-1, 0, 1))
+    curvature = below - 2 * centre + above
+    offset = 0.5 * (below - above) / jnp.where(curvature < 0, curvature, -1)
+    offset = jnp.where(curvature < 0, jnp.clip(offset, -0.5, 0.5), 0)
+    vertex = angles[best] + offset * (angles[1] - angles[0])
+    refined = value(vertex[None])[0]
+    moves = jnp.maximum(refined, centre) > values[NUM_ANGLES // 2] + MIN_GAIN
+    angle = jnp.where(moves, jnp.where(refined > centre, vertex, angles[best]), 0)
     # cosine and sine to all digits, or the product of weights and functions would change
     turned = now.turned(i, j, angle.astype(now.W.dtype))
     return turned, jnp.sum(moves & (i < len(now.W)))
 
 
-def _best(value: Any, angles: Float[Array, " K"]) -> tuple[Any, Any]:
-    """Find the best angle of each pair, refined by a parabola, and whether it is worth a move.
-
-    :param value: of angles ``(K, P)``, or one for each pair.
-    :param angles: evenly spaced on a quarter turn, zero in the middle. A turn by 90 degrees swaps
-        two functions, so ``value`` is treated as periodic; it is if both have equal priors.
-    """
-    values = value(angles[:, None])
-    (K, P), best = values.shape, jnp.argmax(values, axis=0)
-    below, centre, above = (values[(best + step) % K, jnp.arange(P)] for step in (-1, 0, 1))
-    curvature = below - 2 * centre + above
-    offset = 0.5 * (below - above) / jnp.where(curvature < 0, curvature, -1)
-    offset = jnp.where(curvature < 0, jnp.clip(offset, -0.5, 0.5), 0)
-    x = angles[best] + offset * (angles[1] - angles[0])
-    refined = value(x[None])[0]
-    x = jnp.where(refined > centre, x, angles[best])
-    moves = jnp.maximum(refined, centre) > values[K // 2] + MIN_GAIN
-    return jnp.where(moves, x, 0), moves
-
-
 def pairs_of_round(
     order: Int[Array, " M"], number: Int[Array, ""], k: Any
 ) -> tuple[Int[Array, " P"], Int[Array, " P"]]:
-    """Return the disjoint pairs of a round in which every two of the first ``number`` functions in
-    ``order`` meet once.
-
-    :param k: the round. The index ``M`` marks padding.
+    """Return the disjoint pairs of round ``k``; in all rounds every two of the first ``number``
+    functions in ``order`` meet once. The index ``M`` marks padding.
     """
     M = order.size
     # rounded up to even: with an odd number one function sits out
@@ -221,7 +194,7 @@ def pairs_of_round(
 
 
 def climb(J: Surrogate, start: Rotated, used: Bool[Array, " M"]) -> Rotated:
-    """Cycle over all pairs of used functions until none moves, :data:`MAX_CYCLES` times at most."""
+    """Cycle over all pairs of used functions, at most :data:`MAX_CYCLES` times."""
     order, number = jnp.argsort(~used, stable=True), jnp.sum(used)
     rounds = jnp.maximum(number + number % 2 - 1, 0)
 
@@ -241,51 +214,34 @@ def climb(J: Surrogate, start: Rotated, used: Bool[Array, " M"]) -> Rotated:
     return jax.lax.while_loop(unfinished, cycle, (start, 0, jnp.ones_like(number)))[0]
 
 
-# The proposal
-
-
 @partial(jax.jit, static_argnums=0)
 def rotate_white(
-    spec: Spec,
-    data: Data,
-    posterior: Posterior,
-    whiten: Bool[Array, ""],
-    simplify: Bool[Array, ""],
+    spec: Spec, data: Data, posterior: Posterior, whiten: Any, simplify: Any
 ) -> Posterior:
-    """Propose a posterior whose functions in use are rotated towards a high ``J``.
-
-    :param whiten: whether to begin with functions that are uncorrelated.
-    :param simplify: whether to begin with weights rotated by :func:`varimax`.
-    """
+    """Propose functions that are rotated towards a high ``J``, whitened and by varimax before."""
     at, functions = view_at(spec, data, posterior), factors_of(posterior)
     used = in_use(spec, data, posterior)
     phi, var = (jnp.where(used[:, None], x, 0) for x in (functions.mean, functions.var))
     W, identity = ridge(at, phi, var), jnp.eye(len(phi), dtype=phi.dtype)
-    N = spec.form.num_obs
-    root, inverse = jax.lax.cond(
-        whiten, lambda: _roots(phi, var, used), lambda: (identity, identity)
-    )
+    root, inverse = (jnp.where(whiten, x, identity) for x in _roots(phi, var, used))
     W, phi = root @ W, inverse @ phi
     scaled, group = W / jnp.sqrt(at.sigma2), jnp.where(used, 0, -1)
     T = jax.lax.cond(simplify, lambda: varimax(scaled, group), lambda: identity)
-    J = Surrogate.of(at, N)
+    J = Surrogate.of(at, spec.form.num_obs)
     end = climb(J, Rotated(T @ W, T), used)
     return strong(posterior_of(at, J, posterior, end.W, end.T @ phi, used))
 
 
 def _roots(phi: Any, var: Any, used: Any) -> tuple[Any, Any]:
-    """Symmetric root of the covariance of the used functions, and its inverse."""
+    """Return the symmetric root of the covariance of the used functions, and its inverse."""
     S = (phi @ phi.T + jnp.diag(jnp.sum(var, axis=1))) / phi.shape[1]
     E, U = floored_eigh(jnp.where(used[:, None] & used, S, jnp.diag(jnp.where(used, 0.0, 1.0))))
     return (U * jnp.sqrt(E)) @ U.T, (U / jnp.sqrt(E)) @ U.T
 
 
 def ridge(at: View, phi: Float[Array, "M N"], var: Float[Array, "M N"]) -> Float[Array, "M Q"]:
-    r"""Compute ridge estimates of the weights, given the functions.
-
-    Solves :math:`(\Phi Z_q \Phi^\top + \mathrm{diag}(V z_q + \sigma_q^2 / \sigma_w^2)) w_q = \Phi
-    Z_q y_q` for each task, with the relative precisions :math:`Z_q` and the functions' variances
-    :math:`V`.
+    r"""Solve :math:`(\Phi Z_q \Phi^\top + \mathrm{diag}(V z_q + \sigma_q^2 / \sigma_w^2)) w_q
+    = \Phi Z_q y_q` for the weights of each task; :math:`V` are variances of functions.
     """
     if at.layout is not None:
         return ridge_of_entries(at, phi, var)
@@ -304,8 +260,7 @@ def posterior_of(
     at: View, J: Surrogate, posterior: Posterior, W: Any, phi: Any, used: Bool[Array, " M"]
 ) -> Posterior:
     """Build a posterior from point estimates of weights and functions."""
-    functions = factors_of(posterior)
-    weights = J.conditional(W)
+    functions, weights = factors_of(posterior), J.conditional(W)
     weights = weights._replace(probs=jnp.where(used, weights.probs, 0))
     precise = weights.slab_moments[1] / at.sigma2[:, None]
     N = functions.mean.shape[1]

@@ -1,26 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits of latent functions with moves between local optima: schedule and judgement of proposals.
 
-A round of moves counts as one step, and the bound never falls from step to step.
+A round of moves counts as one step; the bound never falls.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
 from jaxtyping import Float
 import numpy as np
 
-import jax.numpy as jnp
-
-from numpyro_spikeslab.fitting.ascent import Progress, advance, chunk_of, chunks
+from numpyro_spikeslab.fitting.ascent import Progress, advance, chunks
 from numpyro_spikeslab.fitting.function_sweeps import gains_without, in_use
-from numpyro_spikeslab.fitting.moves import Laplacian, drop, rotate, without
+from numpyro_spikeslab.fitting.function_updates import switch_off
+from numpyro_spikeslab.fitting.moves import Laplacian, drop, rotate
 from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec
 from numpyro_spikeslab.fitting.rotations import rotate_white
 
-# Sweeps in a stage, and sweeps after each proposal before it is judged.
+# Sweeps in a stage, and after a proposal before it is judged; hopeless ones are dropped after HEAT.
 STAGE = 12
-# Sweeps after which hopeless proposals are dropped; it divides STAGE.
 HEAT = 4
 # A fit has settled when the bound gains less than this in a stage.
 TOLERANCE = 0.2
@@ -35,13 +33,10 @@ MAX_TURNS = 20
 
 
 class Stage(NamedTuple):
-    """Some steps of a fit.
+    """Some steps of a fit: the state after them, and the loss after each.
 
-    - **progress** - the state after them.
-    - **losses** - the loss after each step.
     - **rejected** - whether it is a round of moves in which no proposal was accepted.
-    - **comparable** - whether starts are compared after this stage.
-    - **restarts** - the bound of each start, if this stage has compared them.
+    - **comparable**, **restarts** - whether starts are compared here, and then their bounds.
     """
 
     progress: Progress
@@ -51,10 +46,13 @@ class Stage(NamedTuple):
     restarts: Float[np.ndarray, " starts"] | None = None
 
 
+Stages = Generator[Stage, None, Progress]
+"""Stages one after the other; in the end, the state after the last."""
+
+
 class Fit(NamedTuple):
     """A fit of latent functions.
 
-    - **spec**, **data** - see :mod:`~numpyro_spikeslab.fitting.posterior`.
     - **threshold** - change of the bound in a step at which a fit without moves stops.
     - **moves** - rounds of moves from a state, `None` for a fit without moves.
     """
@@ -62,7 +60,7 @@ class Fit(NamedTuple):
     spec: Spec
     data: Data
     threshold: float
-    moves: Callable[["Fit", Progress], Iterator[Stage]] | None
+    moves: Callable[["Fit", Progress], Stages] | None
 
     def sweeps(self, progress: Progress, num_steps: int) -> Stage:
         """Take at most ``num_steps`` steps without moves, and without a test of convergence."""
@@ -73,7 +71,7 @@ class Fit(NamedTuple):
         def run(progress, number):
             return advance(self.spec, self.data, progress, number, threshold)
 
-        for chunk in chunks(run, progress, num_steps, chunk_of(self.data)):
+        for chunk in chunks(run, self.data, progress, num_steps):
             yield Stage(*chunk)
 
     def steps(self, progress: Progress, num_steps: int) -> Iterator[Stage]:
@@ -87,21 +85,21 @@ class Fit(NamedTuple):
                     break
         yield from self._chunks(progress, num_steps, self.threshold)
 
-    def settle(self, progress: Progress) -> Iterator[Stage]:
+    def settle(self, progress: Progress) -> Stages:
         """Sweep until the bound hardly rises."""
-        before = float(progress.loss)
         for _ in range(MAX_SETTLING):
+            before = float(progress.loss)
             stage = self.sweeps(progress, STAGE)
             yield stage
+            progress = stage.progress
             if before - stage.losses[-1] < TOLERANCE:
-                return
-            progress, before = stage.progress, stage.losses[-1]
+                break
+        return progress
 
     def contest(self, progress: Progress, proposals: Sequence[Posterior]) -> Stage:
         """Compare the current state with proposals after :data:`STAGE` sweeps each; keep the best.
 
-        A contender is dropped early if its latest gain, continued to the end of the stage, would
-        not bring it to the best bound so far.
+        A contender is dropped early if its latest gain, extrapolated, cannot reach the best bound.
         """
         contenders = [progress._replace(posterior=x) for x in (progress.posterior, *proposals)]
         bounds, forecasts = np.zeros(len(contenders)), np.full(len(contenders), np.inf)
@@ -119,16 +117,12 @@ class Fit(NamedTuple):
 
 
 def best_of(climbs: Sequence[Iterator[Stage]]) -> Iterator[Stage]:
-    """Run several starts up to their first comparable stage, then continue the best.
-
-    :return: the stages of the best start.
-    """
-    heats: list[list[Stage]] = []
+    """Run several starts up to their first comparable stage, then continue the best."""
+    heats: list[list[Stage]] = [[] for _ in climbs]
     try:
-        for climb in climbs:
-            heats.append([])
+        for climb, heat in zip(climbs, heats, strict=True):
             for stage in climb:
-                heats[-1].append(stage)
+                heat.append(stage)
                 if stage.comparable:
                     break
     except KeyboardInterrupt:
@@ -142,67 +136,55 @@ def best_of(climbs: Sequence[Iterator[Stage]]) -> Iterator[Stage]:
 
 
 def _bounds(heats: list[list[Stage]]) -> Float[np.ndarray, " starts"]:
-    """The last bound of each start, minus infinity in place of NaN."""
+    """Return the last bound of each start, minus infinity in place of NaN."""
     bounds = [-float(stages[-1].losses[-1]) if stages else -np.inf for stages in heats]
     return np.nan_to_num(np.asarray(bounds), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
 
 
-# Schedules of moves
-
-
-def function_moves(L: Laplacian, fit: Fit, progress: Progress) -> Iterator[Stage]:
-    """Propose rotations and drops until all are rejected from a settled state.
-
-    :param L: orders the functions by roughness.
-    """
+def function_moves(L: Laplacian, fit: Fit, progress: Progress) -> Stages:
+    """Propose rotations and drops until all are rejected from a settled state."""
     stage = fit.sweeps(progress, STAGE)
     yield stage
-    settled = False
+    progress, settled = stage.progress, False
     for _ in range(MAX_ROUNDS):
-        now = stage.progress.posterior
+        now = progress.posterior
         fewer = drop(fit.spec, fit.data, now)
         rotated, rotated_fewer = (rotate(fit.spec, fit.data, x, L) for x in (now, fewer))
-        stage = fit.contest(stage.progress, (rotated, fewer, rotated_fewer))
+        stage = fit.contest(progress, (rotated, fewer, rotated_fewer))
         yield stage._replace(comparable=stage.rejected)
-        if not stage.rejected:
-            settled = False
-            continue
+        progress = stage.progress
+        if stage.rejected and settled:
+            break
+        settled = stage.rejected
         if settled:
-            return
-        for later in fit.settle(stage.progress):
-            yield later
-            stage = later
-        settled = True
+            progress = yield from fit.settle(progress)
+    return progress
 
 
-def factor_moves(fit: Fit, progress: Progress) -> Iterator[Stage]:
+def factor_moves(fit: Fit, progress: Progress) -> Stages:
     """Move functions without order: a warm-up of rotations, then drops, then single rotations."""
     stage = fit.sweeps(progress, STAGE)
     yield stage
     stage = _warm_up(fit, stage.progress)
     yield stage
+    progress = stage.progress
     for schedule in (_drops, _rotations, Fit.settle):
-        for later in schedule(fit, stage.progress):
-            yield later
-            stage = later
+        progress = yield from schedule(fit, progress)
+    return progress
 
 
 def _warm_up(fit: Fit, progress: Progress) -> Stage:
     """Rotate and sweep several times; keep the end if its bound is higher than at the start."""
     end = progress
     for k, size in enumerate(WARM_UP):
-        rotated = _rotated(fit, end.posterior, k % 2 == 0, k < 2)
+        rotated = rotate_white(fit.spec, fit.data, end.posterior, k % 2 == 0, k < 2)
         end = fit.sweeps(end._replace(posterior=rotated), size).progress
     better = bool(end.loss < progress.loss)
     end = (end if better else progress)._replace(step=progress.step + 1)
     return Stage(end, np.asarray([end.loss]), rejected=not better, comparable=True)
 
 
-def _rotated(fit: Fit, posterior: Posterior, whiten: bool, simplify: bool = False) -> Posterior:
-    return rotate_white(fit.spec, fit.data, posterior, jnp.array(whiten), jnp.array(simplify))
-
-
-def _drops(fit: Fit, progress: Progress) -> Iterator[Stage]:
+def _drops(fit: Fit, progress: Progress) -> Stages:
     """Drop the least useful functions; double their number after a success, else halve it."""
     number = -1
     for _ in range(MAX_DROPS):
@@ -213,22 +195,25 @@ def _drops(fit: Fit, progress: Progress) -> Iterator[Stage]:
             number = max(int(np.sum(gains[used] > -WEAK)), 1)
         number = min(number, int(np.sum(used)) - 1)
         if number < 1:
-            return
+            break
         off = np.argsort(np.argsort(-gains)) < number + np.sum(~used)
-        fewer = without(fit.data, progress.posterior, jnp.asarray(off))
+        fewer = switch_off(progress.posterior, off, fit.data.mean)
         stage = fit.contest(progress, [fewer])
         yield stage
         progress = stage.progress
         number = number // 2 if stage.rejected else 2 * number
+    return progress
 
 
-def _rotations(fit: Fit, progress: Progress) -> Iterator[Stage]:
+def _rotations(fit: Fit, progress: Progress) -> Stages:
     """Rotate functions, whitened and as they are in turn, until both are rejected."""
     num_rejected = 0
     for k in range(MAX_TURNS):
-        stage = fit.contest(progress, [_rotated(fit, progress.posterior, k % 2 == 0)])
+        rotated = rotate_white(fit.spec, fit.data, progress.posterior, k % 2 == 0, False)
+        stage = fit.contest(progress, [rotated])
         yield stage
         progress = stage.progress
         num_rejected = num_rejected + 1 if stage.rejected else 0
         if num_rejected == 2:
-            return
+            break
+    return progress

@@ -2,7 +2,7 @@
 """Runs of CAVI: starts, stages, the progress bar, the result and warnings at the end."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 import warnings
@@ -23,27 +23,19 @@ from numpyro_spikeslab.fitting.moves import laplacian_of
 from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, view_at
 from numpyro_spikeslab.fitting.rounds import Fit, Stage, best_of, factor_moves, function_moves
 from numpyro_spikeslab.fitting.starts import start_random, start_svd
-from numpyro_spikeslab.reading.form import FUNCTIONS
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 
+# Up to this size one thread decomposes a matrix faster than several that wait for each other.
 SMALL = 1000
-"""Up to this size one thread decomposes a matrix faster than several that wait for each other."""
-
+# Nats between the best bound of the starts and the next, above which a run warns.
 APART = 5.0
-"""Nats between the best bound of the starts and the next, above which a run warns."""
-
+# Nats per step, below which the bound counts as settled.
 STILL = 0.05
-"""Nats per step, below which the bound counts as settled."""
 
 
 class Call(NamedTuple):
-    """The model and the data of one call.
-
-    - **reading** - the model as read.
-    - **spec**, **data** - static and traced arguments of compiled code.
-    - **like** - a posterior of these data as shapes and types; `None` with batches.
-    """
+    """The model and the data of one call, and the shapes of its posterior; `None` with batches."""
 
     reading: Reading
     spec: Spec
@@ -52,12 +44,8 @@ class Call(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The arguments of a run.
-
-    - **number** - of starts.
-    - **num_steps** - at most as many steps from each.
-    - **threshold** - change of the bound in a step at which a run stops; negative for never.
-    """
+    """The number of starts of a run, of steps from each, and the change of the bound in a step at
+    which it stops; negative for never."""
 
     number: int
     num_steps: int
@@ -65,15 +53,15 @@ class Plan(NamedTuple):
 
 
 class CAVIRunResult(NamedTuple):
-    """What :meth:`CAVI.run` returns: the fields of NumPyro's ``SVIRunResult`` and two more.
+    """Result of :meth:`CAVI.run`: the fields of NumPyro's ``SVIRunResult`` and two more.
 
     - **params** - the fitted parameters.
     - **state** - the last state.
-    - **losses** - the exact negative evidence lower bound after every step. Under a transformation
-      of the caller their number is fixed, and the last one fills the steps that ``tol`` saved.
+    - **losses** - the exact negative evidence lower bound after each step. Within ``jit`` or
+      ``vmap`` the last one fills the steps that ``tol`` saved.
     - **converged** - whether the run stopped by ``tol``; `None` if there was no ``tol``.
     - **restarts** - the bound of each start, at the end or, with latent functions, where they were
-      compared; `None` for a single start, and under a transformation.
+      compared; `None` for a single start, and within ``jit`` or ``vmap``.
     """
 
     params: dict[str, Any]
@@ -83,34 +71,14 @@ class CAVIRunResult(NamedTuple):
     restarts: Float[np.ndarray, " starts"] | None = None
 
 
-def default_restarts(call: Call, given: Any) -> int:
-    """Number of starts of a run that was given none.
-
-    :param given: a state or values to start from, if any.
-    """
-    several = call.reading.functions is not None and not call.spec.plain
-    return 2 if several and not given and call.reading.layout is None else 1
-
-
-def one_blas_thread(call: Call) -> AbstractContextManager:
-    """Limit BLAS to one thread where matrices are small."""
-    functions = call.reading.functions
-    size = call.reading.block_size if functions is None else functions.mean.shape[1]
-    return threadpool_limits(1, user_api="blas") if size <= SMALL else nullcontext()
-
-
 def run_stages(
     call: Call, key: Array, progress: Progress, plan: Plan, progress_bar: bool
 ) -> tuple[Progress, Float[np.ndarray, " steps"], Float[np.ndarray, " starts"] | None]:
-    """Run the starts of a plan; Ctrl-C ends the run.
-
-    :return: the end of the best start, its losses and the bounds of all starts.
-    """
-    losses, restarts = [], None
-    with (
-        one_blas_thread(call),
-        tqdm(total=plan.num_steps, disable=not progress_bar) as bar,
-    ):
+    """Run a plan until its end or Ctrl-C; return the best end, its losses, and all bounds."""
+    losses, restarts, functions = [], None, call.reading.functions
+    size = call.reading.block_size if functions is None else functions.mean.shape[1]
+    blas = threadpool_limits(1, user_api="blas") if size <= SMALL else nullcontext()
+    with blas, tqdm(total=plan.num_steps, disable=not progress_bar) as bar:
         try:
             for stage in _stages(call, key, progress, plan, bar):
                 progress = stage.progress
@@ -119,11 +87,8 @@ def run_stages(
         except KeyboardInterrupt:
             if not losses:
                 raise
-            warnings.warn(
-                "CAVI.run was interrupted; its last state is the result. Go on with "
-                "`init_state=result.state`.",
-                stacklevel=4,
-            )
+            text = "its last state is the result. Go on with `init_state=result.state`."
+            warnings.warn(f"CAVI.run was interrupted; {text}", stacklevel=4)
     joined = np.concatenate(losses, axis=-1)
     if joined.ndim > 1:
         restarts = -np.asarray(progress.loss)
@@ -132,12 +97,11 @@ def run_stages(
 
 
 def _stages(call: Call, key: Array, progress: Progress, plan: Plan, bar: tqdm) -> Iterator[Stage]:
-    """The stages of a run: of all starts at once, or of the best of several in turn."""
+    """Yield the stages of a run: of all starts at once, or of the best of several in turn."""
     number, num_steps, threshold = plan
-    spec, data = call.spec, call.data
+    _, spec, data, _ = call
     if call.reading.functions is None:
-        progress = random_starts(call, key, progress, plan)
-        parts = chunks(_steps(call, plan), progress, num_steps)
+        parts = _parts(call, key, progress, plan)
         yield from _watched((Stage(*part) for part in parts), bar)
         return
     fit = Fit(spec, data, threshold, None if spec.plain else _moves(call))
@@ -155,20 +119,13 @@ def _stages(call: Call, key: Array, progress: Progress, plan: Plan, bar: tqdm) -
 def run_traced(
     call: Call, key: Array, progress: Progress, plan: Plan, begun: Any
 ) -> tuple[Progress, Any]:
-    """Run under a transformation of the caller.
+    """Run a plan on traced data; return the best end and its losses, repeating the last.
 
     :param begun: number of steps before the first; a tracer where the caller's state is one.
-    :return: the end and the loss after each step; the last one fills steps that were saved.
     """
-    if call.reading.functions is not None:
-        raise ValueError(
-            "CAVI.run: models with latent functions cannot be fitted under a transformation such "
-            "as jit or vmap; the moves between optima are decided outside of compiled code."
-        )
     if are_concrete(begun):
         ends_hot(call.spec, int(begun) + plan.num_steps)
-    start = random_starts(call, key, progress, plan)
-    parts = list(chunks(_steps(call, plan), start, plan.num_steps))
+    parts = list(_parts(call, key, progress, plan))
     progress, joined = parts[-1][0], jnp.concatenate([losses for _, losses in parts], axis=-1)
     if plan.number > 1:
         progress, joined = _best(progress, joined)
@@ -176,13 +133,11 @@ def run_traced(
 
 
 def random_starts(call: Call, key: Array, progress: Progress, plan: Plan) -> Progress:
-    """A batch of starts, the first the given one; the given one where a plan has one start.
+    """Add random starts to the first, in one batch.
 
-    The others begin at temperature 1, if the schedule has it: hot ones forget where they began.
+    They begin at temperature 1, if the schedule has it: hot ones forget where they began.
     """
     posterior, number = progress.posterior, plan.number
-    if number == 1:
-        return progress
     at = view_at(call.spec, call.data, posterior)
     scale = jnp.broadcast_to(jnp.sqrt(at.prior.variance), call.spec.form.shape)
     scale = scale.reshape(posterior.weights.probs.shape)
@@ -194,42 +149,41 @@ def random_starts(call: Call, key: Array, progress: Progress, plan: Plan) -> Pro
     others = jax.vmap(start)(random.split(key, number - 1))
     progress = jax.tree.map(lambda x: jnp.broadcast_to(x, (number, *x.shape)), progress)
     posterior = jax.tree.map(lambda x, y: x.at[1:].set(y), progress.posterior, others)
-    step = progress.step.at[1:].set(first_cold(call.spec, progress.step[0], plan.num_steps))
+    step = progress.step
+    if call.spec.temperature is not None:
+        steps = step[0] + jnp.arange(plan.num_steps)
+        cold = jax.vmap(call.spec.temperature)(steps) <= 1
+        step = step.at[1:].set(steps[jnp.argmax(cold)])
     return progress._replace(posterior=posterior, step=step)
 
 
-def first_cold(spec: Spec, step: Any, num_steps: int) -> Any:
-    """The first step at temperature 1 of a run from ``step``; ``step`` where it has none."""
-    if spec.temperature is None:
-        return step
-    steps = step + jnp.arange(num_steps)
-    return steps[jnp.argmax(jax.vmap(spec.temperature)(steps) <= 1)]
-
-
-def _steps(call: Call, plan: Plan) -> Any:
-    """:func:`advance` of all starts of a plan."""
+def _parts(call: Call, key: Array, progress: Progress, plan: Plan) -> Iterator[Any]:
+    """Yield the progress of all starts of a plan and their losses, after each chunk of steps."""
 
     def run(progress, num_steps):
         return advance(call.spec, call.data, progress, num_steps, plan.threshold)
 
-    return run if plan.number == 1 else jax.vmap(run, in_axes=(0, None))
+    if plan.number > 1:
+        progress = random_starts(call, key, progress, plan)
+        run = jax.vmap(run, in_axes=(0, None))
+    return chunks(run, call.data, progress, plan.num_steps)
 
 
 def _best(progress: Progress, losses: Any) -> tuple[Progress, Any]:
-    """The start with the best bound."""
+    """Return the start with the best bound."""
     # a start that went wrong must not win
     best = jnp.argmin(jnp.where(jnp.isnan(progress.loss), jnp.inf, progress.loss))
     return jax.tree.map(lambda x: x[best], progress), losses[best]
 
 
 def _moves(call: Call) -> Any:
-    """The moves that suit the functions of a model."""
+    """Return the moves that suit the functions of a model."""
     if call.spec.white:
         return factor_moves
-    functions = call.reading.functions
-    assert functions is not None and call.reading.form.kind == FUNCTIONS
-    has_order = not functions.functions.kinds <= {"white", "zero"}
-    return partial(function_moves, laplacian_of(functions.functions.X) if has_order else None)
+    assert call.reading.functions is not None
+    functions = call.reading.functions.functions
+    has_order = not functions.kinds <= {"white", "zero"}
+    return partial(function_moves, laplacian_of(functions.X) if has_order else None)
 
 
 def _watched(stages: Iterator[Stage], bar: tqdm) -> Iterator[Stage]:
@@ -244,14 +198,8 @@ def _watched(stages: Iterator[Stage], bar: tqdm) -> Iterator[Stage]:
         yield stage
 
 
-# The end of a run
-
-
 def ends_hot(spec: Spec, num_steps: int) -> bool:
-    """Warn if a run ends before its schedule comes to temperature 1, where that is known.
-
-    :param num_steps: of the run and of the state from which it began.
-    """
+    """Warn if a run ends before its schedule comes to temperature 1, where that is known."""
     if spec.temperature is None:
         return False
     try:
@@ -263,61 +211,41 @@ def ends_hot(spec: Spec, num_steps: int) -> bool:
         return False
     if temperature <= 1.0:
         return False
-    warnings.warn(
-        f"CAVI.run ended after step {num_steps} at temperature {temperature:.3g}, where inclusion "
-        "probabilities are still flattened. Run more steps, or pass `temperature=None` to CAVI.",
-        stacklevel=5,
-    )
+    text = "Inclusion probabilities are flattened. Run more steps, or give CAVI temperature=None."
+    hot = f"CAVI.run ended after step {num_steps} at temperature {temperature:.3g}. {text}"
+    warnings.warn(hot, stacklevel=5)
     return True
 
 
-def check_end(call: Call, progress: Progress, losses: Any, given: bool) -> None:
-    """Raise or warn where a run has not ended well.
-
-    :param given: whether it began at parameters of the user's.
-    """
+def check_end(call: Call, progress: Progress, losses: Any, from_params: bool) -> None:
+    """Raise or warn if a run has not ended well."""
     step, posterior = int(progress.step), progress.posterior
     if np.isnan(losses[-1]):
         raise FloatingPointError(
             f"CAVI.run: the bound is not a number after step {step}. Look for extreme values in "
-            "init_params and columns, for a kernel that is no covariance and for a noise scale "
-            "without a prior; give that one, rescale the data, or call `numpyro.enable_x64()`."
+            "init_params and columns, a kernel that is no covariance and a noise scale without a "
+            "prior; give it one, rescale the data, or call `numpyro.enable_x64()`."
         )
     if ends_hot(call.spec, step):
         return
-    fitted = given and posterior.functions is not None
+    fitted = from_params and posterior.functions is not None
     if fitted and not bool(jnp.any(posterior.weights.probs > 0.5)):
-        warnings.warn(
-            "CAVI.run: all latent functions are switched off at the end of a run from init_params. "
-            "Give a noise scale well below the spread of the tasks, or none.",
-            stacklevel=4,
-        )
+        text = "Give a noise scale well below the spread of the tasks, or none."
+        off = "all latent functions are switched off at the end of a run from init_params"
+        warnings.warn(f"CAVI.run: {off}. {text}", stacklevel=4)
     last = losses[-4:]
     gain = float(last[0] - last[-1]) / max(len(last) - 1, 1)
     rounding = 100 * np.finfo(losses.dtype).eps * abs(losses[-1])
     if not bool(progress.converged) and gain > max(STILL, rounding):
-        warnings.warn(
-            f"CAVI.run: the bound still moves at the end of the run, by {gain:.2g} nats a step. Go "
-            "on with `svi.run(key, num_steps, ..., init_state=result.state)`, or start anew with "
-            "more steps.",
-            stacklevel=4,
-        )
+        moves = f"the bound still moves at the end of the run, by {gain:.2g} nats a step"
+        text = "Go on with `init_state=result.state`, or start anew with more steps."
+        warnings.warn(f"CAVI.run: {moves}. {text}", stacklevel=4)
 
 
 def check_starts(restarts: Float[np.ndarray, " starts"] | None) -> None:
-    """Warn where the best start is far above all others.
-
-    :param restarts: bounds of the starts, not finite for those that failed; `None` for one start.
-    """
-    if restarts is None:
-        return
-    bounds = np.sort(restarts[np.isfinite(restarts)])[::-1]
-    if len(bounds) < 2 or bounds[0] - bounds[1] <= APART:
-        return
-    warnings.warn(
-        f"CAVI.run: of {len(restarts)} starts the best came to a bound of {bounds[0]:.1f} and the "
-        f"next to {bounds[1]:.1f}, so that others may come higher still. Try more, "
-        f"`CAVI(model, guide, num_restarts={2 * len(restarts)})`; `result.restarts` has all "
-        "bounds.",
-        stacklevel=4,
-    )
+    """Warn if the best of the starts is far above the next; bounds of failed ones are infinite."""
+    bounds = np.sort([] if restarts is None else restarts[np.isfinite(restarts)])[::-1]
+    if restarts is not None and len(bounds) > 1 and bounds[0] - bounds[1] > APART:
+        best = f"the best came to a bound of {bounds[0]:.1f} and the next to {bounds[1]:.1f}"
+        text = f"Others may come higher still: try CAVI with num_restarts={2 * len(restarts)}."
+        warnings.warn(f"CAVI.run: of {len(restarts)} starts {best}. {text}", stacklevel=4)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Credible sets of a paired mean field: which columns could carry an effect of the fit instead."""
+"""Credible sets of a fit: the columns that could carry an effect instead of the included one."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float
@@ -11,13 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.coefficients import of_columns, whitened
-from numpyro_spikeslab.algebra.correlation import (
-    COVERAGE,
-    MIN_CORRELATION,
-    purity,
-    twins,
-    unit_columns,
-)
+from numpyro_spikeslab.algebra.correlation import purity, twins, unit_columns
 from numpyro_spikeslab.algebra.pairs import Coordinates, Prior, coordinates
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.messages import bad
@@ -33,11 +28,10 @@ class Effects(NamedTuple):
 
     - **rows** - the design, features as rows, 0 where nothing is observed.
     - **precision** - ``tau_n`` of each observation.
-    - **projection** - what the coefficients take out of products of columns, which are
+    - **projection** - the part of the coefficients in products of columns, which are
       ``sum_n tau_n x_nj x_nk - projection_j . projection_k``.
     - **linear** - product of each column with the residual of the fit.
-    - **mean** - ``<w>``.
-    - **included** - whether the inclusion probability is above 0.5.
+    - **mean**, **included** - ``<w>``, and whether its inclusion probability is above 0.5.
     - **pairs** - squares and prior of each column.
     """
 
@@ -48,11 +42,6 @@ class Effects(NamedTuple):
     mean: Float[Array, " P"]
     included: Bool[Array, " P"]
     pairs: Coordinates
-
-
-def effects_of(reading: Reading, posterior: Posterior) -> Effects:
-    """Compute the data of the single-effect regressions for a posterior of columns."""
-    return compiled(lambda posterior: _effects(reading, posterior), posterior)
 
 
 def _effects(reading: Reading, posterior: Posterior) -> Effects:
@@ -71,9 +60,9 @@ def _effects(reading: Reading, posterior: Posterior) -> Effects:
 def _without_coefficients(
     reading: Reading, values: dict[str, Any], at: View, rows: Float[Array, "P N"]
 ) -> tuple[Float[Array, "B P"], Float[Array, " P"]]:
-    """Integrate the coefficients out: the projection, and products of columns with the residual.
+    """Compute projection and products of columns with the residual.
 
-    An intercept that is held would keep out all columns of another mean.
+    An intercept at a fixed value would keep out all columns of another mean.
     """
     form, precision = reading.form, at.precision[:, 0]
     columns, y = whitened(rows, precision), whitened(at.Y[:, 0], precision)
@@ -92,12 +81,10 @@ def _without_coefficients(
 
 @jax.jit
 def log_shares(effects: Effects, effect: Any) -> Float[Array, " P"]:
-    """Log posterior probability of each column to carry an effect, given all others.
+    """Compute log posterior probabilities of the columns to carry an effect, given all others.
 
     The single-effect regression of SuSiE (Wang, Sarkar, Carbonetto and Stephens, 2020, section 2)
     on the residual of the other weights. No column carries two effects.
-
-    :param effect: the column that the fit has included.
     """
     rows, projection, mean = effects.rows, effects.projection, effects.mean
     products = rows @ (effects.precision * rows[effect]) - projection[:, effect] @ projection
@@ -109,13 +96,7 @@ def log_shares(effects: Effects, effect: Any) -> Float[Array, " P"]:
 
 
 class CredibleSet(NamedTuple):
-    """Columns of which one carries an effect.
-
-    - **effect** - the column that the fit has included.
-    - **members** - the columns, the most probable first.
-    - **shares** - their probabilities.
-    - **purity** - the smallest absolute correlation among them.
-    """
+    """Columns of which one carries the effect of an included column, the most probable first."""
 
     effect: int
     members: list[int]
@@ -124,17 +105,10 @@ class CredibleSet(NamedTuple):
 
 
 def sets_of(
-    effects: Effects,
-    columns: range,
-    coverage: float = COVERAGE,
-    min_correlation: float = MIN_CORRELATION,
+    reading: Reading, posterior: Posterior, columns: range, coverage: float, min_correlation: float
 ) -> Iterator[CredibleSet]:
-    """Find the sets of all effects that correlated columns explain, in the order of the columns.
-
-    :param columns: those whose effects are asked for.
-    :param coverage: least probability of a set.
-    :param min_correlation: least absolute correlation in it.
-    """
+    """Find the sets of all effects among ``columns`` that correlated columns explain, in order."""
+    effects = compiled(partial(_effects, reading), posterior)
     precision = np.asarray(effects.precision, float)
     table = np.asarray(effects.rows, float)[:, precision > 0].T
     unit = unit_columns(table, precision[precision > 0])
@@ -143,8 +117,11 @@ def sets_of(
         if effect not in columns:
             continue
         shares = np.exp(np.asarray(log_shares(effects, effect), float))
-        members = smallest(shares, coverage)
-        # of thousands of columns, most that are uncorrelated are found by the first alone
+        order = np.argsort(-shares, kind="stable")
+        sums = np.cumsum(shares[order])
+        # the fewest columns of this probability together
+        members = order[: 1 + np.searchsorted(sums, coverage * sums[-1])].tolist()
+        # the first alone rules out most sets of uncorrelated columns
         first = abs(unit[:, members[0]] @ unit[:, members[1:]])
         if first.min(initial=1.0) < min_correlation:
             continue
@@ -157,44 +134,25 @@ def sets_of(
             yield CredibleSet(int(effect), order.tolist(), shares[order], pure)
 
 
-def smallest(shares: Float[np.ndarray, " P"], coverage: float) -> list[int]:
-    """The fewest columns that have this probability together, the most probable first."""
-    order = np.argsort(-shares, kind="stable")
-    sums = np.cumsum(shares[order])
-    count = 1 + int(np.searchsorted(sums, coverage * sums[-1]))
-    return order[:count].tolist()
-
-
-# Weights and columns
-
-
-def columns_of(form: Form, site: str | None = None) -> range:
-    """The columns of a site, or of all.
-
-    :raises ValueError: if the weights do not multiply columns one by one, or there is no such site.
-    """
-    user, names = "PairedGuide.credible_sets", [pair.name for pair in form.pairs]
+def misfit(form: Form, blocks: Any) -> str:
+    """Describe weights that have no credible sets, of a guide with these blocks; else ``""``."""
+    names = [pair.name for pair in form.pairs]
+    if blocks is not None:
+        return "a guide with blocks, which share an effect among their columns themselves"
     if form.kind != COLUMNS:
-        raise bad(
-            user,
-            f"the weights {names[0]!r} of features that tasks share, or of latent functions",
-            "columns of one design, as in `X @ w`",
-            "For draws of one task there is `numpyro_spikeslab.credible_sets`.",
-        )
-    if form.groups is not None:
-        raise bad(
-            user,
-            f"weights among {names} that share spikes",
-            "a spike for each column",
-            "Sample them with PairedGibbs, and look at `w_spike` of the draws.",
-        )
-    if site is not None and site not in names:
-        raise bad(f"{user}: site", repr(site), f"one of {names}, the weights of the model")
-    ends = np.cumsum([pair.size for pair in form.pairs]).tolist()
-    if site is None:
-        return range(ends[-1])
-    place = names.index(site)
-    return range(ends[place] - form.pairs[place].size, ends[place])
+        return f"the weights {names} of features that tasks share, or of latent functions"
+    return "" if form.groups is None else f"weights among {names} that share spikes"
+
+
+def columns_of(form: Form, site: str | None) -> range:
+    """Return the columns of a site, or of all."""
+    names = [pair.name for pair in form.pairs]
+    if site not in (None, *names):
+        user = "PairedGuide.credible_sets: site"
+        raise bad(user, repr(site), f"one of {names}, the weights of the model")
+    ends = np.cumsum([0, *(pair.size for pair in form.pairs)]).tolist()
+    first = 0 if site is None else names.index(site)
+    return range(ends[first], ends[-1 if site is None else first + 1])
 
 
 def table_of(sets: Iterator[CredibleSet], form: Form) -> Any:
@@ -207,23 +165,17 @@ def table_of(sets: Iterator[CredibleSet], form: Form) -> Any:
         name = (pair.name,) if len(form.pairs) > 1 else ()
         labels += [(*name, *index) for index in np.ndindex(*pair.shape)]
     labels = [label[0] if len(label) == 1 else label for label in labels]
-    rows = [
-        {
-            "effect": labels[each.effect],
-            "members": tuple(labels[member] for member in each.members),
-            "size": len(each.members),
-            "probability": each.shares.sum(),
-            "purity": each.purity,
-            "shares": tuple(each.shares.tolist()),
-        }
-        for each in sets
-    ]
+    rows = []
+    for effect, places, shares, pure in sets:
+        members = tuple(labels[place] for place in places)
+        row = labels[effect], members, len(places), shares.sum(), pure, tuple(shares.tolist())
+        rows.append(row)
     columns = ["effect", "members", "size", "probability", "purity", "shares"]
     return pd.DataFrame(rows, columns=columns).rename_axis("set")
 
 
 def shares_of(sets: Iterator[CredibleSet], form: Form) -> dict[str, Float[np.ndarray, "S ..."]]:
-    """The shares of members by site, NaN for all other columns."""
+    """Return the shares of members by site, NaN for all other columns."""
     rows = list(sets)
     shares = np.full((len(rows), form.size), np.nan)
     for row, each in zip(shares, rows, strict=True):

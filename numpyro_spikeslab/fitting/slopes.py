@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coefficients that follow the weights in a guide.
+"""Coefficients that follow the weights in a guide: ``beta = <beta> + S (w - <w>)``.
 
-In the posterior an intercept moves together with a weight. With a single value of it, a guide would
-exclude columns that are not centred. So a guide has ``beta = <beta> + S (w - <w>)`` given the
-weights.
+With a single value of an intercept, a guide would exclude columns that are not centred.
 """
 
 from math import prod
@@ -24,12 +22,8 @@ MAX_SLOPES = 2**20
 
 
 class Slopes(NamedTuple):
-    """The slopes of a site.
-
-    - **shape** - the shape of the site, and a last axis for the weights.
-    - **axis** - the negative axis of the site that is the tasks, `None` if there is none.
-    - **own** - whether each task follows its own weights only.
-    """
+    """The shape of the slopes of a site, with a last axis for the weights; the negative axis of the
+    site that is the tasks; and whether each task follows its own weights only."""
 
     shape: tuple[int, ...]
     axis: int | None
@@ -40,7 +34,14 @@ class Slopes(NamedTuple):
         if slopes.shape[-1] == size:
             return slopes
         assert self.axis is not None
-        return (along_own if slopes.shape[-1] > size else along_all)(slopes, self.axis)
+        slopes = jnp.moveaxis(slopes, self.axis - 1, 0)
+        Q, *rows, number = slopes.shape
+        if number < size:
+            own = jnp.eye(Q, dtype=bool).reshape(Q, *(1 for _ in rows), Q, 1)
+            slopes = jnp.where(own, slopes[..., None, :], 0).reshape(Q, *rows, size)
+        else:
+            slopes = jnp.einsum("q...qm->q...m", slopes.reshape(Q, *rows, Q, size))
+        return jnp.moveaxis(slopes, 0, self.axis - 1)
 
     def factors(self, change: Float[Array, " P"]) -> Float[Array, "..."]:
         """Arrange changes of the weights as factors of the slopes."""
@@ -57,7 +58,6 @@ def find_slopes(
 ) -> dict[str, Slopes]:
     """Find the sites that follow the weights: those with a Normal prior.
 
-    :param trace: a trace of the model.
     :param names: latent sites other than the pairs.
     :param responses: observed sites, or sites that are to be predicted.
     """
@@ -86,26 +86,6 @@ def _axis_of_tasks(
     return candidates[0] if len(candidates) == 1 else None, False
 
 
-def along_all(slopes: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
-    """Turn slopes along the weights of each task into slopes along all weights.
-
-    :param axis: the axis of the site that is the tasks.
-    """
-    per_task = jnp.moveaxis(slopes, axis - 1, 0)
-    task, shape = jnp.arange(len(per_task)), per_task.shape[:-1]
-    slopes = jnp.zeros((*shape, len(per_task), per_task.shape[-1]), per_task.dtype)
-    slopes = slopes.at[task, ..., task, :].set(per_task)
-    return jnp.moveaxis(slopes.reshape(*shape, -1), 0, axis - 1)
-
-
-def along_own(slopes: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
-    """Invert :func:`along_all`."""
-    slopes = jnp.moveaxis(slopes, axis - 1, 0)
-    task = jnp.arange(len(slopes))
-    per_task = slopes.reshape(*slopes.shape[:-1], len(slopes), -1)[task, ..., task, :]
-    return jnp.moveaxis(per_task, 0, axis - 1)
-
-
 class Followed(dist.Delta):
     """The point at which a site is, given the weights.
 
@@ -113,9 +93,7 @@ class Followed(dist.Delta):
     terms.
 
     :param loc: the point at the mean of the weights.
-    :param slopes: slopes of the site, with a last axis for the weights.
     :param change: the weights less their mean.
-    :param event_dim: the number of event dimensions of the site.
     """
 
     pytree_data_fields = ("rounding",)

@@ -16,17 +16,19 @@ from numpyro_spikeslab.fitting.function_sweeps import visit_functions
 from numpyro_spikeslab.fitting.function_updates import (
     Terms,
     factors_of,
+    first_step,
     update_plain,
     with_kernels,
 )
-from numpyro_spikeslab.fitting.m_step import modes_of, tallies_of
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     FunctionFactors,
     Posterior,
     Spec,
     function_prior,
+    modes_of,
     strong,
+    tallies_of,
     view_at,
     with_roles,
 )
@@ -34,99 +36,63 @@ from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reading.view import View
 
-STEP = 0.3
-"""First step of the search over the logs of kernel parameters."""
-
 
 def start_at_prior(
-    spec: Spec,
-    data: Data,
-    posterior: Posterior,
-    W: Float[Array, "Q M"],
-    sigma2: Float[Array, " Q"],
+    spec: Spec, data: Data, posterior: Posterior, W: Float[Array, "Q M"], sigma2: Float[Array, " Q"]
 ) -> tuple[View, Posterior]:
     """Start from weights, with functions at their prior and sites with a role at their modes.
 
-    A zero column of ``W`` is switched off.
-
-    :param posterior: has the kernels' parameters and the values of all other sites.
-    :param sigma2: noise variances.
+    A zero column of ``W`` is switched off; all else is that of ``posterior``.
     """
     at = view_at(spec, data, posterior)
-    assert spec.parameters is not None
     prior, theta = function_prior(spec, data, at), factors_of(posterior).theta
     probs = jnp.where(jnp.any(W != 0, axis=0), 0.9, 0.0) * jnp.ones_like(W)
     scale = jnp.sqrt(sigma2 / spec.form.num_obs)[:, None] * jnp.ones_like(W)
     weights = PairedMeanField(probs, W / 0.9, scale)
-    zero, variances = jnp.zeros_like(prior.mean), prior.variances(theta)
-    functions = FunctionFactors(
-        alpha=zero,
-        h=zero,
-        mean=prior.mean,
-        var=variances,
-        kl=jnp.zeros(len(theta)),
-        prior_var=variances,
-        theta=theta,
-        step=STEP * jnp.asarray(spec.parameters.is_free, theta.dtype),
-    )
+    zero, var = jnp.zeros_like(prior.mean), prior.variances(theta)
+    step = first_step(prior.parameters, theta)
+    functions = FunctionFactors(zero, zero, prior.mean, var, zero[:, 0], var, theta, step)
     tallies = tallies_of(spec, data, at, weights, at.count * sigma2)
     values = modes_of(spec, at, posterior.values, tallies)
-    posterior = Posterior(weights, functions, values, None)
-    return with_roles(spec, data, at, values), posterior
+    return with_roles(spec, data, at, values), Posterior(weights, functions, values, None)
 
 
 @partial(jax.jit, static_argnums=0)
 def _start(
     spec: Spec, data: Data, posterior: Posterior, W: Any, sigma2: Any, phi: Any, from_tasks: Any
 ) -> Posterior:
-    """Start from weights, with functions and kernels that fit the tasks or given values ``phi``.
-
-    One compiled function for both. Values are observed with noise of a hundredth of their power.
-
-    :param from_tasks: whether functions fit the tasks.
-    """
+    """Start with functions that fit the tasks, or ``phi`` with noise of 1/100 of its power."""
     at, posterior = start_at_prior(spec, data, posterior, W, sigma2)
-    prior, first_step = function_prior(spec, data, at), factors_of(posterior).step
+    prior, step = function_prior(spec, data, at), factors_of(posterior).step
     power = jnp.mean((phi - prior.mean) ** 2, axis=1)
     used = jnp.any(posterior.weights.probs > 0, axis=0) & (from_tasks | (power > 0))
-    alpha = 100 / jnp.where(power > 0, power, 1)
-    rounds = jnp.where(from_tasks, 1, 5)
+    alpha = (100 / jnp.where(power > 0, power, 1))[:, None] * jnp.ones_like(phi)
 
     def with_step(posterior, step):
         return posterior._replace(functions=factors_of(posterior)._replace(step=step))
 
     def update(posterior, terms):
         m = terms.m
-        precisions = jnp.full_like(phi[m], alpha[m])
-        terms = choose(from_tasks, terms, Terms(m, precisions, precisions * phi[m]))
-        return jax.lax.cond(
-            used[m], lambda p: update_plain(prior, p, terms, rounds), lambda p: p, posterior
-        )
+        terms = choose(from_tasks, terms, Terms(m, alpha[m], alpha[m] * phi[m]))
+        updated = partial(update_plain, prior, terms=terms, rounds=jnp.where(from_tasks, 1, 5))
+        return jax.lax.cond(used[m], updated, lambda p: p, posterior)
 
     # values determine a kernel better than tasks with random weights: longer and more steps
-    posterior = with_step(posterior, jnp.where(from_tasks, first_step, jnp.sign(first_step)))
+    posterior = with_step(posterior, jnp.where(from_tasks, step, jnp.sign(step)))
     posterior = visit_functions(update, at, posterior)
-    step = jnp.where(from_tasks, factors_of(posterior).step, first_step)
+    step = jnp.where(from_tasks, factors_of(posterior).step, step)
     return strong(with_kernels(spec, with_step(posterior, step)))
 
 
 def start_at(
     spec: Spec, data: Data, posterior: Posterior, W: Any, phi: Any, sigma2: Any
 ) -> Posterior:
-    """Start from weights and values of the functions, to which the kernels are fitted.
-
-    A zero column of ``W`` is switched off.
-
-    :param sigma2: noise variances.
-    """
+    """Start from weights, and values of the functions to which the kernels are fitted."""
     return _start(spec, data, posterior, W, sigma2, phi, jnp.array(False))
 
 
 def power(at: View) -> Float[Array, " Q"]:
-    """Mean square of each task over its observed entries, never zero.
-
-    A task without observations, or with zeros alone, gets the mean of all.
-    """
+    """Return the mean square of each task; without observations or with zeros alone, of all."""
     Q = at.sigma2.size
     num = by_task(at.relative, Q, at.layout)
     squares = by_task(at.relative * at.Y**2, Q, at.layout)
@@ -146,10 +112,10 @@ def start_alone(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
 def start_random(spec: Spec, data: Data, posterior: Posterior, key: Array) -> Posterior:
     """Start from random weights, with the functions that fit the tasks; of entries, at the prior.
 
-    The noise starts small: a large one would switch off most functions at once.
+    The noise starts small, since a large one would switch off most functions at once.
     """
     W, sigma2 = _random_weights(spec, data, posterior, key)
-    if data.features.layout is not None:
+    if data.layout is not None:
         return _at_prior(spec, data, posterior, W, sigma2)
     return _start(spec, data, posterior, W, sigma2, jnp.zeros_like(data.mean), jnp.array(True))
 
@@ -175,7 +141,7 @@ def start_svd(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
 
 @partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def _singular_vectors(spec: Spec, data: Data, posterior: Posterior) -> tuple[Any, Any, Any]:
-    """Weights, functions and noise variances; missing entries count as zero."""
+    """Return weights, functions and noise variances; missing entries count as zero."""
     at = view_at(spec, data, posterior)
     M, N = data.mean.shape
     variances = power(at)

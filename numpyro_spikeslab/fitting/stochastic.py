@@ -28,8 +28,13 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.fitting.function_sweeps import sweep_plain
-from numpyro_spikeslab.fitting.function_updates import Terms, condition, update_plain, with_kernels
-from numpyro_spikeslab.fitting.m_step import modes_of, tallies_of
+from numpyro_spikeslab.fitting.function_updates import (
+    Terms,
+    condition,
+    factors_of,
+    update_plain,
+    with_kernels,
+)
 from numpyro_spikeslab.fitting.posterior import (
     Batches,
     Data,
@@ -38,33 +43,26 @@ from numpyro_spikeslab.fitting.posterior import (
     bound_given,
     function_prior,
     log_prior,
+    modes_of,
     strong,
+    tallies_of,
     view_at,
     with_roles,
 )
 from numpyro_spikeslab.fitting.run import Call
-from numpyro_spikeslab.fitting.schedules import forgetting
+from numpyro_spikeslab.fitting.schedules import check_schedule, forgetting
 from numpyro_spikeslab.fitting.tasks import gram, keeps_products, sweep_weights
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import FUNCTIONS
 from numpyro_spikeslab.reading.program import are_concrete
-from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import Tally
 
+# Passes over the weights of a batch before its functions are visited; one more follows.
 LOCAL_PASSES = 10
-"""Passes over the weights of a batch before its functions are visited; one more follows."""
 
-
-class Rate(NamedTuple):
-    """Length of a natural gradient step.
-
-    - **rho** - the learning rate; 0 leaves all that tasks share as it is.
-    - **share** - Q/B, number of all tasks per task of the batch.
-    """
-
-    rho: Any
-    share: Any
+Rate = tuple[Any, Any]
+"""The learning rate, 0 to leave all that tasks share, and Q/B, all tasks per task of a batch."""
 
 
 class Stream(NamedTuple):
@@ -78,10 +76,7 @@ class Stream(NamedTuple):
     learning_rate: Callable[[Any], Any]
 
     def start(self, call: Call, step: Any, posterior: Posterior) -> tuple[Any, Posterior]:
-        """Return step and posterior of a state; the tasks of an ordinary fit stand for all tasks.
-
-        :param step: number of steps of the fit.
-        """
+        """Return step and posterior of a state; the tasks of an ordinary fit stand for all."""
         if posterior.batches is not None:
             return step, posterior
         local, number = self.check(call), len(posterior.weights.probs)
@@ -89,63 +84,48 @@ class Stream(NamedTuple):
             got = f"{self.num_tasks} and a fit of {number} tasks"
             raise bad("CAVI: num_tasks", got, "the number of all tasks")
         per_fit, per_batch = (self.num_tasks / n for n in (number, call.spec.form.num_tasks))
-        probs = jnp.mean(posterior.weights.probs, axis=0)
+        fit = jnp.mean(posterior.weights.probs, axis=0), per_fit, per_batch
         posterior = _resized(call, local, posterior)
-        posterior, tallies = _start(
-            call.spec, local, call.data, posterior, (probs, per_fit, per_batch)
-        )
+        posterior, tallies = _start(call.spec, local, call.data, posterior, fit)
         zero, before = strong((jnp.zeros((), int), step))
         return zero, posterior._replace(batches=Batches(tallies, before))
 
-    def update(self, call: Call, step: Any, posterior: Posterior) -> tuple[Any, Posterior, Any]:
+    def step(self, call: Call, state: tuple[Any, Posterior], rho: Any = None) -> Any:
         """Take one step on a batch.
 
+        :param state: step and posterior.
+        :param rho: the learning rate; by default it follows from the step.
         :return: the next step, the posterior, and the negative bound, estimated for all tasks.
         """
-        return self._step(call, step, posterior, self._rho(step))
-
-    def evaluate(self, call: Call, step: Any, posterior: Posterior) -> Any:
-        """Estimate the negative bound for all tasks from the weights of a batch."""
-        return self._step(call, step, posterior, 0.0)[2]
-
-    def _step(self, call: Call, step: Any, posterior: Posterior, rho: Any) -> Any:
+        step, posterior = self.start(call, *state)
         spec, local = call.spec, self.check(call)
-        posterior = _resized(call, local, posterior)
-        rate = Rate(rho, self.num_tasks / spec.form.num_tasks)
-        return advance(spec, local, call.data, step, posterior, rate)
-
-    def _rho(self, step: Any) -> Any:
-        """Return the learning rate of a step; within a transformation it is clipped to [0, 1]."""
-        if not are_concrete(step):
-            return jnp.clip(self.learning_rate(step), 0, 1)
-        rho = float(self.learning_rate(int(step)))
-        if not 0 <= rho <= 1:
-            remedy = "A usual one is `lambda step: (10.0 + step) ** -0.7`."
-            raise bad("CAVI: learning_rate", f"{rho} at step {step}", "a rate in [0, 1]", remedy)
-        return rho
+        if rho is None and are_concrete(step):
+            rho = float(self.learning_rate(int(step)))
+            if not 0 <= rho <= 1:
+                what, remedy = "CAVI: learning_rate", "A usual one is (10.0 + step) ** -0.7."
+                raise bad(what, f"{rho} at step {step}", "a rate in [0, 1]", remedy)
+        elif rho is None:
+            rho = jnp.clip(self.learning_rate(step), 0, 1)
+        rate = rho, self.num_tasks / spec.form.num_tasks
+        return advance(spec, local, call.data, step, _resized(call, local, posterior), rate)
 
     def check(self, call: Call) -> tuple[str, ...]:
         """Return the names of local sites, or raise if there are no steps on this batch."""
         form, what = call.spec.form, "CAVI: num_tasks"
         if form.kind != FUNCTIONS:
-            raise bad(
-                what,
-                f"features of {form.likelihood!r} of the kind {form.kind!r}",
-                "tasks that share latent functions",
-                "Leave it out, or write the location as `W @ phi` of a whole table, with NaN where "
-                "entries are missing.",
-            )
+            got = f"features of {form.likelihood!r} of the kind {form.kind!r}"
+            remedy = "Leave it out, or write `W @ phi` of a whole table, NaN where entries miss."
+            raise bad(what, got, "tasks that share latent functions", remedy)
         if form.free:
-            raise bad(
-                what,
-                f"a model with the sites {list(form.free)}",
-                "noise scales, inclusion probabilities and slab scales with their usual priors",
-                "Take them out, or condition on their values with `numpyro.handlers.condition`.",
-            )
+            got, expected = f"a model with the sites {list(form.free)}", "only sites with a role"
+            remedy = "Take them out, or condition on them with `numpyro.handlers.condition`."
+            raise bad(what, got, expected, remedy)
         if not 2 <= form.num_tasks <= self.num_tasks:
             got, expected = f"a batch of {form.num_tasks} tasks", f"2 to num_tasks={self.num_tasks}"
             raise bad(what, got, expected, "num_tasks is the number of all tasks, not of a batch.")
-        return local_sites(call.reading)
+        # such as the noise scale of each task
+        sites, indices = (role.site for role in form.roles_with_mode), call.reading.indices
+        return tuple(site for site in sites if indices[site].is_local(form.num_tasks))
 
 
 def stream_of(num_tasks: Any, learning_rate: Any) -> Stream | None:
@@ -156,27 +136,18 @@ def stream_of(num_tasks: Any, learning_rate: Any) -> Stream | None:
         remedy = "Without batches leave it and learning_rate out."
         expected = "the number of all tasks, an integer of at least 2"
         raise bad("CAVI: num_tasks", num_tasks, expected, remedy)
-    if learning_rate is not None and not callable(learning_rate):
-        remedy = f"For a constant one write `lambda step: {learning_rate!r}`."
-        raise bad("CAVI: learning_rate", repr(learning_rate), "a map from steps to rates", remedy)
+    check_schedule("learning_rate", learning_rate)
     return Stream(int(num_tasks), learning_rate or forgetting)
-
-
-def local_sites(reading: Reading) -> tuple[str, ...]:
-    """Return the sites with entries for each task, such as its noise scale."""
-    form = reading.form
-    roles = (role.site for role in form.roles_with_mode)
-    return tuple(site for site in roles if reading.indices[site].is_local(form.num_tasks))
 
 
 def _resized(call: Call, local: tuple[str, ...], posterior: Posterior) -> Posterior:
     """Reset the weights, and set local sites to their mean, for the tasks of another batch."""
-    form, functions = call.spec.form, posterior.functions
-    shape = form.num_features, form.num_obs
-    if functions is None or functions.mean.shape != shape:
-        there = "no functions" if functions is None else f"functions {functions.mean.shape}"
+    form, functions = call.spec.form, factors_of(posterior)
+    shape, before = (form.num_features, form.num_obs), functions.mean.shape
+    if before != shape:
         remedy = "All batches must have the same points; begin anew with `init` for others."
-        raise bad("CAVI: the state", there, f"functions {shape}, as the batch has", remedy)
+        expected = f"functions {shape}, as the batch has"
+        raise bad("CAVI: the state", f"functions {before}", expected, remedy)
     values = dict(posterior.values)
     for site, value in values.items():
         like = call.reading.generic[site]
@@ -186,17 +157,12 @@ def _resized(call: Call, local: tuple[str, ...], posterior: Posterior) -> Poster
             expected = f"{np.shape(value)} as in the state"
             remedy = "A site must have entries for each task, or the same in all batches."
             raise bad(f"CAVI: {site!r} of a batch", f"shape {np.shape(like)}", expected, remedy)
-    prior = call.reading.functions
-    if prior is not None and prior.fixed:
+    prior: Any = call.reading.functions
+    if prior.fixed:
         # parameters that the model holds may differ between batches
         functions = functions._replace(theta=prior.theta(values))
-    zero = jnp.zeros(form.shape, functions.mean.dtype)
-    weights = PairedMeanField(zero, zero, zero)
+    weights = PairedMeanField(*jnp.zeros((3, *form.shape), functions.mean.dtype))
     return posterior._replace(weights=weights, functions=functions, values=values)
-
-
-def _without(sites: tuple[str, ...], tallies: dict[str, Tally]) -> dict[str, Tally]:
-    return {site: tally for site, tally in tallies.items() if site not in sites}
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -205,8 +171,7 @@ def _start(
 ) -> tuple[Posterior, dict[str, Tally]]:
     """Scale the terms of functions and the tallies of a fit of some tasks to all tasks.
 
-    The tallies of the fit are not known: counts are those of the batch, and sums follow from the
-    values of the sites.
+    Counts are from the batch, and sums follow from the values of the sites.
 
     :param fit: mean inclusion probability of each function in that fit, number of all tasks per
         task of the fit and per task of the batch.
@@ -216,18 +181,18 @@ def _start(
     prior = function_prior(spec, data, at)
 
     def visit(m, posterior):
-        functions: Any = posterior.functions
+        functions = factors_of(posterior)
         terms = Terms(m, per_fit * functions.alpha[m], per_fit * functions.h[m])
         return condition(prior, posterior, terms, functions.theta[m], functions.step[m])
 
     posterior = jax.lax.fori_loop(0, spec.form.num_features, visit, strong(posterior))
-    paired: Any = posterior.weights
-    alike = paired._replace(probs=probs * jnp.ones_like(paired.probs))
+    weights = posterior.weights
+    alike = weights._replace(probs=probs * jnp.ones_like(weights.probs))
     of_batch, tallies = tallies_of(spec, data, at, alike, jnp.zeros_like(at.sigma2)), {}
     for role in spec.form.roles_with_mode:
-        count = per_batch * of_batch[role.site].count
-        tallies[role.site] = Tally(count, count * role.expected(posterior.values[role.site]))
-    tallies = _without(local, tallies)
+        if role.site not in local:
+            count = per_batch * of_batch[role.site].count
+            tallies[role.site] = Tally(count, count * role.expected(posterior.values[role.site]))
     values = modes_of(spec, at, posterior.values, tallies)
     return strong((posterior._replace(values=values), tallies))
 
@@ -240,7 +205,6 @@ def advance(
 
     :param local: names of the local sites.
     :param posterior: with weights of zero.
-    :return: the next step, the posterior, and the negative bound, estimated for all tasks.
     """
     step, posterior, rate = strong((step, posterior, rate))
     assert posterior.batches is not None
@@ -253,62 +217,49 @@ def advance(
     posterior, squares = sweep_plain(spec, data, at, posterior, temperature, update)
     posterior = with_kernels(spec, posterior)
     of_batch = tallies_of(spec, data, at, posterior.weights, squares)
-    shared = jax.tree.map(partial(_blend, rate), tallies, _without(local, of_batch))
+    shared = jax.tree.map(partial(_blend, rate), tallies, {x: of_batch[x] for x in tallies})
     values = modes_of(spec, at, posterior.values, of_batch | shared)
     posterior = posterior._replace(values=values, batches=Batches(shared, before))
     at = with_roles(spec, data, at, values)
-    loss = -_estimate(spec, local, at, posterior, squares, rate)
+    # as if all tasks were like this batch
+    of_all = at.log_density + log_prior(spec, at, values, local)
+    of_all -= jnp.sum(factors_of(posterior).kl)
+    loss = -(of_all + rate[1] * (bound_given(spec, at, posterior, squares) - of_all))
     return *strong((step + 1, posterior)), loss
 
 
 def _blend(rate: Rate, current: Any, of_batch: Any) -> Any:
-    """Take the natural gradient step of a sum over tasks."""
-    return (1 - rate.rho) * current + rate.rho * rate.share * of_batch
+    """Average a sum over all tasks with the one of a batch: a natural gradient step."""
+    rho, share = rate
+    return (1 - rho) * current + rho * share * of_batch
 
 
 def _update_blended(prior: Any, rate: Rate, posterior: Posterior, terms: Terms) -> Posterior:
     """Take the update of the paper with terms averaged over batches."""
-    functions, m = posterior.functions, terms.m
-    assert functions is not None
+    functions, m = factors_of(posterior), terms.m
     alpha = _blend(rate, functions.alpha[m], terms.alpha)
     h = _blend(rate, functions.h[m], terms.h)
     # at rate 0 the search over kernels rests, too
-    due = jnp.where(rate.rho > 0, functions.step, 0)
+    due = jnp.where(rate[0] > 0, functions.step, 0)
     start = posterior._replace(functions=functions._replace(step=due))
     new: Any = update_plain(prior, start, Terms(m, alpha, h)).functions
-    step = jnp.where(rate.rho > 0, new.step, functions.step)
+    step = jnp.where(rate[0] > 0, new.step, functions.step)
     return posterior._replace(functions=new._replace(step=step))
 
 
 def _settled(
-    spec: Spec,
-    local: tuple[str, ...],
-    data: Data,
-    at: View,
-    posterior: Posterior,
-    temperature: Any,
+    spec: Spec, local: tuple[str, ...], data: Data, at: View, posterior: Posterior, temperature: Any
 ) -> Posterior:
     """Make some passes over the weights of a batch and its local sites."""
-    functions: Any = posterior.functions
+    functions = factors_of(posterior)
     moments = functions.mean, functions.var
     stats = gram(at, *moments) if keeps_products(spec.form) else None
 
     def one(_, posterior):
-        own = with_roles(spec, data, at, posterior.values)
-        weights, squares = sweep_weights(own, *moments, stats, posterior.weights, temperature)
-        posterior = posterior._replace(weights=weights)
-        tallies = tallies_of(spec, data, own, weights, squares)
-        values = modes_of(spec, own, posterior.values, {site: tallies[site] for site in local})
-        return strong(posterior._replace(values=values))
+        here = with_roles(spec, data, at, posterior.values)
+        weights, squares = sweep_weights(here, *moments, stats, posterior.weights, temperature)
+        tallies = tallies_of(spec, data, here, weights, squares)
+        values = modes_of(spec, here, posterior.values, {site: tallies[site] for site in local})
+        return strong(posterior._replace(weights=weights, values=values))
 
     return jax.lax.fori_loop(0, LOCAL_PASSES, one, strong(posterior))
-
-
-def _estimate(
-    spec: Spec, local: tuple[str, ...], at: View, posterior: Posterior, squares: Any, rate: Rate
-) -> Float[Array, ""]:
-    """Estimate the bound of all tasks, as if all were like those of the batch."""
-    functions: Any = posterior.functions
-    of_all = at.log_density + log_prior(spec, at, posterior.values, local)
-    of_all -= jnp.sum(functions.kl)
-    return of_all + rate.share * (bound_given(spec, at, posterior, squares) - of_all)

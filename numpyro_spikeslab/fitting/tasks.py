@@ -24,9 +24,12 @@ from numpyro_spikeslab.reading.view import View
 # Gram matrices of all tasks are kept up to this many numbers; above, tiles of tasks recompute them.
 GRAM_LIMIT = 2**25
 
+Rows = Float[Array, "M N"]
+"""Means or variances of the features."""
+
 
 class Gram(NamedTuple):
-    r"""Sums over the observations of each task, weighted by their relative precisions.
+    """Sums over the observations of each task, weighted by their relative precisions.
 
     - **G** - products of the features' means; the leading axis is 1 where all tasks weigh alike.
     - **c** - sums of the features' variances, likewise.
@@ -39,11 +42,6 @@ class Gram(NamedTuple):
     b: Float[Array, "Q M"]
     yy: Float[Array, " Q"]
 
-    @property
-    def own(self) -> Float[Array, "#Q M"]:
-        """Products of the means with themselves."""
-        return jnp.diagonal(self.G, axis1=1, axis2=2)
-
 
 def keeps_products(form: Form) -> bool:
     """Whether tasks share a Gram matrix, or have matrices of few numbers."""
@@ -51,27 +49,18 @@ def keeps_products(form: Form) -> bool:
     return number == 1 or number * form.num_features**2 <= GRAM_LIMIT
 
 
-def gram(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"]) -> Gram:
-    """Compute the sufficient statistics of the weights.
-
-    :param mean: means of the features.
-    :param var: their variances, 0 for known features.
-    """
-    weighted = at.relative * at.Y
-    return Gram(
-        task_products(mean, mean, at.relative),
-        at.relative.T @ var.T,
-        weighted.T @ mean.T,
-        jnp.sum(weighted * at.Y, axis=0),
-    )
+def gram(at: View, mean: Rows, var: Rows) -> Gram:
+    """Compute the sufficient statistics of the weights."""
+    weighted, G = at.relative * at.Y, task_products(mean, mean, at.relative)
+    yy = jnp.sum(weighted * at.Y, axis=0)
+    return Gram(G, at.relative.T @ var.T, weighted.T @ mean.T, yy)
 
 
 def update_weights(
     at: View, stats: Gram, weights: PairedMeanField, temperature: Any = 1.0
 ) -> PairedMeanField:
     """Make one pass over the features of ``q(w_qm, s_qm)``, all tasks at once (eq. 7)."""
-    M = stats.b.shape[1]
-    diagonal = jnp.arange(M)
+    diagonal = jnp.arange(stats.b.shape[1])
     squares = stats.G.at[:, diagonal, diagonal].add(stats.c)
     products, put = TaskProducts(squares, stats.b), expectation(temperature)
     pairs = task_sweep(products, weights.mean, 1 / at.sigma2, at.prior, put)
@@ -79,9 +68,9 @@ def update_weights(
 
 
 def squared_errors(stats: Gram, weights: Any) -> Float[Array, " Q"]:
-    """Expected sum of squared residuals of each task."""
+    """Compute the expected sum of squared residuals of each task."""
     W, W2 = weights.mean, weights.slab_moments[1]
-    squares = stats.own
+    squares = jnp.diagonal(stats.G, axis1=1, axis2=2)
     if stats.G.shape[0] == 1:
         fit = jnp.sum((W @ stats.G[0]) * W, axis=1)
     else:
@@ -91,12 +80,7 @@ def squared_errors(stats: Gram, weights: Any) -> Float[Array, " Q"]:
 
 
 def sweep_weights(
-    at: View,
-    mean: Float[Array, "M N"],
-    var: Float[Array, "M N"],
-    stats: Gram | None,
-    weights: PairedMeanField,
-    temperature: Any,
+    at: View, mean: Rows, var: Rows, stats: Gram | None, weights: PairedMeanField, temperature: Any
 ) -> tuple[PairedMeanField, Float[Array, " Q"]]:
     """Make one pass over the weights.
 
@@ -104,70 +88,56 @@ def sweep_weights(
     :return: the weights and the expected squared residuals of each task.
     """
     if stats is None:
-        rest = weights, 1 / at.sigma2, at.prior, temperature
-        return masked_task_sweep((mean, var), (at.Y, at.relative), *rest)
+        current = weights, 1 / at.sigma2, at.prior, temperature
+        return masked_task_sweep((mean, var), (at.Y, at.relative), *current)
     weights = update_weights(at, stats, weights, temperature)
     return weights, squared_errors(stats, weights)
 
 
-def explained(at: View, own: Float[Array, "#Q M"], weights: Any) -> Float[Array, " M"]:
-    r"""Power that each feature explains, :math:`\sum_{nq} z_{nq} (\langle w_{qm}\rangle
-    \langle\phi_{nm}\rangle)^2 / \sigma_q^2`.
-
-    :param own: as :attr:`Gram.own`.
-    """
-    return jnp.sum(weights.mean**2 * own / at.sigma2[:, None], axis=0)
-
-
-# Without products of features
+def explained(at: View, squares: Float[Array, "#Q M"], weights: Any) -> Float[Array, " M"]:
+    """Compute the power of each feature relative to the noise from its sums of squares."""
+    return jnp.sum(weights.mean**2 * squares / at.sigma2[:, None], axis=0)
 
 
 def over_tasks(at: View, x: Float[Array, " Q *K"]) -> Float[Array, " N *K"]:
-    """``sum_q z_nq x_q``."""
+    """Compute ``sum_q z_nq x_q``."""
     shared = at.relative.shape[1] == 1
     return at.relative @ (jnp.sum(x, axis=0, keepdims=True) if shared else x)
 
 
 def over_points(at: View, x: Float[Array, "*K N"]) -> Float[Array, "*K #Q"]:
-    """``sum_n z_nq x_n``; one column where all tasks weigh alike."""
+    """Compute ``sum_n z_nq x_n``; one column where all tasks weigh alike."""
     if at.layout is not None:
         return weighted_sums(at.layout.by_columns, at.sigma2.size, x.T, at.relative).T
     return x @ at.relative
 
 
-def left_of(at: View, mean: Float[Array, "M N"], weights: Any) -> Float[Array, "N Q"]:
-    """The weighted residual, ``z_nq (y_nq - sum_m <w_qm> <phi_nm>)``."""
+def left_of(at: View, mean: Rows, weights: Any) -> Float[Array, "N Q"]:
+    """Compute the weighted residual, ``z_nq (y_nq - sum_m <w_qm> <phi_nm>)``."""
     return at.relative * (at.Y - mean.T @ weights.mean.T)
 
 
-def squares_left(
-    at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"], weights: Any
-) -> Float[Array, " Q"]:
-    """:func:`squared_errors` from residuals: O(NQM) where a :class:`Gram` takes O(NQM^2)."""
+def squares_left(at: View, mean: Rows, var: Rows, weights: Any) -> Float[Array, " Q"]:
+    """Compute :func:`squared_errors` in O(NQM), where a :class:`Gram` takes O(NQM^2)."""
     W, W2 = weights.mean, weights.slab_moments[1]
     squares, var = over_points(at, mean**2).T, over_points(at, var).T
-    residual = at.Y - mean.T @ W.T
-    return jnp.sum(at.relative * residual**2, axis=0) + jnp.sum(
-        W2 * (squares + var) - W**2 * squares, axis=1
-    )
+    spread = jnp.sum(W2 * (squares + var) - W**2 * squares, axis=1)
+    return jnp.sum(at.relative * (at.Y - mean.T @ W.T) ** 2, axis=0) + spread
 
 
 # Entries of a table that is never made dense
 
+# Passes over the features of a row or a column, whose products are computed once.
 PASSES = 3
-"""Passes over the features of a row or a column, whose products are computed once."""
 
 
-def update_functions(
-    at: View, mean: Float[Array, "M N"], weights: Any
-) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
+def update_functions(at: View, mean: Rows, weights: Any) -> tuple[Rows, Rows]:
     """Update white functions given the weights, row by row (supplement, 1.3).
 
     :return: the means of the functions and the precisions of their likelihood terms.
     """
     assert at.layout is not None
-    side, (M, N) = at.layout.by_rows, mean.shape
-    W = weights.mean
+    (M, N), W = mean.shape, weights.mean
     features = W, weights.slab_moments[1] - W**2, 1 / at.sigma2
 
     def block(sums, rows):
@@ -181,11 +151,11 @@ def update_functions(
 
         return jax.lax.fori_loop(0, PASSES * M, visit, mean.T[rows]), alpha
 
-    phi, alpha = over_blocks(side, N, features, at.Y, at.relative, block)
+    phi, alpha = over_blocks(at.layout.by_rows, N, features, at.Y, at.relative, block)
     return phi.T, alpha.T
 
 
-def over_columns(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"], of: Any) -> Any:
+def over_columns(at: View, mean: Rows, var: Rows, of: Any) -> Any:
     """Apply ``of`` to the view, the statistics and the numbers of each block of columns."""
     assert at.layout is not None
     features = mean.T, var.T, jnp.ones_like(mean[0])
@@ -197,21 +167,14 @@ def over_columns(at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"], 
         of_block = at._replace(sigma2=at.sigma2[columns], prior=prior)
         return of(of_block, Gram(*sums), columns)
 
-    side, number = at.layout.by_columns, at.sigma2.size
-    return over_blocks(side, number, features, at.Y, at.relative, block)
+    side = at.layout.by_columns
+    return over_blocks(side, at.sigma2.size, features, at.Y, at.relative, block)
 
 
 def update_columns(
-    at: View,
-    mean: Float[Array, "M N"],
-    var: Float[Array, "M N"],
-    weights: Any,
-    temperature: Any,
+    at: View, mean: Rows, var: Rows, weights: Any, temperature: Any
 ) -> tuple[Any, Float[Array, " Q"]]:
-    """Update the weights of each column (eq. 7).
-
-    :return: the weights and the expected squared residuals of each column.
-    """
+    """Update the weights of each column (eq. 7), and return the expected squared residuals, too."""
 
     def of(block, stats, columns):
         def visit(_, weights):
@@ -224,10 +187,8 @@ def update_columns(
     return over_columns(at, mean, var, of)
 
 
-def ridge_of_entries(
-    at: View, mean: Float[Array, "M N"], var: Float[Array, "M N"]
-) -> Float[Array, "M Q"]:
-    """Weights without spikes (ridge regression), given functions."""
+def ridge_of_entries(at: View, mean: Rows, var: Rows) -> Float[Array, "M Q"]:
+    """Compute ridge estimates of the weights, given functions."""
 
     def of(block, stats, _):
         extra = stats.c + block.sigma2[:, None] / block.prior.variance
@@ -237,8 +198,8 @@ def ridge_of_entries(
     return over_columns(at, mean, var, of).T
 
 
-def left_with(at: View, mean: Float[Array, "M N"], weights: Any) -> Float[Array, "M Q"]:
-    """Products of each function with the weighted residuals of the tasks."""
+def left_with(at: View, mean: Rows, weights: Any) -> Float[Array, "M Q"]:
+    """Compute products of each function with the weighted residuals of the tasks."""
     if at.layout is None:
         return mean @ left_of(at, mean, weights)
 

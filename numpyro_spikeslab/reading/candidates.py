@@ -15,8 +15,8 @@ from numpyro_spikeslab.reading.form import (
     Form,
     task_axis,
 )
-from numpyro_spikeslab.reading.probe import Directions, Verdict, find_verdict
-from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.model_run import Problem
+from numpyro_spikeslab.reading.probe import Verdict, find_verdict
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
 from numpyro_spikeslab.reading.proof import Proof
 from numpyro_spikeslab.reading.provenance import Step, provenance, union
@@ -24,39 +24,18 @@ from numpyro_spikeslab.roles import NoiseRole
 
 
 def candidates(problem: Problem, proof: Proof, trace: dict[str, Any], joint: bool) -> list[Form]:
-    """List the forms that the probe is to confirm: tasks first, a plain design at last.
-
-    :param trace: of the model, without values.
-    :param joint: whether it must be a plain design.
-    """
-    parts = problem.program.shapes.observed[proof.likelihood]
-    pairs, others = problem.form.pairs, frozenset(problem.form.others)
-    # as the program has it, for along an axis of size 1 the scale cannot change
-    varying = parts.scale.size > 1
-    weighs = proof.count | (proof.scale if varying else frozenset())
-    plain = replace(
-        problem.form,
-        likelihood=proof.likelihood,
-        num_features=sum(pair.size for pair in pairs),
-        num_obs=parts.value.size,
-        roles=proof.roles,
-        coefficients=proof.coefficients.dense,
-        links=proof.coefficients.links,
-        constant_covariates=proof.coefficients.constant,
-        varying_noise=varying,
-        constant_rows=not proof.design & others,
-        constant_design=not (proof.design | weighs) & others,
-        sources=(None,) * len(pairs),
-    )
+    """List the forms that the probe is to confirm, a plain design at last; with ``joint`` alone."""
+    plain = proof.plain
+    parts, pairs = problem.program.shapes.observed[plain.likelihood], plain.pairs
     if joint or plain.groups or len(pairs) != 1 or len(pairs[0].shape) not in (1, 2):
         return [plain]
     form = _of_features(problem, plain, proof, parts.value.shape)
     if form is None:
         return [plain]
     entries = replace(form, kind=ENTRIES, complete=False, coefficients=(), links=())
-    if own := _own_coefficients(form, proof, trace):
-        names = tuple(each.site for each in own)
-        form = replace(form, of_tasks=own, coefficients=names, links=())
+    if sites := _own_coefficients(form, proof, trace):
+        names = tuple(each.site for each in sites)
+        form = replace(form, of_tasks=sites, coefficients=names, links=())
     forms = _layouts(form, proof, parts)
     if proof.mixed is not None and parts.entries is not None:
         forms.append(entries)
@@ -90,8 +69,7 @@ def _layouts(form: Form, proof: Proof, parts: Any) -> list[Form]:
         if shape == layout or (Q == 1 and shape == (N,) and not tasks_first):
             laid_out = replace(form, tasks_first=tasks_first)
             along, across = laid_out.tasks_last(jnp.ones(parts.scale.shape)).shape
-            constant = not proof.count & frozenset(form.others)
-            complete = constant and (along == 1 or across == 1)
+            complete = not proof.count and (along == 1 or across == 1)
             forms.append(replace(laid_out, varying_noise=along > 1, complete=complete))
     return forms
 
@@ -101,31 +79,25 @@ def _own_coefficients(
 ) -> tuple[CoefficientSite, ...]:
     """Return the coefficients that each task may have for itself, if all that move the predictor
     are such. If not, all are treated as dense, if they are few enough."""
-    coefficients = proof.coefficients
-    movers = [name for name in coefficients.names if name in proof.predictor]
-    all_move = len(movers) == len(coefficients.names)
-    if not coefficients.constant or (not all_move and coefficients.dense == coefficients.names):
+    (pair,), (names, dense, constant, _), sites = form.pairs, proof.coefficients, []
+    movers = [name for name in names if name in proof.predictor]
+    if not constant or (len(movers) < len(names) and dense == names):
         return ()
-    axes = [_axis(form, trace, name) for name in movers]
-    return () if None in axes else tuple(map(CoefficientSite, movers, axes))
-
-
-def _axis(form: Form, trace: dict[str, Any], name: str) -> int | None:
-    """Return the axis of a site that may be the tasks: the axis of their plate, or else the only
-    axis of that length."""
-    (pair,) = form.pairs
-    axis = task_axis(trace[name], trace[pair.slab], [trace[form.likelihood]])
-    shape = jnp.shape(trace[name]["value"])
-    fitting = [k for k in range(-len(shape), 0) if shape[k] == pair.shape[0]]
-    is_table = len(pair.shape) == 2
-    return fitting[0] if axis is None and is_table and len(fitting) == 1 else axis
+    for name in movers:
+        shape = jnp.shape(trace[name]["value"])
+        axis = task_axis(trace[name], trace[pair.slab], [trace[form.likelihood]])
+        fitting = [k for k in range(-len(shape), 0) if shape[k] == pair.shape[0]]
+        if axis is None and len(pair.shape) == 2 and len(fitting) == 1:
+            # no plate says so, but no other axis is as long
+            (axis,) = fitting
+        if axis is None:
+            return ()
+        sites.append(CoefficientSite(name, axis))
+    return tuple(sites)
 
 
 def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
-    """Drop from a form that fits the parts that the probe has not confirmed.
-
-    :param plain: the form as a plain design.
-    """
+    """Drop what the probe has not confirmed from a form that fits; ``plain`` is a plain design."""
     if form.kind == ENTRIES and verdict.noise_of_tasks:
         form = replace(form, varying_noise=False)
     if form.of_tasks and not verdict.of_tasks:
@@ -142,40 +114,31 @@ def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
 
 
 def only_known(
-    verdict: Verdict, problem: Problem, generic: Program, generic_data: tuple, along: Directions
+    verdict: Verdict, problem: Problem, generic: Program, generic_data: tuple, along: dict
 ) -> Verdict:
-    """Drop verdicts that may depend on traced data, for which arbitrary arrays stand in.
-
-    :param generic_data: constants of ``generic``.
-    :param along: the directions of the probe.
-    """
+    """Drop verdicts that may depend on traced data, for which arbitrary arrays stand in."""
     constants = (*problem.constants, *generic_data)
     traced = [k for k, constant in enumerate(constants) if not are_concrete(constant)]
     size = len(problem.constants)
 
     def judge(data):
-        new = list(constants)
-        for k, x in zip(traced, data, strict=True):
-            new[k] = x
-        with_data = replace(problem, constants=tuple(new[:size]))
-        judged, arrays = find_verdict(with_data, generic, tuple(new[size:]), along)
-        return judged, arrays.indices
+        arrays = dict(zip(traced, data, strict=True))
+        new = tuple(arrays.get(k, x) for k, x in enumerate(constants))
+        with_data = replace(problem, constants=new[:size])
+        judged, _, indices, _ = find_verdict(with_data, generic, new[size:], along)
+        return judged, tuple(indices)
 
     unknown, indices = provenance(judge, data=stand_ins(tuple(constants[k] for k in traced)))
 
-    def known(what, *sources):
+    def independent(what, *sources):
         return jax.tree.map(lambda x, *names: x and not any(names), what, *sources)
 
+    names = ["same_counts", "noise_of_tasks"]
     if not _is_analytic(problem):
-        verdict = verdict._replace(
-            fits=known(verdict.fits, unknown.fits),
-            of_tasks=known(verdict.of_tasks, unknown.of_tasks),
-            sources=known(verdict.sources, unknown.sources),
-        )
+        names += ["fits", "of_tasks", "sources"]
     return verdict._replace(
-        plays=known(verdict.plays, unknown.plays, indices),
-        same_counts=known(verdict.same_counts, unknown.same_counts),
-        noise_of_tasks=known(verdict.noise_of_tasks, unknown.noise_of_tasks),
+        plays=independent(verdict.plays, unknown.plays, indices),
+        **{name: independent(getattr(verdict, name), getattr(unknown, name)) for name in names},
     )
 
 

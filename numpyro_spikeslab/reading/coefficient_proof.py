@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sites are coefficients: a proof from the model's program.
-
-Coefficients are Normal sites in which the predictor is affine.
-"""
+"""Which sites are coefficients, Normal sites in which the predictor is affine: a proof."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +13,7 @@ import numpyro.distributions as dist
 
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.priors import is_plain
-from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.provenance import NONE, Names, Step, names_of, provenance, union
 
 MAX_WORK = 1e8
@@ -41,21 +38,10 @@ class CoefficientProof(NamedTuple):
     links: tuple[tuple[str, str], ...]
 
 
-class Moments(NamedTuple):
-    """Mean and variance of a prior."""
-
-    mean: Any
-    variance: Any
-
-
 def derivative(function: Callable, inputs: dict[str, Any], along: dict[Key, Any]) -> Any:
     """Differentiate a function along directions of some inputs."""
-
-    def moved(new):
-        return function(**put(inputs, new))
-
     start = {(kind, name): jnp.asarray(inputs[kind][name]) for kind, name in along}
-    return jax.jvp(moved, (start,), (along,))[1]
+    return jax.jvp(lambda new: function(**put(inputs, new)), (start,), (along,))[1]
 
 
 def put(inputs: dict[str, Any], new: dict[Key, Any]) -> dict[str, Any]:
@@ -67,11 +53,7 @@ def put(inputs: dict[str, Any], new: dict[Key, Any]) -> dict[str, Any]:
 
 
 def sources_of_derivative(function: Callable, inputs: dict[str, Any], keys: list[Key]) -> Names:
-    """Find the inputs on which the derivative of a function along some inputs can depend.
-
-    :param function: takes the inputs as keyword arguments.
-    :param keys: inputs along which it is differentiated. Their directions are not among the result.
-    """
+    """Find the inputs on which the derivative of a function along some inputs can depend."""
 
     def slope(along, **inputs):
         return derivative(function, inputs, along)
@@ -87,11 +69,7 @@ def is_chain(run: Any, name: str) -> bool:
 
 
 def find_coefficients(problem: Problem, run: Any, trace: dict[str, Any]) -> CoefficientProof:
-    """Find the coefficients of a model.
-
-    :param run: the inputs on which each part of a run can depend.
-    :param trace: a trace of the model, without values.
-    """
+    """Find the coefficients of a model, by the inputs on which each part of a run can depend."""
     inputs, likelihood = problem.inputs, problem.form.likelihood
     names = [n for n in problem.form.others if _is_candidate(problem, run, trace[n], n)]
     if not names:
@@ -101,7 +79,7 @@ def find_coefficients(problem: Problem, run: Any, trace: dict[str, Any]) -> Coef
     names = _closed(names, users)
     while nonlinear := _find_nonlinear(problem, names):
         names = _closed([name for name in names if name not in nonlinear], users)
-    means = {name: names_of(moments[name].mean, "values") for name in names}
+    means = {name: names_of(moments[name][0], "values") for name in names}
     dense = _closed(_dense(problem, names), users)
     links = tuple((k, other) for k in dense for other in dense if other in means[k])
     keys = [("values", name) for name in names]
@@ -118,17 +96,17 @@ def _is_candidate(problem: Problem, run: Any, site: dict[str, Any], name: str) -
     return affine and is_plain(site, (dist.Normal,))
 
 
-def _moments(problem: Problem, inputs: dict[str, Any], names: list[str]) -> dict[str, Moments]:
+def _moments(problem: Problem, inputs: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """Return mean and variance of the priors."""
     priors = problem.run(**inputs, of=lambda run: {name: run.priors[name] for name in names})
-    return {name: Moments(priors[name].mean, priors[name].variance) for name in names}
+    return {name: (priors[name].mean, priors[name].variance) for name in names}
 
 
-def _users(run: Any, likelihood: str, name: str, moments: dict[str, Moments]) -> frozenset[str]:
-    """Find the sites whose prior depends on a site. If this is not by a prior mean alone, the site
-    is among them, too."""
+def _users(run: Any, likelihood: str, name: str, moments: dict[str, Any]) -> frozenset[str]:
+    """Find the sites whose prior depends on a site; itself, if this is not by a mean alone."""
     key = ("values", name)
     users = {k for k, sources in run.log_probs.items() if key in sources} - {likelihood, name}
-    is_no_mean = any(key in x.variance or Step(key) in x.mean for x in moments.values())
+    is_no_mean = any(key in variance or Step(key) in mean for mean, variance in moments.values())
     return frozenset(users | ({name} if is_no_mean else set()))
 
 
@@ -152,15 +130,13 @@ def _dense(problem: Problem, names: list[str]) -> list[str]:
 
 
 def _find_nonlinear(problem: Problem, names: list[str]) -> list[str]:
-    """Find sites to leave out because the predictor or a prior mean is not jointly affine in the
-    sites and the weights."""
+    """Find sites to leave out, for the predictor or a prior mean is not affine in all jointly."""
     inputs = problem.inputs
     keys = [("values", name) for name in names]
     weights = {("weights", name) for name in inputs["weights"]}
 
     def affine(**x):
-        means = {k: moments.mean for k, moments in _moments(problem, x, names).items()}
-        return problem.predictor(**x), means
+        return problem.predictor(**x), [mean for mean, _ in _moments(problem, x, names).values()]
 
     sources = sources_of_derivative(affine, inputs, keys) & {*keys, *weights} if keys else NONE
     if not sources:

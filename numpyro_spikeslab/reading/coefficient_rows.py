@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coefficients of a model: their rows in the location, their priors, and data without them.
 
-Coefficients are Normal sites in which the location is affine. Their values are arrays of shape
-(Q, C): each of Q tasks has its own (``form.of_tasks``), or Q is 1 and all are one dense vector.
+Their values are arrays of shape (Q, C): each of Q tasks has its own (``form.of_tasks``), or Q is 1
+and all are one dense vector.
 """
 
 from collections.abc import Callable
@@ -29,12 +29,10 @@ from numpyro_spikeslab.algebra.coefficients import (
 from numpyro_spikeslab.algebra.pairs import Design
 from numpyro_spikeslab.algebra.task_sweeps import TaskProducts
 from numpyro_spikeslab.reading.form import CoefficientSite, Form
-from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.view import View, where_observed
 
 Sites = tuple[CoefficientSite, ...]
-
-# The rows of coefficients in the location
 
 
 def affine_map(
@@ -54,10 +52,8 @@ def over_covariates(
     shapes: dict[str, tuple[int, ...]],
     of: Callable[[Any], Any],
 ) -> Any:
-    """Apply ``of`` to the covariate of each of the C coefficients that a task has in a site.
-
-    :param of: takes what coefficients of one in every task add to the location, (N, Q).
-    """
+    """Apply ``of`` to what coefficients of one in every task add to the location, (N, Q): for each
+    of the C coefficients that a task has in a site."""
     Q, C = form.num_tasks, prod(shapes[site.site]) // form.num_tasks
     zero = {name: jnp.zeros(shape) for name, shape in shapes.items()}
 
@@ -73,12 +69,11 @@ def shared_covariates(problem: Problem, values: dict[str, Any]) -> dict[str, Flo
     """Return the covariates of the coefficients of tasks, 0 where no task has an observation."""
     form = problem.form
     tangent, shapes = affine_map(problem, values, form.of_tasks)
-
-    def rows(site):
-        columns = over_covariates(form, tangent, site, shapes, lambda rows: rows[:, 0])
-        return where_observed(problem, values, columns)
-
-    return {each.site: rows(each) for each in form.of_tasks}
+    rows = {
+        each.site: over_covariates(form, tangent, each, shapes, lambda rows: rows[:, 0])
+        for each in form.of_tasks
+    }
+    return {name: where_observed(problem, values, x) for name, x in rows.items()}
 
 
 def dense_rows(
@@ -90,14 +85,8 @@ def dense_rows(
     return jax.vmap(lambda unit: jnp.ravel(tangent(by_site(sites, shapes, unit[None]))))(units)
 
 
-# Their values as arrays
-
-
 def joined(sites: Sites, values: dict[str, Any], behind: int = 0) -> Float[Array, "Q C ..."]:
-    """Join the values of the sites.
-
-    :param behind: number of axes that follow the axes of the sites.
-    """
+    """Join the values of the sites, which have ``behind`` more axes behind their own."""
     return jnp.concatenate([each.take(values[each.site], behind) for each in sites], axis=1)
 
 
@@ -114,18 +103,14 @@ def by_site(
 
 
 class Standardised(NamedTuple):
-    """Coefficients as deviations from their prior means in units of the prior scales.
-
-    - **sites**, **shapes** - the sites, and their shapes by name.
-    - **prior** - their prior and current values.
-    """
+    """Sites of coefficients, their shapes by name, and their prior and current values."""
 
     sites: Sites
     shapes: dict[str, tuple[int, ...]]
     prior: NormalPrior
 
     def values(self, u: Float[Array, "Q C"]) -> dict[str, Any]:
-        """Return the values of the sites."""
+        """Return the values of the sites at deviations from the prior."""
         return by_site(self.sites, self.shapes, self.prior.origin + self.prior.scaled(u))
 
     def slopes(self, slopes: Float[Array, "Q C M"]) -> dict[str, Any]:
@@ -138,38 +123,26 @@ class Standardised(NamedTuple):
 
 
 def standardised(sites: Sites, at: View, values: dict[str, Any]) -> Standardised:
-    """Read the priors of coefficients in a view at these values.
-
-    :param values: values of the sites; others are ignored.
-    """
+    """Read the priors of coefficients in a view at these values."""
     shapes = {each.site: jnp.shape(values[each.site]) for each in sites}
 
     def moment(part):
         moments = {k: getattr(at.priors[k], part) for k in shapes}
         return joined(sites, {k: jnp.broadcast_to(x, shapes[k]) for k, x in moments.items()})
 
-    links = None
-    if at.links is not None:
+    links = at.links
+    if links is not None:
         sizes = {name: prod(shape) for name, shape in shapes.items()}
-        links = jnp.block(
-            [
-                [jnp.reshape(at.links[name][other], (sizes[name], sizes[other])) for other in sizes]
-                for name in sizes
-            ]
-        )
+        rows = [[links[a][b].reshape(sizes[a], sizes[b]) for b in sizes] for a in sizes]
+        links = jnp.block(rows)
     prior = NormalPrior(joined(sites, values), moment("mean"), moment("variance") ** 0.5, links)
     return Standardised(sites, shapes, prior)
-
-
-# Data without them
 
 
 class ColumnsWithout(NamedTuple):
     """The columns of a design and their residual, with coefficients integrated out.
 
-    - **standard**, **coefficients** - the coefficients, and their conditional.
-    - **design**, **residual** - N observations outside of the span of the covariates, then K in it.
-    - **basis** - of the span.
+    The N observations outside of the span of the covariates, then K in it.
     """
 
     standard: Standardised
@@ -181,11 +154,8 @@ class ColumnsWithout(NamedTuple):
     def given(
         self, residual: Float[Array, " NK"], noise: Float[Array, "1 C"] | None = None
     ) -> tuple[dict[str, Any], Float[Array, " N"]]:
-        """Return the coefficients at their conditional mean, or a draw, and the residual.
-
-        :param residual: the residual at new weights.
-        :param noise: standard normal numbers of a draw.
-        """
+        """Return the coefficients at their conditional mean, or a draw by standard normal
+        ``noise``, and the residual, given that at new weights."""
         N = self.basis.shape[1]
         u, left = self.coefficients.given(residual[None, N:], noise)
         return self.standard.values(u), residual[:N] + left[0] @ self.basis
@@ -220,19 +190,14 @@ def columns_without(
 
 
 class TasksWithout(NamedTuple):
-    """Weights of tasks, with the coefficients of each task integrated out.
-
-    - **standard**, **coefficients** - the coefficients, and their conditional.
-    - **statistics** - sums over the observations.
-    """
+    """Weights of tasks, with the coefficients of each task integrated out."""
 
     standard: Standardised
     coefficients: Coefficients
     statistics: TaskStatistics
 
     def gram_form(self) -> TaskProducts:
-        """Return products of the features with each other and with the observations, and features
-        in K directions whose products are to be added to the former."""
+        """Return products of the features, and features in K directions whose products add."""
         J, e = self.coefficients.without()
         linear = self.statistics.b + jnp.einsum("qkm,qk->qm", J, e)
         return TaskProducts(self.statistics.G, linear, J)
@@ -240,10 +205,7 @@ class TasksWithout(NamedTuple):
     def given(
         self, w: Float[Array, "Q M"], noise: Float[Array, "Q C"] | None = None
     ) -> tuple[Float[Array, "Q C"], dict[str, Any]]:
-        """Return the coefficients at their conditional mean, or a draw: deviations, and values.
-
-        :param noise: standard normal numbers of a draw.
-        """
+        """Return the coefficients at their conditional mean, or a draw: deviations, and values."""
         J, e = self.coefficients.without()
         u, _ = self.coefficients.given(e - times(J, w), noise)
         return u, self.standard.values(u)
@@ -257,8 +219,7 @@ class TasksWithout(NamedTuple):
         """Return the expected squared residuals.
 
         :param moments: means and variances of the weights.
-        :param u: deviations of the coefficients at the means of the weights.
-        :param slopes: of the deviations.
+        :param u: deviations of the coefficients at the means of the weights, and their slopes.
         """
         (mean, var), (J, E, e, *_), sums = moments, self.coefficients, self.statistics
         left = e - times(J, mean) - times(E, u)
@@ -278,12 +239,10 @@ def tasks_without(
     """Integrate the coefficients of tasks out.
 
     :param at: the model at these values and zero weights.
-    :param covariates: by the names of the sites.
     :param statistics: of the data, where they are constant.
     """
+    statistics = statistics or statistics_at(sites, at, values, features, covariates)
     standard = standardised(sites, at, values)
-    if statistics is None:
-        statistics = statistics_at(sites, at, values, features, covariates)
     coefficients = statistics.coefficients(standard.prior, at.sigma2)
     return TasksWithout(standard, coefficients, statistics)
 
@@ -308,18 +267,17 @@ def given_residual(
     residual: Float[Array, "N Q"],
     noise: Float[Array, "1 C"] | None = None,
 ) -> tuple[dict[str, Any], Float[Array, "N Q"]]:
-    """Return dense coefficients at their joint conditional mean given the weights, or a draw, and
-    the residual.
+    """Return dense coefficients at their conditional mean given the weights, or a draw by standard
+    normal ``noise``, and the residual.
 
     :param residual: observations less their location at the weights and current coefficients.
-    :param noise: standard normal numbers of a draw.
     """
     precision = jnp.ravel(jnp.broadcast_to(at.precision, residual.shape))
     standard, rows = standardised(sites, at, values), dense_rows(problem, values, sites)
     covariates, y = whitened(rows, precision), jnp.sqrt(precision) * jnp.ravel(residual)
     basis = jnp.linalg.qr(covariates.T)[0].T
-    nothing, one = jnp.zeros((0, len(basis)), y.dtype), jnp.ones((), y.dtype)
-    coefficients, _ = of_columns(basis, nothing, covariates, y, standard.prior, one)
+    none, one = jnp.zeros((0, len(basis)), y.dtype), jnp.ones((), y.dtype)
+    coefficients, _ = of_columns(basis, none, covariates, y, standard.prior, one)
     u, _ = coefficients.given(coefficients.without()[1], noise)
     change = (standard.prior.scaled(u - standard.prior.deviation) @ rows).reshape(residual.shape)
     # rows may be NaN where nothing is observed

@@ -14,27 +14,22 @@ from numpyro_spikeslab.reading.sites import Pair
 from numpyro_spikeslab.roles import Role
 
 COLUMNS, SHARED, FUNCTIONS, ENTRIES = "columns", "shared", "functions", "entries"
-"""Kinds of features: a design whose columns are multiplied by one weight each; features that are
-known and the same for all tasks; latent functions; latent functions of which some entries of the
-table of points and tasks are observed, in one row of observations."""
+"""Kinds of features: columns of a design, with one weight each; known ones that all tasks share;
+latent functions; latent functions of a sparse table, whose entries are the observations."""
 
 
 class CoefficientSite(NamedTuple):
     """A site of coefficients, with values as arrays of shape (Q, C).
 
-    - **site** - its name.
-    - **axis** - the negative axis of its shape that is the tasks, each of which has coefficients of
-      its own on shared covariates. `None` where all entries are one dense vector and Q is 1.
+    - **axis** - the negative axis of its shape that is the tasks, each with coefficients of its own
+      on shared covariates. `None` where all entries are one dense vector and Q is 1.
     """
 
     site: str
     axis: int | None
 
     def take(self, x: Any, behind: int = 0) -> Any:
-        """Return values of the site as (Q, C).
-
-        :param behind: number of further axes behind those of the site, which stay.
-        """
+        """Return values of the site as (Q, C), with ``behind`` further axes, which stay."""
         x = jnp.asarray(x)[None] if self.axis is None else jnp.moveaxis(x, self.axis - behind, 0)
         return x.reshape(len(x), -1, *x.shape[x.ndim - behind :])
 
@@ -43,18 +38,14 @@ class CoefficientSite(NamedTuple):
         behind = x.shape[2:]
         if self.axis is None:
             return x.reshape(*shape, *behind)
-        rest = list(shape)
-        del rest[self.axis]
-        return jnp.moveaxis(x.reshape(len(x), *rest, *behind), 0, self.axis - len(behind))
+        others = list(shape)
+        del others[self.axis]
+        return jnp.moveaxis(x.reshape(len(x), *others, *behind), 0, self.axis - len(behind))
 
 
 def task_axis(site: dict[str, Any], slab: dict[str, Any], observed: Sequence[Any]) -> int | None:
-    """Return the axis of a site, counted from the end, that is the tasks: the axis of the plate of
-    the first axis of the weights, (Q, M). `None` unless the observations stand in this plate, too.
-
-    :param slab: the slabs of the weights.
-    :param observed: observed sites.
-    """
+    """Return the negative axis of a site in the plate of the tasks, the first axis of the slabs, if
+    the observed sites stand in this plate, too."""
     if jnp.ndim(slab["value"]) != 2:
         return None
     tasks = {frame.name for frame in slab["cond_indep_stack"] if frame.dim == -2}
@@ -66,8 +57,7 @@ def task_axis(site: dict[str, Any], slab: dict[str, Any], observed: Sequence[Any
 
 
 class Source(NamedTuple):
-    """The position of the constant of a linear map that is its matrix; transposed if features are
-    its columns."""
+    """The constant of a linear map that is its matrix; transposed if features are columns."""
 
     position: int
     transposed: bool
@@ -75,28 +65,25 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """The description of a model; hashable. Pairs and other sites come from its trace, the rest
-    from the proof and the probe.
+    """The description of a model; hashable.
 
     - **pairs** - its spike-and-slab weights; flattened and joined they are the P coordinates.
-    - **others** - names of all other latent sample sites and of the model's params, without the
-      functions that weights mix.
-    - **likelihood** - name of the observed Normal site.
+    - **others** - all other latent sites and the params, without the functions that weights mix.
+    - **likelihood** - the observed Normal site.
     - **kind** - :data:`COLUMNS`, :data:`SHARED`, :data:`FUNCTIONS` or :data:`ENTRIES`.
-    - **functions** - name of the latent functions that the weights mix, or `None`.
-    - **kernels** - names of the ``others`` that are parameters of the kernels, and only that.
-    - **num_tasks**, **num_features**, **num_obs** - Q, M, N; one task of N observations and P
-      features where the kind is :data:`COLUMNS`.
+    - **functions** - the latent functions that the weights mix, or `None`.
+    - **kernels** - the ``others`` that are parameters of the kernels, and only that.
+    - **num_tasks**, **num_features**, **num_obs** - Q, M, N; 1, P, N where the kind is
+      :data:`COLUMNS`.
     - **tasks_first** - whether the observations are (Q, N), not (N, Q).
     - **roles** - the ``others`` that are noise scales, inclusion probabilities or slab scales.
     - **coefficients** - the ``others`` with a Normal prior on which only the predictor depends, and
       prior means of other coefficients. The predictor is affine in weights and coefficients.
-    - **of_tasks** - the coefficients, if each task has its own on covariates that all tasks share
-      and that depend on data alone; else none.
+    - **of_tasks** - the coefficients, if each task has its own on constant covariates that all
+      tasks share; else none.
     - **links** - pairs of coefficients; the prior mean of the first is affine in the second.
     - **constant_covariates** - whether the rows of the coefficients depend on data alone.
-    - **complete** - whether all tasks weigh the same observations alike, so that one column of
-      weights serves all tasks.
+    - **complete** - whether all tasks have the same weights of observations, in one column.
     - **varying_noise** - whether noise may change along a task.
     - **constant_rows** - whether the design depends on data alone.
     - **constant_design** - whether the weights of the observations do so, too.
@@ -127,7 +114,7 @@ class Form:
 
     @property
     def size(self) -> int:
-        """P, the number of weights."""
+        """The number of weights, P."""
         return sum(pair.size for pair in self.pairs)
 
     @property
@@ -142,26 +129,23 @@ class Form:
 
     @property
     def free(self) -> tuple[str, ...]:
-        """The other sites that belong to no kernel and have no role with a mode."""
+        """The other sites without a kernel or a role with a mode: to change one runs the model."""
         updated = {*self.kernels, *(role.site for role in self.roles_with_mode)}
         return tuple(name for name in self.others if name not in updated)
 
     @property
     def roles_with_mode(self) -> tuple[Role, ...]:
-        """The roles whose mode has a closed form."""
         return tuple(role for role in self.roles if role.has_mode)
 
     @property
     def searched(self) -> bool:
-        """Whether some free sites have no maximum in closed form, given all else."""
+        """Whether some free sites have no closed maximum given all else."""
         return not set(self.free) <= set(self.coefficients)
 
     def roles_of(self, kind: type[Role]) -> tuple[Role, ...]:
-        """Return the roles of one kind."""
         return tuple(role for role in self.roles if isinstance(role, kind))
 
     def coefficient_sites(self, names: Collection[str]) -> tuple[CoefficientSite, ...]:
-        """Return the coefficients with these names."""
         sites = self.of_tasks or [CoefficientSite(name, None) for name in self.coefficients]
         return tuple(each for each in sites if each.site in names)
 
@@ -189,7 +173,6 @@ class Form:
         return tuple(spikes)
 
     def join_spikes(self, values: dict[str, Any]) -> Num[Any, " P"]:
-        """Join the spikes of the weights."""
         spikes = {pair.name: pair.of_weights(values[pair.spike]) for pair in self.pairs}
         return self.join(spikes, "{}")
 
@@ -199,8 +182,7 @@ class Form:
         return {pair.spike: pair.of_spikes(spikes[pair.name]) for pair in self.pairs}
 
     def tasks_last(self, x: Any) -> Any:
-        """Reshape an array that broadcasts to the observations to (N or 1, Q or 1); of entries to
-        (L or 1, 1)."""
+        """Reshape what broadcasts to the observations to (N or 1, Q or 1), or to (L or 1, 1)."""
         if self.kind in (COLUMNS, ENTRIES) or (jnp.ndim(x) == 1 and self.num_tasks == 1):
             return jnp.reshape(x, (-1, 1))
         x = jnp.reshape(x, (1,) * (2 - jnp.ndim(x)) + jnp.shape(x))

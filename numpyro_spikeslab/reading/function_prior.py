@@ -13,43 +13,29 @@ from jax.tree_util import Partial
 
 from numpyro_spikeslab.algebra.covariance import Covariance
 from numpyro_spikeslab.algebra.kernels import Template
-from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.latent import Functions, Parameters
+from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.program import are_concrete
 
 Kernel = Callable[[Float[Array, " P"]], Covariance]
-
-
-class Mixed(NamedTuple):
-    """Several kernels and which of them each function has; compiled once for each kernel.
-
-    - **kernels** - the distinct kernels.
-    - **which** - positions in ``kernels``, shape (M,).
-    """
-
-    kernels: tuple[Kernel, ...]
-    which: Int[Array, " M"]
+Kernels = tuple[tuple[Kernel, ...], Int[Array, " M"]]
+"""The distinct kernels of functions, which are compiled once each, and which one each has."""
 
 
 class FunctionPrior(NamedTuple):
-    """Prior of M latent functions; theta are the logs of their kernels' parameters.
+    """Prior of M latent functions; theta are the logs of their kernels' parameters."""
 
-    - **kernel** - one kernel of all functions, or several.
-    - **mean** - prior means, (M, N).
-    - **parameters** - what the entries of theta are.
-    - **priors** - distributions of the sites of the kernels' parameters.
-    """
-
-    kernel: Kernel | Mixed
+    kernel: Kernels
     mean: Float[Array, "M N"]
     parameters: Parameters
     priors: dict[str, Any]
 
     def covariance(self, m: Any, theta: Float[Array, " P"]) -> Any:
         """Prior covariance of function ``m``."""
-        if isinstance(self.kernel, Mixed):
-            return jax.lax.switch(self.kernel.which[m], self.kernel.kernels, theta)
-        return self.kernel(theta)
+        distinct, which = self.kernel
+        if len(distinct) == 1:
+            return distinct[0](theta)
+        return jax.lax.switch(which[m], distinct, theta)
 
     def variances(self, theta: Float[Array, "M P"]) -> Float[Array, "M N"]:
         """Prior variances of all functions."""
@@ -58,15 +44,17 @@ class FunctionPrior(NamedTuple):
 
     def log_density(self, m: Any, theta: Float[Array, " P"]) -> Float[Array, ""]:
         """Log density of the latent parameters ``exp(theta)`` of the kernel of function ``m``."""
-        M = len(self.parameters.rows)
+        rows = self.parameters.rows
+        M = len(rows)
         values = self.parameters.scatter(jnp.broadcast_to(theta, (M, *theta.shape)))
         total = jnp.zeros(M)
         for name in self.parameters.latent:
             prior = self.priors[name]
             # outside of their support some distributions have a density all the same
             inside = prior.support(values[name])
-            log_prob = jnp.where(inside, with_short_gammas(prior.log_prob)(values[name]), -jnp.inf)
-            total = total.at[np.array(self.parameters.members(name))].add(log_prob)
+            log_prob = jnp.where(inside, prior.log_prob(values[name]), -jnp.inf)
+            members = [m for m, row in enumerate(rows) if any(x.site == name for x in row)]
+            total = total.at[np.array(members)].add(log_prob)
         return total[m]
 
     def draw(self, key: Array, theta: Float[Array, "M P"]) -> Float[Array, "M P"]:
@@ -78,19 +66,17 @@ class FunctionPrior(NamedTuple):
         return self.parameters.gather(values)
 
 
-def kernel_of(functions: Functions) -> Kernel | Mixed:
-    """The kernels of functions, the distinct ones compiled once each."""
+def kernel_of(functions: Functions) -> Kernels:
     X = jnp.asarray(functions.X, float)
     function = _covariance if functions.is_uniform else _covariance_dense
-    kernels: list[Template] = []
+    templates: list[Template] = []
     which = []
     for template in functions.templates:
-        same = (k for k, other in enumerate(kernels) if _differ_in_parameters(template, other))
-        which.append(next(same, len(kernels)))
-        if which[-1] == len(kernels):
-            kernels.append(template)
-    every = tuple(Partial(function, template, X) for template in kernels)
-    return every[0] if len(every) == 1 else Mixed(every, jnp.array(which))
+        same = (k for k, other in enumerate(templates) if _differ_in_parameters(template, other))
+        which.append(next(same, len(templates)))
+        if which[-1] == len(templates):
+            templates.append(template)
+    return tuple(Partial(function, template, X) for template in templates), jnp.array(which)
 
 
 def _covariance(template: Any, X: Any, theta: Any, dense: bool = False) -> Any:
@@ -105,8 +91,6 @@ def _covariance_dense(template: Any, X: Any, theta: Any) -> Any:
 
 def _differ_in_parameters(one: Template, other: Template) -> bool:
     """Whether two kernels are the same but for the values of their parameters."""
-    if one is other:
-        return True
     if str(jax.tree.structure(one)) != str(jax.tree.structure(other)):
         return False
     leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), one.free, strict=True)
@@ -119,9 +103,6 @@ def _differ_in_parameters(one: Template, other: Template) -> bool:
 class KnownFunctions(NamedTuple):
     """What is known of the latent functions that weights mix.
 
-    - **functions** - what defines them, for predictions at new inputs.
-    - **kernel** - their kernels.
-    - **mean** - their prior means, (M, N).
     - **fixed** - values of kernel parameters that the model conditions on.
     - **is_plain** - whether their prior is Gaussian, neither masked nor scaled.
     - **parents** - other sites than the kernels' parameters on which it depends.
@@ -130,7 +111,7 @@ class KnownFunctions(NamedTuple):
     """
 
     functions: Functions
-    kernel: Kernel | Mixed
+    kernel: Kernels
     mean: Any
     fixed: dict[str, Any]
     is_plain: bool
@@ -140,38 +121,30 @@ class KnownFunctions(NamedTuple):
 
     def check(self, user: str) -> None:
         """Raise unless there is no more of the functions than a likelihood and their own prior."""
-        name = self.functions.name
+        what = f"{user}: the latent functions {self.functions.name!r}"
         if not self.is_plain:
-            raise ValueError(
-                f"{user}: the prior of the latent functions {name!r} must be Gaussian, neither "
-                "masked nor scaled. Leave it to latent_functions."
-            )
+            expected = "a Gaussian prior, neither masked nor scaled"
+            raise bad(what, "another prior", expected, "Leave it to latent_functions.")
         self.check_prior(user)
         if self.children:
-            raise ValueError(
-                f"{user}: besides the likelihood, {list(self.children)} depend on the latent "
-                f"functions {name!r}, which would be found as if they did not. Fit with "
-                "numpyro.infer.SVI, or sample the functions with NUTS."
-            )
-
-    def check_parameters(self, user: str) -> None:
-        """Raise if the kernels do not have the parameters of their sites."""
-        if self.cut_off:
-            raise ValueError(
-                f"{user}: the kernel parameters {list(self.cut_off)} of {self.functions.name!r} "
-                "are hidden or set, as by `handlers.block` or `handlers.do`. Leave them latent, or "
-                "hold them with `handlers.condition`."
-            )
+            remedy = "Fit with numpyro.infer.SVI, or sample the functions with NUTS."
+            got = f"{list(self.children)}, which depend on them"
+            raise bad(what, got, "the likelihood alone", remedy)
 
     def check_prior(self, user: str) -> None:
         """Raise if the prior depends on other sites, or not on the parameters of its own."""
         self.check_parameters(user)
         if self.parents:
-            raise ValueError(
-                f"{user}: the prior of the latent functions {self.functions.name!r} depends on "
-                f"{list(self.parents)}. Only the kernel parameters that `latent_functions` makes "
-                "itself are supported."
-            )
+            what = f"{user}: the prior of the latent functions {self.functions.name!r}"
+            expected = "one that depends on the kernel parameters of `latent_functions` alone"
+            raise bad(what, f"one that depends on {list(self.parents)}", expected)
+
+    def check_parameters(self, user: str) -> None:
+        """Raise if the kernels do not have the parameters of their sites."""
+        if self.cut_off:
+            what = f"{user}: the kernel parameters {list(self.cut_off)} of {self.functions.name!r}"
+            got, remedy = "sites that are hidden or set", "Hold them with `handlers.condition`."
+            raise bad(what, got, "latent sites", remedy)
 
     @property
     def parameters(self) -> Parameters:
@@ -181,10 +154,9 @@ class KnownFunctions(NamedTuple):
     @property
     def is_white(self) -> bool:
         """Whether the functions have no order and no mean."""
-        if self.functions.kinds != {"white"}:
-            return False
-        if self.functions.mean is None:
-            return True
+        white = self.functions.kinds == {"white"}
+        if not white or self.functions.mean is None:
+            return white
         return are_concrete(self.mean) and not np.any(np.asarray(self.mean))
 
     def prior(self, priors: dict[str, Any]) -> FunctionPrior:
@@ -193,8 +165,8 @@ class KnownFunctions(NamedTuple):
 
     def theta(self, values: dict[str, Any]) -> Any:
         """Logs of the kernels' parameters."""
-        known = {name: (values | self.fixed)[name] for name in self.parameters.sites}
-        return _gather(self.parameters, known)
+        sites = {name: (values | self.fixed)[name] for name in self.parameters.sites}
+        return _gather(self.parameters, sites)
 
 
 _gather = jax.jit(Parameters.gather, static_argnums=0)

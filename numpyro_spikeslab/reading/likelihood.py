@@ -21,8 +21,7 @@ class Gaussian(NamedTuple):
     - **value** - the observations.
     - **predictor**, **scale** - location and standard deviation of their distribution.
     - **count** - how often each counts: masks times ``handlers.scale``.
-    - **entries** - row and column of each observation in a table, if the site carries them in its
-      ``infer`` dictionary.
+    - **entries** - the mark of a sparse table: row and column of each observation.
     """
 
     value: Array
@@ -40,14 +39,7 @@ class Gaussian(NamedTuple):
     def of(cls, site: dict[str, Any]) -> "Gaussian":
         """Make the parts of a site."""
         fn, value = site["fn"], jnp.asarray(site["value"])
-        factors = []
-        if site["scale"] is not None:
-            factors.append((site["scale"], fn.event_dim))
-        while isinstance(fn, WRAPPERS):
-            if isinstance(fn, dist.MaskedDistribution):
-                factors.append((fn._mask, fn.event_dim))
-            fn = fn.base_dist
-        dtype, rank = jnp.result_type(fn.loc, float), jnp.ndim(value)
+        dtype, rank = jnp.result_type(base_of(fn).loc, float), jnp.ndim(value)
 
         def aligned(x, event_dim=0):
             # a factor of whole events has no axes for their parts
@@ -55,23 +47,29 @@ class Gaussian(NamedTuple):
             x = x.reshape(x.shape + (1,) * event_dim)
             return x.reshape((1,) * (rank - x.ndim) + x.shape)
 
-        count = jnp.ones((1,) * rank, dtype)
-        for factor, event_dim in factors:
-            count = count * aligned(factor, event_dim)
+        count = aligned(1.0 if site["scale"] is None else site["scale"], fn.event_dim)
+        while isinstance(fn, WRAPPERS):
+            if isinstance(fn, dist.MaskedDistribution):
+                count = count * aligned(fn._mask, fn.event_dim)
+            fn = fn.base_dist
         entries = site["infer"].get(ENTRIES_MARK)
         if entries is not None:
             entries = Entries(*(jnp.asarray(x, jnp.int32) for x in entries))
         return cls(value.astype(dtype), aligned(fn.loc), aligned(fn.scale), count, entries)
 
     def in_tasks(self, form: Form, layout: Layout | None) -> dict[str, Any]:
-        """Return the fields of a view that describe the observations: ``Y``, ``relative``,
-        ``sigma2``, ``count``, ``rounding`` and ``log_scale``."""
+        """Return the fields of a view that describe the observations."""
         shape = form.table if layout is None else (jnp.size(self.value), 1)
-        counts = jnp.broadcast_to(form.tasks_last(self._full(self.count, form)), shape)
-        scale = self._full(self.scale, form) if form.varying_noise else self.scale
-        scales = form.tasks_last(scale)
+        full = jnp.shape(self.value)
+
+        def tasks_last(x):
+            # broadcast before columns are flattened
+            return form.tasks_last(jnp.broadcast_to(x, full) if form.kind == COLUMNS else x)
+
+        counts = jnp.broadcast_to(tasks_last(self.count), shape)
+        scales = tasks_last(self.scale) if form.varying_noise else form.tasks_last(self.scale)
         residual = jnp.where(self.count > 0, self.value - self.predictor, 0)
-        Y = form.tasks_last(jnp.broadcast_to(residual, jnp.shape(self.value)))
+        Y = form.tasks_last(jnp.broadcast_to(residual, full))
         relative = counts / scales**2 if form.varying_noise else counts
         info = jnp.finfo(relative.dtype)
         # the precision of observations that are all zero stays a number
@@ -79,32 +77,23 @@ class Gaussian(NamedTuple):
         values = form.tasks_last(jnp.where(self.count > 0, self.value, 0))
         rounding = relative * ((info.eps * values) ** 2 + smallest)
         weights = relative[:, :1] if form.complete else relative
+        if form.varying_noise:
+            sigma2 = jnp.ones(form.num_tasks, scales.dtype)
+        elif layout is None:
+            sigma2 = jnp.broadcast_to(scales[0] ** 2, form.num_tasks)
+        else:
+            by_entry = jnp.broadcast_to(scales**2, shape)[:, 0]
+            # the noise of a task without entries is known only if all tasks share it
+            shared = jnp.ones(()) if scales.size > 1 else by_entry[0]
+            sigma2 = jnp.full(form.num_tasks, shared).at[layout.where.columns].set(by_entry)
         return {
             "Y": Y if layout is None else Y[:, 0],
             "relative": weights if layout is None else weights[:, 0],
-            "sigma2": _variances(scales, shape, form, layout),
+            "sigma2": sigma2,
             "count": by_task(counts, form.num_tasks, layout),
             "rounding": by_task(rounding, form.num_tasks, layout),
             "log_scale": jnp.sum(counts * (jnp.log(scales) + 0.5 * jnp.log(2 * jnp.pi))),
         }
-
-    def _full(self, x: Array, form: Form) -> Array:
-        """Broadcast before columns are flattened."""
-        return jnp.broadcast_to(x, jnp.shape(self.value)) if form.kind == COLUMNS else x
-
-
-def _variances(
-    scales: Array, shape: tuple[int, int], form: Form, layout: Layout | None
-) -> Float[Array, " Q"]:
-    """Return the noise variance of each task; 1 where noise varies along tasks."""
-    if form.varying_noise:
-        return jnp.ones(form.num_tasks, scales.dtype)
-    if layout is None:
-        return jnp.broadcast_to(scales[0] ** 2, form.num_tasks)
-    by_entry = jnp.broadcast_to(scales**2, shape)[:, 0]
-    # the noise of a task without entries is known only if all tasks share it
-    shared = jnp.ones(()) if scales.size > 1 else by_entry[0]
-    return jnp.full(form.num_tasks, shared).at[layout.where.columns].set(by_entry)
 
 
 def by_task(x: Array, num_tasks: int, layout: Layout | None) -> Float[Array, " Q"]:

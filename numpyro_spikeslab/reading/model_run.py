@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of a model at given values of its sites."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 import warnings
 from zlib import crc32
 
-from jaxtyping import Array
+from jaxtyping import Array, Float
 import numpy as np
 
 import jax
@@ -17,11 +19,10 @@ import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.constraints import Constraint
 from numpyro.infer.util import helpful_support_errors
-from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab.algebra.log_gamma import with_short_gammas
 from numpyro_spikeslab.primitives import MARK, Functions
 from numpyro_spikeslab.priors import base_of
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.likelihood import Gaussian
 from numpyro_spikeslab.reading.program import Program, trace_program
 from numpyro_spikeslab.reading.sites import SET, Pair, find_function_sites, functions_of
@@ -30,8 +31,8 @@ from numpyro_spikeslab.reading.sites import SET, Pair, find_function_sites, func
 class PairPrior(NamedTuple):
     """Prior of one pair, in the shape of its weights.
 
-    - **probs**, **log_odds** - of inclusion. Where weights share a spike, the first weight has the
-      values of the spike and the others have 0.5 and 0, so sums over included weights are right.
+    - **probs**, **log_odds** - of inclusion. Where weights share a spike, the first has its values
+      and the others have 0.5 and 0, so sums over included weights are right.
     - **scale**, **loc** - of the slab.
     """
 
@@ -41,30 +42,14 @@ class PairPrior(NamedTuple):
     loc: Array
 
 
-class FunctionArrays(NamedTuple):
-    """Arrays that define the prior of latent functions.
-
-    - **X** - inputs.
-    - **templates** - kernels.
-    - **mean** - prior means at the inputs, (M, N).
-    - **parameters** - values of the sites of the kernels' parameters.
-    """
-
-    X: Any
-    templates: tuple[Any, ...]
-    mean: Array
-    parameters: dict[str, Any]
-
-
 class Run(NamedTuple):
-    """The results of one run of a model that inference needs.
+    """The results of one run of a model that inference needs, by the names of its sites.
 
-    - **observed** - its observed Normal sites.
-    - **pairs** - the priors of its pairs.
+    - **observed**, **pairs** - its observed Normal sites, and the priors of its pairs.
     - **log_probs** - log density of every sample site, summed, but of the pairs' own.
     - **priors** - distributions of its other latent sites.
     - **constraints** - of its params, as far as they are pytrees, as NumPyro's own are.
-    - **functions** - what defines the prior of its latent functions, see :class:`FunctionArrays`.
+    - **functions** - inputs, kernels, prior means and values of the kernels' parameters.
     """
 
     observed: dict[str, Gaussian]
@@ -72,21 +57,19 @@ class Run(NamedTuple):
     log_probs: dict[str, Array]
     priors: dict[str, Any]
     constraints: dict[str, Any]
-    functions: dict[str, FunctionArrays]
+    functions: dict[str, tuple[Any, tuple[Any, ...], Array, dict[str, Any]]]
 
 
 def run_model(model: Any, args: tuple, kwargs: dict, data: dict[str, Any]) -> dict[str, Any]:
     """Trace the model with its sites set to ``data``."""
     model = handlers.substitute(model, substitute_fn=_concrete_rows)
-    model = handlers.substitute(model, data=data)
-    with handlers.block():
-        return _seeded_trace(model, args, kwargs)
+    return _seeded_trace(handlers.substitute(model, data=data), args, kwargs)
 
 
 def _seeded_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
     """Trace a model. Sites with values draw no random numbers, which take long to compile."""
-    seeded = handlers.seed(model, random.key(0))
-    return handlers.trace(seeded).get_trace(*args, **kwargs)
+    with handlers.block():
+        return handlers.trace(handlers.seed(model, random.key(0))).get_trace(*args, **kwargs)
 
 
 def _concrete_rows(site: dict[str, Any]) -> Any:
@@ -99,48 +82,33 @@ def _concrete_rows(site: dict[str, Any]) -> Any:
         return jnp.asarray(np.arange(size if subsample_size is None else subsample_size))
 
 
-def trace_generic(model: Any, args: tuple, kwargs: dict) -> tuple[dict[str, Any], Program, tuple]:
-    """Return a trace without values, with types, shapes, names and plates, and the program that
-    computes generic values of all latent sites and params.
-    """
+def trace_generic(
+    model: Any, args: tuple, kwargs: dict, user: str = "NumPyro"
+) -> tuple[dict[str, Any], Program, tuple]:
+    """Return a trace without values, and a program of generic values of latent sites and params.
+    Errors get a note that ``user`` could not run the model."""
     trace: dict[str, Any] = {}
 
     def run():
         generic = handlers.substitute(model, substitute_fn=_generic_if_unset)
-        with handlers.block():
-            trace.update(_seeded_trace(generic, args, kwargs))
+        trace.update(_seeded_trace(generic, args, kwargs))
         return {
             name: jax.tree.map(jnp.asarray, site["value"])
             for name, site in trace.items()
             if site["type"] == "param" or (site["type"] == "sample" and not site["is_observed"])
         }
 
-    program, constants = trace_program(run)
-    return trace, program, constants
+    try:
+        return (trace, *trace_program(run))
+    except (AssertionError, TypeError, ValueError) as error:
+        hint = "Do its arguments fit, and the sizes of its plates its data?"
+        error.add_note(f"{user} could not run the model. {hint}")
+        raise
 
 
 def abstract_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """Return a trace without values; see :func:`trace_generic`."""
+    """Return the types, shapes, names and plates of the sites of a model, without values."""
     return trace_generic(model, args, kwargs)[0]
-
-
-def checked_generic(
-    model: Any, args: tuple, kwargs: dict, user: str
-) -> tuple[dict[str, Any], Program, tuple]:
-    """Call :func:`trace_generic`, with a hint in the error if the model does not run."""
-    try:
-        return trace_generic(model, args, kwargs)
-    except AssertionError as error:
-        # from a plate without data, for example
-        raise ValueError(
-            f"{user} could not run the model: {error}. Do the sizes of its plates match its data?"
-        ) from error
-    except (TypeError, ValueError) as error:
-        hint = ""
-        if any(word in str(error) for word in ("shape", "broadcast", "plate", "size")):
-            hint = " Do the sizes of its plates match its data?"
-        error.add_note(f"{user} could not run the model.{hint}")
-        raise
 
 
 def _generic_if_unset(site: dict[str, Any]) -> Any:
@@ -166,55 +134,39 @@ def _generic_if_unset(site: dict[str, Any]) -> Any:
 def program_of(
     model: Any, args: tuple, kwargs: dict, pairs: tuple[Pair, ...], shapes: dict[str, Any]
 ) -> tuple[Program, tuple]:
-    """Make the model a program ``(values, weights, parts) -> Run``, and return its constants, too.
-
-    ``values`` are of all other latent sites and params, ``weights`` the products of the pairs,
-    ``parts`` the spikes and slabs, on which no result may depend.
-
-    :param shapes: of all latent sites and params.
-    """
+    """Trace the program of :meth:`Problem.run`, given shapes of all latent sites and params."""
     of_pairs = {name for pair in pairs for name in (pair.spike, pair.slab)}
 
     def run(values, weights, parts):
         trace = run_model(model, args, kwargs, values | weights | parts)
-        return _results(trace, pairs, frozenset(values), frozenset(parts))
+        sites = {k: x for k, x in trace.items() if x["type"] == "sample" and k not in parts}
+        params = {k: x["kwargs"] for k, x in trace.items() if x["type"] == "param"}
+        ranges = {k: x.get("constraint", constraints.real) for k, x in params.items()}
+        functions = {k: functions_of(trace[k]) for k in find_function_sites(trace)}
+        observed = {k: x for k, x in sites.items() if x["is_observed"] and Gaussian.matches(x)}
+        no_tree = Constraint.tree_flatten
+        return Run(
+            observed={k: Gaussian.of(x) for k, x in observed.items()},
+            pairs={pair.name: _pair_prior(trace, pair) for pair in pairs},
+            log_probs={k: jnp.sum(site_log_prob(x)) for k, x in sites.items()},
+            priors={k: x["fn"] for k, x in sites.items() if k in values and k not in functions},
+            constraints={k: x for k, x in ranges.items() if type(x).tree_flatten is not no_tree},
+            functions={k: _function_arrays(trace, f) for k, f in functions.items()},
+        )
 
     dtype = jnp.result_type(float)
     return trace_program(
         run,
         {name: x for name, x in shapes.items() if name not in of_pairs},
         {pair.name: jax.ShapeDtypeStruct(pair.shape, dtype) for pair in pairs},
-        {name: shapes[name] for name in sorted(of_pairs)},
+        {name: shapes[name] for name in of_pairs},
     )
 
 
-def _results(trace: dict[str, Any], pairs: tuple[Pair, ...], values, parts) -> Run:
-    sites = {k: x for k, x in trace.items() if x["type"] == "sample" and k not in parts}
-    params = {
-        k: x["kwargs"].get("constraint", constraints.real)
-        for k, x in trace.items()
-        if x["type"] == "param"
-    }
-    functions = {k: functions_of(trace[k]) for k in find_function_sites(trace)}
-    return Run(
-        observed={
-            k: Gaussian.of(x) for k, x in sites.items() if x["is_observed"] and Gaussian.matches(x)
-        },
-        pairs={pair.name: _pair_prior(trace, pair) for pair in pairs},
-        log_probs={k: jnp.sum(site_log_prob(x)) for k, x in sites.items()},
-        priors={k: x["fn"] for k, x in sites.items() if k in values and k not in functions},
-        constraints={
-            k: x for k, x in params.items() if type(x).tree_flatten is not Constraint.tree_flatten
-        },
-        functions={k: _function_arrays(trace, f) for k, f in functions.items()},
-    )
-
-
-def _function_arrays(trace: dict[str, Any], functions: Functions) -> FunctionArrays:
-    sites = functions.parameters.sites
-    parameters = {name: trace[name]["value"] for name in sites if name in trace}
-    mean = functions.mean_at(functions.X)
-    return FunctionArrays(functions.X, functions.templates, mean, parameters)
+def _function_arrays(trace: dict[str, Any], functions: Functions) -> tuple:
+    sites = [name for name in functions.parameters.sites if name in trace]
+    parameters = {name: trace[name]["value"] for name in sites}
+    return functions.X, functions.templates, functions.mean_at(functions.X), parameters
 
 
 def site_log_prob(site: dict[str, Any]) -> Any:
@@ -222,11 +174,8 @@ def site_log_prob(site: dict[str, Any]) -> Any:
     with warnings.catch_warnings():
         # missing observations may be NaN, and bad values get a better message
         warnings.filterwarnings("ignore", "Out-of-support values")
-        log_prob = site["fn"].log_prob
-        if not not_jax_tracer(site["value"]):
-            log_prob = with_short_gammas(log_prob)
         # of numpy's values NumPyro would check the support by numpy, for traced bounds too
-        log_prob = log_prob(jnp.asarray(site["value"]))
+        log_prob = site["fn"].log_prob(jnp.asarray(site["value"]))
     return log_prob if site["scale"] is None else log_prob * site["scale"]
 
 
@@ -235,8 +184,7 @@ def _pair_prior(trace: dict[str, Any], pair: Pair) -> PairPrior:
     if isinstance(spike, dist.BernoulliLogits):
         probs, log_odds = jax.nn.sigmoid(spike.logits), spike.logits
     else:
-        probs = spike.probs
-        log_odds = jnp.log(probs) - jnp.log1p(-probs)
+        probs, log_odds = spike.probs, jnp.log(spike.probs) - jnp.log1p(-spike.probs)
     dtype = jnp.result_type(float)
 
     def of_weights(x, other=None):
@@ -245,9 +193,67 @@ def _pair_prior(trace: dict[str, Any], pair: Pair) -> PairPrior:
             return jnp.broadcast_to(x, pair.shape)
         return jnp.full(pair.shape, other, dtype).at[pair.firsts].set(x)
 
-    return PairPrior(
-        of_weights(probs, 0.5),
-        of_weights(log_odds, 0.0),
-        of_weights(slab.scale),
-        of_weights(slab.loc),
-    )
+    inclusion = of_weights(probs, 0.5), of_weights(log_odds, 0.0)
+    return PairPrior(*inclusion, of_weights(slab.scale), of_weights(slab.loc))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Problem:
+    """A model, as its description and its program, with its data, the constants."""
+
+    form: Form = field(metadata={"static": True})
+    program: Program = field(metadata={"static": True})
+    constants: tuple
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Shapes of the arguments of :meth:`run`, by their names."""
+        return dict(zip(("values", "weights", "parts"), self.program.arguments, strict=True))
+
+    def run(
+        self,
+        values: dict[str, Any],
+        weights: dict[str, Any] | None = None,
+        parts: dict[str, Any] | None = None,
+        of: Callable[[Run], Any] | None = None,
+    ) -> Any:
+        """Run the model.
+
+        :param values: of ``form.others``, and of the functions; these are zero by default.
+        :param weights: products of spikes and slabs; zero by default.
+        :param parts: spikes and slabs, on which no result may depend; zero by default.
+        :param of: takes a part of the :class:`Run`, and the rest is not computed.
+        """
+        form, zero = self.form, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.inputs)
+        sites = zero["values"] | {name: values[name] for name in form.others}
+        if form.functions in values:
+            sites[form.functions] = values[form.functions]
+        weights = zero["weights"] if weights is None else weights
+        parts = zero["parts"] if parts is None else parts
+        program = self.program if of is None else self.program.part(of)
+        return program(self.constants, sites, weights, parts)
+
+    def likelihood(self, run: Any) -> Any:
+        """Return the likelihood of a run, or of the shapes or sources of its results."""
+        return run.observed[self.form.likelihood]
+
+    def part(self, run: Run, name: str) -> list[Any]:
+        """Return noise scales, inclusion probabilities or slab scales, the part of a role."""
+        if name == "noise":
+            return [self.likelihood(run).scale]
+        which = "probs" if name == "inclusion" else "scale"
+        return [getattr(run.pairs[pair.name], which) for pair in self.form.pairs]
+
+    def predictor(
+        self, values: dict[str, Any], weights: dict[str, Any] | None = None, parts: Any = None
+    ) -> Float[Array, "..."]:
+        """Compute the location of the observations, in their shape."""
+        x = self.run(values, weights, parts, lambda run: self.likelihood(run).predictor)
+        return jnp.broadcast_to(x, self.likelihood(self.program.shapes).value.shape)
+
+    def predictor_of_tasks(
+        self, values: dict[str, Any], weights: dict[str, Any] | None = None
+    ) -> Float[Array, "N Q"]:
+        """Compute :meth:`predictor` with tasks as columns."""
+        return self.form.tasks_last(self.predictor(values, weights))

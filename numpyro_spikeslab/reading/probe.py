@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numerical tests of whether a model has an assumed form, in one compiled function.
 
-One evaluation at generic values of the sites is enough, since
-:mod:`~numpyro_spikeslab.reading.proof` has shown that the tested coefficients are constant. Checks
-of data hold for these data only.
+One evaluation at generic values of the sites is enough for coefficients that are proved constant.
+Checks of data hold for these data only.
 """
 
 from collections.abc import Callable
@@ -17,12 +16,11 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.sparse_sums import Entries, at_entries
 from numpyro_spikeslab.reading.coefficient_rows import affine_map, over_covariates
-from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, FUNCTIONS, Form, Source
-from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, SHARED, Form, Source
+from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.program import RUN_ONCE, Program
 from numpyro_spikeslab.reading.view import (
     linear_map,
-    no_weights,
     over_features,
     possible_sources,
 )
@@ -59,77 +57,56 @@ class Verdict(NamedTuple):
     noise_of_tasks: Any
 
 
-class Arrays(NamedTuple):
-    """Results of a probe that are as large as the data or the weights.
-
-    - **values** - the generic values of the other sites.
-    - **indices** - for each role, which entry of its site each weight or task takes.
-    - **where** - row and column of each observation, if the form is that of entries of a table.
-    """
-
-    values: dict[str, Any]
-    indices: tuple[Any, ...]
-    where: Entries | None
-
-
-class Directions(NamedTuple):
-    """Random numbers along which linear maps are compared.
-
-    Arguments of the probe, for XLA would take minutes to fold large constants.
-
-    - **weights** - by the names of their pairs, flat.
-    - **functions** - (M, N), `None` without latent functions.
-    - **coefficients** - of tasks, by their names, flat.
-    """
-
-    weights: dict[str, Any]
-    functions: Any
-    coefficients: dict[str, Any]
-
-
-def directions(form: Form, shapes: dict[str, Any]) -> Directions:
-    """Draw directions. By numpy's generator: compiling JAX's would take most of the time.
-
-    :param shapes: of the latent sites.
-    """
+def directions(form: Form, shapes: dict[str, Any]) -> dict[str, Any]:
+    """Draw random numbers along which linear maps are compared, by the names of flat weights, of
+    functions and of coefficients of tasks, given shapes of the latent sites."""
+    # arguments of the probe, for XLA would take minutes to fold large constants, and numpy's, for
+    # JAX's generator would take most of the time to compile
     rng, dtype = np.random.default_rng(1), jnp.result_type(float)
-    weights = {pair.name: rng.standard_normal(pair.size, dtype) for pair in form.pairs}
-    shape = form.num_features, form.num_obs
-    phi = rng.standard_normal(shape, dtype) if form.functions else None
-    sizes = {each.site: shapes[each.site].size for each in form.of_tasks}
-    return Directions(weights, phi, {k: rng.standard_normal(n, dtype) for k, n in sizes.items()})
+    sizes: dict[str, Any] = {pair.name: pair.size for pair in form.pairs}
+    if form.functions is not None:
+        sizes[form.functions] = form.num_features, form.num_obs
+    sizes |= {each.site: shapes[each.site].shape for each in form.of_tasks}
+    return {name: rng.standard_normal(size, dtype) for name, size in sizes.items()}
 
 
 def find_verdict(
-    problem: Problem, generic: Program, generic_data: tuple, along: Directions
-) -> tuple[Verdict, Arrays]:
-    """Run the model at generic values.
+    problem: Problem, generic: Program, generic_data: tuple, along: dict[str, Any]
+) -> tuple[Verdict, dict[str, Any], list[Any], Entries | None]:
+    """Judge the form of a problem at generic values.
 
-    :param problem: with the candidate form.
-    :param generic: computes the values.
-    :param generic_data: its constants.
     :param along: from :func:`directions`.
+    :return: the verdict, the values of the other sites, which entry of the site of each role each
+        weight or task takes, and row and column of each observation in a table of entries.
     """
     form, values = problem.form, generic(generic_data)
     run = problem.run(values)
     parts = problem.likelihood(run)
     shape = jnp.shape(parts.value)
     counted = jnp.broadcast_to(parts.count > 0, shape)
-    finite_design, sources = _judge_design(problem, values, counted, along.weights)
+    finite_design, sources = _judge_design(problem, values, counted, along)
     # JAX sorts the keys of dicts, so names are looked up in the order of the form
     pairs = [run.pairs[pair.name] for pair in form.pairs]
     scale = jnp.concatenate([jnp.ravel(x) for x in (parts.scale, *(p.scale for p in pairs))])
     log_odds = jnp.concatenate([jnp.ravel(p.log_odds) for p in pairs])
     played = [_play(role, problem, values) for role in form.roles]
     indices, plays = [index for index, _ in played], tuple(plays for _, plays in played)
-    where, noise_of_tasks = None, jnp.array(False)
+    where, noise_of_tasks, same_counts = None, jnp.array(False), jnp.array(False)
     if form.kind == ENTRIES:
         where = parts.entries
         indices, noise_of_tasks = _noise_by_column(form, where, values, indices, plays)
+    else:
+        count = form.tasks_last(jnp.broadcast_to(parts.count, shape))
+        same_counts = jnp.all(count == count[:, :1])
+
+    def bad(x):
+        is_bad = jnp.ravel(counted & ~jnp.isfinite(x))
+        return jnp.sum(is_bad), jnp.argmax(is_bad)
+
     verdict = Verdict(
         any_counted=jnp.any(counted),
-        bad_values=_bad(counted, parts.value),
-        bad_offsets=_bad(counted, jnp.broadcast_to(parts.predictor, shape)),
+        bad_values=bad(parts.value),
+        bad_offsets=bad(jnp.broadcast_to(parts.predictor, shape)),
         finite_design=finite_design,
         proper=jnp.all((scale > 0) & (scale < jnp.inf)) & jnp.all(jnp.isfinite(log_odds)),
         slab_locs=jnp.stack([jnp.max(jnp.abs(p.loc)) for p in pairs]),
@@ -137,68 +114,52 @@ def find_verdict(
         plays=plays,
         fits=_fits(problem, values, along, where),
         of_tasks=_are_of_tasks(problem, values, along),
-        same_counts=_have_same_counts(form, parts),
+        same_counts=same_counts,
         noise_of_tasks=noise_of_tasks,
     )
-    return verdict, Arrays({name: values[name] for name in form.others}, tuple(indices), where)
+    return verdict, {name: values[name] for name in form.others}, indices, where
 
 
 probe = jax.jit(find_verdict, static_argnums=1, compiler_options=RUN_ONCE)
 
 
-def _bad(counted: Any, x: Any) -> tuple[Any, Any]:
-    bad = jnp.ravel(counted & ~jnp.isfinite(x))
-    return jnp.sum(bad), jnp.argmax(bad)
-
-
 def _judge_design(problem, values, counted, along) -> tuple[Any, tuple]:
     """Whether the design is finite, and which constants are its parts."""
-    form = problem.form
-    tangent, zero = linear_map(problem, values), no_weights(form)
-    finite = jnp.all(jnp.isfinite(jnp.where(jnp.ravel(counted), tangent(along), 0)))
+    form, tangent = problem.form, linear_map(problem, values)
+    moved = tangent(form.join(along, "{}"))
+    finite = jnp.all(jnp.isfinite(jnp.where(jnp.ravel(counted), moved, 0)))
+    zero = {pair.name: jnp.zeros(pair.size) for pair in form.pairs}
+
+    def is_design(name, rows):
+        """Compare each row relative to its own size."""
+        size = jnp.max(jnp.where(jnp.isfinite(rows), jnp.abs(rows), 0), axis=1)
+        direction = along[name] / jnp.where(size > 0, size, 1)
+        # a sum, since a product would need the absolute values of a whole design
+        sizes = jnp.sum(jnp.abs(direction[:, None] * rows), axis=0)
+        return agree(direction @ rows, tangent(form.join(zero | {name: direction}, "{}")), sizes)
+
     if form.kind != COLUMNS or not form.constant_rows:
         return finite, tuple({} for _ in form.pairs)
-    verdicts = []
-    for pair in form.pairs:
-
-        def alone(flat, name=pair.name):
-            return tangent(zero | {name: flat})
-
-        sources = possible_sources(tangent, pair.size, counted.size)
-        verdicts.append({k: _is_design(alone, along[pair.name], x) for k, x in sources.items()})
-    return finite, tuple(verdicts)
-
-
-def _is_design(tangent: Any, along: Any, rows: Any) -> Any:
-    """Test whether rows are the matrix of a linear map, each row relative to its own size."""
-    size = jnp.max(jnp.where(jnp.isfinite(rows), jnp.abs(rows), 0), axis=1)
-    direction = along / jnp.where(size > 0, size, 1)
-    # a sum, since a product would need the absolute values of a whole design
-    sizes = jnp.sum(jnp.abs(direction[:, None] * rows), axis=0)
-    return agree(direction @ rows, tangent(direction), sizes)
+    sources = {p.name: possible_sources(tangent, p.size, counted.size) for p in form.pairs}
+    return finite, tuple(
+        {k: is_design(name, rows) for k, rows in constants.items()}
+        for name, constants in sources.items()
+    )
 
 
 def agree(x: Any, y: Any, size: Any) -> Any:
-    """Whether two arrays agree to rounding, NaN with NaN.
-
-    :param size: sums of the absolute terms behind each entry, which set its tolerance. With one
-        scale for all, a code for a missing value would hide differences of other entries.
-    """
+    """Whether arrays agree to rounding, NaN with NaN, given the absolute terms of each entry."""
+    # with one tolerance for all, a code for a missing value would hide differences of other entries
     tolerance = 100.0 * jnp.finfo(x.dtype).eps * jnp.sqrt(len(x) + 1.0)
     close = jnp.isfinite(size) & (jnp.abs(x - y) <= tolerance * size)
     return jnp.all(close | (jnp.isnan(x) & jnp.isnan(y)))
 
 
-# Roles
-
-
 def _play(role: Role, problem: Problem, values: dict[str, Any]) -> tuple[Any, Any]:
     """Find which entry of a role's site each weight or task copies, and whether it is a copy.
-
-    The role's part of the model is affine in the site, with constant coefficients. Its derivative
-    along the numbers of the entries gives the number of the copied entry; a random direction
-    confirms the copy. Weights that do not use the site get its size as index.
-    """
+    Weights that do not use the site get its size as index."""
+    # the role's part is affine in the site: its derivative along the numbers of the entries is the
+    # number of the copied entry, and a random direction confirms the copy
     site = values[role.site]
     shape, dtype, size = jnp.shape(site), jnp.result_type(site), max(jnp.size(site), 1)
     # not zero, so that a sum with another role's site shows
@@ -240,66 +201,57 @@ def _noise_by_column(
     return result, agrees & jnp.all(touched)
 
 
-# Tasks
-
-
-def _predictor(problem: Problem, values: dict[str, Any], weights: Any) -> Any:
-    (pair,) = problem.form.pairs
-    return problem.predictor_of_tasks(values, {pair.name: weights.reshape(pair.shape)})
-
-
 def _slope(problem: Problem, values: dict[str, Any], weights: Any, phi: Any = None) -> Any:
     """Compute the change of the predictor with the weights at given functions."""
+    (pair,) = problem.form.pairs
     at = values if phi is None else values | {str(problem.form.functions): phi}
 
     def predictor(w):
-        return _predictor(problem, at, w)
+        return problem.predictor_of_tasks(at, {pair.name: w.reshape(pair.shape)})
 
     return jax.jvp(predictor, (jnp.zeros_like(weights),), (weights,))[1]
 
 
-def _fits(problem: Problem, values: dict[str, Any], along: Directions, where: Any) -> Any:
+def _fits(problem: Problem, values: dict[str, Any], along: dict[str, Any], where: Any) -> Any:
     """Whether the predictor is ``offset + W phi`` in the form's layout, with its features."""
     form = problem.form
     if form.kind == COLUMNS:
         return jnp.array(True)
     (pair,) = form.pairs
     # inside a transformation of the caller, the directions are numpy arrays
-    W = jnp.asarray(along.weights[pair.name].reshape(form.shape), float)
-    if form.kind == ENTRIES:
-        return _are_entries(problem, values, W, jnp.asarray(along.functions, float), where)
-    if form.kind == FUNCTIONS:
-        phi = along.functions
-        # the coefficients are constants, so random directions determine them
-        return _both(
-            _nothing_alone(problem, values, W, phi),
-            lambda: agree(_slope(problem, values, W, phi), (W @ phi).T, (abs(W) @ abs(phi)).T),
-        )
-    features, size, same = over_features(problem, values, _judge_feature)
-    tangent = _slope(problem, values, W / jnp.where(size > 0, size, 1))
-    return jnp.all(same) & agree(tangent, (W @ features).T, (abs(W) @ abs(features)).T)
+    W = jnp.asarray(along[pair.name].reshape(form.shape), float)
+    if form.kind == SHARED:
+        features, size, same = over_features(problem, values, _judge_feature)
+        tangent = _slope(problem, values, W / jnp.where(size > 0, size, 1))
+        return jnp.all(same) & agree(tangent, (W @ features).T, (abs(W) @ abs(features)).T)
+    # the coefficients are constants, so random directions determine them
+    phi = jnp.asarray(along[str(form.functions)], float)
+
+    def is_mixture():
+        slope = _slope(problem, values, W, phi)
+        if form.kind == ENTRIES:
+            return _is_mixture_at(where, slope[:, 0], W, phi)
+        return agree(slope, (W @ phi).T, (abs(W) @ abs(phi)).T)
+
+    return _both(_nothing_alone(problem, values, W, phi), is_mixture)
 
 
-def _are_entries(problem: Problem, values: dict[str, Any], W: Any, phi: Any, where: Entries) -> Any:
-    """Test for the predictor ``offset + sum_m w_qm phi_mn`` at the entries of the mark."""
-    (Q, _), N = problem.form.shape, problem.form.num_obs
-    inside = jnp.all((where.rows >= 0) & (where.rows < N))
-    inside &= jnp.all((where.columns >= 0) & (where.columns < Q))
-    slope = _slope(problem, values, W, phi)[:, 0]
+def _is_mixture_at(where: Entries, slope: Any, W: Any, phi: Any) -> Any:
+    """Whether a slope is ``sum_m w_qm phi_mn`` at the entries of the mark."""
+    inside = jnp.all((where.rows >= 0) & (where.rows < phi.shape[1]))
+    inside &= jnp.all((where.columns >= 0) & (where.columns < len(W)))
     zero = jnp.zeros_like(W), jnp.zeros_like(phi)
     expected, _ = at_entries(where, (W, zero[0]), (phi, zero[1]))
     size, _ = at_entries(where, (abs(W), zero[0]), (abs(phi), zero[1]))
     # entry by entry, each to its own rounding
-    close = jnp.abs(slope - expected) <= 1e3 * jnp.finfo(slope.dtype).eps * size
-    return inside & jnp.all(close) & _nothing_alone(problem, values, W, phi)
+    return inside & jnp.all(jnp.abs(slope - expected) <= 1e3 * jnp.finfo(slope.dtype).eps * size)
 
 
 def _nothing_alone(problem: Problem, values: dict[str, Any], W: Any, phi: Any) -> Any:
-    """Test that weights without functions, and functions without weights, have no effect."""
-    nothing = jnp.zeros_like(W)
+    """Whether weights without functions, and functions without weights, have no effect."""
 
     def predictor(x):
-        return _predictor(problem, values | {str(problem.form.functions): x}, nothing)
+        return problem.predictor_of_tasks(values | {str(problem.form.functions): x})
 
     alone = jax.jvp(predictor, (phi,), (phi,))[1]
     return _both(
@@ -313,7 +265,7 @@ def _both(one: Bool[Array, ""], other: Callable[[], Any]) -> Bool[Array, ""]:
     return jax.lax.cond(one, other, lambda: jnp.array(False))
 
 
-def _are_of_tasks(problem: Problem, values: dict[str, Any], along: Directions) -> Any:
+def _are_of_tasks(problem: Problem, values: dict[str, Any], along: dict[str, Any]) -> Any:
     """Whether coefficients multiply covariates that are the same for all tasks."""
     form = problem.form
     if not form.of_tasks:
@@ -323,7 +275,7 @@ def _are_of_tasks(problem: Problem, values: dict[str, Any], along: Directions) -
     expected, sizes, direction = jnp.zeros(form.table), jnp.zeros(form.table), {}
     for each in form.of_tasks:
         rows, size, same = over_covariates(form, tangent, each, shapes, _judge_feature)
-        t = each.take(jnp.reshape(jnp.asarray(along.coefficients[each.site]), shapes[each.site]))
+        t = each.take(along[each.site])
         direction[each.site] = each.put(t / jnp.where(size > 0, size, 1), shapes[each.site])
         expected += (t @ rows).T
         sizes += (abs(t) @ abs(rows)).T
@@ -337,10 +289,3 @@ def _judge_feature(rows: Float[Array, "N Q"]) -> tuple[Any, Any, Any]:
     scaled = rows / jnp.where(size > 0, size, 1)
     largest = jnp.max(jnp.abs(scaled), axis=1, keepdims=True)
     return scaled[:, 0], size, agree(scaled, scaled[:, :1], largest)
-
-
-def _have_same_counts(form: Form, parts: Any) -> Any:
-    if form.kind == ENTRIES:
-        return jnp.array(False)
-    count = form.tasks_last(jnp.broadcast_to(parts.count, jnp.shape(parts.value)))
-    return jnp.all(count == count[:, :1])

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's model as a program: traced with its data, run at values of its sites.
 
-:func:`trace_program` traces a function once. Arrays of the caller become the program's constants,
-which compiled functions take as arguments, so data of the same shapes need no second compilation.
-All else that the function has read is part of the program's text. So nothing that a model sees can
-change unnoticed, neither an array that is changed in place nor a global that is bound anew.
+Arrays that the model reads become the program's constants, which compiled functions take as
+arguments, so data of the same shapes need no second compilation. All else that it reads is part of
+the program's text, so no change of an array in place or of a global goes unnoticed.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from hashlib import blake2b
 import re
 from typing import Any
@@ -33,33 +31,22 @@ _RULES = re.compile(r"(?:jvp|fwd|bwd)\w*=.*? at 0x[0-9a-f]+>")
 class Program:
     """A traced function without its constants, compared by content: a static argument of ``jit``.
 
-    :param closed: the trace.
-    :param in_tree: structure of the arguments.
-    :param out_tree: structure of the result.
+    - **arguments**, **shapes** - shapes and types of its arguments and results, as trees.
     """
 
     def __init__(self, closed: ClosedJaxpr, in_tree: Any, out_tree: Any) -> None:
         # constants are inputs, for JAX never frees the arrays inside of compiled programs
         inputs = [*closed.jaxpr.constvars, *closed.jaxpr.invars]
         self.jaxpr = closed.jaxpr.replace(constvars=[], invars=inputs)
-        self.in_tree, self.out_tree = in_tree, out_tree
-        self.in_avals, self.out_avals = closed.in_avals, closed.out_avals
+        self.in_avals, self.out_tree = closed.in_avals, out_tree
+        self.arguments = jax.tree.unflatten(in_tree, map(_shape, closed.in_avals))
+        self.shapes = jax.tree.unflatten(out_tree, map(_shape, closed.out_avals))
         hidden = tuple(map(_content, _hidden_constants(self.jaxpr)))
         plain = map(_plain, closed.consts)
         shapes = tuple((np.shape(c), str(jnp.result_type(c))) for c in plain)
         # the shapes in a trace belong to the mesh of chains that run in parallel
         mesh = jax.sharding.get_abstract_mesh()
         self._key = (_RULES.sub("", str(self.jaxpr)), hidden, shapes, out_tree, mesh)
-
-    @property
-    def arguments(self) -> Any:
-        """Shapes and types of the arguments, in their structure."""
-        return jax.tree.unflatten(self.in_tree, _shapes(self.in_avals))
-
-    @property
-    def shapes(self) -> Any:
-        """Shapes and types of the result, in its structure."""
-        return jax.tree.unflatten(self.out_tree, _shapes(self.out_avals))
 
     def __hash__(self) -> int:
         return hash(self._key[0])
@@ -68,20 +55,12 @@ class Program:
         return isinstance(other, Program) and self._key == other._key
 
     def __call__(self, constants: tuple, *args: Any) -> Any:
-        """Run the program.
-
-        :param constants: in the order of the trace.
-        :param args: in the structure with which it was traced.
-        """
+        """Run the program with arguments in the structure with which it was traced."""
         return self.part(lambda result: result)(constants, *args)
 
     def part(self, of: Callable[[Any], Any]) -> Callable:
-        """Return the function that computes a part of the result, and nothing else.
-
-        :param of: takes the part, any tree of its leaves, from the result.
-        """
-        places, tree = self._places(of)
-        needed, inputs = self._needed(places)
+        """Return the function that computes a part of the result, a tree of its leaves, alone."""
+        needed, inputs, places, tree = self._needed(of)
         outputs = {place: k for k, place in enumerate(sorted(set(places)))}
 
         def run(constants, *args):
@@ -98,49 +77,40 @@ class Program:
 
     def inputs_of(self, of: Callable[[Any], Any]) -> list[int]:
         """Return positions of the inputs, constants first, that :meth:`part` takes."""
-        return self._needed(self._places(of)[0])[1]
+        return self._needed(of)[1]
 
-    def _places(self, of: Callable[[Any], Any]) -> tuple[list[int], Any]:
-        return jax.tree.flatten(of(jax.tree.unflatten(self.out_tree, range(len(self.out_avals)))))
+    def _needed(self, of: Callable[[Any], Any]) -> tuple[Jaxpr, list[int], list[int], Any]:
+        """Return the program of a part, the inputs that it takes, and the places of its leaves."""
+        outputs = range(self.out_tree.num_leaves)
+        places, tree = jax.tree.flatten(of(jax.tree.unflatten(self.out_tree, outputs)))
+        needed, used = dce_jaxpr(self.jaxpr, [k in places for k in outputs])
+        return needed, [k for k, is_used in enumerate(used) if is_used], places, tree
 
-    def _needed(self, places: list[int]) -> tuple[Jaxpr, list[int]]:
-        """Return the program of some results, and the inputs that it takes."""
-        needed, used = dce_jaxpr(self.jaxpr, [k in places for k in range(len(self.out_avals))])
-        return needed, [k for k, is_used in enumerate(used) if is_used]
 
-
-def _shapes(avals: Any) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
+def _shape(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def trace_program(function: Callable, *args: Any) -> tuple[Program, tuple]:
-    """Trace a function.
-
-    :param args: arrays, or their shapes.
-    :return: the program and its constants.
-    """
+    """Trace a function of arrays, or of their shapes; return the program and its constants."""
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
     program = Program(closed, jax.tree.structure(args), jax.tree.structure(shapes))
     return program, tuple(closed.consts)
 
 
-@partial(jax.jit, static_argnums=0)
 def _run(program: Program, constants: tuple, *args: Any) -> Any:
     return program(constants, *args)
 
 
-@partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def _run_once(program: Program, constants: tuple, *args: Any) -> Any:
-    return program(constants, *args)
+_often = jax.jit(_run, static_argnums=0)
+_once = jax.jit(_run, static_argnums=0, compiler_options=RUN_ONCE)
 
 
 def compiled(function: Callable, *args: Any, once: bool = False) -> Any:
-    """Compute ``function(*args)``, compiled once for all calls that trace to the same program.
-
-    :param once: whether it runs so seldom that its compilation matters more.
-    """
+    """Compute ``function(*args)``, compiled once for all calls that trace to the same program, and
+    quickly if it runs ``once``."""
     program, constants = trace_program(function, *args)
-    return (_run_once if once else _run)(program, constants, *args)
+    return (_once if once else _often)(program, constants, *args)
 
 
 def computed(function: Callable[[], Any]) -> Any:
@@ -148,7 +118,7 @@ def computed(function: Callable[[], Any]) -> Any:
     for which arbitrary arrays stand in."""
     program, constants = trace_program(function)
     with outside_transformations():
-        return _run_once(program, stand_ins(constants))
+        return _once(program, stand_ins(constants))
 
 
 def _plain(constant: Any) -> Any:
@@ -196,19 +166,16 @@ def outside_transformations(tree: Any = ()) -> AbstractContextManager:
     return jax.core.eval_context() if are_concrete(tree) else nullcontext()
 
 
-def fingerprint(constants: tuple) -> tuple:
-    """Return JAX's arrays, which do not change, and digests of numpy's, which may."""
-    return tuple(
-        c if isinstance(c, jax.Array) or not not_jax_tracer(c) else _digest(c) for c in constants
-    )
+class Fingerprint:
+    """JAX's arrays, which do not change, and digests of numpy's, which may; compared by content."""
 
+    def __init__(self, constants: tuple) -> None:
+        # the arrays are held, so that no other gets the address of one
+        self.arrays = [c for c in constants if isinstance(c, jax.Array)]
+        self.content = [id(c) if isinstance(c, jax.Array) else _digest(c) for c in constants]
 
-def same_fingerprint(old: tuple, new: tuple) -> bool:
-    """Whether two fingerprints are of the same constants."""
-    return len(old) == len(new) and all(
-        x is y or (isinstance(x, bytes) and isinstance(y, bytes) and x == y)
-        for x, y in zip(old, new, strict=True)
-    )
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fingerprint) and self.content == other.content
 
 
 def on_device(constants: tuple) -> tuple:

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts about a model that hold at all values of its sites, proved from its program.
 
-A result that cannot depend on a site does not change with it. So a predictor whose derivative in
-the weights does not depend on the weights is affine in them, whatever the values of other sites;
-and a noise scale whose derivative in a site depends on nothing is an affine function of that site.
+A predictor whose derivative in the weights cannot depend on the weights is affine in them, whatever
+the values of other sites; so is a noise scale in a site if its derivative depends on nothing.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.coefficient_proof import (
@@ -21,8 +22,9 @@ from numpyro_spikeslab.reading.coefficient_proof import (
     put,
     sources_of_derivative,
 )
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.likelihood import Gaussian
-from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.provenance import NONE, Names, Step, names_of, provenance, union
 from numpyro_spikeslab.reading.sites import functions_of, is_latent
 from numpyro_spikeslab.roles import ROLES, Role
@@ -31,25 +33,19 @@ from numpyro_spikeslab.roles import ROLES, Role
 class Proof(NamedTuple):
     """Facts about a model.
 
-    - **likelihood** - the one observed site that depends on the weights, a Normal one.
-    - **predictor**, **design**, **scale**, **count** - names of the other sites that these parts of
-      it can depend on.
-    - **roles** - sites on which one part alone depends, which is an affine function of them with
-      constant coefficients.
+    - **plain** - its form as a regression on columns.
+    - **predictor**, **count** - the sites on which these parts of the likelihood can depend.
     - **coefficients** - Normal sites in which the predictor is affine.
-    - **mixed** - name of the latent functions in which the predictor may be bilinear with constant
-      coefficients, together with the weights.
+    - **mixed** - the latent functions, if the predictor is an offset and a bilinear map of them and
+      the weights.
     - **kernels** - parameters of their kernels: only the prior of the functions depends on them.
     - **parents** - all other sites on which that prior depends.
     - **children** - sites and pairs, other than the likelihood, that depend on the functions.
     """
 
-    likelihood: str
-    predictor: Names
-    design: Names
-    scale: Names
-    count: Names  # type: ignore[assignment]
-    roles: tuple[Role, ...]
+    plain: Form
+    predictor: frozenset[str]
+    count: frozenset[str]  # type: ignore[assignment]
     coefficients: CoefficientProof
     mixed: str | None
     kernels: tuple[str, ...]
@@ -65,31 +61,37 @@ def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
     :raises ValueError: if the model does not fit; the message names the site and the remedy.
     """
     run = provenance(problem.run, **problem.inputs)
-    _check_pairs(problem, run, user)
-    name = _find_likelihood(problem, run, trace, user)
-    problem = problem.with_form(likelihood=name)
+    _check_pairs(run, user)
+    likelihood = _find_likelihood(problem, run, trace, user)
+    problem = replace(problem, form=replace(problem.form, likelihood=likelihood))
     _check_parts(problem, run, user)
-    design = _prove_affine(problem, run, user)
+    design = names_of(_prove_affine(problem, run, user), "values")
     mixed = _find_mixed(problem, run, trace)
-    kernels, parents, children = _about_functions(problem, run, trace, mixed)
-    parts = problem.likelihood(run)
-    return Proof(
-        name,
-        predictor=names_of(parts.predictor, "values"),
-        design=names_of(design, "values"),
-        scale=names_of(parts.scale, "values"),
-        count=names_of(parts.count, "values"),
-        roles=_find_roles(problem, run, trace),
-        coefficients=find_coefficients(problem, run, trace),
-        mixed=mixed,
-        kernels=kernels,
-        parents=parents,
-        children=children,
+    coefficients = find_coefficients(problem, run, trace)
+    parts, shapes = problem.likelihood(run), problem.likelihood(problem.program.shapes)
+    predictor, scale, count = (
+        names_of(x, "values") for x in (parts.predictor, parts.scale, parts.count)
     )
+    # as the program has it, for along an axis of size 1 the scale cannot change
+    varying = shapes.scale.size > 1
+    plain = replace(
+        problem.form,
+        num_features=problem.form.size,
+        num_obs=shapes.value.size,
+        roles=_find_roles(problem, run, trace),
+        coefficients=coefficients.dense,
+        links=coefficients.links,
+        constant_covariates=coefficients.constant,
+        varying_noise=varying,
+        constant_rows=not design,
+        constant_design=not (design or count or (varying and scale)),
+        sources=(None,) * len(problem.form.pairs),
+    )
+    functions = _about_functions(problem, run, trace, mixed)
+    return Proof(plain, predictor, count, coefficients, mixed, *functions)
 
 
 def _weights(names: Names) -> list[str]:
-    """List the weights, spikes and slabs among some inputs."""
     return sorted(names_of(names, "weights", "parts"))
 
 
@@ -99,7 +101,7 @@ _ONLY = (
 )
 
 
-def _check_pairs(problem: Problem, run: Any, user: str) -> None:
+def _check_pairs(run: Any, user: str) -> None:
     """Refuse priors of pairs that depend on weights, and means that depend on any site."""
     for name, prior in run.pairs.items():
         if weights := _weights(union(prior)):
@@ -124,17 +126,13 @@ def _find_likelihood(problem: Problem, run: Any, trace: dict[str, Any], user: st
             f"{user}: the prior of the latent site {latent[0]!r} depends on {touched[latent[0]]}, "
             f"{_ONLY} {remedy}"
         )
-    if not observed:
-        raise ValueError(
-            f"{user}: no observed site depends on {sorted(problem.inputs['parts'])}, only the "
-            f"latent ones {latent} do. Pass the observations to the model, as in "
-            "`numpyro.sample('y', dist.Normal(X @ w, sigma), obs=y)`. If they were passed, the "
-            "weights are the mean of a latent site, which is not supported."
-        )
-    if len(observed) > 1:
-        raise ValueError(
-            f"{user}: the observed sites {observed} all depend on the weights; one is supported. "
-            "Concatenate their observations in one Normal site."
+    if len(observed) != 1:
+        raise bad(
+            f"{user}: sites that depend on {sorted(problem.inputs['parts'])}",
+            f"the observed sites {observed} and the latent ones {latent}",
+            "one observed site",
+            "Pass observations to the model, as in `numpyro.sample('y', dist.Normal(X @ w, sigma), "
+            "obs=y)`. Concatenate those of several sites.",
         )
     (name,) = observed
     if not Gaussian.matches(trace[name]):
@@ -149,22 +147,16 @@ def _find_likelihood(problem: Problem, run: Any, trace: dict[str, Any], user: st
 def _check_parts(problem: Problem, run: Any, user: str) -> None:
     """Refuse other parts that depend on weights, and a predictor that uses a spike or a slab."""
     name, parts = problem.form.likelihood, problem.likelihood(run)
-    for what, sources in (
-        ("observations", parts.value),
-        ("mask or the scale (of handlers.mask, handlers.scale)", parts.count),
-        ("noise scale", parts.scale),
-        ("rows and columns", union(parts.entries)),
-    ):
-        if weights := _weights(sources):
+    data = {"observations": parts.value, "rows and columns": union(parts.entries)}
+    counts = {"mask or the scale (of handlers.mask, handlers.scale)": parts.count}
+    for what, sources in {**data, **counts, "noise scale": parts.scale}.items():
+        latent = sorted(names_of(sources, "values")) if what in data else []
+        if sites := _weights(sources) or latent:
+            kind = "latent sites" if sites == latent else "weights"
             raise ValueError(
-                f"{user}: the {what} of {name!r} depend on the weights {weights}. Only its "
-                "location may."
+                f"{user}: the {what} of {name!r} depend on the {kind} {sites}. Only its location "
+                "may."
             )
-    if latent := sorted(names_of(parts.value | union(parts.entries), "values")):
-        raise ValueError(
-            f"{user}: the observations of {name!r} depend on the latent sites {latent}, so they "
-            "are no data. Move these sites into the location of the likelihood."
-        )
     if names_of(parts.predictor, "parts"):
         raise ValueError(
             f"{user}: the location of {name!r} depends on a spike or a slab of "
@@ -175,23 +167,18 @@ def _check_parts(problem: Problem, run: Any, user: str) -> None:
 
 def _prove_affine(problem: Problem, run: Any, user: str) -> Names:
     """Return the inputs on which the derivative of the predictor in the weights can depend."""
-    steps = frozenset(x.name for x in problem.likelihood(run).predictor if isinstance(x, Step))
-    bent, sources = _weights(steps), NONE
+    sources = frozenset(x.name for x in problem.likelihood(run).predictor if isinstance(x, Step))
     # a function with steps may have no derivative
-    if not bent:
+    if not _weights(sources):
         keys = [("weights", pair.name) for pair in problem.form.pairs]
         sources = sources_of_derivative(problem.predictor, problem.inputs, keys)
-        bent = _weights(sources)
-    if bent:
+    if bent := _weights(sources):
         raise ValueError(
             f"{user}: the location of {problem.form.likelihood!r} is not affine in the weights "
             f"{bent} at all values of the other sites. Write it as `X @ w + offset`; a nonlinear "
             "link needs another method, such as DiscreteHMCGibbs."
         )
     return sources
-
-
-# Roles
 
 
 def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role, ...]:
@@ -201,10 +188,23 @@ def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role
     for name in problem.form.others:
         kind = _only_part(problem, run, name, arrays)
         role = None if kind is None else kind.of(trace[name])
-        if role is not None and _is_linear(problem, role):
+        if role is None or not jnp.issubdtype(problem.inputs["values"][name].dtype, jnp.inexact):
+            continue
+
+        def part(kind=kind, **x):
+            return problem.run(**x, of=lambda run: problem.part(run, kind.part))
+
+        # an affine function of the site whose coefficients are constants
+        if not sources_of_derivative(part, problem.inputs, [("values", name)]):
             roles.append(role)
-    sites = [names_of(union(x), "values") for parts in arrays.values() for x in parts]
-    return _among_themselves(roles, sites)
+    # the probe could not see what a site without a role contributes to the array of one with a role
+    sites = [names_of(x, "values") for parts in arrays.values() for x in parts]
+    while mixed := NONE.union(*(x for x in sites if not x <= {role.site for role in roles})):
+        unmixed = [role for role in roles if role.site not in mixed]
+        if len(unmixed) == len(roles):
+            break
+        roles = unmixed
+    return tuple(roles)
 
 
 def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role] | None:
@@ -217,69 +217,32 @@ def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role]
     return None if key in union([parts.predictor, parts.count, *priors]) else kinds[0]
 
 
-def _among_themselves(roles: list[Role], arrays: list[frozenset[str]]) -> tuple[Role, ...]:
-    """Keep the roles whose arrays depend on roles alone. The probe could not see what another site
-    contributes.
-
-    :param arrays: the sites on which each array of a part depends.
-    """
-    names = {role.site for role in roles}
-    mixed = {site for sites in arrays if not sites <= names for site in sites}
-    unmixed = [role for role in roles if role.site not in mixed]
-    return tuple(roles) if len(unmixed) == len(roles) else _among_themselves(unmixed, arrays)
-
-
-def _is_linear(problem: Problem, role: Role) -> bool:
-    """Whether a part is an affine function of a site whose coefficients are constants."""
-    if not jnp.issubdtype(problem.inputs["values"][role.site].dtype, jnp.inexact):
-        return False
-
-    def arrays(**x):
-        return problem.run(**x, of=lambda run: problem.part(run, role.part))
-
-    return not sources_of_derivative(arrays, problem.inputs, [("values", role.site)])
-
-
-# Latent functions
-
-
 def _find_mixed(problem: Problem, run: Any, trace: dict[str, Any]) -> str | None:
-    """Return the latent functions such that the predictor is bilinear in them and the weights."""
+    """Return the latent functions if the predictor is ``offset + C(W, phi)`` with constant C."""
     names = [n for n in problem.form.others if FUNCTIONS_MARK in trace[n].get("infer", {})]
     if len(names) != 1 or len(problem.form.pairs) != 1:
         return None
     (name,), (pair,), parts = names, problem.form.pairs, problem.likelihood(run)
-    functions, key = functions_of(trace[name]), ("values", name)
+    functions, phi = functions_of(trace[name]), ("values", name)
     M, N = len(functions.templates), functions.num_inputs
     fits = problem.inputs["values"][name].shape == (M, N) and pair.shape[-1:] == (M,)
-    if not fits or key in parts.scale | parts.count or Step(key) in parts.predictor:
+    if not fits or phi in parts.scale | parts.count or Step(phi) in parts.predictor:
         return None
-    return name if _is_bilinear(problem, key, ("weights", pair.name)) else None
-
-
-def _is_bilinear(problem: Problem, phi: tuple[str, str], w: tuple[str, str]) -> bool:
-    """Whether the predictor is ``offset + C(W, phi)``, C bilinear with constant coefficients."""
-    inputs = problem.inputs
+    w, inputs = ("weights", pair.name), problem.inputs
 
     def slopes(along, **x):
-        def along_weights(value):
-            return derivative(problem.predictor, put(x, {phi: value}), {w: along[w]})
+        def slope(key, other, value):
+            return derivative(problem.predictor, put(x, {other: value}), {key: along[key]})
 
-        mixed = jax.jvp(along_weights, (x[phi[0]][phi[1]],), (along[phi],))[1]
+        values = {(kind, name): x[kind][name] for kind, name in (phi, w)}
+        mixed = jax.jvp(lambda value: slope(w, phi, value), (values[phi],), (along[phi],))[1]
         # along each where the other is zero
-        alone = [
-            derivative(
-                problem.predictor,
-                put(x, {other: jnp.zeros_like(x[other[0]][other[1]])}),
-                {key: along[key]},
-            )
-            for key, other in ((phi, w), (w, phi))
-        ]
+        alone = [slope(*keys, jnp.zeros_like(values[keys[1]])) for keys in ((phi, w), (w, phi))]
         return mixed, alone
 
     along = {(kind, name): inputs[kind][name] for kind, name in (phi, w)}
-    names = union(provenance(slopes, along=along, **inputs))
-    return names <= {("along", phi), ("along", w)}
+    sources = union(provenance(slopes, along=along, **inputs))
+    return name if sources <= {("along", phi), ("along", w)} else None
 
 
 def _about_functions(

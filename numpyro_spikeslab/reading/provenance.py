@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which inputs of a function each result can depend on, read off its program: a proof, no sample.
 
-Like :func:`numpyro.ops.provenance.eval_provenance`, and sharper where a result of a loop, a branch
-or a function with its own derivative depends on some of the inputs only.
+Sharper than :func:`numpyro.ops.provenance.eval_provenance` for loops, branches and functions with a
+derivative of their own.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +20,8 @@ NONE: Names = frozenset()
 
 
 class Step(NamedTuple):
-    """An input on which a result depends in a way that its derivative may not show.
-
-    Rounding, comparisons and functions with a derivative of their own are such ways.
-    """
+    """An input on which a result depends in a way that its derivative may not show: by rounding, a
+    comparison or a function with a derivative of its own."""
 
     name: Any
 
@@ -31,20 +29,17 @@ class Step(NamedTuple):
 def provenance(function: Callable, **inputs: Any) -> Any:
     """Find the names of the inputs that each result can depend on.
 
-    :param inputs: arrays or their shapes. An input is named by its keyword; of a dictionary each
-        entry is named by ``(keyword, key)``. Other trees have one name.
-    :return: the tree of the results, with sets of names. A :class:`Step` comes in addition to the
-        name itself.
+    :param inputs: arrays or their shapes, named by their keywords. Each entry of a dictionary is
+        named by ``(keyword, key)``.
+    :return: a tree like the results', of sets of names. A :class:`Step` is there in addition to
+        the name itself.
     """
     closed, shapes = jax.make_jaxpr(lambda kw: function(**kw), return_shape=True)(inputs)
-    paths = jax.tree_util.tree_leaves_with_path(inputs)
-    sources: list[Names] = [frozenset([_name(path)]) for path, _ in paths]
+    sources: list[Names] = []
+    for path, _ in jax.tree_util.tree_leaves_with_path(inputs):
+        keys = [x.key for x in path[:2] if isinstance(x, jax.tree_util.DictKey)]
+        sources.append(frozenset([tuple(keys) if len(keys) > 1 else keys[0]]))
     return jax.tree.unflatten(jax.tree.structure(shapes), _follow(closed.jaxpr, sources))
-
-
-def _name(path: tuple) -> Hashable:
-    keys = [x.key for x in path[:2] if isinstance(x, jax.tree_util.DictKey)]
-    return tuple(keys) if len(keys) > 1 else keys[0]
 
 
 def union(tree: Any) -> Names:
@@ -57,11 +52,6 @@ def names_of(names: Names, *kinds: str) -> frozenset[str]:
     return frozenset(x[1] for x in names if isinstance(x, tuple) and x[0] in kinds)
 
 
-def in_steps(names: Names) -> Names:
-    """Return the names as steps."""
-    return frozenset(name if isinstance(name, Step) else Step(name) for name in names)
-
-
 def _follow(jaxpr: Any, sources: list[Names]) -> list[Names]:
     names = dict(zip(jaxpr.invars, sources, strict=True))
 
@@ -72,7 +62,8 @@ def _follow(jaxpr: Any, sources: list[Names]) -> list[Names]:
         operands = [read(v) for v in equation.invars]
         if not any(operands):
             continue
-        if refs := [v for v in (*equation.invars, *equation.outvars) if _is_reference(v)]:
+        variables = (*equation.invars, *equation.outvars)
+        if refs := [v for v in variables if not isinstance(v.aval, jax.core.ShapedArray)]:
             # it changes in place: whatever meets it may be in it from here on
             result = _with_steps(NONE.union(*operands))
             names |= dict.fromkeys((*refs, *equation.outvars), result)
@@ -84,12 +75,8 @@ def _follow(jaxpr: Any, sources: list[Names]) -> list[Names]:
     return [read(v) for v in jaxpr.outvars]
 
 
-def _is_reference(variable: Any) -> bool:
-    return not isinstance(variable.aval, jax.core.ShapedArray)
-
-
 def _with_steps(names: Names) -> Names:
-    return names | in_steps(names)
+    return names | {name if isinstance(name, Step) else Step(name) for name in names}
 
 
 def _is_inexact(variable: Any) -> bool:
@@ -121,50 +108,54 @@ def _follow_call(equation: Any, sources: list[Names]) -> list[Names]:
     return _follow(inner, sources)
 
 
-def _follow_own_derivative(equation: Any, sources: list[Names]) -> list[Names]:
-    return [_with_steps(names) for names in _follow_call(equation, sources)]
-
-
 def _follow_scan(equation: Any, sources: list[Names]) -> list[Names]:
     body = _open(equation.params["jaxpr"])
     # a carry has the same shape inside of the loop; slices and stacks have an axis more outside
     num_carry = _count_same_rank(equation.outvars, body.outvars)
     first = _count_same_rank(equation.invars, body.invars) - num_carry
-    carry = sources[first : first + num_carry]
-    while True:
-        results = _follow(body, [*sources[:first], *carry, *sources[first + num_carry :]])
-        new = [old | added for old, added in zip(carry, results[:num_carry], strict=True)]
-        if new == carry:
-            # a loop without iterations returns its start
-            return [*carry, *results[num_carry:]]
-        carry = new
+
+    def turn(carry):
+        return _follow(body, [*sources[:first], *carry, *sources[first + num_carry :]])
+
+    carry = _repeat(lambda x: turn(x)[:num_carry], sources[first : first + num_carry])
+    return [*carry, *turn(carry)[num_carry:]]
 
 
 def _count_same_rank(outer: Any, inner: Any) -> int:
-    pairs = zip(outer, inner, strict=True)
-    return sum(x.aval.ndim == y.aval.ndim for x, y in pairs)
+    return sum(x.aval.ndim == y.aval.ndim for x, y in zip(outer, inner, strict=True))
 
 
 def _follow_while(equation: Any, sources: list[Names]) -> list[Names]:
     params = equation.params
-    condition, body = _open(params["cond_jaxpr"]), _open(params["body_jaxpr"])
     split, end = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    carry = sources[end:]
-    while True:
-        length = NONE.union(*_follow(condition, [*sources[:split], *carry]))
-        results = _follow(body, [*sources[split:end], *carry])
-        new = [old | added | length for old, added in zip(carry, results, strict=True)]
-        if new == carry:
-            return carry
+
+    def turn(carry):
+        length = _follow(_open(params["cond_jaxpr"]), [*sources[:split], *carry])
+        results = _follow(_open(params["body_jaxpr"]), [*sources[split:end], *carry])
+        return [names.union(*length) for names in results]
+
+    return _repeat(turn, sources[end:])
+
+
+def _repeat(turn: Callable[[list[Names]], list[Names]], carry: list[Names]) -> list[Names]:
+    """Add up the names of any number of turns of a loop, none included."""
+    while (new := [x | y for x, y in zip(carry, turn(carry), strict=True)]) != carry:
         carry = new
+    return carry
 
 
 def _follow_cond(equation: Any, sources: list[Names]) -> list[Names]:
-    branches = [_follow(_open(branch), sources[1:]) for branch in equation.params["branches"]]
-    results = zip(*(_open(branch).outvars for branch in equation.params["branches"]), strict=True)
+    branches = [_open(branch) for branch in equation.params["branches"]]
+    results = zip(*(_follow(branch, sources[1:]) for branch in branches), strict=True)
+    outputs = zip(*(branch.outvars for branch in branches), strict=True)
+
+    def are_one_number(variables):
+        values = [x.val if isinstance(x, Literal) else np.nan for x in variables]
+        return np.ndim(values[0]) == 0 and all(x == values[0] for x in values)
+
     return [
-        NONE if _are_one_number(variables) else sources[0].union(*names)
-        for names, variables in zip(zip(*branches, strict=True), results, strict=True)
+        NONE if are_one_number(variables) else sources[0].union(*names)
+        for names, variables in zip(results, outputs, strict=True)
     ]
 
 
@@ -176,33 +167,20 @@ def _follow_sort(equation: Any, sources: list[Names]) -> list[Names]:
     return [operand | _with_steps(keys) for operand in sources]
 
 
-def _are_one_number(variables: tuple) -> bool:
-    """Whether all branches return the same number."""
-    if not all(isinstance(variable, Literal) for variable in variables):
-        return False
-    first, *others = (variable.val for variable in variables)
-    return np.ndim(first) == 0 and all(other == first for other in others)
-
-
-_ROUNDING = (
-    "bitcast_convert_type",
-    "ceil",
-    "floor",
-    "nextafter",
-    "reduce_precision",
-    "rem",
-    "round",
-    "sign",
-)
-_STEPS = frozenset((*_ROUNDING, "ffi_call", "io_callback", "pure_callback", "stop_gradient"))
+_BITS = ("bitcast_convert_type", "nextafter", "reduce_precision")
+_ROUNDING = ("ceil", "floor", "rem", "round", "sign")
+_OPAQUE = ("ffi_call", "io_callback", "pure_callback", "stop_gradient")
+_STEPS = frozenset([*_BITS, *_ROUNDING, *_OPAQUE])
 """Primitives whose derivative, as JAX defines it, does not tell how they depend on their inputs.
 Those without a derivative count as such, too."""
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "shard_map")
-_OWN_DERIVATIVE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 _RULES: dict[str, Callable[[Any, list[Names]], list[Names]]] = {
     **dict.fromkeys(_CALLS, _follow_call),
-    **dict.fromkeys(_OWN_DERIVATIVE, _follow_own_derivative),
+    **dict.fromkeys(
+        ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+        lambda equation, sources: [_with_steps(x) for x in _follow_call(equation, sources)],
+    ),
     "convert_element_type": _follow_conversion,
     "scan": _follow_scan,
     "while": _follow_while,

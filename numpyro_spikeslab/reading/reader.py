@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a user's model once for each data set, or says why it cannot."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from math import prod
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpyro.distributions as dist
 
 from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, split, whitened
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
-from numpyro_spikeslab.algebra.sparse_sums import Entries, Layout, layout_of
+from numpyro_spikeslab.algebra.sparse_sums import Layout, layout_of
 from numpyro_spikeslab.devices import fetched, mesh_of_several, on_every_device
 from numpyro_spikeslab.distributions import GaussianFunctions
 from numpyro_spikeslab.priors import is_plain
@@ -27,17 +27,14 @@ from numpyro_spikeslab.reading.coefficient_rows import (
 )
 from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Form
 from numpyro_spikeslab.reading.function_prior import KnownFunctions, kernel_of
-from numpyro_spikeslab.reading.model_run import FunctionArrays, checked_generic, program_of
-from numpyro_spikeslab.reading.probe import Arrays, directions, probe
-from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.model_run import Problem, program_of, trace_generic
+from numpyro_spikeslab.reading.probe import directions, probe
 from numpyro_spikeslab.reading.program import (
-    Program,
+    Fingerprint,
     are_concrete,
     compiled,
-    fingerprint,
     on_device,
     outside_transformations,
-    same_fingerprint,
     stand_ins,
 )
 from numpyro_spikeslab.reading.proof import Proof, prove
@@ -52,12 +49,10 @@ from numpyro_spikeslab.reading.view import (
 )
 from numpyro_spikeslab.roles import Index, NoiseRole, Role
 
-Value = TypeVar("Value")
 
-
-def from_data(function: Callable[[Any], Value]) -> "cached_property[Value]":
-    """Make a property of a reading that is computed once, and where the data are known, outside of
-    the caller's transformations."""
+def from_data(function: Callable[[Any], Any]) -> Any:
+    """Make a property of a reading that is computed once, outside of the caller's transformations
+    unless they trace the data."""
 
     @wraps(function)
     def computed(reading):
@@ -69,16 +64,14 @@ def from_data(function: Callable[[Any], Value]) -> "cached_property[Value]":
 
 @dataclass(eq=False)
 class Reading:
-    """A model as it was read, and what depends on data alone.
+    """A model with its data, the problem, as it was read, and what depends on data alone.
 
-    :param problem: the model with its data.
-    :param indices: which entry of each site with a role each weight or task takes.
-    :param functions: the latent functions that weights mix, or `None`.
-    :param generic: generic values of the other sites.
-    :param params: start values of the model's params in this call; unlike generic ones they may be
-        traced.
-    :param layout: of the observations, if they are entries of a table.
-    :param block_size: columns per block of the design.
+    - **indices** - which entry of each site with a role each weight or task takes.
+    - **functions** - the latent functions that weights mix, or `None`.
+    - **generic** - generic values of the other sites.
+    - **params** - start values of the model's params; unlike generic ones they may be traced.
+    - **layout** - of the observations, if they are entries of a table.
+    - **block_size** - columns per block of the design.
     """
 
     problem: Problem
@@ -91,12 +84,11 @@ class Reading:
 
     @property
     def form(self) -> Form:
-        """The description of the model."""
         return self.problem.form
 
     @property
     def if_traced(self) -> str:
-        """A sentence for errors about a model that may be read as less than it is."""
+        """A sentence for errors, if less is known of the model since its data are traced."""
         if are_concrete(self.problem.constants):
             return ""
         return (
@@ -105,13 +97,12 @@ class Reading:
         )
 
     def view(self, values: dict[str, Any], weights: dict[str, Any] | None = None) -> View:
-        """The model at given values; see :func:`~numpyro_spikeslab.reading.view.view`."""
+        """Return the model at given values."""
         return view(self.problem, values, weights, self.layout)
 
     @property
     def base(self) -> View | None:
-        """The view, if only sites with a role or of kernels can change it. It is as large as the
-        data and not kept."""
+        """The view, as large as the data, if only sites with a role or of kernels change it."""
         if self.form.free:
             return None
         with outside_transformations(self.problem.constants):
@@ -119,29 +110,21 @@ class Reading:
 
     @from_data
     def supports(self) -> dict[str, Any]:
-        """Supports of the free latent sites and constraints of the free params, which may depend on
-        data; `None` for a support that depends on other sites."""
-        names = self.form.free
-        if not names:
+        """Supports of free sites and params, `None` for one that depends on other sites."""
+        if not self.form.free:
             return {}
 
-        def distributions(values):
-            return self.problem.run(
-                values,
-                of=lambda run: {
-                    k: x for k, x in (run.priors | run.constraints).items() if k in names
-                },
-            )
-
-        def supports(priors):
-            return {k: getattr(x, "support", x) for k, x in priors.items()}
+        def supports(values):
+            priors = self.problem.run(values, of=lambda run: run.priors | run.constraints)
+            free = {k: x for k, x in priors.items() if k in self.form.free}
+            return {k: getattr(x, "support", x) for k, x in free.items()}
 
         def leaves(values):
-            return {k: jax.tree.leaves(x) for k, x in supports(distributions(values)).items()}
+            return {k: jax.tree.leaves(x) for k, x in supports(values).items()}
 
         sources = provenance(leaves, values=self.generic)
-        values = supports(compiled(distributions, self.generic))
-        return {name: None if union(sources[name]) else x for name, x in values.items()}
+        arrays = compiled(supports, self.generic)
+        return {name: None if union(sources[name]) else x for name, x in arrays.items()}
 
     @from_data
     def design(self) -> Design | None:
@@ -165,7 +148,7 @@ class Reading:
 
     @from_data
     def gram_outside(self) -> Any:
-        """Products of the columns outside of the span of the covariates; see :attr:`gram`."""
+        """Products of the columns outside of the span of the covariates."""
         return self._products(self.split)
 
     def _products(self, blocks: Any) -> Any:
@@ -187,8 +170,8 @@ class Reading:
     @from_data
     def task_statistics(self) -> TaskStatistics | None:
         """Statistics of tasks with coefficients of their own, where no other site changes them."""
-        form, own = self.form, {each.site for each in self.form.of_tasks}
-        if form.kind != SHARED or not own or not own.issuperset(form.free):
+        form, sites = self.form, {each.site for each in self.form.of_tasks}
+        if form.kind != SHARED or not sites or not sites.issuperset(form.free):
             return None
         return _statistics(self.problem, self.generic, self.features, self.covariates)
 
@@ -232,17 +215,17 @@ def _split(problem, values, design):
     return split(design.rows, whitened(rows, view(problem, values).relative[:, 0]))
 
 
-class Reader:
-    """Reads a model once for each data set: what depends on data alone is computed once.
+_NOTHING: tuple[Any, ...] = (None, None, None, None)
+"""Program, data, reading and proof of a reader that has read nothing."""
 
-    :param model: the model.
-    :param user: who reads, for the error messages.
-    :param joint: whether all features must be columns of one design, in one block.
-    """
+
+class Reader:
+    """Reads a model once for each data set, for ``user``, whom errors name. With ``joint`` all
+    features are columns of one design, in one block."""
 
     def __init__(self, model: Any, user: str, joint: bool = False) -> None:
         self.model, self.user, self.joint = model, user, joint
-        self._last: Any = None
+        self._last = _NOTHING
 
     def __call__(self, args: tuple, kwargs: dict, fixed: frozenset[str] = frozenset()) -> Reading:
         """Read the model at these arguments.
@@ -252,118 +235,78 @@ class Reader:
         :raises ValueError: if the model does not fit; the message names the site and the remedy.
         """
         with outside_transformations((args, kwargs)):
-            trace, generic, generic_data = checked_generic(self.model, args, kwargs, self.user)
+            trace, generic, generic_data = trace_generic(self.model, args, kwargs, self.user)
             check_trace(trace, self.user)
             pairs = find_pairs(trace, self.user, fixed)
             program, constants = program_of(self.model, args, kwargs, pairs, generic.shapes)
             key = (program, generic, pairs)
-            # the generic run is kept for the starts of params alone
+            # of the generic run, starts of params alone are used again
             params = [name for name, site in trace.items() if site["type"] == "param"]
             starts = generic.inputs_of(lambda values: [values[name] for name in params])
-            data = fingerprint((*constants, *(generic_data[k] for k in starts)))
-            proof = None
-            if self._last is not None and self._last.key == key:
-                if same_fingerprint(self._last.data, data):
-                    return self._last.reading
-                # the proof depends on the program only
-                proof = self._last.proof
+            data = Fingerprint((*constants, *(generic_data[k] for k in starts)))
+            last_key, last_data, reading, proof = self._last
+            if last_key != key:
+                proof = None
+            elif last_data == data:
+                return reading
             form = Form(pairs, tuple(program.arguments[0]))
             problem = Problem(form, program, on_device(constants))
+            # the proof depends on the program only
             proof = proof or prove(problem, trace, self.user)
-            reading = _read(problem, proof, trace, (generic, generic_data), self.user, self.joint)
+            reading = self._read(problem, proof, trace, (generic, generic_data))
             if are_concrete((constants, generic_data)):
-                self._last = _Last(key, data, reading, proof)
+                self._last = key, data, reading, proof
             return reading
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_last": None}
+        return self.__dict__ | {"_last": _NOTHING}
 
+    def _read(self, problem: Problem, proof: Proof, trace: dict[str, Any], starts: Any) -> Reading:
+        """Read a model, given the proof and the program of generic values with its constants."""
+        forms = candidates(problem, proof, trace, self.joint)
+        form, values, entries, where = self._judge(problem, forms, *starts)
+        problem, layout, functions = replace(problem, form=form), None, None
+        generic, generic_data = starts
+        if where is not None:
+            # a device may read any entry; the layout, which is larger, is split
+            constants = problem.constants
+            mesh = mesh_of_several(constants) if are_concrete(constants) else None
+            layout = layout_of(fetched(where), form.table, form.num_features, mesh)
+            problem = replace(problem, constants=on_every_device(constants, mesh))
+        if form.functions is not None:
+            functions = _functions(problem, proof, trace, values)
+        params = {name: x for name, x in values.items() if trace[name]["type"] == "param"}
+        if not are_concrete(generic_data):
+            # the probe has seen stand-ins for traced data
+            params = generic.part(lambda x: {name: x[name] for name in params})(generic_data)
+        by_site = dict(zip((role.site for role in forms[-1].roles), entries, strict=True))
+        return Reading(
+            problem,
+            {r.site: _index(problem, r, by_site[r.site]) for r in form.roles},
+            functions,
+            values,
+            jax.tree.map(jnp.asarray, params),
+            layout,
+            block_size=form.size if self.joint else BLOCK_SIZE,
+        )
 
-class _Last(NamedTuple):
-    """The last reading, with the program and the data that it was made from."""
-
-    key: Any
-    data: tuple
-    reading: Reading
-    proof: Proof
-
-
-def _read(
-    problem: Problem,
-    proof: Proof,
-    trace: dict[str, Any],
-    starts: tuple[Program, tuple],
-    user: str,
-    joint: bool,
-) -> Reading:
-    """Read a model, given the proof.
-
-    :param starts: the program of generic values, and its constants.
-    """
-    forms = candidates(problem, proof, trace, joint)
-    form, arrays = next(_judged(problem, forms, starts, user))
-    problem = replace(problem, form=form)
-    layout = None
-    if arrays.where is not None:
-        layout, constants = _laid_out(form, arrays.where, problem.constants)
-        problem = replace(problem, constants=constants)
-    functions = None
-    if form.functions is not None:
-        functions = _functions(problem, proof, trace, arrays.values)
-    shapes = problem.inputs["values"]
-    indices = dict(zip((role.site for role in forms[-1].roles), arrays.indices, strict=True))
-    return Reading(
-        problem,
-        {r.site: _index(form, r, indices[r.site], shapes[r.site].shape) for r in form.roles},
-        functions,
-        arrays.values,
-        _params(trace, *starts, arrays.values),
-        layout,
-        block_size=form.size if joint else BLOCK_SIZE,
-    )
-
-
-def _judged(
-    problem: Problem, forms: list[Form], starts: tuple[Program, tuple], user: str
-) -> Iterator[tuple[Form, Arrays]]:
-    """Yield the forms that fit, without the parts that the probe does not confirm."""
-    generic, generic_data = starts
-    concrete = are_concrete((problem.constants, generic_data))
-    for form in forms:
-        candidate = replace(problem, form=form)
-        along = directions(form, problem.inputs["values"])
-        with outside_transformations():
-            known = replace(candidate, constants=stand_ins(problem.constants))
-            verdict, arrays = probe(known, generic, stand_ins(generic_data), along)
-            verdict = fetched(verdict)
-        if concrete:
-            num_obs = candidate.likelihood(problem.program.shapes).value.size
-            check_verdict(user, form, num_obs, verdict)
-        else:
-            verdict = only_known(verdict, candidate, generic, generic_data, along)
-        if verdict.fits:
-            yield settle(form, forms[-1], verdict), arrays
-
-
-def _params(
-    trace: dict[str, Any], generic: Program, generic_data: tuple, values: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the start values of params.
-
-    :param values: those of the probe, where arbitrary arrays stand in for traced data.
-    """
-    names = [name for name in values if trace[name]["type"] == "param"]
-    if not are_concrete(generic_data):
-        values = generic.part(lambda values: {name: values[name] for name in names})(generic_data)
-    return {name: jax.tree.map(jnp.asarray, values[name]) for name in names}
-
-
-def _laid_out(form: Form, where: Entries, constants: tuple) -> tuple[Layout, tuple]:
-    """Lay out entries on the devices of the data, and copy the data to each of these devices."""
-    # a device may read any entry; the layout, which is larger, is split
-    mesh = mesh_of_several(constants) if are_concrete(constants) else None
-    layout = layout_of(fetched(where), form.table, form.num_features, mesh)
-    return layout, on_every_device(constants, mesh)
+    def _judge(self, problem: Problem, forms: list[Form], generic: Any, generic_data: Any) -> Any:
+        """Return the first form that fits, as far as the probe confirms it, and its arrays."""
+        is_checked = are_concrete((problem.constants, generic_data))
+        for form in forms:
+            candidate = replace(problem, form=form)
+            along = directions(form, problem.inputs["values"])
+            with outside_transformations():
+                concrete = replace(candidate, constants=stand_ins(problem.constants))
+                verdict, *arrays = probe(concrete, generic, stand_ins(generic_data), along)
+                verdict = fetched(verdict)
+            if is_checked:
+                check_verdict(self.user, form, verdict)
+            else:
+                verdict = only_known(verdict, candidate, generic, generic_data, along)
+            if verdict.fits:
+                return settle(form, forms[-1], verdict), *arrays
+        raise AssertionError("a plain design fits")
 
 
 def _functions(
@@ -372,34 +315,32 @@ def _functions(
     """Collect the definition of the functions, with arrays that the program has computed."""
     name = str(problem.form.functions)
     functions = functions_of(trace[name])
-    arrays = _function_arrays(problem, values)
-    mean = functions.mean if functions.mean is None or callable(functions.mean) else arrays.mean
+    X, templates, means, kernels = _function_arrays(problem, values)
+    mean = functions.mean if functions.mean is None or callable(functions.mean) else means
     sites = functions.parameters.sites
     latent = tuple(n for n in sites if is_latent(trace, n))
     parameters = replace(functions.parameters, latent=latent)
-    templates = tuple(arrays.templates)
-    new = replace(functions, X=arrays.X, templates=templates, mean=mean, parameters=parameters)
-    cut_off = (n for n in sites if n not in trace or "_intervener_id" in trace[n])
+    functions = replace(functions, X=X, templates=templates, mean=mean, parameters=parameters)
     return KnownFunctions(
-        new,
-        kernel_of(new),
-        arrays.mean,
-        {n: x for n, x in arrays.parameters.items() if n not in latent},
+        functions,
+        kernel_of(functions),
+        means,
+        {n: x for n, x in kernels.items() if n not in latent},
         is_plain(trace[name], (dist.Normal, dist.MultivariateNormal, GaussianFunctions)),
         proof.parents,
         proof.children,
-        tuple(cut_off),
+        tuple(n for n in sites if n not in trace or "_intervener_id" in trace[n]),
     )
 
 
 @jax.jit
-def _function_arrays(problem: Problem, values: dict[str, Any]) -> FunctionArrays:
+def _function_arrays(problem: Problem, values: dict[str, Any]) -> tuple:
     return problem.run(values, of=lambda run: run.functions[str(problem.form.functions)])
 
 
-def _index(form: Form, role: Role, entries: Any, shape: tuple[int, ...]) -> Index:
-    """The index of a role; without entries where all take the only one, for there may be millions
-    of weights."""
+def _index(problem: Problem, role: Role, entries: Any) -> Index:
+    """Make the index of a role; without entries where all of maybe millions take the only one."""
+    form, shape = problem.form, problem.inputs["values"][role.site].shape
     with outside_transformations(entries):
         if prod(shape) == 1 and are_concrete(entries) and not jnp.any(entries):
             return Index(None, shape)

@@ -25,11 +25,8 @@ FAMILIES: dict[str, tuple[type, ...]] = {
 
 
 class Pair(NamedTuple):
-    """The weights of one :func:`~numpyro_spikeslab.spike_slab`.
-
-    - **name**, **shape** - of the weights.
-    - **groups** - which spike each of the weights has, where several share one; else `None`.
-    """
+    """The weights of one :func:`~numpyro_spikeslab.spike_slab`; ``groups`` are the numbers of their
+    spikes, where weights share one."""
 
     name: str
     shape: tuple[int, ...]
@@ -96,10 +93,8 @@ def paired_sites(trace: dict[str, Any]) -> tuple[str, ...]:
 def find_pairs(
     trace: dict[str, Any], user: str, fixed: frozenset[str] = frozenset()
 ) -> tuple[Pair, ...]:
-    """Return the pairs of a trace, in order.
+    """Return the pairs of a trace, without ``fixed`` sites, whose values another kernel holds.
 
-    :param user: who needs them, for the error message.
-    :param fixed: names of sites whose values another kernel holds.
     :raises ValueError: if there is none or one is broken.
     """
     pairs: dict[str, dict[str, Any]] = {}
@@ -122,63 +117,47 @@ def find_pairs(
             f"{user}: the model has no spike-and-slab weights. Write "
             "`numpyro_spikeslab.spike_slab(name, inclusion, scale)` in it."
         )
-    for owner, sites in pairs.items():
-        if message := _find_defect(owner, sites, trace):
-            raise ValueError(f"{user}: the pair {owner!r} is broken: {message}")
-    return tuple(_pair_of(owner, sites) for owner, sites in pairs.items())
+    return tuple(_pair_of(owner, sites, trace, user) for owner, sites in pairs.items())
 
 
-def _pair_of(owner: str, sites: dict[str, Any]) -> Pair:
-    groups = sites["spike"]["infer"].get(GROUPS)
-    return Pair(owner, jnp.shape(sites["slab"]["value"]), groups)
+def _pair_of(
+    owner: str, sites: dict[str, dict[str, Any]], trace: dict[str, Any], user: str
+) -> Pair:
+    """Make a pair of its two sites, or say why they are not as spike_slab has made them."""
 
+    def broken(message, remedy):
+        return ValueError(f"{user}: the pair {owner!r} is broken: {message}. {remedy}")
 
-def _find_defect(owner: str, sites: dict[str, Any], trace: dict[str, Any]) -> str | None:
-    """Describe a defect of a pair, and the remedy."""
     call = f"spike_slab({owner!r}, ...)"
+    latent = f"Leave both sites of {call} latent, or hold both with `handlers.condition`."
     for part, site in sites.items():
         # handlers.do leaves a site whose value nothing uses, with this key
         if site.get(SET) or "_intervener_id" in site:
-            return (
-                f"'{owner}_{part}' is set, as by `handlers.substitute` or `handlers.do`. Leave "
-                f"both sites of {call} latent, or hold both with `handlers.condition`."
-            )
+            setters = "`handlers.substitute` or `handlers.do`"
+            raise broken(f"'{owner}_{part}' is set, as by {setters}", latent)
     weights = trace.get(owner, {})
     product = weights.get("intermediates")
     # the value of a branch is another object
     if product and weights["value"] is not product[0] and "_control_flow_done" not in weights:
-        return (
-            f"{owner!r} itself is set, and is not the product of its spikes and slabs. Leave it to "
-            f"{call}."
-        )
+        message = f"{owner!r} itself is set, and is not the product of its spikes and slabs"
+        raise broken(message, f"Leave it to {call}.")
     for part in FAMILIES:
         if part not in sites:
-            return (
-                f"'{owner}_{part}' is observed, reparameterised or hidden. Leave both sites of "
-                f"{call} latent."
-            )
-    shapes = [jnp.shape(sites[part]["value"]) for part in FAMILIES]
-    if shapes != list(_pair_of(owner, sites).shapes.values()):
-        return (
-            f"'{owner}_spike' has shape {shapes[0]} and '{owner}_slab' has shape {shapes[1]}. "
-            f"Leave both to {call}."
-        )
+            raise broken(f"'{owner}_{part}' is observed, reparameterised or hidden", latent)
+    spike, slab = (jnp.shape(sites[part]["value"]) for part in FAMILIES)
+    pair = Pair(owner, slab, sites["spike"]["infer"].get(GROUPS))
+    if spike != pair.shapes[pair.spike]:
+        message = f"{pair.spike!r} has shape {spike} and {pair.slab!r} has shape {slab}"
+        raise broken(message, f"Leave both to {call}.")
     for part, families in FAMILIES.items():
         if not is_plain(sites[part], families):
-            return _prior_defect(f"{owner}_{part}", sites[part], families, call)
-    return None
-
-
-def _prior_defect(name: str, site: dict[str, Any], families: tuple[type, ...], call: str) -> str:
-    expected = " or ".join(family.__name__ for family in families)
-    base = base_of(site["fn"])
-    got, remedy = type(base).__name__, f"Leave the prior to {call}."
-    if isinstance(base, families):
-        got = f"a masked or scaled {got}"
-        remedy = "Put `handlers.mask` and `handlers.scale` around the likelihood alone."
-    return (
-        f"the prior of {name!r} must be {expected}, neither masked nor scaled, got {got}. {remedy}"
-    )
+            base = base_of(sites[part]["fn"])
+            got = "a masked or scaled one" if isinstance(base, families) else type(base).__name__
+            raise broken(
+                f"the prior of '{owner}_{part}' must be {families[0].__name__}, got {got}",
+                f"Leave the prior to {call}, and put masks and scales around the likelihood alone.",
+            )
+    return pair
 
 
 def find_function_sites(trace: dict[str, Any]) -> tuple[str, ...]:

@@ -17,9 +17,8 @@ from numpyro_spikeslab.algebra.pairs import (
     block_design,
 )
 from numpyro_spikeslab.algebra.sparse_sums import Layout
-from numpyro_spikeslab.reading.form import Form, Source
-from numpyro_spikeslab.reading.model_run import Run
-from numpyro_spikeslab.reading.problem import Problem
+from numpyro_spikeslab.reading.form import Source
+from numpyro_spikeslab.reading.model_run import Problem
 
 
 class View(NamedTuple):
@@ -32,16 +31,14 @@ class View(NamedTuple):
     - **sigma2** - noise variance of each task; 1 where noise varies along tasks, which is then a
       part of ``relative``.
     - **count** - how many observations each task has.
-    - **rounding** - sum of squared residuals, of each task, below which they are nothing but
-      rounding errors of the observations themselves.
+    - **rounding** - sum of squared residuals of each task that rounding of its observations makes.
     - **log_scale** - sum of ``log(sigma sqrt(2 pi))`` over all observations.
     - **prior** - prior of the weights, (Q, M), or one row where that of all tasks is the same.
     - **priors** - distributions of the other latent sites.
     - **log_density** - of all sites but the likelihood, the pairs, the functions they mix and those
       that have a role or belong to kernels, whose densities ``priors`` has.
     - **layout** - of L entries of a table, `None` where all of it is observed.
-    - **links** - for each coefficient, the derivatives of its prior mean in all coefficients;
-      `None` if no prior mean depends on another coefficient.
+    - **links** - derivatives of prior means in coefficients, `None` if all are zero.
     """
 
     Y: Float[Array, "N Q"] | Float[Array, " L"]
@@ -58,7 +55,6 @@ class View(NamedTuple):
 
     @property
     def precision(self) -> Float[Array, "N Q"]:
-        """The precision of each observation."""
         return self.relative / self.sigma2
 
 
@@ -68,24 +64,19 @@ def view(
     weights: dict[str, Any] | None = None,
     layout: Layout | None = None,
 ) -> View:
-    """Run the model at given values; see :meth:`Problem.run`.
-
-    :param layout: of the observations, if they are entries of a table.
-    """
+    """Run the model at given values; ``layout`` is that of the entries of a table."""
     form, run = problem.form, problem.run(values, weights)
-    elsewhere = {
-        form.likelihood,
-        form.functions,
-        *form.kernels,
-        *(role.site for role in form.roles_with_mode),
-    }
+    elsewhere = {form.likelihood, form.functions, *form.kernels}
+    elsewhere |= {role.site for role in form.roles_with_mode}
+    log_probs = [x for name, x in run.log_probs.items() if name not in elsewhere]
+    pairs = [run.pairs[pair.name] for pair in form.pairs]
+    log_odds = jnp.concatenate([jnp.ravel(prior.log_odds) for prior in pairs])
+    scale = jnp.concatenate([jnp.ravel(prior.scale) for prior in pairs])
     return View(
         **problem.likelihood(run).in_tasks(form, layout),
-        prior=prior_of(form, run),
+        prior=Prior(log_odds.reshape(form.shape), scale.reshape(form.shape) ** 2),
         priors=run.priors,
-        log_density=sum(
-            (x for name, x in run.log_probs.items() if name not in elsewhere), start=jnp.zeros(())
-        ),
+        log_density=sum(log_probs, start=jnp.zeros(())),
         layout=layout,
         links=_links(problem, values) if form.links else None,
     )
@@ -101,40 +92,20 @@ def _links(problem: Problem, values: dict[str, Any]) -> Any:
     return jax.jacfwd(means)(start)
 
 
-def prior_of(form: Form, run: Run) -> Prior:
-    """Join the priors of all weights, (Q, M)."""
-    log_odds, scale = (
-        jnp.concatenate([jnp.ravel(getattr(run.pairs[p.name], part)) for p in form.pairs])
-        for part in ("log_odds", "scale")
-    )
-    return Prior(log_odds.reshape(form.shape), scale.reshape(form.shape) ** 2)
-
-
-# The design
-
-
 def linear_map(problem: Problem, values: dict[str, Any]) -> Any:
-    """Linearise the predictor: return the map from flat weights, by the names of their pairs, to
-    flat observations."""
+    """Linearise the predictor: return the map from all weights to observations, both flat."""
     form = problem.form
 
     def predictor(flat):
-        weights = {pair.name: flat[pair.name].reshape(pair.shape) for pair in form.pairs}
-        return jnp.ravel(problem.predictor(values, weights))
+        return jnp.ravel(problem.predictor(values, form.split(flat, "{}")))
 
-    return jax.linearize(predictor, no_weights(form))[1]
-
-
-def no_weights(form: Form) -> dict[str, Any]:
-    """Make flat weights of zero, by the names of their pairs."""
-    return {pair.name: jnp.zeros(pair.size) for pair in form.pairs}
+    return jax.linearize(predictor, jnp.zeros(form.size))[1]
 
 
 def possible_sources(tangent: Any, size: int, num_obs: int) -> dict[Source, Any]:
     """Find constants of a linear map that may be the matrix of ``size`` weights, features as rows.
 
-    In ``X @ w`` the matrix is a constant of the linearised map. To copy it costs less than a
-    sweep, where ``size`` products of X with unit vectors cost thousands.
+    In ``X @ w`` it is one, and to copy it costs less than ``size`` products with unit vectors.
     """
     sources = {}
     for index, constant in enumerate(jax.tree.leaves(tangent)):
@@ -148,30 +119,29 @@ def possible_sources(tangent: Any, size: int, num_obs: int) -> dict[Source, Any]
 def design_rows(problem: Problem, values: dict[str, Any]) -> Float[Array, "P N"]:
     """Compute the raw design that multiplies the weights, features as rows: the Jacobian."""
     form, tangent = problem.form, linear_map(problem, values)
-    zero, rows = no_weights(form), {}
+    numbers, rows = form.split(jnp.arange(form.size), "{}"), []
+
+    def row(k):
+        return tangent(jnp.zeros(form.size).at[k].set(1))
+
     for pair, source in zip(form.pairs, form.sources, strict=True):
-        if source is not None:
+        if source is None:
+            # the batch bounds the memory of the intermediates, not of the result
+            rows.append(jax.lax.map(row, jnp.ravel(numbers[pair.name]), batch_size=256))
+        else:
             constant = jax.tree.leaves(tangent)[source.position]
-            rows[pair.name] = constant.T if source.transposed else constant
-            continue
-
-        def row(k, pair=pair):
-            return tangent(zero | {pair.name: jnp.zeros(pair.size).at[k].set(1)})
-
-        # the batch bounds the memory of the intermediates, not of the result
-        rows[pair.name] = jax.lax.map(row, jnp.arange(pair.size), batch_size=256)
-    joined = jnp.concatenate([rows[pair.name] for pair in form.pairs])
+            rows.append(constant.T if source.transposed else constant)
+    joined = jnp.concatenate(rows)
     return joined.astype(jnp.result_type(joined, float))
 
 
 def over_features(problem: Problem, values: dict[str, Any], of: Callable) -> Any:
-    """Map ``of`` over the M features: of the change of the observations, (N, Q), with one weight of
-    every task."""
+    """Map ``of`` over the changes of the observations, (N, Q), with one weight of every task."""
     form, tangent = problem.form, linear_map(problem, values)
-    (pair,), (Q, M), N = form.pairs, form.shape, form.num_obs
+    (Q, M), N = form.shape, form.num_obs
 
     def one(m):
-        rows = tangent({pair.name: jnp.ravel(jnp.zeros((Q, M)).at[:, m].set(1))})
+        rows = tangent(jnp.ravel(jnp.zeros((Q, M)).at[:, m].set(1)))
         return of(rows.reshape(Q, N).T if form.tasks_first else rows.reshape(N, Q))
 
     # the batch bounds the memory of the intermediates
@@ -188,21 +158,17 @@ def shared_features(problem: Problem, values: dict[str, Any]) -> Float[Array, "M
 def where_observed(
     problem: Problem, values: dict[str, Any], rows: Float[Array, "M N"]
 ) -> Float[Array, "M N"]:
-    """Set shared rows to 0 where no task has an observation. If other sites move the mask, only
-    values that are not finite are set to 0."""
+    """Set shared rows to 0 where no task has an observation, and if other sites may move the mask,
+    only where they are not finite, too."""
     observed = jnp.any(view(problem, values).relative > 0, axis=1)
-    kept = observed if problem.form.constant_design else observed | jnp.isfinite(rows)
-    return jnp.where(kept, rows, 0)
+    is_safe = observed if problem.form.constant_design else observed | jnp.isfinite(rows)
+    return jnp.where(is_safe, rows, 0)
 
 
 def whitened_design(
     problem: Problem, values: dict[str, Any], block_size: int = BLOCK_SIZE, rows: Any = None
 ) -> Design:
-    """Whiten the rows of :func:`design_rows` and cut them into blocks.
-
-    :param values: any will do when the design is constant.
-    :param rows: these rows, if they are constant and have been computed.
-    """
+    """Whiten the rows of :func:`design_rows`, or these rows, and cut them into blocks."""
     rows = design_rows(problem, values) if rows is None else rows
     relative = view(problem, values).relative[:, 0]
     if not problem.form.constant_design:

@@ -1,30 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Latent functions in one order, and what does not depend on their order."""
+"""Latent functions in one order, and what does not depend on their order.
+
+The fit ``W phi`` is invariant to permutations of the functions, and to the sign of a function
+together with its weights.
+"""
 
 from collections.abc import Mapping
 from math import prod
 import re
+from typing import NamedTuple
 
+from jaxtyping import Float, Int
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.optimize import linear_sum_assignment
 import xarray as xr
 
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.reporting.arviz_data import (
-    FUNCTIONS,
-    WEIGHTS,
-    are_inclusion_probabilities,
-    check_finite,
-    function_plate,
-    plates,
-    posterior,
-    sample_dims,
-)
-from numpyro_spikeslab.reporting.labels import matched
-from numpyro_spikeslab.reporting.matching import Factors, centre, match, strongest_first
-from numpyro_spikeslab.reporting.methods import values_by_name
+from numpyro_spikeslab.reporting import arviz_data
+from numpyro_spikeslab.reporting.arviz_data import FUNCTIONS, WEIGHTS, posterior, sample_dims
 
 GROUPS_OF_POSTERIOR = {"/posterior", "/sample_stats", "/posterior_predictive", "/predictions"}
+
+
+class Factors(NamedTuple):
+    """Weights of M latent functions and the functions, of S draws."""
+
+    W: Float[np.ndarray, "S M Q"]
+    phi: Float[np.ndarray, "S M N"]
+
+    def normalised(self) -> "Factors":
+        """Scale functions to length one, with the same products."""
+        length = np.linalg.norm(self.phi, axis=2, keepdims=True)
+        return Factors(self.W * length, self.phi / np.where(length > 0, length, 1))
+
+    def mean(self) -> "Factors":
+        """Average weights and functions over the draws, as one draw."""
+        return Factors(*(x.mean(axis=0, keepdims=True) for x in self))
+
+    def moved(self, places: "Places") -> "Factors":
+        """Put the functions of each draw into other places."""
+        order, sign = places.order[..., None], places.sign[..., None]
+        return Factors(*(sign * np.take_along_axis(x, order, axis=1) for x in self))
+
+
+class Places(NamedTuple):
+    """The function of the draw that takes each place, and its factor, 1 or -1."""
+
+    order: Int[np.ndarray, "S M"]
+    sign: Int[np.ndarray, "S M"]
+
+
+def match(draws: Factors, reference: Factors, in_place: bool = False) -> Places:
+    """Match the products ``w_m phi_m^T`` of each draw to a reference, by least squares.
+
+    Functions without weights match all places equally well: they keep their order and signs.
+
+    :param in_place: whether functions keep their places, and only signs are matched.
+    """
+    W, phi = reference.W[0], reference.phi[0]
+    products = (draws.W @ W.T) * (draws.phi @ phi.T)  # of function m with the place k, (S, M, K)
+    if in_place:
+        products = np.broadcast_to(np.eye(len(W)), products.shape)
+    order = np.stack([linear_sum_assignment(x.T, maximize=True)[1] for x in products])
+    is_used = np.take_along_axis(draws.W.any(axis=2), order, axis=1)
+    unused = [np.sort(row[~used]) for row, used in zip(order, is_used, strict=True)]
+    order[~is_used] = np.concatenate(unused)
+    placed = draws.moved(Places(order, np.ones_like(order)))
+    cosines = cosine(placed.W, W) + cosine(placed.phi, phi)
+    return Places(order, np.where(is_used & (cosines < 0), -1, 1))
+
+
+def cosine(x: Float[np.ndarray, "S M D"], y: Float[np.ndarray, "M D"]) -> Float[np.ndarray, "S M"]:
+    """Compute the cosines of the angles between rows; 0 if one is zero."""
+    lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
+    return np.einsum("smd,md->sm", x, y) / np.where(lengths > 0, lengths, 1)
+
+
+def centre(draws: Factors, in_place: bool = False) -> Factors:
+    """Compute a reference for all draws: their mean after matching, twice."""
+    # first the draw whose fit is nearest to the mean fit
+    mean = np.tensordot(draws.W, draws.phi, axes=([0, 1], [0, 1])) / len(draws.W)
+    squares = np.sum((draws.W @ draws.W.mT) * (draws.phi @ draws.phi.mT), axis=(1, 2))
+    products = np.sum((draws.W @ mean) * draws.phi, axis=(1, 2))
+    first = np.argmin(squares - 2 * products)
+    reference = Factors(*(x[first][None] for x in draws))
+    for _ in range(2):
+        reference = draws.moved(match(draws, reference, in_place)).mean()
+    return reference
+
+
+def strongest_first(reference: Factors, in_place: bool = False) -> Factors:
+    """Sort functions by strength, and make their largest weights positive."""
+    strength = np.linalg.norm(reference.W, axis=2)
+    order = np.argsort(np.zeros_like(strength) if in_place else -strength, axis=1, kind="stable")
+    largest = np.argmax(np.abs(reference.W), axis=2, keepdims=True)
+    negative = np.take_along_axis(reference.W, largest, axis=2)[..., 0] < 0
+    sign = np.where(np.take_along_axis(negative, order, axis=1), -1, 1)
+    return reference.moved(Places(order, sign))
 
 
 def align(
@@ -36,64 +109,55 @@ def align(
 ) -> xr.DataTree:
     """Give latent functions the same order and signs in all draws and chains.
 
-    A model such as :func:`~numpyro_spikeslab.models.mtmkl` does not identify the order and the
-    signs of its latent functions: exchanging two functions, or flipping a function with its
-    weights, changes neither likelihood nor prior. So R-hat, means and intervals of weights or
-    functions mean nothing until the draws are aligned. Each draw gets the permutation and the signs
-    that bring its products ``w_m phi_m`` nearest to the reference. A function without weights in a
-    draw takes a remaining place and keeps its sign. The draws of one variational fit share their
-    order, so all get the permutation and the signs of their mean.
+    A posterior does not identify the order and the signs of latent functions, so R-hat, means and
+    intervals of weights or functions mean nothing until the draws are aligned. Each draw gets the
+    permutation and the signs that bring its products ``w_m phi_m`` nearest to the reference; those
+    of one variational fit, which share their order, get those of their mean. A function without
+    weights in a draw takes a remaining place and keeps its sign.
 
     Alignment cannot repair chains that have converged to different functions: look first at R-hat
     of :func:`invariants`. The functions must have equal priors, of mean zero. If variables such as
-    ``phi_0_scale`` show that their kernels are of different kinds, each function keeps its place,
-    and only its sign is matched.
+    ``phi_0_scale`` show that their kernels are of different kinds, only signs are matched.
 
     :param data: ArviZ data with the weights, Q tasks by M functions, and the functions, M by N
         points, of every draw. They share the dimension of the functions.
     :param reference: what to match: one draw, as values of ``weights`` and ``functions`` by name
-        (of :meth:`PairedGuide.posterior_mean <numpyro_spikeslab.PairedGuide.posterior_mean>`, for
-        example); or ArviZ data, aligned in themselves, whose centre is matched. None, the default,
-        matches the centre of ``data``, with the strongest function first and the largest weight of
-        each positive.
+        (:meth:`PairedGuide.posterior_mean <numpyro_spikeslab.PairedGuide.posterior_mean>`, for
+        example); or the centre of ArviZ data that are aligned. The default is the centre of
+        ``data``, with the strongest function first and the largest weight of each positive.
     :param weights: variable of the weights; its slab goes with it.
-    :param functions: variable of the functions; their values at new points, such as ``phi_new``,
-        go with it.
-    :returns: ArviZ data like ``data``. All variables with the dimension of the functions have their
-        new order, spikes, kernel parameters and inclusion probabilities among them; labels stay in
-        their places.
-    :raises ValueError: if there is no posterior, if a variable is missing or not finite, if weights
-        and functions do not share exactly one dimension, or if shapes differ.
+    :param functions: variable of the functions; ``phi_new`` goes with ``phi``.
+    :returns: ArviZ data like ``data``, in which all variables with the dimension of the functions
+        have their new order; labels stay in their places.
+    :raises ValueError: if a variable is missing or not finite, if weights and functions do not
+        share exactly one dimension, or if shapes differ.
 
-    .. doctest::
-
-        >>> import arviz_base, numpy as np
-        >>> from numpyro_spikeslab import align
-        >>> rng = np.random.default_rng(0)
-        >>> W = rng.normal([[0.0, 2.0], [1.0, -3.0]], 0.01, size=(2, 100, 2, 2))
-        >>> phi = rng.normal([[1.0, 0.0, 0.0], [0.0, 1.0, -1.0]], 0.01, size=(2, 100, 2, 3))
-        >>> W[1], phi[1] = -W[1, :, :, ::-1], -phi[1, :, ::-1]  # the second chain differs
-        >>> data = arviz_base.from_dict(
-        ...     {"posterior": {"W": W, "phi": phi}},
-        ...     dims={"W": ["task", "latent"], "phi": ["latent", "point"]},
-        ... )
-        >>> align(data)["posterior"]["W"].mean("draw").round(1).values[..., 0].tolist()
-        [[-2.0, 3.0], [-2.0, 3.0]]
+    >>> import arviz_base, numpy as np
+    >>> from numpyro_spikeslab import align
+    >>> rng = np.random.default_rng(0)
+    >>> W = rng.normal([[0.0, 2.0], [1.0, -3.0]], 0.01, size=(2, 100, 2, 2))
+    >>> phi = rng.normal([[1.0, 0.0, 0.0], [0.0, 1.0, -1.0]], 0.01, size=(2, 100, 2, 3))
+    >>> W[1], phi[1] = -W[1, :, :, ::-1], -phi[1, :, ::-1]  # the second chain differs
+    >>> data = arviz_base.from_dict(
+    ...     {"posterior": {"W": W, "phi": phi}},
+    ...     dims={"W": ["task", "latent"], "phi": ["latent", "point"]},
+    ... )
+    >>> align(data)["posterior"]["W"].mean("draw").round(1).values[..., 0].tolist()
+    [[-2.0, 3.0], [-2.0, 3.0]]
     """
     draws = posterior(data)
     in_place = has_numbered_kernels(draws, functions)
     factors = factors_of(draws, weights, functions)
-    matched_draws = factors.mean() if is_one_fit(draws) else factors
     if reference is None:
-        target = strongest_first(centre(matched_draws, in_place), in_place)
+        target = strongest_first(centre(factors, in_place), in_place)
     else:
         target = as_one_draw(reference, draws, weights, functions)
-    plate = function_plate(draws, weights, functions)
+    plate = arviz_data.function_plate(draws, weights, functions)
     sizes = {dim: draws.sizes[dim] for dim in (*sample_dims(draws), plate)}
     shape = prod(sizes.values()) // sizes[plate], sizes[plate]
     order, sign = (
         xr.DataArray(np.broadcast_to(each, shape).reshape(list(sizes.values())), dims=list(sizes))
-        for each in match(matched_draws, target, in_place)
+        for each in match(factors, target, in_place)
     )
     flipped = {weights, f"{weights}_slab", functions, f"{functions}_new"}
     groups = data.to_dict()
@@ -108,26 +172,21 @@ def align(
     return xr.DataTree.from_dict(groups, name=data.name)
 
 
-def is_one_fit(draws: xr.Dataset) -> bool:
-    """Whether the draws are of one variational fit, in which the functions have one order."""
-    return "chain" not in {*draws.dims, *draws.coords}
-
-
 def has_numbered_kernels(draws: xr.Dataset, functions: str) -> bool:
     """Whether some kernel parameters belong to one numbered function, such as ``phi_0_scale``."""
-    numbered = re.compile(rf"{re.escape(functions)}_\d+_")
-    return any(numbered.match(str(name)) for name in draws.data_vars)
+    return any(re.match(rf"{re.escape(functions)}_\d+_", str(name)) for name in draws.data_vars)
 
 
 def factors_of(draws: xr.Dataset, weights: str, functions: str) -> Factors:
-    """Return weights and functions of all draws, functions scaled to length one."""
-    plate = function_plate(draws, weights, functions)
-    return Factors(rows(draws[weights], plate), rows(draws[functions], plate)).normalised()
+    """Return weights and functions of all draws, or the mean of a fit, of functions of length 1."""
+    plate = arviz_data.function_plate(draws, weights, functions)
+    factors = Factors(rows(draws[weights], plate), rows(draws[functions], plate)).normalised()
+    return factors if "chain" in {*draws.dims, *draws.coords} else factors.mean()
 
 
 def rows(values: xr.DataArray, plate: str) -> np.ndarray:
     """Return finite values as an array of draws by functions by all other elements."""
-    check_finite(values)
+    arviz_data.check_finite(values)
     dims = sample_dims(values)
     array = values.transpose(*dims, plate, ...).values.astype(float)
     return array.reshape(prod(array.shape[: len(dims)]), values.sizes[plate], -1)
@@ -143,21 +202,19 @@ def as_one_draw(
     like, names = draws.isel(dict.fromkeys(sample_dims(draws), 0)), (weights, functions)
     if isinstance(reference, xr.DataTree):
         others = posterior(reference)
-        values_by_name(others.isel(dict.fromkeys(sample_dims(others), 0)), like, names)
+        arviz_data.values_by_name(others.isel(dict.fromkeys(sample_dims(others), 0)), like, names)
     else:
-        others = xr.Dataset(values_by_name(reference, like, names)).expand_dims("sample")
+        others = xr.Dataset(arviz_data.values_by_name(reference, like, names)).expand_dims("sample")
     factors = factors_of(others, weights, functions)
-    if is_one_fit(others):
-        return factors.mean()
     return centre(factors, has_numbered_kernels(others, functions))
 
 
 def with_plates_of(weight: xr.DataArray, group: xr.Dataset) -> xr.Dataset:
     """Give inclusion probabilities the plates of their weight, whose names a sampler lacks."""
     probs = {
-        name: matched("data", values, weight)
+        name: arviz_data.matched("data", values, weight)
         for name, values in group.data_vars.items()
-        if are_inclusion_probabilities(name, str(weight.name))
+        if arviz_data.are_inclusion_probabilities(name, str(weight.name))
     }
     return group.assign(probs)
 
@@ -184,8 +241,8 @@ def invariants(
 ) -> xr.DataTree:
     """Compute variables that do not depend on the order and signs of latent functions.
 
-    Their R-hat, effective sample sizes and intervals need no :func:`align`. All functions for ArviZ
-    data take the result: ``arviz_stats.rhat(nss.invariants(data))``.
+    Their R-hat, effective sample sizes and intervals need no :func:`align`:
+    ``arviz_stats.rhat(nss.invariants(data))``.
 
     - every variable without the dimension of the functions: noise, scales, ``f``;
     - ``num_active``: number of functions with a nonzero weight;
@@ -193,28 +250,23 @@ def invariants(
     - ``f``: the fit ``(W phi)^T`` at all points, if the posterior has no ``f``. Choose points by
       ``data.sel(point=...)`` before, or by ``coords`` in :func:`summary`.
 
-    :param data: ArviZ data with weights and functions, see :func:`align`.
-    :param weights: variable of the weights.
-    :param functions: variable of the functions.
+    :param data: ArviZ data with ``weights`` and ``functions``, see :func:`align`.
     :returns: ArviZ data with a ``posterior`` only.
-    :raises ValueError: if there is no posterior, if a variable is missing, or if weights and
-        functions do not share exactly one dimension.
+    :raises ValueError: as :func:`align`.
 
-    .. doctest::
-
-        >>> import arviz_base, numpy as np
-        >>> from numpyro_spikeslab import invariants
-        >>> rng = np.random.default_rng(0)
-        >>> draws = {"W": rng.normal(size=(4, 50, 3, 2)), "phi": rng.normal(size=(4, 50, 2, 5))}
-        >>> dims = {"W": ["task", "latent"], "phi": ["latent", "point"]}
-        >>> table = invariants(arviz_base.from_dict({"posterior": draws}, dims=dims))["posterior"]
-        >>> {str(name): values.shape[2:] for name, values in table.data_vars.items()}
-        {'num_active': (), 'WWT': (3, 3), 'f': (5, 3)}
+    >>> import arviz_base, numpy as np
+    >>> from numpyro_spikeslab import invariants
+    >>> rng = np.random.default_rng(0)
+    >>> draws = {"W": rng.normal(size=(4, 50, 3, 2)), "phi": rng.normal(size=(4, 50, 2, 5))}
+    >>> dims = {"W": ["task", "latent"], "phi": ["latent", "point"]}
+    >>> table = invariants(arviz_base.from_dict({"posterior": draws}, dims=dims))["posterior"]
+    >>> {str(name): values.shape[2:] for name, values in table.data_vars.items()}
+    {'num_active': (), 'WWT': (3, 3), 'f': (5, 3)}
     """
     draws = posterior(data)
-    plate = function_plate(draws, weights, functions)
+    plate = arviz_data.function_plate(draws, weights, functions)
     W = draws[weights]
-    tasks = plates(W, without=plate)
+    tasks = arviz_data.plates(W, without=plate)
     invariant = draws.drop_vars([name for name, x in draws.data_vars.items() if plate in x.dims])
     invariant["num_active"] = (W != 0).any(tasks).sum(plate)
     columns = W.rename({dim: f"{dim}_column" for dim in tasks})

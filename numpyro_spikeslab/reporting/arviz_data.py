@@ -1,24 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of a spike-and-slab posterior in ArviZ data.
+"""Variables of a spike-and-slab posterior in ArviZ data and their statistics, by ArviZ.
 
 A *pair* is a weight ``w`` of the ``posterior`` group with its indicator ``w_spike``. Markov chains
 have the dimensions ``(chain, draw)``, variational draws (from ``arviz_base.from_numpyro_svi``) the
 dimension ``sample``. All other dimensions are *plates*.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
+from numbers import Integral
+from typing import Any
 
+import arviz_base
+import arviz_stats
+from jaxtyping import Int
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.reporting.labels import matched
 
 WEIGHTS, FUNCTIONS = "W", "phi"
 """Names of the weights and latent functions of `models.mtmkl`."""
 
 SETS = "credible_sets"
 """Prefix of the sample statistics with the credible sets of a fit."""
+
+RESERVED = ("summary", "ci_bound", "variable", "label")
+"""Dimensions of ArviZ's tables."""
+
+CHAIN_DIAGNOSTICS = ("ess_bulk", "ess_tail", "r_hat", "mcse_mean", "mcse_sd")
+
+Methods = Mapping[str, Any]
 
 
 def posterior(data: xr.DataTree) -> xr.Dataset:
@@ -45,19 +57,19 @@ def plates(draws: xr.DataArray, without: str = "") -> list[str]:
     return [str(dim) for dim in draws.dims if dim not in (*sample_dims(draws), without)]
 
 
-def sample_stats(data: xr.DataTree) -> dict[str, xr.DataArray]:
-    """Return the sample statistics by name."""
-    group = data.children.get("sample_stats", xr.DataTree())
-    return {str(name): values for name, values in group.data_vars.items()}
+def sample_stats(data: xr.DataTree) -> xr.Dataset:
+    return data.children.get("sample_stats", xr.DataTree()).to_dataset()
 
 
 def pairs(draws: xr.Dataset) -> list[str]:
-    """Return the names of the spike-and-slab weights, in the order of ``draws``."""
     return [str(name) for name in draws.data_vars if f"{name}_spike" in draws.data_vars]
 
 
 def select(
-    draws: xr.Dataset, var_names: str | Iterable[str] | None, default: Iterable[str] = ()
+    draws: xr.Dataset,
+    var_names: str | Iterable[str] | None,
+    default: Iterable[str] = (),
+    argument: str = "var_names",
 ) -> list[str]:
     """Return ``var_names``, or ``default`` for None, as a list of variables of ``draws``."""
     chosen = default if var_names is None else var_names
@@ -66,12 +78,12 @@ def select(
     if unknown or not names:
         expected = f"one or more of {sorted(map(str, draws.data_vars))}"
         remedy = "Correct the spelling, or collect the site when sampling."
-        raise bad("var_names", unknown or var_names, expected, remedy)
+        raise bad(argument, unknown or var_names, expected, remedy)
     return names
 
 
 def check_plates(draws: xr.Dataset, reserved: Iterable[str]) -> None:
-    """Raise if a plate has a name that tables and pictures need for a dimension of their own."""
+    """Raise if a plate has the name of a dimension of tables and pictures."""
     clash = sorted(set(map(str, draws.dims)) & set(reserved))
     if clash:
         expected = "names that tables and pictures do not use themselves"
@@ -80,7 +92,6 @@ def check_plates(draws: xr.Dataset, reserved: Iterable[str]) -> None:
 
 
 def check_finite(draws: xr.DataArray) -> None:
-    """Raise if draws are not finite."""
     if not np.isfinite(draws.values).all():
         remedy = "Leave those draws out, and find out why they are not finite."
         raise bad("data", f"`{draws.name}` not finite in some draws", "finite numbers", remedy)
@@ -93,7 +104,7 @@ def is_grouped(draws: xr.Dataset, name: str) -> bool:
 
 
 def spike_draws(data: xr.DataTree, name: str) -> xr.DataArray:
-    """Return the draws of the indicator of the pair ``name``, shaped like its weight."""
+    """Return the draws of the indicator of a pair, shaped like its weight."""
     draws = posterior(data)
     if is_grouped(draws, name):
         return (draws[name] != 0).astype(float)
@@ -101,11 +112,7 @@ def spike_draws(data: xr.DataTree, name: str) -> xr.DataArray:
 
 
 def inclusion_draws(data: xr.DataTree, name: str) -> xr.DataArray:
-    """Return draws whose mean is the inclusion probability of the pair, shaped like its weight.
-
-    These are the Rao-Blackwellised probabilities if they are stored, otherwise the indicators,
-    which have the same mean and a larger variance.
-    """
+    """Return draws with the mean of the indicator, Rao-Blackwellised if they are stored."""
     for key, values in sample_stats(data).items():
         if are_inclusion_probabilities(key, name):
             return matched("data", values, posterior(data)[name])
@@ -113,10 +120,7 @@ def inclusion_draws(data: xr.DataTree, name: str) -> xr.DataArray:
 
 
 def are_inclusion_probabilities(key: Hashable, name: str) -> bool:
-    """Whether the statistic ``key`` has the inclusion probabilities of the pair ``name``.
-
-    Kernels that are blocks of another put a path before the name.
-    """
+    # kernels that are blocks of another put a path before the name
     return f".{key}".endswith(f".inclusion_probabilities.{name}")
 
 
@@ -126,24 +130,195 @@ def mean(draws: xr.DataArray) -> xr.DataArray:
 
 
 def inclusion(data: xr.DataTree, name: str) -> xr.DataArray:
-    """Return the inclusion probabilities of a pair, shaped like its weight."""
     return mean(inclusion_draws(data, name))
 
 
 def function_plate(draws: xr.Dataset, weights: str, functions: str) -> str:
     """Return the dimension of the latent functions, the one plate shared with their weights."""
-    for argument, name in (("weights", weights), ("functions", functions)):
-        if name not in draws.data_vars:
-            expected = f"one of {sorted(map(str, draws.data_vars))}"
-            remedy = f"Name the variable of the {argument}, or collect the site when sampling."
-            raise bad(argument, repr(name), expected, remedy)
+    select(draws, weights, argument="weights")
+    select(draws, functions, argument="functions")
     W, phi = draws[weights], draws[functions]
     shared = [dim for dim in plates(W) if dim in phi.dims]
     if len(shared) != 1:
         got = f"`{weights}` with the dimensions {W.dims} and `{functions}` with {phi.dims}"
-        remedy = (
-            f"Make the data with dims={{{weights!r}: ['task', 'latent'], "
-            f"{functions!r}: ['latent', 'point']}}."
-        )
-        raise bad("data", got, "one plate in common, that of the functions", remedy)
+        dims = f"{{{weights!r}: ['task', 'latent'], {functions!r}: ['latent', 'point']}}"
+        expected = "one plate in common, that of the functions"
+        raise bad("data", got, expected, f"Make the data with dims={dims}.")
     return shared[0]
+
+
+def as_methods(data: Any, name: str = "posterior") -> Methods:
+    """Return posteriors by the name of the method; a single one is called ``name``."""
+    if isinstance(data, xr.DataTree) or not isinstance(data, Mapping):
+        return {name: data}
+    if not data:
+        raise bad("data", data, "one fit, or several by name", "Name one at least.")
+    return data
+
+
+def by_method(parts: Iterable, methods: Iterable[str]):
+    """Concatenate an array or dataset per method along the dimension ``model`` of ArviZ."""
+    return xr.concat(list(parts), dim="model").assign_coords(model=list(methods))
+
+
+def comparable(
+    methods: Methods, var_names: str | Iterable[str] | None, default: Iterable[str] = ()
+) -> list[str]:
+    """Return variables, after a check that all methods have them with the same labels."""
+    first = next(iter(methods))
+    draws = posterior(methods[first])
+    names = select(draws, var_names, default)
+    # pictures add these dimensions
+    check_plates(draws[names], ("model", "summary", "ci_bound"))
+    for method, tree in methods.items():
+        others = posterior(tree)
+        for name in names:
+            if name not in others.data_vars:
+                got = f"`{name}`, which the posterior of {method!r} lacks"
+                expected = f"variables of all methods, some of {sorted(map(str, others))}"
+                raise bad("var_names", got, expected)
+            labels, expected_labels = (
+                {dim: x[name][dim].values.tolist() for dim in plates(x[name])}
+                for x in (others, draws)
+            )
+            if list(labels.items()) != list(expected_labels.items()):
+                got = f"`{name}` of {method!r} with the coordinates {labels!s:.200}"
+                remedy = "Fit all methods to the same data, with the same `dims` and `coords`."
+                raise bad("data", got, f"{expected_labels!s:.200}, as in {first!r}", remedy)
+    return names
+
+
+def check_reference(reference: str, methods: Methods) -> None:
+    if reference not in methods:
+        raise bad("reference", repr(reference), f"one of the methods {list(methods)}")
+
+
+def check_pairs(methods: Methods, names: list[str], argument: str) -> None:
+    for method, tree in methods.items():
+        weights = pairs(posterior(tree))
+        if not set(names) <= set(weights):
+            expected = f"spike-and-slab weights, which are {weights} in {method!r}"
+            raise bad(argument, names, expected, "Declare them with spike_slab.")
+
+
+def values_by_name(
+    reference: Mapping[Any, Any], like: Mapping[Any, xr.DataArray], names: Iterable[str]
+) -> dict[str, xr.DataArray]:
+    """Return the user's values of some variables, each matched to its own array."""
+    missing = [name for name in names if name not in reference]
+    if missing:
+        got, expected = f"values of {sorted(map(str, reference))}", f"`{missing[0]}` among them"
+        raise bad("reference", got, expected)
+    return {name: matched("reference", reference[name], like[name]) for name in names}
+
+
+def matched(what: str, values: Any, like: xr.DataArray) -> xr.DataArray:
+    """Return values as floats with the dimensions, labels and order of another array.
+
+    Dimensions of the same name are matched by their labels, others by their place. An axis numbered
+    from 0 counts as unlabelled.
+
+    :param what: subject of the messages, an argument for example.
+    """
+    name = getattr(values, "name", None)
+    if isinstance(values, pd.Series | pd.DataFrame) and values.ndim == like.ndim:
+        axes = dict(zip(like.dims, values.axes, strict=True))
+        values = xr.DataArray(values.to_numpy(), axes, like.dims)
+    if isinstance(values, xr.DataArray):
+        values = ordered(what, values, like)
+    if np.shape(values) != like.shape:
+        raise bad(
+            what,
+            f"{f'`{name}` of ' if name else ''}the shape {np.shape(values)}",
+            f"{like.shape}, that of `{like.name}` with the dimensions {like.dims}",
+            "Give a value for each element, thinned alike.",
+        )
+    return like.copy(data=np.asarray(values, float))
+
+
+def ordered(what: str, values: xr.DataArray, like: xr.DataArray) -> xr.DataArray:
+    """Put dimensions and labels of an array into the order of another."""
+    values = values.transpose(*(dim for dim in like.dims if dim in values.dims), ...)
+    for dim, other in zip(values.dims, like.dims, strict=False):
+        if dim not in values.indexes or other not in like.indexes:
+            continue
+        labels, expected = values.indexes[dim], like.indexes[other]
+        if labels.equals(expected):
+            continue
+        contains = labels.is_unique and expected.isin(labels).all()
+        are_numbered = is_numbered(labels), is_numbered(expected)
+        if dim == other and contains and not all(are_numbered):
+            values = values.sel({dim: expected})
+        elif not any(are_numbered) if dim == other else contains and len(labels) == len(expected):
+            raise bad(
+                what,
+                f"the labels {labels.tolist()!s:.200} of {dim!r}",
+                f"{expected.tolist()!s:.200}, the labels of `{like.name}` along {other!r}",
+                "Correct the labels; rename and assign_coords of xarray name a dimension.",
+            )
+    return values
+
+
+def is_numbered(labels: pd.Index) -> bool:
+    return labels.equals(pd.RangeIndex(len(labels)))
+
+
+def check_top(top: int | None) -> None:
+    if top is not None and not (isinstance(top, Integral) and top >= 1):
+        raise bad("top", repr(top), "a whole number, at least 1", "Leave it out to show all.")
+
+
+def most_included(probs: Any, top: int | None) -> Int[np.ndarray, " K"]:
+    """Return the places of the ``top`` highest probabilities in order, or all for None."""
+    if top is None:
+        return np.arange(len(probs))
+    return np.argsort(-np.asarray(probs, float), kind="stable")[:top]
+
+
+def is_constant(draws: xr.DataArray, dims: list[str]) -> xr.DataArray:
+    return draws.max(dims) == draws.min(dims)
+
+
+def statistics(draws: xr.Dataset) -> xr.Dataset:
+    """Compute ``arviz_stats.summary`` along a dimension ``summary``, NaN where no chain moves."""
+    check_plates(draws, RESERVED)
+    dims = sample_dims(draws)
+    kind = "all" if "chain" in dims else "stats"
+    with np.errstate(divide="ignore", invalid="ignore"):
+        table = arviz_stats.summary(
+            draws, sample_dims=dims, kind=kind, fmt="xarray", round_to="none"
+        )
+    if "chain" in dims:
+        # ArviZ reports all draws as effective there, or an R-hat of 1e15
+        for name, values in draws.data_vars.items():
+            still = is_constant(values, ["draw"]).all("chain")
+            table[name] = table[name].where(~(still & table["summary"].isin(CHAIN_DIAGNOSTICS)))
+    return table
+
+
+def inclusion_statistics(data: xr.DataTree, name: str) -> xr.DataArray:
+    """Compute the inclusion probability of a pair with its Monte Carlo diagnostics."""
+    draws = inclusion_draws(data, name)
+    dims = sample_dims(draws)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mcse = arviz_stats.mcse(draws, sample_dims=dims, method="mean")
+    # draws that are all 0 or all 1 do not show how rare the other value is
+    unknown = is_constant(draws, dims) & draws.isin([0, 1]).all(dims)
+    rows = {"inclusion": mean(draws), "mcse_inclusion": mcse.where(~unknown)}
+    if "chain" in dims:
+        rows["flips"] = abs(spike_draws(data, name).diff("draw")).sum("draw").mean("chain")
+        spread = draws.mean("draw").std("chain", ddof=1) if draws.sizes["chain"] > 1 else np.nan
+        rows["between_chain_sd"] = xr.zeros_like(rows["inclusion"]) + spread
+    return xr.concat(rows.values(), "summary").assign_coords(summary=list(rows))
+
+
+def to_frame(values: xr.DataArray, dim: str = "summary") -> pd.DataFrame:
+    """Return a column per element, labelled as in ArviZ, and a row per label of ``dim``."""
+    return arviz_base.dataset_to_dataframe(values.to_dataset(), sample_dims=[dim])
+
+
+def mean_and_interval(draws: xr.DataArray) -> list[xr.DataArray]:
+    """Compute the mean and the ends of the interval with ``rcParams["stats.ci_prob"]``."""
+    prob: Any = arviz_base.rcParams["stats.ci_prob"]
+    ends = arviz_stats.eti(draws, prob=prob, dim=sample_dims(draws))
+    return [mean(draws), *(ends.sel(ci_bound=end, drop=True) for end in ("lower", "upper"))]

@@ -8,27 +8,11 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from numpyro_spikeslab.algebra.correlation import (
-    COVERAGE,
-    MIN_CORRELATION,
-    check_limits,
-    purity,
-    twins,
-    unit_columns,
-)
+from numpyro_spikeslab.algebra import correlation
+from numpyro_spikeslab.algebra.correlation import COVERAGE, MIN_CORRELATION, twins
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.reporting.arviz_data import (
-    SETS,
-    is_grouped,
-    pairs,
-    plates,
-    posterior,
-    sample_dims,
-    sample_stats,
-    select,
-    spike_draws,
-)
-from numpyro_spikeslab.reporting.labels import by_element, is_numbered, ordered
+from numpyro_spikeslab.reporting import arviz_data
+from numpyro_spikeslab.reporting.arviz_data import SETS, pairs, plates, posterior
 from numpyro_spikeslab.table_checks import as_numbers
 
 MORE_OFTEN = 1.5
@@ -55,57 +39,51 @@ def credible_sets(
     - none can be left out. Columns that are equal but for their units are all in one set or in
       none, because data cannot distinguish them.
 
-    A set grows from its column of highest inclusion probability. Columns of one effect take turns,
-    while a column of another effect is as frequent in draws with a member as in draws without. So
-    a column may join if it is included more than 1.5 times as often in draws without members as in
-    draws with one. Sets are disjoint, so two effects among correlated columns make two sets. An
-    effect that no correlated columns explain has no set, nor have independent columns, even if it
-    is almost certain that one of many is included.
+    A set grows from its column of highest inclusion probability. A column may join if it is
+    included more than 1.5 times as often in draws without members as in draws with one, since
+    columns of one effect take turns. Sets are disjoint. An effect that no correlated columns
+    explain has no set.
 
-    The draws must mix: chains that stay in one mode each cannot distinguish the columns of one
-    effect from those of another. Draws of a factorised fit give sets that are too small; for a fit
-    see :meth:`PairedGuide.credible_sets() <numpyro_spikeslab.PairedGuide.credible_sets>`.
+    Chains must mix to distinguish the columns of one effect from those of another. For a factorised
+    fit, whose draws give sets that are too small, see :meth:`PairedGuide.credible_sets()
+    <numpyro_spikeslab.PairedGuide.credible_sets>`.
 
     :param data: ArviZ data of Markov chains or variational draws.
     :param var_name: a spike-and-slab weight with one plate.
     :param X: the table that the weights multiply, in any units, shape (N, P): numpy array, or
-        DataFrame whose columns are the labels of the weight. If the weight is merely numbered, the
-        columns label the members.
+        DataFrame whose columns are the labels of the weight, or label it if it is merely numbered.
     :param coverage: least probability of a set, in (0, 1].
     :param min_correlation: least absolute correlation, in [0, 1]. The default is SuSiE's.
     :returns: a DataFrame with one row per set: ``members``, a tuple of labels, the most included
-        first; ``size``; ``probability`` that the set holds an effect;
-        ``purity``, the smallest absolute correlation among its members.
-    :raises ValueError: if ``var_name`` is not such a weight, if ``X`` has other columns or values
-        like NaN, or if a number is outside its range.
+        first; ``size``; ``probability`` that the set holds an effect; ``purity``, the smallest
+        absolute correlation among its members.
+    :raises ValueError: if ``var_name`` is not such a weight, if ``X`` has other columns or NaN, or
+        if a number is outside its range.
 
-    .. doctest::
-
-        >>> import arviz_base, numpy as np
-        >>> from numpyro_spikeslab import credible_sets
-        >>> rng = np.random.default_rng(0)
-        >>> X = rng.normal(size=(50, 3))
-        >>> X[:, 1] = X[:, 0] + 0.1 * X[:, 1]      # hard to tell from the first
-        >>> first = rng.binomial(1, 0.5, size=(4, 100))
-        >>> spike = np.stack([first, 1 - first, 0 * first], axis=-1)
-        >>> data = arviz_base.from_dict({"posterior": {"w": 1.0 * spike, "w_spike": spike}})
-        >>> credible_sets(data, "w", X)[["size", "probability"]]
-             size  probability
-        set
-        0       2          1.0
+    >>> import arviz_base, numpy as np
+    >>> from numpyro_spikeslab import credible_sets
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(50, 3))
+    >>> X[:, 1] = X[:, 0] + 0.1 * X[:, 1]      # hard to tell from the first
+    >>> first = rng.binomial(1, 0.5, size=(4, 100))
+    >>> spike = np.stack([first, 1 - first, 0 * first], axis=-1)
+    >>> data = arviz_base.from_dict({"posterior": {"w": 1.0 * spike, "w_spike": spike}})
+    >>> credible_sets(data, "w", X)[["size", "probability"]]
+         size  probability
+    set
+    0       2          1.0
     """
-    check_limits(coverage, min_correlation)
+    correlation.check_limits(coverage, min_correlation)
     spikes = flat_spikes(data, var_name)
     table, labels = columns_of(X, spikes)
-    unit = unit_columns(table)
-    included = spikes.values > 0
+    unit, included = correlation.unit_columns(table), spikes.values > 0
     rows = [
-        {
-            "members": tuple(labels[member] for member in members),
-            "size": len(members),
-            "probability": included[:, members].any(axis=1).mean(),
-            "purity": purity(unit[:, members]),
-        }
+        (
+            tuple(labels[member] for member in members),
+            len(members),
+            included[:, members].any(axis=1).mean(),
+            correlation.purity(unit[:, members]),
+        )
         for members in disjoint_sets(included, unit, coverage, min_correlation)
     ]
     columns = ["members", "size", "probability", "purity"]
@@ -115,17 +93,15 @@ def credible_sets(
 def flat_spikes(data: xr.DataTree, name: str) -> xr.DataArray:
     """Return the indicators of P weights in all D draws, (D, P)."""
     draws = posterior(data)
-    select(draws, name)
-    if name not in pairs(draws) or is_grouped(draws, name) or len(plates(draws[name])) != 1:
-        got = f"{name!r} with the dimensions {plates(draws[name])}"
+    arviz_data.select(draws, name)
+    dims = plates(draws[name])
+    if name not in pairs(draws) or arviz_data.is_grouped(draws, name) or len(dims) != 1:
+        got = f"{name!r} with the dimensions {dims}"
         expected = f"one of {pairs(draws)} with a spike for each column of X"
-        remedy = (
-            "Choose one task, for example with xarray.DataTree.from_dict({'posterior': "
-            "data['posterior'].to_dataset().sel(task=0)}), or look at the spikes of groups."
-        )
+        remedy = "Choose one task, with `sel` of xarray, or look at the spikes of groups."
         raise bad("var_name", got, expected, remedy)
-    spikes = spike_draws(data, name)
-    return spikes.stack(all_draws=sample_dims(draws)).transpose("all_draws", ...)
+    spikes = arviz_data.spike_draws(data, name)
+    return spikes.stack(all_draws=arviz_data.sample_dims(draws)).transpose("all_draws", ...)
 
 
 def columns_of(X: Any, spikes: xr.DataArray) -> tuple[np.ndarray, list]:
@@ -138,8 +114,8 @@ def columns_of(X: Any, spikes: xr.DataArray) -> tuple[np.ndarray, list]:
     if not isinstance(X, pd.DataFrame):
         return table, labels.tolist()
     columns = xr.DataArray(table.T, {plate: X.columns}, [plate, "row"])
-    values = ordered("X", columns, spikes[0]).values.T
-    is_labelled = not is_numbered(labels) or set(X.columns) == set(labels)
+    values = arviz_data.ordered("X", columns, spikes[0]).values.T
+    is_labelled = not arviz_data.is_numbered(labels) or set(X.columns) == set(labels)
     return values, (labels if is_labelled else X.columns).tolist()
 
 
@@ -166,10 +142,7 @@ def grown(
     coverage: float,
     least: float,
 ) -> list[int]:
-    """Grow a set from one free column; empty if it does not reach the coverage.
-
-    Equal columns join together, since draws do not tell them apart and may include several.
-    """
+    """Grow a set from one free column, with its twins; empty if it does not reach the coverage."""
     members = np.flatnonzero(twins(unit, [seed]) & free).tolist()
     correlated = free & (abs(unit[:, seed] @ unit) >= least)
     if spikes[:, members].any(axis=1).mean() + spikes[:, correlated].mean(axis=0).sum() < coverage:
@@ -198,25 +171,15 @@ def pruned(members: list[int], spikes: np.ndarray, coverage: float) -> list[int]
 
 
 def alternatives(data: xr.DataTree) -> dict[str, str] | None:
-    """Return the other members of the sets of a fit for each member, the most probable first.
-
-    :returns: by the labels of a summary; None if the draws have no sets of a fit.
-    """
-    stats = sample_stats(data)
-    tables = {
-        name: by_element(stats[f"{SETS}.{name}"], name, ("set",))
-        for name in pairs(posterior(data))
-        if f"{SETS}.{name}" in stats
-    }
-    if not tables:
-        return None
-    labels = [
-        f"{name}[{label}]" if label else name
-        for name, table in tables.items()
-        for label in table[table.dims[-1]].values.tolist()
-    ]
+    """Return the other members of the sets of a fit for each member, or None without sets."""
+    stats = arviz_data.sample_stats(data)
+    names = [name for name in pairs(posterior(data)) if f"{SETS}.{name}" in stats]
+    if not names or not stats.sizes["set"]:
+        return {} if names else None
+    frames = [arviz_data.to_frame(stats[f"{SETS}.{name}"].rename(name), "set") for name in names]
+    frame = pd.concat(frames, axis=1)
     # NaN marks columns outside of a set; a member may have the probability 0
-    shares = np.concatenate(list(tables.values()), axis=1)
+    shares, labels = frame.to_numpy(), frame.columns
     others = {}
     for member in np.flatnonzero(np.isfinite(shares).any(axis=0)):
         best = np.nan_to_num(shares[np.isfinite(shares[:, member])], nan=-1.0).max(axis=0)

@@ -5,10 +5,7 @@ from typing import Any
 
 from arviz_plots import PlotCollection
 import numpy as np
-from numpy.typing import ArrayLike
 import xarray as xr
-
-from numpyro_spikeslab.messages import bad
 
 ROW = 0.2
 """Inches of a row, almost two lines of 8 point type."""
@@ -57,13 +54,3 @@ def add_legend(picture: PlotCollection) -> None:
         for text in figure.legend(parts.values(), parts, ncols=columns, **place).get_texts():
             text.set(**LITERAL)
         figure.set_figheight(figure.get_figheight() + ROW * -(-len(parts) // columns))
-
-
-def positions(X: ArrayLike | None, labels: ArrayLike) -> np.ndarray:
-    """Return the places of points on the horizontal axis, their inputs or else their labels."""
-    places = np.asarray(labels if X is None else X)
-    if places.size != np.size(labels) or not np.issubdtype(places.dtype, np.number):
-        got = f"{'labels' if X is None else 'inputs'} of shape {places.shape} and {places.dtype}"
-        remedy = "If the inputs have more dimensions, give one, such as X[:, 0]."
-        raise bad("X", got, f"a number for each of {np.size(labels)} points", remedy)
-    return places.ravel().astype(float)

@@ -13,19 +13,9 @@ import pandas as pd
 import xarray as xr
 
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.reporting.arviz_data import (
-    FUNCTIONS,
-    WEIGHTS,
-    check_finite,
-    function_plate,
-    mean,
-    plates,
-    posterior,
-)
-from numpyro_spikeslab.reporting.labels import is_numbered, matched
-from numpyro_spikeslab.reporting.methods import Methods, as_methods, by_method, comparable
-from numpyro_spikeslab.reporting.pictures import GREY, LITERAL, add_legend, panels, positions
-from numpyro_spikeslab.reporting.stats import central_interval
+from numpyro_spikeslab.reporting import arviz_data
+from numpyro_spikeslab.reporting.arviz_data import FUNCTIONS, WEIGHTS, Methods, plates, posterior
+from numpyro_spikeslab.reporting.pictures import GREY, LITERAL, add_legend, panels
 
 GROUPS = ("posterior_predictive", "predictions", "posterior")
 """Groups with a fitted variable, the first that has it."""
@@ -43,43 +33,35 @@ def plot_fit(
     X_new: ArrayLike | None = None,
     var_name: str = "f",
     tasks: Iterable[Hashable] | None = None,
-    reference: ArrayLike | None = None,
 ) -> PlotCollection:
     """Plot the data of several tasks with the predictions of one or several methods.
 
     There is one panel per task: dots for observed data, circles for held-out data, and for each
     method its mean with a band that holds the truth at each point with the probability
-    ``arviz_base.rcParams["stats.ci_prob"]``. Inputs without observed data are shaded.
+    ``arviz_base.rcParams["stats.ci_prob"]``.
 
     :param data: a fit, or several by the name of the method. Each is ArviZ data, or the pair of
         mean and variance, each (S, Q), that
         :meth:`PairedGuide.predict <numpyro_spikeslab.PairedGuide.predict>` returns.
     :param X: inputs, of one dimension, shape (N,).
-    :param Y: responses, shape (N, Q) or (N,); NaN is missing. The columns of a DataFrame name the
-        tasks.
+    :param Y: responses, shape (N, Q); NaN is missing. The columns of a DataFrame name the tasks.
     :param observed: whether the methods have seen a response, shape of ``Y``; the others are drawn
         as held out. By default all numbers are observed.
     :param X_new: the S inputs of the fits; ``X`` by default.
     :param var_name: variable of ArviZ data, (S, Q), in the groups ``posterior_predictive``,
-        ``predictions`` or ``posterior``. The default ``f`` is the noise-free fit of
-        :func:`~numpyro_spikeslab.models.mtmkl`; ``Y`` the observations, if they are predicted.
+        ``predictions`` or ``posterior``: the noise-free fit by default, ``Y`` for observations.
     :param tasks: names of the tasks to draw, in this order; all by default.
-    :param reference: known values at ``X_new``, shape (S, Q), drawn as a dotted line.
     :returns: the picture; ``.savefig("fit.png")`` writes it.
-    :raises ValueError: if a posterior, ``var_name`` or a task is missing, if a variance is
-        negative, or if shapes differ.
+    :raises ValueError: if ``var_name`` or a task is missing, if a variance is negative, or if
+        shapes differ.
 
-    .. doctest::
-
-        >>> import numpy as np
-        >>> from numpyro_spikeslab import plot_fit
-        >>> X = np.linspace(0, 1, 20)
-        >>> Y = np.stack([np.sin(6 * X), np.cos(6 * X)], axis=1)
-        >>> picture = plot_fit((Y, 0.1 + 0 * Y), X, Y, observed=X[:, None] > [0.3, 0.5])
-        >>> picture.get_target("fit", {"task": 1}).get_title()
-        'task 1'
+    >>> import numpy as np
+    >>> from numpyro_spikeslab import plot_fit
+    >>> X = np.linspace(0, 1, 20)
+    >>> Y = np.stack([np.sin(6 * X), np.cos(6 * X)], axis=1)
+    >>> picture = plot_fit((Y, 0.1 + 0 * Y), X, Y, observed=X[:, None] > [0.3, 0.5])
     """
-    methods = as_methods(data, "fit")
+    methods = arviz_data.as_methods(data, "fit")
     if not isinstance(Y, pd.DataFrame):
         Y = pd.DataFrame(np.ma.filled(np.ma.asarray(Y, float), np.nan))
     names = list(Y.columns)
@@ -88,28 +70,19 @@ def plot_fit(
     if not chosen or not set(chosen) <= set(names) or not are_distinct:
         remedy = "The columns of Y name the tasks."
         raise bad("tasks", chosen, f"some of {names}, each once", remedy)
-    x = positions(X, Y.index)
-    x_new = x if X_new is None else positions(X_new, np.empty(len(np.asarray(X_new))))
+    x = positions(X, len(Y))
+    x_new = x if X_new is None else positions(X_new, len(np.asarray(X_new)))
     values = xr.DataArray(Y.to_numpy(float), {"task": names}, ["point", "task"], "Y")
-    fitted = xr.DataArray(np.zeros((len(x_new), len(names))), values.coords, values.dims, "fit")
+    like = xr.DataArray(np.zeros((len(x_new), len(names))), values.coords, values.dims, "fit")
     in_data = values.notnull()
     if observed is not None:
-        in_data &= of_tasks("observed", observed, values) > 0
-    fits = {name: fit_of(fit, name, var_name, fitted) for name, fit in methods.items()}
+        in_data &= arviz_data.matched("observed", observed, values) > 0
+    fits = {name: fit_of(fit, name, var_name, like) for name, fit in methods.items()}
     picture = curves(x_new, fits, "fit", "task", chosen, 3)
-    truth = None if reference is None else of_tasks("reference", reference, fitted)
-    order, edges = np.argsort(x), edges_of(np.sort(x))
     for task in chosen:
         axes = picture.get_target("fit", {"task": task})
         y, is_seen = values.sel(task=task).values, in_data.sel(task=task).values
-        if truth is not None:
-            line = truth.sel(task=task).values[np.argsort(x_new)]
-            axes.plot(np.sort(x_new), line, ":", color="black", linewidth=1.2, label="reference")
         axes.scatter(x[is_seen], y[is_seen], s=3, color=GREY, label="observed")
-        if not is_seen.all():
-            style = {"transform": axes.get_xaxis_transform(), "color": "#ededed", "linewidth": 0}
-            where = np.repeat(~is_seen[order], 2)
-            axes.fill_between(edges, 0, 1, where=where, zorder=0, label="missing", **style)
         held_out = ~is_seen & np.isfinite(y)
         if held_out.any():
             style = {"facecolor": "none", "edgecolor": "black", "linewidth": 0.5}
@@ -118,17 +91,14 @@ def plot_fit(
     return picture
 
 
-def edges_of(x: np.ndarray) -> np.ndarray:
-    """Return both ends of the interval around each of the sorted points."""
-    edges = np.concatenate([x[:1], (x[1:] + x[:-1]) / 2, x[-1:]])
-    return np.repeat(edges, 2)[1:-1]
-
-
-def of_tasks(what: str, values: Any, like: xr.DataArray) -> xr.DataArray:
-    """Return values of points by tasks, labelled like others; one task needs no dimension."""
-    if np.ndim(values) == 1 and like.sizes["task"] == 1:
-        values = np.reshape(values, (-1, 1))
-    return matched(what, values, like)
+def positions(X: ArrayLike, size: int) -> np.ndarray:
+    """Return the places of points on the horizontal axis."""
+    places = np.asarray(X)
+    if places.size != size or not np.issubdtype(places.dtype, np.number):
+        got = f"values of shape {places.shape} and {places.dtype}"
+        remedy = "If the inputs have more dimensions, give one, such as X[:, 0]."
+        raise bad("X", got, f"a number for each of {size} points", remedy)
+    return places.ravel().astype(float)
 
 
 def fit_of(fit: Any, method: str, var_name: str, like: xr.DataArray) -> list[xr.DataArray]:
@@ -148,14 +118,13 @@ def fit_of(fit: Any, method: str, var_name: str, like: xr.DataArray) -> list[xr.
         if not candidates:
             expected = f"a variable of {method!r} in the groups {GROUPS}"
             raise bad("var_name", repr(var_name), expected, "Name the site, or add predictions.")
-        draws, tasks = candidates[0], set(like["task"].values)
-        named = [dim for dim in plates(draws) if tasks <= set(draws[dim].values)]
-        if named and not is_numbered(like.indexes["task"]):
-            draws = draws.transpose(..., named[-1])
+        draws = candidates[0]
+        if "task" in draws.dims:
+            draws = draws.transpose(..., "task")
         draws = draws.rename(dict(zip(plates(draws), ("point", "task"), strict=False)))
-        parts = [mean(draws), *central_interval(draws)]
+        parts = arviz_data.mean_and_interval(draws)
     what = f"data, the fit {method!r} at the inputs X or X_new"
-    return [of_tasks(what, part, like) for part in parts]
+    return [arviz_data.matched(what, part, like) for part in parts]
 
 
 def plot_latent_functions(
@@ -178,41 +147,38 @@ def plot_latent_functions(
     :param active_only: whether to leave out functions whose weights are all more often zero than
         not, in all methods.
     :returns: the picture; ``.savefig("functions.png")`` writes it.
-    :raises ValueError: if there is no posterior, if a variable is missing, if functions are not
-        finite or none is active, if ``X`` does not fit, or if shapes or coordinates differ.
+    :raises ValueError: if functions are missing, not finite or not active, if ``X`` does not fit,
+        or if coordinates differ.
 
-    .. doctest::
-
-        >>> import arviz_base, numpy as np
-        >>> from numpyro_spikeslab import plot_latent_functions
-        >>> rng = np.random.default_rng(0)
-        >>> draws = {"W": rng.normal(size=(4, 50, 3, 2)), "phi": rng.normal(size=(4, 50, 2, 5))}
-        >>> dims = {"W": ["task", "latent"], "phi": ["latent", "point"]}
-        >>> data = arviz_base.from_dict({"posterior": draws}, dims=dims)
-        >>> picture = plot_latent_functions(data, X=np.linspace(0, 1, 5))
-        >>> picture.get_target("phi", {"latent": 1}).get_title()
-        'latent 1'
+    >>> import arviz_base, numpy as np
+    >>> from numpyro_spikeslab import plot_latent_functions
+    >>> rng = np.random.default_rng(0)
+    >>> draws = {"W": rng.normal(size=(4, 50, 3, 2)), "phi": rng.normal(size=(4, 50, 2, 5))}
+    >>> dims = {"W": ["task", "latent"], "phi": ["latent", "point"]}
+    >>> data = arviz_base.from_dict({"posterior": draws}, dims=dims)
+    >>> picture = plot_latent_functions(data, X=np.linspace(0, 1, 5))
     """
-    methods = as_methods(data)
-    draws, first = {name: posterior(tree) for name, tree in methods.items()}, next(iter(methods))
-    plate = function_plate(draws[first], weights, functions)
-    comparable(methods, [weights, functions])
-    dims = [plate, *plates(draws[first][functions], without=plate)]
+    methods = arviz_data.as_methods(data)
+    draws = {name: posterior(tree) for name, tree in methods.items()}
+    first = next(iter(draws.values()))
+    plate = arviz_data.function_plate(first, weights, functions)
+    arviz_data.comparable(methods, [weights, functions])
+    dims = [plate, *plates(first[functions], without=plate)]
     if len(dims) != 2:
         got = f"`{functions}` with the dimensions {dims}"
         raise bad("functions", got, "two, functions and points")
-    phi = {name: each[functions].transpose(..., *dims) for name, each in draws.items()}
-    for each in phi.values():
-        check_finite(each)
-    fits = {name: [mean(each), *central_interval(each)] for name, each in phi.items()}
-    labels = phi[first][plate].values
+    fits, labels = {}, first[plate].values
+    for name, each in draws.items():
+        arviz_data.check_finite(each[functions])
+        fits[name] = arviz_data.mean_and_interval(each[functions].transpose(..., *dims))
     if active_only:
-        shares = by_method((mean(each[weights] != 0) for each in draws.values()), methods)
-        is_active = shares.max([dim for dim in shares.dims if dim != plate]).values > 0.5
-        if not is_active.any():
+        shares = [arviz_data.mean(each[weights] != 0) for each in draws.values()]
+        is_active = [share.max(plates(share, without=plate)).values > 0.5 for share in shares]
+        labels = labels[np.any(is_active, axis=0)]
+        if not labels.size:
             raise bad("active_only", True, "a weight that is more often not zero than zero")
-        labels = labels[is_active]
-    x = positions(X, phi[first][dims[1]].values)
+    points = first[dims[1]].values
+    x = positions(points if X is None else X, len(points))
     picture = curves(x, fits, functions, plate, list(labels), 4)
     add_legend(picture)
     return picture
@@ -226,17 +192,7 @@ def curves(
     labels: list,
     columns: int,
 ) -> PlotCollection:
-    """Draw means with bands in a panel for each label of a plate.
-
-    :param fits: mean and ends of the interval of each method, by panel and point.
-    """
-    most = arviz_base.rcParams["plot.max_subplots"]
-    if most is not None and len(labels) > most:
-        remedy = (
-            "Draw some of them (`tasks` of plot_fit, `active_only` of plot_latent_functions), or "
-            "raise arviz_base.rcParams['plot.max_subplots']."
-        )
-        raise bad("data", f"{len(labels)} panels, one for each {plate}", f"at most {most}", remedy)
+    """Draw mean and interval of each method in a panel for each label of a plate."""
     columns = min(len(labels), columns)
     size = WIDTH * columns + 0.4, HEIGHT * np.ceil(len(labels) / columns) + 0.6
     data = xr.DataArray(np.zeros(len(labels)), {plate: labels}, name=name).to_dataset()

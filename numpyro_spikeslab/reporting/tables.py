@@ -9,12 +9,10 @@ import pandas as pd
 import xarray as xr
 
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.reporting.arviz_data import inclusion, mean, pairs, plates, posterior, select
+from numpyro_spikeslab.reporting import arviz_data
+from numpyro_spikeslab.reporting.arviz_data import inclusion, mean, pairs, plates, posterior
 from numpyro_spikeslab.reporting.credible_sets import alternatives
-from numpyro_spikeslab.reporting.labels import check_top, most_included
-from numpyro_spikeslab.reporting.methods import check_reference, comparable
-from numpyro_spikeslab.reporting.stats import inclusion_statistics, statistics, to_frame
-from numpyro_spikeslab.reporting.variational import bound, k_hat
+from numpyro_spikeslab.reporting.variational import k_hat
 
 FIRST = ["mean", "sd", "inclusion", "mcse_inclusion"]
 LAST = ["alternatives", "flips", "between_chain_sd", "ess_bulk", "r_hat"]
@@ -31,79 +29,66 @@ def summary(
 ) -> pd.DataFrame:
     """Summarise a posterior, with the inclusion probabilities of its spike-and-slab weights.
 
-    Every row has the columns of :func:`arviz_stats.summary` (whose interval follows
-    ``arviz_base.rcParams``). A pair takes one row per weight, in place of ``w``, ``w_spike`` and
+    Every row has the columns of :func:`arviz_stats.summary`, whose interval follows
+    ``arviz_base.rcParams``. A pair takes one row per weight, in place of ``w``, ``w_spike`` and
     ``w_slab``, and fills these columns, which are NaN in the other rows:
 
     - ``inclusion``: posterior probability that the weight is not zero, the mean of the
       Rao-Blackwellised probabilities if ``sample_stats`` has them, else of the indicator;
-    - ``mcse_inclusion``: its Monte Carlo standard error; NaN if all draws are 0 or all are 1,
-      which does not show how far from 0 or 1 the probability is;
+    - ``mcse_inclusion``: its Monte Carlo standard error; NaN if all draws are 0 or all are 1;
     - ``flips``: how often the indicator changed, averaged over chains;
-    - ``between_chain_sd``: standard deviation over chains of the inclusion probability in each.
-      A value several times ``mcse_inclusion``, or near 0.5, means that chains are stuck in
-      different models; NaN for one chain.
+    - ``between_chain_sd``: standard deviation over chains of the inclusion probability in each. A
+      value several times ``mcse_inclusion``, or near 0.5, means that chains are stuck in different
+      models;
+    - ``alternatives``, for draws with the statistics of :func:`add_variational_stats`: labels of
+      the weights that could carry the effect instead, the most probable first. CAVI picks one of
+      several correlated columns; chains visit all, see :func:`credible_sets`.
 
-    ``ess_bulk``, ``ess_tail``, ``r_hat``, ``mcse_mean`` and ``mcse_sd`` are NaN if no chain ever
-    moves. Variational draws are independent: these five columns, ``flips`` and
-    ``between_chain_sd`` are left out.
+    Diagnostics of chains are NaN if no chain moves, and left out for variational draws, which are
+    independent. Call :func:`align` before summarising latent functions or their weights, whose
+    order and signs are arbitrary, and :func:`invariants` to judge convergence.
 
-    CAVI picks one of several correlated columns even if the data cannot distinguish them. Draws
-    with the statistics of :func:`add_variational_stats` therefore have the column ``alternatives``:
-    labels of the weights that could carry the effect instead, the most probable first. Chains visit
-    all of these weights; see :func:`credible_sets`.
-
-    The order and signs of latent functions are arbitrary. Call :func:`align` before summarising
-    them or their weights, and :func:`invariants` to judge convergence.
-
-    :param data: ArviZ data with a ``posterior`` group: dimensions ``(chain, draw)``, or
-        ``sample`` for variational draws, then the plates.
-    :param var_names: variables to summarise; by default all except the indicators and slabs of
-        pairs.
-    :param round_to: decimals, 3 by default for reading; effective sample sizes are rounded to whole
-        draws. None keeps all digits.
-    :param coords: labels to keep by dimension, as in ArviZ: ``{"point": [0, 100]}``. The default
-        is all.
-    :param top: number of weights of each pair to keep, by decreasing inclusion probability. None,
-        the default, keeps all in their own order.
+    :param data: ArviZ data of Markov chains or variational draws.
+    :param var_names: variables to summarise; by default all except indicators and slabs of pairs.
+    :param round_to: decimals, but none for effective sample sizes. None keeps all digits.
+    :param coords: labels to keep by dimension, ``{"point": [0, 100]}``; all by default.
+    :param top: number of weights of each pair to keep, by decreasing inclusion probability; all in
+        their own order by default.
     :returns: a DataFrame with one row per element, labelled by variable and coordinates.
-    :raises ValueError: if ``data`` has no posterior, if ``var_names`` or ``coords`` are unknown, if
-        ``coords`` name chains or draws (use ``data.sel``), if ``top`` is less than 1, or if the
-        inclusion probabilities have another shape or other labels than their weight.
+    :raises ValueError: if ``data`` has no posterior, if names, ``coords`` or ``top`` do not exist
+        in it, or if inclusion probabilities have another shape or other labels than their weight.
 
-    .. doctest::
-
-        >>> import arviz_base, numpy as np
-        >>> from numpyro_spikeslab import summary
-        >>> spike = np.tile([[0, 1, 1, 1]], (2, 25))[..., None]  # two chains, 100 draws, one weight
-        >>> slab = np.random.default_rng(0).normal(size=spike.shape)
-        >>> draws = {"w": spike * slab, "w_spike": spike, "w_slab": slab}
-        >>> table = summary(arviz_base.from_dict({"posterior": draws}))
-        >>> table.loc["w[0]", ["inclusion", "flips", "between_chain_sd"]].tolist()
-        [0.75, 49.0, 0.0]
+    >>> import arviz_base, numpy as np
+    >>> from numpyro_spikeslab import summary
+    >>> spike = np.tile([[0, 1, 1, 1]], (2, 25))[..., None]  # two chains, 100 draws, one weight
+    >>> slab = np.random.default_rng(0).normal(size=spike.shape)
+    >>> draws = {"w": spike * slab, "w_spike": spike, "w_slab": slab}
+    >>> table = summary(arviz_base.from_dict({"posterior": draws}))
+    >>> table.loc["w[0]", ["inclusion", "flips", "between_chain_sd"]].tolist()
+    [0.75, 49.0, 0.0]
     """
-    check_top(top)
+    arviz_data.check_top(top)
     draws = posterior(data)
     weights = pairs(draws)
     parts = {f"{name}_{part}" for name in weights for part in ("spike", "slab")}
-    names = select(draws, var_names, [str(name) for name in draws if name not in parts])
+    names = arviz_data.select(draws, var_names, [str(name) for name in draws if name not in parts])
     coords = coords or {}
     check_coords(coords, draws[names])
-    table = statistics(selected(draws[names], coords))
-    other_members = alternatives(data) if any(name in weights for name in names) else None
+    table = arviz_data.statistics(selected(draws[names], coords))
     frames = []
     for name in names:  # one by one: labels are wrong if dimensions are in different orders
         values = table[name]
         if name in weights:
-            inclusions = inclusion_statistics(data, name).to_dataset(name=name)
+            inclusions = arviz_data.inclusion_statistics(data, name).to_dataset(name=name)
             values = xr.concat([values, selected(inclusions, coords)[name]], "summary")
-        frame = to_frame(values)
+        frame = arviz_data.to_frame(values).T
         if name in weights:
-            frame = frame.iloc[most_included(frame["inclusion"], top)]
+            frame = frame.iloc[arviz_data.most_included(frame["inclusion"], top)]
         frames.append(frame)
     frame = pd.concat(frames)
-    if other_members is not None:
-        frame["alternatives"] = [other_members.get(label, "") for label in frame.index]
+    others = alternatives(data) if set(names) & set(weights) else None
+    if others is not None:
+        frame["alternatives"] = [others.get(label, "") for label in frame.index]
     middle = [column for column in frame.columns if column not in FIRST + LAST]
     frame = frame[[column for column in FIRST + middle + LAST if column in frame.columns]]
     if round_to is None:
@@ -113,7 +98,6 @@ def summary(
 
 
 def check_coords(coords: Mapping[Hashable, Any], draws: xr.Dataset) -> None:
-    """Raise if a name is not a plate of the draws."""
     names = {plate for values in draws.values() for plate in plates(values)}
     unknown = sorted(map(str, set(coords) - names))
     if unknown:
@@ -122,7 +106,6 @@ def check_coords(coords: Mapping[Hashable, Any], draws: xr.Dataset) -> None:
 
 
 def selected(draws: xr.Dataset, coords: Mapping[Hashable, Any]) -> xr.Dataset:
-    """Select the elements with these labels."""
     labels = {
         dim: labels if isinstance(labels, slice) else np.atleast_1d(labels)
         for dim, labels in coords.items()
@@ -147,43 +130,36 @@ def compare(
       and the reference, over all elements of ``var_names``;
     - ``sum_abs_error_inclusion``, ``max_abs_error_inclusion``: the same for the inclusion
       probabilities of the pairs among ``var_names``, Rao-Blackwellised if they are stored;
-    - ``bound``: the evidence lower bound in ``sample_stats.attrs["bound"]``. If a fit has sites at
-      a point, such as an intercept, it bounds the density there, not the evidence;
+    - ``bound``: the evidence lower bound in ``sample_stats.attrs["bound"]``, of the density at the
+      values of sites that the fit has at a point;
     - ``min_ess``, ``max_r_hat``: the worst bulk effective sample size and R-hat of ``var_names``,
       without elements that no chain moves; Markov chains with finite draws only;
     - ``k_hat``: Pareto k-hat of the log importance ratios ``sample_stats["log_ratio"]``. Above
-      0.7 the approximation is too far from the posterior for its draws to be reweighted. It is an
-      estimate from the draws and cannot see regions that they never visit. 10,000 draws are better
-      than ArviZ's thousand: among regressions on correlated columns with an inclusion probability
-      wrong by more than 0.2, it missed 1 in 30 with a thousand draws and 1 in 150 with ten
-      thousand.
+      0.7 the approximation is too far from the posterior for its draws to be reweighted. The
+      estimate cannot see regions that no draw visits; take 10,000 draws, not ArviZ's thousand.
 
     :param data: ArviZ data by the name of the method, two or more.
-    :param var_names: variables to compare; every method has them, with equal shapes and
-        coordinates.
+    :param var_names: variables to compare; every method has them, with equal coordinates.
     :param reference: the method in ``data`` against which all are measured.
     :returns: a DataFrame with one row per method, the reference first.
-    :raises ValueError: if there are fewer than two methods, if ``reference`` or ``var_names`` is
-        unknown, or if shapes or coordinates differ.
+    :raises ValueError: if a method or a variable is missing, or if coordinates differ.
 
-    .. doctest::
-
-        >>> import arviz_base, numpy as np
-        >>> from numpyro_spikeslab import compare
-        >>> def draws(mean):
-        ...     w = mean + np.random.default_rng(0).normal(size=(4, 100, 3))
-        ...     return arviz_base.from_dict({"posterior": {"w": w}})
-        >>> table = compare({"long": draws(0.0), "short": draws(0.5)}, "w", reference="long")
-        >>> table["sum_abs_error_mean"].round(6).to_dict()
-        {'long': 0.0, 'short': 1.5}
+    >>> import arviz_base, numpy as np
+    >>> from numpyro_spikeslab import compare
+    >>> def draws(mean):
+    ...     w = mean + np.random.default_rng(0).normal(size=(4, 100, 3))
+    ...     return arviz_base.from_dict({"posterior": {"w": w}})
+    >>> table = compare({"long": draws(0.0), "short": draws(0.5)}, "w", reference="long")
+    >>> table["sum_abs_error_mean"].round(6).to_dict()
+    {'long': 0.0, 'short': 1.5}
     """
     if not isinstance(data, Mapping) or isinstance(data, xr.DataTree) or len(data) < 2:
         got = list(data) if isinstance(data, dict) else type(data).__name__
         remedy = "Name each posterior, for example {'Gibbs': a, 'PMF': b}."
         raise bad("data", got, "a mapping from two or more names to ArviZ data", remedy)
-    check_reference(reference, data)
+    arviz_data.check_reference(reference, data)
     methods = {reference: data[reference], **data}
-    names = comparable(methods, var_names)
+    names = arviz_data.comparable(methods, var_names)
     means, inclusions = {}, {}
     for method, tree in methods.items():
         draws = posterior(tree)
@@ -194,7 +170,7 @@ def compare(
         method: {
             **errors("mean", means[method], means[reference]),
             **errors("inclusion", inclusions[method], inclusions[reference]),
-            "bound": bound(tree),
+            "bound": float(arviz_data.sample_stats(tree).attrs.get("bound", np.nan)),
             **worst(posterior(tree)[names]),
             "k_hat": k_hat(tree),
         }
@@ -204,10 +180,11 @@ def compare(
 
 
 def worst(draws: xr.Dataset) -> dict[str, float]:
-    """Compute the smallest effective sample size and the largest R-hat; NaN if there are none."""
+    """Compute the smallest effective sample size and the largest R-hat, or NaN."""
     if "chain" not in draws.dims or any(values.isnull().any() for values in draws.values()):
         return {"min_ess": np.nan, "max_r_hat": np.nan}
-    frame = pd.concat([to_frame(values) for values in statistics(draws).values()])
+    frames = [arviz_data.to_frame(values) for values in arviz_data.statistics(draws).values()]
+    frame = pd.concat(frames, axis=1).T
     return {"min_ess": frame["ess_bulk"].min(), "max_r_hat": frame["r_hat"].max()}
 
 

@@ -29,7 +29,7 @@ def add_variational_stats(
 ) -> xr.DataTree:
     """Add the statistics to variational draws that :func:`compare` and :func:`summary` need.
 
-    The ``sample_stats`` group of the result has
+    They are the ``sample_stats`` group of the result:
 
     - ``log_ratio``: ``log p(y, z) - log q(z)`` of every draw ``z``;
     - ``inclusion_probabilities.w``: for the guides of this package, the exact inclusion
@@ -45,7 +45,7 @@ def add_variational_stats(
     :param svi: the :class:`~numpyro.infer.SVI` or :class:`~numpyro_spikeslab.CAVI` of the fit.
     :param svi_result: the result of its ``run``.
     :param model_args: arguments of the model, as for the fit.
-    :param model_kwargs: keyword arguments of the model, in addition to those of ``svi``.
+    :param model_kwargs: keyword arguments of the model, besides those of ``svi``.
     :returns: ArviZ data with the same posterior.
     :raises ValueError: if ``data`` are not variational draws of all latent sites of the guide, or
         have no density under it, as draws of another fit.
@@ -63,10 +63,9 @@ def add_variational_stats(
         return log_p, log_density(svi.guide, model_args, kwargs, values)[0]
 
     # batches bound the memory
-    each = jax.jit(lambda x: jax.lax.map(log_densities, x, batch_size=100))(latents)
-    log_p, log_q = map(np.asarray, each)
-    impossible = np.sum(log_q == -np.inf)
-    if impossible:
+    densities = jax.jit(lambda x: jax.lax.map(log_densities, x, batch_size=100))(latents)
+    log_p, log_q = map(np.asarray, densities)
+    if impossible := np.sum(log_q == -np.inf):
         got = f"{impossible} of {log_q.size} draws without density under the guide of `svi_result`"
         remedy = "Pass the `svi_result` that they were made with."
         raise bad("data", got, "draws of this fit", remedy)
@@ -76,15 +75,15 @@ def add_variational_stats(
         for name, probs in svi.guide.inclusion_probabilities(svi_result.params).items():
             repeated = xr.zeros_like(draws[name]) + np.asarray(probs)
             stats[f"inclusion_probabilities.{name}"] = repeated
-    # SVI evaluates a random estimate of the bound, CAVI the bound itself
-    is_exact = type(svi).evaluate is not SVI.evaluate
-    # SVI also fits models that the package cannot read
-    if is_exact and hasattr(svi.guide, "set_shares"):
-        sets = svi.guide.set_shares(svi_result.params, *model_args, **kwargs)
-        for name, shares in sets.items():
-            stats[f"{SETS}.{name}"] = ("set", *draws[name].dims[1:]), shares
-    best = -svi.evaluate(svi_result.state, *model_args, **kwargs) if is_exact else ratios.mean()
-    stats.attrs["bound"] = float(best)
+    bound = ratios.mean()
+    # CAVI evaluates the bound itself, SVI a random estimate, of more models
+    if type(svi).evaluate is not SVI.evaluate:
+        bound = -svi.evaluate(svi_result.state, *model_args, **kwargs)
+        if hasattr(svi.guide, "set_shares"):
+            sets = svi.guide.set_shares(svi_result.params, *model_args, **kwargs)
+            for name, shares in sets.items():
+                stats[f"{SETS}.{name}"] = ("set", *draws[name].dims[1:]), shares
+    stats.attrs["bound"] = float(bound)
     return xr.DataTree.from_dict({**data.to_dict(), "/sample_stats": stats})
 
 
@@ -101,15 +100,12 @@ def latent_draws(
         got = f"a posterior that lacks {missing or auxiliary}, which the guide samples"
         remedy = "Collect them, and use a guide without auxiliary sites."
         raise bad("data", got, "all latent sites", remedy)
-    values = {name: draws[name].values for name in sites if name in draws}
-    values = {name: jnp.asarray(x, sites[name]["value"].dtype) for name, x in values.items()}
+    values = {
+        name: jnp.asarray(draws[name].values, site["value"].dtype)
+        for name, site in sites.items()
+        if name in draws
+    }
     return values | (guide.auxiliary_values(values) if auxiliary else {})
-
-
-def bound(data: xr.DataTree) -> float:
-    """Return the evidence lower bound that is stored with the draws; NaN if there is none."""
-    stats = data.children.get("sample_stats", xr.DataTree())
-    return float(stats.attrs.get("bound", np.nan))
 
 
 def k_hat(data: xr.DataTree) -> float:

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a sampler of latent functions, and what stays fixed while it moves."""
+r"""The state of a sampler of latent functions, and functions that are integrated out.
+
+Given the weights, the tasks' likelihood of function m is that of N independent observations
+:math:`y_n \sim \mathcal{N}(a_n \phi_{nm}, 1)` with :math:`a_n^2 = \sum_q \tau_{nq} w_{qm}^2`. All
+densities come from :math:`I + \mathrm{diag}(a) K \mathrm{diag}(a) = L L^\top`.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,7 +13,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.reading.function_prior import FunctionPrior
 
 
@@ -20,9 +24,8 @@ class State(NamedTuple):
     - **weights** - the weights, zero where the spike is zero.
     - **slab_scales** - values of the slab scales' sites.
     - **slab_variance** - prior variances of the slabs at these scales.
-    - **noise** - noise scale of each task.
-    - **residual** - observations less the functions' contributions. While function m is updated,
-      its own contribution is not subtracted.
+    - **residual** - observations less the functions' contributions, but for that of a function
+      that is being updated.
     """
 
     phi: Float[Array, "M N"]
@@ -30,7 +33,6 @@ class State(NamedTuple):
     weights: Float[Array, "Q M"]
     slab_scales: dict[str, Any]
     slab_variance: Float[Array, "Q M"]
-    noise: Float[Array, " Q"]
     residual: Float[Array, "N Q"]
 
     @property
@@ -44,46 +46,27 @@ class Moves(NamedTuple):
 
     - **log_odds** - prior log odds of the weights.
     - **draw_slabs** - ``(key, slab_scales, weights) -> slab_scales, variances of the slabs``.
-    - **own_noise** - which tasks have a noise scale of their own that moves.
-    - **log_prior_of_noise** - ``(noise, task) -> log density``, for these tasks.
     - **rescale** - whether the length of each function's weights moves.
     - **flip** - whether their sign moves; the prior means must be zero.
     """
 
     log_odds: Float[Array, "Q M"]
     draw_slabs: Callable[[Array, dict[str, Any], Any], tuple[dict[str, Any], Any]]
-    own_noise: Bool[Array, " Q"]
-    log_prior_of_noise: Callable[[Any, Any], Any]
     rescale: bool
     flip: bool
 
 
 class Fixed(NamedTuple):
-    """Data and priors that stay fixed while functions are drawn.
+    """Priors and precisions that stay fixed while functions are drawn.
 
-    - **Y** - observations less their offset.
-    - **relative** - precisions, relative to the tasks' noise precisions.
+    - **precision** - precisions of the observations.
     - **functions** - prior of the functions; only parameters that may move are latent in it.
     - **moves** - what may move with the functions; `None` if only functions and kernels do.
     """
 
-    Y: Float[Array, "N Q"]
-    relative: Float[Array, "N Q"]
+    precision: Float[Array, "N Q"]
     functions: FunctionPrior
     moves: Moves | None
-
-    def precision(self, noise: Float[Array, " Q"]) -> Float[Array, "N Q"]:
-        """Precisions of the observations."""
-        return self.relative / noise**2
-
-    def linear_terms(self, state: State, w: Float[Array, "Q S"]) -> Float[Array, "S N"]:
-        """Sums over tasks of weights times precision times residual, at each input."""
-        return ((self.precision(state.noise) * state.residual) @ w).T
-
-    def prior(self, state: State) -> Prior:
-        """Prior of the weights, where these may move."""
-        assert self.moves is not None
-        return Prior(self.moves.log_odds, state.slab_variance)
 
 
 class Function(NamedTuple):
@@ -106,28 +89,87 @@ class Function(NamedTuple):
         """Multiply by ``(L L^T)^-1``."""
         return self.covariance.solve_upper(self.factor, self.solve_lower(x))
 
+    def log_density(
+        self, columns: Float[Array, "N C"]
+    ) -> tuple[Float[Array, ""], Float[Array, "N C"]]:
+        """Integrate the function out; also return ``L^-1`` times the columns.
 
-class Evaluation(NamedTuple):
-    """A log density with a function integrated out, and the matrices that it took.
+        :param columns: deviations of the whitened observations from their prior mean, then others.
+        :return: the log density of the deviations, without its constant; and the products.
+        """
+        half = self.solve_lower(columns)
+        return -0.5 * half[:, 0] @ half[:, 0] - self.covariance.half_logdet(self.factor), half
 
-    - **value** - the log density.
-    - **covariance** - prior covariance of the function.
-    - **factor** - ``L`` of ``I + diag(a) K diag(a)``.
-    - **half** - ``L^-1`` times the columns that were passed in.
+
+class Root(NamedTuple):
+    """Upper triangular ``R``, for each input, of the precision ``R^T R`` that S functions get from
+    their tasks; S is one or two.
+
+    - **diagonal** - zero where no task has a weight.
+    - **upper** - the entry beside it, for two functions.
     """
 
-    value: Float[Array, ""]
-    covariance: Any
-    factor: Any
-    half: Float[Array, "N C"]
+    diagonal: Float[Array, "S N"]
+    upper: Float[Array, " N"]
 
     @classmethod
-    def of(cls, covariance: Any, factor: Any, columns: Float[Array, "N C"]) -> "Evaluation":
-        """Evaluate the density of the deviations in the first column, without the constant.
+    def of(cls, precision: Float[Array, "N Q"], w: Float[Array, "Q S"]) -> "Root":
+        """Compute the root from the precisions of the observations and the weights."""
+        first = jnp.sqrt(precision @ w[:, 0] ** 2)
+        if w.shape[1] == 1:
+            return cls(first[None], jnp.zeros_like(first))
+        square = precision @ w[:, 1] ** 2
+        upper = _over(precision @ (w[:, 0] * w[:, 1]), first)
+        second = square - upper**2
+        # with one task the second direction has no precision; the difference is a rounding error
+        second = jnp.where(second > 100 * jnp.finfo(second.dtype).eps * square, second, 0)
+        return cls(jnp.stack([first, jnp.sqrt(second)]), upper)
 
-        :param columns: deviations of the whitened observations from their prior mean, then any
-            other columns to multiply by ``L^-1``.
-        """
-        half = covariance.solve_lower(factor, columns)
-        value = -0.5 * half[:, 0] @ half[:, 0] - covariance.half_logdet(factor)
-        return cls(value, covariance, factor, half)
+    def times(self, f: Float[Array, "S N"]) -> Float[Array, " SN"]:
+        """Return ``R f``."""
+        scaled = self.diagonal * f
+        return jnp.ravel(scaled.at[0].add(self.upper * f[1]) if len(f) > 1 else scaled)
+
+    def transposed(self, u: Float[Array, " SN"]) -> Float[Array, "S N"]:
+        """Return ``R^T u``."""
+        u = u.reshape(self.diagonal.shape)
+        scaled = self.diagonal * u
+        return scaled.at[1].add(self.upper * u[0]) if len(u) > 1 else scaled
+
+    def whiten(self, h: Float[Array, "S N ..."]) -> Float[Array, "SN ..."]:
+        """Return ``R^-T h``, the observations of ``R f`` with unit variance."""
+        parts = [_over(h[0], self.diagonal[0])]
+        if len(h) > 1:
+            upper = self.upper.reshape(self.upper.shape + (1,) * (h.ndim - 2))
+            parts.append(_over(h[1] - upper * parts[0], self.diagonal[1]))
+        return jnp.concatenate(parts)
+
+
+def _over(x: Float[Array, "N ..."], a: Float[Array, " N"]) -> Float[Array, "N ..."]:
+    """Divide, with 0 where ``a`` is 0."""
+    a = a.reshape(a.shape + (1,) * (x.ndim - 1))
+    return jnp.where(a > 0, x / jnp.where(a > 0, a, 1), 0)
+
+
+class Integrated(NamedTuple):
+    """S functions that are integrated out.
+
+    - **w** - their weights.
+    - **root** - the root of the precisions that they get from their tasks.
+    - **mean** - prior mean of their whitened observations.
+    """
+
+    w: Float[Array, "Q S"]
+    root: Root
+    mean: Float[Array, " SN"]
+
+    @classmethod
+    def of(cls, fixed: Fixed, state: State, members: Any) -> "Integrated":
+        """Integrate out functions, given their numbers."""
+        w = state.weights[:, members]
+        root = Root.of(fixed.precision, w)
+        return cls(w, root, root.times(fixed.functions.mean[members]))
+
+    def observations(self, fixed: Fixed, state: State) -> Float[Array, " SN"]:
+        """Whiten the observations of the functions, without which the residual must be."""
+        return self.root.whiten(((fixed.precision * state.residual) @ self.w).T)

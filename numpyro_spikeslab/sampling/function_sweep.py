@@ -6,8 +6,8 @@ w_m` in place of :math:`\phi_m` and :math:`w_k` give the same data, and so do :m
 :math:`w_m / c`. Plain Gibbs draws of one given the other mix slowly. So the spikes of function k
 are drawn with its slabs and function m, or two functions, integrated out.
 
-A step spends its time on decompositions of N by N matrices. Evaluations of densities return their
-factor for reuse. If rounding makes a decomposition fail, the old state is kept.
+Evaluations of densities return their factor of an N by N matrix for reuse. If rounding makes a
+decomposition fail, the old state is kept.
 """
 
 from functools import partial
@@ -22,35 +22,21 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.covariance import Dense
 from numpyro_spikeslab.algebra.search import choose, slice_sample
-from numpyro_spikeslab.sampling.function_state import (
-    Evaluation,
-    Fixed,
-    Function,
-    State,
-)
-from numpyro_spikeslab.sampling.membership import change_membership
+from numpyro_spikeslab.sampling.function_state import Fixed, Function, Integrated, Root, State
 from numpyro_spikeslab.sampling.weights_of_function import (
     Column,
-    Integrated,
-    Root,
     draw_columns,
     put_column,
-    slabs_of,
     take_column,
 )
 
-WIDTH_OF_PARAMETER = 4.0
-"""Width of the intervals from which slice sampling draws logs of kernel parameters."""
-WIDTH_OF_LENGTH = 1.0
-"""The same for the log length of a function's weights."""
+# Widths of slice sampling: of logs of kernel parameters, and of the log length of weights.
+WIDTH_OF_PARAMETER, WIDTH_OF_LENGTH = 4.0, 1.0
 
 
 def draw_functions(key: Array, fixed: Fixed, state: State) -> State:
     """Draw every function in turn, jointly with its kernel and what may move with it; then, where
-    covariances are dense, pairs of functions.
-
-    :param state: the current draw.
-    """
+    covariances are dense, pairs of functions."""
     key_one, key_two = random.split(key)
 
     def visit(state, item):
@@ -61,20 +47,15 @@ def draw_functions(key: Array, fixed: Fixed, state: State) -> State:
     state, prior_draws = jax.lax.scan(visit, state, items)
 
     def visit_two(state, item):
-        return keep_finite(draw_two(item[0], fixed, state, item[1]), state), None
+        new = draw_two(item[0], fixed, state, item[1])
+        return choose(is_finite(new), new, state), None
 
     num_pairs = prior_draws.shape[1]
     items = (random.split(key_two, num_pairs), jnp.swapaxes(prior_draws, 0, 1))
     return jax.lax.scan(visit_two, state, items)[0] if num_pairs else state
 
 
-def keep_finite(new: Any, old: Any) -> Any:
-    """Return the new state, or the old one if anything in the new one is not finite."""
-    return choose(is_finite(new), new, old)
-
-
 def is_finite(tree: Any) -> Bool[Array, ""]:
-    """Test whether all numbers are finite."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
 
 
@@ -86,20 +67,15 @@ def draw_function(
 ) -> tuple[State, Float[Array, "R N"]]:
     r"""Draw one function.
 
-    With :math:`\phi_m` integrated out, draw in turn
-
-    1. the parameters of its kernel, by slice sampling;
-    2. if weights may move, the weights of the other functions (:func:`draw_columns`);
-    3. the tasks that use it, if these are few (:func:`change_membership`);
-    4. the length and the sign of the vector of its weights (:func:`stretch`).
-
-    Last comes :math:`\phi_m` from its Gaussian conditional. A function without weights is drawn
-    from its prior, as is its kernel.
+    With :math:`\phi_m` integrated out, draw in turn the parameters of its kernel, the weights of
+    the other functions (:func:`draw_columns`), and the length and the sign of the vector of its
+    weights (:func:`stretch`); the last two if weights may move. Then :math:`\phi_m` comes from its
+    Gaussian conditional. A function without weights is drawn from its prior, as is its kernel.
 
     :return: the state, and draws of the function's prior for :func:`draw_two`.
     """
     moves, old = fixed.moves, state
-    key_slabs, key_kernel, key_columns, key_members, key_stretch, key_phi = random.split(key, 6)
+    key_slabs, key_kernel, key_columns, key_stretch, key_phi = random.split(key, 5)
     if moves is not None:
         scales, variance = moves.draw_slabs(key_slabs, state.slab_scales, state.weights)
         state = state._replace(slab_scales=scales, slab_variance=variance)
@@ -107,38 +83,46 @@ def draw_function(
     state = state._replace(residual=state.residual + contribution)
     state, function = draw_kernel(key_kernel, fixed, state, m)
     if moves is not None:
-        state = draw_other_weights(key_columns, fixed, state, function)
-        state, function = change_membership(key_members, fixed, state, function)
+        others = state.used.at[m].set(False) & state.used[m]
+        system = Integrated.of(fixed, state, m[None]), function.solve_lower
+        state = draw_columns(key_columns, others, fixed, state, system)
         state, function = stretch(key_stretch, fixed, state, function)
     phi, prior_draws = draw_values(key_phi, fixed, state, function)
     residual = state.residual - jnp.outer(phi, state.weights[:, m])
     new = state._replace(phi=state.phi.at[m].set(phi), residual=residual)
+    accepted = is_finite(new)
     # if the update is rejected, these draws have the wrong kernel: NaN makes `draw_two` fail, too
-    prior_draws = jnp.where(is_finite(new), prior_draws, jnp.nan)
-    return keep_finite(new, old), prior_draws
+    return choose(accepted, new, old), jnp.where(accepted, prior_draws, jnp.nan)
 
 
 def draw_kernel(
     key: Array, fixed: Fixed, state: State, m: Int[Array, ""]
 ) -> tuple[State, Function]:
     """Draw the parameters of a function's kernel with the function integrated out and, if weights
-    may move, the slabs of another function, too.
-    """
-    functions = fixed.functions
-    integrated = Integrated.of(fixed, state, m[None])
+    may move, the slabs of another function, too."""
+    functions, integrated = fixed.functions, Integrated.of(fixed, state, m[None])
     a = integrated.root.diagonal[0]
 
     def with_kernel(theta):
-        covariance = functions.covariance(m, theta[m])
-        return state._replace(theta=theta), Function(m, covariance, covariance.cholesky(a))
+        return state._replace(theta=theta), function_at(fixed, m, theta[m], a)
 
     def draw_used():
+        key_k, key_tasks, key_kernel, key_slabs = random.split(key, 4)
+        start, column = state, None
         if fixed.moves is None or len(state.phi) == 1:
-            y = integrated.observations(fixed, state) - integrated.mean
-            x, new = draw_parameters(key, fixed, (m, state.theta[m], a), (y[:, None], None))
-            theta = state.theta.at[m].set(x)
-            return state._replace(theta=theta), Function(m, new.covariance, new.factor)
-        return _draw_with_column(key, fixed, state, (m, integrated))
+            columns = (integrated.observations(fixed, state) - integrated.mean)[:, None]
+        else:
+            # if no other function is in use, an idle one is drawn, whose zeros change nothing
+            k = random.categorical(key_k, jnp.where(state.used, 0, -1e9).at[m].set(-jnp.inf))
+            column, start = take_column(key_tasks, k, fixed, state, integrated)
+            columns = column.stacked(integrated.mean)
+        target = m, state.theta[m], a
+        theta, function, half = draw_parameters(key_kernel, fixed, target, columns, column)
+        if column is not None:
+            # the slabs that were integrated out, before anything is drawn given them
+            noise = random.normal(key_slabs, column.spikes.shape, column.spikes.dtype)
+            start = put_column(column, k, column.slabs(half).draw(column.spikes, noise), start)
+        return start._replace(theta=start.theta.at[m].set(theta)), function
 
     def draw_idle():
         return with_kernel(state.theta.at[m].set(functions.draw(key, state.theta)[m]))
@@ -148,74 +132,53 @@ def draw_kernel(
     return jax.lax.cond(state.used[m], draw_used, draw_idle)
 
 
-def _draw_with_column(
-    key: Array, fixed: Fixed, state: State, target: tuple[Any, Integrated]
-) -> tuple[State, Function]:
-    key_k, key_tasks, key_kernel, key_slabs = random.split(key, 4)
-    m, integrated = target
-    # if no other function is in use, an idle one is drawn, whose column of zeros changes nothing
-    k = random.categorical(key_k, jnp.where(state.used, 0, -1e9).at[m].set(-jnp.inf))
-    column, state = take_column(key_tasks, k, fixed, state, integrated)
-    start = m, state.theta[m], integrated.root.diagonal[0]
-    x, new = draw_parameters(key_kernel, fixed, start, (column.stacked(integrated.mean), column))
-    # the slabs that were integrated out, before anything is drawn given them
-    noise = random.normal(key_slabs, column.spikes.shape, column.spikes.dtype)
-    slabs = slabs_of(column, new.half).mean(column.spikes, noise)
-    state = put_column(column, k, slabs, state)._replace(theta=state.theta.at[m].set(x))
-    return state, Function(m, new.covariance, new.factor)
+def function_at(fixed: Fixed, m: Any, theta: Float[Array, " P"], a: Float[Array, " N"]) -> Function:
+    """Decompose the matrix of a function.
+
+    :param theta: logs of the parameters of its kernel.
+    :param a: square roots of the precisions that it gets from its tasks.
+    """
+    covariance = fixed.functions.covariance(m, theta)
+    return Function(m, covariance, covariance.cholesky(a))
 
 
 def draw_parameters(
-    key: Array,
-    fixed: Fixed,
-    start: tuple[Any, Float[Array, " P"], Float[Array, " N"]],
-    data: tuple[Float[Array, "N C"], Column | None],
-) -> tuple[Float[Array, " P"], Evaluation]:
+    key: Array, fixed: Fixed, target: Any, columns: Float[Array, "N C"], column: Column | None
+) -> tuple[Float[Array, " P"], Function, Float[Array, "N C"]]:
     """Draw the logs of a kernel's parameters by slice sampling, one after the other.
 
-    :param start: the function's number, the current logs, and the square roots of the precisions
-        that the function gets from its tasks.
-    :param data: the columns of :meth:`Evaluation.of`; and the column whose slabs are integrated out
-        with the function, if any.
+    :param target: see :func:`function_at`.
+    :param columns: see :meth:`Function.log_density`.
+    :param column: the column whose slabs are integrated out with the function, if any.
+    :return: the logs, the function with this kernel, and the products with the columns.
     """
-    functions = fixed.functions
-    (m, theta, a), (columns, column) = start, data
-    free = jnp.asarray(functions.parameters.is_free)[m]
+    m, theta, a = target
+    free = jnp.asarray(fixed.functions.parameters.is_free)[m]
 
     def evaluate(theta):
-        covariance = functions.covariance(m, theta)
-        at = Evaluation.of(covariance, covariance.cholesky(a), columns)
+        function = function_at(fixed, m, theta, a)
+        value, half = function.log_density(columns)
         # priors are densities of the parameters, and theta are their logs
-        value = at.value + functions.log_density(m, theta) + jnp.sum(jnp.where(free, theta, 0))
+        value += fixed.functions.log_density(m, theta) + jnp.sum(jnp.where(free, theta, 0))
         if column is not None:
-            value += slabs_of(column, at.half).log_evidence(column.spikes)
-        return value, at._replace(value=value)
+            value += column.slabs(half).log_evidence(column.spikes)
+        return value, (value, function, half)
 
     def draw_entry(p, carry):
         theta, current = carry
 
         def move():
             along = lambda x: evaluate(theta.at[p].set(x))  # noqa: E731
-            known = current.value, current
+            known = current[0], current
             entry_key = random.fold_in(key, p)
             x, new = slice_sample(entry_key, along, theta[p], width=WIDTH_OF_PARAMETER, known=known)
             return theta.at[p].set(x), new
 
         return jax.lax.cond(free[p], move, lambda: carry)
 
-    return jax.lax.fori_loop(0, theta.size, draw_entry, (theta, evaluate(theta)[1]))
-
-
-def draw_other_weights(key: Array, fixed: Fixed, state: State, function: Function) -> State:
-    """Draw the weights of the other functions in use, if this one is in use."""
-    used = state.used
-    system = Integrated.of(fixed, state, function.m[None]), function.solve_lower
-    others = used.at[function.m].set(False)
-    return jax.lax.cond(
-        used[function.m],
-        lambda: draw_columns(key, others, fixed, state, system),
-        lambda: state,
-    )
+    carry = theta, evaluate(theta)[1]
+    theta, (_, function, half) = jax.lax.fori_loop(0, theta.size, draw_entry, carry)
+    return theta, function, half
 
 
 def stretch(key: Array, fixed: Fixed, state: State, function: Function) -> tuple[State, Function]:
@@ -224,7 +187,7 @@ def stretch(key: Array, fixed: Fixed, state: State, function: Function) -> tuple
     In polar coordinates, the log of the length has the density of the weights times the length to
     the power of the number of nonzero weights. The sign leaves the factor as it is.
     """
-    m, covariance, moves = function.m, function.covariance, fixed.moves
+    m, moves = function.m, fixed.moves
     assert moves is not None
     key_length, key_sign = random.split(key)
     integrated, w = Integrated.of(fixed, state, m[None]), state.weights[:, m]
@@ -232,26 +195,27 @@ def stretch(key: Array, fixed: Fixed, state: State, function: Function) -> tuple
     count = jnp.sum(w != 0)
     square = jnp.sum(w**2 / state.slab_variance[:, m])
 
-    def evaluate(log_t, factor=None):
+    def log_density(log_t, scaled):
         t = jnp.exp(log_t)
-        if factor is None:
-            factor = covariance.cholesky(t * a)
-        at = Evaluation.of(covariance, factor, (y - t * integrated.mean)[:, None])
-        return at.value + count * log_t - 0.5 * square * t**2, factor
+        value, _ = scaled.log_density((y - t * integrated.mean)[:, None])
+        return value + count * log_t - 0.5 * square * t**2, scaled
+
+    def evaluate(log_t):
+        factor = function.covariance.cholesky(jnp.exp(log_t) * a)
+        return log_density(log_t, function._replace(factor=factor))
 
     def draw_length():
         zero = jnp.zeros((), w.dtype)
-        known = evaluate(zero, function.factor)
-        log_t, factor = slice_sample(key_length, evaluate, zero, width=WIDTH_OF_LENGTH, known=known)
-        return jnp.exp(log_t), factor
+        known = log_density(zero, function)
+        log_t, new = slice_sample(key_length, evaluate, zero, width=WIDTH_OF_LENGTH, known=known)
+        return jnp.exp(log_t), new
 
-    t, factor = jnp.ones((), w.dtype), function.factor
+    t, new = jnp.ones((), w.dtype), function
     if moves.rescale:
-        t, factor = jax.lax.cond(state.used[m], draw_length, lambda: (t, factor))
+        t, new = jax.lax.cond(state.used[m], draw_length, lambda: (t, function))
     if moves.flip:
         t *= random.rademacher(key_sign, (), t.dtype)
-    state = state._replace(weights=state.weights.at[:, m].set(t * w))
-    return state, function._replace(factor=factor)
+    return state._replace(weights=state.weights.at[:, m].set(t * w)), new
 
 
 def draw_values(
@@ -260,7 +224,12 @@ def draw_values(
     """Draw a function from its conditional; also draw from its prior, for :func:`draw_two`."""
     key_prior, key_noise = random.split(key)
     mu, covariance = fixed.functions.mean[function.m], function.covariance
-    keys = random.split(key_prior, 1 + pairs_per_step(fixed, covariance))
+    num_pairs = 0
+    if fixed.moves is not None and isinstance(covariance, Dense):
+        Q, M = fixed.moves.log_odds.shape
+        # M - 1 pairs in place of two made the effective sample size four times as large
+        num_pairs = M - 1 if M > 2 and Q > 1 else 0
+    keys = random.split(key_prior, 1 + num_pairs)
     f = mu + jax.vmap(covariance.draw)(keys)
     integrated = Integrated.of(fixed, state, function.m[None])
     y = integrated.observations(fixed, state)
@@ -283,23 +252,11 @@ def _matheron(key: Array, f: Any, observed: tuple[Root, Any], solve: Any) -> Flo
 # Pairs of functions
 
 
-def pairs_per_step(fixed: Fixed, covariance: Any) -> int:
-    """Number of pairs of functions that are drawn after the single ones.
-
-    With M = 7 on :func:`~numpyro_spikeslab.datasets.toy_multioutput`, six pairs in place of two
-    made the effective sample size four times as large, and steps a third longer.
-    """
-    if fixed.moves is None or not isinstance(covariance, Dense):
-        return 0
-    Q, M = fixed.moves.log_odds.shape
-    return M - 1 if M > 2 and Q > 1 else 0
-
-
 def draw_two(key: Array, fixed: Fixed, state: State, prior_draws: Float[Array, "M N"]) -> State:
     """Draw two functions in use, chosen at random, after the weights of the others.
 
-    The weights are drawn with both functions integrated out. With only one integrated out, two
-    exclusions can block each other. Nothing happens with fewer than three functions in use.
+    With only one integrated out, two exclusions of a weight can block each other. Nothing happens
+    with fewer than three functions in use.
 
     :param prior_draws: a draw of each function from its prior.
     """
@@ -333,7 +290,7 @@ def draw_two(key: Array, fixed: Fixed, state: State, prior_draws: Float[Array, "
 def _joint(
     root: Root, first: Float[Array, "N N"], second: Float[Array, "N N"]
 ) -> Float[Array, "N2 N2"]:
-    """Compute ``I + R K R^T`` of two functions from their covariances."""
+    """Compute ``I + R K R^T`` of two functions."""
     (a, b), c = root.diagonal, root.upper
     rows = jnp.stack([a, jnp.zeros_like(a)]), jnp.stack([c, b])
     # blocks in the layout of the result, which XLA then computes in one pass

@@ -23,25 +23,9 @@ from numpyro_spikeslab.sampling.latent_step import LatentStep, draw_rows, recrui
 
 
 def latent_sites(trace: dict[str, Any]) -> tuple[str, ...]:
-    """Names of the latent functions of a trace and of the parameters of their kernels.
+    """Name the latent functions of a trace and the parameters of their kernels.
 
-    A selector for :class:`numpyro.infer.Gibbs`.
-
-    :param trace: a trace of the model.
-    :return: names of the sample sites that :func:`~numpyro_spikeslab.latent_functions` made.
-
-    **Example**
-
-    .. doctest::
-
-        >>> from numpyro.infer import NUTS, Gibbs
-        >>> import numpyro_spikeslab as nss
-        >>> def kernel(model):
-        ...     return Gibbs([
-        ...         (nss.PairedGibbs(model), nss.paired_sites),
-        ...         (nss.LatentGibbs(model), nss.latent_sites),
-        ...         (NUTS(model), None),
-        ...     ])
+    A selector for :class:`numpyro.infer.Gibbs`, as in the example of :class:`LatentGibbs`.
     """
     names = [
         site
@@ -55,8 +39,7 @@ class LatentGibbsState(NamedTuple):
     """
     - **z** - dict of the current values of the kernel's sites.
     - **inclusion_probabilities** - where the weights are among them, the conditional probability
-      with which each spike was drawn at the start of the step, as in
-      :class:`~numpyro_spikeslab.PairedGibbsState`; else empty.
+      with which each spike was drawn at the start of the step; else empty.
     - **num_accelerated** - how many accelerated steps of the warm-up are left.
     - **rng_key** - random key for the next step.
     """
@@ -73,20 +56,19 @@ class LatentGibbs(BlockKernel):
     Each function is drawn in turn. First slice sampling draws the parameters of its kernel with its
     values integrated out; given the values, the parameters would barely move. Then its values are
     drawn from their Gaussian conditional. The parameters may have any prior with positive support.
+    Those that the model conditions on keep their values.
 
     With the weights among its sites it also draws weights of other functions while one or two
-    functions are integrated out, because data determine weights and functions only together. It
-    lets tasks join or leave a function with few tasks, and moves the length of each function's
-    weights. For each function, a step decomposes ten to fifteen matrices of N by N and, where
-    covariances are dense, one of 2N by 2N. If rounding makes a decomposition fail, as may happen in
-    single precision, that update is rejected.
+    functions are integrated out, because data determine weights and functions only together. For
+    each function, a step decomposes ten to fifteen matrices of N by N and, where covariances are
+    dense, one of 2N by 2N. If rounding makes a decomposition fail, as may happen in single
+    precision, that update is rejected.
 
     As a block of :class:`numpyro.infer.Gibbs` it draws the sites it is given: the functions and the
     parameters of their kernels (:func:`~numpyro_spikeslab.latent_sites`) and, optionally, the
     weights, the noise scales (one for each task or one for all), the slab scales, both under any
     prior of positive numbers, and the inclusion probabilities under any prior on [0, 1]. Alone it
-    samples models without other sites, see :func:`~numpyro_spikeslab.mtmkl_kernel`. There is
-    nothing to tune. Parameters of kernels that the model conditions on keep their values.
+    samples models without other sites, see :func:`~numpyro_spikeslab.mtmkl_kernel`.
 
     For observations given as a sparse array, functions must be ``"white"``. Then a step draws the
     functions jointly at each row, without the moves of weights, lengths and signs; begin such
@@ -100,10 +82,9 @@ class LatentGibbs(BlockKernel):
         prior mean is zero. Both moves are exact. They need the weights among the sites.
     :param accelerate: share of the warm-up, from its start, whose steps give an idle function to a
         badly explained task; the exact sampler would wait until a draw from the prior fits a task
-        (Zhang and Perez-Cruz, 2017). These steps do not leave the posterior invariant, so they are
-        confined to the warm-up. They need the weights among the sites. Chains without
-        ``init_params`` then start with all functions idle. Chains that start at a fit need no
-        acceleration: 0, the default, leaves it out.
+        (Zhang and Perez-Cruz, 2017). These steps do not leave the posterior invariant. They need
+        the weights among the sites. Chains without ``init_params`` then start with all functions
+        idle. Chains that start at a fit need no acceleration.
     :raises ValueError: if ``accelerate`` is not in [0, 1]. When initialised, if the model does not
         fit, the data are bad, or there are sites that the kernel cannot draw; the message names the
         site and the remedy.
@@ -138,20 +119,11 @@ class LatentGibbs(BlockKernel):
     def _own_sites(
         self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]
     ) -> dict[str, tuple[int, ...]]:
-        reading = self._read_functions(args, kwargs)
+        reading = self._read(args, kwargs, values)
         check_functions(reading, abstract_trace(self._model, args, kwargs), self._user)
-        sites = self._latent_shapes(args, kwargs, values)
-        form, drawable = reading.form, self._drawable(reading, values)
+        sites = super()._own_sites(args, kwargs, values)
+        form, who, names = reading.form, "LatentGibbs: sites", list(sites)
         (pair,) = form.pairs
-        foreign = [name for name in sites if name not in drawable]
-        if foreign:
-            names = [name for name in sites if name in drawable]
-            raise ValueError(
-                f"LatentGibbs cannot sample the latent sites {foreign}. Leave them to another "
-                f"block: Gibbs([(LatentGibbs(model), {names}), (NUTS(model), None)])."
-                f"{reading.if_traced}"
-            )
-        who, names = "LatentGibbs: sites", list(sites)
         if form.functions not in sites:
             functions = f"the latent functions {form.functions!r} among them"
             raise bad(who, names, functions, "Give it `latent_sites`.")
@@ -164,51 +136,45 @@ class LatentGibbs(BlockKernel):
 
     def _drawable(self, reading: Reading, values: dict[str, Any]) -> frozenset[str]:
         form = reading.form
-        (pair,) = form.pairs
-        return frozenset(
-            [str(form.functions), *form.kernels, pair.spike, pair.slab, *reading.indices]
-        )
+        sites = form.functions, *form.kernels, *form.pairs[0].shapes, *reading.indices
+        return frozenset(map(str, sites))
 
-    def _read_functions(self, args: tuple, kwargs: dict[str, Any]) -> Reading:
+    def _read(self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]) -> Reading:
         # as latent sites, whichever block draws the weights
-        reading = self._read(args, kwargs, {})
-        if reading.form.kind not in (FUNCTIONS, ENTRIES):
+        reading = super()._read(args, kwargs, {})
+        form = reading.form
+        if form.kind not in (FUNCTIONS, ENTRIES):
             raise ValueError(
                 "LatentGibbs: the location of the observations is not affine in latent functions, "
-                "or their noise depends on these. It must be "
-                "`offset + W @ phi` or its transpose with one set of weights W of shape (Q, M) "
-                "from spike_slab, without `groups`, and one set of M functions phi from "
-                f"latent_functions. For other models use NUTS.{reading.if_traced}"
+                "or their noise depends on these. It must be `offset + W @ phi` or its transpose "
+                "with one set of weights W of shape (Q, M) from spike_slab, without `groups`, and "
+                "one set of M functions phi from latent_functions. For other models use NUTS."
+                f"{reading.if_traced}"
             )
-        functions = reading.functions
-        if reading.form.kind == ENTRIES and not (functions and functions.is_white):
+        if form.kind == ENTRIES and not (reading.functions and reading.functions.is_white):
             raise ValueError(
-                f"LatentGibbs: the observations {reading.form.likelihood!r} are entries of a "
-                f"table, for which the functions {reading.form.functions!r} must be 'white' with a "
-                "mean of zero. For others give the whole table, with NaN where entries are missing."
+                f"LatentGibbs: the observations {form.likelihood!r} are entries of a table, for "
+                f"which the functions {form.functions!r} must be 'white' with a mean of zero. For "
+                "others give the whole table, with NaN where entries are missing."
             )
         return reading
 
-    def _num_accelerated(self, z: dict[str, Any], num_warmup: int) -> int:
-        return round(self._accelerate * num_warmup) if start_inclusion(z) else 0
+    def _num_accelerated(self, num_warmup: int) -> int:
+        return round(self._accelerate * num_warmup)
 
     def _from_prior(self, z: dict[str, Any], num_warmup: int) -> dict[str, Any]:
-        if not self._num_accelerated(z, num_warmup):
+        if not self._num_accelerated(num_warmup):
             return z
         # all functions are idle: each is to be given to a task
         return z | {f"{k}_spike": jnp.zeros_like(z[f"{k}_spike"]) for k in start_inclusion(z)}
 
     def _start(self, z: dict[str, Any], num_warmup: int, rng_key: Array) -> LatentGibbsState:
-        num_steps = jnp.asarray(self._num_accelerated(z, num_warmup))
+        num_steps = jnp.asarray(self._num_accelerated(num_warmup))
         return LatentGibbsState(z, start_inclusion(z), num_steps, rng_key)
 
-    def _sample_one(self, state, model_args, model_kwargs):
-        args, kwargs, values = self._split(model_args, model_kwargs)
-        reading = self._read_functions(args, kwargs)
-        self._check_drawable(reading, values, state.z)
-        rng_key, key_weights, key_recruit, key_functions, key_numbers = random.split(
-            state.rng_key, 5
-        )
+    def _step(self, reading: Reading, values: dict[str, Any], state: Any) -> LatentGibbsState:
+        keys = random.split(state.rng_key, 5)
+        rng_key, key_weights, key_recruit, key_functions, key_numbers = keys
         step = LatentStep.of(reading, values, state.z)
         (spikes, slabs), inclusion = step.weights(), state.inclusion_probabilities
         if step.owns_weights:
@@ -230,59 +196,42 @@ class LatentGibbs(BlockKernel):
         return LatentGibbsState(z, inclusion, num_accelerated, rng_key)
 
 
-# Checks
-
-
 def check_functions(reading: Reading, trace: dict[str, Any], user: str) -> None:
-    """Check that the functions and their kernels can be drawn.
-
-    :raises ValueError: if not; the message names the site and the remedy.
-    """
-    functions = reading.functions
+    """Check that the functions and the parameters of their kernels can be drawn."""
+    functions, form = reading.functions, reading.form
     assert functions is not None
     functions.check_parameters(user)
-    for parameter in functions.parameters.sites:
-        _check_parameter(reading, trace, parameter, user)
+    for name in functions.parameters.sites:
+        if name not in trace or trace[name]["type"] != "sample":
+            raise ValueError(
+                f"{user}: the kernel parameter {name!r} of {form.functions!r} is not a sample "
+                "site; it has been reparameterised or set. Leave it latent, or condition on it."
+            )
+        site = trace[name]
+        if not (site["is_observed"] or is_drawable(site)):
+            raise ValueError(
+                f"{user}: the prior of the kernel parameter {name!r} must be a distribution of "
+                f"positive numbers, neither masked nor scaled, got {type(site['fn']).__name__}."
+            )
+        if not site["is_observed"] and name not in form.kernels:
+            raise ValueError(
+                f"{user}: the kernel parameter {name!r} is shared with something else than the "
+                f"functions {form.functions!r}, so it cannot be drawn with them. Condition on it."
+            )
     functions.check(user)
 
 
-def _check_parameter(reading: Reading, trace: dict[str, Any], name: str, user: str) -> None:
-    functions = reading.form.functions
-    if name not in trace or trace[name]["type"] != "sample":
-        raise ValueError(
-            f"{user}: the kernel parameter {name!r} of {functions!r} is not a sample site; "
-            "it has been reparameterised or set. Leave it latent, or condition on it."
-        )
-    site = trace[name]
-    if site["is_observed"]:
-        return
-    if not is_drawable(site):
-        raise ValueError(
-            f"{user}: the prior of the kernel parameter {name!r} must be a distribution of "
-            f"positive numbers, neither masked nor scaled, got {type(site['fn']).__name__}."
-        )
-    if name not in reading.form.kernels:
-        raise ValueError(
-            f"{user}: the kernel parameter {name!r} is shared with something else than the "
-            f"functions {functions!r}, so it cannot be drawn with them. Condition on it."
-        )
-
-
 def mtmkl_kernel(model: Callable, *, rescale: bool = True, accelerate: float = 0.25) -> LatentGibbs:
-    """A kernel that samples the whole of :func:`numpyro_spikeslab.models.mtmkl`.
+    """Make a kernel that samples the whole of :func:`numpyro_spikeslab.models.mtmkl`.
 
-    One :class:`LatentGibbs` draws the weights, the functions with the parameters of their kernels,
-    the noise, the inclusion probability and the slab scale. It moves weights and functions
-    together, and draws slab scales with the excluded slabs integrated out. The composite of
-    :class:`~numpyro_spikeslab.PairedGibbs`, :class:`LatentGibbs` and NUTS serves models with other
-    sites, but does neither. Chains start far apart and find the functions in the accelerated part
-    of the warm-up, or they start at a fit, see :meth:`PairedGuide.to_init_params
+    It is a :class:`LatentGibbs` that draws all sites. Unlike the composite of
+    :class:`~numpyro_spikeslab.PairedGibbs`, :class:`LatentGibbs` and NUTS, which serves models with
+    other sites, it moves weights and functions together, and draws slab scales with the excluded
+    slabs integrated out. Chains find the functions in the accelerated part of the warm-up, or they
+    start at a fit, see :meth:`PairedGuide.to_init_params
     <numpyro_spikeslab.PairedGuide.to_init_params>`.
 
-    :param model: the model.
-    :param rescale: see :class:`LatentGibbs`.
-    :param accelerate: share of the warm-up that is accelerated, see :class:`LatentGibbs`; 0 leaves
-        the acceleration out.
+    :param accelerate: share of the warm-up that is accelerated, see :class:`LatentGibbs`.
     :return: the kernel, for :class:`~numpyro.infer.MCMC` with any ``chain_method``.
 
     **Example**

@@ -12,14 +12,9 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.primitives import weights
+from numpyro_spikeslab.reading.function_prior import KnownFunctions
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.roles import (
-    NoiseRole,
-    Role,
-    SlabRole,
-    Statistics,
-    elementwise,
-)
+from numpyro_spikeslab.roles import SlabRole, Tally
 from numpyro_spikeslab.sampling.function_state import Fixed, Moves, State
 from numpyro_spikeslab.sampling.paired_gibbs import draw_tasks
 from numpyro_spikeslab.sampling.scale_draws import Current, squares_given
@@ -35,6 +30,12 @@ class LatentStep(Current):
         return self.reading.form.pairs[0].spike in self.own
 
     @property
+    def functions(self) -> KnownFunctions:
+        """The model's functions."""
+        assert self.reading.functions is not None
+        return self.reading.functions
+
+    @property
     def phi(self) -> Float[Array, "M N"]:
         """Current values of the functions."""
         return self.values[str(self.reading.form.functions)]
@@ -48,90 +49,51 @@ class LatentStep(Current):
 
     def fixed(self, rescale: bool) -> Fixed:
         """Collect what stays fixed while the functions are drawn."""
-        at, form, functions = self.at, self.reading.form, self.reading.functions
-        assert functions is not None
-        drawn = tuple(name for name in form.kernels if name in self.own)
+        at, functions = self.at, self.functions
+        drawn = tuple(name for name in self.reading.form.kernels if name in self.own)
         parameters = replace(functions.parameters, latent=drawn)
         prior = functions.prior(at.priors)._replace(parameters=parameters)
         moves = self.moves(rescale) if self.owns_weights else None
-        return Fixed(at.Y, jnp.broadcast_to(at.relative, at.Y.shape), prior, moves)
+        return Fixed(jnp.broadcast_to(at.relative, at.Y.shape) / at.sigma2, prior, moves)
 
     def moves(self, rescale: bool) -> Moves:
         """Collect what may move with the functions."""
-        at, noises = self.at, self.roles(NoiseRole)
-        assert self.reading.functions is not None
-        owned = [self._owns_entry(role) for role in noises]
-        own_noise = sum(owned, jnp.zeros(at.sigma2.shape, bool))
-
-        def log_prior_of_noise(sigma, q):
-            total = jnp.zeros_like(sigma)
-            for role, is_owned in zip(noises, owned, strict=True):
-                shape = jnp.shape(self.values[role.site])
-                each = elementwise(at.priors[role.site], shape)(jnp.full(shape, sigma))
-                total += self.index(role)[q].take(each, total) * is_owned[q]
-            return total
+        at = self.at
 
         def draw_slabs(key, scales, w):
             if not rescale:
                 return scales, at.prior.variance
-            known = w != 0
-            statistics = Statistics(known, known * jnp.ones_like(w), w**2, at.count, at.sigma2)
+            statistics = {"slab": Tally((w != 0) * jnp.ones_like(w), w**2)}
             scales = self.draw_roles(key, SlabRole, scales, statistics)
             return scales, self.slab_variance(scales)
 
-        flip = rescale and self.reading.functions.functions.mean is None
-        return Moves(at.prior.log_odds, draw_slabs, own_noise, log_prior_of_noise, rescale, flip)
-
-    def _owns_entry(self, role: Role) -> Any:
-        """Find the tasks whose entry of a noise scale's site no other task takes."""
-        index, one = self.index(role), jnp.ones_like(self.at.sigma2)
-        return index.take(index.sum(one), jnp.zeros_like(one)) == 1
+        flip = rescale and self.functions.functions.mean is None
+        return Moves(at.prior.log_odds, draw_slabs, rescale, flip)
 
     def start(self, w: Float[Array, "Q M"]) -> State:
         """Make the state of the function sampler from the current weights."""
-        functions = self.reading.functions
-        assert functions is not None
         scales = {role.site: self.values[role.site] for role in self.roles(SlabRole)}
-        noise = jnp.sqrt(self.at.sigma2)
-        for role in self.roles(NoiseRole):
-            # the view of a sparse table has no noise scale for a task without entries
-            noise = self.index(role).take(self.values[role.site], noise)
         phi, variance = self.phi, self.at.prior.variance
         residual = self.at.Y - phi.T @ w.T if self.at.layout is None else self.at.Y
-        return State(phi, functions.theta(self.values), w, scales, variance, noise, residual)
+        return State(phi, self.functions.theta(self.values), w, scales, variance, residual)
 
     def finish(self, key: Array, now: tuple[Any, Any], draw: State) -> dict[str, Any]:
         """Draw scales and probabilities, and return values of all sites the kernel may have.
 
         :param now: spikes and slabs before the functions were drawn.
         """
-        form, functions = self.reading.form, self.reading.functions
-        assert functions is not None
-        (pair,), (spikes, slabs) = form.pairs, now
+        (pair,), (spikes, slabs) = self.reading.form.pairs, now
         if self.owns_weights:
             spikes = (draw.weights != 0).astype(spikes.dtype)
         slabs = jnp.where(spikes > 0, draw.weights, slabs)
         # scales are drawn without the excluded slabs, which are then drawn from their prior
         counted = spikes > 0 if self.owns_weights else jnp.ones_like(spikes)
         squares = squares_given(self.at, draw.phi, draw.weights)
-        values = self.values | self._noise_of(draw) | draw.slab_scales
+        values = self.values | draw.slab_scales
         new, slabs = self.draw(random.split(key), values, (spikes, slabs), squares, counted)
-        return (
-            functions.parameters.scatter(draw.theta)
-            | new
-            | {
-                str(form.functions): draw.phi,
-                pair.spike: spikes,
-                pair.slab: slabs,
-            }
-        )
-
-    def _noise_of(self, draw: State) -> dict[str, Any]:
-        """Noise scales by the names of their sites."""
-        return {
-            role.site: self.index(role).put(self.values[role.site], draw.noise)
-            for role in self.roles(NoiseRole)
-        }
+        new = self.functions.parameters.scatter(draw.theta) | new
+        functions = str(self.reading.form.functions)
+        return new | {functions: draw.phi, pair.spike: spikes, pair.slab: slabs}
 
 
 def draw_rows(key: Array, at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Any:
@@ -158,8 +120,8 @@ def recruit(
 ) -> tuple[Float[Array, "Q M"], Float[Array, "Q M"]]:
     """Give a function that no task uses to a task, chosen by its share of unexplained variance.
 
-    The function's next draw then comes from the residual of this task. For warm-up only, since this
-    does not leave the posterior invariant.
+    The function's next draw then comes from the residual of this task. This does not leave the
+    posterior invariant.
     """
     idle = jnp.sum(spikes, axis=0) == 0
     m = jnp.argmax(idle)

@@ -13,17 +13,14 @@ from numpyro_spikeslab.algebra.sparse_sums import at_entries
 from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.roles import Index, Role, SlabRole, Statistics, draw_sites
-from numpyro_spikeslab.sampling.kernel import complete
+from numpyro_spikeslab.roles import Index, Role, SlabRole, Tally, draw_sites
 
 
 @dataclass(frozen=True)
 class Current:
-    """A model at the current values of its sites, and the sites that a kernel draws.
+    """A model at the current values of its sites.
 
-    - **reading** - the model.
-    - **values** - values of all sites.
-    - **own** - names of the sites that are drawn.
+    - **own** - names of the sites that a kernel draws.
     - **at** - the view at these values and weights of zero.
     """
 
@@ -34,12 +31,8 @@ class Current:
 
     @classmethod
     def of(cls, reading: Reading, values: dict[str, Any], z: dict[str, Any]) -> Any:
-        """Run the model at weights of zero.
-
-        :param values: values of the sites that other blocks hold.
-        :param z: values of the kernel's own sites.
-        """
-        values = complete(reading, values | z)
+        """Run the model at the values of other blocks' sites, and ``z`` of the kernel's."""
+        values = reading.generic | reading.params | values | z
         return cls(reading, values, frozenset(z), reading.view(values))
 
     def roles(self, kind: type[Role] = Role) -> tuple[Role, ...]:
@@ -57,12 +50,9 @@ class Current:
         return spikes.astype(dtype).reshape(form.shape), slabs.astype(dtype).reshape(form.shape)
 
     def draw_roles(
-        self, key: Array, kind: type[Role], values: dict[str, Any], statistics: Statistics
+        self, key: Array, kind: type[Role], values: dict[str, Any], statistics: dict[str, Tally]
     ) -> dict[str, Any]:
-        """Draw the sites of the roles of one kind.
-
-        :param values: current values by site.
-        """
+        """Draw the sites of the roles of one kind, given their current values."""
         targets = {}
         for role in self.roles(kind):
             tally = role.tally(self.index(role), statistics)
@@ -86,7 +76,6 @@ class Current:
     ) -> tuple[dict[str, Any], Float[Array, "Q M"]]:
         """Draw all scales and probabilities, then the excluded slabs from their prior.
 
-        :param keys: two random keys.
         :param values: current values by site.
         :param now: spikes and slabs.
         :param squares: sum of squared residuals of each task.
@@ -97,7 +86,11 @@ class Current:
         # if columns determine the response, the scale would fall until its square underflows
         squares = jnp.maximum(squares, self.at.rounding)
         slab_counts = counted * jnp.ones_like(slabs)
-        statistics = Statistics(spikes, slab_counts, counted * slabs**2, self.at.count, squares)
+        statistics = {
+            "noise": Tally(self.at.count, squares),
+            "inclusion": Tally(jnp.ones_like(spikes), spikes),
+            "slab": Tally(slab_counts, counted * slabs**2),
+        }
         new = self.draw_roles(keys[0], Role, values, statistics)
         excluded = jnp.sqrt(self.slab_variance(new))
         excluded *= random.normal(keys[1], slabs.shape, slabs.dtype)

@@ -159,9 +159,6 @@ def test_moments_and_divergence_are_those_of_the_definition(precision, name):
     close(q.divergence(prior), divergence_of(q, log_odds, variance), precision)
 
 
-# Sweeps
-
-
 @partial(jax.jit, static_argnames="count")
 def sweeps(q, design, residual, prior, temperature=1.0, count=1):
     def step(carry, _):
@@ -240,9 +237,6 @@ def test_sweeps_ascend_to_a_stationary_point_below_the_evidence(x64, name, tempe
     if temperature == 1.0 and name != "sets":
         gap = exact_posterior(*arguments).log_evidence - values[-1]
         assert 0.0 < gap < 5.0
-
-
-# Ends
 
 
 @pytest.mark.parametrize("size", [1.0, 1e6])

@@ -36,18 +36,14 @@ class Case(NamedTuple):
     coefficients: Coefficients
     sums: Any
 
-    def weights(self, q):
-        """How much each observation of a task counts."""
-        return np.broadcast_to(self.Z, self.y.shape)[:, q]
-
     def precision(self, q):
         """Of the coefficients, given the weights."""
-        data = (self.covariates * self.weights(q)) @ self.covariates.T / self.sigma2[q]
+        data = (self.covariates * self.Z[:, q]) @ self.covariates.T / self.sigma2[q]
         return data + np.diag(1 / self.prior.scale[q] ** 2)
 
     def mean(self, q, residual):
         """Conditional mean of the coefficients less their prior means."""
-        linear = (self.covariates * self.weights(q)) @ residual / self.sigma2[q]
+        linear = (self.covariates * self.Z[:, q]) @ residual / self.sigma2[q]
         return np.linalg.solve(self.precision(q), linear)
 
     def deviation(self, q):
@@ -85,6 +81,7 @@ def case_of(kind, mean=0.0):
         else:
             sums = task_statistics(y_, Z_, X, D)
             coefficients = sums.coefficients(NormalPrior(*moments), noise)
+    Z = np.broadcast_to(Z, shape)
     return Case(features, covariates, y, Z, prior, sigma2, coefficients, sums)
 
 
@@ -101,8 +98,8 @@ def test_what_is_integrated_out_adds_to_the_covariance_of_the_observations(preci
     gram = G + jnp.einsum("qkm,qkn->qmn", J, J, precision="float32")
     linear = b + jnp.einsum("qkm,qk->qm", J, e, precision="float32")
     for q in range(len(case.sigma2)):
-        on = case.weights(q) > 0
-        X, D, z = case.features[:, on], case.covariates[:, on], case.weights(q)[on]
+        on = case.Z[:, q] > 0
+        X, D, z = case.features[:, on], case.covariates[:, on], case.Z[:, q][on]
         added = (D.T * case.prior.scale[q] ** 2) @ D
         K = case.sigma2[q] * np.linalg.inv(np.diag(case.sigma2[q] / z) + added)
         expected = X @ K @ X.T
@@ -111,10 +108,8 @@ def test_what_is_integrated_out_adds_to_the_covariance_of_the_observations(preci
         expected = X @ K @ case.deviation(q)[on]
         close(linear[q] / size, expected / size, precision)
         # what coefficients explain of the features in the span is what J has more
-        explained, inside, J_q = (
-            np.asarray(x, float)[q % len(x)]
-            for x in (case.coefficients.explained(case.coefficients.J), case.coefficients.J, J)
-        )
+        arrays = case.coefficients.explained(case.coefficients.J), case.coefficients.J, J
+        explained, inside, J_q = (np.asarray(x, float)[q % len(x)] for x in arrays)
         size = max(np.abs(inside.T @ inside).max(), 1.0)
         expected = (inside.T @ inside - J_q.T @ J_q) / size
         close((explained.T @ explained / size).astype(precision), expected, precision)
@@ -161,20 +156,7 @@ def test_squares_are_those_of_any_coefficients_and_slopes(precision, kind):
     for q in range(Q):
         residual = case.deviation(q) - D.T @ (scale[q] * u[q]) - X.T @ mean[q]
         along = X.T + D.T @ (scale[q][:, None] * slopes[q])
-        close(squares[q], case.weights(q) @ (residual**2 + along**2 @ var[q]), precision)
-
-
-def test_prior_means_of_some_move_with_others(x64):
-    """A hierarchy: the prior mean of the second is twice the first."""
-    value, scale = jnp.array([[1.5, 2.0]]), jnp.array([[3.0, 0.5]])
-    mean, links = jnp.array([[1.0, 3.0]]), jnp.array([[0.0, 0.0], [2.0, 0.0]])
-    prior = NormalPrior(value, mean, scale, links)
-    np.testing.assert_allclose(prior.origin, [[1.0, 2.0]])
-    np.testing.assert_allclose(prior.origin + prior.scaled(prior.deviation), value)
-    x = jnp.arange(6.0).reshape(1, 2, 3)
-    np.testing.assert_allclose(prior.unscaled(prior.scaled(x)), x)
-    # a deviation of the first takes the second along
-    np.testing.assert_allclose(prior.rows(jnp.eye(2)), [[[3.0, 6.0], [0.0, 0.5]]])
+        close(squares[q], case.Z[:, q] @ (residual**2 + along**2 @ var[q]), precision)
 
 
 @pytest.mark.parametrize(("scale", "sigma", "num_obs"), [(10, 0.1, 4000), (30, 0.1, 1000)])

@@ -104,7 +104,7 @@ def test_a_sweep_of_a_design_visits_one_feature_after_the_other(precision, put, 
 
 
 def test_blocks_cover_the_whitened_design_with_few_zero_features(precision):
-    for size in (1, 63, 64, 65, 128, 129, 191):
+    for size in (1, 64, 65, 129):
         X, _, w, *_ = problem(size)
         whitening = np.linspace(0.0, 2.0, len(X))
         design = pairs.block_design(jnp.asarray(X.T), jnp.asarray(whitening), 64)
@@ -232,26 +232,8 @@ def test_a_gibbs_sweep_leaves_the_exact_posterior_invariant(x64, kind):
     keys = random.split(random.key(0), size)
     out = gibbs_sweeps(keys, design, jnp.asarray(y - w @ X.T), jnp.asarray(w), prior)
     spikes, slabs, probs = (np.asarray(x) for x in out)
-    w = spikes * slabs
     # 28 tests of independent draws for each design, at 1e-5 each: a false alarm in 1 of 710 keys
-    counts = np.bincount(spikes @ [8, 4, 2, 1], minlength=16)
-    # rare models count with the most probable one
-    expected = size * exact.probs
-    cells = np.where(expected > 5, np.arange(16), expected.argmax())
-    counts, expected = np.bincount(cells, counts), np.bincount(cells, expected)
-    assert stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue > 1e-5
-    z = stats.norm.isf(1e-5 / 2)
-
-    def agrees(draws, mean):
-        error = draws.std(axis=0) / np.sqrt(size)
-        assert np.all(np.abs(draws.mean(axis=0) - mean) < z * error + 1e-12)
-
-    both = np.triu_indices(4)
-    agrees(w, exact.mean)
-    agrees(w[:, both[0]] * w[:, both[1]], exact.second_moments[both])
-    agrees(slabs, exact.probs @ exact.locs)
-    agrees(probs, exact.inclusion)
-    agrees(slabs**2, exact.probs @ (exact.locs**2 + np.diagonal(exact.covariances, 0, 1, 2)))
+    truth.check_draws(exact, spikes, slabs, probs)
     # where it is excluded a slab has its prior
     excluded = (slabs / np.sqrt(variance))[spikes == 0]
     assert stats.kstest(excluded, "norm").pvalue > 1e-5

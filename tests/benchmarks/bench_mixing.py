@@ -10,7 +10,6 @@ diabetes data need scikit-learn.
 import sys
 import warnings
 
-from bench_gibbs import composite_model
 import numpy as np
 from timing import Compilations
 
@@ -48,10 +47,11 @@ def autoregressive(num_obs=200, num_features=100):
     return respond(rng, X, rng.choice(num_features, 8, replace=False), rng.choice([-1, 1], 8))
 
 
-def equicorrelated():
+def equicorrelated(num_obs=400, num_features=500):
     """All columns with a correlation of 0.7."""
     rng = np.random.default_rng(0)
-    X = np.sqrt(0.7) * rng.normal(size=(400, 1)) + np.sqrt(0.3) * rng.normal(size=(400, 500))
+    X = np.sqrt(0.7) * rng.normal(size=(num_obs, 1))
+    X = X + np.sqrt(0.3) * rng.normal(size=(num_obs, num_features))
     return respond(rng, X, np.arange(10), rng.normal(size=10))
 
 
@@ -78,15 +78,20 @@ def fixed_model(sigma, scale, inclusion):
     return model
 
 
-def run(kernel, num_samples, X, y):
-    """Spikes, and seconds of a step, compilation out."""
-    num_warmup = min(500, num_samples // 2)
+def composite_model(X, y=None):
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    inclusion = numpyro.sample("inclusion", dist.Beta(1.0, 9.0))
+    fixed_model(sigma, 1.0, inclusion)(X, y)
+
+
+def run(kernel, num_samples, X, y, num_warmup=500):
+    """The draws, and seconds of a step, compilation out."""
     mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
     mcmc.warmup(random.key(0), X, y)
     draws, elapsed = compilations.left_out(
         lambda: mcmc.run(random.key(1), X, y) or mcmc.get_samples()
     )
-    return np.asarray(draws["w_spike"], float), elapsed / num_samples
+    return draws, elapsed / num_samples
 
 
 def compare(make, num_single, num_collapsed):
@@ -96,7 +101,8 @@ def compare(make, num_single, num_collapsed):
     rates = []
     for collapsed, num_samples in ((False, num_single), (True, num_collapsed)):
         kernel = nss.PairedGibbs(model, collapsed=collapsed)
-        spikes, seconds = run(kernel, num_samples, X, y)
+        draws, seconds = run(kernel, num_samples, X, y, min(500, num_samples // 2))
+        spikes = np.asarray(draws["w_spike"], float)
         mean = spikes.mean(0)
         counted = spikes[None, :, (mean > 0.03) & (mean < 0.97)]
         with warnings.catch_warnings():

@@ -2,11 +2,13 @@
 """Models of tasks that mix latent functions, with their data, one of each kind."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from planted import plant
 from scipy import integrate, stats
+from task_problems import Problem, model_of, problem
 from tinygp import kernels
 
 import jax.numpy as jnp
@@ -39,42 +41,32 @@ def responses(num_tasks: int = Q) -> np.ndarray:
 
 def with_gaps(Y: np.ndarray) -> np.ndarray:
     Y = Y.copy()
-    Y[2:6, 1] = np.nan
-    Y[9, 0] = np.nan
+    Y[[2, 3, 4, 5, 9], [1, 1, 1, 1, 0]] = np.nan
     return Y
 
 
 class Model(NamedTuple):
-    """A model with its arguments, the responses last.
-
-    - **log_evidence** - log density of the responses and of given values of all sites but weights
-      and functions, where it is known.
-    """
+    """A model with its arguments, the responses last, and the log density of the responses and of
+    values of all sites but weights and functions, where it is known."""
 
     model: Callable
     args: tuple
     log_evidence: Callable[[dict[str, Any]], float] | None = None
 
 
+@cache
+def white(num_steps: int, prior: str = "weak") -> Problem:
+    """Three white functions after some sweeps."""
+    args = np.arange(60.0), plant(60, 20, 3, 0).Y
+    return problem(model_of(prior, ["white"] * 3), args).run(num_steps)[0]
+
+
 def hand_written(
-    X: Any,
-    Y: Any = None,
-    *,
-    slab: tuple[int, ...] | None = None,
-    inclusion: tuple[int, ...] | None = None,
-    noise: Any = dist.HalfNormal,
-    varies: bool = False,
-    shifted: bool = False,
-    counts: Any = 1.0,
-) -> None:
+    X, Y=None, slab=None, inclusion=None, noise=dist.HalfNormal, varies=False, shifts=False, count=1
+):
     """Tasks as rows, which `mtmkl` has as columns.
 
-    :param slab: shape of latent slab scales; `None` for a scale of 1.
-    :param inclusion: shape of latent inclusion probabilities; `None` for 0.4.
-    :param noise: makes the prior of a noise scale of each task.
-    :param varies: whether the noise grows along the tasks.
-    :param shifted: whether tasks have an intercept and a slope on a covariate.
-    :param counts: of the observations.
+    Latent slab scales and inclusion probabilities have these shapes; else they are 1 and 0.4.
     """
     scale, pi, shift = 1.0, 0.4, 0.0
     if slab is not None:
@@ -88,19 +80,14 @@ def hand_written(
         with latent:
             W = nss.spike_slab("W", pi, scale)
         sigma = numpyro.sample("noise", noise())
-        if shifted:
+        if shifts:
             shift = numpyro.sample("intercept", dist.Normal(0.0, 10.0))
             # a copy, because JAX remembers in which precision it has first seen an array of numpy
             shift += numpyro.sample("slope", dist.Normal(0.0, 10.0)) * np.array(COVARIATE)
         if varies:
             sigma *= jnp.linspace(0.5, 1.5, N)
-        with numpyro.plate("point", N, dim=-1), handlers.scale(scale=counts):
+        with numpyro.plate("point", N, dim=-1), handlers.scale(scale=count):
             numpyro.sample("Y", dist.Normal(shift + W @ phi, sigma), obs=Y)
-
-
-def with_held_scales(X: Any, Y: Any = None) -> None:
-    with handlers.condition(data={"phi_scale": np.array([0.5, 0.9])}):
-        hand_written(X, Y)
 
 
 def single_model(X, y=None):
@@ -164,14 +151,16 @@ COUNTS = np.random.default_rng(2).uniform(0.2, 2.0, (Q, N))
 MODELS: dict[str, Callable[[], Model]] = {
     "missing entries": lambda: columns([SMOOTH] * M, Y=with_gaps(responses())),
     "intercepts, a covariate and Exponential noise": lambda: rows(
-        np.array([3.0, 0.0, -2.0]), shifted=True, noise=partial(dist.Exponential, 2.0)
+        np.array([3.0, 0.0, -2.0]), shifts=True, noise=partial(dist.Exponential, 2.0)
     ),
     "noise that varies along tasks": lambda: rows(varies=True),
-    "counts of observations": lambda: rows(counts=COUNTS),
+    "counts of observations": lambda: rows(count=COUNTS),
     "a slab scale of each weight": lambda: rows(slab=(Q, M)),
     "a slab scale of each function": lambda: rows(slab=(M,)),
     "an inclusion of each task": lambda: rows(slab=(), inclusion=(Q, 1)),
-    "a parameter that is held": lambda: Model(with_held_scales, (X, responses().T)),
+    "a parameter that is held": lambda: Model(
+        handlers.condition(hand_written, {"phi_scale": np.array([0.5, 0.9])}), (X, responses().T)
+    ),
     "one latent function": lambda: columns([SMOOTH]),
     "one task": lambda: columns([SMOOTH] * M, Y=responses(1)[:, 0]),
     "one function of one task": lambda: Model(

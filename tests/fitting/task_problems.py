@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from tinygp import kernels
+import truth
 
 import jax
 from jax import random
@@ -17,9 +18,9 @@ import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.fitting.ascent import advance, begin
+from numpyro_spikeslab.fitting.ascent import advance, begin, chunks
 from numpyro_spikeslab.fitting.features import data_of
-from numpyro_spikeslab.fitting.function_updates import Terms, condition
+from numpyro_spikeslab.fitting.function_updates import Terms, condition, with_kernels
 from numpyro_spikeslab.fitting.posterior import (
     Data,
     FunctionFactors,
@@ -52,17 +53,17 @@ def observations(num_points: int = N, num_tasks: int = Q, num_functions: int = M
 
 
 def model_of(prior: str, functions: list[Any], mean: Any = None) -> Any:
-    """Tasks with these priors of noise, inclusion and slab scale.
+    """Tasks with these priors of noise, inclusion and slab scale; sites without one are params.
 
-    :param prior: one of :data:`PRIORS`; what it does not name is a param, which has none.
+    :param prior: one of :data:`PRIORS`.
     """
 
     def number(site, start, density=None, shape=()):
-        if density is None:
-            support = {"inclusion": dist.constraints.unit_interval}
-            constraint = support.get(site, dist.constraints.positive)
-            return numpyro.param(site, jnp.full(shape, start), constraint=constraint)
-        return numpyro.sample(site, density.expand(shape).to_event())
+        if density is not None:
+            return numpyro.sample(site, density.expand(shape).to_event())
+        of_unit = site == "inclusion"
+        constraint = dist.constraints.unit_interval if of_unit else dist.constraints.positive
+        return numpyro.param(site, jnp.full(shape, start), constraint=constraint)
 
     def model(X, Y):
         num_tasks, num_functions = Y.shape[1], len(functions)
@@ -75,8 +76,7 @@ def model_of(prior: str, functions: list[Any], mean: Any = None) -> Any:
             slab = number("slab_scale", 1.0, dist.HalfNormal(1.5) if weak else None)
             density = dist.Beta(2.0, 3.0) if weak or own else None
             inclusion = number("inclusion", 0.5, density, (num_functions,) if own else ())
-        with numpyro.plate("task", num_tasks, dim=-2), numpyro.plate("latent", num_functions):
-            W = nss.spike_slab("W", inclusion, slab)
+        W = truth.task_weights(num_tasks, num_functions, inclusion, slab)
         with handlers.mask(mask=~np.isnan(Y)):
             numpyro.sample("Y", dist.Normal((W @ phi).T, noise), obs=np.nan_to_num(Y))
 
@@ -110,24 +110,22 @@ class Problem(NamedTuple):
 
     def run(self, num_steps: int) -> tuple["Problem", np.ndarray]:
         """After some sweeps, and the bounds."""
-        progress, bounds = begin(self.spec, self.data, self.posterior), []
-        for first in range(0, num_steps, 64):
-            size = min(64, num_steps - first)
-            progress, losses = advance(self.spec, self.data, progress, size, -1.0)
-            bounds.append(-np.asarray(losses[:size]))
-        return self._replace(posterior=progress.posterior), np.concatenate(bounds)
+
+        def take(progress, number):
+            return advance(self.spec, self.data, progress, number, -1.0)
+
+        start = begin(self.spec, self.data, self.posterior)
+        ends, losses = zip(*chunks(take, self.data, start, num_steps), strict=True)
+        return self._replace(posterior=ends[-1].posterior), -np.concatenate(losses)
 
     def with_function(
         self, m: Any, theta: Any, alpha: Any, h: Any, posterior: Posterior | None = None
     ) -> Posterior:
         """The posterior with another ``q(phi_m)``."""
         posterior = posterior or self.posterior
-        terms = Terms(m, alpha, h)
         prior = function_prior(self.spec, self.data, view_at(self.spec, self.data, posterior))
-        new = condition(prior, posterior, terms, theta, self.functions.step[m])
-        values = self.spec.parameters.scatter(new.functions.theta)
-        of_kernels = {name: values[name] for name in self.spec.form.kernels}
-        return new._replace(values=new.values | of_kernels)
+        new = condition(prior, posterior, Terms(m, alpha, h), theta, self.functions.step[m])
+        return with_kernels(self.spec, new)
 
     def covariance(self, m: int) -> np.ndarray:
         return np.asarray(self.prior.covariance(m, self.functions.theta[m]).to_dense())

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from scipy.sparse import bsr_array, coo_array, csr_array, dia_array
+import truth
 
 import jax
 from jax import random
@@ -25,21 +26,24 @@ KEY = random.key(0)
 N, Q, M = 60, 20, 3
 
 
-def planted(seed: int = 0, share: float = 0.5, noise: float = 0.3, shape=(N, Q), factors=M):
+def sparse(data, rows, columns, shape=(N, Q)):
+    return coo_array((data, (rows, columns)), shape=shape)
+
+
+def planted(seed: int = 0, share: float = 0.5, shape=(N, Q), factors=M):
     """Some entries of a table of sparse factors: sparse, dense with NaN, and the weights."""
     rng = np.random.default_rng(seed)
     rows, columns = shape
     W = rng.normal(size=(columns, factors)) * (rng.random((columns, factors)) < 0.5)
-    table = rng.normal(size=(rows, factors)) @ W.T + noise * rng.normal(size=shape)
+    table = rng.normal(size=(rows, factors)) @ W.T + 0.3 * rng.normal(size=shape)
     observed = rng.random(shape) < share
     places = np.nonzero(observed)
-    return coo_array((table[places], places), shape=shape), np.where(observed, table, np.nan), W
+    return sparse(table[places], *places, shape), np.where(observed, table, np.nan), W
 
 
-def fitted(model, *args, num_steps=60, key=KEY, **options):
-    guide = nss.PairedGuide(model)
-    svi = nss.CAVI(model, guide, **options)
-    return guide, svi, svi.run(key, num_steps, *args, progress_bar=False)
+def fitted(model, *args, num_steps=60, **options):
+    svi = nss.CAVI(model, nss.PairedGuide(model), **options)
+    return svi.guide, svi, svi.run(KEY, num_steps, *args, progress_bar=False)
 
 
 def bound_of(model, params, *args):
@@ -48,21 +52,13 @@ def bound_of(model, params, *args):
     return -svi.evaluate(svi.init(KEY, *args, init_params=params), *args)
 
 
-# Against the table
-
-MODELS = {
-    "factor_analysis": nss.models.factor_analysis(4),
-    "inclusion of each factor": nss.models.factor_analysis(4, shared_inclusion=False),
-}
+FACTORS = nss.models.factor_analysis(4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["factor_analysis", *(pytest.param(k, marks=pytest.mark.exhaustive) for k in [*MODELS][1:])],
-)
-def test_the_bound_and_the_predictions_are_those_of_the_table(x64, name):
-    model = MODELS[name]
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+def test_the_bound_and_the_predictions_are_those_of_the_table(x64, shared):
+    model = nss.models.factor_analysis(4, shared_inclusion=shared)
     Y, table, _ = planted()
     guide, _, result = fitted(model, Y, plain=True, num_steps=15)
     assert np.all(np.diff(result.losses) <= 1e-9 * abs(result.losses[0]))
@@ -81,7 +77,7 @@ def test_the_bound_and_the_predictions_are_those_of_the_table(x64, name):
     new[0], new[1, 3:], new[2, 0] = np.nan, np.nan, 0.0
     # zeros that are stored are observations
     rows, columns = np.nonzero(~np.isnan(new))
-    some = coo_array((new[rows, columns], (rows, columns)), shape=new.shape)
+    some = sparse(new[rows, columns], rows, columns, new.shape)
     first, *others = (
         guide.transform(result.params, data, Y_new=x)
         for data, x in ((table, new), (Y, new), (Y, some), (table, BCOO.from_scipy_sparse(some)))
@@ -111,21 +107,19 @@ def test_zeros_that_are_stored_are_observations_whatever_the_order_and_the_array
     Y, table, _ = planted()
     Y.data[:7] = 0.0
     table[tuple(x[:7] for x in Y.coords)] = 0.0
-    model = MODELS["factor_analysis"]
-    _, _, result = fitted(model, Y, plain=True, num_steps=5)
+    result = fitted(FACTORS, Y, plain=True, num_steps=5)[2]
     order = np.random.default_rng(1).permutation(Y.nnz)
-    shuffled = coo_array((Y.data[order], tuple(x[order] for x in Y.coords)), shape=Y.shape)
+    shuffled = sparse(Y.data[order], *(x[order] for x in Y.coords))
     for data in (table, shuffled, csr_array(Y), BCOO.from_scipy_sparse(csr_array(Y))):
-        bound = bound_of(model, result.params, data)
+        bound = bound_of(FACTORS, result.params, data)
         np.testing.assert_allclose(-result.losses[-1], bound, rtol=1e-9)
 
 
 @pytest.mark.slow
 def test_rows_and_columns_without_entries_stay_at_their_prior(x64):
     Y, _, _ = planted()
-    larger = coo_array((Y.data, Y.coords), shape=(N + 3, Q + 2))
-    model = MODELS["factor_analysis"]
-    guide, _, result = fitted(model, larger, plain=True, num_steps=60)
+    larger = sparse(Y.data, *Y.coords, (N + 3, Q + 2))
+    guide, _, result = fitted(FACTORS, larger, plain=True, num_steps=60)
     mean, variance = guide.predict(result.params, larger, entries=([N + 1, 0], [0, Q]))
     phi = guide.posterior_mean(result.params, larger)["phi"]
     np.testing.assert_allclose(mean, 0, atol=1e-12)
@@ -139,31 +133,28 @@ def test_rows_and_columns_without_entries_stay_at_their_prior(x64):
     np.testing.assert_allclose(second[Q], np.full(4, pi * slab**2), rtol=0.1)
 
 
-# Programs of a user's own
-
-
 def prior(num_functions=3, num_tasks=Q):
     pi = numpyro.sample("pi", dist.Beta(1, 1))
     slab = numpyro.sample("slab", dist.HalfNormal(5.0))
     phi = nss.latent_functions("phi", ["white"] * num_functions, np.arange(N))
-    with numpyro.plate("task", num_tasks, dim=-2), numpyro.plate("latent", num_functions, dim=-1):
-        return phi, nss.spike_slab("W", pi, slab)
+    return phi, truth.task_weights(num_tasks, num_functions, pi, slab)
 
 
 RNG = np.random.default_rng(5)
 SCALES, WEIGHTS, OFFSET = RNG.uniform(0.2, 0.5, (3, N, Q))
 
 
-def noise_of(kind, rows, columns):
-    if kind == "of groups of columns":
-        with numpyro.plate("pair", 2):
-            return numpyro.sample("sigma", dist.HalfNormal(1.0))[np.arange(Q) % 2][columns]
-    if kind == "of each row":
-        with numpyro.plate("row", N):
-            return numpyro.sample("sigma", dist.HalfNormal(1.0))[rows]
-    if kind == "of each column, known":
-        return SCALES[0][columns]
-    return SCALES[rows, columns] if kind == "of each entry, known" else 0.3
+def sampled(name, size, prior=dist.HalfNormal(1.0)):  # noqa: B008
+    with numpyro.plate(f"{name} of", size):
+        return numpyro.sample(name, prior)
+
+
+NOISE = {
+    "of groups of columns": lambda n, q: sampled("sigma", 2)[np.arange(Q) % 2][q],
+    "of each row": lambda n, q: sampled("sigma", N)[n],
+    "of each column, known": lambda n, q: SCALES[0][q],
+    "of each entry, known": lambda n, q: SCALES[n, q],
+}
 
 
 def program(data, rows, columns, kind, mask=None):
@@ -172,12 +163,10 @@ def program(data, rows, columns, kind, mask=None):
     of_table = mask is not None
     product = (W @ phi).T if of_table else jnp.sum(phi.T[rows] * W[columns], axis=-1)
     if kind == "with intercepts":
-        with numpyro.plate("column", Q):
-            b = numpyro.sample("b", dist.Normal(0, 2.0))
-        product = product + (b if of_table else b[columns])
+        product = product + sampled("b", Q, dist.Normal(0, 2.0))[columns]
     if kind == "with an offset":
         product = product + OFFSET[rows, columns]
-    noise = noise_of(kind, rows, columns)
+    noise = NOISE[kind](rows, columns) if kind in NOISE else 0.3
     noise = jnp.broadcast_to(noise, (N, Q)) if of_table and np.ndim(noise) else noise
     weights = WEIGHTS[rows, columns] if kind == "with weights" else np.ones(np.shape(data))
     with handlers.mask(mask=mask if of_table else True), handlers.scale(scale=jnp.asarray(weights)):
@@ -185,17 +174,13 @@ def program(data, rows, columns, kind, mask=None):
         numpyro.sample("y", dist.Normal(product, noise), obs=data, infer=infer)
 
 
-KINDS = [
-    *("plain", "with intercepts", "with an offset", "with weights", "of groups of columns"),
-    *("of each row", "of each column, known", "of each entry, known"),
-]
-
-
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["plain", "with intercepts", "with an offset", "with weights", *NOISE]
+)
 def test_programs_of_entries_are_read_as_those_of_the_table(x64, kind):
     Y, table, _ = planted(1)
-    _, _, result = fitted(program, Y.data, *Y.coords, kind, num_steps=30)
+    result = fitted(program, Y.data, *Y.coords, kind, num_steps=30)[2]
     assert np.all(np.diff(result.losses) <= 1e-6 * abs(result.losses[0]))
     grid = *np.ogrid[:N, :Q], kind, np.isfinite(table)
     bound = bound_of(program, result.params, np.nan_to_num(table), *grid)
@@ -234,17 +219,15 @@ def test_noise_without_a_mode_in_closed_form_is_known_of_a_column_without_entrie
 
     def model(y, rows, columns, each=True):
         phi, W = prior(num_tasks=Q + 1)
-        with numpyro.plate("column", Q + 1 if each else 2):
-            sigma = numpyro.sample("sigma", dist.LogNormal(-1.0, 0.5))
+        sigma = sampled("sigma", Q + 1 if each else 2, dist.LogNormal(-1.0, 0.5))
         sigma = sigma if each else sigma[np.arange(Q + 1) % 2]
         f = jnp.sum(phi.T[rows] * W[columns], axis=1)
         infer = {"entries": (rows, columns)}
         numpyro.sample("y", dist.Normal(f, sigma[columns]), obs=y, infer=infer)
 
     def start(model):
-        guide = nss.PairedGuide(model)
-        svi = nss.CAVI(model, guide)
-        return guide, svi.get_params(svi.init(KEY, *args))
+        svi = nss.CAVI(model, nss.PairedGuide(model))
+        return svi.guide, svi.get_params(svi.init(KEY, *args))
 
     args = Y.data, *Y.coords
     guide, params = start(model)
@@ -261,7 +244,7 @@ def test_noise_without_a_mode_in_closed_form_is_known_of_a_column_without_entrie
 @pytest.mark.exhaustive
 def test_the_noise_of_a_column_without_entries_is_known_or_asked_for(x64):
     Y, table, _ = planted()
-    larger = coo_array((Y.data, Y.coords), shape=(N, Q + 2))
+    larger = sparse(Y.data, *Y.coords, (N, Q + 2))
     wide = np.column_stack([table, np.full((N, 2), np.nan)])
     new = np.random.default_rng(1).normal(size=(5, Q + 2))
     for model in (nss.models.probabilistic_pca(3), nss.models.factor_analysis(3)):
@@ -279,16 +262,16 @@ def test_nothing_of_the_size_of_the_table_is_made(x64):
     rng = np.random.default_rng(0)
     shape, number = (3_000, 2_000), 20_000
     places = np.unravel_index(rng.choice(np.prod(shape), number, replace=False), shape)
-    Y = coo_array((rng.normal(size=number), places), shape=shape)
+    Y = sparse(rng.normal(size=number), *places, shape)
     model = nss.models.factor_analysis(2)
     svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=1)
     call = svi._call((Y,), {})
     progress = begin(call.spec, call.data, svi.init(KEY, Y).optim_state[1])
-    true = jnp.array(True)
+    model, true = (call.spec, call.data), jnp.array(True)
     for of in (
-        lambda p: advance(call.spec, call.data, p, 1, -1.0),
-        lambda p: rotate_white(call.spec, call.data, p.posterior, true, true),
-        lambda p: gains_without(call.spec, call.data, p.posterior),
+        lambda p: advance(*model, p, 1, -1.0),
+        lambda p: rotate_white(*model, p.posterior, true, true),
+        lambda p: gains_without(*model, p.posterior),
     ):
         stack = [jax.make_jaxpr(of)(progress).jaxpr]
         while stack:
@@ -300,83 +283,68 @@ def test_nothing_of_the_size_of_the_table_is_made(x64):
                     stack += [p.jaxpr for p in inner if hasattr(p, "jaxpr")]
 
 
-# Bad input
-
-
-def sparse(data, rows, columns, shape=(N, Q)):
-    return coo_array((data, (rows, columns)), shape=shape)
-
-
 NO_BATCH = "BCOO without batch"
-BAD = {
-    "twice": (sparse([1.0, 2.0, 3.0], [0, 1, 1], [0, 2, 2]), r"1 duplicate .* first at \(1, 2\)"),
-    "none": (sparse([], np.zeros(0, int), np.zeros(0, int)), "has no entries"),
-    "outside": (
+BAD = [
+    (sparse([1.0, 2.0, 3.0], [0, 1, 1], [0, 2, 2]), r"1 duplicate .* first at \(1, 2\)"),
+    (sparse([], np.zeros(0, int), np.zeros(0, int)), "has no entries"),
+    (sparse([1.0, np.nan], [0, 1], [0, 2]), "not finite at 1 entries, the first at 1"),
+    (
         BCOO((jnp.ones(2), jnp.array([[0, 0], [N, 1]])), shape=(N, Q)),
         f"Y has 1 entries outside of its shape .* first at \\({N}, 1\\)",
     ),
-    "batch": (BCOO((np.ones((2, 1)), np.zeros((2, 1, 1), int)), shape=(2, 3)), NO_BATCH),
-    "dense": (BCOO((np.ones((2, 3)), np.arange(2)[:, None]), shape=(2, 3)), NO_BATCH),
+    (BCOO((np.ones((2, 1)), np.zeros((2, 1, 1), int)), shape=(2, 3)), NO_BATCH),
+    (BCOO((np.ones((2, 3)), np.arange(2)[:, None]), shape=(2, 3)), NO_BATCH),
+    (BCSR.from_scipy_sparse(csr_array(np.ones((2, 3)))), NO_BATCH),
     # the zeros that fill blocks would be observations, those of diagonals would be lost
-    "blocks": (bsr_array(np.diag([1.0, 2.0, 3.0, 4.0]), blocksize=(2, 2)), "format 'bsr'"),
-    "diagonals": (dia_array(np.diag([1.0, 0.0, 3.0])), "format 'dia'"),
-    "BCSR": (BCSR.from_scipy_sparse(csr_array(np.ones((2, 3)))), NO_BATCH),
-    "NaN": (sparse([1.0, np.nan], [0, 1], [0, 2]), "not finite at 1 entries, the first at 1"),
-}
+    (bsr_array(np.diag([1.0, 2.0, 3.0, 4.0]), blocksize=(2, 2)), "format 'bsr'"),
+    (dia_array(np.diag([1.0, 0.0, 3.0])), "format 'dia'"),
+]
 
 
-@pytest.mark.parametrize("kind", BAD)
-def test_entries_that_are_no_observations_are_refused(kind):
-    Y, message = BAD[kind]
-    with pytest.raises(ValueError, match=message):
-        fitted(MODELS["factor_analysis"], Y)
+def test_entries_that_are_no_observations_are_refused():
+    for Y, message in BAD:
+        with pytest.raises(ValueError, match=message):
+            fitted(FACTORS, Y)
 
 
 def test_entries_that_are_traced_are_named_as_the_reason(x64):
     Y, _, _ = planted()
-    guide, svi, result = fitted(MODELS["factor_analysis"], Y, plain=True, num_steps=1)
+    guide, svi, result = fitted(FACTORS, Y, plain=True, num_steps=1)
     entries = BCOO((jnp.asarray(Y.data), jnp.transpose(jnp.stack(Y.coords))), shape=Y.shape)
-    for use in (
-        lambda Y: guide.predict(result.params, Y),
-        lambda Y: guide.transform(result.params, Y, Y_new=np.ones((2, Q))),
-    ):
+    for method, options in (("predict", {}), ("transform", {"Y_new": np.ones((2, Q))})):
         with pytest.raises(ValueError, match=r"got traced arguments.*outside of jit and vmap"):
-            jax.jit(use)(entries)
+            jax.jit(partial(use(method, **options), guide, result.params))(entries)
     with pytest.raises(ValueError, match=r"data are traced.*functools.partial\(model, X\)"):
         jax.jit(lambda Y: svi.evaluate(result.state, Y))(entries)
 
 
-def predict(**options):
-    return lambda guide, params, Y: guide.predict(params, Y, **options)
-
-
-def transform(Y_new):
-    return lambda guide, params, Y: guide.transform(params, Y, Y_new=Y_new)
+def use(name, **options):
+    return lambda guide, params, Y: getattr(guide, name)(params, Y, **options)
 
 
 OUTSIDE = ([0], [Q]), ([-1], [0]), ([0.5], [0]), ([0, 1], [0])
 ORDERED, TIMES = nss.models.mtmkl([np.eye(N)] * 2), np.arange(N)
 REFUSED = [
-    *((predict(entries=x), r"entries: got \[.*shape \(60, 20\)") for x in OUTSIDE),
-    (predict(mask=np.ones((N, Q), bool)), "takes no mask"),
-    (predict(X_new=np.arange(3)), "got new inputs of entries"),
-    (transform(sparse(np.ones(2), [0, 0], [1, 1], (1, Q))), "transform: Y_new has 1 duplicate"),
-    (transform(csr_array(np.ones((2, Q + 1)))), r"got the shape \(2, 21\), expected \(S, 20\)"),
-    (transform(csr_array(np.full((1, Q), np.nan))), "entries that are not finite"),
-    (lambda guide, params, Y: guide.credible_sets(params, Y), "expected columns"),
-    (lambda guide, params, Y: fitted(ORDERED, TIMES, Y), "functions that are 'white'"),
+    *((use("predict", entries=x), r"entries: got \[.*shape \(60, 20\)") for x in OUTSIDE),
+    (use("predict", mask=np.ones((N, Q), bool)), "mask: got a mask of a sparse Y"),
+    (use("predict", X_new=np.arange(3)), "got new inputs of entries"),
+    (use("transform", Y_new=sparse(np.ones(2), [0, 0], [1, 1], (1, Q))), "has 1 duplicate"),
+    (use("transform", Y_new=csr_array(np.ones((2, Q + 1)))), r"\(2, 21\), expected \(S, 20\)"),
+    (use("transform", Y_new=csr_array(np.full((1, Q), np.nan))), "entries that are not finite"),
+    (use("credible_sets"), "expected columns"),
+    (lambda *args: fitted(ORDERED, TIMES, args[-1]), "functions that are 'white'"),
     (
-        lambda guide, params, Y: nss.mtmkl_kernel(ORDERED).init(KEY, 1, None, (TIMES, Y), {}),
+        lambda *args: nss.mtmkl_kernel(ORDERED).init(KEY, 1, None, (TIMES, args[-1]), {}),
         r"LatentGibbs: .* must be 'white'",
     ),
-    (lambda guide, *_: fitted(MODELS["factor_analysis"], coo_array(np.ones(3))), r"ed \(N, Q\)"),
+    (lambda *_: fitted(FACTORS, coo_array(np.ones(3))), r"ed \(N, Q\)"),
 ]
 
 
 @pytest.mark.slow
 def test_what_entries_cannot_do_is_refused(x64):
     Y, _, _ = planted()
-    guide, _, result = fitted(MODELS["factor_analysis"], Y, plain=True, num_steps=1)
+    guide, _, result = fitted(FACTORS, Y, plain=True, num_steps=1)
     for call, message in REFUSED:
         with pytest.raises(ValueError, match=message):
             call(guide, result.params, Y)

@@ -34,14 +34,11 @@ PLANTED = {
     "in single precision": ("float32", (100, 60, 4, 0), 4, 60, 1),
     **{f"from data {seed}": ("float64", (200, 100, 6, seed), 7, 100, None) for seed in range(5)},
 }
+MARKS = {"once": pytest.mark.slow}
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name == "once" else pytest.mark.exhaustive)
-        for name in PLANTED
-    ],
+    "name", [pytest.param(name, marks=MARKS.get(name, pytest.mark.exhaustive)) for name in PLANTED]
 )
 def test_planted_factors_are_found(restored_x64, name):
     precision, sizes, most, num_steps, num_restarts = PLANTED[name]
@@ -67,12 +64,8 @@ def test_planted_factors_are_found(restored_x64, name):
 def test_a_result_says_how_far_the_starts_came():
     x, Y = np.arange(100), plant(100, 60, 4, 0).Y
     model = nss.models.mtmkl(["white"] * 8)
-
-    def run(number):
-        svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=number)
-        return svi.run(KEY, 20, x, Y, progress_bar=False)
-
-    one, three = run(1), run(3)
+    fits = (nss.CAVI(model, nss.PairedGuide(model), num_restarts=number) for number in (1, 3))
+    one, three = (svi.run(KEY, 20, x, Y, progress_bar=False) for svi in fits)
     assert one.restarts is None and three.restarts.shape == (3,)
     # the first start is that of a single run, and the best is the one that goes on
     assert any(np.isclose(three.restarts[0], -one.losses))
@@ -166,23 +159,3 @@ def test_rows_that_do_not_fit_are_refused(Y_new, message):
     smooth = nss.PairedGuide(nss.models.mtmkl([kernels.ExpSquared(1.0)]))
     with pytest.raises(ValueError, match="functions without order"):
         smooth.transform({}, np.arange(60.0), Y, Y_new=Y)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-def test_the_order_of_functions_does_not_matter():
-    """A fit that goes on from permuted functions ends with the same bound."""
-    planted = plant(100, 60, 4, 0)
-    x, model = np.arange(100), nss.models.mtmkl(["white"] * 8)
-    guide = nss.PairedGuide(model)
-    svi = nss.CAVI(model, guide, num_restarts=1)
-    params = svi.get_params(svi.init(KEY, x, planted.Y))
-    order, ends = np.random.default_rng(0).permutation(8), []
-    for k in (np.arange(8), order):
-        parts = {
-            name: value[:, k] if name.startswith("W") else value[k] if "phi" in name else value
-            for name, value in params.items()
-        }
-        result = svi.run(KEY, 60, x, planted.Y, init_params=parts, progress_bar=False)
-        ends.append(float(result.losses[-1]))
-    np.testing.assert_allclose(*ends, atol=0.1)

@@ -1,38 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bound against dense expectations; sites with a role go to their maxima."""
+"""Steps of tasks against dense algebra: the bound, sites with a role, weights in Gram form."""
 
+from dataclasses import replace
+from functools import partial
+
+from fits import same
 import numpy as np
 import pytest
 from scipy import stats
-from task_problems import dense_moments, observations, slope, small
+from task_problems import M, Q, dense_moments, observations, slope, small
+import truth
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.fitting.m_step import with_modes
-from numpyro_spikeslab.fitting.posterior import with_roles
+import numpyro
+import numpyro.distributions as dist
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.fitting.posterior import with_modes, with_roles
+from numpyro_spikeslab.fitting.tasks import (
+    explained,
+    gram,
+    keeps_products,
+    squared_errors,
+    update_weights,
+)
 from numpyro_spikeslab.kernel_priors import length_scale_prior
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 
 def test_the_bound_agrees_with_dense_expectations():
-    found = small()
-    at, functions, (g, loc, scale) = found.at, found.functions, found.posterior.weights
-    values = {name: np.asarray(x) for name, x in found.posterior.values.items()}
+    tasks = small()
+    at, functions, (g, loc, scale) = tasks.at, tasks.functions, tasks.posterior.weights
+    values = {name: np.asarray(x) for name, x in tasks.posterior.values.items()}
     M, N = functions.mean.shape
-    P, linear = dense_moments(found, at)
+    P, linear = dense_moments(tasks, at)
     mean = np.asarray(functions.mean).ravel()
     second = np.outer(mean, mean)
     kl = 0.0
     for m in range(M):
         block = slice(m * N, (m + 1) * N)
-        K = found.covariance(m)
+        K = tasks.covariance(m)
         a = np.sqrt(np.asarray(functions.alpha[m]))
         B = np.eye(N) + a[:, None] * K * a
         S = K - (K * a) @ np.linalg.solve(B, a[:, None] * K)
         second[block, block] += S
-        d = mean[block] - np.asarray(found.data.mean[m])
+        d = mean[block] - np.asarray(tasks.data.mean[m])
         kl += 0.5 * (np.trace(np.linalg.solve(K, S)) + d @ np.linalg.solve(K, d) - N)
         kl += 0.5 * np.linalg.slogdet(B)[1]
     Y, Z = np.asarray(at.Y), np.broadcast_to(at.relative, at.Y.shape)
@@ -49,25 +64,21 @@ def test_the_bound_agrees_with_dense_expectations():
         + np.sum(length_scale_prior(observations()[0]).log_prob(values["phi_scale"]))
     )
     expected = fit - kl - np.sum(pair) + log_prior
-    np.testing.assert_allclose(found.bound(found.posterior), expected, rtol=1e-6)
+    np.testing.assert_allclose(tasks.bound(tasks.posterior), expected, rtol=1e-6)
 
 
-# the others take a reading and a bound each
-@pytest.mark.parametrize(
-    "prior",
-    [
-        "weak",
-        *(
-            pytest.param(x, marks=pytest.mark.exhaustive)
-            for x in ("flat", "shared", "own inclusion")
-        ),
-    ],
-)
+# each takes a reading and a bound
+OTHERS = [
+    pytest.param(x, marks=pytest.mark.exhaustive) for x in ("flat", "shared", "own inclusion")
+]
+
+
+@pytest.mark.parametrize("prior", ["weak", *OTHERS])
 def test_sites_with_a_role_are_stationary(prior):
-    found = small(prior)
-    squares = found.data.features.squares(found.spec, found.data, found.at, found.posterior)
-    posterior = with_modes(found.spec, found.data, found.at, found.posterior, squares)
-    sites = {role.site for role in found.spec.form.roles}
+    tasks = small(prior)
+    squares = tasks.data.features.squares(tasks.spec, tasks.data, tasks.at, tasks.posterior)
+    posterior = with_modes(tasks.spec, tasks.data, tasks.at, tasks.posterior, squares)
+    sites = {role.site for role in tasks.spec.form.roles}
     assert sites == {"noise", "inclusion", "slab_scale"}
     for site in sites:
         value = posterior.values[site]
@@ -75,7 +86,7 @@ def test_sites_with_a_role_are_stationary(prior):
 
             def moved(e, site=site, value=value, where=where):
                 new = posterior.values | {site: value.at[where].add(e)}
-                return found.bound(posterior._replace(values=new))
+                return tasks.bound(posterior._replace(values=new))
 
             assert abs(slope(moved, 1e-5)) < 1e-3, (site, where)
             assert moved(0.0) > max(moved(0.05 * value[where]), moved(-0.05 * value[where]))
@@ -83,16 +94,89 @@ def test_sites_with_a_role_are_stationary(prior):
 
 @pytest.mark.slow
 def test_a_view_at_other_values_of_roles_is_that_of_the_model():
-    found = small()
-    values = {k: 0.5 * x for k, x in found.posterior.values.items()}
-    new = with_roles(found.spec, found.data, found.at, values)
-    expected = found.reading.view(values)
+    tasks = small()
+    values = {k: 0.5 * x for k, x in tasks.posterior.values.items()}
+    new = with_roles(tasks.spec, tasks.data, tasks.at, values)
+    expected = tasks.reading.view(values)
     # all tasks have the same prior, of which a fit keeps one row
-    assert new.prior.log_odds.shape == (1, found.spec.form.num_features)
-    every = jax.tree.map(lambda x: np.broadcast_to(x, found.spec.form.shape), new.prior)
-    new = new._replace(prior=every)
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12),
-        new._replace(priors={}),
-        expected._replace(priors={}),
+    assert new.prior.log_odds.shape == (1, tasks.spec.form.num_features)
+    prior = jax.tree.map(lambda x: np.broadcast_to(x, tasks.spec.form.shape), new.prior)
+    same(new._replace(prior=prior, priors={}), expected._replace(priors={}))
+
+
+def test_each_visit_knows_the_ones_before():
+    """A pass is one Gauss-Seidel sweep, so each visit is the optimum given those before it."""
+    tasks = small()
+    at, weights = tasks.at, tasks.posterior.weights
+    sums = gram(at, tasks.functions.mean, tasks.functions.var)
+    W, new = np.array(weights.mean), update_weights(at, sums, weights)
+    log_odds, variance = at.prior
+    for q, m in np.ndindex(Q, M):
+        tau, G = 1 / at.sigma2[q], sums.G[q]
+        precision = tau * (G[m, m] + sums.c[q, m]) + 1 / variance[q, m]
+        loc = tau * (sums.b[q, m] - G[m] @ W[q] + G[m, m] * W[q, m]) / precision
+        logit = log_odds[q, m] + 0.5 * (loc**2 * precision - np.log(variance[q, m] * precision))
+        expected = loc, precision**-0.5, 1 / (1 + np.exp(-logit))
+        values = new.loc[q, m], new.scale[q, m], new.probs[q, m]
+        np.testing.assert_allclose(values, expected, rtol=1e-9)
+        W[q, m] = new.mean[q, m]
+
+
+def test_statistics_are_sums_over_the_observations():
+    tasks = small()
+    at, weights = tasks.at, tasks.posterior.weights
+    sums = gram(at, tasks.functions.mean, tasks.functions.var)
+    parts = tasks.functions.mean, tasks.functions.var, weights.mean, weights.slab_moments[1]
+    phi, var, W, second, Z, Y = map(np.asarray, (*parts, at.relative, at.Y))
+    assert Z.shape == Y.shape
+    np.testing.assert_allclose(sums.G, np.einsum("nq,mn,kn->qmk", Z, phi, phi), atol=1e-12)
+    np.testing.assert_allclose(sums.c, np.einsum("nq,mn->qm", Z, var), atol=1e-12)
+    np.testing.assert_allclose(sums.b, np.einsum("nq,nq,mn->qm", Z, Y, phi), atol=1e-12)
+    # the expectation of the square, from the moments of each product of weight and function
+    spread = second @ (phi**2 + var) - W**2 @ phi**2
+    squares = np.sum(Z * ((Y - (W @ phi).T) ** 2 + spread.T), axis=0)
+    np.testing.assert_allclose(squared_errors(sums, weights), squares)
+    power = np.einsum("nq,qm,mn->m", Z / np.asarray(at.sigma2), W**2, phi**2)
+    np.testing.assert_allclose(
+        explained(at, jnp.diagonal(sums.G, axis1=1, axis2=2), weights), power
     )
+
+
+def test_tasks_that_weigh_alike_share_a_matrix_however_large(monkeypatch):
+    tasks, results = small(), []
+    for size in (1, Q):
+        at = tasks.at._replace(relative=jnp.ones_like(tasks.at.relative[:, :size]))
+        sums = gram(at, tasks.functions.mean, tasks.functions.var)
+        assert sums.G.shape[0] == size
+        weights = update_weights(at, sums, tasks.posterior.weights)
+        results.append((weights, squared_errors(sums, weights)))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9), *results)
+    monkeypatch.setattr("numpyro_spikeslab.fitting.tasks.GRAM_LIMIT", 0)
+    form = tasks.spec.form
+    assert not keeps_products(form) and keeps_products(replace(form, complete=True))
+
+
+@pytest.mark.exhaustive
+def test_known_features_need_no_matrix_for_each_task(monkeypatch):
+    rng, number = np.random.default_rng(4), 7
+    phi = rng.normal(size=(5, 20))
+    Y = 2 * (phi * (rng.uniform(size=(5, 1)) < 0.5)).T @ rng.normal(size=(5, number))
+    Y += 0.3 * rng.normal(size=Y.shape)
+    observed = rng.uniform(size=Y.shape) > 0.4
+
+    def model(phi, Y):
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+        shift = numpyro.sample("shift", dist.Cauchy(0.0, 1.0))
+        W = truth.task_weights(number, 5, 0.3, 2.0)
+        truth.respond_by_task(Y, (W @ phi).T + shift, sigma, observed)
+
+    results = []
+    for limit in (number * 25, number * 25 - 1):
+        monkeypatch.setattr("numpyro_spikeslab.fitting.tasks.GRAM_LIMIT", limit)
+        # whether there is a matrix for each task is decided when code is traced
+        jax.clear_caches()
+        svi = nss.CAVI(model, nss.PairedGuide(model), temperature=None)
+        results.append(svi.run(jax.random.key(0), 150, phi, Y, progress_bar=False))
+    np.testing.assert_allclose(*(result.losses for result in results), rtol=1e-8)
+    params = (result.params for result in results)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *params)

@@ -2,7 +2,6 @@
 """Runs of CAVI: restarts, temperatures, convergence, interruptions and warnings."""
 
 import pickle
-import warnings
 
 from fits import KEY, cavi, run, same
 import function_models
@@ -12,9 +11,6 @@ import truth
 
 import jax
 import jax.numpy as jnp
-
-import numpyro
-import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab import datasets
@@ -26,6 +22,10 @@ def fixed():
     return truth.fixed_case()
 
 
+def regression(sigma, inclusion):
+    return lambda X, y=None: truth.respond(y, X @ truth.weights(X.shape[1], inclusion), sigma)
+
+
 @pytest.mark.slow
 def test_boston_starts_agree_when_annealed_and_restarts_find_the_same(x64):
     X, y, _ = datasets.boston_housing()
@@ -33,13 +33,7 @@ def test_boston_starts_agree_when_annealed_and_restarts_find_the_same(x64):
     # all 2^13 models, summed
     assert exact.log_evidence == pytest.approx(-548.9, abs=0.05)
 
-    def model(X, y=None):
-        with numpyro.plate("feature", X.shape[1]):
-            w = nss.spike_slab("w", 0.25)
-        with numpyro.plate("obs", X.shape[0]):
-            numpyro.sample("y", dist.Normal(X @ w, jnp.sqrt(0.1)), obs=y)
-
-    X, y = jnp.asarray(X), jnp.asarray(y)
+    model, X, y = regression(np.sqrt(0.1), 0.25), jnp.asarray(X), jnp.asarray(y)
     rng = np.random.default_rng(0)
     starts = {
         "w_auto_probs": jnp.asarray(rng.integers(0, 2, (30, 13)) * 0.98 + 0.01),
@@ -75,35 +69,13 @@ def test_boston_starts_agree_when_annealed_and_restarts_find_the_same(x64):
     np.testing.assert_allclose(result.losses[-1], svi.evaluate(result.state, X, y), atol=1e-8)
 
 
-@pytest.mark.slow
-def test_restarts_keep_the_best_bound(x64):
-    case = truth.param_case()
-    single = run(cavi(case), case, 30)
-    svi = cavi(case, num_restarts=20)
-    best = run(svi, case, 30)
-    assert best.losses.shape == (30,)
-    assert {k: x.shape for k, x in best.params.items()} == {
-        k: x.shape for k, x in single.params.items()
-    }
-    assert best.losses[-1] <= single.losses[-1] + 1e-9
-    assert best.losses[-1] == pytest.approx(float(svi.evaluate(best.state, *case.args)), abs=1e-9)
-
-
 def neighbours(sigma):
     """A model with noise of this scale, and data of columns that are like their neighbours."""
     rng = np.random.default_rng(3)
     X = rng.normal(size=(100, 30))
     for j in range(1, 30):
         X[:, j] = 0.95 * X[:, j - 1] + np.sqrt(1 - 0.95**2) * X[:, j]
-    y = X[:, 5] + X[:, 12] - X[:, 15] + sigma * rng.normal(size=100)
-
-    def model(X, y=None):
-        with numpyro.plate("feature", X.shape[1]):
-            w = nss.spike_slab("w", 0.1, 1.0)
-        with numpyro.plate("obs", X.shape[0]):
-            numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
-
-    return model, X, y
+    return regression(sigma, 0.1), X, X[:, 5] + X[:, 12] - X[:, 15] + sigma * rng.normal(size=100)
 
 
 @pytest.mark.slow
@@ -124,9 +96,9 @@ def test_restarts_of_an_annealed_fit_begin_cold(x64):
     # a run that is too short for the schedule has no cold steps; the next one has
     with pytest.warns(UserWarning, match="at temperature"):
         half = fit(60, 1)
-    rest = fit(60, init_state=half.state)
-    assert rest.restarts[0] == pytest.approx(float(-single.losses[-1]), abs=1e-3)
-    assert np.ptp(rest.restarts) > 0.5
+    second = fit(60, init_state=half.state)
+    assert second.restarts[0] == pytest.approx(float(-single.losses[-1]), abs=1e-3)
+    assert np.ptp(second.restarts) > 0.5
 
 
 def test_a_best_bound_that_one_start_alone_has_found_is_told(x64):
@@ -137,14 +109,10 @@ def test_a_best_bound_that_one_start_alone_has_found_is_told(x64):
     assert np.ptp(result.restarts) > 5
 
 
-@pytest.mark.parametrize("bounds", [None, [1.0], [1.0, np.nan], [1.0, -np.inf], [1.0, -3.9, -90.0]])
-def test_starts_that_say_nothing_of_others_are_not_told(bounds):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+@pytest.mark.filterwarnings("error")
+def test_starts_that_say_nothing_of_others_are_not_told():
+    for bounds in (None, [1.0], [1.0, np.nan], [1.0, -np.inf], [1.0, -3.9, -90.0]):
         run_module.check_starts(None if bounds is None else np.array(bounds))
-
-
-# Temperatures and convergence
 
 
 def test_a_run_goes_on_from_a_state(x64, fixed):
@@ -168,8 +136,6 @@ def test_a_run_stops_when_the_bound_has_settled(x64, fixed):
     assert int(stopped.state.optim_state[0]) == len(stopped.losses)
     unfinished = run(svi, fixed, 3, tol=0.0)
     assert not bool(unfinished.converged) and len(unfinished.losses) == 3
-    # with a bar a run is cut into pieces
-    same(run(svi, fixed, 500, tol=1e-6, progress_bar=True).losses, stopped.losses)
 
 
 def test_a_hot_run_neither_stops_nor_ends_silently(x64, fixed):
@@ -184,64 +150,44 @@ def test_a_hot_run_neither_stops_nor_ends_silently(x64, fixed):
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap])
-def test_a_hot_run_is_told_where_data_are_traced(fixed, transform):
-    svi = cavi(fixed, temperature=nss.annealing)
-
-    def fit(y, num_steps, **options):
-        return svi.run(KEY, num_steps, X, y, progress_bar=False, **options).losses
-
-    X, y = fixed.args
-    y = y[None] if transform is jax.vmap else y
-    with pytest.warns(UserWarning, match="ended after step 10 at temperature 15"):
-        transform(lambda y: fit(y, 10))(y)
-    with pytest.warns(UserWarning, match="at temperature"):
-        half = run(svi, fixed, 60).state
-    with pytest.warns(UserWarning, match="ended after step 70 at"):
-        transform(lambda y: fit(y, 10, init_state=half))(y)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        transform(lambda y: fit(y, 40, init_state=half))(y)
-
-
-@pytest.mark.parametrize("transform", [jax.jit, jax.vmap])
-def test_a_schedule_may_be_made_of_traced_values(x64, fixed, transform):
+def test_data_and_schedules_may_be_traced_and_a_hot_run_is_told(x64, fixed, transform):
     X, y = fixed.args
 
-    def last(y, start):
+    def last(y, start, num_steps=150, **options):
         svi = cavi(fixed, temperature=lambda step: jnp.maximum(start * 0.97**step, 1.0))
-        return svi.run(KEY, 150, X, y, progress_bar=False).losses[-1]
+        return svi.run(KEY, num_steps, X, y, progress_bar=False, **options).losses[-1]
+
+    def losses(num_steps, **options):
+        return transform(lambda y: last(y, 20.0, num_steps, **options))(args[0])
 
     args = (y[None], jnp.array([20.0])) if transform is jax.vmap else (y, 20.0)
     expected = run(cavi(fixed, temperature=nss.annealing), fixed, 150).losses[-1]
     np.testing.assert_allclose(transform(last)(*args), expected, rtol=1e-9)
+    with pytest.warns(UserWarning, match="ended after step 10 at temperature 15"):
+        losses(10)
+    with pytest.warns(UserWarning, match="at temperature"):
+        half = run(cavi(fixed, temperature=nss.annealing), fixed, 60).state
+    with pytest.warns(UserWarning, match="ended after step 70 at"):
+        losses(10, init_state=half)
+    # warnings are errors
+    losses(40, init_state=half)
 
 
 def test_a_pickle_keeps_the_default_temperature(x64, fixed):
     svi = nss.CAVI(fixed.model, nss.PairedGuide(fixed.model))
-    copy = pickle.loads(pickle.dumps(svi))
-    same(run(copy, fixed, 120).losses, run(svi, fixed, 120).losses)
+    same(run(pickle.loads(pickle.dumps(svi)), fixed, 120).losses, run(svi, fixed, 120).losses)
 
 
-# The progress bar, interruptions and warnings
-
-
-@pytest.mark.parametrize("num_steps", [1, 45])
-def test_the_progress_bar_changes_nothing(x64, fixed, num_steps, capsys):
-    svi = cavi(fixed)
-    silent = run(svi, fixed, num_steps)
-    assert capsys.readouterr().err == ""
-    same(run(svi, fixed, num_steps, progress_bar=True), silent)
-    assert f"{num_steps}/{num_steps}" in capsys.readouterr().err
-
-
-def test_the_progress_bar_moves_while_several_starts_run(x64, fixed, monkeypatch):
+def test_the_progress_bar_moves_and_changes_nothing(x64, fixed, capsys, monkeypatch):
     svi, places = cavi(fixed, num_restarts=2), []
-    real = run_module.tqdm.update
-    monkeypatch.setattr(
-        run_module.tqdm, "update", lambda bar, n=1: (places.append(n), real(bar, n))[1]
-    )
+    silent = run(svi, fixed, 150)
+    assert capsys.readouterr().err == ""
+    same(run(svi, fixed, 150, progress_bar=True), silent)
+    assert "150/150" in capsys.readouterr().err
+    monkeypatch.setattr(run_module.tqdm, "update", lambda _, n: places.append(n))
     run(svi, fixed, 150, progress_bar=True)
-    assert places == [64, 64, 22]
+    # this bar stays at 0
+    assert places == [64, 128, 150]
 
 
 def interrupted(monkeypatch, calls):
@@ -262,6 +208,11 @@ def interrupted(monkeypatch, calls):
 def test_an_interrupted_run_returns_its_last_state(x64, fixed, monkeypatch, num_restarts):
     svi = cavi(fixed, num_restarts=num_restarts)
     whole = run(svi, fixed, 200)
+    with monkeypatch.context() as patch:
+        interrupted(patch, 0)
+        # there is none
+        with pytest.raises(KeyboardInterrupt):
+            run(svi, fixed, 200)
     interrupted(monkeypatch, 2)
     with pytest.warns(UserWarning, match="interrupted; its last state is the result"):
         part = run(svi, fixed, 200)
@@ -270,14 +221,8 @@ def test_an_interrupted_run_returns_its_last_state(x64, fixed, monkeypatch, num_
         same(part.losses, whole.losses[:128])
     np.testing.assert_allclose(svi.evaluate(part.state, *fixed.args), part.losses[-1])
     monkeypatch.undo()
-    rest = run(svi, fixed, 72, init_state=part.state)
-    np.testing.assert_allclose(rest.losses[-1], whole.losses[-1], atol=1e-9)
-
-
-def test_a_run_interrupted_before_its_first_steps_has_no_result(x64, fixed, monkeypatch):
-    interrupted(monkeypatch, 0)
-    with pytest.raises(KeyboardInterrupt):
-        run(cavi(fixed), fixed)
+    end = run(svi, fixed, 72, init_state=part.state)
+    np.testing.assert_allclose(end.losses[-1], whole.losses[-1], atol=1e-9)
 
 
 @pytest.mark.slow
@@ -293,22 +238,16 @@ def test_an_interrupted_run_of_latent_functions_returns_its_best_state(x64, monk
     assert 0 < len(part.losses) < 40 and part.losses[-1] >= whole.losses[-1] - 1e-6
 
 
-def correlated(num_obs=200, size=10):
-    rng = np.random.default_rng(0)
-    X = np.sqrt(0.05) * rng.normal(size=(num_obs, size)) + rng.normal(size=(num_obs, 1))
-    y = X @ np.linspace(-2.0, 2.0, size) + 0.5 * rng.normal(size=num_obs)
-    return jnp.asarray(X), jnp.asarray(y)
-
-
+@pytest.mark.filterwarnings("error")
 def test_a_run_that_has_not_settled_says_so(x64):
-    X, y = correlated()
+    rng = np.random.default_rng(0)
+    X = np.sqrt(0.05) * rng.normal(size=(200, 10)) + rng.normal(size=(200, 1))
+    y = X @ np.linspace(-2.0, 2.0, 10) + 0.5 * rng.normal(size=200)
     svi = nss.CAVI(truth.noise_model, nss.PairedGuide(truth.noise_model), temperature=None)
     with pytest.warns(UserWarning, match="the bound still moves at the end of the run, by"):
         part = svi.run(KEY, 10, X, y, progress_bar=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        rest = svi.run(KEY, 2000, X, y, init_state=part.state, tol=1e-6, progress_bar=False)
-    assert bool(rest.converged) and rest.losses[-1] < part.losses[-1] - 1.0
+    whole = svi.run(KEY, 2000, X, y, init_state=part.state, tol=1e-6, progress_bar=False)
+    assert bool(whole.converged) and whole.losses[-1] < part.losses[-1] - 1.0
 
 
 def test_a_bound_that_is_no_number_is_an_error(x64, fixed):

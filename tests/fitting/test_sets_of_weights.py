@@ -248,13 +248,13 @@ REFUSED = {
     "blocks of groups": (lambda: set_up(two_sites, {"b": [[0, 1]]}, *DATA), OF_SITE),
     "mean field": (
         lambda: nss.MeanFieldGuide(partial(model, groups=(0,) * 6)).set_up(DATA, {}),
-        r"MeanFieldGuide.* share spikes",
+        r"MeanFieldGuide.* expected one spike_slab without groups",
     ),
     "search without responses": (
         lambda: handlers.seed(nss.PairedGuide(model, blocks="auto"), 0)(jnp.asarray(DATA[0])),
         r"blocks='auto': got columns .*list the blocks",
     ),
-    "search under vmap": (searched_under_vmap, "outside of transformations"),
+    "search under vmap": (searched_under_vmap, "outside of jit and vmap"),
 }
 
 

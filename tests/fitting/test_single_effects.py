@@ -263,7 +263,7 @@ REFUSALS = {
         lambda: sets_of(params_of([1.0, 0.0], [1.0, 0.0]), *DATA),
         r"params\['w_auto_loc'\]: got the shape \(2,\), expected the shape \(3,\)",
     ),
-    "no observations": (lambda: sets_of({}, DATA[0], None), "no observed site depends on"),
+    "no observations": (lambda: sets_of({}, DATA[0], None), "expected one observed site"),
     "site": (lambda: sets_of({}, *DATA, site="v"), r"site: got 'v', expected one of \['w'\]"),
     "coverage of zero": (lambda: sets_of({}, *DATA, coverage=0.0), "coverage: got 0.0"),
     "coverage in percent": (lambda: sets_of({}, *DATA, coverage=95), "coverage: got 95"),

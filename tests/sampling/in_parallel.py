@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parallel chains of one kernel, three and then two, beside sequential ones: a process of its own,
+"""Chains of one kernel side by side, in parallel and one after the other, in a process of its own,
 for the number of devices is set before anything is computed. Raises where they differ."""
 
 import numpy as np
 
+import jax
 from jax import random
 
 import numpyro
@@ -21,14 +22,8 @@ def model(X, y=None):
 
 
 def draws(kernel, num_chains, method, *args):
-    mcmc = MCMC(
-        kernel,
-        num_warmup=5,
-        num_samples=20,
-        num_chains=num_chains,
-        chain_method=method,
-        progress_bar=False,
-    )
+    options = dict(num_chains=num_chains, chain_method=method, progress_bar=False)
+    mcmc = MCMC(kernel, num_warmup=5, num_samples=20, **options)
     mcmc.run(random.key(0), *args)
     return mcmc.get_samples(group_by_chain=True)["w"]
 
@@ -42,6 +37,7 @@ if __name__ == "__main__":
     for parallel in [draws(kernel, number, "parallel", X, y) for number in (3, 2)]:
         number = len(parallel)
         assert len(parallel.sharding.device_set) == number
-        sequential = draws(kernel, number, "sequential", X, y)
-        np.testing.assert_allclose(parallel, sequential, atol=1e-5)
+        for method in ("sequential", "vectorized", jax.vmap):
+            others = draws(kernel, number, method, X, y)
+            np.testing.assert_allclose(parallel, others, atol=1e-5)
         print(number, "chains")

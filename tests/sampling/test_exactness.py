@@ -19,7 +19,7 @@ from numpyro import handlers
 from numpyro.diagnostics import effective_sample_size
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
-from numpyro.infer import MCMC, NUTS, Gibbs
+from numpyro.infer import MCMC, NUTS, DiscreteGibbs, Gibbs
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.primitives import ENTRIES_MARK
@@ -63,6 +63,20 @@ def entries_model(rows, columns, Y=None):
     with numpyro.plate("entry", len(rows)):
         mark = {ENTRIES_MARK: (rows, columns)}
         numpyro.sample("Y", dist.Normal(f, noise[columns]), obs=Y, infer=mark)
+
+
+def choice_model(A, B, Y=None):
+    """Discrete sites choose the design."""
+    z = numpyro.sample("z", dist.Bernoulli(0.7))
+    with numpyro.plate("row", len(A)):
+        group = numpyro.sample("group", dist.Bernoulli(0.5))
+    weights = []
+    for name in "wv":
+        with numpyro.plate(f"{name}_feature", 2):
+            weights.append(nss.spike_slab(name, 0.4, 1.5))
+    with numpyro.plate("obs", len(A)):
+        location = z * jnp.where(group > 0, A @ weights[0], B @ weights[1])
+        numpyro.sample("Y", dist.Normal(location, 0.5), obs=Y)
 
 
 def beside_nuts(model, *blocks):
@@ -111,6 +125,12 @@ def latent_design():
     model, (t, centres, _) = truth.latent_design_model, truth.latent_design_case().args
     kernel = beside_nuts(model, (nss.PairedGibbs(model), nss.paired_sites))
     return Joint(model, (t[::5], centres), kernel, unconstrained=("width", "sigma"))
+
+
+def chosen_design():
+    pairs, model = nss.PairedGibbs(choice_model), choice_model
+    kernel = Gibbs([(pairs, nss.paired_sites), (DiscreteGibbs(model), ["z", "group"])])
+    return Joint(model, (DESIGN[:, 1:3], DESIGN[:, 2:]), kernel)
 
 
 def two_blocks():
@@ -166,6 +186,7 @@ JOINTS = [
     slow("columns without moves", partial(columns, collapsed=False), pytest.mark.exhaustive),
     slow("groups", partial(columns, groups=(1, 0, 1))),
     slow("latent design", latent_design),
+    slow("design that discrete sites choose", chosen_design),
     slow("two blocks of weights", two_blocks),
     slow("tasks", shared_tasks),
     slow("masked tasks", lambda: tasks(truth.shared_features_case(), truth.shared_features_model)),

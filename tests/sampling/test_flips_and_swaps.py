@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from scipy import stats
 from scipy.special import expit
 from test_exactness import sampled
 import truth
@@ -123,14 +122,6 @@ def test_columns_that_are_the_same_may_take_turns_in_single_precision(signal, to
         np.testing.assert_allclose(1 / (1 + 1 / active.odds(prior)), expected, atol=tolerance)
 
 
-def agrees(draws, mean, level=1e-5):
-    """Whether the mean of independent draws is what it should be."""
-    draws = np.asarray(draws, float)
-    error = np.std(draws, axis=0) / np.sqrt(len(draws))
-    bound = stats.norm.isf(level / 2) * error + 1e-5
-    return bool(np.all(np.abs(np.mean(draws, axis=0) - mean) < bound))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "capacity", "with_gram", "num_swaps", "dtype"),
@@ -165,19 +156,7 @@ def test_a_sweep_leaves_the_exact_posterior_invariant(
     # none leaves the two parts of the posterior
     assert np.array_equal(spikes.sum(1) > capacity, before.sum(1) > capacity)
     # 53 comparisons at 1e-5 each: a false alarm in 1 of 1900 keys
-    counts = np.bincount(spikes @ [16, 8, 4, 2, 1], minlength=32)
-    expected = size * exact.probs
-    cells = np.where(expected > 5, np.arange(32), expected.argmax())
-    counts, expected = np.bincount(cells, counts), np.bincount(cells, expected)
-    assert stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue > 1e-5
-    w = spikes * slabs
-    assert agrees(w, exact.mean)
-    # what is rarely included together has no normal error
-    often = np.einsum("s,si,sj->ij", exact.probs, exact.models, exact.models) > 0.02
-    assert agrees((w[:, :, None] * w[:, None])[:, often], exact.second_moments[often])
-    assert agrees(slabs, exact.probs @ exact.locs)
-    assert agrees(slabs**2, exact.probs @ (exact.locs**2 + np.diagonal(exact.covariances, 0, 1, 2)))
-    assert agrees(probs, exact.inclusion)
+    truth.check_draws(exact, spikes, slabs, probs)
     # some places are certain, and then the probability says so
     assert np.all(probs.var(axis=0) <= spikes.var(axis=0) + 1e-12)
 

@@ -4,7 +4,6 @@
 from functools import partial
 import pickle
 
-import arviz_base
 import numpy as np
 import pytest
 from scipy import stats
@@ -24,7 +23,6 @@ from numpyro.infer.reparam import TransformReparam
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.pairs import Prior
-from numpyro_spikeslab.reading.reader import Reader
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.sampling.latent_step import recruit
 
@@ -40,9 +38,9 @@ SEEN = np.ones((N, Q), bool)
 SEEN[[1, 2, 5], [0, 0, 2]] = False
 
 
-def simulate(seed=1, seen=SEEN):
+def simulate(seen=SEEN):
     """Values of functions, and data of them with missing entries."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     phi = rng.normal(size=(M, N))
     Y = phi.T @ rng.normal(size=(M, Q)) + 0.4 * rng.normal(size=(N, Q))
     return jnp.asarray(phi), np.where(seen, Y, np.nan)
@@ -51,11 +49,11 @@ def simulate(seed=1, seen=SEEN):
 FULL = simulate(seen=np.ones((N, Q), bool))[1]
 
 
-def mixed(X, kernel=SMOOTH, slab=1.0, priors=None):
+def mixed(X, kernel=SMOOTH, priors=None):
     """Functions and their weights."""
     phi = nss.latent_functions("phi", [kernel] * M, X, priors=priors)
     with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
-        return phi, nss.spike_slab("W", 0.4, slab)
+        return phi, nss.spike_slab("W", 0.4)
 
 
 def observe(location, Y, scale=0.3):
@@ -65,7 +63,7 @@ def observe(location, Y, scale=0.3):
 
 
 def plain_model(X, Y=None, *, kernel=MATERN, priors=None):
-    phi, W = mixed(X, kernel, priors=priors)
+    phi, W = mixed(X, kernel, priors)
     observe((W @ phi).T, Y)
 
 
@@ -95,34 +93,6 @@ def chain(kernel, args, length, num_warmup=0, start=None):
 
 
 # Weights
-
-
-def square_model(X, Y=None, *, transposed=False, varying=True):
-    """Known noise that varies along a task or not, an offset, and (N, Q) or (Q, N) data."""
-    phi, W = mixed(X, slab=numpyro.sample("slab_scale", dist.HalfNormal(1.0)))
-    scale = 0.3 + (0.1 * X[:, None] if varying else 0.0) + 0.1 * jnp.arange(Q)
-    arrays = 0.5 + (W @ phi).T, Y, scale
-    observe(*(x.T if transposed else x for x in arrays))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("transposed", "varying"), [(False, True), (True, True), (False, False)])
-def test_tasks_and_a_dense_design_draw_the_same_weights(transposed, varying, monkeypatch):
-    """The design has a column for each weight; its draws are tested against all models."""
-    phi, Y = simulate(seen=SEEN if varying else SEEN[:, :1])
-    model = partial(square_model, transposed=transposed, varying=varying)
-    kernel, args = nss.PairedGibbs(model, collapsed=False), (X, Y)
-    values = {"phi": phi, "phi_scale": jnp.ones(M), "slab_scale": jnp.asarray(0.8)}
-    assert kernel._read(args, {}, values).form.complete is not varying
-    kwargs = {GIBBS_SITES_KWARG: values}
-    start = kernel.init(KEY, 0, None, args, kwargs)
-    of_tasks = jax.jit(lambda state: kernel.sample(state, args, kwargs))(start)
-    monkeypatch.setattr(kernel, "_reader", Reader(model, "PairedGibbs", joint=True))
-    expected = jax.jit(lambda state: kernel.sample(state, args, kwargs))(start)
-    np.testing.assert_array_equal(of_tasks.z["W_spike"], expected.z["W_spike"])
-    np.testing.assert_allclose(of_tasks.z["W_slab"], expected.z["W_slab"], rtol=1e-10)
-    probs = (state.inclusion_probabilities["W"] for state in (of_tasks, expected))
-    np.testing.assert_allclose(*probs, rtol=1e-9)
 
 
 def bent_model(X, Y=None):
@@ -299,23 +269,6 @@ def test_acceleration_starts_with_idle_functions_and_ends():
 
 
 @pytest.mark.exhaustive
-def test_draws_become_arviz_data():
-    """Of two data sets, for JAX compares what NumPyro remembers of the models."""
-    options = dict(num_warmup=5, num_samples=6, num_chains=2, progress_bar=False)
-    for seed, method in ((1, "sequential"), (2, "vectorized")):
-        kernel = nss.mtmkl_kernel(nss.models.mtmkl([MATERN] * M))
-        mcmc = MCMC(kernel, chain_method=method, **options)
-        mcmc.run(
-            KEY, jnp.asarray(X), simulate(seed)[1], extra_fields=("inclusion_probabilities.W",)
-        )
-        tree = arviz_base.from_numpyro(mcmc, log_likelihood=False)
-        assert tree["posterior"]["W"].dims == ("chain", "draw", "task", "latent")
-        assert dict(tree["posterior"]["f"].sizes) == {"chain": 2, "draw": 6, "point": N, "task": Q}
-        rows = nss.summary(tree, ["noise", "W"]).index
-        assert {"noise[2]", "W[0, 1]"} <= set(rows)
-
-
-@pytest.mark.exhaustive
 def test_chains_start_at_a_fit():
     x, Y, _ = waves()
     model = nss.models.mtmkl([SMOOTH] * 2)
@@ -405,7 +358,6 @@ def grouped_model(X, Y=None):
 
 
 HELD = WEIGHTS | {"noise": jnp.ones(Q), "slab_scale": 1.0, "inclusion": 0.5}
-PHI = {"phi": jnp.ones((M, N))}
 IMPROPER = dist.ImproperUniform(dist.constraints.positive, (M,), ())
 REFUSALS = {
     # the model, the sites that other blocks hold, the message

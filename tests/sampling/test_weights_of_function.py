@@ -12,17 +12,17 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.collapsed_spikes import gibbs_block
 from numpyro_spikeslab.algebra.covariance import Dense
 from numpyro_spikeslab.reading.function_prior import FunctionPrior
-from numpyro_spikeslab.sampling.function_state import Evaluation, Fixed, Moves, State
-from numpyro_spikeslab.sampling.weights_of_function import (
+from numpyro_spikeslab.sampling.function_state import (
+    Fixed,
+    Function,
     Integrated,
+    Moves,
     Root,
-    shear,
-    slabs_of,
-    take_column,
+    State,
 )
+from numpyro_spikeslab.sampling.weights_of_function import gibbs_block, take_column
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -49,10 +49,10 @@ def integrated(members):
     """The last function's column, with these functions integrated out."""
     residual = jnp.asarray(Y - PHI.T @ W.T + PHI[members].T @ W[:, members].T)
     prior = FunctionPrior(None, jnp.asarray(MU), None, {})
-    moves = Moves(jnp.full((Q, M), -0.4), None, None, None, True, True)
-    fixed = Fixed(jnp.asarray(Y), jnp.asarray(SEEN.astype(float)), prior, moves)
-    arrays = (jnp.asarray(x) for x in (VARIANCE, NOISE))
-    state = State(jnp.asarray(PHI), jnp.zeros((M, 0)), jnp.asarray(W), {}, *arrays, residual)
+    moves = Moves(jnp.full((Q, M), -0.4), None, True, True)
+    fixed = Fixed(jnp.asarray(SEEN / NOISE**2), prior, moves)
+    arrays = map(jnp.asarray, (VARIANCE, residual))
+    state = State(jnp.asarray(PHI), jnp.zeros((M, 0)), jnp.asarray(W), {}, *arrays)
     integrated = Integrated.of(fixed, state, np.array(members))
     return integrated, take_column(KEY, 2, fixed, state, integrated)[0]
 
@@ -84,10 +84,10 @@ def test_one_function_and_the_slabs_are_functions():
     # what depends on the observations alone is left out, but not the length
     for length in (0.5, 2.0):
         K, y = Dense(jnp.asarray(covariance(length))), column.stacked(functions.mean)
-        at = Evaluation.of(K, K.cholesky(functions.root.diagonal[0]), y)
-        slabs = slabs_of(column, at.half)
+        function = Function(jnp.array(0), K, K.cholesky(functions.root.diagonal[0]))
+        value, half = function.log_density(y)
         for spikes in PATTERNS[::3]:
-            values.append(float(at.value + slabs.log_evidence(jnp.asarray(spikes))))
+            values.append(float(value + column.slabs(half).log_evidence(jnp.asarray(spikes))))
             expected.append(log_density([0], [length], spikes, column.tasks))
     np.testing.assert_allclose(np.diff(values), np.diff(expected), rtol=1e-8)
 
@@ -106,25 +106,22 @@ def test_two_functions_are_functions():
     np.testing.assert_allclose(R.T @ R, A, atol=1e-12)
     K = linalg.block_diag(*map(covariance, lengths))
     L = np.linalg.cholesky(np.eye(2 * N) + R @ K @ R.T)
-    slabs = slabs_of(column, jnp.asarray(np.linalg.solve(L, column.stacked(functions.mean))))
+    slabs = column.slabs(jnp.asarray(np.linalg.solve(L, column.stacked(functions.mean))))
     values = [float(slabs.log_evidence(jnp.asarray(spikes))) for spikes in PATTERNS]
     expected = [log_density([0, 1], lengths, spikes, column.tasks) for spikes in PATTERNS]
     np.testing.assert_allclose(np.diff(values), np.diff(expected), rtol=1e-8)
 
 
-def block(members):
-    _, column = integrated(members)
-    half = jnp.column_stack([column.y, column.features])
-    # as if the prior of the functions resisted a fifth of everything
-    return column, slabs_of(column, 0.45 * half)
+def block():
+    """As if the prior of a function resisted a fifth of everything."""
+    _, column = integrated([0])
+    return column.slabs(0.45 * jnp.column_stack([column.y, column.features]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("may_be_empty", [True, False])
-@pytest.mark.parametrize("move", ["gibbs", "shear of one", "shear of two"])
-def test_spikes_from_an_exact_draw_stay_exact(move, may_be_empty):
-    column, slabs = block([0, 1] if move == "shear of two" else [0])
-    patterns = jnp.asarray(PATTERNS)
+def test_spikes_from_an_exact_draw_stay_exact(may_be_empty):
+    slabs, patterns = block(), jnp.asarray(PATTERNS)
     logs = jax.vmap(slabs.log_evidence)(patterns) + patterns @ slabs.prior.log_odds
     probs = np.asarray(jax.nn.softmax(logs if may_be_empty else logs.at[0].set(-jnp.inf)))
     size = 20_000
@@ -132,14 +129,12 @@ def test_spikes_from_an_exact_draw_stay_exact(move, may_be_empty):
 
     def step(item):
         key, spikes = item
-        if move == "gibbs":
-            return gibbs_block(key, slabs, spikes, may_be_empty) != 0
-        return shear(key, column._replace(spikes=spikes), slabs, may_be_empty) > 0
+        return gibbs_block(key, slabs, spikes, may_be_empty) != 0
 
     args = random.split(KEY, size), patterns[start]
     end = np.asarray(jax.jit(lambda args: jax.lax.map(step, args))(args)) @ [8, 4, 2, 1]
     assert np.mean(end != start) > 0.02
-    # rare patterns count together; 6 tests at 1e-4
+    # rare patterns count together; 2 tests at 1e-4
     expected = size * probs
     cells = np.where(expected < 10, 16, np.arange(16))
     counts, expected = np.bincount(cells[end], minlength=17), np.bincount(cells, expected, 17)
@@ -148,14 +143,15 @@ def test_spikes_from_an_exact_draw_stay_exact(move, may_be_empty):
 
 
 def test_slabs_have_their_posterior():
-    _, slabs = block([0])
+    slabs = block()
     spikes = jnp.array([1.0, 0.0, 1.0, 1.0])
     on = np.array([0, 2, 3])
     precision = np.asarray(slabs.gram)[np.ix_(on, on)] + np.diag(1 / slabs.prior.variance[on])
     mean = np.linalg.solve(precision, np.asarray(slabs.linear)[on])
-    np.testing.assert_allclose(slabs.mean(spikes)[on], mean)
+    zero = slabs.draw(spikes, jnp.zeros(4))
+    np.testing.assert_allclose(zero[on], mean)
     # draws are affine in standard normal numbers
-    deviations = np.stack([slabs.mean(spikes, x) - slabs.mean(spikes) for x in jnp.eye(4)], 1)
+    deviations = np.stack([slabs.draw(spikes, x) - zero for x in jnp.eye(4)], 1)
     np.testing.assert_array_equal(deviations[1], 0)
     np.testing.assert_allclose(
         (deviations @ deviations.T)[np.ix_(on, on)], np.linalg.inv(precision)
