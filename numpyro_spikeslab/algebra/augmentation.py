@@ -24,11 +24,10 @@ from jaxtyping import Array, Float
 
 from jax import nn
 import jax.numpy as jnp
-from jax.scipy.special import log_ndtr
+from jax.scipy.special import gammaln, log_ndtr
 from jax.scipy.stats import norm
 
 from numpyro_spikeslab.algebra import polya_gamma
-from numpyro_spikeslab.algebra.log_gamma import log_gamma
 from numpyro_spikeslab.algebra.rejection import gamma, normal_above
 from numpyro_spikeslab.algebra.variates import normal, uniform
 
@@ -158,7 +157,7 @@ class StudentT(NamedTuple):
 
     def _at(self, squares: Float[Array, "*N"]) -> Float[Array, "*N"]:
         df = jnp.asarray(self.df, squares.dtype)
-        log_norm = log_gamma(0.5 * (df + 1)) - log_gamma(0.5 * df)
+        log_norm = gammaln(0.5 * (df + 1)) - gammaln(0.5 * df)
         log_norm -= 0.5 * jnp.log(math.pi * df) + jnp.log(self.scale)
         return log_norm - 0.5 * (df + 1) * jnp.log1p(squares / df)
 
