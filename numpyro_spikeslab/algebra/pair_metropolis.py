@@ -7,6 +7,8 @@ have to be 0.
 """
 
 from collections.abc import Callable
+from functools import partial
+import math
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int
@@ -26,6 +28,9 @@ LogDensity = Callable[[Any], Any]
 # Of the search for the mode of a slab's conditional: the most evaluations, the longest step in
 # units of the slab's prior, and the squared length of one, in units of its posterior, that ends it.
 MAX_EVALUATIONS, LONGEST_STEP, SHORT = 16, 3, 0.02
+
+# Share of the prior in the proposal of a slab.
+PRIOR_SHARE = 0.05
 
 # Least precision of a learnt stand-in, relative to the mean one.
 MIN_PRECISION = 1e-4
@@ -77,6 +82,21 @@ class Expansion(NamedTuple):
     def is_finite(self) -> Any:
         return jnp.isfinite(self.height + self.slope + self.precision)
 
+    def log_integral(self, variance: Any) -> Any:
+        """Integrate the Gaussian over the slab, relative to the likelihood at the expansion."""
+        square = self.slope**2 / self.precision - self.at**2 / variance
+        return 0.5 * (square - jnp.log(self.precision * variance))
+
+    def log_ratio(self, variance: Any, slab: Any, log_density: Any) -> Any:
+        """Compute the log ratio of target and proposal, relative to that of an excluded weight."""
+        loc = self.at + self.slope / self.precision
+        # of the Gaussian and the prior
+        log_odds = slab**2 / variance - self.precision * (slab - loc) ** 2
+        log_odds = 0.5 * (log_odds + jnp.log(self.precision * variance))
+        proposal = jnp.logaddexp(log_odds + math.log1p(-PRIOR_SHARE), math.log(PRIOR_SHARE))
+        change = jnp.sum(log_density - self.log_density)
+        return change - self.log_integral(variance) - proposal
+
 
 def expand_near_mode(density: LogDensity, x: Any, others: Any, variance: Any) -> Expansion:
     """Search for the mode of a slab's conditional from 0, by Newton steps that are halved where the
@@ -98,57 +118,49 @@ def expand_near_mode(density: LogDensity, x: Any, others: Any, variance: Any) ->
         return turn + 1, now, jnp.where(rises, newton(now), 0.5 * step)
 
     start = Expansion.of(density, x, others, variance, jnp.zeros_like(variance))
-    return lax.while_loop(is_open, turn, (1, start, newton(start)))[1]
+    return lax.while_loop(is_open, turn, (jnp.asarray(1), start, newton(start)))[1]
 
 
 def metropolis_sweep(
     key: Array, rows: Float[Array, "P N"], density: LogDensity, state: PairState, prior: Prior
 ) -> tuple[PairState, Float[Array, ""]]:
-    r"""Visit all pairs in turn, each by a Metropolis step.
+    """Visit all pairs in turn, each by a Metropolis step.
 
-    The proposal of a pair is its conditional with a Gaussian in place of the slab's: spike and
-    slab are drawn as in :func:`~numpyro_spikeslab.algebra.pairs.draw`. It does not depend on the
-    pair's current value (an independence sampler; Tierney, 1994, *Markov chains for exploring
-    posterior distributions*). So the ratio of target and proposal decides, which is 1 for excluded
-    weights. Weights with log odds of infinity are always included.
+    The proposal of a pair is its conditional with a Gaussian in place of the slab's, of which a
+    small part is replaced by the prior. It does not depend on the pair's current value (an
+    independence sampler; Tierney, 1994, *Markov chains for exploring posterior distributions*), so
+    the ratio of target and proposal decides, which is 1 for excluded weights. With the prior it has
+    a bound wherever the likelihood has one, and no chain starts where it hardly ever leaves.
+
+    Weights with log odds of infinity are always included.
 
     :param rows: the design, features as rows.
     :return: the new state, and the mean probability that a proposal is accepted.
     """
 
     def visit(f, part):
-        x, spike, slab, log_odds, variance, spike_number, normal, level = part
-        weight = spike * slab
-        others = f - x * weight
-        excluded = density(others)
+        x, spike, slab, log_odds, variance, (logistic, normal, mixed, level) = part
+        others = f - x * (spike * slab)
         near = expand_near_mode(density, x, others, variance)
-        loc = near.at + near.slope / near.precision
-        # log of the integral over the slab, relative to its integrand's likelihood at the expansion
-        integral = 0.5 * (near.slope**2 / near.precision - near.at**2 / variance)
-        integral -= 0.5 * jnp.log(near.precision * variance)
-        logit = log_odds + jnp.sum(near.log_density - excluded) + integral
-        new_spike = logit > spike_number
-
-        def log_ratio(spike, slab, log_density):
-            """Of target and proposal, relative to that of an excluded weight."""
-            change = jnp.sum(log_density - near.log_density) - integral
-            quadratic = near.precision * (slab - loc) ** 2 - slab**2 / variance
-            constant = jnp.log(near.precision * variance)
-            return jnp.where(spike, change + 0.5 * (quadratic - constant), 0)
-
-        included = loc + normal * lax.rsqrt(near.precision)
-        new_slab = jnp.where(new_spike, included, jnp.sqrt(variance) * normal)
+        loc, log_ratio = near.at + near.slope / near.precision, partial(near.log_ratio, variance)
+        gain = jnp.sum(near.log_density - density(others))
+        new_spike = log_odds + gain + near.log_integral(variance) > logistic
+        from_prior = ~new_spike | (mixed < PRIOR_SHARE)
+        gaussian = loc + normal * lax.rsqrt(near.precision)
+        new_slab = jnp.where(from_prior, jnp.sqrt(variance) * normal, gaussian)
         new_f = others + x * jnp.where(new_spike, new_slab, 0)
-        ratio = log_ratio(new_spike, new_slab, density(new_f))
-        ratio -= log_ratio(spike > 0, slab, density(f))
-        accepts = level < ratio
+        ratio = jnp.where(new_spike, log_ratio(new_slab, density(new_f)), 0)
+        ratio -= jnp.where(spike > 0, log_ratio(slab, density(f)), 0)
+        # a density that is not a number is one of 0
+        ratio = jnp.where(jnp.isnan(ratio), -jnp.inf, ratio)
         new = PairState(new_spike.astype(spike.dtype), new_slab, new_f)
-        spike, slab, f = choose(accepts, new, PairState(spike, slab, f))
+        spike, slab, f = choose(level < ratio, new, PairState(spike, slab, f))
         return f, (spike, slab, jnp.exp(jnp.minimum(ratio, 0)))
 
-    spike_numbers, normals, levels = uniform(key, (3, *state.slabs.shape), state.slabs.dtype)
-    numbers = logistic(spike_numbers), normal(normals), jnp.log(0.5 * (1 + levels))
-    parts = rows, state.spikes, state.slabs, *prior, *numbers
+    first, second, *others = uniform(key, (4, *state.slabs.shape), state.slabs.dtype)
+    mixed, levels = (0.5 * (1 + u) for u in others)
+    numbers = logistic(first), normal(second), mixed, jnp.log(levels)
+    parts = rows, state.spikes, state.slabs, *prior, numbers
     f, (spikes, slabs, accepted) = lax.scan(visit, state.predictor, parts)
     return PairState(spikes, slabs, f), jnp.mean(accepted)
 

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Augmented likelihoods: draws against their densities, bounds against quadrature."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import log_expit
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+
+from numpyro_spikeslab.algebra.augmentation import Laplace, Logistic, Probit, StudentT
+
+KEY, SIZE = random.key(0), 20_000
+
+
+class Case(NamedTuple):
+    """A likelihood of three observations or two, and what it should be.
+
+    - **log_density** - of predictors, at the last axis.
+    - **bound** - on its mean, of mean and variance of the predictor.
+    """
+
+    make: Callable[[], Any]
+    log_density: Callable[[Any], Any]
+    bound: Callable[[Any, Any], Any]
+
+
+def logistic(y, total, log_half, static=None):
+    """A case of the logistic likelihood; ``log_half`` is its log density at even odds."""
+    y, total = np.broadcast_arrays(np.asarray(y, float), total)
+    constant = log_half + total * np.log(2)
+
+    def bound(mean, variance):
+        half = 0.5 * np.sqrt(mean**2 + variance)
+        return constant + (y - total / 2) * mean - total * np.logaddexp(half, -half)
+
+    def make():
+        return Logistic(jnp.asarray(y), static or jnp.asarray(total), jnp.asarray(constant))
+
+    return Case(make, lambda f: constant + y * log_expit(f) + (total - y) * log_expit(-f), bound)
+
+
+def symmetric(make, log_density, y):
+    """A case whose bound is the log density at the mean squared residual."""
+    return Case(
+        lambda: make(jnp.asarray(y)),
+        lambda f: log_density(y - f),
+        lambda mean, variance: log_density(np.sqrt((y - mean) ** 2 + variance)),
+    )
+
+
+SIGN = np.array([-1.0, 1.0])
+CASES = {
+    "Bernoulli": logistic([0, 1], 1, np.log(0.5), static=1),
+    "Binomial": logistic([0, 2, 3], 3, stats.binom.logpmf([0, 2, 3], 3, 0.5)),
+    "negative Binomial": logistic(
+        [0, 1, 6], [1.7, 2.7, 7.7], stats.nbinom.logpmf([0, 1, 6], 1.7, 0.5)
+    ),
+    "probit": Case(
+        lambda: Probit(jnp.array([0.0, 1.0])),
+        lambda f: stats.norm.logcdf(SIGN * f),
+        lambda mean, variance: stats.norm.logcdf(SIGN * mean) - variance / 2,
+    ),
+    "Student-t": symmetric(
+        lambda y: StudentT(y, 3.0, 0.7),
+        lambda e: stats.t.logpdf(e, 3, scale=0.7),
+        np.array([-0.4, 0.2, 0.9]),
+    ),
+    "Laplace": symmetric(
+        lambda y: Laplace(y, 0.6),
+        lambda e: stats.laplace.logpdf(e, scale=0.6),
+        np.array([-0.4, 0.2, 0.9]),
+    ),
+}
+cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def log_of(stand_in, f):
+    precision, target, log_norm = (np.asarray(x, float) for x in stand_in)
+    return log_norm - 0.5 * precision * (target - f) ** 2
+
+
+def agrees(draws, expected):
+    """Whether means over the first axis agree; a false alarm in 1 of a million comparisons."""
+    error = draws.std(axis=0) / np.sqrt(len(draws))
+    return bool(np.all(np.abs(draws.mean(axis=0) - expected) < 4.9 * error))
+
+
+def grid_of(case, low=-40.0, high=40.0):
+    """Predictors and the log density of each observation, for the trapezoidal rule."""
+    f = np.linspace(low, high, 20_001)
+    return f, case.log_density(f[:, None])
+
+
+@cases
+def test_log_densities(precision, case):
+    likelihood, tolerance = case.make(), {"float32": 1e-5, "float64": 1e-10}[precision]
+    f = np.tile(np.linspace(-20.0, 20.0, 41)[:, None], likelihood.y.size)
+    actual = likelihood.log_density(jnp.asarray(f))
+    assert actual.dtype == precision
+    np.testing.assert_allclose(actual, case.log_density(f), tolerance, tolerance)
+
+
+@cases
+def test_the_mean_over_draws_is_the_density(case):
+    """Relative to its value where the auxiliaries are drawn."""
+    likelihood, start = case.make(), 0.5
+    f = jnp.full((SIZE, likelihood.y.size), start)
+    stand_in = jax.jit(lambda f: likelihood.draw(KEY, f))(f)
+    # the density falls less than that of a normal variate, so that means have a normal error
+    for other in (-1.5, 2.5):
+        ratio = np.exp(log_of(stand_in, other) - log_of(stand_in, start))
+        assert agrees(ratio, np.exp(case.log_density(other) - case.log_density(start)))
+
+
+@pytest.mark.parametrize("name", ["Bernoulli", "Binomial", "negative Binomial"])
+def test_at_predictor_zero_the_auxiliaries_are_those_of_the_mixture(name):
+    case = CASES[name]
+    likelihood = case.make()
+    f = jnp.zeros((SIZE, likelihood.y.size))
+    stand_in = jax.jit(lambda f: likelihood.draw(KEY, f))(f)
+    assert agrees(np.exp(log_of(stand_in, -2.0)), np.exp(case.log_density(-2.0)))
+
+
+@cases
+def test_gibbs_sampling_has_the_posterior_of_quadrature(case):
+    """Many chains at once, under a standard normal prior of each predictor."""
+    likelihood = case.make()
+
+    def step(_, state):
+        key, f = state
+        key, key_auxiliaries, key_f = random.split(key, 3)
+        precision, target, _ = likelihood.draw(key_auxiliaries, f)
+        noise = random.normal(key_f, f.shape, f.dtype)
+        return key, (precision * target + jnp.sqrt(1 + precision) * noise) / (1 + precision)
+
+    f = random.normal(random.key(1), (SIZE // 5, likelihood.y.size))
+    f = np.asarray(jax.jit(lambda f: lax.fori_loop(0, 50, step, (KEY, f)))(f)[1], float)
+    grid, log_density = grid_of(case)
+    probs = np.exp(log_density + stats.norm.logpdf(grid)[:, None])
+    probs /= probs.sum(axis=0)
+    assert agrees(f, grid @ probs) and agrees(f**2, grid**2 @ probs)
+
+
+@cases
+def test_expected_stand_ins_are_the_bound(precision, case):
+    """Where they are taken they are what the documentation states, and a bound anywhere."""
+    mean, variance = (x.reshape(-1, 1) for x in np.meshgrid([-3.0, 0.0, 1.0], [0.0, 0.3, 4.0]))
+    shape = mean.shape[0], case.bound(0.0, 1.0).size
+    arguments = (jnp.asarray(np.broadcast_to(x, shape)) for x in (mean, variance))
+    stand_in = jax.tree.map(lambda x: np.broadcast_to(x, shape), case.make().expect(*arguments))
+    precision_, target, log_norm = (np.asarray(x, float) for x in stand_in)
+    assert stand_in.precision.dtype == precision
+    # at each mean and variance, of the stand-ins of all
+    at = log_norm[:, None] - 0.5 * precision_[:, None] * ((target[:, None] - mean) ** 2 + variance)
+    tolerance = {"float32": 1e-4, "float64": 1e-6}[precision]
+    own_bound = at[np.arange(len(mean)), np.arange(len(mean))]
+    np.testing.assert_allclose(own_bound, case.bound(mean, variance), tolerance, tolerance)
+    grid, log_density = grid_of(case)
+    probs = stats.norm.pdf(grid, mean, np.sqrt(np.maximum(variance, 1e-4)))
+    expected = probs / probs.sum(axis=1, keepdims=True) @ log_density
+    assert np.all(at < expected + 1e-3)
+    touches = np.ravel(variance) == 0
+    np.testing.assert_allclose(own_bound[touches], case.log_density(mean[touches]), atol=tolerance)
+
+
+def test_extreme_predictors_and_empty_totals_have_finite_stand_ins(precision):
+    f = jnp.array([0.0, 1e-30, 60.0, -60.0, 1e4])
+    y = jnp.array([0.0, 0.0, 1.0, 1.0, 0.0])
+    empty = Logistic(jnp.zeros(5), jnp.zeros(5))
+    rare = Logistic(jnp.zeros(5), jnp.full(5, 1e-3))
+    likelihoods = Logistic(y, 1), empty, rare, Probit(y), StudentT(f, 0.1, 1e-3), Laplace(f, 1e-3)
+    for likelihood in likelihoods:
+        drawn = jax.jit(lambda f, likelihood=likelihood: likelihood.draw(KEY, f))(f)
+        for stand_in in drawn, likelihood.expect(f, jnp.zeros(5)):
+            for x in stand_in:
+                assert x.dtype == precision and np.all(np.isfinite(x))
+            assert np.all(stand_in.precision > 0)
+    assert np.all(empty.expect(f, f).target == 0)
