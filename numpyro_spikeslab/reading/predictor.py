@@ -156,8 +156,9 @@ _ELEMENTWISE = frozenset(
 """Primitives whose results, entry by entry, depend on the same entry of their operands."""
 
 
-def bent_by(density: Program) -> str | None:
+def bent_by(density: Program | None) -> str | None:
     """Return the name of a primitive that is not elementwise in the predictor, or `None`."""
+    assert density is not None
     needed, _ = dce_jaxpr(density.jaxpr, [k == 0 for k in range(len(density.jaxpr.outvars))], True)
     return _first_bent(needed, [needed.invars[-1]])
 

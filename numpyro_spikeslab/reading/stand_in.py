@@ -40,7 +40,7 @@ class Augmented(NamedTuple):
 
     mixture: Any
     shift: Any
-    count: Any  # type: ignore[assignment]
+    count: Any
     constant: Any
 
     def log_density(self, f: Float[Array, "..."]) -> Float[Array, "..."]:

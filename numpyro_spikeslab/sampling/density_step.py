@@ -150,7 +150,7 @@ def draw_with_density(
     :param now: the model, with any stand-in for the likelihood.
     :param moves: see :func:`~numpyro_spikeslab.sampling.pair_draws.draw_pairs`.
     """
-    key_kind, key_local, key_accept, *keys = random.split(key, 5)
+    key_kind, key_local, key_accept, key_pairs, key_coefficients = random.split(key, 5)
     form, problem = now.reading.form, now.reading.problem
     f = predictor_of(now, {})
     learnt = adapt.moments.stand_in()
@@ -159,7 +159,7 @@ def draw_with_density(
         gaussian = adapt.takes_gaussian(key_kind)
 
     def under(stand_in, single):
-        return draw_pairs(tuple(keys), now.with_stand_in(stand_in), moves, single)
+        return draw_pairs((key_pairs, key_coefficients), now.with_stand_in(stand_in), moves, single)
 
     def fixed():
         return per_count(problem, now.values, learnt)
@@ -184,11 +184,10 @@ def draw_with_density(
     inclusion = jnp.where(gaussian, spikes, drawn.inclusion)
 
     def learn():
-        f = jnp.where(accepts, new_f, f_before)
-        slope = jax.jvp(density, (f,), (jnp.ones_like(f),))[1]
-        return adapt.moments.updated(f, slope)
+        drawn_f = jnp.where(accepts, new_f, f)
+        slope = jax.jvp(density, (drawn_f,), (jnp.ones_like(f),))[1]
+        return adapt.moments.updated(drawn_f, slope)
 
-    f_before = f
     moments = lax.cond(adapt.learns, learn, lambda: adapt.moments)
     adapt = adapt.after(moments, gaussian, jnp.exp(jnp.minimum(log_ratio, 0)))
     return PairDraws(sites, inclusion, drawn.squares), adapt
