@@ -37,7 +37,6 @@ from numpyro_spikeslab.reading.view import View
 
 N, Q, M = 15, 6, 2
 SMOOTH = kernels.ExpSquared(1.0)
-PRIORS = ("weak", "flat", "shared", "own inclusion", "fixed")
 
 
 def observations(num_points: int = N, num_tasks: int = Q, num_functions: int = M) -> Any:
@@ -55,7 +54,7 @@ def observations(num_points: int = N, num_tasks: int = Q, num_functions: int = M
 def model_of(prior: str, functions: list[Any], mean: Any = None) -> Any:
     """Tasks with these priors of noise, inclusion and slab scale; sites without one are params.
 
-    :param prior: one of :data:`PRIORS`.
+    :param prior: "weak", "flat", "shared" or "own inclusion".
     """
 
     def number(site, start, density=None, shape=()):
