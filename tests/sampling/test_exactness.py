@@ -85,12 +85,8 @@ def beside_nuts(model, *blocks):
 
 
 class Joint(NamedTuple):
-    """A model, its arguments without the data, and a kernel.
-
-    - **observed** - whether entries are observed.
-    - **unconstrained** - sites that NUTS draws.
-    - **size** - number of replicates; fewer where they cannot run side by side.
-    """
+    """A model, its arguments without the data, a kernel, whether entries are observed, sites that
+    NUTS draws, and numbers of replicates, fewer where they cannot run side by side, and steps."""
 
     model: Any
     args: tuple
