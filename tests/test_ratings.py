@@ -70,15 +70,9 @@ def test_a_line_that_is_no_rating_is_named(movielens, tmp_path, like):
         line = 2 + bool(header) + (bad == TWICE)
         with pytest.raises(ValueError, match=f"{like}, line {line}: expected {expected}"):
             movielens.read(file)
-
-
-def test_a_file_of_something_else_is_refused(movielens, tmp_path):
-    file, header = tmp_path / "file", FORMATS["ratings.csv"][1]
-    late = (header, "1\t2\t3\t4\n1::3::3::4\n")
-    for content in ("", "\n", "1,2,3,4\n", "1 2 3 4\n", "1::2::3\n", *late):
+    for content in ("", "1 2 3 4\n", "1,2,3,4\n"):
         file.write_text(content)
-        message = f"line {1 + (content in late)}: expected `user item rating timestamp`"
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match="line 1: expected `user item rating timestamp`"):
             movielens.read(file)
 
 

@@ -19,19 +19,15 @@ NOISE = np.random.default_rng(1).normal(size=60)
 
 
 def model(X, y=None, noise=1.0, inclusion=0.1, slab=1.0, mask=True):
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", inclusion, slab)
-    with numpyro.plate("obs", X.shape[0]), numpyro.handlers.mask(mask=mask):
-        numpyro.sample("y", dist.Normal(X @ w, noise), obs=y)
+    w = truth.weights(X.shape[1], inclusion, slab)
+    with numpyro.handlers.mask(mask=mask):
+        truth.respond(y, X @ w, noise)
 
 
 def learned(X, y=None):
     b = numpyro.sample("b", dist.Normal(1.0, 10.0))
     sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.1)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(b + X @ w, sigma), obs=y)
+    truth.respond(y, b + X @ truth.weights(X.shape[1], 0.1), sigma)
 
 
 def sets_of(params, X, y, **options):
@@ -184,10 +180,8 @@ def test_members_are_the_fewest_that_reach_the_coverage():
 def two_sites(X, y=None):
     with numpyro.plate("row", 2, dim=-2), numpyro.plate("column", 2, dim=-1):
         a = nss.spike_slab("a", 0.1)
-    with numpyro.plate("others", X.shape[1] - 4):
-        w = nss.spike_slab("w", 0.1)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X[:, :4] @ a.ravel() + X[:, 4:] @ w, 1.0), obs=y)
+    w = truth.weights(X.shape[1] - 4, 0.1, plate="others")
+    truth.respond(y, X[:, :4] @ a.ravel() + X[:, 4:] @ w, 1.0)
 
 
 def test_columns_of_several_sites_stand_in_for_each_other():
@@ -289,9 +283,3 @@ def test_what_has_no_sets_is_refused(name):
     call, message = REFUSALS[name]
     with pytest.raises(ValueError, match=message):
         call()
-
-
-@pytest.mark.slow
-def test_weights_of_something_else_have_no_shares():
-    assert nss.PairedGuide(truth.tasks_model).set_shares({}, *truth.tasks_case().args) == {}
-    assert nss.PairedGuide(nss.models.factor_analysis(2)).set_shares({}, DATA[0]) == {}

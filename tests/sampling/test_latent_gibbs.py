@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 from tinygp import kernels
 from tinygp.kernels import quasisep
+import truth
 
 import jax
 from jax import random
@@ -52,8 +53,7 @@ FULL = simulate(seen=np.ones((N, Q), bool))[1]
 def mixed(X, kernel=SMOOTH, priors=None):
     """Functions and their weights."""
     phi = nss.latent_functions("phi", [kernel] * M, X, priors=priors)
-    with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
-        return phi, nss.spike_slab("W", 0.4)
+    return phi, truth.task_weights(Q, M, 0.4)
 
 
 def observe(location, Y, scale=0.3):

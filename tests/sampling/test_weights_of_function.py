@@ -14,14 +14,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.covariance import Dense
 from numpyro_spikeslab.reading.function_prior import FunctionPrior
-from numpyro_spikeslab.sampling.function_state import (
-    Fixed,
-    Function,
-    Integrated,
-    Moves,
-    Root,
-    State,
-)
+from numpyro_spikeslab.sampling.function_state import Fixed, Function, Integrated, Moves, State
 from numpyro_spikeslab.sampling.weights_of_function import gibbs_block, take_column
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -156,11 +149,3 @@ def test_slabs_have_their_posterior():
     np.testing.assert_allclose(
         (deviations @ deviations.T)[np.ix_(on, on)], np.linalg.inv(precision)
     )
-
-
-def test_one_task_says_nothing_of_the_other_direction():
-    Z = jnp.ones((N, 1))
-    root = Root.of(Z, jnp.array([[0.3, 0.1]]))
-    np.testing.assert_array_equal(root.diagonal[1], np.zeros(N))
-    whitened = root.whiten(jnp.stack([0.3 * jnp.ones(N), 0.1 * jnp.ones(N)]))
-    np.testing.assert_allclose(whitened, np.append(np.ones(N), np.zeros(N)))
