@@ -155,8 +155,8 @@ def standardised(
     sd = sd.where(used, 1.0)
     columns = ((table - mean) / sd * used).values
     y_mean, y_sd = float(response.mean()), float(response.std())
-    data = (jnp.asarray(contrasts(x), float) for x in (columns, (response - y_mean) / y_sd))
-    return Scales(mean, sd, used, y_mean, y_sd), tuple(data)
+    X, y = (jnp.asarray(contrasts(x), float) for x in (columns, (response - y_mean) / y_sd))
+    return Scales(mean, sd, used, y_mean, y_sd), (X, y)
 
 
 def contrasts(values: Float[np.ndarray, "N *P"]) -> Float[np.ndarray, "N-1 *P"]:

@@ -157,8 +157,8 @@ class ColumnsWithout(NamedTuple):
         """Return the coefficients at their conditional mean, or a draw by standard normal
         ``noise``, and the residual, given that at new weights."""
         N = self.basis.shape[1]
-        u, left = self.coefficients.given(residual[None, N:], noise)
-        return self.standard.values(u), residual[:N] + left[0] @ self.basis
+        u, inside = self.coefficients.given(residual[None, N:], noise)
+        return self.standard.values(u), residual[:N] + inside[0] @ self.basis
 
 
 def columns_without(
@@ -222,10 +222,10 @@ class TasksWithout(NamedTuple):
         :param u: deviations of the coefficients at the means of the weights, and their slopes.
         """
         (mean, var), (J, E, e, *_), sums = moments, self.coefficients, self.statistics
-        left = e - times(J, mean) - times(E, u)
+        inside = e - times(J, mean) - times(E, u)
         per_weight = jnp.diagonal(sums.G, axis1=1, axis2=2) + jnp.sum((J + E @ slopes) ** 2, axis=1)
         outside = sums.yy + jnp.sum(mean * (times(sums.G, mean) - 2 * sums.b), axis=1)
-        return outside + jnp.sum(left**2, axis=1) + jnp.sum(var * per_weight, axis=1)
+        return outside + jnp.sum(inside**2, axis=1) + jnp.sum(var * per_weight, axis=1)
 
 
 def tasks_without(

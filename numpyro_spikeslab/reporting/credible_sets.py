@@ -179,7 +179,7 @@ def alternatives(data: xr.DataTree) -> dict[str, str] | None:
     frames = [arviz_data.to_frame(stats[f"{SETS}.{name}"].rename(name), "set") for name in names]
     frame = pd.concat(frames, axis=1)
     # NaN marks columns outside of a set; a member may have the probability 0
-    shares, labels = frame.to_numpy(), frame.columns
+    shares, labels = frame.to_numpy(), frame.columns.tolist()
     others = {}
     for member in np.flatnonzero(np.isfinite(shares).any(axis=0)):
         best = np.nan_to_num(shares[np.isfinite(shares[:, member])], nan=-1.0).max(axis=0)
