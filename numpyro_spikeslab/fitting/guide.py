@@ -206,8 +206,8 @@ class SpikeSlabGuide(AutoGuide):
         names = [site for site in form.coefficients if site in self._slopes]
         if form.kind == COLUMNS:
             return names
-        every = form.kind == SHARED and form.of_tasks and len(names) == len(form.of_tasks)
-        return names if every and keeps_products(form) else []
+        all_follow = form.kind == SHARED and form.of_tasks and len(names) == len(form.of_tasks)
+        return names if all_follow and keeps_products(form) else []
 
     def unpack(self, posterior: Posterior) -> dict[str, Any]:
         """Make the parameters of a posterior."""
