@@ -9,6 +9,9 @@ included weights, and never leave this set; the slabs are then drawn from their 
 of the set the kernel is the identity. Such a kernel keeps the posterior. Alternated with sweeps of
 single pairs, which have no bound, it reaches every set of spikes.
 
+By a fair coin either flips go up, then come swaps, or swaps come first, then flips go down. Each is
+the other in reverse, so a sweep is reversible too, as the proposal of a Metropolis step has to be.
+
 Weights are in the units of :mod:`~numpyro_spikeslab.algebra.active_set`.
 """
 
@@ -49,6 +52,7 @@ class Numbers(NamedTuple):
 
     - **pairs** - logistic and normal numbers of the pairs.
     - **flips** - uniform numbers of the flips.
+    - **down** - whether swaps come first, and flips go down.
     - **order** - uniform numbers whose order is that of the swaps.
     - **places** - uniform numbers of the new places.
     - **slabs** - normal numbers.
@@ -56,6 +60,7 @@ class Numbers(NamedTuple):
 
     pairs: tuple[Float[Array, " P"], Float[Array, " P"]]
     flips: Float[Array, " P"]
+    down: Bool[Array, ""]
     order: Float[Array, " K"]
     places: Float[Array, " S"]
     slabs: Float[Array, " P"]
@@ -78,12 +83,12 @@ class Numbers(NamedTuple):
         capacity = min(capacity or min(MAX_CAPACITY, max(MAX_CAPACITY // 2, size // 4)), size)
         capacity += -capacity % min(CHUNK, capacity)
         num_swaps = num_swaps or min(32, max(8, size // 128))
-        ends = np.cumsum([size, 2 * size, size, capacity])
+        ends = np.cumsum([size, 2 * size, 1, size, capacity])
         numbers = uniform(key, (int(ends[-1]) + num_swaps,), weights.dtype)
-        spikes, slabs, *others = jnp.split(numbers, ends)
+        spikes, slabs, coin, *others = jnp.split(numbers, ends)
         pair_slabs, slabs = normal(slabs.reshape(2, size))
         flips, order, places = ((1 + x) / 2 for x in others)
-        return cls((logistic(spikes), pair_slabs), flips, order, places, slabs)
+        return cls((logistic(spikes), pair_slabs), flips, coin[0] > 0, order, places, slabs)
 
 
 class Move(NamedTuple):
@@ -106,19 +111,26 @@ def next_flip(
     Between two accepted flips the odds stay the same, so only these cost time. A weight enters only
     if a slot is empty.
 
-    :param start: the next weight whose flip is proposed, which is also returned for the next flip.
+    :param start: the next turn of a flip, in their order; also returned for the flip after it.
     """
     size, num_slots = active.spikes.size, active.slots.size
-    number, may_enter = jnp.arange(size), ~active.spikes & ~jnp.all(active.filled)
-    flips = may_enter & (number >= start) & (active.outside(prior) > numbers.flips)
-    first_in = jnp.min(jnp.where(flips, number, size))
-    flips = active.filled & (active.slots >= start)
+
+    def mirrored(x):
+        """Turn weights into their turns, and back."""
+        return jnp.where(numbers.down & (x < size), size - 1 - x, x)
+
+    turns, may_enter = mirrored(jnp.arange(size)), ~active.spikes & ~jnp.all(active.filled)
+    flips = may_enter & (turns >= start) & (active.outside(prior) > numbers.flips)
+    first_in = jnp.min(jnp.where(flips, turns, size))
+    turns = mirrored(active.slots)
+    flips = active.filled & (turns >= start)
     flips &= entries_of(numbers.flips, active.slots) * active.inside(prior) < 1
-    first_out = jnp.min(jnp.where(flips, active.slots, size))
-    m, leaves = jnp.minimum(first_in, first_out), first_out < first_in
+    first_out = jnp.min(jnp.where(flips, turns, size))
+    turn, leaves = jnp.minimum(first_in, first_out), first_out < first_in
+    m = mirrored(turn)
     slot = jnp.argmax(active.slots == jnp.where(leaves, m, size))
     slot = jnp.where(m < size, slot, num_slots)
-    return Move(slot, jnp.where(leaves, m, size), jnp.where(leaves, size, m)), m + 1
+    return Move(slot, jnp.where(leaves, m, size), jnp.where(leaves, size, m)), turn + 1
 
 
 def next_swap(
@@ -129,7 +141,7 @@ def next_swap(
     A swap draws the place anew from all free places and the weight's own. The weights take turns,
     in an order that is independent of them.
 
-    :param is_turn: whether flips are done; under vmap both branches run, also where they are not.
+    :param is_turn: of swaps; under vmap both branches run, also where it is the turn of flips.
     :param turn: number of swaps that are done, which is also returned.
     """
     size, num_slots, num_swaps = active.spikes.size, active.slots.size, numbers.places.size
@@ -171,7 +183,7 @@ def _new_place(
 def move(
     numbers: Numbers, problem: CollapsedRegression, active: ActiveSet
 ) -> tuple[ActiveSet, Float[Array, " P"]]:
-    """Make a sweep of flips, then swaps.
+    """Make a sweep of flips, then swaps, or both in reverse.
 
     Both are in one loop, so that removal and entry are compiled once. XLA makes the loop a single
     kernel for small arrays, as long as it has no scatter, sort or library call.
@@ -191,19 +203,30 @@ def move(
         )
         return new, start, swaps, removal, jnp.zeros(size, active.linear.dtype)
 
+    def is_flip(start, swaps):
+        return jnp.where(numbers.down, swaps >= num_swaps, start < size)
+
     def swap(active, start, swaps):
-        new, turn, removal = next_swap(numbers, prior, active, start >= size, swaps)
+        is_turn = ~is_flip(start, swaps)
+        new, turn, removal = next_swap(numbers, prior, active, is_turn, swaps)
         return new, start, turn, removal, (turn - swaps) * given_spikes(prior, active)
 
     def turn(state):
         active, start, swaps, total = state
-        new, start, swaps, removal, probs = lax.cond(start < size, flip, swap, active, start, swaps)
+        new, start, swaps, removal, probs = lax.cond(
+            is_flip(start, swaps), flip, swap, active, start, swaps
+        )
         row = lax.cond(
             new.enters < size,
             lambda: row_of(active, removal, new.slot, new.enters, problem.products(new.enters)),
             lambda: jnp.zeros_like(removal.row),
         )
-        return updated(active, removal, row, *new), start, swaps, total + probs
+        active = lax.cond(
+            new.slot < active.slots.size,
+            lambda: updated(active, removal, row, *new),
+            lambda: active,
+        )
+        return active, start, swaps, total + probs
 
     state = active, jnp.asarray(0), jnp.asarray(0), jnp.zeros(size, active.linear.dtype)
     return lax.while_loop(is_open, turn, state)[::3]
@@ -215,7 +238,7 @@ def sweep(
     spikes: Int[Array, " P"],
     slabs: Float[Array, " P"],
 ) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
-    """Make a sweep of flips, some swaps, and a draw of all slabs.
+    """Make a sweep of flips, some swaps, and a draw of all slabs, which is reversible.
 
     It is the identity where more weights are included than there are slots, or where rounding would
     decide the flips.

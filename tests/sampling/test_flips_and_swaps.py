@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.special import expit
 from test_exactness import sampled
 import truth
@@ -159,6 +160,28 @@ def test_a_sweep_leaves_the_exact_posterior_invariant(
     truth.check_draws(exact, spikes, slabs, probs)
     # some places are certain, and then the probability says so
     assert np.all(probs.var(axis=0) <= spikes.var(axis=0) + 1e-12)
+
+
+@pytest.mark.parametrize("capacity", [2, SIZE])
+def test_a_sweep_is_reversible(capacity):
+    """Between all pairs of models there are as many moves forth as back: with flips that always go
+    up, then swaps, the statistic is above 1,800."""
+    size, (X, y) = 20_000, data("correlated")
+    before, slabs = exact_of(X, y).sample(np.random.default_rng(0), size)
+    problem = problem_of(X, y, True)
+
+    @jax.jit
+    @jax.vmap
+    def step(key, spikes, slabs):
+        return flips.sweep(flips.Numbers.draw(key, slabs, capacity, 2), problem, spikes, slabs)[0]
+
+    after = step(random.split(KEY, size), jnp.asarray(before), jnp.asarray(slabs, np.float32))
+    count, places = np.zeros((32, 32)), 2 ** np.arange(SIZE)
+    np.add.at(count, (before @ places, np.asarray(after) @ places), 1)
+    both = count + count.T
+    often = np.triu(both >= 10, 1)
+    statistic = np.sum((count - count.T)[often] ** 2 / both[often])
+    assert stats.chi2.sf(statistic, often.sum()) > 1e-5
 
 
 @pytest.mark.slow
