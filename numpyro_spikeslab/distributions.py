@@ -19,7 +19,7 @@ from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.quantiles import across_atom
 
 
-class _RealWithAtom(type(constraints.real)):
+class _RealWithAtom(type(constraints.real)):  # type: ignore[misc]
     """The real line under a measure with an atom at zero."""
 
 

@@ -190,10 +190,7 @@ def user_of(name: str) -> str:
 
 
 def define(name: str, kernels: Any, X: Any, mean: Any, size: int | None) -> Functions:
-    """Check the arguments of :func:`~numpyro_spikeslab.latent_functions` and put them together.
-
-    :param size: size of the enclosing plate, if there is one.
-    """
+    """Check the arguments of :func:`~numpyro_spikeslab.latent_functions`; join them."""
     user = user_of(name)
     if np.ndim(X) not in (1, 2) or np.size(X) == 0:
         raise bad(f"{user}: inputs", f"shape {np.shape(X)}", "(N,) or (N, D)")

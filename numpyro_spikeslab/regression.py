@@ -214,10 +214,7 @@ def chains(
     num_warmup: int,
     num_samples: int,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Draw each chain with its inclusion probabilities.
-
-    MCMC alone compiles its parts one by one, which takes longer than all draws.
-    """
+    """Draw each chain with its inclusion probabilities, in one program: MCMC compiles longer."""
     model = models.sparse_regression(inclusion=prior)
 
     def chain(inputs):

@@ -117,10 +117,8 @@ def share_spikes(posterior: Posterior, groups) -> Posterior:
 
 
 def check_draws(exact: Posterior, spikes, slabs, probs=None) -> None:
-    """Compare independent draws with the posterior, each moment at a level of 1e-5.
-
-    :param probs: Rao-Blackwellised inclusion probabilities.
-    """
+    """Compare independent draws, and Rao-Blackwellised probabilities, with the posterior: each
+    moment at a level of 1e-5."""
     size, numbers = len(spikes), 2 ** np.arange(spikes.shape[1])[::-1]
     counts = np.bincount(spikes @ numbers, minlength=2 * numbers[0])
     counts = counts[(exact.models @ numbers).astype(int)]

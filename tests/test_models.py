@@ -235,5 +235,13 @@ def test_factor_analysis_refuses_what_is_no_table(Y, message):
             handlers.seed(make(2), 0)(Y)
         with pytest.raises(ValueError, match="at least one function"):
             make(0)
-    with pytest.raises(ValueError, match=r"sparse array of shape \(3,\), .*reshape"):
-        handlers.seed(nss.models.mtmkl(["white"]), 0)(np.arange(3.0), coo_array(np.ones(3)))
+    model = handlers.seed(nss.models.mtmkl(["white"]), 0)
+    for args, message in (
+        ((np.arange(3.0), coo_array(np.ones(3))), r"sparse array of shape \(3,\), .*reshape"),
+        ((np.arange(3.0),), "num_tasks"),
+        ((np.arange(3.0), np.ones((2, 2))), "shape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(*args)
+    with pytest.raises(ValueError, match="num_functions"):
+        nss.models.mtmkl(kernels.ExpSquared(1.0))

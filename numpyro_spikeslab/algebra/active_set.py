@@ -148,11 +148,7 @@ def include(
     spikes: Bool[Array, " P"],
     capacity: int,
 ) -> ActiveSet:
-    """Make the active set of some spikes, chunk by chunk.
-
-    :param start: the regression's linear terms and squares.
-    :param capacity: number of slots, no fewer than included weights; whole chunks.
-    """
+    """Make the active set of some spikes, chunk by chunk, from linear terms and squares."""
     size, chunk, counts = spikes.size, min(CHUNK, capacity), jnp.cumsum(spikes)
     slots = jnp.sum(counts < 1 + jnp.arange(capacity)[:, None], axis=1)
     rows = jnp.zeros((capacity, size + capacity + 1), start[0].dtype)
@@ -192,12 +188,7 @@ def _unexplained(
     explained: Float[Array, "*C P+K+1"],
     linear: Float[Array, "*C"],
 ) -> Float[Array, "*C P+K+1"]:
-    """Subtract the regression on the slots from the rows of weights that enter.
-
-    :param products: products of their features with all features.
-    :param here: their slots, one-hot.
-    :param linear: products of their features with the residual.
-    """
+    """Subtract the regression on the slots from the rows of weights that enter."""
     rows = jnp.concatenate([products, here.astype(products.dtype)], axis=-1)
     return jnp.concatenate([rows - explained[..., :-1], linear[..., None]], axis=-1)
 
@@ -243,11 +234,7 @@ def row_of(
     m: Int[Array, ""],
     products: Float[Array, " P"],
 ) -> Float[Array, " R"]:
-    """Compute the row of excluded weight ``m`` by a Gram-Schmidt step.
-
-    :param slot: an empty slot, or that of the removal that comes before.
-    :param products: products of its feature with all features.
-    """
+    """Compute the row of excluded weight ``m``, in an empty slot, by a Gram-Schmidt step."""
     here = jnp.arange(active.slots.size) == slot
     column = jnp.where(here, 0, entries_of(active.products, m) - removal.normal * removal.along[m])
     explained = column @ active.rows - (column @ removal.normal) * removal.along
@@ -271,12 +258,9 @@ def updated(
     leaves: Int[Array, ""],
     enters: Int[Array, ""],
 ) -> ActiveSet:
-    """Return the active set after a change.
+    """Return the active set after one slot has changed.
 
-    :param removal: of the weight that leaves, or :func:`no_removal`.
-    :param row: of the weight that enters; 0 for none.
-    :param slot: the slot that changes; K for none.
-    :param leaves: number of the weight that leaves, as ``enters``; P for none.
+    Nothing leaves by :func:`no_removal` with number P, and nothing enters by a row of 0 with P.
     """
     size, num_slots = active.spikes.size, active.slots.size
     here = jnp.arange(num_slots) == slot

@@ -114,11 +114,7 @@ class Coefficients(NamedTuple):
     def given(
         self, residual: Float[Array, "Q K"], noise: Float[Array, "Q C"] | None = None
     ) -> tuple[Float[Array, "Q C"], Float[Array, "Q K"]]:
-        """Return the conditional mean of u, or a draw of it by standard normal ``noise``, and
-        ``e - J w - E u``.
-
-        :param residual: that of :meth:`without` at the given weights.
-        """
+        """Return the mean of u, or a draw by standard normal ``noise``, and ``e - J w - E u``."""
         u, outside = times(self._gain, residual), times(transposed(self.whitening), residual)
         if noise is None:
             return u, outside
@@ -174,11 +170,7 @@ def of_columns(
     prior: NormalPrior,
     sigma2: Float[Array, ""],
 ) -> tuple[Coefficients, Float[Array, " N"]]:
-    """Return the coefficients of a whitened design, and the observations outside of the span.
-
-    :param inside: coordinates of the features.
-    :param y: residual at the current values of the coefficients.
-    """
+    """Return the coefficients of a whitened design, and observations outside of the span."""
     coordinates = covariates @ basis.T
     fit, outside = split_along(basis, y)
     e = fit + (prior.value - prior.origin) @ coordinates
@@ -217,11 +209,7 @@ def task_statistics(
     features: Float[Array, "M N"],
     covariates: Float[Array, "C N"],
 ) -> TaskStatistics:
-    """Sum over the observations of tasks.
-
-    :param y: observations at weights and coefficients of zero, 0 where they are missing.
-    :param Z: relative precisions, one column where all tasks agree.
-    """
+    """Sum over the observations of tasks, which are at weights and coefficients of zero."""
     basis, inside, outside, _ = split(features, covariates)
     S = task_products(basis, basis, Z)
     # a task with too few observations for all directions has a singular matrix

@@ -26,12 +26,7 @@ def check_limits(coverage: float, min_correlation: float) -> None:
 def unit_columns(
     table: Float[np.ndarray, "N P"], weights: Float[np.ndarray, " N"] | None = None
 ) -> Float[np.ndarray, "N P"]:
-    """Centre columns and scale them to norm 1, so that products are correlations.
-
-    Constant columns become 0.
-
-    :param weights: of the rows.
-    """
+    """Centre columns and scale them to norm 1, for correlations; constant ones become 0."""
     centred = table - np.average(table, axis=0, weights=weights)
     if weights is not None:
         centred = centred * np.sqrt(weights / weights.max())[:, None]
@@ -71,10 +66,7 @@ patterns of 8 columns cost about as much as their products with the data."""
 
 
 def clusters(unit: Float[np.ndarray, "N P"]) -> list[list[int]]:
-    """Join :func:`unit_columns` by single linkage, the most correlated first, up to ``MOST``.
-
-    :return: the clusters of two or more, in the order of their columns.
-    """
+    """Join :func:`unit_columns` by single linkage, closest first, to clusters of 2 to ``MOST``."""
     owner = {m: [m] for m in range(unit.shape[1])}
     for i, j in _by_correlation(unit):
         first, second = owner[i], owner[j]

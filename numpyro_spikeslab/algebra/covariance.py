@@ -176,10 +176,7 @@ def nonzero(a: Values, diagonal: Values) -> Values:
 def variances_given(diagonal: Values, a: Values, explained: Values, inverse: Values) -> Values:
     """Compute the diagonal of ``K - K diag(a) B^-1 diag(a) K = diag(a)^-1 (I - B^-1) diag(a)^-1``.
 
-    At a strong site the first form is a difference of nearly equal numbers; at a weak one the
-    second is.
-
-    :param explained: diagonal of ``K diag(a) B^-1 diag(a) K``; ``inverse`` is that of ``B^-1``.
+    The first form loses digits at a strong site, and the second at a weak one.
     """
     alpha = a**2
     strong = alpha * diagonal > 1
@@ -188,11 +185,7 @@ def variances_given(diagonal: Values, a: Values, explained: Values, inverse: Val
 
 
 def jitter(diagonal: Values) -> Float[Array, ""]:
-    """Compute what makes roots of a prior covariance safe when it is added to the diagonal.
-
-    It is ``max(1e-9, 4 N eps)`` times the largest variance, or times 1 if that is zero; ``eps`` is
-    that of the precision.
-    """
+    """Compute ``max(1e-9, 4 N eps)`` times the largest variance, to make roots of priors safe."""
     largest = jnp.max(diagonal)
     factor = max(1e-9, 4 * diagonal.size * float(jnp.finfo(diagonal.dtype).eps))
     return factor * jnp.where(largest > 0, largest, 1)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variational families of spike-and-slab weights: pairs, sets of weights, standard mean field.
-
-Each has its sweep, its divergence from the prior and the moments that the bound needs.
-"""
+"""Variational families of spike-and-slab weights: pairs, sets of weights, standard mean field."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -96,12 +93,7 @@ class PairedMeanField(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PatternMeanField:
-    """Sets of weights with one joint factor each, and independent pairs of all others.
-
-    - **singles** - the pairs outside of all sets.
-    - **stacks**, **moments** - of each stack of the partition. Slabs of excluded weights have
-      their prior.
-    """
+    """Sets of weights with a joint factor each, ``stacks``, and independent pairs of all others."""
 
     partition: Partition = field(metadata={"static": True})
     singles: PairedMeanField
@@ -134,7 +126,10 @@ class PatternMeanField:
         """Standard deviation of each slab given its inclusion."""
         return self.partition.flat(self.singles.scale, [x.scale for x in self.moments])
 
-    mean = PairedMeanField.mean
+    @property
+    def mean(self) -> Float[Array, " P"]:
+        return self.probs * self.loc
+
     variance = PairedMeanField.variance
     slab_moments = PairedMeanField.slab_moments
 
@@ -219,7 +214,9 @@ class MeanField(NamedTuple):
     loc: Float[Array, " P"]
     scale_tril: Float[Array, "P P"]
 
-    mean = PairedMeanField.mean
+    @property
+    def mean(self) -> Float[Array, " P"]:
+        return self.probs * self.loc
 
     @property
     def covariance(self) -> Float[Array, "P P"]:

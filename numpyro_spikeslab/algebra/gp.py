@@ -68,15 +68,7 @@ def condition(
 def log_evidence(
     covariance: Covariance, alpha: Values, h: Values, mu: Values | float = 0.0
 ) -> tuple[Float[Array, ""], Any]:
-    r"""Compute the log of the integral of the sites under the prior (supplement 1.3).
-
-    .. math::
-
-        \log F = \log \int e^{-\frac12 \| D^{1/2} \phi - g \|^2 + h_0^\top \phi}
-            \mathcal{N}(\phi | \mu, K) \, d\phi
-
-    :return: also the factor :math:`L` of :math:`B`.
-    """
+    """Compute the log of the integral of the sites under the prior (supplement 1.3), and ``L``."""
     return _solve(covariance, alpha, h, mu)[1:]
 
 

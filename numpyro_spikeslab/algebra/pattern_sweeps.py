@@ -39,11 +39,7 @@ def sweep(
     prior: Prior,
     update: Update,
 ) -> tuple[Float[Array, " N"], Conditional, list[Any]]:
-    """Visit each single weight, then each set.
-
-    :param residual: whitened ``y - D w`` of the current weights.
-    :return: the new residual, the conditionals of the singles, and the outcomes of each stack.
-    """
+    """Visit singles, then sets; return residual, conditionals of singles, and outcomes by stack."""
     singles = partition.singles
     conditional = Conditional(weights[:0], weights[:0], weights[:0])
     if len(singles):
@@ -91,10 +87,7 @@ def gibbs_sweep(
     precision: Any,
     prior: Prior,
 ) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
-    """Draw each single pair, then of each set the pattern and the slabs; see :func:`sweep`.
-
-    :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities of the weights.
-    """
+    """Draw single pairs, then patterns and slabs of sets; return spikes, slabs, probabilities."""
     noise = variates.logistic_and_normal(key, weights)
     (logistic, logistics), (normal, normals) = map(partition.cut, noise)
     variance, variances = partition.cut(prior.variance, fill=1.0)

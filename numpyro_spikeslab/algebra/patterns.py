@@ -92,13 +92,10 @@ def slabs_of(
 
 
 def _orthogonalised(linear: Any, precision_tril: Any, patterns: Any) -> tuple[Any, Any, Any]:
-    """Take Gram and Schmidt's steps for all patterns at once.
+    """Take Gram and Schmidt's steps for all patterns; return roots of ``A_ss``, ``c``, residuals.
 
-    The residual comes from ``c`` itself. Explained squares grow with the number of observations,
-    so differences of them would be rounding errors in single precision.
-
-    :return: Cholesky factors of ``A_ss``, with the identity where a weight is excluded; ``c`` in
-        the orthogonal basis; and its residual.
+    The residual comes from ``c`` itself: explained squares grow with the number of observations, so
+    in single precision their differences would be rounding errors.
     """
     size, excluded = patterns.shape[1], 1 - patterns
     columns = jnp.swapaxes(precision_tril, 0, 1) * patterns[:, None, :]
@@ -133,10 +130,7 @@ def conditional_of(
     variance: Float[Array, " b"],
     patterns: Any,
 ) -> PatternConditional:
-    """Return the conditional of a set (supplement, eq. 1, for several weights).
-
-    :param residual: whitened observations less the predictor of all other weights.
-    """
+    """Return the conditional of a set (supplement, eq. 1, for several weights)."""
     root = jnp.sqrt(precision)
     # the prior enters as additional observations
     tall = jnp.concatenate([root * features.T, jnp.diag(1.0 / jnp.sqrt(variance))])
@@ -208,10 +202,7 @@ def prior_slabs(scale: Float[Array, "G b"], loc: Any = 0.0) -> tuple[Any, Any]:
 def slabs_given(
     factors: SetFactors, spikes: Float[Array, "G b"], scale: Float[Array, "G b"]
 ) -> tuple[Float[Array, "G b"], Float[Array, "G b b"]]:
-    """Return mean and Cholesky factor of the covariance of all slabs of each set, given a pattern.
-
-    Excluded slabs have their prior, of standard deviation ``scale``.
-    """
+    """Return mean and Cholesky factor of slabs, given patterns; excluded ones have their prior."""
     if factors.patterns.shape[1] == 2:
         # decomposed once for all draws
         mean, tril = jax.vmap(_all_slabs)(*factors[1:], jnp.ones_like(scale), scale)

@@ -46,11 +46,7 @@ def quantiles(
 
 
 def across_atom(q: Any, probs: Any, below: Any, of_slab: Callable[[Any], Any]) -> Any:
-    """Return quantiles of weights at levels ``q``, exactly 0 inside of their atoms.
-
-    :param below: probability that a weight is negative.
-    :param of_slab: quantiles of the slabs.
-    """
+    """Return quantiles of weights, 0 in their atoms, which begin at the probability ``below``."""
     zero = (q >= below) & (q <= below + 1 - probs)
     safe = jnp.where(probs > 0, probs, 1.0)
     # from above, so that level 1 stays 1

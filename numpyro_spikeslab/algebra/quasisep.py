@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prior covariances of state-space kernels, in O(N).
-
-In a file of its own because tinygp's quasiseparable matrices take long to import.
-"""
+"""Prior covariances of state-space kernels, in O(N); tinygp's take long to import."""
 
 from __future__ import annotations
 

@@ -169,14 +169,9 @@ def slice_sample(
 ) -> tuple[Float[Array, "*P"], Any]:
     """Update independent numbers by slice sampling with shrinkage (Neal 2003).
 
-    An interval is placed at random around a number and not extended, so an update moves it by less
-    than ``width``. Too wide costs little, since intervals shrink fast. One loop makes all updates,
-    so that the density is compiled once.
-
-    :param evaluate: gives the log density of each number, and a by-product: any arrays for a single
-        number, ``()`` for several.
-    :param known: ``evaluate(x)``; needed where the by-product is not ``()``.
-    :return: the numbers, and the by-product of the new number.
+    An interval is placed at random and not extended, so an update moves by less than ``width``. One
+    loop makes all updates, so that the density is compiled once. ``evaluate`` gives log densities
+    and, for a single number, a by-product; ``known`` is its value at ``x``.
     """
 
     def begin(x, value, noise, num_left):

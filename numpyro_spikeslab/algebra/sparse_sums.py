@@ -60,11 +60,7 @@ class Side(NamedTuple):
 def layout_of(
     where: Entries, shape: tuple[int, int], num_features: int, mesh: Mesh | None = None
 ) -> Layout:
-    """Lay out the entries of a table of N rows and Q columns.
-
-    :param num_features: M, which decides the number of rows or columns of a block.
-    :param mesh: devices that share the entries.
-    """
+    """Lay out the entries of a table of N rows and Q columns, which the devices of a mesh share."""
     rows, columns = (np.asarray(x) for x in where)
     N, Q = shape
     devices = 1 if mesh is None else mesh.size
@@ -142,12 +138,7 @@ def block_sums(
     Y: Float[Array, " L"],
     relative: Float[Array, " L"],
 ) -> Sums:
-    """Compute the sums of block ``k`` of all devices.
-
-    :param block_size: number of owners of all these blocks.
-    :param features: means, variances and weights of the others.
-    :param relative: weights of the observations ``Y``.
-    """
+    """Compute the sums of block ``k`` of all devices, from moments of the others' features."""
     mean, var, factor = features
     M, devices = mean.shape[1], side.owners.shape[1]
     Y, relative = jnp.append(Y, 0), jnp.append(relative, 0)
@@ -181,12 +172,9 @@ def over_blocks(
     relative: Float[Array, " L"],
     of: Callable[[Sums, Int[Array, " B"]], Any],
 ) -> Any:
-    """Apply a function to the sums of each block of owners, and join the results on every device.
+    """Apply ``of`` to the sums and owners of each block; join the results on every device.
 
-    :param number: number of owners.
-    :param features: see :func:`block_sums`, as for ``Y`` and ``relative``.
-    :param of: takes the sums and the owners of a block. Repeats of the last owner pad the last
-        block, and are dropped.
+    Repeats of the last owner pad the last block, and are dropped.
     """
     blocks, devices = len(side.first) - 1, side.owners.shape[1]
     each = -(-number // devices)

@@ -177,13 +177,10 @@ def masked_sweep(
     put: Put,
     noise: Any = None,
 ) -> tuple[Conditional, Float[Array, "N T"]]:
-    """Visit the weights of a tile of tasks that weigh the points each in its own way.
+    """Visit the weights of a tile of tasks; return conditionals and the weighted residual.
 
     Gram matrices of all tasks would be Q M^2 numbers. Here a tile carries its residual, and has the
     Gram matrices of one block of features at a time.
-
-    :param observations: of the tasks, and the relative precision of each.
-    :return: the conditional of each visit, and the residual times the relative precisions.
     """
     y, relative = observations
     rows = in_parts(features, *parts_of(len(features), TASK_BLOCK_SIZE))
@@ -238,11 +235,8 @@ def triangle(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def in_tiles(visit: Callable, tasks: Any, *points: Any, into: Any = None) -> Any:
     """Visit tile after tile of the tasks; where devices share these, a tile has as many of each.
 
-    :param visit: takes and returns arrays whose last axis are the tasks of a tile.
-    :param tasks: arrays with leading axis Q, or 1 where all tasks have the same.
-    :param points: arrays whose last axis is Q.
-    :param into: arrays like the results, whose memory the results take; zeros by default.
-    :return: the results of all tiles, leading axis Q.
+    ``tasks`` lead with Q, or with 1 where all have the same, and ``points`` end with it; results
+    take the memory of ``into``.
     """
     num_tasks = max(len(x) for x in jax.tree.leaves(tasks))
     devices = jax.device_count()

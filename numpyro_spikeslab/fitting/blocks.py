@@ -23,12 +23,7 @@ AUTO = "auto"
 def partitions_of(
     pairs: tuple[Pair, ...], blocks: Any, model: Callable, trace: dict[str, Any], call: Any
 ) -> dict[str, Partition]:
-    """Return the blocks and groups of each site.
-
-    :param blocks: as in :class:`~numpyro_spikeslab.PairedGuide`.
-    :param trace: of the model at this call.
-    :raises ValueError: if the blocks do not fit the model.
-    """
+    """Return the blocks, as in :class:`~numpyro_spikeslab.PairedGuide`, and groups of each site."""
     reading, sets = None, {}
     if blocks is not None and observed_sites(trace):
         reading = Reader(model, "PairedGuide")(*call)

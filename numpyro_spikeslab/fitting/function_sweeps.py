@@ -47,11 +47,7 @@ LAST_PASSES = 2
 def block_terms(
     at: View, weights: Any, residual: Float[Array, "N Q"], functions: Float[Array, "B N"]
 ) -> Callable[[Float[Array, "B N"], Any], Terms]:
-    """Prepare the terms of some functions while their weights stay.
-
-    :param functions: their means at the time of ``residual``.
-    :return: a function of their present means and of a position among them.
-    """
+    """Prepare the terms of some functions, given their present means, while their weights stay."""
     mean, second = weights.mean, weights.slab_moments[1]
     precise, second = (x / at.sigma2[:, None] for x in (mean, second))
     size, linear = mean.shape[1], residual @ precise
@@ -75,10 +71,7 @@ def block_terms(
 def sweep_plain(
     spec: Spec, data: Data, at: View, posterior: Posterior, temperature: Any, update: Any = None
 ) -> tuple[Posterior, Float[Array, " Q"]]:
-    """Take the variational EM iteration of the paper; return expected squares of residuals too.
-
-    :param update: updates a function from its terms, by default :func:`update_plain`.
-    """
+    """Take the variational EM iteration of the paper; return expected squares of residuals too."""
     update = update or partial(update_plain, function_prior(spec, data, at))
     posterior = visit_functions(update, at, posterior)
     functions, paired = factors_of(posterior), posterior.weights

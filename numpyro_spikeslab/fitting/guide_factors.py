@@ -27,10 +27,7 @@ Marginals = list[tuple[Any, SlabMixtures]]
 
 
 class PairFactors:
-    """Independent pairs, and the base class of the other families.
-
-    :param prefix: part of the parameters' names.
-    """
+    """Independent pairs, and the base class of the other families."""
 
     blocks: dict[str, list[list[int]]] | None = None
 
@@ -57,10 +54,7 @@ class PairFactors:
     def sample(
         self, pair: Pair, params: dict[str, Any], prior_scale: Any, within: Callable
     ) -> dict[str, Any]:
-        """Sample the spikes and slabs of a site.
-
-        :param within: returns the plates of a site, by its name.
-        """
+        """Sample the spikes and slabs of a site ``within`` its plates."""
         probs, loc, scale = self.values(pair.name, params)
         with within(pair.slab):
             spike = numpyro.sample(pair.spike, dist.Bernoulli(probs=probs))

@@ -108,7 +108,8 @@ def make_inner(
             handlers.seed(guide.model, random.key(0)),
             substitute_fn=lambda site: init(site) if site["name"] in names else None,
         )
-        run = run_model(model, *call, zero | {k: x for k, x in kernels.items() if k in names})
+        values = zero | {k: x for k, x in kernels.items() if k in names}
+        run = run_model(model, call[0], call[1], values)
         scales = {p.name: base_of(run[p.slab]["fn"]).scale * jnp.ones(()) for p in sites.pairs}
         return {name: (run[name]["fn"], run[name]["value"]) for name in names}, scales
 

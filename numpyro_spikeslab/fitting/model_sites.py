@@ -131,7 +131,7 @@ def predicted_sites(
         return frozenset()
 
     def log_probs(**values):
-        run = run_model(model, *call, values)
+        run = run_model(model, call[0], call[1], values)
         return {k: jnp.sum(site_log_prob(x)) for k, x in run.items() if x["type"] == "sample"}
 
     values = {name: trace[name]["value"] for name in latent}

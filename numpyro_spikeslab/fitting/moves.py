@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves between local optima of a fit of smooth functions: rotate the functions, drop one.
-
-Each proposal is a start; it is judged by the exact bound after some sweeps.
-"""
+"""Moves between local optima of a fit of smooth functions, judged by the bound after sweeps."""
 
 from functools import partial
 from itertools import combinations
@@ -48,11 +45,7 @@ Laplacian = Float[Array, "N N"] | None
 
 @partial(jax.jit, compiler_options=RUN_ONCE)
 def laplacian_of(X: Any) -> Laplacian:
-    """Make the graph Laplacian of inputs; `None` for more than :data:`MAX_GRAPH`.
-
-    ``phi^T L phi`` is half the sum of ``similarity_ij (phi_i - phi_j)^2``. Similarities are as
-    wide as the distance of neighbours.
-    """
+    """Make a graph Laplacian as wide as neighbours are apart; `None` above :data:`MAX_GRAPH`."""
     if len(X) > MAX_GRAPH:
         return None
     X = jnp.reshape(jnp.asarray(X, float), (len(X), -1))
@@ -73,11 +66,9 @@ def _roughness(L: Laplacian, phi: Float[Array, "M N"]) -> Float[Array, "M N"]:
 def unmix(
     deviation: Float[Array, "M N"], active: Bool[Array, " M"], L: Laplacian
 ) -> tuple[Float[Array, "M M"], Int[Array, " M"]]:
-    """Find uncorrelated combinations of the active functions, by smoothness, in two groups.
+    """Find uncorrelated ``U^T phi`` of the active functions, by smoothness, in two groups.
 
-    :param deviation: functions less their prior means.
-    :return: ``U`` with ``phi' = U^T phi``, and the group of each ``phi'``: smooth (0) or rough (1),
-        split at the largest ratio of roughness, or -1 without a function.
+    Smooth (0) and rough (1) ones are split at the largest ratio of roughness; -1 is no function.
     """
     phi = jnp.where(active[:, None], deviation, 0)
     off = jnp.diag(jnp.where(active, 0.0, 1.0))
@@ -129,10 +120,7 @@ def _simplify(
 def sharpen(
     spec: Spec, data: Data, posterior: Posterior, group: Int[np.ndarray, " M"]
 ) -> tuple[Float[Array, "Q M"], Float[Array, "M N"]]:
-    """Rotate pairs of functions of one group, negative for none, to the angle of the highest bound.
-
-    :return: weights and functions.
-    """
+    """Rotate pairs of functions of a group, negative for none, to the angle of the best bound."""
     M, angles = len(group), quarter_turn(NUM_ANGLES)
     off = np.zeros((NUM_ANGLES, M), bool)
     for _ in range(NUM_TURNS):
@@ -167,13 +155,10 @@ def best_change(
     reset: Bool[Array | np.ndarray, " M"],
     num_passes: Any,
 ) -> tuple[Posterior, Any]:
-    """Find the change with the highest bound after some passes over the weights.
+    """Find the change with the highest bound after some passes over the weights; return both.
 
     Nothing is factorised: a turn is taken to leave the prior of the functions about the same.
-
-    :param turns: multiply the columns of the weights, and the functions.
-    :param offs: functions that are switched off; the weights of those in ``reset`` begin anew.
-    :return: the posterior after these passes, and the number of the change.
+    Weights of functions that are switched off, by ``offs``, begin anew where ``reset`` says.
     """
     base = view_at(spec, data, posterior)
 

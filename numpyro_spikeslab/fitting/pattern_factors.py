@@ -22,11 +22,7 @@ from numpyro_spikeslab.reading.sites import Pair
 
 
 class PatternFactors(PairFactors):
-    """Sets of weights with one joint factor each, and independent pairs of all others.
-
-    :param prefix: part of the parameters' names.
-    :param partitions: the sets of each site.
-    """
+    """Sets of weights with one joint factor each, by site, and independent pairs of all others."""
 
     def __init__(self, prefix: str, partitions: dict[str, Partition]) -> None:
         super().__init__(prefix)
@@ -134,8 +130,9 @@ class PatternFactors(PairFactors):
         return PatternMeanField.of(partition, PairedMeanField(*singles), joint)
 
     def unpack(self, pairs: Sequence[Pair], family: PatternMeanField) -> dict[str, Any]:
-        stacks = dict(zip(family.partition.stacks, family.stacks, strict=True))
-        singles, params = family.singles, {}
+        stacks: dict[Any, Any] = dict(zip(family.partition.stacks, family.stacks, strict=True))
+        singles: Any = family.singles
+        params: dict[str, Any] = {}
         for pair in pairs:
             partition = self.partitions[pair.name]
             count = len(partition.singles)

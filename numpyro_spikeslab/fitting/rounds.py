@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fits of latent functions with moves between local optima: schedule and judgement of proposals.
-
-A round of moves counts as one step; the bound never falls.
-"""
+"""Fits of latent functions with moves between local optima: schedule, judgement of proposals."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple

@@ -119,10 +119,7 @@ def _stages(call: Call, key: Array, progress: Progress, plan: Plan, bar: tqdm) -
 def run_traced(
     call: Call, key: Array, progress: Progress, plan: Plan, begun: Any
 ) -> tuple[Progress, Any]:
-    """Run a plan on traced data; return the best end and its losses, repeating the last.
-
-    :param begun: number of steps before the first; a tracer where the caller's state is one.
-    """
+    """Run a plan on traced data; return the best end and its losses, repeating the last."""
     if are_concrete(begun):
         ends_hot(call.spec, int(begun) + plan.num_steps)
     parts = list(_parts(call, key, progress, plan))

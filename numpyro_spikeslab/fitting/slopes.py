@@ -56,11 +56,7 @@ def find_slopes(
     pairs: tuple[Pair, ...],
     responses: frozenset[str],
 ) -> dict[str, Slopes]:
-    """Find the sites that follow the weights: those with a Normal prior.
-
-    :param names: latent sites other than the pairs.
-    :param responses: observed sites, or sites that are to be predicted.
-    """
+    """Find the sites that follow the weights: those with a Normal prior."""
     sites = [trace[name] for name in responses]
     slopes = {}
     for name in names:
@@ -87,13 +83,10 @@ def _axis_of_tasks(
 
 
 class Followed(dist.Delta):
-    """The point at which a site is, given the weights.
+    """The point at which a site is, given the weights, at ``change`` from their mean.
 
     Compiled code may round the point differently, so values are accepted within the rounding of its
     terms.
-
-    :param loc: the point at the mean of the weights.
-    :param change: the weights less their mean.
     """
 
     pytree_data_fields = ("rounding",)

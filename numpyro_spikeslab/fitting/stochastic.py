@@ -91,12 +91,7 @@ class Stream(NamedTuple):
         return zero, posterior._replace(batches=Batches(tallies, before))
 
     def step(self, call: Call, state: tuple[Any, Posterior], rho: Any = None) -> Any:
-        """Take one step on a batch.
-
-        :param state: step and posterior.
-        :param rho: the learning rate; by default it follows from the step.
-        :return: the next step, the posterior, and the negative bound, estimated for all tasks.
-        """
+        """Take one step on a batch, by default at the learning rate of the step."""
         step, posterior = self.start(call, *state)
         spec, local = call.spec, self.check(call)
         if rho is None and are_concrete(step):
@@ -172,9 +167,6 @@ def _start(
     """Scale the terms of functions and the tallies of a fit of some tasks to all tasks.
 
     Counts are from the batch, and sums follow from the values of the sites.
-
-    :param fit: mean inclusion probability of each function in that fit, number of all tasks per
-        task of the fit and per task of the batch.
     """
     probs, per_fit, per_batch = fit
     at = view_at(spec, data, posterior)
@@ -201,11 +193,7 @@ def _start(
 def advance(
     spec: Spec, local: tuple[str, ...], data: Data, step: Any, posterior: Posterior, rate: Rate
 ) -> tuple[Any, Posterior, Float[Array, ""]]:
-    """Update the weights of a batch, the functions, the weights again, and sites with a role.
-
-    :param local: names of the local sites.
-    :param posterior: with weights of zero.
-    """
+    """Update weights of a batch, from zero, functions, weights again, and sites with a role."""
     step, posterior, rate = strong((step, posterior, rate))
     assert posterior.batches is not None
     tallies, before = posterior.batches

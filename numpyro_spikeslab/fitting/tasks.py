@@ -82,11 +82,7 @@ def squared_errors(stats: Gram, weights: Any) -> Float[Array, " Q"]:
 def sweep_weights(
     at: View, mean: Rows, var: Rows, stats: Gram | None, weights: PairedMeanField, temperature: Any
 ) -> tuple[PairedMeanField, Float[Array, " Q"]]:
-    """Make one pass over the weights.
-
-    :param stats: statistics; `None` if Gram matrices of all tasks are too many numbers.
-    :return: the weights and the expected squared residuals of each task.
-    """
+    """Make one pass over the weights; return expected squared residuals of each task too."""
     if stats is None:
         current = weights, 1 / at.sigma2, at.prior, temperature
         return masked_task_sweep((mean, var), (at.Y, at.relative), *current)
@@ -132,10 +128,7 @@ PASSES = 3
 
 
 def update_functions(at: View, mean: Rows, weights: Any) -> tuple[Rows, Rows]:
-    """Update white functions given the weights, row by row (supplement, 1.3).
-
-    :return: the means of the functions and the precisions of their likelihood terms.
-    """
+    """Update white functions row by row (supplement, 1.3); return means, likelihood precisions."""
     assert at.layout is not None
     (M, N), W = mean.shape, weights.mean
     features = W, weights.slab_moments[1] - W**2, 1 / at.sigma2

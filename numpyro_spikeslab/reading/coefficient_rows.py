@@ -130,10 +130,10 @@ def standardised(sites: Sites, at: View, values: dict[str, Any]) -> Standardised
         moments = {k: getattr(at.priors[k], part) for k in shapes}
         return joined(sites, {k: jnp.broadcast_to(x, shapes[k]) for k, x in moments.items()})
 
-    links = at.links
-    if links is not None:
+    links = None
+    if at.links is not None:
         sizes = {name: prod(shape) for name, shape in shapes.items()}
-        rows = [[links[a][b].reshape(sizes[a], sizes[b]) for b in sizes] for a in sizes]
+        rows = [[at.links[a][b].reshape(sizes[a], sizes[b]) for b in sizes] for a in sizes]
         links = jnp.block(rows)
     prior = NormalPrior(joined(sites, values), moment("mean"), moment("variance") ** 0.5, links)
     return Standardised(sites, shapes, prior)

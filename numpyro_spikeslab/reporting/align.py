@@ -55,8 +55,6 @@ def match(draws: Factors, reference: Factors, in_place: bool = False) -> Places:
     """Match the products ``w_m phi_m^T`` of each draw to a reference, by least squares.
 
     Functions without weights match all places equally well: they keep their order and signs.
-
-    :param in_place: whether functions keep their places, and only signs are matched.
     """
     W, phi = reference.W[0], reference.phi[0]
     products = (draws.W @ W.T) * (draws.phi @ phi.T)  # of function m with the place k, (S, M, K)

@@ -217,8 +217,6 @@ def matched(what: str, values: Any, like: xr.DataArray) -> xr.DataArray:
 
     Dimensions of the same name are matched by their labels, others by their place. An axis numbered
     from 0 counts as unlabelled.
-
-    :param what: subject of the messages, an argument for example.
     """
     name = getattr(values, "name", None)
     if isinstance(values, pd.Series | pd.DataFrame) and values.ndim == like.ndim:

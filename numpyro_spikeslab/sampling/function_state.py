@@ -92,11 +92,7 @@ class Function(NamedTuple):
     def log_density(
         self, columns: Float[Array, "N C"]
     ) -> tuple[Float[Array, ""], Float[Array, "N C"]]:
-        """Integrate the function out; also return ``L^-1`` times the columns.
-
-        :param columns: deviations of the whitened observations from their prior mean, then others.
-        :return: the log density of the deviations, without its constant; and the products.
-        """
+        """Integrate the function out, up to a constant; also return ``L^-1`` times the columns."""
         half = self.solve_lower(columns)
         return -0.5 * half[:, 0] @ half[:, 0] - self.covariance.half_logdet(self.factor), half
 

@@ -133,11 +133,7 @@ def draw_kernel(
 
 
 def function_at(fixed: Fixed, m: Any, theta: Float[Array, " P"], a: Float[Array, " N"]) -> Function:
-    """Decompose the matrix of a function.
-
-    :param theta: logs of the parameters of its kernel.
-    :param a: square roots of the precisions that it gets from its tasks.
-    """
+    """Decompose the matrix of a function at logs of kernel parameters ``theta``."""
     covariance = fixed.functions.covariance(m, theta)
     return Function(m, covariance, covariance.cholesky(a))
 
@@ -145,13 +141,7 @@ def function_at(fixed: Fixed, m: Any, theta: Float[Array, " P"], a: Float[Array,
 def draw_parameters(
     key: Array, fixed: Fixed, target: Any, columns: Float[Array, "N C"], column: Column | None
 ) -> tuple[Float[Array, " P"], Function, Float[Array, "N C"]]:
-    """Draw the logs of a kernel's parameters by slice sampling, one after the other.
-
-    :param target: see :func:`function_at`.
-    :param columns: see :meth:`Function.log_density`.
-    :param column: the column whose slabs are integrated out with the function, if any.
-    :return: the logs, the function with this kernel, and the products with the columns.
-    """
+    """Draw logs of kernel parameters by slice sampling; return also the function, and products."""
     m, theta, a = target
     free = jnp.asarray(fixed.functions.parameters.is_free)[m]
 
@@ -238,12 +228,7 @@ def draw_values(
 
 
 def _matheron(key: Array, f: Any, observed: tuple[Root, Any], solve: Any) -> Float[Array, "S N"]:
-    """Compute the vectors whose products with the covariances, by Matheron's rule, turn draws ``f``
-    of the prior of S functions into draws of their conditional.
-
-    :param observed: the root ``R``, and the whitened observations.
-    :param solve: solves with ``I + R K R^T``.
-    """
+    """Compute vectors whose products with covariances turn prior draws into conditional ones."""
     root, y = observed
     error = y - root.times(f) - random.normal(key, y.shape, y.dtype)
     return root.transposed(solve(error))
@@ -253,12 +238,9 @@ def _matheron(key: Array, f: Any, observed: tuple[Root, Any], solve: Any) -> Flo
 
 
 def draw_two(key: Array, fixed: Fixed, state: State, prior_draws: Float[Array, "M N"]) -> State:
-    """Draw two functions in use, chosen at random, after the weights of the others.
+    """Draw two of at least three functions in use, chosen at random, after the others' weights.
 
-    With only one integrated out, two exclusions of a weight can block each other. Nothing happens
-    with fewer than three functions in use.
-
-    :param prior_draws: a draw of each function from its prior.
+    With only one integrated out, two exclusions of a weight can block each other.
     """
     moves, functions, used = fixed.moves, fixed.functions, state.used
     assert moves is not None

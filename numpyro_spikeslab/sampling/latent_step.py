@@ -78,10 +78,7 @@ class LatentStep(Current):
         return State(phi, self.functions.theta(self.values), w, scales, variance, residual)
 
     def finish(self, key: Array, now: tuple[Any, Any], draw: State) -> dict[str, Any]:
-        """Draw scales and probabilities, and return values of all sites the kernel may have.
-
-        :param now: spikes and slabs before the functions were drawn.
-        """
+        """Draw scales and probabilities, and return values of all sites the kernel may have."""
         (pair,), (spikes, slabs) = self.reading.form.pairs, now
         if self.owns_weights:
             spikes = (draw.weights != 0).astype(spikes.dtype)

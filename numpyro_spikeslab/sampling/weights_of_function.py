@@ -51,11 +51,7 @@ class Slabs(NamedTuple):
 def gibbs_block(
     key: Array, slabs: Slabs, spikes: Float[Array, " B"], may_be_empty: Any = True
 ) -> Float[Array, " B"]:
-    """Draw each of B spikes in turn with all slabs integrated out, then the slabs together.
-
-    :param may_be_empty: whether all spikes may be 0; if not, the last one stays.
-    :return: the weights.
-    """
+    """Draw each of B spikes in turn with all slabs integrated out, then the slabs together."""
     logistic, normal = logistic_and_normal(key, slabs.prior.log_odds)
 
     def visit(carry, coordinate):
@@ -118,11 +114,7 @@ class Column(NamedTuple):
 def take_column(
     key: Array, k: Any, fixed: Fixed, state: State, integrated: Integrated
 ) -> tuple[Column, State]:
-    """Take function k out of a few tasks, chosen at random.
-
-    :param state: its residual is without the integrated functions.
-    :return: the column, and the state whose residual is without function k in these tasks, too.
-    """
+    """Take function k out of a few tasks, chosen at random; return its column and that state."""
     phi_k, moves = state.phi[k], fixed.moves
     assert moves is not None
     tasks = random.permutation(key, len(state.weights))[:NUM_TASKS]
@@ -143,10 +135,7 @@ def take_column(
 
 
 def put_column(column: Column, k: Any, new: Float[Array, " B"], state: State) -> State:
-    """Put new weights where :func:`take_column` has taken the old ones out.
-
-    :param new: the old weights return if any new one is not finite.
-    """
+    """Put finite new weights, or else the old ones, where :func:`take_column` was."""
     new = jnp.where(jnp.all(jnp.isfinite(new)), new, state.weights[column.tasks, k])
     residual = state.residual.at[:, column.tasks].add(-jnp.outer(state.phi[k], new))
     return state._replace(weights=state.weights.at[column.tasks, k].set(new), residual=residual)
@@ -162,9 +151,6 @@ def draw_columns(
     """Draw weights of ``others`` while S functions, and the slabs, are integrated out.
 
     A function in use stays in use, so that no idle function need be drawn.
-
-    :param state: its residual is without the integrated functions.
-    :param system: the integrated functions, and the product with ``L^-1``.
     """
     integrated, solve_lower = system
 

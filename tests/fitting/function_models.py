@@ -10,6 +10,7 @@ from planted import plant
 from scipy import integrate, stats
 from task_problems import Problem, model_of, problem
 from tinygp import kernels
+import truth
 
 import jax.numpy as jnp
 
@@ -135,8 +136,7 @@ def entries_model(rows, columns, y=None):
     sigma = numpyro.sample("noise", dist.HalfNormal(1.0))
     pi = numpyro.sample("inclusion", dist.Beta(1.0, 1.0))
     phi = nss.latent_functions("phi", ["white"] * M, np.arange(N))
-    with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
-        W = nss.spike_slab("W", pi, 0.8)
+    W = truth.task_weights(Q, M, pi, 0.8)
     location = jnp.sum(phi.T[rows] * W[columns], axis=-1)
     numpyro.sample("Y", dist.Normal(location, sigma), obs=y, infer={"entries": (rows, columns)})
 

@@ -37,7 +37,6 @@ from numpyro_spikeslab.reading.view import View
 
 N, Q, M = 15, 6, 2
 SMOOTH = kernels.ExpSquared(1.0)
-PRIORS = ("weak", "flat", "shared", "own inclusion", "fixed")
 
 
 def observations(num_points: int = N, num_tasks: int = Q, num_functions: int = M) -> Any:
@@ -53,10 +52,7 @@ def observations(num_points: int = N, num_tasks: int = Q, num_functions: int = M
 
 
 def model_of(prior: str, functions: list[Any], mean: Any = None) -> Any:
-    """Tasks with these priors of noise, inclusion and slab scale; sites without one are params.
-
-    :param prior: one of :data:`PRIORS`.
-    """
+    """Tasks with these priors of noise, inclusion and slab scale; sites without one are params."""
 
     def number(site, start, density=None, shape=()):
         if density is not None:
@@ -67,21 +63,18 @@ def model_of(prior: str, functions: list[Any], mean: Any = None) -> Any:
 
     def model(X, Y):
         num_tasks, num_functions = Y.shape[1], len(functions)
-        noise, slab, inclusion = 0.3, 1.2, 0.4
         phi = nss.latent_functions("phi", functions, X, mean)
-        if prior != "fixed":
-            weak, shared, own = (prior == x for x in ("weak", "shared", "own inclusion"))
-            density = dist.HalfNormal(2.0) if weak or shared else None
-            noise = number("noise", 1.0, density, () if shared else (num_tasks,))
-            slab = number("slab_scale", 1.0, dist.HalfNormal(1.5) if weak else None)
-            density = dist.Beta(2.0, 3.0) if weak or own else None
-            inclusion = number("inclusion", 0.5, density, (num_functions,) if own else ())
+        weak, shared, own = (prior == x for x in ("weak", "shared", "own inclusion"))
+        density = dist.HalfNormal(2.0) if weak or shared else None
+        noise = number("noise", 1.0, density, () if shared else (num_tasks,))
+        slab = number("slab_scale", 1.0, dist.HalfNormal(1.5) if weak else None)
+        density = dist.Beta(2.0, 3.0) if weak or own else None
+        inclusion = number("inclusion", 0.5, density, (num_functions,) if own else ())
         W = truth.task_weights(num_tasks, num_functions, inclusion, slab)
         with handlers.mask(mask=~np.isnan(Y)):
             numpyro.sample("Y", dist.Normal((W @ phi).T, noise), obs=np.nan_to_num(Y))
 
-    held = {"phi_scale": jnp.full(len(functions), 0.8)}
-    return handlers.condition(model, data=held) if prior == "fixed" else model
+    return model
 
 
 class Problem(NamedTuple):
@@ -135,10 +128,7 @@ _bound = jax.jit(bound, static_argnums=0)
 
 
 def problem(model: Any, args: tuple, plain: bool = False, start: Any = None) -> Problem:
-    """A model at a random start.
-
-    :param start: the start; it gets a problem whose posterior is blank.
-    """
+    """A model at a random start, or at what ``start`` makes of a blank posterior."""
     reading = Reader(model, "test")(args, {})
     spec, data = spec_of(reading, plain, None), data_of(reading)
     values = {name: jnp.ones_like(x) for name, x in reading.generic.items()}

@@ -41,8 +41,7 @@ def grouped_model(X, y=None):
     with numpyro.plate("kind", 3):
         inclusion = numpyro.sample("inclusion", dist.Beta(2.0, 3.0))
     w = nss.spike_slab("w", inclusion, scale, groups=(0, 0, 1, 2))
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
+    truth.respond(y, X @ w, sigma)
 
 
 def grouped_case():
@@ -66,8 +65,7 @@ def two_sites_model(X, y=None):
     with numpyro.plate("row", 2), numpyro.plate("column", 2):
         w = nss.spike_slab("w", 0.3)
     v = nss.spike_slab("v", 0.5, 2.0, groups=[0, 0])
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X[:, :4] @ w.reshape(-1) + X[:, 4:] @ v, 0.5), obs=y)
+    truth.respond(y, X[:, :4] @ w.reshape(-1) + X[:, 4:] @ v, 0.5)
 
 
 def two_sites_case():
@@ -314,17 +312,6 @@ def is_silent(fit: Fit, m: int) -> bool:
     """A function that nothing mixes is at its prior and keeps the parameters of its kernel."""
     probs = next(x for name, x in fit.params.items() if name.endswith("_probs"))
     return float(jnp.max(probs.reshape(-1, fit.params["phi_auto_linear"].shape[0])[:, m])) < 0.01
-
-
-@every_model("paired: fixed hyperparameters", "paired: two sets of weights", "paired: tasks")
-def test_the_paired_posterior_is_near_the_exact_one(x64, name):
-    fit = fitted(name)
-    exact = truth.enumerate_models(fit.source.regression(fit.latents(fit.params)))
-    inclusion = fit.source.joined(fit.guide.inclusion_probabilities(fit.params))
-    mean = fit.source.joined(fit.guide.posterior_mean(fit.params))
-    # no bound on the error of mean field is known; a wrong order of the weights errs by more
-    assert np.max(np.abs(inclusion - exact.inclusion)) < 0.25
-    assert np.max(np.abs(mean - exact.mean)) < 0.25
 
 
 @every_model()

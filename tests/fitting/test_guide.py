@@ -38,22 +38,12 @@ Y = X @ [1.0, 0.0, 0.3, 0.0] + 0.5 * RNG.normal(size=N)
 NUM_DRAWS = 20_000
 
 
-def weights(X, inclusion=0.3, slab=1.0):
-    with numpyro.plate("feature", X.shape[1]):
-        return nss.spike_slab("w", inclusion, slab)
-
-
-def respond(loc, sigma, y):
-    with numpyro.plate("obs", loc.shape[0]):
-        numpyro.sample("y", dist.Normal(loc, sigma), obs=y)
-
-
 def regression(X, y=None):
     sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
     inclusion = numpyro.sample("inclusion", dist.Beta(2.0, 2.0))
     scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
-    signal = numpyro.deterministic("signal", X @ weights(X, inclusion, scale))
-    respond(signal, sigma, y)
+    signal = numpyro.deterministic("signal", X @ truth.weights(P, inclusion, scale))
+    truth.respond(y, signal, sigma)
 
 
 def tasks(X, Y=None):
@@ -179,7 +169,7 @@ def test_stock_svi_climbs_towards_the_bound_of_cavi(family):
 def test_params_may_be_trees_of_arrays_except_in_fits_in_closed_form():
     def model(X, y=None):
         net = numpyro.param("net", [(jnp.ones(P), jnp.zeros(())), ()])
-        respond(X @ (weights(X) + net[0][0]) + net[0][1], 0.5, y)
+        truth.respond(y, X @ (truth.weights(P) + net[0][0]) + net[0][1], 0.5)
 
     guide = nss.PairedGuide(model)
     svi = SVI(model, guide, optax.adam(0.1), TraceGraph_ELBO())

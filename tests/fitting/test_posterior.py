@@ -9,15 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 from task_problems import M, Q, dense_moments, observations, slope, small
-import truth
 
 import jax
 import jax.numpy as jnp
 
-import numpyro
-import numpyro.distributions as dist
-
-import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting.posterior import with_modes, with_roles
 from numpyro_spikeslab.fitting.tasks import (
     explained,
@@ -154,29 +149,3 @@ def test_tasks_that_weigh_alike_share_a_matrix_however_large(monkeypatch):
     monkeypatch.setattr("numpyro_spikeslab.fitting.tasks.GRAM_LIMIT", 0)
     form = tasks.spec.form
     assert not keeps_products(form) and keeps_products(replace(form, complete=True))
-
-
-@pytest.mark.exhaustive
-def test_known_features_need_no_matrix_for_each_task(monkeypatch):
-    rng, number = np.random.default_rng(4), 7
-    phi = rng.normal(size=(5, 20))
-    Y = 2 * (phi * (rng.uniform(size=(5, 1)) < 0.5)).T @ rng.normal(size=(5, number))
-    Y += 0.3 * rng.normal(size=Y.shape)
-    observed = rng.uniform(size=Y.shape) > 0.4
-
-    def model(phi, Y):
-        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
-        shift = numpyro.sample("shift", dist.Cauchy(0.0, 1.0))
-        W = truth.task_weights(number, 5, 0.3, 2.0)
-        truth.respond_by_task(Y, (W @ phi).T + shift, sigma, observed)
-
-    results = []
-    for limit in (number * 25, number * 25 - 1):
-        monkeypatch.setattr("numpyro_spikeslab.fitting.tasks.GRAM_LIMIT", limit)
-        # whether there is a matrix for each task is decided when code is traced
-        jax.clear_caches()
-        svi = nss.CAVI(model, nss.PairedGuide(model), temperature=None)
-        results.append(svi.run(jax.random.key(0), 150, phi, Y, progress_bar=False))
-    np.testing.assert_allclose(*(result.losses for result in results), rtol=1e-8)
-    params = (result.params for result in results)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *params)

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 from scipy import stats
-from test_exactness import agrees
+from test_exactness import agrees, sampled
 import truth
 
 import jax
@@ -16,26 +16,14 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Gibbs
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.reading import reader
 from numpyro_spikeslab.roles import InclusionRole, Tally, draw_sites
-from numpyro_spikeslab.sampling import paired_gibbs
 
 KEY = random.key(0)
 
 
-def sampled(model, *args, num_samples=6000):
-    options = dict(num_warmup=300, num_chains=2, chain_method="vectorized", progress_bar=False)
-    mcmc = MCMC(nss.PairedGibbs(model), num_samples=num_samples, **options)
-    mcmc.run(KEY, *args)
-    return mcmc.get_samples(group_by_chain=True)
-
-
 def year_model(X, y=None):
     level = numpyro.sample("level", dist.Normal(0.0, 100.0))
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.3)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(level + X @ w, 0.5), obs=y)
+    truth.respond(y, level + X @ truth.weights(X.shape[1]), 0.5)
 
 
 @pytest.mark.slow
@@ -48,7 +36,8 @@ def test_coefficients_are_drawn_exactly():
     y = 0.03 * (X[:, 0] + X[:, 1] - 4008) + 0.5 * rng.normal(size=200)
     columns, probs = np.column_stack([X, np.ones(200)]), [0.3] * 3 + [1 - 1e-15]
     exact = truth.enumerate_models(truth.regression(columns, y, 0.5, probs, [1.0] * 3 + [100.0]))
-    draws = sampled(year_model, *map(jnp.float32, (X, y)), num_samples=20_000)
+    mcmc = sampled(nss.PairedGibbs(year_model), tuple(map(jnp.float32, (X, y))), 20_000)
+    draws = mcmc.get_samples(group_by_chain=True)
     values = np.concatenate([draws["w"], draws["level"][..., None]], axis=-1).astype(float)
     products = values[..., :, None] * values[..., None, :]
     # 17 comparisons: a false alarm in 1 of 900 keys
@@ -65,11 +54,7 @@ def test_the_mean_of_what_another_block_draws_is_left_to_it():
         mean = numpyro.sample("mean", dist.Normal(1.0, 3.0))
         with numpyro.plate("group", 3):
             effect = numpyro.sample("effect", dist.Normal(mean, 1.0))
-        with numpyro.plate("feature", 4):
-            w = nss.spike_slab("w", 0.3)
-        numpyro.sample(
-            "y", dist.Normal(mean + effect[np.arange(20) % 3] + X @ w, 0.5).to_event(1), obs=y
-        )
+        truth.respond(y, mean + effect[np.arange(20) % 3] + X @ truth.weights(4), 0.5)
 
     kernel = Gibbs([(nss.PairedGibbs(model), ["w_spike", "w_slab", "mean"]), (NUTS(model), None)])
     mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
@@ -102,31 +87,9 @@ def test_slab_scales_do_not_wait_for_excluded_slabs():
 
     def model(X, y=None):
         scale = numpyro.sample("scale", dist.HalfNormal(2.0))
-        with numpyro.plate("feature", 200):
-            w = nss.spike_slab("w", 0.01, scale)
-        numpyro.sample("y", dist.Normal(X @ w, 1.0).to_event(1), obs=y)
+        truth.respond(y, X @ truth.weights(200, 0.01, scale), 1.0)
 
     X = random.normal(KEY, (30, 200))
-    scale = np.asarray(sampled(model, X, 3.0 * X[:, 7], num_samples=1000)["scale"])
+    mcmc = sampled(nss.PairedGibbs(model), (X, 3.0 * X[:, 7]), 1000)
+    scale = np.asarray(mcmc.get_samples(group_by_chain=True)["scale"])
     assert numpyro.diagnostics.effective_sample_size(scale) > 500
-
-
-def test_a_step_makes_one_view(monkeypatch):
-    """And one decomposition of the coefficients, which are drawn from what the pairs were."""
-    calls = {"view": 0, "columns_without": 0}
-
-    def counted(owner, name):
-        function = getattr(owner, name)
-
-        def count(*args, **kwargs):
-            calls[name] += 1
-            return function(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, count)
-
-    args, kernel = truth.fixed_case().args, nss.PairedGibbs(year_model)
-    state = kernel.init(KEY, 0, None, args, {})
-    counted(reader.Reading, "view")
-    counted(paired_gibbs, "columns_without")
-    jax.eval_shape(lambda state: kernel.sample(state, args, {}), state)
-    assert calls == {"view": 1, "columns_without": 1}

@@ -13,8 +13,6 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-import numpyro
-import numpyro.distributions as dist
 from numpyro.infer import MCMC, Predictive
 
 import numpyro_spikeslab as nss
@@ -30,8 +28,7 @@ SCALE = np.array([1.0, 0.5, 0.8, 1.5, 0.4, 1.0])
 
 def grouped_model(X, y=None):
     w = nss.spike_slab("w", jnp.asarray(INCLUSION), jnp.asarray(SCALE), groups=GROUPS)
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X @ w, jnp.linspace(0.5, 1.5, X.shape[0])), obs=y)
+    truth.respond(y, X @ w, jnp.linspace(0.5, 1.5, X.shape[0]))
 
 
 def data():
@@ -100,9 +97,7 @@ def test_groups_of_one_in_another_order():
     y = X[:, 0] + 0.3 * np.random.default_rng(0).normal(size=40)
 
     def model(X, y):
-        w = nss.spike_slab("w", 0.2, groups=[2, 0, 1])
-        with numpyro.plate("obs", 40):
-            numpyro.sample("y", dist.Normal(X @ w, 0.3), obs=y)
+        truth.respond(y, X @ nss.spike_slab("w", 0.2, groups=[2, 0, 1]), 0.3)
 
     mcmc = MCMC(nss.PairedGibbs(model), num_warmup=50, num_samples=200, progress_bar=False)
     mcmc.run(KEY, jnp.asarray(X), jnp.asarray(y))

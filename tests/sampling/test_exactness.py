@@ -39,12 +39,10 @@ def columns_model(X, Y=None, *, groups=None):
     with numpyro.plate("half", 2):
         effect = numpyro.sample("effect", dist.Normal(0.5 * level, 0.7))
     if groups is None:
-        with numpyro.plate("feature", 3):
-            w = nss.spike_slab("w", inclusion, scale)
+        w = truth.weights(3, inclusion, scale)
     else:
         w = nss.spike_slab("w", inclusion, scale, groups=groups)
-    with numpyro.plate("other", X.shape[1] - 3):
-        v = nss.spike_slab("v", 0.4)
+    v = truth.weights(X.shape[1] - 3, 0.4, name="v", plate="other")
     location = level + effect[jnp.arange(len(X)) % 2] + X[:, :3] @ w + X[:, 3:] @ v
     with numpyro.plate("obs", len(X)):
         numpyro.sample("Y", dist.Normal(location, sigma), obs=Y)
@@ -55,8 +53,7 @@ def entries_model(rows, columns, Y=None):
     inclusion = numpyro.sample("inclusion", dist.Beta(2, 2))
     slab = numpyro.sample("slab_scale", dist.HalfNormal(1.5))
     phi = nss.latent_functions("phi", ["white"] * 2, np.arange(5))
-    with numpyro.plate("task", 4, dim=-2), numpyro.plate("latent", 2, dim=-1):
-        W = nss.spike_slab("W", inclusion, slab)
+    W = truth.task_weights(4, 2, inclusion, slab)
     with numpyro.plate("task", 4):
         noise = numpyro.sample("noise", dist.HalfNormal(1.0))
     f = jnp.sum(phi.T[rows] * W[columns], axis=1)
@@ -70,12 +67,9 @@ def choice_model(A, B, Y=None):
     z = numpyro.sample("z", dist.Bernoulli(0.7))
     with numpyro.plate("row", len(A)):
         group = numpyro.sample("group", dist.Bernoulli(0.5))
-    weights = []
-    for name in "wv":
-        with numpyro.plate(f"{name}_feature", 2):
-            weights.append(nss.spike_slab(name, 0.4, 1.5))
+    w, v = (truth.weights(2, 0.4, 1.5, name, plate=f"{name}_feature") for name in "wv")
     with numpyro.plate("obs", len(A)):
-        location = z * jnp.where(group > 0, A @ weights[0], B @ weights[1])
+        location = z * jnp.where(group > 0, A @ w, B @ v)
         numpyro.sample("Y", dist.Normal(location, 0.5), obs=Y)
 
 
@@ -91,12 +85,8 @@ def beside_nuts(model, *blocks):
 
 
 class Joint(NamedTuple):
-    """A model, its arguments without the data, and a kernel.
-
-    - **observed** - whether entries are observed.
-    - **unconstrained** - sites that NUTS draws.
-    - **size** - number of replicates; fewer where they cannot run side by side.
-    """
+    """A model, its arguments without the data, a kernel, whether entries are observed, sites that
+    NUTS draws, and numbers of replicates, fewer where they cannot run side by side, and steps."""
 
     model: Any
     args: tuple
@@ -147,9 +137,8 @@ def tasks(case, model, size=6):
 
 
 def shared_tasks():
-    model = truth.latent_tasks_model
     phi = jnp.asarray(truth.design("correlated", num_obs=4, size=2))
-    return Joint(model, (phi,), nss.PairedGibbs(model))
+    return Joint(truth.latent_tasks_model, (phi,), nss.PairedGibbs(truth.latent_tasks_model))
 
 
 def entries(num_blocks):
@@ -312,15 +301,8 @@ def check_posterior(mcmc, case, exact):
 
 
 def sampled(kernel, args, num_samples=10_000, **options):
-    mcmc = MCMC(
-        kernel,
-        num_warmup=100,
-        num_samples=num_samples,
-        num_chains=2,
-        chain_method="vectorized",
-        progress_bar=False,
-        **options,
-    )
+    options |= {"num_warmup": 100, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = MCMC(kernel, num_samples=num_samples, num_chains=2, **options)
     mcmc.run(KEY, *args, extra_fields=("inclusion_probabilities",))
     return mcmc
 

@@ -14,9 +14,6 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-import numpyro
-import numpyro.distributions as dist
-
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra import active_set, flips, pairs
 
@@ -218,13 +215,6 @@ def test_inclusion_that_is_certain_stays_so():
 # The kernel
 
 
-def sharp_model(X, y):
-    scale = jnp.linspace(0.5, 1.5, X.shape[1])
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", jnp.linspace(0.2, 0.4, X.shape[1]), scale)
-    numpyro.sample("y", dist.Normal(X @ w, 0.1).to_event(1), obs=y)
-
-
 @pytest.mark.slow
 def test_columns_that_are_nearly_the_same_take_turns():
     """Two pairs of such columns, a column of zeros, and fewer observations than weights."""
@@ -232,9 +222,13 @@ def test_columns_that_are_nearly_the_same_take_turns():
     X = rng.normal(size=(6, 9))
     X[:, 1], X[:, 3], X[:, 4] = X[:, 0], X[:, 2] + 0.05 * X[:, 3], 0.0
     y = X[:, 0] - X[:, 2] + 0.1 * rng.normal(size=6)
-    arguments = 0.1, np.linspace(0.2, 0.4, 9), np.linspace(0.5, 1.5, 9)
-    exact = truth.enumerate_models(truth.regression(X, y, *arguments))
-    mcmc = sampled(nss.PairedGibbs(sharp_model), (jnp.asarray(X), jnp.asarray(y)), 4000)
+    prior = np.linspace(0.2, 0.4, 9), np.linspace(0.5, 1.5, 9)
+    exact = truth.enumerate_models(truth.regression(X, y, 0.1, *prior))
+
+    def sharp(X, y):
+        truth.respond(y, X @ truth.weights(9, *prior), 0.1)
+
+    mcmc = sampled(nss.PairedGibbs(sharp), (jnp.asarray(X), jnp.asarray(y)), 4000)
     spikes = np.asarray(mcmc.get_samples(group_by_chain=True)["w_spike"], float)
     probs = mcmc.get_extra_fields(group_by_chain=True)["inclusion_probabilities"]["w"]
     for x in (spikes, np.asarray(probs)):

@@ -87,10 +87,8 @@ def test_params_of_the_model_are_those_of_the_call(x64, jit_model_args):
 
     def model(start):
         offset = numpyro.param("offset", start)
-        with numpyro.plate("feature", 3):
-            w = nss.spike_slab("w", 0.3)
         numpyro.deterministic("level", offset + jnp.zeros(()))
-        numpyro.sample("y", dist.Normal(offset + X @ w, 0.5).to_event(1), obs=y)
+        truth.respond(y, offset + X @ truth.weights(3), 0.5)
 
     kernel = nss.PairedGibbs(model)
     for start in (jnp.array(0.0), jnp.array(5.0)):
@@ -172,9 +170,7 @@ def test_other_sites_may_have_names_of_pairs():
     def model(X, y):
         pi = numpyro.sample("prior_spike", dist.Beta(1.0, 1.0))
         scale = numpyro.sample("prior_slab", dist.HalfNormal(1.0))
-        with numpyro.plate("feature", 4):
-            w = nss.spike_slab("w", pi, scale)
-        numpyro.sample("y", dist.Normal(X @ w, 0.3).to_event(1), obs=y)
+        truth.respond(y, X @ truth.weights(4, pi, scale), 0.3)
 
     state = nss.PairedGibbs(model).init(KEY, 0, None, truth.fixed_case().args, {})
     assert set(state.inclusion_probabilities) == {"w"}
@@ -186,16 +182,12 @@ def test_other_sites_may_have_names_of_pairs():
 def grouped_model(X, group, y=None):
     with numpyro.plate("group", 2):
         inclusion = numpyro.sample("inclusion", dist.Beta(1.0, 1.0))
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", inclusion[group])
-    numpyro.sample("y", dist.Normal(X @ w, 0.5).to_event(1), obs=y)
+    truth.respond(y, X @ truth.weights(X.shape[1], inclusion[group]), 0.5)
 
 
 def improper_model(X, y=None):
     sigma = numpyro.sample("sigma", dist.ImproperUniform(dist.constraints.positive, (), ()))
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", 0.3)
-    numpyro.sample("y", dist.Normal(X @ w, sigma).to_event(1), obs=y)
+    truth.respond(y, X @ truth.weights(X.shape[1]), sigma)
 
 
 def init(model, start=None, args=None, key=KEY):
@@ -248,9 +240,7 @@ def test_the_blocks_that_an_error_suggests_sample_the_model(continuous):
     def model(X, y=None):
         z = numpyro.sample("z", dist.Bernoulli(0.5))
         t = numpyro.sample("t", dist.Normal()) if continuous else 0.3
-        with numpyro.plate("feature", X.shape[1]):
-            w = nss.spike_slab("w", 0.3)
-        numpyro.sample("y", dist.Normal(X @ w * (1 + z) + jnp.exp(t), 0.5).to_event(1), obs=y)
+        truth.respond(y, X @ truth.weights(X.shape[1]) * (1 + z) + jnp.exp(t), 0.5)
 
     args = truth.noise_case().args
     with pytest.raises(ValueError, match="other blocks: Gibbs") as caught:
