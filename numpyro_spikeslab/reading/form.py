@@ -90,7 +90,8 @@ class Form:
     - **complete** - whether all tasks have the same weights of observations, in one column.
     - **varying_noise** - whether noise may change along a task.
     - **constant_rows** - whether the design depends on data alone.
-    - **constant_design** - whether the weights of the observations do so, too.
+    - **constant_design** - whether the weights of the observations do so, too; a stand-in for the
+      likelihood may change them.
     - **sources** - for each pair, the constant of the linearised predictor that is its design;
       `None` if no constant is known to be.
     """

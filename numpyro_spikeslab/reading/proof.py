@@ -98,7 +98,7 @@ def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
         constant_covariates=coefficients.constant,
         varying_noise=varying,
         constant_rows=not design,
-        constant_design=family == NORMAL and not (design or count or (varying and scale)),
+        constant_design=not (design or count or (varying and scale)),
         sources=(None,) * len(problem.form.pairs),
     )
     functions = _about_functions(problem, run, trace, mixed)

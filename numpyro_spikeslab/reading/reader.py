@@ -131,8 +131,10 @@ class Reading:
 
     @from_data
     def design(self) -> Design | None:
-        """The whitened design, `None` if it depends on other sites or features are shared."""
-        if self.form.kind != COLUMNS or not self.form.constant_design:
+        """The whitened design, `None` if it depends on other sites, on a stand-in for the
+        likelihood, or features are shared."""
+        form = self.form
+        if form.kind != COLUMNS or not (form.constant_design and form.is_normal):
             return None
         return _design(self.problem, self.generic, self.block_size)
 

@@ -183,7 +183,7 @@ def whitened_design(
     :param relative: relative precisions of the observations.
     """
     rows = design_rows(problem, values) if rows is None else rows
-    constant = problem.form.constant_design
+    constant = problem.form.constant_design and problem.form.is_normal
     # rows without an observation may be NaN
     rows = jnp.where(relative > 0, rows, 0)
     size = block_size if constant else CHANGING_BLOCK_SIZE

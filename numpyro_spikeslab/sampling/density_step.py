@@ -18,6 +18,7 @@ pairs, these sites would have a wrong distribution (van Dyk and Park, 2008, *Par
 Gibbs samplers*).
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,19 +39,20 @@ from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.coefficient_rows import dense_rows, standardised
 from numpyro_spikeslab.reading.form import COLUMNS, OTHER, Form
 from numpyro_spikeslab.reading.program import are_concrete
+from numpyro_spikeslab.reading.reader import MAX_GRAM
 from numpyro_spikeslab.reading.stand_in import augmented, log_likelihood, per_count
 from numpyro_spikeslab.reading.view import design_rows
-from numpyro_spikeslab.sampling.pair_draws import PairDraws, draw_pairs
+from numpyro_spikeslab.sampling.pair_draws import PairDraws, draw_pairs, gram_at
 from numpyro_spikeslab.sampling.scale_draws import Current
 
 LOCAL_SHARE = 0.25
 """Share of local steps among those after the warm-up."""
 
 MIN_ACCEPT_PROB = 0.2
-"""Mean acceptance probability below which all steps are local."""
+"""Mean acceptance probability below which all steps are local; near it both are worth as much."""
 
 MIN_WARMUP = 100
-"""Fewer steps of warm-up teach no Gaussian."""
+"""Fewer steps of warm-up teach no Gaussian; after so many, chains mix nearly as after 1,000."""
 
 
 class AdaptState(NamedTuple):
@@ -65,6 +67,8 @@ class AdaptState(NamedTuple):
     - **accept_prob** - acceptance probability of the step; 1 for a local one.
     - **mean_accept_prob**, **num_tried** - mean of those of the warm-up with the Gaussian, and
       their number.
+    - **gram** - :func:`~numpyro_spikeslab.sampling.pair_draws.gram_at` under the Gaussian, made
+      once; `None` where it may change, or columns are many.
     """
 
     i: Array
@@ -73,13 +77,19 @@ class AdaptState(NamedTuple):
     accept_prob: Float[Array, ""]
     mean_accept_prob: Float[Array, ""]
     num_tried: Float[Array, ""]
+    gram: Float[Array, "P P"] | None
 
     @classmethod
-    def begin(cls, num_warmup: int, predictor: Float[Array, "*N"]) -> "AdaptState":
-        """Make the state before the first step."""
+    def begin(cls, num_warmup: int, now: Current, user: str, moves: bool) -> "AdaptState":
+        """Make the state before the first step; see :func:`checked_predictor`."""
+        form, predictor, gram = now.reading.form, checked_predictor(now, user), None
         zero = jnp.zeros((), predictor.dtype)
+        covariates_stay = form.constant_covariates or not form.coefficient_sites(now.own)
+        stays = form.constant_design and covariates_stay and form.size <= MAX_GRAM
+        if has_gaussian_steps(form, moves) and stays:
+            gram = jnp.zeros((form.size, form.size), predictor.dtype)
         counts = jnp.array(0), jnp.asarray(num_warmup, int)
-        return cls(*counts, LearntMoments.zero(predictor), zero + 1, zero, zero)
+        return cls(*counts, LearntMoments.zero(predictor), zero + 1, zero, zero, gram)
 
     def takes_gaussian(self, key: Array) -> Bool[Array, ""]:
         """Decide whether the next step is under the Gaussian, without a look at the draws."""
@@ -93,14 +103,30 @@ class AdaptState(NamedTuple):
         return (4 * self.i >= self.num_warmup) & (4 * self.i < 3 * self.num_warmup)
 
     def after(
-        self, moments: LearntMoments, gaussian: Bool[Array, ""], accept_prob: Float[Array, ""]
+        self,
+        moments: LearntMoments,
+        gaussian: Bool[Array, ""],
+        accept_prob: Float[Array, ""],
+        gram: Callable[[], Any],
     ) -> "AdaptState":
-        """Return the state after a step."""
+        """Return the state after a step.
+
+        :param gram: makes the Gram matrix.
+        """
         counts = gaussian & (self.i < self.num_warmup)
         num_tried = self.num_tried + counts
         change = jnp.where(counts, accept_prob - self.mean_accept_prob, 0)
-        mean = self.mean_accept_prob + change / jnp.maximum(num_tried, 1)
-        return AdaptState(self.i + 1, self.num_warmup, moments, accept_prob, mean, num_tried)
+        new = self._replace(
+            i=self.i + 1,
+            moments=moments,
+            accept_prob=accept_prob,
+            mean_accept_prob=self.mean_accept_prob + change / jnp.maximum(num_tried, 1),
+            num_tried=num_tried,
+        )
+        if self.gram is None:
+            return new
+        ends = self.learns & ~new.learns
+        return new._replace(gram=lax.cond(ends, gram, lambda: self.gram))
 
 
 def has_gaussian_steps(form: Form, moves: bool) -> bool:
@@ -151,29 +177,31 @@ def draw_with_density(
     :param moves: see :func:`~numpyro_spikeslab.sampling.pair_draws.draw_pairs`.
     """
     key_kind, key_local, key_accept, key_pairs, key_coefficients = random.split(key, 5)
+    keys = key_pairs, key_coefficients
     form, problem = now.reading.form, now.reading.problem
     f = predictor_of(now, {})
-    learnt = adapt.moments.stand_in()
-    gaussian = jnp.array(False)
-    if has_gaussian_steps(form, moves):
-        gaussian = adapt.takes_gaussian(key_kind)
-
-    def under(stand_in, single):
-        return draw_pairs((key_pairs, key_coefficients), now.with_stand_in(stand_in), moves, single)
-
-    def fixed():
-        return per_count(problem, now.values, learnt)
-
+    learnt, gaussian = adapt.moments.stand_in(), jnp.array(False)
     density: Any = partial(log_likelihood, problem, now.values)
     if form.family != OTHER:
-        local = augmented(problem, now.values, f)
-        density = local.log_density
-        stand_in = lax.cond(gaussian, fixed, lambda: local.draw(key_local, f))
-        drawn = under(stand_in, ~gaussian)
+        mixture = augmented(problem, now.values, f)
+        density = mixture.log_density
+
+    def under(learnt):
+        return now.with_stand_in(per_count(problem, now.values, learnt))
+
+    def proposed():
+        return draw_pairs(keys, under(learnt), moves, False, adapt.gram)
+
+    def local():
+        if form.family == OTHER:
+            return metropolis(key_local, now, density, f)
+        return draw_pairs(keys, now.with_stand_in(mixture.draw(key_local, f)), moves)
+
+    if has_gaussian_steps(form, moves):
+        gaussian = adapt.takes_gaussian(key_kind)
+        drawn = lax.cond(gaussian, proposed, local)
     else:
-        drawn = lax.cond(
-            gaussian, lambda: under(fixed(), False), lambda: metropolis(key_local, now, density, f)
-        )
+        drawn = local()
     new_f = predictor_of(now, drawn.sites)
     log_ratio = jnp.where(gaussian, correction(density, learnt, f, new_f), 0)
     accepts = jnp.log(random.uniform(key_accept, minval=jnp.finfo(f.dtype).tiny)) < log_ratio
@@ -189,7 +217,8 @@ def draw_with_density(
         return adapt.moments.updated(drawn_f, slope)
 
     moments = lax.cond(adapt.learns, learn, lambda: adapt.moments)
-    adapt = adapt.after(moments, gaussian, jnp.exp(jnp.minimum(log_ratio, 0)))
+    accept_prob = jnp.exp(jnp.minimum(log_ratio, 0))
+    adapt = adapt.after(moments, gaussian, accept_prob, lambda: gram_at(under(moments.stand_in())))
     return PairDraws(sites, inclusion, drawn.squares), adapt
 
 

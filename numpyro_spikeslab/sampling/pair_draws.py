@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import flips, pattern_sweeps
 from numpyro_spikeslab.algebra.active_set import CollapsedRegression
+from numpyro_spikeslab.algebra.coefficients import split, whitened
 from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, predictor
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
@@ -26,6 +27,7 @@ from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.reading.coefficient_rows import (
     columns_without,
+    dense_rows,
     given_residual,
     joined,
     tasks_without,
@@ -53,7 +55,11 @@ class PairDraws(NamedTuple):
 
 
 def draw_pairs(
-    keys: tuple[Array, Array], now: Current, moves: bool, single: Any = True
+    keys: tuple[Array, Array],
+    now: Current,
+    moves: bool,
+    single: bool = True,
+    gram: Float[Array, "P P"] | None = None,
 ) -> PairDraws:
     """Draw all pairs and the kernel's coefficients.
 
@@ -61,10 +67,11 @@ def draw_pairs(
     :param moves: whether columns of a design may trade places, with all slabs integrated out.
     :param single: whether these moves come after a sweep of single pairs. Without it the draw is
         reversible.
+    :param gram: :func:`gram_at` here, by default that of a constant design.
     """
     form = now.reading.form
     if form.kind == COLUMNS:
-        drawn, draw_coefficients = _draw_columns(keys[0], now, moves, single)
+        drawn, draw_coefficients = _draw_columns(keys[0], now, moves, single, gram)
     else:
         drawn, draw_coefficients = _draw_table(keys[0], now)
     # else XLA compiles the draws of the pairs anew for each site that depends on them
@@ -74,8 +81,19 @@ def draw_pairs(
     return PairDraws(sites | coefficients, jnp.ravel(inclusion), squares)
 
 
+def gram_at(now: Current) -> Float[Array, "P P"]:
+    """Compute the products of the whitened columns outside of the span of the covariates."""
+    reading, relative = now.reading, now.at.relative[:, 0]
+    rows = reading.design_at(now.values, relative).rows
+    if sites := reading.form.coefficient_sites(now.own):
+        covariates = dense_rows(reading.problem, now.values, sites)
+        rows = split(rows, whitened(covariates, relative)).outside
+    rows = rows.reshape(-1, rows.shape[-1])[: reading.form.size]
+    return rows @ rows.T
+
+
 def _draw_columns(
-    key: Array, now: Current, moves: bool, single: Any
+    key: Array, now: Current, moves: bool, single: bool, gram: Any
 ) -> tuple[tuple[Array, Array, Array], DrawCoefficients]:
     """Draw the pairs of a design with the kernel's coefficients integrated out.
 
@@ -88,7 +106,8 @@ def _draw_columns(
     precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
     target, columns = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0], None
     sites = reading.form.coefficient_sites(now.own)
-    gram = reading.gram_outside if sites else reading.gram
+    if gram is None:
+        gram = reading.gram_outside if sites else reading.gram
     if sites:
         # integrated out, for given them a column that is far from centred hardly ever gets in
         columns = columns_without(reading.problem, at, now.values, sites, design, reading.split)
@@ -96,24 +115,22 @@ def _draw_columns(
         if gram is not None:
             span = feature_rows(design, current.size)[:, at.Y.shape[0] :]
             gram = gram + span @ span.T
-    residual = target - predictor(design, current)
+
+    def residual():
+        return target - predictor(design, current)
+
     if (groups := reading.form.groups) is not None:
         sets = Partition.of_spikes(groups)
-        drawn = pattern_sweeps.gibbs_sweep(key, sets, design, residual, current, precision, prior)
+        drawn = pattern_sweeps.gibbs_sweep(key, sets, design, residual(), current, precision, prior)
     elif not moves:
         noise = logistic_and_normal(key, current)
-        drawn = gibbs_sweep(noise, design, residual, current, precision, prior)
+        drawn = gibbs_sweep(noise, design, residual(), current, precision, prior)
     else:
         numbers = flips.Numbers.draw(key, current)
-
-        def sweep():
-            return gibbs_sweep(numbers.pairs, design, residual, current, precision, prior)
-
-        def keep():
-            spikes, slabs = (x[0] for x in now.weights())
-            return spikes.astype(int), slabs, spikes
-
-        drawn = sweep() if single is True else jax.lax.cond(single, sweep, keep)
+        spikes, slabs = (x[0] for x in now.weights())
+        drawn = spikes.astype(int), slabs, spikes
+        if single:
+            drawn = gibbs_sweep(numbers.pairs, design, residual(), current, precision, prior)
         problem = CollapsedRegression(design, gram, target, precision, prior)
         drawn = flips.sweep(numbers, problem, *drawn[:2])
 

@@ -12,11 +12,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.roles import SlabRole
-from numpyro_spikeslab.sampling.density_step import (
-    AdaptState,
-    checked_predictor,
-    draw_with_density,
-)
+from numpyro_spikeslab.sampling.density_step import AdaptState, draw_with_density
 from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
 from numpyro_spikeslab.sampling.pair_draws import draw_pairs
 from numpyro_spikeslab.sampling.scale_draws import Current
@@ -109,7 +105,7 @@ class PairedGibbs(BlockKernel):
         adapt_state = None
         if not reading.form.is_normal:
             now = Current.of(reading, values, z)
-            adapt_state = AdaptState.begin(num_warmup, checked_predictor(now, self._user))
+            adapt_state = AdaptState.begin(num_warmup, now, self._user, self._collapsed)
         return PairedGibbsState(z, start_inclusion(z), rng_key, adapt_state)
 
     def _step(self, reading: Reading, values: dict[str, Any], state: Any) -> PairedGibbsState:
