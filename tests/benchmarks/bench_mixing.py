@@ -96,11 +96,11 @@ def run(kernel, num_samples, X, y, num_warmup=500):
     return draws, elapsed / num_samples
 
 
-def min_ess(spikes):
-    """The least effective sample size of some spikes; one that never moves counts as one draw."""
+def min_ess(x):
+    """The least effective sample size of some sites; one that never moves counts as one draw."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return np.nan_to_num(effective_sample_size(spikes[None]), nan=1).min()
+        return np.nan_to_num(effective_sample_size(x[None]), nan=1).min()
 
 
 def compare(make, size, *numbers):
@@ -116,13 +116,10 @@ def compare(make, size, *numbers):
     best = mean = None
     for (name, kernel), number in zip(kernels.items(), numbers, strict=False):
         draws, seconds = run(kernel, number, X, y, min(500, number // 2))
-        spikes, w = (np.asarray(draws[key], float)[None] for key in ("w_spike", "w"))
-        mean = spikes[0].mean(0) if mean is None else mean
-        counted = spikes[..., (mean > 0.03) & (mean < 0.97)], w[..., mean > 0.02]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            least = np.array([np.nanmin(effective_sample_size(x)) for x in counted])
-        rates = least / number / seconds
+        spikes, w = (np.asarray(draws[key], float) for key in ("w_spike", "w"))
+        mean = spikes.mean(0) if mean is None else mean
+        counted = spikes[:, (mean > 0.03) & (mean < 0.97)], w[:, mean > 0.02]
+        rates = np.array([min_ess(x) for x in counted]) / number / seconds
         best = rates if best is None else best
         print(
             f"  {name}: {rates[0]:.3g} min ESS/s of spikes, {rates[1]:.3g} of weights, "
