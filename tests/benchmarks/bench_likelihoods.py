@@ -171,8 +171,8 @@ def pima(inclusion=0.2):
     truth = all_models(X, y, inclusion)
     X, y = jnp.asarray(X), jnp.asarray(y, int)
     chain = in_time(paired(model_of(logit, inclusion, True), X, y), 20_000)
-    found, seconds = compilations.left_out(chain, 1)
-    error = np.abs(found - truth).max()
+    inclusion_probs, seconds = compilations.left_out(chain, 1)
+    error = np.abs(inclusion_probs - truth).max()
     print(f"pima: largest error {error:.4f} after {seconds:.1f} s (wanted: at most 0.01)")
 
 
@@ -199,8 +199,8 @@ def millipede(num_seeds=3):
 
         runs["millipede"] = in_time(weighted, 200)
     for name, one in runs.items():
-        found = np.asarray([one(seed) for seed in range(1, 1 + num_seeds)])
-        error = np.sqrt(np.mean((found - truth) ** 2))
+        results = np.asarray([one(seed) for seed in range(1, 1 + num_seeds)])
+        error = np.sqrt(np.mean((results - truth) ** 2))
         print(f"cancer, 5 s of {name}: root mean square error {error:.4f}", flush=True)
 
 
