@@ -53,7 +53,7 @@ MIN_ACCEPT_PROB = 0.2
 """Mean acceptance probability below which all steps are local. On breast cancer, 0.3 still pays."""
 
 MIN_WARMUP = 100
-"""Fewer steps of warm-up teach no Gaussian: after 60, steps under it may be worse than local ones."""
+"""Fewer steps of warm-up teach no Gaussian: after 60, steps under it may be worse than local."""
 
 
 class AdaptState(NamedTuple):
