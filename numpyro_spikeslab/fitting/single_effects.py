@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.coefficients import of_columns, whitened
 from numpyro_spikeslab.algebra.correlation import purity, twins, unit_columns
 from numpyro_spikeslab.algebra.pairs import Coordinates, Prior, coordinates
-from numpyro_spikeslab.fitting.posterior import Posterior
+from numpyro_spikeslab.fitting.features import data_of
+from numpyro_spikeslab.fitting.posterior import Posterior, spec_of, view_at
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.coefficient_rows import dense_rows, standardised
 from numpyro_spikeslab.reading.form import COLUMNS, Form
@@ -46,7 +47,11 @@ class Effects(NamedTuple):
 
 def _effects(reading: Reading, posterior: Posterior) -> Effects:
     form, values, mean = reading.form, posterior.values, posterior.weights.mean
-    at = reading.view(values, form.split(mean, "{}"))
+    if form.is_normal:
+        at = reading.view(values, form.split(mean, "{}"))
+    else:
+        # at the mean weights, too, with the Gaussian that stands in for the likelihood
+        at = view_at(spec_of(reading, False, None), data_of(reading), posterior)
     precision = at.precision[:, 0]
     # missing observations may be NaN
     rows = jnp.where(precision > 0, design_rows(reading.problem, values), 0)
