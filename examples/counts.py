@@ -79,7 +79,7 @@ def planted(seed: int, num_people: int = 4406) -> Visits:
     rng = np.random.default_rng(seed)
     of_numbers = [rng.poisson(mean, num_people) for mean in (0.3, 1.5, 0.2, 8, 10, 2)]
     columns = dict(zip(NUMBERS, of_numbers, strict=True))
-    for name in [*YES, "male", *sum(LEVELS.values(), [])]:
+    for name in (*YES, "male", *LEVELS["region"], *LEVELS["hlth"]):
         columns[name] = rng.uniform(size=num_people) < 0.25
     X = standardised(columns, np.zeros(0)).X
     effects = {"hospital stays": 0.15, "chronic conditions": 0.2, "school": 0.1}

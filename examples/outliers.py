@@ -32,7 +32,7 @@ def location(X: Any) -> Any:
     level = numpyro.sample("level", dist.Normal(0.0, 1.0))
     scale = numpyro.sample("scale", dist.HalfNormal(0.5))
     inclusion = numpyro.sample("inclusion", dist.Beta(1.0, 1.0))
-    with numpyro.plate("variable", X.shape[1]):
+    with numpyro.plate("input", X.shape[1]):
         w = nss.spike_slab("w", inclusion, scale)
     return level + X @ w
 
@@ -82,8 +82,8 @@ def sampled(
         mcmc,
         posterior_predictive=replicate(random.key(seed + 1), args[0]),
         log_likelihood=True,
-        coords={"variable": data.features},
-        dims={name: ["variable"] for name in ("w", "w_spike", "w_slab")},
+        coords={"input": data.features},
+        dims={name: ["input"] for name in ("w", "w_spike", "w_slab")},
     )
 
 

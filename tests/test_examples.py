@@ -10,6 +10,7 @@ import sys
 import time
 from types import ModuleType
 
+import arviz_stats
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import truth
 
 import jax
 
+import numpyro_spikeslab as nss
 from numpyro_spikeslab.datasets import boston_housing, toy_multioutput
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -116,6 +118,38 @@ def test_chains_of_the_multi_task_model_agree_and_are_calibrated(monkeypatch):
     assert 0.85 < inside < 0.95
     assert example.convergence(chains).loc["f", "R-hat"] < 1.05
     assert example.active_functions(chains)[4] > 0.8
+
+
+def test_visits_are_made_in_the_shape_of_the_real_ones(monkeypatch, tmp_path):
+    counts = imported("counts", monkeypatch)
+    made = counts.load(tmp_path / "nothing.csv")
+    assert made.X.shape == (4406, 17) and made.y.shape == (4406,) and made.y.min() == 0
+    np.testing.assert_allclose([made.X.mean(), made.X.std(ddof=0)], [[0] * 17, [1] * 17], atol=1e-9)
+    if not counts.FILE.exists():
+        pytest.skip("the visits to doctors are not here")
+    real = counts.load()
+    assert list(real.X) == list(made.X) and real.X.shape == made.X.shape
+    assert abs(real.y.mean() - 5.774) < 1e-3 and np.mean(real.y == 0) == 683 / 4406
+
+
+@pytest.mark.slow
+def test_counts_with_much_spread_are_no_poisson_ones(monkeypatch):
+    counts = imported("counts", monkeypatch)
+    visits = counts.planted(0, 1000)
+    chains = {
+        model.__name__: counts.sampled(model, visits, 200)
+        for model in (counts.poisson, counts.negative_binomial)
+    }
+    elpd = [arviz_stats.loo(draws).elpd for draws in chains.values()]
+    assert elpd[1] - elpd[0] > 300
+    tables = [nss.summary(draws) for draws in chains.values()]
+    # the standard deviation of the posterior is 0.06
+    assert abs(tables[1].loc["concentration", "mean"] - 1.2) < 0.25
+    strong = ["w[chronic conditions]", "w[hospital stays]"]
+    assert all((table.loc[strong, "inclusion"] > 0.9).all() for table in tables)
+    # what a Poisson cannot explain by chance it explains by covariates
+    number = [table["inclusion"].sum() for table in tables]
+    assert number[0] > number[1] + 2
 
 
 @pytest.fixture
