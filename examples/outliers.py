@@ -30,10 +30,9 @@ from numpyro_spikeslab.datasets import RegressionData, boston_housing
 def location(X: Any) -> Any:
     """Draw the expected response, without outliers."""
     level = numpyro.sample("level", dist.Normal(0.0, 1.0))
-    scale = numpyro.sample("scale", dist.HalfNormal(0.5))
     inclusion = numpyro.sample("inclusion", dist.Beta(1.0, 1.0))
     with numpyro.plate("input", X.shape[1]):
-        w = nss.spike_slab("w", inclusion, scale)
+        w = nss.spike_slab("w", inclusion, 0.5)
     return level + X @ w
 
 
@@ -59,7 +58,7 @@ def kernel_of(model: Callable) -> Any:
     block = nss.PairedGibbs(model)
     if model is normal:
         return block
-    sites = ["w_spike", "w_slab", "level", "scale", "inclusion"]
+    sites = ["w_spike", "w_slab", "level", "inclusion"]
     return Gibbs([(block, sites), (NUTS(model), ["sigma", "df"])])
 
 
