@@ -19,7 +19,7 @@ import truth
 import jax
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.datasets import boston_housing, toy_multioutput
+from numpyro_spikeslab.datasets import RegressionData, boston_housing, toy_multioutput
 
 pytestmark = pytest.mark.usefixtures("x64")
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -133,6 +133,7 @@ def test_visits_are_made_in_the_shape_of_the_real_ones(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter")
 def test_counts_with_much_spread_are_no_poisson_ones(monkeypatch):
     counts = imported("counts", monkeypatch)
     visits = counts.planted(0, 1000)
@@ -150,6 +151,23 @@ def test_counts_with_much_spread_are_no_poisson_ones(monkeypatch):
     # what a Poisson cannot explain by chance it explains by covariates
     number = [table["inclusion"].sum() for table in tables]
     assert number[0] > number[1] + 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter")
+def test_a_few_outliers_decide_by_a_normal_likelihood_alone(monkeypatch):
+    outliers = imported("outliers", monkeypatch)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 4))
+    y = 0.25 * X[:, 0] + 0.3 * rng.normal(size=200) + 4 * (X[:, 1] > 1.8)
+    data = RegressionData(X, y, ["effect", "of outliers", "none", "none either"])
+    chains = [outliers.sampled(model, data, 300) for model in (outliers.normal, outliers.student)]
+    elpd = [arviz_stats.loo(draws).elpd for draws in chains]
+    assert elpd[1] - elpd[0] > 50
+    tables = [nss.summary(draws) for draws in chains]
+    assert tables[1].loc["df", "mean"] < 4 and tables[1].loc["w[effect]", "inclusion"] > 0.99
+    by_outliers = [table.loc["w[of outliers]", "inclusion"] for table in tables]
+    assert by_outliers[0] > 0.99 and by_outliers[1] < 0.6
 
 
 @pytest.fixture

@@ -20,19 +20,24 @@ import numpyro_spikeslab as nss
 
 # ArviZ has advice on discrete data, and on observations that matter a lot
 pytestmark = pytest.mark.filterwarnings("ignore:.*(look binary|look discrete|shape parameter)")
-NAMES = ["logit", "negative binomial of the mean", "student"]
+PICTURES = {
+    "logit": "plot_ppc_pava",
+    "negative binomial of the mean": "plot_ppc_rootogram",
+    "student": "plot_ppc_dist",
+}
 
 
 class Posteriors(NamedTuple):
     """The draws of chains and of a fit to the same data, in which two columns are equal."""
 
+    name: str
     X: np.ndarray
     y: np.ndarray
     chains: xr.DataTree
     fit: xr.DataTree
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=PICTURES)
 def posteriors(request: pytest.FixtureRequest) -> Any:
     case, rng = CASES[request.param], np.random.default_rng(3)
     X = rng.normal(size=(80, 4))
@@ -52,20 +57,24 @@ def posteriors(request: pytest.FixtureRequest) -> Any:
     draws = {name: x.values for name, x in fit["posterior"].items()}
     density = log_likelihood(model, draws, X, y)["y"]
     fit["log_likelihood"] = xr.Dataset({"y": (("chain", "draw", "obs"), density[None])})
-    return Posteriors(X, y, chains, nss.add_variational_stats(fit, svi, result, (X, y)))
+    return Posteriors(
+        request.param, X, y, chains, nss.add_variational_stats(fit, svi, result, (X, y))
+    )
 
 
 def test_tables_are_those_of_the_posterior(posteriors):
-    X, _, chains, fit = posteriors
+    _, X, _, chains, fit = posteriors
     table, of_fit = nss.summary(chains), nss.summary(fit)
     # the equal columns take turns in chains, and the fit has one of them
     probs = table["inclusion"].to_numpy()
     assert np.all(abs(probs[[0, 2]] - 0.5) < 0.15) and probs[1] > 0.99 and probs[3] < 0.5
     assert table["r_hat"].max() < 1.05
-    assert sorted(of_fit["inclusion"].round(1)[[0, 2]]) in ([0, 1], [0.1, 1])
+    one, other = np.sort(of_fit["inclusion"].to_numpy()[[0, 2]])
+    assert one < 0.3 and other > 0.9
     assert of_fit["alternatives"].tolist() == ["w[2]", "", "w[0]", ""]
     stats = fit["sample_stats"].to_dataset()
-    np.testing.assert_allclose(stats["credible_sets.w"][:, [0, 2]][0], 0.5, atol=0.1)
+    shares = stats["credible_sets.w"].to_numpy()[:, [0, 2]]
+    np.testing.assert_allclose(shares[np.isfinite(shares)], [0.5, 0.5], atol=0.1)
     sets = nss.credible_sets(chains, "w", X)
     assert {frozenset(members) for members in sets["members"]} >= {frozenset([0, 2])}
     # the bound of CAVI is one of the bound with the likelihood itself
@@ -81,7 +90,7 @@ def test_tables_are_those_of_the_posterior(posteriors):
 
 
 def test_arviz_checks_predictions(posteriors):
-    _, y, chains, fit = posteriors
+    case, _, y, chains, fit = posteriors
     # the draws of a fit are independent, and are no chain
     loo = arviz_stats.loo(chains), arviz_stats.loo(fit, reff=1.0)
     assert abs(loo[0].elpd - loo[1].elpd) < 3 and all(0 < x.p < 8 for x in loo)
@@ -89,8 +98,6 @@ def test_arviz_checks_predictions(posteriors):
     assert replicated.shape == (2, 300, len(y))
     # the mean of the data is an ordinary one
     assert 0.01 < np.mean(replicated.mean(axis=-1) < y.mean()) < 0.99
-    pictures = ["plot_ppc_dist", "plot_ppc_pit", "plot_loo_pit"]
-    pictures += [] if np.issubdtype(y.dtype, np.floating) else ["plot_ppc_rootogram"]
-    for name in pictures:
+    for name in (PICTURES[case], "plot_ppc_pit", "plot_loo_pit"):
         picture = getattr(arviz_plots, name)(chains, backend="matplotlib")
         assert picture.get_target("y", {}).has_data()
