@@ -255,12 +255,6 @@ def scaled_model(X, y=None):
     respond(y, sigma * (X @ weights(X.shape[1])), sigma)
 
 
-def scaled_case() -> Case:
-    case = noise_case()
-    at = lambda z: case.regression(z)._replace(X=z["sigma"] * case.args[0])  # noqa: E731
-    return case._replace(model=scaled_model, regression=at)
-
-
 # Several tasks that share their features
 
 

@@ -4,7 +4,7 @@
 import numpy as np
 from pair_problems import PRECISION, arrays, close, exact_posterior, problem
 import pytest
-from scipy import optimize, stats
+from scipy import stats
 from scipy.special import expit, logsumexp
 import truth
 
@@ -20,9 +20,7 @@ from numpyro_spikeslab.algebra.patterns import (
     conditional_of,
     prior_slabs,
     slabs_given,
-    stack_mixtures,
 )
-from numpyro_spikeslab.algebra.quantiles import quantiles
 
 
 def one_set(size, *, shared=False):
@@ -152,21 +150,6 @@ def test_single_precision_knows_the_bound_of_twins_of_a_large_unit():
     assert reached.dtype == np.float32 and abs(reached - exact.log_evidence) < 0.01
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["block", "group"])
-def test_nearly_equal_columns_agree_in_both_precisions(shared):
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(200, 1)) + 1e-3 * rng.normal(size=(200, 4))
-    y = 2 * X[:, 0] + rng.normal(size=200)
-    log_odds = np.array([-2.0, 0, 0, 0]) if shared else np.full(4, -2.0)
-    single, double = [], []
-    for values in (single, double):
-        jax.config.update("jax_enable_x64", values is double)
-        q, reached = swept(one_set(4, shared=shared), X, y, log_odds, np.ones(4))
-        values.extend(np.asarray(x, float) for x in (q.probs, q.mean, q.scale, reached))
-    for x, expected in zip(single, double, strict=True):
-        np.testing.assert_allclose(x, expected, rtol=2e-3, atol=2e-3)
-
-
 def test_a_large_group_is_exact(precision):
     """Of 300 weights; the evidence of either pattern is that of a Gaussian."""
     rng = np.random.default_rng(0)
@@ -184,33 +167,3 @@ def test_a_large_group_is_exact(precision):
     np.testing.assert_allclose(q.probs, expit(logs[1] - logs[0]), atol=10 * tolerance)
     mean = 0.01 * X.T @ np.linalg.solve(covariance, y)
     np.testing.assert_allclose(q.loc, mean, atol=10 * tolerance)
-
-
-@pytest.mark.slow
-def test_quantiles_are_those_of_the_mixture(precision):
-    X, y, _, log_odds, variance = arguments = problem(size=4)
-    q, _ = swept(one_set(4), X, y, log_odds, variance)
-    exact = exact_posterior(*arguments)
-    levels = np.array([0.0, 0.05, 0.3, 0.5, 0.9, 1.0])
-    marginals = stack_mixtures(q.stacks[0], every_pattern(4))
-    weights, slabs = quantiles(marginals, jnp.asarray(levels, q.mean.dtype))
-    sds = np.sqrt(np.diagonal(exact.covariances, axis1=1, axis2=2))
-
-    def below(x, j):
-        return exact.probs * exact.models[:, j] @ stats.norm.cdf(x, exact.locs[:, j], sds[:, j])
-
-    def solved(j, target):
-        return optimize.brentq(lambda x: below(x, j) - target, -20, 20, xtol=1e-14)
-
-    for j in range(4):
-        p, atom = exact.inclusion[j], below(0.0, j)
-        for level, weight, slab in zip(levels, weights[:, j], slabs[:, j], strict=True):
-            if level in (0, 1):
-                assert slab == (-np.inf if level == 0 else np.inf)
-                continue
-            np.testing.assert_allclose(slab, solved(j, level * p), rtol=1e-3, atol=1e-4)
-            if atom <= level <= atom + 1 - p:
-                assert weight == 0
-            else:
-                expected = solved(j, level if level < atom else level - 1 + p)
-                np.testing.assert_allclose(weight, expected, rtol=1e-3, atol=1e-4)

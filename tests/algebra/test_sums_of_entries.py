@@ -4,15 +4,12 @@
 import numpy as np
 import pytest
 
-import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import sparse_sums
 from numpyro_spikeslab.algebra.sparse_sums import (
     Entries,
     at_entries,
-    block_sums,
-    layout_of,
     over_blocks,
     side_of,
     weighted_sums,
@@ -86,20 +83,3 @@ def test_blocks_hold_all_owners_whatever_their_number(monkeypatch):
             side = side_of(np.zeros(1, int), np.zeros(1, int), number, 3, devices)
             owners = over_blocks(side, number, features, one, one, lambda _, owners: owners)
             np.testing.assert_array_equal(owners, np.arange(number))
-
-
-def test_the_sums_of_a_block_need_no_more_memory_than_a_tile_and_the_block(x64):
-    rows, columns, _ = table(2)
-    layout = layout_of(Entries(rows, columns), (N, Q), M)
-    features = jnp.ones((Q, M)), jnp.ones((Q, M)), jnp.ones(Q)
-    Y = jnp.ones(len(rows))
-
-    def sums():
-        return block_sums(layout.by_rows, jnp.array(0), 4, features, Y, Y)
-
-    largest = sparse_sums.TILE * sparse_sums.CHUNK * M
-    stack = [jax.make_jaxpr(sums)().jaxpr]
-    while stack:
-        for equation in stack.pop().eqns:
-            assert all(np.prod(x.aval.shape) <= largest for x in equation.outvars)
-            stack += [p.jaxpr for p in equation.params.values() if hasattr(p, "jaxpr")]

@@ -7,7 +7,6 @@ import logging
 from fits import KEY, cavi, compilations, estimator_of_the_bound, run, same
 import function_models
 import numpy as np
-import optax
 import pytest
 import truth
 
@@ -16,7 +15,6 @@ import jax.numpy as jnp
 
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import SVI, TraceGraph_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import numpyro_spikeslab as nss
@@ -175,19 +173,6 @@ def test_what_is_fresh_may_be_used_first_under_jit(x64):
     same(run(svi, case, 5).losses, expected[1])
 
 
-@pytest.mark.slow
-def test_svi_under_jit_takes_a_fresh_guide(x64):
-    case = truth.noise_case()
-    svi = SVI(case.model, nss.PairedGuide(case.model), optax.adam(0.01), TraceGraph_ELBO())
-
-    def losses(*args):
-        state, first = svi.update(svi.init(KEY, *args), *args)
-        return first, svi.update(state, *args)[1]
-
-    jitted = jax.jit(losses)(*case.args)
-    same(losses(*case.args), jitted, 1e-9)
-
-
 @pytest.mark.exhaustive
 def test_steps_of_latent_functions_may_be_jitted_but_no_start_and_no_run(x64):
     model, (X, Y), _ = function_models.MODELS["one latent function"]()
@@ -237,7 +222,7 @@ def moving_level(X):
 
 
 def of_another_inner_guide(_):
-    case = truth.scaled_case()
+    case = truth.noise_case()
     run(nss.CAVI(case.model, nss.PairedGuide(case.model, inner_guide=AutoNormal)), case)
 
 

@@ -58,8 +58,11 @@ FACTORS = nss.models.factor_analysis(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_the_bound_and_the_predictions_are_those_of_the_table(x64, shared):
-    model = nss.models.factor_analysis(4, shared_inclusion=shared)
+    model = nss.models.factor_analysis(4, shared_inclusion=shared, shared_noise=shared)
     Y, table, _ = planted()
+    # and two columns without entries, whose noise is known too
+    Y = sparse(Y.data, *Y.coords, (N, Q + 2))
+    table = np.column_stack([table, np.full((N, 2), np.nan)])
     guide, _, result = fitted(model, Y, plain=True, num_steps=15)
     assert np.all(np.diff(result.losses) <= 1e-9 * abs(result.losses[0]))
     np.testing.assert_allclose(-result.losses[-1], bound_of(model, result.params, table), rtol=1e-9)
@@ -71,9 +74,10 @@ def test_the_bound_and_the_predictions_are_those_of_the_table(x64, shared):
         np.testing.assert_allclose(of_entries, expected, atol=1e-9)
     others = np.nonzero(np.isnan(table))
     for data in (Y, table):
-        of_others = guide.predict(result.params, data, entries=others)[0]
-        np.testing.assert_allclose(of_others, np.asarray(mean)[others], atol=1e-9)
-    new = np.random.default_rng(1).normal(size=(5, Q))
+        of_others = guide.predict(result.params, data, entries=others, noise=True)
+        expected = np.asarray(mean)[others], np.asarray(variance)[others]
+        np.testing.assert_allclose(of_others, expected, atol=1e-9)
+    new = np.random.default_rng(1).normal(size=(5, Q + 2))
     new[0], new[1, 3:], new[2, 0] = np.nan, np.nan, 0.0
     # zeros that are stored are observations
     rows, columns = np.nonzero(~np.isnan(new))
@@ -239,22 +243,6 @@ def test_noise_without_a_mode_in_closed_form_is_known_of_a_column_without_entrie
         guide.predict(params, *args, **entry, noise=True)
     with pytest.raises(ValueError, match=r"which noise the columns \[20\]"):
         guide.transform(params, *args, Y_new=np.ones((1, Q + 1)))
-
-
-@pytest.mark.exhaustive
-def test_the_noise_of_a_column_without_entries_is_known_or_asked_for(x64):
-    Y, table, _ = planted()
-    larger = sparse(Y.data, *Y.coords, (N, Q + 2))
-    wide = np.column_stack([table, np.full((N, 2), np.nan)])
-    new = np.random.default_rng(1).normal(size=(5, Q + 2))
-    for model in (nss.models.probabilistic_pca(3), nss.models.factor_analysis(3)):
-        guide, _, result = fitted(model, larger, plain=True, num_steps=5)
-        places = [3, 4], [Q, Q + 1]
-        of_entries = guide.predict(result.params, larger, entries=places, noise=True)
-        of_table = guide.predict(result.params, wide, noise=True)
-        np.testing.assert_allclose(of_entries, [np.asarray(x)[places] for x in of_table], atol=1e-9)
-        pairs = (guide.transform(result.params, x, Y_new=new) for x in (larger, wide))
-        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-9), *pairs)
 
 
 @pytest.mark.slow

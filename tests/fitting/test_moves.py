@@ -113,21 +113,18 @@ def test_moves_find_what_sweeps_do_not():
 
 
 @pytest.mark.usefixtures("unchecked_types")
-def test_a_contest_gives_up_proposals_that_cannot_catch_up():
+def test_the_highest_bound_wins_a_contest():
     sweeps = np.arange(1, rounds.STAGE + 1)
     bounds = {
         "state": np.full(sweeps.size, -10.0),
         "late": -300.0 + 40 * sweeps,
-        "worse": np.full(sweeps.size, -50.0),
         "slow": -300.0 + sweeps,
         "broken": np.full(sweeps.size, np.nan),
     }
-    visits = dict.fromkeys(bounds, 0)
 
     class Scripted(rounds.Fit):
         def sweeps(self, progress, num_steps, threshold=-1.0):
             name, end = progress.posterior, progress.step + num_steps
-            visits[name] += num_steps
             return rounds.Stage(progress._replace(step=end), -bounds[name][progress.step : end])
 
     fit = Scripted(None, None, -1.0, None)
@@ -135,7 +132,6 @@ def test_a_contest_gives_up_proposals_that_cannot_catch_up():
     stage = fit.contest(Progress(0, names[0], np.inf, False), names[1:])
     assert (stage.progress.posterior, stage.progress.step, stage.rejected) == ("late", 1, False)
     assert list(stage.losses) == [-bounds["late"][-1]]
-    assert visits == {"state": 8, "late": 12, "worse": 4, "slow": 4, "broken": 4}
     # 120 nats behind after the first sweeps, and the highest in the end
     assert bounds["late"][rounds.HEAT - 1] < bounds["state"][0] - 120
 

@@ -9,15 +9,15 @@ from functools import partial
 import arviz_base
 import numpy as np
 import pytest
+from scipy import stats
+from test_every_model import two_sites_model
 import truth
 
 import jax
 from jax import random
 import jax.numpy as jnp
 
-import numpyro
 from numpyro import handlers
-import numpyro.distributions as dist
 from numpyro.infer import MCMC, SVI, TraceGraph_ELBO
 from numpyro.optim import Adam
 
@@ -28,21 +28,12 @@ KEY = random.key(0)
 
 
 def model(X, y=None, groups=None, mask=True, sigma=1.0):
-    if groups is not None:
-        w = nss.spike_slab("w", 0.1, 1.5, groups=groups)
+    if groups is None:
+        w = truth.weights(X.shape[1], 0.1, 1.5)
     else:
-        with numpyro.plate("feature", X.shape[1]):
-            w = nss.spike_slab("w", 0.1, 1.5)
-    with numpyro.plate("obs", X.shape[0]), handlers.mask(mask=mask):
-        numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
-
-
-def two_sites(X, y=None):
-    with numpyro.plate("row", 2), numpyro.plate("column", 2):
-        a = nss.spike_slab("a", 0.3)
-    b = nss.spike_slab("b", 0.5, 2.0, groups=[0, 0])
-    with numpyro.plate("obs", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X[:, :4] @ a.reshape(-1) + X[:, 4:] @ b, 0.5), obs=y)
+        w = nss.spike_slab("w", 0.1, 1.5, groups=groups)
+    with handlers.mask(mask=mask):
+        truth.respond(y, X @ w, sigma)
 
 
 def chain(size, rho, num_obs=200, seed=0):
@@ -89,12 +80,22 @@ def test_one_set_of_all_weights_is_the_exact_posterior(precision, groups):
     close(guide.posterior_mean(result.params)["w"], expected.mean, atol=tolerance)
     draws = guide.sample_posterior(KEY, result.params, *args, sample_shape=(20_000,))
     spikes, slabs = expected.sample(np.random.default_rng(1), 100_000)
-    levels = [0.02, 0.4, 0.7, 0.98]
-    quantiles = guide.quantiles(result.params, levels, *args)
-    close(quantiles["w"], np.quantile(spikes * slabs, levels, axis=0), atol=0.06)
     close(np.cov(draws["w"].T), np.cov((spikes * slabs).T), atol=0.02)
     close(np.cov(draws["w_slab"].T), np.cov(slabs.T), atol=0.08)
-    assert quantiles["w_spike"].shape == (4, 6 if groups is None else 1)
+    levels = np.array([0.0, 0.02, 0.3, 0.5, 0.7, 0.98, 1.0])
+    quantiles = guide.quantiles(result.params, levels, *args)
+    assert quantiles["w_spike"].shape == (7, 6 if groups is None else 1)
+    sds = np.sqrt(np.diagonal(expected.covariances, axis1=1, axis2=2))
+    w, below_slab = np.asarray(quantiles["w"], float), []
+    for x in (w, np.asarray(quantiles["w_slab"], float)):
+        reached = stats.norm.cdf(x[:, None], expected.locs, sds)
+        below_slab.append(np.einsum("s,sp,lsp->lp", expected.probs, expected.models, reached))
+    # at zero a level may be anywhere in the atom
+    low, high = (below_slab[0] + (1 - expected.inclusion) * y for y in (w > 0, w >= 0))
+    levels = levels[:, None]
+    assert np.all((low < levels + tolerance) & (high > levels - tolerance))
+    expected_levels = np.broadcast_to(levels, w.shape)
+    close(below_slab[1] / expected.inclusion, expected_levels, atol=tolerance)
     # the importance ratios of an exact guide are the evidence
     data = arviz_base.from_numpyro_svi(svi, svi_result=result, model_args=args, num_samples=300)
     ratios = nss.add_variational_stats(data, svi, result, args).sample_stats["log_ratio"].values
@@ -103,10 +104,10 @@ def test_one_set_of_all_weights_is_the_exact_posterior(precision, groups):
 
 @pytest.mark.exhaustive
 def test_restarts_maps_and_chains_take_sets(x64):
-    guide, svi, result = fit(two_sites, {"a": [[3, 0, 1]]}, *DATA)
-    assert result.params["a_auto_patterns_3"].shape == (1, 8)
-    assert result.params["b_auto_patterns_2"].shape == (1, 2)
-    many = nss.CAVI(two_sites, guide, num_restarts=3).run(KEY, 200, *DATA, progress_bar=False)
+    guide, svi, result = fit(two_sites_model, {"w": [[3, 0, 1]]}, *DATA)
+    assert result.params["w_auto_patterns_3"].shape == (1, 8)
+    assert result.params["v_auto_patterns_2"].shape == (1, 2)
+    many = nss.CAVI(two_sites_model, guide, num_restarts=3).run(KEY, 200, *DATA, progress_bar=False)
     assert many.restarts.shape == (3,) and many.losses[-1] <= result.losses[-1] + 1e-6
     X, y = map(jnp.asarray, DATA)
     mapped = jax.vmap(lambda y: svi.run(KEY, 200, X, y, progress_bar=False).params)
@@ -114,15 +115,8 @@ def test_restarts_maps_and_chains_take_sets(x64):
     for name, x in result.params.items():
         np.testing.assert_allclose(params[name][1], x, atol=1e-6)
     start = guide.to_init_params(result.params, *DATA, rng_key=KEY, num_chains=2)
-    kernel = nss.PairedGibbs(two_sites)
-    mcmc = MCMC(
-        kernel,
-        num_warmup=5,
-        num_samples=5,
-        num_chains=2,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    options = dict(num_chains=2, chain_method="vectorized", progress_bar=False)
+    mcmc = MCMC(nss.PairedGibbs(two_sites_model), num_warmup=5, num_samples=5, **options)
     mcmc.run(KEY, *DATA, init_params=start)
     with pytest.raises(ValueError, match=r"spike|blocks"):
         guide.credible_sets(result.params, *DATA)
@@ -233,7 +227,7 @@ def searched_under_vmap():
 
 FACTORS = nss.models.factor_analysis(2)
 SETS = r"PairedGuide: blocks.* expected (disjoint )?sets "
-OF_SITE = r"expected sets by site of \['a'\]"
+OF_SITE = r"expected sets by site of \['w'\]"
 WRONG = [
     *([[0, 1], [1, 2]], [[0, 6]], [[-1, 0]], [[]], [list(range(11))], [[0, 0]], [0, 1]),
     *([[0.5, 1]], [[True, False]], "all", 3, {"v": [[0, 1]]}),
@@ -244,8 +238,8 @@ REFUSED = {
         lambda: fit(FACTORS, [[0, 1]], np.eye(5, 3), steps=1),
         r"blocks of 'W': got .*expected the columns.*out",
     ),
-    "two sites": (lambda: set_up(two_sites, [[0, 1]], *DATA), OF_SITE),
-    "blocks of groups": (lambda: set_up(two_sites, {"b": [[0, 1]]}, *DATA), OF_SITE),
+    "two sites": (lambda: set_up(two_sites_model, [[0, 1]], *DATA), OF_SITE),
+    "blocks of groups": (lambda: set_up(two_sites_model, {"v": [[0, 1]]}, *DATA), OF_SITE),
     "mean field": (
         lambda: nss.MeanFieldGuide(partial(model, groups=(0,) * 6)).set_up(DATA, {}),
         r"MeanFieldGuide.* expected one spike_slab without groups",

@@ -6,6 +6,7 @@ from functools import partial
 from function_models import first_params
 import numpy as np
 import pytest
+import truth
 
 from jax import random
 import jax.numpy as jnp
@@ -25,16 +26,6 @@ X = RNG.normal(size=(N, P)) + RNG.normal(size=(N, 1))
 Y = X @ [1.0, 0.0, 0.3, 0.0] + 0.5 * RNG.normal(size=N)
 
 
-def weights(X):
-    with numpyro.plate("feature", X.shape[1]):
-        return nss.spike_slab("w", 0.3)
-
-
-def respond(loc, sigma, y):
-    with numpyro.plate("obs", loc.shape[0]):
-        numpyro.sample("y", dist.Normal(loc, sigma), obs=y)
-
-
 def of_sites(X, y=None, level=None, sigma=None):
     """Sites that arguments add, give another shape, or give their values."""
     sigma = numpyro.sample("sigma", dist.HalfNormal(1.0), obs=sigma)
@@ -42,7 +33,7 @@ def of_sites(X, y=None, level=None, sigma=None):
     if level is not None:
         with numpyro.plate("level", int(level.max()) + 1):
             shift = numpyro.sample("alpha", dist.Normal(0.0, 2.0))[level]
-    respond(shift + X @ weights(X), sigma, y)
+    truth.respond(y, shift + X @ truth.weights(X.shape[1]), sigma)
 
 
 LEVELS = np.arange(N) % 3
@@ -71,13 +62,13 @@ def test_another_program_is_refused(name):
 def ahead(X, y=None, X_new=None):
     """With responses to new inputs, and the mean of these."""
     sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
-    w = weights(X)
+    w = truth.weights(P)
     if X_new is not None:
         level = numpyro.sample("level", dist.Normal(jnp.mean(X_new @ w), 0.1))
         with numpyro.plate("new", X_new.shape[0]):
             numpyro.sample("y_new", dist.Normal(level + X_new @ w, sigma))
     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
-    respond(X @ w * scale, sigma, y)
+    truth.respond(y, X @ w * scale, sigma)
 
 
 def test_responses_to_new_inputs_are_predicted():
@@ -112,10 +103,10 @@ OBSERVATIONS_OF = {
 @pytest.mark.parametrize("kind", OBSERVATIONS_OF)
 def test_what_observations_depend_on_stays_latent(kind):
     def model(X, y):
-        w = weights(X)
+        w = truth.weights(P)
         z = numpyro.sample("z", dist.Normal(jnp.sum(w), 1.0))
         numpyro.sample("ahead", dist.Normal(z, 1.0))
-        respond(X @ w, 0.5, y)
+        truth.respond(y, X @ w, 0.5)
         with numpyro.plate("obs", X.shape[0]):
             OBSERVATIONS_OF[kind](z, y)
 
@@ -139,7 +130,7 @@ def test_a_model_may_hold_its_data_and_be_a_method():
 @pytest.mark.slow
 def test_latent_sites_below_the_weights_are_predicted_with_their_posterior():
     def model(X, y=None):
-        w = weights(X)
+        w = truth.weights(P)
         with numpyro.plate("obs", X.shape[0]):
             z = numpyro.sample("z", dist.Normal(X @ w, 1.0))
             numpyro.sample("a", dist.Normal(z, 0.01), obs=y)
