@@ -121,8 +121,7 @@ def denoise(noisy: np.ndarray, noise: float, seed: int = 0) -> Denoised:
     mean = blocks.mean(axis=0)
     Y = jnp.asarray(blocks - mean, jnp.float32)
     model = nss.models.mtmkl(
-        "white",
-        NUM_ELEMENTS,
+        ["white"] * NUM_ELEMENTS,
         shared_noise=True,
         shared_inclusion=False,
         priors=dict.fromkeys(("noise", "slab_scale"), dist.HalfNormal(100.0)),
@@ -155,8 +154,7 @@ def denoise_as_in_the_paper(noisy: np.ndarray, noise: float, seed: int, kernel: 
     """Blocks with their means, and one inclusion probability for all elements."""
     Y = jnp.asarray(blocks_of(noisy), jnp.float32)
     model = nss.models.mtmkl(
-        kernel,
-        NUM_ELEMENTS,
+        [kernel] * NUM_ELEMENTS,
         shared_noise=True,
         priors=dict.fromkeys(("noise", "slab_scale"), dist.HalfNormal(100.0)),
     )

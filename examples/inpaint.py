@@ -71,8 +71,7 @@ def inpaint(image: np.ndarray, seed: int = 0) -> Inpainted:
     """
     Y = jnp.asarray(blocks_of(image.astype(np.float32)))
     model = nss.models.mtmkl(
-        "white",
-        NUM_ELEMENTS,
+        ["white"] * NUM_ELEMENTS,
         shared_noise=True,
         priors=dict.fromkeys(("noise", "slab_scale"), dist.HalfNormal(100.0)),
     )

@@ -4,6 +4,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from inspect import isclass, signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,8 +27,8 @@ __all__ = ["factor_analysis", "mtmkl", "probabilistic_pca", "sparse_regression"]
 
 def mtmkl(
     kernels: Any,
-    num_functions: int | None = None,
     *,
+    likelihood: Callable[..., dist.Distribution] = dist.Normal,
     num_tasks: int | None = None,
     mean: Any = None,
     shared_noise: bool = False,
@@ -38,19 +39,24 @@ def mtmkl(
 
     Q tasks are sparse mixtures of M latent functions,
     :math:`y_{nq} \sim \mathcal{N}(\sum_m w_{qm} \phi_m(x_n), \sigma_q^2)`, with spike-and-slab
-    weights. The sites are
+    weights. Classes, counts and heavy tails have other distributions around
+    :math:`f_{nq} = \sum_m w_{qm} \phi_m(x_n)`. The sites are
 
     - ``phi``, the functions, shape (M, N), and the parameters of their kernels, such as
       ``phi_scale``, see :func:`~numpyro_spikeslab.latent_functions`;
     - ``W_spike``, ``W_slab`` and ``W``, the weights, shape (Q, M);
-    - ``inclusion``, ``slab_scale`` and ``noise``;
+    - ``inclusion``, ``slab_scale`` and, where the likelihood has it, ``noise``;
     - ``f``, deterministic, and ``Y``, shape (N, Q);
     - with ``X_new``: ``phi_new`` given ``phi``, (M, S), and ``f_new`` and ``Y_new``, (S, Q).
 
     The plates are ``task``, ``latent``, ``point`` and, with ``X_new``, ``new_point``.
 
-    :param kernels: a list of M kernels, or one kernel for all functions.
-    :param num_functions: M, if there is one kernel for all.
+    :param kernels: a list of M kernels; ``[kernel] * M`` gives one kernel to all functions.
+    :param likelihood: makes the distribution of the observations from ``f`` and ``noise``, which is
+        a positive number for each task, or from ``f`` alone. A function of other arguments is
+        needed for most: ``lambda f: dist.Bernoulli(logits=f)``, or ``lambda f, noise:
+        dist.NegativeBinomial2(jnp.exp(f), noise)``, whose noise is the concentration. Which ones
+        can be fitted and sampled: :doc:`/likelihoods`.
     :param num_tasks: Q, needed where the model runs without ``Y``.
     :param mean: prior means of the functions, see :func:`~numpyro_spikeslab.latent_functions`.
     :param shared_noise: whether all tasks have one noise standard deviation instead of one each.
@@ -66,7 +72,7 @@ def mtmkl(
         is false. ``Y`` may be sparse as in :func:`factor_analysis`, if all functions are
         ``"white"``; then ``f`` and ``Y`` have the shape (L,) and the plate ``entry``. ``X_new`` is
         for predictions from samples with ``Predictive``; leave it out of fits.
-    :raises ValueError: if the number of functions is unknown or differs from the number of kernels;
+    :raises ValueError: if ``kernels`` is no list or empty, or ``likelihood`` has other arguments;
         when the model runs, if the number of tasks is unknown, shapes do not match, ``mask`` is not
         boolean or accompanies a sparse ``Y``, or ``Y`` is a masked array.
 
@@ -85,13 +91,13 @@ def mtmkl(
         >>> prior["Y"].shape, prior["phi"].shape, prior["W"].shape
         ((2, 5, 4), (2, 3, 5), (2, 4, 3))
     """
-    is_list = isinstance(kernels, list | tuple)
-    M = len(kernels) if is_list else num_functions
-    if M is None or M < 1 or num_functions not in (None, M):
-        got = f"{M if is_list else 'one'} and num_functions={num_functions}"
-        raise bad("mtmkl: kernels", got, "at least one function and a kernel for each")
+    if not isinstance(kernels, list | tuple) or not kernels:
+        remedy = "Give all functions one kernel by `[kernel] * M`."
+        raise bad("mtmkl: kernels", kernels, "a list, of at least one function", remedy)
     options = SimpleNamespace(
-        kernels=list(kernels) if is_list else [kernels] * M,
+        kernels=list(kernels),
+        likelihood=likelihood,
+        has_noise=_takes_noise(likelihood),
         num_tasks=num_tasks,
         mean=mean,
         shared_noise=shared_noise,
@@ -104,6 +110,7 @@ def mtmkl(
 def factor_analysis(
     num_factors: int,
     *,
+    likelihood: Callable[..., dist.Distribution] = dist.Normal,
     shared_noise: bool = False,
     shared_inclusion: bool = True,
     priors: Mapping[str, dist.Distribution] | None = None,
@@ -117,6 +124,7 @@ def factor_analysis(
     deviations unless their units agree.
 
     :param num_factors: M, the largest number of factors.
+    :param likelihood: makes the distribution of the entries, see :func:`mtmkl`.
     :param shared_noise: see :func:`mtmkl`.
     :param shared_inclusion: likewise.
     :param priors: likewise.
@@ -139,8 +147,8 @@ def factor_analysis(
         ((3,), (3, 2), (2, 5))
     """
     model = mtmkl(
-        "white",
-        num_factors,
+        ["white"] * num_factors,
+        likelihood=likelihood,
         shared_noise=shared_noise,
         shared_inclusion=shared_inclusion,
         priors=priors,
@@ -226,14 +234,17 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
     M, Q = len(options.kernels), _num_tasks(N, Y, options.num_tasks)
     # made here, in the precision in which the model runs
     wide, flat = dist.HalfNormal(10.0), dist.Beta(1.0, 1.0)
-    defaults = {"inclusion": flat, "slab_scale": wide, "noise": wide}
+    defaults = {"inclusion": flat, "slab_scale": wide}
+    defaults |= {"noise": wide} if options.has_noise else {}
     priors = defaults | options.priors
     with nullcontext() if options.shared_inclusion else numpyro.plate("latent", M):
         pi = numpyro.sample("inclusion", priors["inclusion"])
     slab = numpyro.sample("slab_scale", priors["slab_scale"])
     task = numpyro.plate("task", Q, dim=-1)
-    with nullcontext() if options.shared_noise else task:
-        noise = numpyro.sample("noise", priors["noise"])
+    noise = ()
+    if options.has_noise:
+        with nullcontext() if options.shared_noise else task:
+            noise = (numpyro.sample("noise", priors["noise"]),)
     entries = entries_of(Y, "mtmkl, factor_analysis: Y") if is_sparse(Y) else None
     if entries is not None and mask is not None:
         remedy = "The stored entries of a sparse Y, zeros too, are the observations."
@@ -245,19 +256,34 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
     with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
         W = spike_slab("W", pi, slab)
     if entries is None:
-        _observe_table(N, task, (W @ phi).T, noise, Y, mask)
+        _observe_table(task, (W @ phi).T, lambda f: options.likelihood(f, *noise), Y, mask)
     else:
-        _observe_entries(entries, W, phi, noise)
+        noise = [x if jnp.ndim(x) == 0 else x[entries.columns] for x in noise]
+        _observe_entries(entries, W, phi, lambda f: options.likelihood(f, *noise))
     if X_new is None:
         return
     with numpyro.plate("latent", M):
         phi_new = numpyro.sample("phi_new", functions.conditional(sites, phi, X_new))
     with numpyro.plate("new_point", np.shape(X_new)[0], dim=-2), task:
         f_new = numpyro.deterministic("f_new", (W @ phi_new).T)
-        numpyro.sample("Y_new", dist.Normal(f_new, noise))
+        numpyro.sample("Y_new", options.likelihood(f_new, *noise))
 
 
-def _observe_entries(entries: Observations, W: Any, phi: Any, noise: Any) -> None:
+def _takes_noise(likelihood: Callable[..., dist.Distribution]) -> bool:
+    """Whether a likelihood is a function of ``(f, noise)``, not of ``f`` alone."""
+    parameters = signature(likelihood).parameters.values()
+    places = [x for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
+    if [x.name for x in places[:2]] == ["loc", "scale"]:
+        return True
+    required = [x.name for x in places if x.default is x.empty]
+    if isclass(likelihood) or len(required) not in (1, 2):
+        got = f"a function of {[x.name for x in places]}"
+        remedy = "Write it so: `lambda f: dist.Bernoulli(logits=f)`."
+        raise bad("mtmkl: likelihood", got, "one of `f`, or of `f` and `noise`", remedy)
+    return len(required) == 2
+
+
+def _observe_entries(entries: Observations, W: Any, phi: Any, likelihood: Any) -> None:
     """Sample the observed entries of a sparse table, without making it dense."""
 
     def add(f, feature):
@@ -265,19 +291,18 @@ def _observe_entries(entries: Observations, W: Any, phi: Any, noise: Any) -> Non
         return f + w[entries.columns] * function[entries.rows], None
 
     f, _ = jax.lax.scan(add, jnp.zeros(len(entries.rows)), (W.T, phi))
-    scale = noise if jnp.ndim(noise) == 0 else noise[entries.columns]
     with numpyro.plate("entry", len(entries.rows)):
         f = numpyro.deterministic("f", f)
         mark = {ENTRIES_MARK: (entries.rows, entries.columns)}
-        numpyro.sample("Y", dist.Normal(f, scale), obs=entries.values, infer=mark)
+        numpyro.sample("Y", likelihood(f), obs=entries.values, infer=mark)
 
 
-def _observe_table(N: int, task: Any, f: Any, noise: Any, Y: Any, mask: Any) -> None:
+def _observe_table(task: Any, f: Any, likelihood: Any, Y: Any, mask: Any) -> None:
     """Sample a table, with its missing entries masked."""
     if np.ma.isMaskedArray(Y):
         remedy = "Give `Y.filled(np.nan)`, or `Y.data` and `mask=~np.ma.getmaskarray(Y)`."
         raise bad("mtmkl: Y", "a masked array", "an array", remedy)
-    with numpyro.plate("point", N, dim=-2), task, ExitStack() as stack:
+    with numpyro.plate("point", len(f), dim=-2), task, ExitStack() as stack:
         f = numpyro.deterministic("f", f)
         if Y is not None:
             shapes = f.shape, jnp.shape(Y)
@@ -290,8 +315,10 @@ def _observe_table(N: int, task: Any, f: Any, noise: Any, Y: Any, mask: Any) -> 
                     raise bad("mtmkl: mask", got, f"boolean of the shape {Y.shape} of Y")
                 observed &= jnp.reshape(mask, Y.shape)
             stack.enter_context(handlers.mask(mask=observed))
-            Y = jnp.where(observed, Y, 0.0)
-        numpyro.sample("Y", dist.Normal(f, noise), obs=Y)
+            # the likelihood may allow no zero, and gradients of its density there be NaN
+            allowed = jnp.nan_to_num(1.0 * jnp.ravel(Y)[jnp.argmax(observed)])
+            Y = jnp.where(observed, Y, allowed)
+        numpyro.sample("Y", likelihood(f), obs=Y)
 
 
 def _num_tasks(N: int, Y: Any, num_tasks: int | None) -> int:

@@ -27,8 +27,8 @@ from numpyro_spikeslab.precision import full_precision
 X = np.linspace(0.0, 3.0, 9)
 Y = np.sin(np.outer(X, [1, 2, 3])) + 0.1 * np.random.default_rng(0).normal(size=(9, 3))
 GAPS = np.where(np.arange(27).reshape(9, 3) % 5 == 0, np.nan, Y)
-SMOOTH = nss.models.mtmkl(kernels.ExpSquared(1.0), 2)
-STATES = nss.models.mtmkl(kernels.quasisep.Matern32(1.0), 2)
+SMOOTH = nss.models.mtmkl([kernels.ExpSquared(1.0)] * 2)
+STATES = nss.models.mtmkl([kernels.quasisep.Matern32(1.0)] * 2)
 WHITE = nss.models.probabilistic_pca(2)
 
 

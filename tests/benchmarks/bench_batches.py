@@ -37,8 +37,7 @@ def main() -> None:
     Y = noisy_blocks(rng)
     X, Q = np.arange(len(Y)), Y.shape[1]
     model = nss.models.mtmkl(
-        "white",
-        NUM_FUNCTIONS,
+        ["white"] * NUM_FUNCTIONS,
         shared_noise=True,
         priors=dict.fromkeys(("noise", "slab_scale"), dist.HalfNormal(100.0)),
     )

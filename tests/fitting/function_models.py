@@ -121,9 +121,9 @@ def single_evidence(values: dict[str, Any]) -> float:
     return evidence + prior + stats.halfnorm.logpdf(sigma)
 
 
-def columns(kernel: Any, *args: Any, Y: Any = None, **kwargs: Any) -> Model:
+def columns(functions: list, Y: Any = None, **kwargs: Any) -> Model:
     Y = responses() if Y is None else Y
-    model = nss.models.mtmkl(kernel, *args, num_tasks=np.size(Y) // N, **kwargs)
+    model = nss.models.mtmkl(functions, num_tasks=np.size(Y) // N, **kwargs)
     return Model(model, (X, Y))
 
 
@@ -167,7 +167,7 @@ MODELS: dict[str, Callable[[], Model]] = {
         single_model, (X, responses(1)[:, 0]), single_evidence
     ),
     "kernels of two kinds": lambda: columns([SMOOTH, kernels.quasisep.Matern32(0.5)]),
-    "state-space kernels": lambda: columns(kernels.quasisep.Matern32(1.0), M),
+    "state-space kernels": lambda: columns([kernels.quasisep.Matern32(1.0)] * M),
     "entries of a table": entries,
-    "white functions": lambda: columns("white", M, shared_inclusion=False),
+    "white functions": lambda: columns(["white"] * M, shared_inclusion=False),
 }

@@ -154,7 +154,7 @@ def test_long_series_need_no_matrices():
     rng = np.random.default_rng(0)
     f = np.sin(0.5 * x)
     series = np.outer(f, [1.0, -2.0, 0.0]) + 0.3 * rng.normal(size=(size, 3))
-    svi = cavi(nss.models.mtmkl(kernels.quasisep.Matern52(3.0), 2))
+    svi = cavi(nss.models.mtmkl([kernels.quasisep.Matern52(3.0)] * 2))
     result = svi.run(KEY, 6, x, series, progress_bar=False)
     assert np.max(np.diff(result.losses)) < 1e-6
     planted = np.outer(f, [1.0, -2.0, 0.0])
