@@ -91,8 +91,10 @@ def test_digits_are_told_apart(monkeypatch):
     digits = example.Digits({k: whole.sets[k][rows] for k in ("fou", "zer")}, whole.classes[rows])
     train, test = example.split(digits.classes, 0)
     assert train.size == 60 and not set(train) & set(test)
-    measures = example.measures(digits.classes[test], example.mtmkl(digits, train, test))
-    assert measures["accuracy"] > 0.93 and measures["AUC"] > 0.98
+    for bernoulli in (False, True):
+        scores = example.mtmkl(digits, train, test, bernoulli)
+        measures = example.measures(digits.classes[test], scores)
+        assert measures["accuracy"] > 0.93 and measures["AUC"] > 0.98
     # uninformative scores
     random_scores = np.random.default_rng(0).normal(size=(test.size, 3))
     assert example.measures(digits.classes[test], random_scores)["BEP"] < 0.45

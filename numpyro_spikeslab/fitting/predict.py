@@ -135,6 +135,11 @@ def offset_of(reading: Reading, posterior: Posterior, is_new: bool) -> Float[Arr
 def noise_of(reading: Reading, posterior: Posterior, columns: Any) -> Float[Array, " Q"]:
     """Compute the noise variances of the tasks; those of ``columns`` must be known."""
     form, values = reading.form, posterior.values
+    if not form.is_normal:
+        raise ValueError(
+            f"predict, transform: only Normal observations have noise, not {form.likelihood!r}. "
+            "Leave `noise` out, or draw them with numpyro.infer.Predictive."
+        )
     if form.varying_noise:
         raise ValueError(
             "predict, transform: the noise changes along tasks, so it is not known elsewhere. "

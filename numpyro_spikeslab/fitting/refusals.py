@@ -13,6 +13,7 @@ from numpyro_spikeslab.fitting.inner import Points
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import ENTRIES, OTHER
+from numpyro_spikeslab.reading.predictor import AUGMENTED
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 
@@ -69,9 +70,7 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
         raise bad(
             f"CAVI: the likelihood of {form.likelihood!r}",
             "one without closed-form updates",
-            "Normal, StudentT or Laplace with the location f, Bernoulli, Binomial or "
-            "NegativeBinomialLogits with logits=f, Bernoulli with probs=ndtr(f), or "
-            "NegativeBinomial2 with the mean exp(f)",
+            AUGMENTED,
             "Draw with PairedGibbs, or fit the guide with numpyro.infer.SVI.",
         )
     if names := [name for name in guide.sites.functions if name in form.others]:

@@ -111,6 +111,9 @@ class Stream(NamedTuple):
             got = f"features of {form.likelihood!r} of the kind {form.kind!r}"
             remedy = "Leave it out, or write `W @ phi` of a whole table, NaN where entries miss."
             raise bad(what, got, "tasks that share latent functions", remedy)
+        if not form.is_normal:
+            got = f"observations {form.likelihood!r} that are not Normal"
+            raise bad(what, got, "Normal ones", "Leave it out, and fit all tasks together.")
         if form.free:
             got, expected = f"a model with the sites {list(form.free)}", "only sites with a role"
             remedy = "Take them out, or condition on them with `numpyro.handlers.condition`."

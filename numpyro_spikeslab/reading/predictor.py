@@ -205,6 +205,13 @@ _LINKS: dict[type, tuple[str, dict[str, Callable[[Any], Any]]]] = {
 }
 """The parameter of a distribution that has an augmentation, as a function of the predictor."""
 
+AUGMENTED = (
+    "Normal, StudentT or Laplace with the location f, Bernoulli, Binomial or "
+    "NegativeBinomialLogits with logits=f, Bernoulli with probs=ndtr(f), or NegativeBinomial2 with "
+    "the mean exp(f)"
+)
+"""What to expect, for errors about a likelihood without an augmentation."""
+
 MULTIPLE = {NORMAL: NORMAL, "bernoulli": "logistic", "logistic": "logistic"}
 """Families of observations that may count any number of times; the others have no augmentation."""
 

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.primitives import weights
 from numpyro_spikeslab.priors import is_drawable
-from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS
+from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS, OTHER
 from numpyro_spikeslab.reading.model_run import abstract_trace
+from numpyro_spikeslab.reading.predictor import AUGMENTED
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.sites import find_function_sites, functions_of, is_latent
 from numpyro_spikeslab.sampling.density_step import with_auxiliaries
@@ -75,8 +76,9 @@ class LatentGibbs(BlockKernel):
     functions jointly at each row, without the moves of weights, lengths and signs; begin such
     chains at a fit.
 
-    :param model: a model whose one observed Normal site has the location ``offset + W phi``, with
-        weights of shape (Q, M) from :func:`~numpyro_spikeslab.spike_slab` and M functions from
+    :param model: a model whose one observed site is Normal, or has another likelihood with
+        auxiliary variables (:doc:`/likelihoods`), of the predictor ``offset + W phi``, with weights
+        of shape (Q, M) from :func:`~numpyro_spikeslab.spike_slab` and M functions from
         :func:`~numpyro_spikeslab.latent_functions`.
     :param rescale: whether a function and its weights also move along ``(c * phi, w / c)``, which
         leaves the data unchanged, in turn with the slab scales, and change their signs where the
@@ -144,6 +146,15 @@ class LatentGibbs(BlockKernel):
         # as latent sites, whichever block draws the weights
         reading = super()._read(args, kwargs, {})
         form = reading.form
+        if form.family == OTHER:
+            raise bad(
+                f"LatentGibbs: the likelihood of {form.likelihood!r}",
+                "one without auxiliary variables, given which functions are Gaussian",
+                AUGMENTED,
+                "Counts may be NegativeBinomial2. Or draw with "
+                "Gibbs([(PairedGibbs(model), paired_sites), (NUTS(model), None)]), which mixes "
+                "slowly.",
+            )
         if form.kind not in (FUNCTIONS, ENTRIES):
             raise ValueError(
                 "LatentGibbs: the location of the observations is not affine in latent functions, "
