@@ -243,5 +243,5 @@ def test_factor_analysis_refuses_what_is_no_table(Y, message):
     ):
         with pytest.raises(ValueError, match=message):
             model(*args)
-    with pytest.raises(ValueError, match="num_functions"):
+    with pytest.raises(ValueError, match=r"a list, .*\[kernel\] \* M"):
         nss.models.mtmkl(kernels.ExpSquared(1.0))
