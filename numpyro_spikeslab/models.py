@@ -53,13 +53,14 @@ def mtmkl(
 
     :param kernels: a list of M kernels; ``[kernel] * M`` gives one kernel to all functions.
     :param likelihood: makes the distribution of the observations from ``f`` and ``noise``, which is
-        a positive number for each task, or from ``f`` alone. A function of other arguments is
-        needed for most: ``lambda f: dist.Bernoulli(logits=f)``, or ``lambda f, noise:
-        dist.NegativeBinomial2(jnp.exp(f), noise)``, whose noise is the concentration. Which ones
-        can be fitted and sampled: :doc:`/likelihoods`.
+        a positive number for each task, or from ``f`` alone; then the model has no ``noise``.
+        Examples are ``lambda f: dist.Bernoulli(logits=f)`` and ``lambda f, noise:
+        dist.NegativeBinomial2(jnp.exp(f), noise)``, whose noise is the concentration. Add offsets
+        to ``f``. For which of them there are fits and chains: :doc:`/tables_of_counts`.
     :param num_tasks: Q, needed where the model runs without ``Y``.
     :param mean: prior means of the functions, see :func:`~numpyro_spikeslab.latent_functions`.
-    :param shared_noise: whether all tasks have one noise standard deviation instead of one each.
+    :param shared_noise: whether all tasks have one ``noise``, a standard deviation in the Normal
+        likelihood, instead of one each.
     :param shared_inclusion: whether all functions have one inclusion probability, as in the paper,
         instead of one each, which switches off functions that are not needed but takes more than
         three tasks to learn.
@@ -121,7 +122,7 @@ def factor_analysis(
     :math:`\phi_{mn} \sim \mathcal{N}(0, 1)`: :func:`mtmkl` with M ``"white"`` functions, whose
     tasks are the columns and whose points are the rows. Sites, plates and priors are those of
     :func:`mtmkl`. The model has no means: centre the columns, and divide them by their standard
-    deviations unless their units agree.
+    deviations unless their units agree. With another likelihood add an offset to ``f``.
 
     :param num_factors: M, the largest number of factors.
     :param likelihood: makes the distribution of the entries, see :func:`mtmkl`.
@@ -145,6 +146,16 @@ def factor_analysis(
         >>> trace = handlers.trace(model).get_trace(jnp.ones((5, 3)))
         >>> trace["noise"]["value"].shape, trace["W"]["value"].shape, trace["phi"]["value"].shape
         ((3,), (3, 2), (2, 5))
+
+    A table of zeros and ones, in which ``f`` are the log odds:
+
+    .. doctest::
+
+        >>> import numpyro.distributions as dist
+        >>> model = nss.models.factor_analysis(2, likelihood=lambda f: dist.Bernoulli(logits=f))
+        >>> trace = handlers.trace(handlers.seed(model, 0)).get_trace(jnp.eye(5))
+        >>> "noise" in trace, trace["f"]["value"].shape
+        (False, (5, 5))
     """
     model = mtmkl(
         ["white"] * num_factors,
@@ -160,7 +171,7 @@ def probabilistic_pca(num_components: int, **options: Any) -> Callable[..., Any]
     """Make a model of sparse probabilistic PCA: :func:`factor_analysis` with ``shared_noise``.
 
     :param num_components: M, the largest number of components.
-    :param options: ``shared_inclusion`` and ``priors``, see :func:`mtmkl`.
+    :param options: ``likelihood``, ``shared_inclusion`` and ``priors``, see :func:`mtmkl`.
     :return: ``model(Y, mask=None)``, as of :func:`factor_analysis`.
 
     **Example**
