@@ -277,8 +277,8 @@ class Problem:
         x = self.run(values, weights, parts, lambda run: self.likelihood(run).predictor)
         return jnp.broadcast_to(x, self.likelihood(self.program.shapes).value.shape)
 
-    def observed(self, x: Float[Array, "N Q"]) -> Float[Array, "..."]:
-        """Return a table with tasks as columns in the shape of the observations."""
+    def observed(self, x: Float[Array, "N Q"] | Float[Array, " L"]) -> Float[Array, "..."]:
+        """Return a table with tasks as columns, or its entries, in the observations' shape."""
         x = x.T if self.form.tasks_first else x
         return x.reshape(self.likelihood(self.program.shapes).value.shape)
 
