@@ -136,25 +136,57 @@ class Truth(NamedTuple):
     log_evidence: float
 
 
-def truth_of(case: Case, X: np.ndarray, y: np.ndarray) -> Truth:
-    """Sum over all models, with the slabs integrated out by the trapezoidal rule."""
-    nodes = np.linspace(-5, 5, 67)
-    weights = (nodes[1] - nodes[0]) * stats.norm.pdf(nodes)
-    log_evidences, means, models = [], [], list(product((0, 1), repeat=X.shape[1]))
-    for model in models:
-        places = np.flatnonzero(model)
-        grid = SLAB * _grid(nodes, len(places))
-        log_weights = np.sum(_grid(np.log(weights), len(places)), axis=1)
-        log_joint = log_weights + np.sum(case.log_density(y, grid @ X[:, places].T), axis=1)
-        prior = np.sum(np.where(model, np.log(INCLUSION), np.log1p(-INCLUSION)))
-        log_evidences.append(prior + logsumexp(log_joint))
-        mean = np.zeros(X.shape[1])
-        mean[places] = np.exp(log_joint - logsumexp(log_joint)) @ grid
-        means.append(mean)
+def truth_of(
+    case: Case,
+    X: np.ndarray,
+    y: np.ndarray,
+    inclusion: Any = INCLUSION,
+    scale: Any = SLAB,
+    count: Any = 1.0,
+) -> Truth:
+    """Sum over all models, with the slabs integrated out.
+
+    :param inclusion: prior of each column, 1 for a coefficient.
+    :param scale: of each slab.
+    :param count: how often each observation counts.
+    """
+    P = X.shape[1]
+    inclusion, scale = np.broadcast_to(inclusion, P), np.broadcast_to(scale, P)
+    y = np.where(np.broadcast_to(count, len(y)) > 0, y, 0)
+    log_evidences, means, models = [], [], []
+    for model in product((0, 1), repeat=P):
+        prior, places = np.prod(np.where(model, inclusion, 1 - inclusion)), np.flatnonzero(model)
+        if prior == 0:
+            continue
+
+        def log_joint(w, places=places):
+            log_density = np.sum(count * case.log_density(y, w @ X[:, places].T), axis=1)
+            return log_density + np.sum(stats.norm.logpdf(w, 0, scale[places]), axis=1)
+
+        log_evidence, mean = _integral(log_joint, scale[places])
+        log_evidences.append(np.log(prior) + log_evidence)
+        models.append(model)
+        means.append(np.zeros(P))
+        means[-1][places] = mean
     total = logsumexp(log_evidences)
     probs = np.exp(log_evidences - total)
     return Truth(probs @ np.array(models), probs @ np.array(means), float(total))
 
 
-def _grid(x: np.ndarray, rank: int) -> np.ndarray:
-    return np.array(list(product(x, repeat=rank))).reshape(len(x) ** rank, rank)
+def _integral(log_joint: Callable, scale: np.ndarray) -> tuple[float, np.ndarray]:
+    """Integrate a density by the trapezoidal rule, in units of its standard deviations, which the
+    first turns only learn; also return its mean."""
+    mean, root, size = np.zeros(len(scale)), np.diag(scale), 41
+    nodes = np.linspace(-6, 6, size)
+    grid = np.array(list(product(nodes, repeat=len(scale)))).reshape(size ** len(scale), -1)
+    for _ in range(5):
+        w = mean + grid @ root.T
+        values = log_joint(w)
+        log_total = logsumexp(values)
+        probs = np.exp(values - log_total)
+        cell = (nodes[1] - nodes[0]) ** len(scale) * np.linalg.det(root)
+        mean = probs @ w
+        # never below the grid's own resolution
+        floor = 0.02 * (nodes[1] - nodes[0]) ** 2 * root @ root.T
+        root = np.linalg.cholesky((probs * (w - mean).T) @ (w - mean) + floor)
+    return log_total + np.log(cell), mean

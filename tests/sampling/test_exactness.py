@@ -235,14 +235,13 @@ def statistics(joint, latent, Y):
     return jnp.concatenate([every, data, jnp.ravel(sites[:, None] * every)])
 
 
-@pytest.mark.parametrize("make", JOINTS)
-def test_steps_keep_the_joint(make, x64, monkeypatch):
+def changes_of_the_joint(joint):
     """Parameters from the prior, data given those, then a few steps: the joint distribution of
     parameters and data must not change (Geweke 2004, with independent replicates as in Gandy and
-    Scott 2020)."""
-    # fewer weights in a block than tasks
-    monkeypatch.setattr(weights_of_function, "NUM_TASKS", 2)
-    joint = make()
+    Scott 2020).
+
+    :return: absolute z-scores of the statistics, and their bound.
+    """
     keys = random.split(KEY, (2, joint.size))
     latent, start, Y = jax.jit(jax.vmap(partial(draw, joint)))(keys[0])
     run = partial(steps, joint)
@@ -254,17 +253,25 @@ def test_steps_keep_the_joint(make, x64, monkeypatch):
 
     moved = {k: np.asarray(x != new[k]) for k, x in latent.items()}
     assert all(np.mean(x) > 0.03 for x in moved.values()), {k: np.mean(x) for k, x in moved.items()}
+    # what is tested is not the start
+    for name, x in latent.items():
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            assert np.corrcoef(np.ravel(x), np.ravel(new[name]))[0, 1] < 0.98, name
 
     compare = jax.jit(jax.vmap(partial(statistics, joint)))
     difference = np.asarray(compare(new, Y) - compare(latent, Y))
     error = np.std(difference, axis=0) / np.sqrt(joint.size)
     z = np.abs(np.mean(difference, axis=0)) / np.where(error > 0, error, 1)
     # a false alarm in 1 of 1000 keys
-    assert np.all(np.isfinite(z)) and np.max(z) < stats.norm.isf(1e-3 / 2 / z.size)
-    # what is tested is not the start
-    for name, x in latent.items():
-        if jnp.issubdtype(x.dtype, jnp.inexact):
-            assert np.corrcoef(np.ravel(x), np.ravel(new[name]))[0, 1] < 0.98, name
+    return z, stats.norm.isf(1e-3 / 2 / z.size)
+
+
+@pytest.mark.parametrize("make", JOINTS)
+def test_steps_keep_the_joint(make, x64, monkeypatch):
+    # fewer weights in a block than tasks
+    monkeypatch.setattr(weights_of_function, "NUM_TASKS", 2)
+    z, bound = changes_of_the_joint(make())
+    assert np.all(np.isfinite(z)) and np.max(z) < bound
 
 
 # The posterior of all models

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Likelihoods and their observations that are refused, with the site and the remedy."""
+
+import numpy as np
+import pytest
+from regressions import N, P, X, Y, read, regression
+from test_refused_models import assert_says, fit, sample, with_entry
+
+import jax.numpy as jnp
+
+import numpyro.distributions as dist
+
+import numpyro_spikeslab as nss
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+COUNTS = np.arange(N)
+CLASSES = (Y > 0).astype(int)
+
+
+class Cauchy(dist.Distribution):
+    """A distribution whose density a user has got wrong."""
+
+    support = dist.constraints.real
+
+    def __init__(self, loc):
+        self.loc = loc
+        super().__init__(jnp.shape(loc))
+
+    def log_prob(self, value):
+        return -jnp.log1p(-((value - self.loc) ** 2))
+
+
+LOGIT = regression(lambda X, w: dist.Bernoulli(logits=X @ w))
+POISSON = regression(lambda X, w: dist.Poisson(jnp.exp(X @ w)))
+BINOMIAL = regression(lambda X, w: dist.Binomial(COUNTS + 1, logits=X @ w))
+NEGATIVE = regression(lambda X, w: dist.NegativeBinomial2(jnp.exp(X @ w), 1.5))
+GAMMA = regression(lambda X, w: dist.Gamma(2.0, jnp.exp(X @ w)))
+SHARED = regression(
+    lambda X, w: dist.Poisson(jnp.exp(X @ w)), lambda P: nss.spike_slab("w", 0.25, groups=[0, 0, 1])
+)
+OUTSIDE = ("observations of 'y'", "outside of the support", "classes 0 and 1, counts from 0 up to")
+NAN = ("observations of 'y' are not finite", "first at 3", "handlers.mask")
+BENT = ("'y'", "affine", "Let no other parameter depend on them")
+START = ("log density of 'y' at the start", "finite", "init_params")
+CASES = {
+    "negative counts": (read, POISSON, with_entry(COUNTS, 3, -1), ("first at 3", *OUTSIDE)),
+    "fractions": (read, NEGATIVE, COUNTS + 0.5, ("8 outside", *OUTSIDE)),
+    "a fraction": (read, BINOMIAL, with_entry(1.0 * COUNTS, 3, 2.5), ("first at 3", *OUTSIDE)),
+    "a class 2": (read, LOGIT, with_entry(CLASSES, 3, 2), ("first at 3", *OUTSIDE)),
+    "classes 1 and -1": (read, LOGIT, 2 * CLASSES - 1, OUTSIDE),
+    "more than the total": (read, BINOMIAL, with_entry(COUNTS, 3, 5), ("first at 3", *OUTSIDE)),
+    "zero": (read, GAMMA, COUNTS, ("1 outside", "first at 0", *OUTSIDE)),
+    "class NaN": (read, LOGIT, with_entry(1.0 * CLASSES, 3, np.nan), NAN),
+    "infinite count": (read, POISSON, with_entry(1.0 * COUNTS, 3, np.inf), NAN),
+    "counts of a sampler": (sample, POISSON, COUNTS - 1, ("PairedGibbs", *OUTSIDE)),
+    "classes of a fit": (fit, LOGIT, CLASSES + 1, ("CAVI", *OUTSIDE)),
+    "predictor": (
+        read,
+        regression(lambda X, w: dist.Bernoulli(logits=X @ w**2 + X @ w)),
+        CLASSES,
+        ("Bernoulli", *BENT),
+    ),
+    "dispersion": (
+        read,
+        regression(lambda X, w: dist.NegativeBinomial2(jnp.exp(X @ w), jnp.exp(w[0]))),
+        COUNTS,
+        ("NegativeBinomial2", *BENT),
+    ),
+    "degrees of freedom": (
+        read,
+        regression(lambda X, w: dist.StudentT(3.0 + w[0] ** 2, X @ w, 0.5)),
+        Y,
+        ("StudentT", *BENT),
+    ),
+    "scale": (
+        read,
+        regression(lambda X, w: dist.Laplace(X @ w, jnp.exp(w[0]))),
+        Y,
+        ("Laplace", *BENT),
+    ),
+    "total": (
+        read,
+        regression(lambda X, w: dist.Binomial(9 + jnp.sum(w != 0), logits=X @ w)),
+        COUNTS,
+        ("Binomial", *BENT),
+    ),
+    "overflow": (
+        sample,
+        regression(lambda X, w: dist.Poisson(jnp.exp(1e6 * (X @ w)), validate_args=False)),
+        COUNTS,
+        START,
+    ),
+    "one's own density": (sample, regression(lambda X, w: Cauchy(X @ w)), 9 * Y, START),
+    "degrees of freedom below zero": (
+        sample,
+        regression(lambda X, w: dist.StudentT(-1.0, X @ w, 0.5, validate_args=False)),
+        Y,
+        START,
+    ),
+    "shared spikes": (sample, SHARED, COUNTS, ("PairedGibbs: 'y'", "share spikes", "a spike each")),
+    "fit without auxiliaries": (fit, POISSON, COUNTS, ("'y'", "Poisson", "SVI", "PairedGibbs")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_likelihoods_are_refused_with_the_site_and_the_remedy(name):
+    use, model, y, parts = CASES[name]
+    assert_says(use, model, (X, y), *parts)
+
+
+def test_missing_observations_may_be_anything():
+    y = with_entry(1.0 * CLASSES, 3, np.nan)
+
+    def model(seen):
+        return regression(lambda X, w: dist.Bernoulli(logits=X @ w).mask(seen))
+
+    assert read(model(np.arange(N) != 3), X, y).form.size == P
+    assert_says(read, model(np.arange(N) != 4), (X, y), *NAN)

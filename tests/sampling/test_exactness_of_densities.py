@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels keep the joint density of models whose observations are not Normal."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from test_exactness import DESIGN, Joint, beside_nuts, changes_of_the_joint, slow
+from test_latent_gibbs import MATERN, SEEN, M, Q, X as INPUTS, composite
+
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.algebra.augmentation import StandIn
+from numpyro_spikeslab.algebra.pair_metropolis import LearntMoments
+from numpyro_spikeslab.reading.stand_in import augmented
+from numpyro_spikeslab.sampling.density_step import AdaptState, predictor_of
+from numpyro_spikeslab.sampling.pair_draws import draw_pairs
+from numpyro_spikeslab.sampling.scale_draws import Current
+
+LIKELIHOODS = {
+    "logit": lambda f: dist.Bernoulli(logits=f),
+    "poisson": lambda f: dist.Poisson(jnp.exp(f)),
+    "laplace": lambda f: dist.Laplace(f, 0.5),
+}
+DISPERSED = {
+    "negative binomial": lambda f, theta: dist.NegativeBinomial2(jnp.exp(f), theta),
+    "negative binomial of log odds": lambda f, theta: dist.NegativeBinomialLogits(theta, f),
+    # moments of fourth order exist
+    "student": lambda f, theta: dist.StudentT(4 + 4 * theta, f, 0.3 + 0.3 * theta),
+}
+
+
+def density_model(name, X, Y=None):
+    """Weights, of which two share a column, an intercept, and unknown scales."""
+    inclusion = numpyro.sample("inclusion", dist.Uniform(0.05, 0.95))
+    scale = numpyro.sample("scale", dist.LogNormal(-0.3, 0.3))
+    level = numpyro.sample("level", dist.Normal(0.3, 0.7))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", inclusion, scale)
+    if name in DISPERSED:
+        theta = numpyro.sample("theta", dist.LogNormal(0.0, 0.8))
+        likelihood = partial(DISPERSED[name], theta=theta)
+    else:
+        likelihood = LIKELIHOODS[name]
+    with numpyro.plate("obs", len(X)):
+        numpyro.sample("Y", likelihood(level + X @ w), obs=Y)
+
+
+def labels_model(X, Y=None):
+    """Classes of tasks that mix functions."""
+    inclusion = numpyro.sample("inclusion", dist.Beta(2.0, 2.0))
+    slab = numpyro.sample("slab_scale", dist.HalfNormal(1.5))
+    priors = {"scale": dist.LogNormal(0.0, 1.0), "sigma": dist.LogNormal(0.0, 0.2)}
+    phi = nss.latent_functions("phi", [MATERN] * M, X, priors=priors)
+    with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
+        W = nss.spike_slab("W", inclusion, slab)
+    observed = True if Y is None else ~jnp.isnan(Y)
+    Y = Y if Y is None else jnp.where(observed, Y, 0)
+    point, task = numpyro.plate("point", len(X), dim=-2), numpyro.plate("task", Q, dim=-1)
+    with point, task, handlers.mask(mask=observed):
+        numpyro.sample("Y", dist.Bernoulli(logits=(W @ phi).T), obs=Y)
+
+
+GAUSSIANS = {
+    "logit": lambda y: (0.0 * y, y - 0.5, 0.5 + 0.0 * y),
+    "poisson": lambda y: (jnp.log(y + 0.5), 0.0 * y, 0.5 * y + 0.5),
+    "student": lambda y: (y, 0.0 * y, 2.0 + 0.0 * y),
+    "laplace": lambda y: (y, 0.0 * y, 2.0 + 0.0 * y),
+}
+"""Predictor, slope and precision of Gaussians in place of likelihoods; not the best, so that the
+correction matters."""
+
+
+class AfterWarmup(nss.PairedGibbs):
+    """Chains that begin as if a warm-up had learnt a Gaussian."""
+
+    def __init__(self, name, model):
+        super().__init__(model)
+        self._name = name
+
+    def _start(self, reading, values, z, num_warmup, rng_key):
+        state = super()._start(reading, values, z, num_warmup, rng_key)
+        y = reading.problem.run(values, of=lambda run: reading.problem.likelihood(run).value)
+        f, slope, precision = GAUSSIANS[self._name](y)
+        one = jnp.ones(())
+        moments = LearntMoments(one, f, slope, jnp.ones_like(f), -precision)
+        steps = jnp.asarray(1000)
+        return state._replace(adapt_state=AdaptState(steps, steps, moments, one, one, one))
+
+
+def density(name, kernel=nss.PairedGibbs, free=()):
+    """Return a kernel, of all sites but those that are free and are left to NUTS."""
+    model = partial(density_model, name)
+    kernel, sites = kernel(model), ["w_spike", "w_slab", "inclusion", "scale", "level"]
+    if name in DISPERSED:
+        free = "theta", *free
+        kernel = beside_nuts(model, (kernel, [site for site in sites if site not in free]))
+    return Joint(model, (jnp.asarray(DESIGN),), kernel, unconstrained=free)
+
+
+def labels(num_blocks):
+    kernel, free = nss.mtmkl_kernel(labels_model), ()
+    if num_blocks == 3:
+        fixed = {"adapt_step_size": False, "adapt_mass_matrix": False}
+        kernel = composite(labels_model, step_size=0.4, max_tree_depth=3, **fixed)
+        free = "slab_scale", "inclusion"
+    return Joint(labels_model, (jnp.asarray(INPUTS),), kernel, SEEN, free, 5000, 4)
+
+
+LEARNT = {f"{k} after a warm-up": partial(density, k, partial(AfterWarmup, k)) for k in GAUSSIANS}
+JOINTS = [
+    *(slow(name, partial(density, name)) for name in [*LIKELIHOODS, *DISPERSED]),
+    *(slow(name, make) for name, make in LEARNT.items()),
+    slow("labels", partial(labels, 1), pytest.mark.exhaustive),
+    slow("labels in three blocks", partial(labels, 3), pytest.mark.exhaustive),
+]
+
+
+@pytest.mark.parametrize("make", JOINTS)
+def test_steps_keep_the_joint(make, x64):
+    z, bound = changes_of_the_joint(make())
+    assert np.all(np.isfinite(z)) and np.max(z) < bound
+
+
+class StaleState(NamedTuple):
+    """The state of :class:`Stale`."""
+
+    z: dict[str, Any]
+    rng_key: Any
+    stand_in: StandIn
+
+
+class Stale(nss.PairedGibbs):
+    """A kernel that is wrong: auxiliary variables outlive a step of another block."""
+
+    def _start(self, reading, values, z, num_warmup, rng_key):
+        stand_in = self._auxiliaries(rng_key, Current.of(reading, values, z))
+        return StaleState(z, rng_key, stand_in)
+
+    def _step(self, reading, values, state):
+        rng_key, key, *keys = random.split(state.rng_key, 4)
+        now = Current.of(reading, values, state.z)
+        z = state.z | draw_pairs(tuple(keys), now.with_stand_in(state.stand_in), True).sites
+        return StaleState(z, rng_key, self._auxiliaries(key, Current.of(reading, values, z)))
+
+    def _auxiliaries(self, key, now):
+        f = predictor_of(now, {})
+        return augmented(now.reading.problem, now.values, f).draw(key, f)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["negative binomial of log odds", "student"])
+def test_auxiliaries_that_outlive_a_draw_of_the_dispersion_are_noticed(name, x64):
+    z, bound = changes_of_the_joint(density(name, Stale, ("inclusion", "scale")))
+    assert np.max(z) > 2 * bound

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chains under likelihoods that are not Normal, against quadrature over all models."""
+
+from collections.abc import Callable
+from typing import Any
+
+from likelihood_cases import (
+    CASES,
+    INCLUSION,
+    NUM_OBS,
+    SLAB,
+    Case,
+    Truth,
+    data_of,
+    model_of,
+    truth_of,
+)
+import numpy as np
+import pytest
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+from numpyro.diagnostics import effective_sample_size
+import numpyro.distributions as dist
+from numpyro.infer import MCMC
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.reading.reader import Reader
+from numpyro_spikeslab.reading.stand_in import log_likelihood
+
+KEY = random.key(0)
+RNG = np.random.default_rng(1)
+SEEN = RNG.random(NUM_OBS) < 0.75
+COUNT = RNG.integers(1, 4, NUM_OBS)
+
+
+def chain(model: Callable, args: tuple, num_warmup: int, num_samples: int = 20_000) -> MCMC:
+    mcmc = MCMC(
+        nss.PairedGibbs(model),
+        num_warmup=num_warmup,
+        num_samples=num_samples,
+        num_chains=2,
+        chain_method="sequential",
+        progress_bar=False,
+    )
+    fields = "inclusion_probabilities", "adapt_state.accept_prob"
+    mcmc.run(KEY, *args, extra_fields=fields)
+    return mcmc
+
+
+def check(mcmc: MCMC, exact: Truth, names: tuple[str, ...] = ("w",)) -> None:
+    """Compare with the truth, with a false alarm in 1 of 2000 keys or fewer."""
+    draws = mcmc.get_samples(group_by_chain=True)
+    draws = {name: x.reshape(*x.shape[:2], -1) for name, x in draws.items()}
+    w = np.concatenate([draws[name] for name in names], axis=-1).astype(float)
+    P = draws["w_spike"].shape[-1]
+    error = np.std(w, axis=(0, 1)) / np.sqrt(effective_sample_size(w))
+    np.testing.assert_array_less(np.abs(np.mean(w, axis=(0, 1)) - exact.mean), 4 * error)
+    probs = mcmc.get_extra_fields(group_by_chain=True)["inclusion_probabilities"]["w"]
+    for x in (draws["w_spike"], probs):
+        mean = np.mean(x, axis=(0, 1), dtype=float)
+        np.testing.assert_allclose(mean, exact.inclusion[:P], rtol=0, atol=0.02)
+
+
+def has_gaussian_steps(mcmc: MCMC) -> bool:
+    """Whether the chain has steps under the Gaussian that the warm-up has learnt."""
+    return bool(np.any(mcmc.get_extra_fields()["adapt_state.accept_prob"] != 1))
+
+
+LEARNT = 600
+"""Steps of a warm-up that learns a Gaussian; without warm-up all steps are local."""
+
+QUICK = {("logit", 0), ("poisson", LEARNT)}
+CHAINS = [
+    pytest.param(name, num_warmup, marks=() if (name, num_warmup) in QUICK else pytest.mark.slow)
+    for name in CASES
+    for num_warmup in (0, LEARNT)
+]
+
+
+@pytest.mark.parametrize(("name", "num_warmup"), CHAINS)
+def test_chains_have_the_posterior_of_all_models(name, num_warmup):
+    X, y = data_of(CASES[name])
+    mcmc = chain(model_of(CASES[name]), (X, y), num_warmup)
+    check(mcmc, truth_of(CASES[name], X, y))
+    assert has_gaussian_steps(mcmc) == (num_warmup > 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["logit", "negative binomial of the mean", "student", "poisson"])
+def test_chains_in_double_precision_have_the_posterior(x64, name):
+    X, y = data_of(CASES[name])
+    check(chain(model_of(CASES[name]), (X, y), LEARNT), truth_of(CASES[name], X, y))
+
+
+# Observations that count otherwise than once
+
+
+def counted(case: Case) -> Callable:
+    """A model with missing observations, and others that count up to three times."""
+
+    def model(X, y):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", INCLUSION, SLAB)
+        with (
+            numpyro.plate("obs", len(X)),
+            handlers.mask(mask=~jnp.isnan(y)),
+            handlers.scale(scale=COUNT),
+        ):
+            numpyro.sample("y", case.likelihood(X @ w), obs=y)
+
+    return model
+
+
+def masked(case: Case) -> Callable:
+    """A model of whole events, in which the distribution has the mask."""
+
+    def model(X, y):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", INCLUSION, SLAB)
+        numpyro.sample("y", case.likelihood(X @ w).mask(~jnp.isnan(y)).to_event(1), obs=y)
+
+    return model
+
+
+COUNTED = {"logit": "logistic", "binomial": "logistic", "student": "other", "poisson": "other"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_warmup", [0, LEARNT])
+@pytest.mark.parametrize("name", COUNTED)
+def test_chains_count_observations_as_often_as_the_model(name, num_warmup):
+    X, y = data_of(CASES[name])
+    exact = truth_of(CASES[name], X, y, count=SEEN * COUNT)
+    check(chain(counted(CASES[name]), (X, np.where(SEEN, y, np.nan)), num_warmup), exact)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["logit", "student", "own"])
+def test_chains_leave_missing_observations_out(name):
+    X, y = data_of(CASES[name])
+    exact = truth_of(CASES[name], X, y, count=SEEN)
+    check(chain(masked(CASES[name]), (X, np.where(SEEN, y, np.nan)), LEARNT), exact)
+
+
+# Coefficients
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_warmup", [0, LEARNT])
+@pytest.mark.parametrize("name", ["logit", "negative binomial of the mean", "student", "poisson"])
+def test_intercepts_are_drawn_with_the_weights(name, num_warmup):
+    case, scale = CASES[name], 1.5
+
+    def model(X, y):
+        intercept = numpyro.sample("intercept", dist.Normal(0.0, scale))
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", INCLUSION, SLAB)
+        with numpyro.plate("obs", len(X)):
+            numpyro.sample("y", case.likelihood(intercept + X @ w), obs=y)
+
+    # far from centred
+    X, y = data_of(case)
+    X = X[:, :2] + 1.0
+    wide = np.column_stack([X, np.ones(len(X))])
+    exact = truth_of(case, wide, y, (INCLUSION, INCLUSION, 1.0), (SLAB, SLAB, scale))
+    check(chain(model, (X, y), num_warmup), exact, ("w", "intercept"))
+
+
+# Responses of all kinds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_warmup", [0, LEARNT])
+@pytest.mark.parametrize("name", ["logit", "probit"])
+@pytest.mark.parametrize("which", ["all 0", "all 1", "separated"])
+def test_responses_that_no_maximum_likelihood_has_are_fine(name, which, num_warmup):
+    X, _ = data_of(CASES[name])
+    y = {"all 0": X[:, 0] > 9, "all 1": X[:, 0] < 9, "separated": X[:, 0] > 0}[which]
+    check(chain(model_of(CASES[name]), (X, y), num_warmup), truth_of(CASES[name], X, y))
+
+
+@pytest.mark.parametrize("name", ["logit", "probit"])
+def test_separation_under_a_wide_slab_stays_finite(name):
+    def model(X, y):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", 0.5, 1000.0)
+        with numpyro.plate("obs", len(X)):
+            numpyro.sample("y", CASES[name].likelihood(X @ w), obs=y)
+
+    X, _ = data_of(CASES[name])
+    mcmc = chain(model, (X, X[:, 0] > 0), LEARNT, 500)
+    w = mcmc.get_samples()["w"]
+    assert np.all(np.isfinite(w)) and np.mean(w[:, 0] > 0) > 0.99
+
+
+def read(model: Callable, *args: Any) -> Any:
+    return Reader(model, "test")(args, {})
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.uint8, np.int32, np.float16, np.float32])
+@pytest.mark.parametrize("name", ["logit", "poisson"])
+def test_densities_are_those_of_responses_of_any_type(name, dtype):
+    X, y = data_of(CASES[name])
+    f, y = X @ [0.7, 0.0, -0.4], (np.minimum(y, 1) if dtype is bool else y).astype(dtype)
+    problem = read(model_of(CASES[name]), X, y).problem
+    got = log_likelihood(problem, {}, jnp.asarray(f))
+    np.testing.assert_allclose(got, CASES[name].log_density(y.astype(float), f), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_densities_count_observations_as_often_as_the_model(x64, name):
+    X, y = data_of(CASES[name])
+    reading = read(counted(CASES[name]), X, np.where(SEEN, y, np.nan))
+    assert reading.form.family == COUNTED[name]
+    f = X @ [0.7, 0.0, -0.4]
+    got = jax.jit(lambda f: log_likelihood(reading.problem, {}, f))(f)
+    expected = np.where(SEEN, COUNT * CASES[name].log_density(y, f), 0)
+    np.testing.assert_allclose(got, expected, rtol=1e-8)
