@@ -53,17 +53,23 @@ def chain(model: Callable, args: tuple, num_warmup: int, num_samples: int = 20_0
 
 
 def check(mcmc: MCMC, exact: Truth, names: tuple[str, ...] = ("w",)) -> None:
-    """Compare with the truth, with a false alarm in 1 of 2000 keys or fewer."""
+    """Compare with the truth, with a false alarm in 1 of 1000 keys or fewer."""
     draws = mcmc.get_samples(group_by_chain=True)
     draws = {name: x.reshape(*x.shape[:2], -1) for name, x in draws.items()}
     w = np.concatenate([draws[name] for name in names], axis=-1).astype(float)
-    P = draws["w_spike"].shape[-1]
-    error = np.std(w, axis=(0, 1)) / np.sqrt(effective_sample_size(w))
-    np.testing.assert_array_less(np.abs(np.mean(w, axis=(0, 1)) - exact.mean), 4 * error)
+    spikes = draws["w_spike"].astype(float)
+    np.testing.assert_array_less(np.abs(np.mean(w, axis=(0, 1)) - exact.mean), 4 * error_of(w))
     probs = mcmc.get_extra_fields(group_by_chain=True)["inclusion_probabilities"]["w"]
-    for x in (draws["w_spike"], probs):
-        mean = np.mean(x, axis=(0, 1), dtype=float)
-        np.testing.assert_allclose(mean, exact.inclusion[:P], rtol=0, atol=0.02)
+    # Metropolis steps of single pairs alone mix so slowly that their error may be larger
+    within = np.clip(4 * error_of(spikes), 0.02, 0.06)
+    for x in (spikes, probs):
+        difference = np.mean(x, axis=(0, 1)) - exact.inclusion[: spikes.shape[-1]]
+        np.testing.assert_array_less(np.abs(difference), within)
+
+
+def error_of(draws: Any) -> np.ndarray:
+    """Return the Monte Carlo error of means."""
+    return np.std(draws, axis=(0, 1)) / np.sqrt(effective_sample_size(draws))
 
 
 def has_gaussian_steps(mcmc: MCMC) -> bool:

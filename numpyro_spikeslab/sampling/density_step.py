@@ -182,6 +182,8 @@ def draw_with_density(
     form, problem = now.reading.form, now.reading.problem
     f = predictor_of(now, {})
     learnt, gaussian = adapt.moments.stand_in(), jnp.array(False)
+    # computed here, since a branch may not store it
+    _ = now.reading.rows
     density: Any = partial(log_likelihood, problem, now.values)
     if form.family != OTHER:
         mixture = augmented(problem, now.values, f)
