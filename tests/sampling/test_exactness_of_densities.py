@@ -20,8 +20,8 @@ import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.pair_metropolis import LearntMoments
 from numpyro_spikeslab.reading.stand_in import augmented
-from numpyro_spikeslab.sampling.density_step import AdaptState, predictor_of
-from numpyro_spikeslab.sampling.pair_draws import draw_pairs
+from numpyro_spikeslab.sampling.density_step import predictor_of
+from numpyro_spikeslab.sampling.pair_draws import draw_pairs, gram_at
 from numpyro_spikeslab.sampling.scale_draws import Current
 
 LIKELIHOODS = {
@@ -89,10 +89,11 @@ class AfterWarmup(nss.PairedGibbs):
         state = super()._start(reading, values, z, num_warmup, rng_key)
         y = reading.problem.run(values, of=lambda run: reading.problem.likelihood(run).value)
         f, slope, precision = GAUSSIANS[self._name](y)
-        one = jnp.ones(())
+        steps, one = jnp.asarray(1000), jnp.ones(())
         moments = LearntMoments(one, f, slope, jnp.ones_like(f), -precision)
-        steps = jnp.asarray(1000)
-        return state._replace(adapt_state=AdaptState(steps, steps, moments, one, one, one))
+        now = Current.of(reading, values, z).with_stand_in(moments.stand_in())
+        learnt = state.adapt_state._replace(i=steps, num_warmup=steps, mean_accept_prob=one)
+        return state._replace(adapt_state=learnt._replace(moments=moments, gram=gram_at(now)))
 
 
 def density(name, kernel=nss.PairedGibbs, free=()):
