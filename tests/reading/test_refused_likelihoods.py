@@ -36,9 +36,6 @@ POISSON = regression(lambda X, w: dist.Poisson(jnp.exp(X @ w)))
 BINOMIAL = regression(lambda X, w: dist.Binomial(COUNTS + 1, logits=X @ w))
 NEGATIVE = regression(lambda X, w: dist.NegativeBinomial2(jnp.exp(X @ w), 1.5))
 GAMMA = regression(lambda X, w: dist.Gamma(2.0, jnp.exp(X @ w)))
-SHARED = regression(
-    lambda X, w: dist.Poisson(jnp.exp(X @ w)), lambda P: nss.spike_slab("w", 0.25, groups=[0, 0, 1])
-)
 OUTSIDE = ("observations of 'y'", "outside of the support", "classes 0 and 1, counts from 0 up to")
 NAN = ("observations of 'y' are not finite", "first at 3", "handlers.mask")
 BENT = ("'y'", "affine", "Let no other parameter depend on them")
@@ -101,7 +98,6 @@ CASES = {
         Y,
         START,
     ),
-    "shared spikes": (sample, SHARED, COUNTS, ("PairedGibbs: 'y'", "share spikes", "a spike each")),
     "fit without auxiliaries": (fit, POISSON, COUNTS, ("CAVI", "'y'", "SVI", "PairedGibbs")),
 }
 
