@@ -46,7 +46,7 @@ def paired(model, X, y):
         return jax.lax.fori_loop(0, num_samples, step, (state, nothing))[1] / num_samples
 
     def run(seed, num_samples):
-        state = kernel.init(random.key(seed), 0, None, (X, y), {})
+        state = kernel.init(random.key(seed), num_samples // 10, None, (X, y), {})
         return np.asarray(chain(state, num_samples))
 
     return run
