@@ -6,6 +6,7 @@ six sets of features, one file ``mfeat-*.csv`` for each set, with a header and t
 column. Each class is a task, each latent function has the kernel of one set of features, and all
 classes share the functions. Tasks are regressions on +1/-1 targets, as in the paper, or have a
 Bernoulli likelihood. 20 digits of each class are labelled, the others are to be classified.
+With the Bernoulli likelihood a fit includes fewer functions and classifies worse.
 
     python examples/mfeat_classification.py FOLDER_OF_THE_FILES [FOLDER_FOR_THE_PICTURE]
 """
