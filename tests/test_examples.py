@@ -11,6 +11,7 @@ import time
 from types import ModuleType
 
 import arviz_stats
+import likelihood_cases
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -98,6 +99,45 @@ def test_digits_are_told_apart(monkeypatch):
     # uninformative scores
     random_scores = np.random.default_rng(0).normal(size=(test.size, 3))
     assert example.measures(digits.classes[test], random_scores)["BEP"] < 0.45
+
+
+@pytest.fixture
+def classes(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    pytest.importorskip("sklearn", reason="scikit-learn is needed by this example only")
+    return imported("classes", monkeypatch)
+
+
+def test_models_of_classes_are_summed(classes):
+    case = likelihood_cases.CASES["logit"]
+    X, y = likelihood_cases.data_of(case)
+    expected = likelihood_cases.truth_of(case, X, y).inclusion
+    table = classes.Table(X, y, ["a", "b", "c"])
+    prior = likelihood_cases.INCLUSION, likelihood_cases.SLAB
+    # without an intercept, as there
+    inclusion = classes.sum_over_models(table, 4000, *prior, intercept_scale=1e-4)
+    np.testing.assert_allclose(inclusion, expected, atol=0.01)
+
+
+@pytest.mark.slow
+def test_chains_of_classes_agree_with_the_sum_over_models(classes):
+    file = EXAMPLES.parent.parent / "shared" / "data" / "pima.csv"
+    if not file.exists():
+        pytest.skip("the diabetes data of MASS are not here")
+    table = classes.pima(file)
+    assert table.X.shape == (532, 7) and table.y.sum() == 177
+    fields = classes.paired_gibbs(table, 4000).mcmc.get_extra_fields()
+    inclusion = fields["inclusion_probabilities.w"].mean(axis=0)
+    # the standard error of both together is 0.004 or less
+    np.testing.assert_allclose(inclusion, classes.sum_over_models(table), atol=0.012)
+
+
+@pytest.mark.exhaustive
+def test_tumours_are_told_apart(classes):
+    table = classes.cancer()
+    assert table.X.shape == (569, 30) and table.y.sum() == 212
+    losses = classes.held_out_losses(table, 500).mean()
+    assert losses["PairedGibbs"] < losses["CAVI"] < 0.13 < 0.6 < losses["class shares"]
+    assert losses["PairedGibbs"] < losses["L1"] + 0.01
 
 
 @pytest.mark.exhaustive
