@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks of the README as one script, in NumPyro's default precision and without warnings."""
+"""The blocks of the README and of other likelihoods, each page as one script, in NumPyro's default
+precision and without warnings."""
 
 from contextlib import chdir
 from pathlib import Path
@@ -12,24 +13,25 @@ import pytest
 import jax
 
 README = Path(__file__).parent.parent / "README.md"
+LIKELIHOODS = README.parent / "docs" / "likelihoods.md"
 # stricter than the other tests, which may end a fit while its bound still moves
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("error")]
 
 
-def blocks() -> list[str]:
+def blocks(page: Path) -> list[str]:
     """The Python blocks, in order, each at its line of the file for error messages."""
-    text = README.read_text()
+    text = page.read_text()
     found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return ["\n" * text.count("\n", 0, match.start(1)) + match[1] for match in found]
 
 
-def run_script(folder: Path) -> list[dict[str, Any]]:
+def run_script(page: Path, folder: Path) -> list[dict[str, Any]]:
     """Return the variables of the script after each block."""
     names: dict[str, Any] = {"__name__": "readme"}
     states = []
     with chdir(folder):
-        for block in blocks():
-            exec(compile(block, str(README), "exec"), names)
+        for block in blocks(page):
+            exec(compile(block, str(page), "exec"), names)
             states.append(dict(names))
     return states
 
@@ -37,7 +39,7 @@ def run_script(folder: Path) -> list[dict[str, Any]]:
 # one test: processes that share tests would each run the script
 def test_the_script_finds_what_is_there(tmp_path):
     assert not jax.config.jax_enable_x64
-    _, regression, tasks = run_script(tmp_path)
+    _, regression, tasks = run_script(README, tmp_path)
     assert (tmp_path / "inclusion.png").stat().st_size > 10_000
     chains_and_fit_find_the_two_weights(regression)
     tasks_share_two_functions_and_fill_the_gap(tasks)
@@ -65,3 +67,19 @@ def tasks_share_two_functions_and_fill_the_gap(names):
     gap = (x > 3.4) & (x < 5.9)
     expected = np.sin(x) - np.cos(2 * x)
     assert np.sqrt(np.mean((names["mean"][gap, 2] - expected[gap]) ** 2)) < 0.2
+
+
+def test_other_likelihoods_find_two_columns_and_the_intercept(tmp_path):
+    *_, names = run_script(LIKELIHOODS, tmp_path)
+    used = np.isin(np.arange(10), [2, 5])
+    spikes = {
+        k: names[k].get_samples()["w_spike"].mean(axis=0)
+        for k in ("mcmc", "composite", "repeated", "of_scores")
+    }
+    inclusions = [*spikes.values(), names["inclusion"], names["probabilities"]]
+    for inclusion in map(np.asarray, inclusions):
+        assert inclusion[used].min() > 0.9 and inclusion[~used].max() < 0.5
+    draws = names["composite"].get_samples()
+    np.testing.assert_allclose(np.mean(draws["intercept"]), 0.5, atol=0.3)
+    assert 1 < np.mean(draws["r"]) < 3.5
+    assert names["mean_accept_prob"] > 0.5

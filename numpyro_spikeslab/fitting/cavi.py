@@ -53,7 +53,8 @@ class CAVI(SVI):
     sites, each at its maximum a posteriori as in :class:`~numpyro.infer.autoguide.AutoDelta`, and
     over the model's params. Losses are the exact negative evidence lower bound, which never rises
     at temperature 1. Where sites stand at a point it bounds the density there, which may be above
-    the evidence. So bounds compare fits of one model, and not models.
+    the evidence. So bounds compare fits of one model, and not models. Auxiliary variables of a
+    likelihood have a factor of their own, which is at its optimum.
 
     Noise and slab scales with a HalfNormal prior and inclusion probabilities with a Beta or Uniform
     one have closed forms. So have params of the model in their place, and coefficients: Normal
@@ -61,7 +62,10 @@ class CAVI(SVI):
     can (see the page on guides; elsewhere centre columns beside an intercept). All other latent
     sites climb after each sweep.
 
-    :param model: a model whose one observed Normal site is affine in its spike-and-slab weights.
+    :param model: a model with one observed site, whose density depends on the spike-and-slab
+        weights through a predictor that is affine in them, and is Normal or has auxiliary
+        variables: Bernoulli, Binomial, negative binomial, Student-t and Laplace ones, see the page
+        on other likelihoods.
     :param guide: the guide of this model. Its inner guide must be an ``AutoDelta``.
     :param temperature: maps a step to the temperature that divides the logits of the inclusion
         probabilities; `None` is temperature 1 throughout. The default is :func:`annealing`, which

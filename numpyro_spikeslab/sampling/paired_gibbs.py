@@ -26,9 +26,10 @@ class PairedGibbsState(NamedTuple):
       with ``extra_fields=("inclusion_probabilities.w",)``, or as
       ``"block_states.0.inclusion_probabilities.w"`` from a composite.
     - **rng_key** - random key for the next step.
-    - **adapt_state** - of a likelihood that is not Normal: how the warm-up learns a Gaussian that
-      stands in for it, and the acceptance probability of the steps with it. Collect it with
-      ``extra_fields=("adapt_state.accept_prob",)``.
+    - **adapt_state** - what the warm-up learns of a likelihood that is not Normal; `None` for a
+      Normal one. ``extra_fields=("adapt_state.mean_accept_prob",)`` collects the mean acceptance
+      probability of steps with the learnt Gaussian, in the warm-up; below 0.2 it is not used.
+      ``"adapt_state.accept_prob"`` is that of each step, and 1 without the Gaussian.
     """
 
     z: dict[str, Any]
@@ -44,8 +45,14 @@ class PairedGibbs(BlockKernel):
     under any prior on positive numbers or on probabilities, and coefficients, which are Normal
     sites in which the location is affine. Alone, it samples models without other latent sites. As a
     block of :class:`numpyro.infer.Gibbs` it draws the sites that it is given, for example the pairs
-    (:func:`~numpyro_spikeslab.paired_sites`). Nothing is tuned. If the design depends on sites of
-    other blocks, continuous or discrete, it is evaluated in every step.
+    (:func:`~numpyro_spikeslab.paired_sites`). If the design depends on sites of other blocks,
+    continuous or discrete, it is evaluated in every step.
+
+    The observations may have any distribution of single numbers whose density depends on the
+    weights through a predictor that is affine in them, such as ``Poisson(exp(X @ w))``, or a
+    MultivariateNormal one. Under a Normal likelihood nothing is tuned. For all others the warm-up
+    learns a Gaussian that proposes the draws; without 100 steps of warm-up or more, steps are the
+    slower ones that need no Gaussian. All are exact. See the page on other likelihoods.
 
     Pairs drawn one by one rarely exchange correlated columns. So a step continues with flips of
     spikes, and swaps of included columns for others, that integrate all slabs out. They are exact,
@@ -61,7 +68,8 @@ class PairedGibbs(BlockKernel):
     :func:`~numpyro_spikeslab.latent_functions`, are drawn for all tasks at once. Entries may be
     missing, and noise may differ between entries.
 
-    :param model: a model whose one observed Normal site is affine in its spike-and-slab weights.
+    :param model: a model with one observed site, whose density depends on the spike-and-slab
+        weights through a predictor that is affine in them.
     :param collapsed: whether steps include the moves that integrate the slabs out. Without
         correlated columns they are not worth their time.
     :raises ValueError: when initialised, if the model does not fit, the data are bad, or there are
