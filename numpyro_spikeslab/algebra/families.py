@@ -64,7 +64,9 @@ class PairedMeanField(NamedTuple):
 
     def predictor_variance(self, design: Design) -> Float[Array, " N"]:
         """Compute the variance of ``D w`` at each whitened observation."""
-        return self.variance @ feature_rows(design, self.probs.shape[0]) ** 2
+        rows = feature_rows(design, self.probs.shape[0])
+        # one sum over all three makes no table of squares
+        return jnp.einsum("p,pn,pn->n", self.variance, rows, rows)
 
     def total_variance(self, design: Design) -> Float[Array, ""]:
         """Sum the variances, from the squares of the features."""

@@ -120,7 +120,7 @@ def step(
         at = with_roles(spec, data, at, posterior.values)
     elif set(spec.form.free) <= set(posterior.slopes):
         # the sweep has taken them to their maximum; the next one finds its residual itself
-        posterior = posterior._replace(residual=None)
+        posterior = data.features.begin(spec, data, posterior.moved())
         if not spec.form.is_normal:
             # the squares are those of the old stand-in
             return posterior, bound(spec, data, posterior)
@@ -135,16 +135,18 @@ def _with_free(spec, data, posterior) -> tuple[Posterior, Any]:
     if spec.form.coefficients:
         posterior = data.features.with_coefficients(spec, data, posterior)
     if not spec.form.searched:
+        posterior = data.features.begin(spec, data, posterior)
         return posterior, bound(spec, data, posterior)
     values = posterior.values
     start = {name: values[name] for name in spec.form.free}
 
     def reached(free):
-        return bound(spec, data, posterior._replace(values=values | free, residual=None))
+        return bound(spec, data, posterior.moved(values=values | free))
 
     free, value = climb(reached, start, data.transforms)
     # the next sweep finds another residual, so this one is not handed on
-    return posterior._replace(values=values | free, residual=None), value
+    posterior = posterior.moved(values=values | free)
+    return data.features.begin(spec, data, posterior), value
 
 
 @partial(jax.jit, static_argnums=0)

@@ -332,7 +332,7 @@ def _state(state: SVIState, step: Any, posterior: Posterior) -> SVIState:
     """Make the next state, without the residual, which depends on the data."""
     # as many as in init, for another number would have to be compiled
     rng_key, *_ = random.split(state.rng_key, 3)
-    return SVIState((step, posterior._replace(residual=None)), None, rng_key)
+    return SVIState((step, posterior.moved()), None, rng_key)
 
 
 def _values(start: dict[str, tuple[Any, Any]]) -> dict[str, Any]:

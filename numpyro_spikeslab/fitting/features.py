@@ -26,6 +26,7 @@ from numpyro_spikeslab.fitting.posterior import (
     Data,
     Posterior,
     Spec,
+    moments_at,
     problem_of,
     strong,
     view_at,
@@ -52,7 +53,7 @@ from numpyro_spikeslab.reading.form import COLUMNS, SHARED
 from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.program import RUN_ONCE, are_concrete, outside_transformations
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.reading.view import View, whitened_design
+from numpyro_spikeslab.reading.view import View, design_rows, whitened_design
 from numpyro_spikeslab.roles import Index, NoiseRole
 
 Swept = tuple[View, Posterior, Float[Array, " Q"]]
@@ -82,12 +83,16 @@ class Columns(Features):
 
     - **design** - the whitened design; `None` if other sites change it.
     - **split** - its parts in and off the span of the covariates; `None` without coefficients.
+    - **rows** - the design before whitening, if that alone changes; else `None`.
     """
 
     design: Design | None
     split: Split | None
+    rows: Float[Array, "P N"] | None
 
     def begin(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
+        if not spec.form.is_normal:
+            return _with_moments(spec, data, q)
         return q if data.view is None else _with_residual(spec, data, q)
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
@@ -104,30 +109,38 @@ class Columns(Features):
         weights, residual = q.weights.sweep(without.design, without.residual, *setting)
         values, residual = without.given(residual)
         slopes = without.standard.slopes(without.coefficients.slopes)
-        q = Posterior(weights, q.functions, q.values | values, residual, slopes)
+        q = q._replace(weights=weights, values=q.values | values, residual=residual, slopes=slopes)
         return at, q, self._squares(spec, data, at, q, design)
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        design, relative = self.design_at(spec, data, at, q), at.relative[:, 0]
-        precision = jnp.where(relative > 0, relative, 1)
-        mean = jnp.zeros_like(relative) if data.view is None else predictor(design, q.weights.mean)
-        variance = q.weights.predictor_variance(self._moving(spec, data, at, q, design))
-        return (mean / jnp.sqrt(precision))[:, None], (variance / precision)[:, None]
+        observed = (at.relative[:, 0] > 0).astype(at.relative.dtype)
+        rows = design_rows(problem_of(spec, data), q.values) if self.rows is None else self.rows
+        design = Design(rows[None], None)
+        mean = (
+            jnp.zeros_like(at.Y[:, 0]) if data.view is None else predictor(design, q.weights.mean)
+        )
+        variance = q.weights.predictor_variance(self._moving(spec, data, q, design, observed))
+        # rows may be NaN where nothing is observed
+        return tuple(jnp.where(observed > 0, x, 0)[:, None] for x in (mean, variance))
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
+        if not spec.form.is_normal:
+            _, variance = q.moments or moments_at(spec, data, q)
+            return jnp.sum(at.relative * (at.Y**2 + spec.form.tasks_last(variance)), axis=0)
         q = q._replace(residual=self.whitened_residual(spec, data, at, q))
         return self._squares(spec, data, at, q, self.design_at(spec, data, at, q))
 
     def _squares(self, spec, data, at, q, design) -> Float[Array, " Q"]:
-        variance = q.weights.total_variance(self._moving(spec, data, at, q, design))
+        moving = self._moving(spec, data, q, design, at.relative[:, 0])
+        variance = q.weights.total_variance(moving)
         return (jnp.sum(q.residual**2) + variance)[None]
 
-    def _moving(self, spec, data, at, q, design) -> Design:
+    def _moving(self, spec, data, q, design, relative) -> Design:
         """Return the design plus the effect of the weights through the coefficients."""
         if not q.slopes:
             return design
         sites = spec.form.coefficient_sites(q.slopes)
-        rows = whitened(dense_rows(problem_of(spec, data), q.values, sites), at.relative[:, 0])
+        rows = whitened(dense_rows(problem_of(spec, data), q.values, sites), relative)
         slopes = in_parts(joined(sites, q.slopes, 1)[0].T, *design.rows.shape[:2])
         return Design(design.rows + slopes @ rows, None)
 
@@ -143,8 +156,8 @@ class Columns(Features):
         """The whitened design."""
         if self.design is not None:
             return self.design
-        relative = at.relative[:, 0]
-        return whitened_design(problem_of(spec, data), q.values, relative, spec.block_size)
+        problem, relative = problem_of(spec, data), at.relative[:, 0]
+        return whitened_design(problem, q.values, relative, spec.block_size, self.rows)
 
     def whitened_residual(self, spec: Spec, data: Data, at: View, q: Posterior) -> Array:
         """Compute the whitened residual at the mean weights."""
@@ -159,6 +172,11 @@ def _with_residual(spec: Spec, data: Data, q: Posterior) -> Posterior:
     return strong(q._replace(residual=residual))
 
 
+@partial(jax.jit, static_argnums=0)
+def _with_moments(spec: Spec, data: Data, q: Posterior) -> Posterior:
+    return strong(q._replace(moments=moments_at(spec, data, q)))
+
+
 def _whitened_data(at: View) -> Float[Array, " N"]:
     return jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0]
 
@@ -167,7 +185,7 @@ def _with_coefficients(spec, data, at, q, residual) -> Posterior:
     """Set coefficients that are one dense vector to their mode."""
     sites = spec.form.coefficient_sites(spec.form.coefficients)
     new, _ = given_residual(problem_of(spec, data), at, q.values, sites, residual)
-    return q._replace(values=q.values | new, residual=None)
+    return q.moved(values=q.values | new)
 
 
 @jax.tree_util.register_dataclass
@@ -321,7 +339,8 @@ def _features_of(reading: Reading, at: View | None) -> Features:
     """Choose the class of the features; ``at`` is `None` if a free site can change the view."""
     form, covariates, values = reading.form, reading.covariates, reading.features
     if form.kind == COLUMNS:
-        return Columns(reading.design, reading.split)
+        rows = reading.rows if reading.design is None else None
+        return Columns(reading.design, reading.split, rows)
     if form.kind != SHARED:
         of_table = reading.layout is None
         return (LatentFunctions if of_table else ObservedEntries)(covariates, None)

@@ -20,7 +20,14 @@ from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.guide_factors import PairFactors
 from numpyro_spikeslab.fitting.model_sites import ModelSites
 from numpyro_spikeslab.fitting.pattern_factors import PatternFactors
-from numpyro_spikeslab.fitting.predict import checked_rows, predict, refuse_traced, transform
+from numpyro_spikeslab.fitting.predict import (
+    checked_levels,
+    checked_rows,
+    predict,
+    refuse_traced,
+    response,
+    transform,
+)
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
@@ -126,9 +133,16 @@ class PairedGuide(SpikeSlabGuide):
         X_new: Any = None,
         entries: tuple[Any, Any] | None = None,
         noise: bool = False,
+        scale: str = "predictor",
+        quantiles: Any = (0.025, 0.5, 0.975),
         **kwargs: Any,
     ) -> tuple[Any, Any]:
         """Compute mean and variance of each task at new inputs, in closed form.
+
+        Under a likelihood that is not Normal these are of its predictor f. With
+        ``scale="response"`` there are the mean and quantiles of responses, for which f is Normal
+        with this mean and variance: the mean of 1000 evenly spaced values of f, and quantiles of a
+        draw of the response at each of them, by a fixed key.
 
         For models with :func:`~numpyro_spikeslab.latent_functions`. Each hyperparameter has one
         value, so intervals are narrower than those of a chain.
@@ -139,15 +153,27 @@ class PairedGuide(SpikeSlabGuide):
             data, the only choice where a kernel is a matrix.
         :param entries: numbers of rows and of columns of entries of the table, each of shape (L,).
             The default is the whole table, or the entries of data that are a sparse array.
-        :param noise: whether to add the noise, for predictions of observations.
+        :param noise: whether to add the noise, for predictions of Normal observations.
+        :param scale: ``"predictor"``, or ``"response"`` for responses, which include their noise.
+        :param quantiles: K probabilities, for ``scale="response"``.
         :param kwargs: keyword arguments of the model.
-        :return: mean and variance, each of shape (S, Q), or (L,) of entries.
+        :return: mean and variance, each of shape (S, Q), or (L,) of entries; with
+            ``scale="response"`` the mean and K quantiles, (K, S, Q) or (K, L).
         :raises ValueError: if the weights mix no latent functions, arguments are traced, inputs or
-            entries do not fit, or noise or the location without functions is not known there.
+            entries do not fit, noise, the location without functions or other parameters of the
+            responses are not known there, or noise is asked for where it has no variance.
         """
         refuse_traced("PairedGuide.predict", (params, args, kwargs, X_new, entries))
+        if scale not in ("predictor", "response") or (noise and scale == "response"):
+            got = f"{scale!r} and noise={noise}"
+            raise bad("PairedGuide.predict: scale", got, "'predictor', or 'response' without noise")
         reading = self._read(args, kwargs)
-        return predict(reading, self.pack(reading, params), X_new, entries, noise)
+        posterior = self.pack(reading, params)
+        moments = predict(reading, posterior, X_new, entries, noise)
+        if scale == "predictor":
+            return moments
+        is_new = X_new is not None or entries is not None
+        return response(reading, posterior, moments, checked_levels(quantiles), is_new)
 
     @full_precision
     def transform(

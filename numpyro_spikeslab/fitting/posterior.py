@@ -52,6 +52,7 @@ class Posterior(NamedTuple):
     - **functions** - of the latent functions that weights mix, or `None`.
     - **values** - of all other sites, each at one point.
     - **residual** - whitened residual of ``<w>``, where a sweep can hand it on to the next.
+    - **moments** - mean and variance of the predictor, likewise, where stand-ins need them.
     - **slopes** - of coefficients that follow the weights: given these, coefficients are at
       ``values + slopes (w - <w>)``. Each has the shape of its site, and a last axis of P.
     - **batches** - with steps on batches of tasks, statistics of all tasks; else `None`.
@@ -63,6 +64,11 @@ class Posterior(NamedTuple):
     residual: Float[Array, " N"] | None
     slopes: dict[str, Any] = {}
     batches: "Batches | None" = None
+    moments: tuple[Float[Array, "..."], Float[Array, "..."]] | None = None
+
+    def moved(self, **new: Any) -> "Posterior":
+        """Replace fields, and forget what followed from the old ones."""
+        return self._replace(residual=None, moments=None, **new)
 
 
 class Batches(NamedTuple):
@@ -150,17 +156,27 @@ def view_at(spec: Spec, data: Data, posterior: Posterior) -> View:
     place of observations, if free sites can change the columns."""
     if data.view is not None:
         return with_roles(spec, data, data.view, posterior.values)
-    problem, values, weights = problem_of(spec, data), posterior.values, None
-    if spec.form.kind == COLUMNS:
-        weights = spec.form.split(posterior.weights.mean, "{}")
+    problem, values, stand_in = problem_of(spec, data), posterior.values, None
+    if not spec.form.is_normal:
+        # the best for the moments of the predictor
+        mean, variance = posterior.moments or moments_at(spec, data, posterior)
+        stand_in = augmented(problem, values, mean).expect(mean, variance)
+    return view(problem, values, _weights(spec, posterior), data.layout, stand_in)
+
+
+def moments_at(spec: Spec, data: Data, posterior: Posterior) -> tuple[Any, Any]:
+    """Compute mean and variance of the predictor at each observation."""
+    problem, values, weights = problem_of(spec, data), posterior.values, _weights(spec, posterior)
     at = view(problem, values, weights, data.layout)
-    if spec.form.is_normal:
-        return at
-    # the stand-in that is best for the moments of the predictor
     mean, variance = map(problem.observed, data.features.moments(spec, data, at, posterior))
-    mean += problem.predictor(values, weights)
-    stand_in = augmented(problem, values, mean).expect(mean, variance)
-    return view(problem, values, weights, data.layout, stand_in)
+    return mean + problem.predictor(values, weights), variance
+
+
+def _weights(spec: Spec, posterior: Posterior) -> Any:
+    """Return the weights at which a model with changing columns is viewed."""
+    if spec.form.kind != COLUMNS:
+        return None
+    return spec.form.split(posterior.weights.mean, "{}")
 
 
 def with_roles(spec: Spec, data: Data, at: View, values: dict[str, Any]) -> View:

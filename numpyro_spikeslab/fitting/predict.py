@@ -8,8 +8,12 @@ from jaxtyping import Array, Float
 import numpy as np
 
 import jax
+from jax import random
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve
+from jax.scipy.special import ndtri
+
+import numpyro.distributions as dist
 
 from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.sparse_sums import Entries, Side, at_entries, over_blocks, side_of
@@ -61,6 +65,91 @@ def predict(
     if noise:
         variance = variance + noise_of(reading, posterior, columns)[columns]
     return mean + offset, variance
+
+
+NUM_DRAWS = 1000
+"""Draws of each response, for its quantiles."""
+
+
+def response(
+    reading: Reading, posterior: Posterior, moments: tuple[Any, Any], levels: Any, is_new: bool
+) -> tuple[Any, Any]:
+    """Compute mean and quantiles of responses, given mean and variance of their predictor.
+
+    Their distribution is evaluated at as many rows at a time as the data have.
+
+    :param is_new: whether they are at other inputs or entries than the data.
+    """
+    form, (mean, variance) = reading.form, moments
+    table = reading.problem.predictor_shape
+    shape, is_table = np.shape(mean), reading.layout is None
+    if is_table and len(shape) == 1:
+        raise bad("PairedGuide.predict: entries", "some of a table", "none", "Pick them from all.")
+    rows = -(-shape[0] // table[0])
+    if is_new:
+        _check_alike(reading, posterior, mean.dtype)
+
+    def parts(x):
+        x = x.reshape(shape[0], -1)
+        x = jnp.concatenate([x, jnp.broadcast_to(x[-1:], (rows * table[0] - len(x), x.shape[1]))])
+        return x.reshape(rows, *table)
+
+    def of_part(posterior, part):
+        mean, sd, key = part
+
+        def draw(z, key):
+            fn = _distribution(reading, posterior, mean + sd * z)
+            y = fn.sample(key)
+            try:
+                center = fn.mean
+            except NotImplementedError:
+                center = y
+            return tuple(form.tasks_last(jnp.broadcast_to(x, y.shape)) for x in (center, y))
+
+        # the means of evenly spaced predictors are more precise than those of draws
+        z = ndtri((jnp.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS).astype(mean.dtype)
+        centers, draws = jax.vmap(draw)(z, random.split(key, NUM_DRAWS))
+        quantiles = jnp.quantile(draws.astype(mean.dtype), levels, axis=0, method="nearest")
+        return jnp.mean(centers, axis=0), quantiles
+
+    def of(posterior, mean, variance):
+        keys = random.split(random.key(0), rows)
+        split = parts(mean), parts(jnp.sqrt(variance)), keys
+        means, quantiles = jax.lax.map(partial(of_part, posterior), split)
+        joined = jnp.moveaxis(quantiles, 0, 1).reshape(len(levels), -1, means.shape[-1])
+        means = means.reshape(-1, means.shape[-1])[: shape[0]]
+        return means.reshape(shape), joined[:, : shape[0]].reshape(len(levels), *shape)
+
+    return compiled(of, posterior, mean, variance)
+
+
+def _distribution(reading: Reading, posterior: Posterior, f: Float[Array, "N Q"]) -> Any:
+    """Return the distribution of the responses, in the shape of the data."""
+    problem, values = reading.problem, posterior.values
+    if not reading.form.is_normal:
+        return problem.given_predictor(values, problem.observed(f), lambda density: density.fn)
+    scale = problem.run(values, of=lambda run: problem.likelihood(run).scale)
+    f = problem.observed(f)
+    return dist.Normal(f, jnp.broadcast_to(scale, f.shape))
+
+
+def _check_alike(reading: Reading, posterior: Posterior, dtype: Any) -> None:
+    """Raise if responses at equal predictors have other distributions at other inputs."""
+    form, table = reading.form, reading.problem.predictor_shape
+
+    def parameters(posterior):
+        fn = _distribution(reading, posterior, jnp.zeros(table, dtype))
+        leaves = [jnp.broadcast_to(x, fn.shape()) for x in jax.tree.leaves(fn)]
+        return [form.tasks_last(x) for x in leaves]
+
+    for x in compiled(parameters, posterior):
+        if np.any(np.asarray(x) != np.asarray(x)[:1]):
+            raise bad(
+                f"PairedGuide.predict: {form.likelihood!r} at new inputs",
+                "a distribution whose other parameters change from input to input",
+                "the same at all inputs, of each task",
+                'Leave out scale="response", or use numpyro.infer.Predictive.',
+            )
 
 
 _at_entries = jax.jit(at_entries)
@@ -138,7 +227,7 @@ def noise_of(reading: Reading, posterior: Posterior, columns: Any) -> Float[Arra
     if not form.is_normal:
         raise ValueError(
             f"predict, transform: only Normal observations have noise, not {form.likelihood!r}. "
-            "Leave `noise` out, or draw them with numpyro.infer.Predictive."
+            "Leave `noise` out, or give scale='response'."
         )
     if form.varying_noise:
         raise ValueError(
@@ -165,6 +254,15 @@ def noise_of(reading: Reading, posterior: Posterior, columns: Any) -> Float[Arra
             "have, which have no entries. Leave them or `noise` out."
         )
     return sigma2
+
+
+def checked_levels(quantiles: Any) -> Float[np.ndarray, " K"]:
+    """Return probabilities of quantiles as an array."""
+    levels = np.asarray(quantiles, float)
+    if levels.ndim != 1 or not np.all((levels >= 0) & (levels <= 1)):
+        expected = "a list of probabilities between 0 and 1"
+        raise bad("PairedGuide.predict: quantiles", repr(quantiles), expected)
+    return levels
 
 
 def _check_inputs(latent: KnownFunctions, X_new: Any, where: Entries | None) -> None:

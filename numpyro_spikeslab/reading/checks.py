@@ -36,6 +36,12 @@ def check_verdict(user: str, form: Form, verdict: Verdict) -> None:
     if not verdict.any_counted:
         got = "no observations that are not masked"
         raise bad(f"{user}: {site!r}", got, "one or more")
+    if not verdict.proper:
+        raise ValueError(
+            f"{user}: inclusion probabilities of {names} must lie strictly between 0 and 1, their "
+            f"slab scales and the noise scale of {site!r} must be positive and finite, a "
+            "covariance of observations positive definite."
+        )
     if not verdict.finite_design:
         what = f"{user}: the design that multiplies {names} in {site!r}"
         remedy = "Remove NaN and infinity from it; impute missing covariates."
@@ -56,11 +62,6 @@ def check_verdict(user: str, form: Form, verdict: Verdict) -> None:
             f"{user}: observations of {site!r}",
             f"{number} outside of the support of their distribution, the first at {first}",
             "classes 0 and 1, counts from 0 up to the total, values that it can have",
-        )
-    if not verdict.proper:
-        raise ValueError(
-            f"{user}: inclusion probabilities of {names} must lie strictly between 0 and 1, their "
-            f"slab scales and the noise scale of {site!r} must be positive and finite."
         )
     if np.any(verdict.slab_locs):
         what = f"{user}: the prior mean of the slabs of {names}"

@@ -58,7 +58,7 @@ class Gaussian(NamedTuple):
         fn, value = site["fn"], jnp.asarray(site["value"])
         base = base_of(fn)
         if isinstance(base, dist.MultivariateNormal):
-            value, loc, scale = _whitened(base, value)
+            loc, scale = _independent(base, value)
         elif is_normal(base):
             loc, scale = base.loc, base.scale
         else:
@@ -129,15 +129,16 @@ class Gaussian(NamedTuple):
         }
 
 
-def _whitened(fn: dist.MultivariateNormal, value: Any) -> tuple[Any, Any, Any]:
-    """Return observations, location and scale of independent observations of the same density."""
-    diagonal = jnp.diagonal(fn.scale_tril, axis1=-2, axis2=-1)
+def _independent(fn: dist.MultivariateNormal, value: Any) -> tuple[Any, Any]:
+    """Return location and scale of independent observations of the same density.
 
-    def of(x):
-        root = jnp.broadcast_to(fn.scale_tril, (*x.shape[:-1], *fn.scale_tril.shape[-2:]))
-        return diagonal * solve_triangular(root, x[..., None], lower=True)[..., 0]
-
-    return of(value), of(fn.loc), diagonal
+    The residuals are whitened, not the observations, which no other site may move.
+    """
+    residual = value - fn.loc
+    shape = *residual.shape[:-1], *fn.scale_tril.shape[-2:]
+    root = jnp.broadcast_to(fn.scale_tril, shape)
+    scale = jnp.diagonal(fn.scale_tril, axis1=-2, axis2=-1)
+    return value - scale * solve_triangular(root, residual[..., None], lower=True)[..., 0], scale
 
 
 def by_task(x: Array, num_tasks: int, layout: Layout | None) -> Float[Array, " Q"]:

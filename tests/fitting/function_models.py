@@ -141,6 +141,33 @@ def entries_model(rows, columns, y=None):
     numpyro.sample("Y", dist.Normal(location, sigma), obs=y, infer={"entries": (rows, columns)})
 
 
+def of_classes(X, Y=None):
+    latent = numpyro.plate("latent", M, dim=-1)
+    with latent:
+        phi = nss.latent_functions("phi", SMOOTH, X)
+    with numpyro.plate("task", Q, dim=-2):
+        level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+        with latent:
+            W = nss.spike_slab("W", 0.4, 2.0)
+        with numpyro.plate("point", N, dim=-1):
+            numpyro.sample("Y", dist.Bernoulli(logits=level + W @ phi), obs=Y)
+
+
+def trials_model(rows, columns, y=None):
+    pi = numpyro.sample("inclusion", dist.Beta(1.0, 1.0))
+    phi = nss.latent_functions("phi", ["white"] * M, np.arange(N))
+    with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
+        W = nss.spike_slab("W", pi, 2.0)
+    location = jnp.sum(phi.T[rows] * W[columns], axis=-1)
+    mark = {"entries": (rows, columns)}
+    numpyro.sample("Y", dist.Binomial(20, logits=location), obs=y, infer=mark)
+
+
+def trials() -> Model:
+    *places, Y = entries().args
+    return Model(trials_model, (*places, np.round(20 / (1 + np.exp(-2 * Y)))))
+
+
 def entries() -> Model:
     Y = with_gaps(responses())
     rows, columns = np.nonzero(np.isfinite(Y))
@@ -168,6 +195,8 @@ MODELS: dict[str, Callable[[], Model]] = {
     ),
     "kernels of two kinds": lambda: columns([SMOOTH, kernels.quasisep.Matern32(0.5)]),
     "state-space kernels": lambda: columns([kernels.quasisep.Matern32(1.0)] * M),
+    "classes": lambda: Model(of_classes, (X, 1.0 * (responses().T > 0.3))),
     "entries of a table": entries,
+    "entries that are numbers of trials": trials,
     "white functions": lambda: columns(["white"] * M, shared_inclusion=False),
 }

@@ -4,6 +4,7 @@
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+import joint_noise
 import numpy as np
 import pytest
 from scipy import stats
@@ -117,6 +118,13 @@ def latent_design():
     return Joint(model, (t[::5], centres), kernel, unconstrained=("width", "sigma"))
 
 
+def kinship():
+    model, kernel = joint_noise.kinship_model, nss.PairedGibbs(joint_noise.kinship_model)
+    args = jnp.asarray(DESIGN), jnp.asarray(joint_noise.KINSHIP[:4, :4])
+    kernel = beside_nuts(model, (kernel, nss.paired_sites))
+    return Joint(model, args, kernel, unconstrained=("relatives", "alone"))
+
+
 def chosen_design():
     pairs, model = nss.PairedGibbs(choice_model), choice_model
     kernel = Gibbs([(pairs, nss.paired_sites), (DiscreteGibbs(model), ["z", "group"])])
@@ -175,6 +183,7 @@ JOINTS = [
     slow("columns without moves", partial(columns, collapsed=False), pytest.mark.exhaustive),
     slow("groups", partial(columns, groups=(1, 0, 1))),
     slow("latent design", latent_design),
+    slow("kinship beside NUTS", kinship),
     slow("design that discrete sites choose", chosen_design),
     slow("two blocks of weights", two_blocks),
     slow("tasks", shared_tasks),
@@ -316,6 +325,7 @@ def sampled(kernel, args, num_samples=10_000, **options):
 
 # their coefficients and weights do not mix given each other; of both Geweke's test has the draws
 TASKS = "covariates of tasks"
+CASES = truth.CASES | joint_noise.CASES
 
 
 @cache
@@ -331,10 +341,10 @@ def test_draws_have_the_posterior_of_every_design(design):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(truth.CASES.keys() - {"fixed hyperparameters", TASKS}))
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"fixed hyperparameters", TASKS}))
 def test_draws_have_the_posterior_of_all_models(name):
     """Given the other sites, at the means of their priors; Geweke's test has the draws of these."""
-    case = truth.CASES[name]()
+    case = CASES[name]()
     trace = handlers.trace(handlers.seed(case.model, KEY)).get_trace(*case.args)
     pairs = {key.format(k) for k in case.shapes for key in ("{}_spike", "{}_slab")}
     values = {k: x["value"] for k, x in trace.items() if x["type"] == "param"}

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regressions under other likelihoods, with their data, and bounds on the bounds of their fits."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import likelihood_cases as cases
+from likelihood_cases import data_of
+import numpy as np
+from scipy import stats
+from scipy.special import expit, logsumexp
+
+import jax
+import jax.numpy as jnp
+
+import numpyro
+from numpyro import handlers
+import numpyro.distributions as dist
+
+import numpyro_spikeslab as nss
+
+N, P = cases.NUM_OBS, cases.NUM_WEIGHTS
+# symmetric, so that it masks the same observations in reverse order
+OBSERVED = np.arange(N) % (N - 1) > 0
+COUNTS, TOTALS = 1.0 + np.arange(N) % 2, np.full(N, 7)
+OFFSET = np.linspace(-1.0, 1.0, N)
+
+
+class Kind(NamedTuple):
+    """
+    - **case** - the name of the likelihood case that gives the observations.
+    - **priors** - of the other sites, by NumPyro and by scipy.
+    - **likelihood** - distribution of the observations given predictor and other sites.
+    - **log_density** - their log density, likewise, by scipy.
+    - **groups** - of the weights.
+    - **count** - how often each observation counts, 0 where it is missing.
+    """
+
+    case: str
+    priors: dict[str, tuple[Callable[[], Any], Any]]
+    likelihood: Callable[[Any, dict[str, Any]], Any]
+    log_density: Callable[[Any, Any, dict[str, Any]], Any]
+    groups: tuple[int, ...] | None = None
+    count: Any = 1.0
+
+
+class Density(NamedTuple):
+    """A model with its arguments, as :class:`truth.Case`, and the kind of its likelihood."""
+
+    kind: Kind
+    model: Callable
+    args: tuple
+    linear: bool
+    normal: tuple[str, ...]
+
+    def log_evidence(self, values: dict[str, Any], slopes: dict[str, Any], mean: Any) -> float:
+        """What no bound exceeds, with other sites at ``values + slopes (w - mean)``: the sum over
+        all models of the density, by the trapezoidal rule over slabs."""
+        inclusion = values.get("inclusion", cases.INCLUSION)
+        X, y = (np.asarray(x) for x in (self.args[0], self.args[-1]))
+        firsts = np.unique(self.kind.groups or np.arange(P), return_index=True)[1]
+
+        def log_joint(w):
+            at = values | {k: values[k] + (w - mean) @ x for k, x in slopes.items()}
+            each = {k: np.asarray(x)[..., None] for k, x in at.items()}
+            log_density = self.kind.log_density(y, w @ X.T, each)
+            total = np.sum(np.where(self.kind.count > 0, self.kind.count * log_density, 0), axis=-1)
+            return total + sum(prior.logpdf(at[k]) for k, (_, prior) in self.kind.priors.items())
+
+        total = []
+        for model in product((0, 1), repeat=P):
+            if self.kind.groups is None or all(
+                model[k] == model[firsts[g]] for k, g in enumerate(self.kind.groups)
+            ):
+                spikes = np.array(model)[firsts]
+                prior = np.sum(np.where(spikes, np.log(inclusion), np.log1p(-inclusion)))
+                slab = values.get("slab_scale", cases.SLAB)
+                w, log_weights = quadrature(np.flatnonzero(model), slab)
+                total.append(prior + logsumexp(log_weights + log_joint(w)))
+        return float(logsumexp(total))
+
+
+def quadrature(places: np.ndarray, scale: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Weights (S, P), zero but at these places, and logs of their shares of the slabs."""
+    nodes = np.linspace(-5, 5, 67)
+    log_shares = np.log(nodes[1] - nodes[0]) + stats.norm.logpdf(nodes)
+    grid = np.array(list(product(nodes, repeat=len(places))))
+    # without a place there is one row
+    w = np.zeros((len(grid), P))
+    w[:, places] = scale * grid
+    shares = np.array(list(product(log_shares, repeat=len(places))))
+    return w, np.sum(shares, axis=1)
+
+
+def regression(name: str, X: Any, y: Any = None) -> None:
+    kind = KINDS[name]
+    z = {name: numpyro.sample(name, make()) for name, (make, _) in kind.priors.items()}
+    prior = z.get("inclusion", cases.INCLUSION), z.get("slab_scale", cases.SLAB)
+    if kind.groups is None:
+        with numpyro.plate("feature", P):
+            w = nss.spike_slab("w", *prior)
+    else:
+        w = nss.spike_slab("w", *prior, groups=kind.groups)
+    observed = np.asarray(kind.count) > 0
+    count = jnp.asarray(np.where(observed, kind.count, 1.0), float)
+    with numpyro.plate("obs", N), handlers.mask(mask=observed), handlers.scale(scale=count):
+        numpyro.sample("y", kind.likelihood(X @ w, z), obs=y)
+
+
+def make(name: str) -> Density:
+    kind = KINDS[name]
+    X, y = data_of(cases.CASES[kind.case])
+    args = jnp.asarray(X), jnp.asarray(np.where(kind.count > 0, y, np.nan))
+    normal = tuple(k for k in ("b",) if k in kind.priors)
+    return Density(kind, partial(regression, name), args, not kind.priors, normal)
+
+
+INTERCEPT = {"b": (lambda: dist.Normal(0.3, 2.0), stats.norm(0.3, 2.0))}
+SCALE = {"sigma": (lambda: dist.HalfNormal(1.0), stats.halfnorm())}
+
+
+def log_odds(y: Any, f: Any) -> Any:
+    return y * f - np.logaddexp(0, f)
+
+
+KINDS = {
+    "classes with an intercept, missing and repeated": Kind(
+        "logit",
+        INTERCEPT,
+        lambda f, z: dist.Bernoulli(logits=0.5 + f + z["b"]),
+        lambda y, f, z: log_odds(y, 0.5 + f + z["b"]),
+        count=OBSERVED * COUNTS,
+    ),
+    "counts with an intercept and a concentration": Kind(
+        "negative binomial of the mean",
+        INTERCEPT
+        | {"r": (lambda: dist.LogNormal(0.5, 0.5), stats.lognorm(0.5, scale=np.exp(0.5)))},
+        lambda f, z: dist.NegativeBinomial2(jnp.exp(f + z["b"]), z["r"]),
+        lambda y, f, z: stats.nbinom.logpmf(y, z["r"], expit(np.log(z["r"]) - f - z["b"])),
+    ),
+    "heavy tails of two parameters": Kind(
+        "student",
+        SCALE | {"nu": (lambda: dist.Gamma(4.0, 1.0), stats.gamma(4.0))},
+        lambda f, z: dist.StudentT(z["nu"], f, z["sigma"]),
+        lambda y, f, z: stats.t.logpdf(y, z["nu"], f, z["sigma"]),
+    ),
+    "absolute errors about an offset": Kind(
+        "laplace",
+        SCALE,
+        lambda f, z: dist.Laplace(OFFSET + f, z["sigma"]),
+        lambda y, f, z: stats.laplace.logpdf(y, OFFSET + f, z["sigma"]),
+    ),
+    "trials with a latent prior": Kind(
+        "binomial",
+        {
+            "inclusion": (lambda: dist.Beta(2.0, 3.0), stats.beta(2.0, 3.0)),
+            "slab_scale": (lambda: dist.HalfNormal(2.0), stats.halfnorm(scale=2.0)),
+        },
+        lambda f, z: dist.Binomial(TOTALS, logits=f),
+        lambda y, f, z: stats.binom.logpmf(y, TOTALS, expit(f)),
+    ),
+    "probit": Kind(
+        "probit",
+        {},
+        lambda f, z: dist.Bernoulli(probs=jax.scipy.special.ndtr(f)),
+        lambda y, f, z: stats.norm.logcdf((2 * y - 1) * f),
+    ),
+    "classes and weights that share spikes": Kind(
+        "logit",
+        {},
+        lambda f, z: dist.Bernoulli(logits=f),
+        lambda y, f, z: log_odds(y, f),
+        groups=(0, 0, 1),
+    ),
+}
+MODELS: dict[str, Callable[[], Density]] = {name: partial(make, name) for name in KINDS}
