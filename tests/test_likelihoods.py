@@ -81,8 +81,17 @@ LEARNT = 600
 """Steps of a warm-up that learns a Gaussian; without warm-up all steps are local."""
 
 QUICK = {("logit", 0), ("poisson", LEARNT)}
+
+
+def mark(name: str, num_warmup: int) -> Any:
+    """Return the marks of a chain: in .ci/run each likelihood has one with the learnt Gaussian."""
+    if (name, num_warmup) in QUICK:
+        return ()
+    return pytest.mark.slow if num_warmup else pytest.mark.exhaustive
+
+
 CHAINS = [
-    pytest.param(name, num_warmup, marks=() if (name, num_warmup) in QUICK else pytest.mark.slow)
+    pytest.param(name, num_warmup, marks=mark(name, num_warmup))
     for name in CASES
     for num_warmup in (0, LEARNT)
 ]
@@ -96,7 +105,7 @@ def test_chains_have_the_posterior_of_all_models(name, num_warmup):
     assert has_gaussian_steps(mcmc) == (num_warmup > 0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["logit", "negative binomial of the mean", "student", "poisson"])
 def test_chains_in_double_precision_have_the_posterior(x64, name):
     X, y = data_of(CASES[name])
@@ -136,7 +145,7 @@ def masked(case: Case) -> Callable:
 COUNTED = {"logit": "logistic", "binomial": "logistic", "student": "other", "poisson": "other"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("num_warmup", [0, LEARNT])
 @pytest.mark.parametrize("name", COUNTED)
 def test_chains_count_observations_as_often_as_the_model(name, num_warmup):
@@ -145,7 +154,7 @@ def test_chains_count_observations_as_often_as_the_model(name, num_warmup):
     check(chain(counted(CASES[name]), (X, np.where(SEEN, y, np.nan)), num_warmup), exact)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["logit", "student", "own"])
 def test_chains_leave_missing_observations_out(name):
     X, y = data_of(CASES[name])
@@ -157,7 +166,7 @@ def test_chains_leave_missing_observations_out(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_warmup", [0, LEARNT])
+@pytest.mark.parametrize("num_warmup", [pytest.param(0, marks=pytest.mark.exhaustive), LEARNT])
 @pytest.mark.parametrize("name", ["logit", "negative binomial of the mean", "student", "poisson"])
 def test_intercepts_are_drawn_with_the_weights(name, num_warmup):
     case, scale = CASES[name], 1.5
@@ -180,7 +189,7 @@ def test_intercepts_are_drawn_with_the_weights(name, num_warmup):
 # Responses of all kinds
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("num_warmup", [0, LEARNT])
 @pytest.mark.parametrize("name", ["logit", "probit"])
 @pytest.mark.parametrize("which", ["all 0", "all 1", "separated"])

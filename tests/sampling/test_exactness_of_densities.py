@@ -116,10 +116,16 @@ def labels(num_blocks):
 
 
 LEARNT = {f"{k} after a warm-up": partial(density, k, partial(AfterWarmup, k)) for k in GAUSSIANS}
+SOME = "logit", *(name for name in LEARNT if name.startswith("logit"))
 JOINTS = [
-    *(slow(name, partial(density, name)) for name in [*LIKELIHOODS, *DISPERSED]),
-    *(slow(name, make) for name, make in LEARNT.items()),
-    slow("labels", partial(labels, 1)),
+    *(
+        slow(name, make, pytest.mark.slow if name in SOME else pytest.mark.exhaustive)
+        for name, make in {
+            **{name: partial(density, name) for name in [*LIKELIHOODS, *DISPERSED]},
+            **LEARNT,
+            "labels": partial(labels, 1),
+        }.items()
+    ),
     slow("labels in three blocks", partial(labels, 3)),
 ]
 
