@@ -252,10 +252,10 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
         pi = numpyro.sample("inclusion", priors["inclusion"])
     slab = numpyro.sample("slab_scale", priors["slab_scale"])
     task = numpyro.plate("task", Q, dim=-1)
-    noise = ()
+    noise: list[Any] = []
     if options.has_noise:
         with nullcontext() if options.shared_noise else task:
-            noise = (numpyro.sample("noise", priors["noise"]),)
+            noise = [numpyro.sample("noise", priors["noise"])]
     entries = entries_of(Y, "mtmkl, factor_analysis: Y") if is_sparse(Y) else None
     if entries is not None and mask is not None:
         remedy = "The stored entries of a sparse Y, zeros too, are the observations."
@@ -269,8 +269,8 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
     if entries is None:
         _observe_table(task, (W @ phi).T, lambda f: options.likelihood(f, *noise), Y, mask)
     else:
-        noise = [x if jnp.ndim(x) == 0 else x[entries.columns] for x in noise]
-        _observe_entries(entries, W, phi, lambda f: options.likelihood(f, *noise))
+        of_entries = [x if jnp.ndim(x) == 0 else x[entries.columns] for x in noise]
+        _observe_entries(entries, W, phi, lambda f: options.likelihood(f, *of_entries))
     if X_new is None:
         return
     with numpyro.plate("latent", M):

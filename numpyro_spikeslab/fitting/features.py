@@ -116,12 +116,13 @@ class Columns(Features):
         observed = (at.relative[:, 0] > 0).astype(at.relative.dtype)
         rows = design_rows(problem_of(spec, data), q.values) if self.rows is None else self.rows
         design = Design(rows[None], None)
-        mean = (
-            jnp.zeros_like(at.Y[:, 0]) if data.view is None else predictor(design, q.weights.mean)
-        )
         variance = q.weights.predictor_variance(self._moving(spec, data, q, design, observed))
+        mean = jnp.zeros_like(variance)
+        if data.view is not None:
+            mean = predictor(design, q.weights.mean)
         # rows may be NaN where nothing is observed
-        return tuple(jnp.where(observed > 0, x, 0)[:, None] for x in (mean, variance))
+        mean, variance = (jnp.where(observed > 0, x, 0)[:, None] for x in (mean, variance))
+        return mean, variance
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         if not spec.form.is_normal:
