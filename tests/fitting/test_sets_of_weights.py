@@ -7,10 +7,10 @@ That their bounds, runs and draws agree is a claim of ``test_every_model.py``.
 from functools import partial
 
 import arviz_base
+from grouped_models import two_sites_model
 import numpy as np
 import pytest
 from scipy import stats
-from test_every_model import two_sites_model
 import truth
 
 import jax
