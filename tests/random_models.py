@@ -227,7 +227,7 @@ def _write(structure: Structure, data: dict[str, Any]) -> None:
         numpyro.sample("other", dist.Normal(flat[0], 1.0))
     likelihood: Any = dist.Normal(location, noise)
     if structure.link == "likelihood":
-        likelihood = dist.Laplace(location, noise)
+        likelihood = dist.Laplace(location, noise * jnp.exp(1e-3 * flat[0]))
     if "inner mask" in structure.counts:
         likelihood = likelihood.mask(data["last"])
     if "own mask" in structure.counts:
