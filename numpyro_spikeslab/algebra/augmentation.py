@@ -18,7 +18,7 @@ Observations that are missing need a value that the likelihood allows, and a pre
 """
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float
 
@@ -43,6 +43,7 @@ class StandIn(NamedTuple):
     log_norm: Float[Array, "*N"]
 
 
+@runtime_checkable
 class Augmentation(Protocol):
     """A likelihood with auxiliary variables."""
 

@@ -25,8 +25,8 @@ from numpyro_spikeslab.algebra.variates import logistic, normal, uniform
 LogDensity = Callable[[Any], Any]
 """``f -> log density``, elementwise."""
 
-# Of the search for the mode of a slab's conditional: the most evaluations, the longest step in
-# units of the slab's prior, and the squared length of one, in units of its posterior, that ends it.
+# The search for the mode of a slab's conditional: the most evaluations; the longest step, in units
+# of the slab's prior; the squared length of a step, in units of its posterior, that ends it.
 MAX_EVALUATIONS, LONGEST_STEP, SHORT = 16, 3, 0.02
 
 # Share of the prior in the proposal of a slab.

@@ -44,8 +44,8 @@ def draw_one(key: Array, c: Float[Array, "*N"]) -> Float[Array, "*N"]:
     z = 0.5 * jnp.abs(c)
     rate = math.pi**2 / 8 + 0.5 * z**2
     tilted = math.log(2) - z < math.log(4 * TAIL)
-    left = jnp.where(tilted, math.log(2) - z, math.log(4 * TAIL))
-    right = nn.sigmoid(jnp.log(0.5 * math.pi / rate) - rate * CUT - left)
+    log_left = jnp.where(tilted, math.log(2) - z, math.log(4 * TAIL))
+    right = nn.sigmoid(jnp.log(0.5 * math.pi / rate) - rate * CUT - log_left)
 
     def propose(numbers, z, rate, right, tilted):
         side, place, root, number = numbers
@@ -56,7 +56,7 @@ def draw_one(key: Array, c: Float[Array, "*N"]) -> Float[Array, "*N"]:
         r = jnp.exp(jnp.where(is_right, -(math.pi**2) * x, -4 / x))
         series = 1 - 3 * r + 5 * r**3 - 7 * r**6
         tilt = jnp.where(is_right | tilted, 1, jnp.exp(-0.5 * z**2 * x))
-        # what is not a number counts as accepted, since it stays so
+        # accept NaN, which another proposal would not mend
         return 0.25 * x, ~((number >= series * tilt) | (~is_right & (x > CUT)))
 
     return first_accepted(key, propose, 4, (z, rate, right, tilted))

@@ -76,7 +76,7 @@ def gamma(key: Array, shape: Float[Array, "*N"]) -> Float[Array, "*N"]:
         cube = (1 + z * lax.rsqrt(9 * d)) ** 3
         bound = 0.5 * z**2 + d * (1 - cube + jnp.log(jnp.maximum(cube, tiny)))
         factor = jnp.where(small, numbers[2] ** (1 / jnp.maximum(shape, tiny)), 1)
-        # what is not a number counts as accepted, since it stays so
+        # accept NaN, which another proposal would not mend
         return d * cube * factor, ~((cube <= 0) | (jnp.log(numbers[1]) >= bound))
 
     return first_accepted(key, propose, 3, (shape,))
@@ -85,7 +85,7 @@ def gamma(key: Array, shape: Float[Array, "*N"]) -> Float[Array, "*N"]:
 def normal_above(key: Array, low: Float[Array, "*N"]) -> Float[Array, "*N"]:
     """Draw standard normal numbers above some bounds.
 
-    Far in the tail a proposal is that of a Rayleigh distribution (Marsaglia, 1964, *Generating a
+    Far in the tail the proposal is a Rayleigh distribution (Marsaglia, 1964, *Generating a
     variable from the tail of the normal distribution*).
     """
 

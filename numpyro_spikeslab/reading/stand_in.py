@@ -9,7 +9,14 @@ import jax.numpy as jnp
 
 import numpyro.distributions as dist
 
-from numpyro_spikeslab.algebra.augmentation import Laplace, Logistic, Probit, StandIn, StudentT
+from numpyro_spikeslab.algebra.augmentation import (
+    Augmentation,
+    Laplace,
+    Logistic,
+    Probit,
+    StandIn,
+    StudentT,
+)
 from numpyro_spikeslab.reading.model_run import Problem
 
 
@@ -38,7 +45,7 @@ class Augmented(NamedTuple):
     - **constant** - log density of an observation less that of the mixture.
     """
 
-    mixture: Any
+    mixture: Augmentation
     shift: Any
     count: Any
     constant: Any
@@ -72,7 +79,7 @@ def augmented(problem: Problem, values: dict[str, Any], f: Float[Array, "..."]) 
     y = jnp.where(parts.count > 0, parts.value, 0)
     shift = jnp.zeros(())
     if problem.form.family == "student_t":
-        mixture: Any = StudentT(y, fn.df, fn.scale)
+        mixture: Augmentation = StudentT(y, fn.df, fn.scale)
     elif problem.form.family == "laplace":
         mixture = Laplace(y, fn.scale)
     elif problem.form.family == "probit":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Draws of pairs and coefficients under a likelihood that is not Normal.
 
-A step is one of two, both of which keep the posterior given all other sites.
+A step is one of two. Each keeps the posterior given all other sites.
 
 - The local one needs no warm-up. Auxiliary variables are drawn given the predictor, afresh in each
   step, and the pairs given the Gaussians that they make of the likelihood (Polson, Scott and
@@ -57,7 +57,7 @@ MIN_WARMUP = 100
 
 
 class AdaptState(NamedTuple):
-    """What the warm-up learns of a likelihood.
+    """State of the warm-up under a likelihood that is not Normal.
 
     From its first to its last quarter it averages predictors and slopes. In its last quarter it
     tries the Gaussian that they give. Both are decided once: nothing changes after the warm-up.
