@@ -56,7 +56,8 @@ def posteriors(request: pytest.FixtureRequest) -> Any:
     fit = arviz_base.from_numpyro_svi(svi, svi_result=result, model_args=(X, y))
     draws = {name: x.values for name, x in fit["posterior"].items()}
     density = log_likelihood(model, draws, X, y)["y"]
-    fit["log_likelihood"] = xr.Dataset({"y": (("chain", "draw", "obs"), density[None])})
+    dims = ("chain", "draw", "obs")
+    fit["log_likelihood"] = xr.Dataset({"y": (dims, np.asarray(density)[None])})
     return Posteriors(
         request.param, X, y, chains, nss.add_variational_stats(fit, svi, result, (X, y))
     )
