@@ -1,50 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse regression of a response on a table, without a model written by the user."""
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import arviz_base
-from jaxtyping import Array, Float
+from jaxtyping import Array
 import numpy as np
 import pandas as pd
 import xarray as xr
 
 import jax
 from jax import random
-import jax.numpy as jnp
 
-from numpyro.infer import MCMC
 from numpyro.util import is_prng_key
 
-from numpyro_spikeslab import models, table_checks
-from numpyro_spikeslab.fitting.cavi import CAVI
-from numpyro_spikeslab.fitting.paired_guide import PairedGuide
+from numpyro_spikeslab import table_checks
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import inclusion, posterior
 from numpyro_spikeslab.reporting.credible_sets import credible_sets
-from numpyro_spikeslab.reporting.variational import add_variational_stats, k_hat
-from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
-from numpyro_spikeslab.table_checks import ROUNDING, checked_count
-
-NUM_STEPS, TOLERANCE = 1000, 1e-3
-"""Most steps of the fit, and the rise of the bound at which it stops."""
+from numpyro_spikeslab.reporting.variational import k_hat
+from numpyro_spikeslab.table_chains import PROBABILITIES, chains, fit
+from numpyro_spikeslab.table_checks import checked_count
+from numpyro_spikeslab.table_units import in_units, standardised
 
 OFF = 0.2
 """Difference of inclusion probabilities of fit and chains above which the fit is flagged."""
-
-PROBABILITIES = "inclusion_probabilities.w"
-
-
-class Scales(NamedTuple):
-    """Means and standard deviations of columns, 1 if a column is not used, and of the response."""
-
-    x_mean: xr.DataArray
-    x_sd: xr.DataArray
-    used: xr.DataArray
-    y_mean: float
-    y_sd: float
 
 
 def sparse_regression(
@@ -142,89 +123,6 @@ def sparse_regression(
     if new is not None:
         tree["predictions"] = predicted(posterior(tree), new, rng)
     return tree
-
-
-def standardised(
-    table: xr.DataArray, response: np.ndarray
-) -> tuple[Scales, tuple[Float[Array, "C P"], Float[Array, " C"]]]:
-    """Return contrasts of columns and response of variance 1, constant columns as zeros."""
-    mean, sd = table.mean("row", skipna=False), table.std("row", skipna=False)
-    used = sd > ROUNDING * abs(table).max("row")
-    if not used.any():
-        raise bad("X", f"{table.shape[1]} constant columns", "one or more that vary")
-    sd = sd.where(used, 1.0)
-    columns = ((table - mean) / sd * used).values
-    y_mean, y_sd = float(response.mean()), float(response.std())
-    X, y = (jnp.asarray(contrasts(x), float) for x in (columns, (response - y_mean) / y_sd))
-    return Scales(mean, sd, used, y_mean, y_sd), (X, y)
-
-
-def contrasts(values: Float[np.ndarray, "N *P"]) -> Float[np.ndarray, "N-1 *P"]:
-    """Compute Helmert contrasts: subtract from each row the mean of the rows above, and scale.
-
-    Their likelihood is marginal over a flat intercept. N centred rows would count one observation
-    too many, and let the noise vanish once N - 1 columns are included.
-    """
-    count = np.arange(1.0, len(values)).reshape(-1, *[1] * (values.ndim - 1))
-    above = np.cumsum(values, axis=0)[:-1] / count
-    return (values[1:] - above) * np.sqrt(count / (count + 1))
-
-
-def in_units(
-    tree: xr.DataTree, scales: Scales, num_rows: int, rng: np.random.Generator
-) -> xr.DataTree:
-    """Convert draws to the units of the table and the response, and draw an intercept."""
-    draws, stats = posterior(tree), tree["sample_stats"].to_dataset()
-    draws = draws.astype(float).assign_coords(feature=scales.used["feature"])
-    stats = stats.assign_coords(feature=scales.used["feature"])
-    unit = scales.used * scales.y_sd / scales.x_sd
-    w, sigma = draws["w"] * unit, draws["sigma"] * scales.y_sd
-    # the mean of the response is independent of its contrasts
-    centre = scales.y_mean + sigma / num_rows**0.5 * rng.normal(size=sigma.shape)
-    draws = draws.assign(
-        w=w,
-        w_slab=draws["w_slab"] * unit,
-        w_spike=draws["w_spike"].astype(int) * scales.used,
-        sigma=sigma,
-        intercept=centre - xr.dot(w, scales.x_mean, dim="feature"),
-    )
-    stats[PROBABILITIES] = stats[PROBABILITIES].astype(float) * scales.used
-    return xr.DataTree.from_dict({"posterior": draws, "sample_stats": stats})
-
-
-def fit(
-    key: Array, data: tuple[Array, Array], prior: tuple[float, float], num_chains: int
-) -> xr.DataTree:
-    """Return draws of a fit by CAVI, a thousand or as many as there are chains to start."""
-    model = models.sparse_regression(inclusion=prior)
-    svi = CAVI(model, PairedGuide(model))
-    result = svi.run(key, NUM_STEPS, *data, tol=TOLERANCE, progress_bar=False)
-    draws = arviz_base.from_numpyro_svi(
-        svi, svi_result=result, model_args=data, num_samples=max(1000, num_chains)
-    )
-    return add_variational_stats(draws, svi, result, data)
-
-
-@partial(jax.jit, static_argnums=(4, 5))
-def chains(
-    keys: Array,
-    starts: dict[str, Any],
-    data: tuple[Array, Array],
-    prior: tuple[Any, Any],
-    num_warmup: int,
-    num_samples: int,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Draw each chain with its inclusion probabilities, in one program: MCMC compiles longer."""
-    model = models.sparse_regression(inclusion=prior)
-
-    def chain(inputs):
-        key, start = inputs
-        kernel = PairedGibbs(model)
-        mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
-        mcmc.run(key, *data, init_params=start, extra_fields=(PROBABILITIES,))
-        return mcmc.get_samples(), mcmc.get_extra_fields()
-
-    return jax.lax.map(chain, (keys, starts))
 
 
 def summarised(tree: xr.DataTree, cavi: xr.DataTree, table: np.ndarray) -> xr.Dataset:

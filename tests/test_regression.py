@@ -11,7 +11,7 @@ from scipy.special import betaln, logsumexp
 from jax import random
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab import regression
+from numpyro_spikeslab import table_chains, table_units
 from numpyro_spikeslab.reporting import arviz_data as reading
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -122,7 +122,7 @@ def test_intercept_noise_and_predictions_are_in_the_units_of_the_response(tree):
 
 
 def test_contrasts_are_an_orthonormal_basis_without_the_mean():
-    basis = regression.contrasts(np.eye(5))
+    basis = table_units.contrasts(np.eye(5))
     np.testing.assert_allclose(basis @ basis.T, np.eye(4), atol=1e-12)
     np.testing.assert_allclose(basis.sum(axis=1), 0.0, atol=1e-12)
 
@@ -216,9 +216,9 @@ def test_diabetes_with_interactions_against_a_long_run():
 @pytest.mark.exhaustive
 def test_another_expected_size_compiles_no_chains_anew():
     options = dict(num_warmup=50, num_samples=60, num_chains=2)
-    before = regression.chains._cache_size()
+    before = table_chains.chains._cache_size()
     trees = [nss.sparse_regression(KEY, X, Y, expected_size=x, **options) for x in (1.0, 3.0)]
-    assert regression.chains._cache_size() == before + 1
+    assert table_chains.chains._cache_size() == before + 1
     small, large = (float(tree["posterior"]["inclusion"].mean()) for tree in trees)
     assert small < large - 0.1
 
