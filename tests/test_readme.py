@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks of the README and of other likelihoods, each page as one script, in NumPyro's default
-precision and without warnings."""
+"""The blocks of the README and of pages of the documentation, each page as one script, in NumPyro's
+default precision and without warnings."""
 
 from contextlib import chdir
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 import jax
 
 README = Path(__file__).parent.parent / "README.md"
+START = README.parent / "docs" / "start.md"
 LIKELIHOODS = README.parent / "docs" / "likelihoods.md"
 # stricter than the other tests, which may end a fit while its bound still moves
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("error")]
@@ -67,6 +68,17 @@ def tasks_share_two_functions_and_fill_the_gap(names):
     gap = (x > 3.4) & (x < 5.9)
     expected = np.sin(x) - np.cos(2 * x)
     assert np.sqrt(np.mean((names["mean"][gap, 2] - expected[gap]) ** 2)) < 0.2
+
+
+def test_the_first_page_finds_two_columns_and_a_pair_of_copies(tmp_path):
+    *_, names = run_script(START, tmp_path)
+    probs = names["table"]["inclusion"].to_numpy()
+    assert min(probs[[17, 22]]) > 0.99 and 0.95 < probs[4] + probs[11] < 1.1
+    # as on the page, to the noise of 4,000 draws
+    np.testing.assert_allclose(probs[[4, 11]], [0.69, 0.36], atol=0.05)
+    assert {*names["sets"]["members"]} == {(17,), (22,), (4, 11)}
+    assert names["mean"].shape == (5,) and names["interval"].shape == (2, 5)
+    assert (tmp_path / "start.png").stat().st_size > 10_000
 
 
 def test_other_likelihoods_find_two_columns_and_the_intercept(tmp_path):
