@@ -21,7 +21,7 @@ from numpyro_spikeslab.reporting.arviz_data import inclusion, posterior
 from numpyro_spikeslab.reporting.credible_sets import credible_sets
 from numpyro_spikeslab.reporting.variational import k_hat
 from numpyro_spikeslab.table_chains import PROBABILITIES, chains, fit
-from numpyro_spikeslab.table_checks import checked_count
+from numpyro_spikeslab.table_checks import checked_count, checked_size
 from numpyro_spikeslab.table_units import in_units, standardised
 
 OFF = 0.2
@@ -57,7 +57,8 @@ def sparse_regression(
       inclusion probability of the fit, and ``cavi_is_off``, whether it differs by more than 0.2;
       ``credible_set``, the number of its 95% credible set, -1 for none (see
       :func:`~numpyro_spikeslab.credible_sets`). The attribute ``k_hat`` is above 0.7 if the draws
-      of the fit are far from the posterior given its noise, slab scale and inclusion probability;
+      of the fit are far from the posterior given its noise, slab scale and inclusion probability.
+      The attribute ``expected_size`` is the number of columns that were expected to matter;
     - ``cavi``: ArviZ data of the fit, for
       ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``, or for ``nss.summary``,
       whose column ``alternatives`` names columns that could replace those that CAVI has picked;
@@ -73,7 +74,8 @@ def sparse_regression(
     :param X_new: rows to predict, shape (S, P), with the columns of ``X``.
     :param expected_size: number of columns that are expected to matter: the prior of the inclusion
         probability is Beta(1, P / expected_size - 1), where P counts columns that vary. The
-        default is Beta(1, 9), a tenth of the columns.
+        default is a tenth of the columns, or of the rows if they are fewer: N rows cannot tell
+        which of many more columns matter, if many may.
     :param num_warmup: steps of each chain before its draws, few since it starts at the fit.
     :param num_samples: draws of each chain.
     :param num_chains: number of chains, which run one after the other.
@@ -98,10 +100,8 @@ def sparse_regression(
     new = None if X_new is None else table_checks.checked_new(X_new, X, table)
     scales, data = standardised(table, response)
     size = int(scales.used.sum())
-    if expected_size is not None and not 0 < expected_size < size:
-        expected = f"a number between 0 and {size}, the columns that vary"
-        raise bad("expected_size", repr(expected_size), expected)
-    prior = 1.0, 9.0 if expected_size is None else size / expected_size - 1.0
+    expected = checked_size(expected_size, size, len(table))
+    prior = 1.0, size / expected - 1.0
     key_fit, key_chains, key_rest = random.split(key, 3)
     rng = np.random.default_rng(np.asarray(random.bits(key_rest, (2,))))
     fitted = fit(key_fit, data, prior, num_chains)
@@ -119,7 +119,8 @@ def sparse_regression(
     rows = {"row": X.index.rename(None)} if is_flat else {}
     tree["constant_data"] = xr.Dataset({"X": table}, rows)
     tree["observed_data"] = xr.Dataset({"y": ("row", response)}, rows)
-    tree["summary"] = summarised(tree, cavi, table.values)
+    summary = summarised(tree, cavi, table.values)
+    tree["summary"] = summary.assign_attrs(expected_size=expected)
     if new is not None:
         tree["predictions"] = predicted(posterior(tree), new, rng)
     return tree

@@ -14,6 +14,11 @@ from numpyro_spikeslab.messages import bad
 ROUNDING = 1e-12
 """A column or a response that varies less, relative to its largest value, is constant."""
 
+PER_EXPECTED = 10
+"""Columns, and rows, for each column that is expected to matter by default. Few rows tell of few
+columns: where a tenth of many more columns than rows is expected, all of them together explain the
+response as well as the few that matter."""
+
 
 def check_kind(argument: str, values: Any) -> None:
     """Refuse masks and dates, which a conversion to numbers would ignore."""
@@ -89,3 +94,13 @@ def checked_count(argument: str, number: Any, least: int) -> int:
     if not isinstance(number, Integral) or number < least:
         raise bad(argument, repr(number), f"a whole number, at least {least}")
     return int(number)
+
+
+def checked_size(expected_size: float | None, num_columns: int, num_rows: int) -> float:
+    """Return how many columns are expected to matter, by default as :data:`PER_EXPECTED` says."""
+    if expected_size is None:
+        return min(num_columns, num_rows) / PER_EXPECTED
+    if not 0 < expected_size < num_columns:
+        expected = f"a number between 0 and {num_columns}, the columns that vary"
+        raise bad("expected_size", repr(expected_size), expected)
+    return float(expected_size)

@@ -13,6 +13,7 @@ from jax import random
 import numpyro_spikeslab as nss
 from numpyro_spikeslab import table_chains, table_units
 from numpyro_spikeslab.reporting import arviz_data as reading
+from numpyro_spikeslab.table_checks import checked_size
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -102,6 +103,7 @@ def test_names_groups_and_diagnostics(tree):
     assert (frame["cavi_is_off"] == (abs(frame["cavi"] - frame["inclusion"]) > 0.2)).all()
     compared = nss.compare({"chains": tree, "CAVI": tree["cavi"]}, ["w", "sigma"], "chains")
     assert compared.loc["CAVI", "k_hat"] == summary.attrs["k_hat"] > 0
+    assert summary.attrs["expected_size"] == 0.4
     assert list(tree["constant_data"]["X"]["feature"].values) == NAMES
     np.testing.assert_array_equal(tree["observed_data"]["y"], table()[1])
 
@@ -174,14 +176,25 @@ def test_all_checks_of_scikit_learn():
     assert len(checks.check_estimator(model, on_skip=None)) > 40
 
 
-@pytest.mark.exhaustive
-def test_more_columns_than_rows():
+@pytest.mark.slow
+def test_many_more_columns_than_rows():
+    """If a tenth of the 1,500 columns is expected, 160 are in and inclusion of the right is .19."""
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(30, 60))
-    y = 3.0 * X[:, 7] + rng.normal(size=30)
-    summary = nss.sparse_regression(KEY, X, y, expected_size=2.0)["summary"]
-    assert np.flatnonzero(summary["inclusion"].values > 0.5).tolist() == [7]
-    assert summary["inclusion"][7] > 0.99 and summary["credible_set"][7] == 0
+    X = rng.normal(size=(30, 1500))
+    X += np.sqrt(0.15) * rng.normal(size=(30, 10)) @ rng.normal(size=(10, 1500))
+    y = 1.3 * X[:, 10] / X[:, 10].std() + rng.normal(size=30)
+    options = dict(num_warmup=200, num_samples=300, num_chains=2)
+    summary = nss.sparse_regression(KEY, X, y, **options)["summary"].to_dataset()
+    assert summary.attrs["expected_size"] == 3.0
+    assert np.flatnonzero(summary["inclusion"] > 0.2).tolist() == [10]
+    assert summary["inclusion"][10] > 0.9 and summary["credible_set"][10] == 0
+    assert summary["inclusion"].sum() < 4 and summary["r_hat"].max() < 1.1
+
+
+def test_no_more_columns_are_expected_than_rows_can_tell():
+    sizes = {(64, 442): 6.4, (7129, 72): 7.2, (4, 30): 0.4, (3, 4): 0.3}
+    assert {shape: checked_size(None, *shape) for shape in sizes} == sizes
+    assert checked_size(3, 7129, 72) == 3.0
 
 
 @pytest.mark.exhaustive
