@@ -14,6 +14,7 @@ import jax
 
 README = Path(__file__).parent.parent / "README.md"
 START = README.parent / "docs" / "start.md"
+HOW_TO = README.parent / "docs" / "how_to.md"
 LIKELIHOODS = README.parent / "docs" / "likelihoods.md"
 # stricter than the other tests, which may end a fit while its bound still moves
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("error")]
@@ -79,6 +80,19 @@ def test_the_first_page_finds_two_columns_and_a_pair_of_copies(tmp_path):
     assert {*names["sets"]["members"]} == {(17,), (22,), (4, 11)}
     assert names["mean"].shape == (5,) and names["interval"].shape == (2, 5)
     assert (tmp_path / "start.png").stat().st_size > 10_000
+
+
+def test_the_ways_to_do_things_find_the_same_two_columns(tmp_path):
+    *_, names = run_script(HOW_TO, tmp_path)
+    used = np.isin(np.arange(12), [3, 7])
+    spikes = names["masked"].get_samples()["w_spike"].mean(axis=0)
+    for inclusion in map(np.asarray, [*names["by_size"].values(), spikes, names["probabilities"]]):
+        assert np.all(inclusion[used] > 0.99) and np.all(inclusion[~used] < 0.3)
+    # more are included where more are expected
+    assert names["by_size"][1.0].sum() < names["by_size"][4.0].sum()
+    assert names["worst"] < 1.01
+    errors = names["table"]["sum_abs_error_inclusion"]
+    assert errors["paired"] < 0.2 < errors["standard"]
 
 
 def test_other_likelihoods_find_two_columns_and_the_intercept(tmp_path):
