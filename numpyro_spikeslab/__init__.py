@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpyro_spikeslab.regression import sparse_regression
     from numpyro_spikeslab.reporting.align import align, invariants
     from numpyro_spikeslab.reporting.credible_sets import credible_sets
+    from numpyro_spikeslab.reporting.models_table import models_table
     from numpyro_spikeslab.reporting.plot_functions import plot_fit, plot_latent_functions
     from numpyro_spikeslab.reporting.plot_inclusion import plot_inclusion, plot_weights
     from numpyro_spikeslab.reporting.tables import compare, summary
@@ -52,6 +53,7 @@ __all__ = [
     "latent_functions",
     "latent_sites",
     "models",
+    "models_table",
     "mtmkl_kernel",
     "paired_sites",
     "plot_fit",
@@ -73,6 +75,7 @@ _LAZY = {
     "credible_sets": "reporting.credible_sets",
     "datasets": "datasets",
     "invariants": "reporting.align",
+    "models_table": "reporting.models_table",
     "plot_fit": "reporting.plot_functions",
     "plot_inclusion": "reporting.plot_inclusion",
     "plot_latent_functions": "reporting.plot_functions",

@@ -62,7 +62,8 @@ def sparse_regression(
     - ``cavi``: ArviZ data of the fit, for
       ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``, or for ``nss.summary``,
       whose column ``alternatives`` names columns that could replace those that CAVI has picked;
-    - ``observed_data`` and ``constant_data``: ``y`` and ``X``;
+    - ``observed_data`` and ``constant_data``: ``y`` and ``X``, and the prior inclusion
+      probabilities for the Bayes factors of the summary;
     - ``predictions``: with ``X_new``, draws of new responses ``y``, along ``new_row``.
 
     A constant column has the weight 0. There may be more columns than rows.
@@ -117,7 +118,8 @@ def sparse_regression(
     # labels of several levels cannot be saved, and xarray takes an index name for a dimension
     is_flat = isinstance(X, pd.DataFrame) and X.index.nlevels == 1
     rows = {"row": X.index.rename(None)} if is_flat else {}
-    tree["constant_data"] = xr.Dataset({"X": table}, rows)
+    constants = {"X": table, f"{arviz_data.PRIOR}.w": scales.used / sum(prior)}
+    tree["constant_data"] = xr.Dataset(constants, rows)
     tree["observed_data"] = xr.Dataset({"y": ("row", response)}, rows)
     summary = summarised(tree, cavi, table.values)
     tree["summary"] = summary.assign_attrs(expected_size=expected)

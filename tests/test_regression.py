@@ -106,6 +106,10 @@ def test_names_groups_and_diagnostics(tree):
     assert summary.attrs["expected_size"] == 0.4
     assert list(tree["constant_data"]["X"]["feature"].values) == NAMES
     np.testing.assert_array_equal(tree["observed_data"]["y"], table()[1])
+    # a tenth of the columns is expected, and a constant one has no prior
+    odds = frame["inclusion"] / (1 - frame["inclusion"])
+    np.testing.assert_allclose(frame["bayes_factor"], (9 * odds).where(odds > 0))
+    assert set(nss.models_table(tree, "w")["members"]) >= {("age",), ("dose",), ("age", "weight")}
 
 
 def test_intercept_noise_and_predictions_are_in_the_units_of_the_response(tree):

@@ -28,6 +28,9 @@ SETS = "credible_sets"
 RESERVED = ("summary", "ci_bound", "variable", "label")
 """Dimensions of ArviZ's tables."""
 
+PRIOR = "prior_inclusion"
+"""Prefix of the constant data with the prior inclusion probabilities of weights."""
+
 CHAIN_DIAGNOSTICS = ("ess_bulk", "ess_tail", "r_hat", "mcse_mean", "mcse_sd")
 
 Methods = Mapping[str, Any]
@@ -131,6 +134,21 @@ def mean(draws: xr.DataArray) -> xr.DataArray:
 
 def inclusion(data: xr.DataTree, name: str) -> xr.DataArray:
     return mean(inclusion_draws(data, name))
+
+
+def prior_inclusion(data: xr.DataTree, prior: Any, like: xr.DataArray) -> xr.DataArray | None:
+    """Return prior inclusion probabilities in the shape of others, None if they are not known.
+
+    :param prior: a number or an array; None for that of the constant data, if there is one.
+    """
+    if prior is None:
+        constants = data.children.get("constant_data", xr.DataTree()).to_dataset()
+        stored = constants.get(f"{PRIOR}.{like.name}")
+        return None if stored is None else matched("data", stored, like)
+    prior = matched(PRIOR, xr.full_like(like, prior) if np.ndim(prior) == 0 else prior, like)
+    if not ((prior > 0) & (prior < 1)).all():
+        raise bad(PRIOR, f"{prior.values!s:.200}", "probabilities in (0, 1)")
+    return prior
 
 
 def function_plate(draws: xr.Dataset, weights: str, functions: str) -> str:
@@ -294,8 +312,9 @@ def statistics(draws: xr.Dataset) -> xr.Dataset:
     return table
 
 
-def inclusion_statistics(data: xr.DataTree, name: str) -> xr.DataArray:
-    """Compute the inclusion probability of a pair with its Monte Carlo diagnostics."""
+def inclusion_statistics(data: xr.DataTree, name: str, prior: Any = None) -> xr.DataArray:
+    """Compute the inclusion probability of a pair with its Monte Carlo diagnostics, and Bayes
+    factors if that of the prior is known."""
     draws = inclusion_draws(data, name)
     dims = sample_dims(draws)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -303,6 +322,10 @@ def inclusion_statistics(data: xr.DataTree, name: str) -> xr.DataArray:
     # draws that are all 0 or all 1 do not show how rare the other value is
     unknown = is_constant(draws, dims) & draws.isin([0, 1]).all(dims)
     rows = {"inclusion": mean(draws), "mcse_inclusion": mcse.where(~unknown)}
+    if (prior := prior_inclusion(data, prior, rows["inclusion"])) is not None:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            odds, prior_odds = (p / (1 - p) for p in (rows["inclusion"], prior))
+            rows["bayes_factor"] = odds / prior_odds
     if "chain" in dims:
         rows["flips"] = abs(spike_draws(data, name).diff("draw")).sum("draw").mean("chain")
         spread = draws.mean("draw").std("chain", ddof=1) if draws.sizes["chain"] > 1 else np.nan

@@ -14,7 +14,7 @@ from numpyro_spikeslab.reporting.arviz_data import inclusion, mean, pairs, plate
 from numpyro_spikeslab.reporting.credible_sets import alternatives
 from numpyro_spikeslab.reporting.variational import k_hat
 
-FIRST = ["mean", "sd", "inclusion", "mcse_inclusion"]
+FIRST = ["mean", "sd", "inclusion", "mcse_inclusion", "bayes_factor"]
 LAST = ["alternatives", "flips", "between_chain_sd", "ess_bulk", "r_hat"]
 """Columns at the two ends of a summary; a narrow terminal hides those in the middle."""
 
@@ -26,6 +26,7 @@ def summary(
     coords: Mapping[Hashable, Any] | None = None,
     *,
     top: int | None = None,
+    prior_inclusion: Any = None,
 ) -> pd.DataFrame:
     """Summarise a posterior, with the inclusion probabilities of its spike-and-slab weights.
 
@@ -36,6 +37,8 @@ def summary(
     - ``inclusion``: posterior probability that the weight is not zero, the mean of the
       Rao-Blackwellised probabilities if ``sample_stats`` has them, else of the indicator;
     - ``mcse_inclusion``: its Monte Carlo standard error; NaN if all draws are 0 or all are 1;
+    - ``bayes_factor``, if the prior is known: posterior odds of inclusion divided by prior odds;
+      infinite if ``inclusion`` is 1. Factors above 20 are strong evidence, below 1 / 20 against;
     - ``flips``: how often the indicator changed, averaged over chains;
     - ``between_chain_sd``: standard deviation over chains of the inclusion probability in each. A
       value several times ``mcse_inclusion``, or near 0.5, means that chains are stuck in different
@@ -54,9 +57,15 @@ def summary(
     :param coords: labels to keep by dimension, ``{"point": [0, 100]}``; all by default.
     :param top: number of weights of each pair to keep, by decreasing inclusion probability; all in
         their own order by default.
+    :param prior_inclusion: prior probability that a weight is not zero, in (0, 1), for Bayes
+        factors: a number, or an array in the shape of the pair in ``var_names``; 1 / (1 + b) if the
+        probability is a site with the prior Beta(1, b). The default is
+        ``data["constant_data"]["prior_inclusion.w"]`` for the pair ``w``, which
+        :func:`sparse_regression` stores.
     :returns: a DataFrame with one row per element, labelled by variable and coordinates.
     :raises ValueError: if ``data`` has no posterior, if names, ``coords`` or ``top`` do not exist
-        in it, or if inclusion probabilities have another shape or other labels than their weight.
+        in it, or if inclusion probabilities, those of the prior too, have another shape or other
+        labels than their weight.
 
     >>> import arviz_base, numpy as np
     >>> from numpyro_spikeslab import summary
@@ -79,8 +88,9 @@ def summary(
     for name in names:  # one by one: labels are wrong if dimensions are in different orders
         values = table[name]
         if name in weights:
-            inclusions = arviz_data.inclusion_statistics(data, name).to_dataset(name=name)
-            values = xr.concat([values, selected(inclusions, coords)[name]], "summary")
+            inclusions = arviz_data.inclusion_statistics(data, name, prior_inclusion)
+            inclusions = selected(inclusions.to_dataset(name=name), coords)[name]
+            values = xr.concat([values, inclusions], "summary")
         frame = arviz_data.to_frame(values).T
         if name in weights:
             frame = frame.iloc[arviz_data.most_included(frame["inclusion"], top)]
