@@ -276,10 +276,17 @@ def test_a_likelihood_without_auxiliary_variables_is_refused(name):
         STARTS[name](model, np.arange(12.0).reshape(4, 3))
 
 
-def test_batches_are_refused():
-    model = nss.models.factor_analysis(2, likelihood=bernoulli)
+@pytest.mark.parametrize(
+    ("likelihood", "message"),
+    [
+        (poisson, "CAVI: the likelihood of 'Y': got one without closed-form updates"),
+        (partial(dist.StudentT, 4.0), r"num_tasks: got a model with the sites \['noise'\]"),
+    ],
+)
+def test_batches_that_have_no_closed_forms_are_refused(likelihood, message):
+    model = nss.models.factor_analysis(2, likelihood=likelihood)
     svi = nss.CAVI(model, nss.PairedGuide(model), num_tasks=10)
-    with pytest.raises(ValueError, match="num_tasks: got observations 'Y' that are not Normal"):
+    with pytest.raises(ValueError, match=message):
         svi.init(KEY, np.eye(4))
 
 

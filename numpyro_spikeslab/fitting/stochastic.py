@@ -47,7 +47,6 @@ from numpyro_spikeslab.fitting.posterior import (
     strong,
     tallies_of,
     view_at,
-    with_roles,
 )
 from numpyro_spikeslab.fitting.run import Call
 from numpyro_spikeslab.fitting.schedules import check_schedule, forgetting
@@ -55,7 +54,6 @@ from numpyro_spikeslab.fitting.tasks import gram, keeps_products, sweep_weights
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import FUNCTIONS
 from numpyro_spikeslab.reading.program import are_concrete
-from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import Tally
 
 # Passes over the weights of a batch before its functions are visited; one more follows.
@@ -111,9 +109,6 @@ class Stream(NamedTuple):
             got = f"features of {form.likelihood!r} of the kind {form.kind!r}"
             remedy = "Leave it out, or write `W @ phi` of a whole table, NaN where entries miss."
             raise bad(what, got, "tasks that share latent functions", remedy)
-        if not form.is_normal:
-            got = f"observations {form.likelihood!r} that are not Normal"
-            raise bad(what, got, "Normal ones", "Leave it out, and fit all tasks together.")
         if form.free:
             got, expected = f"a model with the sites {list(form.free)}", "only sites with a role"
             remedy = "Take them out, or condition on them with `numpyro.handlers.condition`."
@@ -201,9 +196,8 @@ def advance(
     assert posterior.batches is not None
     tallies, before = posterior.batches
     temperature = 1.0 if spec.temperature is None else spec.temperature(before + step)
-    base = view_at(spec, data, posterior)
-    posterior = _settled(spec, local, data, base, posterior, temperature)
-    at = with_roles(spec, data, base, posterior.values)
+    posterior = _settled(spec, local, data, posterior, temperature)
+    at = view_at(spec, data, posterior)
     update = partial(_update_blended, function_prior(spec, data, at), rate)
     posterior, squares = sweep_plain(spec, data, at, posterior, temperature, update)
     posterior = with_kernels(spec, posterior)
@@ -211,7 +205,10 @@ def advance(
     shared = jax.tree.map(partial(_blend, rate), tallies, {x: of_batch[x] for x in tallies})
     values = modes_of(spec, at, posterior.values, of_batch | shared)
     posterior = posterior._replace(values=values, batches=Batches(shared, before))
-    at = with_roles(spec, data, at, values)
+    at = view_at(spec, data, posterior)
+    if not spec.form.is_normal:
+        # the squares are those of the old stand-in
+        squares = data.features.squares(spec, data, at, posterior)
     # as if all tasks were like this batch
     of_all = at.log_density + log_prior(spec, at, values, local)
     of_all -= jnp.sum(factors_of(posterior).kl)
@@ -239,18 +236,21 @@ def _update_blended(prior: Any, rate: Rate, posterior: Posterior, terms: Terms) 
 
 
 def _settled(
-    spec: Spec, local: tuple[str, ...], data: Data, at: View, posterior: Posterior, temperature: Any
+    spec: Spec, local: tuple[str, ...], data: Data, posterior: Posterior, temperature: Any
 ) -> Posterior:
     """Make some passes over the weights of a batch and its local sites."""
-    functions = factors_of(posterior)
+    functions, is_normal = factors_of(posterior), spec.form.is_normal
     moments = functions.mean, functions.var
-    stats = gram(at, *moments) if keeps_products(spec.form) else None
+    stats = None
+    if is_normal and keeps_products(spec.form):
+        stats = gram(view_at(spec, data, posterior), *moments)
 
     def one(_, posterior):
-        here = with_roles(spec, data, at, posterior.values)
-        weights, squares = sweep_weights(here, *moments, stats, posterior.weights, temperature)
-        tallies = tallies_of(spec, data, here, weights, squares)
-        values = modes_of(spec, here, posterior.values, {site: tallies[site] for site in local})
+        # with another stand-in in each pass
+        at = view_at(spec, data, posterior)
+        weights, squares = sweep_weights(at, *moments, stats, posterior.weights, temperature)
+        tallies = tallies_of(spec, data, at, weights, squares)
+        values = modes_of(spec, at, posterior.values, {site: tallies[site] for site in local})
         return strong(posterior._replace(weights=weights, values=values))
 
     return jax.lax.fori_loop(0, LOCAL_PASSES, one, strong(posterior))

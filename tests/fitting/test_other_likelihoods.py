@@ -147,11 +147,6 @@ def totals_that_change():
     guide.predict(params, X, Y, X_new=X[:2], scale="response")
 
 
-def in_batches():
-    model, args, _ = MODELS["classes"]()
-    nss.CAVI(model, nss.PairedGuide(model), num_tasks=9).init(KEY, *args)
-
-
 def predict(**options):
     guide, params = guide_of_tasks()
     guide.predict(params, X, Y, **options)
@@ -180,7 +175,6 @@ REFUSALS = {
     "another scale": (partial(predict, scale="odds"), "scale: got 'odds'"),
     "levels": (partial(predict, scale="response", quantiles=[2]), "quantiles: got .2., expected"),
     "unknown totals": (totals_that_change, "'Y' at new inputs: got .*other parameters change"),
-    "batches": (in_batches, "num_tasks: got observations 'Y' that are not Normal"),
 }
 
 

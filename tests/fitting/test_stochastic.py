@@ -22,7 +22,6 @@ import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting import ascent
-from numpyro_spikeslab.fitting.posterior import view_at
 from numpyro_spikeslab.fitting.run import Call
 from numpyro_spikeslab.fitting.schedules import forgetting
 from numpyro_spikeslab.fitting.stochastic import Stream, _resized, _settled
@@ -42,6 +41,9 @@ def planted(num_tasks: int = Q, noise: float = 0.3) -> tuple[np.ndarray, np.ndar
 
 def with_gaps(Y: np.ndarray) -> np.ndarray:
     return np.where(np.random.default_rng(2).uniform(size=Y.shape) < 0.2, np.nan, Y)
+
+
+OF_CLASSES = nss.models.mtmkl(["white"] * 2, likelihood=lambda f: dist.Bernoulli(logits=f))
 
 
 def cavi(kernel="white", *, number=M, shared_noise=True, plain=True, **kwargs) -> nss.CAVI:
@@ -129,11 +131,13 @@ def test_a_temperature_goes_on_where_a_fit_has_come():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("prior", ["weak", "shared noise", "own noise"])
+@pytest.mark.parametrize("prior", ["weak", "shared noise", "own noise", "classes"])
 def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
     x, Y = observations()
     model = model_of(prior, [SMOOTH] * 2)
-    if prior != "weak":
+    if prior == "classes":
+        model, Y = OF_CLASSES, np.where(np.isnan(Y), Y, Y > 0.0)
+    elif prior != "weak":
         # tasks without gaps
         model = nss.models.mtmkl(["white"] * 2, shared_noise=prior == "shared noise")
         Y = np.nan_to_num(Y)
@@ -146,11 +150,10 @@ def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
     close(start.functions, all_tasks.functions, rtol=1e-7, atol=1e-9)
     _, new, loss = stream.step(call, (step, start))
     local = stream.check(call)
-    assert ("noise" in local) == (prior != "shared noise")
+    assert ("noise" in local) == (prior in ("weak", "own noise"))
     start = _resized(call, local, start)
-    at = view_at(spec, data, start)
-    settled = _settled(spec, local, data, at, start, 1.0)
-    again = _settled(spec, local, data, at, settled, 1.0)
+    settled = _settled(spec, local, data, start, 1.0)
+    again = _settled(spec, local, data, settled, 1.0)
     for site in local:
         # what is local has moved, and another pass would not move it further
         assert np.max(abs(settled.values[site] - start.values[site])) > 0.1
@@ -210,6 +213,40 @@ def test_losses_of_batches_are_on_average_the_bound_of_all_tasks(kernel):
     whole = cavi(**options)
     bound = whole.evaluate(whole.init(KEY, X, data, init_params=params), X, data)
     np.testing.assert_allclose(np.mean([x for _, x in ends]), bound, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_batches_of_classes_come_to_the_bound_of_a_fit():
+    rng = np.random.default_rng(1)
+    W = 2 * rng.normal(size=(Q, 2)) * (rng.uniform(size=(Q, 2)) < 0.4)
+    f = rng.normal(size=(40, 2)) @ W.T
+    Y = with_gaps(1.0 * (rng.uniform(size=f.shape) < 1 / (1 + np.exp(-f))))
+    args = np.arange(40), Y
+    whole = nss.CAVI(OF_CLASSES, nss.PairedGuide(OF_CLASSES), plain=True)
+    fit = whole.run(KEY, 200, *args, progress_bar=False)
+    svi, last = (
+        nss.CAVI(OF_CLASSES, nss.PairedGuide(OF_CLASSES), num_tasks=Q, learning_rate=rate)
+        for rate in (None, lambda step: 0.0)
+    )
+    batches = jnp.stack(batches_of(Y))
+
+    def bounds(state):
+        """Of the functions of a state, and the weights of all tasks given these."""
+        of_batches = [last.evaluate(state, args[0], batch) for batch in batches]
+        state, loss = last.update(state, *args)
+        # weights of tasks are independent, given the functions
+        np.testing.assert_allclose(np.mean(of_batches), loss, rtol=1e-9)
+        begun = whole.init(KEY, *args, init_params=last.get_params(state))
+        np.testing.assert_allclose(whole.evaluate(begun, *args), loss, rtol=1e-9)
+        return float(loss)
+
+    # the weights of a batch settle where they were in the fit
+    assert abs(bounds(fit.state) - fit.losses[-1]) < 0.01
+    state, update = fit.state, jax.jit(svi.update)
+    for _ in range(20):
+        for batch in batches:
+            state, loss = update(state, args[0], batch)
+    assert np.isfinite(loss) and abs(bounds(state) - fit.losses[-1]) < 0.5
 
 
 @pytest.mark.slow
