@@ -11,7 +11,8 @@ from jax import random
 
 from numpyro_spikeslab.regression import sparse_regression
 from numpyro_spikeslab.reporting.arviz_data import posterior
-from numpyro_spikeslab.table_checks import check_index, check_kind
+from numpyro_spikeslab.table_checks import check_index
+from numpyro_spikeslab.tabular import check_kind
 
 try:
     from sklearn.base import BaseEstimator, RegressorMixin

@@ -3,7 +3,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from numpyro_spikeslab.algebra.kernels import (
 )
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import full_precision
+from numpyro_spikeslab.tabular import as_numbers, is_array
 
 
 class Parameter(NamedTuple):
@@ -173,7 +173,7 @@ class Functions:
         :raises ValueError: if a covariance or mean is of the old inputs, or widths differ.
         """
         what = f"{user_of(self.name)}: new inputs"
-        check_finite(what, X_new)
+        X_new = checked_inputs(what, X_new)
         if np.shape(X_new)[1:] != np.shape(self.X)[1:]:
             width = f"the same width as the inputs, of shape {np.shape(self.X)}"
             raise bad(what, f"shape {np.shape(X_new)}", width)
@@ -194,7 +194,7 @@ def define(name: str, kernels: Any, X: Any, mean: Any, size: int | None) -> Func
     user = user_of(name)
     if np.ndim(X) not in (1, 2) or np.size(X) == 0:
         raise bad(f"{user}: inputs", f"shape {np.shape(X)}", "(N,) or (N, D)")
-    check_finite(f"{user}: inputs", X)
+    X = checked_inputs(f"{user}: inputs", X)
     if not isinstance(kernels, list | tuple):
         if size is None:
             remedy = "Give a list, or call it inside `numpyro.plate('latent', M)`."
@@ -272,28 +272,12 @@ def _check_distances(what: str, kernel: Any, X: Any) -> None:
     raise bad(what, got, "a covariance of inputs in several dimensions", remedy)
 
 
-def check_finite(what: str, X: Any) -> None:
-    """Raise unless all inputs are finite real numbers, or traced."""
+def checked_inputs(what: str, X: Any) -> Any:
+    """Return inputs as an array; raise unless they are finite real numbers, or traced."""
     if not not_jax_tracer(X):
-        return
-    expected, remedy = "finite real numbers", "Remove these points; only responses may be missing."
-    if np.ma.is_masked(X):
-        raise bad(what, f"{np.ma.count_masked(X)} masked entries", expected, remedy)
-    values = np.asarray(X)
-    if are_dates(values):
-        years = "(dates - dates[0]) / np.timedelta64(1, 'D') / 365.25"
-        remedy = f"Convert them to the unit of the kernels' scales, years for example: `{years}`."
-        raise bad(what, "dates or times", expected, remedy)
-    try:
-        if values.dtype.kind in "cSU":
-            raise TypeError(f"no real numbers: {values.dtype}")
-        values = values.astype(float)
-    except (TypeError, ValueError) as error:
-        raise bad(what, f"type {values.dtype}", expected) from error
-    wrong = np.flatnonzero(~np.isfinite(values).all(axis=tuple(range(1, values.ndim))))
-    if wrong.size:
-        got = f"{wrong.size} points that are not finite, the first at {wrong[0]}"
-        raise bad(what, got, expected, remedy)
+        return X
+    numbers = as_numbers(what, X)
+    return X if is_array(X) else numbers
 
 
 def _check_precision(what: str, X: Any) -> None:
@@ -308,11 +292,3 @@ def _check_precision(what: str, X: Any) -> None:
             got = f"{exact} different inputs, {single} in single precision"
             remedy = "Count them from the first, `X - X[0]`, or call numpyro.enable_x64()."
             raise bad(what, got, "different numbers", remedy)
-
-
-def are_dates(values: np.ndarray) -> bool:
-    """Whether there are dates or times, those of pandas included."""
-    kinds = (datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
-    return values.dtype.kind in "mM" or (
-        values.dtype.kind == "O" and any(isinstance(x, kinds) for x in values.flat)
-    )

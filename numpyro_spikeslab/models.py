@@ -7,6 +7,7 @@ from functools import partial
 from inspect import isclass, signature
 from types import SimpleNamespace
 from typing import Any
+import warnings
 
 import numpy as np
 
@@ -17,12 +18,19 @@ from jax.typing import ArrayLike
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
+from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.primitives import ENTRIES_MARK, sample_functions, spike_slab
 from numpyro_spikeslab.sparse import Observations, entries_of, is_sparse
+from numpyro_spikeslab.tabular import as_numbers, is_array
 
 __all__ = ["factor_analysis", "mtmkl", "probabilistic_pca", "sparse_regression"]
+
+UNITS = 1e3
+"""Columns of a table whose standard deviations differ by a larger factor have different units."""
+
+_USER = "mtmkl, factor_analysis"
 
 
 def mtmkl(
@@ -69,8 +77,8 @@ def mtmkl(
         responses of about unit scale. Parameters of kernels are named by their path, such as
         ``"scale"``; see :func:`~numpyro_spikeslab.latent_functions` for their defaults.
     :return: ``model(X, Y=None, X_new=None, mask=None)``. ``Y`` has shape (N, Q), or (N,) for one
-        task; NaN is a missing entry, and so is one where the boolean ``mask``, of the same shape,
-        is false. ``Y`` may be sparse as in :func:`factor_analysis`, if all functions are
+        task; NaN is a missing entry, as is NA in a DataFrame, and so is one where the boolean
+        ``mask``, of the same shape, is false. ``Y`` may be sparse as in :func:`factor_analysis`, if all functions are
         ``"white"``; then ``f`` and ``Y`` have the shape (L,) and the plate ``entry``. ``X_new`` is
         for predictions from samples with ``Predictive``; leave it out of fits.
     :raises ValueError: if ``kernels`` is no list or empty, or ``likelihood`` has other arguments;
@@ -132,8 +140,10 @@ def factor_analysis(
     :return: ``model(Y, mask=None)`` with ``Y`` of shape (N, Q); NaN is a missing entry, and so is
         one where the boolean ``mask``, of the same shape, is false. A sparse ``Y``, of scipy or a
         ``BCOO``, is not made dense: its stored entries, zeros too, are the observations.
-    :raises ValueError: if there is no factor; when the model runs, if ``Y`` has another rank, or a
-        sparse ``Y`` has duplicate entries or is stored by blocks or diagonals.
+    :raises ValueError: if there is no factor; when the model runs, if ``Y`` has another rank or
+        entries that are no numbers, or a sparse ``Y`` has duplicate entries or is stored by blocks
+        or diagonals. A warning names columns whose standard deviations differ by more than a factor
+        of 1,000.
 
     **Example**
 
@@ -256,10 +266,15 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
     if options.has_noise:
         with nullcontext() if options.shared_noise else task:
             noise = [numpyro.sample("noise", priors["noise"])]
-    entries = entries_of(Y, "mtmkl, factor_analysis: Y") if is_sparse(Y) else None
+    entries = entries_of(Y, f"{_USER}: Y") if is_sparse(Y) else None
     if entries is not None and mask is not None:
         remedy = "The stored entries of a sparse Y, zeros too, are the observations."
-        raise bad("mtmkl, factor_analysis: mask", "a mask of a sparse Y", "none", remedy)
+        raise bad(f"{_USER}: mask", "a mask of a sparse Y", "none", remedy)
+    if entries is None and Y is not None:
+        table = Y
+        Y = Y if is_array(Y) else as_numbers(f"{_USER}: Y", Y, may_miss=True)
+        if options.likelihood is dist.Normal:
+            _warn_of_units(Y, getattr(table, "columns", range(Q)))
     of_kernels = {name: prior for name, prior in options.priors.items() if name not in defaults}
     phi, functions, sites = sample_functions(
         "phi", options.kernels, X, options.mean, of_kernels, point="point"
@@ -278,6 +293,23 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
     with numpyro.plate("new_point", np.shape(X_new)[0], dim=-2), task:
         f_new = numpyro.deterministic("f_new", (W @ phi_new).T)
         numpyro.sample("Y_new", options.likelihood(f_new, *noise))
+
+
+def _warn_of_units(Y: Any, names: Any) -> None:
+    """Warn if the standard deviations of columns differ by more than a factor of :data:`UNITS`."""
+    if not not_jax_tracer(Y) or not getattr(Y, "is_fully_addressable", True):
+        return
+    # a part of the rows, for a model runs often
+    rows = np.ma.masked_invalid(np.reshape(np.asarray(Y), (len(Y), -1))[:1000])
+    spread = rows.std(axis=0).filled(0.0)
+    least, most = np.argmin(np.where(spread > 0, spread, np.inf)), np.argmax(spread)
+    if spread[most] > UNITS * spread[least] > 0:
+        warnings.warn(
+            f"{_USER}: the standard deviation of column {names[most]!r} of Y is "
+            f"{spread[most] / spread[least]:.2g} times that of {names[least]!r}, but their weights "
+            "have one slab scale. Divide the columns by their standard deviations.",
+            stacklevel=2,
+        )
 
 
 def _takes_noise(likelihood: Callable[..., dist.Distribution]) -> bool:

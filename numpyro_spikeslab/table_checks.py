@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from numpyro_spikeslab.latent import are_dates
 from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.tabular import as_numbers
 
 ROUNDING = 1e-12
 """A column or a response that varies less, relative to its largest value, is constant."""
@@ -18,30 +18,6 @@ PER_EXPECTED = 10
 """Columns, and rows, for each column that is expected to matter by default. Few rows tell of few
 columns: where a tenth of many more columns than rows is expected, all of them together explain the
 response as well as the few that matter."""
-
-
-def check_kind(argument: str, values: Any) -> None:
-    """Refuse masks and dates, which a conversion to numbers would ignore."""
-    if np.ma.is_masked(values):
-        remedy = "Leave out these rows, or fill the gaps."
-        raise bad(argument, f"{np.ma.count_masked(values)} masked values", "none", remedy)
-    if are_dates(np.asarray(values)):
-        remedy = "Choose a unit, for example (dates - dates.min()) / pandas.Timedelta(days=1)."
-        raise bad(argument, "dates", "numbers", remedy)
-
-
-def as_numbers(argument: str, values: Any) -> np.ndarray:
-    """Return an array of finite real numbers."""
-    check_kind(argument, values)
-    try:
-        array = np.array(values, dtype=float)
-    except (TypeError, ValueError) as error:
-        remedy = "Make indicators of categories, with pandas.get_dummies for example."
-        raise bad(argument, f"values that are not numbers ({error})", "numbers", remedy) from error
-    if count := int(np.sum(~np.isfinite(array))):
-        remedy = "Leave out these rows, or fill the gaps."
-        raise bad(argument, f"{count} values that are NaN or infinity", "finite numbers", remedy)
-    return array
 
 
 def checked_table(X: Any) -> xr.DataArray:
@@ -63,6 +39,8 @@ def checked_response(y: Any, X: Any) -> np.ndarray:
     response = as_numbers("y", y)
     if response.shape != (len(X),):
         expected, remedy = f"({len(X)},), one for each row of X", "Regress several one by one."
+        if response.shape == (len(X), 1):
+            remedy = "Use y[:, 0], or y.iloc[:, 0] of a DataFrame."
         raise bad("y", f"the shape {response.shape}", expected, remedy)
     check_index(y, X)
     if np.std(response) <= ROUNDING * np.max(np.abs(response)):

@@ -94,11 +94,11 @@ REFUSED = {
     "shape of inputs": (lambda: made([SMOOTH], np.ones((2, 2, 2))), "expected .N,. or .N, D."),
     "not finite": (
         lambda: made([SMOOTH], np.where(X > 2, np.nan, X)),
-        "inputs: got 8 points that are not finite, the first at 16, .* Remove these points",
+        "inputs: got nan in row 16, the first of 8, .* Leave out",
     ),
     "masked": (
         lambda: made([SMOOTH], np.ma.masked_less(X, 0.5)),
-        "inputs: got 4 masked entries, .* Remove these points",
+        "inputs: got 4 masked values, .* Leave out",
     ),
     **{
         name: (lambda x=x: made(["white"], x), "expected finite real numbers")
@@ -114,10 +114,10 @@ REFUSED = {
     ),
     "dates at new inputs": (
         lambda: at_new_inputs(SMOOTH, np.arange(4.0), DAYS),
-        "new inputs: got dates",
+        "new inputs: got the datetime64 '",
     ),
 } | {
-    f"dates, {name}": (lambda dates=dates: made([SMOOTH], dates), "dates or times.*years for")
+    f"dates, {name}": (lambda dates=dates: made([SMOOTH], dates), "got the .* years for")
     for name, dates in DATES.items()
 }
 

@@ -256,13 +256,19 @@ DAYS = pd.date_range("2020-01-01", periods=30)
 TABLES = {
     "two rows": (X.iloc[:2], r"X: got the shape \(2, 5\), expected \(N, P\), at le"),
     "one column": (X["age"], r"X: got the shape \(30,\)"),
-    "NaN": (X.replace({"batch": {3.0: np.nan}}), "X: got 30 values that are NaN"),
-    "strings": (X.assign(dose="high"), "X: got values that are not numbers .*get_dummies"),
-    "missing": (X.assign(dose=pd.array([1, None] * 15)), "X: got values that are not"),
+    "NaN": (
+        X.replace({"batch": {3.0: np.nan}}),
+        "X: got nan in row 0, column 'batch', the",
+    ),
+    "strings": (X.assign(dose="high"), "X: got the str 'high' in .*get_dummies"),
+    "missing": (
+        X.assign(dose=pd.array([1, None] * 15)),
+        "X: got nan in row 1, column 'dose'",
+    ),
     "masked": (np.ma.masked_less(X.to_numpy(), 0.0), "X: got .* masked values"),
-    "dates": (pd.DataFrame({"day": DAYS}), "X: got dates, .* Choose a unit"),
-    "a date": (X.assign(day=DAYS), "X: got dates"),
-    "times": (X.assign(day=DAYS - DAYS[0]), "X: got dates"),
+    "dates": (pd.DataFrame({"day": DAYS}), "X: got the .* in row 0, column 'day', .* in a unit"),
+    "a date": (X.assign(day=DAYS), "X: got the Timestamp '2020"),
+    "times": (X.assign(day=DAYS - DAYS[0]), "X: got the Timedelta"),
     "names twice": (X.set_axis([*NAMES[:4], "age"], axis=1), "X: .*names that differ"),
     "booleans": (X.set_axis([False, True, 2, 3, 4], axis=1), "X: got the columns .*map.str"),
     "levels": (X.set_axis([("a", i) for i in range(5)], axis=1), "all strings or all num"),
@@ -273,8 +279,9 @@ RESPONSES = {
     "masked response": (np.ma.masked_less(Y, 90.0), "y: got .* masked values"),
     "other rows": (pd.Series(Y)[::-1], r"y: got another index .* y\.loc\[X\.index\]"),
     "a row less": (Y[:-1], r"y: got the shape \(29,\), expected \(30,\)"),
-    "infinity": (np.where(Y > 90, Y, np.inf), "y: got .* values that are NaN or infinity"),
-    "two responses": (pd.DataFrame({"y": Y}), "y: got the shape"),
+    "infinity": (np.where(Y > 90, Y, np.inf), "y: got inf in row 3, the first of 9"),
+    "a column": (pd.DataFrame({"y": Y}), r"y: got the shape .* Use y\[:, 0\], or y\.iloc"),
+    "two responses": (np.stack([Y, Y]).T, r"y: got the shape \(30, 2\).* one by one"),
     "constant response": (np.where(Y > 90, 0.1 + 0.2, 0.3), "y: got 0.3.* in every row"),
 }
 OPTIONS = {

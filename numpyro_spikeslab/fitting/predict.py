@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.sparse_sums import Entries, Side, at_entries, over_blocks, side_of
 from numpyro_spikeslab.fitting.posterior import Posterior
-from numpyro_spikeslab.latent import check_finite
+from numpyro_spikeslab.latent import checked_inputs
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.function_prior import KnownFunctions
 from numpyro_spikeslab.reading.program import are_concrete, compiled
@@ -47,7 +47,7 @@ def predict(
     if entries is not None:
         where = _checked_entries(reading, entries)
     if X_new is not None:
-        _check_inputs(reading.functions, X_new, where)
+        X_new = _checked_points(reading.functions, X_new, where)
     is_new = X_new is not None or (layout is not None and where is not layout.where)
     offset = offset_of(reading, posterior, is_new)
     columns: Any = np.arange(reading.form.num_tasks)
@@ -265,8 +265,8 @@ def checked_levels(quantiles: Any) -> Float[np.ndarray, " K"]:
     return levels
 
 
-def _check_inputs(latent: KnownFunctions, X_new: Any, where: Entries | None) -> None:
-    """Raise if new inputs are not finite, or not of the width of the model's."""
+def _checked_points(latent: KnownFunctions, X_new: Any, where: Entries | None) -> Any:
+    """Return new inputs as an array; raise unless they are finite and as wide as the model's."""
     user = "PairedGuide.predict: X_new"
     if where is not None:
         raise bad(user, "new inputs of entries", "entries of the fit, or rows for `transform`")
@@ -274,7 +274,7 @@ def _check_inputs(latent: KnownFunctions, X_new: Any, where: Entries | None) -> 
     if len(new) != len(shape) or new[1:] != shape[1:] or not new[0]:
         expected = f"at least one point of the same width as the model's inputs, of shape {shape}"
         raise bad(user, f"the shape {new}", expected)
-    check_finite(user, X_new)
+    return checked_inputs(user, X_new)
 
 
 def _checked_entries(reading: Reading, entries: Any) -> Entries:

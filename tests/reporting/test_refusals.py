@@ -139,7 +139,7 @@ CASES = {
         lambda: credible_sets(variational(1), "w", pd.DataFrame({"b": [1.0, 2.0]})),
         r"X: got the labels \['b'\] of 'feature', expected \['x0'\]",
     ),
-    "table": (lambda: sets(np.nan * TABLE), "X: got 5 values that are NaN"),
+    "table": (lambda: sets(np.nan * TABLE), "X: got nan in row 0, column 0, the first"),
     "coverage": (lambda: sets(coverage=0.0), "coverage: got 0.0"),
     "percent": (lambda: sets(coverage=95), "coverage: got 95"),
     "correlation": (lambda: sets(min_correlation=-0.5), "min_correlation: got"),

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and vectors of numbers; an entry that is none is named by its row and column."""
+
+import datetime
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+import jax
+
+from numpyro_spikeslab.messages import bad
+
+DATES = datetime.date, datetime.timedelta, np.datetime64, np.timedelta64
+UNIT = (
+    "Count them in a unit, years for example: `(x - x.min()) / numpy.timedelta64(1, 'D') / 365.25`."
+)
+GAPS = "Leave out these rows, or fill the gaps."
+DIGITS = (
+    "`pandas.to_numeric` makes numbers of digits, `pandas.get_dummies` indicators of categories, "
+    "`y == value` those of one class."
+)
+
+
+def is_array(values: Any) -> bool:
+    """Whether values are an array of numbers, of numpy or JAX, traced ones included."""
+    return isinstance(values, np.ndarray | jax.Array) and values.dtype.kind not in "OSTUMmc"
+
+
+def check_kind(argument: str, values: Any) -> None:
+    """Refuse masks, dates and categories, which a conversion to numbers would ignore."""
+    if np.ma.is_masked(values):
+        raise bad(argument, f"{np.ma.count_masked(values)} masked values", "none", GAPS)
+    # a DataFrame has one for each column
+    dtypes: Any = getattr(values, "dtypes", getattr(values, "dtype", None))
+    columns = zip(getattr(values, "columns", ["all rows"]), np.ravel(dtypes), strict=False)
+    if category := [name for name, dtype in columns if str(dtype) == "category"]:
+        raise bad(argument, f"categories in {category}", "numbers", DIGITS)
+    array = np.asarray(values)
+    if array.dtype.kind in "mMO":
+        _refuse(argument, values, array, _each(array, lambda x: isinstance(x, DATES)))
+
+
+def as_numbers(argument: str, values: Any, may_miss: bool = False) -> np.ndarray:
+    """Return an array of finite real numbers.
+
+    :param may_miss: whether entries may be missing, in any of the forms of pandas; they are NaN.
+    :raises ValueError: at the first other entry, with its row and column, by their labels if
+        ``values`` has labels.
+    """
+    check_kind(argument, values)
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        # late, for the package is imported without it
+        import pandas as pd
+
+        is_missing = pd.isna(array)
+        is_number = _each(array, lambda x: isinstance(x, Real | Decimal | np.bool_))
+        _refuse(argument, values, array, ~(is_missing | is_number))
+        array = np.where(is_missing, np.nan, array)
+    array = array.astype(float)
+    _refuse(argument, values, array, np.isinf(array) | (np.isnan(array) & (not may_miss)))
+    return array
+
+
+def _each(array: np.ndarray, test: Any) -> np.ndarray:
+    return np.reshape([test(x) for x in array.flat], array.shape).astype(bool)
+
+
+def _refuse(argument: str, values: Any, array: np.ndarray, is_wrong: Any) -> None:
+    """Raise if an entry is wrong, with the first one, its place and a remedy for its type."""
+    if not np.any(is_wrong):
+        return
+    index = tuple(np.argwhere(is_wrong)[0].tolist())
+    entry = array[index]
+    remedy = GAPS if isinstance(entry, float) else ""
+    if isinstance(entry, str | bytes):
+        remedy = DIGITS
+    elif isinstance(entry, DATES):
+        remedy = UNIT
+    elif hasattr(entry, "to_timestamp"):
+        remedy = f"`to_timestamp` makes dates of periods. {UNIT}"
+    got = f"{entry}" if isinstance(entry, float) else f"the {type(entry).__name__} '{entry!s:.40}'"
+    if index:
+        got += f" in {_place(values, index)}, the first of {np.sum(is_wrong)}"
+    raise bad(argument, got, "finite real numbers", remedy)
+
+
+def _place(values: Any, index: tuple[Any, ...]) -> str:
+    """Name an entry by its labels in pandas, else by its numbers from 0 on."""
+    axes = getattr(values, "axes", None)
+    labels = (
+        index
+        if axes is None
+        else [x[k : k + 1].tolist()[0] for x, k in zip(axes, index, strict=True)]
+    )
+    return ", ".join(f"{name} {x!r}" for name, x in zip(("row", "column"), labels, strict=False))
