@@ -16,6 +16,7 @@ from numpyro.util import is_prng_key
 
 from numpyro_spikeslab import table_checks
 from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.precision import in_double_precision
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import inclusion, posterior
 from numpyro_spikeslab.reporting.credible_sets import credible_sets
@@ -28,6 +29,7 @@ OFF = 0.2
 """Difference of inclusion probabilities of fit and chains above which the fit is flagged."""
 
 
+@in_double_precision
 def sparse_regression(
     key: Array,
     X: Any,
@@ -66,7 +68,8 @@ def sparse_regression(
       probabilities for the Bayes factors of the summary;
     - ``predictions``: with ``X_new``, draws of new responses ``y``, along ``new_row``.
 
-    A constant column has the weight 0. There may be more columns than rows.
+    A constant column has the weight 0. There may be more columns than rows. The computation is in
+    double precision, also where that of JAX is not enabled, and the result has arrays of numpy.
 
     :param key: random key, ``jax.random.key(0)`` for example.
     :param X: the table, shape (N, P), real numbers: numpy array, or DataFrame, whose column names

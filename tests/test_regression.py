@@ -8,7 +8,9 @@ import pytest
 from scipy import stats
 from scipy.special import betaln, logsumexp
 
+import jax
 from jax import random
+import jax.numpy as jnp
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab import table_chains, table_units
@@ -63,6 +65,25 @@ def exact(X, y):
     log = logsumexp(logs, axis=(1, 2))
     probs = np.exp(log - logsumexp(log))
     return probs @ models, probs @ np.array(means)
+
+
+def test_near_copies_share_their_effect_as_they_should_whatever_the_precision():
+    """In single precision a chain would stay at one of them."""
+    rng = np.random.default_rng(5)
+    X = pd.DataFrame(rng.uniform(0.0, 40.0, size=(30, 5)), columns=NAMES)
+    X["dose"] = X["age"] + 1e-3 * rng.normal(size=30)
+    y = 1.8 * X["age"] + 32.0 + 1e-2 * rng.normal(size=30)
+    dt = nss.sparse_regression(KEY, X, y, num_samples=2000)
+    spikes = dt["posterior"]["w_spike"].values[..., :2]
+    alone = spikes[spikes.sum(-1) == 1].mean(0)
+    fits = [np.polynomial.Polynomial.fit(X[name], y, 1, full=True)[1] for name in NAMES[:2]]
+    # given the weight, the noise has 28 degrees of freedom, and its prior takes one
+    odds = np.array([squares.item() for squares, *_ in fits]) ** -13.5
+    assert 0.1 < alone[1] < 0.9
+    np.testing.assert_allclose(alone, odds / odds.sum(), atol=0.03)
+    # nothing of the double precision stays behind
+    assert not jax.config.jax_enable_x64 and jnp.ones(1).dtype == np.float32
+    assert not any(isinstance(x.data, jax.Array) for t in dt.subtree for x in t.variables.values())
 
 
 @pytest.mark.slow
