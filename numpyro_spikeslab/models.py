@@ -78,9 +78,10 @@ def mtmkl(
         ``"scale"``; see :func:`~numpyro_spikeslab.latent_functions` for their defaults.
     :return: ``model(X, Y=None, X_new=None, mask=None)``. ``Y`` has shape (N, Q), or (N,) for one
         task; NaN is a missing entry, as is NA in a DataFrame, and so is one where the boolean
-        ``mask``, of the same shape, is false. ``Y`` may be sparse as in :func:`factor_analysis`, if all functions are
-        ``"white"``; then ``f`` and ``Y`` have the shape (L,) and the plate ``entry``. ``X_new`` is
-        for predictions from samples with ``Predictive``; leave it out of fits.
+        ``mask``, of the same shape, is false. ``Y`` may be sparse as in :func:`factor_analysis`, if
+        all functions are ``"white"``; then ``f`` and ``Y`` have the shape (L,) and the plate
+        ``entry``. ``X_new`` is for predictions from samples with ``Predictive``; leave it out of
+        fits.
     :raises ValueError: if ``kernels`` is no list or empty, or ``likelihood`` has other arguments;
         when the model runs, if the number of tasks is unknown, shapes do not match, ``mask`` is not
         boolean or accompanies a sparse ``Y``, or ``Y`` is a masked array.

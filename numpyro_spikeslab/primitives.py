@@ -103,7 +103,8 @@ def spike_slab(
         what = "weights" if index is None else "groups"
         _require(f"{user}: expected_size", expected_size, size, f"the number of {what}")
         inclusion = jnp.asarray(expected_size) / size
-    _require(f"{user}: inclusion", inclusion, 1, "a probability")
+    always = "A weight that is always in is a Normal site; leave out a column that never is."
+    _require(f"{user}: inclusion", inclusion, 1, "a probability", always)
     _require(f"{user}: scale", scale, inf, "a standard deviation")
     infer = {MARK: (name, "spike")}
     of_spikes, of_slabs = nullcontext(), nullcontext()
@@ -281,11 +282,11 @@ def weights(spike: ArrayLike, slab: ArrayLike) -> Any:
     return jnp.where(jnp.asarray(spike, bool), slab, 0.0)
 
 
-def _require(what: str, value: Any, high: float | int, why: str) -> None:
+def _require(what: str, value: Any, high: float | int, why: str, remedy: str = "") -> None:
     """Raise unless a concrete value lies strictly between 0 and ``high``."""
     if not not_jax_tracer(value):
         return
     # numpy, because under a transformation jax.numpy makes tracers of constants
     value = np.asarray(value)
     if not np.all((value > 0) & (value < high)):
-        raise bad(what, value, f"numbers strictly between 0 and {high}, {why}")
+        raise bad(what, value, f"numbers strictly between 0 and {high}, {why}", remedy)

@@ -94,6 +94,7 @@ BETWEEN = "got .*, expected numbers strictly between 0 and"
 SMALL, LONG = np.full(3, 0.3), [0, 0, 1]
 REFUSED = [
     *((dict(inclusion=x), f"inclusion: {BETWEEN} 1") for x in (0.0, 1.5, np.nan)),
+    (dict(inclusion=1.0), "inclusion: got 1.0.* always in is a Normal site; leave out a column"),
     (dict(inclusion=np.array([[0.5], [1.0]] * 2)), f"inclusion: {BETWEEN} 1"),
     *((dict(scale=x), f"scale: {BETWEEN} inf") for x in (0.0, -1.0, np.nan, np.inf)),
     *((dict(expected_size=x, inclusion=None), f"expected_size: {BETWEEN} 5") for x in (0, 5, -1)),

@@ -24,7 +24,7 @@ from numpyro_spikeslab.algebra.quantiles import quantiles as quantiles_of
 from numpyro_spikeslab.fitting import function_sites, guide_factors
 from numpyro_spikeslab.fitting.guide_factors import PairFactors, Start, check_params
 from numpyro_spikeslab.fitting.inner import Points, inner_summary, make_inner
-from numpyro_spikeslab.fitting.model_sites import ModelSites, deterministics, sites_of
+from numpyro_spikeslab.fitting.model_sites import ModelSites, check_loss, deterministics, sites_of
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.fitting.slopes import Followed, Slopes, find_slopes
 from numpyro_spikeslab.fitting.tasks import keeps_products
@@ -101,6 +101,7 @@ class SpikeSlabGuide(AutoGuide):
 
     @full_precision
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        check_loss(self.user)
         self.set_up(args, kwargs)
         self.sites.check_call(self.user, self.model, (args, kwargs))
         within = partial(self._within, self._create_plates(*args, **kwargs))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Error messages about models and data that do not fit."""
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from numpyro.infer.gibbs import subsample_plate_sizes
 
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.probe import Verdict
 
 
@@ -30,9 +31,11 @@ def check_trace(trace: dict[str, Any], user: str) -> None:
             raise bad(what, got, f"{expected}, that of their distribution", remedy)
 
 
-def check_verdict(user: str, form: Form, verdict: Verdict) -> None:
+def check_verdict(user: str, problem: Problem, verdict: Verdict) -> None:
     """Refuse data that are not finite, no observations, and improper priors."""
+    form = problem.form
     site, names = form.likelihood, [pair.name for pair in form.pairs]
+    shape = problem.likelihood(problem.program.shapes).value.shape
     if not verdict.any_counted:
         got = "no observations that are not masked"
         raise bad(f"{user}: {site!r}", got, "one or more")
@@ -42,10 +45,16 @@ def check_verdict(user: str, form: Form, verdict: Verdict) -> None:
             f"slab scales and the noise scale of {site!r} must be positive and finite, a "
             "covariance of observations positive definite."
         )
-    if not verdict.finite_design:
+    number, first = verdict.bad_design
+    if number:
         what = f"{user}: the design that multiplies {names} in {site!r}"
+        got = (
+            f"one that at {number} observations is not finite, the first at {_place(first, shape)}"
+        )
+        if columns := _columns_not_finite(problem.constants, int(first), (prod(shape), form.size)):
+            got += f", by columns {columns}"
         remedy = "Remove NaN and infinity from it; impute missing covariates."
-        raise bad(what, "values that are not finite", "finite numbers", remedy)
+        raise bad(what, got, "finite numbers", remedy)
     for what, (number, first) in (
         ("observations", verdict.bad_values),
         ("location at zero weights", verdict.bad_offsets),
@@ -53,17 +62,30 @@ def check_verdict(user: str, form: Form, verdict: Verdict) -> None:
         if number:
             raise ValueError(
                 f"{user}: the {what} of {site!r} are not finite at {number} entries, the first at "
-                f"{first}. Remove NaN and infinity from the data; missing observations need "
-                "`numpyro.handlers.mask`."
+                f"{_place(first, shape)}. Remove NaN and infinity from the data; missing "
+                "observations need `numpyro.handlers.mask`."
             )
     number, first = verdict.bad_support
     if number:
         raise bad(
             f"{user}: observations of {site!r}",
-            f"{number} outside of the support of their distribution, the first at {first}",
+            f"{number} outside of the support of their distribution, the first at "
+            f"{_place(first, shape)}",
             "classes 0 and 1, counts from 0 up to the total, values that it can have",
         )
     if np.any(verdict.slab_locs):
         what = f"{user}: the prior mean of the slabs of {names}"
         remedy = "Leave the prior to spike_slab, and put a known mean into an offset."
         raise bad(what, verdict.slab_locs, "0", remedy)
+
+
+def _place(first: Any, shape: tuple[int, ...]) -> str:
+    """Name an entry of observations of this shape by its numbers from 0 on, given the flat one."""
+    index = [int(k) for k in np.unravel_index(int(first), shape)]
+    return "row {}, column {}".format(*index) if len(index) == 2 else ", ".join(map(str, index))
+
+
+def _columns_not_finite(constants: tuple, row: int, shape: tuple[int, int]) -> list[int]:
+    """Find the wrong columns of a row in an array of the design's shape that the model reads."""
+    rows = [np.asarray(x[row]) for x in constants if np.shape(x) == shape]
+    return [] if not rows else np.flatnonzero(~np.isfinite(rows[0])).tolist()

@@ -20,6 +20,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.constraints import Constraint
 from numpyro.infer.util import helpful_support_errors
 
+from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.primitives import MARK, Functions
 from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.form import Form
@@ -104,6 +105,13 @@ def trace_generic(
     try:
         return (trace, *trace_program(run))
     except (AssertionError, TypeError, ValueError) as error:
+        arguments = dict(enumerate(args)) | kwargs
+        tables = [name for name, x in arguments.items() if hasattr(x, "to_numpy")]
+        if tables and isinstance(error, TypeError):
+            # the history of a tracer has 60 lines
+            cause = None if isinstance(error, jax.errors.TracerArrayConversionError) else error
+            what, got = f"{user}: arguments of the model", f"tables of pandas in {tables}"
+            raise bad(what, got, "arrays", "Give it `X.to_numpy()`.") from cause
         hint = "Do its arguments fit, and the sizes of its plates its data?"
         error.add_note(f"{user} could not run the model. {hint}")
         raise

@@ -31,10 +31,10 @@ class Verdict(NamedTuple):
     """Verdicts on a form, as numbers on the host.
 
     - **any_counted** - whether any observation counts.
-    - **bad_values**, **bad_offsets** - how many are not finite, and the position of the first.
+    - **bad_values**, **bad_offsets**, **bad_design** - how many observations, locations or rows of
+      the design are not finite, and the position of the first.
     - **bad_support** - likewise, of observations outside of the support of their distribution.
     - **single** - whether each observation counts once or not at all.
-    - **finite_design** - whether the design is, where observations count.
     - **proper** - whether inclusion probabilities lie between 0 and 1 and scales are positive.
     - **slab_locs** - largest absolute prior mean of the slabs of each pair.
     - **sources** - for each pair and source, whether that constant is the pair's design.
@@ -48,9 +48,9 @@ class Verdict(NamedTuple):
     any_counted: Any
     bad_values: tuple[Any, Any]
     bad_offsets: tuple[Any, Any]
+    bad_design: tuple[Any, Any]
     bad_support: tuple[Any, Any]
     single: Any
-    finite_design: Any
     proper: Any
     slab_locs: Any
     sources: tuple[dict[Source, Any], ...]
@@ -88,7 +88,7 @@ def find_verdict(
     parts = problem.likelihood(run)
     shape = jnp.shape(parts.value)
     counted = jnp.broadcast_to(parts.count > 0, shape)
-    finite_design, sources = _judge_design(problem, values, counted, along)
+    is_finite, sources = _judge_design(problem, values, along, counted.size)
     # JAX sorts the keys of dicts, so names are looked up in the order of the form
     pairs = [run.pairs[pair.name] for pair in form.pairs]
     scale = jnp.concatenate([jnp.ravel(x) for x in (parts.scale, *(p.scale for p in pairs))])
@@ -112,10 +112,10 @@ def find_verdict(
         any_counted=jnp.any(counted),
         bad_values=bad_values,
         bad_offsets=bad(jnp.isfinite(jnp.broadcast_to(parts.predictor, shape))),
+        bad_design=bad(is_finite.reshape(shape)),
         # XLA would fold constants as large as the data for half a minute
         bad_support=bad_values if form.is_normal else bad(_in_support(problem, values, parts)),
         single=jnp.all((parts.count == 0) | (parts.count == 1)),
-        finite_design=finite_design,
         proper=jnp.all((scale > 0) & (scale < jnp.inf)) & jnp.all(jnp.isfinite(log_odds)),
         slab_locs=jnp.stack([jnp.max(jnp.abs(p.loc)) for p in pairs]),
         sources=sources,
@@ -137,11 +137,10 @@ def _in_support(problem: Problem, values: dict[str, Any], parts: Any) -> Any:
     return fn.support(parts.value)
 
 
-def _judge_design(problem, values, counted, along) -> tuple[Any, tuple]:
-    """Whether the design is finite, and which constants are its parts."""
+def _judge_design(problem, values, along, num_obs) -> tuple[Any, tuple]:
+    """Whether the design of each observation is finite, and which constants are its parts."""
     form, tangent = problem.form, linear_map(problem, values)
-    moved = tangent(form.join(along, "{}"))
-    finite = jnp.all(jnp.isfinite(jnp.where(jnp.ravel(counted), moved, 0)))
+    finite = jnp.isfinite(tangent(form.join(along, "{}")))
     zero = {pair.name: jnp.zeros(pair.size) for pair in form.pairs}
 
     def is_design(name, rows):
@@ -154,7 +153,7 @@ def _judge_design(problem, values, counted, along) -> tuple[Any, tuple]:
 
     if form.kind != COLUMNS or not form.constant_rows:
         return finite, tuple({} for _ in form.pairs)
-    sources = {p.name: possible_sources(tangent, p.size, counted.size) for p in form.pairs}
+    sources = {p.name: possible_sources(tangent, p.size, num_obs) for p in form.pairs}
     return finite, tuple(
         {k: is_design(name, rows) for k, rows in constants.items()}
         for name, constants in sources.items()

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+import numpyro.distributions as dist
+
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.priors import base_of
@@ -141,6 +143,10 @@ def _find_likelihood(problem: Problem, run: Any, trace: dict[str, Any], user: st
             f"{user}: the prior of the latent site {latent[0]!r} depends on {touched[latent[0]]}, "
             f"{_ONLY} {remedy}"
         )
+    if factors := [k for k in observed if isinstance(base_of(trace[k]["fn"]), dist.Unit)]:
+        remedy = "Write it as the distribution of observations, `numpyro.sample(name, fn, obs=y)`."
+        got = f"a term that depends on {touched[factors[0]]}"
+        raise bad(f"{user}: numpyro.factor({factors[0]!r}, ...)", got, "none", remedy)
     if len(observed) != 1:
         raise bad(
             f"{user}: sites that depend on {sorted(problem.inputs['parts'])}",
@@ -192,13 +198,14 @@ def _check_parts(problem: Problem, run: Any, user: str) -> None:
     name, parts = problem.form.likelihood, problem.likelihood(run)
     data = {"observations": parts.value, "rows and columns": union(parts.entries)}
     counts = {"mask or the scale (of handlers.mask, handlers.scale)": parts.count}
+    remedy = " Let it depend on other sites, or use another method, such as DiscreteHMCGibbs."
     for what, sources in {**data, **counts, "noise scale": parts.scale}.items():
         latent = sorted(names_of(sources, "values")) if what in data else []
         if sites := _weights(sources) or latent:
             kind = "latent sites" if sites == latent else "weights"
             raise ValueError(
                 f"{user}: the {what} of {name!r} depend on the {kind} {sites}. Only its location "
-                "may."
+                f"may.{remedy if what == 'noise scale' else ''}"
             )
     if names_of(parts.predictor, "parts"):
         raise ValueError(

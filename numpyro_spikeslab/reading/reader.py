@@ -312,7 +312,7 @@ class Reader:
                 verdict, *arrays = probe(concrete, generic, stand_ins(generic_data), along)
                 verdict = fetched(verdict)
             if is_checked:
-                check_verdict(self.user, form, verdict)
+                check_verdict(self.user, candidate, verdict)
             else:
                 verdict = only_known(verdict, candidate, generic, generic_data, along)
             if verdict.fits:

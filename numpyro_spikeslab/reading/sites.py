@@ -17,6 +17,11 @@ from numpyro_spikeslab.priors import base_of, is_plain
 SET = "is_set"
 """Key of a latent site in an abstract trace: whether a handler of the user's has set its value."""
 
+NO_PAIRS = (
+    "the model has no spike-and-slab weights. Write "
+    "`numpyro_spikeslab.spike_slab(name, inclusion, scale)` in it."
+)
+
 FAMILIES: dict[str, tuple[type, ...]] = {
     "spike": (dist.BernoulliProbs, dist.BernoulliLogits),
     "slab": (dist.Normal,),
@@ -73,6 +78,7 @@ def paired_sites(trace: dict[str, Any]) -> tuple[str, ...]:
 
     :param trace: a trace of the model.
     :return: names of the sample sites that :func:`~numpyro_spikeslab.spike_slab` made.
+    :raises ValueError: if there are none.
 
     **Example**
 
@@ -83,11 +89,18 @@ def paired_sites(trace: dict[str, Any]) -> tuple[str, ...]:
         >>> def kernel(model):
         ...     return Gibbs([(nss.PairedGibbs(model), nss.paired_sites), (NUTS(model), None)])
     """
-    return tuple(
+    names = tuple(_parts_of_pairs(trace))
+    if not names:
+        raise ValueError(f"paired_sites: {NO_PAIRS}")
+    return names
+
+
+def _parts_of_pairs(trace: dict[str, Any]) -> list[str]:
+    return [
         name
         for name, site in trace.items()
         if site["type"] == "sample" and MARK in site["infer"] and not site["is_observed"]
-    )
+    ]
 
 
 def find_pairs(
@@ -98,7 +111,7 @@ def find_pairs(
     :raises ValueError: if there is none or one is broken.
     """
     pairs: dict[str, dict[str, Any]] = {}
-    for name in paired_sites(trace):
+    for name in _parts_of_pairs(trace):
         if name in fixed:
             continue
         part = trace[name]["infer"][MARK][1]
@@ -113,10 +126,7 @@ def find_pairs(
             )
         pairs.setdefault(owner, {})[part] = trace[name]
     if not pairs:
-        raise ValueError(
-            f"{user}: the model has no spike-and-slab weights. Write "
-            "`numpyro_spikeslab.spike_slab(name, inclusion, scale)` in it."
-        )
+        raise ValueError(f"{user}: {NO_PAIRS}")
     return tuple(_pair_of(owner, sites, trace, user) for owner, sites in pairs.items())
 
 

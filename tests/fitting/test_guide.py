@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer import SVI, Predictive, TraceGraph_ELBO, init_to_value
+from numpyro.infer import SVI, Predictive, Trace_ELBO, TraceGraph_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoDelta, AutoGuide, AutoIAFNormal, AutoNormal
 
 import numpyro_spikeslab as nss
@@ -180,6 +180,17 @@ def test_params_may_be_trees_of_arrays_except_in_fits_in_closed_form():
     assert guide.median(params, X, Y).keys() == {"w", "w_spike", "w_slab"}
     with pytest.raises(ValueError, match="param 'net': got a list of arrays"):
         nss.CAVI(model, guide).init(KEY, X, Y)
+
+
+@pytest.mark.filterwarnings("ignore:Currently, SVI with")
+@pytest.mark.parametrize("step", ["update", "stable_update", "run"])
+def test_a_loss_without_gradients_of_spikes_is_refused(step):
+    svi = SVI(regression, nss.PairedGuide(regression), optax.adam(0.1), Trace_ELBO())
+    state = svi.init(KEY, X, Y)
+    assert np.isfinite(svi.evaluate(state, X, Y))
+    begin = (KEY, 2) if step == "run" else (state,)
+    with pytest.raises(ValueError, match=r"PairedGuide: loss .* Trace_ELBO, .* TraceGraph_ELBO"):
+        getattr(svi, step)(*begin, X, Y)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from regressions import N, P, X, Y, located, normal, observe, read, regression, weigh
 
@@ -17,7 +18,7 @@ import numpyro
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, Gibbs
+from numpyro.infer import MCMC, NUTS, Gibbs
 from numpyro.infer.reparam import LocScaleReparam
 
 import numpyro_spikeslab as nss
@@ -92,10 +93,31 @@ def by_hand(
 
 # Data
 
-FEATURES = ("['w']", "'y'", "not finite", "Remove NaN")
+
+def of_tasks(X, Y):
+    with numpyro.plate("task", 2, dim=-2), numpyro.plate("feature", P, dim=-1):
+        w = nss.spike_slab("w", 0.25)
+    numpyro.sample("y", dist.Normal(X @ w.T, 0.5), obs=Y)
+
+
+FEATURES = ("['w']", "'y'", "not finite, the first at 2, by columns [1]", "Remove NaN")
+FRAME = pd.DataFrame(X)
+TABLE = ("test: arguments of the model: got tables of pandas in [0]", "X.to_numpy()")
 RESPONSE = ("observations of 'y'", "first at 3", "handlers.mask")
 DATA: dict[str, tuple[Callable, tuple, tuple[str, ...]]] = {
     "design, NaN": (PLAIN, (with_entry(X, (2, 1), np.nan), Y), FEATURES),
+    "design of tasks, NaN": (
+        of_tasks,
+        (with_entry(X, (2, 1), np.nan), np.stack([Y, Y], 1)),
+        ("the design", "at 2 observations", "row 2, column 0"),
+    ),
+    "tasks, infinite": (
+        of_tasks,
+        (X, with_entry(np.stack([Y, Y], 1), (4, 1), np.inf)),
+        ("observations of 'y' are not finite", "row 4, column 1"),
+    ),
+    "a DataFrame": (PLAIN, (FRAME, Y), TABLE),
+    "a DataFrame in JAX": (located(lambda X, w: jnp.sin(X) @ w), (FRAME, Y), TABLE),
     "observations, infinite": (PLAIN, (X, with_entry(Y, 3, -np.inf)), RESPONSE),
     "offset": (
         located(lambda X, w: with_entry(np.zeros(N), 5, np.nan) + X @ w),
@@ -139,6 +161,16 @@ def two_sites(X, y):
 def shifted(X, y):
     w = weigh()
     observe(normal("shift", w[0]) + X @ w, 0.5, y)
+
+
+def penalised(X, y):
+    w = weigh()
+    numpyro.factor("penalty", -jnp.sum(w**2))
+    observe(X @ w, 0.5, y)
+
+
+def factored(X, y):
+    numpyro.factor("likelihood", -jnp.sum((y - X @ weigh()) ** 2))
 
 
 def in_a_scan(X, y):
@@ -203,8 +235,10 @@ MODELS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "two sites": (two_sites, ("['y', 'z']", "one observed site", "Concatenate")),
     "noise": (
         regression(lambda X, w: dist.Normal(X @ w, jnp.exp(w[0]))),
-        ("noise scale of 'y'", "weights", "Only its location may"),
+        ("noise scale of 'y'", "weights", "Only its location may", "other sites, or"),
     ),
+    "factor": (penalised, ("test: numpyro.factor('penalty', ...)", "['w']", "fn, obs=y")),
+    "factor alone": (factored, ("test: numpyro.factor('likelihood', ...)", "obs=y")),
     "another prior": (
         shifted,
         ("'shift'", "depends on", "Only an observed site", "predicted, leave it out"),
@@ -285,6 +319,7 @@ def test_values_that_the_caller_traces_are_seen_to_be_set(transform, site):
 HOLES = (X, with_entry(Y, 3, np.nan))
 NOISY = regression(lambda X, w: dist.Normal(X @ w, numpyro.sample("sigma", dist.HalfNormal(1.0))))
 BLOCKS = Gibbs([(nss.PairedGibbs(PLAIN), nss.paired_sites)])
+NOTHING = Gibbs([(nss.PairedGibbs(no_pairs), nss.paired_sites), (NUTS(no_pairs), None)])
 WRONG_SHAPE = ("(4,)", "(3,)")
 UNKNOWN = ("init_params", "'v'", "w_")
 USES: dict[str, tuple[Callable, Any, tuple, dict, tuple[str, ...]]] = {
@@ -292,6 +327,7 @@ USES: dict[str, tuple[Callable, Any, tuple, dict, tuple[str, ...]]] = {
     "blocks": (sample, BLOCKS, HOLES, {}, ("PairedGibbs: the observations of 'y' are not finite",)),
     "fit, no pairs": (fit, no_pairs, (X, Y), {}, NO_PAIRS),
     "sampler, no pairs": (sample, no_pairs, (X, Y), {}, NO_PAIRS),
+    "blocks, no pairs": (sample, NOTHING, (X, Y), {}, ("paired_sites: the model", *NO_PAIRS)),
     "guide, no pairs": (call(nss.PairedGuide), no_pairs, (X, Y), {}, ("PairedGuide", *NO_PAIRS)),
     "mean field": (call(nss.MeanFieldGuide), no_pairs, (X, Y), {}, ("MeanField", *NO_PAIRS)),
     "fit, start": (fit, PLAIN, (X, Y), {"v": np.zeros(P)}, UNKNOWN),
