@@ -3,26 +3,28 @@
 
 from typing import Any
 
-import arviz_base
 from jaxtyping import Array
 import numpy as np
 import pandas as pd
 import xarray as xr
 
-import jax
 from jax import random
+import jax.numpy as jnp
 
+import numpyro.distributions as dist
 from numpyro.util import is_prng_key
 
 from numpyro_spikeslab import table_checks
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import in_double_precision
 from numpyro_spikeslab.reporting import arviz_data
-from numpyro_spikeslab.reporting.arviz_data import inclusion, posterior
+from numpyro_spikeslab.reporting.arviz_data import PRIOR, inclusion, posterior
 from numpyro_spikeslab.reporting.credible_sets import credible_sets
 from numpyro_spikeslab.reporting.variational import k_hat
-from numpyro_spikeslab.table_chains import PROBABILITIES, chains, fit
-from numpyro_spikeslab.table_checks import checked_count, checked_size
+from numpyro_spikeslab.responses import ResponseKind, response_kind
+from numpyro_spikeslab.table_chains import TableModel, sampled, start
+from numpyro_spikeslab.table_checks import checked_count
+from numpyro_spikeslab.table_columns import checked_columns
 from numpyro_spikeslab.table_units import in_units, standardised
 
 OFF = 0.2
@@ -35,6 +37,13 @@ def sparse_regression(
     X: Any,
     y: Any,
     *,
+    likelihood: str = "normal",
+    always: Any = (),
+    groups: Any = None,
+    inclusion: Any = None,
+    weights: Any = None,
+    offset: Any = None,
+    totals: Any = None,
     X_new: Any = None,
     expected_size: float | None = None,
     num_warmup: int = 300,
@@ -43,16 +52,17 @@ def sparse_regression(
 ) -> xr.DataTree:
     """Regress a response on the columns of a table, if few of the columns matter.
 
-    Columns and response are standardised; the noise, the inclusion probability and the scale of the
-    slab are learned (:func:`numpyro_spikeslab.models.sparse_regression`). Chains of
+    Columns are standardised, and so are responses that are not classes or counts; the noise, the
+    inclusion probability and the scale of the slab are learned
+    (:func:`numpyro_spikeslab.models.sparse_regression`). Chains of
     :class:`~numpyro_spikeslab.PairedGibbs` start from a fit by annealed
     :class:`~numpyro_spikeslab.CAVI`. Report the chains. If they agree with each other (``r_hat``)
     but not with the fit (``cavi_is_off``), CAVI has picked one of several correlated columns: look
     at the credible sets. The result is ArviZ data:
 
     - ``posterior``: draws of ``w`` with ``w_spike`` and ``w_slab``, dimension ``feature``, and of
-      ``intercept``, ``sigma``, ``slab_scale`` and ``inclusion``; all but ``slab_scale`` are in the
-      units of the table and the response;
+      ``intercept``, ``slab_scale``, ``inclusion`` and what the likelihood has; all but
+      ``slab_scale`` are in the units of the table and the response;
     - ``sample_stats``: the Rao-Blackwellised inclusion probabilities of all draws;
     - ``summary``: for ``dt["summary"].to_dataset().to_dataframe()``, which has a row for each
       column and the columns of :func:`~numpyro_spikeslab.summary`, zeros included; ``cavi``, the
@@ -64,27 +74,60 @@ def sparse_regression(
     - ``cavi``: ArviZ data of the fit, for
       ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``, or for ``nss.summary``,
       whose column ``alternatives`` names columns that could replace those that CAVI has picked;
-    - ``observed_data`` and ``constant_data``: ``y`` and ``X``, and the prior inclusion
-      probabilities for the Bayes factors of the summary;
-    - ``predictions``: with ``X_new``, draws of new responses ``y``, along ``new_row``.
+    - ``observed_data`` and ``constant_data``: ``y`` and ``X``, weights, offsets and totals, and the
+      prior inclusion probabilities for the Bayes factors of the summary;
+    - ``predictions``: with ``X_new``, draws of new responses ``y``, along ``new_row``, of weight
+      1, offset 0 and one trial.
 
     A constant column has the weight 0. There may be more columns than rows. The computation is in
     double precision, also where that of JAX is not enabled, and the result has arrays of numpy.
+
+    ======================== ============================= =====================================
+    ``likelihood``           ``y``                         posterior
+    ======================== ============================= =====================================
+    ``"normal"``             numbers                       ``sigma``
+    ``"student"``            numbers with outliers         ``sigma``, ``dof``: degrees of freedom
+    ``"logit"``              classes, 0 and 1              log odds
+    ``"probit"``             classes, 0 and 1              probits
+    ``"binomial"``           counts of ``totals``          log odds
+    ``"poisson"``            counts                        logs of means
+    ``"negative_binomial"``  counts with more variance     logs of means, ``concentration``
+    ======================== ============================= =====================================
+
+    All but the Normal one have an intercept with the prior Normal(0, 10^2), where a Student-t
+    response is in units of its median absolute deviation from the median; NUTS draws ``dof``,
+    ``concentration`` and their ``sigma``. CAVI does not take Poisson likelihoods: then chains start
+    without weights, at the mean of the counts, and the result has no ``cavi`` and no ``k_hat``.
 
     :param key: random key, ``jax.random.key(0)`` for example.
     :param X: the table, shape (N, P), real numbers: numpy array, or DataFrame, whose column names
         become the labels of ``feature``.
     :param y: the response, shape (N,).
+    :param likelihood: the distribution of the response, one of those above.
+    :param always: names of columns that are always in, or their numbers if they have no names.
+        Their weights have the prior Normal(0, 10^2) in standard units, which is wide.
+    :param groups: columns that come and go together, such as the dummies of a factor: lists of
+        their names, by name of the group or not, or a label for each column. Other columns stay
+        alone. Not for a Poisson likelihood.
+    :param inclusion: prior inclusion probabilities, such as annotations: a number, or one for each
+        column, shape (P,), the same in each group. By default the probability is learned.
+    :param weights: a positive number for each row, shape (N,). Under a Normal likelihood its noise
+        has the variance ``sigma**2 / weight``. Under others it is a whole number, how often the row
+        was seen.
+    :param offset: a number that is added to the predictor of each row, shape (N,), such as the
+        logarithm of exposure in a regression of counts.
+    :param totals: number of trials of each row, for the Binomial likelihood, or one number.
     :param X_new: rows to predict, shape (S, P), with the columns of ``X``.
     :param expected_size: number of columns that are expected to matter: the prior of the inclusion
-        probability is Beta(1, P / expected_size - 1), where P counts columns that vary. The
-        default is a tenth of the columns, or of the rows if they are fewer: N rows cannot tell
-        which of many more columns matter, if many may.
+        probability is Beta(1, P / expected_size - 1), where P counts columns that vary and are not
+        always in, a group once. The default is a tenth of them, or of the rows if they are fewer: N
+        rows cannot tell which of many more columns matter, if many may.
     :param num_warmup: steps of each chain before its draws, few since it starts at the fit.
     :param num_samples: draws of each chain.
     :param num_chains: number of chains, which run one after the other.
-    :raises ValueError: if ``X``, ``y`` or ``X_new`` have other shapes or labels, values that are
-        not finite numbers, too few rows or no variation, or if a number is out of its range.
+    :raises ValueError: if an argument has another shape or other labels, values that are not finite
+        numbers or that the likelihood does not allow, too few rows or no variation; if a number is
+        out of its range, or a column is in two groups.
 
     .. code-block:: python
 
@@ -93,60 +136,73 @@ def sparse_regression(
         dt["summary"].to_dataset().to_dataframe()
         nss.credible_sets(dt, "w", X)
         nss.plot_inclusion({"chains": dt, "CAVI": dt["cavi"]})
+        high = nss.sparse_regression(
+            jax.random.key(0), X, y > 200, likelihood="logit", always=["age", "sex"]
+        )
     """
     if not is_prng_key(key):
         raise bad("key", repr(key), "a random key", "jax.random.key(0) makes one.")
     num_warmup = checked_count("num_warmup", num_warmup, 0)
     num_samples = checked_count("num_samples", num_samples, 1)
     num_chains = checked_count("num_chains", num_chains, 1)
+    kind = response_kind(likelihood)
     table = table_checks.checked_table(X)
-    response = table_checks.checked_response(y, X)
+    rows = table_checks.checked_rows(X, y, weights, offset, totals, likelihood)
+    columns = checked_columns(table["feature"].to_index(), always, groups, inclusion, kind)
     new = None if X_new is None else table_checks.checked_new(X_new, X, table)
-    scales, data = standardised(table, response)
-    size = int(scales.used.sum())
-    expected = checked_size(expected_size, size, len(table))
-    prior = 1.0, size / expected - 1.0
+    model = TableModel(likelihood, columns.groups)
+    scales, arrays = standardised(table, rows, columns, kind)
+    prior = columns.prior(scales.used.values, scales.num_rows, expected_size)
     key_fit, key_chains, key_rest = random.split(key, 3)
     rng = np.random.default_rng(np.asarray(random.bits(key_rest, (2,))))
-    fitted = fit(key_fit, data, prior, num_chains)
-    starts = {name: x.values[:num_chains] for name, x in posterior(fitted).items() if name != "w"}
+    starts, fitted = start(key_fit, model, arrays, prior.arguments, num_chains)
     keys = random.split(key_chains, num_chains)
-    draws = jax.device_get(chains(keys, starts, data, prior, num_warmup, num_samples))
-    sampled = arviz_base.from_dict(
-        dict(zip(("posterior", "sample_stats"), draws, strict=True)),
-        dims={name: ["feature"] for name in ("w", "w_spike", "w_slab", PROBABILITIES)},
-    )
-    tree = in_units(sampled, scales, len(table), rng)
-    tree["cavi"] = cavi = in_units(fitted, scales, len(table), rng)
-    # labels of several levels cannot be saved, and xarray takes an index name for a dimension
-    is_flat = isinstance(X, pd.DataFrame) and X.index.nlevels == 1
-    rows = {"row": X.index.rename(None)} if is_flat else {}
-    constants = {"X": table, f"{arviz_data.PRIOR}.w": scales.used / sum(prior)}
-    tree["constant_data"] = xr.Dataset(constants, rows)
-    tree["observed_data"] = xr.Dataset({"y": ("row", response)}, rows)
-    summary = summarised(tree, cavi, table.values)
-    tree["summary"] = summary.assign_attrs(expected_size=expected)
+    draws = sampled(keys, starts, model, arrays, prior.arguments, num_warmup, num_samples)
+    tree = in_units(draws, scales, columns, rng)
+    if fitted is not None:
+        tree["cavi"] = in_units(fitted, scales, columns, rng)
+    of_rows = {"offset": offset, "totals": totals, "weights": weights}
+    constants: dict[str, Any] = {
+        name: ("row", getattr(rows, name)) for name, x in of_rows.items() if x is not None
+    }
+    constants |= {"X": table, f"{PRIOR}.w": ("feature", prior.inclusion)}
+    tree["constant_data"] = xr.Dataset(constants, labels_of("row", X))
+    tree["observed_data"] = xr.Dataset({"y": ("row", rows.y)}, labels_of("row", X))
+    summary = summarised(tree, table.values)
+    tree["summary"] = summary.assign_attrs(expected_size=prior.expected_size)
     if new is not None:
-        tree["predictions"] = predicted(posterior(tree), new, rng)
+        y_new = response_of(posterior(tree), new, kind).sample(random.fold_in(key_rest, 1))
+        values = {"y": (("chain", "draw", "new_row"), np.asarray(y_new))}
+        tree["predictions"] = xr.Dataset(values, labels_of("new_row", X_new))
     return tree
 
 
-def summarised(tree: xr.DataTree, cavi: xr.DataTree, table: np.ndarray) -> xr.Dataset:
+def labels_of(dim: str, X: Any) -> dict[str, pd.Index]:
+    """Return the labels of the rows of a DataFrame as a coordinate."""
+    # labels of several levels cannot be saved, and xarray takes an index name for a dimension
+    is_flat = isinstance(X, pd.DataFrame) and X.index.nlevels == 1
+    return {dim: X.index.rename(None)} if is_flat else {}
+
+
+def summarised(tree: xr.DataTree, table: np.ndarray) -> xr.Dataset:
     """Make a row for each column: its weight, its inclusion by chains and fit, its credible set."""
     parts = [
         arviz_data.statistics(posterior(tree)[["w"]])["w"],
         arviz_data.inclusion_statistics(tree, "w"),
     ]
     rows = xr.concat(parts, dim="summary").to_dataset("summary")
-    rows["cavi"] = inclusion(cavi, "w")
-    rows["cavi_is_off"] = abs(rows["cavi"] - rows["inclusion"]) > OFF
+    if (cavi := tree.children.get("cavi")) is not None:
+        rows["cavi"] = inclusion(cavi, "w")
+        rows["cavi_is_off"] = abs(rows["cavi"] - rows["inclusion"]) > OFF
+        rows.attrs["k_hat"] = k_hat(cavi)
     rows["credible_set"] = xr.full_like(rows["inclusion"], -1, dtype=int)
     for number, members in credible_sets(tree, "w", table)["members"].items():
         rows["credible_set"].loc[{"feature": list(members)}] = number
-    return rows.assign_attrs(k_hat=k_hat(cavi))
+    return rows
 
 
-def predicted(draws: xr.Dataset, rows: xr.DataArray, rng: np.random.Generator) -> xr.Dataset:
-    mean = draws["intercept"] + xr.dot(draws["w"], rows, dim="feature")
-    noise = draws["sigma"] * mean.copy(data=rng.normal(size=mean.shape))
-    return (mean + noise).to_dataset(name="y")
+def response_of(draws: xr.Dataset, rows: xr.DataArray, kind: ResponseKind) -> dist.Distribution:
+    """Return the distributions of responses of rows, by chain and draw, of one trial."""
+    f = draws["intercept"] + xr.dot(draws["w"], rows, dim="feature")
+    sites = {name: jnp.asarray(draws[name].values)[..., None] for name in kind.sites(1.0)}
+    return kind.distribution(jnp.asarray(f.values), 1, **sites)

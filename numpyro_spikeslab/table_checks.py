@@ -2,13 +2,15 @@
 """Validation of the table and the response of a regression."""
 
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
+from jaxtyping import Float
 import numpy as np
 import pandas as pd
 import xarray as xr
 
 from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.responses import response_kind
 from numpyro_spikeslab.tabular import as_numbers
 
 ROUNDING = 1e-12
@@ -43,17 +45,62 @@ def checked_response(y: Any, X: Any) -> np.ndarray:
             remedy = "Use y[:, 0], or y.iloc[:, 0] of a DataFrame."
         raise bad("y", f"the shape {response.shape}", expected, remedy)
     check_index(y, X)
-    if np.std(response) <= ROUNDING * np.max(np.abs(response)):
-        raise bad("y", f"{response[0]} in every row", "numbers that differ")
     return response
 
 
-def check_index(y: Any, X: Any) -> None:
+class Rows(NamedTuple):
+    """The response of each row, with its weight, offset and number of trials, which is infinite
+    where there are no trials."""
+
+    y: Float[np.ndarray, " N"]
+    weights: Float[np.ndarray, " N"]
+    offset: Float[np.ndarray, " N"]
+    totals: Float[np.ndarray, " N"]
+
+
+def checked_rows(X: Any, y: Any, weights: Any, offset: Any, totals: Any, likelihood: str) -> Rows:
+    """Return the rows of a regression."""
+    kind = response_kind(likelihood)
+    if (totals is None) == (likelihood == "binomial"):
+        got, expected = ("None", "trials") if totals is None else ("trials", "None")
+        remedy = "Only likelihood='binomial' has trials."
+        raise bad("totals", got, f"{expected} for likelihood={likelihood!r}", remedy)
+    rows = Rows(
+        checked_response(y, X),
+        of_rows("weights", weights, X, 1.0),
+        of_rows("offset", offset, X, 0.0),
+        of_rows("totals", totals, X, np.inf),
+    )
+    kind.check(rows.y, rows.totals)
+    counts = np.round(rows.weights)
+    if kind.has_intercept and ((rows.weights != counts) | (counts < 0)).any():
+        remedy = "Only likelihood='normal' has weights that are precisions."
+        raise bad("weights", "other numbers", "whole numbers, how often a row was seen", remedy)
+    if not kind.has_intercept and (rows.weights <= 0).any():
+        raise bad("weights", f"{rows.weights.min():g}", "positive numbers", "Leave out such rows.")
+    counted = rows.weights > 0
+    response = np.where(np.isfinite(rows.totals), rows.y / rows.totals, rows.y) - rows.offset
+    if np.std(response[counted]) <= ROUNDING * np.max(np.abs(response)):
+        raise bad("y", f"{response[0]} in every row", "numbers that differ")
+    return rows
+
+
+def of_rows(argument: str, values: Any, X: Any, default: float) -> Float[np.ndarray, " N"]:
+    """Return a number for each row: a number for all, or an array."""
+    numbers = default if values is None else as_numbers(argument, values)
+    if np.shape(numbers) not in ((), (len(X),)):
+        expected = f"a number or the shape ({len(X)},), one for each row of X"
+        raise bad(argument, f"the shape {np.shape(numbers)}", expected)
+    check_index(values, X, argument)
+    return np.broadcast_to(numbers, len(X))
+
+
+def check_index(y: Any, X: Any, argument: str = "y") -> None:
     """Raise if the rows of two pandas objects have different labels, or another order."""
     have_index = isinstance(X, pd.DataFrame) and isinstance(y, pd.Series | pd.DataFrame)
     if have_index and not y.index.equals(X.index):
-        remedy = "Use y.loc[X.index], or y.to_numpy() if only the labels differ."
-        raise bad("y", "another index than that of X", "the same rows in order", remedy)
+        remedy = f"Use {argument}.loc[X.index], or {argument}.to_numpy() if only the labels differ."
+        raise bad(argument, "another index than that of X", "the same rows in order", remedy)
 
 
 def checked_new(X_new: Any, X: Any, table: xr.DataArray) -> xr.DataArray:

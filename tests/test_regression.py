@@ -149,7 +149,7 @@ def test_intercept_noise_and_predictions_are_in_the_units_of_the_response(tree):
 
 
 def test_contrasts_are_an_orthonormal_basis_without_the_mean():
-    basis = table_units.contrasts(np.eye(5))
+    basis = table_units.contrasts(np.eye(5), np.ones(5))
     np.testing.assert_allclose(basis @ basis.T, np.eye(4), atol=1e-12)
     np.testing.assert_allclose(basis.sum(axis=1), 0.0, atol=1e-12)
 

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds of responses of a regression: their distributions, priors, checks and units."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+import numpy as np
+from scipy.special import ndtri
+
+import jax.numpy as jnp
+from jax.scipy.special import ndtr
+
+import numpyro.distributions as dist
+
+from numpyro_spikeslab.messages import bad
+
+WIDE = 10.0
+"""Standard deviation of the prior of intercepts and of columns that are always in."""
+
+Numbers = Float[np.ndarray, " N"]
+
+
+class ResponseKind(NamedTuple):
+    """A distribution of single observations around an affine predictor.
+
+    - **distribution** - of observations, given the predictor, the trials, and the sites by name.
+    - **sites** - priors of the distribution's own sites, all positive, in standard units, given
+      the scale of noise.
+    - **free_sites** - those of them that need NUTS.
+    - **check** - refuses responses, given with their trials, that the distribution does not allow.
+    - **units** - centre and scale by which responses, less offsets, are standardised; `None` if
+      the predictor has a scale of its own.
+    - **has_intercept** - whether the model has an intercept; else the rows have none to explain.
+    - **start** - for a distribution that :class:`~numpyro_spikeslab.CAVI` does not take: an
+      intercept near the data, given responses and offsets, at which chains start.
+    """
+
+    distribution: Callable[..., dist.Distribution]
+    sites: Callable[[Any], dict[str, dist.Distribution]] = lambda noise: {}
+    free_sites: tuple[str, ...] = ()
+    check: Callable[[Numbers, Numbers], None] = lambda y, totals: None
+    units: Callable[..., tuple[float, float]] | None = None
+    has_intercept: bool = True
+    start: Callable[[Numbers, Numbers], float] | None = None
+
+
+def check_classes(y: Numbers, totals: Numbers) -> None:
+    if not np.isin(y, (0, 1)).all():
+        remedy = "A comparison such as y == 'yes' makes classes."
+        raise bad("y", f"values from {y.min():g} to {y.max():g}", "classes, 0 and 1", remedy)
+
+
+def check_counts(y: Numbers, totals: Numbers) -> None:
+    """Refuse what is no whole number from 0 to the number of trials, which may be infinite."""
+    wrong = np.flatnonzero((y < 0) | (y > totals) | (y != np.round(y)))
+    if wrong.size:
+        row = wrong[0]
+        most = f" to {totals[row]:g}, the row's total" if np.isfinite(totals[row]) else ""
+        raise bad("y", f"{y[row]:g} in row {row}", f"whole numbers from 0{most}")
+
+
+def moments(y: Float[np.ndarray, "N *P"], weights: Numbers) -> tuple[Any, Any]:
+    """Compute the weighted mean and standard deviation of each column."""
+    mean = np.average(y, axis=0, weights=weights)
+    return mean, np.sqrt(np.average((y - mean) ** 2, axis=0, weights=weights))
+
+
+def median_and_deviation(y: Numbers, weights: Numbers) -> tuple[float, float]:
+    """Compute median and median absolute deviation, in units of a Normal's standard deviation.
+
+    Outliers do not move them. Where most responses are equal, the standard deviation stands in.
+    """
+    centre = np.median(y)
+    deviation = np.median(np.abs(y - centre)) / ndtri(0.75)
+    return float(centre), float(deviation or y.std())
+
+
+def log_rate(y: Numbers, offset: Numbers) -> float:
+    # half a count more is finite without counts
+    return float(np.log((y.sum() + 0.5) / np.exp(offset).sum()))
+
+
+RESPONSES: dict[str, ResponseKind] = {
+    "normal": ResponseKind(
+        lambda f, totals, sigma: dist.Normal(f, sigma),
+        lambda noise: {"sigma": dist.HalfNormal(noise)},
+        units=moments,
+        has_intercept=False,
+    ),
+    "student": ResponseKind(
+        lambda f, totals, sigma, dof: dist.StudentT(dof, f, sigma),
+        # the prior of Juarez and Steel (2010) allows all tails from heavy to Normal ones
+        lambda noise: {"sigma": dist.HalfNormal(noise), "dof": dist.Gamma(2.0, 0.1)},
+        ("sigma", "dof"),
+        units=median_and_deviation,
+    ),
+    "logit": ResponseKind(lambda f, totals: dist.Bernoulli(logits=f), check=check_classes),
+    "probit": ResponseKind(lambda f, totals: dist.Bernoulli(probs=ndtr(f)), check=check_classes),
+    "binomial": ResponseKind(lambda f, totals: dist.Binomial(totals, logits=f), check=check_counts),
+    "poisson": ResponseKind(
+        lambda f, totals: dist.Poisson(jnp.exp(f)),
+        check=check_counts,
+        start=log_rate,
+    ),
+    "negative_binomial": ResponseKind(
+        lambda f, totals, concentration: dist.NegativeBinomial2(jnp.exp(f), concentration),
+        lambda noise: {"concentration": dist.LogNormal(0.0, 2.0)},
+        ("concentration",),
+        check=check_counts,
+    ),
+}
+"""The kinds by the name that the argument ``likelihood`` of a regression has."""
+
+
+def response_kind(likelihood: Any) -> ResponseKind:
+    """Return the kind of that name.
+
+    :raises ValueError: for other names.
+    """
+    if likelihood not in RESPONSES:
+        raise bad("likelihood", repr(likelihood), f"one of {', '.join(map(repr, RESPONSES))}")
+    return RESPONSES[likelihood]
