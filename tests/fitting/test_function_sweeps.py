@@ -142,6 +142,18 @@ def test_a_white_function_at_rest_stays_and_its_weights_follow_the_prior():
         np.testing.assert_allclose(x[:, 1], y[:, 1], rtol=1e-10)
 
 
+def test_a_function_without_weights_has_the_most_probable_length_scale():
+    """Else fits that have dropped functions of other length scales would be compared by these."""
+    fit = problem(model_of("weak", [SMOOTH] * M), observations())
+    off = switch_off(fit.posterior, jnp.array([False, True]), fit.data.mean)
+    fit, bounds = fit._replace(posterior=off).run(30)
+    assert not np.any(fit.functions.mean[1]) and np.min(np.diff(bounds)) > -1e-8
+    below, at, above = (
+        float(fit.prior.log_density(1, fit.functions.theta[1] + e)) for e in (-0.1, 0.0, 0.1)
+    )
+    assert max(below, above) < at and abs(above - below) < 0.1 * (2 * at - above - below)
+
+
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "with scales"])
 def test_the_bound_never_falls_and_its_limit_is_stationary(plain):
     fit, bounds = started("weak", plain).run(3000)
