@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
+from numpyro_spikeslab.algebra.pairs import split_along
 from numpyro_spikeslab.algebra.task_sweeps import task_products
 
 
@@ -76,17 +77,6 @@ def split(features: Float[Array, "*G P N"], covariates: Float[Array, "C N"]) -> 
     basis = jnp.linalg.qr(covariates.T)[0].T
     inside, outside = split_along(basis, features)
     return Split(basis, inside, outside, outside @ jnp.swapaxes(outside, -1, -2))
-
-
-def split_along(
-    basis: Float[Array, "K N"], x: Float[Array, "*P N"]
-) -> tuple[Float[Array, "*P K"], Float[Array, "*P N"]]:
-    """Return the coordinates of rows in an orthonormal basis, and the rows outside of its span."""
-    inside = x @ basis.T
-    outside = x - inside @ basis
-    # rounding errors in the span may be large beside the part outside of it
-    correction = outside @ basis.T
-    return inside + correction, outside - correction @ basis
 
 
 class Coefficients(NamedTuple):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
 from numpyro_spikeslab.algebra import pairs, pattern_sweeps
+from numpyro_spikeslab.algebra.changing_design import AnyDesign
 from numpyro_spikeslab.algebra.pairs import Conditional, Design, Prior, expectation, feature_rows
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.pattern_sweeps import Update
@@ -55,18 +56,23 @@ class PairedMeanField(NamedTuple):
         return self.probs * (self.scale**2 + (1 - self.probs) * self.loc**2)
 
     def sweep(
-        self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any
+        self, design: AnyDesign, residual: Any, precision: Any, prior: Prior, temperature: Any
     ) -> tuple["PairedMeanField", Float[Array, " N"]]:
         """Update every pair in turn. The residual passed and returned is that of ``<w>``."""
         put = expectation(temperature)
-        residual, pair = pairs.sweep(design, residual, self.mean, precision, prior, put)
+        residual, pair = design.sweep(residual, self.mean, precision, prior, put)
         return PairedMeanField.of(pair, temperature), residual
 
     def predictor_variance(self, design: Design) -> Float[Array, " N"]:
         """Compute the variance of ``D w`` at each whitened observation."""
-        rows = feature_rows(design, self.probs.shape[0])
-        # one sum over all three makes no table of squares
-        return jnp.einsum("p,pn,pn->n", self.variance, rows, rows)
+
+        def add(total, block):
+            rows, variance = block
+            return total + variance @ rows**2, None
+
+        # block by block, which makes no table of squares
+        blocks = design.rows, pairs.in_parts(self.variance, *design.rows.shape[:2])
+        return lax.scan(add, jnp.zeros_like(design.rows[0, 0]), blocks)[0]
 
     def total_variance(self, design: Design) -> Float[Array, ""]:
         """Sum the variances, from the squares of the features."""

@@ -228,6 +228,25 @@ class Design(NamedTuple):
     def update(self, block: "Design", change: Any, residual: Float[Array, " N"]) -> Any:
         return residual - change @ block.rows
 
+    def sweep(
+        self,
+        residual: Float[Array, " N"],
+        weights: Float[Array, " P"],
+        precision: Any,
+        prior: Prior,
+        put: Put,
+        *,
+        noise: Any = None,
+    ) -> tuple[Float[Array, " N"], Conditional]:
+        """Visit all features in turn; see :func:`sweep_blocks`.
+
+        :param residual: whitened ``y - D w`` of the current weights.
+        :return: the new residual, and the conditional of each visit.
+        """
+        pairs = coordinates(feature_squares(self, len(weights)), precision, prior)
+        b, residual = sweep_blocks(self, weights, residual, precision, pairs, put, noise)
+        return residual, pairs.given(b)
+
 
 def block_design(
     rows: Float[Array, "P N"],
@@ -264,24 +283,15 @@ def feature_squares(design: Design, size: int) -> Float[Array, " P"]:
     return jnp.diagonal(design.gram, axis1=1, axis2=2).reshape(-1)[:size]
 
 
-def sweep(
-    design: Design,
-    residual: Float[Array, " N"],
-    weights: Float[Array, " P"],
-    precision: Any,
-    prior: Prior,
-    put: Put,
-    *,
-    noise: Any = None,
-) -> tuple[Float[Array, " N"], Conditional]:
-    """Visit all features of a design in turn; see :func:`sweep_blocks`.
-
-    :param residual: whitened ``y - D w`` of the current weights.
-    :return: the new residual, and the conditional of each visit.
-    """
-    pairs = coordinates(feature_squares(design, len(weights)), precision, prior)
-    b, residual = sweep_blocks(design, weights, residual, precision, pairs, put, noise)
-    return residual, pairs.given(b)
+def split_along(
+    basis: Float[Array, "K N"], x: Float[Array, "*P N"]
+) -> tuple[Float[Array, "*P K"], Float[Array, "*P N"]]:
+    """Return the coordinates of rows in an orthonormal basis, and the rows outside of its span."""
+    inside = x @ basis.T
+    outside = x - inside @ basis
+    # rounding errors in the span may be large beside the part outside of it
+    correction = outside @ basis.T
+    return inside + correction, outside - correction @ basis
 
 
 def gibbs_sweep(
@@ -292,9 +302,9 @@ def gibbs_sweep(
     precision: Any,
     prior: Prior,
 ) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
-    """Make one exact paired Gibbs sweep (supplement, section 2) with :func:`sweep`.
+    """Make one exact paired Gibbs sweep (supplement, section 2).
 
     :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities.
     """
-    _, pair = sweep(design, residual, weights, precision, prior, draw, noise=noise)
+    _, pair = design.sweep(residual, weights, precision, prior, draw, noise=noise)
     return drawn(pair, noise, prior)

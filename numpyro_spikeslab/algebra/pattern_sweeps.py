@@ -50,9 +50,7 @@ def sweep(
             return jnp.where(is_single, update.put(conditional, noise), weight)
 
         at = is_single, weights, update.noise
-        residual, conditional = pairs.sweep(
-            design, residual, weights, precision, prior, put, noise=at
-        )
+        residual, conditional = design.sweep(residual, weights, precision, prior, put, noise=at)
         conditional = Conditional(*(x[singles] for x in conditional))
     _, all_weights = partition.cut(weights)
     _, log_odds = partition.cut(prior.log_odds)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from numpyro.distributions import biject_to
 
+from numpyro_spikeslab.algebra.changing_design import AnyDesign, ChangingDesign
 from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, whitened
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Design, Prior, expectation, in_parts, predictor
@@ -53,7 +54,7 @@ from numpyro_spikeslab.reading.form import COLUMNS, SHARED
 from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.program import RUN_ONCE, are_concrete, outside_transformations
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.reading.view import View, design_rows, whitened_design
+from numpyro_spikeslab.reading.view import View, blocks_at
 from numpyro_spikeslab.roles import Index, NoiseRole
 
 Swept = tuple[View, Posterior, Float[Array, " Q"]]
@@ -83,12 +84,12 @@ class Columns(Features):
 
     - **design** - the whitened design; `None` if other sites change it.
     - **split** - its parts in and off the span of the covariates; `None` without coefficients.
-    - **rows** - the design before whitening, if that alone changes; else `None`.
+    - **rows** - the design before whitening in blocks, if that alone changes; else `None`.
     """
 
     design: Design | None
     split: Split | None
-    rows: Float[Array, "P N"] | None
+    rows: Float[Array, "K B N"] | None
 
     def begin(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
         if not spec.form.is_normal:
@@ -114,15 +115,12 @@ class Columns(Features):
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
         observed = (at.relative[:, 0] > 0).astype(at.relative.dtype)
-        rows = design_rows(problem_of(spec, data), q.values) if self.rows is None else self.rows
-        design = Design(rows[None], None)
+        design = Design(self._blocks(spec, data, q), None)
         variance = q.weights.predictor_variance(self._moving(spec, data, q, design, observed))
         mean = jnp.zeros_like(variance)
         if data.view is not None:
             mean = predictor(design, q.weights.mean)
-        # rows may be NaN where nothing is observed
-        mean, variance = (jnp.where(observed > 0, x, 0)[:, None] for x in (mean, variance))
-        return mean, variance
+        return mean[:, None], variance[:, None]
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         if not spec.form.is_normal:
@@ -131,7 +129,14 @@ class Columns(Features):
         q = q._replace(residual=self.whitened_residual(spec, data, at, q))
         return self._squares(spec, data, at, q, self.design_at(spec, data, at, q))
 
+    def _blocks(self, spec, data, q) -> Float[Array, "K B N"]:
+        """The design before whitening."""
+        return blocks_at(problem_of(spec, data), q.values) if self.rows is None else self.rows
+
     def _squares(self, spec, data, at, q, design) -> Float[Array, " Q"]:
+        if isinstance(design, ChangingDesign):
+            # they are not those of the next stand-in
+            return jnp.full(1, jnp.nan)
         moving = self._moving(spec, data, q, design, at.relative[:, 0])
         variance = q.weights.total_variance(moving)
         return (jnp.sum(q.residual**2) + variance)[None]
@@ -153,12 +158,14 @@ class Columns(Features):
         # the view is at the mean weights, so Y is the residual
         return _with_coefficients(spec, data, at, q, at.Y)
 
-    def design_at(self, spec: Spec, data: Data, at: View, q: Posterior) -> Design:
+    def design_at(self, spec: Spec, data: Data, at: View, q: Posterior) -> AnyDesign:
         """The whitened design."""
         if self.design is not None:
             return self.design
-        problem, relative = problem_of(spec, data), at.relative[:, 0]
-        return whitened_design(problem, q.values, relative, spec.block_size, self.rows)
+        rows, whitening = self._blocks(spec, data, q), jnp.sqrt(at.relative[:, 0])
+        if spec.form.is_normal or not isinstance(q.weights, PairedMeanField):
+            return Design(rows * whitening, None)
+        return ChangingDesign(rows, whitening, jnp.zeros((0, len(whitening))), jnp.zeros((0, 0)))
 
     def whitened_residual(self, spec: Spec, data: Data, at: View, q: Posterior) -> Array:
         """Compute the whitened residual at the mean weights."""
@@ -320,6 +327,9 @@ class ObservedEntries(LatentFunctions):
         return by_task(squares, spec.form.num_tasks, at.layout)
 
 
+_blocks = jax.jit(blocks_at)
+
+
 def data_of(reading: Reading) -> Data:
     """Collect the data of a reading, and all arrays that depend on the data alone."""
     functions = reading.functions
@@ -341,6 +351,8 @@ def _features_of(reading: Reading, at: View | None) -> Features:
     form, covariates, values = reading.form, reading.covariates, reading.features
     if form.kind == COLUMNS:
         rows = reading.rows if reading.design is None else None
+        if rows is not None:
+            rows = _blocks(reading.problem, reading.generic, rows)
         return Columns(reading.design, reading.split, rows)
     if form.kind != SHARED:
         of_table = reading.layout is None

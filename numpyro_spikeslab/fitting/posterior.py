@@ -156,12 +156,14 @@ def view_at(spec: Spec, data: Data, posterior: Posterior) -> View:
     place of observations, if free sites can change the columns."""
     if data.view is not None:
         return with_roles(spec, data, data.view, posterior.values)
-    problem, values, stand_in = problem_of(spec, data), posterior.values, None
+    problem, values = problem_of(spec, data), posterior.values
+    stand_in = predictor = None
     if not spec.form.is_normal:
         # the best for the moments of the predictor
         mean, variance = posterior.moments or moments_at(spec, data, posterior)
         stand_in = augmented(problem, values, mean).expect(mean, variance)
-    return view(problem, values, _weights(spec, posterior), data.layout, stand_in)
+        predictor = mean if spec.form.kind == COLUMNS else None
+    return view(problem, values, _weights(spec, posterior), data.layout, stand_in, predictor)
 
 
 def moments_at(spec: Spec, data: Data, posterior: Posterior) -> tuple[Any, Any]:

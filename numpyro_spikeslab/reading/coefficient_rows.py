@@ -15,6 +15,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.changing_design import AnyDesign, ChangingDesign
 from numpyro_spikeslab.algebra.coefficients import (
     Coefficients,
     NormalPrior,
@@ -147,7 +148,7 @@ class ColumnsWithout(NamedTuple):
 
     standard: Standardised
     coefficients: Coefficients
-    design: Design
+    design: AnyDesign
     residual: Float[Array, " NK"]
     basis: Float[Array, "K N"]
 
@@ -166,7 +167,7 @@ def columns_without(
     at: View,
     values: dict[str, Any],
     sites: Sites,
-    design: Design,
+    design: AnyDesign,
     parts: Split | None,
 ) -> ColumnsWithout:
     """Integrate coefficients out of the columns of a design.
@@ -176,18 +177,25 @@ def columns_without(
     """
     relative = at.relative[:, 0]
     covariates = whitened(dense_rows(problem, values, sites), relative)
-    changes = parts is None
-    parts = split(design.rows, covariates) if parts is None else parts
     standard, y = standardised(sites, at, values), jnp.sqrt(relative) * at.Y[:, 0]
-    inside = parts.inside.reshape(-1, len(parts.basis))[: problem.form.size]
-    coefficients, outside = of_columns(
-        parts.basis, inside, covariates, y, standard.prior, at.sigma2[0]
-    )
-    span = parts.inside @ coefficients.whitening[0].T
-    gram = None if changes else parts.products + span @ jnp.swapaxes(span, -1, -2)
-    rows = jnp.concatenate([parts.outside, span], axis=-1)
+    if isinstance(design, ChangingDesign):
+        basis = jnp.linalg.qr(covariates.T)[0].T
+        inside = design.rows @ (basis * design.whitening).T
+    else:
+        gram = None if parts is None else parts.products
+        parts = split(design.rows, covariates) if parts is None else parts
+        basis, inside = parts.basis, parts.inside
+    inside = inside.reshape(-1, len(basis))[: problem.form.size]
+    coefficients, outside = of_columns(basis, inside, covariates, y, standard.prior, at.sigma2[0])
+    root = coefficients.whitening[0]
+    if isinstance(design, ChangingDesign):
+        without = design._replace(basis=basis, root=root)
+    else:
+        span = parts.inside @ root.T
+        gram = None if gram is None else gram + span @ jnp.swapaxes(span, -1, -2)
+        without = Design(jnp.concatenate([parts.outside, span], axis=-1), gram)
     residual = jnp.concatenate([outside, coefficients.without()[1][0]])
-    return ColumnsWithout(standard, coefficients, Design(rows, gram), residual, parts.basis)
+    return ColumnsWithout(standard, coefficients, without, residual, basis)
 
 
 class TasksWithout(NamedTuple):

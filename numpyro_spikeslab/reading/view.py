@@ -65,13 +65,18 @@ def view(
     weights: dict[str, Any] | None = None,
     layout: Layout | None = None,
     stand_in: StandIn | None = None,
+    predictor: Any = None,
 ) -> View:
     """Run the model at given values.
 
     :param layout: of the entries of a table.
     :param stand_in: for the density of observations that are not Normal.
+    :param predictor: of the observations, where it is known.
     """
     form, run = problem.form, problem.run(values, weights)
+    likelihood = problem.likelihood(run)
+    if predictor is not None:
+        likelihood = likelihood._replace(predictor=predictor)
     elsewhere = {form.likelihood, form.functions, *form.kernels}
     elsewhere |= {role.site for role in form.roles_with_mode}
     log_probs = [x for name, x in run.log_probs.items() if name not in elsewhere]
@@ -79,7 +84,7 @@ def view(
     log_odds = jnp.concatenate([jnp.ravel(prior.log_odds) for prior in pairs])
     scale = jnp.concatenate([jnp.ravel(prior.scale) for prior in pairs])
     return View(
-        **problem.likelihood(run).in_tasks(form, layout, stand_in),
+        **likelihood.in_tasks(form, layout, stand_in),
         prior=Prior(log_odds.reshape(form.shape), scale.reshape(form.shape) ** 2),
         priors=run.priors,
         log_density=sum(log_probs, start=jnp.zeros(())),
@@ -188,3 +193,12 @@ def whitened_design(
     rows = jnp.where(relative > 0, rows, 0)
     size = block_size if constant else CHANGING_BLOCK_SIZE
     return block_design(rows, jnp.sqrt(relative), size, constant)
+
+
+def blocks_at(
+    problem: Problem, values: dict[str, Any], rows: Float[Array, "P N"] | None = None
+) -> Float[Array, "K B N"]:
+    """Cut :func:`design_rows`, or these rows, into small blocks, 0 where nothing is observed."""
+    rows = design_rows(problem, values) if rows is None else rows
+    rows = where_observed(problem, values, rows)
+    return block_design(rows, None, CHANGING_BLOCK_SIZE, products=False).rows

@@ -15,6 +15,7 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import pairs, task_sweeps
+from numpyro_spikeslab.algebra.changing_design import ChangingDesign
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.task_sweeps import (
     TaskProducts,
@@ -26,7 +27,7 @@ from numpyro_spikeslab.algebra.task_sweeps import (
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 
 # compiled once for all tests of the same shapes
-run_sweep = jax.jit(pairs.sweep, static_argnames="put")
+run_sweep = jax.jit(pairs.Design.sweep, static_argnames="put")
 
 
 # Truth against another truth: the enumeration that the other tests compare with
@@ -99,6 +100,27 @@ def test_a_sweep_of_a_design_visits_one_feature_after_the_other(precision, put, 
     expected, conditionals = one_by_one(*arguments, weight)
     close(residual, y - X @ expected, precision)
     close(chosen(pair, noise), expected, precision)
+    for x, y in zip(pair, conditionals, strict=True):
+        close(x, y, precision)
+
+
+@pytest.mark.parametrize("with_covariates", [False, True])
+def test_a_design_is_whitened_and_split_in_the_sweep(precision, with_covariates):
+    X, _, w, *prior = problem(7, kind="duplicated")
+    rng, whitening = np.random.default_rng(0), np.linspace(0.0, 2.0, len(X))
+    basis = np.linalg.qr(rng.normal(size=(len(X), 2)))[0].T[: 2 * with_covariates]
+    root, whitened = rng.normal(size=(len(basis), len(basis))), (X.T * whitening).T
+    inside = basis @ whitened
+    columns = np.vstack([whitened - basis.T @ inside, root @ inside])
+    y = columns[:, 0] + rng.normal(size=len(columns))
+    rows = pairs.in_parts(jnp.asarray(X.T), 3, 3)
+    design = ChangingDesign(rows, *(jnp.asarray(x, float) for x in (whitening, basis, root)))
+    chosen, _, weight = puts("expectation", 7)
+    arguments = jnp.asarray(y - columns @ w), jnp.asarray(w), PRECISION
+    arguments = *arguments, pairs.Prior(*map(jnp.asarray, prior)), chosen
+    residual, pair = jax.jit(ChangingDesign.sweep, static_argnames="put")(design, *arguments)
+    expected, conditionals = one_by_one(columns, y, w, *prior, weight)
+    close(residual, y - columns @ expected, precision)
     for x, y in zip(pair, conditionals, strict=True):
         close(x, y, precision)
 
