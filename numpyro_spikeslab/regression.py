@@ -68,9 +68,12 @@ def sparse_regression(
       column and the columns of :func:`~numpyro_spikeslab.summary`, zeros included; ``cavi``, the
       inclusion probability of the fit, and ``cavi_is_off``, whether it differs by more than 0.2;
       ``credible_set``, the number of its 95% credible set, -1 for none (see
-      :func:`~numpyro_spikeslab.credible_sets`). The attribute ``k_hat`` is above 0.7 if the draws
-      of the fit are far from the posterior given its noise, slab scale and inclusion probability.
-      The attribute ``expected_size`` is the number of columns that were expected to matter;
+      :func:`~numpyro_spikeslab.credible_sets`); ``is_constant``, whether the column is constant in
+      the table. The attribute ``k_hat`` is above 0.7 if the draws of the fit are far from the
+      posterior given its noise, slab scale and inclusion probability. Where they are all of one
+      model, as of one without columns, it is infinite if the chains include 0.2 columns more, or
+      less, on average, and else NaN. The attribute ``expected_size`` is the number of columns that
+      were expected to matter;
     - ``cavi``: ArviZ data of the fit, for
       ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``, or for ``nss.summary``,
       whose column ``alternatives`` names columns that could replace those that CAVI has picked;
@@ -79,7 +82,7 @@ def sparse_regression(
     - ``predictions``: with ``X_new``, draws of new responses ``y``, along ``new_row``, of weight
       1, offset 0 and one trial.
 
-    A constant column has the weight 0. There may be more columns than rows. The computation is in
+    There may be more columns than rows. The computation is in
     double precision, also where that of JAX is not enabled, and the result has arrays of numpy.
 
     ======================== ============================= =====================================
@@ -169,6 +172,7 @@ def sparse_regression(
     tree["constant_data"] = xr.Dataset(constants, labels_of("row", X))
     tree["observed_data"] = xr.Dataset({"y": ("row", rows.y)}, labels_of("row", X))
     summary = summarised(tree, table.values)
+    summary["is_constant"] = "feature", ~scales.used.values
     tree["summary"] = summary.assign_attrs(expected_size=prior.expected_size)
     if new is not None:
         y_new = response_of(posterior(tree), new, kind).sample(random.fold_in(key_rest, 1))
@@ -195,6 +199,9 @@ def summarised(tree: xr.DataTree, table: np.ndarray) -> xr.Dataset:
         rows["cavi"] = inclusion(cavi, "w")
         rows["cavi_is_off"] = abs(rows["cavi"] - rows["inclusion"]) > OFF
         rows.attrs["k_hat"] = k_hat(cavi)
+        # of draws of one model alone there is no tail to look at
+        if np.isnan(rows.attrs["k_hat"]) and abs((rows["cavi"] - rows["inclusion"]).sum()) > OFF:
+            rows.attrs["k_hat"] = np.inf
     rows["credible_set"] = xr.full_like(rows["inclusion"], -1, dtype=int)
     for number, members in credible_sets(tree, "w", table)["members"].items():
         rows["credible_set"].loc[{"feature": list(members)}] = number

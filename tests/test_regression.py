@@ -7,13 +7,14 @@ import pandas as pd
 import pytest
 from scipy import stats
 from scipy.special import betaln, logsumexp
+import xarray as xr
 
 import jax
 from jax import random
 import jax.numpy as jnp
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab import table_chains, table_units
+from numpyro_spikeslab import regression, table_chains, table_units
 from numpyro_spikeslab.reporting import arviz_data as reading
 from numpyro_spikeslab.table_checks import checked_size
 
@@ -108,6 +109,36 @@ def test_a_constant_column_has_the_weight_zero(tree):
         assert not draws["w"].any() and not draws["w_spike"].any()
         assert data["posterior"]["w"].dtype == data["posterior"]["sigma"].dtype == float
     assert row["credible_set"] == -1
+
+
+def test_constant_columns_are_named(tree):
+    constant = tree["summary"]["is_constant"]
+    assert constant.to_series().to_dict() == {name: name == "batch" for name in NAMES}
+
+
+@pytest.mark.parametrize(("agrees", "expected"), [(False, np.inf), (True, np.nan)])
+def test_a_fit_of_one_model_is_flagged_if_the_chains_have_others(tree, agrees, expected):
+    """Its draws have one importance ratio, of which k-hat says nothing."""
+    one = tree.copy(deep=True)
+    stats = one["cavi"]["sample_stats"]
+    stats["log_ratio"] = xr.ones_like(stats["log_ratio"])
+    probs = tree["summary"]["inclusion"] if agrees else 0.0
+    stats[table_chains.PROBABILITIES] = xr.zeros_like(stats[table_chains.PROBABILITIES]) + probs
+    summary = regression.summarised(one, table()[0].to_numpy())
+    np.testing.assert_equal(summary.attrs["k_hat"], expected)
+
+
+@pytest.mark.parametrize("part", ["/", "cavi"])
+def test_results_pass_through_files(tree, part, tmp_path):
+    pytest.importorskip("h5py")
+    tree[part].to_netcdf(tmp_path / "result.nc")
+    with xr.open_datatree(tmp_path / "result.nc") as file:
+        # xarray keeps the names of the groups above; ArviZ's lists of one string become the string
+        saved = file.load()[part]
+        xr.testing.assert_equal(saved, tree[part])
+        pd.testing.assert_frame_equal(nss.summary(saved, "w"), nss.summary(tree[part], "w"))
+        if part == "/":
+            assert saved["summary"].attrs == tree["summary"].attrs
 
 
 def test_names_groups_and_diagnostics(tree):
@@ -219,7 +250,7 @@ def test_many_more_columns_than_rows():
 def test_no_more_columns_are_expected_than_rows_can_tell():
     sizes = {(64, 442): 6.4, (7129, 72): 7.2, (4, 30): 0.4, (3, 4): 0.3}
     assert {shape: checked_size(None, *shape) for shape in sizes} == sizes
-    assert checked_size(3, 7129, 72) == 3.0
+    assert checked_size(3.0, 7129, 72) == 3.0
 
 
 @pytest.mark.exhaustive
