@@ -47,7 +47,7 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         self,
         *,
         expected_size: float | None = None,
-        num_warmup: int = 300,
+        num_warmup: int | None = None,
         num_samples: int = 1000,
         num_chains: int = 4,
         random_state: Any = None,

@@ -1,32 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fit and the chains of a regression on a standardised table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
 import arviz_base
-from jaxtyping import Array
+import arviz_stats
+from jaxtyping import Array, Float
 import numpy as np
 import xarray as xr
 
 import jax
+from jax import random
 import jax.numpy as jnp
 
-from numpyro.infer import MCMC, NUTS, Gibbs
+from numpyro.infer import NUTS, Gibbs
 
 from numpyro_spikeslab import models
+from numpyro_spikeslab.fitting import single_effects
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
-from numpyro_spikeslab.reporting.arviz_data import posterior
-from numpyro_spikeslab.reporting.variational import add_variational_stats
+from numpyro_spikeslab.fitting.posterior import strong
+from numpyro_spikeslab.precision import full_precision
+from numpyro_spikeslab.reading.program import RUN_ONCE
+from numpyro_spikeslab.reporting.arviz_data import SETS, posterior
+from numpyro_spikeslab.reporting.variational import log_densities
 from numpyro_spikeslab.responses import response_kind
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
 
 NUM_STEPS, TOLERANCE = 1000, 1e-3
 """Most steps of the fit, and the rise of the bound at which it stops."""
 
+NUM_FIT_DRAWS = 1000
+"""Draws of the fit, or as many as there are chains."""
+
 PROBABILITIES = "inclusion_probabilities.w"
+
+ROUND = 250
+"""Draws of a chain before the first look at whether all chains agree, and between two looks."""
+
+MAX_R_HAT, MIN_ESS = 1.02, 400
+"""Chains agree if all R-hats are below, and all effective sample sizes above."""
+
+SHORT = 300_000
+"""Steps of all chains times columns, up to which they take less time than XLA's optimisations."""
+
+UNDECIDED = 0.01
+"""A weight is undecided if its inclusion probability is this far from 0 and 1."""
+
+
+class Counts(NamedTuple):
+    """Numbers of steps before the draws of a chain, of draws at most, and of chains."""
+
+    warmup: int
+    samples: int
+    chains: int
 
 
 class TableModel(NamedTuple):
@@ -35,80 +65,291 @@ class TableModel(NamedTuple):
     likelihood: str
     groups: tuple[int, ...] | None
 
-    def at(self, prior: dict[str, Any]) -> Callable:
-        """Return the model with ``inclusion`` or ``probabilities``."""
-        return models.sparse_regression(**self._asdict(), **prior)
+    def at(self, prior: dict[str, Any]) -> Callable[..., Any]:
+        """Return the model with ``inclusion`` or ``probabilities``, of a table's columns as rows:
+        XLA would transpose a table in each step."""
+        model = models.sparse_regression(**self._asdict(), **prior)
+        return lambda columns, **data: model(columns.T, **data)
 
 
-def start(
-    key: Array, table_model: TableModel, data: tuple, prior: dict[str, Any], num_chains: int
-) -> tuple[dict[str, Any], xr.DataTree | None]:
-    """Return values at which chains start, and the fit that they are draws of, if there is one."""
-    kind = response_kind(table_model.likelihood)
-    if kind.start is None:
-        fitted = fit(key, table_model, data, prior, num_chains)
-        draws = posterior(fitted).isel(sample=slice(num_chains))
-        return {str(name): x.values for name, x in draws.items() if name != "w"}, fitted
-    X, y, always, offset, _ = data
-    intercept = kind.start(
-        np.asarray(y), np.zeros(len(y)) if offset is None else np.asarray(offset)
-    )
-    starts: dict[str, Any] = {"intercept": intercept, "w_spike": np.zeros(X.shape[1], int)}
-    if always is not None:
-        starts["always"] = np.zeros(always.shape[1])
-    return {name: np.stack([x] * num_chains) for name, x in starts.items()}, None
+class Table(NamedTuple):
+    """The arguments of a regression, padded to a size that tables of like shapes share.
 
+    Padding rows are masked; only a Normal likelihood has them. Padding columns are zero: the data
+    leave their weights to the prior, so the posterior of all else is the same.
 
-def fit(
-    key: Array, table_model: TableModel, data: tuple, prior: dict[str, Any], num_chains: int
-) -> xr.DataTree:
-    """Return draws of a fit by CAVI, a thousand or as many as there are chains to start."""
-    model = table_model.at(prior)
-    svi = CAVI(model, PairedGuide(model))
-    result = svi.run(key, NUM_STEPS, *data, tol=TOLERANCE, progress_bar=False)
-    draws = arviz_base.from_numpyro_svi(
-        svi, svi_result=result, model_args=data, num_samples=max(1000, num_chains)
-    )
-    return add_variational_stats(draws, svi, result, data)
-
-
-@partial(jax.jit, static_argnums=(2, 5, 6))
-def chains(
-    keys: Array,
-    starts: dict[str, Any],
-    table_model: TableModel,
-    data: tuple,
-    prior: dict[str, Any],
-    num_warmup: int,
-    num_samples: int,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Draw each chain with its inclusion probabilities, in one program: MCMC compiles longer.
-
-    :param starts: values of sites at which chains start.
+    - **columns** - P columns of N rows each.
+    - **data** - other arguments of the model, by name.
+    - **prior** - of inclusion, see :meth:`TableModel.at`.
+    - **intercept** - where chains start if there is no fit.
     """
-    model = table_model.at(prior)
-    free = response_kind(table_model.likelihood).free_sites
 
-    def chain(inputs):
-        key, start = inputs
-        kernel, field = PairedGibbs(model), PROBABILITIES
-        if free:
-            ours = [name for name in start if name not in free]
-            kernel, field = Gibbs([(kernel, ours), (NUTS(model), free)]), f"block_states.0.{field}"
-            # NUTS starts at unconstrained values, and all these sites are positive
-            start |= {name: jnp.log(start[name]) for name in free}
-        mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
-        mcmc.run(key, *data, init_params=start, extra_fields=(field,))
-        return mcmc.get_samples(), {PROBABILITIES: mcmc.get_extra_fields()[field]}
+    columns: Float[Array, "P N"]
+    data: dict[str, Any]
+    prior: dict[str, Any]
+    intercept: Any
 
-    return jax.lax.map(chain, (keys, starts))
+    @classmethod
+    def of(
+        cls, model: TableModel, arrays: tuple[Any, ...], prior: dict[str, Any]
+    ) -> tuple["Table", TableModel]:
+        """Pad the arrays that :func:`~numpyro_spikeslab.models.sparse_regression` takes."""
+        X, dtype = arrays[0], jnp.result_type(float)
+        sizes = [padded(size) - size for size in X.shape]
+        if not (is_normal := model.likelihood == "normal"):
+            # a mask may stand for counts of observations, for which some have no augmentation
+            sizes[0] = 0
+        names, fill = ("y", "always", "offset", "totals"), {"totals": 1.0}
+        data = {
+            name: _longer(np.asarray(x, dtype), sizes[0], fill.get(name, 0.0))
+            for name, x in zip(names, arrays[1:], strict=True)
+            if x is not None
+        }
+        if is_normal:
+            data["mask"] = np.arange(len(X) + sizes[0]) < len(X)
+        columns = _longer(_longer(X, sizes[0]).T, sizes[1]).astype(dtype)
+        if model.groups is not None:
+            first = max(model.groups) + 1
+            model = model._replace(groups=(*model.groups, *range(first, first + sizes[1])))
+        if "probabilities" in prior:
+            # any will do
+            prior = {"probabilities": _longer(prior["probabilities"], sizes[1], 0.01)}
+        start = response_kind(model.likelihood).start
+        offset = data.get("offset", np.zeros(len(data["y"])))
+        intercept = None if start is None else start(*(x[: len(X)] for x in (data["y"], offset)))
+        return cls(columns, data, prior, intercept), model
 
 
-def sampled(keys: Array, starts: dict[str, Any], table_model: TableModel, *arguments: Any) -> Any:
-    """Return the draws of :func:`chains` as ArviZ data."""
-    draws = jax.device_get(chains(keys, starts, table_model, *arguments))
-    spike = "feature" if table_model.groups is None else "group"
-    dims = {name: ["feature"] for name in ("w", "w_slab", PROBABILITIES)}
-    dims |= {"w_spike": [spike], "always": ["always_feature"]}
-    groups = dict(zip(("posterior", "sample_stats"), draws, strict=True))
-    return arviz_base.from_dict(groups, dims=dims)
+def _longer(x: Any, number: int, fill: float = 0.0) -> np.ndarray:
+    """Append so many rows to a numpy array."""
+    return np.pad(x, [(0, number), *[(0, 0)] * (np.ndim(x) - 1)], constant_values=fill)
+
+
+def padded(size: int) -> int:
+    """Round up to one of four sizes in each octave, from eight on."""
+    step = max(2, 1 << max(0, (size - 1).bit_length() - 3))
+    return max(8, -(-size // step) * step)
+
+
+class Fit(NamedTuple):
+    """A fit as arrays: draws, their log densities under model and guide, inclusion probabilities,
+    what credible sets need, and the bound."""
+
+    draws: dict[str, Any]
+    log_p: Float[Array, " S"]
+    log_q: Float[Array, " S"]
+    probs: Float[Array, " P"]
+    effects: Any
+    bound: Float[Array, ""]
+
+
+class Beginning(NamedTuple):
+    """The fit, if there is one, the states at which chains start, and other random bits."""
+
+    fit: Fit | None
+    states: list[Any]
+    seed: Array
+
+
+@partial(jax.jit, static_argnums=(1, 3, 4), compiler_options=RUN_ONCE)
+@full_precision
+def _begin(
+    key: Array, model: TableModel, table: Table, num_warmup: int, num_chains: int
+) -> Beginning:
+    """Fit by CAVI, draw from the fit, and start chains at draws: all in one program."""
+    key_fit, key_chains, key_seed = random.split(key, 3)
+    if table.intercept is None:
+        fitted = _fit(key_fit, model, table, max(NUM_FIT_DRAWS, num_chains))
+        starts = {k: x[:num_chains] for k, x in fitted.draws.items() if k != "w"}
+    else:
+        fitted, size = None, len(table.columns)
+        one = {"intercept": table.intercept, "w_spike": jnp.zeros(size, int)}
+        if "always" in table.data:
+            one["always"] = jnp.zeros(table.data["always"].shape[1])
+        starts = jax.tree.map(lambda x: jnp.stack([x] * num_chains), one)
+
+    def start(inputs):
+        return _started(inputs, model, table, num_warmup)[1]
+
+    states = strong(jax.lax.map(start, (random.split(key_chains, num_chains), starts)))
+    each = [jax.tree.map(lambda x, k=k: x[k], states) for k in range(num_chains)]
+    return Beginning(fitted, each, random.bits(key_seed, (2,)))
+
+
+def _fit(key: Array, model: TableModel, table: Table, size: int) -> Fit:
+    columns, data, prior, _ = table
+    guide = PairedGuide(model.at(prior))
+    svi = CAVI(guide.model, guide)
+    result = svi.run(key, NUM_STEPS, columns, tol=TOLERANCE, progress_bar=False, **data)
+    params = result.params
+    draws = guide.sample_posterior(key, params, columns, sample_shape=(size,), **data)
+    latents = {name: x for name, x in draws.items() if name != "w"}
+    latents |= guide.auxiliary_values(latents)
+    return Fit(
+        draws,
+        *log_densities(svi, params, latents, (columns,), data),
+        guide.inclusion_probabilities(params)["w"],
+        guide.effects(params, columns, **data),
+        -result.losses[-1],
+    )
+
+
+def _kernel(model: TableModel, table: Table, sites: Iterable[str]) -> tuple[Any, Callable]:
+    """Return the kernel of a chain, and the part of its state that has inclusion probabilities."""
+    program, free = model.at(table.prior), response_kind(model.likelihood).free_sites
+    kernel = PairedGibbs(program)
+    if not free:
+        return kernel, lambda state: state.inclusion_probabilities["w"]
+    ours = [name for name in sites if name not in free]
+    both = Gibbs([(kernel, ours), (NUTS(program), free)])
+    return both, lambda state: state.block_states[0].inclusion_probabilities["w"]
+
+
+def _started(inputs: Any, model: TableModel, table: Table, num_warmup: int) -> tuple[Any, Any]:
+    """Return the kernel of a chain, initialised, and its first state."""
+    key, start = inputs
+    kernel, _ = _kernel(model, table, start)
+    # NUTS starts at unconstrained values, and all these sites are positive
+    free = response_kind(model.likelihood).free_sites
+    start = start | {name: jnp.log(start[name]) for name in free}
+    return kernel, kernel.init(key, num_warmup, start, (table.columns,), table.data)
+
+
+def _steps(
+    state: Any, model: TableModel, table: Table, num_steps: Any, num_warmup: int | None
+) -> tuple[Any, dict[str, Any]]:
+    """Make at most a round of steps of a chain.
+
+    :param num_warmup: only where NUTS needs it, since for another the program is another.
+    :return: the new state, and the draws, of which those after the last step are zero.
+    """
+    arguments = (table.columns,), table.data
+    kernel, probabilities = _kernel(model, table, state.z)
+    if num_warmup is not None:
+        # what NUTS computes here is not used, but it samples only after this call
+        kernel.init(random.key(0), num_warmup, None, *arguments)
+    finish = kernel.postprocess_fn(*arguments)
+
+    def collected(state):
+        return finish(state.z) | {PROBABILITIES: probabilities(state)}
+
+    def step(k, carry):
+        state, draws = carry
+        state = kernel.sample(state, *arguments)
+        return state, jax.tree.map(lambda x, new: x.at[k].set(new), draws, collected(state))
+
+    like = jax.eval_shape(collected, state)
+    draws = jax.tree.map(lambda x: jnp.zeros((ROUND, *x.shape), x.dtype), like)
+    return jax.lax.fori_loop(0, num_steps, step, (state, draws))
+
+
+_advance = jax.jit(full_precision(_steps), static_argnums=(1, 4))
+_advance_short = jax.jit(full_precision(_steps), static_argnums=(1, 4), compiler_options=RUN_ONCE)
+
+
+class Chain(NamedTuple):
+    """A compiled function for a round of steps, and its arguments but for state and steps."""
+
+    advance: Any
+    model: TableModel
+    table: Table
+    num_warmup: int | None
+
+    def arguments(self, num_steps: int) -> tuple[Any, ...]:
+        return self.model, self.table, num_steps, self.num_warmup
+
+    def advanced(self, state: Any, num_steps: int) -> tuple[Any, dict[str, Any]]:
+        return self.advance(state, *self.arguments(num_steps))
+
+
+def fit_and_chains(
+    key: Array, model: TableModel, arrays: tuple[Any, ...], prior: dict[str, Any], counts: Counts
+) -> tuple[Any, xr.DataTree | None, xr.DataTree]:
+    """Return a seed, draws of a fit if there is one, and draws of chains that start there.
+
+    Chains stop at the end of a round if they agree.
+
+    :param arrays: arguments of :func:`~numpyro_spikeslab.models.sparse_regression`, of numpy.
+    """
+    num_columns = arrays[0].shape[1]
+    sizes = dict.fromkeys(("w", "w_slab", PROBABILITIES), num_columns)
+    sizes["w_spike"] = num_columns if model.groups is None else max(model.groups) + 1
+    table, model = Table.of(model, arrays, prior)
+    free = response_kind(model.likelihood).free_sites
+    steps = counts.chains * (counts.warmup + counts.samples)
+    advance = _advance_short if steps * len(table.columns) <= SHORT else _advance
+    chain = Chain(advance, model, table, counts.warmup if free else None)
+    fitted, states, seed = _begun(key, chain, counts)
+    for size in _rounds(counts.warmup):
+        states = [chain.advanced(state, size)[0] for state in states]
+    rounds: list[dict[str, Any]] = []
+    for size in _rounds(counts.samples):
+        states, draws = zip(*(chain.advanced(state, size) for state in states), strict=True)
+        parts = [{name: np.asarray(x)[:size] for name, x in chain.items()} for chain in draws]
+        rounds.append({name: np.stack([part[name] for part in parts]) for name in parts[0]})
+        if agree(rounds):
+            break
+    joined = {name: np.concatenate([x[name] for x in rounds], axis=1) for name in rounds[0]}
+    of_fit = None if fitted is None else _tree_of_fit(jax.device_get(fitted), sizes)
+    return np.asarray(seed), of_fit, _tree(joined, sizes, ["chain", "draw"])
+
+
+def _begun(key: Array, chain: Chain, counts: Counts) -> Beginning:
+    """Begin, and compile the program of the chains at the same time: XLA lets other threads run."""
+    arguments = key, chain.model, chain.table, counts.warmup, counts.chains
+    state = _begin.eval_shape(*arguments).states[0]
+    programs = _begin.lower(*arguments), chain.advance.lower(state, *chain.arguments(0))
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda program: program.compile(), programs))
+    return _begin(*arguments)
+
+
+def _rounds(total: int) -> Iterator[int]:
+    for start in range(0, total, ROUND):
+        yield min(ROUND, total - start)
+
+
+def agree(rounds: list[dict[str, Any]]) -> bool:
+    """Whether the draws so far determine the undecided weights, and positive sites of the noise.
+
+    Measured by rank-normalised R-hat and bulk effective sample size, with :data:`MAX_R_HAT` and
+    :data:`MIN_ESS`.
+    """
+    joined = {name: np.concatenate([x[name] for x in rounds], axis=1) for name in rounds[0]}
+    mean = joined[PROBABILITIES].mean(axis=(0, 1))
+    undecided = (mean > UNDECIDED) & (mean < 1 - UNDECIDED)
+    noise = [
+        joined[name][..., None] for name in ("sigma", "dof", "concentration") if name in joined
+    ]
+    draws = np.concatenate([joined["w"][..., undecided], *noise], axis=-1)
+    data = xr.Dataset({"x": (["chain", "draw", "site"], draws)})
+    if data.sizes["chain"] > 1 and not (arviz_stats.rhat(data)["x"] <= MAX_R_HAT).all():
+        return False
+    return bool((arviz_stats.ess(data)["x"] >= MIN_ESS).all())
+
+
+def _tree_of_fit(fitted: Fit, sizes: dict[str, int]) -> xr.DataTree:
+    """Make the ArviZ data of :func:`~numpyro_spikeslab.add_variational_stats`."""
+    draws = posterior(_tree(fitted.draws, sizes, ["sample"]))
+    ratios = {"log_ratio": ("sample", fitted.log_p - fitted.log_q)}
+    stats = xr.Dataset(ratios, {"sample": draws["sample"]})
+    shape = len(fitted.log_p), sizes["w"]
+    stats[PROBABILITIES] = draws["w"].dims, np.broadcast_to(fitted.probs[: sizes["w"]], shape)
+    if fitted.effects is not None:
+        sets = single_effects.sets_of(fitted.effects, range(sizes["w"]))
+        shares = single_effects.shares_of(sets, sizes["w"])
+        stats[f"{SETS}.w"] = ("set", "feature"), shares
+    stats.attrs["bound"] = float(fitted.bound)
+    return xr.DataTree.from_dict({"posterior": draws, "sample_stats": stats})
+
+
+def _tree(draws: dict[str, Any], sizes: dict[str, int], dims: list[str]) -> xr.DataTree:
+    """Make ArviZ data of draws, without those of padding columns."""
+    arrays = {name: x[..., : sizes[name]] if name in sizes else x for name, x in draws.items()}
+    groups = {"posterior": {k: x for k, x in arrays.items() if k != PROBABILITIES}}
+    if PROBABILITIES in arrays:
+        groups["sample_stats"] = {PROBABILITIES: arrays[PROBABILITIES]}
+    of_groups = sizes["w_spike"] != sizes["w"]
+    names = {name: ["feature"] for name in sizes} | {"always": ["always_feature"]}
+    names |= {"w_spike": ["group"]} if of_groups else {}
+    return arviz_base.from_dict(groups, dims=names, sample_dims=dims)

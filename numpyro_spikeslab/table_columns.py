@@ -8,8 +8,6 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 import pandas as pd
 
-import jax.numpy as jnp
-
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.responses import ResponseKind
 from numpyro_spikeslab.table_checks import as_numbers, checked_size
@@ -50,7 +48,7 @@ class TableColumns(NamedTuple):
             remedy = "The sum of `inclusion` is the number of columns that are expected."
             raise bad("expected_size", repr(expected_size), "None beside `inclusion`", remedy)
         inclusion[self.spiked] *= self.probabilities[index]
-        arguments = {"probabilities": jnp.asarray(self.probabilities, float)}
+        arguments = {"probabilities": self.probabilities}
         expected = float(self.probabilities[np.unique(index[used[self.spiked]])].sum())
         return InclusionPrior(arguments, expected, inclusion)
 

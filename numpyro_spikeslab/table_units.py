@@ -7,8 +7,6 @@ from jaxtyping import Float
 import numpy as np
 import xarray as xr
 
-import jax.numpy as jnp
-
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.responses import ResponseKind, moments
@@ -61,8 +59,7 @@ def standardised(
     always = X[:, columns.always] if columns.always.any() else None
     totals = rows.totals if np.isfinite(rows.totals).all() else None
     data = X[:, columns.spiked], y, always, offset if offset.any() else None, totals
-    arrays = tuple(None if x is None else jnp.asarray(x, float) for x in data)
-    return Scales(x_mean, x_sd, x_used, y_mean, y_sd, noise, len(values)), arrays
+    return Scales(x_mean, x_sd, x_used, y_mean, y_sd, noise, len(values)), data
 
 
 def contrasts(

@@ -151,7 +151,8 @@ def test_names_groups_and_diagnostics(tree):
     assert frame["r_hat"].max() < 1.01 and frame["ess_bulk"].min() > 400
     assert (arviz_stats.rhat(draws[["sigma", "slab_scale", "inclusion"]]) < 1.02).all()
     # NUTS given the slabs of all weights would move it ten times as slowly
-    assert arviz_stats.ess(draws[["slab_scale"]])["slab_scale"] > 1000
+    assert arviz_stats.ess(draws[["slab_scale"]])["slab_scale"] > 0.12 * draws["sigma"].size
+    assert summary.attrs["num_samples"] == draws.sizes["draw"] < 2000
     assert (frame["cavi_is_off"] == (abs(frame["cavi"] - frame["inclusion"]) > 0.2)).all()
     compared = nss.compare({"chains": tree, "CAVI": tree["cavi"]}, ["w", "sigma"], "chains")
     assert compared.loc["CAVI", "k_hat"] == summary.attrs["k_hat"] > 0
@@ -169,14 +170,14 @@ def test_intercept_noise_and_predictions_are_in_the_units_of_the_response(tree):
     draws = reading.posterior(tree)
     fit = draws["intercept"].values[..., None] + draws["w"].values @ X.to_numpy().T
     new = tree["predictions"]["y"]
-    assert new.dims == ("chain", "draw", "new_row") and new.shape == (4, 2000, 4)
+    assert new.dims == ("chain", "draw", "new_row") and new.shape == (4, draws.sizes["draw"], 4)
     sigma = draws["sigma"].values
     ratio = (new.values - fit[..., :4]) / sigma[..., None]
-    assert abs(ratio.mean()) < 5 / ratio.size**0.5 and abs(ratio.std() - 1) < 0.02
+    assert abs(ratio.mean()) < 5 / ratio.size**0.5 and abs(ratio.std() - 1) < 0.06
     assert 10 < sigma.mean() < 30
     centre = fit.mean(-1)
     assert centre.mean() == pytest.approx(y.mean(), abs=1.0)
-    assert centre.std() == pytest.approx(np.sqrt((sigma**2).mean() / len(y)), rel=0.05)
+    assert centre.std() == pytest.approx(np.sqrt((sigma**2).mean() / len(y)), rel=0.12)
 
 
 def test_contrasts_are_an_orthonormal_basis_without_the_mean():
@@ -282,14 +283,45 @@ def test_diabetes_with_interactions_against_a_long_run():
     assert abs(once["inclusion"] - long["inclusion"]).max() < 0.03
 
 
-@pytest.mark.exhaustive
-def test_another_expected_size_compiles_no_chains_anew():
-    options = dict(num_warmup=50, num_samples=60, num_chains=2)
-    before = table_chains.chains._cache_size()
-    trees = [nss.sparse_regression(KEY, X, Y, expected_size=x, **options) for x in (1.0, 3.0)]
-    assert table_chains.chains._cache_size() == before + 1
-    small, large = (float(tree["posterior"]["inclusion"].mean()) for tree in trees)
+@pytest.mark.slow
+def test_tables_of_like_shapes_share_their_programs():
+    """Other rows, columns, expected sizes and numbers of draws compile nothing."""
+    options = dict(num_warmup=20, num_samples=50, num_chains=4)
+    nss.sparse_regression(KEY, X, Y, **options)
+    before = [call._cache_size() for call in (table_chains._begin, table_chains._advance_short)]
+    trees = [
+        nss.sparse_regression(KEY, X[:28], Y[:28], expected_size=size, num_warmup=20)
+        for size in (1.0, 3.0)
+    ]
+    trees.append(nss.sparse_regression(KEY, X[NAMES[1:]], Y, num_warmup=20))
+    assert [
+        call._cache_size() for call in (table_chains._begin, table_chains._advance_short)
+    ] == before
+    small, large = (float(tree["posterior"]["inclusion"].mean()) for tree in trees[:2])
     assert small < large - 0.1
+    assert list(trees[2]["summary"]["feature"].values) == NAMES[1:]
+
+
+@pytest.mark.parametrize(("size", "expected"), [(1, 8), (8, 8), (9, 10), (53, 56), (7129, 7168)])
+def test_sizes_are_rounded_up_to_four_in_an_octave(size, expected):
+    assert table_chains.padded(size) == expected == table_chains.padded(expected)
+
+
+def test_chains_go_on_until_they_agree():
+    rng = np.random.default_rng(0)
+
+    def draws(w, sigma):
+        probs = np.broadcast_to([0.5, 0.001, 1.0], (4, 250, 3))
+        return [{"w": w, "inclusion_probabilities.w": probs, "sigma": sigma}]
+
+    w, sigma = rng.normal(size=(4, 250, 3)), rng.normal(size=(4, 250))
+    apart, slow = np.arange(4.0)[:, None], np.cumsum(rng.normal(size=(4, 250)), axis=1)
+    assert table_chains.agree(draws(w, sigma))
+    # what is decided need not move
+    assert table_chains.agree(draws(w * [1, 0, 0], sigma))
+    assert not table_chains.agree(draws(w + apart[..., None] * [1, 0, 0], sigma))
+    for other in (sigma + apart, slow):
+        assert not table_chains.agree(draws(w, other))
 
 
 @pytest.mark.slow

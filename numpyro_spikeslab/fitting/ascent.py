@@ -46,11 +46,16 @@ def begin(spec: Spec, data: Data, posterior: Posterior, step: Any = 0) -> Progre
     return Progress(step, posterior, loss, jnp.array(False))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 5))
 def advance(
-    spec: Spec, data: Data, progress: Progress, num_steps: Any, threshold: Any
-) -> tuple[Progress, Float[Array, " chunk"]]:
-    """Take ``num_steps`` steps, at most :data:`CHUNK`, or fewer if the bound settles.
+    spec: Spec,
+    data: Data,
+    progress: Progress,
+    num_steps: Any,
+    threshold: Any,
+    size: int,
+) -> tuple[Progress, Float[Array, " size"]]:
+    """Take ``num_steps`` steps, at most ``size``, or fewer if the bound settles.
 
     It settles if a step at temperature 1 changes it by at most ``threshold``, never if negative.
 
@@ -69,7 +74,7 @@ def advance(
         progress, _, done = carry
         return (done < num_steps) & ~progress.converged
 
-    losses = jnp.full(CHUNK, jnp.nan, jnp.result_type(float))
+    losses = jnp.full(size, jnp.nan, jnp.result_type(float))
     start = (strong(progress), losses, jnp.zeros((), int))
     progress, losses, _ = jax.lax.while_loop(unfinished, one, start)
     return progress, losses
@@ -83,7 +88,8 @@ def chunks(
     :param run: takes steps from a progress; their number is its second argument.
     :return: the progress and the losses after each chunk.
     """
-    size = CHUNK
+    # traced steps are one loop, for each would be compiled
+    size = CHUNK if are_concrete((data, progress)) else num_steps
     if data.layout is not None:
         # steps on many entries take seconds; Ctrl-C is noticed between chunks
         size = max(1, min(CHUNK, 2**25 // len(data.layout.where.rows)))

@@ -16,7 +16,7 @@ from numpyro.infer.svi import SVIState
 from numpyro.optim import _NumPyroOptim
 from numpyro.util import identity
 
-from numpyro_spikeslab.fitting.ascent import advance, begin, improve
+from numpyro_spikeslab.fitting.ascent import CHUNK, advance, begin, improve
 from numpyro_spikeslab.fitting.features import data_of
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior, bound, spec_of, strong
@@ -263,7 +263,7 @@ class CAVI(SVI):
             step, posterior, loss = self.stream.step(call, svi_state.optim_state)
             return _state(svi_state, step, posterior), loss
         progress = begin(call.spec, call.data, self._posterior(call, svi_state), svi_state[0][0])
-        progress, _ = advance(call.spec, call.data, progress, 1, -1.0)
+        progress, _ = advance(call.spec, call.data, progress, 1, -1.0, CHUNK)
         return _state(svi_state, progress.step, progress.posterior), progress.loss
 
     # its closed forms cannot diverge

@@ -2,6 +2,7 @@
 """The paired mean field as a guide."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from jaxtyping import Array
@@ -32,6 +33,7 @@ from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
 from numpyro_spikeslab.reading.program import compiled
+from numpyro_spikeslab.reading.reader import Reading
 
 
 class PairedGuide(SpikeSlabGuide):
@@ -269,9 +271,23 @@ class PairedGuide(SpikeSlabGuide):
             remedy = "For draws there is numpyro_spikeslab.credible_sets."
             raise bad("PairedGuide.credible_sets", got, expected, remedy)
         columns = single_effects.columns_of(reading.form, site)
-        posterior, limits = self.pack(reading, params), (coverage, min_correlation)
-        sets = single_effects.sets_of(reading, posterior, columns, *limits)
+        effects = self._effects(reading, params)
+        sets = single_effects.sets_of(effects, columns, coverage, min_correlation)
         return single_effects.table_of(sets, reading.form)
+
+    def _effects(self, reading: Reading, params: dict[str, Any]) -> single_effects.Effects:
+        of = partial(single_effects.effects_of, reading)
+        return compiled(of, self.pack(reading, params))
+
+    @full_precision
+    def effects(
+        self, params: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> single_effects.Effects | None:
+        """Compute what credible sets need, also within ``jit``; `None` if there are none."""
+        reading = self._read(args, kwargs)
+        if single_effects.misfit(reading.form, self.blocks):
+            return None
+        return self._effects(reading, params)
 
     @full_precision
     def set_shares(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -282,10 +298,10 @@ class PairedGuide(SpikeSlabGuide):
         reading = self._read(args, kwargs)
         if single_effects.misfit(reading.form, self.blocks):
             return {}
-        columns = single_effects.columns_of(reading.form, None)
-        posterior, limits = self.pack(reading, params), (COVERAGE, MIN_CORRELATION)
-        sets = single_effects.sets_of(reading, posterior, columns, *limits)
-        return single_effects.shares_of(sets, reading.form)
+        form, effects = reading.form, self._effects(reading, params)
+        sets = single_effects.sets_of(effects, range(form.size))
+        shares = single_effects.shares_of(sets, form.size)
+        return single_effects.shares_by_site(shares, form)
 
     @full_precision
     def to_init_params(

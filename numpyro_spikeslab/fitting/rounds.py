@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 import numpy as np
 
-from numpyro_spikeslab.fitting.ascent import Progress, advance, chunks
+from numpyro_spikeslab.fitting.ascent import CHUNK, Progress, advance, chunks
 from numpyro_spikeslab.fitting.function_sweeps import gains_without, in_use
 from numpyro_spikeslab.fitting.function_updates import switch_off
 from numpyro_spikeslab.fitting.moves import Laplacian, drop, rotate
@@ -66,7 +66,7 @@ class Fit(NamedTuple):
 
     def _chunks(self, progress: Progress, num_steps: int, threshold: float) -> Iterator[Stage]:
         def run(progress, number):
-            return advance(self.spec, self.data, progress, number, threshold)
+            return advance(self.spec, self.data, progress, number, threshold, CHUNK)
 
         for chunk in chunks(run, self.data, progress, num_steps):
             yield Stage(*chunk)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from numpyro.infer.svi import SVIState
 
-from numpyro_spikeslab.fitting.ascent import Progress, advance, begin, chunks, trimmed
+from numpyro_spikeslab.fitting.ascent import CHUNK, Progress, advance, begin, chunks, trimmed
 from numpyro_spikeslab.fitting.moves import laplacian_of
 from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, view_at
 from numpyro_spikeslab.fitting.rounds import Fit, Stage, best_of, factor_moves, function_moves
@@ -158,7 +158,8 @@ def _parts(call: Call, key: Array, progress: Progress, plan: Plan) -> Iterator[A
     """Yield the progress of all starts of a plan and their losses, after each chunk of steps."""
 
     def run(progress, num_steps):
-        return advance(call.spec, call.data, progress, num_steps, plan.threshold)
+        size = max(CHUNK, num_steps)
+        return advance(call.spec, call.data, progress, num_steps, plan.threshold, size)
 
     if plan.number > 1:
         progress = random_starts(call, key, progress, plan)

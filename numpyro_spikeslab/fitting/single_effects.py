@@ -2,7 +2,6 @@
 """Credible sets of a fit: the columns that could carry an effect instead of the included one."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float
@@ -12,14 +11,19 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.coefficients import of_columns, whitened
-from numpyro_spikeslab.algebra.correlation import purity, twins, unit_columns
+from numpyro_spikeslab.algebra.correlation import (
+    COVERAGE,
+    MIN_CORRELATION,
+    purity,
+    twins,
+    unit_columns,
+)
 from numpyro_spikeslab.algebra.pairs import Coordinates, Prior, coordinates
 from numpyro_spikeslab.fitting.features import data_of
 from numpyro_spikeslab.fitting.posterior import Posterior, spec_of, view_at
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.coefficient_rows import dense_rows, standardised
 from numpyro_spikeslab.reading.form import COLUMNS, Form
-from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View, design_rows
 
@@ -45,7 +49,8 @@ class Effects(NamedTuple):
     pairs: Coordinates
 
 
-def _effects(reading: Reading, posterior: Posterior) -> Effects:
+def effects_of(reading: Reading, posterior: Posterior) -> Effects:
+    """Collect the data of a fit, all with its coefficients integrated out."""
     form, values, mean = reading.form, posterior.values, posterior.weights.mean
     if form.is_normal:
         at = reading.view(values, form.split(mean, "{}"))
@@ -110,10 +115,12 @@ class CredibleSet(NamedTuple):
 
 
 def sets_of(
-    reading: Reading, posterior: Posterior, columns: range, coverage: float, min_correlation: float
+    effects: Effects,
+    columns: range,
+    coverage: float = COVERAGE,
+    min_correlation: float = MIN_CORRELATION,
 ) -> Iterator[CredibleSet]:
     """Find the sets of all effects among ``columns`` that correlated columns explain, in order."""
-    effects = compiled(partial(_effects, reading), posterior)
     precision = np.asarray(effects.precision, float)
     table = np.asarray(effects.rows, float)[:, precision > 0].T
     unit = unit_columns(table, precision[precision > 0])
@@ -179,14 +186,21 @@ def table_of(sets: Iterator[CredibleSet], form: Form) -> Any:
     return pd.DataFrame(rows, columns=columns).rename_axis("set")
 
 
-def shares_of(sets: Iterator[CredibleSet], form: Form) -> dict[str, Float[np.ndarray, "S ..."]]:
-    """Return the shares of members by site, NaN for all other columns."""
+def shares_of(sets: Iterator[CredibleSet], size: int) -> Float[np.ndarray, "S P"]:
+    """Return the shares of the members of each set, NaN for all other columns."""
     rows = list(sets)
-    shares = np.full((len(rows), form.size), np.nan)
+    shares = np.full((len(rows), size), np.nan)
     for row, each in zip(shares, rows, strict=True):
         row[each.members] = each.shares
+    return shares
+
+
+def shares_by_site(
+    shares: Float[np.ndarray, "S P"], form: Form
+) -> dict[str, Float[np.ndarray, "S ..."]]:
+    """Cut the columns of a table of shares into those of each site."""
     parts = np.split(shares, np.cumsum([pair.size for pair in form.pairs])[:-1], axis=1)
     return {
-        pair.name: part.reshape(len(rows), *pair.shape)
+        pair.name: part.reshape(len(shares), *pair.shape)
         for pair, part in zip(form.pairs, parts, strict=True)
     }

@@ -157,7 +157,7 @@ class Reading:
         return self._products(self.split)
 
     def _products(self, blocks: Any) -> Any:
-        if self.form.size > MAX_GRAM or blocks is None or not are_concrete(blocks):
+        if self.form.size > MAX_GRAM or blocks is None:
             return None
         rows = blocks.outside if isinstance(blocks, Split) else blocks.rows
         return _products(rows)[: self.form.size, : self.form.size]

@@ -126,6 +126,9 @@ def disjoint_sets(
     inclusion = spikes.mean(axis=0)
     free = np.ones(len(inclusion), bool)
     for seed in np.argsort(-inclusion, kind="stable").tolist():
+        if inclusion[free].sum() < coverage:
+            # no set of these reaches it, and thousands of columns take long to try
+            return
         members = grown(seed, spikes, unit, free, coverage, least) if free[seed] else []
         if members:
             members = pruned(members, spikes, coverage)

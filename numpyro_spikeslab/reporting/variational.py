@@ -56,15 +56,8 @@ def add_variational_stats(
         raise bad("data", "Markov chains", "variational draws", remedy)
     kwargs = {**(model_kwargs or {}), **svi.static_kwargs}
     latents = latent_draws(draws, svi.guide, svi_result.params, model_args, kwargs)
-
-    def log_densities(latents):
-        values = {**svi_result.params, **latents}
-        log_p = log_density(svi.model, model_args, kwargs, values)[0]
-        return log_p, log_density(svi.guide, model_args, kwargs, values)[0]
-
-    # batches bound the memory
-    densities = jax.jit(lambda x: jax.lax.map(log_densities, x, batch_size=100))(latents)
-    log_p, log_q = map(np.asarray, densities)
+    densities = jax.jit(lambda x: log_densities(svi, svi_result.params, x, model_args, kwargs))
+    log_p, log_q = map(np.asarray, densities(latents))
     if impossible := np.sum(log_q == -np.inf):
         got = f"{impossible} of {log_q.size} draws without density under the guide of `svi_result`"
         remedy = "Pass the `svi_result` that they were made with."
@@ -85,6 +78,19 @@ def add_variational_stats(
                 stats[f"{SETS}.{name}"] = ("set", *draws[name].dims[1:]), shares
     stats.attrs["bound"] = float(bound)
     return xr.DataTree.from_dict({**data.to_dict(), "/sample_stats": stats})
+
+
+def log_densities(
+    svi: Any, params: dict[str, Any], latents: dict[str, Any], args: tuple, kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Compute the log densities of draws under the model and under the guide."""
+
+    def of(latents):
+        log_p = log_density(svi.model, args, kwargs, params | latents)[0]
+        return log_p, log_density(svi.guide, args, kwargs, params | latents)[0]
+
+    # batches bound the memory
+    return jax.lax.map(of, latents, batch_size=100)
 
 
 def latent_draws(

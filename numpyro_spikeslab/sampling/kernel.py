@@ -74,8 +74,8 @@ class BlockKernel(MCMCKernel):
             not finite, for improper priors, and if the model has latent sites that no block holds.
         """
         kwargs, values = split(model_kwargs)
-        sites = self._own_sites(model_args, kwargs, values)
         reading = self._read(model_args, kwargs, values)
+        sites = self._own_sites(reading, model_args, kwargs, values)
         self._sample_fn = self.sample
         single = is_prng_key(rng_key)
         _check_init_params(self._user, init_params, sites, () if single else rng_key.shape[:1])
@@ -98,10 +98,10 @@ class BlockKernel(MCMCKernel):
         return start(rng_key, init_params) if single else jax.vmap(start)(rng_key, init_params)
 
     def _own_sites(
-        self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]
+        self, reading: Reading, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]
     ) -> dict[str, tuple[int, ...]]:
         """Return names and shapes of the sites that the kernel draws: all that no block holds."""
-        reading, trace = self._read(args, kwargs, values), abstract_trace(self._model, args, kwargs)
+        trace = abstract_trace(self._model, args, kwargs)
         names = [name for name in trace if is_latent(trace, name) and name not in values]
         for name in names:
             if isinstance(base_of(trace[name]["fn"]), dist.ImproperUniform):

@@ -120,11 +120,10 @@ class LatentGibbs(BlockKernel):
         self._accelerate = accelerate
 
     def _own_sites(
-        self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]
+        self, reading: Reading, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]
     ) -> dict[str, tuple[int, ...]]:
-        reading = self._read(args, kwargs, values)
         check_functions(reading, abstract_trace(self._model, args, kwargs), self._user)
-        sites = super()._own_sites(args, kwargs, values)
+        sites = super()._own_sites(reading, args, kwargs, values)
         form, who, names = reading.form, "LatentGibbs: sites", list(sites)
         (pair,) = form.pairs
         if form.functions not in sites:

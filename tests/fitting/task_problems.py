@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.fitting.ascent import advance, begin, chunks
+from numpyro_spikeslab.fitting.ascent import CHUNK, advance, begin, chunks
 from numpyro_spikeslab.fitting.features import data_of
 from numpyro_spikeslab.fitting.function_updates import Terms, condition, with_kernels
 from numpyro_spikeslab.fitting.posterior import (
@@ -105,7 +105,7 @@ class Problem(NamedTuple):
         """After some sweeps, and the bounds."""
 
         def take(progress, number):
-            return advance(self.spec, self.data, progress, number, -1.0)
+            return advance(self.spec, self.data, progress, number, -1.0, CHUNK)
 
         start = begin(self.spec, self.data, self.posterior)
         ends, losses = zip(*chunks(take, self.data, start, num_steps), strict=True)

@@ -257,7 +257,7 @@ def test_nothing_of_the_size_of_the_table_is_made(x64):
     progress = begin(call.spec, call.data, svi.init(KEY, Y).optim_state[1])
     model, true = (call.spec, call.data), jnp.array(True)
     for of in (
-        lambda p: advance(*model, p, 1, -1.0),
+        lambda p: advance(*model, p, 1, -1.0, 1),
         lambda p: rotate_white(*model, p.posterior, true, true),
         lambda p: gains_without(*model, p.posterior),
     ):

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bias of chains that stop when they agree: 200 simulated tables with 64 models each.
+
+Inclusion probabilities of `sparse_regression` are compared with those of all models by quadrature,
+and with the columns that are in the truth, for chains that may stop and for chains of 1,000 draws.
+Run: ``python tests/benchmarks/bench_stopping.py``.
+"""
+
+from itertools import pairwise
+from pathlib import Path
+import sys
+
+import numpy as np
+
+import jax
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab import table_chains
+
+sys.path.append(str(Path(__file__).parents[1]))
+from test_regression import exact
+
+NUM_SETS, N, P = 200, 40, 6
+
+
+def simulated(rng):
+    """A table with correlated neighbours, weights, and a response."""
+    X = rng.normal(size=(N, P))
+    for k in range(1, P):
+        X[:, k] = 0.7 * X[:, k - 1] + 0.51**0.5 * X[:, k]
+    included = rng.uniform(size=P) < 0.3
+    w = included * rng.normal(size=P) * 0.7
+    return X, X @ w + rng.normal(size=N), included
+
+
+def main() -> None:
+    rng, rows = np.random.default_rng(0), []
+    stops = table_chains.agree
+    for k in range(NUM_SETS):
+        X, y, included = simulated(rng)
+        probs = {"exact": exact(X, y)[0]}
+        for name, rule in ("stopping", stops), ("all draws", lambda rounds: False):
+            table_chains.agree = rule
+            tree = nss.sparse_regression(jax.random.key(k), X, y, expected_size=0.6)
+            probs[name] = tree["summary"]["inclusion"].values
+            if name == "stopping":
+                probs["drawn"] = np.full(P, tree["summary"].attrs["num_samples"])
+        rows.append({**probs, "truth": included})
+    table = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    drawn = table["drawn"][::P]
+    counts = {int(n): int((drawn == n).sum()) for n in np.unique(drawn)}
+    print(f"draws of each chain, of {NUM_SETS} tables: {counts}")
+    for name in "stopping", "all draws":
+        error = table[name] - table["exact"]
+        se = error.std() / error.size**0.5
+        print(
+            f"{name}: mean error {error.mean():.5f} (standard error {se:.5f}), root mean square "
+            f"{np.sqrt((error**2).mean()):.4f}, largest {abs(error).max():.3f}"
+        )
+    edges = [0.0, 0.05, 0.2, 0.5, 0.8, 0.95, 1.0]
+    for low, high in pairwise(edges):
+        parts = []
+        for name in "exact", "stopping", "all draws":
+            inside = (table[name] >= low) & (table[name] <= high)
+            mean, truth = table[name][inside].mean(), table["truth"][inside].mean()
+            parts.append(f"{name} {inside.sum()}: {mean:.3f}, in truth {truth:.3f}")
+        print(f"{low:.2f} to {high:.2f}: " + "; ".join(parts))
+
+
+if __name__ == "__main__":
+    main()
