@@ -129,7 +129,7 @@ def sparse_regression(
         likelihoods need to learn their proposals, and 100 under a Normal one: chains start at the
         fit.
     :param num_samples: draws of each chain at most. They stop at 250, 500 and so on if they agree:
-        if rank-normalised R-hat is at most 1.02 and the effective sample size 400 at least, for
+        if rank-normalised R-hat is at most 1.01 and the effective sample size 400 at least, for
         ``sigma`` and for all weights of inclusion probability between 0.01 and 0.99. The attribute
         ``num_samples`` of the summary says how many were drawn.
     :param num_chains: number of chains, which run one after the other.

@@ -41,7 +41,7 @@ PROBABILITIES = "inclusion_probabilities.w"
 ROUND = 250
 """Draws of a chain before the first look at whether all chains agree, and between two looks."""
 
-MAX_R_HAT, MIN_ESS = 1.02, 400
+MAX_R_HAT, MIN_ESS = 1.01, 400
 """Chains agree if all R-hats are below, and all effective sample sizes above."""
 
 SHORT = 300_000
@@ -60,7 +60,7 @@ class Counts(NamedTuple):
 
 
 class TableModel(NamedTuple):
-    """What compiled code for a regression depends on."""
+    """The static arguments of compiled code for a regression."""
 
     likelihood: str
     groups: tuple[int, ...] | None
@@ -201,8 +201,8 @@ def _kernel(model: TableModel, table: Table, sites: Iterable[str]) -> tuple[Any,
     if not free:
         return kernel, lambda state: state.inclusion_probabilities["w"]
     ours = [name for name in sites if name not in free]
-    both = Gibbs([(kernel, ours), (NUTS(program), free)])
-    return both, lambda state: state.block_states[0].inclusion_probabilities["w"]
+    composite = Gibbs([(kernel, ours), (NUTS(program), free)])
+    return composite, lambda state: state.block_states[0].inclusion_probabilities["w"]
 
 
 def _started(inputs: Any, model: TableModel, table: Table, num_warmup: int) -> tuple[Any, Any]:
@@ -221,7 +221,7 @@ def _steps(
     """Make at most a round of steps of a chain.
 
     :param num_warmup: only where NUTS needs it, since for another the program is another.
-    :return: the new state, and the draws, of which those after the last step are zero.
+    :return: the new state, and the draws of a whole round, zero after the last step.
     """
     arguments = (table.columns,), table.data
     kernel, probabilities = _kernel(model, table, state.z)

@@ -69,7 +69,7 @@ def worker(name: str) -> None:
 
 def times(checkout: Path, name: str, cache: str | None = None) -> np.ndarray:
     """Run a case with a version; return processor and wall time of the first and second call."""
-    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    environment = os.environ | {"PYTHONPATH": str(checkout), "PYTHONHASHSEED": "0"}
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     if cache is not None:
         environment |= {
