@@ -2,12 +2,10 @@
 """Priors of the parameters of kernels."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import gammainccinv
+from scipy.special import ndtri
 
 import jax.numpy as jnp
 
@@ -74,26 +72,14 @@ def _starts(functions: Functions) -> dict[str, tuple[tuple[str, ...], Any, bool]
 
 
 def length_scale_prior(X: Any) -> dist.Distribution:
-    """An InverseGamma distribution with little mass below the spacing of inputs and above their
-    extent; see :data:`BELOW`."""
+    """A LogNormal distribution with little mass below the spacing of inputs and above their extent;
+    see :data:`BELOW`."""
     X = jnp.reshape(jnp.asarray(X, float), (np.shape(X)[0], -1))
     N, D = X.shape
     extent = jnp.linalg.norm(jnp.max(X, axis=0) - jnp.min(X, axis=0))
-    ratio = max(N ** (1 / D) - 1, MIN_RATIO)
-    concentration, rate = _inverse_gamma(ratio)
-    return dist.InverseGamma(concentration, rate * jnp.where(extent > 0, extent, 1.0) / ratio)
-
-
-@lru_cache
-def _inverse_gamma(ratio: float) -> tuple[float, float]:
-    """Concentration and rate with the tails below 1 and above ``ratio``."""
-
-    def excess(concentration):
-        low, high = gammainccinv(concentration, (BELOW, 1 - ABOVE))
-        return np.log(low / high / ratio)
-
-    concentration = brentq(excess, 0.05, 100.0)
-    return concentration, float(gammainccinv(concentration, BELOW))
+    low, high = ndtri(BELOW), ndtri(1 - ABOVE)
+    scale = np.log(max(N ** (1 / D) - 1, MIN_RATIO)) / (high - low)
+    return dist.LogNormal(jnp.log(jnp.where(extent > 0, extent, 1.0)) - high * scale, scale)
 
 
 def _fitted(what: str, prior: Any, shape: tuple[int, ...], event_dim: int) -> dist.Distribution:

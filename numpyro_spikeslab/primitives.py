@@ -179,8 +179,8 @@ def latent_functions(
 
     Each positive number inside a kernel is a parameter to be learned: the sample site
     ``{name}_{path}``, such as ``phi_scale``, or ``phi_kernel1_value`` and ``phi_kernel2_scale`` for
-    ``2.0 * kernels.ExpSquared(1.0)``. Fits start at the value in the kernel. A length scale has an
-    InverseGamma prior with 1% of its mass below the spacing of the inputs (or a tenth of their
+    ``2.0 * kernels.ExpSquared(1.0)``. Fits start at the value in the kernel. A length scale has a
+    LogNormal prior with 1% of its mass below the spacing of the inputs (or a tenth of their
     extent, if that is less), where functions look like noise, and 5% above their extent (the
     diagonal of their box), where functions are nearly constant. Other parameters have LogNormal
     priors whose median is the value in the kernel and whose scale is 2. ``priors`` replaces both.
