@@ -157,7 +157,7 @@ def predict_line(fit):
 REFUSALS = {
     "axes": (lambda fit: fit.predict(X_new=np.ones((3, 2))), r"got the shape \(3, 2\)"),
     "no point": (lambda fit: fit.predict(X_new=np.ones(0)), "at least one point"),
-    "NaN": (lambda fit: fit.predict(X_new=np.array([np.nan])), "not finite"),
+    "NaN": (lambda fit: fit.predict(X_new=np.array([np.nan])), "X_new: got nan in row 0"),
     "a line": (predict_line, "is not the same at all inputs"),
     "traced parameters": (
         lambda fit: jax.jit(lambda params: fit.guide.predict(params, X, Y))(fit.params),
