@@ -118,7 +118,7 @@ def test_models_of_classes_are_summed(classes):
     np.testing.assert_allclose(inclusion, expected, atol=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_chains_of_classes_agree_with_the_sum_over_models(classes):
     file = EXAMPLES.parent.parent / "shared" / "data" / "pima.csv"
     if not file.exists():
@@ -167,7 +167,7 @@ def test_visits_are_made_in_the_shape_of_the_real_ones(monkeypatch, tmp_path):
     assert abs(real.y.mean() - 5.774) < 1e-3 and np.mean(real.y == 0) == 683 / 4406
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:Estimated shape parameter")
 def test_counts_with_much_spread_are_no_poisson_ones(monkeypatch):
     counts = imported("counts", monkeypatch)

@@ -225,8 +225,13 @@ def test_moves_find_planted_functions(x64, likelihood):
 # Chains
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("likelihood", [bernoulli, counts])
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        pytest.param(bernoulli, marks=pytest.mark.slow),
+        pytest.param(counts, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_chains_agree_with_a_fit(x64, likelihood):
     _, Y, hidden = planted(likelihood)
     priors = {"slab_scale": dist.HalfNormal(2.0)}

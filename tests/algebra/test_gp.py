@@ -116,7 +116,7 @@ def test_the_evidence_is_the_density_of_the_observations():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", [1e2, 1e4, 1e6])
+@pytest.mark.parametrize("level", [1e2, pytest.param(1e4, marks=pytest.mark.exhaustive), 1e6])
 @pytest.mark.parametrize("name", ["smooth", "rough", "white", "state space"])
 def test_sites_of_many_tasks_are_right_in_both_precisions(precision, name, level):
     """Precisions of sites are sums over tasks; ``level`` times that of the prior, and weak ones."""
@@ -211,14 +211,17 @@ def priors(kind, scale, old, new):
     return of(old), of(inputs), stationary(kind, scale, inputs, inputs)
 
 
-SIZES = product(("smooth", "rough", "state space"), (1e-2, 1.0, 20.0, 1e3), ((120, 50), (3, 40)))
+KINDS, MANY, FEW = ("smooth", "rough", "state space"), (120, 50), (3, 40)
+SLOW = *product(KINDS, (1e-2, 20.0, 1e3), [MANY]), *product(KINDS, [1.0], [FEW])
+OTHERS = [x for x in product(KINDS, (1e-2, 1.0, 20.0, 1e3), (MANY, FEW)) if x not in SLOW]
 
 
 @pytest.mark.parametrize(
     ("kind", "scale", "sizes"),
     [
-        ("smooth", 1.0, (120, 50)),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in SIZES),
+        ("smooth", 1.0, MANY),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+        *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHERS),
     ],
 )
 def test_functions_at_new_inputs_have_the_dense_formula(precision, kind, scale, sizes):

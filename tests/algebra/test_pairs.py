@@ -2,6 +2,7 @@
 """The pair's conditional and the sweeps against exact posteriors."""
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 from pair_problems import PRECISION, arrays, close, exact_posterior, one_by_one, problem
@@ -141,6 +142,8 @@ Q, M, N = 8, 5, 15
 # all; devices with the same number of tasks or not; blocks of one, not full and larger than all.
 CUTS = [(3, 1, 1), (3, 1, 3), (4, 1, 16), (512, 4, 3), (3, 2, 3), (3, 5, 3)]
 KINDS = "shared", "own", "shared, extra", "own, extra"
+# the kind that has everything with all cuts, and all kinds with one cut
+SLOW = [*((KINDS[-1], cut) for cut in CUTS), *((kind, (3, 5, 3)) for kind in KINDS[:-1])]
 
 
 @pytest.fixture
@@ -157,7 +160,11 @@ def cut(request, monkeypatch):
     ("kind", "cut"),
     [
         *((kind, (3, 1, 3)) for kind in KINDS),
-        *(pytest.param(k, cut, marks=pytest.mark.slow) for k in KINDS for cut in CUTS),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in product(KINDS[:-1], CUTS[:-1])
+        ),
     ],
     indirect=["cut"],
 )

@@ -179,7 +179,8 @@ def slow(name, make, mark=pytest.mark.slow):
 
 JOINTS = [
     slow("columns", columns),
-    slow("columns beside NUTS", partial(columns, nuts=True)),
+    # as kinship and a latent design, which stand beside NUTS, too
+    slow("columns beside NUTS", partial(columns, nuts=True), pytest.mark.exhaustive),
     slow("columns without moves", partial(columns, collapsed=False), pytest.mark.exhaustive),
     slow("groups", partial(columns, groups=(1, 0, 1))),
     slow("latent design", latent_design),
