@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpyro_spikeslab import datasets
     from numpyro_spikeslab.estimator import SparseRegression
     from numpyro_spikeslab.regression import sparse_regression
+    from numpyro_spikeslab.regression_from_statistics import sparse_regression_from_statistics
     from numpyro_spikeslab.reporting.align import align, invariants
     from numpyro_spikeslab.reporting.credible_sets import credible_sets
     from numpyro_spikeslab.reporting.models_table import models_table
@@ -61,6 +62,7 @@ __all__ = [
     "plot_latent_functions",
     "plot_weights",
     "sparse_regression",
+    "sparse_regression_from_statistics",
     "spike_slab",
     "summary",
 ]
@@ -81,6 +83,7 @@ _LAZY = {
     "plot_latent_functions": "reporting.plot_functions",
     "plot_weights": "reporting.plot_inclusion",
     "sparse_regression": "regression",
+    "sparse_regression_from_statistics": "regression_from_statistics",
     "summary": "reporting.tables",
 }
 

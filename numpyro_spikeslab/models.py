@@ -249,11 +249,12 @@ def sparse_regression(
         (P,), or (G,) with ``groups``.
     :param groups: the number of each column's group, see :func:`~numpyro_spikeslab.spike_slab`.
     :param likelihood: one of those above, or ``"normal"``.
-    :return: ``model(X, y=None, always=None, offset=None, totals=1, mask=True)`` with ``X`` of shape
-        (N, P) and ``y`` of shape (N,). ``always`` are columns without spikes, shape (N, A); their
-        weights are the site ``always``, shape (A,), with the prior :math:`\mathcal{N}(0, 10^2)`.
-        ``offset`` is added to the predictor, and ``totals`` are the trials of Binomial
-        observations. Rows where the boolean ``mask`` is false are no observations.
+    :return: ``model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None)`` with
+        ``X`` of shape (N, P) and ``y`` of shape (N,). ``always`` are columns without spikes, shape
+        (N, A); their weights are the site ``always``, shape (A,), with the prior
+        :math:`\mathcal{N}(0, 10^2)`. ``offset`` is added to the predictor, and ``totals`` are the
+        trials of Binomial observations. Rows where the boolean ``mask`` is false are no
+        observations, and the others count ``count`` times, once by default.
     :raises ValueError: if there is no such likelihood.
 
     **Example**
@@ -269,7 +270,7 @@ def sparse_regression(
     """
     kind = response_kind(likelihood)
 
-    def model(X, y=None, always=None, offset=None, totals=1, mask=True):
+    def model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None):
         priors = kind.sites(noise_scale)
         sites = {name: numpyro.sample(name, prior) for name, prior in priors.items()}
         slab = numpyro.sample("slab_scale", dist.HalfNormal(slab_scale))
@@ -286,7 +287,8 @@ def sparse_regression(
                 f += always @ numpyro.sample("always", dist.Normal(0.0, WIDE))
         if offset is not None:
             f += offset
-        with numpyro.plate("row", X.shape[0]), handlers.mask(mask=mask):
+        counted = nullcontext() if count is None else handlers.scale(scale=count)
+        with numpyro.plate("row", X.shape[0]), handlers.mask(mask=mask), counted:
             numpyro.sample("y", kind.distribution(f, totals, **sites), obs=y)
 
     return model

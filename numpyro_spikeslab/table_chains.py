@@ -99,10 +99,11 @@ class Table(NamedTuple):
         if not (is_normal := model.likelihood == "normal"):
             # a mask may stand for counts of observations, for which some have no augmentation
             sizes[0] = 0
-        names, fill = ("y", "always", "offset", "totals"), {"totals": 1.0}
+        names = "y", "always", "offset", "totals", "count"
+        fill = {"totals": 1.0, "count": 1.0}
         data = {
             name: _longer(np.asarray(x, dtype), sizes[0], fill.get(name, 0.0))
-            for name, x in zip(names, arrays[1:], strict=True)
+            for name, x in zip(names, arrays[1:], strict=False)
             if x is not None
         }
         if is_normal:

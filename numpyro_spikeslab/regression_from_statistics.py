@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse regression from products of columns, or from correlations and marginal z-scores."""
+
+from typing import Any, NamedTuple
+import warnings
+
+from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+import pandas as pd
+from scipy.special import ndtri
+import xarray as xr
+
+from numpyro.util import is_prng_key
+
+from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.precision import in_double_precision
+from numpyro_spikeslab.regression import summarised
+from numpyro_spikeslab.reporting.arviz_data import PRIOR
+from numpyro_spikeslab.responses import response_kind
+from numpyro_spikeslab.table_chains import Counts, TableModel, fit_and_chains
+from numpyro_spikeslab.table_checks import checked_count
+from numpyro_spikeslab.table_columns import TableColumns, checked_columns
+from numpyro_spikeslab.table_units import Scales, contrasts, in_units
+from numpyro_spikeslab.tabular import as_numbers
+
+ROUNDED = 1e-6
+"""Largest differences between a correlation matrix and its transpose, of its diagonal from 1, and
+of negative eigenvalues from 0 relative to the largest, that count as rounding."""
+
+UNEXPLAINED = 1e-3
+"""Largest share of the squared correlations with the response that no columns could have."""
+
+RIDGE, ERROR_RATE = 1e-3, 0.01
+"""Ridge of the conditional means of z-scores, and probability of a false warning."""
+
+
+@in_double_precision
+def sparse_regression_from_statistics(
+    key: Array,
+    *,
+    n: int,
+    XtX: Any = None,
+    Xty: Any = None,
+    yty: float | None = None,
+    z: Any = None,
+    R: Any = None,
+    inclusion: Any = None,
+    expected_size: float | None = None,
+    num_warmup: int = 100,
+    num_samples: int = 1000,
+    num_chains: int = 4,
+) -> xr.DataTree:
+    r"""Regress a response on columns of which only statistics are known.
+
+    The model, the prior and the answers are those of :func:`sparse_regression` for the rows that
+    the statistics were computed from. They are known from the products of the centred columns and
+    of the centred response, for the likelihood of the contrasts of n rows is
+
+    .. math:: \sigma^{1 - n} \exp\left(-\frac{y^\top y - 2 w^\top X^\top y + w^\top X^\top X w}
+       {2 \sigma^2}\right).
+
+    The time does not depend on n. Give either of
+
+    - ``XtX``, ``Xty`` and ``yty``, as to ``susie_ss`` of susieR: ``X.T @ X``, ``X.T @ y`` and
+      ``y @ y`` of columns and a response **whose means are subtracted**. The weights are in their
+      units;
+    - ``z`` and ``R``, as to ``susie_rss``: the z-score of each column alone, which is its slope
+      divided by the standard error of the slope, and the correlations of the columns. The weights
+      are in standard deviations of columns and response.
+
+    ``R`` of other people than those of ``z`` gives columns effects that they do not have. A warning
+    names columns that do not fit: given the z-scores of all others, another z-score was expected,
+    of the other sign, so that it would fit better with its sign reversed (as in ``kriging_rss`` of
+    susieR). Then the alleles were exchanged, the rows are others, or correlated columns have
+    opposite effects. If z-scores fit, and no correlated columns have opposite effects, there is a
+    warning for at most one in a hundred tables.
+
+    :param key: random key, ``jax.random.key(0)`` for example.
+    :param n: number of rows, at least 3.
+    :param XtX: products of columns, shape (P, P): numpy array, or DataFrame, whose column names
+        become the labels of ``feature``.
+    :param Xty: products of columns with the response, shape (P,).
+    :param yty: sum of squares of the response.
+    :param z: z-scores, or t statistics, shape (P,).
+    :param R: correlations, shape (P, P), as ``XtX``. Only the last digits may keep it from being
+        positive semidefinite; all others need a ridge, ``(1 - s) * R + s * np.eye(P)``.
+    :param inclusion: as in :func:`sparse_regression`, like all other arguments.
+    :return: ArviZ data with the groups ``posterior``, without an intercept, ``sample_stats``,
+        ``summary``, ``cavi`` and ``constant_data``, as in :func:`sparse_regression`.
+    :raises ValueError: if neither statistics nor the other ones are complete, if they have other
+        shapes or labels or values that are not finite, if ``XtX`` or ``R`` is no matrix of products
+        or correlations, or if no rows could have these statistics.
+
+    .. code-block:: python
+
+        Z, r = X - X.mean(0), y - y.mean()
+        dt = nss.sparse_regression_from_statistics(
+            jax.random.key(0), XtX=Z.T @ Z, Xty=Z.T @ r, yty=r @ r, n=len(y)
+        )
+        dt["summary"].to_dataset().to_dataframe()
+    """
+    if not is_prng_key(key):
+        raise bad("key", repr(key), "a random key", "jax.random.key(0) makes one.")
+    n = checked_count("n", n, 3)
+    num_warmup = checked_count("num_warmup", num_warmup, 0)
+    num_samples = checked_count("num_samples", num_samples, 1)
+    num_chains = checked_count("num_chains", num_chains, 1)
+    arguments = {"XtX": XtX, "Xty": Xty, "yty": yty, "z": z, "R": R}
+    names = [name for name, x in arguments.items() if x is not None]
+    if names == ["XtX", "Xty", "yty"]:
+        statistics = of_products(XtX, Xty, yty, n)
+    elif names == ["z", "R"]:
+        statistics = of_z_scores(z, R, n)
+    else:
+        raise bad("XtX, Xty, yty, z, R", names, "XtX, Xty and yty, or z and R")
+    scales = statistics.scales
+    labels = scales.used["feature"].to_index()
+    columns = checked_columns(labels, (), None, inclusion, response_kind("normal"))
+    prior = columns.prior(scales.used.values, n, expected_size)
+    X, y, count = pseudo_rows(statistics, n)
+    arrays = X, y, None, None, None, np.full(len(y), count)
+    counts = Counts(num_warmup, num_samples, num_chains)
+    model = TableModel("normal", None)
+    seed, fitted, draws = fit_and_chains(key, model, arrays, prior.arguments, counts)
+    rng = np.random.default_rng(seed)
+    tree = without_intercept(draws, scales, columns, rng)
+    if fitted is not None:
+        tree["cavi"] = without_intercept(fitted, scales, columns, rng)
+    constants = {f"{PRIOR}.w": scales.used.copy(data=prior.inclusion)}
+    tree["constant_data"] = xr.Dataset(constants)
+    summary = summarised(tree, X)
+    summary["is_constant"] = ~scales.used
+    drawn = {"expected_size": prior.expected_size, "num_samples": tree["posterior"].sizes["draw"]}
+    tree["summary"] = summary.assign_attrs(drawn)
+    return tree
+
+
+def without_intercept(
+    draws: xr.DataTree, scales: Scales, columns: TableColumns, rng: np.random.Generator
+) -> xr.DataTree:
+    """Convert draws to the units of the statistics, which do not tell the intercept."""
+    tree = in_units(draws, scales, columns, rng)
+    tree["posterior"] = tree["posterior"].to_dataset().drop_vars("intercept")
+    return tree
+
+
+class Statistics(NamedTuple):
+    """Statistics of standardised columns and a standardised response.
+
+    - **eigenvalues**, **vectors** - of the correlations of the columns, which are 0 with constant
+      ones.
+    - **r** - correlations of the columns with the response.
+    - **remedy** - a sentence for statistics that no rows could have.
+    """
+
+    eigenvalues: Float[np.ndarray, " P"]
+    vectors: Float[np.ndarray, "P P"]
+    r: Float[np.ndarray, " P"]
+    scales: Scales
+    remedy: str
+
+
+def of_products(XtX: Any, Xty: Any, yty: float, n: int) -> Statistics:
+    products, names = checked_matrix("XtX", XtX)
+    squares = as_numbers("yty", yty)
+    if squares.shape != () or squares <= 0:
+        raise bad("yty", repr(yty), "a positive number, the sum of squares of the response")
+    diagonal = products.diagonal()
+    if (diagonal < 0).any() or not (used := diagonal > 0).any():
+        raise bad("XtX", f"the diagonal {diagonal!s:.200}", "sums of squares, some positive")
+    norms = np.sqrt(np.where(used, diagonal, 1.0))
+    scales = scales_of(names, norms / n**0.5, used, float(squares / n) ** 0.5, n)
+    r = checked_vector("Xty", Xty, names) / norms / np.sqrt(squares)
+    parts = decomposed("XtX", products / norms / norms[:, None])
+    return Statistics(*parts, r, scales, "Subtract the means of X and y before you multiply.")
+
+
+def of_z_scores(z: Any, R: Any, n: int) -> Statistics:
+    matrix, names = checked_matrix("R", R)
+    scores = checked_vector("z", z, names)
+    if (error := abs(matrix.diagonal() - 1).max()) > ROUNDED:
+        remedy = "Divide by the standard deviations of the columns, as np.corrcoef does."
+        raise bad("R", f"a diagonal that differs from 1 by {error:.2g}", "correlations", remedy)
+    parts = decomposed("R", matrix)
+    r = scores / np.sqrt(scores**2 + n - 2)
+    if wrong := names[misfits(*parts, r * n**0.5)].tolist():
+        message = (
+            "sparse_regression_from_statistics: `z` and `R` do not fit for these columns, the "
+            f"worst first: {wrong!s:.200}. The other columns predict the other sign. Exchange the "
+            "alleles, take `R` of the same people, or leave the columns out, unless correlated "
+            "columns may have opposite effects."
+        )
+        warnings.warn(message, stacklevel=3)
+    scales = scales_of(names, np.ones(len(names)), np.ones(len(names), bool), 1.0, n)
+    remedy = (
+        "z and R are of other rows, or rounded: take R of the same rows, or "
+        "(1 - s) * R + s * np.eye(P), with s = 0.1 for example."
+    )
+    return Statistics(*parts, r, scales, remedy)
+
+
+def checked_matrix(argument: str, values: Any) -> tuple[Float[np.ndarray, "P P"], pd.Index]:
+    """Return a square matrix and the names of its columns."""
+    matrix = as_numbers(argument, values)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
+        raise bad(argument, f"the shape {matrix.shape}", "(P, P)")
+    if not isinstance(values, pd.DataFrame):
+        return matrix, pd.RangeIndex(len(matrix))
+    if not values.columns.is_unique or not values.index.equals(values.columns):
+        got, expected = (
+            f"the rows {list(values.index)!s:.200}",
+            "the names of the columns, in order",
+        )
+        raise bad(argument, got, expected, f"Use {argument}.loc[{argument}.columns].")
+    return matrix, values.columns
+
+
+def checked_vector(argument: str, values: Any, names: pd.Index) -> Float[np.ndarray, " P"]:
+    """Return a number for each column."""
+    vector = as_numbers(argument, values)
+    if vector.shape != (len(names),):
+        expected = f"({len(names)},), a number for each column of the matrix"
+        raise bad(argument, f"the shape {vector.shape}", expected)
+    are_labelled = isinstance(values, pd.Series) and not isinstance(names, pd.RangeIndex)
+    if are_labelled and not values.index.equals(names):
+        got, expected = f"the labels {list(values.index)!s:.200}", f"{list(names)!s:.200}"
+        raise bad(argument, got, expected, f"Use {argument}.loc[names].")
+    return vector
+
+
+def decomposed(
+    argument: str, R: Float[np.ndarray, "P P"]
+) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P P"]]:
+    """Return eigenvalues and vectors of a matrix of correlations."""
+    if (error := abs(R - R.T).max()) > ROUNDED:
+        got = f"a matrix that differs from its transpose by {error:.2g} as correlations"
+        raise bad(argument, got, "a symmetric one")
+    eigenvalues, vectors = np.linalg.eigh((R + R.T) / 2)
+    smallest, largest = eigenvalues[0], eigenvalues[-1]
+    if smallest < -ROUNDED * largest:
+        s = smallest / (smallest - 1)
+        remedy = f"Shrink it: (1 - s) * R + s * np.eye(P), with s = {s:.2g} or more."
+        got = f"a matrix with the eigenvalue {smallest:.2g} as correlations"
+        raise bad(argument, got, "a positive semidefinite one", remedy)
+    return eigenvalues, vectors
+
+
+def scales_of(
+    names: pd.Index,
+    x_sd: Float[np.ndarray, " P"],
+    used: Bool[np.ndarray, " P"],
+    y_sd: float,
+    n: int,
+) -> Scales:
+    """Return the units of columns and response, whose means are not known."""
+    mean, sd, varies = (
+        xr.DataArray(x, {"feature": names.tolist()}, ["feature"]) for x in (0 * x_sd, x_sd, used)
+    )
+    return Scales(mean, sd, varies, 0.0, y_sd, 1.0, n)
+
+
+def pseudo_rows(
+    statistics: Statistics, n: int
+) -> tuple[Float[np.ndarray, "C P"], Float[np.ndarray, " C"], float]:
+    """Return few rows with the products of n standardised rows, and how often to count each.
+
+    The response along the columns, and its part beside them, are in one direction more than the
+    rank. All directions are rotated so that the columns have mean zero.
+    """
+    eigenvalues, vectors, r, _, remedy = statistics
+    # smaller ones are rounding, which shows in negative ones
+    least = max(len(r) * np.finfo(float).eps * eigenvalues[-1], -2 * eigenvalues[0])
+    is_sound = eigenvalues > least
+    roots, vectors = np.sqrt(eigenvalues[is_sound]), vectors[:, is_sound]
+    along = vectors.T @ r
+    beside = 1 - np.sum((along / roots) ** 2)
+    lost = np.sum(r**2) - np.sum(along**2)
+    if beside < -ROUNDED or lost > UNEXPLAINED * np.sum(r**2):
+        got = f"columns that explain {1 - beside:.3g} of the response"
+        if lost > UNEXPLAINED * np.sum(r**2):
+            got = "correlations with the response that no response has"
+        raise bad("Xty, z", got, "the statistics of some rows", remedy)
+    size = len(roots) + 1
+    basis = contrasts(np.eye(size), np.ones(size)).T
+    count = (n - 1) / size
+    y = basis @ (along / roots) + np.sqrt(max(beside, 0.0) / size)
+    rescale = np.sqrt(n / count)
+    return rescale * (basis @ (roots[:, None] * vectors.T)), rescale * y, count
+
+
+def misfits(
+    eigenvalues: Float[np.ndarray, " P"],
+    vectors: Float[np.ndarray, "P P"],
+    z: Float[np.ndarray, " P"],
+) -> Int[np.ndarray, " K"]:
+    """Return the places of z-scores whose sign the others contradict, the worst first."""
+    precision = (vectors / ((1 - RIDGE) * eigenvalues + RIDGE)) @ vectors.T
+    variance = 1 / precision.diagonal()
+    error = variance * (precision @ z)
+    # the variance with a ridge is an upper bound of the variance without
+    relative = abs(error) / np.sqrt(variance / (1 - RIDGE))
+    wrong = (relative > -ndtri(ERROR_RATE / (2 * len(z)))) & (z * (z - error) < 0)
+    return np.flatnonzero(wrong)[np.argsort(-relative[wrong])]
