@@ -50,7 +50,7 @@ def sparse_regression_from_statistics(
     num_samples: int = 1000,
     num_chains: int = 4,
 ) -> xr.DataTree:
-    r"""Regress a response on columns of which only statistics are known.
+    r"""Regress a response on columns from statistics, without their rows.
 
     The model, the prior and the answers are those of :func:`sparse_regression` for the rows that
     the statistics were computed from. They are known from the products of the centred columns and
@@ -69,11 +69,10 @@ def sparse_regression_from_statistics(
       are in standard deviations of columns and response.
 
     ``R`` of other people than those of ``z`` gives columns effects that they do not have. A warning
-    names columns that do not fit: given the z-scores of all others, another z-score was expected,
-    of the other sign, so that it would fit better with its sign reversed (as in ``kriging_rss`` of
-    susieR). Then the alleles were exchanged, the rows are others, or correlated columns have
-    opposite effects. If z-scores fit, and no correlated columns have opposite effects, there is a
-    warning for at most one in a hundred tables.
+    names columns that do not fit: the z-scores of all others predict the other sign, as in
+    ``kriging_rss`` of susieR. Then the alleles were exchanged, the rows are others, or correlated
+    columns have opposite effects. If z-scores fit, and no correlated columns have opposite effects,
+    there is a warning for at most one in a hundred tables.
 
     :param key: random key, ``jax.random.key(0)`` for example.
     :param n: number of rows, at least 3.
@@ -87,9 +86,9 @@ def sparse_regression_from_statistics(
     :param inclusion: as in :func:`sparse_regression`, like all other arguments.
     :return: ArviZ data with the groups ``posterior``, without an intercept, ``sample_stats``,
         ``summary``, ``cavi`` and ``constant_data``, as in :func:`sparse_regression`.
-    :raises ValueError: if neither statistics nor the other ones are complete, if they have other
-        shapes or labels or values that are not finite, if ``XtX`` or ``R`` is no matrix of products
-        or correlations, or if no rows could have these statistics.
+    :raises ValueError: if neither set of statistics is complete, if they have other shapes or
+        labels, or values that are not finite, if ``XtX`` or ``R`` is no matrix of products or
+        correlations, or if there are no rows with these statistics.
 
     .. code-block:: python
 
@@ -160,7 +159,7 @@ class Statistics(NamedTuple):
     remedy: str
 
 
-def of_products(XtX: Any, Xty: Any, yty: float, n: int) -> Statistics:
+def of_products(XtX: Any, Xty: Any, yty: Any, n: int) -> Statistics:
     products, names = checked_matrix("XtX", XtX)
     squares = as_numbers("yty", yty)
     if squares.shape != () or squares <= 0:
@@ -273,17 +272,17 @@ def pseudo_rows(
     is_sound = eigenvalues > least
     roots, vectors = np.sqrt(eigenvalues[is_sound]), vectors[:, is_sound]
     along = vectors.T @ r
-    beside = 1 - np.sum((along / roots) ** 2)
-    lost = np.sum(r**2) - np.sum(along**2)
-    if beside < -ROUNDED or lost > UNEXPLAINED * np.sum(r**2):
-        got = f"columns that explain {1 - beside:.3g} of the response"
-        if lost > UNEXPLAINED * np.sum(r**2):
+    residual = 1 - np.sum((along / roots) ** 2)
+    outside = np.sum(r**2) - np.sum(along**2)
+    if residual < -ROUNDED or outside > UNEXPLAINED * np.sum(r**2):
+        got = f"columns that explain {1 - residual:.3g} of the response"
+        if outside > UNEXPLAINED * np.sum(r**2):
             got = "correlations with the response that no response has"
         raise bad("Xty, z", got, "the statistics of some rows", remedy)
     size = len(roots) + 1
     basis = contrasts(np.eye(size), np.ones(size)).T
     count = (n - 1) / size
-    y = basis @ (along / roots) + np.sqrt(max(beside, 0.0) / size)
+    y = basis @ (along / roots) + np.sqrt(max(residual, 0.0) / size)
     rescale = np.sqrt(n / count)
     return rescale * (basis @ (roots[:, None] * vectors.T)), rescale * y, count
 
