@@ -22,7 +22,7 @@ from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs, PairedGibbsStat
 
 if TYPE_CHECKING:
     from numpyro_spikeslab import datasets
-    from numpyro_spikeslab.estimator import SparseRegression
+    from numpyro_spikeslab.estimator import SparseClassifier, SparseRegression
     from numpyro_spikeslab.regression import sparse_regression
     from numpyro_spikeslab.regression_from_statistics import sparse_regression_from_statistics
     from numpyro_spikeslab.reporting.align import align, invariants
@@ -42,6 +42,7 @@ __all__ = [
     "PairedGibbs",
     "PairedGibbsState",
     "PairedGuide",
+    "SparseClassifier",
     "SparseRegression",
     "SpikeSlab",
     "add_variational_stats",
@@ -70,6 +71,7 @@ __version__ = "0.1.0"
 
 # Tables and pictures take seconds to import, and most programs make none.
 _LAZY = {
+    "SparseClassifier": "estimator",
     "SparseRegression": "estimator",
     "add_variational_stats": "reporting.variational",
     "align": "reporting.align",

@@ -1,28 +1,101 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse regression as an estimator of scikit-learn."""
+"""Sparse regression as estimators of scikit-learn."""
 
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import xarray as xr
 
 from jax import random
 
-from numpyro_spikeslab.regression import sparse_regression
+from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.precision import in_double_precision
+from numpyro_spikeslab.regression import response_of, sparse_regression
 from numpyro_spikeslab.reporting.arviz_data import posterior
-from numpyro_spikeslab.table_checks import check_index
+from numpyro_spikeslab.responses import RESPONSES
+from numpyro_spikeslab.table_checks import check_index, of_rows
 from numpyro_spikeslab.tabular import check_kind
 
 try:
-    from sklearn.base import BaseEstimator, RegressorMixin
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_classifier
     from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets, type_of_target
     from sklearn.utils.validation import check_is_fitted, validate_data
-except ImportError:  # the class raises when it is made
-    BaseEstimator, RegressorMixin = type("BaseEstimator", (), {}), type("RegressorMixin", (), {})
+except ImportError:  # the classes raise when they are made
+    names = "BaseEstimator", "ClassifierMixin", "RegressorMixin"
+    BaseEstimator, ClassifierMixin, RegressorMixin = (type(name, (), {}) for name in names)
+
+BATCH = 1000
+"""Rows that are predicted at once, which bounds the memory."""
 
 
-class SparseRegression(RegressorMixin, BaseEstimator):
+class TableEstimator(BaseEstimator):
+    """Parameters and fits of the estimators."""
+
+    _likelihood = "normal"
+
+    def __init__(
+        self,
+        *,
+        expected_size: float | None = None,
+        num_warmup: int | None = None,
+        num_samples: int = 1000,
+        num_chains: int = 4,
+        random_state: Any = None,
+    ) -> None:
+        if not hasattr(BaseEstimator, "get_params"):
+            remedy = "pip install -U scikit-learn, or call sparse_regression, which does not."
+            raise ModuleNotFoundError(f"{type(self).__name__} needs scikit-learn 1.6: {remedy}")
+        self.expected_size = expected_size
+        self.num_warmup = num_warmup
+        self.num_samples = num_samples
+        self.num_chains = num_chains
+        self.random_state = random_state
+
+    def _numbers(self, y: np.ndarray) -> np.ndarray:
+        """Return responses as numbers."""
+        return y
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        """Fit the model to a table, shape (N, P), and a response, shape (N,); return itself.
+
+        :param sample_weight: weights of the rows, shape (N,), see
+            :func:`~numpyro_spikeslab.sparse_regression`. Rows of weight 0 are left out.
+        :raises ValueError: as :func:`~numpyro_spikeslab.sparse_regression` and scikit-learn.
+        """
+        check_kind("X", X)
+        if is_classifier(self) and getattr(y, "dtype", None) == "category":
+            y = y.astype(object)
+        check_kind("y", y)
+        check_index(y, X)
+        of_numbers = {} if is_classifier(self) else {"y_numeric": True}
+        table, response = validate_data(self, X, y, dtype=float, ensure_min_samples=3, **of_numbers)
+        options = self.get_params() | {"likelihood": self._likelihood}
+        if sample_weight is not None:
+            weights = of_rows("sample_weight", sample_weight, X, 1.0)
+            table, response = table[weights != 0], response[weights != 0]
+            options["weights"] = weights[weights != 0]
+        if hasattr(self, "feature_names_in_"):
+            table = pd.DataFrame(table, columns=self.feature_names_in_)
+        seed = options.pop("random_state")
+        state = check_random_state(seed)
+        seed = int(seed) if isinstance(seed, Integral) else state.randint(2**31 - 1)
+        numbers = self._numbers(response)
+        self.data_ = sparse_regression(random.key(seed), table, numbers, **options)
+        self.coef_ = self.data_["summary"]["mean"].values
+        self.intercept_ = float(self.data_["posterior"]["intercept"].mean())
+        self.inclusion_ = self.data_["summary"]["inclusion"].values
+        return self
+
+    def _rows(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        check_kind("X", X)
+        return validate_data(self, X, dtype=float, reset=False)
+
+
+class SparseRegression(RegressorMixin, TableEstimator):
     """Estimator by :func:`~numpyro_spikeslab.sparse_regression` for pipelines and cross-validation.
 
     It follows the conventions of scikit-learn, which must be installed. A fit has the attributes
@@ -43,47 +116,6 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         mean, sd = model.predict(X, return_std=True)
     """
 
-    def __init__(
-        self,
-        *,
-        expected_size: float | None = None,
-        num_warmup: int | None = None,
-        num_samples: int = 1000,
-        num_chains: int = 4,
-        random_state: Any = None,
-    ) -> None:
-        if not hasattr(BaseEstimator, "get_params"):
-            remedy = "pip install -U scikit-learn, or call sparse_regression, which does not."
-            raise ModuleNotFoundError(f"SparseRegression needs scikit-learn 1.6: {remedy}")
-        self.expected_size = expected_size
-        self.num_warmup = num_warmup
-        self.num_samples = num_samples
-        self.num_chains = num_chains
-        self.random_state = random_state
-
-    def fit(self, X: Any, y: Any) -> "SparseRegression":
-        """Fit the model to a table, shape (N, P), and a response, shape (N,); return itself.
-
-        :raises ValueError: as :func:`~numpyro_spikeslab.sparse_regression` and scikit-learn.
-        """
-        check_kind("X", X)
-        check_kind("y", y)
-        check_index(y, X)
-        table, response = validate_data(
-            self, X, y, dtype=float, y_numeric=True, ensure_min_samples=3
-        )
-        if hasattr(self, "feature_names_in_"):
-            table = pd.DataFrame(table, columns=self.feature_names_in_)
-        options = self.get_params()
-        seed = options.pop("random_state")
-        state = check_random_state(seed)
-        seed = int(seed) if isinstance(seed, Integral) else state.randint(2**31 - 1)
-        self.data_ = sparse_regression(random.key(seed), table, response, **options)
-        self.coef_ = self.data_["summary"]["mean"].values
-        self.intercept_ = float(self.data_["posterior"]["intercept"].mean())
-        self.inclusion_ = self.data_["summary"]["inclusion"].values
-        return self
-
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Compute posterior means of responses.
 
@@ -93,9 +125,7 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         :raises NotFittedError: before :meth:`fit`.
         :raises ValueError: if values are dates, masked or not numbers.
         """
-        check_is_fitted(self)
-        check_kind("X", X)
-        table = validate_data(self, X, dtype=float, reset=False)
+        table = self._rows(X)
         mean = table @ self.coef_ + self.intercept_
         if not return_std:
             return mean
@@ -103,3 +133,62 @@ class SparseRegression(RegressorMixin, BaseEstimator):
         fit = draws["w"].values @ table.T + draws["intercept"].values[..., None]
         variance = fit.var(axis=(0, 1)) + (draws["sigma"].values ** 2).mean()
         return mean, np.sqrt(variance)
+
+
+class SparseClassifier(ClassifierMixin, TableEstimator):
+    """Classifier by :func:`~numpyro_spikeslab.sparse_regression`, of two classes with any labels.
+
+    A fit has the attributes
+
+    - ``classes_``, the two labels in order;
+    - ``coef_``, posterior means of the weights, shape (P,), zeros included, and ``intercept_``, in
+      log odds of the second class;
+    - ``inclusion_`` and ``data_``, as of :class:`SparseRegression`.
+
+    The parameters are those of :class:`SparseRegression`.
+
+    :raises ModuleNotFoundError: if scikit-learn is not installed.
+
+    .. code-block:: python
+
+        X, y = sklearn.datasets.load_breast_cancer(return_X_y=True, as_frame=True)
+        model = nss.SparseClassifier(random_state=0).fit(X, y)
+        probability = model.predict_proba(X)[:, 1]
+    """
+
+    _likelihood = "logit"
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
+
+    def _numbers(self, y: np.ndarray) -> np.ndarray:
+        check_classification_targets(y)
+        self.classes_, numbers = np.unique(y, return_inverse=True)
+        if len(self.classes_) != 2:
+            # scikit-learn's checks look for these words
+            remedy = f"The type of the target is {type_of_target(y)}."
+            expected = "2 classes. Only binary classification is supported"
+            raise bad("y", f"{len(self.classes_)} classes", expected, remedy)
+        return numbers
+
+    @in_double_precision
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Compute posterior means of the probabilities of both classes.
+
+        :param X: rows, shape (S, P).
+        :return: probabilities, shape (S, 2), in the order of ``classes_``.
+        :raises NotFittedError: before :meth:`fit`.
+        :raises ValueError: if values are dates, masked or not numbers.
+        """
+        table, draws = self._rows(X), posterior(self.data_)
+        batches = np.array_split(table, len(table) // BATCH + 1)
+        rows = (xr.DataArray(x, {"feature": draws["feature"]}, ["row", "feature"]) for x in batches)
+        means = [response_of(draws, x, RESPONSES["logit"]).mean.mean((0, 1)) for x in rows]
+        second = np.concatenate(means)
+        return np.stack([1 - second, second], axis=1)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the more probable class of each row, shape (S,); see :meth:`predict_proba`."""
+        return self.classes_[(self.predict_proba(X)[:, 1] > 0.5).astype(int)]

@@ -12,10 +12,8 @@ from jax import random
 import jax.numpy as jnp
 
 import numpyro.distributions as dist
-from numpyro.util import is_prng_key
 
 from numpyro_spikeslab import table_checks
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import in_double_precision
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import PRIOR, inclusion, posterior
@@ -25,6 +23,7 @@ from numpyro_spikeslab.responses import ResponseKind, response_kind
 from numpyro_spikeslab.table_chains import Counts, TableModel, fit_and_chains
 from numpyro_spikeslab.table_checks import checked_count
 from numpyro_spikeslab.table_columns import checked_columns
+from numpyro_spikeslab.table_formula import formula_table
 from numpyro_spikeslab.table_units import in_units, standardised
 
 OFF = 0.2
@@ -35,8 +34,9 @@ OFF = 0.2
 def sparse_regression(
     key: Array,
     X: Any,
-    y: Any,
+    y: Any = None,
     *,
+    data: Any = None,
     likelihood: str = "normal",
     always: Any = (),
     groups: Any = None,
@@ -52,7 +52,7 @@ def sparse_regression(
 ) -> xr.DataTree:
     """Regress a response on the columns of a table, if few of the columns matter.
 
-    Columns are standardised, and so are responses that are not classes or counts; the noise, the
+    Columns are standardised, and so are responses other than classes and counts; the noise, the
     inclusion probability and the scale of the slab are learned
     (:func:`numpyro_spikeslab.models.sparse_regression`). Chains of
     :class:`~numpyro_spikeslab.PairedGibbs` start from a fit by annealed
@@ -61,7 +61,7 @@ def sparse_regression(
     at the credible sets. The result is ArviZ data:
 
     - ``posterior``: draws of ``w`` with ``w_spike`` and ``w_slab``, dimension ``feature``, and of
-      ``intercept``, ``slab_scale``, ``inclusion`` and what the likelihood has; all but
+      ``intercept``, ``slab_scale``, ``inclusion`` and the parameters of the likelihood; all but
       ``slab_scale`` are in the units of the table and the response;
     - ``sample_stats``: the Rao-Blackwellised inclusion probabilities of all draws;
     - ``summary``: for ``dt["summary"].to_dataset().to_dataframe()``, which has a row for each
@@ -104,10 +104,14 @@ def sparse_regression(
 
     :param key: random key, ``jax.random.key(0)`` for example.
     :param X: the table, shape (N, P), real numbers: numpy array, or DataFrame, whose column names
-        become the labels of ``feature``.
-    :param y: the response, shape (N,).
+        become the labels of ``feature``; or a formula of the columns of ``data``, such as
+        ``"progression ~ age*sex + bs(bmi, 4) + C(region)"``, which ``formulaic`` reads. The columns
+        of a term are one group, the intercept is always in, and ``X_new`` has columns as ``data``.
+    :param y: the response, shape (N,); not with a formula, which names it.
+    :param data: a DataFrame, for a formula.
     :param likelihood: the distribution of the response, one of those above.
-    :param always: names of columns that are always in, or their numbers if they have no names.
+    :param always: names of columns that are always in, or their numbers if they have no names;
+        with a formula, names of terms, too.
         Their weights have the prior Normal(0, 10^2) in standard units, which is wide.
     :param groups: columns that come and go together, such as the dummies of a factor: lists of
         their names, by name of the group or not, or a label for each column. Other columns stay
@@ -135,7 +139,9 @@ def sparse_regression(
     :param num_chains: number of chains, which run one after the other.
     :raises ValueError: if an argument has another shape or other labels, values that are not finite
         numbers or that the likelihood does not allow, too few rows or no variation; if a number is
-        out of its range, or a column is in two groups.
+        out of its range, or a column is in two groups; if a formula cannot be read or does not fit
+        the data.
+    :raises ModuleNotFoundError: for a formula, if ``formulaic`` is not installed.
 
     .. code-block:: python
 
@@ -148,13 +154,13 @@ def sparse_regression(
             jax.random.key(0), X, y > 200, likelihood="logit", always=["age", "sex"]
         )
     """
-    if not is_prng_key(key):
-        raise bad("key", repr(key), "a random key", "jax.random.key(0) makes one.")
+    table_checks.check_key(key)
     if num_warmup is None:
         num_warmup = 100 if likelihood == "normal" else 300
     num_warmup = checked_count("num_warmup", num_warmup, 0)
     num_samples = checked_count("num_samples", num_samples, 1)
     num_chains = checked_count("num_chains", num_chains, 1)
+    X, y, groups, always, X_new = formula_table(X, y, data, groups, always, X_new)
     kind = response_kind(likelihood)
     table = table_checks.checked_table(X)
     rows = table_checks.checked_rows(X, y, weights, offset, totals, likelihood)
@@ -170,9 +176,7 @@ def sparse_regression(
     if fitted is not None:
         tree["cavi"] = in_units(fitted, scales, columns, rng)
     of_rows = {"offset": offset, "totals": totals, "weights": weights}
-    constants: dict[str, Any] = {
-        name: ("row", getattr(rows, name)) for name, x in of_rows.items() if x is not None
-    }
+    constants = {k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None}
     constants |= {"X": table, f"{PRIOR}.w": ("feature", prior.inclusion)}
     tree["constant_data"] = xr.Dataset(constants, labels_of("row", X))
     tree["observed_data"] = xr.Dataset({"y": ("row", rows.y)}, labels_of("row", X))

@@ -27,7 +27,7 @@ class ResponseKind(NamedTuple):
     - **distribution** - of observations, given the predictor, the trials, and the sites by name.
     - **sites** - priors of the distribution's own sites, all positive, in standard units, given
       the scale of noise.
-    - **free_sites** - those of them that need NUTS.
+    - **free_sites** - the sites that need NUTS.
     - **check** - refuses responses, given with their trials, that the distribution does not allow.
     - **units** - centre and scale by which responses, less offsets, are standardised; `None` if
       the predictor has a scale of its own.
@@ -52,7 +52,7 @@ def check_classes(y: Numbers, totals: Numbers) -> None:
 
 
 def check_counts(y: Numbers, totals: Numbers) -> None:
-    """Refuse what is no whole number from 0 to the number of trials, which may be infinite."""
+    """Refuse all but whole numbers from 0 to the number of trials, which may be infinite."""
     wrong = np.flatnonzero((y < 0) | (y > totals) | (y != np.round(y)))
     if wrong.size:
         row = wrong[0]

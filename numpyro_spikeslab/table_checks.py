@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from numpyro.util import is_prng_key
+
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.responses import response_kind
 from numpyro_spikeslab.tabular import as_numbers
@@ -38,6 +40,8 @@ def checked_table(X: Any) -> xr.DataArray:
 
 
 def checked_response(y: Any, X: Any) -> np.ndarray:
+    if y is None:
+        raise bad("y", "None", "the response, unless X is a formula")
     response = as_numbers("y", y)
     if response.shape != (len(X),):
         expected, remedy = f"({len(X)},), one for each row of X", "Regress several one by one."
@@ -62,9 +66,8 @@ def checked_rows(X: Any, y: Any, weights: Any, offset: Any, totals: Any, likelih
     """Return the rows of a regression."""
     kind = response_kind(likelihood)
     if (totals is None) == (likelihood == "binomial"):
-        got, expected = ("None", "trials") if totals is None else ("trials", "None")
-        remedy = "Only likelihood='binomial' has trials."
-        raise bad("totals", got, f"{expected} for likelihood={likelihood!r}", remedy)
+        got = "None" if totals is None else "numbers"
+        raise bad("totals", got, "numbers of trials for likelihood='binomial', else None")
     rows = Rows(
         checked_response(y, X),
         of_rows("weights", weights, X, 1.0),
@@ -72,12 +75,11 @@ def checked_rows(X: Any, y: Any, weights: Any, offset: Any, totals: Any, likelih
         of_rows("totals", totals, X, np.inf),
     )
     kind.check(rows.y, rows.totals)
-    counts = np.round(rows.weights)
-    if kind.has_intercept and ((rows.weights != counts) | (counts < 0)).any():
-        remedy = "Only likelihood='normal' has weights that are precisions."
-        raise bad("weights", "other numbers", "whole numbers, how often a row was seen", remedy)
-    if not kind.has_intercept and (rows.weights <= 0).any():
-        raise bad("weights", f"{rows.weights.min():g}", "positive numbers", "Leave out such rows.")
+    wrong = rows.weights < 0 if kind.has_intercept else rows.weights <= 0
+    wrong |= kind.has_intercept & (rows.weights != np.round(rows.weights))
+    if wrong.any():
+        expected = "positive numbers if likelihood='normal', else how many times a row was seen"
+        raise bad("weights", f"{rows.weights[wrong][0]:g}", expected)
     counted = rows.weights > 0
     response = np.where(np.isfinite(rows.totals), rows.y / rows.totals, rows.y) - rows.offset
     if np.std(response[counted]) <= ROUNDING * np.max(np.abs(response)):
@@ -113,6 +115,11 @@ def checked_new(X_new: Any, X: Any, table: xr.DataArray) -> xr.DataArray:
         got, expected = f"the columns {list(X_new.columns)!s:.200}", f"{list(X.columns)!s:.200}"
         raise bad("X_new", got, expected, "Use X_new[X.columns].")
     return xr.DataArray(new, {"feature": table["feature"].values}, ["new_row", "feature"])
+
+
+def check_key(key: Any) -> None:
+    if not is_prng_key(key):
+        raise bad("key", repr(key), "a random key", "jax.random.key(0) makes one.")
 
 
 def checked_count(argument: str, number: Any, least: int) -> int:

@@ -14,21 +14,21 @@ from numpyro_spikeslab.table_checks import as_numbers, checked_size
 
 
 class TableColumns(NamedTuple):
-    """What the prior says of the columns of a table.
+    """The prior of the columns of a table.
 
     - **always** - whether a column is always in.
-    - **groups** - for each of the other columns the number of its group; `None` if all are alone.
-    - **probabilities** - prior inclusion probabilities of these columns, or of their groups; `None`
-      if they are learned.
+    - **index** - for each of the other columns the number of its group, of one column or more.
+    - **probabilities** - prior inclusion probabilities of groups; `None` if they are learned.
     """
 
     always: Bool[np.ndarray, " P"]
-    groups: tuple[int, ...] | None
+    index: Int[np.ndarray, " S"]
     probabilities: Float[np.ndarray, " G"] | None
 
     @property
-    def spiked(self) -> Bool[np.ndarray, " P"]:
-        return ~self.always
+    def groups(self) -> tuple[int, ...] | None:
+        """Return the number of each column's group, `None` if all columns are alone."""
+        return None if len(set(self.index)) == len(self.index) else tuple(self.index.tolist())
 
     def prior(
         self, used: Bool[np.ndarray, " P"], num_rows: int, expected_size: float | None
@@ -37,20 +37,19 @@ class TableColumns(NamedTuple):
 
         :raises ValueError: if ``expected_size`` is out of its range, or given beside probabilities.
         """
-        index = np.arange(self.spiked.sum()) if self.groups is None else np.array(self.groups)
-        size = len(np.unique(index[used[self.spiked]]))
-        inclusion = used.astype(float)
+        varies = np.unique(self.index[used[~self.always]])
         if self.probabilities is None:
-            expected = checked_size(expected_size, size, num_rows)
-            inclusion[self.spiked] *= expected / size
-            return InclusionPrior({"inclusion": (1.0, size / expected - 1.0)}, expected, inclusion)
-        if expected_size is not None:
-            remedy = "The sum of `inclusion` is the number of columns that are expected."
-            raise bad("expected_size", repr(expected_size), "None beside `inclusion`", remedy)
-        inclusion[self.spiked] *= self.probabilities[index]
-        arguments = {"probabilities": self.probabilities}
-        expected = float(self.probabilities[np.unique(index[used[self.spiked]])].sum())
-        return InclusionPrior(arguments, expected, inclusion)
+            expected = checked_size(expected_size, len(varies), num_rows)
+            probabilities = np.full(self.index.max() + 1, expected / len(varies))
+            arguments = {"inclusion": (1.0, len(varies) / expected - 1.0)}
+        elif expected_size is None:
+            probabilities, expected = self.probabilities, self.probabilities[varies].sum()
+            arguments = {"probabilities": probabilities}
+        else:
+            raise bad("expected_size", repr(expected_size), "None beside `inclusion`")
+        inclusion = used.astype(float)
+        inclusion[~self.always] *= probabilities[self.index]
+        return InclusionPrior(arguments, float(expected), inclusion)
 
 
 class InclusionPrior(NamedTuple):
@@ -73,62 +72,58 @@ def checked_columns(
     is_always = np.zeros(len(names), bool)
     is_always[places("always", [always] if isinstance(always, str) else always, names)] = True
     if is_always.all():
-        raise bad("always", "all columns of X", "some of them", "One is left to be chosen.")
+        raise bad("always", "all columns of X", "some of them")
     numbers = np.arange(len(names)) if groups is None else group_numbers(groups, names)
-    if shared := set(numbers[is_always]) & set(numbers[~is_always]):
-        members = names[np.isin(numbers, [*shared])].tolist()
-        remedy = "Leave them out of the groups."
-        raise bad("always", f"a part of the group {members!s:.200}", "all of it or none", remedy)
+    if (shared := np.intersect1d(numbers[is_always], numbers[~is_always])).size:
+        members = names[np.isin(numbers, shared)].tolist()
+        raise bad("always", f"a part of the group {members!s:.200}", "all of it or none")
     _, first, index = np.unique(numbers[~is_always], return_index=True, return_inverse=True)
-    are_alone = len(first) == len(index)
-    if not are_alone and kind.start is not None:
+    if len(first) < len(index) and kind.start is not None:
         remedy = "A negative binomial likelihood has groups."
         raise bad("groups", "groups under a Poisson likelihood", "None", remedy)
-    probabilities = None
-    if inclusion is not None:
-        of_columns = prior_probabilities(inclusion, names)[~is_always]
-        probabilities = of_columns if are_alone else of_columns[first]
-        if not np.array_equal(of_columns, of_columns[first][index]):
-            raise bad("inclusion", "several probabilities in a group", "one for each group")
-    return TableColumns(is_always, None if are_alone else tuple(index.tolist()), probabilities)
+    if inclusion is None:
+        return TableColumns(is_always, index, None)
+    probabilities = prior_probabilities(inclusion, names)[~is_always]
+    if (probabilities != probabilities[first][index]).any():
+        raise bad("inclusion", "several probabilities in a group", "one for each group")
+    return TableColumns(is_always, index, probabilities[first])
 
 
 def places(argument: str, labels: Any, names: pd.Index) -> Int[np.ndarray, " K"]:
     """Return the numbers of the columns that have these names."""
-    labels = list(labels)
     if unknown := [label for label in labels if label not in names]:
         expected = f"columns of X, some of {names.tolist()!s:.200}"
         raise bad(argument, f"{unknown!s:.200}", expected, "Without names they are numbers.")
-    return names.get_indexer(labels) if labels else np.array([], int)
+    return np.array([names.get_loc(label) for label in labels], int)
 
 
 def group_numbers(groups: Any, names: pd.Index) -> Int[np.ndarray, " P"]:
     """Return a number for each column, the same for columns of a group."""
     lists = list(groups.values() if isinstance(groups, Mapping) else groups)
-    if all(isinstance(x, list | tuple | set | pd.Index | np.ndarray) for x in lists):
-        members = np.concatenate([places("groups", x, names) for x in lists])
-        if len(np.unique(members)) < len(members):
-            raise bad("groups", "a column that is in two groups", "one group for each column")
-        numbers = np.arange(len(names)) + len(lists)
-        numbers[members] = np.repeat(np.arange(len(lists)), [len(x) for x in lists])
+    if not all(isinstance(x, list | tuple | set | pd.Index | np.ndarray) for x in lists):
+        numbers = pd.factorize(pd.Series(lists, dtype=object))[0]
+        if len(numbers) != len(names) or (numbers < 0).any():
+            expected = f"{len(names)}, one for each column of X, none missing"
+            remedy = "Or give lists of the columns of each group."
+            raise bad("groups", f"{len(lists)} labels", expected, remedy)
         return numbers
-    numbers = pd.factorize(pd.Series(lists, dtype=object))[0]
-    if len(numbers) != len(names) or (numbers < 0).any():
-        got, expected = f"{len(lists)} labels", f"{len(names)}, one for each column of X, none NaN"
-        raise bad("groups", got, expected, "Or give a list of the columns of each group.")
+    numbers = np.arange(len(names)) + len(lists)
+    for number, members in enumerate(lists):
+        at = places("groups", members, names)
+        if (numbers[at] < len(lists)).any():
+            raise bad("groups", "a column that is in two groups", "one group for each column")
+        numbers[at] = number
     return numbers
 
 
 def prior_probabilities(inclusion: Any, names: pd.Index) -> Float[np.ndarray, " P"]:
     """Return the prior probability of each column."""
     if isinstance(inclusion, pd.Series) and not inclusion.index.equals(names):
-        remedy = "Use inclusion[X.columns]."
-        raise bad("inclusion", "another index than the columns of X", "the same in order", remedy)
+        raise bad("inclusion", "another index than the columns of X", "the same in order")
     values = as_numbers("inclusion", inclusion)
-    if values.shape not in ((), (len(names),)):
-        expected = f"a number or the shape ({len(names)},), one for each column of X"
-        raise bad("inclusion", f"the shape {values.shape}", expected)
-    if not ((values > 0) & (values < 1)).all():
+    is_right = values.shape in ((), (len(names),)) and ((values > 0) & (values < 1)).all()
+    if not is_right:
+        expected = f"a number, or {len(names)} for the columns of X, strictly between 0 and 1"
         remedy = "A column that is always in belongs to `always`; leave out one that never is."
-        raise bad("inclusion", f"{values!s:.200}", "numbers strictly between 0 and 1", remedy)
+        raise bad("inclusion", f"{values!s:.200}", expected, remedy)
     return np.broadcast_to(values, len(names))

@@ -18,7 +18,7 @@ from numpyro_spikeslab.table_columns import TableColumns
 class Scales(NamedTuple):
     """Means and standard deviations of columns, 1 if a column is not used, and of the response.
 
-    - **noise** - the noise of a row of weight 1 in units of that of a row of average weight.
+    - **noise** - noise of a row of weight 1, relative to a row of average weight.
     """
 
     x_mean: xr.DataArray
@@ -42,23 +42,22 @@ def standardised(
         rows = rows._replace(weights=np.ones(len(index)))
     mean, sd = moments(values, rows.weights)
     used = sd > ROUNDING * np.max(np.abs(values), axis=0)
-    if not used[columns.spiked].any():
+    if not used[~columns.always].any():
         raise bad("X", f"{table.shape[1]} constant columns", "one or more that vary")
     sd = np.where(used, sd, 1.0)
     X, y, offset = (values - mean) / sd * used, rows.y, rows.offset
-    y_mean, y_sd = 0.0, 1.0
+    y_mean, y_sd, noise = 0.0, 1.0, 1.0
     if kind.units is not None:
-        y, offset = y - offset, np.zeros_like(offset)
+        y, offset = y - offset, None
         y_mean, y_sd = map(float, kind.units(y, rows.weights))
         y = (y - y_mean) / y_sd
-    noise = 1.0
     if not kind.has_intercept:
         noise = rows.weights.mean() ** 0.5
         X, y = (contrasts(x, rows.weights / noise**2) for x in (X, y))
     x_mean, x_sd, x_used = (table[0].copy(data=x) for x in (mean, sd, used))
     always = X[:, columns.always] if columns.always.any() else None
     totals = rows.totals if np.isfinite(rows.totals).all() else None
-    data = X[:, columns.spiked], y, always, offset if offset.any() else None, totals
+    data = X[:, ~columns.always], y, always, offset, totals
     return Scales(x_mean, x_sd, x_used, y_mean, y_sd, noise, len(values)), data
 
 
@@ -114,7 +113,7 @@ def of_all_columns(
     fill: dict[Any, float] = {"w_spike": 1.0, PROBABILITIES: 1.0}
     draws, stats = (
         x.rename({dim: "feature"})
-        .assign_coords(feature=names.values[columns.spiked])
+        .assign_coords(feature=names.values[~columns.always])
         .reindex(feature=names, fill_value={name: fill.get(name, np.nan) for name in x})
         for x in (draws, stats)
     )

@@ -208,32 +208,6 @@ def test_alternatives_of_the_fit_have_the_names_of_the_columns():
 
 
 @pytest.mark.slow
-def test_the_estimator_is_the_function():
-    pytest.importorskip("sklearn")
-    X, y = table()
-    model = nss.SparseRegression(random_state=0, **FEW)
-    assert model.fit(X, y) is model
-    assert list(model.feature_names_in_) == NAMES and model.n_features_in_ == 5
-    summary = nss.sparse_regression(KEY, X, y, **FEW)["summary"]
-    np.testing.assert_array_equal(model.coef_, summary["mean"])
-    np.testing.assert_array_equal(model.inclusion_, summary["inclusion"])
-    mean, sd = model.predict(X, return_std=True)
-    np.testing.assert_allclose(mean, model.predict(X))
-    np.testing.assert_allclose(mean, X.to_numpy() @ model.coef_ + model.intercept_)
-    assert 0.6 < np.std((y - mean) / sd) < 1.4 and model.score(X, y) > 0.1
-    with pytest.raises(ValueError, match=r"X: got .* masked values"):
-        model.predict(np.ma.masked_less(X.to_numpy(), 0.0))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("unchecked_types")  # some checks pass anything, to see it kept
-def test_all_checks_of_scikit_learn():
-    checks = pytest.importorskip("sklearn.utils.estimator_checks")
-    model = nss.SparseRegression(num_warmup=20, num_samples=30, num_chains=1, random_state=0)
-    assert len(checks.check_estimator(model, on_skip=None)) > 40
-
-
-@pytest.mark.slow
 def test_many_more_columns_than_rows():
     """If a tenth of the 1,500 columns is expected, 160 are in and inclusion of the right is .19."""
     rng = np.random.default_rng(0)
@@ -390,11 +364,3 @@ def test_messages_name_argument_and_remedy(case):
     arguments, message = CASES[case]
     with pytest.raises(ValueError, match=message):
         nss.sparse_regression(**{"key": KEY, "X": X, "y": Y} | arguments)
-
-
-@pytest.mark.parametrize("case", ["masked", "masked response", "dates", "a date", "other rows"])
-def test_the_estimator_refuses_what_scikit_learn_would_ignore(case):
-    pytest.importorskip("sklearn")
-    arguments, message = CASES[case]
-    with pytest.raises(ValueError, match=message):
-        nss.SparseRegression(random_state=0).fit(**{"X": X, "y": Y} | arguments)

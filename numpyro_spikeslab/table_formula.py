@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables made by formulas, whose terms are groups of columns."""
+
+from typing import Any
+import warnings
+
+import pandas as pd
+
+from numpyro_spikeslab.messages import bad
+
+
+def formula_table(
+    formula: Any, y: Any, data: Any, groups: Any, always: Any, X_new: Any
+) -> tuple[Any, ...]:
+    """Make the table of a formula, such as ``"y ~ age*sex + bs(bmi, 4) + C(region)"``.
+
+    :param formula: this, or a table, which is returned with the other arguments.
+    :param always: names of terms or of columns.
+    :return: the table without the intercept, the response, the term of each column, ``always`` with
+        columns in place of terms, and the columns of ``X_new``.
+    :raises ModuleNotFoundError: if ``formulaic`` is not installed.
+    :raises ValueError: if ``data`` is no DataFrame or lacks values or columns, if the formula does
+        not have one response and an intercept, or if arguments are beside each other in vain.
+    """
+    if not isinstance(formula, str):
+        if data is not None:
+            raise bad("data", f"a {type(data).__name__}", "None", "Write a formula as X.")
+        return formula, y, groups, always, X_new
+    if y is not None or groups is not None:
+        raise bad("y, groups", "an argument beside a formula", "None", "The formula has both.")
+    try:
+        from formulaic import Formula
+        from formulaic.errors import FormulaicError
+    except ImportError as error:
+        remedy = "pip install 'formulaic>=1.1', or give X and y."
+        raise ModuleNotFoundError(f"A formula needs formulaic: {remedy}") from error
+    try:
+        parsed = Formula(formula)
+    except FormulaicError as error:
+        raise bad("X", f"the formula {formula!r} ({error})", "one that can be read") from error
+    parts = made_columns("data", parsed, data)
+    sides: Any = getattr(parts, "lhs", None), getattr(parts, "rhs", parts)
+    if not all(isinstance(side, pd.DataFrame) for side in sides) or sides[0].shape[1] != 1:
+        remedy = "Write a class as `{x == 'yes'} ~ a + b`."
+        raise bad("X", f"the formula {formula!r}", "one with one response, 'y ~ a + b'", remedy)
+    spec, (y, X) = sides[1].model_spec, map(pd.DataFrame, sides)
+    terms = {X.columns[i]: str(term) for term, at in spec.term_indices.items() for i in at}
+    if terms.pop("Intercept", None) is None:
+        remedy = "Leave out `0 +` or `- 1`: the intercept is always in."
+        raise bad("X", f"the formula {formula!r}", "one with an intercept", remedy)
+    # categories, knots and means of the data
+    new = None if X_new is None else made_columns("X_new", spec, X_new)[[*terms]]
+    names = [always] if isinstance(always, str) else always
+    columns = [[x for x, term in terms.items() if term == name] or [name] for name in names]
+    flat = [column for members in columns for column in members]
+    return X[[*terms]], y.iloc[:, 0], [*terms.values()], flat, new
+
+
+def made_columns(argument: str, source: Any, data: Any) -> Any:
+    """Make columns of a DataFrame by a formula or by the spec of columns that it has made.
+
+    :raises ValueError: if it lacks values or columns, with the reason.
+    """
+    from formulaic.errors import DataMismatchWarning, FormulaicError
+
+    if not isinstance(data, pd.DataFrame):
+        raise bad(argument, f"a {type(data).__name__}", "a DataFrame with what the formula names")
+    try:
+        with warnings.catch_warnings():
+            # it would take categories that are new for the first one
+            warnings.simplefilter("error", DataMismatchWarning)
+            return source.get_model_matrix(data, na_action="raise")
+    except (FormulaicError, DataMismatchWarning, ValueError) as error:
+        raise bad(argument, f"rows that the formula does not take ({error})", "others") from error

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regressions of a table with columns always in, groups, priors, weights, offsets and formulas."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from scipy.special import logsumexp
+
+from jax import random
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.reporting.arviz_data import posterior
+from numpyro_spikeslab.responses import response_kind
+from numpyro_spikeslab.table_checks import checked_rows, checked_table
+from numpyro_spikeslab.table_columns import checked_columns
+from numpyro_spikeslab.table_formula import formula_table
+from numpyro_spikeslab.table_units import standardised
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+KEY = random.key(0)
+NAMES = ["age", "low", "middle", "dose", "lot"]
+GROUPS = {"size": ["low", "middle"]}
+PRIOR = np.array([0.5, 0.3, 0.3, 0.6, 0.2])
+
+
+def table():
+    rng = np.random.default_rng(8)
+    X = pd.DataFrame(rng.normal(size=(24, 5)), columns=NAMES)
+    X["dose"] += 0.8 * X["middle"]
+    weights, offset = rng.uniform(0.5, 2.0, 24), rng.normal(size=24)
+    noise = rng.normal(size=24) / np.sqrt(weights)
+    y = offset + 2.0 + 0.6 * X["age"] + 0.45 * X["middle"] + 0.5 * noise
+    return X * [1.0, 2.0, 3.0, 4.0, 5.0] + 10.0, 30.0 * y, weights, 30.0 * offset
+
+
+def exact():
+    """Inclusion and means of all columns by sums over models, scales of noise and of slabs."""
+    X, y, weights, offset = table()
+    y = y - offset
+    # weights are relative to their mean where noise has a prior
+    relative = weights / weights.mean()
+    x_mean, y_mean = (np.average(x, axis=0, weights=weights) for x in (X, y))
+    x_sd = np.sqrt(np.average((X - x_mean) ** 2, axis=0, weights=weights))
+    y_sd = np.sqrt(np.average((y - y_mean) ** 2, weights=weights))
+    Z, t = ((X - x_mean) / x_sd).to_numpy(), ((y - y_mean) / y_sd).to_numpy()
+    grid = np.arange(1, 50) / 16
+    logs, sums = [], []
+    for age, size, dose in np.ndindex(2, 2, 2):
+        s = np.array([age, size, size, dose, 1])
+        p = PRIOR[[0, 1, 3]]
+        prior = np.log(np.where([age, size, dose], p, 1 - p)).sum()
+        for sigma in grid:
+            noise = np.diag(sigma**2 / relative) + 1e8
+            for slab in grid:
+                variance = s * np.array([slab**2] * 4 + [100.0])
+                covariance = noise + (Z * variance) @ Z.T
+                root = np.linalg.cholesky(covariance)
+                a = np.linalg.solve(root, t)
+                log = prior - np.log(np.diag(root)).sum() - 0.5 * a @ a
+                logs.append(log + stats.halfnorm.logpdf([sigma, slab]).sum())
+                mean = variance * (Z.T @ np.linalg.solve(root.T, a)) * y_sd / x_sd
+                sums.append([*s, *mean, sigma * y_sd * weights.mean() ** 0.5])
+    return np.exp(logs - logsumexp(logs)) @ np.array(sums)
+
+
+@pytest.mark.slow
+def test_chains_agree_with_sums_over_models():
+    X, y, weights, offset = table()
+    tree = nss.sparse_regression(
+        KEY,
+        X,
+        y,
+        always="lot",
+        groups=GROUPS,
+        inclusion=PRIOR,
+        weights=weights,
+        offset=offset,
+        X_new=X.iloc[5:7],
+        num_samples=3000,
+    )
+    truth, summary = exact(), tree["summary"].to_dataset()
+    assert truth[:5].min() > 0.1 and np.sort(truth[:5])[1:4].max() < 0.99
+    error = abs(summary["inclusion"] - truth[:5])
+    # five standard errors: one seed in a hundred thousand would fail
+    assert (error < 5 * summary["mcse_inclusion"].fillna(0.0) + 2e-3).all()
+    assert (abs(summary["mean"] - truth[5:10]) < 5 * summary["mcse_mean"] + 2e-3).all()
+    sigma = posterior(tree)["sigma"]
+    assert abs(float(sigma.mean()) - truth[10]) < 0.01 * truth[10]
+    draws = posterior(tree)
+    assert set(draws.sizes) == {"chain", "draw", "feature"}
+    assert (draws["w_spike"].sel(feature="lot") == 1).all()
+    assert (draws["w_spike"].sel(feature="low") == draws["w_spike"].sel(feature="middle")).all()
+    assert tree["predictions"]["new_row"].values.tolist() == [5, 6]
+    assert summary.attrs["expected_size"] == pytest.approx(0.5 + 0.3 + 0.6)
+    np.testing.assert_allclose(tree["constant_data"]["prior_inclusion.w"][:4], PRIOR[:4])
+
+
+def arguments_of_model(X, y, likelihood="normal", weights=None, offset=None, totals=None, **more):
+    columns = dict(always=(), groups=None, inclusion=None) | more
+    rows = checked_rows(X, y, weights, offset, totals, likelihood)
+    kind, names = response_kind(likelihood), pd.Index(X.columns)
+    columns = checked_columns(names, *columns.values(), kind)
+    return standardised(checked_table(X), rows, columns, kind)
+
+
+def test_counted_rows_are_repeated_rows():
+    X, y, *_ = table()
+    y, counts = (y > y.median()).astype(float), np.arange(24) % 3
+    index = np.repeat(np.arange(24), counts)
+    scales, weighted = arguments_of_model(X, y, "logit", counts)
+    _, repeated = arguments_of_model(X.iloc[index], y.iloc[index], "logit")
+    assert scales.num_rows == len(index) == len(weighted[0])
+    for got, expected in zip(weighted, repeated, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_the_unit_of_weights_is_that_of_the_noise():
+    X, y, weights, _ = table()
+    one, data = arguments_of_model(X, y, weights=weights)
+    two, same = arguments_of_model(X, y, weights=4.0 * weights)
+    assert two.noise == pytest.approx(2.0 * one.noise)
+    for got, expected in zip(same[:2], data[:2], strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("likelihood", ["normal", "student"])
+def test_offsets_are_subtracted_from_numbers(likelihood):
+    X, y, _, offset = table()
+    _, data = arguments_of_model(X, y, likelihood, offset=offset)
+    _, shifted = arguments_of_model(X, y - offset, likelihood)
+    np.testing.assert_array_equal(data[1], shifted[1])
+    assert data[3] is shifted[3] is None
+
+
+def test_groups_are_lists_or_labels():
+    kind, names = response_kind("normal"), pd.Index(NAMES)
+    same = GROUPS, [["low", "middle"]], ["a", "b", "b", "c", "d"], [5, 1, 1, 2, 7]
+    for groups in same:
+        columns = checked_columns(names, ["lot"], groups, PRIOR, kind)
+        index = np.array(columns.groups)
+        assert len(index) == 4 and index[1] == index[2] and len(set(index)) == 3
+        prior = columns.prior(np.ones(5, bool), 24, None).inclusion
+        np.testing.assert_array_equal(prior, [*PRIOR[:4], 1.0])
+    alone = checked_columns(names, (), list("abcde"), 0.25, kind)
+    assert alone.groups is None and alone.prior(np.arange(5) > 0, 24, None).expected_size == 1.0
+    learned = checked_columns(names, (), GROUPS, None, kind)
+    prior = learned.prior(np.ones(5, bool), 24, 2.0)
+    assert prior.arguments == {"inclusion": (1.0, 1.0)} and (prior.inclusion == 0.5).all()
+
+
+X, Y, WEIGHTS, OFFSET = table()
+CLASSES = (Y.median() < Y).astype(int)
+MESSAGES = {
+    "likelihood": ({"likelihood": "gamma"}, "likelihood: got 'gamma', expected one of 'normal'"),
+    "classes": ({"likelihood": "logit"}, "y: got values .* expected classes, 0 and 1"),
+    "counts": ({"likelihood": "poisson"}, "y: got .* in row 0, expected whole numbers from 0"),
+    "trials": ({"likelihood": "binomial"}, "totals: got None, expected numbers of trials"),
+    "no trials": ({"totals": 3}, "totals: got numbers, .* else None"),
+    "many": (
+        {"likelihood": "binomial", "y": 5 * CLASSES, "totals": 4},
+        "y: got 5 in row .* from 0 to 4, the row's total",
+    ),
+    "always": ({"always": ["size"]}, r"always: got \['size'\], expected columns of X"),
+    "all": ({"always": NAMES}, "always: got all columns"),
+    "part": ({"always": "low", "groups": GROUPS}, "always: got a part of the group"),
+    "twice": ({"groups": [["age", "lot"], ["lot"]]}, "groups: got a column that is in two"),
+    "labels": ({"groups": ["a", "b"]}, "groups: got 2 labels, expected 5"),
+    "no labels": ({"groups": [None, 1, 1, 2, 3]}, "groups: got 5 labels, expected 5"),
+    "one": ({"inclusion": 1.0}, "inclusion: got 1.0, .* `always`"),
+    "inclusion": ({"inclusion": [0.5, 0.5]}, "a number, or 5 for the columns"),
+    "order": ({"inclusion": pd.Series(PRIOR, NAMES[::-1])}, "inclusion: got another index"),
+    "within": ({"groups": GROUPS, "inclusion": PRIOR[::-1]}, "several probabilities in a group"),
+    "size": ({"inclusion": 0.5, "expected_size": 2.0}, "expected_size: got 2.0, expected None"),
+    "shape": ({"weights": WEIGHTS[1:]}, r"weights: got the shape \(23,\)"),
+    "zero": ({"weights": 0.0 * WEIGHTS}, "weights: got 0, expected positive numbers"),
+    "halves": (
+        {"weights": WEIGHTS, "likelihood": "logit", "y": CLASSES},
+        "weights: .* how many times",
+    ),
+    "rows": ({"offset": pd.Series(OFFSET)[::-1]}, r"offset: got another index .*offset\.loc"),
+    "groups": ({"groups": GROUPS, "likelihood": "poisson", "y": CLASSES}, "under a Poisson"),
+    "explained": ({"offset": Y}, "y: got 0.* in every row"),
+    "no response": ({"y": None}, "y: got None"),
+    "data": ({"data": X}, "data: got a DataFrame, expected None. Write"),
+}
+
+
+@pytest.mark.parametrize("case", MESSAGES)
+def test_messages_of_options_name_argument_and_remedy(case):
+    arguments, message = MESSAGES[case]
+    with pytest.raises(ValueError, match=message):
+        nss.sparse_regression(**{"key": KEY, "X": X, "y": Y} | arguments)
+
+
+FORMULA = "y ~ age * kind + bs(dose, 4)"
+
+
+@pytest.fixture
+def frame():
+    pytest.importorskip("formulaic")
+    kinds = pd.Categorical(list("abc") * 8)
+    return X.assign(y=Y, kind=kinds).set_axis(np.arange(24) + 100)
+
+
+def test_terms_of_a_formula_are_groups(frame):
+    always = ["kind", "age"]
+    made = formula_table(FORMULA, None, frame, None, always, frame.iloc[:2])
+    table, y, terms, names, new = made
+    assert table.columns[:3].tolist() == ["age", "kind[T.b]", "kind[T.c]"]
+    assert terms == ["age", *["kind"] * 2, *["bs(dose, 4)"] * 4, *["age:kind"] * 2]
+    assert names == ["kind[T.b]", "kind[T.c]", "age"]
+    assert y.equals(frame["y"]) and new.equals(table.iloc[:2])
+    # categories and knots are those of the first table
+    other = formula_table(FORMULA, None, frame, None, (), frame.iloc[[7]])[-1]
+    assert other.equals(table.iloc[[7]])
+
+
+FORMULAS = {
+    "no response": ("age + dose", {}, "X: got the formula .* one with one response"),
+    "classes": ("kind ~ age", {}, "with one response.* Write a class as"),
+    "no intercept": ("y ~ 0 + age", {}, "with an intercept"),
+    "syntax": ("y ~ age +", {}, "that can be read"),
+    "name": ("y ~ ages", {}, "data: got rows that .*`?ages`? is not"),
+    "y": ("y ~ age", {"y": Y}, "y, groups: got an arg"),
+    "groups": ("y ~ age", {"groups": GROUPS}, "y, groups: got an arg"),
+    "array": ("y ~ age", {"data": X.to_numpy()}, "data: got a ndarray, expected a DataFrame"),
+    "missing": ("y ~ age", {"data": X.assign(y=Y, age=np.nan)}, "data: .* null values"),
+    "category": (FORMULA, {"X_new": X.assign(kind="z")}, "X_new: got rows .* categories"),
+    "range": (FORMULA, {"X_new": X.assign(kind="a", dose=1e6)}, "X_new: .* beyond upper"),
+}
+
+
+@pytest.mark.parametrize("case", FORMULAS)
+def test_messages_of_formulas_name_argument_and_reason(case, frame):
+    formula, arguments, message = FORMULAS[case]
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        nss.sparse_regression(**{"key": KEY, "X": formula, "data": frame} | arguments)
+
+
+@pytest.mark.slow
+def test_a_formula_is_its_table(frame):
+    options = dict(num_warmup=50, num_samples=100, num_chains=2)
+    tree = nss.sparse_regression(KEY, FORMULA, data=frame, X_new=frame.iloc[:3], **options)
+    draws = posterior(tree)
+    assert (draws["w_spike"][..., 1] == draws["w_spike"][..., 2]).all()
+    assert tree["predictions"]["new_row"].values.tolist() == [100, 101, 102]
+    table, y, groups, _, new = formula_table(FORMULA, None, frame, None, (), frame[:3])
+    same = nss.sparse_regression(KEY, table, y, groups=groups, X_new=new, **options)
+    assert posterior(same).equals(draws)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regressions of a table under all likelihoods, with weights, offsets, groups and priors."""
+
+from functools import reduce
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import special, stats
+from scipy.special import logsumexp
+
+from jax import random
+
+from numpyro.infer.util import log_density
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.precision import double_precision
+from numpyro_spikeslab.reporting.arviz_data import posterior
+from numpyro_spikeslab.responses import RESPONSES
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+KEY = random.key(0)
+NUM_ROWS, INCLUSION, TOTAL = 24, 0.4, 6
+# densities of observations up to constant factors, and priors of sites, by scipy
+DENSITIES = {
+    "normal": lambda y, f, sigma: stats.norm.logpdf(y, f, sigma),
+    "student": lambda y, f, sigma, dof: stats.t.logpdf(y, dof, f, sigma),
+    "logit": lambda y, f: y * f - np.logaddexp(0, f),
+    "probit": lambda y, f: special.log_ndtr((2 * y - 1) * f),
+    "binomial": lambda y, f: y * f - TOTAL * np.logaddexp(0, f) + np.log(special.comb(TOTAL, y)),
+    "poisson": lambda y, f: y * f - np.exp(f) - special.gammaln(y + 1),
+    "negative_binomial": lambda y, f, r: (
+        special.gammaln(y + r)
+        - special.gammaln(r)
+        - special.gammaln(y + 1)
+        + r * np.log(r)
+        + y * f
+        - (y + r) * np.logaddexp(np.log(r), f)
+    ),
+}
+SITES = {
+    "normal": {"sigma": stats.halfnorm},
+    "student": {"sigma": stats.halfnorm, "dof": stats.gamma(2.0, scale=10.0)},
+    "negative_binomial": {"concentration": stats.lognorm(2.0)},
+}
+
+
+def data_of(likelihood):
+    """Two columns that are correlated, in units of their own; a response, and offsets."""
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(NUM_ROWS, 2))
+    X[:, 1] = 0.6 * X[:, 0] + 0.8 * X[:, 1]
+    offset = 0.3 * rng.normal(size=NUM_ROWS)
+    f = 0.4 + offset + 0.5 * X[:, 0]
+    draws = {
+        "student": lambda: f + 0.5 * rng.standard_t(3.0, NUM_ROWS),
+        "logit": lambda: rng.binomial(1, special.expit(2 * f)),
+        "probit": lambda: rng.binomial(1, special.ndtr(f)),
+        "binomial": lambda: rng.binomial(TOTAL, special.expit(f)),
+        "poisson": lambda: rng.poisson(np.exp(f)),
+        "negative_binomial": lambda: rng.poisson(np.exp(f) * rng.gamma(2.0, 0.5, NUM_ROWS)),
+    }
+    table = pd.DataFrame(X * [10.0, 0.1] + [5.0, -3.0], columns=["a", "b"])
+    return table, draws[likelihood]().astype(float), offset
+
+
+def log_slabs(*w):
+    """Log density of weights whose slabs have one standard deviation, from HalfNormal(1)."""
+    scale = np.linspace(0.0, 6.0, 601)[1:]
+    squares = sum(x[..., None] ** 2 for x in w)
+    logs = -0.5 * squares / scale**2 - len(w) * np.log(scale * np.sqrt(2 * np.pi))
+    return logsumexp(logs + stats.halfnorm.logpdf(scale), axis=-1) + np.log(scale[0])
+
+
+def exact(likelihood, X, y, offset, draws):
+    """Inclusion and means by sums over models and over grids that cover the draws.
+
+    :param draws: of all sites in standard units, by name.
+    """
+
+    def nodes(values, size):
+        low, high = values.min(), values.max()
+        return np.linspace(low - 0.3 * (high - low), high + 0.3 * (high - low), size)
+
+    sites = SITES.get(likelihood, {})
+    # in logarithms
+    of_sites = [nodes(np.log(draws[name]), 16) for name in sites]
+    logs, sums = [], []
+    for model in np.ndindex(2, 2):
+        places = np.flatnonzero(model)
+        axes = [nodes(draws["b"], 31)]
+        axes += [nodes(draws["w"][..., p][draws["w"][..., p] != 0], 31) for p in places]
+        b, *w = np.meshgrid(*axes, indexing="ij")
+        f = reduce(np.add, [x[..., None] * X[:, p] for x, p in zip(w, places, strict=True)], 0.0)
+        f = f + b[..., None] + offset
+        prior = stats.norm.logpdf(b, 0.0, 10.0) + (log_slabs(*w) if w else 0.0)
+        prior += np.log(np.where(model, INCLUSION, 1 - INCLUSION)).sum()
+        prior += np.log([axis[1] - axis[0] for axis in axes]).sum()
+        for values in map(np.array, product(*of_sites)):
+            log = prior + DENSITIES[likelihood](y, f, *np.exp(values)).sum(-1)
+            log += sum(p.logpdf(np.exp(x)) + x for x, p in zip(values, sites.values(), strict=True))
+            total = logsumexp(log)
+            probs, mean = np.exp(log - total), np.zeros(2)
+            mean[places] = [(probs * x).sum() for x in w]
+            logs.append(total)
+            sums.append([*model, *mean, (probs * b).sum(), *np.exp(values)])
+    return np.exp(logs - logsumexp(logs)) @ np.array(sums)
+
+
+CASES = [
+    pytest.param("logit", marks=pytest.mark.slow),
+    pytest.param("negative_binomial", marks=pytest.mark.slow),
+    *(
+        pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in ("probit", "binomial", "poisson", "student")
+    ),
+]
+
+
+@pytest.mark.parametrize("likelihood", CASES)
+def test_chains_agree_with_quadrature(likelihood):
+    table, y, offset = data_of(likelihood)
+    unit = 20.0 if likelihood == "student" else 1.0
+    options = {"totals": TOTAL} if likelihood == "binomial" else {}
+    tree = nss.sparse_regression(
+        KEY,
+        table,
+        unit * y,
+        likelihood=likelihood,
+        inclusion=INCLUSION,
+        offset=unit * offset,
+        X_new=table.set_axis(np.arange(NUM_ROWS) + 7),
+        num_warmup=500,
+        num_samples=3000,
+        **options,
+    )
+    assert ("cavi" in tree.children) == (likelihood != "poisson")
+    summary, draws = tree["summary"].to_dataset(), posterior(tree)
+    assert ("k_hat" in summary.attrs) == (likelihood != "poisson")
+    assert summary["r_hat"].max() < 1.02 and summary.attrs["expected_size"] == 0.8
+    mean, sd = table.mean().to_numpy(), table.std(ddof=0).to_numpy()
+    standard = {name: draws[name].values for name in SITES.get(likelihood, {})}
+    response = y
+    centre, scale = 0.0, 1.0
+    if likelihood == "student":
+        response, offset = y - offset, 0.0
+        centre = np.median(response)
+        scale = np.median(abs(response - centre)) / stats.norm.ppf(0.75)
+        response = (response - centre) / scale
+        standard["sigma"] = standard["sigma"] / (unit * scale)
+    w = draws["w"].values * sd / (unit * scale)
+    b = (draws["intercept"].values + draws["w"].values @ mean) / (unit * scale) - centre / scale
+    standard |= {"w": w, "b": b}
+    truth = exact(likelihood, (table.to_numpy() - mean) / sd, response, offset, standard)
+    sites = [standard[name] for name in SITES.get(likelihood, {})]
+    values = [*np.moveaxis(w != 0, -1, 0), *np.moveaxis(w, -1, 0), b, *sites]
+    means = np.array([x.mean() for x in values])
+    errors = [_mcse(x.astype(float)) for x in values]
+    # five standard errors: one seed in a hundred thousand would fail
+    assert (abs(means - truth) < 5 * np.array(errors) + 2e-3 * (1 + abs(truth))).all()
+    new = tree["predictions"]["y"]
+    assert new["new_row"].values.tolist() == list(range(7, 7 + NUM_ROWS))
+    f = draws["intercept"].values[..., None] + draws["w"].values @ table.to_numpy().T
+    if likelihood == "poisson":
+        np.testing.assert_allclose(new.mean(), np.exp(f).mean(), rtol=0.03)
+
+
+def _mcse(x):
+    return float(nss.reporting.arviz_data.arviz_stats.mcse(x, method="mean"))
+
+
+@pytest.mark.parametrize("likelihood", RESPONSES)
+def test_models_have_the_density_that_is_documented(likelihood):
+    rng = np.random.default_rng(0)
+    X, Z, offset = rng.normal(size=(6, 3)), rng.normal(size=(6, 1)), rng.normal(size=6)
+    y = rng.binomial(1, 0.5, 6).astype(float)
+    values = {"w_spike": np.array([1, 0]), "w_slab": rng.normal(size=3), "slab_scale": 0.7}
+    values |= {"always": rng.normal(size=1), "intercept": 0.3, "inclusion": 0.2}
+    values |= dict.fromkeys(SITES.get(likelihood, {}), 1.3)
+    model = nss.models.sparse_regression(likelihood=likelihood, groups=(0, 1, 0))
+    with double_precision():
+        totals = np.full(6, TOTAL) if likelihood == "binomial" else None
+        got = float(log_density(model, (X, y, Z, offset, totals), {}, values)[0])
+    f = X @ (values["w_slab"] * [1, 0, 1]) + Z @ values["always"] + offset
+    expected = stats.norm.logpdf(values["always"], 0, 10).sum()
+    if likelihood != "normal":
+        f += 0.3
+        expected += stats.norm.logpdf(0.3, 0, 10)
+    expected += stats.halfnorm.logpdf(0.7) + stats.beta.logpdf(0.2, 1, 9) + np.log(0.2 * 0.8)
+    expected += stats.norm.logpdf(values["w_slab"], 0, 0.7).sum()
+    sites = SITES.get(likelihood, {})
+    expected += sum(prior.logpdf(1.3) for prior in sites.values())
+    expected += DENSITIES[likelihood](y, f, *[1.3] * len(sites)).sum()
+    assert got == pytest.approx(expected, rel=1e-9)
