@@ -176,8 +176,8 @@ def sparse_regression(
     if fitted is not None:
         tree["cavi"] = in_units(fitted, scales, columns, rng)
     of_rows = {"offset": offset, "totals": totals, "weights": weights}
-    constants = {k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None}
-    constants |= {"X": table, f"{PRIOR}.w": ("feature", prior.inclusion)}
+    constants: dict[str, Any] = {"X": table, f"{PRIOR}.w": ("feature", prior.inclusion)}
+    constants |= {k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None}
     tree["constant_data"] = xr.Dataset(constants, labels_of("row", X))
     tree["observed_data"] = xr.Dataset({"y": ("row", rows.y)}, labels_of("row", X))
     summary = summarised(tree, table.values)

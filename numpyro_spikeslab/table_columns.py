@@ -17,18 +17,18 @@ class TableColumns(NamedTuple):
     """The prior of the columns of a table.
 
     - **always** - whether a column is always in.
-    - **index** - for each of the other columns the number of its group, of one column or more.
+    - **numbers** - for each of the other columns the number of its group, of one column or more.
     - **probabilities** - prior inclusion probabilities of groups; `None` if they are learned.
     """
 
     always: Bool[np.ndarray, " P"]
-    index: Int[np.ndarray, " S"]
+    numbers: Int[np.ndarray, " S"]
     probabilities: Float[np.ndarray, " G"] | None
 
     @property
     def groups(self) -> tuple[int, ...] | None:
         """Return the number of each column's group, `None` if all columns are alone."""
-        return None if len(set(self.index)) == len(self.index) else tuple(self.index.tolist())
+        return None if len(set(self.numbers)) == len(self.numbers) else tuple(self.numbers.tolist())
 
     def prior(
         self, used: Bool[np.ndarray, " P"], num_rows: int, expected_size: float | None
@@ -37,18 +37,18 @@ class TableColumns(NamedTuple):
 
         :raises ValueError: if ``expected_size`` is out of its range, or given beside probabilities.
         """
-        varies = np.unique(self.index[used[~self.always]])
+        varies = np.unique(self.numbers[used[~self.always]])
         if self.probabilities is None:
             expected = checked_size(expected_size, len(varies), num_rows)
-            probabilities = np.full(self.index.max() + 1, expected / len(varies))
-            arguments = {"inclusion": (1.0, len(varies) / expected - 1.0)}
+            probabilities = np.full(self.numbers.max() + 1, expected / len(varies))
+            arguments: dict[str, Any] = {"inclusion": (1.0, len(varies) / expected - 1.0)}
         elif expected_size is None:
             probabilities, expected = self.probabilities, self.probabilities[varies].sum()
             arguments = {"probabilities": probabilities}
         else:
             raise bad("expected_size", repr(expected_size), "None beside `inclusion`")
         inclusion = used.astype(float)
-        inclusion[~self.always] *= probabilities[self.index]
+        inclusion[~self.always] *= probabilities[self.numbers]
         return InclusionPrior(arguments, float(expected), inclusion)
 
 

@@ -45,10 +45,10 @@ def standardised(
     if not used[~columns.always].any():
         raise bad("X", f"{table.shape[1]} constant columns", "one or more that vary")
     sd = np.where(used, sd, 1.0)
-    X, y, offset = (values - mean) / sd * used, rows.y, rows.offset
+    X, y = (values - mean) / sd * used, rows.y
     y_mean, y_sd, noise = 0.0, 1.0, 1.0
     if kind.units is not None:
-        y, offset = y - offset, None
+        y = y - rows.offset
         y_mean, y_sd = map(float, kind.units(y, rows.weights))
         y = (y - y_mean) / y_sd
     if not kind.has_intercept:
@@ -57,6 +57,7 @@ def standardised(
     x_mean, x_sd, x_used = (table[0].copy(data=x) for x in (mean, sd, used))
     always = X[:, columns.always] if columns.always.any() else None
     totals = rows.totals if np.isfinite(rows.totals).all() else None
+    offset = rows.offset if kind.units is None else None
     data = X[:, ~columns.always], y, always, offset, totals
     return Scales(x_mean, x_sd, x_used, y_mean, y_sd, noise, len(values)), data
 

@@ -56,7 +56,7 @@ def data_of(likelihood):
     f = 0.4 + offset + 0.5 * X[:, 0]
     draws = {
         "student": lambda: f + 0.5 * rng.standard_t(3.0, NUM_ROWS),
-        "logit": lambda: rng.binomial(1, special.expit(2 * f)),
+        "logit": lambda: rng.binomial(1, special.expit(f)),
         "probit": lambda: rng.binomial(1, special.ndtr(f)),
         "binomial": lambda: rng.binomial(TOTAL, special.expit(f)),
         "poisson": lambda: rng.poisson(np.exp(f)),
@@ -139,7 +139,7 @@ def test_chains_agree_with_quadrature(likelihood):
     assert ("cavi" in tree.children) == (likelihood != "poisson")
     summary, draws = tree["summary"].to_dataset(), posterior(tree)
     assert ("k_hat" in summary.attrs) == (likelihood != "poisson")
-    assert summary["r_hat"].max() < 1.02 and summary.attrs["expected_size"] == 0.8
+    assert summary["r_hat"].max() < 1.05 and summary.attrs["expected_size"] == 0.8
     mean, sd = table.mean().to_numpy(), table.std(ddof=0).to_numpy()
     standard = {name: draws[name].values for name in SITES.get(likelihood, {})}
     response = y
