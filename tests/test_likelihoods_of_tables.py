@@ -111,10 +111,9 @@ def exact(likelihood, X, y, offset, draws):
 
 CASES = [
     pytest.param("logit", marks=pytest.mark.slow),
-    pytest.param("negative_binomial", marks=pytest.mark.slow),
     *(
         pytest.param(name, marks=pytest.mark.exhaustive)
-        for name in ("probit", "binomial", "poisson", "student")
+        for name in ("probit", "binomial", "poisson", "student", "negative_binomial")
     ),
 ]
 
