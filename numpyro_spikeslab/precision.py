@@ -6,7 +6,10 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+from jax import export
+from jax.custom_batching import custom_vmap
 import jax.experimental
+import jax.numpy as jnp
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,3 +46,37 @@ def in_double_precision(call: Callable[P, R]) -> Callable[P, R]:
             return call(*args, **kwargs)
 
     return called
+
+
+def within_single(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function of arrays compute in float64 within a program in float32.
+
+    A program of JAX has one precision. So the function is a program of its own, an export, which
+    the other calls.
+    """
+    single = {"float64": jnp.float32, "int64": jnp.int32}
+
+    def widened(*args: Any) -> Any:
+        wide = [x.astype(float) if _is_real(x) else x for x in jax.tree.leaves(args)]
+        out = function(*jax.tree.unflatten(jax.tree.structure(args), wide))
+        return jax.tree.map(lambda x: x.astype(single.get(x.dtype.name, x.dtype)), out)
+
+    @custom_vmap
+    def called(*args: Any) -> Any:
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
+        platforms = sorted({"cpu", export.default_export_platform()})
+        with double_precision():
+            exported = export.export(jax.jit(widened), platforms=platforms)(*shapes)
+        return exported.call(*args)
+
+    @called.def_vmap
+    def batched(size: int, in_batched: Any, *args: Any) -> Any:
+        axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(in_batched))
+        out = within_single(jax.vmap(function, axes, axis_size=size))(*args)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return called
+
+
+def _is_real(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)

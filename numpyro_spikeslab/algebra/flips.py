@@ -15,6 +15,7 @@ the other in reverse, so a sweep is reversible too, as the proposal of a Metropo
 Weights are in the units of :mod:`~numpyro_spikeslab.algebra.active_set`.
 """
 
+from enum import Enum
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
@@ -42,6 +43,7 @@ from numpyro_spikeslab.algebra.active_set import (
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.algebra.variates import index, logistic, normal, uniform
+from numpyro_spikeslab.precision import within_single
 
 # Most included weights for flips and swaps.
 MAX_CAPACITY = 64
@@ -260,6 +262,38 @@ def sweep(
         return spikes, slabs, _given_weights(problem, spikes, slabs, bound)
 
     return lax.cond(moves, moved, stayed)
+
+
+@jax.tree_util.register_static
+class Sweeps(Enum):
+    """In which precision sweeps are: that of the program, double, or as the numbers require."""
+
+    AS_PROGRAM = 0
+    DOUBLE = 1
+    AS_REQUIRED = 2
+
+
+def sweep_in(
+    precision: Sweeps,
+    numbers: Numbers,
+    problem: CollapsedRegression,
+    spikes: Int[Array, " P"],
+    slabs: Float[Array, " P"],
+) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
+    """Make a :func:`sweep`; in double precision the program's must be single."""
+
+    def double():
+        # products of features in single precision have lost their differences
+        design = problem.design._replace(gram=None)
+        exact = problem._replace(design=design, gram=None)
+        return within_single(sweep)(numbers, exact, spikes, slabs)
+
+    def single():
+        return sweep(numbers, problem, spikes, slabs)
+
+    if precision == Sweeps.AS_REQUIRED:
+        return lax.cond(is_precise(problem.linear, problem.squares), single, double)
+    return double() if precision == Sweeps.DOUBLE else single()
 
 
 def slabs_given(

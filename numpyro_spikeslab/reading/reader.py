@@ -14,6 +14,7 @@ import numpyro.distributions as dist
 
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, split, whitened
+from numpyro_spikeslab.algebra.flips import Sweeps
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
 from numpyro_spikeslab.algebra.sparse_sums import Layout, layout_of
 from numpyro_spikeslab.devices import fetched, mesh_of_several, on_every_device
@@ -40,6 +41,7 @@ from numpyro_spikeslab.reading.program import (
 )
 from numpyro_spikeslab.reading.proof import Proof, prove
 from numpyro_spikeslab.reading.provenance import provenance, union
+from numpyro_spikeslab.reading.rounding import sweeps_of
 from numpyro_spikeslab.reading.sites import find_pairs, functions_of, is_latent
 from numpyro_spikeslab.reading.view import (
     View,
@@ -186,6 +188,12 @@ class Reading:
         """The design before whitening, `None` if it depends on other sites."""
         columns = self.form.kind == COLUMNS and self.form.constant_rows
         return _rows(self.problem, self.generic) if columns else None
+
+    @from_data
+    def sweeps(self) -> Sweeps:
+        """The precision that flips and swaps of spikes need; read with a warning where a step
+        needs more than single precision."""
+        return sweeps_of(self)
 
     def design_at(self, values: dict[str, Any], relative: Any) -> Design:
         """The whitened design at given values of the other sites and relative precisions."""

@@ -60,6 +60,7 @@ def draw_pairs(
     moves: bool,
     single: bool = True,
     gram: Float[Array, "P P"] | None = None,
+    sweeps: flips.Sweeps = flips.Sweeps.AS_PROGRAM,
 ) -> PairDraws:
     """Draw all pairs and the kernel's coefficients.
 
@@ -68,10 +69,11 @@ def draw_pairs(
     :param single: whether these moves come after a sweep of single pairs. Without it the draw is
         reversible.
     :param gram: :func:`gram_at` here, by default that of a constant design.
+    :param sweeps: the precision of these moves.
     """
     form = now.reading.form
     if form.kind == COLUMNS:
-        drawn, draw_coefficients = _draw_columns(keys[0], now, moves, single, gram)
+        drawn, draw_coefficients = _draw_columns(keys[0], now, moves, single, gram, sweeps)
     else:
         drawn, draw_coefficients = _draw_table(keys[0], now)
     # else XLA compiles the draws of the pairs anew for each site that depends on them
@@ -93,7 +95,7 @@ def gram_at(now: Current) -> Float[Array, "P P"]:
 
 
 def _draw_columns(
-    key: Array, now: Current, moves: bool, single: bool, gram: Any
+    key: Array, now: Current, moves: bool, single: bool, gram: Any, sweeps: flips.Sweeps
 ) -> tuple[tuple[Array, Array, Array], DrawCoefficients]:
     """Draw the pairs of a design with the kernel's coefficients integrated out.
 
@@ -132,7 +134,7 @@ def _draw_columns(
         if single:
             drawn = gibbs_sweep(numbers.pairs, design, residual(), current, precision, prior)
         problem = CollapsedRegression(design, gram, target, precision, prior)
-        drawn = flips.sweep(numbers, problem, *drawn[:2])
+        drawn = flips.sweep_in(sweeps, numbers, problem, *drawn[:2])
 
     def draw_coefficients(key, w):
         new: dict[str, Any] = {}

@@ -10,6 +10,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.flips import Sweeps
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.roles import SlabRole
 from numpyro_spikeslab.sampling.density_step import AdaptState, draw_with_density
@@ -30,12 +31,14 @@ class PairedGibbsState(NamedTuple):
       Normal one. ``extra_fields=("adapt_state.mean_accept_prob",)`` collects the mean acceptance
       probability of steps with the learnt Gaussian, in the warm-up; below 0.2 it is not used.
       ``"adapt_state.accept_prob"`` is that of each step, and 1 without the Gaussian.
+    - **sweeps** - the precision of moves that integrate the slabs out. It has no arrays.
     """
 
     z: dict[str, Any]
     inclusion_probabilities: dict[str, Any]
     rng_key: Array
     adapt_state: AdaptState | None = None
+    sweeps: Sweeps = Sweeps.AS_PROGRAM
 
 
 class PairedGibbs(BlockKernel):
@@ -114,7 +117,8 @@ class PairedGibbs(BlockKernel):
         if not reading.form.is_normal:
             now = Current.of(reading, values, z)
             adapt_state = AdaptState.begin(num_warmup, now, self._user, self._collapsed)
-        return PairedGibbsState(z, start_inclusion(z), rng_key, adapt_state)
+        sweeps = reading.sweeps if self._collapsed else Sweeps.AS_PROGRAM
+        return PairedGibbsState(z, start_inclusion(z), rng_key, adapt_state, sweeps)
 
     def _step(self, reading: Reading, values: dict[str, Any], state: Any) -> PairedGibbsState:
         rng_key, key, key_others = random.split(state.rng_key, 3)
@@ -122,7 +126,8 @@ class PairedGibbs(BlockKernel):
         form, adapt_state = reading.form, state.adapt_state
         now = Current.of(reading, values, state.z)
         if form.is_normal:
-            drawn = draw_pairs((key, key_coefficients), now, self._collapsed)
+            keys_of_pairs = key, key_coefficients
+            drawn = draw_pairs(keys_of_pairs, now, self._collapsed, sweeps=state.sweeps)
         else:
             drawn, adapt_state = draw_with_density(key, now, adapt_state, self._collapsed)
         new, pairs = drawn.sites, now.weights(drawn.sites)
@@ -134,4 +139,4 @@ class PairedGibbs(BlockKernel):
                 new |= form.split(jnp.ravel(jax.lax.optimization_barrier(slabs)), "{}_slab")
         z = {name: new.get(name, x).astype(x.dtype) for name, x in state.z.items()}
         inclusion = form.split(drawn.inclusion.astype(float), "{}")
-        return PairedGibbsState(z, inclusion, rng_key, adapt_state)
+        return PairedGibbsState(z, inclusion, rng_key, adapt_state, state.sweeps)
