@@ -17,7 +17,7 @@ class Signal(NamedTuple):
 
     - **noise** - standard deviation of the noise.
     - **weight** - the largest of the weights.
-    - **length** - norm of the observations, less what the covariates explain.
+    - **length** - norm of the observations after regression on the covariates.
     """
 
     noise: float

@@ -191,8 +191,8 @@ class Reading:
 
     @from_data
     def sweeps(self) -> Sweeps:
-        """The precision that flips and swaps of spikes need; read with a warning where a step
-        needs more than single precision."""
+        """The precision that flips and swaps of spikes need, decided with a warning if the other
+        draws of a step need more than single precision."""
         return sweeps_of(self)
 
     def design_at(self, values: dict[str, Any], relative: Any) -> Design:
