@@ -54,11 +54,10 @@ def within_single(function: Callable[..., Any]) -> Callable[..., Any]:
     A program of JAX has one precision. So the function is a program of its own, an export, which
     the other calls.
     """
-    single = {"float64": jnp.float32, "int64": jnp.int32}
+    wide, single = {"float32": float}, {"float64": jnp.float32, "int64": jnp.int32}
 
     def widened(*args: Any) -> Any:
-        wide = [x.astype(float) if _is_real(x) else x for x in jax.tree.leaves(args)]
-        out = function(*jax.tree.unflatten(jax.tree.structure(args), wide))
+        out = function(*jax.tree.map(lambda x: x.astype(wide.get(x.dtype.name, x.dtype)), args))
         return jax.tree.map(lambda x: x.astype(single.get(x.dtype.name, x.dtype)), out)
 
     @custom_vmap
@@ -76,7 +75,3 @@ def within_single(function: Callable[..., Any]) -> Callable[..., Any]:
         return out, jax.tree.map(lambda _: True, out)
 
     return called
-
-
-def _is_real(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
