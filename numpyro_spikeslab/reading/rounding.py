@@ -16,7 +16,7 @@ from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.roles import NoiseRole, SlabRole
 
-EPS = np.finfo(np.float32).eps
+EPS = float(np.finfo(np.float32).eps)
 # Rounding error times signal to noise ratio, above which draws of single pairs are off, too.
 MAX_PAIR_ROUNDING = 0.25
 
@@ -70,4 +70,5 @@ def _ratios(reading: Any) -> tuple[float, float, float]:
     # a scale that is learned may be larger than all weights
     scale = 2 * signal.weight if form.roles_of(SlabRole) else scale
     length = np.sqrt(np.max(np.einsum("pn,pn->p", outside, outside)))
-    return noise, max(scale * length, signal.length) / noise, rounding / noise
+    ratio = max(scale * length, signal.length) / noise
+    return float(noise), float(ratio), float(rounding / noise)
