@@ -21,7 +21,6 @@ from numpyro_spikeslab.reporting.credible_sets import credible_sets
 from numpyro_spikeslab.reporting.variational import k_hat
 from numpyro_spikeslab.responses import ResponseKind, response_kind
 from numpyro_spikeslab.table_chains import Counts, TableModel, fit_and_chains
-from numpyro_spikeslab.table_checks import checked_count
 from numpyro_spikeslab.table_columns import checked_columns
 from numpyro_spikeslab.table_formula import formula_table
 from numpyro_spikeslab.table_units import in_units, standardised
@@ -155,11 +154,7 @@ def sparse_regression(
         )
     """
     table_checks.check_key(key)
-    if num_warmup is None:
-        num_warmup = 100 if likelihood == "normal" else 300
-    num_warmup = checked_count("num_warmup", num_warmup, 0)
-    num_samples = checked_count("num_samples", num_samples, 1)
-    num_chains = checked_count("num_chains", num_chains, 1)
+    counts = Counts.checked(likelihood, num_warmup, num_samples, num_chains)
     X, y, groups, always, X_new = formula_table(X, y, data, groups, always, X_new)
     kind = response_kind(likelihood)
     table = table_checks.checked_table(X)
@@ -169,7 +164,6 @@ def sparse_regression(
     model = TableModel(likelihood, columns.groups)
     scales, arrays = standardised(table, rows, columns, kind)
     prior = columns.prior(scales.used.values, scales.num_rows, expected_size)
-    counts = Counts(num_warmup, num_samples, num_chains)
     seed, fitted, draws = fit_and_chains(key, model, arrays, prior.arguments, counts)
     rng = np.random.default_rng(seed)
     tree = in_units(draws, scales, columns, rng)

@@ -29,6 +29,7 @@ from numpyro_spikeslab.reporting.arviz_data import SETS, posterior
 from numpyro_spikeslab.reporting.variational import log_densities
 from numpyro_spikeslab.responses import response_kind
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
+from numpyro_spikeslab.table_checks import checked_count
 
 NUM_STEPS, TOLERANCE = 1000, 1e-3
 """Most steps of the fit, and the rise of the bound at which it stops."""
@@ -57,6 +58,17 @@ class Counts(NamedTuple):
     warmup: int
     samples: int
     chains: int
+
+    @classmethod
+    def checked(cls, likelihood: str, warmup: Any, samples: Any, chains: Any) -> "Counts":
+        """Check the arguments of a regression; the default of the first is `None`."""
+        if warmup is None:
+            warmup = 100 if likelihood == "normal" else 300
+        return cls(
+            checked_count("num_warmup", warmup, 0),
+            checked_count("num_samples", samples, 1),
+            checked_count("num_chains", chains, 1),
+        )
 
 
 class TableModel(NamedTuple):
@@ -132,7 +144,7 @@ def padded(size: int) -> int:
     return max(8, -(-size // step) * step)
 
 
-class Fit(NamedTuple):
+class TableFit(NamedTuple):
     """A fit as arrays: draws, their log densities under model and guide, inclusion probabilities,
     what credible sets need, and the bound."""
 
@@ -147,7 +159,7 @@ class Fit(NamedTuple):
 class Beginning(NamedTuple):
     """The fit, if there is one, the states at which chains start, and other random bits."""
 
-    fit: Fit | None
+    fit: TableFit | None
     states: list[Any]
     seed: Array
 
@@ -177,7 +189,7 @@ def _begin(
     return Beginning(fitted, each, random.bits(key_seed, (2,)))
 
 
-def _fit(key: Array, model: TableModel, table: Table, size: int) -> Fit:
+def _fit(key: Array, model: TableModel, table: Table, size: int) -> TableFit:
     columns, data, prior, _ = table
     guide = PairedGuide(model.at(prior))
     svi = CAVI(guide.model, guide)
@@ -186,7 +198,7 @@ def _fit(key: Array, model: TableModel, table: Table, size: int) -> Fit:
     draws = guide.sample_posterior(key, params, columns, sample_shape=(size,), **data)
     latents = {name: x for name, x in draws.items() if name != "w"}
     latents |= guide.auxiliary_values(latents)
-    return Fit(
+    return TableFit(
         draws,
         *log_densities(svi, params, latents, (columns,), data),
         guide.inclusion_probabilities(params)["w"],
@@ -329,7 +341,7 @@ def agree(rounds: list[dict[str, Any]]) -> bool:
     return bool((arviz_stats.ess(data)["x"] >= MIN_ESS).all())
 
 
-def _tree_of_fit(fitted: Fit, sizes: dict[str, int]) -> xr.DataTree:
+def _tree_of_fit(fitted: TableFit, sizes: dict[str, int]) -> xr.DataTree:
     """Make the ArviZ data of :func:`~numpyro_spikeslab.add_variational_stats`."""
     draws = posterior(_tree(fitted.draws, sizes, ["sample"]))
     ratios = {"log_ratio": ("sample", fitted.log_p - fitted.log_q)}
