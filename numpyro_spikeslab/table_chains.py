@@ -182,7 +182,7 @@ def _begin(
         starts = jax.tree.map(lambda x: jnp.stack([x] * num_chains), one)
 
     def start(inputs):
-        return _started(inputs, model, table, num_warmup)[1]
+        return _started(inputs, model, table, num_warmup)
 
     states = strong(jax.lax.map(start, (random.split(key_chains, num_chains), starts)))
     each = [jax.tree.map(lambda x, k=k: x[k], states) for k in range(num_chains)]
@@ -218,14 +218,14 @@ def _kernel(model: TableModel, table: Table, sites: Iterable[str]) -> tuple[Any,
     return composite, lambda state: state.block_states[0].inclusion_probabilities["w"]
 
 
-def _started(inputs: Any, model: TableModel, table: Table, num_warmup: int) -> tuple[Any, Any]:
-    """Return the kernel of a chain, initialised, and its first state."""
+def _started(inputs: Any, model: TableModel, table: Table, num_warmup: int) -> Any:
+    """Return the first state of a chain, given its key and values of sites."""
     key, start = inputs
     kernel, _ = _kernel(model, table, start)
     # NUTS starts at unconstrained values, and all these sites are positive
     free = response_kind(model.likelihood).free_sites
     start = start | {name: jnp.log(start[name]) for name in free}
-    return kernel, kernel.init(key, num_warmup, start, (table.columns,), table.data)
+    return kernel.init(key, num_warmup, start, (table.columns,), table.data)
 
 
 def _steps(
@@ -298,9 +298,9 @@ def fit_and_chains(
     rounds: list[dict[str, Any]] = []
     for size in _rounds(counts.samples):
         states, draws = zip(*(chain.advanced(state, size) for state in states), strict=True)
-        parts = [{name: np.asarray(x)[:size] for name, x in chain.items()} for chain in draws]
+        parts = [{name: np.asarray(x)[:size] for name, x in each.items()} for each in draws]
         rounds.append({name: np.stack([part[name] for part in parts]) for name in parts[0]})
-        if agree(rounds):
+        if len(rounds) * ROUND < counts.samples and agree(rounds):
             break
     joined = {name: np.concatenate([x[name] for x in rounds], axis=1) for name in rounds[0]}
     of_fit = None if fitted is None else _tree_of_fit(jax.device_get(fitted), sizes)
@@ -323,7 +323,7 @@ def _rounds(total: int) -> Iterator[int]:
 
 
 def agree(rounds: list[dict[str, Any]]) -> bool:
-    """Whether the draws so far determine the undecided weights, and positive sites of the noise.
+    """Whether the draws so far determine the undecided weights, the noise and the intercept.
 
     Measured by rank-normalised R-hat and bulk effective sample size, with :data:`MAX_R_HAT` and
     :data:`MIN_ESS`.
@@ -331,10 +331,9 @@ def agree(rounds: list[dict[str, Any]]) -> bool:
     joined = {name: np.concatenate([x[name] for x in rounds], axis=1) for name in rounds[0]}
     mean = joined[PROBABILITIES].mean(axis=(0, 1))
     undecided = (mean > UNDECIDED) & (mean < 1 - UNDECIDED)
-    noise = [
-        joined[name][..., None] for name in ("sigma", "dof", "concentration") if name in joined
-    ]
-    draws = np.concatenate([joined["w"][..., undecided], *noise], axis=-1)
+    names = [name for name in ("sigma", "dof", "concentration", "intercept") if name in joined]
+    single = [joined[name][..., None] for name in names]
+    draws = np.concatenate([joined["w"][..., undecided], *single], axis=-1)
     data = xr.Dataset({"x": (["chain", "draw", "site"], draws)})
     if data.sizes["chain"] > 1 and not (arviz_stats.rhat(data)["x"] <= MAX_R_HAT).all():
         return False
