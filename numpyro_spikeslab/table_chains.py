@@ -171,12 +171,12 @@ def _begin(
 ) -> Beginning:
     """Fit by CAVI, draw from the fit, and start chains at draws: all in one program."""
     key_fit, key_chains, key_seed = random.split(key, 3)
+    fitted: TableFit | None = None
     if table.intercept is None:
         fitted = _fit(key_fit, model, table, max(NUM_FIT_DRAWS, num_chains))
         starts = {k: x[:num_chains] for k, x in fitted.draws.items() if k != "w"}
     else:
-        fitted, size = None, len(table.columns)
-        one = {"intercept": table.intercept, "w_spike": jnp.zeros(size, int)}
+        one = {"intercept": table.intercept, "w_spike": jnp.zeros(len(table.columns), int)}
         if "always" in table.data:
             one["always"] = jnp.zeros(table.data["always"].shape[1])
         starts = jax.tree.map(lambda x: jnp.stack([x] * num_chains), one)
@@ -297,8 +297,10 @@ def fit_and_chains(
         states = [chain.advanced(state, size)[0] for state in states]
     rounds: list[dict[str, Any]] = []
     for size in _rounds(counts.samples):
-        states, draws = zip(*(chain.advanced(state, size) for state in states), strict=True)
-        parts = [{name: np.asarray(x)[:size] for name, x in each.items()} for each in draws]
+        # all are dispatched before the first is waited for, so cores share them
+        ends = [chain.advanced(state, size) for state in states]
+        states = [state for state, _ in ends]
+        parts = [{name: np.asarray(x)[:size] for name, x in draws.items()} for _, draws in ends]
         rounds.append({name: np.stack([part[name] for part in parts]) for name in parts[0]})
         if len(rounds) * ROUND < counts.samples and agree(rounds):
             break
