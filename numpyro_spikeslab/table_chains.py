@@ -96,7 +96,7 @@ class Table(NamedTuple):
     - **intercept** - where chains start if there is no fit.
     """
 
-    columns: Float[Array, "P N"]
+    columns: Float[Array | np.ndarray, "P N"]
     data: dict[str, Any]
     prior: dict[str, Any]
     intercept: Any
