@@ -189,7 +189,8 @@ def of_z_scores(z: Any, R: Any, n: int) -> Statistics:
             "alleles, take `R` of the same people, or leave the columns out, unless correlated "
             "columns may have opposite effects."
         )
-        warnings.warn(message, stacklevel=3)
+        # of the caller, past the decorator
+        warnings.warn(message, stacklevel=4)
     scales = scales_of(names, np.ones(len(names)), np.ones(len(names), bool), 1.0, n)
     remedy = (
         "z and R are of other rows, or rounded: take R of the same rows, or "
