@@ -63,7 +63,7 @@ def check(mcmc: MCMC, exact: Truth, names: tuple[str, ...] = ("w",)) -> None:
     # Metropolis steps of single pairs alone mix so slowly that their error may be larger
     within = np.clip(4 * error_of(spikes), 0.02, 0.06)
     for x in (spikes, probs):
-        difference = np.mean(x, axis=(0, 1)) - exact.inclusion[: spikes.shape[-1]]
+        difference = np.ravel(np.mean(x, axis=(0, 1))) - exact.inclusion[: spikes.shape[-1]]
         np.testing.assert_array_less(np.abs(difference), within)
 
 
@@ -184,6 +184,40 @@ def test_intercepts_are_drawn_with_the_weights(name, num_warmup):
     wide = np.column_stack([X, np.ones(len(X))])
     exact = truth_of(case, wide, y, (INCLUSION, INCLUSION, 1.0), (SLAB, SLAB, scale))
     check(chain(model, (X, y), num_warmup), exact, ("w", "intercept"))
+
+
+TASKS = [
+    # local steps alone, and columns of one design
+    pytest.param("logit", 0, marks=pytest.mark.slow),
+    pytest.param("poisson", LEARNT, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("name", "num_warmup"), TASKS)
+def test_tasks_that_share_features_have_the_posterior_of_each(name, num_warmup):
+    case, scale, Q = CASES[name], 1.5, 2
+
+    def model(X, Y):
+        with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", INCLUSION, SLAB)
+        task = numpyro.plate("task", Q)
+        with task:
+            level = numpyro.sample("level", dist.Normal(0.0, scale))
+        with numpyro.plate("obs", len(X), dim=-2), task:
+            numpyro.sample("Y", case.likelihood(level + X @ w.T), obs=Y)
+
+    X, y = data_of(case)
+    X, Y = X[:, :2], np.stack([y, y[::-1]], axis=1)
+    wide = np.column_stack([X, np.ones(len(X))])
+    prior = (INCLUSION, INCLUSION, 1.0), (SLAB, SLAB, scale)
+    each = [truth_of(case, wide, y, *prior) for y in Y.T]
+    numbers = (np.array([getattr(x, k) for x in each]) for k in ("inclusion", "mean"))
+    # first the weights of all tasks, then their levels
+    inclusion, mean = (np.concatenate([x[:, :2].ravel(), x[:, 2]]) for x in numbers)
+    exact = Truth(inclusion, mean, sum(x.log_evidence for x in each))
+    mcmc = chain(model, (X, Y), num_warmup)
+    check(mcmc, exact, ("w", "level"))
+    assert has_gaussian_steps(mcmc) == (num_warmup > 0)
 
 
 # Responses of all kinds

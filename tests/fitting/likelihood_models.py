@@ -82,6 +82,24 @@ class Density(NamedTuple):
         return float(logsumexp(total))
 
 
+class Tasks(NamedTuple):
+    """Tasks that share columns, each a model on its own, and the model of all, as arguments of
+    which all tasks make one table."""
+
+    each: list[Density]
+    model: Callable
+    args: tuple
+    linear: bool
+    normal: tuple[str, ...]
+
+    def log_evidence(self, values: dict[str, Any], slopes: dict[str, Any], mean: Any) -> float:
+        """What no bound exceeds: tasks are independent."""
+        return sum(
+            task.log_evidence(*({k: x[q] for k, x in part.items()} for part in (values, slopes)), w)
+            for q, (task, w) in enumerate(zip(self.each, mean, strict=True))
+        )
+
+
 def quadrature(places: np.ndarray, scale: Any) -> tuple[np.ndarray, np.ndarray]:
     """Weights (S, P), zero but at these places, and logs of their shares of the slabs."""
     nodes = np.linspace(-5, 5, 67)
@@ -103,10 +121,39 @@ def regression(name: str, X: Any, y: Any = None) -> None:
             w = nss.spike_slab("w", *prior)
     else:
         w = nss.spike_slab("w", *prior, groups=kind.groups)
-    observed = np.asarray(kind.count) > 0
-    count = jnp.asarray(np.where(observed, kind.count, 1.0), float)
-    with numpyro.plate("obs", N), handlers.mask(mask=observed), handlers.scale(scale=count):
-        numpyro.sample("y", kind.likelihood(X @ w, z), obs=y)
+    with numpyro.plate("obs", N):
+        observe(kind, X @ w, z, y)
+
+
+def observe(kind: Kind, f: Any, z: dict[str, Any], y: Any) -> None:
+    count = np.asarray(kind.count)
+    if count.ndim == 1 and np.ndim(f) == 2:
+        # all tasks alike
+        count = count[:, None]
+    observed = count > 0
+    scale = jnp.asarray(np.where(observed, count, 1.0), float)
+    with handlers.mask(mask=observed), handlers.scale(scale=scale):
+        numpyro.sample("y", kind.likelihood(f, z), obs=y)
+
+
+def tasks_model(name: str, X: Any, Y: Any = None) -> None:
+    """Two tasks, each with coefficients of its own."""
+    kind, Q = KINDS[name], 2
+    with numpyro.plate("task", Q, dim=-2), numpyro.plate("feature", P, dim=-1):
+        w = nss.spike_slab("w", cases.INCLUSION, cases.SLAB)
+    column = numpyro.plate("task", Q, dim=-1)
+    with column:
+        z = {name: numpyro.sample(name, make()) for name, (make, _) in kind.priors.items()}
+    with numpyro.plate("obs", N, dim=-2), column:
+        observe(kind, X @ w.T, z, Y)
+
+
+def make_tasks(name: str) -> Tasks:
+    task = make(name)
+    X, y = task.args
+    other = task._replace(args=(X, jnp.where(jnp.isnan(y), y, 1 - y)[::-1]))
+    model, args = partial(tasks_model, name), (X, jnp.stack([y, other.args[1]], axis=1))
+    return Tasks([task, other], model, args, task.linear, task.normal)
 
 
 def make(name: str) -> Density:
@@ -175,4 +222,10 @@ KINDS = {
         groups=(0, 0, 1),
     ),
 }
-MODELS: dict[str, Callable[[], Density]] = {name: partial(make, name) for name in KINDS}
+MODELS: dict[str, Callable[[], Any]] = {
+    **{name: partial(make, name) for name in KINDS},
+    "classes of tasks, missing and repeated": partial(
+        make_tasks, "classes with an intercept, missing and repeated"
+    ),
+    "probit of tasks": partial(make_tasks, "probit"),
+}

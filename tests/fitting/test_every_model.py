@@ -64,6 +64,7 @@ PLAINER = [
     "paired: tasks",
     "paired: generalised least squares",
     "paired: summary statistics",
+    "paired: probit of tasks",
 ]
 SLOW = [
     *(name for name in ENUMERATED if name not in PLAINER),
@@ -133,7 +134,7 @@ class Fit:
     def best_bound(self, params: dict[str, Any]) -> float | None:
         """What no bound at these hyperparameters can exceed, where it is known."""
         latents = self.latents(params)
-        if isinstance(self.source, likelihood_models.Density):
+        if isinstance(self.source, likelihood_models.Density | likelihood_models.Tasks):
             normal = self.source.normal if self.guide.follows else ()
             slopes = {k: np.asarray(params[f"{k}_auto_slope"], float) for k in normal}
             mean = np.asarray(self.guide.posterior_mean(params)["w"], float)
@@ -266,7 +267,8 @@ def test_no_hyperparameter_can_be_improved_at_the_end(x64, name):
     for k in free:
         of_kernel = k.startswith("phi_")
         for where in np.ndindex(params[k].shape):
-            step = 1e-4 * abs(float(params[k][where]))
+            # a slope may be near zero
+            step = 1e-3 if k.endswith("_slope") else 1e-4 * abs(float(params[k][where]))
             below, at, above = (
                 fit.bound({**params, k: moved}) if fit.is_supported(k, moved) else -np.inf
                 for moved in (params[k].at[where].add(change) for change in (-step, 0.0, step))
