@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Pairs under any likelihood of an affine predictor: Metropolis steps, and a learnt Gaussian.
 
+Weights that share a spike are a set, which moves as a whole. A pair is a set of one.
+
 The predictor is :math:`f = o + \sum_m x_m w_m`, and :math:`\ell` the log density of each
 observation, as often as it counts. Where observations are missing, both :math:`\ell` and the design
 have to be 0.
@@ -14,11 +16,13 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Float, Int
 
 import jax
-from jax import lax
+from jax import lax, random
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.pairs import Prior
+from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.algebra.variates import logistic, normal, uniform
 
@@ -36,7 +40,7 @@ PRIOR_SHARE = 0.05
 MIN_PRECISION = 1e-4
 
 
-# A sweep of single pairs
+# A sweep of sets
 
 
 class PairState(NamedTuple):
@@ -48,67 +52,92 @@ class PairState(NamedTuple):
 
 
 class Expansion(NamedTuple):
-    """Expansion of a pair's conditional at a slab t, in place of the weight.
+    """Expansion of a set's conditional at slabs t, in place of the weights.
 
-    - **at** - the slab t.
+    - **at** - the slabs t.
     - **log_density** - of each observation.
-    - **height** - log density of all and of the slab's prior, relative to its maximum.
-    - **slope**, **precision** - first derivative, and minus the second one.
+    - **height** - log density of all and of the slabs' prior, relative to its maximum.
+    - **slope** - first derivatives.
+    - **root** - Cholesky factor of the precision, minus the second derivatives.
     """
 
-    at: Float[Array, ""]
+    at: Float[Array, " b"]
     log_density: Float[Array, " N"]
     height: Float[Array, ""]
-    slope: Float[Array, ""]
-    precision: Float[Array, ""]
+    slope: Float[Array, " b"]
+    root: Float[Array, "b b"]
 
     @classmethod
     def of(cls, density: LogDensity, x: Any, others: Any, variance: Any, at: Any) -> "Expansion":
-        """Expand at a slab.
+        """Expand at slabs.
 
-        :param x: column of the design.
-        :param others: predictor without the weight.
-        :param variance: of the slab's prior.
+        :param x: columns of the design, as rows.
+        :param others: predictor without the weights.
+        :param variance: of the slabs' prior.
         """
-        f, one = others + x * at, jnp.ones_like(others)
+        f, one = others + at @ x, jnp.ones_like(others)
         (values, slopes), (_, seconds) = jax.jvp(
             lambda f: jax.jvp(density, (f,), (one,)), (f,), (one,)
         )
-        height = jnp.sum(values) - 0.5 * at**2 / variance
-        precision = jnp.sum(x**2 * jnp.maximum(-seconds, 0)) + 1 / variance
-        return cls(at, values, height, jnp.sum(x * slopes) - at / variance, precision)
+        height = jnp.sum(values) - 0.5 * jnp.sum(at**2 / variance)
+        precision = x * jnp.maximum(-seconds, 0) @ x.T + jnp.diag(1 / variance)
+        return cls(at, values, height, x @ slopes - at / variance, _root_of(precision))
 
     @property
     def is_finite(self) -> Any:
-        return jnp.isfinite(self.height + self.slope + self.precision)
+        return jnp.isfinite(self.height + jnp.sum(self.slope) + jnp.sum(self.root))
+
+    @property
+    def step(self) -> Float[Array, " b"]:
+        """The step to the mode of the Gaussian."""
+        return self.spread(_solve(self.root, self.slope))
+
+    def spread(self, noise: Any) -> Any:
+        """Give standard normal numbers the covariance of the Gaussian."""
+        return _solve(self.root, noise, trans=1)
+
+    def square(self, change: Any) -> Any:
+        """Return the squared length of a change of the slabs, in units of the Gaussian."""
+        return jnp.sum((self.root.T @ change) ** 2)
+
+    def _log_volume(self, variance: Any) -> Any:
+        return jnp.sum(jnp.log(jnp.diagonal(self.root)) + 0.5 * jnp.log(variance))
 
     def log_integral(self, variance: Any) -> Any:
-        """Integrate the Gaussian over the slab, relative to the likelihood at the expansion."""
-        square = self.slope**2 / self.precision - self.at**2 / variance
-        return 0.5 * (square - jnp.log(self.precision * variance))
+        """Integrate the Gaussian over the slabs, relative to the likelihood at the expansion."""
+        square = self.slope @ self.step - jnp.sum(self.at**2 / variance)
+        return 0.5 * square - self._log_volume(variance)
 
     def log_ratio(self, variance: Any, slab: Any, log_density: Any) -> Any:
-        """Compute the log ratio of target and proposal, relative to that of an excluded weight."""
-        loc = self.at + self.slope / self.precision
+        """Compute the log ratio of target and proposal, relative to that of an excluded set."""
         # of the Gaussian and the prior
-        log_odds = slab**2 / variance - self.precision * (slab - loc) ** 2
-        log_odds = 0.5 * (log_odds + jnp.log(self.precision * variance))
+        squares = jnp.sum(slab**2 / variance) - self.square(slab - self.at - self.step)
+        log_odds = 0.5 * squares + self._log_volume(variance)
         proposal = jnp.logaddexp(log_odds + math.log1p(-PRIOR_SHARE), math.log(PRIOR_SHARE))
         change = jnp.sum(log_density - self.log_density)
         return change - self.log_integral(variance) - proposal
 
 
+def _root_of(precision: Float[Array, "b b"]) -> Float[Array, "b b"]:
+    # LAPACK would take longer for one number than all else of a visit
+    return jnp.sqrt(precision) if len(precision) == 1 else jnp.linalg.cholesky(precision)
+
+
+def _solve(root: Float[Array, "b b"], x: Any, trans: int = 0) -> Any:
+    return x / root[0] if len(root) == 1 else solve_triangular(root, x, trans=trans, lower=True)
+
+
 def expand_near_mode(density: LogDensity, x: Any, others: Any, variance: Any) -> Expansion:
-    """Search for the mode of a slab's conditional from 0, by Newton steps that are halved where the
-    conditional falls."""
+    """Search for the mode of the slabs' conditional from 0, by Newton steps that are halved where
+    it falls."""
 
     def newton(now):
         longest = LONGEST_STEP * jnp.sqrt(variance)
-        return jnp.clip(now.slope / now.precision, -longest, longest)
+        return jnp.clip(now.step, -longest, longest)
 
     def is_open(state):
         turn, now, step = state
-        return (turn < MAX_EVALUATIONS) & (step**2 * now.precision > SHORT)
+        return (turn < MAX_EVALUATIONS) & (now.square(step) > SHORT)
 
     def turn(state):
         turn, now, step = state
@@ -122,12 +151,17 @@ def expand_near_mode(density: LogDensity, x: Any, others: Any, variance: Any) ->
 
 
 def metropolis_sweep(
-    key: Array, rows: Float[Array, "P N"], density: LogDensity, state: PairState, prior: Prior
+    key: Array,
+    rows: Float[Array, "P N"],
+    density: LogDensity,
+    state: PairState,
+    prior: Prior,
+    sets: Partition | None = None,
 ) -> tuple[PairState, Float[Array, ""]]:
-    """Visit all pairs in turn, each by a Metropolis step.
+    """Visit all sets in turn, each by a Metropolis step.
 
-    The proposal of a pair is its conditional with a Gaussian in place of the slab's, of which a
-    small part is replaced by the prior. It does not depend on the pair's current value (an
+    The proposal of a set is its conditional with a Gaussian in place of the slabs', of which a
+    small part is replaced by the prior. It does not depend on the set's current value (an
     independence sampler; Tierney, 1994, *Markov chains for exploring posterior distributions*), so
     the ratio of target and proposal decides, which is 1 for excluded weights. With the prior it has
     a bound wherever the likelihood has one, and no chain starts where it hardly ever leaves.
@@ -135,34 +169,50 @@ def metropolis_sweep(
     Weights with log odds of infinity are always included.
 
     :param rows: the design, features as rows.
+    :param sets: weights that share a spike, by default none; log odds of a set are summed.
     :return: the new state, and the mean probability that a proposal is accepted.
     """
+    sets = Partition(len(rows)) if sets is None else sets
+    parts, accepted = [sets.singles[:, None], *(x.members for x in sets.stacks.values())], []
+    for part_key, members in zip(random.split(key, len(parts)), parts, strict=True):
 
-    def visit(f, part):
-        x, spike, slab, log_odds, variance, (logistic, normal, mixed, level) = part
-        others = f - x * (spike * slab)
-        near = expand_near_mode(density, x, others, variance)
-        loc, log_ratio = near.at + near.slope / near.precision, partial(near.log_ratio, variance)
-        gain = jnp.sum(near.log_density - density(others))
-        new_spike = log_odds + gain + near.log_integral(variance) > logistic
-        from_prior = ~new_spike | (mixed < PRIOR_SHARE)
-        gaussian = loc + normal * lax.rsqrt(near.precision)
-        new_slab = jnp.where(from_prior, jnp.sqrt(variance) * normal, gaussian)
-        new_f = others + x * jnp.where(new_spike, new_slab, 0)
-        ratio = jnp.where(new_spike, log_ratio(new_slab, density(new_f)), 0)
-        ratio -= jnp.where(spike > 0, log_ratio(slab, density(f)), 0)
-        # a density that is not a number is one of 0
-        ratio = jnp.where(jnp.isnan(ratio), -jnp.inf, ratio)
-        new = PairState(new_spike.astype(spike.dtype), new_slab, new_f)
-        spike, slab, f = choose(level < ratio, new, PairState(spike, slab, f))
-        return f, (spike, slab, jnp.exp(jnp.minimum(ratio, 0)))
+        def cut(x, fill=0.0, members=members):
+            return x.at[members].get(mode="fill", fill_value=fill)
 
-    first, second, *others = uniform(key, (4, *state.slabs.shape), state.slabs.dtype)
-    mixed, levels = (0.5 * (1 + u) for u in others)
-    numbers = logistic(first), normal(second), mixed, jnp.log(levels)
-    parts = rows, state.spikes, state.slabs, *prior, numbers
-    f, (spikes, slabs, accepted) = lax.scan(visit, state.predictor, parts)
-    return PairState(spikes, slabs, f), jnp.mean(accepted)
+        G, b = members.shape
+        first, mixed, levels, *others = uniform(part_key, (3 + b, G), state.slabs.dtype)
+        mixed, levels = (0.5 * (1 + u) for u in (mixed, levels))
+        numbers = logistic(first), normal(jnp.stack(others, axis=1)), mixed, jnp.log(levels)
+        priors = jnp.sum(cut(prior.log_odds), axis=1), cut(prior.variance, 1.0)
+        current = state.spikes[members[:, 0]], cut(state.slabs)
+        visit = partial(_visit, density)
+        f, new = lax.scan(visit, state.predictor, (cut(rows), *current, *priors, numbers))
+        spikes = state.spikes.at[members].set(new[0][:, None], mode="drop")
+        slabs = state.slabs.at[members].set(new[1], mode="drop")
+        state = PairState(spikes, slabs, f)
+        accepted.append(new[2])
+    return state, jnp.mean(jnp.concatenate(accepted))
+
+
+def _visit(density: LogDensity, f: Any, part: Any) -> Any:
+    """Draw a set."""
+    x, spike, slab, log_odds, variance, (logistic, normal, mixed, level) = part
+    others = f - spike * (slab @ x)
+    near = expand_near_mode(density, x, others, variance)
+    loc, log_ratio = near.at + near.step, partial(near.log_ratio, variance)
+    gain = jnp.sum(near.log_density - density(others))
+    new_spike = log_odds + gain + near.log_integral(variance) > logistic
+    from_prior = ~new_spike | (mixed < PRIOR_SHARE)
+    gaussian = loc + near.spread(normal)
+    new_slab = jnp.where(from_prior, jnp.sqrt(variance) * normal, gaussian)
+    new_f = others + new_spike * (new_slab @ x)
+    ratio = jnp.where(new_spike, log_ratio(new_slab, density(new_f)), 0)
+    ratio -= jnp.where(spike > 0, log_ratio(slab, density(f)), 0)
+    # a density that is not a number is one of 0
+    ratio = jnp.where(jnp.isnan(ratio), -jnp.inf, ratio)
+    new = PairState(new_spike.astype(spike.dtype), new_slab, new_f)
+    spike, slab, f = choose(level < ratio, new, PairState(spike, slab, f))
+    return f, (spike, slab, jnp.exp(jnp.minimum(ratio, 0)))
 
 
 # A Gaussian in place of the likelihood, and what corrects for it

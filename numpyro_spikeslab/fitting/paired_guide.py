@@ -22,6 +22,7 @@ from numpyro_spikeslab.fitting.guide_factors import PairFactors
 from numpyro_spikeslab.fitting.model_sites import ModelSites
 from numpyro_spikeslab.fitting.pattern_factors import PatternFactors
 from numpyro_spikeslab.fitting.predict import (
+    checked_entries,
     checked_levels,
     checked_rows,
     predict,
@@ -170,6 +171,13 @@ class PairedGuide(SpikeSlabGuide):
             got = f"{scale!r} and noise={noise}"
             raise bad("PairedGuide.predict: scale", got, "'predictor', or 'response' without noise")
         reading = self._read(args, kwargs)
+        of_table = entries is not None and X_new is None and reading.layout is None
+        if scale == "response" and of_table:
+            # each entry has a distribution of its own
+            where = checked_entries(reading, entries)
+            options = {"scale": scale, "quantiles": quantiles}
+            responses = self.predict(params, *args, **options, **kwargs)
+            return tuple(x[..., where.rows, where.columns] for x in responses)
         posterior = self.pack(reading, params)
         moments = predict(reading, posterior, X_new, entries, noise)
         if scale == "predictor":

@@ -45,7 +45,7 @@ def predict(
         )
     where = None if layout is None else layout.where
     if entries is not None:
-        where = _checked_entries(reading, entries)
+        where = checked_entries(reading, entries)
     if X_new is not None:
         X_new = _checked_points(reading.functions, X_new, where)
     is_new = X_new is not None or (layout is not None and where is not layout.where)
@@ -82,9 +82,7 @@ def response(
     """
     form, (mean, variance) = reading.form, moments
     table = reading.problem.predictor_shape
-    shape, is_table = np.shape(mean), reading.layout is None
-    if is_table and len(shape) == 1:
-        raise bad("PairedGuide.predict: entries", "some of a table", "none", "Pick them from all.")
+    shape = np.shape(mean)
     rows = -(-shape[0] // table[0])
     if is_new:
         _check_alike(reading, posterior, mean.dtype)
@@ -277,7 +275,7 @@ def _checked_points(latent: KnownFunctions, X_new: Any, where: Entries | None) -
     return checked_inputs(user, X_new)
 
 
-def _checked_entries(reading: Reading, entries: Any) -> Entries:
+def checked_entries(reading: Reading, entries: Any) -> Entries:
     """Return entries of the table as arrays."""
     arrays = [np.asarray(x) for x in entries]
     fits = len(arrays) == 2 and arrays[0].shape == arrays[1].shape

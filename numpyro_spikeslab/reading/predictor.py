@@ -20,10 +20,17 @@ from jax.scipy.special import ndtr
 
 import numpyro.distributions as dist
 
+from numpyro_spikeslab.algebra.augmentation import (
+    Augmentation,
+    Laplace,
+    Logistic,
+    Probit,
+    StudentT,
+)
 from numpyro_spikeslab.reading.form import NORMAL, OTHER
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.program import Program, computed
-from numpyro_spikeslab.reading.provenance import Step, provenance, union
+from numpyro_spikeslab.reading.provenance import Step, called, provenance, union
 
 
 class Density(NamedTuple):
@@ -170,7 +177,7 @@ def _first_bent(jaxpr: Any, inputs: list[Any]) -> str | None:
         if not places:
             continue
         moving.update(equation.outvars)
-        name, inner = equation.primitive.name, _inner(equation)
+        name, inner = equation.primitive.name, called(equation)
         if inner is not None:
             bent = _first_bent(inner, [inner.invars[k] for k in places])
         else:
@@ -182,28 +189,58 @@ def _first_bent(jaxpr: Any, inputs: list[Any]) -> str | None:
     return None
 
 
-def _inner(equation: Any) -> Any:
-    """Return the program of a call, of the same operands."""
-    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        inner = equation.params.get(key)
-        inner = getattr(inner, "jaxpr", inner)
-        if inner is not None and len(inner.invars) == len(equation.invars):
-            return None if equation.primitive.name in ("scan", "while", "cond") else inner
-    return None
+class Link(NamedTuple):
+    """How a distribution that has an augmentation depends on the predictor.
+
+    - **parameter** - the name of the parameter that the predictor gives.
+    - **families** - that parameter as a function of the predictor, by the name of the augmentation.
+    - **total** - number of trials of which the predictor is the log odds, given the distribution
+      and the observations.
+    - **shift** - what is added to the predictor before.
+    """
+
+    parameter: str
+    families: dict[str, Callable[[Any], Any]]
+    total: Callable[[Any, Any], Any] = lambda fn, y: 1
+    shift: Callable[[Any], Any] = lambda fn: jnp.zeros(())
 
 
-_LINKS: dict[type, tuple[str, dict[str, Callable[[Any], Any]]]] = {
-    dist.BernoulliLogits: ("logits", {"bernoulli": jnp.asarray}),
-    dist.BernoulliProbs: ("probs", {"bernoulli": jax.nn.sigmoid, "probit": ndtr}),
-    dist.BinomialLogits: ("logits", {"logistic": jnp.asarray}),
-    dist.BinomialProbs: ("probs", {"logistic": jax.nn.sigmoid}),
-    dist.NegativeBinomialLogits: ("logits", {"logistic": jnp.asarray}),
-    dist.NegativeBinomialProbs: ("probs", {"logistic": jax.nn.sigmoid}),
-    dist.NegativeBinomial2: ("mean", {"logistic": jnp.exp}),
-    dist.StudentT: ("loc", {"student_t": jnp.asarray}),
-    dist.Laplace: ("loc", {"laplace": jnp.asarray}),
+def _trials(fn: Any, y: Any) -> Any:
+    return fn.total_count
+
+
+def _failures(fn: Any, y: Any) -> Any:
+    return y + fn.total_count
+
+
+LINKS = {
+    dist.BernoulliLogits: Link("logits", {"bernoulli": jnp.asarray}),
+    dist.BernoulliProbs: Link("probs", {"bernoulli": jax.nn.sigmoid, "probit": ndtr}),
+    dist.BinomialLogits: Link("logits", {"logistic": jnp.asarray}, _trials),
+    dist.BinomialProbs: Link("probs", {"logistic": jax.nn.sigmoid}, _trials),
+    dist.NegativeBinomialLogits: Link("logits", {"logistic": jnp.asarray}, _failures),
+    dist.NegativeBinomialProbs: Link("probs", {"logistic": jax.nn.sigmoid}, _failures),
+    dist.NegativeBinomial2: Link(
+        "mean",
+        {"logistic": jnp.exp},
+        lambda fn, y: y + fn.concentration,
+        lambda fn: -jnp.log(fn.concentration),
+    ),
+    dist.StudentT: Link("loc", {"student_t": jnp.asarray}),
+    dist.Laplace: Link("loc", {"laplace": jnp.asarray}),
 }
-"""The parameter of a distribution that has an augmentation, as a function of the predictor."""
+"""The distributions that have an augmentation."""
+
+MIXTURES: dict[str, Callable[[Any, Any, Any], Augmentation]] = {
+    # the draws of a single trial are faster
+    "bernoulli": lambda fn, y, count: Logistic(y, 1),
+    "logistic": lambda fn, y, count: Logistic(count * y, count * LINKS[type(fn)].total(fn, y)),
+    "probit": lambda fn, y, count: Probit(y),
+    "student_t": lambda fn, y, count: StudentT(y, fn.df, fn.scale),
+    "laplace": lambda fn, y, count: Laplace(y, fn.scale),
+}
+"""The augmentations by their names, given the distribution, the observations and how often each
+counts."""
 
 AUGMENTED = (
     "Normal, StudentT or Laplace with the location f, Bernoulli, Binomial or "
@@ -222,9 +259,9 @@ def family_of(problem: Problem) -> str:
     """Return the name of the augmentation of the likelihood, or :data:`OTHER`."""
     assert problem.density is not None
     density, fn = problem.density, problem.density.shapes.fn
-    name, links = _LINKS.get(type(fn), ("", {}))
-    if not links:
+    if type(fn) not in LINKS:
         return OTHER
+    name, links, *_ = LINKS[type(fn)]
     if isinstance(fn, dist.NegativeBinomial2):
         density, name = _with_mean(density), "rate"
 

@@ -100,10 +100,17 @@ def _follow_conversion(equation: Any, sources: list[Names]) -> list[Names]:
     return sources if smooth else [_with_steps(names) for names in sources]
 
 
-def _follow_call(equation: Any, sources: list[Names]) -> list[Names]:
+def called(equation: Any) -> Any:
+    """Return the program that an equation calls with its own operands, or `None`."""
     params = equation.params
     inner = _open(params.get("jaxpr", params.get("call_jaxpr")))
-    if inner is None or len(inner.invars) != len(sources):
+    is_call = equation.primitive.name in (*_CALLS, *_CUSTOM_CALLS) and inner is not None
+    return inner if is_call and len(inner.invars) == len(equation.invars) else None
+
+
+def _follow_call(equation: Any, sources: list[Names]) -> list[Names]:
+    inner = called(equation)
+    if inner is None:
         return [_with_steps(NONE.union(*sources))] * len(equation.outvars)
     return _follow(inner, sources)
 
@@ -175,10 +182,11 @@ _STEPS = frozenset([*_BITS, *_ROUNDING, *_OPAQUE])
 Those without a derivative count as such, too."""
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "shard_map")
+_CUSTOM_CALLS = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 _RULES: dict[str, Callable[[Any, list[Names]], list[Names]]] = {
     **dict.fromkeys(_CALLS, _follow_call),
     **dict.fromkeys(
-        ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+        _CUSTOM_CALLS,
         lambda equation, sources: [_with_steps(x) for x in _follow_call(equation, sources)],
     ),
     "convert_element_type": _follow_conversion,

@@ -7,6 +7,8 @@ from functools import cached_property, partial, wraps
 from math import prod
 from typing import Any
 
+from jaxtyping import Array, Float
+
 import jax
 import jax.numpy as jnp
 
@@ -195,9 +197,13 @@ class Reading:
         draws of a step need more than single precision."""
         return sweeps_of(self)
 
+    def rows_at(self, values: dict[str, Any]) -> Float[Array, "P N"]:
+        """The design before whitening at given values of the other sites."""
+        return design_rows(self.problem, values) if self.rows is None else self.rows
+
     def design_at(self, values: dict[str, Any], relative: Any) -> Design:
         """The whitened design at given values of the other sites and relative precisions."""
-        return whitened_design(self.problem, values, relative, self.block_size, self.rows)
+        return whitened_design(self.form, self.rows_at(values), relative, self.block_size)
 
 
 MAX_GRAM = 1024
@@ -211,7 +217,8 @@ _covariates = jax.jit(shared_covariates)
 
 @partial(jax.jit, static_argnums=2)
 def _design(problem, values, block_size):
-    return whitened_design(problem, values, view(problem, values).relative[:, 0], block_size)
+    rows, at = design_rows(problem, values), view(problem, values)
+    return whitened_design(problem.form, rows, at.relative[:, 0], block_size)
 
 
 @jax.jit

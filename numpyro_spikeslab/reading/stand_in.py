@@ -7,17 +7,9 @@ from jaxtyping import Array, Float
 
 import jax.numpy as jnp
 
-import numpyro.distributions as dist
-
-from numpyro_spikeslab.algebra.augmentation import (
-    Augmentation,
-    Laplace,
-    Logistic,
-    Probit,
-    StandIn,
-    StudentT,
-)
+from numpyro_spikeslab.algebra.augmentation import Augmentation, StandIn
 from numpyro_spikeslab.reading.model_run import Problem
+from numpyro_spikeslab.reading.predictor import LINKS, MIXTURES
 
 
 def log_likelihood(
@@ -77,22 +69,6 @@ def augmented(problem: Problem, values: dict[str, Any], f: Float[Array, "..."]) 
     fn = problem.given_predictor(values, f, lambda density: density.fn)
     count = jnp.broadcast_to(jnp.where(parts.count > 0, parts.count, 1), f.shape)
     y = jnp.where(parts.count > 0, parts.value, 0)
-    shift = jnp.zeros(())
-    if problem.form.family == "student_t":
-        mixture: Augmentation = StudentT(y, fn.df, fn.scale)
-    elif problem.form.family == "laplace":
-        mixture = Laplace(y, fn.scale)
-    elif problem.form.family == "probit":
-        mixture = Probit(y)
-    else:
-        if isinstance(fn, dist.NegativeBinomial2):
-            total, shift = y + fn.concentration, -jnp.log(fn.concentration)
-        elif isinstance(fn, dist.NegativeBinomialProbs | dist.NegativeBinomialLogits):
-            total = y + fn.total_count
-        else:
-            total = getattr(fn, "total_count", 1)
-        # the draws of a single trial are faster
-        single = problem.form.family == "bernoulli"
-        mixture = Logistic(y, 1) if single else Logistic(count * y, count * total)
+    mixture, shift = MIXTURES[problem.form.family](fn, y, count), LINKS[type(fn)].shift(fn)
     constant = (log_likelihood(problem, values, f) - mixture.log_density(f + shift)) / count
     return Augmented(mixture, shift, parts.count, constant)

@@ -11,14 +11,13 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.pairs import (
-    BLOCK_SIZE,
     CHANGING_BLOCK_SIZE,
     Design,
     Prior,
     block_design,
 )
 from numpyro_spikeslab.algebra.sparse_sums import Layout
-from numpyro_spikeslab.reading.form import Source
+from numpyro_spikeslab.reading.form import Form, Source
 from numpyro_spikeslab.reading.model_run import Problem
 
 
@@ -177,18 +176,13 @@ def where_observed(
 
 
 def whitened_design(
-    problem: Problem,
-    values: dict[str, Any],
-    relative: Float[Array, " N"],
-    block_size: int = BLOCK_SIZE,
-    rows: Any = None,
+    form: Form, rows: Float[Array, "P N"], relative: Float[Array, " N"], block_size: int
 ) -> Design:
-    """Whiten the rows of :func:`design_rows`, or these rows, and cut them into blocks.
+    """Whiten the rows of :func:`design_rows` and cut them into blocks.
 
     :param relative: relative precisions of the observations.
     """
-    rows = design_rows(problem, values) if rows is None else rows
-    constant = problem.form.constant_design and problem.form.is_normal
+    constant = form.constant_design and form.is_normal
     # rows without an observation may be NaN
     rows = jnp.where(relative > 0, rows, 0)
     size = block_size if constant else CHANGING_BLOCK_SIZE

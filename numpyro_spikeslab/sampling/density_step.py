@@ -6,7 +6,8 @@ A step is one of two. Each keeps the posterior given all other sites.
 - The local one needs no warm-up. Auxiliary variables are drawn given the predictor, afresh in each
   step, and the pairs given the Gaussians that they make of the likelihood (Polson, Scott and
   Windle, 2013, *Bayesian inference for logistic models using Polya-Gamma latent variables*). A
-  likelihood without auxiliary variables gets Metropolis steps of single pairs instead.
+  likelihood without auxiliary variables gets Metropolis steps of single pairs, or of weights that
+  share a spike, instead.
 - The other one proposes a draw under one fixed Gaussian in place of the likelihood, learnt in the
   warm-up, and accepts it by the ratio of the two (surrogate transition; Liu, 2001, *Monte Carlo
   strategies in scientific computing*). It mixes far better, but where the likelihood has heavier
@@ -35,13 +36,13 @@ from numpyro_spikeslab.algebra.pair_metropolis import (
     metropolis_sweep,
 )
 from numpyro_spikeslab.algebra.pairs import Prior
+from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.coefficient_rows import dense_rows, standardised
 from numpyro_spikeslab.reading.form import COLUMNS, OTHER, Form
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import MAX_GRAM
 from numpyro_spikeslab.reading.stand_in import augmented, log_likelihood, per_count
-from numpyro_spikeslab.reading.view import design_rows
 from numpyro_spikeslab.sampling.pair_draws import PairDraws, draw_pairs, gram_at
 from numpyro_spikeslab.sampling.scale_draws import Current
 
@@ -152,12 +153,9 @@ def with_auxiliaries(key: Array, now: Any) -> Any:
 def checked_predictor(now: Current, user: str) -> Float[Array, "..."]:
     """Compute the predictor at the start of a chain.
 
-    :raises ValueError: if the density there is not finite, or no draw of the pairs is implemented.
+    :raises ValueError: if the density there is not finite.
     """
     form, f = now.reading.form, predictor_of(now, {})
-    if form.family == OTHER and form.groups is not None:
-        expected = "weights with a spike each, or a likelihood with auxiliary variables"
-        raise bad(f"{user}: {form.likelihood!r}", "weights that share spikes", expected)
     total = jnp.sum(log_likelihood(now.reading.problem, now.values, f))
     if are_concrete(total) and not jnp.isfinite(total):
         raise bad(
@@ -182,8 +180,8 @@ def draw_with_density(
     form, problem = now.reading.form, now.reading.problem
     f = predictor_of(now, {})
     learnt, gaussian = adapt.moments.stand_in(), jnp.array(False)
-    # computed here, since a branch may not store it
-    _ = now.reading.rows
+    # before the branches, which may not store them
+    rows = now.reading.rows_at(now.values)
     density: Any = partial(log_likelihood, problem, now.values)
     if form.family != OTHER:
         mixture = augmented(problem, now.values, f)
@@ -197,7 +195,7 @@ def draw_with_density(
 
     def local():
         if form.family == OTHER:
-            return metropolis(key_local, now, density, f)
+            return metropolis(key_local, now, rows, density, f)
         return draw_pairs(keys, now.with_stand_in(mixture.draw(key_local, f)), moves)
 
     if has_gaussian_steps(form, moves):
@@ -225,13 +223,15 @@ def draw_with_density(
     return PairDraws(sites, inclusion, drawn.squares), adapt
 
 
-def metropolis(key: Array, now: Current, density: Any, f: Float[Array, "..."]) -> PairDraws:
+def metropolis(
+    key: Array, now: Current, rows: Float[Array, "P N"], density: Any, f: Float[Array, "..."]
+) -> PairDraws:
     """Draw pairs, and coefficients as weights that are always included, by Metropolis steps."""
     reading, at, form = now.reading, now.at, now.reading.form
     problem, sites = reading.problem, form.coefficient_sites(now.own)
-    rows = design_rows(problem, now.values) if reading.rows is None else reading.rows
     (spikes,), (slabs,) = now.weights()
     prior = Prior(*(x[0] for x in at.prior))
+    spikes_of = [*(range(form.size) if form.groups is None else form.groups)]
     if sites:
         standard = standardised(sites, at, now.values)
         deviation, scales = standard.prior.deviation[0], jnp.ones_like(standard.prior.deviation[0])
@@ -242,6 +242,7 @@ def metropolis(key: Array, now: Current, density: Any, f: Float[Array, "..."]) -
             jnp.concatenate([prior.log_odds, scales * jnp.inf]),
             jnp.concatenate([prior.variance, scales]),
         )
+        spikes_of += range(form.size, len(rows))
     # rows may be NaN where nothing is observed
     rows = jnp.where(at.relative[:, 0] > 0, rows, 0)
 
@@ -249,7 +250,7 @@ def metropolis(key: Array, now: Current, density: Any, f: Float[Array, "..."]) -
         return jnp.ravel(density(x.reshape(f.shape)))
 
     start = PairState(spikes.astype(int), slabs, jnp.ravel(f))
-    new, _ = metropolis_sweep(key, rows, flat, start, prior)
+    new, _ = metropolis_sweep(key, rows, flat, start, prior, Partition.of_spikes(spikes_of))
     spikes, slabs = new.spikes[: form.size], new.slabs[: form.size]
     values = form.split_spikes(spikes) | form.split(slabs, "{}_slab")
     if sites:

@@ -17,6 +17,7 @@ from numpyro_spikeslab.algebra import pair_metropolis
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.pair_metropolis import LearntMoments, PairState
 from numpyro_spikeslab.algebra.pairs import Prior
+from numpyro_spikeslab.algebra.partition import Partition
 
 KEY, CHAINS, SIZE = random.key(0), 4000, 12
 LOG_ODDS, VARIANCE = np.array([-0.5, 0.4]), np.array([0.6, 1.5])
@@ -47,8 +48,9 @@ DENSITIES = {
 }
 
 
-def exact_posterior(density, log_odds):
-    """Probabilities of the four models, means and second moments of the weights by quadrature."""
+def exact_posterior(density, log_odds, models=(0, 1, 2, 3)):
+    """Probabilities of all four models, of which some are possible, means and second moments of the
+    weights by quadrature."""
     grids = [np.linspace(-6, 6, 301) * np.sqrt(v) for v in VARIANCE]
     slabs = [stats.norm.pdf(g, scale=np.sqrt(v)) for g, v in zip(grids, VARIANCE, strict=True)]
     steps = [g[1] - g[0] for g in grids]
@@ -60,17 +62,18 @@ def exact_posterior(density, log_odds):
         mass = np.outer(*weights).ravel() * np.exp(density(OFFSET + w @ X).sum(axis=1))
         probs.append(mass.sum() * np.exp(np.dot(model, log_odds)))
         moments.append(mass @ np.hstack([w, w**2]) / mass.sum())
-    probs = np.array(probs) / np.sum(probs)
+    probs = np.where(np.isin(range(4), models), probs, 0)
+    probs /= np.sum(probs)
     return probs, probs @ np.array(moments)
 
 
-def chains(density, log_odds, num_sweeps=30, spikes=0):
+def chains(density, log_odds, num_sweeps=30, spikes=0, sets=None):
     """Last states of independent chains."""
     rows, prior = jnp.asarray(X), Prior(jnp.asarray(log_odds), jnp.asarray(VARIANCE))
 
     def chain(key):
         def step(state, key):
-            return pair_metropolis.metropolis_sweep(key, rows, density, state, prior)
+            return pair_metropolis.metropolis_sweep(key, rows, density, state, prior, sets)
 
         start = PairState(jnp.full(2, spikes), jnp.zeros(2), jnp.asarray(OFFSET))
         state, accepted = lax.scan(step, start, random.split(key, num_sweeps))
@@ -103,6 +106,23 @@ def test_chains_have_the_posterior_of_quadrature(name):
     assert np.mean(accepted) > 0.8
 
 
+def test_weights_that_share_a_spike_are_in_together():
+    density, exact_density = DENSITIES["Poisson"]
+    probs, moments = exact_posterior(exact_density, LOG_ODDS, (0, 3))
+    # a set of three is padded, here by a column without an effect
+    state, accepted = chains(density, LOG_ODDS, sets=Partition(2, groups=((0, 1, 2, 2),)))
+    spikes, slabs, f = (np.asarray(x) for x in state)
+    assert np.all(spikes[:, 0] == spikes[:, 1])
+    counts = np.bincount(spikes[:, 0], minlength=2)
+    assert stats.chisquare(counts, CHAINS * probs[[0, 3]]).pvalue > 1e-6
+    w = spikes * slabs
+    assert agrees(np.hstack([w, w**2]), moments)
+    excluded = slabs[spikes[:, 0] == 0] / np.sqrt(VARIANCE)
+    assert stats.kstest(excluded.ravel(), "norm").pvalue > 1e-6
+    np.testing.assert_allclose(f, OFFSET + w @ X, atol=1e-4)
+    assert np.mean(accepted) > 0.8
+
+
 def test_weights_that_are_certain_are_always_included():
     """As coefficients with a Normal prior are; the other weight never is."""
     density, exact_density = DENSITIES["Poisson"]
@@ -118,12 +138,11 @@ def test_a_mode_far_away_and_predictors_that_overflow_are_no_obstacle(precision)
     """An intercept of counts around 3,000, from its prior's mean on."""
     y, zero = jnp.full(50, 3000.0), jnp.zeros(50)
     expansion = pair_metropolis.expand_near_mode(
-        lambda f: y * f - jnp.exp(f), 40 * jnp.ones(50), zero, jnp.asarray(1.0)
+        lambda f: y * f - jnp.exp(f), 40 * jnp.ones((1, 50)), zero, jnp.ones(1)
     )
-    step = expansion.slope / expansion.precision
-    assert abs(40 * expansion.at - np.log(3000)) < 0.01
-    assert expansion.precision.dtype == precision
-    assert abs(step) < 0.2 / np.sqrt(expansion.precision)
+    assert abs(40 * expansion.at[0] - np.log(3000)) < 0.01
+    assert expansion.root.dtype == precision
+    assert expansion.square(expansion.step) < 0.2**2
 
 
 # The learnt Gaussian

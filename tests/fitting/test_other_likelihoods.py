@@ -142,6 +142,18 @@ def test_responses_at_entries_of_a_table(x64):
     assert np.all((mean > 0) & (mean < 20)) and mean.shape == (3,)
 
 
+def test_responses_at_entries_of_a_dense_table_are_those_of_their_places(x64):
+    """Each with a total of its own."""
+    guide, params = guide_of_tasks(link="counts", totals=3 + np.arange(12).reshape(6, 2))
+    mean, quantiles = guide.predict(params, X, Y, scale="response")
+    rows, columns = np.array([5, 0, 5]), np.array([0, 1, 1])
+    of_entries = guide.predict(params, X, Y, entries=(rows, columns), scale="response")
+    np.testing.assert_array_equal(of_entries[0], mean[rows, columns])
+    np.testing.assert_array_equal(of_entries[1], quantiles[:, rows, columns])
+    with pytest.raises(ValueError, match="X_new: got new inputs of entries"):
+        guide.predict(params, X, Y, entries=(rows, columns), scale="response", X_new=X)
+
+
 def totals_that_change():
     guide, params = guide_of_tasks(link="counts", totals=3 + np.arange(6)[:, None])
     guide.predict(params, X, Y, X_new=X[:2], scale="response")

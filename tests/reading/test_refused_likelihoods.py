@@ -8,7 +8,6 @@ from test_refused_models import assert_says, fit, sample, with_entry
 
 import jax.numpy as jnp
 
-import numpyro
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
@@ -30,12 +29,6 @@ class Cauchy(dist.Distribution):
 
     def log_prob(self, value):
         return -jnp.log1p(-((value - self.loc) ** 2))
-
-
-def shared(X, y):
-    w = nss.spike_slab("w", 0.25, groups=(0, 0, 1))
-    with numpyro.plate("obs", N):
-        numpyro.sample("y", dist.Poisson(jnp.exp(X @ w)), obs=y)
 
 
 LOGIT = regression(lambda X, w: dist.Bernoulli(logits=X @ w))
@@ -105,7 +98,6 @@ CASES = {
         Y,
         START,
     ),
-    "shared spikes": (sample, shared, COUNTS, ("PairedGibbs: 'y'", "share spikes", "a spike each")),
     "fit without auxiliaries": (fit, POISSON, COUNTS, ("CAVI", "'y'", "SVI", "PairedGibbs")),
 }
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels keep the joint density of models whose observations are not Normal."""
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,13 +38,13 @@ DISPERSED = {
 }
 
 
-def density_model(name, X, Y=None):
+def density_model(name, X, Y=None, groups=None):
     """Weights, of which two share a column, an intercept, and unknown scales."""
     inclusion = numpyro.sample("inclusion", dist.Uniform(0.05, 0.95))
     scale = numpyro.sample("scale", dist.LogNormal(-0.3, 0.3))
     level = numpyro.sample("level", dist.Normal(0.3, 0.7))
-    with numpyro.plate("feature", X.shape[1]):
-        w = nss.spike_slab("w", inclusion, scale)
+    with nullcontext() if groups else numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", inclusion, scale, groups=groups)
     if name in DISPERSED:
         theta = numpyro.sample("theta", dist.LogNormal(0.0, 0.8))
         likelihood = partial(DISPERSED[name], theta=theta)
@@ -53,21 +54,22 @@ def density_model(name, X, Y=None):
         numpyro.sample("Y", likelihood(level + X @ w), obs=Y)
 
 
-def labels_model(X, Y=None):
-    """Classes of tasks that mix functions."""
+def labels_model(X, Y=None, likelihood=LIKELIHOODS["logit"], largest=1.5, kernel=MATERN):
+    """Tasks that mix functions."""
     inclusion = numpyro.sample("inclusion", dist.Beta(2.0, 2.0))
-    slab = numpyro.sample("slab_scale", dist.HalfNormal(1.5))
-    priors = {"scale": dist.LogNormal(0.0, 1.0)}
-    phi = nss.latent_functions("phi", [MATERN] * M, X, priors=priors)
+    slab = numpyro.sample("slab_scale", dist.HalfNormal(largest))
+    priors = {"scale": dist.LogNormal(0.0, 1.0)} if kernel is MATERN else None
+    phi = nss.latent_functions("phi", [kernel] * M, X, priors=priors)
     with numpyro.plate("task", Q, dim=-2), numpyro.plate("latent", M, dim=-1):
         W = nss.spike_slab("W", inclusion, slab)
     observed = True if Y is None else ~jnp.isnan(Y)
     Y = Y if Y is None else jnp.where(observed, Y, 0)
     point, task = numpyro.plate("point", len(X), dim=-2), numpyro.plate("task", Q, dim=-1)
     with point, task, handlers.mask(mask=observed):
-        numpyro.sample("Y", dist.Bernoulli(logits=(W @ phi).T), obs=Y)
+        numpyro.sample("Y", likelihood((W @ phi).T), obs=Y)
 
 
+PAIRS = "W_spike", "W_slab"
 GAUSSIANS = {
     "logit": lambda y: (0.0 * y, y - 0.5, 0.5 + 0.0 * y),
     "poisson": lambda y: (jnp.log(y + 0.5), 0.0 * y, 0.5 * y + 0.5),
@@ -96,9 +98,9 @@ class AfterWarmup(nss.PairedGibbs):
         return state._replace(adapt_state=learnt._replace(moments=moments, gram=gram_at(now)))
 
 
-def density(name, kernel=nss.PairedGibbs, free=()):
+def density(name, kernel=nss.PairedGibbs, free=(), groups=None):
     """Return a kernel, of all sites but those that are free and are left to NUTS."""
-    model = partial(density_model, name)
+    model = partial(density_model, name, groups=groups)
     kernel, sites = kernel(model), ["w_spike", "w_slab", "inclusion", "scale", "level"]
     if name in DISPERSED:
         free = "theta", *free
@@ -115,6 +117,14 @@ def labels(num_blocks):
     return Joint(labels_model, (jnp.asarray(INPUTS),), kernel, SEEN, free, 5000, 4)
 
 
+def counts():
+    """Of a likelihood without auxiliary variables, the weights alone have a kernel."""
+    options = {"likelihood": LIKELIHOODS["poisson"], "largest": 0.5, "kernel": "white"}
+    model = partial(labels_model, **options)
+    kernel = beside_nuts(model, (nss.PairedGibbs(model), [*PAIRS, "inclusion", "slab_scale"]))
+    return Joint(model, (jnp.asarray(INPUTS),), kernel, SEEN, ("phi",), 5000, 4)
+
+
 LEARNT = {f"{k} after a warm-up": partial(density, k, partial(AfterWarmup, k)) for k in GAUSSIANS}
 SOME = "logit", *(name for name in LEARNT if name.startswith("logit"))
 JOINTS = [
@@ -124,6 +134,8 @@ JOINTS = [
             **{name: partial(density, name) for name in [*LIKELIHOODS, *DISPERSED]},
             **LEARNT,
             "labels": partial(labels, 1),
+            "counts of tasks": counts,
+            "poisson in groups": partial(density, "poisson", groups=(0, 1, 0, 1)),
         }.items()
     ),
     slow("labels in three blocks", partial(labels, 3)),
