@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
-import jax
 from jax import lax
 import jax.numpy as jnp
 
@@ -68,7 +67,7 @@ class ChangingDesign(NamedTuple):
         # a variance of 0 has no logarithm
         blocks = self.rows, parts(weights, 0.0), Prior(*(parts(x, 1.0) for x in prior))
         residual, pair = lax.scan(visit, residual, blocks)
-        return residual, jax.tree.map(lambda x: x.reshape(-1)[: len(weights)], pair)
+        return residual, Conditional(*(x.reshape(-1)[: len(weights)] for x in pair))
 
     def _whitened(self, rows: Float[Array, "B N"]) -> Float[Array, "B NC"]:
         rows = rows * self.whitening

@@ -171,7 +171,9 @@ class Columns(Features):
         """Compute the whitened residual at the mean weights."""
         if data.view is None:
             return _whitened_data(at)
-        return _whitened_data(at) - predictor(self.design_at(spec, data, at, q), q.weights.mean)
+        design = self.design_at(spec, data, at, q)
+        assert isinstance(design, Design)
+        return _whitened_data(at) - predictor(design, q.weights.mean)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -351,8 +353,7 @@ def _features_of(reading: Reading, at: View | None) -> Features:
     form, covariates, values = reading.form, reading.covariates, reading.features
     if form.kind == COLUMNS:
         rows = reading.rows if reading.design is None else None
-        if rows is not None:
-            rows = _blocks(reading.problem, reading.generic, rows)
+        rows = None if rows is None else _blocks(reading.problem, reading.generic, rows)
         return Columns(reading.design, reading.split, rows)
     if form.kind != SHARED:
         of_table = reading.layout is None

@@ -178,20 +178,21 @@ def columns_without(
     relative = at.relative[:, 0]
     covariates = whitened(dense_rows(problem, values, sites), relative)
     standard, y = standardised(sites, at, values), jnp.sqrt(relative) * at.Y[:, 0]
+
+    def conditional(basis, inside):
+        inside = inside.reshape(-1, len(basis))[: problem.form.size]
+        return of_columns(basis, inside, covariates, y, standard.prior, at.sigma2[0])
+
     if isinstance(design, ChangingDesign):
         basis = jnp.linalg.qr(covariates.T)[0].T
-        inside = design.rows @ (basis * design.whitening).T
+        coefficients, outside = conditional(basis, design.rows @ (basis * design.whitening).T)
+        without: AnyDesign = design._replace(basis=basis, root=coefficients.whitening[0])
     else:
         gram = None if parts is None else parts.products
         parts = split(design.rows, covariates) if parts is None else parts
-        basis, inside = parts.basis, parts.inside
-    inside = inside.reshape(-1, len(basis))[: problem.form.size]
-    coefficients, outside = of_columns(basis, inside, covariates, y, standard.prior, at.sigma2[0])
-    root = coefficients.whitening[0]
-    if isinstance(design, ChangingDesign):
-        without = design._replace(basis=basis, root=root)
-    else:
-        span = parts.inside @ root.T
+        basis = parts.basis
+        coefficients, outside = conditional(basis, parts.inside)
+        span = parts.inside @ coefficients.whitening[0].T
         gram = None if gram is None else gram + span @ jnp.swapaxes(span, -1, -2)
         without = Design(jnp.concatenate([parts.outside, span], axis=-1), gram)
     residual = jnp.concatenate([outside, coefficients.without()[1][0]])

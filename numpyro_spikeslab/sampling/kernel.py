@@ -163,7 +163,11 @@ class BlockKernel(MCMCKernel):
                 "`functools.partial(model, X)`."
             )
         step = partial(self._step, reading, values)
-        return step(state) if is_prng_key(state.rng_key) else jax.vmap(step)(state)
+        # in a batch chains wait for the slowest, and both branches of each choice run, which only
+        # pays where there are many lanes
+        in_turn = jax.default_backend() == "cpu"
+        chains = partial(jax.lax.map, step) if in_turn else jax.vmap(step)
+        return step(state) if is_prng_key(state.rng_key) else chains(state)
 
     @abstractmethod
     def _step(self, reading: Reading, values: dict[str, Any], state: Any) -> Any:

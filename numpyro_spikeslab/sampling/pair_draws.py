@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra import flips, pattern_sweeps
 from numpyro_spikeslab.algebra.active_set import CollapsedRegression
 from numpyro_spikeslab.algebra.coefficients import split, whitened
-from numpyro_spikeslab.algebra.pairs import Prior, feature_rows, gibbs_sweep, predictor
+from numpyro_spikeslab.algebra.pairs import Design, Prior, feature_rows, gibbs_sweep, predictor
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.algebra.task_sweeps import (
@@ -114,6 +114,7 @@ def _draw_columns(
         # integrated out, for given them a column that is far from centred hardly ever gets in
         columns = columns_without(reading.problem, at, now.values, sites, design, reading.split)
         design, target = columns.design, columns.residual
+        assert isinstance(design, Design)
         if gram is not None:
             span = feature_rows(design, current.size)[:, at.Y.shape[0] :]
             gram = gram + span @ span.T
