@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and vectors of numbers; an entry that is none is named by its row and column."""
+"""Tables and vectors of numbers; errors name the row and the column of a wrong entry."""
 
 import datetime
 from decimal import Decimal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries that are no numbers: the argument, the row and the column are named, with a remedy."""
+"""Errors name the argument, the row and the column of a wrong entry, and a remedy."""
 
 import numpy as np
 import pandas as pd

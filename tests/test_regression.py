@@ -171,6 +171,8 @@ def test_intercept_noise_and_predictions_are_in_the_units_of_the_response(tree):
     fit = draws["intercept"].values[..., None] + draws["w"].values @ X.to_numpy().T
     new = tree["predictions"]["y"]
     assert new.dims == ("chain", "draw", "new_row") and new.shape == (4, draws.sizes["draw"], 4)
+    # the labels of X_new
+    assert new.coords["new_row"].values.tolist() == [0, 1, 2, 3]
     sigma = draws["sigma"].values
     ratio = (new.values - fit[..., :4]) / sigma[..., None]
     assert abs(ratio.mean()) < 5 / ratio.size**0.5 and abs(ratio.std() - 1) < 0.06
