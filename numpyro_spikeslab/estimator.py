@@ -70,11 +70,12 @@ class TableEstimator(BaseEstimator):
             y = y.astype(object)
         check_kind("y", y)
         check_index(y, X)
+        check_index(sample_weight, X, "sample_weight")
         of_numbers = {} if is_classifier(self) else {"y_numeric": True}
         table, response = validate_data(self, X, y, dtype=float, ensure_min_samples=3, **of_numbers)
         options = self.get_params() | {"likelihood": self._likelihood}
         if sample_weight is not None:
-            weights = of_rows("sample_weight", sample_weight, X, 1.0)
+            weights = of_rows("sample_weight", sample_weight, table, 1.0)
             table, response = table[weights != 0], response[weights != 0]
             options["weights"] = weights[weights != 0]
         if hasattr(self, "feature_names_in_"):
@@ -191,4 +192,5 @@ class SparseClassifier(ClassifierMixin, TableEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the more probable class of each row, shape (S,); see :meth:`predict_proba`."""
-        return self.classes_[(self.predict_proba(X)[:, 1] > 0.5).astype(int)]
+        is_second = self.predict_proba(X)[:, 1] > 0.5
+        return self.classes_[is_second.astype(int)]

@@ -57,7 +57,7 @@ def data_of(likelihood):
     draws = {
         "student": lambda: f + 0.5 * rng.standard_t(3.0, NUM_ROWS),
         "logit": lambda: rng.binomial(1, special.expit(f)),
-        "probit": lambda: rng.binomial(1, special.ndtr(f)),
+        "probit": lambda: rng.binomial(1, special.ndtr(0.6 * f)),
         "binomial": lambda: rng.binomial(TOTAL, special.expit(f)),
         "poisson": lambda: rng.poisson(np.exp(f)),
         "negative_binomial": lambda: rng.poisson(np.exp(f) * rng.gamma(2.0, 0.5, NUM_ROWS)),
