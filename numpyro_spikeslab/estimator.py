@@ -76,6 +76,8 @@ class TableEstimator(BaseEstimator):
         options = self.get_params() | {"likelihood": self._likelihood}
         if sample_weight is not None:
             weights = of_rows("sample_weight", sample_weight, table, 1.0)
+            if not weights.any():
+                raise bad("sample_weight", "zero for all rows", "positive numbers")
             table, response = table[weights != 0], response[weights != 0]
             options["weights"] = weights[weights != 0]
         if hasattr(self, "feature_names_in_"):
