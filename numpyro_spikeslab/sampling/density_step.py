@@ -181,7 +181,7 @@ def draw_with_density(
     f = predictor_of(now, {})
     learnt, gaussian = adapt.moments.stand_in(), jnp.array(False)
     # before the branches, which may not store them
-    rows = now.reading.rows_at(now.values)
+    rows: Any = now.reading.rows_at(now.values) if form.kind == COLUMNS else None
     density: Any = partial(log_likelihood, problem, now.values)
     if form.family != OTHER:
         mixture = augmented(problem, now.values, f)
