@@ -15,6 +15,7 @@ import likelihood_cases
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from scipy import stats
 import truth
 
 import jax
@@ -203,6 +204,32 @@ def test_a_few_outliers_decide_by_a_normal_likelihood_alone(monkeypatch):
     assert tables[1].loc["df", "mean"] < 4 and tables[1].loc["w[effect]", "inclusion"] > 0.99
     by_outliers = [table.loc["w[of outliers]", "inclusion"] for table in tables]
     assert by_outliers[0] > 0.99 and by_outliers[1] < 0.6
+
+
+@pytest.mark.slow
+def test_effects_are_mapped_from_statistics(monkeypatch):
+    """Of 5,000 people instead of 50,000, with effects three times as large."""
+    example = imported("summary_statistics", monkeypatch)
+    monkeypatch.setattr(example, "EFFECTS", {"rs20": 0.15, "rs50": -0.15})
+    study = example.made(0, 5000, 80)
+    p = example.log_p(study.z)
+    np.testing.assert_allclose(p[:5], -np.log10(2 * stats.norm.sf(abs(study.z[:5]))))
+    dt = nss.sparse_regression_from_statistics(
+        jax.random.key(0), z=study.z, R=study.R, n=study.n, expected_size=2
+    )
+    sets = dt["summary"].to_dataset().to_dataframe()["credible_set"]
+    assert set(sets[["rs20", "rs50"]]) == {0, 1} and sum(sets >= 0) < 10
+
+
+@pytest.mark.slow
+def test_a_pathway_makes_genes_more_likely_to_matter(monkeypatch):
+    example = imported("annotations", monkeypatch)
+    genes = example.made(0, 150, 100)
+    draws = example.sampled(example.annotated, genes, 300)
+    table = nss.summary(draws, ["level", "slope"])
+    assert table.loc["slope[pathway]", "mean"] > 1 and table["r_hat"].max() < 1.1
+    scores = example.scores(draws, genes)
+    assert scores["found"] > scores["effects"] / 3 and scores["wrong"] <= 2
 
 
 @pytest.fixture
