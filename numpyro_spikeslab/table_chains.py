@@ -293,6 +293,11 @@ def fit_and_chains(
     advance = _advance_short if steps * len(table.columns) <= SHORT else _advance
     chain = Chain(advance, model, table, counts.warmup if free else None)
     fitted, states, seed = _begun(key, chain, counts)
+    if fitted is not None and not np.isfinite(fitted.bound):
+        raise FloatingPointError(
+            "sparse_regression: the bound of the fit is not a number. Look for extreme values in "
+            "X, y, weights and offset."
+        )
     for size in _rounds(counts.warmup):
         states = [chain.advanced(state, size)[0] for state in states]
     rounds: list[dict[str, Any]] = []
