@@ -176,7 +176,9 @@ def update_with_scale(
     # the bound at the present q(phi_m), which its optimum at t = 1 reaches at least
     current = gp.log_sites(terms.alpha, terms.h, mean, var) - functions.kl[m]
     current += prior.log_density(m, theta)
-    end, last, step = _searched(value, theta, step, t, current)
+    search_step = jnp.where(step > SETTLED, step, 0)
+    end, last = climb_coordinates(value, theta, search_step, t, current)
+    step = jnp.where(search_step > 0, end.step, REST * step)
     weights: Any = posterior.weights
     loc, scale = (x.at[:, m].multiply(jnp.sqrt(end.t)) for x in (weights.loc, weights.scale))
     weights, values = weights._replace(loc=loc, scale=scale), dict(posterior.values)
@@ -187,37 +189,36 @@ def update_with_scale(
     return condition(prior, posterior, terms.scaled(end.t), end.x, step, last)
 
 
-def _searched(value: Any, theta: Any, step: Any, t: Any, current: Any) -> tuple[Any, Any, Any]:
-    """Climb along theta unless the search pauses; also return the next step."""
-    search_step = jnp.where(step > SETTLED, step, 0)
-    end, last = climb_coordinates(value, theta, search_step, t, current)
-    return end, last, jnp.where(search_step > 0, end.step, REST * step)
-
-
 def reset_if_better(prior: FunctionPrior, posterior: Posterior, terms: Terms) -> Posterior:
-    """Return ``q(phi_m)`` to its prior, whose ``theta_m`` climbs, if the bound does not fall.
+    """Return ``q(phi_m)`` to its prior, at the most probable theta, if the bound does not fall.
 
     A function without weights would else keep a theta of low density, and fits with functions to
     spare be compared by it.
     """
     functions, (m, alpha, h) = factors_of(posterior), terms
-    theta = functions.theta[m]
+    now = functions.theta[m], functions.prior_var[m]
+    step = functions.step[m]
+    search_step = jnp.where(step > SETTLED, step, 0)
 
-    def value(theta, _):
-        var = prior.covariance(m, theta).diagonal()
-        reached = gp.log_sites(alpha, h, prior.mean[m], var)
-        return reached + prior.log_density(m, theta), ()
+    def search():
+        # by the density alone, for kernels take long to evaluate
+        end, _ = climb_coordinates(lambda x, _: (prior.log_density(m, x), ()), now[0], search_step)
+        return (end.x, prior.covariance(m, end.x).diagonal()), end.step
 
+    def value(theta, var):
+        return gp.log_sites(alpha, h, prior.mean[m], var) + prior.log_density(m, theta)
+
+    new, next_step = jax.lax.cond(jnp.any(search_step > 0), search, lambda: (now, step))
+    new = choose(value(*new) >= value(*now), new, now)
     current = gp.log_sites(alpha, h, functions.mean[m], functions.var[m]) - functions.kl[m]
-    current += prior.log_density(m, theta)
-    end, _, step = _searched(value, theta, functions.step[m], 1.0, -jnp.inf)
+    better = value(*new) >= current + prior.log_density(m, now[0])
     at_prior = functions._replace(
-        theta=functions.theta.at[m].set(end.x),
-        step=functions.step.at[m].set(step),
-        prior_var=functions.prior_var.at[m].set(prior.covariance(m, end.x).diagonal()),
+        theta=functions.theta.at[m].set(new[0]),
+        step=functions.step.at[m].set(jnp.where(search_step > 0, next_step, REST * step)),
+        prior_var=functions.prior_var.at[m].set(new[1]),
     )
     at_prior = to_prior(at_prior, jnp.arange(len(functions.kl)) == m, prior.mean)
-    return posterior._replace(functions=choose(end.best >= current, at_prior, functions))
+    return posterior._replace(functions=choose(better, at_prior, functions))
 
 
 def to_prior(functions: FunctionFactors, off: Bool[Array, " M"], mean: Any) -> FunctionFactors:
