@@ -215,10 +215,26 @@ def test_effects_are_mapped_from_statistics(monkeypatch):
     p = example.log_p(study.z)
     np.testing.assert_allclose(p[:5], -np.log10(2 * stats.norm.sf(abs(study.z[:5]))))
     dt = nss.sparse_regression_from_statistics(
-        jax.random.key(0), z=study.z, R=study.R, n=study.n, expected_size=2
+        jax.random.key(0), z=study.z, R=study.R, n=study.n, expected_size=2.0
     )
     sets = dt["summary"].to_dataset().to_dataframe()["credible_set"]
     assert set(sets[["rs20", "rs50"]]) == {0, 1} and sum(sets >= 0) < 10
+
+
+@pytest.mark.slow
+def test_a_level_that_drifts_is_not_explained_by_series_that_drift(monkeypatch):
+    example = imported("time_series", monkeypatch)
+    series = example.made()
+    draws = example.sampled(example.structural, series, 300)
+    inclusion = nss.summary(draws, "w", round_to=None)["inclusion"].to_numpy()
+    used = series.X.columns.isin(series.used)
+    assert inclusion[used].min() > 0.99 and inclusion[~used].max() < 0.3
+    # the weights themselves, to three posterior standard deviations, and the level up to a constant
+    w = draws["posterior"]["w"].stack(draws=("chain", "draw")).values[used]
+    assert np.all(abs(w.mean(axis=1) - [0.6, -0.5]) < 3 * w.std(axis=1))
+    level = example.level_of(draws, series).mean(axis=0)
+    error = (level - level.mean()) - (series.level - series.level.mean())
+    assert error.std() < 0.5 * series.level.std()
 
 
 @pytest.mark.slow

@@ -66,7 +66,8 @@ def _ratios(reading: Any) -> tuple[float, float, float]:
     signal = signal_of(*(x[..., observed] for x in (rows, y, covariates)))
     noise = max(signal.noise, rounding / y.size**0.5)
     if not form.roles_of(NoiseRole):
-        noise = min(noise, sigma)
+        # that of generic values may be larger than what another kernel draws
+        noise = min(noise, sigma) if form.free else sigma
     # a scale that is learned may be larger than all weights
     scale = 2 * signal.weight if form.roles_of(SlabRole) else scale
     length = np.sqrt(np.max(np.einsum("pn,pn->p", outside, outside)))
