@@ -233,6 +233,7 @@ def test_responses_that_no_maximum_likelihood_has_are_fine(name, which, num_warm
     check(chain(model_of(CASES[name]), (X, y), num_warmup), truth_of(CASES[name], X, y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["logit", "probit"])
 def test_separation_under_a_wide_slab_stays_finite(name):
     def model(X, y):

@@ -100,6 +100,7 @@ def test_a_likelihood_of_f_alone_has_no_noise(dtype):
     np.testing.assert_allclose(log_prob, Y * f - np.logaddexp(0, f), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_new_points_have_the_likelihood():
     model = nss.models.mtmkl([SMOOTH], likelihood=counts, num_tasks=2)
     fixed = {"phi_scale": np.ones(1), "phi": np.zeros((1, 3)), "slab_scale": 1.0}
@@ -110,6 +111,7 @@ def test_new_points_have_the_likelihood():
     np.testing.assert_allclose(new["fn"].mean, np.exp(sites["f_new"]["value"]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_missing_entry_needs_no_value_that_the_likelihood_allows():
     """A Gamma density has no gradient at zero."""
     model = nss.models.factor_analysis(1, likelihood=lambda f, a: dist.Gamma(a, a * jnp.exp(-f)))

@@ -107,6 +107,7 @@ def test_moves_find_the_planted_factors_and_never_lower_the_bound(x64):
     np.testing.assert_allclose(-result.losses[-1], bound_of(model, result.params, table), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_zeros_that_are_stored_are_observations_whatever_the_order_and_the_array(x64):
     Y, table, _ = planted()
     Y.data[:7] = 0.0
@@ -218,6 +219,7 @@ def test_programs_that_are_no_table_are_refused(precision, name):
         fitted(model, Y.data)
 
 
+@pytest.mark.slow
 def test_noise_without_a_mode_in_closed_form_is_known_of_a_column_without_entries(x64):
     Y, _, _ = planted()
 

@@ -215,6 +215,7 @@ def test_the_bound_is_the_mean_of_its_monte_carlo_estimates(x64, name):
         assert abs(mean - fit.bound(params)) < 4.5 * error < 4.5 * accuracy
 
 
+@pytest.mark.slow
 @every_model()
 def test_parameters_say_all_of_a_state(x64, name):
     fit = fitted(name)

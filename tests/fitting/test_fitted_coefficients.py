@@ -95,6 +95,7 @@ def tasks_model(X, Y, plate="task"):
     truth.respond_by_task(Y, location, 0.5, plate="task")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "columns", "scales"),
     [

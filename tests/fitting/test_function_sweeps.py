@@ -42,6 +42,7 @@ def terms_of(at, posterior, m):
     return block_terms(at, weights, left_of(at, mean, weights), mean)(mean, m)
 
 
+@pytest.mark.slow
 def test_terms_are_the_conditional_of_the_joint_gaussian():
     fit = small()
     mean, shared = fit.functions.mean, jnp.linspace(0.5, 2.0, N)[:, None]
@@ -142,6 +143,7 @@ def test_a_white_function_at_rest_stays_and_its_weights_follow_the_prior():
         np.testing.assert_allclose(x[:, 1], y[:, 1], rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_function_without_weights_has_the_most_probable_length_scale():
     """Else fits that have dropped functions of other length scales would be compared by these."""
     fit = problem(model_of("weak", [SMOOTH] * M), observations())

@@ -32,6 +32,7 @@ def classes(num_obs=200):
     return X.astype(np.float32), y
 
 
+@pytest.mark.slow
 def test_a_fit_of_classes_has_all_summaries():
     """In single precision, of booleans."""
     X, y = classes()
@@ -100,6 +101,7 @@ def guide_of_tasks(**options):
     return guide, params | changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("X_new", [None, np.linspace(0.5, 3.0, 8)])
 def test_responses_have_the_predictor_integrated_out(x64, X_new):
     guide, params = guide_of_tasks(link="counts")
@@ -131,6 +133,7 @@ def test_normal_responses_have_the_noise(x64):
     np.testing.assert_allclose((high - low) / 2, np.sqrt(variance), rtol=0.25)
 
 
+@pytest.mark.slow
 def test_responses_at_entries_of_a_table(x64):
     model, args, _ = MODELS["entries that are numbers of trials"]()
     guide = nss.PairedGuide(model)

@@ -53,6 +53,7 @@ def test_varimax_finds_sparse_loadings_within_groups():
     np.testing.assert_array_equal(varimax(jnp.asarray(A[:1]), jnp.zeros(1, int)), [[1.0]])
 
 
+@pytest.mark.slow
 def test_the_gain_without_a_function_is_that_of_the_exact_bound():
     fit = white(10)
     gains = gains_without(fit.spec, fit.data, fit.posterior)

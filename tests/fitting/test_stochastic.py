@@ -116,6 +116,7 @@ def test_a_fit_of_a_first_batch_is_a_start():
     np.testing.assert_allclose(svi.get_params(begun)[name], 3 * first.params[name], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_temperature_goes_on_where_a_fit_has_come():
     begun = cavi().init(KEY, X, BATCHES[0])
     # as a fit leaves it after thirty steps
@@ -330,6 +331,7 @@ def test_sites_that_are_held_are_taken():
     assert np.isfinite(svi.update(svi.init(KEY, X, BATCHES[0]), X, BATCHES[1])[1])
 
 
+@pytest.mark.slow
 def test_compiled_loops_carry_a_state():
     svi = cavi(num_tasks=Q, shared_noise=False)
     batches = jnp.stack([with_gaps(Y) for Y in BATCHES[:2]])

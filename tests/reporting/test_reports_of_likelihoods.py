@@ -37,7 +37,11 @@ class Posteriors(NamedTuple):
     fit: xr.DataTree
 
 
-@pytest.fixture(scope="module", params=PICTURES)
+FIRST, *OTHERS = PICTURES
+ROWS = [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+
+
+@pytest.fixture(scope="module", params=ROWS)
 def posteriors(request: pytest.FixtureRequest) -> Any:
     case, rng = CASES[request.param], np.random.default_rng(3)
     X = rng.normal(size=(80, 4))

@@ -19,6 +19,7 @@ X = rng.normal(size=(40, 5)) + 3
 y = rng.binomial(1, 0.5, size=40)
 
 
+@pytest.mark.slow
 def test_gram_matrix_is_that_of_columns_outside_of_the_intercept():
     def model():
         b = numpyro.sample("b", dist.Normal(0.0, 5.0))
