@@ -192,7 +192,8 @@ def test_planted_factors_are_found(x64, likelihood):
         guide.predict(result.params, data, noise=True)
 
 
-@pytest.mark.parametrize("layout", ["entries", pytest.param("rows", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["entries", "rows"])
 def test_the_bound_is_that_of_the_table(x64, layout):
     _, Y, hidden = planted(bernoulli, 12, 10)
     data = np.where(hidden, np.nan, Y)
@@ -283,6 +284,7 @@ def test_a_likelihood_without_auxiliary_variables_is_refused(name):
         STARTS[name](model, np.arange(12.0).reshape(4, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("likelihood", "message"),
     [

@@ -297,6 +297,7 @@ def test_entries_that_are_no_observations_are_refused():
             fitted(FACTORS, Y)
 
 
+@pytest.mark.slow
 def test_entries_that_are_traced_are_named_as_the_reason(x64):
     Y, _, _ = planted()
     guide, svi, result = fitted(FACTORS, Y, plain=True, num_steps=1)

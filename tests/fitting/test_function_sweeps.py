@@ -109,7 +109,7 @@ def one_by_one(fit: Problem):
 @pytest.mark.parametrize(
     ("start", "prior"),
     [
-        (small, "weak"),
+        pytest.param(small, "weak", marks=pytest.mark.slow),
         pytest.param(small, "flat", marks=pytest.mark.slow),
         pytest.param(partial(white, 2), "weak", marks=pytest.mark.slow),
         pytest.param(partial(white, 2), "own inclusion", marks=pytest.mark.slow),

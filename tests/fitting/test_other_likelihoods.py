@@ -120,6 +120,7 @@ def test_responses_have_the_predictor_integrated_out(x64, X_new):
         assert np.all((above > level - error) & (below < level + error))
 
 
+@pytest.mark.slow
 def test_normal_responses_have_the_noise(x64):
     model = nss.models.mtmkl([kernels.ExpSquared(1.0)], num_tasks=2)
     guide = nss.PairedGuide(model)

@@ -74,6 +74,7 @@ def test_rounds_have_every_pair_once(number):
     assert sorted(found) == sorted(combinations(sorted(np.asarray(order)[:number].tolist()), 2))
 
 
+@pytest.mark.slow
 def test_weights_without_spikes_solve_their_equations():
     fit = white(10)
     at, phi = fit.at, fit.functions

@@ -347,6 +347,7 @@ def test_compiled_loops_carry_a_state():
     np.testing.assert_allclose(once, losses[0], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_rates_in_a_compiled_loop_stay_in_the_interval():
     high, one = (cavi(num_tasks=Q, learning_rate=lambda _, r=r: r) for r in (3.0, 1.0))
     state = one.init(KEY, X, BATCHES[0])
