@@ -174,10 +174,7 @@ def sparse_regression(
     constants |= {k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None}
     tree["constant_data"] = xr.Dataset(constants, labels_of("row", X))
     tree["observed_data"] = xr.Dataset({"y": ("row", rows.y)}, labels_of("row", X))
-    summary = summarised(tree, table.values)
-    summary["is_constant"] = "feature", ~scales.used.values
-    drawn = {"expected_size": prior.expected_size, "num_samples": tree["posterior"].sizes["draw"]}
-    tree["summary"] = summary.assign_attrs(drawn)
+    tree["summary"] = summarised(tree, table.values, scales.used, prior.expected_size)
     if new is not None:
         y_new = response_of(posterior(tree), new, kind).sample(random.fold_in(key, 1))
         values = {"y": (("chain", "draw", "new_row"), np.asarray(y_new))}
@@ -192,7 +189,9 @@ def labels_of(dim: str, X: Any) -> dict[str, pd.Index]:
     return {dim: X.index.rename(None)} if is_flat else {}
 
 
-def summarised(tree: xr.DataTree, table: np.ndarray) -> xr.Dataset:
+def summarised(
+    tree: xr.DataTree, table: np.ndarray, used: xr.DataArray, expected_size: float
+) -> xr.Dataset:
     """Make a row for each column: its weight, its inclusion by chains and fit, its credible set."""
     w = posterior(tree)["w"]
     # a statistic takes a millisecond, and columns that never get in, mostly all, have the same
@@ -213,7 +212,9 @@ def summarised(tree: xr.DataTree, table: np.ndarray) -> xr.Dataset:
     rows["credible_set"] = xr.full_like(rows["inclusion"], -1, dtype=int)
     for number, members in credible_sets(tree, "w", table)["members"].items():
         rows["credible_set"].loc[{"feature": list(members)}] = number
-    return rows
+    rows["is_constant"] = "feature", ~used.values
+    num_samples = tree["posterior"].sizes["draw"]
+    return rows.assign_attrs(expected_size=expected_size, num_samples=num_samples)
 
 
 def response_of(draws: xr.Dataset, rows: xr.DataArray, kind: ResponseKind) -> dist.Distribution:

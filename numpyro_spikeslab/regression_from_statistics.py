@@ -10,15 +10,13 @@ import pandas as pd
 from scipy.special import ndtri
 import xarray as xr
 
-from numpyro.util import is_prng_key
-
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import in_double_precision
 from numpyro_spikeslab.regression import summarised
 from numpyro_spikeslab.reporting.arviz_data import PRIOR
 from numpyro_spikeslab.responses import response_kind
 from numpyro_spikeslab.table_chains import Counts, TableModel, fit_and_chains
-from numpyro_spikeslab.table_checks import checked_count
+from numpyro_spikeslab.table_checks import check_key, checked_count
 from numpyro_spikeslab.table_columns import TableColumns, checked_columns
 from numpyro_spikeslab.table_units import Scales, contrasts, in_units
 from numpyro_spikeslab.tabular import as_numbers
@@ -46,7 +44,7 @@ def sparse_regression_from_statistics(
     R: Any = None,
     inclusion: Any = None,
     expected_size: float | None = None,
-    num_warmup: int = 100,
+    num_warmup: int | None = None,
     num_samples: int = 1000,
     num_chains: int = 4,
 ) -> xr.DataTree:
@@ -98,12 +96,9 @@ def sparse_regression_from_statistics(
         )
         dt["summary"].to_dataset().to_dataframe()
     """
-    if not is_prng_key(key):
-        raise bad("key", repr(key), "a random key", "jax.random.key(0) makes one.")
+    check_key(key)
     n = checked_count("n", n, 3)
-    num_warmup = checked_count("num_warmup", num_warmup, 0)
-    num_samples = checked_count("num_samples", num_samples, 1)
-    num_chains = checked_count("num_chains", num_chains, 1)
+    counts = Counts.checked("normal", num_warmup, num_samples, num_chains)
     arguments = {"XtX": XtX, "Xty": Xty, "yty": yty, "z": z, "R": R}
     names = [name for name, x in arguments.items() if x is not None]
     if names == ["XtX", "Xty", "yty"]:
@@ -118,7 +113,6 @@ def sparse_regression_from_statistics(
     prior = columns.prior(scales.used.values, n, expected_size)
     X, y, count = pseudo_rows(statistics, n)
     arrays = X, y, None, None, None, np.full(len(y), count)
-    counts = Counts(num_warmup, num_samples, num_chains)
     model = TableModel("normal", None)
     seed, fitted, draws = fit_and_chains(key, model, arrays, prior.arguments, counts)
     rng = np.random.default_rng(seed)
@@ -127,10 +121,7 @@ def sparse_regression_from_statistics(
         tree["cavi"] = without_intercept(fitted, scales, columns, rng)
     constants = {f"{PRIOR}.w": scales.used.copy(data=prior.inclusion)}
     tree["constant_data"] = xr.Dataset(constants)
-    summary = summarised(tree, X)
-    summary["is_constant"] = ~scales.used
-    drawn = {"expected_size": prior.expected_size, "num_samples": tree["posterior"].sizes["draw"]}
-    tree["summary"] = summary.assign_attrs(drawn)
+    tree["summary"] = summarised(tree, X, scales.used, prior.expected_size)
     return tree
 
 

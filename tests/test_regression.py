@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 from scipy.special import betaln, logsumexp
+from small_table import NAMES, table
 import xarray as xr
 
 import jax
@@ -20,18 +21,7 @@ from numpyro_spikeslab.table_checks import checked_size
 
 pytestmark = pytest.mark.filterwarnings("error")
 
-NAMES = ["age", "dose", "batch", "weight", "lot"]
 KEY = random.key(0)
-
-
-def table(num_rows=30):
-    """Two correlated columns, a constant one, units and offsets of all sizes, and a response."""
-    rng = np.random.default_rng(3)
-    X = rng.normal(size=(num_rows, 5))
-    X[:, 1] = 0.9 * X[:, 0] + 0.3 * X[:, 1]
-    y = 0.5 * X[:, 0] - 0.4 * X[:, 3] + rng.normal(size=num_rows)
-    X = X * [1.0, 1e3, 0.0, 1e-3, 7.0] + [50.0, 0.0, 3.0, 1.0, -1e3]
-    return pd.DataFrame(X, columns=NAMES), 100.0 + 20.0 * y
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +114,8 @@ def test_a_fit_of_one_model_is_flagged_if_the_chains_have_others(tree, agrees, e
     stats["log_ratio"] = xr.ones_like(stats["log_ratio"])
     probs = tree["summary"]["inclusion"] if agrees else 0.0
     stats[table_chains.PROBABILITIES] = xr.zeros_like(stats[table_chains.PROBABILITIES]) + probs
-    summary = regression.summarised(one, table()[0].to_numpy())
+    used = ~tree["summary"]["is_constant"]
+    summary = regression.summarised(one, table()[0].to_numpy(), used, 0.4)
     np.testing.assert_equal(summary.attrs["k_hat"], expected)
 
 
