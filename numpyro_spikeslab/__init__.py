@@ -2,6 +2,7 @@
 """Spike-and-slab inference for NumPyro programs."""
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version as _installed_version
 from typing import TYPE_CHECKING, Any
 
 from numpyro_spikeslab import models
@@ -67,7 +68,10 @@ __all__ = [
     "spike_slab",
     "summary",
 ]
-__version__ = "0.1.0"
+try:
+    __version__ = _installed_version("numpyro_spikeslab")
+except PackageNotFoundError:  # imported from sources that are not installed
+    __version__ = "0.0.0"
 
 # Tables and pictures take seconds to import, and most programs make none.
 _LAZY = {
