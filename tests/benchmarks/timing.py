@@ -1,11 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of the benchmarks."""
+"""Helpers of the benchmarks: times without compilation, and rows of the page's tables."""
 
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 import jax
+
+HEADER = "| problem | measured | numpyro_spikeslab | compared with | ratio |\n" + 5 * "| --- " + "|"
+
+
+def row(problem: str, measured: str, ours: float, peer: str, theirs: float, ratio: float) -> None:
+    """Print a row; ratios above 1 are in favour of this package."""
+    numbers = (f"{float(f'{x:.3g}'):,.10g}" for x in (ours, theirs, ratio))
+    ours, theirs, ratio = numbers
+    print(f"| {problem} | {measured} | {ours} | {peer} {theirs} | {ratio} |", flush=True)
 
 
 def enable_x64() -> None:
@@ -26,8 +35,8 @@ class Compilations:
     def left_out(self, function: Callable, *args: Any) -> tuple[Any, float]:
         """The results of one call, awaited, and its wall time without that of compilation."""
         before, start = self.seconds, perf_counter()
-        found = jax.block_until_ready(function(*args))
-        return found, perf_counter() - start - (self.seconds - before)
+        result = jax.block_until_ready(function(*args))
+        return result, perf_counter() - start - (self.seconds - before)
 
 
 def best_time(function: Callable, *args: Any, repeats: int = 20) -> float:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make docs/benchmarks.md: each program's rows from this run, and what was measured once.
+
+Run on an idle machine, some twenty minutes: ``python tests/benchmarks/page.py``. Rows of the peers
+sparsevb and millipede need these packages.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+import os
+from pathlib import Path
+import platform
+import re
+import subprocess
+import sys
+from time import perf_counter, strftime
+
+from timing import HEADER
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "benchmarks.md"
+SECTIONS = {
+    "The paper's data": "bench_boston.py",
+    "Chains on correlated columns": "bench_mixing.py",
+    "Chains after equal times": "bench_equal_time.py",
+    "Coordinate ascent": "bench_cavi.py",
+    "Other likelihoods": "bench_likelihoods.py",
+    "A table in one call": "bench_one_call.py",
+}
+PACKAGES = ("numpyro_spikeslab", "jax", "numpyro", "numpy", "sparsevb", "millipede-regression")
+
+
+def versions() -> str:
+    texts = [f"Python {platform.python_version()}"]
+    for name in PACKAGES:
+        try:
+            texts.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            texts.append(f"without {name}")
+    return ", ".join(texts)
+
+
+def machine() -> str:
+    info = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
+    name = model[1] if model else platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the start"
+
+
+def rows(program: str) -> str:
+    """Run a program in a process of its own; return the rows that it prints."""
+    start = perf_counter()
+    output = subprocess.run(
+        [sys.executable, HERE / program], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    print(f"{program}: {perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+    return output
+
+
+def main() -> None:
+    parts = [
+        "# Benchmarks\n",
+        "`python tests/benchmarks/page.py` made this page. The figures of a row come from one run, "
+        "and a ratio\nabove 1 is in favour of this package. Compilation is left out, except in the "
+        "last table.\n",
+        f"- {strftime('%B %Y')}; {machine()}\n- {versions()}\n",
+    ]
+    for title, program in SECTIONS.items():
+        parts.append(f"## {title}\n\n`{program}`\n\n{HEADER}\n{rows(program)}")
+    parts.append((HERE / "measured_once.md").read_text())
+    PAGE.write_text("\n".join(parts))
+
+
+if __name__ == "__main__":
+    main()
