@@ -67,6 +67,12 @@ def x64(restored_x64: None) -> None:
     jax.config.update("jax_enable_x64", True)
 
 
+@pytest.fixture
+def x32(restored_x64: None) -> None:
+    """Compute in float32 during one test, also where JAX_ENABLE_X64 is set."""
+    jax.config.update("jax_enable_x64", False)
+
+
 @pytest.fixture(params=["float32", "float64"])
 def precision(request: pytest.FixtureRequest, restored_x64: None) -> Iterator[str]:
     """Run a test once in each precision, without rounded products; it gets the name."""

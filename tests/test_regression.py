@@ -58,7 +58,7 @@ def exact(X, y):
     return probs @ models, probs @ np.array(means)
 
 
-def test_near_copies_share_their_effect_as_they_should_whatever_the_precision():
+def test_near_copies_share_their_effect_as_they_should_whatever_the_precision(x32):
     """In single precision a chain would stay at one of them."""
     rng = np.random.default_rng(5)
     X = pd.DataFrame(rng.uniform(0.0, 40.0, size=(30, 5)), columns=NAMES)

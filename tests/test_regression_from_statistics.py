@@ -33,7 +33,7 @@ def z_scores(X, y):
 
 
 @pytest.mark.slow
-def test_the_answers_are_those_of_the_rows():
+def test_the_answers_are_those_of_the_rows(x32):
     """Although JAX computes in single precision by default."""
     X, y = table()
     rows = nss.sparse_regression(KEY, X, y)

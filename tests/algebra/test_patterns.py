@@ -142,7 +142,7 @@ def test_one_set_of_all_weights_is_the_exact_posterior(precision, shared, kind):
     close(explained, np.einsum("ni,ij,nj->n", X, covariance, X), precision)
 
 
-def test_single_precision_knows_the_bound_of_twins_of_a_large_unit():
+def test_single_precision_knows_the_bound_of_twins_of_a_large_unit(x32):
     """They are negatively correlated, and the variance of their sum is lost in their covariance."""
     X, y, _, log_odds, variance = problem(size=6, kind="duplicated")
     _, reached = swept(one_set(6), 1e4 * X, y, log_odds, variance)

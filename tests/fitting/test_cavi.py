@@ -75,7 +75,7 @@ def test_starts_of_chains_in_unconstrained_space_know_supports_of_the_data(x64, 
     assert np.all(np.isfinite(starts(*fixed.args, most)))
 
 
-def test_a_value_that_rounding_puts_on_the_boundary_stays_a_number():
+def test_a_value_that_rounding_puts_on_the_boundary_stays_a_number(x32):
     """Others climb with it."""
     X = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
 
