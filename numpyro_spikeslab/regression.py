@@ -114,7 +114,7 @@ def sparse_regression(
         Their weights have the prior Normal(0, 10^2) in standard units, which is wide.
     :param groups: columns that come and go together, such as the dummies of a factor: lists of
         their names, by name of the group or not, or a label for each column. Other columns stay
-        alone. Not for a Poisson likelihood.
+        alone.
     :param inclusion: prior inclusion probabilities, such as annotations: a number, or one for each
         column, shape (P,), the same in each group. By default the probability is learned.
     :param weights: a positive number for each row, shape (N,). Under a Normal likelihood its noise
@@ -128,8 +128,8 @@ def sparse_regression(
         probability is Beta(1, P / expected_size - 1), where P counts columns that vary and are not
         always in, a group once. The default is a tenth of them, or of the rows if they are fewer: N
         rows cannot tell which of many more columns matter, if many may.
-    :param num_warmup: steps of each chain before its draws. The default is 300, which other
-        likelihoods need to learn their proposals, and 100 under a Normal one: chains start at the
+    :param num_warmup: steps of each chain before its draws. The default is 500, in which chains of
+        other likelihoods learn their proposals, and 100 under a Normal one: chains start at the
         fit.
     :param num_samples: draws of each chain at most. They stop at 250, 500 and so on if they agree:
         if rank-normalised R-hat is at most 1.01 and the effective sample size 400 at least, for
@@ -154,12 +154,12 @@ def sparse_regression(
         )
     """
     table_checks.check_key(key)
-    counts = Counts.checked(likelihood, num_warmup, num_samples, num_chains)
-    X, y, groups, always, X_new = formula_table(X, y, data, groups, always, X_new)
     kind = response_kind(likelihood)
+    counts = Counts.checked(kind, num_warmup, num_samples, num_chains)
+    X, y, groups, always, X_new = formula_table(X, y, data, groups, always, X_new)
     table = table_checks.checked_table(X)
     rows = table_checks.checked_rows(X, y, weights, offset, totals, likelihood)
-    columns = checked_columns(table["feature"].to_index(), always, groups, inclusion, kind)
+    columns = checked_columns(table["feature"].to_index(), always, groups, inclusion)
     new = None if X_new is None else table_checks.checked_new(X_new, X, table)
     model = TableModel(likelihood, columns.groups)
     scales, arrays = standardised(table, rows, columns, kind)

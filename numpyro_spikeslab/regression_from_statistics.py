@@ -98,7 +98,7 @@ def sparse_regression_from_statistics(
     """
     check_key(key)
     n = checked_count("n", n, 3)
-    counts = Counts.checked("normal", num_warmup, num_samples, num_chains)
+    counts = Counts.checked(response_kind("normal"), num_warmup, num_samples, num_chains)
     arguments = {"XtX": XtX, "Xty": Xty, "yty": yty, "z": z, "R": R}
     names = [name for name, x in arguments.items() if x is not None]
     if names == ["XtX", "Xty", "yty"]:
@@ -109,7 +109,7 @@ def sparse_regression_from_statistics(
         raise bad("XtX, Xty, yty, z, R", names, "XtX, Xty and yty, or z and R")
     scales = statistics.scales
     labels = scales.used["feature"].to_index()
-    columns = checked_columns(labels, (), None, inclusion, response_kind("normal"))
+    columns = checked_columns(labels, (), None, inclusion)
     prior = columns.prior(scales.used.values, n, expected_size)
     X, y, count = pseudo_rows(statistics, n)
     arrays = X, y, None, None, None, np.full(len(y), count)

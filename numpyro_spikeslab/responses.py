@@ -34,6 +34,8 @@ class ResponseKind(NamedTuple):
     - **has_intercept** - whether the model has an intercept; else the rows have none to explain.
     - **start** - for a distribution that :class:`~numpyro_spikeslab.CAVI` does not take: an
       intercept near the data, given responses and offsets, at which chains start.
+    - **warmup** - default number of steps of warm-up, by which chains of all but Normal likelihoods
+      learn their proposals.
     """
 
     distribution: Callable[..., dist.Distribution]
@@ -43,6 +45,7 @@ class ResponseKind(NamedTuple):
     units: Callable[..., tuple[float, float]] | None = None
     has_intercept: bool = True
     start: Callable[[Numbers, Numbers], float] | None = None
+    warmup: int = 500
 
 
 def check_classes(y: Numbers, totals: Numbers) -> None:
@@ -87,6 +90,7 @@ RESPONSES: dict[str, ResponseKind] = {
         lambda noise: {"sigma": dist.HalfNormal(noise)},
         units=moments,
         has_intercept=False,
+        warmup=100,
     ),
     "student": ResponseKind(
         lambda f, totals, sigma, dof: dist.StudentT(dof, f, sigma),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
+import warnings
 
 import arviz_base
 import arviz_stats
@@ -23,11 +24,12 @@ from numpyro_spikeslab.fitting import single_effects
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.fitting.posterior import strong
+from numpyro_spikeslab.fitting.run import STILL
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reporting.arviz_data import SETS, posterior
 from numpyro_spikeslab.reporting.variational import log_densities
-from numpyro_spikeslab.responses import response_kind
+from numpyro_spikeslab.responses import ResponseKind, response_kind
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
 from numpyro_spikeslab.table_checks import checked_count
 
@@ -60,12 +62,10 @@ class Counts(NamedTuple):
     chains: int
 
     @classmethod
-    def checked(cls, likelihood: str, warmup: Any, samples: Any, chains: Any) -> "Counts":
+    def checked(cls, kind: ResponseKind, warmup: Any, samples: Any, chains: Any) -> "Counts":
         """Check the arguments of a regression; the default of the first is `None`."""
-        if warmup is None:
-            warmup = 100 if likelihood == "normal" else 300
         return cls(
-            checked_count("num_warmup", warmup, 0),
+            checked_count("num_warmup", kind.warmup if warmup is None else warmup, 0),
             checked_count("num_samples", samples, 1),
             checked_count("num_chains", chains, 1),
         )
@@ -76,6 +76,9 @@ class TableModel(NamedTuple):
 
     likelihood: str
     groups: tuple[int, ...] | None
+
+    def num_spikes(self, num_columns: int) -> int:
+        return num_columns if self.groups is None else max(self.groups) + 1
 
     def at(self, prior: dict[str, Any]) -> Callable[..., Any]:
         """Return the model with ``inclusion`` or ``probabilities``, of a table's columns as rows:
@@ -122,7 +125,7 @@ class Table(NamedTuple):
             data["mask"] = np.arange(len(X) + sizes[0]) < len(X)
         columns = _longer(_longer(X, sizes[0]).T, sizes[1]).astype(dtype)
         if model.groups is not None:
-            first = max(model.groups) + 1
+            first = model.num_spikes(X.shape[1])
             model = model._replace(groups=(*model.groups, *range(first, first + sizes[1])))
         if "probabilities" in prior:
             # any will do
@@ -146,14 +149,14 @@ def padded(size: int) -> int:
 
 class TableFit(NamedTuple):
     """A fit as arrays: draws, their log densities under model and guide, inclusion probabilities,
-    what credible sets need, and the bound."""
+    what credible sets need, and the last two bounds."""
 
     draws: dict[str, Any]
     log_p: Float[Array, " S"]
     log_q: Float[Array, " S"]
     probs: Float[Array, " P"]
     effects: Any
-    bound: Float[Array, ""]
+    bounds: Float[Array, " 2"]
 
 
 class Beginning(NamedTuple):
@@ -176,7 +179,8 @@ def _begin(
         fitted = _fit(key_fit, model, table, max(NUM_FIT_DRAWS, num_chains))
         starts = {k: x[:num_chains] for k, x in fitted.draws.items() if k != "w"}
     else:
-        one = {"intercept": table.intercept, "w_spike": jnp.zeros(len(table.columns), int)}
+        spikes = jnp.zeros(model.num_spikes(len(table.columns)), int)
+        one = {"intercept": table.intercept, "w_spike": spikes}
         if "always" in table.data:
             one["always"] = jnp.zeros(table.data["always"].shape[1])
         starts = jax.tree.map(lambda x: jnp.stack([x] * num_chains), one)
@@ -203,7 +207,7 @@ def _fit(key: Array, model: TableModel, table: Table, size: int) -> TableFit:
         *log_densities(svi, params, latents, (columns,), data),
         guide.inclusion_probabilities(params)["w"],
         guide.effects(params, columns, **data),
-        -result.losses[-1],
+        -result.losses[-2:],
     )
 
 
@@ -286,18 +290,14 @@ def fit_and_chains(
     """
     num_columns = arrays[0].shape[1]
     sizes = dict.fromkeys(("w", "w_slab", PROBABILITIES), num_columns)
-    sizes["w_spike"] = num_columns if model.groups is None else max(model.groups) + 1
+    sizes["w_spike"] = model.num_spikes(num_columns)
     table, model = Table.of(model, arrays, prior)
     free = response_kind(model.likelihood).free_sites
     steps = counts.chains * (counts.warmup + counts.samples)
     advance = _advance_short if steps * len(table.columns) <= SHORT else _advance
     chain = Chain(advance, model, table, counts.warmup if free else None)
     fitted, states, seed = _begun(key, chain, counts)
-    if fitted is not None and not np.isfinite(fitted.bound):
-        raise FloatingPointError(
-            "sparse_regression: the bound of the fit is not a number. Look for extreme values in "
-            "X, y, weights and offset."
-        )
+    of_fit = None if fitted is None else _tree_of_fit(jax.device_get(fitted), sizes)
     for size in _rounds(counts.warmup):
         states = [chain.advanced(state, size)[0] for state in states]
     rounds: list[dict[str, Any]] = []
@@ -310,7 +310,6 @@ def fit_and_chains(
         if len(rounds) * ROUND < counts.samples and agree(rounds):
             break
     joined = {name: np.concatenate([x[name] for x in rounds], axis=1) for name in rounds[0]}
-    of_fit = None if fitted is None else _tree_of_fit(jax.device_get(fitted), sizes)
     return np.asarray(seed), of_fit, _tree(joined, sizes, ["chain", "draw"])
 
 
@@ -335,12 +334,12 @@ def agree(rounds: list[dict[str, Any]]) -> bool:
     Measured by rank-normalised R-hat and bulk effective sample size, with :data:`MAX_R_HAT` and
     :data:`MIN_ESS`.
     """
-    joined = {name: np.concatenate([x[name] for x in rounds], axis=1) for name in rounds[0]}
-    mean = joined[PROBABILITIES].mean(axis=(0, 1))
+    # of many columns few are undecided, so only these are copied
+    mean = np.mean([x[PROBABILITIES].mean(axis=(0, 1)) for x in rounds], axis=0)
     undecided = (mean > UNDECIDED) & (mean < 1 - UNDECIDED)
-    names = [name for name in ("sigma", "dof", "concentration", "intercept") if name in joined]
-    single = [joined[name][..., None] for name in names]
-    draws = np.concatenate([joined["w"][..., undecided], *single], axis=-1)
+    names = {"sigma", "dof", "concentration", "intercept"} & rounds[0].keys()
+    sites = [[x["w"][..., undecided], *(x[name][..., None] for name in names)] for x in rounds]
+    draws = np.concatenate([np.concatenate(x, axis=-1) for x in sites], axis=1)
     data = xr.Dataset({"x": (["chain", "draw", "site"], draws)})
     if data.sizes["chain"] > 1 and not (arviz_stats.rhat(data)["x"] <= MAX_R_HAT).all():
         return False
@@ -348,7 +347,19 @@ def agree(rounds: list[dict[str, Any]]) -> bool:
 
 
 def _tree_of_fit(fitted: TableFit, sizes: dict[str, int]) -> xr.DataTree:
-    """Make the ArviZ data of :func:`~numpyro_spikeslab.add_variational_stats`."""
+    """Make the ArviZ data of :func:`~numpyro_spikeslab.add_variational_stats`, and warn if the fit
+    has not ended."""
+    before, bound = fitted.bounds
+    if not np.isfinite(bound):
+        raise FloatingPointError(
+            "sparse_regression: the bound of the fit is not a number. Look for extreme values in "
+            "X, y, weights and offset."
+        )
+    if bound - before > STILL:
+        text = f"the bound still moves after {NUM_STEPS} steps of the fit"
+        remedy = "Report the chains, and not `cavi`; if their r_hat is large, raise num_warmup."
+        # of the caller, past the decorator
+        warnings.warn(f"sparse_regression: {text}. {remedy}", stacklevel=5)
     draws = posterior(_tree(fitted.draws, sizes, ["sample"]))
     ratios = {"log_ratio": ("sample", fitted.log_p - fitted.log_q)}
     stats = xr.Dataset(ratios, {"sample": draws["sample"]})
@@ -358,7 +369,7 @@ def _tree_of_fit(fitted: TableFit, sizes: dict[str, int]) -> xr.DataTree:
         sets = single_effects.sets_of(fitted.effects, range(sizes["w"]))
         shares = single_effects.shares_of(sets, sizes["w"])
         stats[f"{SETS}.w"] = ("set", "feature"), shares
-    stats.attrs["bound"] = float(fitted.bound)
+    stats.attrs["bound"] = float(bound)
     return xr.DataTree.from_dict({"posterior": draws, "sample_stats": stats})
 
 

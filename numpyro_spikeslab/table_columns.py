@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.responses import ResponseKind
 from numpyro_spikeslab.table_checks import as_numbers, checked_size
 
 
@@ -65,9 +64,7 @@ class InclusionPrior(NamedTuple):
     inclusion: Float[np.ndarray, " P"]
 
 
-def checked_columns(
-    names: pd.Index, always: Any, groups: Any, inclusion: Any, kind: ResponseKind
-) -> TableColumns:
+def checked_columns(names: pd.Index, always: Any, groups: Any, inclusion: Any) -> TableColumns:
     """Return the columns that three arguments of a regression speak of."""
     is_always = np.zeros(len(names), bool)
     is_always[places("always", [always] if isinstance(always, str) else always, names)] = True
@@ -78,9 +75,6 @@ def checked_columns(
         members = names[np.isin(numbers, shared)].tolist()
         raise bad("always", f"a part of the group {members!s:.200}", "all of it or none")
     _, first, index = np.unique(numbers[~is_always], return_index=True, return_inverse=True)
-    if len(first) < len(index) and kind.start is not None:
-        remedy = "A negative binomial likelihood has groups."
-        raise bad("groups", "groups under a Poisson likelihood", "None", remedy)
     if inclusion is None:
         return TableColumns(is_always, index, None)
     probabilities = prior_probabilities(inclusion, names)[~is_always]

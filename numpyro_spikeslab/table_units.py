@@ -92,12 +92,12 @@ def in_units(
     draws = draws.assign(
         w=w,
         w_slab=draws["w_slab"] * unit,
-        w_spike=draws["w_spike"].astype(int) * scales.used,
+        w_spike=draws["w_spike"].astype(int, copy=False) * scales.used,
         intercept=scales.y_mean + centre - xr.dot(w, scales.x_mean, dim="feature"),
     )
     if "sigma" in draws:
         draws["sigma"] = draws["sigma"] * scales.y_sd * scales.noise
-    stats[PROBABILITIES] = stats[PROBABILITIES].astype(float) * scales.used
+    stats[PROBABILITIES] = stats[PROBABILITIES] * scales.used
     return xr.DataTree.from_dict({"posterior": draws, "sample_stats": stats})
 
 
@@ -105,7 +105,7 @@ def of_all_columns(
     tree: xr.DataTree, names: xr.DataArray, columns: TableColumns
 ) -> tuple[xr.Dataset, xr.Dataset]:
     """Return draws and statistics with a spike for each column, 1 where it is always in."""
-    draws, stats = posterior(tree).astype(float), tree["sample_stats"].to_dataset()
+    draws, stats = posterior(tree), tree["sample_stats"].to_dataset()
     dim = draws["w"].dims[-1]
     if columns.groups is not None:
         of_groups = draws["w_spike"]
@@ -115,7 +115,7 @@ def of_all_columns(
     draws, stats = (
         x.rename({dim: "feature"})
         .assign_coords(feature=names.values[~columns.always])
-        .reindex(feature=names, fill_value={name: fill.get(name, np.nan) for name in x})
+        .reindex(feature=names, copy=False, fill_value={name: fill.get(name, np.nan) for name in x})
         for x in (draws, stats)
     )
     if "always" in draws:

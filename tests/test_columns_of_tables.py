@@ -101,7 +101,7 @@ def arguments_of_model(X, y, likelihood="normal", weights=None, offset=None, tot
     columns = dict(always=(), groups=None, inclusion=None) | more
     rows = checked_rows(X, y, weights, offset, totals, likelihood)
     kind, names = response_kind(likelihood), pd.Index(X.columns)
-    columns = checked_columns(names, *columns.values(), kind)
+    columns = checked_columns(names, *columns.values())
     return standardised(checked_table(X), rows, columns, kind)
 
 
@@ -135,17 +135,17 @@ def test_offsets_are_subtracted_from_numbers(likelihood):
 
 
 def test_groups_are_lists_or_labels():
-    kind, names = response_kind("normal"), pd.Index(NAMES)
+    names = pd.Index(NAMES)
     same = GROUPS, [["low", "middle"]], ["a", "b", "b", "c", "d"], [5, 1, 1, 2, 7]
     for groups in same:
-        columns = checked_columns(names, ["lot"], groups, PRIOR, kind)
+        columns = checked_columns(names, ["lot"], groups, PRIOR)
         index = np.array(columns.groups)
         assert len(index) == 4 and index[1] == index[2] and len(set(index)) == 3
         prior = columns.prior(np.ones(5, bool), 24, None).inclusion
         np.testing.assert_array_equal(prior, [*PRIOR[:4], 1.0])
-    alone = checked_columns(names, (), list("abcde"), 0.25, kind)
+    alone = checked_columns(names, (), list("abcde"), 0.25)
     assert alone.groups is None and alone.prior(np.arange(5) > 0, 24, None).expected_size == 1.0
-    learned = checked_columns(names, (), GROUPS, None, kind)
+    learned = checked_columns(names, (), GROUPS, None)
     prior = learned.prior(np.ones(5, bool), 24, 2.0)
     assert prior.arguments == {"inclusion": (1.0, 1.0)} and (prior.inclusion == 0.5).all()
 
@@ -180,7 +180,6 @@ MESSAGES = {
         "weights: .* how many times",
     ),
     "rows": ({"offset": pd.Series(OFFSET)[::-1]}, r"offset: got another index .*offset\.loc"),
-    "groups": ({"groups": GROUPS, "likelihood": "poisson", "y": CLASSES}, "under a Poisson"),
     "explained": ({"offset": Y}, "y: got 0.* in every row"),
     "no response": ({"y": None}, "y: got None"),
     "data": ({"data": X}, "data: got a DataFrame, expected None. Write"),

@@ -291,6 +291,17 @@ def test_chains_go_on_until_they_agree():
         assert not table_chains.agree(draws(w, other))
 
 
+def test_a_fit_that_has_not_ended_is_named():
+    w = np.zeros((4, 2))
+    fit = table_chains.TableFit({"w": w}, w[:, 0], w[:, 0], w[0], None, np.array([-9.0, -9.0]))
+    sizes = dict.fromkeys(("w", "w_spike"), 2)
+    assert table_chains._tree_of_fit(fit, sizes)["sample_stats"].attrs["bound"] == -9.0
+    with pytest.warns(UserWarning, match="the bound still moves after 1000 steps .* r_hat"):
+        table_chains._tree_of_fit(fit._replace(bounds=np.array([-9.0, -8.9])), sizes)
+    with pytest.raises(FloatingPointError, match="the bound of the fit is not a number"):
+        table_chains._tree_of_fit(fit._replace(bounds=np.array([-9.0, np.nan])), sizes)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["id", "feature", "row"])
 def test_rows_keep_their_labels_whatever_the_index_is_called(name):
