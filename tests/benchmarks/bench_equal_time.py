@@ -3,7 +3,7 @@
 
 The peers are NumPyro's DiscreteHMCGibbs(NUTS) and, where it is installed, millipede's weighted
 tempered Gibbs sampler. All sample the same posterior: noise, slab scale and inclusion probability
-are given. The truth is a run of PairedGibbs twenty times as long. Compilation is left out.
+are given. The truth is a run of PairedGibbs ten times as long. Compilation is left out.
 """
 
 import sys
@@ -26,7 +26,7 @@ try:
 except ImportError:
     NormalLikelihoodVariableSelector = None
 
-SECONDS, NUM_SEEDS = 5.0, 3
+SECONDS, NUM_SEEDS = 5.0, 2
 SIZE = (200, 100)
 compilations = Compilations()
 
@@ -99,7 +99,7 @@ def main() -> None:
     X, y, fixed = autoregressive(*SIZE)
     X, y, model = jnp.asarray(X), jnp.asarray(y), fixed_model(*fixed)
     ours = in_time(paired(model, X, y), 2_000)
-    truth = ours(100, times=20)
+    truth = ours(100, times=10)
     peers = {"`DiscreteHMCGibbs(NUTS)`": in_time(mixed(model, X, y), 40)}
     if NormalLikelihoodVariableSelector is None:
         print("millipede is not installed: no comparison", file=sys.stderr)

@@ -150,8 +150,8 @@ def fits(num_rounds=3):
 
 def main() -> None:
     step()
-    against_hmc("Poisson, neighbours with correlation 0.9", *counts(), 10_000, 3000)
-    against_hmc("logit, breast cancer", *cancer(), 20_000, 3000)
+    against_hmc("Poisson, neighbours with correlation 0.9", *counts(), 10_000, 2000)
+    against_hmc("logit, breast cancer", *cancer(), 20_000, 2000)
     fits()
 
 

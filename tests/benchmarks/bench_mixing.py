@@ -24,7 +24,7 @@ compilations = Compilations()
 
 
 def diabetes():
-    """Diabetes with squares and interactions, without double columns."""
+    """Diabetes with squares and interactions."""
     from sklearn.datasets import load_diabetes
 
     X, y = load_diabetes(return_X_y=True)
@@ -119,14 +119,14 @@ def design(make, *numbers):
         name: (kernel, number, min(500, number // 2))
         for (name, kernel), number in zip(kernels.items(), numbers, strict=False)
     }
-    compare(f"{make.__doc__.split('.')[0]}, {X.shape[0]} x {X.shape[1]}", X, y, runs)
+    compare(f"{make.__doc__.rstrip('.')}, {X.shape[0]} x {X.shape[1]}", X, y, runs)
 
 
 def main() -> None:
-    design(diabetes, 20_000, 80_000)
-    design(autoregressive, 10_000, 80_000)
+    design(diabetes, 20_000, 40_000)
+    design(autoregressive, 10_000, 40_000)
     design(equicorrelated, 20_000, 20_000, 800)
-    design(blocks, 800, 4_000)
+    design(blocks, 500, 2_000)
 
 
 if __name__ == "__main__":

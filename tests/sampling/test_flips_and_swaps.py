@@ -172,7 +172,7 @@ def test_a_sweep_is_reversible(capacity):
     def step(key, spikes, slabs):
         return flips.sweep(flips.Numbers.draw(key, slabs, capacity, 2), problem, spikes, slabs)[0]
 
-    after = step(random.split(KEY, size), jnp.asarray(before), jnp.asarray(slabs, np.float32))
+    after = step(random.split(KEY, size), jnp.asarray(before), jnp.asarray(slabs))
     count, places = np.zeros((32, 32)), 2 ** np.arange(SIZE)
     np.add.at(count, (before @ places, np.asarray(after) @ places), 1)
     both = count + count.T

@@ -23,6 +23,7 @@ from numpyro_spikeslab.algebra.flips import Sweeps
 from numpyro_spikeslab.precision import double_precision
 
 pytestmark = [
+    pytest.mark.usefixtures("x32"),
     pytest.mark.filterwarnings("error"),
     pytest.mark.filterwarnings("ignore:There are not enough devices"),
 ]
@@ -146,7 +147,8 @@ def of_scales(X, y, sigma=None, slab=1.0, intercept=0.0):
 def ordinary(num_obs=100, size=8, noise=0.5):
     rng = np.random.default_rng(1)
     X = rng.normal(size=(num_obs, size))
-    return jnp.asarray(X), jnp.asarray(X[:, 1] - X[:, 2] + noise * rng.normal(size=num_obs))
+    y = X[:, 1] - X[:, 2] + noise * rng.normal(size=num_obs)
+    return jnp.asarray(X, np.float32), jnp.asarray(y, np.float32)
 
 
 @pytest.mark.parametrize(
