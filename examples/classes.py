@@ -170,8 +170,18 @@ def predicted(samples: dict[str, Any], X: np.ndarray) -> np.ndarray:
 def held_out_losses(table: Table, num_draws: int) -> pd.DataFrame:
     """Compute the mean log loss of each fold by each method, from fits to all other folds."""
     order = np.random.default_rng(0).permutation(len(table.y))
-    # folds of one size, for which code is compiled once; few rows are left over
+    # folds of one size; few rows are left over
     folds = order[: len(order) // NUM_FOLDS * NUM_FOLDS].reshape(NUM_FOLDS, -1)
+    # its data are arguments of what is compiled, which serves all folds
+    mcmc = MCMC(
+        nss.PairedGibbs(model),
+        num_warmup=NUM_WARMUP,
+        num_samples=num_draws,
+        num_chains=2,
+        chain_method="sequential",
+        progress_bar=False,
+        jit_model_args=True,
+    )
     losses = []
     for fold in range(NUM_FOLDS):
         test, train = folds[fold], np.delete(folds, fold, axis=0).ravel()
@@ -183,8 +193,8 @@ def held_out_losses(table: Table, num_draws: int) -> pd.DataFrame:
         probs = {"class shares": np.full(len(test), part.y.mean())}
         probs["L1"] = lasso(part).predict_proba(table.X[test])[:, 1]
         probs["CAVI"] = predicted(draws, table.X[test])
-        chains = paired_gibbs(part, num_draws)
-        probs["PairedGibbs"] = predicted(chains.mcmc.get_samples(), table.X[test])
+        mcmc.run(random.key(0), jnp.asarray(part.X), jnp.asarray(part.y))
+        probs["PairedGibbs"] = predicted(mcmc.get_samples(), table.X[test])
         losses.append({k: log_loss(table.y[test], p) for k, p in probs.items()})
     return pd.DataFrame(losses)
 
