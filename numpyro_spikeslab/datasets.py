@@ -40,6 +40,7 @@ def boston_housing() -> RegressionData:
 class MultiOutput(NamedTuple):
     """Q tasks at the same N inputs.
 
+    - **X** - inputs, shape (N,).
     - **Y** - observations of the tasks, held-out ones included, shape (N, Q).
     - **observed** - which observations are for training, shape (N, Q).
     - **f** - noise-free functions, zero for the tasks that are noise only, shape (N, Q).
@@ -65,6 +66,8 @@ def toy_multioutput(seed: int, *, num_missing: int = 41) -> MultiOutput:
     are noise of standard deviations 0.1 and 0.4. Each task has a gap of ``num_missing`` adjacent
     inputs at a random place.
 
+    :param seed: number of the data set, from 0 on.
+    :param num_missing: length of each gap; the paper's by default.
     :return: ``(X, Y, observed, f, related)``; `np.where(observed, Y, np.nan)` is for training.
 
     >>> from numpyro_spikeslab.datasets import toy_multioutput

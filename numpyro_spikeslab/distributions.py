@@ -37,9 +37,12 @@ class SpikeSlab(dist.Distribution):
     For priors, plots and predictive use; in a model to be inferred write :func:`spike_slab`. The
     log density is with respect to Lebesgue measure plus a unit atom at zero (paper, eq. 1c).
 
-    :param inclusion: ``pi``, probability of the slab.
-    :param scale: ``sigma_w``, standard deviation of the slab.
+    :param inclusion: ``pi``, probability of the slab. All arguments broadcast to the shape of the
+        batch.
+    :param scale: ``sigma_w``, standard deviation of the slab, 1 by default as in
+        :func:`spike_slab`.
     :param loc: mean of the slab, 0 in a prior and not in a posterior.
+    :raises ValueError: with ``validate_args``, if an argument is outside of its range.
 
     **Example**
 
@@ -77,6 +80,7 @@ class SpikeSlab(dist.Distribution):
         return dist.Normal(self.loc, self.scale)
 
     def sample(self, key, sample_shape=()):
+        """Draw weights, zeros among them: shape ``sample_shape`` and that of the parameters."""
         assert is_prng_key(key)
         key_spike, key_slab = random.split(key)
         shape = sample_shape + self.batch_shape
@@ -86,23 +90,26 @@ class SpikeSlab(dist.Distribution):
 
     @validate_sample
     def log_prob(self, value):
+        """Compute the log density with respect to Lebesgue measure plus a unit atom at zero."""
         slab = jnp.log(self.inclusion) + self._slab.log_prob(value)
         return jnp.where(value == 0.0, jnp.log1p(-self.inclusion), slab)
 
     @property
     def mean(self):
+        """Mean of a weight, ``pi loc``."""
         return self.inclusion * self.loc
 
     @property
     def variance(self):
+        """Variance of a weight, ``pi (scale**2 + loc**2) - mean**2``."""
         return self.inclusion * (self.scale**2 + self.loc**2) - self.mean**2
 
     def cdf(self, value):
-        """Probability of a weight at most ``value``; jumps by ``1 - pi`` at zero."""
+        """Compute the probability of a weight at most ``value``; it jumps by ``1 - pi`` at zero."""
         return self.inclusion * self._slab.cdf(value) + (1.0 - self.inclusion) * (value >= 0.0)
 
     def icdf(self, q):
-        """Quantile function; exactly 0 for every ``q`` inside the jump of :meth:`cdf`."""
+        """Compute quantiles, exactly 0 for every ``q`` inside the jump of :meth:`cdf`."""
         below = self.inclusion * self._slab.cdf(0.0)
         return across_atom(q, self.inclusion, below, self._slab.icdf)
 
@@ -133,6 +140,7 @@ class GaussianFunctions(dist.Distribution):
         super().__init__(mu.shape[:-1], mu.shape[-1:], validate_args=validate_args)
 
     def sample(self, key, sample_shape=()):
+        """Draw values of the functions, shape ``(*sample_shape, M, N)``."""
         assert is_prng_key(key)
         M, size = self.mu.shape[0], prod(sample_shape)
         keys = random.split(key, (M, size))
@@ -145,6 +153,7 @@ class GaussianFunctions(dist.Distribution):
 
     @validate_sample
     def log_prob(self, value):
+        """Compute the log density of each function's values, shape (M,)."""
         one = jax.vmap(gp.log_density)
         batch = value.reshape(-1, *self.mu.shape)
         logs = jax.vmap(lambda x: one(self.covariances, self.alpha, self.h, x, self.mu))(batch)
@@ -156,8 +165,10 @@ class GaussianFunctions(dist.Distribution):
 
     @property
     def mean(self):
+        """Means at the inputs, shape (M, N)."""
         return self._posterior.mean
 
     @property
     def variance(self):
+        """Variances at the inputs, shape (M, N)."""
         return self._posterior.variance

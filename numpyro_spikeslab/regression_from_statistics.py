@@ -151,6 +151,7 @@ class Statistics(NamedTuple):
 
 
 def of_products(XtX: Any, Xty: Any, yty: Any, n: int) -> Statistics:
+    """Check products of columns, and make statistics of them."""
     products, names = checked_matrix("XtX", XtX)
     squares = as_numbers("yty", yty)
     if squares.shape != () or squares <= 0:
@@ -166,6 +167,7 @@ def of_products(XtX: Any, Xty: Any, yty: Any, n: int) -> Statistics:
 
 
 def of_z_scores(z: Any, R: Any, n: int) -> Statistics:
+    """Check z-scores and correlations, and make statistics of them."""
     matrix, names = checked_matrix("R", R)
     scores = checked_vector("z", z, names)
     if (error := abs(matrix.diagonal() - 1).max()) > ROUNDED:

@@ -49,6 +49,7 @@ class ResponseKind(NamedTuple):
 
 
 def check_classes(y: Numbers, totals: Numbers) -> None:
+    """Refuse responses that are not 0 or 1."""
     if not np.isin(y, (0, 1)).all():
         remedy = "A comparison such as y == 'yes' makes classes."
         raise bad("y", f"values from {y.min():g} to {y.max():g}", "classes, 0 and 1", remedy)
@@ -80,6 +81,7 @@ def median_and_deviation(y: Numbers, weights: Numbers) -> tuple[float, float]:
 
 
 def log_rate(y: Numbers, offset: Numbers) -> float:
+    """Compute the logarithm of the mean count for an exposure of 1."""
     # half a count more is finite without counts
     return float(np.log((y.sum() + 0.5) / np.exp(offset).sum()))
 

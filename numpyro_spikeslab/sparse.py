@@ -24,6 +24,7 @@ class Observations(NamedTuple):
 
 
 def is_sparse(Y: Any) -> bool:
+    """Whether a table is a sparse array of scipy or JAX."""
     return isinstance(Y, JAXSparse) or issparse(Y)
 
 

@@ -40,6 +40,7 @@ def checked_table(X: Any) -> xr.DataArray:
 
 
 def checked_response(y: Any, X: Any) -> np.ndarray:
+    """Return the response as numbers, one for each row of the table."""
     if y is None:
         raise bad("y", "None", "the response, unless X is a formula")
     response = as_numbers("y", y)
@@ -118,11 +119,13 @@ def checked_new(X_new: Any, X: Any, table: xr.DataArray) -> xr.DataArray:
 
 
 def check_key(key: Any) -> None:
+    """Refuse a key that is no random key of JAX."""
     if not is_prng_key(key):
         raise bad("key", repr(key), "a random key", "jax.random.key(0) makes one.")
 
 
 def checked_count(argument: str, number: Any, least: int) -> int:
+    """Return a whole number that is at least ``least``."""
     if not isinstance(number, Integral) or number < least:
         raise bad(argument, repr(number), f"a whole number, at least {least}")
     return int(number)

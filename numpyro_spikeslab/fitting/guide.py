@@ -101,6 +101,7 @@ class SpikeSlabGuide(AutoGuide):
 
     @full_precision
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Sample all sites of the guide, for the arguments of the model."""
         check_loss(self.user)
         self.set_up(args, kwargs)
         self.sites.check_call(self.user, self.model, (args, kwargs))
@@ -246,7 +247,7 @@ class SpikeSlabGuide(AutoGuide):
         return pair.in_batch(jnp.shape(params[name]))
 
     def inclusion_probabilities(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Posterior inclusion probability ``gamma`` of each weight.
+        """Return the posterior inclusion probability ``gamma`` of each weight.
 
         :param params: parameters, as from ``svi.get_params(state)`` or ``result.params``.
         :return: ``{name: array in the shape of the weights}``.
@@ -256,7 +257,7 @@ class SpikeSlabGuide(AutoGuide):
 
     @full_precision
     def posterior_mean(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Posterior mean ``<w> = gamma mu`` of each weight and each latent function.
+        """Compute the posterior mean ``<w> = gamma mu`` of each weight and each latent function.
 
         :param params: parameters, as from ``result.params``.
         :param args: arguments of the model; without them latent functions are left out.
@@ -334,7 +335,7 @@ class SpikeSlabGuide(AutoGuide):
 
     @full_precision
     def median(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Posterior median of each latent site; see :meth:`quantiles`.
+        """Compute the posterior median of each latent site; see :meth:`quantiles`.
 
         :param params: parameters, as from ``result.params``.
         :param args: arguments of the model; without them latent functions are left out.
@@ -346,7 +347,7 @@ class SpikeSlabGuide(AutoGuide):
     def quantiles(
         self, params: dict[str, Any], quantiles: Any, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """Posterior quantiles of each weight, each spike and each other latent site.
+        """Compute posterior quantiles of each weight, each spike and each other latent site.
 
         A weight's distribution has an atom at zero, so its quantiles may be exactly 0. Those of a
         slab are given inclusion. A site which follows the weights has its value at their mean.

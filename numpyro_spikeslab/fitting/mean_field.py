@@ -35,6 +35,22 @@ class MeanFieldGuide(SpikeSlabGuide):
     :param inner_guide: as in :class:`PairedGuide`.
     :raises ValueError: when first called, as :class:`PairedGuide`, and for several pairs, groups
         and latent functions.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_spikeslab as nss
+        >>> def model(X):
+        ...     with numpyro.plate("feature", X.shape[1]):
+        ...         w = nss.spike_slab("w", 0.25)
+        ...     numpyro.sample("y", dist.Normal(X @ w, 0.1).to_event(1), obs=jnp.ones(len(X)))
+        >>> guide = nss.MeanFieldGuide(model)
+        >>> with numpyro.handlers.seed(rng_seed=0):
+        ...     draw = guide(jnp.ones((4, 2)))
+        >>> draw["w_spike"].shape
+        (2,)
     """
 
     # the joint update of the slabs needs the Gram matrix of all features

@@ -299,7 +299,7 @@ class PairedGuide(SpikeSlabGuide):
 
     @full_precision
     def set_shares(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The ``shares`` of all S credible sets by their defaults, NaN for other columns.
+        """Compute the ``shares`` of all S credible sets by their defaults, NaN for other columns.
 
         :return: ``{name: array of shape (S, ...)}``, empty if the weights multiply no columns.
         """

@@ -148,6 +148,7 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
 
 
 def problem_of(spec: Spec, data: Data) -> Problem:
+    """Make the problem that a reading and its data are."""
     return Problem(spec.form, spec.program, data.constants, spec.density)
 
 
@@ -222,6 +223,7 @@ def modes_of(
 
 
 def function_prior(spec: Spec, data: Data, at: View) -> FunctionPrior:
+    """Return the prior of the latent functions at a view."""
     assert spec.parameters is not None
     return FunctionPrior(data.kernel, data.mean, spec.parameters, at.priors)
 

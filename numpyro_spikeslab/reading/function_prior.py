@@ -67,6 +67,7 @@ class FunctionPrior(NamedTuple):
 
 
 def kernel_of(functions: Functions) -> Kernels:
+    """Make the kernels of latent functions, one program for each kind."""
     X = jnp.asarray(functions.X, float)
     function = _covariance if functions.is_uniform else _covariance_dense
     templates: list[Template] = []

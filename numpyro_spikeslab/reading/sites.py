@@ -74,7 +74,7 @@ class Pair(NamedTuple):
 
 
 def paired_sites(trace: dict[str, Any]) -> tuple[str, ...]:
-    """Names of the spikes and slabs of a trace: a selector for :class:`numpyro.infer.Gibbs`.
+    """Name the spikes and slabs of a trace: a selector for :class:`numpyro.infer.Gibbs`.
 
     :param trace: a trace of the model.
     :return: names of the sample sites that :func:`~numpyro_spikeslab.spike_slab` made.

@@ -61,10 +61,12 @@ def plates(draws: xr.DataArray, without: str = "") -> list[str]:
 
 
 def sample_stats(data: xr.DataTree) -> xr.Dataset:
+    """Return the statistics of the draws, without variables if there are none."""
     return data.children.get("sample_stats", xr.DataTree()).to_dataset()
 
 
 def pairs(draws: xr.Dataset) -> list[str]:
+    """Name the spike-and-slab weights: variables with a variable of spikes."""
     return [str(name) for name in draws.data_vars if f"{name}_spike" in draws.data_vars]
 
 
@@ -95,6 +97,7 @@ def check_plates(draws: xr.Dataset, reserved: Iterable[str]) -> None:
 
 
 def check_finite(draws: xr.DataArray) -> None:
+    """Refuse draws that are not finite."""
     if not np.isfinite(draws.values).all():
         remedy = "Leave those draws out, and find out why they are not finite."
         raise bad("data", f"`{draws.name}` not finite in some draws", "finite numbers", remedy)
@@ -123,6 +126,7 @@ def inclusion_draws(data: xr.DataTree, name: str) -> xr.DataArray:
 
 
 def are_inclusion_probabilities(key: Hashable, name: str) -> bool:
+    """Whether a variable of the statistics has the inclusion probabilities of weights."""
     # kernels that are blocks of another put a path before the name
     return f".{key}".endswith(f".inclusion_probabilities.{name}")
 
@@ -133,6 +137,7 @@ def mean(draws: xr.DataArray) -> xr.DataArray:
 
 
 def inclusion(data: xr.DataTree, name: str) -> xr.DataArray:
+    """Return posterior inclusion probabilities, Rao-Blackwellised where they are stored."""
     return mean(inclusion_draws(data, name))
 
 
@@ -207,11 +212,13 @@ def comparable(
 
 
 def check_reference(reference: str, methods: Methods) -> None:
+    """Refuse a reference that is none of the methods."""
     if reference not in methods:
         raise bad("reference", repr(reference), f"one of the methods {list(methods)}")
 
 
 def check_pairs(methods: Methods, names: list[str], argument: str) -> None:
+    """Refuse names that are not spike-and-slab weights of each method."""
     for method, tree in methods.items():
         weights = pairs(posterior(tree))
         if not set(names) <= set(weights):
@@ -276,10 +283,12 @@ def ordered(what: str, values: xr.DataArray, like: xr.DataArray) -> xr.DataArray
 
 
 def is_numbered(labels: pd.Index) -> bool:
+    """Whether labels are the numbers from 0 on."""
     return labels.equals(pd.RangeIndex(len(labels)))
 
 
 def check_top(top: int | None) -> None:
+    """Refuse a number of rows that is none."""
     if top is not None and not (isinstance(top, Integral) and top >= 1):
         raise bad("top", repr(top), "a whole number, at least 1", "Leave it out to show all.")
 
@@ -292,6 +301,7 @@ def most_included(probs: Any, top: int | None) -> Int[np.ndarray, " K"]:
 
 
 def is_constant(draws: xr.DataArray, dims: list[str]) -> xr.DataArray:
+    """Whether all draws are equal, for each element."""
     return draws.max(dims) == draws.min(dims)
 
 

@@ -108,6 +108,7 @@ def summary(
 
 
 def check_coords(coords: Mapping[Hashable, Any], draws: xr.Dataset) -> None:
+    """Refuse dimensions that the draws do not have."""
     names = {plate for values in draws.values() for plate in plates(values)}
     unknown = sorted(map(str, set(coords) - names))
     if unknown:
@@ -116,6 +117,7 @@ def check_coords(coords: Mapping[Hashable, Any], draws: xr.Dataset) -> None:
 
 
 def selected(draws: xr.Dataset, coords: Mapping[Hashable, Any]) -> xr.Dataset:
+    """Keep the labels in ``coords``, or refuse those that do not exist."""
     labels = {
         dim: labels if isinstance(labels, slice) else np.atleast_1d(labels)
         for dim, labels in coords.items()

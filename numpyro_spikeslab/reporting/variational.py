@@ -49,6 +49,12 @@ def add_variational_stats(
     :returns: ArviZ data with the same posterior.
     :raises ValueError: if ``data`` are not variational draws of all latent sites of the guide, or
         have no density under it, as draws of another fit.
+
+    .. code-block:: python
+
+        fit = arviz_base.from_numpyro_svi(svi, svi_result=result, model_args=(X, y))
+        fit = nss.add_variational_stats(fit, svi, result, (X, y))
+        nss.compare({"chains": chains, "fit": fit}, "w", reference="chains")
     """
     draws = posterior(data)
     if sample_dims(draws) != ["sample"]:

@@ -56,6 +56,7 @@ def draw_functions(key: Array, fixed: Fixed, state: State) -> State:
 
 
 def is_finite(tree: Any) -> Bool[Array, ""]:
+    """Whether all arrays of a pytree are finite."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
 
 

@@ -50,6 +50,7 @@ class BlockKernel(MCMCKernel):
 
     @property
     def model(self) -> Callable:
+        """The model that the kernel draws the sites of."""
         return self._model
 
     def _read(self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]) -> Reading:

@@ -28,6 +28,23 @@ def latent_sites(trace: dict[str, Any]) -> tuple[str, ...]:
     """Name the latent functions of a trace and the parameters of their kernels.
 
     A selector for :class:`numpyro.infer.Gibbs`, as in the example of :class:`LatentGibbs`.
+
+    :param trace: a trace of the model.
+    :return: names of the latent sites that :func:`~numpyro_spikeslab.latent_functions` made; none
+        without such functions.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro import handlers
+        >>> from tinygp import kernels
+        >>> import numpyro_spikeslab as nss
+        >>> with handlers.trace() as trace, handlers.seed(rng_seed=0):
+        ...     phi = nss.latent_functions("phi", [kernels.ExpSquared(1.0)] * 2, jnp.arange(5.0))
+        >>> nss.latent_sites(trace)
+        ('phi', 'phi_scale')
     """
     names = [
         site
@@ -38,7 +55,8 @@ def latent_sites(trace: dict[str, Any]) -> tuple[str, ...]:
 
 
 class LatentGibbsState(NamedTuple):
-    """
+    """State of a :class:`LatentGibbs`.
+
     - **z** - dict of the current values of the kernel's sites.
     - **inclusion_probabilities** - where the weights are among them, the conditional probability
       with which each spike was drawn at the start of the step; else empty.

@@ -20,7 +20,8 @@ from numpyro_spikeslab.sampling.scale_draws import Current
 
 
 class PairedGibbsState(NamedTuple):
-    """
+    """State of a :class:`PairedGibbs`.
+
     - **z** - current values of the kernel's sites, spikes and slabs among them.
     - **inclusion_probabilities** - for each set of weights, the conditional probability of each
       spike, averaged over the moves of a step; its mean over draws is Rao-Blackwellised. Collect it

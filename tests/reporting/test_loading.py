@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the package, when modules are loaded, and the examples of the reference."""
+"""Names of the package, and when modules are loaded."""
 
-import doctest
-from pathlib import Path
 import subprocess
 import sys
 
@@ -11,7 +9,6 @@ import pytest
 import numpyro_spikeslab as nss
 
 LATE = ("arviz_base", "arviz_stats", "arviz_plots", "matplotlib", "pandas", "xarray")
-DIAGNOSTICS = Path(__file__).parents[2] / "docs" / "reference" / "diagnostics.md"
 
 
 def test_importing_the_package_loads_no_tables_and_needs_no_scikit_learn():
@@ -38,8 +35,3 @@ def test_all_names_exist(name):
 def test_unknown_names_are_refused():
     with pytest.raises(AttributeError, match="has no attribute 'plot_nothing'"):
         _ = nss.plot_nothing
-
-
-def test_examples_of_the_diagnostics_page():
-    outcome = doctest.testfile(str(DIAGNOSTICS), module_relative=False)
-    assert outcome.attempted > 5 and outcome.failed == 0

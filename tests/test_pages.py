@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages of the documentation and the README: each page's blocks are one script, which runs in
+NumPyro's default precision and without warnings; names and modules are where readers look."""
+
+import ast
+from contextlib import chdir
+from pathlib import Path
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jax
+
+import numpyro_spikeslab as nss
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+# pages that take a few seconds at most
+QUICK = {"docs/speed.md"}
+# a page that repeats lines of another one
+EXCERPTS = {"docs/index.md": "docs/start.md"}
+# stricter than the other tests, which may end a fit while its bound still moves
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def blocks(page: str) -> list[str]:
+    """The Python blocks, in order, each at its line of the file for error messages."""
+    text = (ROOT / page).read_text()
+    matches = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return ["\n" * text.count("\n", 0, match.start(1)) + match[1] for match in matches]
+
+
+def run_script(page: str, folder: Path) -> dict[str, Any]:
+    """Return the variables of the script."""
+    names: dict[str, Any] = {"__name__": "page"}
+    with chdir(folder):
+        for block in blocks(page):
+            exec(compile(block, str(ROOT / page), "exec"), names)
+    return names
+
+
+PATHS = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+ALL_PAGES = [path.relative_to(ROOT).as_posix() for path in PATHS]
+SCRIPTS = [
+    pytest.param(page, id=page, marks=() if page in QUICK else pytest.mark.slow)
+    for page in ALL_PAGES
+    if page not in EXCERPTS and blocks(page)
+]
+
+
+@pytest.fixture
+def restored_config():
+    """Put back what a page changes in JAX."""
+    before = dict(jax.config.values)
+    yield
+    for name, value in before.items():
+        if jax.config.values[name] != value:
+            jax.config.update(name, value)
+
+
+@pytest.mark.usefixtures("restored_config")
+@pytest.mark.parametrize("page", SCRIPTS)
+def test_the_blocks_of_a_page_run_and_find_what_is_there(page, tmp_path):
+    assert not jax.config.jax_enable_x64
+    names = run_script(page, tmp_path)
+    if page in CHECKS:
+        CHECKS[page](names, tmp_path)
+
+
+@pytest.mark.parametrize("page", EXCERPTS)
+def test_excerpts_are_lines_of_the_script(page):
+    script = [line.strip() for block in blocks(EXCERPTS[page]) for line in block.splitlines()]
+    for line in "".join(blocks(page)).split("\n"):
+        assert line.partition("  #")[0].strip() in script
+
+
+def test_blocks_that_do_not_run_say_why():
+    for page in ALL_PAGES:
+        text = (ROOT / page).read_text()
+        for match in re.finditer(r"^```\{code-block\} python\n(.*)$", text, re.MULTILINE):
+            assert match[1].startswith(":caption: Needs"), (page, match[1])
+
+
+def test_each_public_name_has_a_place_in_the_reference():
+    pages = "".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
+    listed = set(re.findall(r"^\.\. auto\w+:: numpyro_spikeslab\.([\w.]+)", pages, re.MULTILINE))
+    names = set(nss.__all__) - {"datasets", "models"}
+    names |= {f"datasets.{name}" for name in nss.datasets.__all__}
+    functions = (x for x in vars(nss.models).values() if callable(x))
+    of_models = [x.__name__ for x in functions if x.__module__ == nss.models.__name__]
+    names |= {f"models.{name}" for name in of_models if not name.startswith("_")}
+    assert not sorted(names - listed)
+
+
+def test_the_table_of_modules_is_complete_and_says_what_they_say():
+    table = (DOCS / "architecture.md").read_text().replace("`", "")
+    for path in (ROOT / "numpyro_spikeslab").rglob("[!_]*.py"):
+        summary = str(ast.get_docstring(ast.parse(path.read_text()))).split(".\n")[0].rstrip(".")
+        row = f"| {path.name} | {' '.join(summary.split())} |".replace("`", "")
+        assert row in table
+
+
+def the_readme_finds_what_is_there(names, folder):
+    assert (folder / "inclusion.png").stat().st_size > 10_000
+    used = np.isin(np.arange(20), [3, 7])
+    spikes = names["chains"]["posterior"]["w_spike"].mean(["chain", "draw"]).values
+    for inclusion in (spikes, names["guide"].inclusion_probabilities(names["result"].params)["w"]):
+        assert np.all(inclusion[used] > 0.99) and np.all(inclusion[~used] < 0.1)
+    means = names["guide"].posterior_mean(names["result"].params)["w"]
+    np.testing.assert_allclose(means[used], [2.0, -0.5], atol=0.06)
+    # new observations: the intercept, and the two weights' and the noise's part of the variance
+    assert names["y_new"].shape == (1000, 200)
+    np.testing.assert_allclose(names["y_new"].mean(), 1.0, atol=0.3)
+
+
+def the_first_page_finds_two_columns_and_a_pair_of_copies(names, folder):
+    probs = names["table"]["inclusion"].to_numpy()
+    assert min(probs[[17, 22]]) > 0.99 and 0.95 < probs[4] + probs[11] < 1.1
+    # as on the page, to the noise of 4,000 draws
+    np.testing.assert_allclose(probs[[4, 11]], [0.69, 0.36], atol=0.05)
+    assert {*names["sets"]["members"]} == {(17,), (22,), (4, 11)}
+    assert names["mean"].shape == (5,) and names["interval"].shape == (2, 5)
+    assert (folder / "start.png").stat().st_size > 10_000
+
+
+def the_ways_to_do_things_find_the_same_two_columns(names, folder):
+    used = np.isin(np.arange(12), [3, 7])
+    spikes = names["masked"].get_samples()["w_spike"].mean(axis=0)
+    for inclusion in map(np.asarray, [*names["by_size"].values(), spikes, names["probabilities"]]):
+        assert np.all(inclusion[used] > 0.99) and np.all(inclusion[~used] < 0.3)
+    # more are included where more are expected
+    assert names["by_size"][1.0].sum() < names["by_size"][4.0].sum()
+    assert names["worst"] < 1.01
+    errors = names["table"]["sum_abs_error_inclusion"]
+    assert errors["paired"] < 0.2 < errors["standard"]
+    assert names["table"]["k_hat"]["paired"] < 0.7
+    assert [*names["top"].index[:2]] == ["w[x3]", "w[x7]"]
+    assert names["leave_one_out"].n_data_points == 100
+    assert names["with_gaps"]["log_likelihood"]["y"].shape == (4, 500, 90)
+    tasks_share_two_functions_and_fill_the_gap(names)
+
+
+def tasks_share_two_functions_and_fill_the_gap(names):
+    used = np.asarray(names["used"])
+    assert sorted(used.sum(axis=0)) == [0, 0, 2, 2]
+    np.testing.assert_array_equal(used.sum(axis=1), [1, 1, 2, 0])
+    assert names["mean"].shape == names["variance"].shape == (121, 4)
+    # the inside of the third task's gap
+    x = np.asarray(names["x_new"])
+    gap = (x > 3.4) & (x < 5.9)
+    expected = np.sin(x) - np.cos(2 * x)
+    assert np.sqrt(np.mean((names["mean"][gap, 2] - expected[gap]) ** 2)) < 0.2
+
+
+def other_likelihoods_find_two_columns_and_the_intercept(names, folder):
+    used = np.isin(np.arange(10), [2, 5])
+    spikes = {
+        k: names[k].get_samples()["w_spike"].mean(axis=0)
+        for k in ("mcmc", "composite", "repeated", "of_scores")
+    }
+    inclusions = [*spikes.values(), names["inclusion"], names["probabilities"]]
+    for inclusion in map(np.asarray, inclusions):
+        assert inclusion[used].min() > 0.9 and inclusion[~used].max() < 0.5
+    draws = names["composite"].get_samples()
+    np.testing.assert_allclose(np.mean(draws["intercept"]), 0.5, atol=0.3)
+    assert 1 < np.mean(draws["r"]) < 3.5
+    assert names["mean_accept_prob"] > 0.5
+
+
+def many_tasks_share_two_factors(names, folder):
+    inclusion = names["guide"].inclusion_probabilities(names["result"].params)["W"]
+    assert sorted(np.sum(np.asarray(inclusion) > 0.5, axis=0) > 0) == [False, False, True, True]
+    # the noise is 0.3
+    missing = np.isnan(names["Y"])
+    assert np.std((names["completed"] - names["complete"])[missing]) < 0.45
+    assert names["factors"].shape == (4, 5) and names["W_new"].shape == (3, 4)
+    for data in ("entries", "grouped"):
+        guide, result = names[f"guide_{data}"], names[f"result_{data}"]
+        probs = guide.inclusion_probabilities(result.params)["W"]
+        assert np.sum(np.any(np.asarray(probs) > 0.5, axis=0)) >= 2
+
+
+def a_table_of_zeros_and_ones_has_three_factors(names, folder):
+    inclusion = names["guide"].inclusion_probabilities(names["result"].params)["W"]
+    assert np.sum(np.any(np.asarray(inclusion) > 0.5, axis=0)) == 3
+
+
+def a_regression_finds_two_of_four_columns(names, folder):
+    assert np.all((names["table"]["inclusion"] > 0.9) == [False, True, True, False])
+    assert names["new"].shape == (5,) and (folder / "result.nc").exists()
+
+
+CHECKS = {
+    "README.md": the_readme_finds_what_is_there,
+    "docs/start.md": the_first_page_finds_two_columns_and_a_pair_of_copies,
+    "docs/how_to.md": the_ways_to_do_things_find_the_same_two_columns,
+    "docs/likelihoods.md": other_likelihoods_find_two_columns_and_the_intercept,
+    "docs/many_tasks.md": many_tasks_share_two_factors,
+    "docs/tables_of_counts.md": a_table_of_zeros_and_ones_has_three_factors,
+    "docs/reference/regression.md": a_regression_finds_two_of_four_columns,
+}
