@@ -32,7 +32,9 @@ def _no_bijection(constraint):
 
 
 class SpikeSlab(dist.Distribution):
-    """The spike-and-slab distribution of a weight: zero with probability ``1 - pi``, else Normal.
+    r"""The spike-and-slab distribution of a weight: zero with probability ``1 - pi``, else Normal.
+
+    .. math:: p(w) = (1 - \pi)\, \delta_0(w) + \pi\, \mathcal{N}(w \mid \mu, \sigma_w^2).
 
     For priors, plots and predictive use; in a model to be inferred write :func:`spike_slab`. The
     log density is with respect to Lebesgue measure plus a unit atom at zero (paper, eq. 1c).
