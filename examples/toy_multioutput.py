@@ -82,7 +82,10 @@ def mtmkl(shared_inclusion: bool = True) -> Callable[..., Any]:
 
 
 def fit_mtmkl(
-    toy: MultiOutput, seed: int = 0, shared_inclusion: bool = True, **settings: Any
+    toy: MultiOutput,
+    seed: int = 0,
+    shared_inclusion: bool = True,
+    **settings: Any,
 ) -> Fit:
     """The multi-task model by coordinate ascent."""
     begin = time.perf_counter()
@@ -94,7 +97,8 @@ def fit_mtmkl(
     mean, variance = guide.predict(result.params, *data, noise=True)
     noise = np.asarray(result.params["noise_auto_loc"])
     seconds = time.perf_counter() - begin
-    return Fit(svi, result, Prediction(np.asarray(mean), np.asarray(variance), noise, seconds))
+    mean, variance = np.asarray(mean), np.asarray(variance)
+    return Fit(svi, result, Prediction(mean, variance, noise, seconds))
 
 
 def gaussian_process(theta: Any, x: Any) -> GaussianProcess:

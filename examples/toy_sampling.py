@@ -45,7 +45,10 @@ class Chains(NamedTuple):
 
 
 def sample(
-    toy: MultiOutput, seed: int = 0, num_warmup: int = NUM_WARMUP, num_draws: int = NUM_DRAWS
+    toy: MultiOutput,
+    seed: int = 0,
+    num_warmup: int = NUM_WARMUP,
+    num_draws: int = NUM_DRAWS,
 ) -> Chains:
     """Chains from starts apart; each finds the functions by itself."""
     begin = time.perf_counter()
@@ -81,12 +84,12 @@ def predictions(toy: MultiOutput, chains: Chains) -> example.Prediction:
     return example.Prediction(f.mean(axis=0), variance, noise.mean(axis=0), chains.seconds)
 
 
-def held_out_ranks(toy: MultiOutput, found: example.Prediction | Chains) -> np.ndarray:
+def held_out_ranks(toy: MultiOutput, source: example.Prediction | Chains) -> np.ndarray:
     """Compute predictive probabilities below each held-out response; uniform if calibrated."""
-    if isinstance(found, example.Prediction):
-        ranks = ndtr((toy.Y - found.mean) / np.sqrt(found.variance))
+    if isinstance(source, example.Prediction):
+        ranks = ndtr((toy.Y - source.mean) / np.sqrt(source.variance))
     else:
-        f, noise = draws_of(found)
+        f, noise = draws_of(source)
         ranks = np.mean(ndtr((toy.Y - f) / noise[:, None]), axis=0)
     return ranks[~toy.observed]
 
@@ -196,12 +199,12 @@ def main(folder: Path | None, data_sets: int) -> None:
 
 
 def save_pictures(
-    folder: Path, toy: MultiOutput, chains: Chains, fit: example.Fit, found: dict, ranks: dict
+    folder: Path, toy: MultiOutput, chains: Chains, fit: example.Fit, predicted: dict, ranks: dict
 ) -> None:
     """Write the five pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures = {
-        "predictions": example.plot_predictions(toy, found),
+        "predictions": example.plot_predictions(toy, predicted),
         "weights": nss.plot_weights(aligned(toy, chains, fit)),
         "calibration": plot_calibration(ranks),
         "traces": plot_traces(mixing(chains)),
