@@ -129,7 +129,7 @@ def sparse_regression(
         always in, a group once. The default is a tenth of them, or of the rows if they are fewer: N
         rows cannot tell which of many more columns matter, if many may.
     :param num_warmup: steps of each chain before its draws. The default is 500, in which chains of
-        other likelihoods learn their proposals, and 100 under a Normal one: chains start at the
+        other likelihoods learn their proposals, and 50 under a Normal one: chains start at the
         fit.
     :param num_samples: draws of each chain at most. They stop at 250, 500 and so on if they agree:
         if rank-normalised R-hat is at most 1.01 and the effective sample size 400 at least, for
@@ -213,8 +213,7 @@ def summarised(
     for number, members in credible_sets(tree, "w", table)["members"].items():
         rows["credible_set"].loc[{"feature": list(members)}] = number
     rows["is_constant"] = "feature", ~used.values
-    num_samples = tree["posterior"].sizes["draw"]
-    return rows.assign_attrs(expected_size=expected_size, num_samples=num_samples)
+    return rows.assign_attrs(expected_size=expected_size, num_samples=w.sizes["draw"])
 
 
 def response_of(draws: xr.Dataset, rows: xr.DataArray, kind: ResponseKind) -> dist.Distribution:

@@ -92,7 +92,7 @@ RESPONSES: dict[str, ResponseKind] = {
         lambda noise: {"sigma": dist.HalfNormal(noise)},
         units=moments,
         has_intercept=False,
-        warmup=100,
+        warmup=50,
     ),
     "student": ResponseKind(
         lambda f, totals, sigma, dof: dist.StudentT(dof, f, sigma),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fit and the chains of a regression on a standardised table."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -77,6 +77,10 @@ class TableModel(NamedTuple):
     likelihood: str
     groups: tuple[int, ...] | None
 
+    @property
+    def kind(self) -> ResponseKind:
+        return response_kind(self.likelihood)
+
     def num_spikes(self, num_columns: int) -> int:
         return num_columns if self.groups is None else max(self.groups) + 1
 
@@ -130,9 +134,8 @@ class Table(NamedTuple):
         if "probabilities" in prior:
             # any will do
             prior = {"probabilities": _longer(prior["probabilities"], sizes[1], 0.01)}
-        start = response_kind(model.likelihood).start
-        offset = data.get("offset", np.zeros(len(data["y"])))
-        intercept = None if start is None else start(*(x[: len(X)] for x in (data["y"], offset)))
+        start, offset = model.kind.start, data.get("offset", np.zeros_like(data["y"]))
+        intercept = None if start is None else start(data["y"], offset)
         return cls(columns, data, prior, intercept), model
 
 
@@ -159,20 +162,15 @@ class TableFit(NamedTuple):
     bounds: Float[Array, " 2"]
 
 
-class Beginning(NamedTuple):
-    """The fit, if there is one, the states at which chains start, and other random bits."""
-
-    fit: TableFit | None
-    states: list[Any]
-    seed: Array
-
-
 @partial(jax.jit, static_argnums=(1, 3, 4), compiler_options=RUN_ONCE)
 @full_precision
 def _begin(
     key: Array, model: TableModel, table: Table, num_warmup: int, num_chains: int
-) -> Beginning:
-    """Fit by CAVI, draw from the fit, and start chains at draws: all in one program."""
+) -> tuple[TableFit | None, list[Any], Array]:
+    """Fit by CAVI, draw from the fit, and start chains at draws: all in one program.
+
+    :return: the fit, if there is one, the states at which chains start, and other random bits.
+    """
     key_fit, key_chains, key_seed = random.split(key, 3)
     fitted: TableFit | None = None
     if table.intercept is None:
@@ -184,13 +182,17 @@ def _begin(
         if "always" in table.data:
             one["always"] = jnp.zeros(table.data["always"].shape[1])
         starts = jax.tree.map(lambda x: jnp.stack([x] * num_chains), one)
+    kernel = _kernel(model, table, starts)
+    # NUTS starts at unconstrained values, and all these sites are positive
+    starts |= {name: jnp.log(starts[name]) for name in model.kind.free_sites}
 
     def start(inputs):
-        return _started(inputs, model, table, num_warmup)
+        key, values = inputs
+        return kernel.init(key, num_warmup, values, (table.columns,), table.data)
 
     states = strong(jax.lax.map(start, (random.split(key_chains, num_chains), starts)))
     each = [jax.tree.map(lambda x, k=k: x[k], states) for k in range(num_chains)]
-    return Beginning(fitted, each, random.bits(key_seed, (2,)))
+    return fitted, each, random.bits(key_seed, (2,))
 
 
 def _fit(key: Array, model: TableModel, table: Table, size: int) -> TableFit:
@@ -211,29 +213,16 @@ def _fit(key: Array, model: TableModel, table: Table, size: int) -> TableFit:
     )
 
 
-def _kernel(model: TableModel, table: Table, sites: Iterable[str]) -> tuple[Any, Callable]:
-    """Return the kernel of a chain, and the part of its state that has inclusion probabilities."""
-    program, free = model.at(table.prior), response_kind(model.likelihood).free_sites
+def _kernel(model: TableModel, table: Table, sites: Iterable[str]) -> Any:
+    """Return the kernel of a chain that draws these sites."""
+    program, free = model.at(table.prior), model.kind.free_sites
     kernel = PairedGibbs(program)
-    if not free:
-        return kernel, lambda state: state.inclusion_probabilities["w"]
     ours = [name for name in sites if name not in free]
-    composite = Gibbs([(kernel, ours), (NUTS(program), free)])
-    return composite, lambda state: state.block_states[0].inclusion_probabilities["w"]
-
-
-def _started(inputs: Any, model: TableModel, table: Table, num_warmup: int) -> Any:
-    """Return the first state of a chain, given its key and values of sites."""
-    key, start = inputs
-    kernel, _ = _kernel(model, table, start)
-    # NUTS starts at unconstrained values, and all these sites are positive
-    free = response_kind(model.likelihood).free_sites
-    start = start | {name: jnp.log(start[name]) for name in free}
-    return kernel.init(key, num_warmup, start, (table.columns,), table.data)
+    return Gibbs([(kernel, ours), (NUTS(program), free)]) if free else kernel
 
 
 def _steps(
-    state: Any, model: TableModel, table: Table, num_steps: Any, num_warmup: int | None
+    state: Any, num_steps: Any, model: TableModel, table: Table, num_warmup: int | None
 ) -> tuple[Any, dict[str, Any]]:
     """Make at most a round of steps of a chain.
 
@@ -241,14 +230,15 @@ def _steps(
     :return: the new state, and the draws of a whole round, zero after the last step.
     """
     arguments = (table.columns,), table.data
-    kernel, probabilities = _kernel(model, table, state.z)
+    kernel = _kernel(model, table, state.z)
     if num_warmup is not None:
         # what NUTS computes here is not used, but it samples only after this call
         kernel.init(random.key(0), num_warmup, None, *arguments)
     finish = kernel.postprocess_fn(*arguments)
 
     def collected(state):
-        return finish(state.z) | {PROBABILITIES: probabilities(state)}
+        pairs = state if num_warmup is None else state.block_states[0]
+        return finish(state.z) | {PROBABILITIES: pairs.inclusion_probabilities["w"]}
 
     def step(k, carry):
         state, draws = carry
@@ -260,23 +250,8 @@ def _steps(
     return jax.lax.fori_loop(0, num_steps, step, (state, draws))
 
 
-_advance = jax.jit(full_precision(_steps), static_argnums=(1, 4))
-_advance_short = jax.jit(full_precision(_steps), static_argnums=(1, 4), compiler_options=RUN_ONCE)
-
-
-class Chain(NamedTuple):
-    """A compiled function for a round of steps, and its arguments but for state and steps."""
-
-    advance: Any
-    model: TableModel
-    table: Table
-    num_warmup: int | None
-
-    def arguments(self, num_steps: int) -> tuple[Any, ...]:
-        return self.model, self.table, num_steps, self.num_warmup
-
-    def advanced(self, state: Any, num_steps: int) -> tuple[Any, dict[str, Any]]:
-        return self.advance(state, *self.arguments(num_steps))
+_advance = jax.jit(full_precision(_steps), static_argnums=(2, 4))
+_advance_short = jax.jit(full_precision(_steps), static_argnums=(2, 4), compiler_options=RUN_ONCE)
 
 
 def fit_and_chains(
@@ -292,18 +267,23 @@ def fit_and_chains(
     sizes = dict.fromkeys(("w", "w_slab", PROBABILITIES), num_columns)
     sizes["w_spike"] = model.num_spikes(num_columns)
     table, model = Table.of(model, arrays, prior)
-    free = response_kind(model.likelihood).free_sites
     steps = counts.chains * (counts.warmup + counts.samples)
     advance = _advance_short if steps * len(table.columns) <= SHORT else _advance
-    chain = Chain(advance, model, table, counts.warmup if free else None)
-    fitted, states, seed = _begun(key, chain, counts)
+    fixed = model, table, counts.warmup if model.kind.free_sites else None
+    arguments = key, model, table, counts.warmup, counts.chains
+    first = _begin.eval_shape(*arguments)[1][0]
+    programs = _begin.lower(*arguments), advance.lower(first, 0, *fixed)
+    with ThreadPoolExecutor() as pool:
+        # side by side, for XLA lets other threads run
+        list(pool.map(lambda program: program.compile(), programs))
+    fitted, states, seed = _begin(*arguments)
     of_fit = None if fitted is None else _tree_of_fit(jax.device_get(fitted), sizes)
     for size in _rounds(counts.warmup):
-        states = [chain.advanced(state, size)[0] for state in states]
+        states = [advance(state, size, *fixed)[0] for state in states]
     rounds: list[dict[str, Any]] = []
     for size in _rounds(counts.samples):
         # all are dispatched before the first is waited for, so cores share them
-        ends = [chain.advanced(state, size) for state in states]
+        ends = [advance(state, size, *fixed) for state in states]
         states = [state for state, _ in ends]
         parts = [{name: np.asarray(x)[:size] for name, x in draws.items()} for _, draws in ends]
         rounds.append({name: np.stack([part[name] for part in parts]) for name in parts[0]})
@@ -313,19 +293,8 @@ def fit_and_chains(
     return np.asarray(seed), of_fit, _tree(joined, sizes, ["chain", "draw"])
 
 
-def _begun(key: Array, chain: Chain, counts: Counts) -> Beginning:
-    """Begin, and compile the program of the chains at the same time: XLA lets other threads run."""
-    arguments = key, chain.model, chain.table, counts.warmup, counts.chains
-    state = _begin.eval_shape(*arguments).states[0]
-    programs = _begin.lower(*arguments), chain.advance.lower(state, *chain.arguments(0))
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda program: program.compile(), programs))
-    return _begin(*arguments)
-
-
-def _rounds(total: int) -> Iterator[int]:
-    for start in range(0, total, ROUND):
-        yield min(ROUND, total - start)
+def _rounds(total: int) -> list[int]:
+    return [min(ROUND, total - start) for start in range(0, total, ROUND)]
 
 
 def agree(rounds: list[dict[str, Any]]) -> bool:
@@ -367,8 +336,7 @@ def _tree_of_fit(fitted: TableFit, sizes: dict[str, int]) -> xr.DataTree:
     stats[PROBABILITIES] = draws["w"].dims, np.broadcast_to(fitted.probs[: sizes["w"]], shape)
     if fitted.effects is not None:
         sets = single_effects.sets_of(fitted.effects, range(sizes["w"]))
-        shares = single_effects.shares_of(sets, sizes["w"])
-        stats[f"{SETS}.w"] = ("set", "feature"), shares
+        stats[f"{SETS}.w"] = ("set", "feature"), single_effects.shares_of(sets, sizes["w"])
     stats.attrs["bound"] = float(bound)
     return xr.DataTree.from_dict({"posterior": draws, "sample_stats": stats})
 
@@ -379,7 +347,6 @@ def _tree(draws: dict[str, Any], sizes: dict[str, int], dims: list[str]) -> xr.D
     groups = {"posterior": {k: x for k, x in arrays.items() if k != PROBABILITIES}}
     if PROBABILITIES in arrays:
         groups["sample_stats"] = {PROBABILITIES: arrays[PROBABILITIES]}
-    of_groups = sizes["w_spike"] != sizes["w"]
     names = {name: ["feature"] for name in sizes} | {"always": ["always_feature"]}
-    names |= {"w_spike": ["group"]} if of_groups else {}
+    names |= {"w_spike": ["group"]} if sizes["w_spike"] != sizes["w"] else {}
     return arviz_base.from_dict(groups, dims=names, sample_dims=dims)
