@@ -16,6 +16,7 @@ from numpyro.distributions.util import validate_sample
 from numpyro.util import is_prng_key
 
 from numpyro_spikeslab.algebra import gp
+from numpyro_spikeslab.algebra.heredity import Heredity
 from numpyro_spikeslab.algebra.quantiles import across_atom
 
 
@@ -114,6 +115,30 @@ class SpikeSlab(dist.Distribution):
         """Compute quantiles, exactly 0 for every ``q`` inside the jump of :meth:`cdf`."""
         below = self.inclusion * self._slab.cdf(0.0)
         return across_atom(q, self.inclusion, below, self._slab.icdf)
+
+
+class HereditarySpikes(dist.BernoulliProbs):
+    """Spikes that are Bernoulli where their parents allow it, and else 0; the log density of each
+    is that given its parents.
+
+    :param probs: probabilities of G spikes, shape (G,).
+    """
+
+    pytree_aux_fields = ("heredity",)
+
+    def __init__(self, probs: ArrayLike, heredity: Heredity) -> None:
+        self.heredity = heredity
+        super().__init__(jnp.broadcast_to(jnp.asarray(probs), (len(heredity.parents),)))
+
+    def sample(self, key, sample_shape=()):
+        """Draw spikes, shape ``sample_shape`` and (G,)."""
+        return self.heredity.allowed(super().sample(key, sample_shape))
+
+    @validate_sample
+    def log_prob(self, value):
+        """Compute the log probability of each spike given its parents."""
+        allowed = self.heredity.missing(value) <= 0
+        return dist.BernoulliProbs(jnp.where(allowed, self.probs, 0.0)).log_prob(value)
 
 
 class GaussianFunctions(dist.Distribution):

@@ -20,6 +20,7 @@ from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.util import not_jax_tracer
 
+from numpyro_spikeslab.algebra.heredity import Heredity
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.primitives import ENTRIES_MARK, sample_functions, spike_slab
 from numpyro_spikeslab.responses import WIDE, response_kind
@@ -215,6 +216,7 @@ def sparse_regression(
     inclusion: tuple[ArrayLike, ArrayLike] = (1.0, 9.0),
     probabilities: ArrayLike | None = None,
     groups: Sequence[int] | None = None,
+    heredity: Heredity | None = None,
     likelihood: str = "normal",
 ) -> Callable[..., Any]:
     r"""Make a sparse regression of a response on standardised columns.
@@ -248,6 +250,7 @@ def sparse_regression(
     :param probabilities: instead of the site ``inclusion``, prior inclusion probabilities, shape
         (P,), or (G,) with ``groups``.
     :param groups: the number of each column's group, see :func:`~numpyro_spikeslab.spike_slab`.
+    :param heredity: the parents of columns or groups that need others, likewise.
     :param likelihood: one of those above, or ``"normal"``.
     :return: ``model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None)`` with
         ``X`` of shape (N, P) and ``y`` of shape (N,). ``always`` are columns without spikes, shape
@@ -278,7 +281,7 @@ def sparse_regression(
         if pi is None:
             pi = numpyro.sample("inclusion", dist.Beta(*inclusion))
         with numpyro.plate("feature", X.shape[1]) if groups is None else nullcontext():
-            w = spike_slab("w", pi, slab, groups=groups)
+            w = spike_slab("w", pi, slab, groups=groups, heredity=heredity)
         f = X @ w
         if kind.has_intercept:
             f += numpyro.sample("intercept", dist.Normal(0.0, WIDE))

@@ -17,7 +17,8 @@ import numpyro.distributions as dist
 from numpyro.primitives import _PYRO_STACK, apply_stack
 from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab.distributions import GaussianFunctions
+from numpyro_spikeslab.algebra.heredity import Heredity
+from numpyro_spikeslab.distributions import GaussianFunctions, HereditarySpikes
 from numpyro_spikeslab.kernel_priors import parameter_priors
 from numpyro_spikeslab.latent import Functions, define, user_of
 from numpyro_spikeslab.messages import bad
@@ -44,6 +45,7 @@ def spike_slab(
     *,
     expected_size: ArrayLike | None = None,
     groups: Sequence[int] | ArrayLike | None = None,
+    heredity: Heredity | None = None,
 ) -> Any:
     """Sample weights that are exactly zero or Normal: ``w = s * w_tilde`` (paper, eq. 3).
 
@@ -63,6 +65,10 @@ def spike_slab(
         one spike, ``{name}_spike`` of shape (G,), so they are included together, each with a slab
         of its own. ``inclusion`` is then a number or has shape (G,), ``scale`` a number or shape
         (P,), and the call makes its own plates, ``{name}_group`` and ``{name}_weight``.
+    :param heredity: for interactions, which spikes need which others, an object of
+        ``numpyro_spikeslab.algebra.heredity``. ``inclusion`` is then the probability given that the
+        parents of a weight allow it. Only :class:`~numpyro_spikeslab.PairedGibbs` draws such
+        weights, of shape (P,).
     :return: the weights. Their shape is the broadcast shape of ``inclusion``, ``scale`` and the
         enclosing plates. With ``groups``, (P,).
     :raises ValueError: if an argument is out of its range, shapes do not fit each other or the
@@ -115,8 +121,10 @@ def spike_slab(
     elif shape != around:
         # a plate alone would expand both sites; here one spike would be shared by all its slabs
         inclusion, scale = (jnp.broadcast_to(jnp.asarray(x), shape) for x in (inclusion, scale))
+    alone = dist.Bernoulli(probs=inclusion)
+    prior = alone if heredity is None else HereditarySpikes(inclusion, heredity)
     with of_spikes:
-        spike = numpyro.sample(f"{name}_spike", dist.Bernoulli(probs=inclusion), infer=infer)
+        spike = numpyro.sample(f"{name}_spike", prior, infer=infer)
     with of_slabs:
         slab = numpyro.sample(f"{name}_slab", dist.Normal(0.0, scale), infer={MARK: (name, "slab")})
         if index is not None:

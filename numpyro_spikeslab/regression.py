@@ -39,6 +39,7 @@ def sparse_regression(
     likelihood: str = "normal",
     always: Any = (),
     groups: Any = None,
+    heredity: str | None = None,
     inclusion: Any = None,
     weights: Any = None,
     offset: Any = None,
@@ -115,6 +116,13 @@ def sparse_regression(
     :param groups: columns that come and go together, such as the dummies of a factor: lists of
         their names, by name of the group or not, or a label for each column. Other columns stay
         alone.
+    :param heredity: with a formula, whether an interaction needs its parents, the terms without one
+        of its factors, such as ``a:c`` of ``a:b:c``: ``"strong"`` if all of them have to be in,
+        ``"weak"`` if one of them. Terms that the formula does not have are not counted; those that
+        are always in, or constant, count as in. ``inclusion`` is then the probability of a term
+        that its parents allow (Chipman, 1996), and the summary has no Bayes factors. By default
+        terms need no others. The result has no ``cavi`` and no ``k_hat``, since the guide's spikes
+        are independent. Not for a Poisson likelihood.
     :param inclusion: prior inclusion probabilities, such as annotations: a number, or one for each
         column, shape (P,), the same in each group. By default the probability is learned.
     :param weights: a positive number for each row, shape (N,). Under a Normal likelihood its noise
@@ -156,13 +164,14 @@ def sparse_regression(
     table_checks.check_key(key)
     kind = response_kind(likelihood)
     counts = Counts.checked(kind, num_warmup, num_samples, num_chains)
-    X, y, groups, always, X_new = formula_table(X, y, data, groups, always, X_new)
+    X, y, groups, always, X_new, parents = formula_table(X, y, data, groups, always, X_new)
     table = table_checks.checked_table(X)
     rows = table_checks.checked_rows(X, y, weights, offset, totals, likelihood)
     columns = checked_columns(table["feature"].to_index(), always, groups, inclusion)
     new = None if X_new is None else table_checks.checked_new(X_new, X, table)
-    model = TableModel(likelihood, columns.groups)
     scales, arrays = standardised(table, rows, columns, kind)
+    needs = columns.heredity(heredity, groups, parents, scales.used.values)
+    model = TableModel(likelihood, columns.groups, needs)
     prior = columns.prior(scales.used.values, scales.num_rows, expected_size)
     seed, fitted, draws = fit_and_chains(key, model, arrays, prior.arguments, counts)
     rng = np.random.default_rng(seed)
@@ -170,7 +179,9 @@ def sparse_regression(
     if fitted is not None:
         tree["cavi"] = in_units(fitted, scales, columns, rng)
     of_rows = {"offset": offset, "totals": totals, "weights": weights}
-    constants: dict[str, Any] = {"X": table, f"{PRIOR}.w": ("feature", prior.inclusion)}
+    constants: dict[str, Any] = {"X": table}
+    if needs is None:
+        constants[f"{PRIOR}.w"] = "feature", prior.inclusion
     constants |= {k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None}
     tree["constant_data"] = xr.Dataset(constants, labels_of("row", X))
     tree["observed_data"] = xr.Dataset({"y": ("row", rows.y)}, labels_of("row", X))

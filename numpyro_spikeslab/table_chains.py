@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from numpyro.infer import NUTS, Gibbs
 
 from numpyro_spikeslab import models
+from numpyro_spikeslab.algebra.heredity import Heredity
 from numpyro_spikeslab.fitting import single_effects
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
@@ -76,6 +77,7 @@ class TableModel(NamedTuple):
 
     likelihood: str
     groups: tuple[int, ...] | None
+    heredity: Heredity | None = None
 
     @property
     def kind(self) -> ResponseKind:
@@ -118,6 +120,8 @@ class Table(NamedTuple):
         if not (is_normal := model.likelihood == "normal"):
             # a mask may stand for counts of observations, for which some have no augmentation
             sizes[0] = 0
+        if model.heredity is not None:
+            sizes[1] = 0
         names = "y", "always", "offset", "totals", "count"
         fill = {"totals": 1.0, "count": 1.0}
         data = {
@@ -174,7 +178,8 @@ def _begin(
     key_fit, key_chains, key_seed = random.split(key, 3)
     fitted: TableFit | None = None
     if table.intercept is None:
-        fitted = _fit(key_fit, model, table, max(NUM_FIT_DRAWS, num_chains))
+        # spikes of a guide are independent, so under heredity this is a start and no more
+        fitted = _fit(key_fit, model._replace(heredity=None), table, max(NUM_FIT_DRAWS, num_chains))
         starts = {k: x[:num_chains] for k, x in fitted.draws.items() if k != "w"}
     else:
         spikes = jnp.zeros(model.num_spikes(len(table.columns)), int)
@@ -290,6 +295,7 @@ def fit_and_chains(
         if len(rounds) * ROUND < counts.samples and agree(rounds):
             break
     joined = {name: np.concatenate([x[name] for x in rounds], axis=1) for name in rounds[0]}
+    of_fit = None if model.heredity else of_fit
     return np.asarray(seed), of_fit, _tree(joined, sizes, ["chain", "draw"])
 
 

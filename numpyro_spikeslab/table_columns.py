@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Columns of a regression that are always in, that come together, or that have priors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float, Int
 import numpy as np
 import pandas as pd
 
+from numpyro_spikeslab.algebra.heredity import Heredity
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.table_checks import as_numbers, checked_size
 
@@ -28,6 +29,33 @@ class TableColumns(NamedTuple):
     def groups(self) -> tuple[int, ...] | None:
         """Return the number of each column's group, `None` if all columns are alone."""
         return None if len(set(self.numbers)) == len(self.numbers) else tuple(self.numbers.tolist())
+
+    def heredity(
+        self,
+        kind: Any,
+        terms: list[str],
+        parents: Mapping[str, Sequence[str]] | None,
+        used: Bool[np.ndarray, " P"],
+    ) -> Heredity | None:
+        """Return which groups need which others. Terms that are constant or always in count as in.
+
+        :param terms: of each column.
+        :param parents: of each term, as far as the formula has them; `None` without a formula.
+        :raises ValueError: if there is no such kind, or no formula.
+        """
+        if kind is None:
+            return None
+        if kind not in ("weak", "strong") or parents is None:
+            raise bad("heredity", repr(kind), "'weak' or 'strong' beside a formula, or None")
+        at = np.flatnonzero(~self.always)
+        names = dict(zip(self.numbers.tolist(), (terms[k] for k in at), strict=True))
+        varying = {terms[k] for k in at if used[k]}
+        numbers = {term: number for number, term in names.items() if term in varying}
+        parents_of = [parents[term] for term in names.values()]
+        counted = [tuple(numbers[x] for x in each if x in numbers) for each in parents_of]
+        most, pairs = 1 if kind == "weak" else len(parents), zip(counted, parents_of, strict=True)
+        least = [min(len(each), most) - (len(each) - len(x)) for x, each in pairs]
+        return Heredity(tuple(counted), tuple(least))
 
     def prior(
         self, used: Bool[np.ndarray, " P"], num_rows: int, expected_size: float | None

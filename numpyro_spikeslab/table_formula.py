@@ -17,7 +17,8 @@ def formula_table(
     :param formula: this, or a table, which is returned with the other arguments.
     :param always: names of terms or of columns.
     :return: the table without the intercept, the response, the term of each column, ``always`` with
-        columns in place of terms, and the columns of ``X_new``.
+        columns in place of terms, the columns of ``X_new``, and the parents of each term, which
+        lack one of its factors; `None` without a formula.
     :raises ModuleNotFoundError: if ``formulaic`` is not installed.
     :raises ValueError: if ``data`` is no DataFrame or lacks values or columns, if the formula does
         not have one response and an intercept, or if arguments are beside each other in vain.
@@ -25,7 +26,7 @@ def formula_table(
     if not isinstance(formula, str):
         if data is not None:
             raise bad("data", f"a {type(data).__name__}", "None", "Write a formula as X.")
-        return formula, y, groups, always, X_new
+        return formula, y, groups, always, X_new, None
     if y is not None or groups is not None:
         raise bad("y, groups", "an argument beside a formula", "None", "The formula has both.")
     try:
@@ -53,7 +54,12 @@ def formula_table(
     names = [always] if isinstance(always, str) else always
     columns = [[x for x, term in terms.items() if term == name] or [name] for name in names]
     flat = [column for members in columns for column in members]
-    return X[[*terms]], y.iloc[:, 0], [*terms.values()], flat, new
+    factors = {str(term): frozenset(map(str, term.factors)) for term in spec.term_indices}
+    parents = {
+        term: [name for name, parts in factors.items() if parts < whole and len(whole - parts) == 1]
+        for term, whole in factors.items()
+    }
+    return X[[*terms]], y.iloc[:, 0], [*terms.values()], flat, new, parents
 
 
 def made_columns(argument: str, source: Any, data: Any) -> Any:

@@ -206,13 +206,14 @@ def frame():
 def test_terms_of_a_formula_are_groups(frame):
     always = ["kind", "age"]
     made = formula_table(FORMULA, None, frame, None, always, frame.iloc[:2])
-    table, y, terms, names, new = made
+    table, y, terms, names, new, parents = made
+    assert parents["age:kind"] == ["age", "kind"] and not parents["kind"]
     assert table.columns[:3].tolist() == ["age", "kind[T.b]", "kind[T.c]"]
     assert terms == ["age", *["kind"] * 2, *["bs(dose, 4)"] * 4, *["age:kind"] * 2]
     assert names == ["kind[T.b]", "kind[T.c]", "age"]
     assert y.equals(frame["y"]) and new.equals(table.iloc[:2])
     # categories and knots are those of the first table
-    other = formula_table(FORMULA, None, frame, None, (), frame.iloc[[7]])[-1]
+    other = formula_table(FORMULA, None, frame, None, (), frame.iloc[[7]])[-2]
     assert other.equals(table.iloc[[7]])
 
 
@@ -245,6 +246,6 @@ def test_a_formula_is_its_table(frame):
     draws = posterior(tree)
     assert (draws["w_spike"][..., 1] == draws["w_spike"][..., 2]).all()
     assert tree["predictions"]["new_row"].values.tolist() == [100, 101, 102]
-    table, y, groups, _, new = formula_table(FORMULA, None, frame, None, (), frame[:3])
+    table, y, groups, _, new, _ = formula_table(FORMULA, None, frame, None, (), frame[:3])
     same = nss.sparse_regression(KEY, table, y, groups=groups, X_new=new, **options)
     assert posterior(same).equals(draws)

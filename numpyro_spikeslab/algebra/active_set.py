@@ -14,6 +14,7 @@ from jax import lax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
+from numpyro_spikeslab.algebra.heredity import AnyPrior
 from numpyro_spikeslab.algebra.pairs import (
     Design,
     Prior,
@@ -36,7 +37,7 @@ class CollapsedRegression(NamedTuple):
     gram: Float[Array, "P P"] | None
     target: Float[Array, " N"]
     precision: Float[Array, ""]
-    prior: Prior
+    prior: AnyPrior
 
     def times(self, x: Float[Array, "N *K"]) -> Float[Array, "P *K"]:
         """Compute the products of all features with some vectors."""
@@ -68,7 +69,7 @@ class CollapsedRegression(NamedTuple):
         """Compute the log odds of each spike given all other weights."""
         squares = feature_squares(self.design, weights.size)
         cross = self.times(self.target - predictor(self.design, weights)) + squares * weights
-        pairs = coordinates(squares, self.precision, self.prior)
+        pairs = coordinates(squares, self.precision, self.prior.at(weights != 0))
         return pairs.given(self.precision * cross).logit
 
 

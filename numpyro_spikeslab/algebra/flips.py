@@ -40,6 +40,7 @@ from numpyro_spikeslab.algebra.active_set import (
     row_of,
     updated,
 )
+from numpyro_spikeslab.algebra.heredity import AnyPrior
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.algebra.variates import index, logistic, normal, uniform
@@ -136,7 +137,7 @@ def next_flip(
 
 
 def next_swap(
-    numbers: Numbers, prior: Prior, active: ActiveSet, is_turn: Any, turn: Any
+    numbers: Numbers, prior: AnyPrior, active: ActiveSet, is_turn: Any, turn: Any
 ) -> tuple[Move, Int[Array, ""], Removal]:
     """Find the next swap that changes the place of an included weight, if there is one.
 
@@ -168,12 +169,13 @@ def next_swap(
 
 
 def _new_place(
-    u: Float[Array, ""], prior: Prior, active: ActiveSet, removal: Removal, old: Int[Array, ""]
+    u: Float[Array, ""], prior: AnyPrior, active: ActiveSet, removal: Removal, old: Int[Array, ""]
 ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
     """Draw where a weight, removed from its ``old`` place, returns; and whether this is free."""
     linear, squares = explained_by(removal.row, active.spikes.size)
-    logits, precision = posterior_odds(prior, active.linear + linear, active.squares + squares)
     occupied = active.spikes & (jnp.arange(active.spikes.size) != old)
+    linear, squares = active.linear + linear, active.squares + squares
+    logits, precision = posterior_odds(prior.at(occupied), linear, squares)
     # the log odds of a weight that is certain to be included are infinite
     largest = jnp.finfo(logits.dtype).max
     logits = jnp.clip(jnp.where(occupied, -largest, logits), -largest, largest)
@@ -199,7 +201,7 @@ def move(
         return (start < size) | (swaps < num_swaps)
 
     def flip(active, start, swaps):
-        new, start = next_flip(numbers, prior, active, start)
+        new, start = next_flip(numbers, prior.at(active.spikes), active, start)
         removal = lax.cond(
             new.leaves < size, lambda: removal_of(active, new.slot), lambda: no_removal(active)
         )
@@ -308,9 +310,9 @@ def slabs_given(
 # included weights or more, that the spikes are in. Its mean over both sets is that of the spike.
 
 
-def given_spikes(prior: Prior, active: ActiveSet) -> Float[Array, " P"]:
+def given_spikes(prior: AnyPrior, active: ActiveSet) -> Float[Array, " P"]:
     """Compute the inclusion probability of each weight given all other spikes."""
-    probs = 1 / (1 + 1 / active.odds(prior))
+    probs = 1 / (1 + 1 / active.odds(prior.at(active.spikes)))
     return jnp.where(active.spikes | ~jnp.all(active.filled), probs, 0)
 
 

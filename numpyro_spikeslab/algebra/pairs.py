@@ -33,6 +33,10 @@ class Prior(NamedTuple):
     log_odds: Float[Array, "*P"]
     variance: Float[Array, "*P"]
 
+    def at(self, spikes: Any) -> "Prior":
+        """Return the conditional prior of each weight given all other spikes: the same."""
+        return self
+
 
 class Coordinates(NamedTuple):
     """Terms of the conditionals of B pairs that the residual does not change.

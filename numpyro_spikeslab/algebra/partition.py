@@ -58,12 +58,12 @@ class Partition:
     groups: Sets = ()
 
     @classmethod
-    def of_spikes(cls, spikes: Sequence[int]) -> "Partition":
-        """Make the groups of weights, given the number of the spike of each."""
+    def of_spikes(cls, spikes: Sequence[int], least: int = 2) -> "Partition":
+        """Make the groups of ``least`` weights or more, given the number of each weight's spike."""
         index = np.asarray(spikes)
         order = np.argsort(index, kind="stable")
         sets = np.split(order, np.cumsum(np.bincount(index))[:-1])
-        return cls(index.size, groups=tuple(tuple(x.tolist()) for x in sets if len(x) > 1))
+        return cls(index.size, groups=tuple(tuple(x.tolist()) for x in sets if len(x) >= least))
 
     @cached_property
     def singles(self) -> Int[np.ndarray, " K"]:

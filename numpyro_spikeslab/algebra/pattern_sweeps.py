@@ -10,6 +10,7 @@ from jax import lax, nn
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import pairs, variates
+from numpyro_spikeslab.algebra.heredity import AnyPrior
 from numpyro_spikeslab.algebra.pairs import Conditional, Design, Prior, Put
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.patterns import conditional_of
@@ -36,7 +37,7 @@ def sweep(
     residual: Float[Array, " N"],
     weights: Float[Array, " P"],
     precision: Any,
-    prior: Prior,
+    prior: AnyPrior,
     update: Update,
 ) -> tuple[Float[Array, " N"], Conditional, list[Any]]:
     """Visit singles, then sets; return residual, conditionals of singles, and outcomes by stack."""
@@ -52,41 +53,42 @@ def sweep(
         at = is_single, weights, update.noise
         residual, conditional = design.sweep(residual, weights, precision, prior, put, noise=at)
         conditional = Conditional(*(x[singles] for x in conditional))
-    _, all_weights = partition.cut(weights)
-    _, log_odds = partition.cut(prior.log_odds)
     _, variances = partition.cut(prior.variance, fill=1.0)
     noise = update.noise_of_sets or [None] * len(variances)
     outcomes = []
     for (members, patterns), *of_stack in zip(
-        partition.stacks.values(), all_weights, log_odds, variances, noise, strict=True
+        partition.stacks.values(), variances, noise, strict=True
     ):
 
-        def visit(residual, at, patterns=patterns):
-            members, weights, log_odds, variance, noise = at
-            features = design.features.at[members].get(mode="fill", fill_value=0)
-            residual = residual + weights @ features
+        def visit(state, at, patterns=patterns):
+            (residual, weights), (members, variance, noise) = state, at
+            features, log_odds, old = (
+                x.at[members].get(mode="fill", fill_value=0)
+                for x in (design.features, prior.at(weights != 0).log_odds, weights)
+            )
+            residual = residual + old @ features
             conditional = conditional_of(
                 features, residual, precision, log_odds, variance, patterns
             )
             new, outcome = update.put_set(conditional, patterns, noise)
-            return residual - new @ features, outcome
+            weights = weights.at[members].set(new, mode="drop")
+            return (residual - new @ features, weights), outcome
 
-        residual, outcome = lax.scan(visit, residual, (members, *of_stack))
+        (residual, weights), outcome = lax.scan(visit, (residual, weights), (members, *of_stack))
         outcomes.append(outcome)
     return residual, conditional, outcomes
 
 
 def gibbs_sweep(
-    key: Array,
     partition: Partition,
+    noise: tuple[Float[Array, " P"], Float[Array, " P"]],
     design: Design,
     residual: Float[Array, " N"],
     weights: Float[Array, " P"],
     precision: Any,
-    prior: Prior,
+    prior: AnyPrior,
 ) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
     """Draw single pairs, then patterns and slabs of sets; return spikes, slabs, probabilities."""
-    noise = variates.logistic_and_normal(key, weights)
     (logistic, logistics), (normal, normals) = map(partition.cut, noise)
     variance, variances = partition.cut(prior.variance, fill=1.0)
 

@@ -11,6 +11,9 @@ import jax.numpy as jnp
 
 import numpyro.distributions as dist
 
+from numpyro_spikeslab.algebra.heredity import Heredity
+from numpyro_spikeslab.distributions import HereditarySpikes
+from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, GROUPS, MARK, Functions
 from numpyro_spikeslab.priors import base_of, is_plain
 
@@ -23,7 +26,7 @@ NO_PAIRS = (
 )
 
 FAMILIES: dict[str, tuple[type, ...]] = {
-    "spike": (dist.BernoulliProbs, dist.BernoulliLogits),
+    "spike": (dist.BernoulliProbs, dist.BernoulliLogits, HereditarySpikes),
     "slab": (dist.Normal,),
 }
 """Priors of the two sites of a pair."""
@@ -31,11 +34,12 @@ FAMILIES: dict[str, tuple[type, ...]] = {
 
 class Pair(NamedTuple):
     """The weights of one :func:`~numpyro_spikeslab.spike_slab`; ``groups`` are the numbers of their
-    spikes, where weights share one."""
+    spikes, where weights share one, and ``heredity`` the parents of these."""
 
     name: str
     shape: tuple[int, ...]
     groups: tuple[int, ...] | None = None
+    heredity: Heredity | None = None
 
     @property
     def spike(self) -> str:
@@ -58,7 +62,8 @@ class Pair(NamedTuple):
     @property
     def firsts(self) -> Any:
         """The first weight of each group: it stands for the spike where weights are counted."""
-        return np.unique(np.asarray(self.groups), return_index=True)[1]
+        groups = np.arange(self.size) if self.groups is None else np.asarray(self.groups)
+        return np.unique(groups, return_index=True)[1]
 
     def in_batch(self, shape: tuple[int, ...]) -> "Pair":
         """Return the weights with the number of tasks of this shape; columns stay as they are."""
@@ -127,7 +132,12 @@ def find_pairs(
         pairs.setdefault(owner, {})[part] = trace[name]
     if not pairs:
         raise ValueError(f"{user}: {NO_PAIRS}")
-    return tuple(_pair_of(owner, sites, trace, user) for owner, sites in pairs.items())
+    made = tuple(_pair_of(owner, sites, trace, user) for owner, sites in pairs.items())
+    is_alone = user == "PairedGibbs" and len(made) == 1 and len(made[0].shape) == 1
+    if any(pair.heredity is not None for pair in made) and not is_alone:
+        remedy = "PairedGibbs draws such weights, if they are all weights of a model."
+        raise bad(f"{user}: heredity", f"weights that need others, in {[*pairs]}", "None", remedy)
+    return made
 
 
 def _pair_of(
@@ -155,7 +165,8 @@ def _pair_of(
         if part not in sites:
             raise broken(f"'{owner}_{part}' is observed, reparameterised or hidden", latent)
     spike, slab = (jnp.shape(sites[part]["value"]) for part in FAMILIES)
-    pair = Pair(owner, slab, sites["spike"]["infer"].get(GROUPS))
+    heredity = getattr(base_of(sites["spike"]["fn"]), "heredity", None)
+    pair = Pair(owner, slab, sites["spike"]["infer"].get(GROUPS), heredity)
     if spike != pair.shapes[pair.spike]:
         message = f"{pair.spike!r} has shape {spike} and {pair.slab!r} has shape {slab}"
         raise broken(message, f"Leave both to {call}.")

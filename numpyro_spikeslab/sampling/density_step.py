@@ -40,6 +40,7 @@ from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.coefficient_rows import dense_rows, standardised
 from numpyro_spikeslab.reading.form import COLUMNS, OTHER, Form
+from numpyro_spikeslab.reading.predictor import AUGMENTED
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import MAX_GRAM
 from numpyro_spikeslab.reading.stand_in import augmented, log_likelihood, per_count
@@ -153,9 +154,13 @@ def with_auxiliaries(key: Array, now: Any) -> Any:
 def checked_predictor(now: Current, user: str) -> Float[Array, "..."]:
     """Compute the predictor at the start of a chain.
 
-    :raises ValueError: if the density there is not finite.
+    :raises ValueError: if the density there is not finite, or weights that need others lack
+        auxiliary variables.
     """
     form, f = now.reading.form, predictor_of(now, {})
+    if form.family == OTHER and form.pairs[0].heredity is not None:
+        got, remedy = "a likelihood such as Poisson's", "Counts may be negative binomial."
+        raise bad(f"{user}: heredity", got, AUGMENTED, remedy)
     total = jnp.sum(log_likelihood(now.reading.problem, now.values, f))
     if are_concrete(total) and not jnp.isfinite(total):
         raise bad(

@@ -2,6 +2,7 @@
 """Draws of spike-and-slab weights and of coefficients given everything else."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra import flips, pattern_sweeps
 from numpyro_spikeslab.algebra.active_set import CollapsedRegression
 from numpyro_spikeslab.algebra.coefficients import split, whitened
+from numpyro_spikeslab.algebra.heredity import HereditaryPrior
 from numpyro_spikeslab.algebra.pairs import Design, Prior, feature_rows, gibbs_sweep, predictor
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
@@ -102,10 +104,12 @@ def _draw_columns(
     :return: spikes, slabs and inclusion probabilities; and the draw of the coefficients.
     """
     reading, at, current = now.reading, now.at, weights(*now.weights())[0]
-    design = reading.design
+    design, groups, pair = reading.design, reading.form.groups, reading.form.pairs[0]
     if design is None:
         design = reading.design_at(now.values, at.relative[:, 0])
     precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
+    if pair.heredity is not None:
+        prior = HereditaryPrior(*prior, pair.heredity, pair.firsts)
     target, columns = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0], None
     sites = reading.form.coefficient_sites(now.own)
     if gram is None:
@@ -119,21 +123,18 @@ def _draw_columns(
             span = feature_rows(design, current.size)[:, at.Y.shape[0] :]
             gram = gram + span @ span.T
 
-    def residual():
-        return target - predictor(design, current)
-
-    if (groups := reading.form.groups) is not None:
-        sets = Partition.of_spikes(groups)
-        drawn = pattern_sweeps.gibbs_sweep(key, sets, design, residual(), current, precision, prior)
-    elif not moves:
-        noise = logistic_and_normal(key, current)
-        drawn = gibbs_sweep(noise, design, residual(), current, precision, prior)
-    else:
-        numbers = flips.Numbers.draw(key, current)
-        spikes, slabs = (x[0] for x in now.weights())
-        drawn = spikes.astype(int), slabs, spikes
-        if single:
-            drawn = gibbs_sweep(numbers.pairs, design, residual(), current, precision, prior)
+    numbers = flips.Numbers.draw(key, current) if moves and groups is None else None
+    noise = logistic_and_normal(key, current) if numbers is None else numbers.pairs
+    spikes, slabs = (x[0] for x in now.weights())
+    drawn, sweep = (spikes.astype(int), slabs, spikes), gibbs_sweep
+    if groups is not None or pair.heredity is not None:
+        # what needs others is visited one after the other, too
+        sets = Partition.of_spikes(groups or range(current.size), 2 if pair.heredity is None else 1)
+        sweep = partial(pattern_sweeps.gibbs_sweep, sets)
+    if single:
+        residual = target - predictor(design, current)
+        drawn = sweep(noise, design, residual, current, precision, prior)
+    if numbers is not None:
         problem = CollapsedRegression(design, gram, target, precision, prior)
         drawn = flips.sweep_in(sweeps, numbers, problem, *drawn[:2])
 

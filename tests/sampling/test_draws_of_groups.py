@@ -19,6 +19,7 @@ import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.pairs import Prior, block_design
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.pattern_sweeps import gibbs_sweep
+from numpyro_spikeslab.algebra.variates import logistic_and_normal
 
 KEY = random.key(0)
 GROUPS = (1, 0, 1, 2, 2, 1)
@@ -63,7 +64,8 @@ def test_a_draw_of_one_set_of_all_weights_is_one_of_the_exact_posterior(precisio
     @jax.jit
     @jax.vmap
     def draw(key):
-        return gibbs_sweep(key, partition, design, residual, jnp.zeros(6), 0.7**-2, prior)
+        noise = logistic_and_normal(key, jnp.zeros(6))
+        return gibbs_sweep(partition, noise, design, residual, jnp.zeros(6), 0.7**-2, prior)
 
     spikes, slabs, inclusion = map(np.asarray, draw(random.split(KEY, 40_000)))
     np.testing.assert_allclose(inclusion[0], posterior.inclusion, atol=1e-4)

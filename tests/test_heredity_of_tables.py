@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Formulas whose interactions need their parents."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from scipy.special import logsumexp
+
+from jax import random
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.reporting.arviz_data import posterior
+from numpyro_spikeslab.table_columns import checked_columns
+from numpyro_spikeslab.table_formula import formula_table
+
+pytestmark = pytest.mark.filterwarnings("error")
+pytest.importorskip("formulaic")
+
+KEY = random.key(0)
+PI = 0.3
+
+
+@pytest.fixture(scope="module")
+def frame():
+    rng = np.random.default_rng(6)
+    data = pd.DataFrame(rng.normal(size=(24, 3)) + 1.0, columns=["age", "dose", "lot"])
+    data["kind"] = list("abc") * 8
+    y = 0.5 * data["age"] * data["dose"] + rng.normal(size=24)
+    return data.assign(y=y, count=np.arange(24) % 5)
+
+
+def heredity(frame, kind, always=(), constant=()):
+    table, _, terms, always, _, parents = formula_table(
+        "y ~ age * kind * dose + lot:age", None, frame, None, always, None
+    )
+    columns = checked_columns(table.columns, always, terms, None)
+    return columns.heredity(kind, terms, parents, ~table.columns.isin(constant))
+
+
+def test_parents_are_the_terms_without_one_factor(frame):
+    """The terms are age, kind, dose, age:kind, age:dose, kind:dose, lot:age, age:kind:dose."""
+    rule = heredity(frame, "strong")
+    assert rule.parents == ((), (), (), (0, 1), (0, 2), (1, 2), (0,), (3, 4, 5))
+    assert rule.least == (0, 0, 0, 2, 2, 2, 1, 3)
+    weak = heredity(frame, "weak")
+    assert weak.parents == rule.parents and weak.least == (0, 0, 0, 1, 1, 1, 1, 1)
+    assert heredity(frame, None) is None
+
+
+def test_terms_that_are_always_in_or_constant_count_as_in(frame):
+    strong = heredity(frame, "strong", always=["kind"], constant=["dose"])
+    # numbered without kind
+    assert strong.parents == ((), (), (0,), (0,), (), (0,), (2, 3, 4))
+    assert strong.least == (0, 0, 1, 1, 0, 1, 3)
+    weak = heredity(frame, "weak", always=["kind"])
+    assert weak.least[2] <= 0 and weak.least[3] == 1 and weak.least[6] == 1
+
+
+REFUSED = {
+    "kind": ({"heredity": "both"}, "heredity: got 'both', expected 'weak' or 'strong'"),
+    "table": ({"X": np.eye(4), "y": np.arange(4), "data": None}, "beside a formula, or None"),
+    "poisson": ({"X": "count ~ age * dose", "likelihood": "poisson"}, "heredity: got a likelihood"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_heredity_is_refused_with_a_remedy(case, frame):
+    more, message = REFUSED[case]
+    arguments = {"X": "y ~ age * dose", "data": frame, "heredity": "weak"} | more
+    with pytest.raises(ValueError, match=message):
+        nss.sparse_regression(KEY, **arguments)
+
+
+def exact(frame, kind):
+    """Inclusion of age, dose and their product, by sums over models and scales."""
+    Z = frame[["age", "dose"]].assign(both=frame["age"] * frame["dose"]).to_numpy()
+    Z, t = ((x - x.mean(0)) / x.std(0) for x in (Z, frame["y"].to_numpy()))
+    grid = np.arange(1, 50) / 16
+    sigma, slab = map(np.ravel, np.meshgrid(grid, grid))
+    scales = stats.halfnorm.logpdf(sigma) + stats.halfnorm.logpdf(slab)
+    logs, models = [], []
+    for s in np.ndindex(2, 2, 2):
+        may = s[0] + s[1] >= {"weak": 1, "strong": 2}[kind]
+        if s[2] > may:
+            continue
+        prior = sum(np.log(PI if x else 1 - PI) for x in s[: 2 + may])
+        covariance = sigma[:, None, None] ** 2 * np.eye(24) + 1e8
+        covariance += slab[:, None, None] ** 2 * ((Z * s) @ Z.T)
+        _, log_det = np.linalg.slogdet(covariance)
+        squares = t @ np.linalg.solve(covariance, np.broadcast_to(t, (sigma.size, 24))[..., None])
+        logs.append(prior + logsumexp(scales - 0.5 * log_det - 0.5 * squares[:, 0]))
+        models.append(s)
+    return np.exp(logs - logsumexp(logs)) @ np.array(models)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["weak", "strong"])
+def test_inclusion_is_that_of_sums_over_models(kind, frame):
+    options = dict(inclusion=PI, heredity=kind, num_samples=4000, X_new=frame[:3])
+    tree = nss.sparse_regression(KEY, "y ~ age * dose", data=frame, **options)
+    assert "cavi" not in tree and "bayes_factor" not in tree["summary"]
+    summary, truth = tree["summary"].to_dataset(), exact(frame, kind)
+    assert truth.min() > 0.05 and np.sort(truth)[1] < 0.95
+    # five standard errors: one seed in a hundred thousand would fail
+    error = abs(summary["inclusion"].values - truth)
+    assert np.all(error < 5 * summary["mcse_inclusion"].fillna(0.0).values + 3e-3)
+    assert tree["predictions"]["y"].shape[-1] == 3
+
+
+@pytest.mark.slow
+def test_draws_of_groups_have_their_parents(frame):
+    options = dict(heredity="strong", inclusion=0.6, num_warmup=50, num_samples=100, num_chains=2)
+    tree = nss.sparse_regression(KEY, "y ~ age * kind + dose", data=frame, **options)
+    spikes = posterior(tree)["w_spike"].transpose(..., "feature").values
+    age, kind, _, _, both, same = np.moveaxis(spikes, -1, 0)
+    assert np.all(both == same) and np.all(both <= age * kind) and both.any()
