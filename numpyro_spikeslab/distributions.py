@@ -16,7 +16,6 @@ from numpyro.distributions.util import validate_sample
 from numpyro.util import is_prng_key
 
 from numpyro_spikeslab.algebra import gp
-from numpyro_spikeslab.algebra.heredity import Heredity
 from numpyro_spikeslab.algebra.quantiles import across_atom
 
 
@@ -122,11 +121,12 @@ class HereditarySpikes(dist.BernoulliProbs):
     is that given its parents.
 
     :param probs: probabilities of G spikes, shape (G,).
+    :param heredity: their :class:`~numpyro_spikeslab.algebra.heredity.Heredity`.
     """
 
     pytree_aux_fields = ("heredity",)
 
-    def __init__(self, probs: ArrayLike, heredity: Heredity) -> None:
+    def __init__(self, probs: ArrayLike, heredity: Any) -> None:
         self.heredity = heredity
         super().__init__(jnp.broadcast_to(jnp.asarray(probs), (len(heredity.parents),)))
 
@@ -134,7 +134,6 @@ class HereditarySpikes(dist.BernoulliProbs):
         """Draw spikes, shape ``sample_shape`` and (G,)."""
         return self.heredity.allowed(super().sample(key, sample_shape))
 
-    @validate_sample
     def log_prob(self, value):
         """Compute the log probability of each spike given its parents."""
         allowed = self.heredity.missing(value) <= 0

@@ -20,7 +20,6 @@ from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab.algebra.heredity import Heredity
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.primitives import ENTRIES_MARK, sample_functions, spike_slab
 from numpyro_spikeslab.responses import WIDE, response_kind
@@ -216,7 +215,7 @@ def sparse_regression(
     inclusion: tuple[ArrayLike, ArrayLike] = (1.0, 9.0),
     probabilities: ArrayLike | None = None,
     groups: Sequence[int] | None = None,
-    heredity: Heredity | None = None,
+    heredity: Any = None,
     likelihood: str = "normal",
 ) -> Callable[..., Any]:
     r"""Make a sparse regression of a response on standardised columns.
@@ -250,7 +249,7 @@ def sparse_regression(
     :param probabilities: instead of the site ``inclusion``, prior inclusion probabilities, shape
         (P,), or (G,) with ``groups``.
     :param groups: the number of each column's group, see :func:`~numpyro_spikeslab.spike_slab`.
-    :param heredity: the parents of columns or groups that need others, likewise.
+    :param heredity: the parents of interactions, likewise.
     :param likelihood: one of those above, or ``"normal"``.
     :return: ``model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None)`` with
         ``X`` of shape (N, P) and ``y`` of shape (N,). ``always`` are columns without spikes, shape

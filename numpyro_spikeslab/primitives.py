@@ -17,7 +17,6 @@ import numpyro.distributions as dist
 from numpyro.primitives import _PYRO_STACK, apply_stack
 from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab.algebra.heredity import Heredity
 from numpyro_spikeslab.distributions import GaussianFunctions, HereditarySpikes
 from numpyro_spikeslab.kernel_priors import parameter_priors
 from numpyro_spikeslab.latent import Functions, define, user_of
@@ -45,7 +44,7 @@ def spike_slab(
     *,
     expected_size: ArrayLike | None = None,
     groups: Sequence[int] | ArrayLike | None = None,
-    heredity: Heredity | None = None,
+    heredity: Any = None,
 ) -> Any:
     """Sample weights that are exactly zero or Normal: ``w = s * w_tilde`` (paper, eq. 3).
 

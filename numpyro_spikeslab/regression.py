@@ -119,7 +119,7 @@ def sparse_regression(
     :param heredity: with a formula, whether an interaction needs its parents, the terms without one
         of its factors, such as ``a:c`` of ``a:b:c``: ``"strong"`` if all of them have to be in,
         ``"weak"`` if one of them. Terms that the formula does not have are not counted; those that
-        are always in, or constant, count as in. ``inclusion`` is then the probability of a term
+        are always in count as in. ``inclusion`` is then the probability of a term
         that its parents allow (Chipman, 1996), and the summary has no Bayes factors. By default
         terms need no others. The result has no ``cavi`` and no ``k_hat``, since the guide's spikes
         are independent. Not for a Poisson likelihood.
@@ -170,7 +170,7 @@ def sparse_regression(
     columns = checked_columns(table["feature"].to_index(), always, groups, inclusion)
     new = None if X_new is None else table_checks.checked_new(X_new, X, table)
     scales, arrays = standardised(table, rows, columns, kind)
-    needs = columns.heredity(heredity, groups, parents, scales.used.values)
+    needs = columns.heredity(heredity, parents)
     model = TableModel(likelihood, columns.groups, needs)
     prior = columns.prior(scales.used.values, scales.num_rows, expected_size)
     seed, fitted, draws = fit_and_chains(key, model, arrays, prior.arguments, counts)
@@ -179,11 +179,9 @@ def sparse_regression(
     if fitted is not None:
         tree["cavi"] = in_units(fitted, scales, columns, rng)
     of_rows = {"offset": offset, "totals": totals, "weights": weights}
-    constants: dict[str, Any] = {"X": table}
-    if needs is None:
-        constants[f"{PRIOR}.w"] = "feature", prior.inclusion
+    constants: dict[str, Any] = {} if needs else {f"{PRIOR}.w": ("feature", prior.inclusion)}
     constants |= {k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None}
-    tree["constant_data"] = xr.Dataset(constants, labels_of("row", X))
+    tree["constant_data"] = xr.Dataset(constants | {"X": table}, labels_of("row", X))
     tree["observed_data"] = xr.Dataset({"y": ("row", rows.y)}, labels_of("row", X))
     tree["summary"] = summarised(tree, table.values, scales.used, prior.expected_size)
     if new is not None:

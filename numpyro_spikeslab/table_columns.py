@@ -30,17 +30,10 @@ class TableColumns(NamedTuple):
         """Return the number of each column's group, `None` if all columns are alone."""
         return None if len(set(self.numbers)) == len(self.numbers) else tuple(self.numbers.tolist())
 
-    def heredity(
-        self,
-        kind: Any,
-        terms: list[str],
-        parents: Mapping[str, Sequence[str]] | None,
-        used: Bool[np.ndarray, " P"],
-    ) -> Heredity | None:
-        """Return which groups need which others. Terms that are constant or always in count as in.
+    def heredity(self, kind: Any, parents: Sequence[Sequence[int]] | None) -> Heredity | None:
+        """Return which groups need which others; those that are always in count as in.
 
-        :param terms: of each column.
-        :param parents: of each term, as far as the formula has them; `None` without a formula.
+        :param parents: of each column, one column of each term; `None` without a formula.
         :raises ValueError: if there is no such kind, or no formula.
         """
         if kind is None:
@@ -48,12 +41,10 @@ class TableColumns(NamedTuple):
         if kind not in ("weak", "strong") or parents is None:
             raise bad("heredity", repr(kind), "'weak' or 'strong' beside a formula, or None")
         at = np.flatnonzero(~self.always)
-        names = dict(zip(self.numbers.tolist(), (terms[k] for k in at), strict=True))
-        varying = {terms[k] for k in at if used[k]}
-        numbers = {term: number for number, term in names.items() if term in varying}
-        parents_of = [parents[term] for term in names.values()]
-        counted = [tuple(numbers[x] for x in each if x in numbers) for each in parents_of]
-        most, pairs = 1 if kind == "weak" else len(parents), zip(counted, parents_of, strict=True)
+        numbers = dict(zip(at.tolist(), self.numbers.tolist(), strict=True))
+        of_groups = [parents[k] for k in at[np.unique(self.numbers, return_index=True)[1]]]
+        counted = [tuple(numbers[k] for k in each if k in numbers) for each in of_groups]
+        most, pairs = 1 if kind == "weak" else len(parents), zip(counted, of_groups, strict=True)
         least = [min(len(each), most) - (len(each) - len(x)) for x, each in pairs]
         return Heredity(tuple(counted), tuple(least))
 

@@ -17,8 +17,8 @@ def formula_table(
     :param formula: this, or a table, which is returned with the other arguments.
     :param always: names of terms or of columns.
     :return: the table without the intercept, the response, the term of each column, ``always`` with
-        columns in place of terms, the columns of ``X_new``, and the parents of each term, which
-        lack one of its factors; `None` without a formula.
+        columns in place of terms, the columns of ``X_new``, and for each column the first ones of
+        the parents of its term, which lack one of its factors; `None` without a formula.
     :raises ModuleNotFoundError: if ``formulaic`` is not installed.
     :raises ValueError: if ``data`` is no DataFrame or lacks values or columns, if the formula does
         not have one response and an intercept, or if arguments are beside each other in vain.
@@ -54,11 +54,12 @@ def formula_table(
     names = [always] if isinstance(always, str) else always
     columns = [[x for x, term in terms.items() if term == name] or [name] for name in names]
     flat = [column for members in columns for column in members]
-    factors = {str(term): frozenset(map(str, term.factors)) for term in spec.term_indices}
-    parents = {
-        term: [name for name, parts in factors.items() if parts < whole and len(whole - parts) == 1]
-        for term, whole in factors.items()
-    }
+    factors = {str(term): frozenset(term.factors) for term in spec.term_indices}
+    firsts = {term: [*terms.values()].index(term) for term in terms.values()}
+    parents = [
+        [k for name, k in firsts.items() if factors[name] < x and len(x - factors[name]) == 1]
+        for x in (factors[term] for term in terms.values())
+    ]
     return X[[*terms]], y.iloc[:, 0], [*terms.values()], flat, new, parents
 
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 import numpyro.distributions as dist
 
-from numpyro_spikeslab.algebra.heredity import Heredity
 from numpyro_spikeslab.distributions import HereditarySpikes
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.primitives import FUNCTIONS_MARK, GROUPS, MARK, Functions
@@ -39,7 +38,7 @@ class Pair(NamedTuple):
     name: str
     shape: tuple[int, ...]
     groups: tuple[int, ...] | None = None
-    heredity: Heredity | None = None
+    heredity: Any = None
 
     @property
     def spike(self) -> str:
@@ -72,6 +71,12 @@ class Pair(NamedTuple):
     def of_weights(self, spikes: Any) -> Any:
         """Return the spike of each weight; leading axes stay."""
         return spikes if self.groups is None else spikes[..., np.asarray(self.groups)]
+
+    def allowed(self, spikes: Any) -> Any:
+        """Return 1 for each weight whose parents allow it; a spike of the others tells nothing."""
+        if self.heredity is None:
+            return jnp.ones_like(spikes)
+        return 1.0 * self.of_weights(self.heredity.missing(self.of_spikes(spikes)) <= 0)
 
     def of_spikes(self, x: Any) -> Any:
         """Return values of weights by spikes, equal for weights of one spike; leading axes stay."""
@@ -134,9 +139,9 @@ def find_pairs(
         raise ValueError(f"{user}: {NO_PAIRS}")
     made = tuple(_pair_of(owner, sites, trace, user) for owner, sites in pairs.items())
     is_alone = user == "PairedGibbs" and len(made) == 1 and len(made[0].shape) == 1
-    if any(pair.heredity is not None for pair in made) and not is_alone:
+    if not is_alone and any(pair.heredity for pair in made):
         remedy = "PairedGibbs draws such weights, if they are all weights of a model."
-        raise bad(f"{user}: heredity", f"weights that need others, in {[*pairs]}", "None", remedy)
+        raise bad(f"{user}: heredity", f"parents of weights in {[*pairs]}", "None", remedy)
     return made
 
 

@@ -40,7 +40,6 @@ from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.coefficient_rows import dense_rows, standardised
 from numpyro_spikeslab.reading.form import COLUMNS, OTHER, Form
-from numpyro_spikeslab.reading.predictor import AUGMENTED
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import MAX_GRAM
 from numpyro_spikeslab.reading.stand_in import augmented, log_likelihood, per_count
@@ -159,8 +158,8 @@ def checked_predictor(now: Current, user: str) -> Float[Array, "..."]:
     """
     form, f = now.reading.form, predictor_of(now, {})
     if form.family == OTHER and form.pairs[0].heredity is not None:
-        got, remedy = "a likelihood such as Poisson's", "Counts may be negative binomial."
-        raise bad(f"{user}: heredity", got, AUGMENTED, remedy)
+        remedy = "Counts may be negative binomial."
+        raise bad(f"{user}: heredity", "a likelihood such as Poisson's", "None", remedy)
     total = jnp.sum(log_likelihood(now.reading.problem, now.values, f))
     if are_concrete(total) and not jnp.isfinite(total):
         raise bad(

@@ -91,14 +91,10 @@ class Current:
         spikes, slabs = now
         # if columns determine the response, the scale would fall until its square underflows
         squares = jnp.maximum(squares, self.at.rounding)
-        slab_counts, pair = counted * jnp.ones_like(slabs), self.reading.form.pairs[0]
-        counts = jnp.ones_like(spikes)
-        if pair.heredity is not None:
-            # a spike that its parents do not allow tells nothing
-            counts *= pair.of_weights(pair.heredity.missing(pair.of_spikes(spikes)) <= 0)
+        slab_counts = counted * jnp.ones_like(slabs)
         statistics = {
             "noise": Tally(self.at.count, squares),
-            "inclusion": Tally(counts, spikes),
+            "inclusion": Tally(self.reading.form.pairs[0].allowed(spikes), spikes),
             "slab": Tally(slab_counts, counted * slabs**2),
         }
         new = self.draw_roles(keys[0], Role, values, statistics)
