@@ -200,10 +200,8 @@ def checked_matrix(argument: str, values: Any) -> tuple[Float[np.ndarray, "P P"]
     if not isinstance(values, pd.DataFrame):
         return matrix, pd.RangeIndex(len(matrix))
     if not values.columns.is_unique or not values.index.equals(values.columns):
-        got, expected = (
-            f"the rows {list(values.index)!s:.200}",
-            "the names of the columns, in order",
-        )
+        got = f"the rows {list(values.index)!s:.200}"
+        expected = "the names of the columns, in order"
         raise bad(argument, got, expected, f"Use {argument}.loc[{argument}.columns].")
     return matrix, values.columns
 

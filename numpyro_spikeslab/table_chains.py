@@ -120,8 +120,8 @@ class Table(NamedTuple):
         if not (is_normal := model.likelihood == "normal"):
             # a mask may stand for counts of observations, for which some have no augmentation
             sizes[0] = 0
-        if model.heredity is not None:
-            sizes[1] = 0
+        # a term has few columns, and none of padding
+        sizes[1] *= model.heredity is None
         names = "y", "always", "offset", "totals", "count"
         fill = {"totals": 1.0, "count": 1.0}
         data = {

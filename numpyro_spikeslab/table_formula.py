@@ -52,8 +52,7 @@ def formula_table(
     # categories, knots and means of the data
     new = None if X_new is None else made_columns("X_new", spec, X_new)[[*terms]]
     names = [always] if isinstance(always, str) else always
-    columns = [[x for x, term in terms.items() if term == name] or [name] for name in names]
-    flat = [column for members in columns for column in members]
+    flat = [x for name in names for x in [k for k in terms if terms[k] == name] or [name]]
     factors = {str(term): frozenset(term.factors) for term in spec.term_indices}
     firsts = {term: [*terms.values()].index(term) for term in terms.values()}
     parents = [

@@ -90,9 +90,6 @@ def _refuse(argument: str, values: Any, array: np.ndarray, is_wrong: Any) -> Non
 def _place(values: Any, index: tuple[Any, ...]) -> str:
     """Name an entry by its labels in pandas, else by its numbers from 0 on."""
     axes = getattr(values, "axes", None)
-    labels = (
-        index
-        if axes is None
-        else [x[k : k + 1].tolist()[0] for x, k in zip(axes, index, strict=True)]
-    )
-    return ", ".join(f"{name} {x!r}" for name, x in zip(("row", "column"), labels, strict=False))
+    if axes is not None:
+        index = tuple(x[k : k + 1].tolist()[0] for x, k in zip(axes, index, strict=True))
+    return ", ".join(f"{name} {x!r}" for name, x in zip(("row", "column"), index, strict=False))
