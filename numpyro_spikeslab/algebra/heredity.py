@@ -33,9 +33,9 @@ class Heredity:
 
     @cached_property
     def numbers(self) -> Int[np.ndarray, "G K"]:
-        """The parents, padded by G."""
+        """The parents, padded by G; of one type in either precision."""
         size, most = len(self.parents), max(1, *map(len, self.parents))
-        return np.array([[*x, *[size] * (most - len(x))] for x in self.parents])
+        return np.array([[*x, *[size] * (most - len(x))] for x in self.parents], np.int32)
 
     def present(self, spikes: Shaped[Array, "*D G"]) -> Int[Array, "*D G K"]:
         """Return which parents are included."""

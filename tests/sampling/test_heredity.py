@@ -8,7 +8,8 @@ import pytest
 from scipy.special import betaln, expit, logsumexp
 import truth
 
-from jax import random
+import jax
+from jax import nn, random
 import jax.numpy as jnp
 
 import numpyro
@@ -19,6 +20,7 @@ from numpyro.infer import MCMC
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.heredity import HereditaryPrior, Heredity
 from numpyro_spikeslab.distributions import HereditarySpikes
+from numpyro_spikeslab.precision import within_single
 
 KEY = random.key(0)
 # a, b, c, a:b, a:c, and a:b:c, whose parent b:c is not there
@@ -81,6 +83,19 @@ def test_log_odds_of_one_spike_given_the_others(kind):
         np.testing.assert_allclose(scaled, shares, atol=1e-5)
         num_ways.add(int(out.sum()))
     assert num_ways >= ({0, 1, 2} if kind == "weak" else {0, 1})
+
+
+def test_log_odds_in_double_precision_within_single():
+    logits = jnp.asarray(np.log(PI / (1 - PI)))
+    prior = HereditaryPrior(logits, jnp.ones(6), RULES["strong"], np.arange(6))
+    spikes = jnp.array([1, 1, 0, 1, 0, 0])
+
+    def probabilities(prior, spikes):
+        return nn.sigmoid(prior.at(spikes).log_odds)
+
+    expected = probabilities(prior, spikes)
+    got = jax.jit(within_single(probabilities))(prior, spikes)
+    np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
 def data(groups):
