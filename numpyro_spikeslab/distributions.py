@@ -126,7 +126,7 @@ class HereditarySpikes(dist.BernoulliProbs):
 
     pytree_aux_fields = ("heredity",)
 
-    def __init__(self, probs: ArrayLike, heredity: Any) -> None:
+    def __init__(self, probs: Any, heredity: Any) -> None:
         self.heredity = heredity
         super().__init__(jnp.broadcast_to(jnp.asarray(probs), (len(heredity.parents),)))
 

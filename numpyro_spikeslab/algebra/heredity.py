@@ -43,7 +43,7 @@ class Heredity:
 
     def missing(self, spikes: Shaped[Array, "*D G"]) -> Int[Array, "*D G"]:
         """Return how many more parents each needs; one that is allowed needs none, or fewer."""
-        return np.array(self.least) - jnp.sum(self.present(spikes), axis=-1)
+        return jnp.array(self.least) - jnp.sum(self.present(spikes), axis=-1)
 
     def allowed(self, spikes: Shaped[Array, "*D G"]) -> Shaped[Array, "*D G"]:
         """Leave out what has too few parents, and its descendants."""

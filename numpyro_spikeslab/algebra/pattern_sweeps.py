@@ -51,7 +51,8 @@ def sweep(
             return jnp.where(is_single, update.put(conditional, noise), weight)
 
         at = is_single, weights, update.noise
-        residual, conditional = design.sweep(residual, weights, precision, prior, put, noise=at)
+        fixed = prior.at(weights != 0)
+        residual, conditional = design.sweep(residual, weights, precision, fixed, put, noise=at)
         conditional = Conditional(*(x[singles] for x in conditional))
     _, variances = partition.cut(prior.variance, fill=1.0)
     noise = update.noise_of_sets or [None] * len(variances)

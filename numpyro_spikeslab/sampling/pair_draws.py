@@ -107,9 +107,10 @@ def _draw_columns(
     design, groups, pair = reading.design, reading.form.groups, reading.form.pairs[0]
     if design is None:
         design = reading.design_at(now.values, at.relative[:, 0])
-    precision, prior = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior))
+    precision = 1 / at.sigma2[0]
+    prior: Any = Prior(*(x[0] for x in at.prior))
     if pair.heredity is not None:
-        prior = HereditaryPrior(*prior, pair.heredity, pair.firsts)
+        prior = HereditaryPrior(prior.log_odds, prior.variance, pair.heredity, pair.firsts)
     target, columns = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0], None
     sites = reading.form.coefficient_sites(now.own)
     if gram is None:
