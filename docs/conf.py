@@ -40,7 +40,7 @@ def save_thumbnail(notebook: Path, folder: Path) -> None:
     outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
     picture = next(output["image/png"] for output in outputs if "image/png" in output)
     image = Image.open(io.BytesIO(base64.b64decode(picture)))
-    image.thumbnail((480, 480))
+    image.thumbnail((736, 736))  # the width of a page
     image.save(folder / f"{notebook.stem}.png")
 
 

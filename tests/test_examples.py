@@ -360,11 +360,13 @@ def _checkpoints(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_notebooks_are_stored_with_outputs_and_without_warnings(path):
+def test_notebooks_fit_their_page_and_are_stored_with_outputs_and_without_warnings(path):
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     counts = [cell["execution_count"] for cell in cells]
     assert counts == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell["outputs"]]
+    # as wide as their page
+    assert max(len(line.rstrip()) for cell in cells for line in cell["source"]) <= 80
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert not any(
         output["output_type"] == "error" or output.get("name") == "stderr" for output in outputs
