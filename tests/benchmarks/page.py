@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make docs/benchmarks.md: each program's rows from this run, and what was measured once.
+"""Make docs/benchmarks.md: the programs' rows of this run, and what was measured once.
 
-Run on an idle machine, some twenty minutes: ``python tests/benchmarks/page.py``. Rows of the peers
+Run on an idle machine, some ten minutes: ``python tests/benchmarks/page.py``. Rows of the peers
 sparsevb and millipede need these packages.
 """
 
@@ -18,14 +18,14 @@ from timing import HEADER
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "benchmarks.md"
-SECTIONS = {
-    "The paper's data": "bench_boston.py",
-    "Chains on correlated columns": "bench_mixing.py",
-    "Chains after equal times": "bench_equal_time.py",
-    "Coordinate ascent": "bench_cavi.py",
-    "Other likelihoods": "bench_likelihoods.py",
-    "A table in one call": "bench_one_call.py",
-}
+PROGRAMS = ("boston", "mixing", "equal_time", "cavi", "likelihoods", "one_call")
+TOP = """\
+# Benchmarks
+
+`python tests/benchmarks/page.py` made this page. The figures of a row come from one run, and a
+ratio above 1 is in favour of this package. Compilation is left out, except in the last row.
+
+"""
 PACKAGES = ("numpyro_spikeslab", "jax", "numpyro", "numpy", "sparsevb", "millipede-regression")
 
 
@@ -57,17 +57,10 @@ def rows(program: str) -> str:
 
 
 def main() -> None:
-    parts = [
-        "# Benchmarks\n",
-        "`python tests/benchmarks/page.py` made this page. The figures of a row come from one run, "
-        "and a ratio\nabove 1 is in favour of this package. Compilation is left out, except in the "
-        "last table.\n",
-        f"- {strftime('%B %Y')}; {machine()}\n- {versions()}\n",
-    ]
-    for title, program in SECTIONS.items():
-        parts.append(f"## {title}\n\n`{program}`\n\n{HEADER}\n{rows(program)}")
-    parts.append((HERE / "measured_once.md").read_text())
-    PAGE.write_text("\n".join(parts))
+    facts = f"- {strftime('%B %Y')}; {machine()}\n- {versions()}\n"
+    table = "".join(rows(f"bench_{name}.py") for name in PROGRAMS)
+    once = (HERE / "measured_once.md").read_text()
+    PAGE.write_text(f"{TOP}{facts}\n{HEADER}\n{table}\n{once}")
 
 
 if __name__ == "__main__":
