@@ -130,10 +130,19 @@ def model(X, y, rule, groups, sigma):
         numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
 
 
+# the last two are the prior, of which the data tell nothing
+CASES = {
+    "weak": ("weak", None, 0.8),
+    "strong": ("strong", None, 0.8),
+    "weak-groups": ("weak", GROUPS, 0.8),
+    "strong-groups": ("strong", GROUPS, 0.8),
+    "weak-groups-prior": ("weak", GROUPS, 1e4),
+    "strong-prior": ("strong", None, 1e4),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("sigma", [0.8, 1e4], ids=["posterior", "prior"])
-@pytest.mark.parametrize("groups", [None, GROUPS], ids=["columns", "groups"])
-@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize(("kind", "groups", "sigma"), CASES.values(), ids=CASES)
 def test_chains_agree_with_sums_over_allowed_sets(kind, groups, sigma):
     X, y = data(groups)
     kernel = nss.PairedGibbs(lambda X, y: model(X, y, RULES[kind], groups, sigma))
@@ -154,7 +163,7 @@ def test_chains_agree_with_sums_over_allowed_sets(kind, groups, sigma):
     for values, expected in compared:
         values = np.asarray(values, float)
         error = values.std((0, 1)) / np.sqrt(np.minimum(effective_sample_size(values), 16_000))
-        # 200 comparisons in all at 1e-5 each
+        # 120 comparisons in all at 1e-5 each
         assert np.all(abs(values.mean((0, 1)) - expected) < 4.4 * error + 1e-3)
 
 
@@ -170,7 +179,7 @@ def test_a_logit_likelihood_agrees_with_weighted_draws_of_all_sets():
         program = nss.models.sparse_regression(
             probabilities=0.5, likelihood="logit", heredity=heredity
         )
-        mcmc = MCMC(nss.PairedGibbs(program), num_warmup=300, num_samples=8000, progress_bar=False)
+        mcmc = MCMC(nss.PairedGibbs(program), num_warmup=300, num_samples=4000, progress_bar=False)
         mcmc.run(KEY, jnp.asarray(X), jnp.asarray(y, float))
         draws.append(np.asarray(mcmc.get_samples()["w_spike"], float))
     ours, free = draws
@@ -179,8 +188,8 @@ def test_a_logit_likelihood_agrees_with_weighted_draws_of_all_sets():
     weight = np.where(may > 0, 1.0, 2.0) * (free[:, 2] <= may)
     expected = weight @ free / weight.sum()
     assert expected.min() > 0.05
-    # about 2,000 effective draws each, so this is five standard errors
-    np.testing.assert_allclose(ours.mean(0), expected, atol=0.08)
+    # about 1,000 effective draws each, so this is five standard errors
+    np.testing.assert_allclose(ours.mean(0), expected, atol=0.1)
 
 
 def test_who_cannot_draw_such_weights_says_so():
