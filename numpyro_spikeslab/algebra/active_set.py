@@ -31,13 +31,18 @@ MAX_ROUNDING = 0.05
 
 
 class CollapsedRegression(NamedTuple):
-    """Whitened regression on P features; ``gram`` are their products with each other, or `None`."""
+    """Whitened regression on P features.
+
+    - **gram** - their products with each other, or `None`.
+    - **windows** - numbers of the windows that swaps stay in, or `None` if there is only one.
+    """
 
     design: Design
     gram: Float[Array, "P P"] | None
     target: Float[Array, " N"]
     precision: Float[Array, ""]
     prior: AnyPrior
+    windows: Int[Array, " P"] | None = None
 
     def times(self, x: Float[Array, "N *K"]) -> Float[Array, "P *K"]:
         """Compute the products of all features with some vectors."""

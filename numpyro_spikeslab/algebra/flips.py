@@ -137,12 +137,12 @@ def next_flip(
 
 
 def next_swap(
-    numbers: Numbers, prior: AnyPrior, active: ActiveSet, is_turn: Any, turn: Any
+    numbers: Numbers, problem: CollapsedRegression, active: ActiveSet, is_turn: Any, turn: Any
 ) -> tuple[Move, Int[Array, ""], Removal]:
     """Find the next swap that changes the place of an included weight, if there is one.
 
-    A swap draws the place anew from all free places and the weight's own. The weights take turns,
-    in an order that is independent of them.
+    A swap draws the place anew from all free places and the weight's own, or those of its window.
+    The weights take turns, in an order that is independent of them.
 
     :param is_turn: of swaps; under vmap both branches run, also where it is the turn of flips.
     :param turn: number of swaps that are done, which is also returned.
@@ -155,7 +155,10 @@ def next_swap(
     def look(state):
         _, turn, _ = state
         slot = jnp.argmax(active.filled & (rank == turn % jnp.maximum(count, 1)))
-        old, removal = active.slots[slot], removal_of(active, slot)
+        old, removal, prior = active.slots[slot], removal_of(active, slot), problem.prior
+        if (windows := problem.windows) is not None:
+            inside = jnp.where(windows == windows[old], prior.log_odds, -jnp.inf)
+            prior = prior._replace(log_odds=inside)
         new, is_free = _new_place(numbers.places[turn], prior, active, removal, old)
         moves = (count > 0) & (new != old) & is_free
         return choose(moves, Move(slot, old, new), none), turn + 1, removal
@@ -212,7 +215,7 @@ def move(
 
     def swap(active, start, swaps):
         is_turn = ~is_flip(start, swaps)
-        new, turn, removal = next_swap(numbers, prior, active, is_turn, swaps)
+        new, turn, removal = next_swap(numbers, problem, active, is_turn, swaps)
         return new, start, turn, removal, (turn - swaps) * given_spikes(prior, active)
 
     def turn(state):

@@ -21,6 +21,9 @@ import jax.numpy as jnp
 BLOCK_SIZE = 128
 # The same where the Gram matrices change in every step, so that they cost less than a sweep.
 CHANGING_BLOCK_SIZE = 16
+# Features above which it pays to leave some out, and most weights that are not zero for that.
+MAX_ALL = 10_000
+MAX_NONZERO = 128
 
 
 class Prior(NamedTuple):
@@ -276,8 +279,15 @@ def feature_rows(design: Design, size: int) -> Float[Array, "P N"]:
 
 
 def predictor(design: Design, weights: Float[Array, " P"]) -> Float[Array, " N"]:
-    """Compute the whitened ``D w``."""
-    return pad(weights, len(design.features)) @ design.features
+    """Compute the whitened ``D w``; of many weights from those that are not zero, if few are."""
+    rows = design.features
+    if len(weights) <= MAX_ALL:
+        return pad(weights, len(rows)) @ rows
+    places = jnp.nonzero(weights, size=MAX_NONZERO, fill_value=len(rows))[0]
+    some = tuple(x.at[places].get(mode="fill", fill_value=0) for x in (weights, rows))
+    everything = pad(weights, len(rows)), rows
+    is_sparse = jnp.count_nonzero(weights) <= MAX_NONZERO
+    return lax.cond(is_sparse, lambda: some[0] @ some[1], lambda: everything[0] @ everything[1])
 
 
 def feature_squares(design: Design, size: int) -> Float[Array, " P"]:

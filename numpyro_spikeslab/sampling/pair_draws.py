@@ -15,7 +15,15 @@ from numpyro_spikeslab.algebra import flips, pattern_sweeps
 from numpyro_spikeslab.algebra.active_set import CollapsedRegression
 from numpyro_spikeslab.algebra.coefficients import split, whitened
 from numpyro_spikeslab.algebra.heredity import HereditaryPrior
-from numpyro_spikeslab.algebra.pairs import Design, Prior, feature_rows, gibbs_sweep, predictor
+from numpyro_spikeslab.algebra.pairs import (
+    MAX_ALL,
+    Design,
+    Prior,
+    feature_rows,
+    gibbs_sweep,
+    predictor,
+)
+from numpyro_spikeslab.algebra.part_of_columns import sweep_some
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.algebra.task_sweeps import (
@@ -111,6 +119,11 @@ def _draw_columns(
     prior: Any = Prior(*(x[0] for x in at.prior))
     if pair.heredity is not None:
         prior = HereditaryPrior(prior.log_odds, prior.variance, pair.heredity, pair.firsts)
+    key_part = None
+    if current.size > MAX_ALL and pair.heredity is None:
+        key, key_part = random.split(key)
+        # else XLA copies a design that is a constant into each branch of each choice
+        design = jax.lax.optimization_barrier(design)
     target, columns = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0], None
     sites = reading.form.coefficient_sites(now.own)
     if gram is None:
@@ -137,7 +150,7 @@ def _draw_columns(
         drawn = sweep(noise, design, residual, current, precision, prior)
     if numbers is not None:
         problem = CollapsedRegression(design, gram, target, precision, prior)
-        drawn = flips.sweep_in(sweeps, numbers, problem, *drawn[:2])
+        drawn = sweep_some(key_part, sweeps, numbers, problem, drawn)
 
     def draw_coefficients(key, w):
         new: dict[str, Any] = {}

@@ -318,7 +318,7 @@ def check_posterior(mcmc, case, exact):
 
 
 def sampled(kernel, args, num_samples=10_000, **options):
-    options |= {"num_warmup": 100, "chain_method": "vectorized", "progress_bar": False}
+    options = {"num_warmup": 100, "chain_method": "vectorized", "progress_bar": False} | options
     mcmc = MCMC(kernel, num_samples=num_samples, num_chains=2, **options)
     mcmc.run(KEY, *args, extra_fields=("inclusion_probabilities",))
     return mcmc
