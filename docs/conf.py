@@ -22,7 +22,7 @@ extensions = [
 exclude_patterns = ["_build"]
 
 html_theme = "furo"
-html_title = f"{project} {version}"
+html_title = f"{project} {version.partition('+')[0]}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 
