@@ -2,6 +2,7 @@
 """Sparse regression of a response on a table, without a model written by the user."""
 
 from typing import Any
+import warnings
 
 from jaxtyping import Array
 import numpy as np
@@ -27,6 +28,8 @@ from numpyro_spikeslab.table_units import in_units, standardised
 
 OFF = 0.2
 """Difference of inclusion probabilities of fit and chains above which the fit is flagged."""
+DISAGREE = 1.05
+"""R-hat of a weight above which a warning says that chains disagree."""
 
 
 @in_double_precision
@@ -82,8 +85,9 @@ def sparse_regression(
     - ``predictions``: with ``X_new``, draws of new responses ``y``, along ``new_row``, of weight
       1, offset 0 and one trial.
 
-    There may be more columns than rows. The computation is in
-    double precision, also where that of JAX is not enabled, and the result has arrays of numpy.
+    There may be more columns than rows. The computation is in double precision, also where that of
+    JAX is not enabled, and the result has arrays of numpy. A warning names the column of the
+    largest ``r_hat`` if this is above 1.05.
 
     ======================== ============================= =====================================
     ``likelihood``           ``y``                         posterior
@@ -201,7 +205,10 @@ def labels_of(dim: str, X: Any) -> dict[str, pd.Index]:
 def summarised(
     tree: xr.DataTree, table: np.ndarray, used: xr.DataArray, expected_size: float
 ) -> xr.Dataset:
-    """Make a row for each column: its weight, its inclusion by chains and fit, its credible set."""
+    """Make a row for each column: its weight, its inclusion by chains and fit, its credible set.
+
+    Warn if chains disagree.
+    """
     w = posterior(tree)["w"]
     # a statistic takes a millisecond, and columns that never get in, mostly all, have the same
     moves = w.any(["chain", "draw"]).values
@@ -211,6 +218,11 @@ def summarised(
     repeated = single.isel(feature=place).assign_coords(feature=w["feature"])
     parts = [repeated, arviz_data.inclusion_statistics(tree, "w")]
     rows = xr.concat(parts, dim="summary").to_dataset("summary")
+    if (worst := float(rows["r_hat"].max())) > DISAGREE:
+        name = rows["r_hat"].idxmax().item()
+        text = f"chains disagree after {w.sizes['draw']} draws: r_hat of {name} is {worst:.2f}"
+        # of the caller, past the decorator
+        warnings.warn(f"sparse_regression: {text}. Raise num_samples.", stacklevel=4)
     if (cavi := tree.children.get("cavi")) is not None:
         rows["cavi"] = inclusion(cavi, "w")
         rows["cavi_is_off"] = abs(rows["cavi"] - rows["inclusion"]) > OFF

@@ -19,7 +19,7 @@ from numpyro_spikeslab import regression, table_chains, table_units
 from numpyro_spikeslab.reporting import arviz_data as reading
 from numpyro_spikeslab.table_checks import checked_size
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. chains disagree")
 
 KEY = random.key(0)
 
@@ -189,6 +189,14 @@ def test_noise_does_not_vanish_if_columns_are_many():
     rng = np.random.default_rng(0)
     tree = nss.sparse_regression(KEY, rng.normal(size=(4, 6)), rng.normal(size=4), num_samples=4000)
     assert float(tree["posterior"]["sigma"].min()) > 1e-4
+
+
+def test_chains_that_disagree_are_named(tree):
+    apart, used = tree.copy(deep=True), ~tree["summary"]["is_constant"]
+    apart["posterior"]["w"][0, :, 3] += 1e5
+    message = r"chains disagree after \d+ draws: r_hat of weight is .* Raise num_samples"
+    with pytest.warns(UserWarning, match=message):
+        regression.summarised(apart, table()[0].to_numpy(), used, 1.0)
 
 
 @pytest.mark.exhaustive

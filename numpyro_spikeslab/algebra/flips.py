@@ -155,11 +155,8 @@ def next_swap(
     def look(state):
         _, turn, _ = state
         slot = jnp.argmax(active.filled & (rank == turn % jnp.maximum(count, 1)))
-        old, removal, prior = active.slots[slot], removal_of(active, slot), problem.prior
-        if (windows := problem.windows) is not None:
-            inside = jnp.where(windows == windows[old], prior.log_odds, -jnp.inf)
-            prior = prior._replace(log_odds=inside)
-        new, is_free = _new_place(numbers.places[turn], prior, active, removal, old)
+        old, removal = active.slots[slot], removal_of(active, slot)
+        new, is_free = _new_place(numbers.places[turn], problem, active, removal, old)
         moves = (count > 0) & (new != old) & is_free
         return choose(moves, Move(slot, old, new), none), turn + 1, removal
 
@@ -172,13 +169,19 @@ def next_swap(
 
 
 def _new_place(
-    u: Float[Array, ""], prior: AnyPrior, active: ActiveSet, removal: Removal, old: Int[Array, ""]
+    u: Float[Array, ""],
+    problem: CollapsedRegression,
+    active: ActiveSet,
+    removal: Removal,
+    old: Int[Array, ""],
 ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
     """Draw where a weight, removed from its ``old`` place, returns; and whether this is free."""
     linear, squares = explained_by(removal.row, active.spikes.size)
     occupied = active.spikes & (jnp.arange(active.spikes.size) != old)
     linear, squares = active.linear + linear, active.squares + squares
-    logits, precision = posterior_odds(prior.at(occupied), linear, squares)
+    logits, precision = posterior_odds(problem.prior.at(occupied), linear, squares)
+    if (windows := problem.windows) is not None:
+        occupied |= windows != windows[old]
     # the log odds of a weight that is certain to be included are infinite
     largest = jnp.finfo(logits.dtype).max
     logits = jnp.clip(jnp.where(occupied, -largest, logits), -largest, largest)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
+import numpy as np
 
 import jax
 from jax import random
@@ -119,8 +120,10 @@ def _draw_columns(
     prior: Any = Prior(*(x[0] for x in at.prior))
     if pair.heredity is not None:
         prior = HereditaryPrior(prior.log_odds, prior.variance, pair.heredity, pair.firsts)
-    key_part = None
-    if current.size > MAX_ALL and pair.heredity is None:
+    key_part, alone = None, np.ones(current.size, bool)
+    if groups is not None:
+        alone = np.bincount(groups)[np.asarray(groups)] == 1
+    elif current.size > MAX_ALL and pair.heredity is None:
         key, key_part = random.split(key)
         # else XLA copies a design that is a constant into each branch of each choice
         design = jax.lax.optimization_barrier(design)
@@ -137,7 +140,7 @@ def _draw_columns(
             span = feature_rows(design, current.size)[:, at.Y.shape[0] :]
             gram = gram + span @ span.T
 
-    numbers = flips.Numbers.draw(key, current) if moves and groups is None else None
+    numbers = flips.Numbers.draw(key, current) if moves and alone.sum() > 1 else None
     noise = logistic_and_normal(key, current) if numbers is None else numbers.pairs
     spikes, slabs = (x[0] for x in now.weights())
     drawn, sweep = (spikes.astype(int), slabs, spikes), gibbs_sweep
@@ -150,7 +153,13 @@ def _draw_columns(
         drawn = sweep(noise, design, residual, current, precision, prior)
     if numbers is not None:
         problem = CollapsedRegression(design, gram, target, precision, prior)
-        drawn = sweep_some(key_part, sweeps, numbers, problem, drawn)
+        if not alone.all():
+            # each stays in its place, and no flip has a number that is out of reach
+            windows = jnp.where(alone, current.size, jnp.arange(current.size))
+            problem = problem._replace(windows=windows)
+            numbers = numbers._replace(flips=jnp.where(alone, numbers.flips, jnp.inf))
+        *pairs, inclusion = sweep_some(key_part, sweeps, numbers, problem, drawn)
+        drawn = *pairs, jnp.where(alone, inclusion, drawn[2])
 
     def draw_coefficients(key, w):
         new: dict[str, Any] = {}

@@ -61,11 +61,12 @@ class PairedGibbs(BlockKernel):
     Pairs drawn one by one rarely exchange correlated columns. So a step continues with flips of
     spikes, and swaps of included columns for others, that integrate all slabs out. They are exact,
     too. They are omitted if more than a quarter of the weights are included, but 32 at least and 64
-    at most, and for weights that share a spike (``groups`` of
-    :func:`~numpyro_spikeslab.spike_slab`). With more than 10,000 columns most steps visit a part of
-    these; put columns that are alike side by side. Under a Normal likelihood with little noise
-    flips and swaps are in double precision, whatever that of the program is. A warning says if the
-    noise is too small for the rest of a step, which is in the program's precision.
+    at most. Weights that share a spike (``groups`` of :func:`~numpyro_spikeslab.spike_slab`) are
+    flipped together, given all other weights, and have no swaps. With more than 10,000 columns most
+    steps visit a part of these; put columns that are alike side by side. Under a Normal likelihood
+    with little noise flips and swaps are in double precision, whatever that of the program is. A
+    warning says if the noise is too small for the rest of a step, which is in the program's
+    precision.
 
     Coefficients that the kernel draws, such as an intercept, are integrated out of the pairs, so
     columns need not be centred. For tasks this holds if each task has its own coefficients.

@@ -109,3 +109,29 @@ def test_groups_of_one_in_another_order():
     assert max(inclusion["w[1]"], inclusion["w[2]"]) < 0.5
     with pytest.raises(ValueError, match=r"expected one of .* with a spike for each column"):
         nss.credible_sets(draws, "w", X)
+
+
+@pytest.mark.slow
+def test_near_copies_beside_a_group_change_places():
+    """Weights alone have flips and swaps beside those that share a spike."""
+    groups, alone = (0, 1, 2, 2, 3, 4), np.array([0.2, 0.2, 0.2, 0.5, 0.2, 0.2])
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 6))
+    X[:, 1] = X[:, 0] + 0.02 * rng.normal(size=60)
+    y = X[:, 0] + 0.5 * X[:, 2] + 0.5 * rng.normal(size=60)
+
+    def model(X, y):
+        truth.respond(y, X @ nss.spike_slab("w", 0.2, groups=groups), 0.5)
+
+    options = dict(num_warmup=100, num_samples=1000, num_chains=4, progress_bar=False)
+    mcmc = MCMC(nss.PairedGibbs(model), chain_method="vectorized", **options)
+    mcmc.run(KEY, jnp.asarray(X), jnp.asarray(y), extra_fields=("inclusion_probabilities.w",))
+    posterior = truth.enumerate_models(truth.regression(X, y, 0.5, alone, 1.0))
+    exact = truth.share_spikes(posterior, groups).inclusion
+    probs = mcmc.get_extra_fields()["inclusion_probabilities.w"].mean(axis=0)
+    spikes = mcmc.get_samples()["w_spike"][:, np.asarray(groups)].mean(axis=0)
+    # least effective size of 2,000, so four standard errors are 0.045
+    np.testing.assert_allclose(spikes, exact, atol=0.045)
+    np.testing.assert_allclose(probs, exact, atol=0.03)
+    table = nss.summary(arviz_base.from_numpyro(mcmc), round_to=None).astype(float)
+    assert table["ess_bulk"].min() > 1000
