@@ -158,8 +158,8 @@ def _draw_columns(
             windows = jnp.where(alone, current.size, jnp.arange(current.size))
             problem = problem._replace(windows=windows)
             numbers = numbers._replace(flips=jnp.where(alone, numbers.flips, jnp.inf))
-        *pairs, inclusion = sweep_some(key_part, sweeps, numbers, problem, drawn)
-        drawn = *pairs, jnp.where(alone, inclusion, drawn[2])
+        new = sweep_some(key_part, sweeps, numbers, problem, drawn)
+        drawn = new[0], new[1], jnp.where(alone, new[2], drawn[2])
 
     def draw_coefficients(key, w):
         new: dict[str, Any] = {}
