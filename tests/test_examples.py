@@ -189,7 +189,7 @@ def test_counts_with_much_spread_are_no_poisson_ones(monkeypatch):
     assert number[0] > number[1] + 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:Estimated shape parameter")
 def test_a_few_outliers_decide_by_a_normal_likelihood_alone(monkeypatch):
     outliers = imported("outliers", monkeypatch)
@@ -206,7 +206,7 @@ def test_a_few_outliers_decide_by_a_normal_likelihood_alone(monkeypatch):
     assert by_outliers[0] > 0.99 and by_outliers[1] < 0.6
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_effects_are_mapped_from_statistics(monkeypatch):
     """Of 5,000 people instead of 50,000, with effects three times as large."""
     example = imported("summary_statistics", monkeypatch)
@@ -221,7 +221,7 @@ def test_effects_are_mapped_from_statistics(monkeypatch):
     assert set(sets[["rs20", "rs50"]]) == {0, 1} and sum(sets >= 0) < 10
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_level_that_drifts_is_not_explained_by_series_that_drift(monkeypatch):
     example = imported("time_series", monkeypatch)
     series = example.made()
@@ -237,7 +237,7 @@ def test_a_level_that_drifts_is_not_explained_by_series_that_drift(monkeypatch):
     assert error.std() < 0.5 * series.level.std()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_pathway_makes_genes_more_likely_to_matter(monkeypatch):
     example = imported("annotations", monkeypatch)
     genes = example.made(0, 150, 100)

@@ -95,7 +95,7 @@ def exact(frame, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["weak", "strong"])
+@pytest.mark.parametrize("kind", [pytest.param("weak", marks=pytest.mark.exhaustive), "strong"])
 def test_inclusion_is_that_of_sums_over_models(kind, frame):
     options = dict(inclusion=PI, heredity=kind, num_samples=4000, X_new=frame[:3])
     tree = nss.sparse_regression(KEY, "y ~ age * dose", data=frame, **options)

@@ -141,8 +141,14 @@ CASES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "groups", "sigma"), CASES.values(), ids=CASES)
+SLOW = "weak", "strong-groups", "strong-prior"
+MARKS = {name: pytest.mark.slow if name in SLOW else pytest.mark.exhaustive for name in CASES}
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "sigma"),
+    [pytest.param(*x, id=name, marks=MARKS[name]) for name, x in CASES.items()],
+)
 def test_chains_agree_with_sums_over_allowed_sets(kind, groups, sigma):
     X, y = data(groups)
     kernel = nss.PairedGibbs(lambda X, y: model(X, y, RULES[kind], groups, sigma))
@@ -167,7 +173,7 @@ def test_chains_agree_with_sums_over_allowed_sets(kind, groups, sigma):
         assert np.all(abs(values.mean((0, 1)) - expected) < 4.4 * error + 1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_logit_likelihood_agrees_with_weighted_draws_of_all_sets():
     """Draws under independent spikes of probability 0.5, with the ratio of the priors."""
     X, _ = data(None)

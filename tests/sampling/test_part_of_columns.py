@@ -36,7 +36,10 @@ def make_small(monkeypatch, window, num_flipped):
 @pytest.mark.parametrize(
     ("window", "num_flipped", "capacity"),
     # the last window is shorter; more weights, or windows with some, than a sweep takes
-    [(2, 1, 3), *(pytest.param(*x, marks=pytest.mark.slow) for x in [(2, 1, 1), (1, 1, 2)])],
+    [
+        pytest.param(2, 1, 3, marks=pytest.mark.slow),
+        *(pytest.param(*x, marks=pytest.mark.exhaustive) for x in [(2, 1, 1), (1, 1, 2)]),
+    ],
 )
 def test_a_sweep_of_a_part_is_reversible_and_keeps_the_posterior(
     window, num_flipped, capacity, x64, monkeypatch
