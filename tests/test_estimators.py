@@ -10,7 +10,7 @@ from jax import random
 import numpyro_spikeslab as nss
 
 checks = pytest.importorskip("sklearn.utils.estimator_checks")
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. chains disagree")
 
 NAMES = list("abcde")
 FEW = dict(num_warmup=20, num_samples=50, num_chains=2)

@@ -19,7 +19,7 @@ from numpyro_spikeslab.precision import double_precision
 from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.responses import RESPONSES
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. chains disagree")
 
 KEY = random.key(0)
 NUM_ROWS, INCLUSION, TOTAL = 24, 0.4, 6
