@@ -177,7 +177,8 @@ def rows_of_tasks(Y, mask):
         numpyro.sample("Y", bernoulli(W @ phi), obs=jnp.where(mask, Y, 0))
 
 
-@pytest.mark.parametrize("likelihood", [bernoulli, pytest.param(counts, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("likelihood", [bernoulli, counts])
 def test_planted_factors_are_found(x64, likelihood):
     """In a table with gaps, of which a constant predictor knows the mean."""
     f, Y, hidden = planted(likelihood, 40, 40)

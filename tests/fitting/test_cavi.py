@@ -90,6 +90,7 @@ def test_a_value_that_rounding_puts_on_the_boundary_stays_a_number(x32):
     assert np.all(np.diff(result.losses) <= 1e-2) and np.all(np.isfinite(result.losses))
 
 
+@pytest.mark.slow
 def test_supports_are_those_of_the_data(x64, fixed):
     """A guide has those of its first call."""
     X, y = fixed.args

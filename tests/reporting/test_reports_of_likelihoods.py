@@ -67,6 +67,7 @@ def posteriors(request: pytest.FixtureRequest) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_tables_are_those_of_the_posterior(posteriors):
     _, X, _, chains, fit = posteriors
     table, of_fit = nss.summary(chains), nss.summary(fit)
@@ -94,6 +95,7 @@ def test_tables_are_those_of_the_posterior(posteriors):
         np.testing.assert_allclose(points[:, 0], each["inclusion"], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_arviz_checks_predictions(posteriors):
     case, _, y, chains, fit = posteriors
     # the draws of a fit are independent, and are no chain

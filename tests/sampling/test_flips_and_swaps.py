@@ -159,6 +159,7 @@ def test_a_sweep_leaves_the_exact_posterior_invariant(
     assert np.all(probs.var(axis=0) <= spikes.var(axis=0) + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [2, SIZE])
 def test_a_sweep_is_reversible(capacity):
     """Between all pairs of models there are as many moves forth as back: with flips that always go

@@ -67,6 +67,7 @@ def test_a_chain_goes_on_where_it_stopped_and_from_a_pickle(beside):
     np.testing.assert_allclose(np.concatenate(halves), long.get_samples()["w"], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_model_args", [False, True])
 def test_a_sampler_that_runs_again_uses_the_new_data(jit_model_args):
     case = truth.shared_features_case()
@@ -80,6 +81,7 @@ def test_a_sampler_that_runs_again_uses_the_new_data(jit_model_args):
             np.testing.assert_allclose(mcmc.get_samples()[name], draws, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_model_args", [False, True])
 def test_params_of_the_model_are_those_of_the_call(x64, jit_model_args):
     X = np.random.default_rng(0).normal(size=(40, 3))
