@@ -93,6 +93,10 @@ class Numbers(NamedTuple):
         flips, order, places = ((1 + x) / 2 for x in others)
         return cls((logistic(spikes), pair_slabs), flips, coin[0] > 0, order, places, slabs)
 
+    def flipping(self, which: Bool[Array, " P"] | Bool[np.ndarray, " P"]) -> "Numbers":
+        """Let flips visit only some weights: no odds reach the numbers of the others."""
+        return self._replace(flips=jnp.where(which, self.flips, jnp.inf))
+
 
 class Move(NamedTuple):
     """Next change in a sweep.

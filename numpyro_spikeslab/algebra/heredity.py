@@ -46,7 +46,7 @@ class Heredity:
         return jnp.array(self.least) - jnp.sum(self.present(spikes), axis=-1)
 
     def allowed(self, spikes: Shaped[Array, "*D G"]) -> Shaped[Array, "*D G"]:
-        """Leave out what has too few parents, and its descendants."""
+        """Leave out spikes with too few parents, and their descendants."""
 
         def turn(_, spikes):
             return spikes * (self.missing(spikes) <= 0)

@@ -73,11 +73,9 @@ def sweep_some(
             prior=Prior(take(prior.log_odds, -jnp.inf), take(prior.variance, 1)),
             windows=windows,
         )
-        # where no flip visits, its number is out of reach
         flipped = windows < NUM_FLIPPED
-        flips = jnp.where(flipped, take(numbers.flips), jnp.inf)
-        some = numbers._replace(flips=flips, slabs=take(numbers.slabs))
-        new = sweep_in(precision, some, part, take(spikes), take(slabs))
+        some = numbers._replace(flips=take(numbers.flips), slabs=take(numbers.slabs))
+        new = sweep_in(precision, some.flipping(flipped), part, take(spikes), take(slabs))
         places = columns, columns, jnp.where(flipped, columns, spikes.size)
         return tuple(x.at[k].set(y, mode="drop") for x, k, y in zip(now, places, new, strict=True))
 

@@ -73,7 +73,7 @@ class Pair(NamedTuple):
         return spikes if self.groups is None else spikes[..., np.asarray(self.groups)]
 
     def allowed(self, spikes: Any) -> Any:
-        """Return 1 for each weight whose parents allow it; a spike of the others tells nothing."""
+        """Return 1 for each weight whose parents allow it, else 0."""
         if self.heredity is None:
             return jnp.ones_like(spikes)
         return 1.0 * self.of_weights(self.heredity.missing(self.of_spikes(spikes)) <= 0)

@@ -154,10 +154,9 @@ def _draw_columns(
     if numbers is not None:
         problem = CollapsedRegression(design, gram, target, precision, prior)
         if not alone.all():
-            # each stays in its place, and no flip has a number that is out of reach
+            # a weight that shares its spike stays: it is alone in its window
             windows = jnp.where(alone, current.size, jnp.arange(current.size))
-            problem = problem._replace(windows=windows)
-            numbers = numbers._replace(flips=jnp.where(alone, numbers.flips, jnp.inf))
+            problem, numbers = problem._replace(windows=windows), numbers.flipping(alone)
         new = sweep_some(key_part, sweeps, numbers, problem, drawn)
         drawn = new[0], new[1], jnp.where(alone, new[2], drawn[2])
 
