@@ -59,7 +59,7 @@ def advance(
 
     It settles if a step at temperature 1 changes it by at most ``threshold``, never if negative.
 
-    :return: the progress and the losses after each step, NaN beyond the last.
+    :return: the progress and the losses after each step, infinity beyond the last.
     """
 
     def one(carry):
@@ -74,7 +74,7 @@ def advance(
         progress, _, done = carry
         return (done < num_steps) & ~progress.converged
 
-    losses = jnp.full(size, jnp.nan, jnp.result_type(float))
+    losses = jnp.full(size, jnp.inf, jnp.result_type(float))
     start = (strong(progress), losses, jnp.zeros((), int))
     progress, losses, _ = jax.lax.while_loop(unfinished, one, start)
     return progress, losses
@@ -109,7 +109,7 @@ def trimmed(losses: Float[np.ndarray, "*starts steps"], progress: Progress) -> A
     """Drop the steps that convergence saved from the losses of one start."""
     if losses.ndim > 1 or not bool(progress.converged):
         return losses
-    return losses[~np.isnan(losses)]
+    return losses[~np.isposinf(losses)]
 
 
 def step(

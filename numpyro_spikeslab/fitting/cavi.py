@@ -259,12 +259,14 @@ class CAVI(SVI):
         :return: the new state and the exact negative bound at it; with ``num_tasks`` an estimate.
         """
         call = self._call(args, kwargs)
+        # as many keys as in init, for another number would have to be compiled
+        rng_key, *_ = random.split(svi_state.rng_key, 3)
         if self.stream is not None:
             step, posterior, loss = self.stream.step(call, svi_state.optim_state)
-            return _state(svi_state, step, posterior), loss
+            return _state(rng_key, step, posterior), loss
         progress = begin(call.spec, call.data, self._posterior(call, svi_state), svi_state[0][0])
         progress, _ = advance(call.spec, call.data, progress, 1, -1.0, CHUNK)
-        return _state(svi_state, progress.step, progress.posterior), progress.loss
+        return _state(rng_key, progress.step, progress.posterior), progress.loss
 
     # its closed forms cannot diverge
     stable_update = update
@@ -313,25 +315,22 @@ class CAVI(SVI):
         number = self.num_restarts or (1 if one or call.reading.functions is None else 2)
         plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
         progress, restarts = begin(call.spec, call.data, posterior, state.optim_state[0]), None
+        rng_key, key_starts, _ = random.split(state.rng_key, 3)
         if are_concrete((call.data, progress)):
-            progress, losses, restarts = run_stages(
-                call, state.rng_key, progress, plan, progress_bar
-            )
+            progress, losses, restarts = run_stages(call, key_starts, progress, plan, progress_bar)
             check_end(call, progress, losses, init_params is not None)
             check_starts(restarts)
         else:
             refuse_traced(call.reading, (call.data, progress))
             begun = 0 if init_state is None else state.optim_state[0]
-            progress, losses = run_traced(call, state.rng_key, progress, plan, begun)
+            progress, losses = run_traced(call, key_starts, progress, plan, begun)
         converged = None if tol is None else progress.converged
-        new = _state(state, progress.step, progress.posterior)
+        new = _state(rng_key, progress.step, progress.posterior)
         return CAVIRunResult(self.get_params(new), new, jnp.asarray(losses), converged, restarts)
 
 
-def _state(state: SVIState, step: Any, posterior: Posterior) -> SVIState:
+def _state(rng_key: Array, step: Any, posterior: Posterior) -> SVIState:
     """Make the next state, without the residual, which depends on the data."""
-    # as many as in init, for another number would have to be compiled
-    rng_key, *_ = random.split(state.rng_key, 3)
     return SVIState((step, posterior.moved()), None, rng_key)
 
 

@@ -126,7 +126,7 @@ def run_traced(
     progress, joined = parts[-1][0], jnp.concatenate([losses for _, losses in parts], axis=-1)
     if plan.number > 1:
         progress, joined = _best(progress, joined)
-    return progress, jnp.where(jnp.isnan(joined), progress.loss, joined)
+    return progress, jnp.where(jnp.isposinf(joined), progress.loss, joined)
 
 
 def random_starts(call: Call, key: Array, progress: Progress, plan: Plan) -> Progress:

@@ -202,12 +202,12 @@ class LatentGibbs(BlockKernel):
         return LatentGibbsState(z, start_inclusion(z), num_steps, rng_key)
 
     def _step(self, reading: Reading, values: dict[str, Any], state: Any) -> LatentGibbsState:
-        keys = random.split(state.rng_key, 5)
-        rng_key, key_weights, key_recruit, key_functions, key_numbers = keys
+        keys = random.split(state.rng_key, 6)
+        rng_key, key_weights, key_recruit, key_functions, key_numbers, key_auxiliaries = keys
         step = LatentStep.of(reading, values, state.z)
         if not reading.form.is_normal:
             # drawn afresh in each step, and not seen by other blocks
-            step = with_auxiliaries(random.fold_in(key_weights, 1), step)
+            step = with_auxiliaries(key_auxiliaries, step)
         (spikes, slabs), inclusion = step.weights(), state.inclusion_probabilities
         if step.owns_weights:
             spikes, slabs, inclusion = step.draw_weights(key_weights, (spikes, slabs))
