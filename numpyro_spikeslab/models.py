@@ -239,7 +239,8 @@ def sparse_regression(
     ======================== =========================================================
 
     :class:`~numpyro_spikeslab.PairedGibbs` draws all sites but ``concentration``, and but ``sigma``
-    and ``dof`` of a Student-t likelihood, which need NUTS beside it.
+    and ``dof`` of a Student-t likelihood, which need NUTS beside it. Where more than half of the
+    responses of a Student-t likelihood are equal, the posterior is improper.
 
     :param noise_scale: scale of the HalfNormal prior of ``sigma``. The default is weak, since the
         noise of a standardised response is at most about 1.

@@ -134,7 +134,8 @@ def sparse_regression(
         was seen.
     :param offset: a number that is added to the predictor of each row, shape (N,), such as the
         logarithm of exposure in a regression of counts.
-    :param totals: number of trials of each row, for the Binomial likelihood, or one number.
+    :param totals: number of trials of each row, for the Binomial likelihood, or one number. Rows
+        without trials are left out.
     :param X_new: rows to predict, shape (S, P), with the columns of ``X``.
     :param expected_size: number of columns that are expected to matter: the prior of the inclusion
         probability is Beta(1, P / expected_size - 1), where P counts columns that vary and are not
@@ -189,7 +190,8 @@ def sparse_regression(
     tree["observed_data"] = xr.Dataset({"y": ("row", rows.y)}, labels_of("row", X))
     tree["summary"] = summarised(tree, table.values, scales.used, prior.expected_size)
     if new is not None:
-        y_new = response_of(posterior(tree), new, kind).sample(random.fold_in(key, 1))
+        key_new = random.key(rng.integers(2**31))
+        y_new = response_of(posterior(tree), new, kind).sample(key_new)
         values = {"y": (("chain", "draw", "new_row"), np.asarray(y_new))}
         tree["predictions"] = xr.Dataset(values, labels_of("new_row", X_new))
     return tree

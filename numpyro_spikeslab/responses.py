@@ -15,6 +15,9 @@ import numpyro.distributions as dist
 
 from numpyro_spikeslab.messages import bad
 
+ROUNDING = 1e-12
+"""A column or a response that varies less, relative to its largest value, is constant."""
+
 WIDE = 10.0
 """Standard deviation of the prior of intercepts and of columns that are always in."""
 
@@ -29,6 +32,7 @@ class ResponseKind(NamedTuple):
       the scale of noise.
     - **free_sites** - the sites that need NUTS.
     - **check** - refuses responses, given with their trials, that the distribution does not allow.
+    - **ends** - responses, divided by trials, that are most probable at an infinite predictor.
     - **units** - centre and scale by which responses, less offsets, are standardised; `None` if
       the predictor has a scale of its own.
     - **has_intercept** - whether the model has an intercept; else the rows have none to explain.
@@ -42,6 +46,7 @@ class ResponseKind(NamedTuple):
     sites: Callable[[Any], dict[str, dist.Distribution]] = lambda noise: {}
     free_sites: tuple[str, ...] = ()
     check: Callable[[Numbers, Numbers], None] = lambda y, totals: None
+    ends: tuple[float, ...] = ()
     units: Callable[..., tuple[float, float]] | None = None
     has_intercept: bool = True
     start: Callable[[Numbers, Numbers], float] | None = None
@@ -57,11 +62,12 @@ def check_classes(y: Numbers, totals: Numbers) -> None:
 
 def check_counts(y: Numbers, totals: Numbers) -> None:
     """Refuse all but whole numbers from 0 to the number of trials, which may be infinite."""
-    wrong = np.flatnonzero((y < 0) | (y > totals) | (y != np.round(y)))
-    if wrong.size:
-        row = wrong[0]
-        most = f" to {totals[row]:g}, the row's total" if np.isfinite(totals[row]) else ""
-        raise bad("y", f"{y[row]:g} in row {row}", f"whole numbers from 0{most}")
+    for name, x, most in ("totals", totals, np.full(len(y), np.inf)), ("y", y, totals):
+        wrong = np.flatnonzero((x < 0) | (x > most) | (x != np.round(x)))
+        if wrong.size:
+            row = wrong[0]
+            to = f" to {most[row]:g}, the row's total" if np.isfinite(most[row]) else ""
+            raise bad(name, f"{x[row]:g} in row {row}", f"whole numbers from 0{to}")
 
 
 def moments(y: Float[np.ndarray, "N *P"], weights: Numbers) -> tuple[Any, Any]:
@@ -73,11 +79,22 @@ def moments(y: Float[np.ndarray, "N *P"], weights: Numbers) -> tuple[Any, Any]:
 def median_and_deviation(y: Numbers, weights: Numbers) -> tuple[float, float]:
     """Compute median and median absolute deviation, in units of a Normal's standard deviation.
 
-    Outliers do not move them. Where most responses are equal, the standard deviation stands in.
+    Outliers do not move them.
+
+    :raises ValueError: if more than half of the responses are equal. With k equal ones and m others
+        the density of ``sigma`` near 0 is that of ``sigma ** (dof * m - k + 1)``, whose integral is
+        infinite then even under tails like Cauchy's, with a ``dof`` of 1.
     """
     centre = np.median(y)
-    deviation = np.median(np.abs(y - centre)) / ndtri(0.75)
-    return float(centre), float(deviation or y.std())
+    deviation = np.median(np.abs(y - centre))
+    if deviation <= ROUNDING * np.max(np.abs(y)):
+        got = f"{centre:g} in more than half of the rows, where noise of a Student-t may vanish"
+        remedy = (
+            "Regress whether it is this number by likelihood='logit', and the other rows alone; "
+            "many zeros among counts suit likelihood='negative_binomial'."
+        )
+        raise bad("y", got, "numbers that differ in half of the rows or more", remedy)
+    return float(centre), float(deviation / ndtri(0.75))
 
 
 def log_rate(y: Numbers, offset: Numbers) -> float:
@@ -101,12 +118,19 @@ RESPONSES: dict[str, ResponseKind] = {
         ("sigma", "dof"),
         units=median_and_deviation,
     ),
-    "logit": ResponseKind(lambda f, totals: dist.Bernoulli(logits=f), check=check_classes),
-    "probit": ResponseKind(lambda f, totals: dist.Bernoulli(probs=ndtr(f)), check=check_classes),
-    "binomial": ResponseKind(lambda f, totals: dist.Binomial(totals, logits=f), check=check_counts),
+    "logit": ResponseKind(
+        lambda f, totals: dist.Bernoulli(logits=f), check=check_classes, ends=(0.0, 1.0)
+    ),
+    "probit": ResponseKind(
+        lambda f, totals: dist.Bernoulli(probs=ndtr(f)), check=check_classes, ends=(0.0, 1.0)
+    ),
+    "binomial": ResponseKind(
+        lambda f, totals: dist.Binomial(totals, logits=f), check=check_counts, ends=(0.0, 1.0)
+    ),
     "poisson": ResponseKind(
         lambda f, totals: dist.Poisson(jnp.exp(f)),
         check=check_counts,
+        ends=(0.0,),
         start=log_rate,
     ),
     "negative_binomial": ResponseKind(
@@ -114,6 +138,7 @@ RESPONSES: dict[str, ResponseKind] = {
         lambda noise: {"concentration": dist.LogNormal(0.0, 2.0)},
         ("concentration",),
         check=check_counts,
+        ends=(0.0,),
     ),
 }
 """The kinds by the name that the argument ``likelihood`` of a regression has."""

@@ -30,7 +30,7 @@ from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reporting.arviz_data import SETS, posterior
 from numpyro_spikeslab.reporting.variational import log_densities
-from numpyro_spikeslab.responses import ResponseKind, response_kind
+from numpyro_spikeslab.responses import ROUNDING, ResponseKind, response_kind
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
 from numpyro_spikeslab.table_checks import checked_count
 
@@ -175,11 +175,12 @@ def _begin(
 
     :return: the fit, if there is one, the states at which chains start, and other random bits.
     """
-    key_fit, key_chains, key_seed = random.split(key, 3)
+    key_draws, key_chains, key_seed, key_fit = random.split(key, 4)
     fitted: TableFit | None = None
     if table.intercept is None:
         # spikes of a guide are independent, so under heredity this is a start and no more
-        fitted = _fit(key_fit, model._replace(heredity=None), table, max(NUM_FIT_DRAWS, num_chains))
+        size = max(NUM_FIT_DRAWS, num_chains)
+        fitted = _fit((key_fit, key_draws), model._replace(heredity=None), table, size)
         starts = {k: x[:num_chains] for k, x in fitted.draws.items() if k != "w"}
     else:
         spikes = jnp.zeros(model.num_spikes(len(table.columns)), int)
@@ -200,13 +201,13 @@ def _begin(
     return fitted, each, random.bits(key_seed, (2,))
 
 
-def _fit(key: Array, model: TableModel, table: Table, size: int) -> TableFit:
-    columns, data, prior, _ = table
+def _fit(keys: Any, model: TableModel, table: Table, size: int) -> TableFit:
+    (key_fit, key_draws), (columns, data, prior, _) = keys, table
     guide = PairedGuide(model.at(prior))
     svi = CAVI(guide.model, guide)
-    result = svi.run(key, NUM_STEPS, columns, tol=TOLERANCE, progress_bar=False, **data)
+    result = svi.run(key_fit, NUM_STEPS, columns, tol=TOLERANCE, progress_bar=False, **data)
     params = result.params
-    draws = guide.sample_posterior(key, params, columns, sample_shape=(size,), **data)
+    draws = guide.sample_posterior(key_draws, params, columns, sample_shape=(size,), **data)
     latents = {name: x for name, x in draws.items() if name != "w"}
     latents |= guide.auxiliary_values(latents)
     return TableFit(
@@ -295,6 +296,12 @@ def fit_and_chains(
         if len(rounds) * ROUND < counts.samples and agree(rounds):
             break
     joined = {name: np.concatenate([x[name] for x in rounds], axis=1) for name in rounds[0]}
+    if "sigma" in model.kind.free_sites and not (joined["sigma"] > ROUNDING).all():
+        raise FloatingPointError(
+            "sparse_regression: sigma falls to 0, where columns fit most responses exactly, such as"
+            " equal ones within a level. Regress whether a response is one of these by "
+            "likelihood='logit', and the other rows alone."
+        )
     of_fit = None if model.heredity else of_fit
     return np.asarray(seed), of_fit, _tree(joined, sizes, ["chain", "draw"])
 

@@ -4,7 +4,7 @@
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -12,11 +12,8 @@ import xarray as xr
 from numpyro.util import is_prng_key
 
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.responses import response_kind
+from numpyro_spikeslab.responses import ROUNDING, response_kind
 from numpyro_spikeslab.tabular import as_numbers
-
-ROUNDING = 1e-12
-"""A column or a response that varies less, relative to its largest value, is constant."""
 
 PER_EXPECTED = 10
 """Columns, and rows, for each column that is expected to matter by default. Few rows tell of few
@@ -62,6 +59,11 @@ class Rows(NamedTuple):
     offset: Float[np.ndarray, " N"]
     totals: Float[np.ndarray, " N"]
 
+    @property
+    def seen(self) -> Bool[np.ndarray, " N"]:
+        """Return which rows tell something: they count, and have trials."""
+        return (self.weights > 0) & (self.totals > 0)
+
 
 def checked_rows(X: Any, y: Any, weights: Any, offset: Any, totals: Any, likelihood: str) -> Rows:
     """Return the rows of a regression."""
@@ -81,10 +83,13 @@ def checked_rows(X: Any, y: Any, weights: Any, offset: Any, totals: Any, likelih
     if wrong.any():
         expected = "positive numbers if likelihood='normal', else how many times a row was seen"
         raise bad("weights", f"{rows.weights[wrong][0]:g}", expected)
-    counted = rows.weights > 0
-    response = np.where(np.isfinite(rows.totals), rows.y / rows.totals, rows.y) - rows.offset
-    if np.std(response[counted]) <= ROUNDING * np.max(np.abs(response)):
-        raise bad("y", f"{response[0]} in every row", "numbers that differ")
+    if not rows.seen.any():
+        raise bad("weights, totals", "zeros", "rows that were seen, with trials")
+    y, offset, trials = (x[rows.seen] for x in (rows.y, rows.offset, rows.totals))
+    y = np.where(np.isfinite(trials), y / trials, y)
+    for response in y - offset, *([y] if y[0] in kind.ends else []):
+        if np.std(response) <= ROUNDING * np.max(np.abs(response)):
+            raise bad("y", f"{response[0]} in every row", "numbers that differ")
     return rows
 
 

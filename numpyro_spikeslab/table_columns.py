@@ -86,7 +86,8 @@ class InclusionPrior(NamedTuple):
 def checked_columns(names: pd.Index, always: Any, groups: Any, inclusion: Any) -> TableColumns:
     """Return the columns that three arguments of a regression speak of."""
     is_always = np.zeros(len(names), bool)
-    is_always[places("always", [always] if isinstance(always, str) else always, names)] = True
+    labels = always if pd.api.types.is_list_like(always) else [always]
+    is_always[places("always", labels, names)] = True
     if is_always.all():
         raise bad("always", "all columns of X", "some of them")
     numbers = np.arange(len(names)) if groups is None else group_numbers(groups, names)

@@ -51,7 +51,7 @@ def formula_table(
         raise bad("X", f"the formula {formula!r}", "one with an intercept", remedy)
     # categories, knots and means of the data
     new = None if X_new is None else made_columns("X_new", spec, X_new)[[*terms]]
-    names = [always] if isinstance(always, str) else always
+    names = always if pd.api.types.is_list_like(always) else [always]
     flat = [x for name in names for x in [k for k in terms if terms[k] == name] or [name]]
     factors = {str(term): frozenset(term.factors) for term in spec.term_indices}
     firsts = {term: [*terms.values()].index(term) for term in terms.values()}

@@ -9,9 +9,9 @@ import xarray as xr
 
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting.arviz_data import posterior
-from numpyro_spikeslab.responses import ResponseKind, moments
+from numpyro_spikeslab.responses import ROUNDING, ResponseKind, moments
 from numpyro_spikeslab.table_chains import PROBABILITIES
-from numpyro_spikeslab.table_checks import ROUNDING, Rows
+from numpyro_spikeslab.table_checks import Rows
 from numpyro_spikeslab.table_columns import TableColumns
 
 
@@ -37,7 +37,7 @@ def standardised(
     1, constant ones as zeros, and the response in its unit; contrasts of both without intercept."""
     values = table.values
     if kind.has_intercept:
-        index = np.repeat(np.arange(len(values)), rows.weights.astype(int))
+        index = np.repeat(np.arange(len(values)), (rows.weights * rows.seen).astype(int))
         values, rows = values[index], Rows(*(x[index] for x in rows))
         rows = rows._replace(weights=np.ones(len(index)))
     mean, sd = moments(values, rows.weights)

@@ -116,6 +116,17 @@ def test_counted_rows_are_repeated_rows():
         np.testing.assert_array_equal(got, expected)
 
 
+def test_rows_without_trials_are_left_out():
+    X, *_ = table()
+    totals = np.arange(24) % 3
+    scales, data = arguments_of_model(X, totals // 2, "binomial", totals=totals)
+    some = totals > 0
+    _, left = arguments_of_model(X[some], (totals // 2)[some], "binomial", totals=totals[some])
+    assert scales.num_rows == 16
+    for got, expected in zip(data, left, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_the_unit_of_weights_is_that_of_the_noise():
     X, y, weights, _ = table()
     one, data = arguments_of_model(X, y, weights=weights)
@@ -152,6 +163,9 @@ def test_groups_are_lists_or_labels():
 
 X, Y, WEIGHTS, OFFSET = table()
 CLASSES = (Y.median() < Y).astype(int)
+BINOMIAL = {"likelihood": "binomial", "y": CLASSES, "totals": 3}
+TRIALS = np.arange(24) % 3
+TIED = np.arange(24) < 10
 MESSAGES = {
     "likelihood": ({"likelihood": "gamma"}, "likelihood: got 'gamma', expected one of 'normal'"),
     "classes": ({"likelihood": "logit"}, "y: got values .* expected classes, 0 and 1"),
@@ -162,6 +176,31 @@ MESSAGES = {
         {"likelihood": "binomial", "y": 5 * CLASSES, "totals": 4},
         "y: got 5 in row .* from 0 to 4, the row's total",
     ),
+    "half a trial": (BINOMIAL | {"totals": 2.5}, "totals: got 2.5 in row 0, expected whole"),
+    "negative": (BINOMIAL | {"totals": -1}, "totals: got -1 in row 0, expected whole numbers"),
+    "no trial": (BINOMIAL | {"y": 0 * Y, "totals": 0}, "weights, totals: got zeros, expected rows"),
+    "not seen": (
+        {"y": CLASSES, "likelihood": "logit", "weights": 0},
+        "weights, totals: got zeros, expected rows",
+    ),
+    "successes": (
+        BINOMIAL | {"y": TRIALS, "totals": TRIALS, "offset": OFFSET},
+        "y: got 1.* in every row",
+    ),
+    "no counts": (
+        {"y": np.zeros(24), "likelihood": "poisson", "offset": OFFSET},
+        "y: got 0.* in every row",
+    ),
+    "a class": (
+        {"y": 0 * Y + 1, "likelihood": "probit", "offset": OFFSET},
+        "y: got 1.* in every row",
+    ),
+    "ties": (
+        {"y": np.where(TIED, 7.0, Y) + OFFSET, "offset": OFFSET, "weights": 1 + TIED}
+        | {"likelihood": "student"},
+        "y: got 7 in more than half of the rows, .*likelihood='logit'",
+    ),
+    "a number": ({"always": 0}, r"always: got \[0\], expected columns of X"),
     "always": ({"always": ["size"]}, r"always: got \['size'\], expected columns of X"),
     "all": ({"always": NAMES}, "always: got all columns"),
     "part": ({"always": "low", "groups": GROUPS}, "always: got a part of the group"),

@@ -175,6 +175,17 @@ def _mcse(x):
     return float(nss.reporting.arviz_data.arviz_stats.mcse(x, method="mean"))
 
 
+@pytest.mark.slow
+def test_noise_that_vanishes_is_an_error():
+    """Of ties within the two levels of a column no value has more than half of the rows."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 2))
+    X[:, 1] = np.arange(40) < 20
+    y = np.where(np.arange(40) % 10 < 7, 5.0 * X[:, 1], 3 + rng.normal(size=40))
+    with pytest.raises(FloatingPointError, match=r"sigma falls to 0, .*likelihood='logit'"):
+        nss.sparse_regression(KEY, X, y, likelihood="student", num_samples=50, num_chains=1)
+
+
 @pytest.mark.parametrize("likelihood", RESPONSES)
 def test_models_have_the_density_that_is_documented(likelihood):
     rng = np.random.default_rng(0)
