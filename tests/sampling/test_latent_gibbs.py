@@ -280,7 +280,8 @@ def test_chains_start_at_a_fit():
     jax.tree.map(np.testing.assert_array_equal, state.z, start)
     # NUTS has unconstrained numbers
     names = ("noise", "slab_scale", "inclusion")
-    free = guide.to_init_params(params, x, Y, unconstrained=names)
+    free = start | {k: jnp.log(start[k]) for k in names[:2]}
+    free["inclusion"] = jax.scipy.special.logit(start["inclusion"])
     kernel = composite(model)
     state = kernel.init(KEY, 0, free, (x, Y), {})
     constrained = kernel.get_constrain_fn((x, Y), {})(state.z)
