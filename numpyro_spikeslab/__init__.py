@@ -7,19 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from numpyro_spikeslab import models
 from numpyro_spikeslab.distributions import SpikeSlab
-from numpyro_spikeslab.fitting.cavi import CAVI, CAVIRunResult
+from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.mean_field import MeanFieldGuide
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.fitting.schedules import annealing
 from numpyro_spikeslab.primitives import latent_functions, spike_slab
 from numpyro_spikeslab.reading.sites import paired_sites
-from numpyro_spikeslab.sampling.latent_gibbs import (
-    LatentGibbs,
-    LatentGibbsState,
-    latent_sites,
-    mtmkl_kernel,
-)
-from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs, PairedGibbsState
+from numpyro_spikeslab.sampling.latent_gibbs import LatentGibbs, latent_sites
+from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
 
 if TYPE_CHECKING:
     from numpyro_spikeslab import datasets
@@ -36,12 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CAVI",
-    "CAVIRunResult",
     "LatentGibbs",
-    "LatentGibbsState",
     "MeanFieldGuide",
     "PairedGibbs",
-    "PairedGibbsState",
     "PairedGuide",
     "SparseClassifier",
     "SparseRegression",
@@ -57,7 +49,6 @@ __all__ = [
     "latent_sites",
     "models",
     "models_table",
-    "mtmkl_kernel",
     "paired_sites",
     "plot_fit",
     "plot_inclusion",

@@ -325,7 +325,7 @@ REFUSED = [
     (use("credible_sets"), "expected columns"),
     (lambda *args: fitted(ORDERED, TIMES, args[-1]), "functions that are 'white'"),
     (
-        lambda *args: nss.mtmkl_kernel(ORDERED).init(KEY, 1, None, (TIMES, args[-1]), {}),
+        lambda *args: nss.LatentGibbs(ORDERED).init(KEY, 1, None, (TIMES, args[-1]), {}),
         r"LatentGibbs: .* must be 'white'",
     ),
     (lambda *_: fitted(FACTORS, coo_array(np.ones(3))), r"ed \(N, Q\)"),
