@@ -20,12 +20,9 @@ from numpyro_spikeslab.fitting.model_sites import ModelSites
 from numpyro_spikeslab.fitting.pattern_factors import PatternFactors
 from numpyro_spikeslab.fitting.points import init_to_prior_mean
 from numpyro_spikeslab.fitting.predict import (
-    checked_entries,
-    checked_levels,
     checked_rows,
     predict,
     refuse_traced,
-    response,
     transform,
 )
 from numpyro_spikeslab.messages import bad
@@ -134,16 +131,12 @@ class PairedGuide(SpikeSlabGuide):
         X_new: Any = None,
         entries: tuple[Any, Any] | None = None,
         noise: bool = False,
-        scale: str = "predictor",
-        quantiles: Any = (0.025, 0.5, 0.975),
         **kwargs: Any,
     ) -> tuple[Any, Any]:
         """Compute mean and variance of each task at new inputs, in closed form.
 
-        Under a likelihood that is not Normal these are of its predictor f. With
-        ``scale="response"`` there are the mean and quantiles of responses, for which f is Normal
-        with this mean and variance: the mean of 1000 evenly spaced values of f, and quantiles of a
-        draw of the response at each of them, by a fixed key.
+        Under a likelihood that is not Normal these are of its predictor f; for responses there is
+        :class:`~numpyro.infer.Predictive`.
 
         For models with :func:`~numpyro_spikeslab.latent_functions`. Each hyperparameter has one
         value, so intervals are narrower than those of a chain.
@@ -155,33 +148,15 @@ class PairedGuide(SpikeSlabGuide):
         :param entries: numbers of rows and of columns of entries of the table, each of shape (L,).
             The default is the whole table, or the entries of data that are a sparse array.
         :param noise: whether to add the noise, for predictions of Normal observations.
-        :param scale: ``"predictor"``, or ``"response"`` for responses, which include their noise.
-        :param quantiles: K probabilities, for ``scale="response"``.
         :param kwargs: keyword arguments of the model.
-        :return: mean and variance, each of shape (S, Q), or (L,) of entries; with
-            ``scale="response"`` the mean and K quantiles, (K, S, Q) or (K, L).
+        :return: mean and variance, each of shape (S, Q), or (L,) of entries.
         :raises ValueError: if the weights mix no latent functions, arguments are traced, inputs or
-            entries do not fit, noise, the location without functions or other parameters of the
-            responses are not known there, or noise is asked for where it has no variance.
+            entries do not fit, the location without functions is not known there, or noise is
+            asked for where it is not known or has no variance.
         """
         refuse_traced("PairedGuide.predict", (params, args, kwargs, X_new, entries))
-        if scale not in ("predictor", "response") or (noise and scale == "response"):
-            got = f"{scale!r} and noise={noise}"
-            raise bad("PairedGuide.predict: scale", got, "'predictor', or 'response' without noise")
         reading = self._read(args, kwargs)
-        of_table = entries is not None and X_new is None and reading.layout is None
-        if scale == "response" and of_table:
-            # each entry has a distribution of its own
-            where = checked_entries(reading, entries)
-            options = {"scale": scale, "quantiles": quantiles}
-            responses = self.predict(params, *args, **options, **kwargs)
-            return tuple(x[..., where.rows, where.columns] for x in responses)
-        posterior = self.pack(reading, params)
-        moments = predict(reading, posterior, X_new, entries, noise)
-        if scale == "predictor":
-            return moments
-        is_new = X_new is not None or entries is not None
-        return response(reading, posterior, moments, checked_levels(quantiles), is_new)
+        return predict(reading, self.pack(reading, params), X_new, entries, noise)
 
     @full_precision
     def transform(
@@ -195,8 +170,7 @@ class PairedGuide(SpikeSlabGuide):
 
         :param params: parameters, as from ``result.params``.
         :param args: arguments of the model, as for the fit.
-        :param Y_new: new rows of the same tasks, shape (S, Q); NaN is a missing entry. Of a sparse
-            array, of scipy or a ``BCOO``, the stored entries are the observations.
+        :param Y_new: new rows of the same tasks, shape (S, Q); NaN is a missing entry.
         :param kwargs: keyword arguments of the model.
         :return: mean and variance, each of shape (M, S).
         :raises ValueError: if the functions have an order, arguments are traced, rows do not fit,
