@@ -19,6 +19,7 @@ from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
 if TYPE_CHECKING:
     from numpyro_spikeslab import datasets
     from numpyro_spikeslab.estimator import SparseClassifier, SparseRegression
+    from numpyro_spikeslab.fitting.variational import add_variational_stats
     from numpyro_spikeslab.regression import sparse_regression
     from numpyro_spikeslab.regression_from_statistics import sparse_regression_from_statistics
     from numpyro_spikeslab.reporting.align import align, invariants
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from numpyro_spikeslab.reporting.plot_functions import plot_fit, plot_latent_functions
     from numpyro_spikeslab.reporting.plot_inclusion import plot_inclusion, plot_weights
     from numpyro_spikeslab.reporting.tables import compare, summary
-    from numpyro_spikeslab.reporting.variational import add_variational_stats
 
 __all__ = [
     "CAVI",
@@ -68,7 +68,7 @@ except PackageNotFoundError:  # imported from sources that are not installed
 _LAZY = {
     "SparseClassifier": "estimator",
     "SparseRegression": "estimator",
-    "add_variational_stats": "reporting.variational",
+    "add_variational_stats": "fitting.variational",
     "align": "reporting.align",
     "compare": "reporting.tables",
     "credible_sets": "reporting.credible_sets",
