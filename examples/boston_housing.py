@@ -32,6 +32,7 @@ from numpyro.infer import MCMC, NUTS, SVI, DiscreteHMCGibbs, TraceGraph_ELBO
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.datasets import RegressionData, boston_housing
+from numpyro_spikeslab.fitting.run import CAVIRunResult
 
 NOISE_VARIANCE = 0.1  # sigma^2 = 0.1 var(y), and y is standardised
 INCLUSION = 0.25  # pi
@@ -156,7 +157,7 @@ class Fits(NamedTuple):
     """Fits of one family from many starts: arrays whose leading axis is the start."""
 
     svi: nss.CAVI
-    result: nss.CAVIRunResult
+    result: CAVIRunResult
     error: np.ndarray
     seconds: float
 
@@ -170,7 +171,7 @@ class Fits(NamedTuple):
         """Number of sweeps until convergence."""
         return np.asarray(self.result.state.optim_state[0])
 
-    def at(self, index: int) -> nss.CAVIRunResult:
+    def at(self, index: int) -> CAVIRunResult:
         """The result of one start."""
         return jax.tree.map(lambda x: x[index], self.result)
 

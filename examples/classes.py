@@ -38,6 +38,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, DiscreteHMCGibbs
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.fitting.run import CAVIRunResult
 
 INCLUSION = 0.2  # pi
 SLAB_SCALE = 1.0  # sigma_w, in log odds for each standard deviation of a column
@@ -125,7 +126,7 @@ def discrete_hmc_gibbs(table: Table, num_draws: int) -> Chains:
     return sampled(DiscreteHMCGibbs(NUTS(model)), table, num_draws)
 
 
-def cavi(table: Table) -> tuple[nss.CAVI, nss.CAVIRunResult]:
+def cavi(table: Table) -> tuple[nss.CAVI, CAVIRunResult]:
     svi = nss.CAVI(model, nss.PairedGuide(model))
     data = jnp.asarray(table.X), jnp.asarray(table.y)
     return svi, svi.run(random.key(0), 300, *data, tol=1e-6, progress_bar=False)

@@ -26,6 +26,7 @@ from scipy.stats import norm
 from jax import random
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.fitting.run import CAVIRunResult
 
 SHRINKAGE = 5.0  # ratings without bias that each user and item is given besides its own
 LARGE = 1_000_000  # beyond, fits without moves: these take many sweeps, for the same predictions
@@ -75,11 +76,11 @@ def complete(
     # Items have too few ratings for a noise each, and factors differ in how many items use them:
     # on six generated sets the error is 0.610 on average, 0.614 with `factor_analysis`, whose
     # intervals hold fewer ratings, and 0.620 with one inclusion probability for all factors.
-    model = nss.models.probabilistic_pca(num_factors, shared_inclusion=False)
+    model = nss.models.factor_analysis(num_factors, shared_inclusion=False, shared_noise=True)
     guide = nss.PairedGuide(model)
     svi = nss.CAVI(model, guide, plain=Y.nnz > LARGE)
 
-    def fit(steps: int, **start: Any) -> nss.CAVIRunResult:
+    def fit(steps: int, **start: Any) -> CAVIRunResult:
         return svi.run(random.key(0), steps, Y, progress_bar=False, **start)
 
     with warnings.catch_warnings():

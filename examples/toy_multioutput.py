@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpyro
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.datasets import NOISE_ONLY, MultiOutput, toy_multioutput
+from numpyro_spikeslab.fitting.run import CAVIRunResult
 
 NUM_FUNCTIONS = 7
 NUM_STEPS = 150
@@ -41,6 +41,56 @@ PAPER = {
     + [0.41, 7.43, 2.73, 1.81, 19.93, 93.80],
     "MTMKL, paper": [1.97, 4.57, 7.71, 1.94, 1.98, 2.09, 0.41, 1.96, 1.90, 1.57, 1.20, 2.83],
 }
+
+
+class MultiOutput(NamedTuple):
+    """Q tasks at the same N inputs.
+
+    - **X** - inputs, shape (N,).
+    - **Y** - observations of the tasks, held-out ones included, shape (N, Q).
+    - **observed** - which observations are for training, shape (N, Q).
+    - **f** - noise-free functions, zero for the tasks that are noise only, shape (N, Q).
+    - **related** - which tasks are mixtures of the latent functions, shape (Q,).
+    """
+
+    X: np.ndarray
+    Y: np.ndarray
+    observed: np.ndarray
+    f: np.ndarray
+    related: np.ndarray
+
+
+NOISE_ONLY = {6: 0.1, 2: 0.4}
+"""Noise standard deviations of the tasks that are noise only, counted from zero."""
+
+
+def toy_multioutput(seed: int, *, num_missing: int = 41) -> MultiOutput:
+    """Simulate twelve tasks; ten are mixtures of the same four functions (paper, section 5).
+
+    Inputs are 201 points on [-10, 10]. The related tasks are draws of a Gaussian process whose
+    covariance has rank four, with noise of standard deviation 0.2; tasks 7 and 3, counted from one,
+    are noise of standard deviations 0.1 and 0.4. Each task has a gap of ``num_missing`` adjacent
+    inputs at a random place.
+
+    :param seed: number of the data set, from 0 on.
+    :param num_missing: length of each gap; the paper's by default.
+    :return: ``(X, Y, observed, f, related)``; `np.where(observed, Y, np.nan)` is for training.
+    """
+    rng = np.random.default_rng(seed)
+    N, Q = 201, 12
+    x = np.linspace(-10, 10, N)
+    related = ~np.isin(np.arange(Q), list(NOISE_ONLY))
+    lag = x[:, None] - x
+    envelope = np.exp(-(x[:, None] ** 2 + x**2) / 20)
+    eigenvalues, eigenvectors = np.linalg.eigh(envelope * (4 * np.cos(0.5 * lag) + np.cos(2 * lag)))
+    root = eigenvectors * np.sqrt(np.maximum(eigenvalues, 0))
+    f = np.where(related, root @ rng.standard_normal((N, Q)), 0.0)
+    noise = np.array([NOISE_ONLY.get(q, 0.2) for q in range(Q)])
+    Y = f + noise * rng.standard_normal((N, Q))
+    first = rng.integers(0, N - num_missing + 1, Q)
+    row = np.arange(N)[:, None]
+    observed = (row < first) | (row >= first + num_missing)
+    return MultiOutput(x, Y, observed, f, related)
 
 
 class Prediction(NamedTuple):
@@ -61,7 +111,7 @@ class Fit(NamedTuple):
     """A fitted MTMKL."""
 
     svi: nss.CAVI
-    result: nss.CAVIRunResult
+    result: CAVIRunResult
     prediction: Prediction
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtr
 import toy_multioutput as example
+from toy_multioutput import MultiOutput, toy_multioutput
 import xarray as xr
 
 from jax import random
@@ -30,7 +31,6 @@ import numpyro
 from numpyro.infer import MCMC
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.datasets import MultiOutput, toy_multioutput
 
 NUM_CHAINS = 4
 NUM_WARMUP = 500
@@ -53,7 +53,7 @@ def sample(
     """Chains from starts apart; each finds the functions by itself."""
     begin = time.perf_counter()
     mcmc = MCMC(
-        nss.mtmkl_kernel(example.mtmkl(shared_inclusion=False)),
+        nss.LatentGibbs(example.mtmkl(shared_inclusion=False), accelerate=0.25),
         num_warmup=num_warmup,
         num_samples=num_draws,
         num_chains=NUM_CHAINS,

@@ -7,23 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from numpyro_spikeslab import models
 from numpyro_spikeslab.distributions import SpikeSlab
-from numpyro_spikeslab.fitting.cavi import CAVI, CAVIRunResult
+from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.mean_field import MeanFieldGuide
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.fitting.schedules import annealing
 from numpyro_spikeslab.primitives import latent_functions, spike_slab
 from numpyro_spikeslab.reading.sites import paired_sites
-from numpyro_spikeslab.sampling.latent_gibbs import (
-    LatentGibbs,
-    LatentGibbsState,
-    latent_sites,
-    mtmkl_kernel,
-)
-from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs, PairedGibbsState
+from numpyro_spikeslab.sampling.latent_gibbs import LatentGibbs, latent_sites
+from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
 
 if TYPE_CHECKING:
     from numpyro_spikeslab import datasets
     from numpyro_spikeslab.estimator import SparseClassifier, SparseRegression
+    from numpyro_spikeslab.fitting.variational import add_variational_stats
     from numpyro_spikeslab.regression import sparse_regression
     from numpyro_spikeslab.regression_from_statistics import sparse_regression_from_statistics
     from numpyro_spikeslab.reporting.align import align, invariants
@@ -32,16 +28,12 @@ if TYPE_CHECKING:
     from numpyro_spikeslab.reporting.plot_functions import plot_fit, plot_latent_functions
     from numpyro_spikeslab.reporting.plot_inclusion import plot_inclusion, plot_weights
     from numpyro_spikeslab.reporting.tables import compare, summary
-    from numpyro_spikeslab.reporting.variational import add_variational_stats
 
 __all__ = [
     "CAVI",
-    "CAVIRunResult",
     "LatentGibbs",
-    "LatentGibbsState",
     "MeanFieldGuide",
     "PairedGibbs",
-    "PairedGibbsState",
     "PairedGuide",
     "SparseClassifier",
     "SparseRegression",
@@ -57,7 +49,6 @@ __all__ = [
     "latent_sites",
     "models",
     "models_table",
-    "mtmkl_kernel",
     "paired_sites",
     "plot_fit",
     "plot_inclusion",
@@ -77,7 +68,7 @@ except PackageNotFoundError:  # imported from sources that are not installed
 _LAZY = {
     "SparseClassifier": "estimator",
     "SparseRegression": "estimator",
-    "add_variational_stats": "reporting.variational",
+    "add_variational_stats": "fitting.variational",
     "align": "reporting.align",
     "compare": "reporting.tables",
     "credible_sets": "reporting.credible_sets",

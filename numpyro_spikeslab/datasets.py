@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small real data sets that come with the package, and the paper's toy data."""
+"""Small real data sets that come with the package."""
 
 from importlib.resources import as_file, files
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-__all__ = ["MultiOutput", "RegressionData", "boston_housing", "toy_multioutput"]
+__all__ = ["RegressionData", "boston_housing"]
 
 
 class RegressionData(NamedTuple):
@@ -35,58 +35,3 @@ def boston_housing() -> RegressionData:
     standardised = (training - training.mean()) / training.std(ddof=0)
     y = standardised.pop("medv")
     return RegressionData(standardised.to_numpy(), y.to_numpy(), standardised.columns.tolist())
-
-
-class MultiOutput(NamedTuple):
-    """Q tasks at the same N inputs.
-
-    - **X** - inputs, shape (N,).
-    - **Y** - observations of the tasks, held-out ones included, shape (N, Q).
-    - **observed** - which observations are for training, shape (N, Q).
-    - **f** - noise-free functions, zero for the tasks that are noise only, shape (N, Q).
-    - **related** - which tasks are mixtures of the latent functions, shape (Q,).
-    """
-
-    X: np.ndarray
-    Y: np.ndarray
-    observed: np.ndarray
-    f: np.ndarray
-    related: np.ndarray
-
-
-NOISE_ONLY = {6: 0.1, 2: 0.4}
-"""Noise standard deviations of the tasks that are noise only, counted from zero."""
-
-
-def toy_multioutput(seed: int, *, num_missing: int = 41) -> MultiOutput:
-    """Simulate twelve tasks; ten are mixtures of the same four functions (paper, section 5).
-
-    Inputs are 201 points on [-10, 10]. The related tasks are draws of a Gaussian process whose
-    covariance has rank four, with noise of standard deviation 0.2; tasks 7 and 3, counted from one,
-    are noise of standard deviations 0.1 and 0.4. Each task has a gap of ``num_missing`` adjacent
-    inputs at a random place.
-
-    :param seed: number of the data set, from 0 on.
-    :param num_missing: length of each gap; the paper's by default.
-    :return: ``(X, Y, observed, f, related)``; `np.where(observed, Y, np.nan)` is for training.
-
-    >>> from numpyro_spikeslab.datasets import toy_multioutput
-    >>> toy = toy_multioutput(0)
-    >>> toy.Y.shape, int(toy.related.sum()), int((~toy.observed).sum(0).max())
-    ((201, 12), 10, 41)
-    """
-    rng = np.random.default_rng(seed)
-    N, Q = 201, 12
-    x = np.linspace(-10, 10, N)
-    related = ~np.isin(np.arange(Q), list(NOISE_ONLY))
-    lag = x[:, None] - x
-    envelope = np.exp(-(x[:, None] ** 2 + x**2) / 20)
-    eigenvalues, eigenvectors = np.linalg.eigh(envelope * (4 * np.cos(0.5 * lag) + np.cos(2 * lag)))
-    root = eigenvectors * np.sqrt(np.maximum(eigenvalues, 0))
-    f = np.where(related, root @ rng.standard_normal((N, Q)), 0.0)
-    noise = np.array([NOISE_ONLY.get(q, 0.2) for q in range(Q)])
-    Y = f + noise * rng.standard_normal((N, Q))
-    first = rng.integers(0, N - num_missing + 1, Q)
-    row = np.arange(N)[:, None]
-    observed = (row < first) | (row >= first + num_missing)
-    return MultiOutput(x, Y, observed, f, related)

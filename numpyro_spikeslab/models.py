@@ -26,7 +26,7 @@ from numpyro_spikeslab.responses import WIDE, response_kind
 from numpyro_spikeslab.sparse import Observations, entries_of, is_sparse
 from numpyro_spikeslab.tabular import as_numbers, is_array
 
-__all__ = ["factor_analysis", "mtmkl", "probabilistic_pca", "sparse_regression"]
+__all__ = ["factor_analysis", "mtmkl", "sparse_regression"]
 
 UNITS = 1e3
 """Columns of a table whose standard deviations differ by a larger factor have different units."""
@@ -179,31 +179,10 @@ def factor_analysis(
     return partial(_table_model, model)
 
 
-def probabilistic_pca(num_components: int, **options: Any) -> Callable[..., Any]:
-    """Make a model of sparse probabilistic PCA: :func:`factor_analysis` with ``shared_noise``.
-
-    :param num_components: M, the largest number of components.
-    :param options: ``likelihood``, ``shared_inclusion`` and ``priors``, see :func:`mtmkl`.
-    :return: ``model(Y, mask=None)``, as of :func:`factor_analysis`.
-
-    **Example**
-
-    .. doctest::
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro import handlers
-        >>> import numpyro_spikeslab as nss
-        >>> model = handlers.seed(nss.models.probabilistic_pca(2), 0)
-        >>> handlers.trace(model).get_trace(jnp.ones((5, 3)))["noise"]["value"].shape
-        ()
-    """
-    return factor_analysis(num_components, shared_noise=True, **options)
-
-
 def _table_model(model, Y, mask=None):
     shape = np.shape(Y)
     if len(shape) != 2:
-        who = "factor_analysis, probabilistic_pca: Y"
+        who = "factor_analysis: Y"
         raise bad(who, f"shape {shape}", "(N, Q), a row for each sample")
     return model(np.arange(shape[0]), Y, mask=mask)
 

@@ -19,7 +19,7 @@ from numpyro_spikeslab.precision import in_double_precision
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import PRIOR, inclusion, posterior
 from numpyro_spikeslab.reporting.credible_sets import credible_sets
-from numpyro_spikeslab.reporting.variational import k_hat
+from numpyro_spikeslab.reporting.tables import k_hat
 from numpyro_spikeslab.responses import ResponseKind, response_kind
 from numpyro_spikeslab.table_chains import Counts, TableModel, fit_and_chains
 from numpyro_spikeslab.table_columns import checked_columns

@@ -47,10 +47,6 @@ class Index:
     def size(self) -> int:
         return max(prod(self.shape), 1)
 
-    def __getitem__(self, which: Any) -> "Index":
-        """Return the index of some of the tasks."""
-        return Index(None if self.entries is None else self.entries[which], self.shape)
-
     def take(self, value: Any, other: Any) -> Any:
         """Return the entries that weights or tasks take, ``other`` where they take none."""
         flat = jnp.ravel(value)
@@ -70,12 +66,6 @@ class Index:
             return jnp.sum(jnp.where(entries < 1, x, 0)).reshape(self.shape)
         total = jnp.zeros(self.size, jnp.result_type(x)).at[entries].add(x, mode="drop")
         return total.reshape(self.shape)
-
-    def put(self, value: Any, x: Any) -> Any:
-        """Set the entry of each task to the value of the task."""
-        if self.entries is None:
-            return jnp.reshape(jnp.ravel(x)[0], self.shape)
-        return jnp.ravel(value).at[self.entries].set(x, mode="drop").reshape(self.shape)
 
     def is_local(self, num_tasks: int) -> bool:
         """Whether each entry is taken, by weights of one task alone."""

@@ -26,10 +26,10 @@ from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.fitting.posterior import strong
 from numpyro_spikeslab.fitting.run import STILL
+from numpyro_spikeslab.fitting.variational import log_densities
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reporting.arviz_data import SETS, posterior
-from numpyro_spikeslab.reporting.variational import log_densities
 from numpyro_spikeslab.responses import ROUNDING, ResponseKind, response_kind
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
 from numpyro_spikeslab.table_checks import checked_count

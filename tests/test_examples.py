@@ -21,7 +21,7 @@ import truth
 import jax
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.datasets import RegressionData, boston_housing, toy_multioutput
+from numpyro_spikeslab.datasets import RegressionData, boston_housing
 
 pytestmark = pytest.mark.usefixtures("x64")
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -146,7 +146,7 @@ def test_tumours_are_told_apart(classes):
 def test_chains_of_the_multi_task_model_agree_and_are_calibrated(monkeypatch):
     """On the data set on which this is hardest; four chains take minutes."""
     example = imported("toy_sampling", monkeypatch)
-    toy = toy_multioutput(3)
+    toy = example.toy_multioutput(3)
     chains, _, fits, ranks = example.compare(toy, 3)
     errors = {k: np.sum((fit.mean - toy.Y)[~toy.observed] ** 2) for k, fit in fits.items()}
     assert errors["Gibbs"] < 1.1 * errors["PMF"]

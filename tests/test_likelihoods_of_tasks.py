@@ -243,7 +243,7 @@ def test_chains_agree_with_a_fit(x64, likelihood):
     data = X, np.where(hidden, np.nan, Y)
     guide, result = fitted(model, *data, num_steps=60)
     start = guide.to_init_params(result.params, *data)
-    kernel = nss.mtmkl_kernel(model, accelerate=0.0)
+    kernel = nss.LatentGibbs(model, accelerate=0.0)
     mcmc = MCMC(kernel, num_warmup=100, num_samples=400, progress_bar=False)
     mcmc.run(KEY, *data, init_params=start)
     draws = np.asarray(mcmc.get_samples()["f"])
@@ -273,7 +273,7 @@ def test_scales_of_heavy_tails_are_drawn_by_another_block(x64):
 
 STARTS = {
     "fit": lambda model, Y: nss.CAVI(model, nss.PairedGuide(model)).init(KEY, Y),
-    "chain": lambda model, Y: nss.mtmkl_kernel(model).init(KEY, 10, None, (Y,), {}),
+    "chain": lambda model, Y: nss.LatentGibbs(model, accelerate=0.25).init(KEY, 10, None, (Y,), {}),
 }
 
 

@@ -188,10 +188,8 @@ def test_a_prior_may_depend_on_a_latent_site():
 # Factor analysis
 
 
-@pytest.mark.parametrize(
-    ("make", "shared"), [(nss.models.factor_analysis, False), (nss.models.probabilistic_pca, True)]
-)
-def test_factor_analysis_is_the_model_of_white_functions(make, shared):
+@pytest.mark.parametrize("shared", [False, True])
+def test_factor_analysis_is_the_model_of_white_functions(shared):
     Y = np.random.default_rng(0).standard_normal((6, 3))
     Y[1, 2] = np.nan
     mask = np.ones((6, 3), bool)
@@ -201,9 +199,9 @@ def test_factor_analysis_is_the_model_of_white_functions(make, shared):
         "slab_scale": dist.HalfNormal(2.0),
         "inclusion": dist.Beta(1.0, 3.0),
     }
-    options = {"priors": priors, "shared_inclusion": False}
-    model = make(2, **options)
-    whole = nss.models.mtmkl(["white"] * 2, shared_noise=shared, **options)
+    options = {"priors": priors, "shared_inclusion": False, "shared_noise": shared}
+    model = nss.models.factor_analysis(2, **options)
+    whole = nss.models.mtmkl(["white"] * 2, **options)
     sites = handlers.trace(handlers.seed(model, random.key(1))).get_trace(Y, mask=mask)
     values = {k: x["value"] for k, x in sites.items() if x["type"] == "sample"}
     for wrong in (mask.T, mask[0], mask.astype(float)):
@@ -230,11 +228,10 @@ def test_factor_analysis_is_the_model_of_white_functions(make, shared):
     ids=["one axis", "masked"],
 )
 def test_factor_analysis_refuses_what_is_no_table(Y, message):
-    for make in (nss.models.factor_analysis, nss.models.probabilistic_pca):
-        with pytest.raises(ValueError, match=message):
-            handlers.seed(make(2), 0)(Y)
-        with pytest.raises(ValueError, match="at least one function"):
-            make(0)
+    with pytest.raises(ValueError, match=message):
+        handlers.seed(nss.models.factor_analysis(2), 0)(Y)
+    with pytest.raises(ValueError, match="at least one function"):
+        nss.models.factor_analysis(0)
     model = handlers.seed(nss.models.mtmkl(["white"]), 0)
     for args, message in (
         ((np.arange(3.0), coo_array(np.ones(3))), r"sparse array of shape \(3,\), .*reshape"),

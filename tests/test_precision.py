@@ -29,7 +29,7 @@ Y = np.sin(np.outer(X, [1, 2, 3])) + 0.1 * np.random.default_rng(0).normal(size=
 GAPS = np.where(np.arange(27).reshape(9, 3) % 5 == 0, np.nan, Y)
 SMOOTH = nss.models.mtmkl([kernels.ExpSquared(1.0)] * 2)
 STATES = nss.models.mtmkl([kernels.quasisep.Matern32(1.0)] * 2)
-WHITE = nss.models.probabilistic_pca(2)
+WHITE = nss.models.factor_analysis(2, shared_noise=True)
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:CAVI.run ended after step 2 at temperature")
@@ -107,7 +107,9 @@ def test_fits_of_batches():
     ("kernel", "args"),
     [
         (partial(nss.PairedGibbs, truth.hyper_model), truth.hyper_case().args),
-        pytest.param(partial(nss.mtmkl_kernel, SMOOTH), (X, GAPS), marks=pytest.mark.slow),
+        pytest.param(
+            partial(nss.LatentGibbs, SMOOTH, accelerate=0.25), (X, GAPS), marks=pytest.mark.slow
+        ),
     ],
     ids=["pairs", "functions"],
 )

@@ -66,7 +66,7 @@ class CAVI(SVI):
         weights through a predictor that is affine in them, and is Normal or has auxiliary
         variables: Bernoulli, Binomial, negative binomial, Student-t and Laplace ones, see the page
         on other likelihoods.
-    :param guide: the guide of this model. Its inner guide must be an ``AutoDelta``.
+    :param guide: the guide of this model.
     :param temperature: maps a step to the temperature that divides the logits of the inclusion
         probabilities; `None` is temperature 1 throughout. The default is :func:`annealing`, which
         needs at least 100 steps, and 1 with latent functions.

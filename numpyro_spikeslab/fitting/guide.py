@@ -23,8 +23,8 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro_spikeslab.algebra.quantiles import quantiles as quantiles_of
 from numpyro_spikeslab.fitting import function_sites, guide_factors
 from numpyro_spikeslab.fitting.guide_factors import PairFactors, Start, check_params
-from numpyro_spikeslab.fitting.inner import Points, inner_summary, make_inner
-from numpyro_spikeslab.fitting.model_sites import ModelSites, check_loss, deterministics, sites_of
+from numpyro_spikeslab.fitting.model_sites import ModelSites, deterministics, sites_of
+from numpyro_spikeslab.fitting.points import Points, points_of
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.fitting.slopes import Followed, Slopes, find_slopes
 from numpyro_spikeslab.fitting.tasks import keeps_products
@@ -40,12 +40,12 @@ from numpyro_spikeslab.reading.sites import Pair, observed_sites
 
 
 class SpikeSlabGuide(AutoGuide):
-    """The base of the guides: a family for the pairs, functions, and a guide of all other sites.
+    """The base of the guides: a family for the pairs, functions, and points for all other sites.
 
     The first call with the model's arguments notes sites, shapes and start values, and no data.
 
     - **factors** - the variational family of the pairs.
-    - **inner** - the guide of the other sites.
+    - **points** - the other sites, at one value each.
     """
 
     joint = False
@@ -54,11 +54,10 @@ class SpikeSlabGuide(AutoGuide):
     follows = True
     """Whether Normal sites follow the weights."""
 
-    def __init__(self, model: Callable, factors: PairFactors, inner_guide: Callable) -> None:
-        super().__init__(model, prefix=factors.prefix)
+    def __init__(self, model: Callable, factors: PairFactors, init_loc_fn: Callable) -> None:
+        super().__init__(model, prefix=factors.prefix, init_loc_fn=init_loc_fn)
         self.factors = factors
-        self.inner_guide = inner_guide
-        self.inner: AutoGuide | Points = Points(self.prefix, {})
+        self.points = Points(self.prefix, {})
         self._sites: ModelSites | None = None
 
     @property
@@ -86,9 +85,9 @@ class SpikeSlabGuide(AutoGuide):
         call, trace = (args, kwargs), abstract_trace(self.model, args, kwargs)
         sites = sites_of(self.user, self.model, trace, call)
         self._check_model(sites, trace, call)
-        self.inner, self._slab_scales = make_inner(self, sites, trace, call)
+        self.points, self._slab_scales = points_of(self, sites, trace, call)
         self._slopes: dict[str, Slopes] = {}
-        if self.follows and isinstance(self.inner, Points) and not sites.functions:
+        if self.follows and not sites.functions:
             responses = observed_sites(trace) or sites.predicted
             self._slopes = find_slopes(trace, sites.others, sites.pairs, responses)
         self._prototype_frames = {x.name: x for plates in sites.plates.values() for x in plates}
@@ -102,14 +101,10 @@ class SpikeSlabGuide(AutoGuide):
     @full_precision
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Sample all sites of the guide, for the arguments of the model."""
-        check_loss(self.user)
         self.set_up(args, kwargs)
         self.sites.check_call(self.user, self.model, (args, kwargs))
         within = partial(self._within, self._create_plates(*args, **kwargs))
-        if isinstance(self.inner, Points):
-            values = self.inner.sample(within, self._slopes)
-        else:
-            values = dict(self.inner(*args, **kwargs))
+        values = self.points.sample(within, self._slopes)
         run = self._run_at(values, args, kwargs)
         params = guide_factors.declared(self._start_of_weights())
         for pair in self.sites.pairs:
@@ -126,14 +121,13 @@ class SpikeSlabGuide(AutoGuide):
         self, params: dict[str, Any], values: dict[str, Any], within: Callable
     ) -> dict[str, Any]:
         """Sample the sites that follow the weights; ``values`` are those at the weights' mean."""
-        assert isinstance(self.inner, Points)
         changes, followers = [], {}
         for p in self.sites.pairs:
             w = weights(p.of_weights(values[p.spike]), values[p.slab])
             changes.append(jnp.ravel(w - jnp.reshape(self._mean(p, params), p.shape)))
         for name, kind in self._slopes.items():
             factors = kind.factors(jnp.concatenate(changes))
-            slopes, event_dim = params[self._slope_name(name)], self.inner.points[name].event_dim
+            slopes, event_dim = params[self._slope_name(name)], self.points.sites[name].event_dim
             with within(name):
                 followed = Followed(values[name], slopes, factors, event_dim)
                 followers[name] = numpyro.sample(name, followed)
@@ -173,9 +167,8 @@ class SpikeSlabGuide(AutoGuide):
         return starts
 
     def start(self) -> Start:
-        """Start value and constraint of each parameter, but those of another inner guide."""
-        starts = self.inner.start() if isinstance(self.inner, Points) else {}
-        starts |= self._start_of_weights()
+        """Start value and constraint of each parameter."""
+        starts = self.points.start() | self._start_of_weights()
         for name in self.sites.functions:
             starts |= function_sites.start(name, self.sites.shapes[name], self.prefix)
         return starts
@@ -192,7 +185,7 @@ class SpikeSlabGuide(AutoGuide):
             shapes = dict.fromkeys(self.factors.names(form.pairs[0].name), form.pairs[0].shape)
             shapes |= dict.fromkeys(terms, reading.functions.mean.shape)
         check_params(params, shapes)
-        others = params | inner_summary(self.inner, "median", params)
+        others = params | self.points.median(params)
         values = {site: others[site] for site in form.others}
         if form.functions is not None:
             functions = function_sites.pack(reading, [params[x] for x in terms], values)
@@ -365,7 +358,7 @@ class SpikeSlabGuide(AutoGuide):
         if args or kwargs:
             self.set_up(args, kwargs)
         flat = levels.reshape(-1)
-        values = dict(inner_summary(self.inner, "quantiles", params, flat))
+        values = self.points.quantiles(params, flat)
         for pair in self.sites.pairs:
             pair = self._checked(pair, params)
             marginals = self.factors.marginals(pair, params)

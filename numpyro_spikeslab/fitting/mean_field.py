@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.algebra.families import MeanField
 from numpyro_spikeslab.algebra.quantiles import single
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.guide_factors import Marginals, PairFactors, Start
 from numpyro_spikeslab.fitting.model_sites import ModelSites
+from numpyro_spikeslab.fitting.points import init_to_prior_mean
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.sites import Pair
@@ -32,7 +32,7 @@ class MeanFieldGuide(SpikeSlabGuide):
 
     :param model: a model with exactly one :func:`~numpyro_spikeslab.spike_slab`.
     :param prefix: part of the parameters' names.
-    :param inner_guide: as in :class:`PairedGuide`.
+    :param init_loc_fn: as in :class:`PairedGuide`.
     :raises ValueError: when first called, as :class:`PairedGuide`, and for several pairs, groups
         and latent functions.
 
@@ -63,9 +63,9 @@ class MeanFieldGuide(SpikeSlabGuide):
         model: Callable,
         *,
         prefix: str = "auto",
-        inner_guide: Callable[..., AutoGuide] = AutoDelta,
+        init_loc_fn: Callable[..., Any] = init_to_prior_mean,
     ) -> None:
-        super().__init__(model, MeanFieldFactors(prefix), inner_guide)
+        super().__init__(model, MeanFieldFactors(prefix), init_loc_fn)
 
     def _check_model(self, sites: ModelSites, trace: dict[str, Any], call: Any) -> None:
         if len(sites.pairs) > 1 or sites.pairs[0].groups is not None or sites.functions:

@@ -2,14 +2,12 @@
 """The sites of a model at the first call of its guide, and the check of later calls."""
 
 from collections.abc import Callable, Collection
-from inspect import currentframe
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from numpyro.distributions import constraints
-from numpyro.infer import SVI
 
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.model_run import abstract_trace, run_model, site_log_prob
@@ -151,17 +149,3 @@ def predicted_sites(
     # those of `obs_mask` are missing responses of a fit
     missing = {name for name in below if name.endswith("_unobserved")}
     return frozenset(below - set(sampled) - above - missing)
-
-
-def check_loss(user: str) -> None:
-    """Refuse a step of SVI up a loss without gradients of spikes, :class:`Trace_ELBO` for one."""
-    frame = currentframe()
-    # NumPyro tells a guide nothing of the loss, so its callers are looked at
-    while frame is not None:
-        svi = frame.f_locals.get("self")
-        is_step = frame.f_code.co_name in ("update", "stable_update")
-        if is_step and isinstance(svi, SVI) and not getattr(svi.loss, "can_infer_discrete", True):
-            got, expected = type(svi.loss).__name__, "TraceGraph_ELBO"
-            remedy = "Spikes are discrete: other losses have no gradients of them."
-            raise bad(f"{user}: loss of SVI", got, expected, remedy)
-        frame = frame.f_back

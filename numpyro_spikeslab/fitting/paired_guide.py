@@ -1,38 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """The paired mean field as a guide."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from jaxtyping import Array
 
-import jax
 import jax.numpy as jnp
 
-from numpyro.distributions import biject_to, constraints
-from numpyro.infer.autoguide import AutoDelta, AutoGuide
+from numpyro.distributions import constraints
 
 from numpyro_spikeslab.algebra.correlation import COVERAGE, MIN_CORRELATION, check_limits
-from numpyro_spikeslab.algebra.search import on_real_line
 from numpyro_spikeslab.fitting import single_effects
 from numpyro_spikeslab.fitting.blocks import partitions_of
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.guide_factors import PairFactors
 from numpyro_spikeslab.fitting.model_sites import ModelSites
 from numpyro_spikeslab.fitting.pattern_factors import PatternFactors
+from numpyro_spikeslab.fitting.points import init_to_prior_mean
 from numpyro_spikeslab.fitting.predict import (
-    checked_entries,
-    checked_levels,
     checked_rows,
     predict,
     refuse_traced,
-    response,
     transform,
 )
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import full_precision
-from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
+from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reading
 
@@ -72,11 +67,11 @@ class PairedGuide(SpikeSlabGuide):
     prior times ``exp(linear * phi - precision * phi**2 / 2)`` at each input, with the parameters
     ``phi_{prefix}_precision`` and ``phi_{prefix}_linear``, shape (M, N).
 
-    **Other sites** get an inner autoguide, by default points. Sites with a Normal prior, such as an
-    intercept, follow the weights, so columns need not be centred: ``beta`` is at
-    ``loc + slope @ (w - <w>)``, with ``beta_{prefix}_loc`` and ``beta_{prefix}_slope``, whose last
-    axis has all P weights; in the plate of Q tasks, the M weights of its own task. No site follows
-    with latent functions, another inner guide, or more than 1,048,576 slopes.
+    **Other sites** are at points, as in :class:`~numpyro.infer.autoguide.AutoDelta`. Sites with a
+    Normal prior, such as an intercept, follow the weights, so columns need not be centred: ``beta``
+    is at ``loc + slope @ (w - <w>)``, with ``beta_{prefix}_loc`` and ``beta_{prefix}_slope``, whose
+    last axis has all P weights; in the plate of Q tasks, the M weights of its own task. No site
+    follows with latent functions, or more than 1,048,576 slopes.
 
     :param model: a model with at least one :func:`~numpyro_spikeslab.spike_slab`.
     :param blocks: sets of at most 10 weights, as in ``[[0, 1, 2], [7, 8]]``, numbered flat from 0;
@@ -85,8 +80,8 @@ class PairedGuide(SpikeSlabGuide):
         ``blocks`` has the result, to be passed with saved parameters. Only for weights that
         multiply columns of one design.
     :param prefix: part of the parameters' names.
-    :param inner_guide: called with the model of the other latent sites and ``prefix=``. CAVI needs
-        the default, :class:`~numpyro.infer.autoguide.AutoDelta`; with another use SVI.
+    :param init_loc_fn: where the other sites start, such as NumPyro's
+        :func:`~numpyro.infer.initialization.init_to_value`; by default at their prior mean.
     :raises ValueError: when called, if the model has no pairs, a broken pair, other discrete latent
         sites, or other sites or shapes than before, or ``blocks`` are not disjoint sets.
 
@@ -117,10 +112,10 @@ class PairedGuide(SpikeSlabGuide):
         *,
         blocks: Any = None,
         prefix: str = "auto",
-        inner_guide: Callable[..., AutoGuide] = AutoDelta,
+        init_loc_fn: Callable[..., Any] = init_to_prior_mean,
     ) -> None:
         self._blocks = blocks
-        super().__init__(model, PairFactors(prefix), inner_guide)
+        super().__init__(model, PairFactors(prefix), init_loc_fn)
 
     def _check_model(self, sites: ModelSites, trace: dict[str, Any], call: Any) -> None:
         if self._blocks is not None or any(pair.groups is not None for pair in sites.pairs):
@@ -136,16 +131,12 @@ class PairedGuide(SpikeSlabGuide):
         X_new: Any = None,
         entries: tuple[Any, Any] | None = None,
         noise: bool = False,
-        scale: str = "predictor",
-        quantiles: Any = (0.025, 0.5, 0.975),
         **kwargs: Any,
     ) -> tuple[Any, Any]:
         """Compute mean and variance of each task at new inputs, in closed form.
 
-        Under a likelihood that is not Normal these are of its predictor f. With
-        ``scale="response"`` there are the mean and quantiles of responses, for which f is Normal
-        with this mean and variance: the mean of 1000 evenly spaced values of f, and quantiles of a
-        draw of the response at each of them, by a fixed key.
+        Under a likelihood that is not Normal these are of its predictor f; for responses there is
+        :class:`~numpyro.infer.Predictive`.
 
         For models with :func:`~numpyro_spikeslab.latent_functions`. Each hyperparameter has one
         value, so intervals are narrower than those of a chain.
@@ -157,33 +148,15 @@ class PairedGuide(SpikeSlabGuide):
         :param entries: numbers of rows and of columns of entries of the table, each of shape (L,).
             The default is the whole table, or the entries of data that are a sparse array.
         :param noise: whether to add the noise, for predictions of Normal observations.
-        :param scale: ``"predictor"``, or ``"response"`` for responses, which include their noise.
-        :param quantiles: K probabilities, for ``scale="response"``.
         :param kwargs: keyword arguments of the model.
-        :return: mean and variance, each of shape (S, Q), or (L,) of entries; with
-            ``scale="response"`` the mean and K quantiles, (K, S, Q) or (K, L).
+        :return: mean and variance, each of shape (S, Q), or (L,) of entries.
         :raises ValueError: if the weights mix no latent functions, arguments are traced, inputs or
-            entries do not fit, noise, the location without functions or other parameters of the
-            responses are not known there, or noise is asked for where it has no variance.
+            entries do not fit, the location without functions is not known there, or noise is
+            asked for where it is not known or has no variance.
         """
         refuse_traced("PairedGuide.predict", (params, args, kwargs, X_new, entries))
-        if scale not in ("predictor", "response") or (noise and scale == "response"):
-            got = f"{scale!r} and noise={noise}"
-            raise bad("PairedGuide.predict: scale", got, "'predictor', or 'response' without noise")
         reading = self._read(args, kwargs)
-        of_table = entries is not None and X_new is None and reading.layout is None
-        if scale == "response" and of_table:
-            # each entry has a distribution of its own
-            where = checked_entries(reading, entries)
-            options = {"scale": scale, "quantiles": quantiles}
-            responses = self.predict(params, *args, **options, **kwargs)
-            return tuple(x[..., where.rows, where.columns] for x in responses)
-        posterior = self.pack(reading, params)
-        moments = predict(reading, posterior, X_new, entries, noise)
-        if scale == "predictor":
-            return moments
-        is_new = X_new is not None or entries is not None
-        return response(reading, posterior, moments, checked_levels(quantiles), is_new)
+        return predict(reading, self.pack(reading, params), X_new, entries, noise)
 
     @full_precision
     def transform(
@@ -197,8 +170,7 @@ class PairedGuide(SpikeSlabGuide):
 
         :param params: parameters, as from ``result.params``.
         :param args: arguments of the model, as for the fit.
-        :param Y_new: new rows of the same tasks, shape (S, Q); NaN is a missing entry. Of a sparse
-            array, of scipy or a ``BCOO``, the stored entries are the observations.
+        :param Y_new: new rows of the same tasks, shape (S, Q); NaN is a missing entry.
         :param kwargs: keyword arguments of the model.
         :return: mean and variance, each of shape (M, S).
         :raises ValueError: if the functions have an order, arguments are traced, rows do not fit,
@@ -318,7 +290,6 @@ class PairedGuide(SpikeSlabGuide):
         *args: Any,
         rng_key: Array | None = None,
         num_chains: int | None = None,
-        unconstrained: Sequence[str] = (),
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Make start values of chains from a fit, for ``MCMC.run(..., init_params=...)``.
@@ -327,11 +298,9 @@ class PairedGuide(SpikeSlabGuide):
         :param args: arguments of the model, as for the fit.
         :param rng_key: random key of draws from the guide; without it, chains start at its medians.
         :param num_chains: number of chains, the leading axis of the values; `None` for no axis.
-        :param unconstrained: names of the sites of an HMC block of :class:`~numpyro.infer.Gibbs`,
-            which takes unconstrained values.
         :param kwargs: keyword arguments of the model.
-        :return: ``{site: value}`` for all latent sites that :meth:`sample_posterior` draws.
-        :raises ValueError: if ``unconstrained`` has names that are not among them.
+        :return: ``{site: value}`` for all latent sites that :meth:`sample_posterior` draws. A block
+            of NUTS takes the value ``biject_to(support).inv(value)``, as NumPyro's kernels do.
 
         **Example**
 
@@ -359,14 +328,4 @@ class PairedGuide(SpikeSlabGuide):
         for name, value in values.items():
             if trace[name]["fn"].support == constraints.unit_interval:
                 values[name] = jnp.clip(value, 1e-6, 1 - 1e-6)
-        if not set(unconstrained) <= values.keys():
-            expected = f"names among {sorted(values)}"
-            raise bad("PairedGuide.to_init_params: unconstrained", unconstrained, expected)
-
-        def on_line(values):
-            run = run_model(self.model, args, kwargs, values)
-            supports = {name: run[name]["fn"].support for name in unconstrained}
-            return {k: on_real_line(biject_to(x), values[k]) for k, x in supports.items()}
-
-        moved = compiled(jax.vmap(on_line) if shape else on_line, values) if unconstrained else {}
-        return values | moved
+        return values

@@ -88,7 +88,6 @@ class Spec:
 
     - **form**, **program**, **density** - of the model.
     - **parameters** - of the kernels of its latent functions.
-    - **block_size** - features in a block of the design.
     - **plain** - whether sweeps follow the paper's supplement.
     - **temperature** - maps a step to the temperature of the logits; `None` for 1.
     - **profiled** - the site that is, with one number, the scale of all slabs, or `None`.
@@ -99,7 +98,6 @@ class Spec:
     program: Program
     density: Program | None
     parameters: Parameters | None
-    block_size: int
     plain: bool
     temperature: Callable[[Any], Any] | None
     profiled: str | None
@@ -139,7 +137,6 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
         program=reading.problem.program,
         density=reading.problem.density,
         parameters=None if functions is None else functions.parameters,
-        block_size=reading.block_size,
         plain=plain,
         temperature=temperature,
         profiled=next(single, None),

@@ -8,12 +8,8 @@ from jaxtyping import Array, Float
 import numpy as np
 
 import jax
-from jax import random
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve
-from jax.scipy.special import ndtri
-
-import numpyro.distributions as dist
 
 from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.sparse_sums import Entries, Side, at_entries, over_blocks, side_of
@@ -24,7 +20,7 @@ from numpyro_spikeslab.reading.function_prior import KnownFunctions
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.roles import NoiseRole
-from numpyro_spikeslab.sparse import Observations, entries_of, is_sparse
+from numpyro_spikeslab.sparse import Observations, is_sparse
 
 
 def refuse_traced(user: str, arguments: Any) -> None:
@@ -65,89 +61,6 @@ def predict(
     if noise:
         variance = variance + noise_of(reading, posterior, columns)[columns]
     return mean + offset, variance
-
-
-NUM_DRAWS = 1000
-"""Draws of each response, for its quantiles."""
-
-
-def response(
-    reading: Reading, posterior: Posterior, moments: tuple[Any, Any], levels: Any, is_new: bool
-) -> tuple[Any, Any]:
-    """Compute mean and quantiles of responses, given mean and variance of their predictor.
-
-    Their distribution is evaluated at as many rows at a time as the data have.
-
-    :param is_new: whether they are at other inputs or entries than the data.
-    """
-    form, (mean, variance) = reading.form, moments
-    table = reading.problem.predictor_shape
-    shape = np.shape(mean)
-    rows = -(-shape[0] // table[0])
-    if is_new:
-        _check_alike(reading, posterior, mean.dtype)
-
-    def parts(x):
-        x = x.reshape(shape[0], -1)
-        x = jnp.concatenate([x, jnp.broadcast_to(x[-1:], (rows * table[0] - len(x), x.shape[1]))])
-        return x.reshape(rows, *table)
-
-    def of_part(posterior, part):
-        mean, sd, key = part
-
-        def draw(z, key):
-            fn = _distribution(reading, posterior, mean + sd * z)
-            y = fn.sample(key)
-            try:
-                center = fn.mean
-            except NotImplementedError:
-                center = y
-            return tuple(form.tasks_last(jnp.broadcast_to(x, y.shape)) for x in (center, y))
-
-        # the means of evenly spaced predictors are more precise than those of draws
-        z = ndtri((jnp.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS).astype(mean.dtype)
-        centers, draws = jax.vmap(draw)(z, random.split(key, NUM_DRAWS))
-        quantiles = jnp.quantile(draws.astype(mean.dtype), levels, axis=0, method="nearest")
-        return jnp.mean(centers, axis=0), quantiles
-
-    def of(posterior, mean, variance):
-        keys = random.split(random.key(0), rows)
-        split = parts(mean), parts(jnp.sqrt(variance)), keys
-        means, quantiles = jax.lax.map(partial(of_part, posterior), split)
-        joined = jnp.moveaxis(quantiles, 0, 1).reshape(len(levels), -1, means.shape[-1])
-        means = means.reshape(-1, means.shape[-1])[: shape[0]]
-        return means.reshape(shape), joined[:, : shape[0]].reshape(len(levels), *shape)
-
-    return compiled(of, posterior, mean, variance)
-
-
-def _distribution(reading: Reading, posterior: Posterior, f: Float[Array, "N Q"]) -> Any:
-    """Return the distribution of the responses, in the shape of the data."""
-    problem, values = reading.problem, posterior.values
-    if not reading.form.is_normal:
-        return problem.given_predictor(values, problem.observed(f), lambda density: density.fn)
-    scale = problem.run(values, of=lambda run: problem.likelihood(run).scale)
-    f = problem.observed(f)
-    return dist.Normal(f, jnp.broadcast_to(scale, f.shape))
-
-
-def _check_alike(reading: Reading, posterior: Posterior, dtype: Any) -> None:
-    """Raise if responses at equal predictors have other distributions at other inputs."""
-    form, table = reading.form, reading.problem.predictor_shape
-
-    def parameters(posterior):
-        fn = _distribution(reading, posterior, jnp.zeros(table, dtype))
-        leaves = [jnp.broadcast_to(x, fn.shape()) for x in jax.tree.leaves(fn)]
-        return [form.tasks_last(x) for x in leaves]
-
-    for x in compiled(parameters, posterior):
-        if np.any(np.asarray(x) != np.asarray(x)[:1]):
-            raise bad(
-                f"PairedGuide.predict: {form.likelihood!r} at new inputs",
-                "a distribution whose other parameters change from input to input",
-                "the same at all inputs, of each task",
-                'Leave out scale="response", or use numpyro.infer.Predictive.',
-            )
 
 
 _at_entries = jax.jit(at_entries)
@@ -225,7 +138,7 @@ def noise_of(reading: Reading, posterior: Posterior, columns: Any) -> Float[Arra
     if not form.is_normal:
         raise ValueError(
             f"predict, transform: only Normal observations have noise, not {form.likelihood!r}. "
-            "Leave `noise` out, or give scale='response'."
+            "Leave `noise` out, or use numpyro.infer.Predictive."
         )
     if form.varying_noise:
         raise ValueError(
@@ -254,15 +167,6 @@ def noise_of(reading: Reading, posterior: Posterior, columns: Any) -> Float[Arra
     return sigma2
 
 
-def checked_levels(quantiles: Any) -> Float[np.ndarray, " K"]:
-    """Return probabilities of quantiles as an array."""
-    levels = np.asarray(quantiles, float)
-    if levels.ndim != 1 or not np.all((levels >= 0) & (levels <= 1)):
-        expected = "a list of probabilities between 0 and 1"
-        raise bad("PairedGuide.predict: quantiles", repr(quantiles), expected)
-    return levels
-
-
 def _checked_points(latent: KnownFunctions, X_new: Any, where: Entries | None) -> Any:
     """Return new inputs as an array; raise unless they are finite and as wide as the model's."""
     user = "PairedGuide.predict: X_new"
@@ -288,7 +192,7 @@ def checked_entries(reading: Reading, entries: Any) -> Entries:
 
 
 def checked_rows(reading: Reading, Y_new: Any) -> Observations:
-    """Return the observations of new rows, from a table with NaN or a sparse array."""
+    """Return the observations of new rows, from a table with NaN."""
     number, user = reading.form.num_tasks, "PairedGuide.transform: Y_new"
     if reading.functions is None or not reading.functions.is_white:
         raise ValueError(
@@ -301,12 +205,10 @@ def checked_rows(reading: Reading, Y_new: Any) -> Observations:
     if np.ma.isMaskedArray(Y_new):
         raise bad(user, "a masked array", "an array", "Give `Y_new.filled(np.nan)`.")
     if is_sparse(Y_new):
-        new = entries_of(Y_new, user)
-    else:
-        table = np.asarray(Y_new, dtype)
-        rows, columns = np.nonzero(~np.isnan(table))
-        new = Observations(rows, columns, table[rows, columns], shape)
-    values = np.asarray(new.values, dtype)
+        raise bad(user, "a sparse array", "an array", "Make it dense, with NaN for missing ones.")
+    table = np.asarray(Y_new, dtype)
+    rows, columns = np.nonzero(~np.isnan(table))
+    values = table[rows, columns]
     if not np.all(np.isfinite(values)):
         raise bad(user, "entries that are not finite", "numbers, and NaN for missing ones")
-    return new._replace(values=values)
+    return Observations(rows, columns, values, shape)

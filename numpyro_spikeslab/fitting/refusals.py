@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
-from numpyro_spikeslab.fitting.inner import Points
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import ENTRIES, OTHER
@@ -55,9 +54,6 @@ def checked_params(
 def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
     """Raise if a fit does not take a guide, which has been set up, or a model."""
     form, functions = reading.form, reading.functions
-    if not isinstance(guide.inner, Points):
-        kind, remedy = type(guide.inner).__name__, "Use it, or fit with numpyro.infer.SVI."
-        raise bad("CAVI: the inner guide", kind, "AutoDelta, whose bound is exact", remedy)
     if unfit := [site for site, support in reading.supports.items() if support is None]:
         remedy = "Make it a function of another site, such as `low + above`, above ~ HalfNormal(1)."
         got = "a support that depends on other sites"

@@ -2,14 +2,12 @@
 """Runs of CAVI: starts, stages, the progress bar, the result and warnings at the end."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 import warnings
 
 from jaxtyping import Array, Float
 import numpy as np
-from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 import jax
@@ -26,8 +24,6 @@ from numpyro_spikeslab.fitting.starts import start_random, start_svd
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 
-# Up to this size one thread decomposes a matrix faster than several that wait for each other.
-SMALL = 1000
 # Nats between the best bound of the starts and the next, above which a run warns.
 APART = 5.0
 # Nats per step, below which the bound counts as settled.
@@ -75,10 +71,8 @@ def run_stages(
     call: Call, key: Array, progress: Progress, plan: Plan, progress_bar: bool
 ) -> tuple[Progress, Float[np.ndarray, " steps"], Float[np.ndarray, " starts"] | None]:
     """Run a plan until its end or Ctrl-C; return the best end, its losses, and all bounds."""
-    losses, restarts, functions = [], None, call.reading.functions
-    size = call.reading.block_size if functions is None else functions.mean.shape[1]
-    blas = threadpool_limits(1, user_api="blas") if size <= SMALL else nullcontext()
-    with blas, tqdm(total=plan.num_steps, disable=not progress_bar) as bar:
+    losses, restarts = [], None
+    with tqdm(total=plan.num_steps, disable=not progress_bar) as bar:
         try:
             for stage in _stages(call, key, progress, plan, bar):
                 progress = stage.progress

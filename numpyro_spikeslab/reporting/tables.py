@@ -4,6 +4,7 @@
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
+import arviz_stats  # noqa: F401, registers the accessor `azstats`
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -12,7 +13,6 @@ from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import inclusion, mean, pairs, plates, posterior
 from numpyro_spikeslab.reporting.credible_sets import alternatives
-from numpyro_spikeslab.reporting.variational import k_hat
 
 FIRST = ["mean", "sd", "inclusion", "mcse_inclusion", "bayes_factor"]
 LAST = ["alternatives", "flips", "between_chain_sd", "ess_bulk", "r_hat"]
@@ -208,3 +208,19 @@ def errors(
     if truth and truth.keys() <= values.keys():
         gaps = np.concatenate([abs(values[name] - truth[name]).values.ravel() for name in truth])
     return {f"sum_abs_error_{of}": float(gaps.sum()), f"max_abs_error_{of}": float(gaps.max())}
+
+
+def k_hat(data: xr.DataTree) -> float:
+    """Compute Pareto k-hat of the importance ratios p / q; NaN if they have no tail to fit."""
+    ratios = arviz_data.sample_stats(data).get("log_ratio")
+    if ratios is None:
+        return np.nan
+    try:
+        # ArviZ takes log-likelihoods, whose negatives are the log-ratios of leave-one-out;
+        # older versions divide by zero if many ratios tie
+        with np.errstate(divide="ignore", invalid="ignore"):
+            _, tail = (-ratios.astype(float)).azstats.psislw(dim=list(ratios.dims))
+    except (ValueError, IndexError):
+        # too few draws, or a tail of equal ratios, as of an exact fit
+        return np.nan
+    return float(tail)

@@ -87,8 +87,10 @@ class LatentGibbs(BlockKernel):
     As a block of :class:`numpyro.infer.Gibbs` it draws the sites it is given: the functions and the
     parameters of their kernels (:func:`~numpyro_spikeslab.latent_sites`) and, optionally, the
     weights, the noise scales (one for each task or one for all), the slab scales, both under any
-    prior of positive numbers, and the inclusion probabilities under any prior on [0, 1]. Alone it
-    samples models without other sites, see :func:`~numpyro_spikeslab.mtmkl_kernel`.
+    prior of positive numbers, and the inclusion probabilities under any prior on [0, 1]. Alone,
+    ``LatentGibbs(model, accelerate=0.25)``, it samples models without other sites, such as
+    :func:`numpyro_spikeslab.models.mtmkl`; it then moves weights and functions together, and draws
+    slab scales with the excluded slabs integrated out.
 
     For observations given as a sparse array, functions must be ``"white"``. Then a step draws the
     functions jointly at each row, without the moves of weights, lengths and signs; begin such
@@ -251,33 +253,3 @@ def check_functions(reading: Reading, trace: dict[str, Any], user: str) -> None:
                 f"functions {form.functions!r}, so it cannot be drawn with them. Condition on it."
             )
     functions.check(user)
-
-
-def mtmkl_kernel(model: Callable, *, rescale: bool = True, accelerate: float = 0.25) -> LatentGibbs:
-    """Make a kernel that samples the whole of :func:`numpyro_spikeslab.models.mtmkl`.
-
-    It is a :class:`LatentGibbs` that draws all sites. Unlike the composite of
-    :class:`~numpyro_spikeslab.PairedGibbs`, :class:`LatentGibbs` and NUTS, which serves models with
-    other sites, it moves weights and functions together, and draws slab scales with the excluded
-    slabs integrated out. Chains find the functions in the accelerated part of the warm-up, or they
-    start at a fit, see :meth:`PairedGuide.to_init_params
-    <numpyro_spikeslab.PairedGuide.to_init_params>`.
-
-    :param accelerate: share of the warm-up that is accelerated, see :class:`LatentGibbs`.
-    :return: the kernel, for :class:`~numpyro.infer.MCMC` with any ``chain_method``.
-
-    **Example**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro.infer import MCMC
-        >>> from tinygp import kernels
-        >>> import numpyro_spikeslab as nss
-        >>> model = nss.models.mtmkl([kernels.ExpSquared(1.0)] * 2)
-        >>> X = jnp.linspace(0, 4, 20)
-        >>> Y = jnp.stack([jnp.sin(X), -jnp.sin(X), jnp.cos(X)], axis=1)
-        >>> mcmc = MCMC(nss.mtmkl_kernel(model), num_warmup=500, num_samples=1000)
-        >>> mcmc.run(jax.random.key(0), X, Y)               # doctest: +SKIP
-    """
-    return LatentGibbs(model, rescale=rescale, accelerate=accelerate)

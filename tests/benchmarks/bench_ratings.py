@@ -69,7 +69,7 @@ def main():
     best = with_known_loadings(Y, W, rows[held], columns[held])
     error = np.sqrt(np.mean((best - values[held]) ** 2))
     print(f"held-out RMSE with the loadings known {error:.4f} (noise {NOISE})", flush=True)
-    model = nss.models.probabilistic_pca(args.factors)
+    model = nss.models.factor_analysis(args.factors, shared_noise=True)
     guide = nss.PairedGuide(model)
     svi = nss.CAVI(model, guide)
     start = time.perf_counter()

@@ -25,6 +25,7 @@ from numpyro.infer import Predictive
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting import rounds
 from numpyro_spikeslab.fitting.posterior import view_at
+from numpyro_spikeslab.fitting.run import CAVIRunResult
 from numpyro_spikeslab.reading.likelihood import by_task
 
 OBSERVED = ("y", "Y")
@@ -112,7 +113,7 @@ class Fit:
             self.result = self.run(400, self.first)
         self.params = self.result.params
 
-    def run(self, num_steps: int, state: Any) -> nss.CAVIRunResult:
+    def run(self, num_steps: int, state: Any) -> CAVIRunResult:
         return self.svi.run(KEY, num_steps, *self.args, init_state=state, progress_bar=False)
 
     def bound(self, params: dict[str, Any]) -> float:
@@ -350,7 +351,7 @@ def test_pickles_are_the_same(x64, name):
     state, loss = svi.update(result, *fit.args)
     same((state, loss), fit.svi.update(fit.first, *fit.args), 0.0)
     copied = pickle.loads(pickle.dumps(fit.result))
-    assert type(copied) is nss.CAVIRunResult
+    assert type(copied) is CAVIRunResult
     same(svi.evaluate(copied.state, *fit.args), -fit.bound(fit.params), 1e-8)
 
 

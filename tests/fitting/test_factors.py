@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 from planted import plant
 import pytest
+from scipy.sparse import coo_array
 from task_problems import model_of, observations, problem
 from tinygp import kernels
 
@@ -149,6 +150,7 @@ def test_new_tasks_are_fitted_with_the_functions_held():
         (np.ones((0, 12)), r"expected \(S, 12\)"),
         (np.full((2, 12), np.inf), "not finite"),
         (np.ma.masked_less(np.eye(12), 0.0), r"masked array.*`Y_new.filled\(np.nan\)`"),
+        (coo_array(np.eye(12)), "a sparse array, expected an array. Make it dense"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(Y_new, message):

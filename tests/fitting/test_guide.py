@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guides keep the contract of NumPyro's autoguides, and their summaries are true."""
 
-from functools import lru_cache, partial
+from functools import lru_cache
 import logging
 import pickle
 from types import SimpleNamespace
@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer import SVI, Predictive, Trace_ELBO, TraceGraph_ELBO, init_to_value
-from numpyro.infer.autoguide import AutoDelta, AutoGuide, AutoIAFNormal, AutoNormal
+from numpyro.infer import SVI, Predictive, TraceGraph_ELBO, init_to_value
+from numpyro.infer.autoguide import AutoGuide
 
 import numpyro_spikeslab as nss
 
@@ -182,46 +182,8 @@ def test_params_may_be_trees_of_arrays_except_in_fits_in_closed_form():
         nss.CAVI(model, guide).init(KEY, X, Y)
 
 
-@pytest.mark.filterwarnings("ignore:Currently, SVI with")
-@pytest.mark.parametrize("step", ["update", "stable_update", "run"])
-def test_a_loss_without_gradients_of_spikes_is_refused(step):
-    svi = SVI(regression, nss.PairedGuide(regression), optax.adam(0.1), Trace_ELBO())
-    state = svi.init(KEY, X, Y)
-    assert np.isfinite(svi.evaluate(state, X, Y))
-    begin = (KEY, 2) if step == "run" else (state,)
-    with pytest.raises(ValueError, match=r"PairedGuide: loss .* Trace_ELBO, .* TraceGraph_ELBO"):
-        getattr(svi, step)(*begin, X, Y)
-
-
-@pytest.mark.slow
-def test_the_values_of_another_inner_guide_are_its_medians():
-    """Its parameters are those of unconstrained values, so that of a small scale is negative."""
-    values = {"sigma": 0.7, "inclusion": 0.2, "scale": 0.4}
-    points = nss.PairedGuide(regression)
-    params = first_params(points, X, Y)
-    params |= {f"{name}_auto_loc": jnp.asarray(x) for name, x in values.items()}
-    start = partial(AutoNormal, init_loc_fn=init_to_value(values=values))
-    guide = nss.PairedGuide(regression, inner_guide=start)
-    others = first_params(guide, X, Y)
-    others |= {name: x for name, x in params.items() if name.startswith("w_")}
-    for summary in ("posterior_mean", "median", "to_init_params"):
-        numbers = getattr(guide, summary)(others, X, Y), getattr(points, summary)(params, X, Y)
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-12), *numbers)
-    quantiles = jax.jit(lambda x: guide.quantiles(x, [0.25, 0.5, 0.75]))(others)
-    for name, value in values.items():
-        low, middle, high = quantiles[name]
-        assert low < middle < high and middle == pytest.approx(value)
-    draws = guide.sample_posterior(KEY, others, X, Y, sample_shape=(1000,))
-    assert_draws(draws, "regression", (1000,))
-    assert (draws["sigma"] > 0).all() and draws["sigma"].std() > 0
-    # the prior scale of an excluded slab is that of the same draw
-    excluded = np.asarray(draws["w_slab"] / draws["scale"][:, None])[draws["w_spike"] == 0]
-    assert abs(excluded.std() - 1.0) < 6 / np.sqrt(2 * excluded.size)
-
-
-def test_an_inner_guide_starts_where_its_init_loc_fn_says():
-    start = init_to_value(values={"sigma": 0.7})
-    guide = nss.PairedGuide(regression, inner_guide=partial(AutoDelta, init_loc_fn=start))
+def test_a_guide_starts_where_its_init_loc_fn_says():
+    guide = nss.PairedGuide(regression, init_loc_fn=init_to_value(values={"sigma": 0.7}))
     svi = nss.CAVI(regression, guide)
     assert guide.median(svi.get_params(svi.init(KEY, X, Y)))["sigma"] == 0.7
 
@@ -391,9 +353,3 @@ def test_what_a_guide_does_not_take_is_refused(name):
     call, message = REFUSALS[name]
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_an_inner_guide_without_medians_is_named():
-    flow = nss.PairedGuide(regression, inner_guide=AutoIAFNormal)
-    with pytest.raises(NotImplementedError, match=r"AutoIAFNormal has no `quantiles`. Use draws"):
-        called(flow, X, Y).median(fitted("paired", "regression").params)

@@ -180,7 +180,7 @@ def test_functions_may_be_in_a_scope():
     def results(model, prefix=""):
         svi = cavi(model, plain=True)
         params = svi.run(KEY, 3, X, FULL, progress_bar=False).params
-        state = nss.mtmkl_kernel(model).init(KEY, 1, None, (X, FULL), {})
+        state = nss.LatentGibbs(model, accelerate=0.25).init(KEY, 1, None, (X, FULL), {})
         named = ({k.removeprefix(prefix): x for k, x in part.items()} for part in (params, state.z))
         return svi.guide.predict(params, X, FULL, X_new=X + 1.0), *named
 

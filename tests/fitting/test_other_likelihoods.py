@@ -8,8 +8,7 @@ from function_models import MODELS, first_params
 from likelihood_cases import CASES, data_of, model_of
 import numpy as np
 import pytest
-from scipy import special, stats
-from tinygp import kernels
+from scipy import special
 
 import jax.numpy as jnp
 
@@ -73,99 +72,10 @@ def test_moves_of_functions_never_lower_the_bound(x64):
     assert float(svi.evaluate(result.state, *args)) == pytest.approx(float(result.losses[-1]))
 
 
-def tasks(X, Y=None, link="classes", totals=5):
-    """Two tasks of latent functions."""
-    phi = nss.latent_functions("phi", [kernels.ExpSquared(1.0)], X)
-    with numpyro.plate("task", 2, dim=-2), numpyro.plate("latent", 1):
-        W = nss.spike_slab("W", 0.5, 2.0)
-    f = 0.3 + (W @ phi).T
-    fn = dist.Bernoulli(logits=f) if link == "classes" else dist.Binomial(totals, logits=f)
-    numpyro.sample("Y", fn.to_event(2), obs=Y)
-
-
-X = np.linspace(0.0, 2.0, 6)
-Y = np.random.default_rng(0).integers(0, 2, (6, 2)).astype(float)
-
-
-def guide_of_tasks(**options):
-    model = partial(tasks, **options)
+def noise_of_classes():
+    model, args, _ = MODELS["classes"]()
     guide = nss.PairedGuide(model)
-    params = first_params(guide, X, Y)
-    changes = {
-        "W_auto_probs": jnp.array([[0.9], [0.7]]),
-        "W_auto_loc": jnp.array([[2.0], [-1.0]]),
-        "W_auto_scale": jnp.array([[0.3], [0.5]]),
-        "phi_auto_precision": jnp.full((1, 6), 4.0),
-        "phi_auto_linear": jnp.array([[3.0, 2.0, 0.0, -1.0, -4.0, 1.0]]),
-    }
-    return guide, params | changes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("X_new", [None, np.linspace(0.5, 3.0, 8)])
-def test_responses_have_the_predictor_integrated_out(x64, X_new):
-    guide, params = guide_of_tasks(link="counts")
-    predict = partial(guide.predict, params, X, Y, X_new=X_new)
-    mean, variance = (np.asarray(x)[..., None] for x in predict())
-    nodes, shares = np.polynomial.hermite_e.hermegauss(60)
-    shares, probs = shares / shares.sum(), special.expit(mean + np.sqrt(variance) * nodes)
-    expected, quantiles = predict(scale="response", quantiles=[0.1, 0.5])
-    np.testing.assert_allclose(expected, 5 * probs @ shares, atol=1e-3)
-    assert quantiles.shape == (2, *expected.shape)
-    for level, quantile in zip((0.1, 0.5), np.asarray(quantiles), strict=True):
-        # of 1000 draws, 5 standard errors: a false alarm in 1 of 50,000 keys
-        error = 5 * np.sqrt(level * (1 - level) / 1000)
-        above = stats.binom.cdf(quantile[..., None], 5, probs) @ shares
-        below = stats.binom.cdf(quantile[..., None] - 1, 5, probs) @ shares
-        assert np.all((above > level - error) & (below < level + error))
-
-
-@pytest.mark.slow
-def test_normal_responses_have_the_noise(x64):
-    model = nss.models.mtmkl([kernels.ExpSquared(1.0)], num_tasks=2)
-    guide = nss.PairedGuide(model)
-    params = first_params(guide, X, Y) | {"noise_auto_loc": jnp.array([0.5, 2.0])}
-    mean, variance = guide.predict(params, X, Y, noise=True)
-    expected, (low, high) = guide.predict(
-        params, X, Y, scale="response", quantiles=stats.norm.cdf([-1, 1])
-    )
-    np.testing.assert_allclose(expected, mean, atol=1e-8)
-    # the error of a quantile is 5% of the width
-    np.testing.assert_allclose((high - low) / 2, np.sqrt(variance), rtol=0.25)
-
-
-@pytest.mark.slow
-def test_responses_at_entries_of_a_table(x64):
-    model, args, _ = MODELS["entries that are numbers of trials"]()
-    guide = nss.PairedGuide(model)
-    params = first_params(guide, *args)
-    mean, quantiles = guide.predict(params, *args, scale="response")
-    assert mean.shape == args[0].shape and quantiles.shape == (3, *mean.shape)
-    others = np.arange(3), np.array([0, 1, 2])
-    mean, _ = guide.predict(params, *args, entries=others, scale="response")
-    assert np.all((mean > 0) & (mean < 20)) and mean.shape == (3,)
-
-
-def test_responses_at_entries_of_a_dense_table_are_those_of_their_places(x64):
-    """Each with a total of its own."""
-    guide, params = guide_of_tasks(link="counts", totals=3 + np.arange(12).reshape(6, 2))
-    mean, quantiles = guide.predict(params, X, Y, scale="response")
-    rows, columns = np.array([5, 0, 5]), np.array([0, 1, 1])
-    of_entries = guide.predict(params, X, Y, entries=(rows, columns), scale="response")
-    np.testing.assert_array_equal(of_entries[0], mean[rows, columns])
-    np.testing.assert_array_equal(of_entries[1], quantiles[:, rows, columns])
-    with pytest.raises(ValueError, match="X_new: got new inputs of entries"):
-        guide.predict(params, X, Y, entries=(rows, columns), scale="response", X_new=X)
-
-
-def totals_that_change():
-    guide, params = guide_of_tasks(link="counts", totals=3 + np.arange(6)[:, None])
-    guide.predict(params, X, Y, X_new=X[:2], scale="response")
-
-
-def predict(**options):
-    guide, params = guide_of_tasks()
-    guide.predict(params, X, Y, **options)
+    guide.predict(first_params(guide, *args), *args, noise=True)
 
 
 def joint(covariance):
@@ -183,14 +93,7 @@ REFUSALS = {
         "noise scale of 'y' depend on the weights .'w'.. Only its location may",
     ),
     "no covariance": (partial(joint, lambda w: -jnp.eye(4)), "covariance of .* positive definite"),
-    "noise": (
-        partial(predict, noise=True),
-        "only Normal .* noise.*scale='response'",
-    ),
-    "noise of responses": (partial(predict, noise=True, scale="response"), "'response' and noise"),
-    "another scale": (partial(predict, scale="odds"), "scale: got 'odds'"),
-    "levels": (partial(predict, scale="response", quantiles=[2]), "quantiles: got .2., expected"),
-    "unknown totals": (totals_that_change, "'Y' at new inputs: got .*other parameters change"),
+    "noise": (noise_of_classes, "only Normal .* noise.*Predictive"),
 }
 
 

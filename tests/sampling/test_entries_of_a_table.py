@@ -60,7 +60,7 @@ def test_chains_begin_at_a_fit(x64):
     model = nss.models.factor_analysis(M)
     guide = nss.PairedGuide(model)
     result = nss.CAVI(model, guide).run(KEY, 100, Y, progress_bar=False)
-    kernel = nss.mtmkl_kernel(model, accelerate=0.0)
+    kernel = nss.LatentGibbs(model, accelerate=0.0)
     mcmc = MCMC(kernel, num_warmup=50, num_samples=400, progress_bar=False)
     mcmc.run(KEY, Y, init_params=guide.to_init_params(result.params, Y))
     draws = mcmc.get_samples()
@@ -75,7 +75,7 @@ def test_entries_that_are_traced_are_named(x64):
     entries, _ = data()
     where = np.stack(entries.coords, axis=1)
     model = nss.models.factor_analysis(M)
-    for kernel in (nss.mtmkl_kernel(model), nss.PairedGibbs(model)):
+    for kernel in (nss.LatentGibbs(model, accelerate=0.25), nss.PairedGibbs(model)):
 
         def start(values, where, kernel=kernel):
             table = BCOO((values, where), shape=(N, Q))

@@ -150,7 +150,7 @@ def shared_tasks():
 
 
 def entries(num_blocks):
-    kernel = nss.mtmkl_kernel(entries_model)
+    kernel = nss.LatentGibbs(entries_model, accelerate=0.25)
     if num_blocks == 2:
         own = ["phi", "noise", "inclusion", "slab_scale"]
         pairs = nss.PairedGibbs(entries_model), nss.paired_sites
@@ -161,7 +161,7 @@ def entries(num_blocks):
 def functions(number=2, num_blocks=1):
     # little noise, so that functions and weights depend on each other
     model = whole_model(number, 0.2 if number == 3 else 1.0)
-    numbers, kernel = ("noise", "slab_scale", "inclusion"), nss.mtmkl_kernel(model)
+    numbers, kernel = ("noise", "slab_scale", "inclusion"), nss.LatentGibbs(model, accelerate=0.25)
     if num_blocks == 2:
         pairs = nss.PairedGibbs(model), nss.paired_sites
         kernel = Gibbs([pairs, (nss.LatentGibbs(model), ["phi", "phi_scale", *numbers])])

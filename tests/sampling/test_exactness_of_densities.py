@@ -109,7 +109,7 @@ def density(name, kernel=nss.PairedGibbs, free=(), groups=None):
 
 
 def labels(num_blocks):
-    kernel, free = nss.mtmkl_kernel(labels_model), ()
+    kernel, free = nss.LatentGibbs(labels_model, accelerate=0.25), ()
     if num_blocks == 3:
         fixed = {"adapt_step_size": False, "adapt_mass_matrix": False}
         kernel = composite(labels_model, step_size=0.4, max_tree_depth=3, **fixed)

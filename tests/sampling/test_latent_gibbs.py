@@ -212,7 +212,9 @@ def waves():
 def test_accelerated_chains_from_the_prior_find_the_functions(precision):
     x, Y, f = waves()
     model = nss.models.mtmkl([SMOOTH] * 3, priors=SCALES)
-    mcmc = MCMC(nss.mtmkl_kernel(model), num_warmup=150, num_samples=100, progress_bar=False)
+    mcmc = MCMC(
+        nss.LatentGibbs(model, accelerate=0.25), num_warmup=150, num_samples=100, progress_bar=False
+    )
     mcmc.run(KEY, x, Y, extra_fields=("num_accelerated", "inclusion_probabilities.W"))
     draws, extra = mcmc.get_samples(), mcmc.get_extra_fields()
     assert draws["f"].dtype == precision and np.max(np.abs(draws["f"].mean(0) - f)) < 0.3
@@ -244,7 +246,7 @@ def test_acceleration_gives_an_idle_function_to_a_badly_explained_task():
     jax.tree.map(np.testing.assert_array_equal, recruit(KEY, at, phi, busy, slabs), (busy, slabs))
 
 
-ACCELERATED = nss.mtmkl_kernel(MODEL, accelerate=0.5)
+ACCELERATED = nss.LatentGibbs(MODEL, accelerate=0.5)
 
 
 @jax.jit
@@ -256,7 +258,7 @@ def masked_step(state, Y, mask):
 def test_acceleration_starts_with_idle_functions_and_ends():
     """With a mask that is traced."""
     args, keys = (jnp.asarray(X), FULL), random.split(KEY, 8)
-    plain = nss.mtmkl_kernel(MODEL, accelerate=0.0).init(keys, 4, None, args, {})
+    plain = nss.LatentGibbs(MODEL, accelerate=0.0).init(keys, 4, None, args, {})
     assert np.any(plain.z["W_spike"]) and np.all(plain.num_accelerated == 0)
     start = ACCELERATED.init(KEY, 4, None, args, {"mask": jnp.asarray(SEEN)})
     assert start.num_accelerated == 2 and not np.any(start.z["W_spike"])
@@ -276,11 +278,12 @@ def test_chains_start_at_a_fit():
     svi = nss.CAVI(model, guide, num_restarts=1)
     params = svi.run(KEY, 30, x, Y, progress_bar=False).params
     start = guide.to_init_params(params, x, Y)
-    state = nss.mtmkl_kernel(model).init(KEY, 0, start, (x, Y), {})
+    state = nss.LatentGibbs(model, accelerate=0.25).init(KEY, 0, start, (x, Y), {})
     jax.tree.map(np.testing.assert_array_equal, state.z, start)
     # NUTS has unconstrained numbers
     names = ("noise", "slab_scale", "inclusion")
-    free = guide.to_init_params(params, x, Y, unconstrained=names)
+    free = start | {k: jnp.log(start[k]) for k in names[:2]}
+    free["inclusion"] = jax.scipy.special.logit(start["inclusion"])
     kernel = composite(model)
     state = kernel.init(KEY, 0, free, (x, Y), {})
     constrained = kernel.get_constrain_fn((x, Y), {})(state.z)
@@ -291,7 +294,7 @@ def test_chains_start_at_a_fit():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("num_functions", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_single_task_is_a_task(num_functions):
-    kernel = nss.mtmkl_kernel(nss.models.mtmkl([MATERN] * num_functions))
+    kernel = nss.LatentGibbs(nss.models.mtmkl([MATERN] * num_functions), accelerate=0.25)
     draws = chain(kernel, (X, np.sin(X) + 0.1), 8, num_warmup=4)
     assert draws["phi"].shape == (8, num_functions, N)
     assert all(np.all(np.isfinite(x)) for x in draws.values())
@@ -311,7 +314,7 @@ def test_single_precision_recovers_where_decompositions_fail(restored_x64):
         "W_slab": 100 * random.normal(KEY, (4, 3)),
         "phi_scale": jnp.full(3, 3.0),
     }
-    draws = chain(nss.mtmkl_kernel(model, accelerate=0.0), (x, Y), 40, start=start)
+    draws = chain(nss.LatentGibbs(model, accelerate=0.0), (x, Y), 40, start=start)
     assert all(np.all(np.isfinite(x)) for x in draws.values())
     assert np.all(np.diff(draws["noise"][:, 0]) != 0)
     assert np.all(np.any(np.diff(draws["phi"][20:], axis=0) != 0, axis=(0, 2)))
@@ -333,7 +336,9 @@ def extended_model(X, Y=None):
 @pytest.mark.exhaustive
 def test_other_sites_are_left_to_other_blocks():
     sites = ["phi", "phi_scale", "W_spike", "W_slab"]
-    kernel = Gibbs([(nss.mtmkl_kernel(extended_model), sites), (NUTS(extended_model), None)])
+    kernel = Gibbs(
+        [(nss.LatentGibbs(extended_model, accelerate=0.25), sites), (NUTS(extended_model), None)]
+    )
     mcmc = MCMC(kernel, num_warmup=10, num_samples=10, progress_bar=False)
     mcmc.run(KEY, jnp.asarray(X), FULL)
     assert mcmc.get_samples()["b"].shape == (10, Q)
@@ -394,16 +399,18 @@ REFUSALS = {
 def test_what_cannot_be_drawn_is_refused(name):
     model, values, message = REFUSALS[name]
     with pytest.raises(ValueError, match=message):
-        nss.mtmkl_kernel(model).init(KEY, 0, None, (X, FULL), {GIBBS_SITES_KWARG: values})
+        nss.LatentGibbs(model, accelerate=0.25).init(
+            KEY, 0, None, (X, FULL), {GIBBS_SITES_KWARG: values}
+        )
 
 
 def test_acceleration_is_a_share_of_the_warm_up():
     with pytest.raises(ValueError, match=r"accelerate: got 1\.5, expected a share"):
-        nss.mtmkl_kernel(MODEL, accelerate=1.5)
+        nss.LatentGibbs(MODEL, accelerate=1.5)
 
 
 def test_kernels_pickle_and_keep_their_options():
-    kernel = nss.mtmkl_kernel(bent_model, rescale=False, accelerate=0.1)
+    kernel = nss.LatentGibbs(bent_model, rescale=False, accelerate=0.1)
     for copy in (pickle.loads(pickle.dumps(kernel)), kernel.wrap_model(lambda model: model)):
         assert (copy._rescale, copy._accelerate) == (False, 0.1)
         assert copy.model is bent_model

@@ -156,7 +156,7 @@ def test_a_step_leaves_the_types_of_a_state(name, precision):
     """Or else MCMC compiles its second step anew."""
     if name == "functions":
         args = (jnp.arange(6.0), jnp.ones((6, 2)).at[0].set(0.0))
-        kernel = nss.mtmkl_kernel(nss.models.mtmkl([kernels.ExpSquared(1.0)] * 2))
+        kernel = nss.LatentGibbs(nss.models.mtmkl([kernels.ExpSquared(1.0)] * 2), accelerate=0.25)
     else:
         case = {"fixed": truth.fixed_case, "noise": truth.noise_case}[name]()
         args = case.args

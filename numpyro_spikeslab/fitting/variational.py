@@ -3,7 +3,6 @@
 
 from typing import Any
 
-import arviz_stats  # noqa: F401, registers the accessor `azstats`
 import numpy as np
 import xarray as xr
 
@@ -16,7 +15,7 @@ from numpyro.infer.util import log_density
 
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import full_precision
-from numpyro_spikeslab.reporting.arviz_data import SETS, posterior, sample_dims, sample_stats
+from numpyro_spikeslab.reporting.arviz_data import SETS, posterior, sample_dims
 
 
 @full_precision
@@ -118,19 +117,3 @@ def latent_draws(
         if name in draws
     }
     return values | (guide.auxiliary_values(values) if auxiliary else {})
-
-
-def k_hat(data: xr.DataTree) -> float:
-    """Compute Pareto k-hat of the importance ratios p / q; NaN if they have no tail to fit."""
-    ratios = sample_stats(data).get("log_ratio")
-    if ratios is None:
-        return np.nan
-    try:
-        # ArviZ takes log-likelihoods, whose negatives are the log-ratios of leave-one-out;
-        # older versions divide by zero if many ratios tie
-        with np.errstate(divide="ignore", invalid="ignore"):
-            _, tail = (-ratios.astype(float)).azstats.psislw(dim=list(ratios.dims))
-    except (ValueError, IndexError):
-        # too few draws, or a tail of equal ratios, as of an exact fit
-        return np.nan
-    return float(tail)

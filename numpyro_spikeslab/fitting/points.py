@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sites of a guide that are neither pairs nor latent functions."""
+"""The sites of a guide that are neither pairs nor latent functions: one value each."""
 
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,14 +13,13 @@ import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import init_to_uniform
-from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_spikeslab.fitting.guide_factors import Start, check_params
-from numpyro_spikeslab.fitting.model_sites import ModelSites, deterministics
+from numpyro_spikeslab.fitting.model_sites import ModelSites
 from numpyro_spikeslab.kernel_priors import start_values
 from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.model_run import run_model
-from numpyro_spikeslab.reading.program import computed, outside_transformations
+from numpyro_spikeslab.reading.program import computed
 from numpyro_spikeslab.reading.sites import find_function_sites, functions_of
 
 
@@ -34,19 +32,19 @@ class Point(NamedTuple):
 
 
 class Points:
-    """The inner guide of sites at one value each, as NumPyro's AutoDelta has them."""
+    """Sites at one value each, as in NumPyro's AutoDelta."""
 
-    def __init__(self, prefix: str, points: dict[str, Point]) -> None:
-        self.prefix, self.points = prefix, points
+    def __init__(self, prefix: str, sites: dict[str, Point]) -> None:
+        self.prefix, self.sites = prefix, sites
 
     def start(self) -> Start:
         """Start value and constraint of each parameter."""
-        return {self._name(site): point[:2] for site, point in self.points.items()}
+        return {self._name(site): point[:2] for site, point in self.sites.items()}
 
     def sample(self, within: Callable, followers: Collection[str]) -> dict[str, Any]:
         """Declare the parameters, and sample the sites but for ``followers`` of the weights."""
         values = {}
-        for site, (start, support, event_dim) in self.points.items():
+        for site, (start, support, event_dim) in self.sites.items():
             options = {"constraint": support, "event_dim": event_dim}
             with within(site):
                 values[site] = numpyro.param(self._name(site), start, **options)
@@ -57,7 +55,7 @@ class Points:
 
     def median(self, params: dict[str, Any]) -> dict[str, Any]:
         """Return the values of the sites."""
-        names = {site: self._name(site) for site in self.points}
+        names = {site: self._name(site) for site in self.sites}
         check_params(params, dict.fromkeys(names.values()))
         return {site: params[name] for site, name in names.items()}
 
@@ -70,13 +68,8 @@ class Points:
         return f"{site}_{self.prefix}_loc"
 
 
-def makes_points(inner_guide: Any) -> bool:
-    """Whether it is AutoDelta, or a partial of it."""
-    return getattr(inner_guide, "func", inner_guide) is AutoDelta
-
-
-def _at_mean(site: dict[str, Any]) -> Any:
-    """Start a site at its prior mean, if it has one."""
+def init_to_prior_mean(site: dict[str, Any]) -> Any:
+    """Start a site at its prior mean, unlike ``init_to_mean`` only if that is finite."""
     start = init_to_uniform(site)
     try:
         mean = 1.0 * site["fn"].mean
@@ -85,19 +78,12 @@ def _at_mean(site: dict[str, Any]) -> Any:
     return jnp.where(jnp.isfinite(mean), mean, start)
 
 
-def is_among(names: frozenset[str], site: dict[str, Any]) -> bool:
-    """Whether a site has one of the names; not within another function, so that guides pickle."""
-    return site.get("name") in names
-
-
-def make_inner(
+def points_of(
     guide: Any, sites: ModelSites, trace: dict[str, Any], call: Any
-) -> tuple[AutoGuide | Points, dict[str, Any]]:
-    """Make the guide of the other sites, and find the slabs' scales where it starts."""
+) -> tuple[Points, dict[str, Any]]:
+    """Find where the other sites start, and the slabs' scales there."""
     zero = {name: np.zeros(sites.shapes[name]) for name in sites.sampled}
-    are_points = makes_points(guide.inner_guide)
-    names = sites.others if are_points else ()
-    init = getattr(guide.inner_guide, "keywords", {}).get("init_loc_fn", _at_mean)
+    names, init = sites.others, guide.init_loc_fn
     # parameters of kernels start at the values in the kernels, whatever their priors
     kernels: dict[str, Any] = {}
     for name in find_function_sites(trace):
@@ -115,26 +101,5 @@ def make_inner(
 
     # start values must not be tracers, which outlive no transformation
     priors, scales = computed(start)
-    if are_points or not sites.others:
-        points = {k: Point(x, fn.support, fn.event_dim) for k, (fn, x) in priors.items()}
-        return Points(guide.prefix, points), scales
-    # the inner guide keeps its key, which must not be a tracer either
-    with outside_transformations():
-        key = random.key(0)
-    model = handlers.substitute(handlers.seed(guide.model, key), data=zero)
-    hidden = frozenset([*zero, *sites.predicted, *deterministics(trace)])
-    model = handlers.block(model, hide_fn=partial(is_among, hidden))
-    inner = guide.inner_guide(model, prefix=guide.prefix)
-    with outside_transformations(call), handlers.block(), handlers.seed(rng_seed=0):
-        inner(*call[0], **call[1])
-    return inner, scales
-
-
-def inner_summary(inner: AutoGuide | Points, method: str, *args: Any) -> dict[str, Any]:
-    """Call a method of the inner guide, which not all of NumPyro's have."""
-    try:
-        return getattr(inner, method)(*args)
-    except NotImplementedError:
-        kind = type(inner).__name__
-        remedy = "Use draws, from `sample_posterior`, or another inner guide."
-        raise NotImplementedError(f"the inner guide {kind} has no `{method}`. {remedy}") from None
+    points = {k: Point(x, fn.support, fn.event_dim) for k, (fn, x) in priors.items()}
+    return Points(guide.prefix, points), scales
