@@ -103,8 +103,8 @@ class SpikeSlab(dist.Distribution):
 
     @property
     def variance(self):
-        """Variance of a weight, ``pi (scale**2 + loc**2) - mean**2``."""
-        return self.inclusion * (self.scale**2 + self.loc**2) - self.mean**2
+        """Variance of a weight, ``pi (scale**2 + (1 - pi) loc**2)``."""
+        return self.inclusion * (self.scale**2 + (1.0 - self.inclusion) * self.loc**2)
 
     def cdf(self, value):
         """Compute the probability of a weight at most ``value``; it jumps by ``1 - pi`` at zero."""

@@ -108,7 +108,8 @@ class Coefficients(NamedTuple):
         u, outside = times(self._gain, residual), times(transposed(self.whitening), residual)
         if noise is None:
             return u, outside
-        change = solve_triangular(self._root, noise[..., None])[..., 0]
+        root = root_of_sum(self.E / jnp.sqrt(self.sigma2)[:, None, None])
+        change = solve_triangular(root, noise[..., None])[..., 0]
         return u + change, outside - times(self.E, change)
 
     @property
@@ -116,21 +117,10 @@ class Coefficients(NamedTuple):
         """The derivative of the conditional mean with respect to the weights."""
         return -self._gain @ (self.whitening @ self.J)
 
-    def explained(self, x: Float[Array, "#Q K X"]) -> Float[Array, "Q C X"]:
-        """Return rows whose products are what integrating the coefficients out takes from those of
-        ``x``."""
-        scaled = transposed(self.E) @ x / jnp.sqrt(self.sigma2)[:, None, None]
-        return solve_triangular(self._root, scaled, trans=1)
-
     @property
     def _gain(self) -> Float[Array, "Q C K"]:
         """Maps a residual of :meth:`without` to the conditional mean."""
         return transposed(self.whitening @ self.E) / self.sigma2[:, None, None]
-
-    @property
-    def _root(self) -> Float[Array, "Q C C"]:
-        """Upper triangular root of the precision of u."""
-        return root_of_sum(self.E / jnp.sqrt(self.sigma2)[:, None, None])
 
 
 def coefficients_of(

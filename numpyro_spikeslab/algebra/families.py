@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variational families of spike-and-slab weights: pairs, sets of weights, standard mean field."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -54,6 +54,22 @@ class PairedMeanField(NamedTuple):
     def variance(self) -> Float[Array, "*P"]:
         """``<w^2> - <w>^2``, as a sum of squares."""
         return self.probs * (self.scale**2 + (1 - self.probs) * self.loc**2)
+
+    def product_variance(
+        self, squares: Any, variance: Any, times: Callable[..., Any] = jnp.multiply
+    ) -> Float[Array, "..."]:
+        """Compute the variance of weights times independent features, as a sum of squares: a
+        difference of second moments and squared means would lose it in single precision.
+
+        :param squares: squared means of the features, or sums of them.
+        :param variance: variances of the features, likewise.
+        :param times: product of weights and features.
+        """
+        return times(self.variance, squares + variance) + times(self.mean**2, variance)
+
+    def mixed(self, mean: Any, variance: Any) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        """Compute mean and variance of ``w @ phi`` from those of independent features ``phi``."""
+        return self.mean @ mean, self.product_variance(mean**2, variance, jnp.matmul)
 
     def sweep(
         self, design: AnyDesign, residual: Any, precision: Any, prior: Prior, temperature: Any
@@ -264,7 +280,9 @@ class MeanField(NamedTuple):
 
     def predictor_variance(self, design: Design) -> Float[Array, " N"]:
         rows = feature_rows(design, self.probs.shape[0])
-        return jnp.sum(rows * (self.covariance @ rows), axis=0)
+        joint = self.scale_tril.T @ (self.probs[:, None] * rows)
+        alone = self.probs * (1.0 - self.probs) * self.slab_moments[1]
+        return jnp.sum(joint**2, axis=0) + alone @ rows**2
 
     def total_variance(self, design: Design) -> Float[Array, ""]:
         return jnp.sum(self.predictor_variance(design))

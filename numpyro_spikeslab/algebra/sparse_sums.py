@@ -211,18 +211,16 @@ def weighted_sums(
     return over_blocks(side, number, features, relative, relative, lambda sums, _: sums.c)
 
 
-def at_entries(
-    entries: Entries,
-    weights: tuple[Float[Array, "Q M"], Float[Array, "Q M"]],
-    functions: tuple[Float[Array, "M N"], Float[Array, "M N"]],
-) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
-    r"""Compute mean and variance of :math:`\sum_m w_{qm} \phi_m(x_n)` at entries, from means and
-    variances."""
-    (W, W_var), (mean, var) = weights, (x.T for x in functions)
+def at_entries(entries: Entries, of: Callable[..., Any], weights: Any, *functions: Any) -> Any:
+    """Apply ``of`` to the weights of an entry's column and the functions at its row.
+
+    :param weights: arrays of shape (Q, M).
+    :param functions: arrays of shape (M, N).
+    """
+    by_row = [x.T for x in functions]
 
     def one(entry):
-        w, phi = W[entry.columns], mean[entry.rows]
-        spread = W_var[entry.columns] * (phi**2 + var[entry.rows]) + w**2 * var[entry.rows]
-        return jnp.sum(w * phi), jnp.sum(spread)
+        w = jax.tree.map(lambda x: x[entry.columns], weights)
+        return of(w, *(x[entry.rows] for x in by_row))
 
     return jax.lax.map(one, entries, batch_size=2**15)

@@ -216,8 +216,7 @@ def masked_task_sweep(
         visited, residual = masked_sweep(mean, observations, weights, precision, pairs, put)
         new = PairedMeanField.of(visited, temperature)
         total = jnp.sum(residual**2 / jnp.where(relative > 0, relative, 1), axis=0)
-        second = new.slab_moments[1] * (squares + spread) - new.mean**2 * squares
-        return new, total + jnp.sum(second, axis=0)
+        return new, total + jnp.sum(new.product_variance(squares, spread), axis=0)
 
     # only the means of the old factors are read, so the new factors take their memory
     into = weights, jnp.zeros_like(precision)

@@ -51,7 +51,6 @@ from numpyro_spikeslab.reading.coefficient_rows import (
     tasks_without,
 )
 from numpyro_spikeslab.reading.form import COLUMNS, SHARED
-from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.program import RUN_ONCE, are_concrete, outside_transformations
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View, blocks_at
@@ -125,7 +124,7 @@ class Columns(Features):
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         if not spec.form.is_normal:
             _, variance = q.moments or moments_at(spec, data, q)
-            return jnp.sum(at.relative * (at.Y**2 + spec.form.tasks_last(variance)), axis=0)
+            return at.squares(at.Y, spec.form.tasks_last(variance))
         q = q._replace(residual=self.whitened_residual(spec, data, at, q))
         return self._squares(spec, data, at, q, self.design_at(spec, data, at, q))
 
@@ -216,16 +215,15 @@ class Tasks(Features):
         raise NotImplementedError
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        (phi, var), W, W_var = self.of(q), q.weights.mean, q.weights.variance
-        return (W @ phi).T, (W_var @ (phi**2 + var) + W**2 @ var).T
+        mean, variance = q.weights.mixed(*self.of(q))
+        return mean.T, variance.T
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         return squares_left(at, *self.of(q), q.weights)
 
     def rounding(self, spec: Spec, at: View) -> Float[Array, " Q"]:
         # squares come from sums by subtraction, so rounding grows with the power of the data
-        squares = jnp.reshape(at.relative * at.Y**2, (len(at.Y), -1))
-        power = by_task(squares, spec.form.num_tasks, at.layout)
+        power = at.squares(at.Y)
         return jnp.finfo(power.dtype).eps * power + at.rounding
 
     def with_coefficients(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
@@ -320,13 +318,12 @@ class ObservedEntries(LatentFunctions):
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
         assert at.layout is not None
-        return at_entries(at.layout.where, (q.weights.mean, q.weights.variance), self.of(q))
+        return at_entries(at.layout.where, PairedMeanField.mixed, q.weights, *self.of(q))
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         # the moments are optimal already, so gradients need not pass through them
         mean, variance = jax.lax.stop_gradient(self.moments(spec, data, at, q))
-        squares = at.relative * ((at.Y - mean) ** 2 + variance)
-        return by_task(squares, spec.form.num_tasks, at.layout)
+        return at.squares(at.Y - mean, variance)
 
 
 _blocks = jax.jit(blocks_at)

@@ -255,10 +255,10 @@ def gains_without(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, 
     at = view_at(spec, data, posterior)
     phi, paired = factors_of(posterior), posterior.weights
     assert isinstance(paired, PairedMeanField)
-    W, W2 = paired.mean, paired.slab_moments[1]
+    W = paired.mean
     squares, var = tasks.over_points(at, phi.mean**2).T, tasks.over_points(at, phi.var).T
     cross = tasks.left_with(at, phi.mean, paired).T
-    growth = 2 * W * cross + 2 * W**2 * squares - W2 * (squares + var)
+    growth = 2 * W * cross + W**2 * squares - paired.product_variance(squares, var)
     cost = jax.vmap(lambda q, *prior: q.divergence(Prior(*prior)), in_axes=1)
     excluded = paired._replace(probs=jnp.zeros_like(W))
     saved = cost(paired, *at.prior) - cost(excluded, *at.prior) + phi.kl

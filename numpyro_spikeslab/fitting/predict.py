@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve
 
 from numpyro_spikeslab.algebra import gp
+from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.sparse_sums import Entries, Side, at_entries, over_blocks, side_of
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.latent import checked_inputs
@@ -47,32 +48,23 @@ def predict(
     is_new = X_new is not None or (layout is not None and where is not layout.where)
     offset = offset_of(reading, posterior, is_new)
     columns: Any = np.arange(reading.form.num_tasks)
+    at_data = functions.mean, functions.var
     if where is not None:
         columns = where.columns
         offset = offset[where.rows, columns] if layout is None else offset[:, 0]
-        weights: Any = posterior.weights
-        moments = (weights.mean, weights.variance), (functions.mean, functions.var)
-        mean, variance = _at_entries(where, *moments)
+        moments = _at_entries(where, PairedMeanField.mixed, posterior.weights, *at_data)
     elif X_new is None:
-        mean, variance = _mix(posterior, functions.mean, functions.var)
+        moments = _mixed(posterior.weights, *at_data)
     else:
-        at_new = partial(_at_new, reading.functions, X_new)
-        mean, variance = compiled(at_new, posterior)
+        moments = compiled(partial(_at_new, reading.functions, X_new), posterior)
+    mean, variance = (x.T for x in moments)
     if noise:
         variance = variance + noise_of(reading, posterior, columns)[columns]
     return mean + offset, variance
 
 
-_at_entries = jax.jit(at_entries)
-
-
-@jax.jit
-def _mix(
-    posterior: Posterior, mean: Float[Array, "M S"], var: Float[Array, "M S"]
-) -> tuple[Float[Array, "S Q"], Float[Array, "S Q"]]:
-    """Compute mean and variance of the tasks from those of the functions, at any inputs."""
-    W, W2 = posterior.weights.mean, posterior.weights.slab_moments[1]
-    return (W @ mean).T, (W2 @ (mean**2 + var) - W**2 @ mean**2).T
+_at_entries = jax.jit(at_entries, static_argnums=1)
+_mixed = jax.jit(PairedMeanField.mixed)
 
 
 def _at_new(latent: KnownFunctions, X_new: Any, posterior: Posterior) -> tuple[Any, Any]:
@@ -90,7 +82,7 @@ def _at_new(latent: KnownFunctions, X_new: Any, posterior: Posterior) -> tuple[A
         return gp.predict(covariance, alpha[m], q, *at_new)
 
     each = [moments(m, template) for m, template in enumerate(latent.functions.templates)]
-    return _mix(posterior, *map(jnp.stack, zip(*each, strict=True)))
+    return posterior.weights.mixed(*map(jnp.stack, zip(*each, strict=True)))
 
 
 def transform(

@@ -10,7 +10,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.coefficients import of_columns, whitened
+from numpyro_spikeslab.algebra.coefficients import whitened
 from numpyro_spikeslab.algebra.correlation import (
     COVERAGE,
     MIN_CORRELATION,
@@ -18,31 +18,30 @@ from numpyro_spikeslab.algebra.correlation import (
     twins,
     unit_columns,
 )
-from numpyro_spikeslab.algebra.pairs import Coordinates, Prior, coordinates
+from numpyro_spikeslab.algebra.pairs import Coordinates, Design, Prior, coordinates
 from numpyro_spikeslab.fitting.features import data_of
 from numpyro_spikeslab.fitting.posterior import Posterior, spec_of, view_at
 from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.reading.coefficient_rows import dense_rows, standardised
+from numpyro_spikeslab.reading.coefficient_rows import columns_without
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.reading.view import View, design_rows
+from numpyro_spikeslab.reading.view import design_rows
 
 
 class Effects(NamedTuple):
-    """The data of all single-effect regressions of a fit, with B coefficients integrated out.
+    """The data of all single-effect regressions of a fit.
 
     - **rows** - the design, features as rows, 0 where nothing is observed.
     - **precision** - ``tau_n`` of each observation.
-    - **projection** - the part of the coefficients in products of columns, which are
-      ``sum_n tau_n x_nj x_nk - projection_j . projection_k``.
-    - **linear** - product of each column with the residual of the fit.
+    - **design** - the whitened design, with coefficients integrated out.
+    - **linear** - product of each of its columns with the residual of the fit.
     - **mean**, **included** - ``<w>``, and whether its inclusion probability is above 0.5.
     - **pairs** - squares and prior of each column.
     """
 
     rows: Float[Array, "P N"]
     precision: Float[Array, " N"]
-    projection: Float[Array, "B P"]
+    design: Float[Array, "P K"]
     linear: Float[Array, " P"]
     mean: Float[Array, " P"]
     included: Bool[Array, " P"]
@@ -50,43 +49,27 @@ class Effects(NamedTuple):
 
 
 def effects_of(reading: Reading, posterior: Posterior) -> Effects:
-    """Collect the data of a fit, all with its coefficients integrated out."""
+    """Collect the data of a fit."""
     form, values, mean = reading.form, posterior.values, posterior.weights.mean
     if form.is_normal:
         at = reading.view(values, form.split(mean, "{}"))
     else:
         # at the mean weights, too, with the Gaussian that stands in for the likelihood
         at = view_at(spec_of(reading, False, None), data_of(reading), posterior)
-    precision = at.precision[:, 0]
+    relative, noise = at.relative[:, 0], jnp.sqrt(at.sigma2[0])
     # missing observations may be NaN
-    rows = jnp.where(precision > 0, design_rows(reading.problem, values), 0)
-    projection, linear = _without_coefficients(reading, values, at, rows)
-    squares = jnp.maximum(rows**2 @ precision - jnp.sum(projection**2, axis=0), 0)
+    rows = jnp.where(relative > 0, design_rows(reading.problem, values), 0)
+    design, residual = whitened(rows, relative), whitened(at.Y[:, 0], relative)
+    if form.coefficients:
+        # an intercept at a fixed value would keep out all columns of another mean
+        sites, block = form.coefficient_sites(form.coefficients), Design(design[None], None)
+        without = columns_without(reading.problem, at, values, sites, block, None)
+        design, residual = without.design.rows[0], without.residual
+    design, residual = design / noise, residual / noise
+    squares = jnp.sum(design**2, axis=1)
     pairs = coordinates(squares, 1.0, Prior(at.prior.log_odds[0], at.prior.variance[0]))
     included = posterior.weights.probs > 0.5
-    return Effects(rows, precision, projection, linear, mean, included, pairs)
-
-
-def _without_coefficients(
-    reading: Reading, values: dict[str, Any], at: View, rows: Float[Array, "P N"]
-) -> tuple[Float[Array, "B P"], Float[Array, " P"]]:
-    """Compute projection and products of columns with the residual.
-
-    An intercept at a fixed value would keep out all columns of another mean.
-    """
-    form, precision = reading.form, at.precision[:, 0]
-    columns, y = whitened(rows, precision), whitened(at.Y[:, 0], precision)
-    if not form.coefficients:
-        return jnp.zeros((0, len(rows)), rows.dtype), columns @ y
-    sites = form.coefficient_sites(form.coefficients)
-    prior = standardised(sites, at, values).prior
-    covariates = whitened(dense_rows(reading.problem, values, sites), precision)
-    basis, one = jnp.linalg.qr(covariates.T)[0].T, jnp.ones((), y.dtype)
-    coefficients, _ = of_columns(basis, columns @ basis.T, covariates, y, prior, one)
-    projection = coefficients.explained(coefficients.J)[0]
-    explained = coefficients.explained(coefficients.e[..., None])[0, :, 0]
-    y = y + (prior.value - prior.origin)[0] @ covariates
-    return projection, columns @ y - explained @ projection
+    return Effects(rows, at.precision[:, 0], design, design @ residual, mean, included, pairs)
 
 
 @jax.jit
@@ -96,8 +79,7 @@ def log_shares(effects: Effects, effect: Any) -> Float[Array, " P"]:
     The single-effect regression of SuSiE (Wang, Sarkar, Carbonetto and Stephens, 2020, section 2)
     on the residual of the other weights. No column carries two effects.
     """
-    rows, projection, mean = effects.rows, effects.projection, effects.mean
-    products = rows @ (effects.precision * rows[effect]) - projection[:, effect] @ projection
+    products, mean = effects.design @ effects.design[effect], effects.mean
     # a column explains again what the fit gives to it, by this effect or by itself
     alone = (effects.pairs.squares * mean).at[effect].set(0)
     linear = effects.linear + products * mean[effect] + alone

@@ -95,7 +95,7 @@ def power(at: View) -> Float[Array, " Q"]:
     """Return the mean square of each task; without observations or with zeros alone, of all."""
     Q = at.sigma2.size
     num = by_task(at.relative, Q, at.layout)
-    squares = by_task(at.relative * at.Y**2, Q, at.layout)
+    squares = at.squares(at.Y)
     mean = jnp.sum(squares) / jnp.maximum(jnp.sum(num), 1)
     means = squares / jnp.where(num > 0, num, 1)
     return jnp.where(squares > 0, means, jnp.where(mean > 0, mean, 1))

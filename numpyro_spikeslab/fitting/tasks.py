@@ -69,13 +69,12 @@ def update_weights(
 
 def squared_errors(stats: Gram, weights: Any) -> Float[Array, " Q"]:
     """Compute the expected sum of squared residuals of each task."""
-    W, W2 = weights.mean, weights.slab_moments[1]
-    squares = jnp.diagonal(stats.G, axis1=1, axis2=2)
+    W, squares = weights.mean, jnp.diagonal(stats.G, axis1=1, axis2=2)
     if stats.G.shape[0] == 1:
         fit = jnp.sum((W @ stats.G[0]) * W, axis=1)
     else:
         fit = jnp.einsum("qm,qmk,qk->q", W, stats.G, W)
-    spread = jnp.sum(W2 * (squares + stats.c) - W**2 * squares, axis=1)
+    spread = jnp.sum(weights.product_variance(squares, stats.c), axis=1)
     return stats.yy - 2 * jnp.sum(W * stats.b, axis=1) + fit + spread
 
 
@@ -115,10 +114,8 @@ def left_of(at: View, mean: Rows, weights: Any) -> Float[Array, "N Q"]:
 
 def squares_left(at: View, mean: Rows, var: Rows, weights: Any) -> Float[Array, " Q"]:
     """Compute :func:`squared_errors` in O(NQM), where a :class:`Gram` takes O(NQM^2)."""
-    W, W2 = weights.mean, weights.slab_moments[1]
-    squares, var = over_points(at, mean**2).T, over_points(at, var).T
-    spread = jnp.sum(W2 * (squares + var) - W**2 * squares, axis=1)
-    return jnp.sum(at.relative * (at.Y - mean.T @ W.T) ** 2, axis=0) + spread
+    spread = weights.product_variance(*(over_points(at, x).T for x in (mean**2, var)))
+    return at.squares(at.Y - mean.T @ weights.mean.T) + jnp.sum(spread, axis=1)
 
 
 # Entries of a table that is never made dense
@@ -130,8 +127,8 @@ PASSES = 3
 def update_functions(at: View, mean: Rows, weights: Any) -> tuple[Rows, Rows]:
     """Update white functions row by row (supplement, 1.3); return means, likelihood precisions."""
     assert at.layout is not None
-    (M, N), W = mean.shape, weights.mean
-    features = W, weights.slab_moments[1] - W**2, 1 / at.sigma2
+    M, N = mean.shape
+    features = weights.mean, weights.variance, 1 / at.sigma2
 
     def block(sums, rows):
         squares = jnp.diagonal(sums.G, axis1=1, axis2=2)

@@ -253,9 +253,8 @@ def _is_mixture_at(where: Entries, slope: Any, W: Any, phi: Any) -> Any:
     """Whether a slope is ``sum_m w_qm phi_mn`` at the entries of the mark."""
     inside = jnp.all((where.rows >= 0) & (where.rows < phi.shape[1]))
     inside &= jnp.all((where.columns >= 0) & (where.columns < len(W)))
-    zero = jnp.zeros_like(W), jnp.zeros_like(phi)
-    expected, _ = at_entries(where, (W, zero[0]), (phi, zero[1]))
-    size, _ = at_entries(where, (abs(W), zero[0]), (abs(phi), zero[1]))
+    expected = at_entries(where, jnp.dot, W, phi)
+    size = at_entries(where, jnp.dot, abs(W), abs(phi))
     # entry by entry, each to its own rounding
     return inside & jnp.all(jnp.abs(slope - expected) <= 1e3 * jnp.finfo(slope.dtype).eps * size)
 

@@ -18,6 +18,7 @@ from numpyro_spikeslab.algebra.pairs import (
 )
 from numpyro_spikeslab.algebra.sparse_sums import Layout
 from numpyro_spikeslab.reading.form import Form, Source
+from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.model_run import Problem
 
 
@@ -56,6 +57,11 @@ class View(NamedTuple):
     @property
     def precision(self) -> Float[Array, "N Q"]:
         return self.relative / self.sigma2
+
+    def squares(self, residual: Any, variance: Any = 0.0) -> Float[Array, " Q"]:
+        """Sum the expected squares of each task's residuals, by their relative precisions."""
+        x = self.relative * (residual**2 + variance)
+        return by_task(x, self.sigma2.size, self.layout)
 
 
 def view(

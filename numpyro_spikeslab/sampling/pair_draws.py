@@ -44,7 +44,6 @@ from numpyro_spikeslab.reading.coefficient_rows import (
     tasks_without,
 )
 from numpyro_spikeslab.reading.form import COLUMNS
-from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.sampling.scale_draws import Current, squares_given
 
@@ -193,7 +192,7 @@ def _draw_table(key: Array, now: Current) -> tuple[Draws, DrawCoefficients]:
         if tasks is None:
             residual = at.Y - phi.T @ w.T
             new, residual = given_residual(reading.problem, at, now.values, sites, residual, noise)
-            return new, by_task(at.relative * residual**2, form.num_tasks, None)
+            return new, at.squares(residual)
         _, new = tasks.given(w, noise)
         rows = jnp.concatenate([reading.covariates[each.site] for each in sites])
         change = ((joined(sites, new) - value) @ rows).T

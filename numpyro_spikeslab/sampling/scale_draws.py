@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.sparse_sums import at_entries
-from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.roles import Index, Role, SlabRole, Tally, draw_sites
@@ -106,7 +105,5 @@ class Current:
 def squares_given(at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Float[Array, " Q"]:
     """Compute the weighted sum of squared residuals of each task."""
     if at.layout is None:
-        fit = phi.T @ w.T
-    else:
-        fit = at_entries(at.layout.where, (w, jnp.zeros_like(w)), (phi, jnp.zeros_like(phi)))[0]
-    return by_task(at.relative * (at.Y - fit) ** 2, at.sigma2.size, at.layout)
+        return at.squares(at.Y - phi.T @ w.T)
+    return at.squares(at.Y - at_entries(at.layout.where, jnp.dot, w, phi))

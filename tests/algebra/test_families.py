@@ -13,6 +13,7 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
+from numpyro_spikeslab import SpikeSlab
 from numpyro_spikeslab.algebra.families import (
     MeanField,
     PairedMeanField,
@@ -250,6 +251,25 @@ def test_certain_pairs_stay_finite(precision, size):
     q, residual = sweeps(q, design, residual, prior)
     assert all(bool(jnp.all(jnp.isfinite(x))) for x in (*q, residual, q.divergence(prior)))
     assert q.probs[0] == 1.0 and q.variance.min() >= -1e-6 * size**2
+
+
+VARIANCES = {
+    # a spike that is almost certain, of a large slab
+    "spike and slab": (lambda: SpikeSlab(1 - 2.0**-20, 1e-2, 1e3).variance, 1e-4 + 1e6 * 2.0**-20),
+    # two columns of mean 1e4, of which the data know the sum of weights
+    "mean field": (
+        lambda: MeanField(
+            jnp.ones(2), jnp.ones(2), jnp.array([[1.0, 0.0], [-1.0, 1e-4]])
+        ).predictor_variance(block_design(jnp.array([[1e4], [1e4 + 1]]), None))[0],
+        1 + (1 + 1e-4) ** 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARIANCES)
+def test_variances_are_sums_of_squares(name, precision):
+    variance, expected = VARIANCES[name]
+    np.testing.assert_allclose(variance(), expected, rtol=1e-5)
 
 
 def test_divergence_of_certain_spikes_is_the_log_of_their_prior(precision):

@@ -7,6 +7,7 @@ import pytest
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import sparse_sums
+from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.sparse_sums import (
     Entries,
     at_entries,
@@ -65,10 +66,11 @@ def test_sums_over_the_entries_of_rows_and_columns_are_those_of_the_table(cut, s
 
 def test_moments_at_entries_are_those_of_products_of_independent_numbers(x64):
     rows, columns, rng = table(1)
-    W, phi = (jnp.asarray(rng.normal(size=shape)) for shape in ((Q, M), (M, N)))
-    W_var, var = (jnp.asarray(rng.uniform(0, 1, x.shape)) for x in (W, phi))
+    weights = PairedMeanField(*map(jnp.asarray, rng.uniform(size=(3, Q, M))))
+    phi, var = map(jnp.asarray, (rng.normal(size=(M, N)), rng.uniform(size=(M, N))))
     places = Entries(jnp.asarray(rows), jnp.asarray(columns))
-    mean, variance = at_entries(places, (W, W_var), (phi, var))
+    mean, variance = at_entries(places, PairedMeanField.mixed, weights, phi, var)
+    W, W_var = weights.mean, weights.variance
     table_variance = (W_var + W**2) @ (phi**2 + var) - W**2 @ phi**2
     np.testing.assert_allclose(mean, (W @ phi)[columns, rows], atol=1e-12)
     np.testing.assert_allclose(variance, table_variance[columns, rows], atol=1e-12)

@@ -19,6 +19,9 @@ import numpyro.distributions as dist
 from numpyro.infer import Predictive
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.fitting.features import data_of
+from numpyro_spikeslab.fitting.posterior import spec_of, view_at
+from numpyro_spikeslab.reading.reader import Reader
 
 pytestmark = [pytest.mark.usefixtures("x64"), pytest.mark.slow]
 
@@ -185,6 +188,48 @@ def test_single_precision_agrees_with_double(fit):
         mean, variance = guide.predict(params, np.float32(X), np.float32(Y))
     assert mean.dtype == variance.dtype == np.float32 and np.all(variance >= 0)
     np.testing.assert_allclose(mean, fit.predict()[0], atol=0.05)
+
+
+def at_large_means(what, x64):
+    """Variances from weights and functions that are large beside their spread."""
+    rng, (M, N) = np.random.default_rng(0), (5, 12)
+    loc, mean = 5 + 0.1 * rng.normal(size=(Q, M)), 2 + 0.1 * rng.normal(size=(M, N))
+    params = {
+        "W_auto_probs": np.ones((Q, M)),
+        "W_auto_loc": loc,
+        "W_auto_scale": np.full((Q, M), 1e-3),
+        "phi_auto_precision": np.full((M, N), 1e6 - 1),
+        "phi_auto_linear": 1e6 * mean,
+        "inclusion_auto_loc": 0.5,
+        "noise_auto_loc": np.full(Q, 1e-5),
+        "slab_scale_auto_loc": 5.0,
+    }
+    # the same numbers in both precisions
+    params = {name: np.float32(x).astype(float) for name, x in params.items()}
+    table = np.float32((loc @ mean).T).astype(float)
+    with jax.enable_x64(x64):
+        params = {name: jnp.asarray(x, float) for name, x in params.items()}
+        Y = jnp.asarray(table, float)
+        guide = nss.PairedGuide(nss.models.factor_analysis(M))
+        if what == "predict":
+            return guide.predict(params, Y)[1]
+        if what == "entries":
+            return guide.predict(params, Y, entries=(np.arange(3), np.arange(3)))[1]
+        reading = Reader(guide.model, "test")((Y,), {})
+        first_params(guide, Y)
+        spec, data, q = spec_of(reading, False, None), data_of(reading), guide.pack(reading, params)
+        at = view_at(spec, data, q)
+        if what == "moments":
+            return data.features.moments(spec, data, at, q)[1]
+        # what the functions leave is nearly nothing beside their spread
+        return data.features.squares(spec, data, at, q)
+
+
+@pytest.mark.parametrize("what", ["predict", "entries", "moments", "squares"])
+def test_variances_hold_in_single_precision_where_means_are_large(what):
+    single, double = (np.asarray(at_large_means(what, x64), float) for x64 in (False, True))
+    assert np.all(double > 0)
+    np.testing.assert_allclose(single, double, rtol=1e-4)
 
 
 @pytest.mark.exhaustive

@@ -121,6 +121,25 @@ def test_an_intercept_is_integrated_out():
     pd.testing.assert_frame_equal(closed.credible_sets(params, coverage=1.0), table)
 
 
+def far(X, y=None):
+    b = numpyro.sample("b", dist.Normal(0.0, 1e6))
+    truth.respond(y, b + X @ truth.weights(X.shape[1], 0.1), 1.0)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e4])
+def test_shares_of_columns_far_from_centred_are_those_of_centred_ones(mean, precision):
+    X = np.float32(correlated() + mean).astype(float)
+    y = 2 + 0.7 * (X[:, 0] - mean) + NOISE
+    params = params_of([1.0, 0.0, 0.0], [0.6, 0.0, 0.0])
+    params |= {"b_auto_loc": 2.0 - 0.6 * mean, "b_auto_slope": np.full(3, -mean)}
+    table = nss.PairedGuide(far).credible_sets(params, X, y, coverage=1.0)
+    # an intercept whose prior is wide takes the means
+    centred, response = X - X.mean(0), y - y.mean()
+    products, linear = np.sum(centred**2, axis=0), centred.T @ response
+    log_densities = 0.5 * linear**2 / (1 + products) - 0.5 * np.log1p(products)
+    assert_shares(table, log_densities, 1e-5 if precision == "float64" else 2e-3)
+
+
 def test_columns_that_are_the_same_are_members_together():
     X = correlated(size=4, spread=1.0)
     X[:, 2] = -3.0 * X[:, 0]
