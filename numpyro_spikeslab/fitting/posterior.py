@@ -189,10 +189,27 @@ def with_roles(spec: Spec, data: Data, at: View, values: dict[str, Any]) -> View
     return at
 
 
-def with_modes(spec: Spec, data: Data, at: View, posterior: Posterior, squares: Any) -> Posterior:
+def with_modes(
+    spec: Spec, data: Data, at: View, posterior: Posterior, squares: Any, temperature: Any
+) -> Posterior:
     """Set sites with a role to their maximum a posteriori (supplement 1.2)."""
     tallies = tallies_of(spec, data, at, posterior.weights, squares)
-    return posterior._replace(values=modes_of(spec, at, posterior.values, tallies))
+    values = modes_of(spec, at, posterior.values, tallies)
+    return posterior._replace(values=held(spec, temperature, posterior.values, values))
+
+
+def held(
+    spec: Spec, temperature: Any, values: dict[str, Any], new: dict[str, Any]
+) -> dict[str, Any]:
+    """Return new values of sites; those that shape the prior of the weights keep their old ones
+    while the temperature is above 1.
+
+    They would follow flattened inclusion probabilities to a prior under which no weight is large.
+    """
+    if spec.temperature is None:
+        return new
+    shaping = spec.form.shaping & new.keys()
+    return new | {k: jnp.where(temperature > 1, values[k], new[k]) for k in sorted(shaping)}
 
 
 def tallies_of(
