@@ -122,7 +122,9 @@ def step(
     """
     at = view_at(spec, data, posterior)
     at, posterior, squares = data.features.sweep(spec, data, at, posterior, temperature)
-    posterior = with_modes(spec, data, at, posterior, squares, temperature)
+    before = posterior.values
+    posterior = with_modes(spec, data, at, posterior, squares)
+    posterior = posterior._replace(values=held(spec, temperature, before, posterior.values))
     if data.view is not None:
         at = with_roles(spec, data, at, posterior.values)
     elif set(spec.form.free) <= set(posterior.slopes):

@@ -189,13 +189,10 @@ def with_roles(spec: Spec, data: Data, at: View, values: dict[str, Any]) -> View
     return at
 
 
-def with_modes(
-    spec: Spec, data: Data, at: View, posterior: Posterior, squares: Any, temperature: Any
-) -> Posterior:
+def with_modes(spec: Spec, data: Data, at: View, posterior: Posterior, squares: Any) -> Posterior:
     """Set sites with a role to their maximum a posteriori (supplement 1.2)."""
     tallies = tallies_of(spec, data, at, posterior.weights, squares)
-    values = modes_of(spec, at, posterior.values, tallies)
-    return posterior._replace(values=held(spec, temperature, posterior.values, values))
+    return posterior._replace(values=modes_of(spec, at, posterior.values, tallies))
 
 
 def held(
