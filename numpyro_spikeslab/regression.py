@@ -140,7 +140,8 @@ def sparse_regression(
     :param expected_size: number of columns that are expected to matter: the prior of the inclusion
         probability is Beta(1, P / expected_size - 1), where P counts columns that vary and are not
         always in, a group once. The default is a tenth of them, or of the rows if they are fewer: N
-        rows cannot tell which of many more columns matter, if many may.
+        rows cannot tell which of many more columns matter, if many may. The fit, which needs a
+        density with a maximum, takes Beta(1, 1) if the second concentration is below 1.
     :param num_warmup: steps of each chain before its draws. The default is 500, in which chains of
         other likelihoods learn their proposals, and 50 under a Normal one: chains start at the
         fit.

@@ -202,6 +202,9 @@ def _begin(
 
 def _fit(key: Array, model: TableModel, table: Table, size: int) -> TableFit:
     columns, data, prior, _ = table
+    if "inclusion" in prior:
+        # below 1 the density of the probability has no maximum
+        prior = {"inclusion": tuple(jnp.maximum(x, 1.0) for x in prior["inclusion"])}
     guide = PairedGuide(model.at(prior))
     svi = CAVI(guide.model, guide)
     result = svi.run(key, NUM_STEPS, columns, tol=TOLERANCE, progress_bar=False, **data)

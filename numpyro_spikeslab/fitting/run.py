@@ -18,6 +18,8 @@ import jax.numpy as jnp
 
 from numpyro.infer.svi import SVIState
 
+from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.devices import fetched
 from numpyro_spikeslab.fitting.ascent import CHUNK, Progress, advance, begin, chunks, trimmed
 from numpyro_spikeslab.fitting.moves import laplacian_of
 from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, view_at
@@ -33,6 +35,7 @@ from numpyro_spikeslab.fitting.rounds import (
 from numpyro_spikeslab.fitting.starts import start_random, start_svd
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.roles import SlabRole
 
 # Up to this size one thread decomposes a matrix faster than several that wait for each other.
 SMALL = 1000
@@ -40,6 +43,8 @@ SMALL = 1000
 APART = 5.0
 # Nats per step, below which the bound counts as settled.
 STILL = 0.05
+# Share of the prior's standard deviation that a slab keeps if the data say nothing of its weight.
+UNTOLD = 0.95
 
 
 class Call(NamedTuple):
@@ -230,20 +235,29 @@ def ends_hot(spec: Spec, num_steps: int) -> bool:
 
 def check_end(call: Call, progress: Progress, losses: Any, from_params: bool) -> None:
     """Raise or warn if a run has not ended well."""
-    step, posterior = int(progress.step), progress.posterior
+    step, posterior, weights = int(progress.step), progress.posterior, progress.posterior.weights
     if np.isnan(losses[-1]):
         raise FloatingPointError(
             f"CAVI.run: the bound is not a number after step {step}. Look for extreme values in "
-            "init_params and columns, a kernel that is no covariance and a noise scale without a "
-            "prior; give it one, rescale the data, or call `numpyro.enable_x64()`."
+            "init_params and columns, a kernel that is no covariance, a concentration below 1 and "
+            "a noise scale without a prior; give it one, rescale the data, or call "
+            "`numpyro.enable_x64()`."
         )
     if ends_hot(call.spec, step):
         return
     fitted = from_params and posterior.functions is not None
-    if fitted and not include(posterior.weights):
+    if fitted and not include(weights):
         text = "Give a noise scale well below the spread of the tasks, or none."
         off = "all latent functions are switched off at the end of a run from init_params"
         warnings.warn(f"CAVI.run: {off}. {text}", stacklevel=4)
+    for role in call.spec.form.roles_of(SlabRole):
+        scale, places = fetched((posterior.values[role.site], call.data.indices[role.site].entries))
+        # weights that it does not scale take the 0
+        prior = scale.ravel()[0] if places is None else np.append(scale, 0)[places]
+        if isinstance(weights, PairedMeanField) and np.all(fetched(weights.scale) > UNTOLD * prior):
+            text = f"the scale {role.site!r} has fallen to {np.max(scale):.2g}, at which the data"
+            rest = "say nothing of any weight or inclusion. Compare with chains, or fix the scale."
+            warnings.warn(f"CAVI.run: {text} {rest}", stacklevel=4)
     last = losses[-4:]
     gain = float(last[0] - last[-1]) / max(len(last) - 1, 1)
     rounding = 100 * np.finfo(losses.dtype).eps * abs(losses[-1])
@@ -264,9 +278,9 @@ def check_starts(starts: Starts | None, weights: Any) -> None:
         best = f"the best came to a bound of {bounds[0]:.1f} and the next to {bounds[1]:.1f}"
         text = f"Others may come higher still: try CAVI with num_restarts={2 * number}."
         warnings.warn(f"CAVI.run: of {number} starts {best}. {text}", stacklevel=4)
-    others = starts.bounds[is_finite & starts.include]
-    if len(others) and not include(weights):
-        text = f"includes no weight, but {len(others)} others do, with bounds up to"
-        remedy = "Compare its inclusion probabilities with those of chains."
-        best = f"the best of {number} starts, with a bound of {bounds[0]:.1f},"
-        warnings.warn(f"CAVI.run: {best} {text} {np.max(others):.1f}. {remedy}", stacklevel=4)
+    others = is_finite & starts.include
+    others[np.argmax(starts.bounds)] = False
+    if np.any(others) and not include(weights):
+        best = f"the best of {number} starts, with a bound of {bounds[0]:.1f}, includes no weight,"
+        text = f"and another, with {np.max(starts.bounds[others]):.1f}, some. Compare with chains."
+        warnings.warn(f"CAVI.run: {best} {text}", stacklevel=4)

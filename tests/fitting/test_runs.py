@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of CAVI: restarts, temperatures, convergence, interruptions and warnings."""
 
+from contextlib import nullcontext
 import pickle
 import weakref
 
@@ -147,14 +148,35 @@ def test_nor_is_one_of_other_sites_than_scale_and_probability(x64):
     check_that_it_is_not_empty(of_cauchy, 1e-9)
 
 
-def test_a_fit_without_weights_tells_of_starts_with_some(x64, fixed):
-    svi = cavi(fixed, num_restarts=2)
-    weights = run(svi, fixed).state.optim_state[1].weights
-    starts = rounds.Starts(np.array([-1.0, -2.0, np.nan]), np.array([False, True, True]))
-    run_module.check_starts(starts, weights)
-    message = "best of 3 starts, with a bound of -1.0, includes no weight, but 1 others do"
-    with pytest.warns(UserWarning, match=message):
-        run_module.check_starts(starts, weights._replace(probs=0.1 * weights.probs))
+def test_a_fit_without_weights_tells_of_starts_with_some(x64):
+    """Two like columns, which do much together and nothing alone, are less likely than none."""
+    rng = np.random.default_rng(0)
+    common, own = rng.normal(size=(2, 60))
+    X, y = np.stack([common + 0.2 * own, common - 0.2 * own], axis=1), 0.6 * own
+    y = y + 0.5 * rng.normal(size=60)
+    odds = {14: (2, None), 18: (0, r"of 10 starts, with a bound of -85\.7, includes no weight")}
+
+    def model(X, y):
+        truth.respond(y, X @ truth.weights(2, inclusion, 2.0), 0.5)
+
+    for number, (size, message) in odds.items():
+        inclusion, guide = 1 / (1 + np.exp(number)), nss.PairedGuide(model)
+        svi = nss.CAVI(model, guide, num_restarts=10, temperature=None)
+        with pytest.warns(UserWarning, match=message) if message else nullcontext():
+            result = svi.run(KEY, 100, jnp.asarray(X), jnp.asarray(y), progress_bar=False)
+        assert np.sum(np.asarray(guide.inclusion_probabilities(result.params)["w"]) > 0.5) == size
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("effect", [0.0, 1.0])
+def test_a_scale_at_which_the_data_say_nothing_is_told(x64, effect):
+    rng = np.random.default_rng(2)
+    X = rng.normal(size=(40, 20))
+    y = effect * X[:, 0] + rng.normal(size=40)
+    svi = nss.CAVI(learnt, nss.PairedGuide(learnt))
+    message = "the scale 'scale' has fallen to 0.0"
+    with nullcontext() if effect else pytest.warns(UserWarning, match=message):
+        svi.run(KEY, 200, jnp.asarray(X), jnp.asarray(y), progress_bar=False)
 
 
 def test_a_run_goes_on_from_a_state(x64, fixed):
