@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+import jax.numpy as jnp
+
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.util import not_jax_tracer
@@ -18,6 +20,14 @@ def base_of(fn: Any) -> Any:
     while isinstance(fn, WRAPPERS):
         fn = fn.base_dist
     return fn
+
+
+def is_unbounded(fn: Any) -> Any:
+    """Whether the density of a prior is known to have no maximum, by a concentration below 1."""
+    base, names = base_of(fn), ("concentration", "concentration0", "concentration1")
+    if not isinstance(base, dist.Beta | dist.Gamma | dist.Kumaraswamy | dist.Weibull):
+        return jnp.array(False)
+    return sum(jnp.any(getattr(base, name, 1.0) < 1) for name in names) > 0
 
 
 def is_plain(site: dict[str, Any], families: Sequence[type]) -> bool:

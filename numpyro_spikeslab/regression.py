@@ -87,7 +87,8 @@ def sparse_regression(
 
     There may be more columns than rows. The computation is in double precision, also where that of
     JAX is not enabled, and the result has arrays of numpy. A warning names the column of the
-    largest ``r_hat`` if this is above 1.05.
+    largest ``r_hat`` if this is above 1.05. Another tells of a fit without columns beside chains
+    that include some.
 
     ======================== ============================= =====================================
     ``likelihood``           ``y``                         posterior
@@ -140,7 +141,8 @@ def sparse_regression(
     :param expected_size: number of columns that are expected to matter: the prior of the inclusion
         probability is Beta(1, P / expected_size - 1), where P counts columns that vary and are not
         always in, a group once. The default is a tenth of them, or of the rows if they are fewer: N
-        rows cannot tell which of many more columns matter, if many may.
+        rows cannot tell which of many more columns matter, if many may. The fit, which needs a
+        density with a maximum, takes Beta(1, 1) if the second concentration is below 1.
     :param num_warmup: steps of each chain before its draws. The default is 500, in which chains of
         other likelihoods learn their proposals, and 50 under a Normal one: chains start at the
         fit.
@@ -209,7 +211,7 @@ def summarised(
 ) -> xr.Dataset:
     """Make a row for each column: its weight, its inclusion by chains and fit, its credible set.
 
-    Warn if chains disagree.
+    Warn if chains disagree, or include columns where the fit includes none.
     """
     w = posterior(tree)["w"]
     # a statistic takes a millisecond, and columns that never get in, mostly all, have the same
@@ -232,6 +234,11 @@ def summarised(
         # of draws of one model alone there is no tail to look at
         if np.isnan(rows.attrs["k_hat"]) and abs((rows["cavi"] - rows["inclusion"]).sum()) > OFF:
             rows.attrs["k_hat"] = np.inf
+        likely = rows[["cavi", "inclusion"]] > 0.5
+        found = likely.where(tree["constant_data"][f"{PRIOR}.w"] < 1, False).sum()
+        if found["cavi"] == 0 < found["inclusion"]:
+            text = f"the fit includes no column, and the chains include {found['inclusion'].item()}"
+            warnings.warn(f"sparse_regression: {text}. Report the chains.", stacklevel=4)
     rows["credible_set"] = xr.full_like(rows["inclusion"], -1, dtype=int)
     for number, members in credible_sets(tree, "w", table)["members"].items():
         rows["credible_set"].loc[{"feature": list(members)}] = number

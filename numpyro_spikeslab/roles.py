@@ -21,7 +21,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_spikeslab.algebra.search import slice_sample
-from numpyro_spikeslab.priors import base_of, includes, is_drawable, is_plain
+from numpyro_spikeslab.priors import base_of, includes, is_drawable, is_plain, is_unbounded
 
 MIN_COUNT = 1e-3
 """A scale that fewer expected slabs or observations share keeps its value."""
@@ -188,15 +188,13 @@ class InclusionRole(Role):
         return value
 
     def mode(self, tally: Tally, prior: Any, current: Any) -> Any:
-        """Maximise ``included log pi + excluded log(1 - pi) + log p(pi)``; ``current`` also breaks
-        ties between 0 and 1."""
+        """Maximise ``included log pi + excluded log(1 - pi) + log p(pi)``; NaN if that has no
+        maximum."""
         base, (included, excluded) = base_of(prior), _with_pseudo_counts(tally, prior)
         total = included + excluded
-        # with Beta parameters below 1, the point between them may be a minimum
-        end = jnp.where(included == excluded, current > 0.5, included > excluded)
-        inside = (included >= 0) & (excluded >= 0)
-        mode = jnp.where(inside, included / jnp.where(total == 0, 1, total), end)
-        mode = jnp.where((included == 0) & (excluded == 0), current, mode)
+        mode = jnp.where(total == 0, current, included / jnp.where(total == 0, 1, total))
+        # at 0 or 1 the bound would be infinite
+        mode = jnp.where(is_unbounded(prior), jnp.nan, mode)
         low, high = (base.low, base.high) if isinstance(base, dist.Uniform) else (0.0, 1.0)
         # 0 and 1 are absorbing
         high = jnp.minimum(high, 1.0)

@@ -203,6 +203,9 @@ def _begin(
 
 def _fit(keys: Any, model: TableModel, table: Table, size: int) -> TableFit:
     (key_fit, key_draws), (columns, data, prior, _) = keys, table
+    if "inclusion" in prior:
+        # below 1 the density of the probability has no maximum
+        prior = {"inclusion": tuple(jnp.maximum(x, 1.0) for x in prior["inclusion"])}
     guide = PairedGuide(model.at(prior))
     svi = CAVI(guide.model, guide)
     result = svi.run(key_fit, NUM_STEPS, columns, tol=TOLERANCE, progress_bar=False, **data)

@@ -199,6 +199,21 @@ def test_chains_that_disagree_are_named(tree):
         regression.summarised(apart, table()[0].to_numpy(), used, 1.0)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("column", NAMES[:2])
+def test_an_empty_fit_beside_chains_with_columns_is_told(tree, column):
+    used, empty = ~tree["summary"]["is_constant"], tree.copy(deep=True)
+    for data, probability in ((empty, 0.9), (empty["cavi"], 0.0)):
+        probs = data["sample_stats"][table_chains.PROBABILITIES]
+        probs[:] = xr.where(used["feature"] == column, probability, 0.0)
+    message = "the fit includes no column, and the chains include 1. Report the chains"
+    with pytest.warns(UserWarning, match=message):
+        regression.summarised(empty, table()[0].to_numpy(), used, 1.0)
+    # a column that is always in is no finding
+    empty["constant_data"]["prior_inclusion.w"].loc[{"feature": column}] = 1.0
+    regression.summarised(empty, table()[0].to_numpy(), used, 1.0)
+
+
 @pytest.mark.exhaustive
 def test_alternatives_of_the_fit_have_the_names_of_the_columns():
     rng = np.random.default_rng(0)

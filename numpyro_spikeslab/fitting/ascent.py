@@ -18,6 +18,7 @@ from numpyro_spikeslab.fitting.posterior import (
     Spec,
     bound,
     bound_given,
+    held,
     strong,
     view_at,
     with_modes,
@@ -121,7 +122,9 @@ def step(
     """
     at = view_at(spec, data, posterior)
     at, posterior, squares = data.features.sweep(spec, data, at, posterior, temperature)
+    before = posterior.values
     posterior = with_modes(spec, data, at, posterior, squares)
+    posterior = posterior._replace(values=held(spec, temperature, before, posterior.values))
     if data.view is not None:
         at = with_roles(spec, data, at, posterior.values)
     elif set(spec.form.free) <= set(posterior.slopes):
@@ -132,11 +135,11 @@ def step(
             return posterior, bound(spec, data, posterior)
         at = view_at(spec, data, posterior)
     else:
-        return _with_free(spec, data, posterior)
+        return _with_free(spec, data, posterior, temperature)
     return posterior, bound_given(spec, at, posterior, squares)
 
 
-def _with_free(spec, data, posterior) -> tuple[Posterior, Any]:
+def _with_free(spec, data, posterior, temperature) -> tuple[Posterior, Any]:
     """Set coefficients to their maximum; with other free sites, take L-BFGS steps of all."""
     if spec.form.coefficients:
         posterior = data.features.with_coefficients(spec, data, posterior)
@@ -147,9 +150,11 @@ def _with_free(spec, data, posterior) -> tuple[Posterior, Any]:
     start = {name: values[name] for name in spec.form.free}
 
     def reached(free):
-        return bound(spec, data, posterior.moved(values=values | free))
+        new = held(spec, temperature, values, free)
+        return bound(spec, data, posterior.moved(values=values | new))
 
     free, value = climb(reached, start, data.transforms)
+    free = held(spec, temperature, values, free)
     # the next sweep finds another residual, so this one is not handed on
     posterior = posterior.moved(values=values | free)
     return data.features.begin(spec, data, posterior), value
@@ -160,6 +165,6 @@ def improve(spec: Spec, data: Data, posterior: Posterior, num_times: Any) -> Pos
     """Set free sites to their maximum while functions stay."""
 
     def one(_, posterior):
-        return _with_free(spec, data, posterior)[0]
+        return _with_free(spec, data, posterior, 1.0)[0]
 
     return strong(jax.lax.fori_loop(0, num_times, one, posterior))

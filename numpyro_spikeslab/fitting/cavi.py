@@ -74,7 +74,8 @@ class CAVI(SVI):
         the guide's own. The others draw ``gamma`` uniformly and ``mu`` from the slab's prior, begin
         at temperature 1, and run beside it in one :func:`jax.vmap`. Defaults to 1, and to 2 with
         latent functions, unless they are fitted ``plain``, to a sparse array or from a given state
-        or values. A run warns if the best bound is 5 nats above the next.
+        or values. A run warns if the best bound is 5 nats above the next, or
+        if the best start includes no weight and others do.
     :param plain: with latent functions, the plain variational EM of the paper's supplement: no
         moves, and one random start unless ``num_restarts`` says more.
     :param num_tasks: with latent functions, the number of all tasks if each call has a batch. Then
@@ -314,17 +315,18 @@ class CAVI(SVI):
         one = self.plain or init_state or init_params or call.reading.layout is not None
         number = self.num_restarts or (1 if one or call.reading.functions is None else 2)
         plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
-        progress, restarts = begin(call.spec, call.data, posterior, state.optim_state[0]), None
+        progress, starts = begin(call.spec, call.data, posterior, state.optim_state[0]), None
         rng_key, key_starts, _ = random.split(state.rng_key, 3)
         if are_concrete((call.data, progress)):
-            progress, losses, restarts = run_stages(call, key_starts, progress, plan, progress_bar)
+            progress, losses, starts = run_stages(call, key_starts, progress, plan, progress_bar)
             check_end(call, progress, losses, init_params is not None)
-            check_starts(restarts)
+            check_starts(starts, progress.posterior.weights)
         else:
             refuse_traced(call.reading, (call.data, progress))
             begun = 0 if init_state is None else state.optim_state[0]
             progress, losses = run_traced(call, key_starts, progress, plan, begun)
         converged = None if tol is None else progress.converged
+        restarts = None if starts is None else starts.bounds
         new = _state(rng_key, progress.step, progress.posterior)
         return CAVIRunResult(self.get_params(new), new, jnp.asarray(losses), converged, restarts)
 

@@ -192,6 +192,20 @@ def with_modes(spec: Spec, data: Data, at: View, posterior: Posterior, squares: 
     return posterior._replace(values=modes_of(spec, at, posterior.values, tallies))
 
 
+def held(
+    spec: Spec, temperature: Any, values: dict[str, Any], new: dict[str, Any]
+) -> dict[str, Any]:
+    """Return new values of sites; those that shape the prior of the weights keep their old ones
+    while the temperature is above 1.
+
+    They would follow flattened inclusion probabilities to a prior under which no weight is large.
+    """
+    if spec.temperature is None:
+        return new
+    shaping = spec.form.shaping & new.keys()
+    return new | {k: jnp.where(temperature > 1, values[k], new[k]) for k in sorted(shaping)}
+
+
 def tallies_of(
     spec: Spec, data: Data, at: View, weights: Any, squares: Float[Array, " Q"]
 ) -> dict[str, Tally]:

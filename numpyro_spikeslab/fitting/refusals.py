@@ -58,6 +58,10 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
         remedy = "Make it a function of another site, such as `low + above`, above ~ HalfNormal(1)."
         got = "a support that depends on other sites"
         raise bad(f"CAVI: {unfit[0]!r}", got, "one that does not", remedy)
+    if reading.unbounded:
+        got = "a density without a maximum, by a concentration below 1"
+        remedy = "Draw with PairedGibbs, or take Beta(1, 1)."
+        raise bad(f"CAVI: the prior of {reading.unbounded[0]!r}", got, "one with a maximum", remedy)
     for name, value in reading.params.items():
         if not jax.tree_util.all_leaves([value]):
             got = f"a {type(value).__name__} of arrays"

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits of latent functions with moves between local optima: schedule, judgement of proposals."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 import numpy as np
+
+import jax.numpy as jnp
 
 from numpyro_spikeslab.fitting.ascent import CHUNK, Progress, advance, chunks
 from numpyro_spikeslab.fitting.function_sweeps import gains_without, in_use
@@ -29,18 +31,25 @@ MAX_DROPS = 20
 MAX_TURNS = 20
 
 
+class Starts(NamedTuple):
+    """The starts of a run where they are compared: their bounds, and which include a weight."""
+
+    bounds: Float[np.ndarray, " starts"]
+    include: Bool[np.ndarray, " starts"]
+
+
 class Stage(NamedTuple):
     """Some steps of a fit: the state after them, and the loss after each.
 
     - **rejected** - whether it is a round of moves in which no proposal was accepted.
-    - **comparable**, **restarts** - whether starts are compared here, and then their bounds.
+    - **comparable**, **starts** - whether starts are compared here, and then they.
     """
 
     progress: Progress
     losses: Float[np.ndarray, " steps"]
     rejected: bool = False
     comparable: bool = False
-    restarts: Float[np.ndarray, " starts"] | None = None
+    starts: Starts | None = None
 
 
 Stages = Generator[Stage, None, Progress]
@@ -113,29 +122,41 @@ class Fit(NamedTuple):
         return Stage(end, np.asarray([-bounds[best]]), rejected=best == 0)
 
 
-def best_of(climbs: Sequence[Iterator[Stage]]) -> Iterator[Stage]:
-    """Run several starts up to their first comparable stage, then continue the best."""
-    heats: list[list[Stage]] = [[] for _ in climbs]
+def best_of(climbs: Iterable[Iterator[Stage]]) -> Iterator[Stage]:
+    """Run several starts up to their first comparable stage, then continue the best.
+
+    Of all other stages the losses alone are kept, for a posterior may be large.
+    """
+    heats: dict[int, tuple[Stage, Iterator[Stage]]] = {}
+    starts = []
     try:
-        for climb, heat in zip(climbs, heats, strict=True):
+        for k, climb in enumerate(climbs):
+            losses = []
             for stage in climb:
-                heat.append(stage)
+                losses.append(stage.losses)
+                heats[k] = stage._replace(losses=np.concatenate(losses)), climb
                 if stage.comparable:
                     break
+            starts.append((_bound(heats[k]), include(stage.progress.posterior.weights)))
+            heats = dict([max(heats.items(), key=lambda item: _bound(item[1]))])
     except KeyboardInterrupt:
-        yield from heats[int(np.argmax(_bounds(heats)))]
+        if heats:
+            yield max(heats.values(), key=_bound)[0]
         raise
-    bounds = _bounds(heats)
-    best = int(np.argmax(bounds))
-    yield from heats[best][:-1]
-    yield heats[best][-1]._replace(restarts=bounds)
-    yield from climbs[best]
+    ((best, leader),) = heats.values()
+    yield best._replace(starts=Starts(*map(np.array, zip(*starts, strict=True))))
+    del best, heats, stage, climb
+    yield from leader
 
 
-def _bounds(heats: list[list[Stage]]) -> Float[np.ndarray, " starts"]:
-    """Return the last bound of each start, minus infinity in place of NaN."""
-    bounds = [-float(stages[-1].losses[-1]) if stages else -np.inf for stages in heats]
-    return np.nan_to_num(np.asarray(bounds), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+def include(weights: Any) -> Any:
+    """Whether any weight is more likely in than out."""
+    return jnp.any(weights.probs > 0.5)
+
+
+def _bound(heat: tuple[Stage, Any]) -> float:
+    """Return the last bound of a start, minus infinity in place of NaN."""
+    return float(np.nan_to_num(-heat[0].losses[-1], nan=-np.inf, posinf=np.inf, neginf=-np.inf))
 
 
 def function_moves(L: Laplacian, fit: Fit, progress: Progress) -> Stages:

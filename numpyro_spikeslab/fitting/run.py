@@ -16,18 +16,31 @@ import jax.numpy as jnp
 
 from numpyro.infer.svi import SVIState
 
+from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.devices import fetched
 from numpyro_spikeslab.fitting.ascent import CHUNK, Progress, advance, begin, chunks, trimmed
 from numpyro_spikeslab.fitting.moves import laplacian_of
 from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, view_at
-from numpyro_spikeslab.fitting.rounds import Fit, Stage, best_of, factor_moves, function_moves
+from numpyro_spikeslab.fitting.rounds import (
+    Fit,
+    Stage,
+    Starts,
+    best_of,
+    factor_moves,
+    function_moves,
+    include,
+)
 from numpyro_spikeslab.fitting.starts import start_random, start_svd
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.roles import SlabRole
 
 # Nats between the best bound of the starts and the next, above which a run warns.
 APART = 5.0
 # Nats per step, below which the bound counts as settled.
 STILL = 0.05
+# Share of the prior's standard deviation that a slab keeps if the data say nothing of its weight.
+UNTOLD = 0.95
 
 
 class Call(NamedTuple):
@@ -69,15 +82,15 @@ class CAVIRunResult(NamedTuple):
 
 def run_stages(
     call: Call, key: Array, progress: Progress, plan: Plan, progress_bar: bool
-) -> tuple[Progress, Float[np.ndarray, " steps"], Float[np.ndarray, " starts"] | None]:
-    """Run a plan until its end or Ctrl-C; return the best end, its losses, and all bounds."""
-    losses, restarts = [], None
+) -> tuple[Progress, Float[np.ndarray, " steps"], Starts | None]:
+    """Run a plan until its end or Ctrl-C; return the best end, its losses, and all starts."""
+    losses, starts = [], None
     with tqdm(total=plan.num_steps, disable=not progress_bar) as bar:
         try:
             for stage in _stages(call, key, progress, plan, bar):
                 progress = stage.progress
                 losses.append(stage.losses)
-                restarts = stage.restarts if restarts is None else restarts
+                starts = stage.starts if starts is None else starts
         except KeyboardInterrupt:
             if not losses:
                 raise
@@ -85,9 +98,10 @@ def run_stages(
             warnings.warn(f"CAVI.run was interrupted; {text}", stacklevel=4)
     joined = np.concatenate(losses, axis=-1)
     if joined.ndim > 1:
-        restarts = -np.asarray(progress.loss)
+        included = jax.vmap(include)(progress.posterior.weights)
+        starts = Starts(-np.asarray(progress.loss), np.asarray(included))
         progress, joined = _best(progress, joined)
-    return progress, trimmed(joined, progress), restarts
+    return progress, trimmed(joined, progress), starts
 
 
 def _stages(call: Call, key: Array, progress: Progress, plan: Plan, bar: tqdm) -> Iterator[Stage]:
@@ -99,15 +113,19 @@ def _stages(call: Call, key: Array, progress: Progress, plan: Plan, bar: tqdm) -
         yield from _watched((Stage(*part) for part in parts), bar)
         return
     fit = Fit(spec, data, threshold, None if spec.plain else _moves(call))
-    starts = [progress]
-    if number > 1 and call.reading.layout is None:
-        starts.append(begin(spec, data, start_svd(spec, data, progress.posterior)))
-    for k in range(number - len(starts)):
-        start_key = random.fold_in(key, k)
-        starts.append(begin(spec, data, start_random(spec, data, progress.posterior, start_key)))
-    climbs = [_watched(fit.steps(x._replace(step=progress.step), num_steps), bar) for x in starts]
-    for stage in best_of(climbs):
-        yield stage if number > 1 else stage._replace(restarts=None)
+    # entries of a table have no singular vectors
+    num_first = 1 if call.reading.layout is not None else 2
+
+    def climb(k):
+        begun = progress
+        if k >= num_first:
+            start_key = random.fold_in(key, k - num_first)
+            begun = begin(spec, data, start_random(spec, data, progress.posterior, start_key))
+        elif k == 1:
+            begun = begin(spec, data, start_svd(spec, data, progress.posterior))
+        return _watched(fit.steps(begun._replace(step=progress.step), num_steps), bar)
+
+    yield from best_of(map(climb, range(number))) if number > 1 else climb(0)
 
 
 def run_traced(
@@ -211,20 +229,29 @@ def ends_hot(spec: Spec, num_steps: int) -> bool:
 
 def check_end(call: Call, progress: Progress, losses: Any, from_params: bool) -> None:
     """Raise or warn if a run has not ended well."""
-    step, posterior = int(progress.step), progress.posterior
+    step, posterior, weights = int(progress.step), progress.posterior, progress.posterior.weights
     if np.isnan(losses[-1]):
         raise FloatingPointError(
             f"CAVI.run: the bound is not a number after step {step}. Look for extreme values in "
-            "init_params and columns, a kernel that is no covariance and a noise scale without a "
-            "prior; give it one, rescale the data, or call `numpyro.enable_x64()`."
+            "init_params and columns, a kernel that is no covariance, a concentration below 1 and "
+            "a noise scale without a prior; give it one, rescale the data, or call "
+            "`numpyro.enable_x64()`."
         )
     if ends_hot(call.spec, step):
         return
     fitted = from_params and posterior.functions is not None
-    if fitted and not bool(jnp.any(posterior.weights.probs > 0.5)):
+    if fitted and not include(weights):
         text = "Give a noise scale well below the spread of the tasks, or none."
         off = "all latent functions are switched off at the end of a run from init_params"
         warnings.warn(f"CAVI.run: {off}. {text}", stacklevel=4)
+    for role in call.spec.form.roles_of(SlabRole):
+        scale, places = fetched((posterior.values[role.site], call.data.indices[role.site].entries))
+        # weights that it does not scale take the 0
+        prior = scale.ravel()[0] if places is None else np.append(scale, 0)[places]
+        if isinstance(weights, PairedMeanField) and np.all(fetched(weights.scale) > UNTOLD * prior):
+            text = f"the scale {role.site!r} has fallen to {np.max(scale):.2g}, at which the data"
+            rest = "say nothing of any weight or inclusion. Compare with chains, or fix the scale."
+            warnings.warn(f"CAVI.run: {text} {rest}", stacklevel=4)
     last = losses[-4:]
     gain = float(last[0] - last[-1]) / max(len(last) - 1, 1)
     rounding = 100 * np.finfo(losses.dtype).eps * abs(losses[-1])
@@ -234,10 +261,20 @@ def check_end(call: Call, progress: Progress, losses: Any, from_params: bool) ->
         warnings.warn(f"CAVI.run: {moves}. {text}", stacklevel=4)
 
 
-def check_starts(restarts: Float[np.ndarray, " starts"] | None) -> None:
-    """Warn if the best of the starts is far above the next; bounds of failed ones are infinite."""
-    bounds = np.sort([] if restarts is None else restarts[np.isfinite(restarts)])[::-1]
-    if restarts is not None and len(bounds) > 1 and bounds[0] - bounds[1] > APART:
+def check_starts(starts: Starts | None, weights: Any) -> None:
+    """Warn if the best of the starts is far above the next, or ends without a weight while others
+    include some; bounds of failed ones are infinite."""
+    if starts is None:
+        return
+    number, is_finite = len(starts.bounds), np.isfinite(starts.bounds)
+    bounds = np.sort(starts.bounds[is_finite])[::-1]
+    if len(bounds) > 1 and bounds[0] - bounds[1] > APART:
         best = f"the best came to a bound of {bounds[0]:.1f} and the next to {bounds[1]:.1f}"
-        text = f"Others may come higher still: try CAVI with num_restarts={2 * len(restarts)}."
-        warnings.warn(f"CAVI.run: of {len(restarts)} starts {best}. {text}", stacklevel=4)
+        text = f"Others may come higher still: try CAVI with num_restarts={2 * number}."
+        warnings.warn(f"CAVI.run: of {number} starts {best}. {text}", stacklevel=4)
+    others = is_finite & starts.include
+    others[np.argmax(starts.bounds)] = False
+    if np.any(others) and not include(weights):
+        best = f"the best of {number} starts, with a bound of {bounds[0]:.1f}, includes no weight,"
+        text = f"and another, with {np.max(starts.bounds[others]):.1f}, some. Compare with chains."
+        warnings.warn(f"CAVI.run: {best} {text}", stacklevel=4)

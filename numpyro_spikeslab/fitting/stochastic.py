@@ -42,6 +42,7 @@ from numpyro_spikeslab.fitting.posterior import (
     Spec,
     bound_given,
     function_prior,
+    held,
     log_prior,
     modes_of,
     strong,
@@ -204,6 +205,7 @@ def advance(
     of_batch = tallies_of(spec, data, at, posterior.weights, squares)
     shared = jax.tree.map(partial(_blend, rate), tallies, {x: of_batch[x] for x in tallies})
     values = modes_of(spec, at, posterior.values, of_batch | shared)
+    values = held(spec, temperature, posterior.values, values)
     posterior = posterior._replace(values=values, batches=Batches(shared, before))
     at = view_at(spec, data, posterior)
     if not spec.form.is_normal:
@@ -251,6 +253,7 @@ def _settled(
         weights, squares = sweep_weights(at, *moments, stats, posterior.weights, temperature)
         tallies = tallies_of(spec, data, at, weights, squares)
         values = modes_of(spec, at, posterior.values, {site: tallies[site] for site in local})
+        values = held(spec, temperature, posterior.values, values)
         return strong(posterior._replace(weights=weights, values=values))
 
     return jax.lax.fori_loop(0, LOCAL_PASSES, one, strong(posterior))

@@ -81,6 +81,7 @@ class Form:
       :data:`COLUMNS`.
     - **tasks_first** - whether the observations are (Q, N), not (N, Q).
     - **roles** - the ``others`` that are noise scales, inclusion probabilities or slab scales.
+    - **shaping** - the ``others`` on which the prior of the weights depends.
     - **coefficients** - the ``others`` with a Normal prior on which only the predictor depends, and
       prior means of other coefficients. The predictor is affine in weights and coefficients.
     - **of_tasks** - the coefficients, if each task has its own on constant covariates that all
@@ -108,6 +109,7 @@ class Form:
     num_obs: int = 0
     tasks_first: bool = False
     roles: tuple[Role, ...] = ()
+    shaping: frozenset[str] = frozenset()
     coefficients: tuple[str, ...] = ()
     of_tasks: tuple[CoefficientSite, ...] = ()
     links: tuple[tuple[str, str], ...] = ()

@@ -95,6 +95,7 @@ def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
         num_features=problem.form.size,
         num_obs=shapes.value.size,
         roles=_find_roles(problem, run, trace),
+        shaping=names_of(union(run.pairs), "values"),
         coefficients=coefficients.dense,
         links=coefficients.links,
         constant_covariates=coefficients.constant,

@@ -21,7 +21,7 @@ from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
 from numpyro_spikeslab.algebra.sparse_sums import Layout, layout_of
 from numpyro_spikeslab.devices import fetched, mesh_of_several, on_every_device
 from numpyro_spikeslab.distributions import GaussianFunctions
-from numpyro_spikeslab.priors import is_plain
+from numpyro_spikeslab.priors import is_plain, is_unbounded
 from numpyro_spikeslab.reading.candidates import candidates, only_known, settle
 from numpyro_spikeslab.reading.checks import check_trace, check_verdict
 from numpyro_spikeslab.reading.coefficient_rows import (
@@ -132,6 +132,21 @@ class Reading:
         sources = provenance(leaves, values=self.generic)
         arrays = compiled(supports, self.generic)
         return {name: None if union(sources[name]) else x for name, x in arrays.items()}
+
+    @from_data
+    def unbounded(self) -> list[str]:
+        """Sites that shape the prior of the weights, if data alone say that their own prior has a
+        density without a maximum."""
+        if not are_concrete(self.problem.constants):
+            return []
+
+        def unbounded(values):
+            priors = self.problem.run(values, of=lambda run: run.priors)
+            return {k: is_unbounded(priors[k]) for k in sorted(self.form.shaping & priors.keys())}
+
+        sources = provenance(unbounded, values=self.generic)
+        found = compiled(unbounded, self.generic, once=True)
+        return [name for name, x in found.items() if x and not union(sources[name])]
 
     @from_data
     def design(self) -> Design | None:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of CAVI: restarts, temperatures, convergence, interruptions and warnings."""
 
+from contextlib import nullcontext
 import pickle
+import weakref
 
 from fits import KEY, cavi, run, same
 import function_models
@@ -11,6 +13,9 @@ import truth
 
 import jax
 import jax.numpy as jnp
+
+import numpyro
+import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab import datasets
@@ -92,7 +97,86 @@ def test_a_best_bound_that_one_start_alone_has_found_is_told(x64):
 @pytest.mark.filterwarnings("error")
 def test_starts_that_say_nothing_of_others_are_not_told():
     for bounds in (None, [1.0], [1.0, np.nan], [1.0, -np.inf], [1.0, -3.9, -90.0]):
-        run_module.check_starts(None if bounds is None else np.array(bounds))
+        starts = bounds and rounds.Starts(np.array(bounds), np.zeros(len(bounds), bool))
+        run_module.check_starts(starts, None)
+
+
+def learnt(X, y=None):
+    """A model that learns everything of its sparsity."""
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    inclusion = numpyro.sample("inclusion", dist.Beta(1.0, X.shape[1] / 5 - 1))
+    truth.respond(y, X @ truth.weights(X.shape[1], inclusion, scale), sigma)
+
+
+def of_cauchy(X, y=None):
+    """Of a scale without a closed mode, in units of the noise, and log odds."""
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    scale = numpyro.sample("scale", dist.HalfCauchy(1.0)) * sigma
+    log_odds = numpyro.sample("log_odds", dist.Normal(-5.0, 1.0))
+    weights = truth.weights(X.shape[1], jax.nn.sigmoid(log_odds), scale)
+    truth.respond(y, X @ weights, sigma)
+
+
+def more_columns_than_rows(seed):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(100, 1000))
+    y = X[:, :4] @ [1.0, -0.9, 0.8, 0.35] + 0.8 * rng.normal(size=100)
+    return (X - X.mean(axis=0)) / X.std(axis=0), (y - y.mean()) / y.std()
+
+
+def check_that_it_is_not_empty(model, rise):
+    """As the best of other starts, though it learns probability and scale."""
+    X, y = more_columns_than_rows(3)
+    guide = nss.PairedGuide(model)
+    # the first start is the annealed one, and here the best
+    svi = nss.CAVI(model, guide, num_restarts=2)
+    result = svi.run(KEY, 150, jnp.asarray(X), jnp.asarray(y), progress_bar=False)
+    assert result.restarts[0] > result.restarts[1] - 0.1
+    probs = np.asarray(guide.inclusion_probabilities(result.params)["w"])
+    np.testing.assert_array_equal(np.flatnonzero(probs > 0.5), [0, 1, 2])
+    # the bound is exact and never falls at temperature 1
+    assert np.max(np.diff(result.losses[99:])) < rise
+
+
+def test_an_annealed_fit_of_more_columns_than_rows_is_not_empty(precision):
+    check_that_it_is_not_empty(learnt, 1e-9 if precision == "float64" else 1e-2)
+
+
+@pytest.mark.slow
+def test_nor_is_one_of_other_sites_than_scale_and_probability(x64):
+    check_that_it_is_not_empty(of_cauchy, 1e-9)
+
+
+def test_a_fit_without_weights_tells_of_starts_with_some(x64):
+    """Two like columns, which do much together and nothing alone, are less likely than none."""
+    rng = np.random.default_rng(0)
+    common, own = rng.normal(size=(2, 60))
+    X, y = np.stack([common + 0.2 * own, common - 0.2 * own], axis=1), 0.6 * own
+    y = y + 0.5 * rng.normal(size=60)
+    odds = {14: (2, None), 18: (0, r"of 10 starts, with a bound of -85\.7, includes no weight")}
+
+    def model(X, y):
+        truth.respond(y, X @ truth.weights(2, inclusion, 2.0), 0.5)
+
+    for number, (size, message) in odds.items():
+        inclusion, guide = 1 / (1 + np.exp(number)), nss.PairedGuide(model)
+        svi = nss.CAVI(model, guide, num_restarts=10, temperature=None)
+        with pytest.warns(UserWarning, match=message) if message else nullcontext():
+            result = svi.run(KEY, 100, jnp.asarray(X), jnp.asarray(y), progress_bar=False)
+        assert np.sum(np.asarray(guide.inclusion_probabilities(result.params)["w"]) > 0.5) == size
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("effect", [0.0, 1.0])
+def test_a_scale_at_which_the_data_say_nothing_is_told(x64, effect):
+    rng = np.random.default_rng(2)
+    X = rng.normal(size=(40, 20))
+    y = effect * X[:, 0] + rng.normal(size=40)
+    svi = nss.CAVI(learnt, nss.PairedGuide(learnt))
+    message = "the scale 'scale' has fallen to 0.0"
+    with nullcontext() if effect else pytest.warns(UserWarning, match=message):
+        svi.run(KEY, 200, jnp.asarray(X), jnp.asarray(y), progress_bar=False)
 
 
 def test_a_run_goes_on_from_a_state(x64, fixed):
@@ -216,6 +300,31 @@ def test_an_interrupted_run_of_latent_functions_returns_its_best_state(x64, monk
         part = run(svi, case, 40)
     np.testing.assert_allclose(svi.evaluate(part.state, *case.args), part.losses[-1])
     assert 0 < len(part.losses) < 40 and part.losses[-1] >= whole.losses[-1] - 1e-6
+
+
+@pytest.mark.parametrize("num_restarts", [1, 3])
+def test_a_run_of_many_stages_holds_few_posteriors(x64, monkeypatch, num_restarts):
+    """Those of all stages would be gigabytes."""
+    case, posteriors, alive = function_models.MODELS["one latent function"](), [], []
+
+    def steps(fit, progress, num_steps):
+        start = len(posteriors) // 50
+        for k in range(num_steps):
+            residual = jnp.full(1, 1.0 * k)
+            posteriors.append(weakref.ref(residual))
+            alive.append(sum(x() is not None for x in posteriors))
+            posterior = progress.posterior._replace(residual=residual)
+            loss = np.array([3.0 * k if start == 1 else 5.0 * k])
+            yield rounds.Stage(progress._replace(posterior=posterior), loss, comparable=k == 49)
+
+    monkeypatch.setattr(rounds.Fit, "steps", steps)
+    result = run(cavi(case, num_restarts=num_restarts), case, 100)
+    # of three starts the second is the best at their fiftieth stages
+    slope = 5.0 if num_restarts == 1 else 3.0
+    np.testing.assert_allclose(result.losses, slope * np.arange(100))
+    if num_restarts > 1:
+        np.testing.assert_allclose(result.restarts, [-245.0, -147.0, -245.0])
+    assert max(alive) < 8
 
 
 @pytest.mark.filterwarnings("error")
