@@ -15,6 +15,7 @@ from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.roles import SlabRole
 from numpyro_spikeslab.sampling.density_step import AdaptState, draw_with_density
 from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
+from numpyro_spikeslab.sampling.noise_draws import draw_noise
 from numpyro_spikeslab.sampling.pair_draws import draw_pairs
 from numpyro_spikeslab.sampling.scale_draws import Current
 
@@ -67,6 +68,9 @@ class PairedGibbs(BlockKernel):
     with little noise flips and swaps are in double precision, whatever that of the program is. A
     warning says if the noise is too small for the rest of a step, which is in the program's
     precision.
+
+    With no fewer columns than observations, and at most 1,024 of these, the noise scale is drawn
+    with the slabs integrated out, too, so long as more weights are included than half as many.
 
     Coefficients that the kernel draws, such as an intercept, are integrated out of the pairs, so
     columns need not be centred. For tasks this holds if each task has its own coefficients.
@@ -126,11 +130,13 @@ class PairedGibbs(BlockKernel):
         return PairedGibbsState(z, start_inclusion(z), rng_key, adapt_state, sweeps)
 
     def _step(self, reading: Reading, values: dict[str, Any], state: Any) -> PairedGibbsState:
-        rng_key, key, key_others = random.split(state.rng_key, 3)
+        rng_key, key, key_others, key_noise = random.split(state.rng_key, 4)
         key_coefficients, *keys = random.split(key_others, 3)
         form, adapt_state = reading.form, state.adapt_state
         now = Current.of(reading, values, state.z)
         if form.is_normal:
+            if self._collapsed:
+                now = draw_noise(key_noise, now, state.sweeps)
             keys_of_pairs = key, key_coefficients
             drawn = draw_pairs(keys_of_pairs, now, self._collapsed, sweeps=state.sweeps)
         else:
