@@ -27,7 +27,9 @@ from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.sites import is_latent
+from numpyro_spikeslab.roles import NoiseRole
 from numpyro_spikeslab.sampling.noise_draws import start_noise
+from numpyro_spikeslab.sampling.scale_draws import Current
 
 
 class BlockKernel(MCMCKernel):
@@ -95,10 +97,14 @@ class BlockKernel(MCMCKernel):
             key, key_prior, key_noise = random.split(key, 3)
             z = self._from_prior(compiled(prior, key_prior, once=once), num_warmup)
             z |= {name: jnp.asarray(x, z[name].dtype) for name, x in (init_params or {}).items()}
-            free = z.keys() - (init_params or {}).keys()
-            z |= compiled(
-                lambda key, z: start_noise(key, reading, values | z, free), key_noise, z, once=once
-            )
+            noise = {role.site for role in reading.form.roles_of(NoiseRole)} & z.keys()
+            if free := noise - (init_params or {}).keys():
+
+                def at_noise(key, z):
+                    own = {name: z[name] for name in free}
+                    return start_noise(key, Current.of(reading, values | z, own))
+
+                z |= compiled(at_noise, key_noise, z, once=once)
             return self._start(reading, values | z, z, num_warmup, key)
 
         return start(rng_key, init_params) if single else jax.vmap(start)(rng_key, init_params)

@@ -25,11 +25,10 @@ from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.coefficient_rows import dense_rows, standardised
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.likelihood import by_task
-from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.roles import NoiseRole, Tally
 from numpyro_spikeslab.sampling.scale_draws import Current
 
-# Most observations, whose covariance a step decomposes.
+# Most observations: a step decomposes their covariance.
 MAX_OBS = 1024
 # Standard deviation of the change of the log scale that a step proposes.
 STEP = 2.0
@@ -37,21 +36,15 @@ STEP = 2.0
 SPREAD = 0.5
 
 
-def start_noise(
-    key: Array, reading: Reading, values: dict[str, Any], names: set[str]
-) -> dict[str, Any]:
-    """Draw noise scales around those of the observations without weights, within their priors.
+def start_noise(key: Array, now: Current) -> dict[str, Any]:
+    """Draw noise scales around those of the observations at weights of zero.
 
-    :param values: of all sites, draws of the prior among them.
-    :param names: of the sites that may be started.
+    A scale that its prior does not allow stays what it is.
     """
     new: dict[str, Any] = {}
-    if not any(role.site in names for role in reading.form.roles_of(NoiseRole)):
-        return new
-    now = Current.of(reading, values, {name: values[name] for name in names})
     squares = by_task(now.at.relative * now.at.Y**2, now.at.sigma2.size, now.at.layout)
     for role in now.roles(NoiseRole):
-        value, statistics = values[role.site], {"noise": Tally(now.at.count, squares)}
+        value, statistics = now.values[role.site], {"noise": Tally(now.at.count, squares)}
         count, total = role.tally(now.index(role), statistics)
         factor = jnp.exp(SPREAD * random.normal(key, value.shape, value.dtype))
         scale = factor * jnp.sqrt(total / count).astype(value.dtype)

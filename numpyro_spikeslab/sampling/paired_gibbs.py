@@ -69,6 +69,9 @@ class PairedGibbs(BlockKernel):
     warning says if the noise is too small for the rest of a step, which is in the program's
     precision.
 
+    With no fewer columns than observations, and at most 1,024 of these, the noise scale is drawn
+    with the slabs integrated out, too, so long as more weights are included than half as many.
+
     Coefficients that the kernel draws, such as an intercept, are integrated out of the pairs, so
     columns need not be centred. For tasks this holds if each task has its own coefficients.
     Otherwise, or if another block draws them, centre the columns.
