@@ -108,10 +108,25 @@ CASES = {
 AUGMENTED = [name for name in CASES if name not in ("poisson", "gamma", "own")]
 
 
-def data_of(case: Case) -> tuple[np.ndarray, np.ndarray]:
+def _bent(bend: Callable[[Any, Any], Any]) -> Case:
+    return Case(
+        lambda f: dist.Bernoulli(logits=bend(jnp, f)),
+        *_bernoulli(lambda f: special.expit(bend(np, f))),
+    )
+
+
+BENT = {
+    "minimum": _bent(lambda numpy, f: numpy.minimum(f, 0.0)),
+    "maximum": _bent(lambda numpy, f: numpy.maximum(f, -1.0)),
+    "clip": _bent(lambda numpy, f: numpy.clip(f, -5.0, 5.0)),
+}
+"""Log odds that are the predictor for some of its values only."""
+
+
+def data_of(case: Case, num_obs: int = NUM_OBS) -> tuple[np.ndarray, np.ndarray]:
     """Two correlated columns, of which the first has an effect, and one alone."""
     rng = np.random.default_rng(5)
-    X = rng.normal(size=(NUM_OBS, NUM_WEIGHTS))
+    X = rng.normal(size=(num_obs, NUM_WEIGHTS))
     X[:, 1] = 0.8 * X[:, 0] + 0.6 * X[:, 1]
     return X, np.asarray(case.draw(X @ [0.7, 0.0, -0.4], rng), float)
 
