@@ -326,6 +326,14 @@ def test_densities_are_those_of_responses_of_any_type(name, dtype):
     np.testing.assert_allclose(got, CASES[name].log_density(y.astype(float), f), rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["log-normal", "proportion", "mixture", "classes in order"])
+def test_densities_may_have_more_axes_than_the_observations(name):
+    X, y = data_of(CASES[name])
+    f = X @ [0.7, 0.0, -0.4]
+    got = log_likelihood(read(model_of(CASES[name]), X, y).problem, {}, jnp.asarray(f))
+    np.testing.assert_allclose(got, CASES[name].log_density(y, f), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", COUNTED)
 def test_densities_count_observations_as_often_as_the_model(x64, name):
     X, y = data_of(CASES[name])

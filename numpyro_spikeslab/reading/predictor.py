@@ -162,16 +162,41 @@ _ELEMENTWISE = frozenset(
 )
 """Primitives whose results, entry by entry, depend on the same entry of their operands."""
 
+_ALONG = frozenset(
+    [
+        "argmax",
+        "argmin",
+        "concatenate",
+        "cumlogsumexp",
+        "cummax",
+        "cummin",
+        "cumprod",
+        "cumsum",
+        "reduce_and",
+        "reduce_max",
+        "reduce_min",
+        "reduce_or",
+        "reduce_prod",
+        "reduce_sum",
+        "rev",
+        "sort",
+        "squeeze",
+        "stack",
+    ]
+)
+"""Primitives that work along some axes, and for each entry of the others on its own."""
+
 
 def bent_by(density: Program | None) -> str | None:
     """Return the name of a primitive that is not elementwise in the predictor, or `None`."""
     assert density is not None
     needed, _ = dce_jaxpr(density.jaxpr, [k == 0 for k in range(len(density.jaxpr.outvars))], True)
-    return _first_bent(needed, [needed.invars[-1]])
+    return _first_bent(needed, [needed.invars[-1]], needed.invars[-1].aval.shape)
 
 
-def _first_bent(jaxpr: Any, inputs: list[Any]) -> str | None:
-    moving, shape = set(inputs), inputs[0].aval.shape
+def _first_bent(jaxpr: Any, inputs: list[Any], shape: tuple[int, ...]) -> str | None:
+    """Find where what the inputs move has no longer the observations as its leading axes."""
+    moving = set(inputs)
     for equation in jaxpr.eqns:
         places = [k for k, x in enumerate(equation.invars) if _is_in(moving, x)]
         if not places:
@@ -179,14 +204,30 @@ def _first_bent(jaxpr: Any, inputs: list[Any]) -> str | None:
         moving.update(equation.outvars)
         name, inner = equation.primitive.name, called(equation)
         if inner is not None:
-            bent = _first_bent(inner, [inner.invars[k] for k in places])
+            bent = _first_bent(inner, [inner.invars[k] for k in places], shape)
         else:
-            # a change of the shape that changes nothing is elementwise, too
-            plain = name in _ELEMENTWISE or name in ("broadcast_in_dim", "reshape", "squeeze")
-            bent = None if plain and all(x.aval.shape == shape for x in equation.outvars) else name
+            moved: list[Any] = [*(equation.invars[k] for k in places), *equation.outvars]
+            leads = all(x.aval.shape[: len(shape)] == shape for x in moved)
+            bent = None if leads and _keeps_leading(equation, len(shape)) else name
         if bent is not None:
             return bent
     return None
+
+
+def _keeps_leading(equation: Any, number: int) -> bool:
+    """Whether each entry of the leading axes, which have their old sizes, depends on itself."""
+    name, params = equation.primitive.name, equation.params
+    if name == "broadcast_in_dim":
+        return params["broadcast_dimensions"][:number] == (*range(number),)
+    if name == "gather":
+        numbers = params["dimension_numbers"]
+        batches = numbers.operand_batching_dims, numbers.start_indices_batching_dims
+        return not numbers.offset_dims and all(x[:number] == (*range(number),) for x in batches)
+    if name in _ALONG:
+        axes = next(params[k] for k in ("axes", "axis", "dimension", "dimensions") if k in params)
+        return bool(np.all(np.asarray(axes) >= number))
+    is_reshape = name == "reshape" and params["dimensions"] is None
+    return name in _ELEMENTWISE or name == "slice" or is_reshape
 
 
 class Link(NamedTuple):
