@@ -191,7 +191,8 @@ def bent_by(density: Program | None) -> str | None:
     """Return the name of a primitive that is not elementwise in the predictor, or `None`."""
     assert density is not None
     needed, _ = dce_jaxpr(density.jaxpr, [k == 0 for k in range(len(density.jaxpr.outvars))], True)
-    return _first_bent(needed, [needed.invars[-1]], needed.invars[-1].aval.shape)
+    predictor: Any = needed.invars[-1]
+    return _first_bent(needed, [predictor], predictor.aval.shape)
 
 
 def _first_bent(jaxpr: Any, inputs: list[Any], shape: tuple[int, ...]) -> str | None:

@@ -202,6 +202,27 @@ def test_reading_works_under_transformations_of_the_caller():
     np.testing.assert_allclose(jax.vmap(gram)(*stacked), jnp.stack([expected, 4 * expected]))
 
 
+def one_of_a_spread(X, y):
+    """A prior that is made of another site."""
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    observe(numpyro.sample("level", dist.Uniform(0.0, sigma)) + X @ weigh(), sigma, y)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        one_of_a_spread,
+        regression(lambda X, w: dist.Bernoulli(logits=X @ w)),
+        lambda X, y: functions_and_weights(mixed),
+    ],
+    ids=["other sites", "classes", "functions"],
+)
+def test_a_reading_keeps_no_tracers(model):
+    with jax.checking_leaks():
+        read(model, X, 1.0 * (Y > 0))
+        jax.jit(lambda X, y: len(read(model, X, y).form.pairs))(X, Y)
+
+
 def test_traced_data_are_checked_as_far_as_they_can_be():
     model = regression(lambda X, w: dist.StudentT(4.0, X @ w, jnp.exp(X @ w)))
     with pytest.raises(ValueError, match="density StudentT"):
