@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+import jax
 import jax.numpy as jnp
 
 import numpyro.distributions as dist
@@ -57,14 +58,18 @@ def is_drawable(site: dict[str, Any], upper: float = np.inf) -> bool:
     ends = bounds(base.support)
     if isinstance(base, dist.ImproperUniform) or not is_plain(site, (type(base),)) or ends is None:
         return False
-    # bounds may be tracers of the trace that has ended, with which nothing can be computed
     fits = (ends[0], lambda x: x >= 0), (ends[1], lambda x: x <= upper)
-    return all(bool(np.all(fit(x))) for x, fit in fits if not_jax_tracer(x))
+    return all(bool(np.all(fit(x))) for x, fit in fits if _is_known(x))
+
+
+def _is_known(x: Any) -> bool:
+    """Whether the bound of a support is more than the shape of an array that ended with a trace."""
+    return not_jax_tracer(x) and not isinstance(x, jax.ShapeDtypeStruct)
 
 
 def includes(support: Any, upper: float) -> bool:
     """Whether a support is known to have all numbers from 0 to ``upper``."""
     ends = bounds(support)
-    if ends is None or not all(map(not_jax_tracer, ends)):
+    if ends is None or not all(map(_is_known, ends)):
         return False
     return bool(np.all(ends[0] <= 0) and np.all(ends[1] >= upper))

@@ -38,11 +38,13 @@ class Case(NamedTuple):
     - **likelihood** - makes the distribution of the observations from the predictor.
     - **draw** - draws observations, given the predictor and a generator.
     - **log_density** - of observations (N,), given predictors (..., N).
+    - **dtype** - of the observations.
     """
 
     likelihood: Callable[[Any], Any]
     draw: Callable[[Any, np.random.Generator], Any]
     log_density: Callable[[Any, Any], Any]
+    dtype: Any = float
 
 
 def _bernoulli(p: Callable) -> tuple[Callable, Callable]:
@@ -105,15 +107,73 @@ CASES = {
         lambda y, f: stats.logistic.logpdf(y, f),
     ),
 }
-AUGMENTED = [name for name in CASES if name not in ("poisson", "gamma", "own")]
+AUGMENTED = [*CASES][:8]
+
+MIXED = np.array([-1.0, 0.5]), 0.6, np.array([0.3, 0.7])
+"""Locations, scale and shares of a mixture."""
+
+CUTS = np.array([-0.5, 0.8])
 
 
-def data_of(case: Case) -> tuple[np.ndarray, np.ndarray]:
+def _ordered(f: Any) -> np.ndarray:
+    """Return the probabilities of classes in order, on a last axis."""
+    below = special.expit(CUTS - np.asarray(f)[..., None])
+    return np.diff(below, axis=-1, prepend=0.0, append=1.0)
+
+
+# of arrays with more axes than the observations
+CASES |= {
+    "log-normal": Case(
+        lambda f: dist.LogNormal(f, 0.7),
+        lambda f, rng: rng.lognormal(f, 0.7),
+        lambda y, f: stats.lognorm.logpdf(y, 0.7, scale=np.exp(f)),
+    ),
+    "proportion": Case(
+        lambda f: dist.BetaProportion(jax.nn.sigmoid(f), 4.0),
+        lambda f, rng: rng.beta(4 * special.expit(f), 4 * special.expit(-f)),
+        lambda y, f: stats.beta.logpdf(y, 4 * special.expit(f), 4 * special.expit(-f)),
+    ),
+    "mixture": Case(
+        lambda f: dist.MixtureSameFamily(
+            dist.Categorical(probs=MIXED[2]), dist.Normal(f[..., None] + MIXED[0], MIXED[1])
+        ),
+        lambda f, rng: rng.normal(f + rng.choice(MIXED[0], f.shape, p=MIXED[2]), MIXED[1]),
+        lambda y, f: logsumexp(
+            stats.norm.logpdf((y - f)[..., None], *MIXED[:2]), axis=-1, b=MIXED[2]
+        ),
+    ),
+    "classes in order": Case(
+        lambda f: dist.OrderedLogistic(f, CUTS),
+        lambda f, rng: (rng.random(f.shape)[:, None] > _ordered(f).cumsum(axis=-1)).sum(axis=-1),
+        lambda y, f: np.log(
+            np.take_along_axis(_ordered(f), np.broadcast_to(y, f.shape)[..., None], -1)[..., 0]
+        ),
+        int,
+    ),
+}
+
+
+def _bent(bend: Callable[[Any, Any], Any]) -> Case:
+    return Case(
+        lambda f: dist.Bernoulli(logits=bend(jnp, f)),
+        *_bernoulli(lambda f: special.expit(bend(np, f))),
+    )
+
+
+BENT = {
+    "minimum": _bent(lambda numpy, f: numpy.minimum(f, 0.0)),
+    "maximum": _bent(lambda numpy, f: numpy.maximum(f, -1.0)),
+    "clip": _bent(lambda numpy, f: numpy.clip(f, -5.0, 5.0)),
+}
+"""Log odds that are the predictor for some of its values only."""
+
+
+def data_of(case: Case, num_obs: int = NUM_OBS) -> tuple[np.ndarray, np.ndarray]:
     """Two correlated columns, of which the first has an effect, and one alone."""
     rng = np.random.default_rng(5)
-    X = rng.normal(size=(NUM_OBS, NUM_WEIGHTS))
+    X = rng.normal(size=(num_obs, NUM_WEIGHTS))
     X[:, 1] = 0.8 * X[:, 0] + 0.6 * X[:, 1]
-    return X, np.asarray(case.draw(X @ [0.7, 0.0, -0.4], rng), float)
+    return X, np.asarray(case.draw(X @ [0.7, 0.0, -0.4], rng), case.dtype)
 
 
 def model_of(case: Case) -> Callable:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from likelihood_cases import (
+    BENT,
     CASES,
     INCLUSION,
     NUM_OBS,
@@ -21,6 +22,7 @@ import pytest
 import jax
 from jax import random
 import jax.numpy as jnp
+from jax.scipy.special import ndtr
 
 import numpyro
 from numpyro import handlers
@@ -111,6 +113,67 @@ def test_chains_have_the_posterior_of_all_models(name, num_warmup):
 def test_chains_in_double_precision_have_the_posterior(x64, name):
     X, y = data_of(CASES[name])
     check(chain(model_of(CASES[name]), (X, y), LEARNT), truth_of(CASES[name], X, y))
+
+
+# Links that are those of an augmentation for some predictors, or nearly
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_obs", [20, pytest.param(60, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", BENT)
+def test_a_link_with_a_bend_is_none_of_an_augmentation(name, num_obs):
+    """With an observation that tells them apart: 0, although its predictor is large."""
+    X, _ = data_of(CASES["logit"], num_obs)
+    X = 3 * X
+    X[0] *= 10
+    f = X @ [0.7, 0.0, -0.4]
+    y = 1.0 * BENT[name].draw(f, np.random.default_rng(1))
+    y[0] = f[0] < 0
+    check(chain(model_of(BENT[name]), (X, y), LEARNT), truth_of(BENT[name], X, y))
+
+
+def bernoulli(link: Callable) -> Callable:
+    return lambda f, a: dist.Bernoulli(probs=link(f))
+
+
+def count(link: Callable) -> Callable:
+    """Negative binomial counts of this mean."""
+    return lambda f, a: dist.NegativeBinomial2(link(f), 2.0)
+
+
+LINKS = {
+    "log odds": (lambda f, a: dist.Bernoulli(logits=f), "bernoulli"),
+    "sigmoid": (bernoulli(jax.nn.sigmoid), "bernoulli"),
+    "sigmoid by hand": (bernoulli(lambda f: 1 / (1 + jnp.exp(-f))), "bernoulli"),
+    "probit": (bernoulli(dist.Normal(0.0, 1.0).cdf), "probit"),
+    "mean": (count(lambda f: jnp.exp(f + 0.5)), "logistic"),
+    "location": (lambda f, a: dist.Laplace(f, 1.0), "laplace"),
+    "steeper": (bernoulli(lambda f: jax.nn.sigmoid(f + 1e-3 * jnp.sinh(f))), "other"),
+    "probit from 0": (bernoulli(lambda f: ndtr(jnp.maximum(f, -3.0))), "other"),
+    "errors of labels": (bernoulli(lambda f: 1e-6 + (1 - 2e-6) * jax.nn.sigmoid(f)), "other"),
+    "cubic": (lambda f, a: dist.Bernoulli(logits=f + 1e-6 * f**3), "other"),
+    "smallest mean": (count(lambda f: jnp.exp(f) + 1e-6), "other"),
+    "largest mean": (count(lambda f: jnp.exp(jnp.minimum(f, 40.0))), "other"),
+    "absolute value": (lambda f, a: dist.StudentT(3.0, jnp.abs(f), 1.0), "other"),
+    # ones are data like others
+    "exposure": (lambda f, a: dist.NegativeBinomial2(a * jnp.exp(f), 2.0), "other"),
+    **{name: (lambda f, a, case=case: case.likelihood(f), "other") for name, case in BENT.items()},
+}
+
+
+@pytest.mark.parametrize("num_obs", [1, 20, 60])
+@pytest.mark.parametrize("name", LINKS)
+def test_links_are_those_of_an_augmentation_everywhere(name, num_obs):
+    likelihood, family = LINKS[name]
+
+    def model(X, y, a):
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", INCLUSION, SLAB)
+        with numpyro.plate("obs", len(X)):
+            numpyro.sample("y", likelihood(X @ w, a), obs=y)
+
+    X, _ = data_of(CASES["logit"], num_obs)
+    assert read(model, X, 1.0 * (X[:, 0] > 0), np.ones(num_obs)).form.family == family
 
 
 # Observations that count otherwise than once
@@ -261,6 +324,14 @@ def test_densities_are_those_of_responses_of_any_type(name, dtype):
     problem = read(model_of(CASES[name]), X, y).problem
     got = log_likelihood(problem, {}, jnp.asarray(f))
     np.testing.assert_allclose(got, CASES[name].log_density(y.astype(float), f), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["log-normal", "proportion", "mixture", "classes in order"])
+def test_densities_may_have_more_axes_than_the_observations(name):
+    X, y = data_of(CASES[name])
+    f = X @ [0.7, 0.0, -0.4]
+    got = log_likelihood(read(model_of(CASES[name]), X, y).problem, {}, jnp.asarray(f))
+    np.testing.assert_allclose(got, CASES[name].log_density(y, f), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", COUNTED)

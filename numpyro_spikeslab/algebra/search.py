@@ -116,7 +116,8 @@ def on_real_line(transform: Any, x: Any) -> Any:
 def climb(
     value: Callable[[dict[str, Any]], Any], start: dict[str, Any], transforms: dict[str, Any]
 ) -> tuple[dict[str, Any], Any]:
-    """Take a few L-BFGS steps up, in unconstrained space; return the end and its value.
+    """Take a few L-BFGS steps up, in unconstrained space; return the end and its value, NaN if the
+    slope at the start is not finite: then there is no way up.
 
     Values on the boundary of their support are moved inside; ``transforms`` are onto the supports.
     """
@@ -136,6 +137,8 @@ def climb(
     def step(k, carry):
         free, state, before = carry
         reached, grad = value_and_grad(free, state=state)
+        is_finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(grad)]))
+        reached = jnp.where(is_finite | (k > 0), reached, jnp.nan)
         updates, state = solver.update(grad, state, free, value=reached, grad=grad, value_fn=loss)
         return optax.apply_updates(free, updates), state, jnp.where(k == 0, reached, before)
 

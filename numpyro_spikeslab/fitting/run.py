@@ -20,7 +20,7 @@ from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.devices import fetched
 from numpyro_spikeslab.fitting.ascent import CHUNK, Progress, advance, begin, chunks, trimmed
 from numpyro_spikeslab.fitting.moves import laplacian_of
-from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, view_at
+from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, bound, view_at
 from numpyro_spikeslab.fitting.rounds import (
     Fit,
     Stage,
@@ -31,6 +31,7 @@ from numpyro_spikeslab.fitting.rounds import (
     include,
 )
 from numpyro_spikeslab.fitting.starts import start_random, start_svd
+from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.roles import SlabRole
@@ -84,10 +85,13 @@ def run_stages(
     call: Call, key: Array, progress: Progress, plan: Plan, progress_bar: bool
 ) -> tuple[Progress, Float[np.ndarray, " steps"], Starts | None]:
     """Run a plan until its end or Ctrl-C; return the best end, its losses, and all starts."""
-    losses, starts = [], None
+    losses: list[Any] = []
+    starts = None
     with tqdm(total=plan.num_steps, disable=not progress_bar) as bar:
         try:
             for stage in _stages(call, key, progress, plan, bar):
+                if not losses and np.isnan(np.ravel(stage.losses)[0]):
+                    check_slopes(call, progress.posterior)
                 progress = stage.progress
                 losses.append(stage.losses)
                 starts = stage.starts if starts is None else starts
@@ -225,6 +229,22 @@ def ends_hot(spec: Spec, num_steps: int) -> bool:
     hot = f"CAVI.run ended after step {num_steps} at temperature {temperature:.3g}. {text}"
     warnings.warn(hot, stacklevel=5)
     return True
+
+
+def check_slopes(call: Call, posterior: Posterior) -> None:
+    """Raise if the slope of a bound that is finite is not, so that a free site would stay."""
+    spec, values = call.spec, posterior.values
+
+    def reached(free):
+        return bound(spec, call.data, posterior.moved(values=values | free))
+
+    start = {name: values[name] for name in spec.form.free}
+    value, slopes = jax.value_and_grad(reached)(start)
+    names = [name for name, x in slopes.items() if not bool(jnp.all(jnp.isfinite(x)))]
+    if names and bool(jnp.isfinite(value)):
+        got, expected = "a slope of the bound at the start that is not finite", "a finite one"
+        remedy = "Put 0 in place of NaN where data are masked, or give another start, init_params."
+        raise bad(f"CAVI.run: the sites {names}", got, expected, remedy)
 
 
 def check_end(call: Call, progress: Progress, losses: Any, from_params: bool) -> None:

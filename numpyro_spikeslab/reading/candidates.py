@@ -117,7 +117,6 @@ def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
         roles=tuple(role for role, plays in roles if plays and not isinstance(role, varying)),
         complete=form.complete and bool(verdict.same_counts),
         family=form.family if verdict.single else MULTIPLE.get(form.family, OTHER),
-        sources=tuple(next((k for k, x in each.items() if x), None) for each in verdict.sources),
     )
 
 
@@ -143,7 +142,7 @@ def only_known(
 
     names = ["single", "same_counts", "noise_of_tasks"]
     if not _is_analytic(problem):
-        names += ["fits", "of_tasks", "sources"]
+        names += ["fits", "of_tasks"]
     return verdict._replace(
         plays=independent(verdict.plays, unknown.plays, indices),
         **{name: independent(getattr(verdict, name), getattr(unknown, name)) for name in names},

@@ -59,13 +59,6 @@ def task_axis(site: dict[str, Any], slab: dict[str, Any], observed: Sequence[Any
     return int(dims[0]) - int(site["fn"].event_dim)
 
 
-class Source(NamedTuple):
-    """The constant of a linear map that is its matrix; transposed if features are columns."""
-
-    position: int
-    transposed: bool
-
-
 @dataclass(frozen=True)
 class Form:
     """The description of a model; hashable.
@@ -93,8 +86,6 @@ class Form:
     - **constant_rows** - whether the design depends on data alone.
     - **constant_design** - whether the weights of the observations do so, too; a stand-in for the
       likelihood may change them.
-    - **sources** - for each pair, the constant of the linearised predictor that is its design;
-      `None` if no constant is known to be.
     """
 
     pairs: tuple[Pair, ...]
@@ -118,7 +109,6 @@ class Form:
     varying_noise: bool = False
     constant_rows: bool = False
     constant_design: bool = False
-    sources: tuple[Source | None, ...] = ()
 
     @property
     def is_normal(self) -> bool:

@@ -56,18 +56,11 @@ class Gaussian(NamedTuple):
             observation is in the place of the predictor, until that is found, and the scale is 1.
         """
         fn, value = site["fn"], jnp.asarray(site["value"])
-        base = base_of(fn)
-        if isinstance(base, dist.MultivariateNormal):
-            loc, scale = _independent(base, value)
-        elif is_normal(base):
-            loc, scale = base.loc, base.scale
-        else:
-            loc, scale = jnp.broadcast_to(log_prob(base, value), value.shape), 1.0
-        dtype, rank = jnp.result_type(loc, float), jnp.ndim(value)
+        base, rank = base_of(fn), jnp.ndim(value)
 
         def aligned(x, event_dim=0):
             # a factor of whole events has no axes for their parts
-            x = jnp.asarray(x, dtype)
+            x = jnp.asarray(x, float)
             x = x.reshape(x.shape + (1,) * event_dim)
             return x.reshape((1,) * (rank - x.ndim) + x.shape)
 
@@ -76,10 +69,21 @@ class Gaussian(NamedTuple):
             if isinstance(fn, dist.MaskedDistribution):
                 count = count * aligned(fn._mask, fn.event_dim)
             fn = fn.base_dist
+        if isinstance(base, dist.MultivariateNormal):
+            loc, scale = _independent(base, value)
+        elif is_normal(base):
+            loc, scale = base.loc, base.scale
+        else:
+            # what is missing may be NaN, whose slope in other sites would be NaN, too
+            allowed = base.support.feasible_like(value).astype(value.dtype)
+            seen = value if jnp.size(count) == 1 else jnp.where(count > 0, value, allowed)
+            loc, scale = jnp.broadcast_to(log_prob(base, seen), value.shape), 1.0
         entries = site["infer"].get(ENTRIES_MARK)
         if entries is not None:
             entries = Entries(*(jnp.asarray(x, jnp.int32) for x in entries))
-        return cls(value.astype(dtype), aligned(loc), aligned(scale), count, entries)
+        parts = value, aligned(loc), aligned(scale), count
+        value, loc, scale, count = (x.astype(jnp.result_type(loc, float)) for x in parts)
+        return cls(value, loc, scale, count, entries)
 
     def in_tasks(
         self, form: Form, layout: Layout | None, stand_in: StandIn | None = None

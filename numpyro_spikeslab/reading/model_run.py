@@ -2,7 +2,7 @@
 """Runs of a model at given values of its sites."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 import warnings
 from zlib import crc32
@@ -19,6 +19,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.constraints import Constraint
 from numpyro.infer.util import helpful_support_errors
+from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.primitives import MARK, Functions
@@ -95,10 +96,11 @@ def trace_generic(
 
     def run():
         generic = handlers.substitute(model, substitute_fn=_generic_if_unset)
-        trace.update(_seeded_trace(generic, args, kwargs))
+        sites = _seeded_trace(generic, args, kwargs)
+        trace.update(_without_values(sites))
         return {
             name: jax.tree.map(jnp.asarray, site["value"])
-            for name, site in trace.items()
+            for name, site in sites.items()
             if site["type"] == "param" or (site["type"] == "sample" and not site["is_observed"])
         }
 
@@ -115,6 +117,20 @@ def trace_generic(
         hint = "Do its arguments fit, and the sizes of its plates its data?"
         error.add_note(f"{user} could not run the model. {hint}")
         raise
+
+
+def _without_values(trace: dict[str, Any]) -> dict[str, Any]:
+    """Replace the arrays that end with the trace by their shapes, one by the same one."""
+    shapes: dict[int, Any] = {}
+
+    def shape(x):
+        if isinstance(x, Functions):
+            return replace(x, X=shape(x.X), templates=jax.tree.map(shape, x.templates))
+        if not_jax_tracer(x):
+            return x
+        return shapes.setdefault(id(x), jax.ShapeDtypeStruct(x.shape, x.dtype))
+
+    return {name: {k: jax.tree.map(shape, x) for k, x in trace[name].items()} for name in trace}
 
 
 def abstract_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:

@@ -162,16 +162,21 @@ _ELEMENTWISE = frozenset(
 )
 """Primitives whose results, entry by entry, depend on the same entry of their operands."""
 
+_ALONG = "arg", "concatenate", "cum", "reduce_", "rev", "sort", "squeeze", "stack"
+"""Beginnings of primitives that work along some axes, for each entry of the others on its own."""
+
 
 def bent_by(density: Program | None) -> str | None:
     """Return the name of a primitive that is not elementwise in the predictor, or `None`."""
     assert density is not None
     needed, _ = dce_jaxpr(density.jaxpr, [k == 0 for k in range(len(density.jaxpr.outvars))], True)
-    return _first_bent(needed, [needed.invars[-1]])
+    predictor: Any = needed.invars[-1]
+    return _first_bent(needed, [predictor], predictor.aval.shape)
 
 
-def _first_bent(jaxpr: Any, inputs: list[Any]) -> str | None:
-    moving, shape = set(inputs), inputs[0].aval.shape
+def _first_bent(jaxpr: Any, inputs: list[Any], shape: tuple[int, ...]) -> str | None:
+    """Find where what the inputs move has no longer the observations as its leading axes."""
+    moving = set(inputs)
     for equation in jaxpr.eqns:
         places = [k for k, x in enumerate(equation.invars) if _is_in(moving, x)]
         if not places:
@@ -179,14 +184,30 @@ def _first_bent(jaxpr: Any, inputs: list[Any]) -> str | None:
         moving.update(equation.outvars)
         name, inner = equation.primitive.name, called(equation)
         if inner is not None:
-            bent = _first_bent(inner, [inner.invars[k] for k in places])
+            bent = _first_bent(inner, [inner.invars[k] for k in places], shape)
         else:
-            # a change of the shape that changes nothing is elementwise, too
-            plain = name in _ELEMENTWISE or name in ("broadcast_in_dim", "reshape", "squeeze")
-            bent = None if plain and all(x.aval.shape == shape for x in equation.outvars) else name
+            moved: list[Any] = [*(equation.invars[k] for k in places), *equation.outvars]
+            leads = all(x.aval.shape[: len(shape)] == shape for x in moved)
+            bent = None if leads and _keeps_leading(equation, len(shape)) else name
         if bent is not None:
             return bent
     return None
+
+
+def _keeps_leading(equation: Any, number: int) -> bool:
+    """Whether each entry of the leading axes, which have their old sizes, depends on itself."""
+    name, params = equation.primitive.name, equation.params
+    if name == "broadcast_in_dim":
+        return params["broadcast_dimensions"][:number] == (*range(number),)
+    if name == "gather":
+        numbers = params["dimension_numbers"]
+        batches = numbers.operand_batching_dims, numbers.start_indices_batching_dims
+        return not numbers.offset_dims and all(x[:number] == (*range(number),) for x in batches)
+    axes = [params[k] for k in ("axes", "axis", "dimension", "dimensions") if k in params]
+    if name.startswith(_ALONG) and axes:
+        return bool(np.all(np.asarray(axes[0]) >= number))
+    is_reshape = name == "reshape" and params["dimensions"] is None
+    return name in _ELEMENTWISE or name == "slice" or is_reshape
 
 
 class Link(NamedTuple):
@@ -256,7 +277,11 @@ _PARAMETERS = ("total_count", "concentration", "df", "scale")
 
 
 def family_of(problem: Problem) -> str:
-    """Return the name of the augmentation of the likelihood, or :data:`OTHER`."""
+    """Return the name of the augmentation of the likelihood, or :data:`OTHER`.
+
+    Its link has the program of the one that the augmentation needs, or both are analytic, and then
+    equal everywhere if they are at generic numbers.
+    """
     assert problem.density is not None
     density, fn = problem.density, problem.density.shapes.fn
     if type(fn) not in LINKS:
@@ -265,28 +290,41 @@ def family_of(problem: Problem) -> str:
     if isinstance(fn, dist.NegativeBinomial2):
         density, name = _with_mean(density), "rate"
 
-    def parameters(f, **inputs):
-        case = replace(problem, density=density)
-        fn = case.given_predictor(inputs["values"], f, lambda density: density.fn)
+    def parameters(f, values, constants=problem.constants):
+        case = replace(problem, density=density, constants=constants)
+        fn = case.given_predictor(values, f, lambda density: density.fn)
         others = [getattr(fn, k) for k in _PARAMETERS if hasattr(fn, k)]
         return jnp.broadcast_to(getattr(fn, name), f.shape), others
 
     values = problem.inputs["values"]
     f = problem.density.arguments[-1]
-    sources, others = provenance(parameters, f=f, values=values)
+    sources, others = provenance(parameters, f=f, values=values, constants=problem.constants)
     if sources - {Step("f")} != {"f"} or "f" in union(others):
         return OTHER
-    # a function of the predictor alone, so numbers tell which
-    grid = np.resize(np.linspace(-4.0, 4.0, 41, dtype=f.dtype), f.shape)
     ones = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), values)
+    # as many numbers, however few observations there are
+    numbers = np.random.default_rng(0).uniform(-30.0, 30.0, (1 + 40 // f.size, *f.shape))
+    numbers = numbers.astype(f.dtype)
+
+    def link(f):
+        return parameters(f, ones)[0]
+
+    def slope(f):
+        return jax.jvp(link, (f,), (jnp.ones_like(f),))[1]
+
+    def text(link):
+        return str(dce_jaxpr(jax.make_jaxpr(link)(f).jaxpr, [True])[0])
 
     def agree():
-        got = parameters(grid, values=ones)[0]
-        return [jnp.allclose(got, link(grid), 1e-4, 1e-6) for link in links.values()]
+        got, rtol = jax.vmap(link)(numbers), 64 * jnp.finfo(f.dtype).eps
+        return [jnp.allclose(got, known(numbers), rtol, 0) for known in links.values()]
 
-    return next(
-        (name for name, agrees in zip(links, computed(agree), strict=True) if agrees), OTHER
-    )
+    # a bend has a step in its slope; functions with steps may have no derivative
+    if Step("f") in sources or Step("f") in provenance(slope, f=f):
+        agrees = [text(known) == text(link) for known in links.values()]
+    else:
+        agrees = computed(agree)
+    return next((name for name, agree in zip(links, agrees, strict=True) if agree), OTHER)
 
 
 def _with_mean(density: Program) -> Program:

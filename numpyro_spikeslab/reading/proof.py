@@ -102,7 +102,6 @@ def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
         varying_noise=varying,
         constant_rows=not design,
         constant_design=not (design or count or (varying and scale)),
-        sources=(None,) * len(problem.form.pairs),
     )
     functions = _about_functions(problem, run, trace, mixed)
     cut = problem.program, problem.density

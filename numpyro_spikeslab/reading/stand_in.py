@@ -17,9 +17,14 @@ def log_likelihood(
 ) -> Float[Array, "..."]:
     """Compute the log density of each observation given the predictor, as often as it counts."""
     count = problem.run(values, of=lambda run: problem.likelihood(run).count)
+    f = seen(count, f)
     log_prob = problem.given_predictor(values, f, lambda density: density.log_prob)
-    # missing observations may be NaN
     return jnp.where(count > 0, count * log_prob, 0)
+
+
+def seen(count: Any, f: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Replace the predictor of what is missing, which may be NaN: its slope would be NaN, too."""
+    return jnp.where(count > 0, f, 0)
 
 
 def per_count(problem: Problem, values: dict[str, Any], stand_in: StandIn) -> StandIn:
@@ -48,11 +53,11 @@ class Augmented(NamedTuple):
 
     def draw(self, key: Array, f: Float[Array, "..."]) -> StandIn:
         """Draw the auxiliary variables given the predictor."""
-        return self._of(self.mixture.draw(key, f + self.shift))
+        return self._of(self.mixture.draw(key, seen(self.count, f) + self.shift))
 
     def expect(self, mean: Float[Array, "..."], variance: Float[Array, "..."]) -> StandIn:
         """Return the best stand-in if the predictor has this mean and variance."""
-        return self._of(self.mixture.expect(mean + self.shift, variance))
+        return self._of(self.mixture.expect(seen(self.count, mean) + self.shift, variance))
 
     def _of(self, stand_in: StandIn) -> StandIn:
         count, (precision, target, log_norm) = jnp.where(self.count > 0, self.count, 1), stand_in
@@ -66,6 +71,7 @@ def augmented(problem: Problem, values: dict[str, Any], f: Float[Array, "..."]) 
     :param f: the predictor; it matters for rounding alone.
     """
     parts = problem.run(values, of=lambda run: problem.likelihood(run)._replace(predictor=0))
+    f = seen(parts.count, f)
     fn = problem.given_predictor(values, f, lambda density: density.fn)
     count = jnp.broadcast_to(jnp.where(parts.count > 0, parts.count, 1), f.shape)
     y = jnp.where(parts.count > 0, parts.value, 0)

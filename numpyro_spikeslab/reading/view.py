@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Float
 
 import jax
+from jax.extend.core import Literal
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.augmentation import StandIn
@@ -17,9 +18,10 @@ from numpyro_spikeslab.algebra.pairs import (
     block_design,
 )
 from numpyro_spikeslab.algebra.sparse_sums import Layout
-from numpyro_spikeslab.reading.form import Form, Source
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.model_run import Problem
+from numpyro_spikeslab.reading.provenance import called
 
 
 class View(NamedTuple):
@@ -109,44 +111,74 @@ def _links(problem: Problem, values: dict[str, Any]) -> Any:
 
 
 def linear_map(problem: Problem, values: dict[str, Any]) -> Any:
-    """Linearise the predictor: return the map from all weights to observations, both flat."""
-    form = problem.form
-
-    def predictor(flat):
-        return jnp.ravel(problem.predictor(values, form.split(flat, "{}")))
-
-    return jax.linearize(predictor, jnp.zeros(form.size))[1]
+    """Linearise the predictor: return the map from weights, by pair, to flat observations."""
+    weights = {pair.name: jnp.zeros(pair.shape) for pair in problem.form.pairs}
+    return jax.linearize(lambda w: jnp.ravel(problem.predictor(values, w)), weights)[1]
 
 
-def possible_sources(tangent: Any, size: int, num_obs: int) -> dict[Source, Any]:
-    """Find constants of a linear map that may be the matrix of ``size`` weights, features as rows.
+def factors(form: Form, tangent: Any) -> dict[str, Any]:
+    """Find the matrices, features as rows, by which a linear map multiplies the weights of each
+    pair, read off its program; `None` if there is another operation.
 
-    In ``X @ w`` it is one, and to copy it costs less than ``size`` products with unit vectors.
+    In ``X @ w`` it is ``X``, and to copy it costs less than as many products as there are weights.
     """
-    sources = {}
-    for index, constant in enumerate(jax.tree.leaves(tangent)):
-        if jnp.shape(constant) == (size, num_obs):
-            sources[Source(index, False)] = constant
-        if jnp.shape(constant) == (num_obs, size):
-            sources[Source(index, True)] = constant.T
-    return sources
+    weights = {pair.name: jnp.zeros(pair.shape) for pair in form.pairs}
+    jaxpr = jax.make_jaxpr(lambda tangent, w: tangent(w))(tangent, weights).jaxpr
+    (result,) = _follow(jaxpr, [*jax.tree.leaves(tangent), *sorted(weights)])
+    return result if isinstance(result, dict) else {}
+
+
+def _follow(jaxpr: Any, inputs: list[Any]) -> list[Any]:
+    """Return what each result is: the name of the weights that it is, or the matrix of each pair
+    that it is the sum of products with.
+
+    :param inputs: arrays, and such results.
+    """
+    known = dict(zip(jaxpr.invars, inputs, strict=True))
+    for equation in jaxpr.eqns:
+        operands = [None if isinstance(x, Literal) else known.get(x) for x in equation.invars]
+        inner = called(equation)
+        results = [_result(equation, operands)] if inner is None else _follow(inner, operands)
+        known |= dict(zip(equation.outvars, results * len(equation.outvars), strict=False))
+    return [None if isinstance(x, Literal) else known.get(x) for x in jaxpr.outvars]
+
+
+def _result(equation: Any, operands: list[Any]) -> Any:
+    name, sizes = equation.primitive.name, [x.aval.size for x in equation.invars]
+    moving = {k: x for k, x in enumerate(operands) if isinstance(x, str | dict)}
+    names = [name for x in moving.values() for name in ([x] if isinstance(x, str) else x)]
+    kinds = [type(x) for x in moving.values()]
+    in_order = name in _IN_ORDER and (name != "reshape" or equation.params["dimensions"] is None)
+    if in_order and sizes == [equation.outvars[0].aval.size]:
+        return operands[0]
+    if name == "dot_general" and kinds == [str]:
+        ((k, weights),) = moving.items()
+        matrix, contracted = operands[1 - k], equation.params["dimension_numbers"][0][1 - k]
+        # so the weights have no other axes, and there is no batch
+        if jnp.ndim(matrix) == 2 and [matrix.shape[axis] for axis in contracted] == [sizes[k]]:
+            return {weights: jnp.moveaxis(matrix, contracted[0], 0)}
+    if name in ("add", "add_any") and kinds == [dict, dict] and len({*names}) == len(names):
+        return operands[0] | operands[1]
+    return dict.fromkeys(names)
+
+
+_IN_ORDER = ("broadcast_in_dim", "copy", "reshape", "squeeze")
+"""Primitives that keep the order of entries, where their number stays."""
 
 
 def design_rows(problem: Problem, values: dict[str, Any]) -> Float[Array, "P N"]:
     """Compute the raw design that multiplies the weights, features as rows: the Jacobian."""
     form, tangent = problem.form, linear_map(problem, values)
-    numbers, rows = form.split(jnp.arange(form.size), "{}"), []
+    numbers, rows, matrices = form.split(jnp.arange(form.size), "{}"), [], factors(form, tangent)
 
     def row(k):
-        return tangent(jnp.zeros(form.size).at[k].set(1))
+        return tangent(form.split(jnp.zeros(form.size).at[k].set(1), "{}"))
 
-    for pair, source in zip(form.pairs, form.sources, strict=True):
-        if source is None:
+    for name in (pair.name for pair in form.pairs):
+        if (matrix := matrices.get(name)) is None:
             # the batch bounds the memory of the intermediates, not of the result
-            rows.append(jax.lax.map(row, jnp.ravel(numbers[pair.name]), batch_size=256))
-        else:
-            constant = jax.tree.leaves(tangent)[source.position]
-            rows.append(constant.T if source.transposed else constant)
+            matrix = jax.lax.map(row, jnp.ravel(numbers[name]), batch_size=256)
+        rows.append(matrix)
     joined = jnp.concatenate(rows)
     return joined.astype(jnp.result_type(joined, float))
 
@@ -157,7 +189,7 @@ def over_features(problem: Problem, values: dict[str, Any], of: Callable) -> Any
     (Q, M), N = form.shape, form.num_obs
 
     def one(m):
-        rows = tangent(jnp.ravel(jnp.zeros((Q, M)).at[:, m].set(1)))
+        rows = tangent(form.split(jnp.ravel(jnp.zeros((Q, M)).at[:, m].set(1)), "{}"))
         return of(rows.reshape(Q, N).T if form.tasks_first else rows.reshape(N, Q))
 
     # the batch bounds the memory of the intermediates

@@ -13,6 +13,7 @@ from scipy import special
 import jax.numpy as jnp
 
 import numpyro
+from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import SVI, TraceGraph_ELBO
 from numpyro.optim import Adam
@@ -61,6 +62,49 @@ def test_likelihoods_without_closed_forms_are_for_svi(name):
     result = svi.run(KEY, 2, *data, progress_bar=False)
     assert np.all(np.isfinite(result.losses))
     assert guide.sample_posterior(KEY, result.params, *data)["w"].shape == (3,)
+
+
+SPREADS = {
+    "negative binomial": lambda f, s: dist.NegativeBinomial2(jnp.exp(f), 4.0 * s),
+    "student": lambda f, s: dist.StudentT(4.0, f, s),
+}
+HIDDEN = np.arange(30) < 3
+
+
+def hidden(X, y, z, likelihood):
+    """With sites of no closed form, and observations that are masked."""
+    spread = numpyro.sample("spread", dist.Gamma(2.0, 1.0))
+    shift = numpyro.sample("shift", dist.Gamma(2.0, 1.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", 0.3)
+    with numpyro.plate("obs", len(X)), handlers.mask(mask=~HIDDEN):
+        numpyro.sample("y", likelihood(X @ w + jnp.sqrt(shift) * z, spread), obs=y)
+
+
+def with_gaps(value, *arrays):
+    return [np.where(HIDDEN.reshape(-1, *[1] * (x.ndim - 1)), value, x) for x in arrays]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPREADS)
+def test_what_is_masked_does_not_matter(name):
+    """Not even for the slope of sites that L-BFGS moves."""
+    rng = np.random.default_rng(3)
+    X, z = rng.normal(size=(30, 2)), np.ones(30)
+    y = rng.poisson(np.exp(0.5 + X[:, 0])).astype(float)
+    model = partial(hidden, likelihood=SPREADS[name])
+    guide = nss.PairedGuide(model)
+
+    def fit(*data):
+        return nss.CAVI(model, guide).run(KEY, 100, *data, progress_bar=False).params
+
+    with_zero, with_nan = (fit(*with_gaps(value, X, y), z) for value in (0.0, np.nan))
+    # the sites have left their start
+    assert abs(with_zero["spread_auto_loc"] - guide.start()["spread_auto_loc"][0]) > 0.05
+    for key, value in with_zero.items():
+        np.testing.assert_allclose(with_nan[key], value, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"the sites \['shift'\]: got a slope .*Put 0 in place"):
+        fit(X, y, *with_gaps(np.nan, z))
 
 
 @pytest.mark.slow

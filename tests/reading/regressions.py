@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.reading.reader import Reader, Reading
+from numpyro_spikeslab.reading.view import factors, linear_map
 
 N, P = 8, 3
 RNG = np.random.default_rng(0)
@@ -28,6 +29,12 @@ def read(model: Callable, *args: Any, **kwargs: Any) -> Reading:
 def rows(design: Any, size: int = P) -> np.ndarray:
     """The first rows of a design without its blocks."""
     return np.asarray(design.rows).reshape(-1, design.rows.shape[-1])[:size]
+
+
+def copied(reading: Reading) -> set[str]:
+    """The pairs whose design is an array of the model, without a product."""
+    matrices = factors(reading.form, linear_map(reading.problem, reading.generic))
+    return {name for name, matrix in matrices.items() if matrix is not None}
 
 
 def normal(name: str, loc: Any = 0.0, scale: Any = 1.0) -> Any:

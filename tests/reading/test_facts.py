@@ -14,12 +14,15 @@ from agreement import assert_agrees
 import numpy as np
 import pytest
 from regressions import (
+    RNG,
     TIME,
     N,
     P,
     X,
     Y,
+    copied,
     functions_and_weights,
+    located,
     mixed,
     normal,
     observe,
@@ -66,8 +69,8 @@ def form_of(model: Callable, *args: Any, **kwargs: Any) -> Form:
 
 
 def test_an_offset_may_do_as_it_likes():
-    form = form_of(lambda: observe(jnp.where(normal("b") > 0.3, TIME, 0.0) + X @ weigh()))
-    assert form.constant_design and form.sources != (None,)
+    reading = assert_agrees(lambda: observe(jnp.where(normal("b") > 0.3, TIME, 0.0) + X @ weigh()))
+    assert reading.form.constant_design and copied(reading)
 
 
 BENT: dict[str, Callable] = {
@@ -147,11 +150,48 @@ def test_a_scale_counts_each_observation_once(scale, event_dim):
 def test_columns_may_have_any_size(size):
     large, factor = X * [size, 1.0, 1.0], np.array([1.0, 1.0, 2.0])
     reading = read(lambda: observe(large @ weigh()))
-    assert reading.form.sources != (None,)
-    np.testing.assert_allclose(rows(reading.design), large.T, rtol=1e-6)
-    # a constant of the right shape that is not the design
+    np.testing.assert_array_equal(rows(reading.design), large.T.astype(reading.design.rows.dtype))
+    # an array of the right shape that is not the design
     reading = read(lambda: observe(large @ (weigh() * factor)))
     np.testing.assert_allclose(rows(reading.design), (large * factor).T, rtol=1e-6)
+
+
+NEARLY_ONE = [1.001, 1.00001]
+
+
+@pytest.mark.parametrize(
+    "shape", [(20, 3), pytest.param((1_000_000, 5), marks=pytest.mark.slow), (50, 20_000)]
+)
+def test_a_design_is_copied_if_nothing_else_is_done_to_the_weights(shape, precision):
+    """Whatever the number of rows and columns, their sizes, and a code for what is missing."""
+    features = RNG.normal(size=shape)
+    features[:, 0] *= 1e6
+    features[3, 1] = -9999.0
+    features, y = jnp.asarray(features, precision), jnp.zeros(len(features))
+    np.testing.assert_array_equal(read(located(jnp.dot), features, y).rows, features.T)
+    for factor in NEARLY_ONE if shape[1] < 10 else ():
+        of_all = read(located(lambda X, w, factor=factor: factor * (X @ w)), features, y)
+        np.testing.assert_allclose(of_all.rows, factor * features.T, rtol=1e-6)
+        factors = jnp.ones(shape[1]).at[1].set(factor)
+        of_one = read(located(lambda X, w, factors=factors: X @ (factors * w)), features, y)
+        np.testing.assert_allclose(of_one.rows, (features * factors).T, rtol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1.0, *NEARLY_ONE])
+@pytest.mark.parametrize("size", [20, 100_000])
+def test_features_of_tasks_that_differ_a_little_are_not_shared(size, factor, precision):
+    features = RNG.normal(size=(size, P))
+    features[3] = -9999.0
+    gains = jnp.asarray([1.0, factor, 1.0])
+    model = of_tasks(3, lambda X, W: gains * (X @ W.T))
+    form = read(model, jnp.asarray(features, precision), jnp.zeros((size, 3))).form
+    assert (form.kind == SHARED) == (factor == 1.0)
+
+
+@pytest.mark.parametrize("factor", [1.0, *NEARLY_ONE])
+def test_functions_are_mixed_by_nothing_but_the_weights(factor, precision):
+    form = read(functions_and_weights, lambda *x: factor * mixed(*x)).form
+    assert (form.kind == FUNCTIONS) == (factor == 1.0)
 
 
 # What NumPyro takes
@@ -329,5 +369,4 @@ def test_rows_that_are_masked_hide_nothing_of_the_others():
         observe(are_treated * (features @ weigh()), 0.5, y, mask_by(np.arange(size) != 7))
 
     y = np.float32(rng.normal(size=size))
-    assert read(of_the_treated, y, treated).form.sources == (None,)
-    assert read(of_the_treated, y, 1.0).form.sources != (None,)
+    assert not copied(read(of_the_treated, y, treated))

@@ -98,6 +98,24 @@ CASES = {
         Y,
         START,
     ),
+    **{
+        name: (
+            read,
+            regression(lambda X, w, mix=mix: dist.Poisson(mix(jnp.exp(X @ w)))),
+            COUNTS,
+            ("Poisson", "'y'", "not elementwise", operation),
+        )
+        for name, (mix, operation) in {
+            "reversed": (lambda x: x[::-1], "rev"),
+            "shifted": (lambda x: x + jnp.roll(x, 1), "slice"),
+            "sums so far": (jnp.cumsum, "cumsum"),
+            "shares": (lambda x: x / jnp.sum(x), "reduce_sum"),
+            "of all pairs": (lambda x: jnp.sum(x + x[:, None], axis=1), "broadcast_in_dim"),
+            "in another order": (lambda x: x.reshape(2, -1).T.reshape(-1), "reshape"),
+            "drawn": (lambda x: x[np.arange(N)[::-1]], "gather"),
+            "smoothed": (lambda x: np.eye(N) @ x, "dot_general"),
+        }.items()
+    },
     "fit without auxiliaries": (fit, POISSON, COUNTS, ("CAVI", "'y'", "SVI", "PairedGibbs")),
 }
 
