@@ -199,6 +199,15 @@ def test_chains_that_disagree_are_named(tree):
         regression.summarised(apart, table()[0].to_numpy(), used, 1.0)
 
 
+@pytest.mark.slow
+def test_most_columns_may_be_expected():
+    """Where the density of the inclusion probability has no maximum, the fit takes a flat one."""
+    X, y = table()
+    tree = nss.sparse_regression(KEY, X.iloc[:, :3], y, expected_size=1.5, **FEW)
+    assert np.isfinite(tree["cavi"]["sample_stats"].attrs["bound"])
+    assert tree["summary"].attrs["expected_size"] == 1.5
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("column", NAMES[:2])
 def test_an_empty_fit_beside_chains_with_columns_is_told(tree, column):

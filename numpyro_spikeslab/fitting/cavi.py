@@ -57,10 +57,10 @@ class CAVI(SVI):
     likelihood have a factor of their own, which is at its optimum.
 
     Noise and slab scales with a HalfNormal prior and inclusion probabilities with a Beta or Uniform
-    one have closed forms. So have params of the model in their place, and coefficients: Normal
-    sites in which the location is affine, such as an intercept, which follow the weights where they
-    can (see the page on guides; elsewhere centre columns beside an intercept). All other latent
-    sites climb after each sweep.
+    one have closed forms; a concentration below 1, without a maximum, is refused. So have params of
+    the model in their place, and coefficients: Normal sites in which the location is affine, such
+    as an intercept, which follow the weights where they can (see the page on guides; elsewhere
+    centre columns beside an intercept). All other latent sites climb after each sweep.
 
     :param model: a model with one observed site, whose density depends on the spike-and-slab
         weights through a predictor that is affine in them, and is Normal or has auxiliary
@@ -74,8 +74,8 @@ class CAVI(SVI):
         the guide's own. The others draw ``gamma`` uniformly and ``mu`` from the slab's prior, begin
         at temperature 1, and run beside it in one :func:`jax.vmap`. Defaults to 1, and to 2 with
         latent functions, unless they are fitted ``plain``, to a sparse array or from a given state
-        or values. A run warns if the best bound is 5 nats above the next, or
-        if the best start includes no weight and others do.
+        or values. A run warns if the best bound is 5 nats above the next, or if the best start
+        includes no weight and others do.
     :param plain: with latent functions, the plain variational EM of the paper's supplement: no
         moves, and one random start unless ``num_restarts`` says more.
     :param num_tasks: with latent functions, the number of all tasks if each call has a batch. Then

@@ -11,8 +11,9 @@ from numpyro_spikeslab.messages import bad
 def annealing(step: Any) -> Any:
     """Return the default temperature of a step: ``20 * 0.97**step`` until it is 1, at step 99.
 
-    Hot steps forget the start: on the Boston housing data plain updates select several models,
-    annealed ones always the same.
+    Until then sites that shape the prior of the weights, such as the inclusion probability, stay at
+    their start. Hot steps forget the start: on the Boston housing data plain updates select several
+    models, annealed ones always the same.
 
     :param step: number of steps before this one.
     :return: the temperature, which divides the logits of the inclusion probabilities.
