@@ -66,7 +66,8 @@ class AdaptState(NamedTuple):
     - **i** - number of steps so far.
     - **num_warmup** - number of steps of the warm-up.
     - **moments** - running moments of the predictor and of the slopes of the log density.
-    - **accept_prob** - acceptance probability of the step; 1 for a local one.
+    - **accept_prob** - acceptance probability of the step; 1 for a local one, 0 if the Gaussian
+      could not move the pairs. Before the first step it is the log density if this is not finite.
     - **mean_accept_prob**, **num_tried** - mean of those of the warm-up with the Gaussian, and
       their number.
     - **gram** - :func:`~numpyro_spikeslab.sampling.pair_draws.gram_at` under the Gaussian, made
@@ -83,15 +84,37 @@ class AdaptState(NamedTuple):
 
     @classmethod
     def begin(cls, num_warmup: int, now: Current, user: str, moves: bool) -> "AdaptState":
-        """Make the state before the first step; see :func:`checked_predictor`."""
-        form, predictor, gram = now.reading.form, checked_predictor(now, user), None
+        """Make the state before the first step; :meth:`check` looks at it.
+
+        :raises ValueError: if weights that need others lack auxiliary variables.
+        """
+        form, predictor, gram = now.reading.form, predictor_of(now, {}), None
+        if form.family == OTHER and form.pairs[0].heredity is not None:
+            remedy = "Counts may be negative binomial."
+            raise bad(f"{user}: heredity", "a likelihood such as Poisson's", "None", remedy)
+        total = jnp.sum(log_likelihood(now.reading.problem, now.values, predictor))
         zero = jnp.zeros((), predictor.dtype)
         covariates_stay = form.constant_covariates or not form.coefficient_sites(now.own)
         stays = form.constant_design and covariates_stay and form.size <= MAX_GRAM
         if has_gaussian_steps(form, moves) and stays:
             gram = jnp.zeros((form.size, form.size), predictor.dtype)
         counts = jnp.array(0), jnp.asarray(num_warmup, int)
-        return cls(*counts, LearntMoments.zero(predictor), zero + 1, zero, zero, gram)
+        start = jnp.where(jnp.isfinite(total), zero + 1, total)
+        return cls(*counts, LearntMoments.zero(predictor), start, zero, zero, gram)
+
+    def check(self, form: Form, user: str) -> None:
+        """Check the state of one chain or of many before the first step.
+
+        :raises ValueError: if the density is not finite there.
+        """
+        if not are_concrete(self.accept_prob) or jnp.all(self.accept_prob == 1):
+            return
+        raise bad(
+            f"{user}: the log density of {form.likelihood!r} at the start",
+            self.accept_prob[self.accept_prob != 1].ravel()[0],
+            "a finite number",
+            "Scale the columns, or give a start near the data as `init_params`.",
+        )
 
     def takes_gaussian(self, key: Array) -> Bool[Array, ""]:
         """Decide whether the next step is under the Gaussian, without a look at the draws."""
@@ -117,6 +140,8 @@ class AdaptState(NamedTuple):
         """
         counts = gaussian & (self.i < self.num_warmup)
         num_tried = self.num_tried + counts
+        # a density that is not a number is one of 0
+        accept_prob = jnp.nan_to_num(accept_prob)
         change = jnp.where(counts, accept_prob - self.mean_accept_prob, 0)
         new = self._replace(
             i=self.i + 1,
@@ -132,8 +157,8 @@ class AdaptState(NamedTuple):
 
 
 def has_gaussian_steps(form: Form, moves: bool) -> bool:
-    """Whether the pairs have a reversible draw under a Gaussian."""
-    return form.kind == COLUMNS and form.groups is None and moves
+    """Whether the pairs have a reversible draw under a Gaussian; one pair alone has none."""
+    return form.kind == COLUMNS and form.groups is None and moves and form.size > 1
 
 
 def predictor_of(now: Current, sites: dict[str, Any]) -> Float[Array, "..."]:
@@ -148,27 +173,6 @@ def with_auxiliaries(key: Array, now: Any) -> Any:
     """Return the model with the likelihood that auxiliary variables, drawn here, make Gaussian."""
     f = predictor_of(now, {})
     return now.with_stand_in(augmented(now.reading.problem, now.values, f).draw(key, f))
-
-
-def checked_predictor(now: Current, user: str) -> Float[Array, "..."]:
-    """Compute the predictor at the start of a chain.
-
-    :raises ValueError: if the density there is not finite, or weights that need others lack
-        auxiliary variables.
-    """
-    form, f = now.reading.form, predictor_of(now, {})
-    if form.family == OTHER and form.pairs[0].heredity is not None:
-        remedy = "Counts may be negative binomial."
-        raise bad(f"{user}: heredity", "a likelihood such as Poisson's", "None", remedy)
-    total = jnp.sum(log_likelihood(now.reading.problem, now.values, f))
-    if are_concrete(total) and not jnp.isfinite(total):
-        raise bad(
-            f"{user}: the log density of {form.likelihood!r} at the start",
-            total,
-            "a finite number",
-            "Scale the columns, or give a start near the data as `init_params`.",
-        )
-    return f
 
 
 def draw_with_density(
@@ -222,7 +226,9 @@ def draw_with_density(
         return adapt.moments.updated(drawn_f, slope)
 
     moments = lax.cond(adapt.learns, learn, lambda: adapt.moments)
-    accept_prob = jnp.exp(jnp.minimum(log_ratio, 0))
+    # the draw is the identity where it has no room for all included weights, or too few digits
+    stays = gaussian & jnp.all(now.weights(drawn.sites)[1] == now.weights()[1])
+    accept_prob = jnp.where(stays, 0, jnp.exp(jnp.minimum(log_ratio, 0)))
     adapt = adapt.after(moments, gaussian, accept_prob, lambda: gram_at(under(moments.stand_in())))
     return PairDraws(sites, inclusion, drawn.squares), adapt
 
