@@ -34,6 +34,7 @@ from numpyro_spikeslab.algebra.pair_metropolis import (
     PairState,
     correction,
     metropolis_sweep,
+    slice_along,
 )
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.partition import Partition
@@ -52,6 +53,9 @@ second, by 20 to 65 % on four correlated designs; less than an eighth hardly giv
 
 MIN_ACCEPT_PROB = 0.2
 """Mean acceptance probability below which all steps are local. On breast cancer, 0.3 still pays."""
+
+MAX_MOVED = 16
+"""Most included weights that move together; each step chooses them anew."""
 
 MIN_WARMUP = 100
 """Fewer steps of warm-up teach no Gaussian: after 60, steps under it may be worse than local."""
@@ -183,8 +187,7 @@ def draw_with_density(
     :param now: the model, with any stand-in for the likelihood.
     :param moves: see :func:`~numpyro_spikeslab.sampling.pair_draws.draw_pairs`.
     """
-    key_kind, key_local, key_accept, key_pairs, key_coefficients = random.split(key, 5)
-    keys = key_pairs, key_coefficients
+    key_kind, key_local, key_accept, *keys, key_slice = random.split(key, 6)
     form, problem = now.reading.form, now.reading.problem
     f = predictor_of(now, {})
     learnt, gaussian = adapt.moments.stand_in(), jnp.array(False)
@@ -199,12 +202,20 @@ def draw_with_density(
         return now.with_stand_in(per_count(problem, now.values, learnt))
 
     def proposed():
-        return draw_pairs(keys, under(learnt), moves, False, adapt.gram)
+        return draw_pairs(tuple(keys), under(learnt), moves, False, adapt.gram)
+
+    def single():
+        return metropolis(key_local, now, rows, density, f)
 
     def local():
+        def given_auxiliaries():
+            return draw_pairs(tuple(keys), now.with_stand_in(mixture.draw(key_local, f)), moves)
+
         if form.family == OTHER:
-            return metropolis(key_local, now, rows, density, f)
-        return draw_pairs(keys, now.with_stand_in(mixture.draw(key_local, f)), moves)
+            return single()
+        if form.kind != COLUMNS or form.pairs[0].heredity is not None or not mixture.has_counts:
+            return given_auxiliaries()
+        return lax.cond(mixture.is_rare, single, given_auxiliaries)
 
     if has_gaussian_steps(form, moves):
         gaussian = adapt.takes_gaussian(key_kind)
@@ -220,8 +231,15 @@ def draw_with_density(
     spikes = jnp.ravel(now.weights(sites)[0]).astype(drawn.inclusion.dtype)
     inclusion = jnp.where(gaussian, spikes, drawn.inclusion)
 
+    drawn_f = jnp.where(accepts, new_f, f)
+    if form.kind == COLUMNS:
+        # the less, the better the Gaussian is
+        key_coin, key_slice = random.split(key_slice)
+        moves_all = random.uniform(key_coin) >= adapt.mean_accept_prob**2
+        sliced = partial(slice_all, key_slice, now, sites, rows, density, drawn_f, learnt.precision)
+        sites, drawn_f = lax.cond(moves_all, sliced, lambda old=(sites, drawn_f): old)
+
     def learn():
-        drawn_f = jnp.where(accepts, new_f, f)
         slope = jax.jvp(density, (drawn_f,), (jnp.ones_like(f),))[1]
         return adapt.moments.updated(drawn_f, slope)
 
@@ -231,6 +249,49 @@ def draw_with_density(
     accept_prob = jnp.where(stays, 0, jnp.exp(jnp.minimum(log_ratio, 0)))
     adapt = adapt.after(moments, gaussian, accept_prob, lambda: gram_at(under(moments.stand_in())))
     return PairDraws(sites, inclusion, drawn.squares), adapt
+
+
+def slice_all(
+    key: Array,
+    now: Current,
+    sites: dict[str, Any],
+    rows: Float[Array, "P N"],
+    density: Any,
+    f: Float[Array, "..."],
+    precision: Float[Array, "..."],
+) -> tuple[dict[str, Any], Float[Array, "..."]]:
+    """Move coefficients and included weights together, by :func:`slice_along`.
+
+    :param sites: new values of the pairs and coefficients.
+    :param precision: of the learnt Gaussian.
+    :return: the sites, of which slabs and coefficients have changed, and the predictor.
+    """
+    (spikes,), (slabs,) = now.weights(sites)
+    form, values, key_members, key = now.reading.form, now.values | sites, *random.split(key)
+    # included ones first
+    order = spikes + random.uniform(key_members, spikes.shape, spikes.dtype)
+    members = lax.top_k(order, min(MAX_MOVED, spikes.size))[1]
+    variance = now.at.prior.variance[0]
+    parts = rows[members], spikes[members] > 0, slabs[members], variance[members]
+    if own := form.coefficient_sites(now.own):
+        standard = standardised(own, now.at, values)
+        u = standard.prior.deviation[0]
+        covariates = standard.prior.rows(dense_rows(now.reading.problem, values, own))[0]
+        others = covariates, jnp.ones_like(u, bool), u, jnp.ones_like(u)
+        parts = tuple(jnp.concatenate(x) for x in zip(parts, others, strict=True))
+    x, included, start, variance = parts
+    # rows may be NaN where nothing is observed
+    x = jnp.where(now.at.relative[:, 0] > 0, x, 0)
+
+    def flat(f):
+        return jnp.ravel(density(f.reshape(shape)))
+
+    shape, f, precision = f.shape, jnp.ravel(f), jnp.ravel(precision)
+    end, f = slice_along(key, x, included, start, variance, f, flat, precision)
+    moved = form.split(slabs.at[members].set(end[: members.size]), "{}_slab")
+    if own:
+        moved |= standard.values(end[None, members.size :])
+    return sites | {k: x.astype(sites[k].dtype) for k, x in moved.items()}, f.reshape(shape)
 
 
 def metropolis(
