@@ -33,8 +33,9 @@ LogDensity = Callable[[Any], Any]
 # of the slab's prior; the squared length of a step, in units of its posterior, that ends it.
 MAX_EVALUATIONS, LONGEST_STEP, SHORT = 16, 3, 0.02
 
-# Width of a slice, in standard deviations of the Gaussian that chooses its direction.
-WIDTH = 10.0
+# Width of a slice, in standard deviations of the Gaussian that chooses its direction; the log of
+# a scale has a quarter of it.
+WIDTH, LOG_UNIT = 10.0, 0.25
 
 # Share of the prior in the proposal of a slab.
 PRIOR_SHARE = 0.05
@@ -231,13 +232,13 @@ def slice_along(
     density: LogDensity,
     precision: Float[Array, " N"],
 ) -> tuple[Float[Array, " K"], Float[Array, " N"]]:
-    """Move weights along a direction, by slice sampling.
+    """Move included weights together, by slice sampling.
 
-    An included weight, chosen at random, moves. The others follow as their mean does under a
-    Gaussian in place of the likelihood. That is far where the data say little of a combination of
-    weights, as where classes are separated or one of them is rare; auxiliary variables or single
-    weights would keep it in place. The direction does not depend on the slabs, so any Gaussian
-    keeps the posterior.
+    By a fair coin either all are multiplied by a number, or one of them, chosen at random, moves,
+    and the others follow as their mean does under a Gaussian in place of the likelihood. Both are
+    far where the data say little of a combination of weights, as where classes are separated or
+    one of them is rare; given auxiliary variables, or the other weights, none would get away. The
+    direction of the latter does not depend on the slabs, so any Gaussian keeps the posterior.
 
     :param x: columns of the design, as rows.
     :param precision: of the Gaussian.
@@ -258,12 +259,13 @@ def slice_along(
     slope, square = (jnp.sum(direction * y / variance) for y in (slabs, direction))
 
     def step(t):
-        return jnp.where(scales, jnp.expm1(t), t)
+        return jnp.where(scales, jnp.expm1(LOG_UNIT * t), t)
 
     def evaluate(t):
         # the volume of all weights that are scaled changes with them
-        gain, volume = -slope * step(t) - 0.5 * square * step(t) ** 2, scales * t * jnp.sum(included)
-        return jnp.sum(density(predictor + step(t) * change) - start) + gain + volume, ()
+        volume = scales * LOG_UNIT * t * jnp.sum(included)
+        gain = jnp.sum(density(predictor + step(t) * change) - start) + volume
+        return gain - slope * step(t) - 0.5 * square * step(t) ** 2, ()
 
     zero = jnp.zeros((), x.dtype)
     t = step(slice_sample(key_slice, evaluate, zero, width=WIDTH, known=(zero, ()))[0])
