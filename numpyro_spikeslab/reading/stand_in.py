@@ -55,7 +55,8 @@ class Augmented(NamedTuple):
     def is_rare(self) -> Bool[Array, ""]:
         """Whether nearly all trials of counts have one outcome, which does not depend on f: then
         auxiliary variables fix the predictor far better than the counts do."""
-        y, total = (jnp.sum(jnp.where(self.count > 0, x, 0)) for x in self.mixture[:2])
+        counts: Any = self.mixture
+        y, total = (jnp.sum(jnp.where(self.count > 0, x, 0)) for x in (counts.y, counts.total))
         return jnp.minimum(y, total - y) < RARE * total
 
     def log_density(self, f: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -55,10 +55,10 @@ second, by 20 to 65 % on four correlated designs; less than an eighth hardly giv
 MIN_ACCEPT_PROB = 0.2
 """Mean acceptance probability below which all steps are local. On breast cancer, 0.3 still pays."""
 
-SLICE_SHARE = 3.0
-"""Share of steps with a slice, per rejected proposal of the Gaussian: as the acceptance probability
-is 0.9 on ordinary tables, it takes little time there; where classes are separated it is 0.3 to 0.7,
-and nearly all steps have one."""
+GOOD, SLICE_SHARE = 0.85, 4.0
+"""Mean acceptance probability above which no step has a slice, and share of steps that have one per
+probability below. It is 0.9 on ordinary tables, where a slice does not pay, and 0.3 to 0.7 where
+classes are separated."""
 
 MAX_MOVED = 16
 """Most included weights that move together; each step chooses them anew."""
@@ -193,7 +193,8 @@ def draw_with_density(
     :param now: the model, with any stand-in for the likelihood.
     :param moves: see :func:`~numpyro_spikeslab.sampling.pair_draws.draw_pairs`.
     """
-    key_kind, key_local, key_accept, *keys, key_slice = random.split(key, 6)
+    key_kind, key_local, key_accept, *others, key_slice = random.split(key, 6)
+    keys = others[0], others[1]
     form, problem = now.reading.form, now.reading.problem
     f = predictor_of(now, {})
     learnt, gaussian = adapt.moments.stand_in(), jnp.array(False)
@@ -208,14 +209,14 @@ def draw_with_density(
         return now.with_stand_in(per_count(problem, now.values, learnt))
 
     def proposed():
-        return draw_pairs(tuple(keys), under(learnt), moves, False, adapt.gram)
+        return draw_pairs(keys, under(learnt), moves, False, adapt.gram)
 
     def single():
         return metropolis(key_local, now, rows, density, f)
 
     def local():
         def given_auxiliaries():
-            return draw_pairs(tuple(keys), now.with_stand_in(mixture.draw(key_local, f)), moves)
+            return draw_pairs(keys, now.with_stand_in(mixture.draw(key_local, f)), moves)
 
         if form.family == OTHER:
             return single()
@@ -241,7 +242,7 @@ def draw_with_density(
     if form.kind == COLUMNS:
         # the less often, the better the Gaussian is
         key_coin, key_slice = random.split(key_slice)
-        moves_all = random.uniform(key_coin) < SLICE_SHARE * (1 - adapt.mean_accept_prob)
+        moves_all = random.uniform(key_coin) < SLICE_SHARE * (GOOD - adapt.mean_accept_prob)
         sliced = partial(slice_all, key_slice, now, sites, rows, density, drawn_f, learnt.precision)
         sites, drawn_f = lax.cond(moves_all, sliced, lambda old=(sites, drawn_f): old)
 
@@ -284,7 +285,7 @@ def slice_all(
         u = standard.prior.deviation[0]
         covariates = standard.prior.rows(dense_rows(now.reading.problem, values, own))[0]
         others = covariates, jnp.ones_like(u, bool), u, jnp.ones_like(u)
-        parts = tuple(jnp.concatenate(x) for x in zip(parts, others, strict=True))
+        parts = jax.tree.map(lambda *x: jnp.concatenate(x), parts, others)
     x, included, start, variance = parts
     # rows may be NaN where nothing is observed
     x = jnp.where(now.at.relative[:, 0] > 0, x, 0)

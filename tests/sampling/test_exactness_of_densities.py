@@ -95,7 +95,7 @@ class AfterWarmup(nss.PairedGibbs):
         moments = LearntMoments(one, f, slope, jnp.ones_like(f), -precision)
         now = Current.of(reading, values, z).with_stand_in(moments.stand_in())
         # some steps have a slice under it, too
-        learnt = state.adapt_state._replace(i=steps, num_warmup=steps, mean_accept_prob=0.8 * one)
+        learnt = state.adapt_state._replace(i=steps, num_warmup=steps, mean_accept_prob=0.7 * one)
         return state._replace(adapt_state=learnt._replace(moments=moments, gram=gram_at(now)))
 
 

@@ -79,7 +79,8 @@ def test_steps_that_cannot_move_the_pairs_are_rejected(size):
 
 def test_an_acceptance_that_is_no_number_counts_as_rejected():
     state = nss.PairedGibbs(model_of_classes).init(random.key(0), 100, None, (X, y), {})
-    adapt = state.adapt_state
+    adapt, tried = state.adapt_state, jnp.array(True)
     for accept_prob in (jnp.nan, 0.5):
-        adapt = adapt.after(adapt.moments, jnp.array(True), jnp.asarray(accept_prob), lambda: adapt.gram)
+        gram = adapt.gram
+        adapt = adapt.after(adapt.moments, tried, jnp.asarray(accept_prob), lambda x=gram: x)
     np.testing.assert_allclose(adapt.mean_accept_prob, 0.25)
