@@ -231,7 +231,8 @@ def draw_with_density(
         drawn = local()
     new_f = predictor_of(now, drawn.sites)
     log_ratio = jnp.where(gaussian, correction(density, learnt, f, new_f), 0)
-    accepts = jnp.log(random.uniform(key_accept, minval=jnp.finfo(f.dtype).tiny)) < log_ratio
+    level, coin = random.uniform(key_accept, (2,), minval=jnp.finfo(f.dtype).tiny)
+    accepts = jnp.log(level) < log_ratio
     accepts |= ~gaussian
     sites = {k: jnp.where(accepts, x, now.values[k]) for k, x in drawn.sites.items()}
     # the probabilities of a proposal are not those of the posterior
@@ -241,8 +242,7 @@ def draw_with_density(
     drawn_f = jnp.where(accepts, new_f, f)
     if form.kind == COLUMNS:
         # the less often, the better the Gaussian is
-        key_coin, key_slice = random.split(key_slice)
-        moves_all = random.uniform(key_coin) < SLICE_SHARE * (GOOD - adapt.mean_accept_prob)
+        moves_all = coin < SLICE_SHARE * (GOOD - adapt.mean_accept_prob)
         sliced = partial(slice_all, key_slice, now, sites, rows, density, drawn_f, learnt.precision)
         sites, drawn_f = lax.cond(moves_all, sliced, lambda old=(sites, drawn_f): old)
 
