@@ -147,9 +147,9 @@ def sparse_regression(
         other likelihoods learn their proposals, and 50 under a Normal one: chains start at the
         fit.
     :param num_samples: draws of each chain at most. They stop at 250, 500 and so on if they agree:
-        if rank-normalised R-hat is at most 1.01 and the effective sample size 400 at least, for
-        ``sigma`` and for all weights of inclusion probability between 0.01 and 0.99. The attribute
-        ``num_samples`` of the summary says how many were drawn.
+        if rank-normalised R-hat is at most 1.01 and the effective sample sizes of bulk and tails
+        are 400 at least, for ``sigma``, the intercept and all weights of inclusion probability
+        above 0.01. The attribute ``num_samples`` of the summary says how many were drawn.
     :param num_chains: number of chains, which run one after the other.
     :raises ValueError: if an argument has another shape or other labels, values that are not finite
         numbers or that the likelihood does not allow, too few rows or no variation; if a number is

@@ -52,7 +52,7 @@ SHORT = 300_000
 """Steps of all chains times columns, up to which they take less time than XLA's optimisations."""
 
 UNDECIDED = 0.01
-"""A weight is undecided if its inclusion probability is this far from 0 and 1."""
+"""Inclusion probability below which a weight is out."""
 
 
 class Counts(NamedTuple):
@@ -314,21 +314,25 @@ def _rounds(total: int) -> list[int]:
 
 
 def agree(rounds: list[dict[str, Any]]) -> bool:
-    """Whether the draws so far determine the undecided weights, the noise and the intercept.
+    """Whether the draws so far determine the included weights, the noise and the intercept.
 
-    Measured by rank-normalised R-hat and bulk effective sample size, with :data:`MAX_R_HAT` and
-    :data:`MIN_ESS`.
+    Measured by rank-normalised R-hat and effective sample sizes, of the bulk and of the tails, with
+    :data:`MAX_R_HAT` and :data:`MIN_ESS`. The bulk alone does not see tails that chains seldom
+    visit, as where classes are separated.
     """
-    # of many columns few are undecided, so only these are copied
+    # of many columns few are ever included, so only these are copied
     mean = np.mean([x[PROBABILITIES].mean(axis=(0, 1)) for x in rounds], axis=0)
-    undecided = (mean > UNDECIDED) & (mean < 1 - UNDECIDED)
+    included = mean > UNDECIDED
     names = {"sigma", "dof", "concentration", "intercept"} & rounds[0].keys()
-    sites = [[x["w"][..., undecided], *(x[name][..., None] for name in names)] for x in rounds]
+    sites = [[x["w"][..., included], *(x[name][..., None] for name in names)] for x in rounds]
     draws = np.concatenate([np.concatenate(x, axis=-1) for x in sites], axis=1)
     data = xr.Dataset({"x": (["chain", "draw", "site"], draws)})
     if data.sizes["chain"] > 1 and not (arviz_stats.rhat(data)["x"] <= MAX_R_HAT).all():
         return False
-    return bool((arviz_stats.ess(data)["x"] >= MIN_ESS).all())
+    return all(
+        bool((arviz_stats.ess(data, method=method)["x"] >= MIN_ESS).all())
+        for method in ("bulk", "tail")
+    )
 
 
 def _tree_of_fit(fitted: TableFit, sizes: dict[str, int]) -> xr.DataTree:

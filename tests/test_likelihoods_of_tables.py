@@ -209,3 +209,84 @@ def test_models_have_the_density_that_is_documented(likelihood):
     expected += sum(prior.logpdf(1.3) for prior in sites.values())
     expected += DENSITIES[likelihood](y, f, *[1.3] * len(sites)).sum()
     assert got == pytest.approx(expected, rel=1e-9)
+
+
+# Classes that are separated or rare, and large counts
+
+
+def one_column(likelihood, x, y):
+    """Inclusion, mean, sd and 95% quantile of one weight, of inclusion 1/2, by a fine grid."""
+    b, w = np.linspace(-45, 35, 801), np.linspace(-12, 36, 601)
+    values, counts = np.unique(np.stack([x, y]), axis=1, return_counts=True)
+    logs = np.zeros((2, len(b), len(w)))
+    for (point, response), count in zip(values.T, counts, strict=True):
+        for model in (0, 1):
+            f = b[:, None] + model * point * w
+            logs[model] += count * DENSITIES[likelihood](response, f)
+    logs += stats.norm.logpdf(b, 0.0, 10.0)[:, None]
+    logs += np.stack([stats.norm.logpdf(w), log_slabs(w)])[:, None]
+    probs = np.exp(logs - logs.max())
+    marginal = probs[1].sum(axis=0) / probs[1].sum()
+    mean, quantile = marginal @ w, np.interp(0.95, np.cumsum(marginal), w + 0.5 * (w[1] - w[0]))
+    sd = np.sqrt(marginal @ (w - mean) ** 2)
+    return probs[1].sum() / probs.sum(), mean, sd, quantile
+
+
+def some_classes(name):
+    """A column and classes: all rows of one value are in one class, or few rows are in it."""
+    if name == "separated":
+        x = (np.arange(40) < 10) * 1.0
+        return x, np.where(x == 1, 1.0, np.arange(40) % 5 < 2)
+    rng = np.random.default_rng(2)
+    # rounded, for a grid takes long
+    x = np.round(rng.normal(size=1000), 1)
+    y = np.zeros(1000)
+    y[np.argsort(-2 * x - rng.normal(size=1000))[: {"two": 2, "four": 4}[name]]] = 1
+    return x, y
+
+
+HARD = [
+    pytest.param("separated", "logit", marks=pytest.mark.slow),
+    pytest.param("separated", "probit", marks=pytest.mark.slow),
+    *(
+        pytest.param(name, likelihood, marks=pytest.mark.exhaustive)
+        for name in ("two", "four")
+        for likelihood in ("logit", "probit")
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "likelihood"), HARD)
+def test_weights_of_classes_that_data_hardly_bound_have_their_tails(name, likelihood):
+    x, y = some_classes(name)
+    inclusion, *expected = one_column(likelihood, (x - x.mean()) / x.std(), y)
+    w = []
+    for key in map(random.key, range(3)):
+        tree = nss.sparse_regression(key, x[:, None], y, likelihood=likelihood, inclusion=0.5)
+        w.append(np.ravel(posterior(tree)["w"]) * x.std())
+        assert tree["summary"].to_dataset()["r_hat"].max() < 1.05
+    w = np.concatenate(w)
+    included = w[w != 0]
+    assert abs(np.mean(w != 0) - inclusion) < 0.03
+    actual = np.mean(included), np.std(included), np.quantile(included, 0.95)
+    # more than three standard errors: a false alarm in 1 of 200 keys
+    np.testing.assert_allclose(actual, expected, rtol=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mean", [1e3, 1e6])
+def test_large_counts_have_the_posterior_of_quadrature(mean):
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(40, 2))
+    rate = mean * np.exp(0.5 * X[:, 0] + 0.17 * X[:, 1]) * rng.gamma(5.0, 0.2, 40)
+    y = rng.poisson(rate).astype(float)
+    tree = nss.sparse_regression(KEY, X, y, likelihood="negative_binomial", inclusion=INCLUSION)
+    draws = posterior(tree)
+    assert tree["summary"].to_dataset()["r_hat"].max() < 1.05
+    w, r = draws["w"].values * X.std(axis=0), draws["concentration"].values
+    b = draws["intercept"].values + draws["w"].values @ X.mean(axis=0)
+    standard = {"w": w, "b": b, "concentration": r}
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    truth = exact("negative_binomial", X, y, np.zeros(40), standard)
+    means = np.array([*(w != 0).mean(axis=(0, 1)), *w.mean(axis=(0, 1)), b.mean(), r.mean()])
+    assert (abs(means - truth) < [0.04, 0.04, 0.03, 0.03, 0.03, 0.15]).all()

@@ -13,17 +13,17 @@ from functools import partial
 import math
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 import jax
 from jax import lax, random
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
+from jax.scipy.linalg import solve, solve_triangular
 
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.partition import Partition
-from numpyro_spikeslab.algebra.search import choose
+from numpyro_spikeslab.algebra.search import choose, slice_sample
 from numpyro_spikeslab.algebra.variates import logistic, normal, uniform
 
 LogDensity = Callable[[Any], Any]
@@ -32,6 +32,10 @@ LogDensity = Callable[[Any], Any]
 # The search for the mode of a slab's conditional: the most evaluations; the longest step, in units
 # of the slab's prior; the squared length of a step, in units of its posterior, that ends it.
 MAX_EVALUATIONS, LONGEST_STEP, SHORT = 16, 3, 0.02
+
+# Width of a slice, in standard deviations of the Gaussian that chooses its direction; the log of
+# a scale has a quarter of it.
+WIDTH, LOG_UNIT = 10.0, 0.25
 
 # Share of the prior in the proposal of a slab.
 PRIOR_SHARE = 0.05
@@ -213,6 +217,59 @@ def _visit(density: LogDensity, f: Any, part: Any) -> Any:
     new = PairState(new_spike.astype(spike.dtype), new_slab, new_f)
     spike, slab, f = choose(level < ratio, new, PairState(spike, slab, f))
     return f, (spike, slab, jnp.exp(jnp.minimum(ratio, 0)))
+
+
+# A slice of all included weights
+
+
+def slice_along(
+    key: Array,
+    x: Float[Array, "K N"],
+    included: Bool[Array, " K"],
+    slabs: Float[Array, " K"],
+    variance: Float[Array, " K"],
+    predictor: Float[Array, " N"],
+    density: LogDensity,
+    precision: Float[Array, " N"],
+) -> tuple[Float[Array, " K"], Float[Array, " N"]]:
+    """Move included weights together, by slice sampling.
+
+    By a fair coin either all are multiplied by a number, or one of them, chosen at random, moves,
+    and the others follow as their mean does under a Gaussian in place of the likelihood. Both are
+    far where the data say little of a combination of weights, as where classes are separated or
+    one of them is rare; given auxiliary variables, or the other weights, none would get away. The
+    direction of the latter does not depend on the slabs, so any Gaussian keeps the posterior.
+
+    :param x: columns of the design, as rows.
+    :param precision: of the Gaussian.
+    :return: the new slabs, and the predictor.
+    """
+    key_which, key_kind, key_slice = random.split(key, 3)
+    which = jnp.argmax(jnp.where(included, random.uniform(key_which, included.shape), -1))
+    x = jnp.where(included[:, None], x, 0)
+    posterior = x * precision @ x.T + jnp.diag(1 / variance)
+    unit = jnp.where(included, jnp.arange(len(x)) == which, 0).astype(x.dtype)
+    direction = solve(posterior, unit, assume_a="pos")
+    # of a posterior standard deviation; no move if rounding makes the decomposition fail
+    length = jnp.sqrt(jnp.maximum(direction[which], jnp.finfo(x.dtype).tiny))
+    direction = jnp.nan_to_num(direction / length, posinf=0, neginf=0)
+    scales = random.bernoulli(key_kind)
+    direction = jnp.where(scales, included * slabs, direction)
+    change, start = direction @ x, density(predictor)
+    slope, square = (jnp.sum(direction * y / variance) for y in (slabs, direction))
+
+    def step(t):
+        return jnp.where(scales, jnp.expm1(LOG_UNIT * t), t)
+
+    def evaluate(t):
+        # the volume of all weights that are scaled changes with them
+        volume = scales * LOG_UNIT * t * jnp.sum(included)
+        gain = jnp.sum(density(predictor + step(t) * change) - start) + volume
+        return gain - slope * step(t) - 0.5 * square * step(t) ** 2, ()
+
+    zero = jnp.zeros((), x.dtype)
+    t = step(slice_sample(key_slice, evaluate, zero, width=WIDTH, known=(zero, ()))[0])
+    return slabs + t * direction, predictor + t * change
 
 
 # A Gaussian in place of the likelihood, and what corrects for it

@@ -87,6 +87,14 @@ def find_coefficients(problem: Problem, run: Any, trace: dict[str, Any]) -> Coef
     return CoefficientProof(tuple(names), tuple(dense), not rows, links)
 
 
+def depend_on(problem: Problem, names: list[str], sites: list[str]) -> bool:
+    """Whether priors or rows of coefficients depend on other sites, such as an unknown scale."""
+    inputs, keys = problem.inputs, [("values", name) for name in names]
+    moments = provenance(lambda **x: _moments(problem, x, names), **inputs)
+    rows = sources_of_derivative(problem.predictor, inputs, keys) if names else NONE
+    return not names_of(union(moments) | rows, "values").isdisjoint(sites)
+
+
 def _is_candidate(problem: Problem, run: Any, site: dict[str, Any], name: str) -> bool:
     key, parts = ("values", name), problem.likelihood(run)
     if site["type"] != "sample" or FUNCTIONS_MARK in site["infer"] or is_chain(run, name):

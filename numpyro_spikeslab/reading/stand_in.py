@@ -3,13 +3,17 @@
 
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.augmentation import Augmentation, StandIn
+from numpyro_spikeslab.algebra.augmentation import Augmentation, Logistic, StandIn
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.predictor import LINKS, MIXTURES
+
+RARE = 0.02
+"""Share of trials with the rarer outcome, below which auxiliary variables are several times too
+precise: 6 times here, 19 times at a mean count of 1,000 and a concentration of 5."""
 
 
 def log_likelihood(
@@ -46,6 +50,19 @@ class Augmented(NamedTuple):
     shift: Any
     count: Any
     constant: Any
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether the observations are counts of trials, more than one."""
+        return isinstance(self.mixture, Logistic) and not isinstance(self.mixture.total, int)
+
+    @property
+    def is_rare(self) -> Bool[Array, ""]:
+        """Whether nearly all trials of counts have one outcome, which does not depend on f: then
+        auxiliary variables fix the predictor far better than the counts do."""
+        counts: Any = self.mixture
+        y, total = (jnp.sum(jnp.where(self.count > 0, x, 0)) for x in (counts.y, counts.total))
+        return jnp.minimum(y, total - y) < RARE * total
 
     def log_density(self, f: Float[Array, "..."]) -> Float[Array, "..."]:
         """Compute the log density up to a constant; unlike NumPyro's it has a slope at 0, too."""

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Draws of pairs and coefficients under a likelihood that is not Normal.
 
-A step is one of two. Each keeps the posterior given all other sites.
+A step is one of two, and may end with a slice of all included weights and coefficients, which
+reaches the tails. Each keeps the posterior given all other sites.
 
 - The local one needs no warm-up. Auxiliary variables are drawn given the predictor, afresh in each
   step, and the pairs given the Gaussians that they make of the likelihood (Polson, Scott and
   Windle, 2013, *Bayesian inference for logistic models using Polya-Gamma latent variables*). A
-  likelihood without auxiliary variables gets Metropolis steps of single pairs, or of weights that
-  share a spike, instead.
+  likelihood without auxiliary variables, or counts under which they hardly let the predictor move,
+  get Metropolis steps of single pairs, or of weights that share a spike, instead.
 - The other one proposes a draw under one fixed Gaussian in place of the likelihood, learnt in the
   warm-up, and accepts it by the ratio of the two (surrogate transition; Liu, 2001, *Monte Carlo
   strategies in scientific computing*). It mixes far better, but where the likelihood has heavier
@@ -34,6 +35,7 @@ from numpyro_spikeslab.algebra.pair_metropolis import (
     PairState,
     correction,
     metropolis_sweep,
+    slice_along,
 )
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.partition import Partition
@@ -53,6 +55,14 @@ second, by 20 to 65 % on four correlated designs; less than an eighth hardly giv
 MIN_ACCEPT_PROB = 0.2
 """Mean acceptance probability below which all steps are local. On breast cancer, 0.3 still pays."""
 
+GOOD, SLICE_SHARE = 0.85, 4.0
+"""Mean acceptance probability above which no step has a slice, and share of steps that have one per
+probability below. It is 0.9 on ordinary tables, where a slice does not pay, and 0.3 to 0.7 where
+classes are separated."""
+
+MAX_MOVED = 16
+"""Most included weights that move together; each step chooses them anew."""
+
 MIN_WARMUP = 100
 """Fewer steps of warm-up teach no Gaussian: after 60, steps under it may be worse than local."""
 
@@ -66,7 +76,8 @@ class AdaptState(NamedTuple):
     - **i** - number of steps so far.
     - **num_warmup** - number of steps of the warm-up.
     - **moments** - running moments of the predictor and of the slopes of the log density.
-    - **accept_prob** - acceptance probability of the step; 1 for a local one.
+    - **accept_prob** - acceptance probability of the step; 1 for a local one, 0 if the Gaussian
+      could not move the pairs. Before the first step it is the log density if this is not finite.
     - **mean_accept_prob**, **num_tried** - mean of those of the warm-up with the Gaussian, and
       their number.
     - **gram** - :func:`~numpyro_spikeslab.sampling.pair_draws.gram_at` under the Gaussian, made
@@ -83,15 +94,37 @@ class AdaptState(NamedTuple):
 
     @classmethod
     def begin(cls, num_warmup: int, now: Current, user: str, moves: bool) -> "AdaptState":
-        """Make the state before the first step; see :func:`checked_predictor`."""
-        form, predictor, gram = now.reading.form, checked_predictor(now, user), None
+        """Make the state before the first step; :meth:`check` looks at it.
+
+        :raises ValueError: if weights that need others lack auxiliary variables.
+        """
+        form, predictor, gram = now.reading.form, predictor_of(now, {}), None
+        if form.family == OTHER and form.pairs[0].heredity is not None:
+            remedy = "Counts may be negative binomial."
+            raise bad(f"{user}: heredity", "a likelihood such as Poisson's", "None", remedy)
+        total = jnp.sum(log_likelihood(now.reading.problem, now.values, predictor))
         zero = jnp.zeros((), predictor.dtype)
         covariates_stay = form.constant_covariates or not form.coefficient_sites(now.own)
         stays = form.constant_design and covariates_stay and form.size <= MAX_GRAM
         if has_gaussian_steps(form, moves) and stays:
             gram = jnp.zeros((form.size, form.size), predictor.dtype)
         counts = jnp.array(0), jnp.asarray(num_warmup, int)
-        return cls(*counts, LearntMoments.zero(predictor), zero + 1, zero, zero, gram)
+        start = jnp.where(jnp.isfinite(total), zero + 1, total)
+        return cls(*counts, LearntMoments.zero(predictor), start, zero, zero, gram)
+
+    def check(self, form: Form, user: str) -> None:
+        """Check the state of one chain or of many before the first step.
+
+        :raises ValueError: if the density is not finite there.
+        """
+        if not are_concrete(self.accept_prob) or jnp.all(self.accept_prob == 1):
+            return
+        raise bad(
+            f"{user}: the log density of {form.likelihood!r} at the start",
+            self.accept_prob[self.accept_prob != 1].ravel()[0],
+            "a finite number",
+            "Scale the columns, or give a start near the data as `init_params`.",
+        )
 
     def takes_gaussian(self, key: Array) -> Bool[Array, ""]:
         """Decide whether the next step is under the Gaussian, without a look at the draws."""
@@ -117,6 +150,8 @@ class AdaptState(NamedTuple):
         """
         counts = gaussian & (self.i < self.num_warmup)
         num_tried = self.num_tried + counts
+        # a density that is not a number is one of 0
+        accept_prob = jnp.nan_to_num(accept_prob)
         change = jnp.where(counts, accept_prob - self.mean_accept_prob, 0)
         new = self._replace(
             i=self.i + 1,
@@ -132,8 +167,8 @@ class AdaptState(NamedTuple):
 
 
 def has_gaussian_steps(form: Form, moves: bool) -> bool:
-    """Whether the pairs have a reversible draw under a Gaussian."""
-    return form.kind == COLUMNS and form.groups is None and moves
+    """Whether the pairs have a reversible draw under a Gaussian; one pair alone has none."""
+    return form.kind == COLUMNS and form.groups is None and moves and form.size > 1
 
 
 def predictor_of(now: Current, sites: dict[str, Any]) -> Float[Array, "..."]:
@@ -150,27 +185,6 @@ def with_auxiliaries(key: Array, now: Any) -> Any:
     return now.with_stand_in(augmented(now.reading.problem, now.values, f).draw(key, f))
 
 
-def checked_predictor(now: Current, user: str) -> Float[Array, "..."]:
-    """Compute the predictor at the start of a chain.
-
-    :raises ValueError: if the density there is not finite, or weights that need others lack
-        auxiliary variables.
-    """
-    form, f = now.reading.form, predictor_of(now, {})
-    if form.family == OTHER and form.pairs[0].heredity is not None:
-        remedy = "Counts may be negative binomial."
-        raise bad(f"{user}: heredity", "a likelihood such as Poisson's", "None", remedy)
-    total = jnp.sum(log_likelihood(now.reading.problem, now.values, f))
-    if are_concrete(total) and not jnp.isfinite(total):
-        raise bad(
-            f"{user}: the log density of {form.likelihood!r} at the start",
-            total,
-            "a finite number",
-            "Scale the columns, or give a start near the data as `init_params`.",
-        )
-    return f
-
-
 def draw_with_density(
     key: Array, now: Current, adapt: AdaptState, moves: bool
 ) -> tuple[PairDraws, AdaptState]:
@@ -179,8 +193,8 @@ def draw_with_density(
     :param now: the model, with any stand-in for the likelihood.
     :param moves: see :func:`~numpyro_spikeslab.sampling.pair_draws.draw_pairs`.
     """
-    key_kind, key_local, key_accept, key_pairs, key_coefficients = random.split(key, 5)
-    keys = key_pairs, key_coefficients
+    key_kind, key_local, key_accept, *others, key_slice = random.split(key, 6)
+    keys = others[0], others[1]
     form, problem = now.reading.form, now.reading.problem
     f = predictor_of(now, {})
     learnt, gaussian = adapt.moments.stand_in(), jnp.array(False)
@@ -197,10 +211,18 @@ def draw_with_density(
     def proposed():
         return draw_pairs(keys, under(learnt), moves, False, adapt.gram)
 
+    def single():
+        return metropolis(key_local, now, rows, density, f)
+
     def local():
+        def given_auxiliaries():
+            return draw_pairs(keys, now.with_stand_in(mixture.draw(key_local, f)), moves)
+
         if form.family == OTHER:
-            return metropolis(key_local, now, rows, density, f)
-        return draw_pairs(keys, now.with_stand_in(mixture.draw(key_local, f)), moves)
+            return single()
+        if form.kind != COLUMNS or form.pairs[0].heredity is not None or not mixture.has_counts:
+            return given_auxiliaries()
+        return lax.cond(mixture.is_rare, single, given_auxiliaries)
 
     if has_gaussian_steps(form, moves):
         gaussian = adapt.takes_gaussian(key_kind)
@@ -209,22 +231,74 @@ def draw_with_density(
         drawn = local()
     new_f = predictor_of(now, drawn.sites)
     log_ratio = jnp.where(gaussian, correction(density, learnt, f, new_f), 0)
-    accepts = jnp.log(random.uniform(key_accept, minval=jnp.finfo(f.dtype).tiny)) < log_ratio
+    level, coin = random.uniform(key_accept, (2,), minval=jnp.finfo(f.dtype).tiny)
+    accepts = jnp.log(level) < log_ratio
     accepts |= ~gaussian
     sites = {k: jnp.where(accepts, x, now.values[k]) for k, x in drawn.sites.items()}
     # the probabilities of a proposal are not those of the posterior
     spikes = jnp.ravel(now.weights(sites)[0]).astype(drawn.inclusion.dtype)
     inclusion = jnp.where(gaussian, spikes, drawn.inclusion)
 
+    drawn_f = jnp.where(accepts, new_f, f)
+    if form.kind == COLUMNS:
+        # the less often, the better the Gaussian is
+        moves_all = coin < SLICE_SHARE * (GOOD - adapt.mean_accept_prob)
+        sliced = partial(slice_all, key_slice, now, sites, rows, density, drawn_f, learnt.precision)
+        sites, drawn_f = lax.cond(moves_all, sliced, lambda old=(sites, drawn_f): old)
+
     def learn():
-        drawn_f = jnp.where(accepts, new_f, f)
         slope = jax.jvp(density, (drawn_f,), (jnp.ones_like(f),))[1]
         return adapt.moments.updated(drawn_f, slope)
 
     moments = lax.cond(adapt.learns, learn, lambda: adapt.moments)
-    accept_prob = jnp.exp(jnp.minimum(log_ratio, 0))
+    # the draw is the identity where it has no room for all included weights, or too few digits
+    stays = gaussian & jnp.all(now.weights(drawn.sites)[1] == now.weights()[1])
+    accept_prob = jnp.where(stays, 0, jnp.exp(jnp.minimum(log_ratio, 0)))
     adapt = adapt.after(moments, gaussian, accept_prob, lambda: gram_at(under(moments.stand_in())))
     return PairDraws(sites, inclusion, drawn.squares), adapt
+
+
+def slice_all(
+    key: Array,
+    now: Current,
+    sites: dict[str, Any],
+    rows: Float[Array, "P N"],
+    density: Any,
+    f: Float[Array, "..."],
+    precision: Float[Array, "..."],
+) -> tuple[dict[str, Any], Float[Array, "..."]]:
+    """Move coefficients and included weights together, by :func:`slice_along`.
+
+    :param sites: new values of the pairs and coefficients.
+    :param precision: of the learnt Gaussian.
+    :return: the sites, of which slabs and coefficients have changed, and the predictor.
+    """
+    (spikes,), (slabs,) = now.weights(sites)
+    form, values, key_members, key = now.reading.form, now.values | sites, *random.split(key)
+    # included ones first
+    order = spikes + random.uniform(key_members, spikes.shape, spikes.dtype)
+    members = lax.top_k(order, min(MAX_MOVED, spikes.size))[1]
+    variance = now.at.prior.variance[0]
+    parts = rows[members], spikes[members] > 0, slabs[members], variance[members]
+    if own := form.coefficient_sites(now.own):
+        standard = standardised(own, now.at, values)
+        u = standard.prior.deviation[0]
+        covariates = standard.prior.rows(dense_rows(now.reading.problem, values, own))[0]
+        others = covariates, jnp.ones_like(u, bool), u, jnp.ones_like(u)
+        parts = jax.tree.map(lambda *x: jnp.concatenate(x), parts, others)
+    x, included, start, variance = parts
+    # rows may be NaN where nothing is observed
+    x = jnp.where(now.at.relative[:, 0] > 0, x, 0)
+
+    def flat(f):
+        return jnp.ravel(density(f.reshape(shape)))
+
+    shape, f, precision = f.shape, jnp.ravel(f), jnp.ravel(precision)
+    end, f = slice_along(key, x, included, start, variance, f, flat, precision)
+    moved = form.split(slabs.at[members].set(end[: members.size]), "{}_slab")
+    if own:
+        moved |= standard.values(end[None, members.size :])
+    return sites | {k: x.astype(sites[k].dtype) for k, x in moved.items()}, f.reshape(shape)
 
 
 def metropolis(

@@ -23,6 +23,7 @@ from numpyro.util import identity, is_prng_key
 from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.priors import base_of
+from numpyro_spikeslab.reading.coefficient_proof import depend_on
 from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reader, Reading
@@ -75,7 +76,8 @@ class BlockKernel(MCMCKernel):
         :param init_params: values of some of the kernel's sites, one of each per chain.
         :param model_kwargs: keyword arguments of the model, and values of other blocks' sites.
         :raises ValueError: for unknown names, wrong shapes and values in ``init_params`` that are
-            not finite, for improper priors, and if the model has latent sites that no block holds.
+            not finite or out of their support, for improper priors, and if the model has latent
+            sites that no block holds.
         """
         kwargs, values = split(model_kwargs)
         reading = self._read(model_args, kwargs, values)
@@ -93,7 +95,7 @@ class BlockKernel(MCMCKernel):
                 trace = handlers.trace(model).get_trace(*model_args, **kwargs)
             return {name: jnp.asarray(trace[name]["value"]) for name in sites}
 
-        def start(key, init_params):
+        def values_at_start(key, init_params):
             key, key_prior, key_noise = random.split(key, 3)
             z = self._from_prior(compiled(prior, key_prior, once=once), num_warmup)
             z |= {name: jnp.asarray(x, z[name].dtype) for name, x in (init_params or {}).items()}
@@ -105,9 +107,27 @@ class BlockKernel(MCMCKernel):
                     return start_noise(key, Current.of(reading, values | z, own))
 
                 z |= compiled(at_noise, key_noise, z, once=once)
+            return key, z
+
+        def start(key, z):
             return self._start(reading, values | z, z, num_warmup, key)
 
-        return start(rng_key, init_params) if single else jax.vmap(start)(rng_key, init_params)
+        def inside(z):
+            trace = run_model(self._model, model_args, kwargs, values | z)
+            return {name: jnp.all(trace[name]["fn"].support(z[name])) for name in init_params or {}}
+
+        over_chains = (lambda fn: fn) if single else jax.vmap
+        rng_key, z = over_chains(values_at_start)(rng_key, init_params)
+        if init_params and are_concrete(init_params):
+            # compiled, where distributions do not check their parameters
+            is_inside = over_chains(partial(compiled, inside, once=once))(z)
+            for name in (name for name, x in is_inside.items() if not np.all(x)):
+                support = abstract_trace(self._model, model_args, kwargs)[name]["fn"].support
+                what = f"{self._user}: init_params[{name!r}]"
+                raise bad(what, np.asarray(init_params[name]), f"values in {support}")
+        state = over_chains(start)(rng_key, z)
+        self._check(reading, state)
+        return state
 
     def _own_sites(
         self, reading: Reading, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]
@@ -125,7 +145,12 @@ class BlockKernel(MCMCKernel):
         if foreign := [name for name in names if name not in drawable]:
             types = {name: jnp.result_type(trace[name]["value"]) for name in foreign}
             discrete = [k for k, dtype in types.items() if not jnp.issubdtype(dtype, jnp.inexact)]
-            blocks = [f"({self._user}(model), {[k for k in names if k in drawable]})"]
+            ours: Any = [name for name in names if name in drawable]
+            coefficients = [name for name in reading.form.coefficients if name in ours]
+            if depend_on(reading.problem, coefficients, foreign):
+                # given their scale coefficients move little, so whoever draws it draws them
+                ours = "paired_sites"
+            blocks = [f"({self._user}(model), {ours})"]
             blocks += [f"(DiscreteGibbs(model), {discrete})"] if discrete else []
             blocks += ["(NUTS(model), None)"] if discrete != foreign else []
             raise ValueError(
@@ -152,6 +177,9 @@ class BlockKernel(MCMCKernel):
         rng_key: Array,
     ) -> Any:
         """Make the first state, given the values of all blocks' sites and those of the kernel's."""
+
+    def _check(self, reading: Reading, state: Any) -> None:
+        """Refuse a first state, of one chain or of many."""
 
     @full_precision
     def sample(

@@ -129,6 +129,10 @@ class PairedGibbs(BlockKernel):
         sweeps = reading.sweeps if self._collapsed else Sweeps.AS_PROGRAM
         return PairedGibbsState(z, start_inclusion(z), rng_key, adapt_state, sweeps)
 
+    def _check(self, reading: Reading, state: Any) -> None:
+        if state.adapt_state is not None:
+            state.adapt_state.check(reading.form, self._user)
+
     def _step(self, reading: Reading, values: dict[str, Any], state: Any) -> PairedGibbsState:
         rng_key, key, key_others, key_noise = random.split(state.rng_key, 4)
         key_coefficients, *keys = random.split(key_others, 3)

@@ -6,6 +6,7 @@ import pytest
 from regressions import N, P, X, Y, read, regression
 from test_refused_models import assert_says, fit, sample, with_entry
 
+from jax import random
 import jax.numpy as jnp
 
 import numpyro.distributions as dist
@@ -29,6 +30,11 @@ class Cauchy(dist.Distribution):
 
     def log_prob(self, value):
         return -jnp.log1p(-((value - self.loc) ** 2))
+
+
+def sample_two(model, *args):
+    """Chains side by side."""
+    nss.PairedGibbs(model).init(random.split(random.key(0), 2), 0, None, args, {})
 
 
 LOGIT = regression(lambda X, w: dist.Bernoulli(logits=X @ w))
@@ -84,6 +90,15 @@ CASES = {
     ),
     "overflow": (
         sample,
+        regression(
+            lambda X, w: dist.Poisson(jnp.exp(1e6 * (X @ w)), validate_args=False),
+            lambda P: nss.spike_slab("w", 0.999),
+        ),
+        COUNTS,
+        START,
+    ),
+    "overflow of two chains": (
+        sample_two,
         regression(
             lambda X, w: dist.Poisson(jnp.exp(1e6 * (X @ w)), validate_args=False),
             lambda P: nss.spike_slab("w", 0.999),

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jax import random
+import jax.numpy as jnp
 
 import numpyro
 from numpyro import handlers
@@ -51,3 +52,35 @@ def test_gram_matrix_is_kept_only_if_no_other_site_changes_it(moves, is_kept):
     sites = {GIBBS_SITES_KWARG: {"t": np.float32(0.5)}}
     state = nss.PairedGibbs(model).init(random.key(0), 100, None, (), sites)
     assert (state.adapt_state.gram is not None) == is_kept
+
+
+def model_of_classes(X, y, inclusion=0.5):
+    b = numpyro.sample("b", dist.Normal(0.0, 5.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = nss.spike_slab("w", inclusion, 2.0)
+    with numpyro.plate("obs", len(X)):
+        numpyro.sample("y", dist.Bernoulli(logits=b + X @ w), obs=y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 40])
+def test_steps_that_cannot_move_the_pairs_are_rejected(size):
+    """One pair has no flips; nearly 40 included ones of 40 have too few slots."""
+    X = np.random.default_rng(0).normal(size=(100, size))
+    y = np.random.default_rng(1).random(100) < 1 / (1 + np.exp(-2 * X[:, 0]))
+    mcmc = MCMC(
+        nss.PairedGibbs(model_of_classes), num_warmup=300, num_samples=500, progress_bar=False
+    )
+    mcmc.run(random.key(0), X, y, inclusion=0.5 if size == 1 else 0.999)
+    w = np.asarray(mcmc.get_samples()["w"])
+    # with such steps 0.88
+    assert np.mean(np.diff(w[:, 0]) == 0) < 0.05
+
+
+def test_an_acceptance_that_is_no_number_counts_as_rejected():
+    state = nss.PairedGibbs(model_of_classes).init(random.key(0), 100, None, (X, y), {})
+    adapt, tried = state.adapt_state, jnp.array(True)
+    for accept_prob in (jnp.nan, 0.5):
+        gram = adapt.gram
+        adapt = adapt.after(adapt.moments, tried, jnp.asarray(accept_prob), lambda x=gram: x)
+    np.testing.assert_allclose(adapt.mean_accept_prob, 0.25)

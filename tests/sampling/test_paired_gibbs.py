@@ -197,6 +197,14 @@ def init(model, start=None, args=None, key=KEY):
     return nss.PairedGibbs(model).init(key, 0, start, args, {})
 
 
+def groups_of_rows(centred, X, y):
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+    with numpyro.plate("group", 3):
+        effect = numpyro.sample("effect", dist.Normal(0.0, tau if centred else 1.0))
+    effect = effect if centred else tau * effect
+    truth.respond(y, effect[np.arange(len(X)) % 3] + X @ truth.weights(X.shape[1]), 0.5)
+
+
 def start_at(**start):
     return partial(init, truth.fixed_model, start)
 
@@ -224,6 +232,32 @@ REFUSALS = {
     "not finite": (
         start_at(w_slab=np.array([1.0, 1.0, 1.0, np.nan])),
         r"init_params\['w_slab'\]: got values that are not finite",
+    ),
+    "out of the support": (
+        start_at(w_spike=np.array([0, 1, 2, 0])),
+        r"init_params\['w_spike'\]: got \[0 1 2 0\], expected values in Boolean",
+    ),
+    "negative noise": (
+        partial(init, truth.hyper_model, {"sigma": np.array(-1.0)}, truth.hyper_case().args),
+        r"init_params\['sigma'\]: got -1\.0, expected values in Positive",
+    ),
+    "negative noise of a chain": (
+        partial(
+            init,
+            truth.hyper_model,
+            {"sigma": np.array([1.0, -1.0])},
+            truth.hyper_case().args,
+            random.split(KEY, 2),
+        ),
+        r"init_params\['sigma'\]: got \[ 1\. -1\.\], expected values in Positive",
+    ),
+    "scale of coefficients": (
+        partial(init, partial(groups_of_rows, True)),
+        r"latent sites \['tau'\].*Gibbs\(\[\(PairedGibbs\(model\), paired_sites\), \(NUTS",
+    ),
+    "scale times coefficients": (
+        partial(init, partial(groups_of_rows, False)),
+        r"latent sites \['tau'\].*Gibbs\(\[\(PairedGibbs\(model\), paired_sites\), \(NUTS",
     ),
     "traced": (run_traced, r"`jit_model_args=True`.*sites \['inclusion'\] depend.*partial"),
 }
