@@ -122,6 +122,22 @@ def noise_of_classes():
     guide.predict(first_params(guide, *args), *args, noise=True)
 
 
+def counts_of_thousands():
+    """Of two clear effects the fit would have a probability of 0."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 2))
+    y = rng.poisson(rng.gamma(5, np.exp(7 + X @ [0.5, 0.5]) / 5))
+
+    def model(X, y):
+        with numpyro.plate("feature", 2):
+            w = nss.spike_slab("w", 0.5, 1.0)
+        b = numpyro.sample("b", dist.Normal(0.0, 10.0))
+        with numpyro.plate("row", len(X)):
+            numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(b + X @ w), 5.0), obs=y)
+
+    nss.CAVI(model, nss.PairedGuide(model)).run(KEY, 150, X, y, progress_bar=False)
+
+
 def joint(covariance):
     def model(X, y=None):
         with numpyro.plate("feature", X.shape[1]):
@@ -137,6 +153,7 @@ REFUSALS = {
         "noise scale of 'y' depend on the weights .'w'.. Only its location may",
     ),
     "no covariance": (partial(joint, lambda w: -jnp.eye(4)), "covariance of .* positive definite"),
+    "large counts": (counts_of_thousands, "counts 'y': got fewer than 2%.*with PairedGibbs"),
     "noise": (noise_of_classes, "only Normal .* noise.*Predictive"),
 }
 
