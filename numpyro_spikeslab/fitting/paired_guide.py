@@ -181,7 +181,8 @@ class PairedGuide(SpikeSlabGuide):
         .. doctest::
 
             >>> import jax, numpyro_spikeslab as nss
-            >>> Y = jax.random.normal(jax.random.key(0), (60, 5))
+            >>> factor, noise = jax.random.normal(jax.random.key(0), (2, 60, 5))
+            >>> Y = factor[:, :1] + 0.3 * noise
             >>> model = nss.models.factor_analysis(2)
             >>> guide = nss.PairedGuide(model)
             >>> svi = nss.CAVI(model, guide, plain=True)
@@ -307,7 +308,8 @@ class PairedGuide(SpikeSlabGuide):
         .. doctest::
 
             >>> import jax, numpyro_spikeslab as nss
-            >>> X, y = jax.random.normal(jax.random.key(0), (30, 3)), jax.numpy.arange(30.0)
+            >>> X = jax.random.normal(jax.random.key(0), (30, 3))
+            >>> y = X[:, 0] + 0.3 * jax.random.normal(jax.random.key(1), 30)
             >>> model = nss.models.sparse_regression()
             >>> guide = nss.PairedGuide(model)
             >>> svi = nss.CAVI(model, guide)

@@ -11,6 +11,7 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.flips import Sweeps
+from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.roles import SlabRole
 from numpyro_spikeslab.sampling.density_step import AdaptState, draw_with_density
@@ -124,8 +125,14 @@ class PairedGibbs(BlockKernel):
     def _start(self, reading, values, z, num_warmup, rng_key) -> PairedGibbsState:
         adapt_state = None
         if not reading.form.is_normal:
-            now = Current.of(reading, values, z)
-            adapt_state = AdaptState.begin(num_warmup, now, self._user, self._collapsed)
+
+            def begin(values, z):
+                now = Current.of(reading, values, z)
+                return AdaptState.begin(num_warmup, now, self._user, self._collapsed)
+
+            # op by op it would take longer, and make numbers that are not finite on the way
+            is_known = are_concrete(reading.problem.constants)
+            adapt_state = compiled(begin, values, z, once=True) if is_known else begin(values, z)
         sweeps = reading.sweeps if self._collapsed else Sweeps.AS_PROGRAM
         return PairedGibbsState(z, start_inclusion(z), rng_key, adapt_state, sweeps)
 
