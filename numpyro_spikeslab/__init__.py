@@ -6,28 +6,28 @@ from importlib.metadata import PackageNotFoundError, version as _installed_versi
 from typing import TYPE_CHECKING, Any
 
 from numpyro_spikeslab import models
-from numpyro_spikeslab.distributions import SpikeSlab
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.mean_field import MeanFieldGuide
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.fitting.schedules import annealing
-from numpyro_spikeslab.primitives import latent_functions, spike_slab
+from numpyro_spikeslab.models.distributions import SpikeSlab
+from numpyro_spikeslab.models.primitives import latent_functions, spike_slab
 from numpyro_spikeslab.reading.sites import paired_sites
 from numpyro_spikeslab.sampling.latent_gibbs import LatentGibbs, latent_sites
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
 
 if TYPE_CHECKING:
     from numpyro_spikeslab import datasets
-    from numpyro_spikeslab.estimator import SparseClassifier, SparseRegression
     from numpyro_spikeslab.fitting.variational import add_variational_stats
-    from numpyro_spikeslab.regression import sparse_regression
-    from numpyro_spikeslab.regression_from_statistics import sparse_regression_from_statistics
     from numpyro_spikeslab.reporting.align import align, invariants
     from numpyro_spikeslab.reporting.credible_sets import credible_sets
     from numpyro_spikeslab.reporting.models_table import models_table
     from numpyro_spikeslab.reporting.plot_functions import plot_fit, plot_latent_functions
     from numpyro_spikeslab.reporting.plot_inclusion import plot_inclusion, plot_weights
     from numpyro_spikeslab.reporting.tables import compare, summary
+    from numpyro_spikeslab.tables.estimators import SparseClassifier, SparseRegression
+    from numpyro_spikeslab.tables.regression import sparse_regression
+    from numpyro_spikeslab.tables.statistics import sparse_regression_from_statistics
 
 __all__ = [
     "CAVI",
@@ -66,8 +66,8 @@ except PackageNotFoundError:  # imported from sources that are not installed
 
 # Tables and pictures take seconds to import, and most programs make none.
 _LAZY = {
-    "SparseClassifier": "estimator",
-    "SparseRegression": "estimator",
+    "SparseClassifier": "tables.estimators",
+    "SparseRegression": "tables.estimators",
     "add_variational_stats": "fitting.variational",
     "align": "reporting.align",
     "compare": "reporting.tables",
@@ -79,8 +79,8 @@ _LAZY = {
     "plot_inclusion": "reporting.plot_inclusion",
     "plot_latent_functions": "reporting.plot_functions",
     "plot_weights": "reporting.plot_inclusion",
-    "sparse_regression": "regression",
-    "sparse_regression_from_statistics": "regression_from_statistics",
+    "sparse_regression": "tables.regression",
+    "sparse_regression_from_statistics": "tables.statistics",
     "summary": "reporting.tables",
 }
 

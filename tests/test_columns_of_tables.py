@@ -10,12 +10,12 @@ from scipy.special import logsumexp
 from jax import random
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.models.responses import response_kind
 from numpyro_spikeslab.reporting.arviz_data import posterior
-from numpyro_spikeslab.responses import response_kind
-from numpyro_spikeslab.table_checks import checked_rows, checked_table
-from numpyro_spikeslab.table_columns import checked_columns
-from numpyro_spikeslab.table_formula import formula_table
-from numpyro_spikeslab.table_units import standardised
+from numpyro_spikeslab.tables.checks import checked_rows, checked_table
+from numpyro_spikeslab.tables.columns import checked_columns
+from numpyro_spikeslab.tables.formula import formula_table
+from numpyro_spikeslab.tables.units import standardised
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. chains disagree")
 

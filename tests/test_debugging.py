@@ -15,9 +15,9 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab import regression
 from numpyro_spikeslab.sampling import latent_gibbs
 from numpyro_spikeslab.sampling.latent_step import LatentStep
+from numpyro_spikeslab.tables import regression
 
 pytestmark = pytest.mark.filterwarnings(
     "error", "ignore:CAVI.run", "ignore:sparse_regression. chains disagree"

@@ -11,8 +11,8 @@ from jax import random
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.reporting.arviz_data import posterior
-from numpyro_spikeslab.table_columns import checked_columns
-from numpyro_spikeslab.table_formula import formula_table
+from numpyro_spikeslab.tables.columns import checked_columns
+from numpyro_spikeslab.tables.formula import formula_table
 
 pytestmark = pytest.mark.filterwarnings("error")
 pytest.importorskip("formulaic")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from numpyro import handlers
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.latent import define
+from numpyro_spikeslab.models.functions import define
 
 KEY = random.key(0)
 

@@ -15,9 +15,9 @@ from jax import random
 from numpyro.infer.util import log_density
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.precision import double_precision
+from numpyro_spikeslab.models.responses import RESPONSES
 from numpyro_spikeslab.reporting.arviz_data import posterior
-from numpyro_spikeslab.responses import RESPONSES
+from numpyro_spikeslab.support.precision import double_precision
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. chains disagree")
 

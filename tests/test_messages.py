@@ -8,9 +8,9 @@ from tinygp import kernels
 
 from numpyro import handlers
 
-from numpyro_spikeslab.models import UNITS, factor_analysis, mtmkl
+from numpyro_spikeslab.models.factors import UNITS, factor_analysis, mtmkl
 from numpyro_spikeslab.reading.model_run import trace_generic
-from numpyro_spikeslab.tabular import as_numbers
+from numpyro_spikeslab.support.tabular import as_numbers
 
 ROWS = ["a", "b", "c", "d"]
 X = pd.DataFrame({"age": [1.0, 2.0, 4.0, 3.0], "dose": [0, 5, 5, 1]}, index=ROWS)

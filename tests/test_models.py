@@ -20,7 +20,7 @@ from numpyro.distributions import transforms as bijections
 from numpyro.infer.util import log_density
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.kernel_priors import length_scale_prior
+from numpyro_spikeslab.models.kernel_priors import length_scale_prior
 
 X = np.linspace(0.0, 1.0, 4)
 EQUAL = [kernels.ExpSquared(2.0)] * 3

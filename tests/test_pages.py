@@ -88,9 +88,7 @@ def test_each_public_name_has_a_place_in_the_reference():
     listed = set(re.findall(r"^\.\. auto\w+:: numpyro_spikeslab\.([\w.]+)", pages, re.MULTILINE))
     names = set(nss.__all__) - {"datasets", "models"}
     names |= {f"datasets.{name}" for name in nss.datasets.__all__}
-    functions = (x for x in vars(nss.models).values() if callable(x))
-    of_models = [x.__name__ for x in functions if x.__module__ == nss.models.__name__]
-    names |= {f"models.{name}" for name in of_models if not name.startswith("_")}
+    names |= {f"models.{name}" for name in nss.models.__all__}
     assert not sorted(names - listed)
 
 
@@ -100,6 +98,28 @@ def test_the_table_of_modules_is_complete_and_says_what_they_say():
         summary = str(ast.get_docstring(ast.parse(path.read_text()))).split(".\n")[0].rstrip(".")
         row = f"| {path.name} | {' '.join(summary.split())} |".replace("`", "")
         assert row in table
+
+
+FLOORS = {"support": 1, "algebra": 2, "models": 3, "reporting": 3, "reading": 4}
+FLOORS |= {"fitting": 5, "sampling": 5, "tables": 6}
+
+
+def imported(path):
+    """The folders of the package that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(nss.__name__):
+            yield (node.module.split(".") + [node.names[0].name])[1]
+
+
+@pytest.mark.parametrize("folder", FLOORS)
+def test_a_file_imports_from_its_folder_and_from_lower_floors(folder):
+    page = (DOCS / "architecture.md").read_text()
+    assert f"| {FLOORS[folder]} | **{folder}/** |" in page
+    lower = {name for name, floor in FLOORS.items() if floor < FLOORS[folder]}
+    files = list((ROOT / "numpyro_spikeslab" / folder).glob("*.py"))
+    assert len(files) > 3
+    for path in files:
+        assert set(imported(path)) <= lower | {folder}, path
 
 
 def the_readme_finds_what_is_there(names, folder):

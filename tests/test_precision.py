@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from numpyro.infer import MCMC
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.precision import full_precision
+from numpyro_spikeslab.support.precision import full_precision
 
 X = np.linspace(0.0, 3.0, 9)
 Y = np.sin(np.outer(X, [1, 2, 3])) + 0.1 * np.random.default_rng(0).normal(size=(9, 3))

@@ -20,7 +20,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.primitives import MARK
+from numpyro_spikeslab.models.primitives import MARK
 
 # spike_slab
 

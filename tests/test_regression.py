@@ -15,9 +15,9 @@ from jax import random
 import jax.numpy as jnp
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab import regression, table_chains, table_units
 from numpyro_spikeslab.reporting import arviz_data as reading
-from numpyro_spikeslab.table_checks import checked_size
+from numpyro_spikeslab.tables import chains as table_chains, regression, units as table_units
+from numpyro_spikeslab.tables.checks import checked_size
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. chains disagree")
 

@@ -10,7 +10,7 @@ import jax
 from jax import random
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab import regression_from_statistics as statistics
+from numpyro_spikeslab.tables import statistics
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -16,7 +16,7 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.roles import InclusionRole, Index, Tally
+from numpyro_spikeslab.reading.roles import InclusionRole, Index, Tally
 
 ROLE = InclusionRole("pi", True)
 RNG = np.random.default_rng(0)

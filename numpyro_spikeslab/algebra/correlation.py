@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from jaxtyping import Bool, Float
 import numpy as np
 
-from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.support.messages import bad
 
 # Correlation of columns that the data cannot distinguish.
 TWINS = 1 - 1e-6

@@ -44,7 +44,7 @@ from numpyro_spikeslab.algebra.heredity import AnyPrior
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.algebra.variates import index, logistic, normal, uniform
-from numpyro_spikeslab.precision import within_single
+from numpyro_spikeslab.support.precision import within_single
 
 # Most included weights for flips and swaps.
 MAX_CAPACITY = 64

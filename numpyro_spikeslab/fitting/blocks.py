@@ -10,12 +10,12 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.correlation import clusters, unit_columns
 from numpyro_spikeslab.algebra.partition import MAX_BLOCK, Partition, Sets
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.program import are_concrete, compiled, outside_transformations
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.sites import Pair, observed_sites
 from numpyro_spikeslab.reading.view import design_rows
+from numpyro_spikeslab.support.messages import bad
 
 AUTO = "auto"
 

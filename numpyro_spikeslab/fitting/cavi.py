@@ -33,11 +33,11 @@ from numpyro_spikeslab.fitting.run import (
 from numpyro_spikeslab.fitting.schedules import annealing, check_schedule
 from numpyro_spikeslab.fitting.starts import start_alone, start_random
 from numpyro_spikeslab.fitting.stochastic import stream_of
-from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.sites import param_name
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.precision import full_precision
 
 # Improvements of the free sites beside latent functions, before a fit of these starts.
 NUM_IMPROVEMENTS = 10

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpyro
 from numpyro.distributions import constraints
 
-from numpyro_spikeslab.distributions import GaussianFunctions
 from numpyro_spikeslab.fitting.function_updates import factors_given
 from numpyro_spikeslab.fitting.posterior import FunctionFactors
+from numpyro_spikeslab.models.distributions import GaussianFunctions
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.sites import functions_of
 

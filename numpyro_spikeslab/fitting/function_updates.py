@@ -18,8 +18,8 @@ from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.search import choose, climb_coordinates
 from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior, Spec, strong
 from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
+from numpyro_spikeslab.reading.roles import elementwise, scale_mode
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.roles import elementwise, scale_mode
 
 # First step of the search over the logs of kernel parameters.
 STEP = 0.3

@@ -28,15 +28,15 @@ from numpyro_spikeslab.fitting.points import Points, points_of
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.fitting.slopes import Followed, Slopes, find_slopes
 from numpyro_spikeslab.fitting.tasks import keeps_products
-from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.precision import full_precision
-from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.priors import base_of
+from numpyro_spikeslab.models.primitives import weights
 from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Form
 from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.sites import Pair, observed_sites
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.precision import full_precision
+from numpyro_spikeslab.support.priors import base_of
 
 
 class SpikeSlabGuide(AutoGuide):

@@ -15,9 +15,9 @@ from numpyro.distributions import constraints
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.quantiles import SlabMixtures, single
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.sites import Pair
+from numpyro_spikeslab.support.messages import bad
 
 Start = dict[str, tuple[Any, Any]]
 """Start value and constraint of each parameter, by its name."""

@@ -16,9 +16,9 @@ from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.guide_factors import Marginals, PairFactors, Start
 from numpyro_spikeslab.fitting.model_sites import ModelSites
 from numpyro_spikeslab.fitting.points import init_to_prior_mean
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.sites import Pair
+from numpyro_spikeslab.support.messages import bad
 
 
 class MeanFieldGuide(SpikeSlabGuide):

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from numpyro.distributions import constraints
 
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.model_run import abstract_trace, run_model, site_log_prob
 from numpyro_spikeslab.reading.provenance import provenance
 from numpyro_spikeslab.reading.reader import Reading
@@ -20,6 +19,7 @@ from numpyro_spikeslab.reading.sites import (
     is_latent,
     observed_sites,
 )
+from numpyro_spikeslab.support.messages import bad
 
 
 class ModelSites(NamedTuple):

@@ -25,11 +25,11 @@ from numpyro_spikeslab.fitting.predict import (
     refuse_traced,
     transform,
 )
-from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.precision import full_precision
 
 
 class PairedGuide(SpikeSlabGuide):

@@ -16,11 +16,11 @@ from numpyro.infer import init_to_uniform
 
 from numpyro_spikeslab.fitting.guide_factors import Start, check_params
 from numpyro_spikeslab.fitting.model_sites import ModelSites
-from numpyro_spikeslab.kernel_priors import start_values
-from numpyro_spikeslab.priors import base_of
+from numpyro_spikeslab.models.kernel_priors import start_values
 from numpyro_spikeslab.reading.model_run import run_model
 from numpyro_spikeslab.reading.program import computed
 from numpyro_spikeslab.reading.sites import find_function_sites, functions_of
+from numpyro_spikeslab.support.priors import base_of
 
 
 class Point(NamedTuple):

@@ -18,9 +18,9 @@ from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.reading.roles import Index, SlabRole, Tally
 from numpyro_spikeslab.reading.stand_in import augmented
 from numpyro_spikeslab.reading.view import View, view
-from numpyro_spikeslab.roles import Index, SlabRole, Tally
 
 
 class FunctionFactors(NamedTuple):

@@ -15,13 +15,13 @@ from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.sparse_sums import Entries, Side, at_entries, over_blocks, side_of
 from numpyro_spikeslab.fitting.posterior import Posterior
-from numpyro_spikeslab.latent import checked_inputs
-from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.models.functions import checked_inputs
+from numpyro_spikeslab.models.sparse import Observations, is_sparse
 from numpyro_spikeslab.reading.function_prior import KnownFunctions
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.roles import NoiseRole
-from numpyro_spikeslab.sparse import Observations, is_sparse
+from numpyro_spikeslab.reading.roles import NoiseRole
+from numpyro_spikeslab.support.messages import bad
 
 
 def refuse_traced(user: str, arguments: Any) -> None:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.posterior import Posterior
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import ENTRIES, OTHER
 from numpyro_spikeslab.reading.predictor import AUGMENTED
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.support.messages import bad
 
 
 def check_state(posterior: Posterior, like: Posterior) -> None:

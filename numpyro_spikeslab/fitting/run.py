@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from numpyro.infer.svi import SVIState
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.devices import fetched
 from numpyro_spikeslab.fitting.ascent import CHUNK, Progress, advance, begin, chunks, trimmed
 from numpyro_spikeslab.fitting.moves import laplacian_of
 from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, bound, view_at
@@ -31,11 +30,12 @@ from numpyro_spikeslab.fitting.rounds import (
     include,
 )
 from numpyro_spikeslab.fitting.starts import start_random, start_svd
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.reading.roles import SlabRole
 from numpyro_spikeslab.reading.stand_in import RARE, augmented
-from numpyro_spikeslab.roles import SlabRole
+from numpyro_spikeslab.support.devices import fetched
+from numpyro_spikeslab.support.messages import bad
 
 # Nats between the best bound of the starts and the next, above which a run warns.
 APART = 5.0

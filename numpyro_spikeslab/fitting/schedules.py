@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.support.messages import bad
 
 
 def annealing(step: Any) -> Any:

@@ -21,11 +21,11 @@ from numpyro_spikeslab.algebra.correlation import (
 from numpyro_spikeslab.algebra.pairs import Coordinates, Design, Prior, coordinates
 from numpyro_spikeslab.fitting.features import data_of
 from numpyro_spikeslab.fitting.posterior import Posterior, spec_of, view_at
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.coefficient_rows import columns_without
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import design_rows
+from numpyro_spikeslab.support.messages import bad
 
 
 class Effects(NamedTuple):

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions.util import sum_rightmost, validate_sample
 
-from numpyro_spikeslab.priors import is_plain
 from numpyro_spikeslab.reading.form import Pair, task_axis
+from numpyro_spikeslab.support.priors import is_plain
 
 MAX_SLOPES = 2**20
 """If a guide had more slopes, no coefficient follows the weights."""

@@ -52,10 +52,10 @@ from numpyro_spikeslab.fitting.posterior import (
 from numpyro_spikeslab.fitting.run import Call
 from numpyro_spikeslab.fitting.schedules import check_schedule, forgetting
 from numpyro_spikeslab.fitting.tasks import gram, keeps_products, sweep_weights
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.form import FUNCTIONS
 from numpyro_spikeslab.reading.program import are_concrete
-from numpyro_spikeslab.roles import Tally
+from numpyro_spikeslab.reading.roles import Tally
+from numpyro_spikeslab.support.messages import bad
 
 # Passes over the weights of a batch before its functions are visited; one more follows.
 LOCAL_PASSES = 10

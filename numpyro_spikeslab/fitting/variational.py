@@ -13,9 +13,9 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.util import log_density
 
-from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.precision import full_precision
 from numpyro_spikeslab.reporting.arviz_data import SETS, posterior, sample_dims
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.precision import full_precision
 
 
 @full_precision

@@ -22,7 +22,7 @@ from numpyro_spikeslab.reading.probe import Verdict, find_verdict
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
 from numpyro_spikeslab.reading.proof import Proof
 from numpyro_spikeslab.reading.provenance import Step, provenance, union
-from numpyro_spikeslab.roles import NoiseRole
+from numpyro_spikeslab.reading.roles import NoiseRole
 
 
 def candidates(problem: Problem, proof: Proof, trace: dict[str, Any], joint: bool) -> list[Form]:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from numpyro.infer.gibbs import subsample_plate_sizes
 
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.probe import Verdict
+from numpyro_spikeslab.support.messages import bad
 
 
 def check_trace(trace: dict[str, Any], user: str) -> None:

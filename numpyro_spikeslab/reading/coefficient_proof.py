@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 import numpyro.distributions as dist
 
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK
-from numpyro_spikeslab.priors import is_plain
+from numpyro_spikeslab.models.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.provenance import NONE, Names, Step, names_of, provenance, union
+from numpyro_spikeslab.support.priors import is_plain
 
 MAX_WORK = 1e8
 """Largest number of products in a step for the dense design of the coefficients."""

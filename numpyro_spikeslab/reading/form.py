@@ -10,8 +10,8 @@ import numpy as np
 
 import jax.numpy as jnp
 
+from numpyro_spikeslab.reading.roles import Role
 from numpyro_spikeslab.reading.sites import Pair
-from numpyro_spikeslab.roles import Role
 
 COLUMNS, SHARED, FUNCTIONS, ENTRIES = "columns", "shared", "functions", "entries"
 """Kinds of features: columns of a design, with one weight each; known ones that all tasks share;

@@ -13,9 +13,9 @@ from jax.tree_util import Partial
 
 from numpyro_spikeslab.algebra.covariance import Covariance
 from numpyro_spikeslab.algebra.kernels import Template
-from numpyro_spikeslab.latent import Functions, Parameters
-from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.models.functions import Functions, Parameters
 from numpyro_spikeslab.reading.program import are_concrete
+from numpyro_spikeslab.support.messages import bad
 
 Kernel = Callable[[Float[Array, " P"]], Covariance]
 Kernels = tuple[tuple[Kernel, ...], Int[Array, " M"]]

@@ -16,9 +16,9 @@ import numpyro.distributions as dist
 
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.sparse_sums import Entries, Layout
-from numpyro_spikeslab.primitives import ENTRIES_MARK
-from numpyro_spikeslab.priors import WRAPPERS, base_of
+from numpyro_spikeslab.models.primitives import ENTRIES_MARK
 from numpyro_spikeslab.reading.form import COLUMNS, Form
+from numpyro_spikeslab.support.priors import WRAPPERS, base_of
 
 
 def is_normal(fn: dist.Distribution) -> bool:

@@ -21,13 +21,13 @@ from numpyro.distributions.constraints import Constraint
 from numpyro.infer.util import helpful_support_errors
 from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.primitives import MARK, Functions
-from numpyro_spikeslab.priors import base_of
+from numpyro_spikeslab.models.primitives import MARK, Functions
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.likelihood import Gaussian, has_density, is_normal
 from numpyro_spikeslab.reading.program import Program, trace_program
 from numpyro_spikeslab.reading.sites import SET, Pair, find_function_sites, functions_of
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.priors import base_of
 
 
 class PairPrior(NamedTuple):

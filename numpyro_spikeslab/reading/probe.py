@@ -19,8 +19,8 @@ from numpyro_spikeslab.reading.coefficient_rows import affine_map, over_covariat
 from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, SHARED, Form
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.program import RUN_ONCE, Program
+from numpyro_spikeslab.reading.roles import NoiseRole, Role
 from numpyro_spikeslab.reading.view import linear_map, over_features
-from numpyro_spikeslab.roles import NoiseRole, Role
 
 
 class Verdict(NamedTuple):

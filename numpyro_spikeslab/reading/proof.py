@@ -13,9 +13,7 @@ import jax.numpy as jnp
 
 import numpyro.distributions as dist
 
-from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK
-from numpyro_spikeslab.priors import base_of
+from numpyro_spikeslab.models.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.reading.coefficient_proof import (
     CoefficientProof,
     derivative,
@@ -30,8 +28,10 @@ from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.predictor import MULTIPLE, bent_by, cuts, family_of
 from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.provenance import NONE, Names, Step, names_of, provenance, union
+from numpyro_spikeslab.reading.roles import ROLES, Role
 from numpyro_spikeslab.reading.sites import functions_of, is_latent
-from numpyro_spikeslab.roles import ROLES, Role
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.priors import base_of
 
 
 class Proof(NamedTuple):

@@ -19,9 +19,7 @@ from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, split,
 from numpyro_spikeslab.algebra.flips import Sweeps
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
 from numpyro_spikeslab.algebra.sparse_sums import Layout, layout_of
-from numpyro_spikeslab.devices import fetched, mesh_of_several, on_every_device
-from numpyro_spikeslab.distributions import GaussianFunctions
-from numpyro_spikeslab.priors import is_plain, is_unbounded
+from numpyro_spikeslab.models.distributions import GaussianFunctions
 from numpyro_spikeslab.reading.candidates import candidates, only_known, settle
 from numpyro_spikeslab.reading.checks import check_trace, check_verdict
 from numpyro_spikeslab.reading.coefficient_rows import (
@@ -43,6 +41,7 @@ from numpyro_spikeslab.reading.program import (
 )
 from numpyro_spikeslab.reading.proof import Proof, prove
 from numpyro_spikeslab.reading.provenance import provenance, union
+from numpyro_spikeslab.reading.roles import Index, NoiseRole, Role
 from numpyro_spikeslab.reading.rounding import sweeps_of
 from numpyro_spikeslab.reading.sites import find_pairs, functions_of, is_latent
 from numpyro_spikeslab.reading.view import (
@@ -52,7 +51,8 @@ from numpyro_spikeslab.reading.view import (
     view,
     whitened_design,
 )
-from numpyro_spikeslab.roles import Index, NoiseRole, Role
+from numpyro_spikeslab.support.devices import fetched, mesh_of_several, on_every_device
+from numpyro_spikeslab.support.priors import is_plain, is_unbounded
 
 
 def from_data(function: Callable[[Any], Any]) -> Any:

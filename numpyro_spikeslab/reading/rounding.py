@@ -14,7 +14,7 @@ from numpyro_spikeslab.algebra.flips import Sweeps
 from numpyro_spikeslab.algebra.signal import signal_of
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.program import are_concrete, compiled
-from numpyro_spikeslab.roles import NoiseRole, SlabRole
+from numpyro_spikeslab.reading.roles import NoiseRole, SlabRole
 
 EPS = float(np.finfo(np.float32).eps)
 # Rounding error times signal to noise ratio, above which draws of single pairs are off, too.

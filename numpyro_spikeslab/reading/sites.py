@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 import numpyro.distributions as dist
 
-from numpyro_spikeslab.distributions import HereditarySpikes
-from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.primitives import FUNCTIONS_MARK, GROUPS, MARK, Functions
-from numpyro_spikeslab.priors import base_of, is_plain
+from numpyro_spikeslab.models.distributions import HereditarySpikes
+from numpyro_spikeslab.models.primitives import FUNCTIONS_MARK, GROUPS, MARK, Functions
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.priors import base_of, is_plain
 
 SET = "is_set"
 """Key of a latent site in an abstract trace: whether a handler of the user's has set its value."""

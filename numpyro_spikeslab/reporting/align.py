@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 import xarray as xr
 
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import FUNCTIONS, WEIGHTS, posterior, sample_dims
+from numpyro_spikeslab.support.messages import bad
 
 GROUPS_OF_POSTERIOR = {"/posterior", "/sample_stats", "/posterior_predictive", "/predictions"}
 

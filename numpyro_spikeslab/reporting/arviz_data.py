@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.support.messages import bad
 
 WEIGHTS, FUNCTIONS = "W", "phi"
 """Names of the weights and latent functions of `models.mtmkl`."""

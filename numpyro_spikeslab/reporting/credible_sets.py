@@ -10,10 +10,10 @@ import xarray as xr
 
 from numpyro_spikeslab.algebra import correlation
 from numpyro_spikeslab.algebra.correlation import COVERAGE, MIN_CORRELATION, twins
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import SETS, pairs, plates, posterior
-from numpyro_spikeslab.tabular import as_numbers
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.tabular import as_numbers
 
 MORE_OFTEN = 1.5
 """Least ratio of a column's inclusion in draws without members to that in draws with one.

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import pairs, plates, posterior
+from numpyro_spikeslab.support.messages import bad
 
 
 def models_table(data: xr.DataTree, var_name: str, top: int = 10) -> pd.DataFrame:

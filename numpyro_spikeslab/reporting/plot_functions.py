@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike
 import pandas as pd
 import xarray as xr
 
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import FUNCTIONS, WEIGHTS, Methods, plates, posterior
 from numpyro_spikeslab.reporting.pictures import GREY, LITERAL, add_legend, panels
+from numpyro_spikeslab.support.messages import bad
 
 GROUPS = ("posterior_predictive", "predictions", "posterior")
 """Groups with a fitted variable, the first that has it."""

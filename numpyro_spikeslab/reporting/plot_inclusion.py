@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 import xarray as xr
 
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data, pictures
 from numpyro_spikeslab.reporting.arviz_data import WEIGHTS, Methods, inclusion, posterior
 from numpyro_spikeslab.reporting.pictures import GREY, LETTER, LITERAL, MAX_HEIGHT, ROW, label_ticks
+from numpyro_spikeslab.support.messages import bad
 
 WIDTH, INDEX_WIDTH, INDEX_HEIGHT = 5.5, 8.0, 3.2
 """Inches of a panel with rows, to which the labels are added, and of one along the index."""

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import inclusion, mean, pairs, plates, posterior
 from numpyro_spikeslab.reporting.credible_sets import alternatives
+from numpyro_spikeslab.support.messages import bad
 
 FIRST = ["mean", "sd", "inclusion", "mcse_inclusion", "bayes_factor"]
 LAST = ["alternatives", "flips", "between_chain_sd", "ess_bulk", "r_hat"]

@@ -39,7 +39,6 @@ from numpyro_spikeslab.algebra.pair_metropolis import (
 )
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.partition import Partition
-from numpyro_spikeslab.messages import bad
 from numpyro_spikeslab.reading.coefficient_rows import dense_rows, standardised
 from numpyro_spikeslab.reading.form import COLUMNS, OTHER, Form
 from numpyro_spikeslab.reading.program import are_concrete
@@ -47,6 +46,7 @@ from numpyro_spikeslab.reading.reader import MAX_GRAM
 from numpyro_spikeslab.reading.stand_in import augmented, log_likelihood, per_count
 from numpyro_spikeslab.sampling.pair_draws import PairDraws, draw_pairs, gram_at
 from numpyro_spikeslab.sampling.scale_draws import Current
+from numpyro_spikeslab.support.messages import bad
 
 LOCAL_SHARE = 0.125
 """Share of local steps among those after the warm-up. A quarter gives fewer effective draws per

@@ -20,17 +20,17 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity, is_prng_key
 
-from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.precision import full_precision
-from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.coefficient_proof import depend_on
 from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reader, Reading
+from numpyro_spikeslab.reading.roles import NoiseRole
 from numpyro_spikeslab.reading.sites import is_latent
-from numpyro_spikeslab.roles import NoiseRole
 from numpyro_spikeslab.sampling.noise_draws import start_noise
 from numpyro_spikeslab.sampling.scale_draws import Current
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.precision import full_precision
+from numpyro_spikeslab.support.priors import base_of
 
 
 class BlockKernel(MCMCKernel):

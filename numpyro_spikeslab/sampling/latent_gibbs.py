@@ -10,9 +10,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.primitives import weights
-from numpyro_spikeslab.priors import is_drawable
+from numpyro_spikeslab.models.primitives import weights
 from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS, OTHER
 from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.predictor import AUGMENTED
@@ -22,6 +20,8 @@ from numpyro_spikeslab.sampling.density_step import with_auxiliaries
 from numpyro_spikeslab.sampling.function_sweep import draw_functions
 from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
 from numpyro_spikeslab.sampling.latent_step import LatentStep, draw_rows, recruit
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.priors import is_drawable
 
 
 def latent_sites(trace: dict[str, Any]) -> tuple[str, ...]:

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
-from numpyro_spikeslab.primitives import weights
+from numpyro_spikeslab.models.primitives import weights
 from numpyro_spikeslab.reading.function_prior import KnownFunctions
+from numpyro_spikeslab.reading.roles import SlabRole, Tally
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.roles import SlabRole, Tally
 from numpyro_spikeslab.sampling.function_state import Fixed, Moves, State
 from numpyro_spikeslab.sampling.pair_draws import draw_tasks
 from numpyro_spikeslab.sampling.scale_draws import Current, squares_given

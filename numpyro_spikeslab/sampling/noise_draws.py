@@ -20,13 +20,13 @@ from numpyro_spikeslab.algebra.flips import Sweeps
 from numpyro_spikeslab.algebra.pairs import Design, in_parts, predictor
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.algebra.variates import normal, uniform
-from numpyro_spikeslab.precision import within_single
-from numpyro_spikeslab.priors import base_of
 from numpyro_spikeslab.reading.coefficient_rows import dense_rows, standardised
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.likelihood import by_task
-from numpyro_spikeslab.roles import NoiseRole, Tally
+from numpyro_spikeslab.reading.roles import NoiseRole, Tally
 from numpyro_spikeslab.sampling.scale_draws import Current
+from numpyro_spikeslab.support.precision import within_single
+from numpyro_spikeslab.support.priors import base_of
 
 # Most observations: a step decomposes their covariance.
 MAX_OBS = 1024

@@ -35,7 +35,7 @@ from numpyro_spikeslab.algebra.task_sweeps import (
     task_products,
 )
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
-from numpyro_spikeslab.primitives import weights
+from numpyro_spikeslab.models.primitives import weights
 from numpyro_spikeslab.reading.coefficient_rows import (
     columns_without,
     dense_rows,

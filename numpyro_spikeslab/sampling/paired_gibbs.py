@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.flips import Sweeps
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.roles import SlabRole
+from numpyro_spikeslab.reading.roles import SlabRole
 from numpyro_spikeslab.sampling.density_step import AdaptState, draw_with_density
 from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
 from numpyro_spikeslab.sampling.noise_draws import draw_noise

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.sparse_sums import at_entries
 from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.reading.roles import Index, Role, SlabRole, Tally, draw_sites
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.roles import Index, Role, SlabRole, Tally, draw_sites
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 import jax
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab import table_chains
+from numpyro_spikeslab.tables import chains as table_chains
 
 sys.path.append(str(Path(__file__).parents[1]))
 from test_regression import exact

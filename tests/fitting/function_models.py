@@ -19,7 +19,7 @@ from numpyro import handlers
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.kernel_priors import length_scale_prior
+from numpyro_spikeslab.models.kernel_priors import length_scale_prior
 
 N, Q, M = 14, 3, 2
 X = np.linspace(0.0, 3.0, N)

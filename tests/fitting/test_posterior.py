@@ -21,7 +21,7 @@ from numpyro_spikeslab.fitting.tasks import (
     squared_errors,
     update_weights,
 )
-from numpyro_spikeslab.kernel_priors import length_scale_prior
+from numpyro_spikeslab.models.kernel_priors import length_scale_prior
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting.starts import power, start_alone, start_at, start_svd
-from numpyro_spikeslab.roles import scale_mode
+from numpyro_spikeslab.reading.roles import scale_mode
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -19,7 +19,7 @@ import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.reading.form import SHARED, Form
-from numpyro_spikeslab.roles import InclusionRole, NoiseRole, SlabRole
+from numpyro_spikeslab.reading.roles import InclusionRole, NoiseRole, SlabRole
 
 # in one precision: JAX, given a numpy array once in each, may take its buffer from the other
 pytestmark = pytest.mark.usefixtures("x64")

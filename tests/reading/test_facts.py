@@ -43,7 +43,7 @@ import numpyro.distributions as dist
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS, SHARED, Form
 from numpyro_spikeslab.reading.reader import Reader
-from numpyro_spikeslab.roles import NoiseRole, Role
+from numpyro_spikeslab.reading.roles import NoiseRole, Role
 
 pytestmark = pytest.mark.usefixtures("x64")
 

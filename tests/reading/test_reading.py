@@ -37,8 +37,8 @@ import numpyro.distributions as dist
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS, SHARED, Form
 from numpyro_spikeslab.reading.reader import Reader
+from numpyro_spikeslab.reading.roles import NoiseRole
 from numpyro_spikeslab.reading.sites import Pair
-from numpyro_spikeslab.roles import NoiseRole
 
 # in one precision: JAX, given a numpy array once in each, may take its buffer from the other
 pytestmark = pytest.mark.usefixtures("x64")

@@ -22,7 +22,7 @@ from numpyro.infer import MCMC, NUTS, Gibbs
 from numpyro.infer.reparam import LocScaleReparam
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.primitives import MARK, weights
+from numpyro_spikeslab.models.primitives import MARK, weights
 
 pytestmark = pytest.mark.usefixtures("x64")
 

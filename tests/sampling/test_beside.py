@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Gibbs
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.roles import InclusionRole, Tally, draw_sites
+from numpyro_spikeslab.reading.roles import InclusionRole, Tally, draw_sites
 
 KEY = random.key(0)
 

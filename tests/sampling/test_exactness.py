@@ -23,7 +23,7 @@ from numpyro.distributions import biject_to
 from numpyro.infer import MCMC, NUTS, DiscreteGibbs, Gibbs
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.primitives import ENTRIES_MARK
+from numpyro_spikeslab.models.primitives import ENTRIES_MARK
 from numpyro_spikeslab.sampling import weights_of_function
 
 KEY = random.key(0)

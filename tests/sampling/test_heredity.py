@@ -19,8 +19,8 @@ from numpyro.infer import MCMC
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.heredity import HereditaryPrior, Heredity
-from numpyro_spikeslab.distributions import HereditarySpikes
-from numpyro_spikeslab.precision import within_single
+from numpyro_spikeslab.models.distributions import HereditarySpikes
+from numpyro_spikeslab.support.precision import within_single
 
 KEY = random.key(0)
 # a, b, c, a:b, a:c, and a:b:c, whose parent b:c is not there

@@ -20,7 +20,7 @@ from numpyro.infer import MCMC
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.flips import Sweeps
-from numpyro_spikeslab.precision import double_precision
+from numpyro_spikeslab.support.precision import double_precision
 
 pytestmark = [
     pytest.mark.usefixtures("x32"),

@@ -10,8 +10,8 @@ from jax.experimental.sparse import BCOO, JAXSparse
 
 from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab.devices import fetched
-from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.support.devices import fetched
+from numpyro_spikeslab.support.messages import bad
 
 
 class Observations(NamedTuple):

@@ -7,12 +7,12 @@ from jaxtyping import Float
 import numpy as np
 import xarray as xr
 
-from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.models.responses import ROUNDING, ResponseKind, moments
 from numpyro_spikeslab.reporting.arviz_data import posterior
-from numpyro_spikeslab.responses import ROUNDING, ResponseKind, moments
-from numpyro_spikeslab.table_chains import PROBABILITIES
-from numpyro_spikeslab.table_checks import Rows
-from numpyro_spikeslab.table_columns import TableColumns
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.tables.chains import PROBABILITIES
+from numpyro_spikeslab.tables.checks import Rows
+from numpyro_spikeslab.tables.columns import TableColumns
 
 
 class Scales(NamedTuple):

@@ -10,13 +10,13 @@ import xarray as xr
 
 from jax import random
 
-from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.precision import in_double_precision
-from numpyro_spikeslab.regression import response_of, sparse_regression
+from numpyro_spikeslab.models.responses import RESPONSES
 from numpyro_spikeslab.reporting.arviz_data import posterior
-from numpyro_spikeslab.responses import RESPONSES
-from numpyro_spikeslab.table_checks import check_index, of_rows
-from numpyro_spikeslab.tabular import check_kind
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.precision import in_double_precision
+from numpyro_spikeslab.support.tabular import check_kind
+from numpyro_spikeslab.tables.checks import check_index, of_rows
+from numpyro_spikeslab.tables.regression import response_of, sparse_regression
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_classifier

@@ -6,7 +6,7 @@ import warnings
 
 import pandas as pd
 
-from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.support.messages import bad
 
 
 def formula_table(

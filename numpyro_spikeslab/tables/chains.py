@@ -27,12 +27,12 @@ from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.fitting.posterior import strong
 from numpyro_spikeslab.fitting.run import STILL
 from numpyro_spikeslab.fitting.variational import log_densities
-from numpyro_spikeslab.precision import full_precision
+from numpyro_spikeslab.models.responses import ROUNDING, ResponseKind, response_kind
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reporting.arviz_data import SETS, posterior
-from numpyro_spikeslab.responses import ROUNDING, ResponseKind, response_kind
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
-from numpyro_spikeslab.table_checks import checked_count
+from numpyro_spikeslab.support.precision import full_precision
+from numpyro_spikeslab.tables.checks import checked_count
 
 NUM_STEPS, TOLERANCE = 1000, 1e-3
 """Most steps of the fit, and the rise of the bound at which it stops."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ready-made models: plain NumPyro models that use the primitives."""
+"""The multi-task model of latent functions, and factor analysis, as plain NumPyro models."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from inspect import isclass, signature
@@ -13,20 +13,16 @@ import numpy as np
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.primitives import ENTRIES_MARK, sample_functions, spike_slab
-from numpyro_spikeslab.responses import WIDE, response_kind
-from numpyro_spikeslab.sparse import Observations, entries_of, is_sparse
-from numpyro_spikeslab.tabular import as_numbers, is_array
-
-__all__ = ["factor_analysis", "mtmkl", "sparse_regression"]
+from numpyro_spikeslab.models.primitives import ENTRIES_MARK, sample_functions, spike_slab
+from numpyro_spikeslab.models.sparse import Observations, entries_of, is_sparse
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.tabular import as_numbers, is_array
 
 UNITS = 1e3
 """Columns of a table whose standard deviations differ by a larger factor have different units."""
@@ -185,95 +181,6 @@ def _table_model(model, Y, mask=None):
         who = "factor_analysis: Y"
         raise bad(who, f"shape {shape}", "(N, Q), a row for each sample")
     return model(np.arange(shape[0]), Y, mask=mask)
-
-
-def sparse_regression(
-    *,
-    noise_scale: float = 1.0,
-    slab_scale: float = 1.0,
-    inclusion: tuple[ArrayLike, ArrayLike] = (1.0, 9.0),
-    probabilities: ArrayLike | None = None,
-    groups: Sequence[int] | None = None,
-    heredity: Any = None,
-    likelihood: str = "normal",
-) -> Callable[..., Any]:
-    r"""Make a sparse regression of a response on standardised columns.
-
-    :math:`y_n \sim \mathcal{N}(\sum_p x_{np} w_p, \sigma^2)` with spike-and-slab weights. The sites
-    are ``sigma`` and ``slab_scale``, with HalfNormal priors, ``inclusion``, with a Beta prior,
-    ``w_spike``, ``w_slab`` and ``w``, shape (P,), and ``y``, shape (N,). The plates are ``feature``
-    and ``row``. :func:`numpyro_spikeslab.sparse_regression` standardises, fits and samples it.
-
-    Other likelihoods have, with the predictor :math:`f_n = o_n + b + \sum_p x_{np} w_p`, which has
-    the intercept b with the prior :math:`\mathcal{N}(0, 10^2)`:
-
-    ======================== =========================================================
-    ``"logit"``              ``Bernoulli(logits=f)``
-    ``"probit"``             ``Bernoulli(probs=ndtr(f))``
-    ``"binomial"``           ``Binomial(totals, logits=f)``
-    ``"poisson"``            ``Poisson(exp(f))``
-    ``"negative_binomial"``  ``NegativeBinomial2(exp(f), concentration)``, with
-                             ``concentration`` from ``LogNormal(0, 2)``
-    ``"student"``            ``StudentT(dof, f, sigma)``, with ``dof`` from ``Gamma(2, 0.1)``
-    ======================== =========================================================
-
-    :class:`~numpyro_spikeslab.PairedGibbs` draws all sites but ``concentration``, and but ``sigma``
-    and ``dof`` of a Student-t likelihood, which need NUTS beside it. Where more than half of the
-    responses of a Student-t likelihood are equal, the posterior is improper.
-
-    :param noise_scale: scale of the HalfNormal prior of ``sigma``. The default is weak, since the
-        noise of a standardised response is at most about 1.
-    :param slab_scale: scale of the HalfNormal prior of the slab's standard deviation, likewise.
-    :param inclusion: concentrations of the Beta prior of the inclusion probability. By default
-        one column in ten is expected to matter.
-    :param probabilities: instead of the site ``inclusion``, prior inclusion probabilities, shape
-        (P,), or (G,) with ``groups``.
-    :param groups: the number of each column's group, see :func:`~numpyro_spikeslab.spike_slab`.
-    :param heredity: the parents of interactions, likewise.
-    :param likelihood: one of those above, or ``"normal"``.
-    :return: ``model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None)`` with
-        ``X`` of shape (N, P) and ``y`` of shape (N,). ``always`` are columns without spikes, shape
-        (N, A); their weights are the site ``always``, shape (A,), with the prior
-        :math:`\mathcal{N}(0, 10^2)`. ``offset`` is added to the predictor, and ``totals`` are the
-        trials of Binomial observations. Rows where the boolean ``mask`` is false are no
-        observations, and the others count ``count`` times, once by default.
-    :raises ValueError: if there is no such likelihood.
-
-    **Example**
-
-    .. doctest::
-
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro.infer import Predictive
-        >>> import numpyro_spikeslab as nss
-        >>> prior = Predictive(nss.models.sparse_regression(), num_samples=2)
-        >>> prior(jax.random.key(0), jnp.ones((5, 3)))["y"].shape
-        (2, 5)
-    """
-    kind = response_kind(likelihood)
-
-    def model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None):
-        priors = kind.sites(noise_scale)
-        sites = {name: numpyro.sample(name, prior) for name, prior in priors.items()}
-        slab = numpyro.sample("slab_scale", dist.HalfNormal(slab_scale))
-        pi = probabilities
-        if pi is None:
-            pi = numpyro.sample("inclusion", dist.Beta(*inclusion))
-        with numpyro.plate("feature", X.shape[1]) if groups is None else nullcontext():
-            w = spike_slab("w", pi, slab, groups=groups, heredity=heredity)
-        f = X @ w
-        if kind.has_intercept:
-            f += numpyro.sample("intercept", dist.Normal(0.0, WIDE))
-        if always is not None:
-            with numpyro.plate("always_feature", always.shape[1]):
-                f += always @ numpyro.sample("always", dist.Normal(0.0, WIDE))
-        if offset is not None:
-            f += offset
-        counted = nullcontext() if count is None else handlers.scale(scale=count)
-        with numpyro.plate("row", X.shape[0]), handlers.mask(mask=mask), counted:
-            numpyro.sample("y", kind.distribution(f, totals, **sites), obs=y)
-
-    return model
 
 
 def _mtmkl(options, X, Y=None, X_new=None, mask=None):

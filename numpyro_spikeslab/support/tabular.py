@@ -10,7 +10,7 @@ import numpy as np
 
 import jax
 
-from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.support.messages import bad
 
 DATES = datetime.date, datetime.timedelta, np.datetime64, np.timedelta64
 UNIT = (

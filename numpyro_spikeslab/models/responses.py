@@ -13,7 +13,7 @@ from jax.scipy.special import ndtr
 
 import numpyro.distributions as dist
 
-from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.support.messages import bad
 
 ROUNDING = 1e-12
 """A column or a response that varies less, relative to its largest value, is constant."""

@@ -10,16 +10,16 @@ import pandas as pd
 from scipy.special import ndtri
 import xarray as xr
 
-from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.precision import in_double_precision
-from numpyro_spikeslab.regression import summarised
+from numpyro_spikeslab.models.responses import response_kind
 from numpyro_spikeslab.reporting.arviz_data import PRIOR
-from numpyro_spikeslab.responses import response_kind
-from numpyro_spikeslab.table_chains import Counts, TableModel, fit_and_chains
-from numpyro_spikeslab.table_checks import check_key, checked_count
-from numpyro_spikeslab.table_columns import TableColumns, checked_columns
-from numpyro_spikeslab.table_units import Scales, contrasts, in_units
-from numpyro_spikeslab.tabular import as_numbers
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.precision import in_double_precision
+from numpyro_spikeslab.support.tabular import as_numbers
+from numpyro_spikeslab.tables.chains import Counts, TableModel, fit_and_chains
+from numpyro_spikeslab.tables.checks import check_key, checked_count
+from numpyro_spikeslab.tables.columns import TableColumns, checked_columns
+from numpyro_spikeslab.tables.regression import summarised
+from numpyro_spikeslab.tables.units import Scales, contrasts, in_units
 
 ROUNDED = 1e-6
 """Largest differences between a correlation matrix and its transpose, of its diagonal from 1, and

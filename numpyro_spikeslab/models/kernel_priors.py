@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab.latent import Functions, user_of
-from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.priors import bounds
+from numpyro_spikeslab.models.functions import Functions, user_of
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.priors import bounds
 
 KERNEL_PRIOR_SCALE = 2.0
 """Scale of the LogNormal prior of a kernel parameter; its median is the value in the kernel."""

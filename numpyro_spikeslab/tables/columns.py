@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from numpyro_spikeslab.algebra.heredity import Heredity
-from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.table_checks import as_numbers, checked_size
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.tables.checks import as_numbers, checked_size
 
 
 class TableColumns(NamedTuple):

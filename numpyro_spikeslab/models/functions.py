@@ -21,9 +21,9 @@ from numpyro_spikeslab.algebra.kernels import (
     is_kernel,
     no_covariances,
 )
-from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.precision import full_precision
-from numpyro_spikeslab.tabular import as_numbers, is_array
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.precision import full_precision
+from numpyro_spikeslab.support.tabular import as_numbers, is_array
 
 
 class Parameter(NamedTuple):

@@ -14,17 +14,17 @@ import jax.numpy as jnp
 
 import numpyro.distributions as dist
 
-from numpyro_spikeslab import table_checks
-from numpyro_spikeslab.precision import in_double_precision
+from numpyro_spikeslab.models.responses import ResponseKind, response_kind
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import PRIOR, inclusion, posterior
 from numpyro_spikeslab.reporting.credible_sets import credible_sets
 from numpyro_spikeslab.reporting.tables import k_hat
-from numpyro_spikeslab.responses import ResponseKind, response_kind
-from numpyro_spikeslab.table_chains import Counts, TableModel, fit_and_chains
-from numpyro_spikeslab.table_columns import checked_columns
-from numpyro_spikeslab.table_formula import formula_table
-from numpyro_spikeslab.table_units import in_units, standardised
+from numpyro_spikeslab.support.precision import in_double_precision
+from numpyro_spikeslab.tables import checks
+from numpyro_spikeslab.tables.chains import Counts, TableModel, fit_and_chains
+from numpyro_spikeslab.tables.columns import checked_columns
+from numpyro_spikeslab.tables.formula import formula_table
+from numpyro_spikeslab.tables.units import in_units, standardised
 
 OFF = 0.2
 """Difference of inclusion probabilities of fit and chains above which the fit is flagged."""
@@ -168,14 +168,14 @@ def sparse_regression(
             jax.random.key(0), X, y > 200, likelihood="logit", always=["age", "sex"]
         )
     """
-    table_checks.check_key(key)
+    checks.check_key(key)
     kind = response_kind(likelihood)
     counts = Counts.checked(kind, num_warmup, num_samples, num_chains)
     X, y, groups, always, X_new, parents = formula_table(X, y, data, groups, always, X_new)
-    table = table_checks.checked_table(X)
-    rows = table_checks.checked_rows(X, y, weights, offset, totals, likelihood)
+    table = checks.checked_table(X)
+    rows = checks.checked_rows(X, y, weights, offset, totals, likelihood)
     columns = checked_columns(table["feature"].to_index(), always, groups, inclusion)
-    new = None if X_new is None else table_checks.checked_new(X_new, X, table)
+    new = None if X_new is None else checks.checked_new(X_new, X, table)
     scales, arrays = standardised(table, rows, columns, kind)
     needs = columns.heredity(heredity, parents)
     model = TableModel(likelihood, columns.groups, needs)

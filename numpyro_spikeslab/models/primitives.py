@@ -17,10 +17,10 @@ import numpyro.distributions as dist
 from numpyro.primitives import _PYRO_STACK, apply_stack
 from numpyro.util import not_jax_tracer
 
-from numpyro_spikeslab.distributions import GaussianFunctions, HereditarySpikes
-from numpyro_spikeslab.kernel_priors import parameter_priors
-from numpyro_spikeslab.latent import Functions, define, user_of
-from numpyro_spikeslab.messages import bad
+from numpyro_spikeslab.models.distributions import GaussianFunctions, HereditarySpikes
+from numpyro_spikeslab.models.functions import Functions, define, user_of
+from numpyro_spikeslab.models.kernel_priors import parameter_priors
+from numpyro_spikeslab.support.messages import bad
 
 MARK = "spike_slab"
 """Key in the ``infer`` dictionary of both sites of a pair; its value is ``(name, part)``."""

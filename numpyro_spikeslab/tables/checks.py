@@ -11,9 +11,9 @@ import xarray as xr
 
 from numpyro.util import is_prng_key
 
-from numpyro_spikeslab.messages import bad
-from numpyro_spikeslab.responses import ROUNDING, response_kind
-from numpyro_spikeslab.tabular import as_numbers
+from numpyro_spikeslab.models.responses import ROUNDING, response_kind
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.tabular import as_numbers
 
 PER_EXPECTED = 10
 """Columns, and rows, for each column that is expected to matter by default. Few rows tell of few

@@ -21,7 +21,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_spikeslab.algebra.search import slice_sample
-from numpyro_spikeslab.priors import base_of, includes, is_drawable, is_plain, is_unbounded
+from numpyro_spikeslab.support.priors import base_of, includes, is_drawable, is_plain, is_unbounded
 
 MIN_COUNT = 1e-3
 """A scale that fewer expected slabs or observations share keeps its value."""
