@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all folders use: messages, precision, devices, priors, numbers."""
+"""What every folder uses: messages, precision, devices, facts about priors, tables of numbers."""
