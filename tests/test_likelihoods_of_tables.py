@@ -19,7 +19,9 @@ from numpyro_spikeslab.models.responses import RESPONSES
 from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.support.precision import double_precision
 
-pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. chains disagree")
+# of counts of thousands the bound of a fit is so loose that no effect is worth it
+TOLD = "ignore:sparse_regression. chains disagree", "ignore:sparse_regression. the fit includes no"
+pytestmark = pytest.mark.filterwarnings("error", *TOLD)
 
 KEY = random.key(0)
 NUM_ROWS, INCLUSION, TOTAL = 24, 0.4, 6
@@ -289,4 +291,4 @@ def test_large_counts_have_the_posterior_of_quadrature(mean):
     X = (X - X.mean(axis=0)) / X.std(axis=0)
     truth = exact("negative_binomial", X, y, np.zeros(40), standard)
     means = np.array([*(w != 0).mean(axis=(0, 1)), *w.mean(axis=(0, 1)), b.mean(), r.mean()])
-    assert (abs(means - truth) < [0.04, 0.04, 0.03, 0.03, 0.03, 0.15]).all()
+    assert (abs(means - truth) < [0.03, 0.03, 0.03, 0.03, 0.03, 0.15]).all()

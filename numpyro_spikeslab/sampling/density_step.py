@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Draws of pairs and coefficients under a likelihood that is not Normal.
 
-A step is one of two, and may end with a slice of all included weights and coefficients, which
-reaches the tails. Each keeps the posterior given all other sites.
+A step is one of two. Each keeps the posterior given all other sites.
 
 - The local one needs no warm-up. Auxiliary variables are drawn given the predictor, afresh in each
   step, and the pairs given the Gaussians that they make of the likelihood (Polson, Scott and
@@ -24,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 import jax
 from jax import lax, random
@@ -55,10 +54,11 @@ second, by 20 to 65 % on four correlated designs; less than an eighth hardly giv
 MIN_ACCEPT_PROB = 0.2
 """Mean acceptance probability below which all steps are local. On breast cancer, 0.3 still pays."""
 
-GOOD, SLICE_SHARE = 0.85, 4.0
-"""Mean acceptance probability above which no step has a slice, and share of steps that have one per
-probability below. It is 0.9 on ordinary tables, where a slice does not pay, and 0.3 to 0.7 where
-classes are separated."""
+GOOD, NUM_SLICES = 0.85, 8.0
+"""Mean acceptance probability above which local steps have no slices. What is missing to it is
+added to the share of local steps; times the second number it is the number of slices in one. It is
+0.9 on ordinary tables, where slices do not pay, and 0.5 to 0.8 where classes are separated or rare.
+Where all steps are local, each has one slice."""
 
 MAX_MOVED = 16
 """Most included weights that move together; each step chooses them anew."""
@@ -126,11 +126,25 @@ class AdaptState(NamedTuple):
             "Scale the columns, or give a start near the data as `init_params`.",
         )
 
+    @property
+    def may_propose(self) -> Bool[Array, ""]:
+        """Whether some of the next steps are under the Gaussian."""
+        tries = (self.num_warmup >= MIN_WARMUP) & (4 * self.i >= 3 * self.num_warmup)
+        return tries & ((self.i < self.num_warmup) | (self.mean_accept_prob >= MIN_ACCEPT_PROB))
+
+    @property
+    def missing(self) -> Float[Array, ""]:
+        """What the mean acceptance probability lacks to a good one."""
+        return jnp.maximum(GOOD - self.mean_accept_prob, 0)
+
     def takes_gaussian(self, key: Array) -> Bool[Array, ""]:
         """Decide whether the next step is under the Gaussian, without a look at the draws."""
-        tries = (self.num_warmup >= MIN_WARMUP) & (4 * self.i >= 3 * self.num_warmup)
-        good = (self.i < self.num_warmup) | (self.mean_accept_prob >= MIN_ACCEPT_PROB)
-        return tries & good & (random.uniform(key) >= LOCAL_SHARE)
+        return self.may_propose & (random.uniform(key) >= LOCAL_SHARE + self.missing)
+
+    def num_slices(self, key: Array) -> Int[Array, ""]:
+        """Draw the number of slices of a local step, without a look at the draws."""
+        number = jnp.where(self.may_propose, NUM_SLICES * self.missing, 1)
+        return jnp.floor(number + random.uniform(key, dtype=number.dtype)).astype(int)
 
     @property
     def learns(self) -> Bool[Array, ""]:
@@ -194,7 +208,7 @@ def draw_with_density(
     :param moves: see :func:`~numpyro_spikeslab.sampling.pair_draws.draw_pairs`.
     """
     key_kind, key_local, key_accept, *others, key_slice = random.split(key, 6)
-    keys = others[0], others[1]
+    keys, keys_slice = (others[0], others[1]), random.split(key_slice)
     form, problem = now.reading.form, now.reading.problem
     f = predictor_of(now, {})
     learnt, gaussian = adapt.moments.stand_in(), jnp.array(False)
@@ -211,10 +225,10 @@ def draw_with_density(
     def proposed():
         return draw_pairs(keys, under(learnt), moves, False, adapt.gram)
 
-    def single():
-        return metropolis(key_local, now, rows, density, f)
+    def pairs():
+        def single():
+            return metropolis(key_local, now, rows, density, f)
 
-    def local():
         def given_auxiliaries():
             return draw_pairs(keys, now.with_stand_in(mixture.draw(key_local, f)), moves)
 
@@ -224,6 +238,13 @@ def draw_with_density(
             return given_auxiliaries()
         return lax.cond(mixture.is_rare, single, given_auxiliaries)
 
+    def local():
+        drawn, number = pairs(), adapt.num_slices(keys_slice[0])
+        if form.kind != COLUMNS:
+            return drawn
+        at = now, drawn.sites, rows, density, learnt.precision
+        return drawn._replace(sites=slice_all(keys_slice[1], number, *at))
+
     if has_gaussian_steps(form, moves):
         gaussian = adapt.takes_gaussian(key_kind)
         drawn = lax.cond(gaussian, proposed, local)
@@ -231,22 +252,15 @@ def draw_with_density(
         drawn = local()
     new_f = predictor_of(now, drawn.sites)
     log_ratio = jnp.where(gaussian, correction(density, learnt, f, new_f), 0)
-    level, coin = random.uniform(key_accept, (2,), minval=jnp.finfo(f.dtype).tiny)
-    accepts = jnp.log(level) < log_ratio
+    accepts = jnp.log(random.uniform(key_accept, minval=jnp.finfo(f.dtype).tiny)) < log_ratio
     accepts |= ~gaussian
     sites = {k: jnp.where(accepts, x, now.values[k]) for k, x in drawn.sites.items()}
     # the probabilities of a proposal are not those of the posterior
     spikes = jnp.ravel(now.weights(sites)[0]).astype(drawn.inclusion.dtype)
     inclusion = jnp.where(gaussian, spikes, drawn.inclusion)
 
-    drawn_f = jnp.where(accepts, new_f, f)
-    if form.kind == COLUMNS:
-        # the less often, the better the Gaussian is
-        moves_all = coin < SLICE_SHARE * (GOOD - adapt.mean_accept_prob)
-        sliced = partial(slice_all, key_slice, now, sites, rows, density, drawn_f, learnt.precision)
-        sites, drawn_f = lax.cond(moves_all, sliced, lambda old=(sites, drawn_f): old)
-
     def learn():
+        drawn_f = jnp.where(accepts, new_f, f)
         slope = jax.jvp(density, (drawn_f,), (jnp.ones_like(f),))[1]
         return adapt.moments.updated(drawn_f, slope)
 
@@ -260,45 +274,50 @@ def draw_with_density(
 
 def slice_all(
     key: Array,
+    number: Int[Array, ""],
     now: Current,
     sites: dict[str, Any],
     rows: Float[Array, "P N"],
     density: Any,
-    f: Float[Array, "..."],
     precision: Float[Array, "..."],
-) -> tuple[dict[str, Any], Float[Array, "..."]]:
-    """Move coefficients and included weights together, by :func:`slice_along`.
+) -> dict[str, Any]:
+    """Move coefficients and included weights together, by some :func:`slice_along`.
 
     :param sites: new values of the pairs and coefficients.
     :param precision: of the learnt Gaussian.
-    :return: the sites, of which slabs and coefficients have changed, and the predictor.
+    :return: the sites, of which slabs and coefficients have changed.
     """
     (spikes,), (slabs,) = now.weights(sites)
-    form, values, key_members, key = now.reading.form, now.values | sites, *random.split(key)
-    # included ones first
-    order = spikes + random.uniform(key_members, spikes.shape, spikes.dtype)
-    members = lax.top_k(order, min(MAX_MOVED, spikes.size))[1]
-    variance = now.at.prior.variance[0]
-    parts = rows[members], spikes[members] > 0, slabs[members], variance[members]
-    if own := form.coefficient_sites(now.own):
+    form, values, f = now.reading.form, now.values | sites, predictor_of(now, sites)
+    variance, own, u = now.at.prior.variance[0], form.coefficient_sites(now.own), slabs[:0]
+    covariates = rows[:0]
+    if own:
         standard = standardised(own, now.at, values)
         u = standard.prior.deviation[0]
         covariates = standard.prior.rows(dense_rows(now.reading.problem, values, own))[0]
-        others = covariates, jnp.ones_like(u, bool), u, jnp.ones_like(u)
-        parts = jax.tree.map(lambda *x: jnp.concatenate(x), parts, others)
-    x, included, start, variance = parts
-    # rows may be NaN where nothing is observed
-    x = jnp.where(now.at.relative[:, 0] > 0, x, 0)
+    seen, ones = now.at.relative[:, 0] > 0, jnp.ones_like(u)
 
-    def flat(f):
-        return jnp.ravel(density(f.reshape(shape)))
+    def flat(x):
+        return jnp.ravel(density(x.reshape(f.shape)))
 
-    shape, f, precision = f.shape, jnp.ravel(f), jnp.ravel(precision)
-    end, f = slice_along(key, x, included, start, variance, f, flat, precision)
-    moved = form.split(slabs.at[members].set(end[: members.size]), "{}_slab")
-    if own:
-        moved |= standard.values(end[None, members.size :])
-    return sites | {k: x.astype(sites[k].dtype) for k, x in moved.items()}, f.reshape(shape)
+    def turn(_, carry):
+        key, slabs, u, f = carry
+        key, key_members, key_slice = random.split(key, 3)
+        # included ones first
+        order = spikes + random.uniform(key_members, spikes.shape, spikes.dtype)
+        members = lax.top_k(order, min(MAX_MOVED, spikes.size))[1]
+        parts = rows[members], spikes[members] > 0, slabs[members], variance[members]
+        others = covariates, ones > 0, u, ones
+        x, included, start, spread = (jnp.concatenate(x) for x in zip(parts, others, strict=True))
+        # rows may be NaN where nothing is observed
+        x = jnp.where(seen, x, 0)
+        learnt = flat, jnp.ravel(precision)
+        end, f = slice_along(key_slice, x, included, start, spread, f, *learnt)
+        return key, slabs.at[members].set(end[: members.size]), end[members.size :], f
+
+    _, slabs, u, _ = lax.fori_loop(0, number, turn, (key, slabs, u, jnp.ravel(f)))
+    moved = form.split(slabs, "{}_slab") | (standard.values(u[None]) if own else {})
+    return sites | {k: x.astype(sites[k].dtype) for k, x in moved.items()}
 
 
 def metropolis(
