@@ -316,9 +316,11 @@ def test_chains_go_on_until_they_agree():
     w, sigma = rng.normal(size=(4, 250, 3)), rng.normal(size=(4, 250))
     apart, slow = np.arange(4.0)[:, None], np.cumsum(rng.normal(size=(4, 250)), axis=1)
     assert table_chains.agree(draws(w, sigma))
-    # what is decided need not move
-    assert table_chains.agree(draws(w * [1, 0, 0], sigma))
-    assert not table_chains.agree(draws(w + apart[..., None] * [1, 0, 0], sigma))
+    # what is out need not move
+    assert table_chains.agree(draws(w * [1, 0, 1], sigma))
+    # of the undecided and of the decided that are in
+    for column in ([1, 0, 0], [0, 0, 1]):
+        assert not table_chains.agree(draws(w + apart[..., None] * column, sigma))
     for other in (sigma + apart, slow):
         assert not table_chains.agree(draws(w, other))
 
