@@ -261,12 +261,13 @@ def check_end(call: Call, progress: Progress, losses: Any, from_params: bool) ->
     if ends_hot(call.spec, step):
         return
     check_counts(call.reading, posterior.values)
-    fitted = from_params and posterior.functions is not None
-    if fitted and not include(weights):
-        text = "Give a noise scale well below the spread of the tasks, or none."
-        off = "all latent functions are switched off at the end of a run from init_params"
-        warnings.warn(f"CAVI.run: {off}. {text}", stacklevel=4)
-    for role in call.spec.form.roles_of(SlabRole):
+    off = from_params and posterior.functions is not None and not include(weights)
+    if off:
+        text = "all latent functions are switched off at the end of a run from init_params"
+        remedy = "Give a noise scale well below the spread of the tasks, or none."
+        warnings.warn(f"CAVI.run: {text}. {remedy}", stacklevel=4)
+    # a fit without functions has been told of
+    for role in () if off else call.spec.form.roles_of(SlabRole):
         scale, places = fetched((posterior.values[role.site], call.data.indices[role.site].entries))
         # weights that it does not scale take the 0
         prior = scale.ravel()[0] if places is None else np.append(scale, 0)[places]

@@ -171,7 +171,6 @@ def test_steps_of_latent_functions_may_be_jitted_but_no_start_and_no_run(x64):
     np.testing.assert_allclose(loss_under_jit, loss)
 
 
-@pytest.mark.filterwarnings("ignore:CAVI.run. the scale .slab_scale. has fallen")
 def test_new_data_and_another_number_of_steps_compile_nothing(x64, caplog):
     case = truth.param_case()
     svi = cavi(case)
