@@ -19,7 +19,8 @@ from numpyro_spikeslab.reporting import arviz_data as reading
 from numpyro_spikeslab.tables import chains as table_chains, regression, units as table_units
 from numpyro_spikeslab.tables.checks import checked_size
 
-pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. chains disagree")
+SHORT = "ignore:sparse_regression. chains disagree", "ignore:sparse_regression. the fit includes no"
+pytestmark = pytest.mark.filterwarnings("error", *SHORT)
 
 KEY = random.key(0)
 

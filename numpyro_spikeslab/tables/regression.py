@@ -234,10 +234,10 @@ def summarised(
         # of draws of one model alone there is no tail to look at
         if np.isnan(rows.attrs["k_hat"]) and abs((rows["cavi"] - rows["inclusion"]).sum()) > OFF:
             rows.attrs["k_hat"] = np.inf
-        likely = rows[["cavi", "inclusion"]] > 0.5
-        found = likely.where(tree["constant_data"][f"{PRIOR}.w"] < 1, False).sum()
-        if found["cavi"] == 0 < found["inclusion"]:
-            text = f"the fit includes no column, and the chains include {found['inclusion'].item()}"
+        likely = (rows[["cavi", "inclusion"]] > 0.5) & (tree["constant_data"][f"{PRIOR}.w"] < 1)
+        found = int((likely["inclusion"] & rows["cavi_is_off"]).sum())
+        if found and not likely["cavi"].any():
+            text = f"the fit includes no column, and the chains include {found}"
             warnings.warn(f"sparse_regression: {text}. Report the chains.", stacklevel=4)
     rows["credible_set"] = xr.full_like(rows["inclusion"], -1, dtype=int)
     for number, members in credible_sets(tree, "w", table)["members"].items():
