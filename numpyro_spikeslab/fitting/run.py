@@ -266,7 +266,7 @@ def check_end(call: Call, progress: Progress, losses: Any, from_params: bool) ->
         text = "all latent functions are switched off at the end of a run from init_params"
         remedy = "Give a noise scale well below the spread of the tasks, or none."
         warnings.warn(f"CAVI.run: {text}. {remedy}", stacklevel=4)
-    # a fit without functions has been told of
+    # a fit whose functions are all off has its own warning
     for role in () if off else call.spec.form.roles_of(SlabRole):
         scale, places = fetched((posterior.values[role.site], call.data.indices[role.site].entries))
         # weights that it does not scale take the 0

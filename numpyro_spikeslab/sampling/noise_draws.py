@@ -22,7 +22,6 @@ from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.algebra.variates import normal, uniform
 from numpyro_spikeslab.reading.coefficient_rows import dense_rows, standardised
 from numpyro_spikeslab.reading.form import COLUMNS
-from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.roles import NoiseRole, Tally
 from numpyro_spikeslab.sampling.scale_draws import Current
 from numpyro_spikeslab.support.precision import within_single
@@ -42,9 +41,11 @@ def start_noise(key: Array, now: Current) -> dict[str, Any]:
     A scale that its prior does not allow stays what it is.
     """
     new: dict[str, Any] = {}
-    squares = by_task(now.at.relative * now.at.Y**2, now.at.sigma2.size, now.at.layout)
     for role in now.roles(NoiseRole):
-        value, statistics = now.values[role.site], {"noise": Tally(now.at.count, squares)}
+        value, statistics = (
+            now.values[role.site],
+            {"noise": Tally(now.at.count, now.at.squares(now.at.Y))},
+        )
         count, total = role.tally(now.index(role), statistics)
         factor = jnp.exp(SPREAD * random.normal(key, value.shape, value.dtype))
         scale = factor * jnp.sqrt(total / count).astype(value.dtype)
