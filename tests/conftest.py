@@ -51,7 +51,7 @@ def restored_x64() -> Iterator[None]:
     jax.config.update("jax_enable_x64", before)
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def few_mappings() -> Iterator[None]:
     """Forget compiled code before XLA crashes for want of memory mappings."""
     yield

@@ -77,7 +77,7 @@ CALLS = {
     "fit": lambda: fit(model, X, Y, num_restarts=3, num_steps=110),
     "fit of functions": lambda: fit(tasks(), INPUTS, TASKS, num_restarts=3, num_steps=20),
     "pairs": lambda: chain(nss.PairedGibbs(model), X, Y),
-    "functions": lambda: chain(nss.mtmkl_kernel(tasks()), INPUTS, TASKS),
+    "functions": lambda: chain(nss.LatentGibbs(tasks()), INPUTS, TASKS),
     "table": lambda: nss.sparse_regression(key(), X, Y, X_new=X[:4], **SHORT),
     "classes": lambda: nss.sparse_regression(key(), X, Y > 0, likelihood="logit", **SHORT),
     "statistics": statistics,

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 from tinygp.kernels import quasisep
 from tinygp.solvers.quasisep import core
 
@@ -21,8 +22,9 @@ class Quasisep(Covariance):
     """A quasiseparable covariance at inputs that ``order`` sorts; ``rank`` is its inverse."""
 
     matrix: core.SymmQSM
-    order: Int[Array, "*M N"]
-    rank: Int[Array, "*M N"]
+    # (*M, N) each, or their shapes, where a description of a model stands for its arrays
+    order: Any
+    rank: Any
 
     @classmethod
     def from_kernel(cls, kernel: quasisep.Quasisep, x: Values) -> Quasisep:

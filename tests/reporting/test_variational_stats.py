@@ -210,11 +210,12 @@ def adam(model, guide):
 
 FACTORS = nss.models.factor_analysis(2)
 X, y = with_twins()
+OF_A_FACTOR = np.outer(X[:20, 0], [1.0, 2.0, -1.0]) + 0.3 * X[:20, 1:]
 WITHOUT_SETS = {
     "tasks": (tasks, nss.PairedGuide(tasks), nss.CAVI, X, np.stack([y, y], axis=1)),
     "standard": (regression, nss.MeanFieldGuide(regression), nss.CAVI, X, y),
     "logistic": (logistic, nss.PairedGuide(logistic), adam, X, (y > 0).astype(int)),
-    "functions": (FACTORS, nss.PairedGuide(FACTORS), nss.CAVI, X[:20, :3].astype(np.float32)),
+    "functions": (FACTORS, nss.PairedGuide(FACTORS), nss.CAVI, OF_A_FACTOR.astype(np.float32)),
 }
 
 

@@ -164,6 +164,9 @@ class Stale(nss.PairedGibbs):
         stand_in = self._auxiliaries(rng_key, Current.of(reading, values, z))
         return StaleState(z, rng_key, stand_in)
 
+    def _check(self, reading, state):
+        pass
+
     def _step(self, reading, values, state):
         rng_key, key, *keys = random.split(state.rng_key, 4)
         now = Current.of(reading, values, state.z)
