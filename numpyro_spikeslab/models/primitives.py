@@ -98,12 +98,7 @@ def spike_slab(
         # the number before the plates take a subsample
         size = prod(shape) * prod(x.size for x in plates) // prod(x.subsample_size for x in plates)
     else:
-        index = _group_index(user, groups)
-        size = int(index.max()) + 1
-        for argument, value, number in ("inclusion", inclusion, size), ("scale", scale, len(index)):
-            if value is not None and jnp.shape(value) not in ((), (number,)):
-                expected = f"a number or shape ({number},), with {size} groups"
-                raise bad(f"{user}: {argument}", f"shape {jnp.shape(value)}", expected)
+        index, size = _group_index(user, groups, inclusion, scale)
     if expected_size is not None:
         what = "weights" if index is None else "groups"
         _require(f"{user}: expected_size", expected_size, size, f"the number of {what}")
@@ -151,9 +146,9 @@ def _shape_of_pairs(user: str, inclusion: Any, scale: Any) -> tuple[tuple[int, .
     return shape, around
 
 
-def _group_index(user: str, groups: Any) -> np.ndarray:
-    """Return the group number of each weight."""
-    user = f"{user}: groups"
+def _group_index(call: str, groups: Any, inclusion: Any, scale: Any) -> tuple[np.ndarray, int]:
+    """Return the group number of each weight, and the number of groups, which fit the others."""
+    user = f"{call}: groups"
     if not all(map(not_jax_tracer, jax.tree.leaves(groups))):
         remedy = "Write a list or a numpy array, or pass them as an argument of the model."
         raise bad(user, "numbers traced by JAX", "numbers known when the model is", remedy)
@@ -166,7 +161,12 @@ def _group_index(user: str, groups: Any) -> np.ndarray:
     if plates := _plates():
         remedy = "Move it out of the plate; it makes plates of its own."
         raise bad(user, f"the enclosing plate {plates[0].name!r}", "no plate", remedy)
-    return index
+    size = int(index.max()) + 1
+    for argument, value, number in ("inclusion", inclusion, size), ("scale", scale, len(index)):
+        if value is not None and jnp.shape(value) not in ((), (number,)):
+            expected = f"a number or shape ({number},), with {size} groups"
+            raise bad(f"{call}: {argument}", f"shape {jnp.shape(value)}", expected)
+    return index, size
 
 
 def latent_functions(
