@@ -89,11 +89,11 @@ def chunks(
     :param run: takes steps from a progress; their number is its second argument.
     :return: the progress and the losses after each chunk.
     """
-    # traced steps are one loop, for each would be compiled
-    size = CHUNK if are_concrete((data, progress)) else num_steps
-    if data.layout is not None:
-        # steps on many entries take seconds; Ctrl-C is noticed between chunks
-        size = max(1, min(CHUNK, 2**25 // len(data.layout.where.rows)))
+    # steps on many observations take seconds; Ctrl-C is noticed between chunks
+    size = max(1, min(CHUNK, 2**25 // data.layout.size))
+    if not are_concrete((data, progress)):
+        # traced steps are one loop, for each would be compiled
+        size = num_steps
     while num_steps > 0:
         number = min(size, num_steps)
         progress, losses = run(progress, number)

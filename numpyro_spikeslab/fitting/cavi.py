@@ -312,8 +312,8 @@ class CAVI(SVI):
         call = self._call(args, kwargs)
         state = init_state or self._init(rng_key, call, init_params)
         posterior = self._posterior(call, state)
-        one = self.plain or init_state or init_params or call.reading.layout is not None
-        number = self.num_restarts or (1 if one or call.reading.functions is None else 2)
+        one = self.plain or init_state or init_params
+        number = self.num_restarts or (1 if one else call.data.features.num_starts)
         plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
         progress, starts = begin(call.spec, call.data, posterior, state.optim_state[0]), None
         rng_key, key_starts, _ = random.split(state.rng_key, 3)

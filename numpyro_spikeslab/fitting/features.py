@@ -6,7 +6,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Array, Bool, Float
 
@@ -18,8 +18,8 @@ from numpyro.distributions import biject_to
 from numpyro_spikeslab.algebra.changing_design import AnyDesign, ChangingDesign
 from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, whitened
 from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.observations import Grid
 from numpyro_spikeslab.algebra.pairs import Design, Prior, expectation, in_parts, predictor
-from numpyro_spikeslab.algebra.sparse_sums import at_entries
 from numpyro_spikeslab.algebra.task_sweeps import task_sweep
 from numpyro_spikeslab.fitting.function_sweeps import sweep, sweep_plain
 from numpyro_spikeslab.fitting.function_updates import factors_of, white_factors, with_kernels
@@ -70,6 +70,9 @@ class Features:
     - **rounding** - size of the rounding errors in these sums.
     - **with_coefficients** - set coefficients to their joint mode given the mean weights.
     """
+
+    num_starts: ClassVar[int] = 1
+    """How many starts a run has by default."""
 
     def begin(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
         """Compute the residual, which sweeps then keep up to date."""
@@ -215,8 +218,7 @@ class Tasks(Features):
         raise NotImplementedError
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        mean, variance = q.weights.mixed(*self.of(q))
-        return mean.T, variance.T
+        return at.layout.moments(q.weights, *self.of(q))
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         return squares_left(at, *self.of(q), q.weights)
@@ -231,7 +233,7 @@ class Tasks(Features):
         if spec.form.of_tasks:
             tasks = self.without_coefficients(spec, at, q)
             return q._replace(values=q.values | tasks.given(q.weights.mean)[1])
-        return _with_coefficients(spec, data, at, q, at.Y - self.of(q)[0].T @ q.weights.mean.T)
+        return _with_coefficients(spec, data, at, q, at.residual(q.weights.mean, self.of(q)[0]))
 
     def without_coefficients(self, spec: Spec, at: View, q: Posterior) -> TasksWithout:
         """Integrate the coefficients of tasks out."""
@@ -293,6 +295,9 @@ class Shared(Tasks):
 class LatentFunctions(Tasks):
     """Latent functions with a dense table of observations and an optional mask."""
 
+    # a random one, and the singular vectors of the table
+    num_starts = 2
+
     def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
         functions = factors_of(q)
         return functions.mean, functions.var
@@ -309,16 +314,14 @@ class LatentFunctions(Tasks):
 class ObservedEntries(LatentFunctions):
     """White latent functions with the entries of a sparse table as observations."""
 
+    num_starts = 1
+
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
         """Update the functions at all rows, then the weights of all columns."""
         mean, alpha = update_functions(at, self.of(q)[0], q.weights)
         q = q._replace(functions=white_factors(factors_of(q), mean, alpha))
         weights, squares = update_columns(at, *self.of(q), q.weights, temperature)
         return at, q._replace(weights=weights), squares
-
-    def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        assert at.layout is not None
-        return at_entries(at.layout.where, PairedMeanField.mixed, q.weights, *self.of(q))
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
         # the moments are optimal already, so gradients need not pass through them
@@ -353,7 +356,7 @@ def _features_of(reading: Reading, at: View | None) -> Features:
         rows = None if rows is None else _blocks(reading.problem, reading.generic, rows)
         return Columns(reading.design, reading.split, rows)
     if form.kind != SHARED:
-        of_table = reading.layout is None
+        of_table = isinstance(reading.layout, Grid)
         return (LatentFunctions if of_table else ObservedEntries)(covariates, None)
     if not keeps_products(form):
         return Shared(covariates, None, values, None)

@@ -52,12 +52,12 @@ def block_terms(
     precise, second = (x / at.sigma2[:, None] for x in (mean, second))
     size, linear = mean.shape[1], residual @ precise
     if shared := at.relative.shape[1] == 1:
-        alpha, products = tasks.over_tasks(at, second), precise.T @ mean
+        alpha, products = at.over_tasks(second), precise.T @ mean
     else:
         # in one pass over `relative`: products with it are bound by memory
         rows, columns, place = triangle(size)
         each = precise[:, rows] * mean[:, columns]
-        sums = tasks.over_tasks(at, jnp.concatenate([second, each], axis=1))
+        sums = at.over_tasks(jnp.concatenate([second, each], axis=1))
         alpha, products = sums[:, :size], sums[:, size:][:, place]
 
     def terms(now, m):
@@ -120,7 +120,7 @@ def visit_functions(
         weights = _cut(posterior.weights.mean, start, size, 1)
         return posterior, residual - at.relative * (change.T @ weights.T)
 
-    begin = posterior, tasks.left_of(at, before, posterior.weights)
+    begin = posterior, at.relative * at.residual(posterior.weights.mean, before)
     return jax.lax.fori_loop(0, -(-M // size), visit_next, begin)[0]
 
 
@@ -139,7 +139,7 @@ def sweep(
     prior = function_prior(spec, data, base)
     at = with_roles(spec, data, base, posterior.values)
     functions = factors_of(posterior)
-    M = len(functions.kl)
+    M, changed = len(functions.kl), {spec.profiled}
     # at their prior, with a mean of zero
     resting = ~jnp.any((functions.alpha != 0) | (functions.mean != 0), axis=1)
     order = jnp.argsort(resting, stable=True) if spec.white else jnp.arange(M)
@@ -150,7 +150,7 @@ def sweep(
         posterior, residual = carry
         before = _barrier(posterior.weights.mean[:, m], factors_of(posterior).mean[m])
         posterior = _update_function(spec, prior, at, carry, m)
-        here = _at_slab(spec, at, posterior.values)
+        here = with_roles(spec, data, at, posterior.values, changed)
         if spec.white:
             return _update_weights(here, (posterior, residual), m, before, temperature)
         residual = residual + _change(here, posterior, m, before)
@@ -164,12 +164,12 @@ def sweep(
 
         return jax.lax.fori_loop(0, number * M, visit, carry)
 
-    begin = posterior, tasks.left_of(base, functions.mean, posterior.weights)
+    begin = posterior, base.relative * base.residual(posterior.weights.mean, functions.mean)
     posterior, residual = jax.lax.fori_loop(0, number, visit, begin)
-    at = _at_slab(spec, at, posterior.values)
+    at = with_roles(spec, data, at, posterior.values, changed)
     if spec.white:
         # weights of functions at rest depend on prior variances alone
-        squares = tasks.over_points(at, factors_of(posterior).var).T
+        squares = at.over_points(factors_of(posterior).var).T
         zero = jnp.zeros_like(posterior.weights.probs)
         new = _weights_given(at, slice(None), squares, zero, temperature)
         posterior = posterior._replace(weights=choose(resting, new, posterior.weights))
@@ -186,7 +186,7 @@ def _update_function(spec, prior, at, carry, m) -> Posterior:
     mean = factors_of(posterior).mean[m][None]
     weights: Any = jax.tree.map(lambda x: _barrier(x[:, m])[0][:, None], posterior.weights)
     terms = block_terms(at, weights, residual, mean)(mean, 0)._replace(m=m)
-    power = tasks.explained(at, tasks.over_points(at, mean**2).T, weights)[0]
+    power = tasks.explained(at, at.over_points(mean**2).T, weights)[0]
     return jax.lax.cond(
         power < SILENT,
         lambda p: reset_if_better(prior, p, terms),
@@ -201,8 +201,8 @@ def _update_weights(at, carry, m, before, temperature) -> tuple[Posterior, Any]:
     functions = factors_of(posterior)
     w, phi = before
     mean, var = _barrier(functions.mean[m], functions.var[m])
-    linear = mean @ residual + w * tasks.over_points(at, mean * phi)
-    new = _weights_given(at, m, tasks.over_points(at, mean**2 + var), linear, temperature)
+    linear = mean @ residual + w * at.over_points(mean * phi)
+    new = _weights_given(at, m, at.over_points(mean**2 + var), linear, temperature)
     weights = jax.tree.map(lambda x, y: x.at[:, m].set(y), posterior.weights, new)
     posterior = posterior._replace(weights=weights)
     return posterior, residual + _change(at, posterior, m, before)
@@ -222,15 +222,6 @@ def _weights_given(at: View, m: Any, squares: Any, linear: Any, temperature: Any
     return PairedMeanField.of(coordinates(squares, tau, prior).given(tau * linear), temperature)
 
 
-def _at_slab(spec: Spec, at: View, values: dict[str, Any]) -> View:
-    """Return the view at the scale of all slabs, which updates of functions change."""
-    if spec.profiled is None:
-        return at
-    scale = jnp.reshape(values[spec.profiled], ())
-    variance = jnp.full_like(at.prior.variance, scale**2)
-    return at._replace(prior=at.prior._replace(variance=variance))
-
-
 def _barrier(*arrays: Any) -> Any:
     """Keep XLA from recomputing these for each entry of their outer product."""
     return jax.lax.optimization_barrier(arrays)
@@ -240,7 +231,7 @@ def _barrier(*arrays: Any) -> Any:
 def in_use(spec: Spec, data: Data, posterior: Posterior) -> Bool[Array, " M"]:
     """Return which functions some task includes and explain more than a nat."""
     at = view_at(spec, data, posterior)
-    squares = tasks.over_points(at, factors_of(posterior).mean ** 2).T
+    squares = at.over_points(factors_of(posterior).mean ** 2).T
     power = tasks.explained(at, squares, posterior.weights)
     return (jnp.max(posterior.weights.probs, axis=0) > 0.5) & (power > 1.0)
 
@@ -256,7 +247,7 @@ def gains_without(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, 
     phi, paired = factors_of(posterior), posterior.weights
     assert isinstance(paired, PairedMeanField)
     W = paired.mean
-    squares, var = tasks.over_points(at, phi.mean**2).T, tasks.over_points(at, phi.var).T
+    squares, var = at.over_points(phi.mean**2).T, at.over_points(phi.var).T
     cross = tasks.left_with(at, phi.mean, paired).T
     growth = 2 * W * cross + W**2 * squares - paired.product_variance(squares, var)
     cost = jax.vmap(lambda q, *prior: q.divergence(Prior(*prior)), in_axes=1)

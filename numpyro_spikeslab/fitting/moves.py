@@ -71,13 +71,12 @@ def unmix(
     Smooth (0) and rough (1) ones are split at the largest ratio of roughness; -1 is no function.
     """
     phi = jnp.where(active[:, None], deviation, 0)
-    off = jnp.diag(jnp.where(active, 0.0, 1.0))
-    E, V = floored_eigh(phi @ phi.T / phi.shape[1] + off)
+    E, V = floored_eigh(phi @ phi.T / phi.shape[1], active)
     whiten = V / jnp.sqrt(E)
     D = _roughness(L, phi) @ phi.T / phi.shape[1]
     D = whiten.T @ D @ whiten
     last = 1 + 2 * jnp.trace(D)
-    rough, V = jnp.linalg.eigh(D + last * whiten.T @ off @ whiten)
+    rough, V = jnp.linalg.eigh(D + last * whiten.T @ jnp.diag(jnp.where(active, 0.0, 1.0)) @ whiten)
     rank, number = jnp.arange(active.size), jnp.sum(active)
     log_rough = jnp.log(jnp.maximum(rough, 1e-10 * last))
     gap = jnp.where(rank < number, jnp.diff(log_rough, prepend=log_rough[0]), -jnp.inf)

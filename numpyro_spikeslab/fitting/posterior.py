@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.observations import Observations
 from numpyro_spikeslab.algebra.pairs import Design, Prior
-from numpyro_spikeslab.algebra.sparse_sums import Layout
 from numpyro_spikeslab.reading.coefficient_rows import standardised
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
@@ -111,7 +111,7 @@ class Data(NamedTuple):
     - **indices** - which entry of each site with a role each weight or task takes.
     - **transforms** - onto the supports of the free sites.
     - **view** - the model, where no free site can change it.
-    - **layout** - of the observations, if they are entries of a sparse table.
+    - **layout** - of the observations: a table, or entries of one.
     - **features** - the factors of the weights, see :mod:`~numpyro_spikeslab.fitting.features`.
     - **kernel**, **mean** - of latent functions.
     """
@@ -120,7 +120,7 @@ class Data(NamedTuple):
     indices: dict[str, Index]
     transforms: dict[str, Any]
     view: View | None
-    layout: Layout | None
+    layout: Observations
     features: Any
     kernel: Any
     mean: Any
@@ -179,10 +179,14 @@ def _weights(spec: Spec, posterior: Posterior) -> Any:
     return spec.form.split(posterior.weights.mean, "{}")
 
 
-def with_roles(spec: Spec, data: Data, at: View, values: dict[str, Any]) -> View:
-    """Return a view at other values of the sites that have a role; nothing is run for it."""
+def with_roles(
+    spec: Spec, data: Data, at: View, values: dict[str, Any], changed: Any = None
+) -> View:
+    """Return a view at other values of the sites that have a role, or of those ``changed``; nothing
+    is run for it."""
     for role in spec.form.roles_with_mode:
-        at = role.place(at, data.indices[role.site], values[role.site])
+        if changed is None or role.site in changed:
+            at = role.place(at, data.indices[role.site], values[role.site])
     return at
 
 

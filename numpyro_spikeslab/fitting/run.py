@@ -118,8 +118,7 @@ def _stages(call: Call, key: Array, progress: Progress, plan: Plan, bar: tqdm) -
         yield from _watched((Stage(*part) for part in parts), bar)
         return
     fit = Fit(spec, data, threshold, None if spec.plain else _moves(call))
-    # entries of a table have no singular vectors
-    num_first = 1 if call.reading.layout is not None else 2
+    num_first = data.features.num_starts
 
     def climb(k):
         begun = progress

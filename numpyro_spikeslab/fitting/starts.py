@@ -11,6 +11,7 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.observations import Sparse
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.fitting.function_sweeps import visit_functions
 from numpyro_spikeslab.fitting.function_updates import (
@@ -32,7 +33,6 @@ from numpyro_spikeslab.fitting.posterior import (
     view_at,
     with_roles,
 )
-from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reading.view import View
 
@@ -93,9 +93,7 @@ def start_at(
 
 def power(at: View) -> Float[Array, " Q"]:
     """Return the mean square of each task; without observations or with zeros alone, of all."""
-    Q = at.sigma2.size
-    num = by_task(at.relative, Q, at.layout)
-    squares = at.squares(at.Y)
+    num, squares = at.layout.by_task(at.relative), at.squares(at.Y)
     mean = jnp.sum(squares) / jnp.maximum(jnp.sum(num), 1)
     means = squares / jnp.where(num > 0, num, 1)
     return jnp.where(squares > 0, means, jnp.where(mean > 0, mean, 1))
@@ -115,7 +113,7 @@ def start_random(spec: Spec, data: Data, posterior: Posterior, key: Array) -> Po
     The noise starts small, since a large one would switch off most functions at once.
     """
     W, sigma2 = _random_weights(spec, data, posterior, key)
-    if data.layout is not None:
+    if isinstance(data.layout, Sparse):
         return _at_prior(spec, data, posterior, W, sigma2)
     return _start(spec, data, posterior, W, sigma2, jnp.zeros_like(data.mean), jnp.array(True))
 

@@ -317,7 +317,7 @@ REFUSED = [
     (lambda *args: fitted(ORDERED, TIMES, args[-1]), "functions that are 'white'"),
     (
         lambda *args: nss.LatentGibbs(ORDERED).init(KEY, 1, None, (TIMES, args[-1]), {}),
-        r"LatentGibbs: .* must be 'white'",
+        r"LatentGibbs: .* that are 'white'",
     ),
     (lambda *_: fitted(FACTORS, coo_array(np.ones(3))), r"ed \(N, Q\)"),
 ]

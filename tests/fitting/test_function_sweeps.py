@@ -31,7 +31,7 @@ from numpyro_spikeslab.fitting.function_sweeps import (
 )
 from numpyro_spikeslab.fitting.function_updates import switch_off, update_plain, update_with_scale
 from numpyro_spikeslab.fitting.posterior import with_roles
-from numpyro_spikeslab.fitting.tasks import gram, left_of, squared_errors, update_weights
+from numpyro_spikeslab.fitting.tasks import gram, squared_errors, update_weights
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 def terms_of(at, posterior, m):
     """Terms of one function, from the residual of all."""
     mean, weights = posterior.functions.mean, posterior.weights
-    return block_terms(at, weights, left_of(at, mean, weights), mean)(mean, m)
+    return block_terms(at, weights, at.relative * at.residual(weights.mean, mean), mean)(mean, m)
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_terms_are_the_conditional_of_the_joint_gaussian():
         P, linear = dense_moments(fit, at)
         # functions may have moved since the residual was computed
         for before in (jnp.zeros_like(mean), 0.5 * mean, mean):
-            residual = left_of(at, before, fit.posterior.weights)
+            residual = at.relative * at.residual(fit.posterior.weights.mean, before)
             terms = block_terms(at, fit.posterior.weights, residual, before)
             for m in range(M):
                 block = slice(m * N, (m + 1) * N)
