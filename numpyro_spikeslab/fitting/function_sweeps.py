@@ -28,14 +28,7 @@ from numpyro_spikeslab.fitting.function_updates import (
     update_plain,
     update_with_scale,
 )
-from numpyro_spikeslab.fitting.posterior import (
-    Data,
-    Posterior,
-    Spec,
-    function_prior,
-    view_at,
-    with_roles,
-)
+from numpyro_spikeslab.fitting.posterior import Engine, Posterior, view_at, with_roles
 from numpyro_spikeslab.reading.view import View
 
 # A function that explains less than this (in nats) returns to its prior or stays as it is.
@@ -69,10 +62,10 @@ def block_terms(
 
 
 def sweep_plain(
-    spec: Spec, data: Data, at: View, posterior: Posterior, temperature: Any, update: Any = None
+    engine: Engine, at: View, posterior: Posterior, temperature: Any, update: Any = None
 ) -> tuple[Posterior, Float[Array, " Q"]]:
     """Take the variational EM iteration of the paper; return expected squares of residuals too."""
-    update = update or partial(update_plain, function_prior(spec, data, at))
+    update = update or partial(update_plain, engine.prior(at))
     posterior = visit_functions(update, at, posterior)
     functions, paired = factors_of(posterior), posterior.weights
     assert isinstance(paired, PairedMeanField)
@@ -129,29 +122,29 @@ def _cut(x: Any, start: Any, size: int, axis: int = 0) -> Any:
 
 
 def sweep(
-    spec: Spec, data: Data, base: View, posterior: Posterior, temperature: Any
+    engine: Engine, base: View, posterior: Posterior, temperature: Any
 ) -> tuple[Posterior, Float[Array, " Q"]]:
     """Update each function with its scale and kernel, then weights; return expected squares too.
 
     After a white function, its own weights alone are updated: then a sweep costs O(NQM). White
     functions at rest are not visited. After any other function, all weights are updated.
     """
-    prior = function_prior(spec, data, base)
-    at = with_roles(spec, data, base, posterior.values)
+    prior = engine.prior(base)
+    at = with_roles(engine, base, posterior.values)
     functions = factors_of(posterior)
-    M, changed = len(functions.kl), {spec.profiled}
+    M, changed = len(functions.kl), {engine.profiled}
     # at their prior, with a mean of zero
     resting = ~jnp.any((functions.alpha != 0) | (functions.mean != 0), axis=1)
-    order = jnp.argsort(resting, stable=True) if spec.white else jnp.arange(M)
-    number = jnp.sum(~resting) if spec.white else M
+    order = jnp.argsort(resting, stable=True) if engine.white else jnp.arange(M)
+    number = jnp.sum(~resting) if engine.white else M
 
     def visit(k, carry):
         m = order[k]
         posterior, residual = carry
         before = _barrier(posterior.weights.mean[:, m], factors_of(posterior).mean[m])
-        posterior = _update_function(spec, prior, at, carry, m)
-        here = with_roles(spec, data, at, posterior.values, changed)
-        if spec.white:
+        posterior = _update_function(engine, prior, at, carry, m)
+        here = with_roles(engine, at, posterior.values, changed)
+        if engine.white:
             return _update_weights(here, (posterior, residual), m, before, temperature)
         residual = residual + _change(here, posterior, m, before)
         return pass_weights(1, here, (posterior, residual))
@@ -166,8 +159,8 @@ def sweep(
 
     begin = posterior, base.relative * base.residual(posterior.weights.mean, functions.mean)
     posterior, residual = jax.lax.fori_loop(0, number, visit, begin)
-    at = with_roles(spec, data, at, posterior.values, changed)
-    if spec.white:
+    at = with_roles(engine, at, posterior.values, changed)
+    if engine.white:
         # weights of functions at rest depend on prior variances alone
         squares = at.over_points(factors_of(posterior).var).T
         zero = jnp.zeros_like(posterior.weights.probs)
@@ -180,7 +173,7 @@ def sweep(
     return posterior, tasks.squares_left(base, functions.mean, functions.var, posterior.weights)
 
 
-def _update_function(spec, prior, at, carry, m) -> Posterior:
+def _update_function(engine, prior, at, carry, m) -> Posterior:
     """Update a function, or try to return it to its prior if it explains nothing."""
     posterior, residual = carry
     mean = factors_of(posterior).mean[m][None]
@@ -190,7 +183,7 @@ def _update_function(spec, prior, at, carry, m) -> Posterior:
     return jax.lax.cond(
         power < SILENT,
         lambda p: reset_if_better(prior, p, terms),
-        lambda p: update_with_scale(spec, prior, at, p, terms),
+        lambda p: update_with_scale(engine, prior, at, p, terms),
         posterior,
     )
 
@@ -227,23 +220,23 @@ def _barrier(*arrays: Any) -> Any:
     return jax.lax.optimization_barrier(arrays)
 
 
-@partial(jax.jit, static_argnums=0)
-def in_use(spec: Spec, data: Data, posterior: Posterior) -> Bool[Array, " M"]:
+@jax.jit
+def in_use(engine: Engine, posterior: Posterior) -> Bool[Array, " M"]:
     """Return which functions some task includes and explain more than a nat."""
-    at = view_at(spec, data, posterior)
+    at = view_at(engine, posterior)
     squares = at.over_points(factors_of(posterior).mean ** 2).T
     power = tasks.explained(at, squares, posterior.weights)
     return (jnp.max(posterior.weights.probs, axis=0) > 0.5) & (power > 1.0)
 
 
-@partial(jax.jit, static_argnums=0)
-def gains_without(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, " M"]:
+@jax.jit
+def gains_without(engine: Engine, posterior: Posterior) -> Float[Array, " M"]:
     """Return the gain of the exact bound when one function is removed and all others stay.
 
     The residual grows by ``<w> phi``. The divergences of the function and of its weights go, up to
     that of spikes at zero.
     """
-    at = view_at(spec, data, posterior)
+    at = view_at(engine, posterior)
     phi, paired = factors_of(posterior), posterior.weights
     assert isinstance(paired, PairedMeanField)
     W = paired.mean

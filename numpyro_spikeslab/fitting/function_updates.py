@@ -6,7 +6,6 @@ r"""Updates of one latent function: its Gaussian factor, its kernel's parameters
 ``M`` latent functions, ``P`` log-parameters of a kernel.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.search import choose, climb_coordinates
-from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior, Spec, strong
+from numpyro_spikeslab.fitting.posterior import Engine, FunctionFactors, Posterior, strong
 from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.roles import elementwise, scale_mode
 from numpyro_spikeslab.reading.view import View
@@ -107,14 +106,14 @@ class SlabScale(NamedTuple):
     density: Any = None
 
     @classmethod
-    def of(cls, spec: Spec, at: View, posterior: Posterior, m: Any) -> "SlabScale":
+    def of(cls, engine: Engine, at: View, posterior: Posterior, m: Any) -> "SlabScale":
         """Sum over the weights of function ``m``, and over all weights."""
         count, second = posterior.weights.slab_moments
         slabs = jnp.sum(count[:, m])
-        if spec.profiled is None:
+        if engine.profiled is None:
             total = jnp.sum(second[:, m] / at.prior.variance[:, m])
             return cls(slabs, slabs, jnp.ones(()), total)
-        current, density = posterior.values[spec.profiled], at.priors.get(spec.profiled)
+        current, density = posterior.values[engine.profiled], at.priors.get(engine.profiled)
         total, share = jnp.sum(second), jnp.sum(second[:, m]) / jnp.sum(second)
         return cls(slabs, jnp.sum(count), share, total, jnp.reshape(current, ()), density)
 
@@ -155,7 +154,7 @@ class SlabScale(NamedTuple):
 
 
 def update_with_scale(
-    spec: Spec, prior: FunctionPrior, at: View, posterior: Posterior, terms: Terms
+    engine: Engine, prior: FunctionPrior, at: View, posterior: Posterior, terms: Terms
 ) -> Posterior:
     r"""Update ``q(phi_m)``, ``theta_m``, the scale of ``w_.m`` and that of all slabs jointly.
 
@@ -163,7 +162,7 @@ def update_with_scale(
     of :math:`(\theta_m, t)` alone.
     """
     functions, m = factors_of(posterior), terms.m
-    slab = SlabScale.of(spec, at, posterior, m)
+    slab = SlabScale.of(engine, at, posterior, m)
     mean, var = functions.mean[m], functions.var[m]
     theta, step = functions.theta[m], functions.step[m]
 
@@ -182,9 +181,9 @@ def update_with_scale(
     weights: Any = posterior.weights
     loc, scale = (x.at[:, m].multiply(jnp.sqrt(end.t)) for x in (weights.loc, weights.scale))
     weights, values = weights._replace(loc=loc, scale=scale), dict(posterior.values)
-    if spec.profiled is not None:
-        old = values[spec.profiled]
-        values[spec.profiled] = slab.scale_at(end.t).reshape(old.shape).astype(old.dtype)
+    if engine.profiled is not None:
+        old = values[engine.profiled]
+        values[engine.profiled] = slab.scale_at(end.t).reshape(old.shape).astype(old.dtype)
     posterior = posterior._replace(weights=weights, values=values)
     return condition(prior, posterior, terms.scaled(end.t), end.x, step, last)
 
@@ -251,11 +250,10 @@ def white_factors(
     return functions._replace(alpha=alpha, h=(1 + alpha) * mean, mean=mean, var=var, kl=kl)
 
 
-def with_kernels(spec: Spec, posterior: Posterior) -> Posterior:
+def with_kernels(engine: Engine, posterior: Posterior) -> Posterior:
     """Copy the kernel parameters of the functions to their sites."""
-    assert spec.parameters is not None
-    values = spec.parameters.scatter(factors_of(posterior).theta)
-    kernels = {name: values[name] for name in spec.form.kernels}
+    values = engine.functions.parameters.scatter(factors_of(posterior).theta)
+    kernels = {name: values[name] for name in engine.form.kernels}
     return posterior._replace(values=posterior.values | kernels)
 
 
@@ -264,12 +262,10 @@ def first_step(parameters: Parameters, theta: Any) -> Float[Array, "M P"]:
     return STEP * jnp.asarray(parameters.is_free, theta.dtype)
 
 
-@partial(jax.jit, static_argnums=0)
-def factors_given(
-    parameters: Parameters, kernel: Any, mean: Any, theta: Any, alpha: Any, h: Any
-) -> FunctionFactors:
+@jax.jit
+def factors_given(prior: FunctionPrior, theta: Any, alpha: Any, h: Any) -> FunctionFactors:
     """Make the factors of the functions from the terms of their likelihood."""
-    prior, step = FunctionPrior(kernel, mean, parameters, {}), first_step(parameters, theta)
+    step = first_step(prior.parameters, theta)
 
     def of(m):
         return _factor(prior, Terms(m, alpha[m], h[m]), theta[m], step[m])

@@ -18,7 +18,6 @@ field loses, whose functions are independent. Disjoint pairs of functions are ro
 ``N`` points, ``Q`` tasks, ``M`` functions, ``P`` pairs at once, ``K`` trial angles.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
@@ -31,7 +30,7 @@ from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.observations import Sparse
 from numpyro_spikeslab.fitting.function_sweeps import in_use
 from numpyro_spikeslab.fitting.function_updates import factors_of, white_factors
-from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, strong, view_at
+from numpyro_spikeslab.fitting.posterior import Engine, Posterior, strong, view_at
 from numpyro_spikeslab.fitting.tasks import ridge_of_entries
 from numpyro_spikeslab.reading.view import View
 
@@ -216,20 +215,18 @@ def climb(J: Surrogate, start: Rotated, used: Bool[Array, " M"]) -> Rotated:
     return jax.lax.while_loop(unfinished, cycle, (start, 0, jnp.ones_like(number)))[0]
 
 
-@partial(jax.jit, static_argnums=0)
-def rotate_white(
-    spec: Spec, data: Data, posterior: Posterior, whiten: Any, simplify: Any
-) -> Posterior:
+@jax.jit
+def rotate_white(engine: Engine, posterior: Posterior, whiten: Any, simplify: Any) -> Posterior:
     """Propose functions that are rotated towards a high ``J``, whitened and by varimax before."""
-    at, functions = view_at(spec, data, posterior), factors_of(posterior)
-    used = in_use(spec, data, posterior)
+    at, functions = view_at(engine, posterior), factors_of(posterior)
+    used = in_use(engine, posterior)
     phi, var = (jnp.where(used[:, None], x, 0) for x in (functions.mean, functions.var))
     W, identity = ridge(at, phi, var), jnp.eye(len(phi), dtype=phi.dtype)
     root, inverse = (jnp.where(whiten, x, identity) for x in _roots(phi, var, used))
     W, phi = root @ W, inverse @ phi
     scaled, group = W / jnp.sqrt(at.sigma2), jnp.where(used, 0, -1)
     T = jax.lax.cond(simplify, lambda: varimax(scaled, group), lambda: identity)
-    J = Surrogate.of(at, spec.form.num_obs)
+    J = Surrogate.of(at, engine.form.num_obs)
     end = climb(J, Rotated(T @ W, T), used)
     return strong(posterior_of(at, J, posterior, end.W, end.T @ phi, used))
 

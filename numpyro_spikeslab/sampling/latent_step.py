@@ -53,7 +53,7 @@ class LatentStep(Current):
         at, functions = self.at, self.functions
         drawn = tuple(name for name in self.reading.form.kernels if name in self.own)
         parameters = replace(functions.parameters, latent=drawn)
-        prior = functions.prior(at.priors)._replace(parameters=parameters)
+        prior = replace(functions.prior(at.priors), parameters=parameters)
         precision = jnp.broadcast_to(at.relative, at.Y.shape) / at.sigma2
         flip = rescale and functions.functions.mean is None
         return Fixed(self, precision, prior, self.owns_weights, rescale, flip)

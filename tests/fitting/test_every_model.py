@@ -292,11 +292,11 @@ def test_no_hyperparameter_can_be_improved_at_the_end(x64, name):
 def test_squares_are_those_of_the_moments_of_each_observation(x64, name):
     fit = fitted(name)
     call, state = fit.svi._call(fit.args, {}), fit.result.state
-    spec, data, posterior = call.spec, call.data, state.optim_state[1]
-    at = view_at(spec, data, posterior)
-    mean, variance = data.features.moments(spec, data, at, posterior)
+    engine, posterior = call.engine, state.optim_state[1]
+    at = view_at(engine, posterior)
+    mean, variance = engine.features.moments(engine, at, posterior)
     each = jnp.broadcast_to(at.relative, at.Y.shape) * ((at.Y - mean) ** 2 + variance)
-    expected = data.features.squares(spec, data, at, posterior)
+    expected = engine.features.squares(engine, at, posterior)
     np.testing.assert_allclose(at.layout.by_task(each), expected, rtol=1e-8, atol=1e-8)
 
 
