@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ascent of the bound: one step for all models, repeated in compiled code."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -80,13 +80,18 @@ def advance(
 
 
 def chunks(
-    run: Callable, engine: Engine, progress: Progress, num_steps: int
+    engine: Engine, progress: Progress, num_steps: int, threshold: Any
 ) -> Iterator[tuple[Progress, Any]]:
-    """Take steps in chunks, until all starts have settled.
+    """Take steps in chunks, from one start or several, until all have settled; see :func:`advance`.
 
-    :param run: takes steps from a progress; their number is its second argument.
     :return: the progress and the losses after each chunk.
     """
+
+    def run(progress):
+        return advance(engine, progress, number, threshold, max(CHUNK, number))
+
+    if jnp.ndim(progress.step):
+        run = jax.vmap(run)
     # steps on many observations take seconds; Ctrl-C is noticed between chunks
     size = max(1, min(CHUNK, 2**25 // engine.layout.size))
     if not are_concrete((engine, progress)):
@@ -94,7 +99,7 @@ def chunks(
         size = num_steps
     while num_steps > 0:
         number = min(size, num_steps)
-        progress, losses = run(progress, number)
+        progress, losses = run(progress)
         num_steps -= number
         if not are_concrete(progress):
             yield progress, losses[..., :number]

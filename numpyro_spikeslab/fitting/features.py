@@ -22,7 +22,7 @@ from numpyro_spikeslab.algebra.observations import Grid
 from numpyro_spikeslab.algebra.pairs import Design, Prior, expectation, in_parts, predictor
 from numpyro_spikeslab.algebra.task_sweeps import task_sweep
 from numpyro_spikeslab.fitting.function_sweeps import sweep, sweep_plain
-from numpyro_spikeslab.fitting.function_updates import factors_of, white_factors, with_kernels
+from numpyro_spikeslab.fitting.function_updates import white_factors, with_kernels
 from numpyro_spikeslab.fitting.posterior import (
     Engine,
     Posterior,
@@ -297,7 +297,7 @@ class LatentFunctions(Tasks):
     num_starts = 2
 
     def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
-        functions = factors_of(q)
+        functions = q.functions
         return functions.mean, functions.var
 
     def sweep(self, engine: Engine, at: View, q: Posterior, temperature: Any) -> Swept:
@@ -317,7 +317,7 @@ class ObservedEntries(LatentFunctions):
     def sweep(self, engine: Engine, at: View, q: Posterior, temperature: Any) -> Swept:
         """Update the functions at all rows, then the weights of all columns."""
         mean, alpha = update_functions(at, self.of(q)[0], q.weights)
-        q = q._replace(functions=white_factors(factors_of(q), mean, alpha))
+        q = q._replace(functions=white_factors(q.functions, mean, alpha))
         weights, squares = update_columns(at, *self.of(q), q.weights, temperature)
         return at, q._replace(weights=weights), squares
 

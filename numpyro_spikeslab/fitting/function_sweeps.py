@@ -23,7 +23,6 @@ from numpyro_spikeslab.algebra.task_sweeps import TASK_BLOCK_SIZE, triangle
 from numpyro_spikeslab.fitting import tasks
 from numpyro_spikeslab.fitting.function_updates import (
     Terms,
-    factors_of,
     reset_if_better,
     update_plain,
     update_with_scale,
@@ -67,8 +66,7 @@ def sweep_plain(
     """Take the variational EM iteration of the paper; return expected squares of residuals too."""
     update = update or partial(update_plain, engine.prior(at))
     posterior = visit_functions(update, at, posterior)
-    functions, paired = factors_of(posterior), posterior.weights
-    assert isinstance(paired, PairedMeanField)
+    functions, paired = posterior.functions, posterior.weights
     moments = functions.mean, functions.var
     stats = tasks.gram(at, *moments) if at.relative.shape[1] == 1 else None
     weights, squares = tasks.sweep_weights(at, *moments, stats, paired, temperature)
@@ -91,12 +89,12 @@ def visit_functions(
         terms = block_terms(at, weights, residual, functions)
 
         def visit(j, posterior):
-            mean = _cut(factors_of(posterior).mean, start, size)
+            mean = _cut(posterior.functions.mean, start, size)
             return update(posterior, terms(mean, j)._replace(m=start + j))
 
         return jax.lax.fori_loop(first, size, visit, posterior)
 
-    before = factors_of(posterior).mean
+    before = posterior.functions.mean
     if at.relative.shape[1] == 1:
         # no product with the functions: none is in the residual
         return visit_block(posterior, at.relative * at.Y, jnp.zeros_like(before))
@@ -107,9 +105,9 @@ def visit_functions(
         posterior, residual = carry
         # the last block may begin among functions that have been visited
         start = jnp.minimum(k * size, M - size)
-        before = _cut(factors_of(posterior).mean, start, size)
+        before = _cut(posterior.functions.mean, start, size)
         posterior = visit_block(posterior, residual, before, start, k * size - start)
-        change = _cut(factors_of(posterior).mean, start, size) - before
+        change = _cut(posterior.functions.mean, start, size) - before
         weights = _cut(posterior.weights.mean, start, size, 1)
         return posterior, residual - at.relative * (change.T @ weights.T)
 
@@ -131,7 +129,7 @@ def sweep(
     """
     prior = engine.prior(base)
     at = with_roles(engine, base, posterior.values)
-    functions = factors_of(posterior)
+    functions = posterior.functions
     M, changed = len(functions.kl), {engine.profiled}
     # at their prior, with a mean of zero
     resting = ~jnp.any((functions.alpha != 0) | (functions.mean != 0), axis=1)
@@ -141,7 +139,7 @@ def sweep(
     def visit(k, carry):
         m = order[k]
         posterior, residual = carry
-        before = _barrier(posterior.weights.mean[:, m], factors_of(posterior).mean[m])
+        before = _barrier(posterior.weights.mean[:, m], posterior.functions.mean[m])
         posterior = _update_function(engine, prior, at, carry, m)
         here = with_roles(engine, at, posterior.values, changed)
         if engine.white:
@@ -162,13 +160,13 @@ def sweep(
     at = with_roles(engine, at, posterior.values, changed)
     if engine.white:
         # weights of functions at rest depend on prior variances alone
-        squares = at.over_points(factors_of(posterior).var).T
+        squares = at.over_points(posterior.functions.var).T
         zero = jnp.zeros_like(posterior.weights.probs)
         new = _weights_given(at, slice(None), squares, zero, temperature)
         posterior = posterior._replace(weights=choose(resting, new, posterior.weights))
     else:
         posterior, _ = pass_weights(LAST_PASSES, at, (posterior, residual))
-    functions = factors_of(posterior)
+    functions = posterior.functions
     # computed anew, since rounding errors of the visits add up
     return posterior, tasks.squares_left(base, functions.mean, functions.var, posterior.weights)
 
@@ -176,7 +174,7 @@ def sweep(
 def _update_function(engine, prior, at, carry, m) -> Posterior:
     """Update a function, or try to return it to its prior if it explains nothing."""
     posterior, residual = carry
-    mean = factors_of(posterior).mean[m][None]
+    mean = posterior.functions.mean[m][None]
     weights: Any = jax.tree.map(lambda x: _barrier(x[:, m])[0][:, None], posterior.weights)
     terms = block_terms(at, weights, residual, mean)(mean, 0)._replace(m=m)
     power = tasks.explained(at, at.over_points(mean**2).T, weights)[0]
@@ -191,7 +189,7 @@ def _update_function(engine, prior, at, carry, m) -> Posterior:
 def _update_weights(at, carry, m, before, temperature) -> tuple[Posterior, Any]:
     """Update the weights (eq. 7) of a function that was ``before`` at the time of the residual."""
     posterior, residual = carry
-    functions = factors_of(posterior)
+    functions = posterior.functions
     w, phi = before
     mean, var = _barrier(functions.mean[m], functions.var[m])
     linear = mean @ residual + w * at.over_points(mean * phi)
@@ -204,7 +202,7 @@ def _update_weights(at, carry, m, before, temperature) -> tuple[Posterior, Any]:
 def _change(at: View, posterior: Posterior, m: Any, before: tuple[Any, Any]) -> Any:
     """Return the change of the residual with the weights and the mean of a function."""
     w, phi = before
-    new, mean = _barrier(posterior.weights.mean[:, m], factors_of(posterior).mean[m])
+    new, mean = _barrier(posterior.weights.mean[:, m], posterior.functions.mean[m])
     return at.relative * (phi[:, None] * w - mean[:, None] * new)
 
 
@@ -224,7 +222,7 @@ def _barrier(*arrays: Any) -> Any:
 def in_use(engine: Engine, posterior: Posterior) -> Bool[Array, " M"]:
     """Return which functions some task includes and explain more than a nat."""
     at = view_at(engine, posterior)
-    squares = at.over_points(factors_of(posterior).mean ** 2).T
+    squares = at.over_points(posterior.functions.mean**2).T
     power = tasks.explained(at, squares, posterior.weights)
     return (jnp.max(posterior.weights.probs, axis=0) > 0.5) & (power > 1.0)
 
@@ -237,8 +235,7 @@ def gains_without(engine: Engine, posterior: Posterior) -> Float[Array, " M"]:
     that of spikes at zero.
     """
     at = view_at(engine, posterior)
-    phi, paired = factors_of(posterior), posterior.weights
-    assert isinstance(paired, PairedMeanField)
+    phi, paired = posterior.functions, posterior.weights
     W = paired.mean
     squares, var = at.over_points(phi.mean**2).T, at.over_points(phi.var).T
     cross = tasks.left_with(at, phi.mean, paired).T

@@ -39,18 +39,12 @@ class Terms(NamedTuple):
         return self._replace(alpha=t * self.alpha, h=jnp.sqrt(t) * self.h)
 
 
-def factors_of(posterior: Posterior) -> FunctionFactors:
-    """Return the functions of a posterior that has some."""
-    assert posterior.functions is not None
-    return posterior.functions
-
-
 def condition(
     prior: FunctionPrior, posterior: Posterior, terms: Terms, theta: Any, step: Any, L: Any = None
 ) -> Posterior:
     """Set ``q(phi_m)`` to its optimum, with the factorisation ``L`` if it is the one at theta."""
     new = _factor(prior, terms, theta, step, L)
-    functions = jax.tree.map(lambda x, y: x.at[terms.m].set(y), factors_of(posterior), new)
+    functions = jax.tree.map(lambda x, y: x.at[terms.m].set(y), posterior.functions, new)
     return posterior._replace(functions=functions)
 
 
@@ -76,7 +70,7 @@ def update_plain(
     prior: FunctionPrior, posterior: Posterior, terms: Terms, rounds: Any = 1
 ) -> Posterior:
     """Update ``q(phi_m)`` and ``theta_m`` jointly (supplement 1.3)."""
-    functions, m = factors_of(posterior), terms.m
+    functions, m = posterior.functions, terms.m
 
     def value(theta, _):
         return log_joint(prior, terms, theta)
@@ -161,7 +155,7 @@ def update_with_scale(
     With :math:`q(\phi_m)` integrated out and the slab scale at its optimum, the bound is a function
     of :math:`(\theta_m, t)` alone.
     """
-    functions, m = factors_of(posterior), terms.m
+    functions, m = posterior.functions, terms.m
     slab = SlabScale.of(engine, at, posterior, m)
     mean, var = functions.mean[m], functions.var[m]
     theta, step = functions.theta[m], functions.step[m]
@@ -178,7 +172,7 @@ def update_with_scale(
     search_step = jnp.where(step > SETTLED, step, 0)
     end, last = climb_coordinates(value, theta, search_step, t, current)
     step = jnp.where(search_step > 0, end.step, REST * step)
-    weights: Any = posterior.weights
+    weights = posterior.weights
     loc, scale = (x.at[:, m].multiply(jnp.sqrt(end.t)) for x in (weights.loc, weights.scale))
     weights, values = weights._replace(loc=loc, scale=scale), dict(posterior.values)
     if engine.profiled is not None:
@@ -194,7 +188,7 @@ def reset_if_better(prior: FunctionPrior, posterior: Posterior, terms: Terms) ->
     A function without weights would else keep a theta of low density, and fits with functions to
     spare be compared by it.
     """
-    functions, (m, alpha, h) = factors_of(posterior), terms
+    functions, (m, alpha, h) = posterior.functions, terms
     now = functions.theta[m], functions.prior_var[m]
     step = functions.step[m]
     search_step = jnp.where(step > SETTLED, step, 0)
@@ -235,9 +229,9 @@ def to_prior(functions: FunctionFactors, off: Bool[Array, " M"], mean: Any) -> F
 @jax.jit
 def switch_off(posterior: Posterior, off: Bool[Array, " M"], mean: Any) -> Posterior:
     """Set functions to their priors, which have these means, and exclude their weights."""
-    weights: Any = posterior.weights
+    weights = posterior.weights
     weights = weights._replace(probs=jnp.where(off, 0, weights.probs))
-    functions = to_prior(factors_of(posterior), off, mean)
+    functions = to_prior(posterior.functions, off, mean)
     return strong(posterior._replace(weights=weights, functions=functions))
 
 
@@ -252,7 +246,7 @@ def white_factors(
 
 def with_kernels(engine: Engine, posterior: Posterior) -> Posterior:
     """Copy the kernel parameters of the functions to their sites."""
-    values = engine.functions.parameters.scatter(factors_of(posterior).theta)
+    values = engine.functions.parameters.scatter(posterior.functions.theta)
     kernels = {name: values[name] for name in engine.form.kernels}
     return posterior._replace(values=posterior.values | kernels)
 

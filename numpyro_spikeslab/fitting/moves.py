@@ -11,10 +11,9 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.fitting.function_sweeps import in_use
-from numpyro_spikeslab.fitting.function_updates import factors_of, switch_off
+from numpyro_spikeslab.fitting.function_updates import switch_off
 from numpyro_spikeslab.fitting.posterior import (
     Engine,
     Posterior,
@@ -99,7 +98,7 @@ def rotate(engine: Engine, posterior: Posterior, L: Laplacian) -> Posterior:
 def _simplify(engine: Engine, posterior: Posterior, L: Laplacian) -> tuple[Any, Any, Any, Any]:
     """Return rotated weights and functions, their groups, and the noise variances."""
     at = view_at(engine, posterior)
-    deviation = factors_of(posterior).mean - engine.functions.mean
+    deviation = posterior.functions.mean - engine.functions.mean
     active = in_use(engine, posterior)
     U, group = unmix(deviation, active, L)
     W = jnp.where(active, posterior.weights.mean, 0) @ jnp.linalg.inv(U).T
@@ -126,7 +125,7 @@ def sharpen(
                 turn[:, i, i] = turn[:, j, j] = np.cos(angles)
                 turn[:, j, i], turn[:, i, j] = np.sin(angles), -np.sin(angles)
                 posterior, _ = best_change(engine, posterior, turn, off, group >= 0, 3)
-    return posterior.weights.mean, factors_of(posterior).mean
+    return posterior.weights.mean, posterior.functions.mean
 
 
 def drop(engine: Engine, posterior: Posterior) -> Posterior:
@@ -159,8 +158,7 @@ def best_change(
 
     def try_change(best, change):
         k, turn, off = change
-        functions, weights = factors_of(posterior), posterior.weights
-        assert isinstance(weights, PairedMeanField)
+        functions, weights = posterior.functions, posterior.weights
         probs = jnp.where(reset, 0.9, weights.probs)
         loc = jnp.where(reset, weights.mean @ turn / 0.9, weights.loc)
         weights = weights._replace(probs=probs, loc=loc)
@@ -180,7 +178,7 @@ def refit_weights(
     engine: Engine, base: View, posterior: Posterior, num_passes: Any
 ) -> tuple[Posterior, Float[Array, ""]]:
     """Update weights and sites with a role several times; return the posterior and its bound."""
-    functions = factors_of(posterior)
+    functions = posterior.functions
     stats = gram(base, functions.mean, functions.var)
 
     def pass_weights(_, posterior):

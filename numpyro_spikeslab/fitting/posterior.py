@@ -57,7 +57,7 @@ class Posterior(NamedTuple):
     """
 
     weights: Any
-    functions: FunctionFactors | None
+    functions: Any
     values: dict[str, Any]
     residual: Float[Array, " N"] | None
     slopes: dict[str, Any] = {}

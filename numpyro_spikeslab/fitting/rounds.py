@@ -9,7 +9,7 @@ import numpy as np
 
 import jax.numpy as jnp
 
-from numpyro_spikeslab.fitting.ascent import CHUNK, Progress, advance, chunks
+from numpyro_spikeslab.fitting.ascent import Progress, chunks
 from numpyro_spikeslab.fitting.function_sweeps import gains_without, in_use
 from numpyro_spikeslab.fitting.function_updates import switch_off
 from numpyro_spikeslab.fitting.moves import Laplacian, drop, rotate
@@ -69,15 +69,8 @@ class Fit(NamedTuple):
 
     def sweeps(self, progress: Progress, num_steps: int) -> Stage:
         """Take at most ``num_steps`` steps without moves, and without a test of convergence."""
-        stages = list(self._chunks(progress, num_steps, -1.0))
-        return Stage(stages[-1].progress, np.concatenate([stage.losses for stage in stages]))
-
-    def _chunks(self, progress: Progress, num_steps: int, threshold: float) -> Iterator[Stage]:
-        def run(progress, number):
-            return advance(self.engine, progress, number, threshold, CHUNK)
-
-        for chunk in chunks(run, self.engine, progress, num_steps):
-            yield Stage(*chunk)
+        ends, losses = zip(*chunks(self.engine, progress, num_steps, -1.0), strict=True)
+        return Stage(ends[-1], np.concatenate(losses))
 
     def steps(self, progress: Progress, num_steps: int) -> Iterator[Stage]:
         """Take at most ``num_steps`` steps: rounds of moves if there are any, then sweeps."""
@@ -88,7 +81,8 @@ class Fit(NamedTuple):
                 yield stage
                 if num_steps < STAGE:
                     break
-        yield from self._chunks(progress, num_steps, self.threshold)
+        for chunk in chunks(self.engine, progress, num_steps, self.threshold):
+            yield Stage(*chunk)
 
     def settle(self, progress: Progress) -> Stages:
         """Sweep until the bound hardly rises."""

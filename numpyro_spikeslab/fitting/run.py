@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from numpyro.infer.svi import SVIState
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.fitting.ascent import CHUNK, Progress, advance, begin, chunks, trimmed
+from numpyro_spikeslab.fitting.ascent import Progress, begin, chunks, trimmed
 from numpyro_spikeslab.fitting.moves import laplacian_of
 from numpyro_spikeslab.fitting.posterior import Engine, Posterior, bound, view_at
 from numpyro_spikeslab.fitting.rounds import (
@@ -171,15 +171,9 @@ def random_starts(call: Call, key: Array, progress: Progress, plan: Plan) -> Pro
 
 def _parts(call: Call, key: Array, progress: Progress, plan: Plan) -> Iterator[Any]:
     """Yield the progress of all starts of a plan and their losses, after each chunk of steps."""
-
-    def run(progress, num_steps):
-        size = max(CHUNK, num_steps)
-        return advance(call.engine, progress, num_steps, plan.threshold, size)
-
     if plan.number > 1:
         progress = random_starts(call, key, progress, plan)
-        run = jax.vmap(run, in_axes=(0, None))
-    return chunks(run, call.engine, progress, plan.num_steps)
+    return chunks(call.engine, progress, plan.num_steps, plan.threshold)
 
 
 def _best(progress: Progress, losses: Any) -> tuple[Progress, Any]:

@@ -16,7 +16,6 @@ from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.fitting.function_sweeps import visit_functions
 from numpyro_spikeslab.fitting.function_updates import (
     Terms,
-    factors_of,
     first_step,
     update_plain,
     with_kernels,
@@ -43,7 +42,7 @@ def start_at_prior(
     A zero column of ``W`` is switched off; all else is that of ``posterior``.
     """
     at = view_at(engine, posterior)
-    prior, theta = engine.prior(at), factors_of(posterior).theta
+    prior, theta = engine.prior(at), posterior.functions.theta
     probs = jnp.where(jnp.any(W != 0, axis=0), 0.9, 0.0) * jnp.ones_like(W)
     scale = jnp.sqrt(sigma2 / engine.form.num_obs)[:, None] * jnp.ones_like(W)
     weights = PairedMeanField(probs, W / 0.9, scale)
@@ -61,13 +60,13 @@ def _start(
 ) -> Posterior:
     """Start with functions that fit the tasks, or ``phi`` with noise of 1/100 of its power."""
     at, posterior = start_at_prior(engine, posterior, W, sigma2)
-    prior, step = engine.prior(at), factors_of(posterior).step
+    prior, step = engine.prior(at), posterior.functions.step
     power = jnp.mean((phi - prior.mean) ** 2, axis=1)
     used = jnp.any(posterior.weights.probs > 0, axis=0) & (from_tasks | (power > 0))
     alpha = (100 / jnp.where(power > 0, power, 1))[:, None] * jnp.ones_like(phi)
 
     def with_step(posterior, step):
-        return posterior._replace(functions=factors_of(posterior)._replace(step=step))
+        return posterior._replace(functions=posterior.functions._replace(step=step))
 
     def update(posterior, terms):
         m = terms.m
@@ -78,7 +77,7 @@ def _start(
     # values determine a kernel better than tasks with random weights: longer and more steps
     posterior = with_step(posterior, jnp.where(from_tasks, step, jnp.sign(step)))
     posterior = visit_functions(update, at, posterior)
-    step = jnp.where(from_tasks, factors_of(posterior).step, step)
+    step = jnp.where(from_tasks, posterior.functions.step, step)
     return strong(with_kernels(engine, with_step(posterior, step)))
 
 

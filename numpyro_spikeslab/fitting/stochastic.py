@@ -31,7 +31,6 @@ from numpyro_spikeslab.fitting.function_sweeps import sweep_plain
 from numpyro_spikeslab.fitting.function_updates import (
     Terms,
     condition,
-    factors_of,
     update_plain,
     with_kernels,
 )
@@ -134,7 +133,7 @@ def stream_of(num_tasks: Any, learning_rate: Any) -> Stream | None:
 
 def _resized(call: Call, local: tuple[str, ...], posterior: Posterior) -> Posterior:
     """Reset the weights, and set local sites to their mean, for the tasks of another batch."""
-    form, functions = call.engine.form, factors_of(posterior)
+    form, functions = call.engine.form, posterior.functions
     shape, before = (form.num_features, form.num_obs), functions.mean.shape
     if before != shape:
         remedy = "All batches must have the same points; begin anew with `init` for others."
@@ -170,7 +169,7 @@ def _start(
     prior = engine.prior(at)
 
     def visit(m, posterior):
-        functions = factors_of(posterior)
+        functions = posterior.functions
         terms = Terms(m, per_fit * functions.alpha[m], per_fit * functions.h[m])
         return condition(prior, posterior, terms, functions.theta[m], functions.step[m])
 
@@ -211,7 +210,7 @@ def advance(
         squares = engine.features.squares(engine, at, posterior)
     # as if all tasks were like this batch
     of_all = at.log_density + log_prior(engine, at, values, local)
-    of_all -= jnp.sum(factors_of(posterior).kl)
+    of_all -= jnp.sum(posterior.functions.kl)
     loss = -(of_all + rate[1] * (bound_given(engine, at, posterior, squares) - of_all))
     return *strong((step + 1, posterior)), loss
 
@@ -224,13 +223,13 @@ def _blend(rate: Rate, current: Any, of_batch: Any) -> Any:
 
 def _update_blended(prior: Any, rate: Rate, posterior: Posterior, terms: Terms) -> Posterior:
     """Take the update of the paper with terms averaged over batches."""
-    functions, m = factors_of(posterior), terms.m
+    functions, m = posterior.functions, terms.m
     alpha = _blend(rate, functions.alpha[m], terms.alpha)
     h = _blend(rate, functions.h[m], terms.h)
     # at rate 0 the search over kernels rests, too
     due = jnp.where(rate[0] > 0, functions.step, 0)
     start = posterior._replace(functions=functions._replace(step=due))
-    new: Any = update_plain(prior, start, Terms(m, alpha, h)).functions
+    new = update_plain(prior, start, Terms(m, alpha, h)).functions
     step = jnp.where(rate[0] > 0, new.step, functions.step)
     return posterior._replace(functions=new._replace(step=step))
 
@@ -239,7 +238,7 @@ def _settled(
     engine: Engine, local: tuple[str, ...], posterior: Posterior, temperature: Any
 ) -> Posterior:
     """Make some passes over the weights of a batch and its local sites."""
-    functions, is_normal = factors_of(posterior), engine.form.is_normal
+    functions, is_normal = posterior.functions, engine.form.is_normal
     moments = functions.mean, functions.var
     stats = None
     if is_normal and keeps_products(engine.form):

@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.fitting.ascent import CHUNK, advance, begin, chunks
+from numpyro_spikeslab.fitting.ascent import begin, chunks
 from numpyro_spikeslab.fitting.features import engine_of
 from numpyro_spikeslab.fitting.function_updates import Terms, condition, with_kernels
 from numpyro_spikeslab.fitting.posterior import Engine, FunctionFactors, Posterior, bound, view_at
@@ -94,11 +94,8 @@ class Problem(NamedTuple):
     def run(self, num_steps: int) -> tuple["Problem", np.ndarray]:
         """After some sweeps, and the bounds."""
 
-        def take(progress, number):
-            return advance(self.engine, progress, number, -1.0, CHUNK)
-
         start = begin(self.engine, self.posterior)
-        ends, losses = zip(*chunks(take, self.engine, start, num_steps), strict=True)
+        ends, losses = zip(*chunks(self.engine, start, num_steps, -1.0), strict=True)
         return self._replace(posterior=ends[-1].posterior), -np.concatenate(losses)
 
     def with_function(
