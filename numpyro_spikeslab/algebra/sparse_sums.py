@@ -15,7 +15,6 @@ import numpy as np
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 CHUNK = 32
 """Most entries of a chunk; smaller where owners have few entries."""
@@ -30,14 +29,6 @@ class Entries(NamedTuple):
 
     rows: Int[Array, " L"]
     columns: Int[Array, " L"]
-
-
-class Layout(NamedTuple):
-    """Observed entries of a sparse table, and the same grouped by row and by column."""
-
-    where: Entries
-    by_rows: "Side"
-    by_columns: "Side"
 
 
 class Side(NamedTuple):
@@ -55,28 +46,6 @@ class Side(NamedTuple):
     others: Int[Array, "T devices tile chunk"]
     owners: Int[Array, "T devices tile"]
     first: Int[Array, " blocks+1"]
-
-
-def layout_of(
-    where: Entries, shape: tuple[int, int], num_features: int, mesh: Mesh | None = None
-) -> Layout:
-    """Lay out the entries of a table of N rows and Q columns, which the devices of a mesh share."""
-    rows, columns = (np.asarray(x) for x in where)
-    N, Q = shape
-    devices = 1 if mesh is None else mesh.size
-    layout = Layout(
-        Entries(jnp.asarray(rows), jnp.asarray(columns)),
-        side_of(rows, columns, N, num_features, devices),
-        side_of(columns, rows, Q, num_features, devices),
-    )
-    if mesh is None:
-        return layout
-
-    def place(x):
-        shared = PartitionSpec(None, mesh.axis_names) if x.ndim > 1 else PartitionSpec()
-        return jax.device_put(np.asarray(x), NamedSharding(mesh, shared))
-
-    return jax.tree.map(place, layout)
 
 
 def side_of(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ascent of the bound: one step for all models, repeated in compiled code."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,9 +13,8 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.search import climb
 from numpyro_spikeslab.fitting.posterior import (
-    Data,
+    Engine,
     Posterior,
-    Spec,
     bound,
     bound_given,
     held,
@@ -39,18 +38,17 @@ class Progress(NamedTuple):
     converged: Any
 
 
-def begin(spec: Spec, data: Data, posterior: Posterior, step: Any = 0) -> Progress:
+def begin(engine: Engine, posterior: Posterior, step: Any = 0) -> Progress:
     """Make the progress before the first step."""
-    posterior = data.features.begin(spec, data, posterior)
+    posterior = engine.features.begin(engine, posterior)
     # a step of weak type would compile everything once more
     step, loss = jnp.asarray(step, int), jnp.array(jnp.inf, jnp.result_type(float))
     return Progress(step, posterior, loss, jnp.array(False))
 
 
-@partial(jax.jit, static_argnums=(0, 5))
+@partial(jax.jit, static_argnums=4)
 def advance(
-    spec: Spec,
-    data: Data,
+    engine: Engine,
     progress: Progress,
     num_steps: Any,
     threshold: Any,
@@ -65,8 +63,8 @@ def advance(
 
     def one(carry):
         progress, losses, done = carry
-        temperature = 1.0 if spec.temperature is None else spec.temperature(progress.step)
-        posterior, reached = step(spec, data, progress.posterior, temperature)
+        temperature = 1.0 if engine.temperature is None else engine.temperature(progress.step)
+        posterior, reached = step(engine, progress.posterior, temperature)
         settled = (temperature <= 1.0) & (jnp.abs(progress.loss + reached) <= threshold)
         progress = Progress(progress.step + 1, posterior, -reached, settled)
         return progress, losses.at[done].set(-reached), done + 1
@@ -82,21 +80,26 @@ def advance(
 
 
 def chunks(
-    run: Callable, data: Data, progress: Progress, num_steps: int
+    engine: Engine, progress: Progress, num_steps: int, threshold: Any
 ) -> Iterator[tuple[Progress, Any]]:
-    """Take steps in chunks, until all starts have settled.
+    """Take steps in chunks, from one start or several, until all have settled; see :func:`advance`.
 
-    :param run: takes steps from a progress; their number is its second argument.
     :return: the progress and the losses after each chunk.
     """
-    # traced steps are one loop, for each would be compiled
-    size = CHUNK if are_concrete((data, progress)) else num_steps
-    if data.layout is not None:
-        # steps on many entries take seconds; Ctrl-C is noticed between chunks
-        size = max(1, min(CHUNK, 2**25 // len(data.layout.where.rows)))
+
+    def run(progress):
+        return advance(engine, progress, number, threshold, max(CHUNK, number))
+
+    if jnp.ndim(progress.step):
+        run = jax.vmap(run)
+    # steps on many observations take seconds; Ctrl-C is noticed between chunks
+    size = max(1, min(CHUNK, 2**25 // engine.layout.size))
+    if not are_concrete((engine, progress)):
+        # traced steps are one loop, for each would be compiled
+        size = num_steps
     while num_steps > 0:
         number = min(size, num_steps)
-        progress, losses = run(progress, number)
+        progress, losses = run(progress)
         num_steps -= number
         if not are_concrete(progress):
             yield progress, losses[..., :number]
@@ -114,57 +117,57 @@ def trimmed(losses: Float[np.ndarray, "*starts steps"], progress: Progress) -> A
 
 
 def step(
-    spec: Spec, data: Data, posterior: Posterior, temperature: Any
+    engine: Engine, posterior: Posterior, temperature: Any
 ) -> tuple[Posterior, Float[Array, ""]]:
     """Sweep over the pairs, and functions; then set everything else to its maximum.
 
     :return: the posterior and its exact bound.
     """
-    at = view_at(spec, data, posterior)
-    at, posterior, squares = data.features.sweep(spec, data, at, posterior, temperature)
+    at = view_at(engine, posterior)
+    at, posterior, squares = engine.features.sweep(engine, at, posterior, temperature)
     before = posterior.values
-    posterior = with_modes(spec, data, at, posterior, squares)
-    posterior = posterior._replace(values=held(spec, temperature, before, posterior.values))
-    if data.view is not None:
-        at = with_roles(spec, data, at, posterior.values)
-    elif set(spec.form.free) <= set(posterior.slopes):
+    posterior = with_modes(engine, at, posterior, squares)
+    posterior = posterior._replace(values=held(engine, temperature, before, posterior.values))
+    if engine.base is not None:
+        at = with_roles(engine, at, posterior.values)
+    elif set(engine.form.free) <= set(posterior.slopes):
         # the sweep has taken them to their maximum; the next one finds its residual itself
-        posterior = data.features.begin(spec, data, posterior.moved())
-        if not spec.form.is_normal:
+        posterior = engine.features.begin(engine, posterior.moved())
+        if not engine.form.is_normal:
             # the squares are those of the old stand-in
-            return posterior, bound(spec, data, posterior)
-        at = view_at(spec, data, posterior)
+            return posterior, bound(engine, posterior)
+        at = view_at(engine, posterior)
     else:
-        return _with_free(spec, data, posterior, temperature)
-    return posterior, bound_given(spec, at, posterior, squares)
+        return _with_free(engine, posterior, temperature)
+    return posterior, bound_given(engine, at, posterior, squares)
 
 
-def _with_free(spec, data, posterior, temperature) -> tuple[Posterior, Any]:
+def _with_free(engine, posterior, temperature) -> tuple[Posterior, Any]:
     """Set coefficients to their maximum; with other free sites, take L-BFGS steps of all."""
-    if spec.form.coefficients:
-        posterior = data.features.with_coefficients(spec, data, posterior)
-    if not spec.form.searched:
-        posterior = data.features.begin(spec, data, posterior)
-        return posterior, bound(spec, data, posterior)
+    if engine.form.coefficients:
+        posterior = engine.features.with_coefficients(engine, posterior)
+    if not engine.form.searched:
+        posterior = engine.features.begin(engine, posterior)
+        return posterior, bound(engine, posterior)
     values = posterior.values
-    start = {name: values[name] for name in spec.form.free}
+    start = {name: values[name] for name in engine.form.free}
 
     def reached(free):
-        new = held(spec, temperature, values, free)
-        return bound(spec, data, posterior.moved(values=values | new))
+        new = held(engine, temperature, values, free)
+        return bound(engine, posterior.moved(values=values | new))
 
-    free, value = climb(reached, start, data.transforms)
-    free = held(spec, temperature, values, free)
+    free, value = climb(reached, start, engine.transforms)
+    free = held(engine, temperature, values, free)
     # the next sweep finds another residual, so this one is not handed on
     posterior = posterior.moved(values=values | free)
-    return data.features.begin(spec, data, posterior), value
+    return engine.features.begin(engine, posterior), value
 
 
-@partial(jax.jit, static_argnums=0)
-def improve(spec: Spec, data: Data, posterior: Posterior, num_times: Any) -> Posterior:
+@jax.jit
+def improve(engine: Engine, posterior: Posterior, num_times: Any) -> Posterior:
     """Set free sites to their maximum while functions stay."""
 
     def one(_, posterior):
-        return _with_free(spec, data, posterior, 1.0)[0]
+        return _with_free(engine, posterior, 1.0)[0]
 
     return strong(jax.lax.fori_loop(0, num_times, one, posterior))

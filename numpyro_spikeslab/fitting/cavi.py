@@ -17,9 +17,9 @@ from numpyro.optim import _NumPyroOptim
 from numpyro.util import identity
 
 from numpyro_spikeslab.fitting.ascent import CHUNK, advance, begin, improve
-from numpyro_spikeslab.fitting.features import data_of
+from numpyro_spikeslab.fitting.features import engine_of
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
-from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior, bound, spec_of, strong
+from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior, bound, strong
 from numpyro_spikeslab.fitting.refusals import check_state, checked_params, refuse, refuse_traced
 from numpyro_spikeslab.fitting.run import (
     Call,
@@ -170,11 +170,11 @@ class CAVI(SVI):
         # of a pickle it is an equal string, not the same one
         if temperature == "automatic":
             temperature = annealing if reading.functions is None else None
-        data, like = data_of(reading), None
+        engine, like = engine_of(reading, self.plain, temperature), None
         if self.stream is None:
             like = jax.eval_shape(lambda: self.guide.pack(reading, _values(self._start(reading))))
-        call = Call(reading, spec_of(reading, self.plain, temperature), data, like)
-        if are_concrete(data):
+        call = Call(reading, engine, like)
+        if are_concrete(engine):
             self._last = call
         return call
 
@@ -231,20 +231,20 @@ class CAVI(SVI):
         self, call: Call, params: dict[str, Any], chosen: dict[str, Any], key: Any
     ) -> Posterior:
         """Draw random weights, fit functions to them, and set free sites to their maximum."""
-        reading, spec, data, _ = call
-        refuse_traced(reading, (data, params))
+        reading, engine, _ = call
+        refuse_traced(reading, (engine, params))
         params, functions = params | chosen, reading.functions
         assert functions is not None
-        values = {x: params[param_name(x, self.guide.prefix, params)] for x in spec.form.others}
+        values = {x: params[param_name(x, self.guide.prefix, params)] for x in engine.form.others}
         zero, theta = jnp.zeros_like(functions.mean), functions.theta(values)
         blank = FunctionFactors(zero, zero, zero, zero, zero[:, 0], zero, theta, theta)
-        posterior = Posterior(self.guide.factors.pack(spec.form, params), blank, values, None)
-        if spec.form.free and not chosen:
+        posterior = Posterior(self.guide.factors.pack(engine.form, params), blank, values, None)
+        if engine.form.free and not chosen:
             # first the free sites, or the functions absorb their effect
-            alone = improve(spec, data, start_alone(spec, data, posterior), NUM_IMPROVEMENTS)
-            values = {site: alone.values[site] for site in spec.form.free}
+            alone = improve(engine, start_alone(engine, posterior), NUM_IMPROVEMENTS)
+            values = {site: alone.values[site] for site in engine.form.free}
             posterior = posterior._replace(values=posterior.values | values)
-        return start_random(spec, data, posterior, key)
+        return start_random(engine, posterior, key)
 
     def get_params(self, svi_state: SVIState) -> dict[str, Any]:
         """Make the parameters of the guide and the model from a state.
@@ -265,8 +265,8 @@ class CAVI(SVI):
         if self.stream is not None:
             step, posterior, loss = self.stream.step(call, svi_state.optim_state)
             return _state(rng_key, step, posterior), loss
-        progress = begin(call.spec, call.data, self._posterior(call, svi_state), svi_state[0][0])
-        progress, _ = advance(call.spec, call.data, progress, 1, -1.0, CHUNK)
+        progress = begin(call.engine, self._posterior(call, svi_state), svi_state[0][0])
+        progress, _ = advance(call.engine, progress, 1, -1.0, CHUNK)
         return _state(rng_key, progress.step, progress.posterior), progress.loss
 
     # its closed forms cannot diverge
@@ -279,7 +279,7 @@ class CAVI(SVI):
         call = self._call(args, kwargs)
         if self.stream is not None:
             return self.stream.step(call, svi_state.optim_state, 0.0)[2]
-        return -_bound(call.spec, call.data, self._posterior(call, svi_state))
+        return -_bound(call.engine, self._posterior(call, svi_state))
 
     @full_precision
     def run(
@@ -312,17 +312,17 @@ class CAVI(SVI):
         call = self._call(args, kwargs)
         state = init_state or self._init(rng_key, call, init_params)
         posterior = self._posterior(call, state)
-        one = self.plain or init_state or init_params or call.reading.layout is not None
-        number = self.num_restarts or (1 if one or call.reading.functions is None else 2)
+        one = self.plain or init_state or init_params
+        number = self.num_restarts or (1 if one else call.engine.features.num_starts)
         plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
-        progress, starts = begin(call.spec, call.data, posterior, state.optim_state[0]), None
+        progress, starts = begin(call.engine, posterior, state.optim_state[0]), None
         rng_key, key_starts, _ = random.split(state.rng_key, 3)
-        if are_concrete((call.data, progress)):
+        if are_concrete((call.engine, progress)):
             progress, losses, starts = run_stages(call, key_starts, progress, plan, progress_bar)
             check_end(call, progress, losses, init_params is not None)
             check_starts(starts, progress.posterior.weights)
         else:
-            refuse_traced(call.reading, (call.data, progress))
+            refuse_traced(call.reading, (call.engine, progress))
             begun = 0 if init_state is None else state.optim_state[0]
             progress, losses = run_traced(call, key_starts, progress, plan, begun)
         converged = None if tol is None else progress.converged
@@ -349,4 +349,4 @@ def _within(support: Any, value: Any) -> Any:
     return jnp.where(inside, value, support.feasible_like(jnp.asarray(value)))
 
 
-_bound = jax.jit(bound, static_argnums=0)
+_bound = jax.jit(bound)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Features, the regressors or latent functions that weights multiply: a class for each layout.
 
-:func:`data_of` chooses the class for a model and its data; steps and the bound call its methods.
+:func:`engine_of` chooses the class for a model and its data; steps and the bound call its methods.
 """
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Array, Bool, Float
 
@@ -18,17 +18,15 @@ from numpyro.distributions import biject_to
 from numpyro_spikeslab.algebra.changing_design import AnyDesign, ChangingDesign
 from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, whitened
 from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.observations import Grid
 from numpyro_spikeslab.algebra.pairs import Design, Prior, expectation, in_parts, predictor
-from numpyro_spikeslab.algebra.sparse_sums import at_entries
 from numpyro_spikeslab.algebra.task_sweeps import task_sweep
 from numpyro_spikeslab.fitting.function_sweeps import sweep, sweep_plain
-from numpyro_spikeslab.fitting.function_updates import factors_of, white_factors, with_kernels
+from numpyro_spikeslab.fitting.function_updates import white_factors, with_kernels
 from numpyro_spikeslab.fitting.posterior import (
-    Data,
+    Engine,
     Posterior,
-    Spec,
     moments_at,
-    problem_of,
     strong,
     view_at,
     with_roles,
@@ -53,7 +51,7 @@ from numpyro_spikeslab.reading.coefficient_rows import (
 from numpyro_spikeslab.reading.form import COLUMNS, SHARED
 from numpyro_spikeslab.reading.program import RUN_ONCE, are_concrete, outside_transformations
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.reading.roles import Index, NoiseRole
+from numpyro_spikeslab.reading.roles import Index, NoiseRole, SlabRole
 from numpyro_spikeslab.reading.view import View, blocks_at
 
 Swept = tuple[View, Posterior, Float[Array, " Q"]]
@@ -71,7 +69,10 @@ class Features:
     - **with_coefficients** - set coefficients to their joint mode given the mean weights.
     """
 
-    def begin(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
+    num_starts: ClassVar[int] = 1
+    """How many starts a run has by default."""
+
+    def begin(self, engine: Engine, q: Posterior) -> Posterior:
         """Compute the residual, which sweeps then keep up to date."""
         return q
 
@@ -90,110 +91,110 @@ class Columns(Features):
     split: Split | None
     rows: Float[Array, "K B N"] | None
 
-    def begin(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
-        if not spec.form.is_normal:
-            return _with_moments(spec, data, q)
-        return q if data.view is None else _with_residual(spec, data, q)
+    def begin(self, engine: Engine, q: Posterior) -> Posterior:
+        if not engine.form.is_normal:
+            return _with_moments(engine, q)
+        return q if engine.base is None else _with_residual(engine, q)
 
-    def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
-        design = self.design_at(spec, data, at, q)
+    def sweep(self, engine: Engine, at: View, q: Posterior, temperature: Any) -> Swept:
+        design = self.design_at(engine, at, q)
         setting = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior)), temperature
         if not q.slopes:
-            residual = _whitened_data(at) if data.view is None else q.residual
+            residual = _whitened_data(at) if engine.base is None else q.residual
             weights, residual = q.weights.sweep(design, residual, *setting)
             q = q._replace(weights=weights, residual=residual)
-            return at, q, self._squares(spec, data, at, q, design)
+            return at, q, self._squares(engine, at, q, design)
         # coefficients are integrated out, then set given the weights
-        sites = spec.form.coefficient_sites(q.slopes)
-        without = columns_without(problem_of(spec, data), at, q.values, sites, design, self.split)
+        sites = engine.form.coefficient_sites(q.slopes)
+        without = columns_without(engine.problem, at, q.values, sites, design, self.split)
         weights, residual = q.weights.sweep(without.design, without.residual, *setting)
         values, residual = without.given(residual)
         slopes = without.standard.slopes(without.coefficients.slopes)
         q = q._replace(weights=weights, values=q.values | values, residual=residual, slopes=slopes)
-        return at, q, self._squares(spec, data, at, q, design)
+        return at, q, self._squares(engine, at, q, design)
 
-    def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
+    def moments(self, engine: Engine, at: View, q: Posterior) -> tuple[Array, Array]:
         observed = (at.relative[:, 0] > 0).astype(at.relative.dtype)
-        design = Design(self._blocks(spec, data, q), None)
-        variance = q.weights.predictor_variance(self._moving(spec, data, q, design, observed))
+        design = Design(self._blocks(engine, q), None)
+        variance = q.weights.predictor_variance(self._moving(engine, q, design, observed))
         mean = jnp.zeros_like(variance)
-        if data.view is not None:
+        if engine.base is not None:
             mean = predictor(design, q.weights.mean)
         return mean[:, None], variance[:, None]
 
-    def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
-        if not spec.form.is_normal:
-            _, variance = q.moments or moments_at(spec, data, q)
-            return at.squares(at.Y, spec.form.tasks_last(variance))
-        q = q._replace(residual=self.whitened_residual(spec, data, at, q))
-        return self._squares(spec, data, at, q, self.design_at(spec, data, at, q))
+    def squares(self, engine: Engine, at: View, q: Posterior) -> Float[Array, " Q"]:
+        if not engine.form.is_normal:
+            _, variance = q.moments or moments_at(engine, q)
+            return at.squares(at.Y, engine.form.tasks_last(variance))
+        q = q._replace(residual=self.whitened_residual(engine, at, q))
+        return self._squares(engine, at, q, self.design_at(engine, at, q))
 
-    def _blocks(self, spec, data, q) -> Float[Array, "K B N"]:
+    def _blocks(self, engine, q) -> Float[Array, "K B N"]:
         """The design before whitening."""
-        return blocks_at(problem_of(spec, data), q.values) if self.rows is None else self.rows
+        return blocks_at(engine.problem, q.values) if self.rows is None else self.rows
 
-    def _squares(self, spec, data, at, q, design) -> Float[Array, " Q"]:
+    def _squares(self, engine, at, q, design) -> Float[Array, " Q"]:
         if isinstance(design, ChangingDesign):
             # they are not those of the next stand-in
             return jnp.full(1, jnp.nan)
-        moving = self._moving(spec, data, q, design, at.relative[:, 0])
+        moving = self._moving(engine, q, design, at.relative[:, 0])
         variance = q.weights.total_variance(moving)
         return (jnp.sum(q.residual**2) + variance)[None]
 
-    def _moving(self, spec, data, q, design, relative) -> Design:
+    def _moving(self, engine, q, design, relative) -> Design:
         """Return the design plus the effect of the weights through the coefficients."""
         if not q.slopes:
             return design
-        sites = spec.form.coefficient_sites(q.slopes)
-        rows = whitened(dense_rows(problem_of(spec, data), q.values, sites), relative)
+        sites = engine.form.coefficient_sites(q.slopes)
+        rows = whitened(dense_rows(engine.problem, q.values, sites), relative)
         slopes = in_parts(joined(sites, q.slopes, 1)[0].T, *design.rows.shape[:2])
         return Design(design.rows + slopes @ rows, None)
 
-    def rounding(self, spec: Spec, at: View) -> Float[Array, " Q"]:
+    def rounding(self, engine: Engine, at: View) -> Float[Array, " Q"]:
         return 16 * at.rounding
 
-    def with_coefficients(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
-        at = view_at(spec, data, q)
+    def with_coefficients(self, engine: Engine, q: Posterior) -> Posterior:
+        at = view_at(engine, q)
         # the view is at the mean weights, so Y is the residual
-        return _with_coefficients(spec, data, at, q, at.Y)
+        return _with_coefficients(engine, at, q, at.Y)
 
-    def design_at(self, spec: Spec, data: Data, at: View, q: Posterior) -> AnyDesign:
+    def design_at(self, engine: Engine, at: View, q: Posterior) -> AnyDesign:
         """The whitened design."""
         if self.design is not None:
             return self.design
-        rows, whitening = self._blocks(spec, data, q), jnp.sqrt(at.relative[:, 0])
-        if spec.form.is_normal or not isinstance(q.weights, PairedMeanField):
+        rows, whitening = self._blocks(engine, q), jnp.sqrt(at.relative[:, 0])
+        if engine.form.is_normal or not isinstance(q.weights, PairedMeanField):
             return Design(rows * whitening, None)
         return ChangingDesign(rows, whitening, jnp.zeros((0, len(whitening))), jnp.zeros((0, 0)))
 
-    def whitened_residual(self, spec: Spec, data: Data, at: View, q: Posterior) -> Array:
+    def whitened_residual(self, engine: Engine, at: View, q: Posterior) -> Array:
         """Compute the whitened residual at the mean weights."""
-        if data.view is None:
+        if engine.base is None:
             return _whitened_data(at)
-        design = self.design_at(spec, data, at, q)
+        design = self.design_at(engine, at, q)
         assert isinstance(design, Design)
         return _whitened_data(at) - predictor(design, q.weights.mean)
 
 
-@partial(jax.jit, static_argnums=0)
-def _with_residual(spec: Spec, data: Data, q: Posterior) -> Posterior:
-    residual = data.features.whitened_residual(spec, data, view_at(spec, data, q), q)
+@jax.jit
+def _with_residual(engine: Engine, q: Posterior) -> Posterior:
+    residual = engine.features.whitened_residual(engine, view_at(engine, q), q)
     return strong(q._replace(residual=residual))
 
 
-@partial(jax.jit, static_argnums=0)
-def _with_moments(spec: Spec, data: Data, q: Posterior) -> Posterior:
-    return strong(q._replace(moments=moments_at(spec, data, q)))
+@jax.jit
+def _with_moments(engine: Engine, q: Posterior) -> Posterior:
+    return strong(q._replace(moments=moments_at(engine, q)))
 
 
 def _whitened_data(at: View) -> Float[Array, " N"]:
     return jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0]
 
 
-def _with_coefficients(spec, data, at, q, residual) -> Posterior:
+def _with_coefficients(engine, at, q, residual) -> Posterior:
     """Set coefficients that are one dense vector to their mode."""
-    sites = spec.form.coefficient_sites(spec.form.coefficients)
-    new, _ = given_residual(problem_of(spec, data), at, q.values, sites, residual)
+    sites = engine.form.coefficient_sites(engine.form.coefficients)
+    new, _ = given_residual(engine.problem, at, q.values, sites, residual)
     return q.moved(values=q.values | new)
 
 
@@ -214,28 +215,27 @@ class Tasks(Features):
         """Means and variances of the features."""
         raise NotImplementedError
 
-    def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        mean, variance = q.weights.mixed(*self.of(q))
-        return mean.T, variance.T
+    def moments(self, engine: Engine, at: View, q: Posterior) -> tuple[Array, Array]:
+        return at.layout.moments(q.weights, *self.of(q))
 
-    def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
+    def squares(self, engine: Engine, at: View, q: Posterior) -> Float[Array, " Q"]:
         return squares_left(at, *self.of(q), q.weights)
 
-    def rounding(self, spec: Spec, at: View) -> Float[Array, " Q"]:
+    def rounding(self, engine: Engine, at: View) -> Float[Array, " Q"]:
         # squares come from sums by subtraction, so rounding grows with the power of the data
         power = at.squares(at.Y)
         return jnp.finfo(power.dtype).eps * power + at.rounding
 
-    def with_coefficients(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
-        at = view_at(spec, data, q)
-        if spec.form.of_tasks:
-            tasks = self.without_coefficients(spec, at, q)
+    def with_coefficients(self, engine: Engine, q: Posterior) -> Posterior:
+        at = view_at(engine, q)
+        if engine.form.of_tasks:
+            tasks = self.without_coefficients(engine, at, q)
             return q._replace(values=q.values | tasks.given(q.weights.mean)[1])
-        return _with_coefficients(spec, data, at, q, at.Y - self.of(q)[0].T @ q.weights.mean.T)
+        return _with_coefficients(engine, at, q, at.residual(q.weights.mean, self.of(q)[0]))
 
-    def without_coefficients(self, spec: Spec, at: View, q: Posterior) -> TasksWithout:
+    def without_coefficients(self, engine: Engine, at: View, q: Posterior) -> TasksWithout:
         """Integrate the coefficients of tasks out."""
-        sites, features = spec.form.of_tasks, self.of(q)[0]
+        sites, features = engine.form.of_tasks, self.of(q)[0]
         return tasks_without(sites, at, q.values, features, self.covariates, self.statistics)
 
 
@@ -254,15 +254,15 @@ class Shared(Tasks):
     def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
         return self.values, jnp.zeros_like(self.values)
 
-    def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
+    def sweep(self, engine: Engine, at: View, q: Posterior, temperature: Any) -> Swept:
         if not q.slopes:
             stats = self.stats
-            if stats is None and keeps_products(spec.form):
+            if stats is None and keeps_products(engine.form):
                 stats = gram(at, *self.of(q))
             weights, squares = sweep_weights(at, *self.of(q), stats, q.weights, temperature)
             return at, q._replace(weights=weights), squares
         # the coefficients of each task are integrated out, then set given the weights
-        tasks = self.without_coefficients(spec, at, q)
+        tasks = self.without_coefficients(engine, at, q)
         current = q.weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
         weights = PairedMeanField.of(task_sweep(tasks.gram_form(), *current), temperature)
         (u, values), slopes = tasks.given(weights.mean), tasks.coefficients.slopes
@@ -270,19 +270,19 @@ class Shared(Tasks):
         q = q._replace(weights=weights, values=q.values | values)
         return at, q._replace(slopes=tasks.standard.slopes(slopes)), squares
 
-    def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        mean, variance = super().moments(spec, data, at, q)
+    def moments(self, engine: Engine, at: View, q: Posterior) -> tuple[Array, Array]:
+        mean, variance = super().moments(engine, at, q)
         if not q.slopes:
             return mean, variance
-        slopes = joined(spec.form.of_tasks, q.slopes, 1)
-        rows = jnp.concatenate([self.covariates[site.site] for site in spec.form.of_tasks])
+        slopes = joined(engine.form.of_tasks, q.slopes, 1)
+        rows = jnp.concatenate([self.covariates[site.site] for site in engine.form.of_tasks])
         features = self.values + jnp.einsum("qcm,cn->qmn", slopes, rows)
         return mean, jnp.einsum("qm,qmn->nq", q.weights.variance, features**2)
 
-    def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
+    def squares(self, engine: Engine, at: View, q: Posterior) -> Float[Array, " Q"]:
         if not q.slopes:
-            return super().squares(spec, data, at, q)
-        tasks = self.without_coefficients(spec, at, q)
+            return super().squares(engine, at, q)
+        tasks = self.without_coefficients(engine, at, q)
         moments = q.weights.mean, q.weights.variance
         slopes = tasks.standard.unscaled(q.slopes)
         return tasks.squares(moments, tasks.standard.prior.deviation, slopes)
@@ -293,15 +293,18 @@ class Shared(Tasks):
 class LatentFunctions(Tasks):
     """Latent functions with a dense table of observations and an optional mask."""
 
+    # a random one, and the singular vectors of the table
+    num_starts = 2
+
     def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
-        functions = factors_of(q)
+        functions = q.functions
         return functions.mean, functions.var
 
-    def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
-        visit = sweep_plain if spec.plain else sweep
-        q, squares = visit(spec, data, at, q, temperature)
-        q = with_kernels(spec, q)
-        return with_roles(spec, data, at, q.values), q, squares
+    def sweep(self, engine: Engine, at: View, q: Posterior, temperature: Any) -> Swept:
+        visit = sweep_plain if engine.plain else sweep
+        q, squares = visit(engine, at, q, temperature)
+        q = with_kernels(engine, q)
+        return with_roles(engine, at, q.values), q, squares
 
 
 @jax.tree_util.register_dataclass
@@ -309,39 +312,42 @@ class LatentFunctions(Tasks):
 class ObservedEntries(LatentFunctions):
     """White latent functions with the entries of a sparse table as observations."""
 
-    def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
+    num_starts = 1
+
+    def sweep(self, engine: Engine, at: View, q: Posterior, temperature: Any) -> Swept:
         """Update the functions at all rows, then the weights of all columns."""
         mean, alpha = update_functions(at, self.of(q)[0], q.weights)
-        q = q._replace(functions=white_factors(factors_of(q), mean, alpha))
+        q = q._replace(functions=white_factors(q.functions, mean, alpha))
         weights, squares = update_columns(at, *self.of(q), q.weights, temperature)
         return at, q._replace(weights=weights), squares
 
-    def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
-        assert at.layout is not None
-        return at_entries(at.layout.where, PairedMeanField.mixed, q.weights, *self.of(q))
-
-    def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
+    def squares(self, engine: Engine, at: View, q: Posterior) -> Float[Array, " Q"]:
         # the moments are optimal already, so gradients need not pass through them
-        mean, variance = jax.lax.stop_gradient(self.moments(spec, data, at, q))
+        mean, variance = jax.lax.stop_gradient(self.moments(engine, at, q))
         return at.squares(at.Y - mean, variance)
 
 
 _blocks = jax.jit(blocks_at)
 
 
-def data_of(reading: Reading) -> Data:
-    """Collect the data of a reading, and all arrays that depend on the data alone."""
-    functions = reading.functions
-    at, indices = with_shared_prior(reading)
-    return Data(
-        constants=reading.problem.constants,
+def engine_of(reading: Reading, plain: bool, temperature: Any) -> Engine:
+    """Make the engine of a reading, with all arrays that depend on the data alone."""
+    functions, (at, indices) = reading.functions, with_shared_prior(reading)
+    # of traced data it is not known that all weights take the only entry
+    roles = (role for role in reading.form.roles_of(SlabRole) if role.has_mode)
+    single = (role.site for role in roles if reading.indices[role.site].entries is None)
+    return Engine(
+        problem=reading.problem,
         indices=indices,
         transforms={name: biject_to(support) for name, support in reading.supports.items()},
-        view=at,
+        base=at,
         layout=reading.layout,
         features=_features_of(reading, at),
-        kernel=None if functions is None else functions.kernel,
-        mean=None if functions is None else functions.mean,
+        functions=None if functions is None else functions.prior({}),
+        plain=plain,
+        temperature=temperature,
+        profiled=next(single, None),
+        white=functions is not None and functions.is_white,
     )
 
 
@@ -353,7 +359,7 @@ def _features_of(reading: Reading, at: View | None) -> Features:
         rows = None if rows is None else _blocks(reading.problem, reading.generic, rows)
         return Columns(reading.design, reading.split, rows)
     if form.kind != SHARED:
-        of_table = reading.layout is None
+        of_table = isinstance(reading.layout, Grid)
         return (LatentFunctions if of_table else ObservedEntries)(covariates, None)
     if not keeps_products(form):
         return Shared(covariates, None, values, None)

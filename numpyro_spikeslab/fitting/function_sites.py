@@ -51,4 +51,4 @@ def pack(reading: Reading, terms: Any, values: dict[str, Any]) -> FunctionFactor
     assert prior is not None
     prior.check_prior("PairedGuide")
     theta = prior.theta(values)
-    return factors_given(prior.parameters, prior.kernel, prior.mean, theta, *terms)
+    return factors_given(prior.prior({}), theta, *terms)

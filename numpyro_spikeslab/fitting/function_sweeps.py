@@ -23,19 +23,11 @@ from numpyro_spikeslab.algebra.task_sweeps import TASK_BLOCK_SIZE, triangle
 from numpyro_spikeslab.fitting import tasks
 from numpyro_spikeslab.fitting.function_updates import (
     Terms,
-    factors_of,
     reset_if_better,
     update_plain,
     update_with_scale,
 )
-from numpyro_spikeslab.fitting.posterior import (
-    Data,
-    Posterior,
-    Spec,
-    function_prior,
-    view_at,
-    with_roles,
-)
+from numpyro_spikeslab.fitting.posterior import Engine, Posterior, view_at, with_roles
 from numpyro_spikeslab.reading.view import View
 
 # A function that explains less than this (in nats) returns to its prior or stays as it is.
@@ -52,12 +44,12 @@ def block_terms(
     precise, second = (x / at.sigma2[:, None] for x in (mean, second))
     size, linear = mean.shape[1], residual @ precise
     if shared := at.relative.shape[1] == 1:
-        alpha, products = tasks.over_tasks(at, second), precise.T @ mean
+        alpha, products = at.over_tasks(second), precise.T @ mean
     else:
         # in one pass over `relative`: products with it are bound by memory
         rows, columns, place = triangle(size)
         each = precise[:, rows] * mean[:, columns]
-        sums = tasks.over_tasks(at, jnp.concatenate([second, each], axis=1))
+        sums = at.over_tasks(jnp.concatenate([second, each], axis=1))
         alpha, products = sums[:, :size], sums[:, size:][:, place]
 
     def terms(now, m):
@@ -69,13 +61,12 @@ def block_terms(
 
 
 def sweep_plain(
-    spec: Spec, data: Data, at: View, posterior: Posterior, temperature: Any, update: Any = None
+    engine: Engine, at: View, posterior: Posterior, temperature: Any, update: Any = None
 ) -> tuple[Posterior, Float[Array, " Q"]]:
     """Take the variational EM iteration of the paper; return expected squares of residuals too."""
-    update = update or partial(update_plain, function_prior(spec, data, at))
+    update = update or partial(update_plain, engine.prior(at))
     posterior = visit_functions(update, at, posterior)
-    functions, paired = factors_of(posterior), posterior.weights
-    assert isinstance(paired, PairedMeanField)
+    functions, paired = posterior.functions, posterior.weights
     moments = functions.mean, functions.var
     stats = tasks.gram(at, *moments) if at.relative.shape[1] == 1 else None
     weights, squares = tasks.sweep_weights(at, *moments, stats, paired, temperature)
@@ -98,12 +89,12 @@ def visit_functions(
         terms = block_terms(at, weights, residual, functions)
 
         def visit(j, posterior):
-            mean = _cut(factors_of(posterior).mean, start, size)
+            mean = _cut(posterior.functions.mean, start, size)
             return update(posterior, terms(mean, j)._replace(m=start + j))
 
         return jax.lax.fori_loop(first, size, visit, posterior)
 
-    before = factors_of(posterior).mean
+    before = posterior.functions.mean
     if at.relative.shape[1] == 1:
         # no product with the functions: none is in the residual
         return visit_block(posterior, at.relative * at.Y, jnp.zeros_like(before))
@@ -114,13 +105,13 @@ def visit_functions(
         posterior, residual = carry
         # the last block may begin among functions that have been visited
         start = jnp.minimum(k * size, M - size)
-        before = _cut(factors_of(posterior).mean, start, size)
+        before = _cut(posterior.functions.mean, start, size)
         posterior = visit_block(posterior, residual, before, start, k * size - start)
-        change = _cut(factors_of(posterior).mean, start, size) - before
+        change = _cut(posterior.functions.mean, start, size) - before
         weights = _cut(posterior.weights.mean, start, size, 1)
         return posterior, residual - at.relative * (change.T @ weights.T)
 
-    begin = posterior, tasks.left_of(at, before, posterior.weights)
+    begin = posterior, at.relative * at.residual(posterior.weights.mean, before)
     return jax.lax.fori_loop(0, -(-M // size), visit_next, begin)[0]
 
 
@@ -129,29 +120,29 @@ def _cut(x: Any, start: Any, size: int, axis: int = 0) -> Any:
 
 
 def sweep(
-    spec: Spec, data: Data, base: View, posterior: Posterior, temperature: Any
+    engine: Engine, base: View, posterior: Posterior, temperature: Any
 ) -> tuple[Posterior, Float[Array, " Q"]]:
     """Update each function with its scale and kernel, then weights; return expected squares too.
 
     After a white function, its own weights alone are updated: then a sweep costs O(NQM). White
     functions at rest are not visited. After any other function, all weights are updated.
     """
-    prior = function_prior(spec, data, base)
-    at = with_roles(spec, data, base, posterior.values)
-    functions = factors_of(posterior)
-    M = len(functions.kl)
+    prior = engine.prior(base)
+    at = with_roles(engine, base, posterior.values)
+    functions = posterior.functions
+    M, changed = len(functions.kl), {engine.profiled}
     # at their prior, with a mean of zero
     resting = ~jnp.any((functions.alpha != 0) | (functions.mean != 0), axis=1)
-    order = jnp.argsort(resting, stable=True) if spec.white else jnp.arange(M)
-    number = jnp.sum(~resting) if spec.white else M
+    order = jnp.argsort(resting, stable=True) if engine.white else jnp.arange(M)
+    number = jnp.sum(~resting) if engine.white else M
 
     def visit(k, carry):
         m = order[k]
         posterior, residual = carry
-        before = _barrier(posterior.weights.mean[:, m], factors_of(posterior).mean[m])
-        posterior = _update_function(spec, prior, at, carry, m)
-        here = _at_slab(spec, at, posterior.values)
-        if spec.white:
+        before = _barrier(posterior.weights.mean[:, m], posterior.functions.mean[m])
+        posterior = _update_function(engine, prior, at, carry, m)
+        here = with_roles(engine, at, posterior.values, changed)
+        if engine.white:
             return _update_weights(here, (posterior, residual), m, before, temperature)
         residual = residual + _change(here, posterior, m, before)
         return pass_weights(1, here, (posterior, residual))
@@ -164,33 +155,33 @@ def sweep(
 
         return jax.lax.fori_loop(0, number * M, visit, carry)
 
-    begin = posterior, tasks.left_of(base, functions.mean, posterior.weights)
+    begin = posterior, base.relative * base.residual(posterior.weights.mean, functions.mean)
     posterior, residual = jax.lax.fori_loop(0, number, visit, begin)
-    at = _at_slab(spec, at, posterior.values)
-    if spec.white:
+    at = with_roles(engine, at, posterior.values, changed)
+    if engine.white:
         # weights of functions at rest depend on prior variances alone
-        squares = tasks.over_points(at, factors_of(posterior).var).T
+        squares = at.over_points(posterior.functions.var).T
         zero = jnp.zeros_like(posterior.weights.probs)
         new = _weights_given(at, slice(None), squares, zero, temperature)
         posterior = posterior._replace(weights=choose(resting, new, posterior.weights))
     else:
         posterior, _ = pass_weights(LAST_PASSES, at, (posterior, residual))
-    functions = factors_of(posterior)
+    functions = posterior.functions
     # computed anew, since rounding errors of the visits add up
     return posterior, tasks.squares_left(base, functions.mean, functions.var, posterior.weights)
 
 
-def _update_function(spec, prior, at, carry, m) -> Posterior:
+def _update_function(engine, prior, at, carry, m) -> Posterior:
     """Update a function, or try to return it to its prior if it explains nothing."""
     posterior, residual = carry
-    mean = factors_of(posterior).mean[m][None]
+    mean = posterior.functions.mean[m][None]
     weights: Any = jax.tree.map(lambda x: _barrier(x[:, m])[0][:, None], posterior.weights)
     terms = block_terms(at, weights, residual, mean)(mean, 0)._replace(m=m)
-    power = tasks.explained(at, tasks.over_points(at, mean**2).T, weights)[0]
+    power = tasks.explained(at, at.over_points(mean**2).T, weights)[0]
     return jax.lax.cond(
         power < SILENT,
         lambda p: reset_if_better(prior, p, terms),
-        lambda p: update_with_scale(spec, prior, at, p, terms),
+        lambda p: update_with_scale(engine, prior, at, p, terms),
         posterior,
     )
 
@@ -198,11 +189,11 @@ def _update_function(spec, prior, at, carry, m) -> Posterior:
 def _update_weights(at, carry, m, before, temperature) -> tuple[Posterior, Any]:
     """Update the weights (eq. 7) of a function that was ``before`` at the time of the residual."""
     posterior, residual = carry
-    functions = factors_of(posterior)
+    functions = posterior.functions
     w, phi = before
     mean, var = _barrier(functions.mean[m], functions.var[m])
-    linear = mean @ residual + w * tasks.over_points(at, mean * phi)
-    new = _weights_given(at, m, tasks.over_points(at, mean**2 + var), linear, temperature)
+    linear = mean @ residual + w * at.over_points(mean * phi)
+    new = _weights_given(at, m, at.over_points(mean**2 + var), linear, temperature)
     weights = jax.tree.map(lambda x, y: x.at[:, m].set(y), posterior.weights, new)
     posterior = posterior._replace(weights=weights)
     return posterior, residual + _change(at, posterior, m, before)
@@ -211,7 +202,7 @@ def _update_weights(at, carry, m, before, temperature) -> tuple[Posterior, Any]:
 def _change(at: View, posterior: Posterior, m: Any, before: tuple[Any, Any]) -> Any:
     """Return the change of the residual with the weights and the mean of a function."""
     w, phi = before
-    new, mean = _barrier(posterior.weights.mean[:, m], factors_of(posterior).mean[m])
+    new, mean = _barrier(posterior.weights.mean[:, m], posterior.functions.mean[m])
     return at.relative * (phi[:, None] * w - mean[:, None] * new)
 
 
@@ -222,41 +213,31 @@ def _weights_given(at: View, m: Any, squares: Any, linear: Any, temperature: Any
     return PairedMeanField.of(coordinates(squares, tau, prior).given(tau * linear), temperature)
 
 
-def _at_slab(spec: Spec, at: View, values: dict[str, Any]) -> View:
-    """Return the view at the scale of all slabs, which updates of functions change."""
-    if spec.profiled is None:
-        return at
-    scale = jnp.reshape(values[spec.profiled], ())
-    variance = jnp.full_like(at.prior.variance, scale**2)
-    return at._replace(prior=at.prior._replace(variance=variance))
-
-
 def _barrier(*arrays: Any) -> Any:
     """Keep XLA from recomputing these for each entry of their outer product."""
     return jax.lax.optimization_barrier(arrays)
 
 
-@partial(jax.jit, static_argnums=0)
-def in_use(spec: Spec, data: Data, posterior: Posterior) -> Bool[Array, " M"]:
+@jax.jit
+def in_use(engine: Engine, posterior: Posterior) -> Bool[Array, " M"]:
     """Return which functions some task includes and explain more than a nat."""
-    at = view_at(spec, data, posterior)
-    squares = tasks.over_points(at, factors_of(posterior).mean ** 2).T
+    at = view_at(engine, posterior)
+    squares = at.over_points(posterior.functions.mean**2).T
     power = tasks.explained(at, squares, posterior.weights)
     return (jnp.max(posterior.weights.probs, axis=0) > 0.5) & (power > 1.0)
 
 
-@partial(jax.jit, static_argnums=0)
-def gains_without(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, " M"]:
+@jax.jit
+def gains_without(engine: Engine, posterior: Posterior) -> Float[Array, " M"]:
     """Return the gain of the exact bound when one function is removed and all others stay.
 
     The residual grows by ``<w> phi``. The divergences of the function and of its weights go, up to
     that of spikes at zero.
     """
-    at = view_at(spec, data, posterior)
-    phi, paired = factors_of(posterior), posterior.weights
-    assert isinstance(paired, PairedMeanField)
+    at = view_at(engine, posterior)
+    phi, paired = posterior.functions, posterior.weights
     W = paired.mean
-    squares, var = tasks.over_points(at, phi.mean**2).T, tasks.over_points(at, phi.var).T
+    squares, var = at.over_points(phi.mean**2).T, at.over_points(phi.var).T
     cross = tasks.left_with(at, phi.mean, paired).T
     growth = 2 * W * cross + W**2 * squares - paired.product_variance(squares, var)
     cost = jax.vmap(lambda q, *prior: q.divergence(Prior(*prior)), in_axes=1)

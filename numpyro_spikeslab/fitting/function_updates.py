@@ -6,7 +6,6 @@ r"""Updates of one latent function: its Gaussian factor, its kernel's parameters
 ``M`` latent functions, ``P`` log-parameters of a kernel.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.search import choose, climb_coordinates
-from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior, Spec, strong
+from numpyro_spikeslab.fitting.posterior import Engine, FunctionFactors, Posterior, strong
 from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.roles import elementwise, scale_mode
 from numpyro_spikeslab.reading.view import View
@@ -40,18 +39,12 @@ class Terms(NamedTuple):
         return self._replace(alpha=t * self.alpha, h=jnp.sqrt(t) * self.h)
 
 
-def factors_of(posterior: Posterior) -> FunctionFactors:
-    """Return the functions of a posterior that has some."""
-    assert posterior.functions is not None
-    return posterior.functions
-
-
 def condition(
     prior: FunctionPrior, posterior: Posterior, terms: Terms, theta: Any, step: Any, L: Any = None
 ) -> Posterior:
     """Set ``q(phi_m)`` to its optimum, with the factorisation ``L`` if it is the one at theta."""
     new = _factor(prior, terms, theta, step, L)
-    functions = jax.tree.map(lambda x, y: x.at[terms.m].set(y), factors_of(posterior), new)
+    functions = jax.tree.map(lambda x, y: x.at[terms.m].set(y), posterior.functions, new)
     return posterior._replace(functions=functions)
 
 
@@ -77,7 +70,7 @@ def update_plain(
     prior: FunctionPrior, posterior: Posterior, terms: Terms, rounds: Any = 1
 ) -> Posterior:
     """Update ``q(phi_m)`` and ``theta_m`` jointly (supplement 1.3)."""
-    functions, m = factors_of(posterior), terms.m
+    functions, m = posterior.functions, terms.m
 
     def value(theta, _):
         return log_joint(prior, terms, theta)
@@ -107,14 +100,14 @@ class SlabScale(NamedTuple):
     density: Any = None
 
     @classmethod
-    def of(cls, spec: Spec, at: View, posterior: Posterior, m: Any) -> "SlabScale":
+    def of(cls, engine: Engine, at: View, posterior: Posterior, m: Any) -> "SlabScale":
         """Sum over the weights of function ``m``, and over all weights."""
         count, second = posterior.weights.slab_moments
         slabs = jnp.sum(count[:, m])
-        if spec.profiled is None:
+        if engine.profiled is None:
             total = jnp.sum(second[:, m] / at.prior.variance[:, m])
             return cls(slabs, slabs, jnp.ones(()), total)
-        current, density = posterior.values[spec.profiled], at.priors.get(spec.profiled)
+        current, density = posterior.values[engine.profiled], at.priors.get(engine.profiled)
         total, share = jnp.sum(second), jnp.sum(second[:, m]) / jnp.sum(second)
         return cls(slabs, jnp.sum(count), share, total, jnp.reshape(current, ()), density)
 
@@ -155,15 +148,15 @@ class SlabScale(NamedTuple):
 
 
 def update_with_scale(
-    spec: Spec, prior: FunctionPrior, at: View, posterior: Posterior, terms: Terms
+    engine: Engine, prior: FunctionPrior, at: View, posterior: Posterior, terms: Terms
 ) -> Posterior:
     r"""Update ``q(phi_m)``, ``theta_m``, the scale of ``w_.m`` and that of all slabs jointly.
 
     With :math:`q(\phi_m)` integrated out and the slab scale at its optimum, the bound is a function
     of :math:`(\theta_m, t)` alone.
     """
-    functions, m = factors_of(posterior), terms.m
-    slab = SlabScale.of(spec, at, posterior, m)
+    functions, m = posterior.functions, terms.m
+    slab = SlabScale.of(engine, at, posterior, m)
     mean, var = functions.mean[m], functions.var[m]
     theta, step = functions.theta[m], functions.step[m]
 
@@ -179,12 +172,12 @@ def update_with_scale(
     search_step = jnp.where(step > SETTLED, step, 0)
     end, last = climb_coordinates(value, theta, search_step, t, current)
     step = jnp.where(search_step > 0, end.step, REST * step)
-    weights: Any = posterior.weights
+    weights = posterior.weights
     loc, scale = (x.at[:, m].multiply(jnp.sqrt(end.t)) for x in (weights.loc, weights.scale))
     weights, values = weights._replace(loc=loc, scale=scale), dict(posterior.values)
-    if spec.profiled is not None:
-        old = values[spec.profiled]
-        values[spec.profiled] = slab.scale_at(end.t).reshape(old.shape).astype(old.dtype)
+    if engine.profiled is not None:
+        old = values[engine.profiled]
+        values[engine.profiled] = slab.scale_at(end.t).reshape(old.shape).astype(old.dtype)
     posterior = posterior._replace(weights=weights, values=values)
     return condition(prior, posterior, terms.scaled(end.t), end.x, step, last)
 
@@ -195,7 +188,7 @@ def reset_if_better(prior: FunctionPrior, posterior: Posterior, terms: Terms) ->
     A function without weights would else keep a theta of low density, and fits with functions to
     spare be compared by it.
     """
-    functions, (m, alpha, h) = factors_of(posterior), terms
+    functions, (m, alpha, h) = posterior.functions, terms
     now = functions.theta[m], functions.prior_var[m]
     step = functions.step[m]
     search_step = jnp.where(step > SETTLED, step, 0)
@@ -236,9 +229,9 @@ def to_prior(functions: FunctionFactors, off: Bool[Array, " M"], mean: Any) -> F
 @jax.jit
 def switch_off(posterior: Posterior, off: Bool[Array, " M"], mean: Any) -> Posterior:
     """Set functions to their priors, which have these means, and exclude their weights."""
-    weights: Any = posterior.weights
+    weights = posterior.weights
     weights = weights._replace(probs=jnp.where(off, 0, weights.probs))
-    functions = to_prior(factors_of(posterior), off, mean)
+    functions = to_prior(posterior.functions, off, mean)
     return strong(posterior._replace(weights=weights, functions=functions))
 
 
@@ -251,11 +244,10 @@ def white_factors(
     return functions._replace(alpha=alpha, h=(1 + alpha) * mean, mean=mean, var=var, kl=kl)
 
 
-def with_kernels(spec: Spec, posterior: Posterior) -> Posterior:
+def with_kernels(engine: Engine, posterior: Posterior) -> Posterior:
     """Copy the kernel parameters of the functions to their sites."""
-    assert spec.parameters is not None
-    values = spec.parameters.scatter(factors_of(posterior).theta)
-    kernels = {name: values[name] for name in spec.form.kernels}
+    values = engine.functions.parameters.scatter(posterior.functions.theta)
+    kernels = {name: values[name] for name in engine.form.kernels}
     return posterior._replace(values=posterior.values | kernels)
 
 
@@ -264,12 +256,10 @@ def first_step(parameters: Parameters, theta: Any) -> Float[Array, "M P"]:
     return STEP * jnp.asarray(parameters.is_free, theta.dtype)
 
 
-@partial(jax.jit, static_argnums=0)
-def factors_given(
-    parameters: Parameters, kernel: Any, mean: Any, theta: Any, alpha: Any, h: Any
-) -> FunctionFactors:
+@jax.jit
+def factors_given(prior: FunctionPrior, theta: Any, alpha: Any, h: Any) -> FunctionFactors:
     """Make the factors of the functions from the terms of their likelihood."""
-    prior, step = FunctionPrior(kernel, mean, parameters, {}), first_step(parameters, theta)
+    step = first_step(prior.parameters, theta)
 
     def of(m):
         return _factor(prior, Terms(m, alpha[m], h[m]), theta[m], step[m])

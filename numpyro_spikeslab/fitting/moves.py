@@ -11,14 +11,12 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.fitting.function_sweeps import in_use
-from numpyro_spikeslab.fitting.function_updates import factors_of, switch_off
+from numpyro_spikeslab.fitting.function_updates import switch_off
 from numpyro_spikeslab.fitting.posterior import (
-    Data,
+    Engine,
     Posterior,
-    Spec,
     bound_given,
     strong,
     view_at,
@@ -71,13 +69,12 @@ def unmix(
     Smooth (0) and rough (1) ones are split at the largest ratio of roughness; -1 is no function.
     """
     phi = jnp.where(active[:, None], deviation, 0)
-    off = jnp.diag(jnp.where(active, 0.0, 1.0))
-    E, V = floored_eigh(phi @ phi.T / phi.shape[1] + off)
+    E, V = floored_eigh(phi @ phi.T / phi.shape[1], active)
     whiten = V / jnp.sqrt(E)
     D = _roughness(L, phi) @ phi.T / phi.shape[1]
     D = whiten.T @ D @ whiten
     last = 1 + 2 * jnp.trace(D)
-    rough, V = jnp.linalg.eigh(D + last * whiten.T @ off @ whiten)
+    rough, V = jnp.linalg.eigh(D + last * whiten.T @ jnp.diag(jnp.where(active, 0.0, 1.0)) @ whiten)
     rank, number = jnp.arange(active.size), jnp.sum(active)
     log_rough = jnp.log(jnp.maximum(rough, 1e-10 * last))
     gap = jnp.where(rank < number, jnp.diff(log_rough, prepend=log_rough[0]), -jnp.inf)
@@ -85,26 +82,24 @@ def unmix(
     return whiten @ V, jnp.where(rank < number, group, -1)
 
 
-def rotate(spec: Spec, data: Data, posterior: Posterior, L: Laplacian) -> Posterior:
+def rotate(engine: Engine, posterior: Posterior, L: Laplacian) -> Posterior:
     """Propose rotated active functions, smooth and rough ones separately, with sparse weights.
 
     All other functions are switched off. In each group varimax gives the rotation, and
     :func:`sharpen` improves it.
     """
-    W, phi, group, sigma2 = _simplify(spec, data, posterior, L)
-    rotated = start_at(spec, data, posterior, W, phi, sigma2)
-    W, phi = sharpen(spec, data, rotated, np.asarray(group))
-    return start_at(spec, data, rotated, W, phi, sigma2)
+    W, phi, group, sigma2 = _simplify(engine, posterior, L)
+    rotated = start_at(engine, posterior, W, phi, sigma2)
+    W, phi = sharpen(engine, rotated, np.asarray(group))
+    return start_at(engine, rotated, W, phi, sigma2)
 
 
-@partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def _simplify(
-    spec: Spec, data: Data, posterior: Posterior, L: Laplacian
-) -> tuple[Any, Any, Any, Any]:
+@partial(jax.jit, compiler_options=RUN_ONCE)
+def _simplify(engine: Engine, posterior: Posterior, L: Laplacian) -> tuple[Any, Any, Any, Any]:
     """Return rotated weights and functions, their groups, and the noise variances."""
-    at = view_at(spec, data, posterior)
-    deviation = factors_of(posterior).mean - data.mean
-    active = in_use(spec, data, posterior)
+    at = view_at(engine, posterior)
+    deviation = posterior.functions.mean - engine.functions.mean
+    active = in_use(engine, posterior)
     U, group = unmix(deviation, active, L)
     W = jnp.where(active, posterior.weights.mean, 0) @ jnp.linalg.inv(U).T
     T = varimax((W / jnp.sqrt(at.sigma2)[:, None]).T, group)
@@ -113,12 +108,12 @@ def _simplify(
     rough = jnp.sum(_roughness(L, deviation) * deviation, axis=1) / jnp.sum(deviation**2, axis=1)
     slot = jnp.argsort(jnp.where(active, rough, jnp.inf))
     W = jnp.zeros_like(W).at[:, slot].set(jnp.where(group >= 0, W @ T.T, 0))
-    phi = data.mean.at[slot].add(jnp.where(group[:, None] >= 0, phi, 0))
+    phi = engine.functions.mean.at[slot].add(jnp.where(group[:, None] >= 0, phi, 0))
     return W, phi, jnp.full_like(group, -1).at[slot].set(group), at.sigma2
 
 
 def sharpen(
-    spec: Spec, data: Data, posterior: Posterior, group: Int[np.ndarray, " M"]
+    engine: Engine, posterior: Posterior, group: Int[np.ndarray, " M"]
 ) -> tuple[Float[Array, "Q M"], Float[Array, "M N"]]:
     """Rotate pairs of functions of a group, negative for none, to the angle of the best bound."""
     M, angles = len(group), quarter_turn(NUM_ANGLES)
@@ -129,26 +124,25 @@ def sharpen(
                 turn = np.tile(np.eye(M), (NUM_ANGLES, 1, 1))
                 turn[:, i, i] = turn[:, j, j] = np.cos(angles)
                 turn[:, j, i], turn[:, i, j] = np.sin(angles), -np.sin(angles)
-                posterior, _ = best_change(spec, data, posterior, turn, off, group >= 0, 3)
-    return posterior.weights.mean, factors_of(posterior).mean
+                posterior, _ = best_change(engine, posterior, turn, off, group >= 0, 3)
+    return posterior.weights.mean, posterior.functions.mean
 
 
-def drop(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
+def drop(engine: Engine, posterior: Posterior) -> Posterior:
     """Propose to drop all inactive functions and the active one that is missed least."""
-    active = np.asarray(in_use(spec, data, posterior))
+    active = np.asarray(in_use(engine, posterior))
     M, used = active.size, np.flatnonzero(active)
     # at least as many changes as angles, so that one compilation serves turns too
     size = max(NUM_ANGLES, len(used))
     off = ~active | np.eye(M, dtype=bool)[np.resize(used, size)]
     turn, reset = np.tile(np.eye(M), (size, 1, 1)), np.zeros(M, bool)
-    _, best = best_change(spec, data, posterior, turn, off, reset, 2)
-    return switch_off(posterior, off[int(best)], data.mean)
+    _, best = best_change(engine, posterior, turn, off, reset, 2)
+    return switch_off(posterior, off[int(best)], engine.functions.mean)
 
 
-@partial(jax.jit, static_argnums=0)
+@jax.jit
 def best_change(
-    spec: Spec,
-    data: Data,
+    engine: Engine,
     posterior: Posterior,
     turns: Float[Array | np.ndarray, "K M M"],
     offs: Bool[Array | np.ndarray, "K M"],
@@ -160,20 +154,19 @@ def best_change(
     Nothing is factorised: a turn is taken to leave the prior of the functions about the same.
     Weights of functions that are switched off, by ``offs``, begin anew where ``reset`` says.
     """
-    base = view_at(spec, data, posterior)
+    base = view_at(engine, posterior)
 
     def try_change(best, change):
         k, turn, off = change
-        functions, weights = factors_of(posterior), posterior.weights
-        assert isinstance(weights, PairedMeanField)
+        functions, weights = posterior.functions, posterior.weights
         probs = jnp.where(reset, 0.9, weights.probs)
         loc = jnp.where(reset, weights.mean @ turn / 0.9, weights.loc)
         weights = weights._replace(probs=probs, loc=loc)
-        mean = data.mean + turn.T @ (functions.mean - data.mean)
+        mean = engine.functions.mean + turn.T @ (functions.mean - engine.functions.mean)
         functions = functions._replace(mean=mean, var=(turn**2).T @ functions.var)
         changed = posterior._replace(weights=weights, functions=functions)
-        changed = switch_off(changed, off, data.mean)
-        changed, reached = refit_weights(spec, data, base, changed, num_passes)
+        changed = switch_off(changed, off, engine.functions.mean)
+        changed, reached = refit_weights(engine, base, changed, num_passes)
         return choose(reached > best[1], (changed, reached, k), best), None
 
     start = posterior, -jnp.inf * jnp.ones(()), jnp.zeros((), int)
@@ -182,19 +175,19 @@ def best_change(
 
 
 def refit_weights(
-    spec: Spec, data: Data, base: View, posterior: Posterior, num_passes: Any
+    engine: Engine, base: View, posterior: Posterior, num_passes: Any
 ) -> tuple[Posterior, Float[Array, ""]]:
     """Update weights and sites with a role several times; return the posterior and its bound."""
-    functions = factors_of(posterior)
+    functions = posterior.functions
     stats = gram(base, functions.mean, functions.var)
 
     def pass_weights(_, posterior):
-        at = with_roles(spec, data, base, posterior.values)
+        at = with_roles(engine, base, posterior.values)
         weights = update_weights(at, stats, posterior.weights)
         posterior = posterior._replace(weights=weights)
-        return with_modes(spec, data, at, posterior, squared_errors(stats, weights))
+        return with_modes(engine, at, posterior, squared_errors(stats, weights))
 
     posterior = jax.lax.fori_loop(0, num_passes, pass_weights, posterior)
-    at = with_roles(spec, data, base, posterior.values)
+    at = with_roles(engine, base, posterior.values)
     squares = squared_errors(stats, posterior.weights)
-    return posterior, bound_given(spec, at, posterior, squares)
+    return posterior, bound_given(engine, at, posterior, squares)

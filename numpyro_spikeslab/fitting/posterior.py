@@ -2,7 +2,7 @@
 """The variational posterior of a model, its exact bound, and the M-step of sites with a role."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
@@ -10,15 +10,13 @@ from jaxtyping import Array, Float
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.observations import Observations
 from numpyro_spikeslab.algebra.pairs import Design, Prior
-from numpyro_spikeslab.algebra.sparse_sums import Layout
 from numpyro_spikeslab.reading.coefficient_rows import standardised
 from numpyro_spikeslab.reading.form import COLUMNS, Form
-from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
+from numpyro_spikeslab.reading.function_prior import FunctionPrior
 from numpyro_spikeslab.reading.model_run import Problem
-from numpyro_spikeslab.reading.program import Program
-from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.reading.roles import Index, SlabRole, Tally
+from numpyro_spikeslab.reading.roles import Index, Tally
 from numpyro_spikeslab.reading.stand_in import augmented
 from numpyro_spikeslab.reading.view import View, view
 
@@ -59,7 +57,7 @@ class Posterior(NamedTuple):
     """
 
     weights: Any
-    functions: FunctionFactors | None
+    functions: Any
     values: dict[str, Any]
     residual: Float[Array, " N"] | None
     slopes: dict[str, Any] = {}
@@ -82,150 +80,125 @@ class Batches(NamedTuple):
     before: Any
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Spec:
-    """Static arguments of compiled code; hashable.
+class Engine:
+    """A model with its data, and all that a fit computes of it once, as compiled code takes it.
 
-    - **form**, **program**, **density** - of the model.
-    - **parameters** - of the kernels of its latent functions.
+    - **problem** - the model and its data.
+    - **indices** - which entry of each site with a role each weight or task takes.
+    - **transforms** - onto the supports of the free sites.
+    - **base** - the view, where no free site can change it.
+    - **layout** - of the observations: a table, or entries of one.
+    - **features** - the factors of the weights, see :mod:`~numpyro_spikeslab.fitting.features`.
+    - **functions** - the prior of the latent functions that weights mix, or `None`.
     - **plain** - whether sweeps follow the paper's supplement.
     - **temperature** - maps a step to the temperature of the logits; `None` for 1.
     - **profiled** - the site that is, with one number, the scale of all slabs, or `None`.
     - **white** - whether all functions are white processes with a mean of zero.
     """
 
-    form: Form
-    program: Program
-    density: Program | None
-    parameters: Parameters | None
-    plain: bool
-    temperature: Callable[[Any], Any] | None
-    profiled: str | None
-    white: bool
-
-
-class Data(NamedTuple):
-    """Arrays that compiled code takes.
-
-    - **constants** - of the program.
-    - **indices** - which entry of each site with a role each weight or task takes.
-    - **transforms** - onto the supports of the free sites.
-    - **view** - the model, where no free site can change it.
-    - **layout** - of the observations, if they are entries of a sparse table.
-    - **features** - the factors of the weights, see :mod:`~numpyro_spikeslab.fitting.features`.
-    - **kernel**, **mean** - of latent functions.
-    """
-
-    constants: tuple
+    problem: Problem
     indices: dict[str, Index]
     transforms: dict[str, Any]
-    view: View | None
-    layout: Layout | None
+    base: View | None
+    layout: Observations
     features: Any
-    kernel: Any
-    mean: Any
+    functions: Any
+    plain: bool = field(metadata={"static": True})
+    temperature: Callable[[Any], Any] | None = field(metadata={"static": True})
+    profiled: str | None = field(metadata={"static": True})
+    white: bool = field(metadata={"static": True})
+
+    @property
+    def form(self) -> Form:
+        """The description of the model."""
+        return self.problem.form
+
+    def prior(self, at: View) -> FunctionPrior:
+        """Return the prior of the latent functions at a view."""
+        return replace(self.functions, priors=at.priors)
 
 
-def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
-    """Make the static arguments of a reading."""
-    functions, form = reading.functions, reading.form
-    # of traced data it is not known that all weights take the only entry
-    roles = (role for role in form.roles_of(SlabRole) if role.has_mode)
-    single = (role.site for role in roles if reading.indices[role.site].entries is None)
-    return Spec(
-        form=form,
-        program=reading.problem.program,
-        density=reading.problem.density,
-        parameters=None if functions is None else functions.parameters,
-        plain=plain,
-        temperature=temperature,
-        profiled=next(single, None),
-        white=functions is not None and functions.is_white,
-    )
-
-
-def problem_of(spec: Spec, data: Data) -> Problem:
-    """Make the problem that a reading and its data are."""
-    return Problem(spec.form, spec.program, data.constants, spec.density)
-
-
-def view_at(spec: Spec, data: Data, posterior: Posterior) -> View:
+def view_at(engine: Engine, posterior: Posterior) -> View:
     """Return the model at a posterior and weights of zero; but at mean weights, with residuals in
     place of observations, if free sites can change the columns."""
-    if data.view is not None:
-        return with_roles(spec, data, data.view, posterior.values)
-    problem, values = problem_of(spec, data), posterior.values
+    if engine.base is not None:
+        return with_roles(engine, engine.base, posterior.values)
+    problem, values = engine.problem, posterior.values
     stand_in = predictor = None
-    if not spec.form.is_normal:
+    if not engine.form.is_normal:
         # the best for the moments of the predictor
-        mean, variance = posterior.moments or moments_at(spec, data, posterior)
+        mean, variance = posterior.moments or moments_at(engine, posterior)
         stand_in = augmented(problem, values, mean).expect(mean, variance)
-        predictor = mean if spec.form.kind == COLUMNS else None
-    return view(problem, values, _weights(spec, posterior), data.layout, stand_in, predictor)
+        predictor = mean if engine.form.kind == COLUMNS else None
+    return view(problem, values, _weights(engine, posterior), engine.layout, stand_in, predictor)
 
 
-def moments_at(spec: Spec, data: Data, posterior: Posterior) -> tuple[Any, Any]:
+def moments_at(engine: Engine, posterior: Posterior) -> tuple[Any, Any]:
     """Compute mean and variance of the predictor at each observation."""
-    problem, values, weights = problem_of(spec, data), posterior.values, _weights(spec, posterior)
-    at = view(problem, values, weights, data.layout)
-    mean, variance = map(problem.observed, data.features.moments(spec, data, at, posterior))
+    problem, values, weights = engine.problem, posterior.values, _weights(engine, posterior)
+    at = view(problem, values, weights, engine.layout)
+    mean, variance = map(problem.observed, engine.features.moments(engine, at, posterior))
     return mean + problem.predictor(values, weights), variance
 
 
-def _weights(spec: Spec, posterior: Posterior) -> Any:
+def _weights(engine: Engine, posterior: Posterior) -> Any:
     """Return the weights at which a model with changing columns is viewed."""
-    if spec.form.kind != COLUMNS:
+    if engine.form.kind != COLUMNS:
         return None
-    return spec.form.split(posterior.weights.mean, "{}")
+    return engine.form.split(posterior.weights.mean, "{}")
 
 
-def with_roles(spec: Spec, data: Data, at: View, values: dict[str, Any]) -> View:
-    """Return a view at other values of the sites that have a role; nothing is run for it."""
-    for role in spec.form.roles_with_mode:
-        at = role.place(at, data.indices[role.site], values[role.site])
+def with_roles(engine: Engine, at: View, values: dict[str, Any], changed: Any = None) -> View:
+    """Return a view at other values of the sites that have a role, or of those ``changed``; nothing
+    is run for it."""
+    for role in engine.form.roles_with_mode:
+        if changed is None or role.site in changed:
+            at = role.place(at, engine.indices[role.site], values[role.site])
     return at
 
 
-def with_modes(spec: Spec, data: Data, at: View, posterior: Posterior, squares: Any) -> Posterior:
+def with_modes(engine: Engine, at: View, posterior: Posterior, squares: Any) -> Posterior:
     """Set sites with a role to their maximum a posteriori (supplement 1.2)."""
-    tallies = tallies_of(spec, data, at, posterior.weights, squares)
-    return posterior._replace(values=modes_of(spec, at, posterior.values, tallies))
+    tallies = tallies_of(engine, at, posterior.weights, squares)
+    return posterior._replace(values=modes_of(engine, at, posterior.values, tallies))
 
 
 def held(
-    spec: Spec, temperature: Any, values: dict[str, Any], new: dict[str, Any]
+    engine: Engine, temperature: Any, values: dict[str, Any], new: dict[str, Any]
 ) -> dict[str, Any]:
     """Return new values of sites; those that shape the prior of the weights keep their old ones
     while the temperature is above 1.
 
     They would follow flattened inclusion probabilities to a prior under which no weight is large.
     """
-    if spec.temperature is None:
+    if engine.temperature is None:
         return new
-    shaping = spec.form.shaping & new.keys()
+    shaping = engine.form.shaping & new.keys()
     return new | {k: jnp.where(temperature > 1, values[k], new[k]) for k in sorted(shaping)}
 
 
 def tallies_of(
-    spec: Spec, data: Data, at: View, weights: Any, squares: Float[Array, " Q"]
+    engine: Engine, at: View, weights: Any, squares: Float[Array, " Q"]
 ) -> dict[str, Tally]:
     """Sum the sufficient statistics of each site with a role."""
-    squares = jnp.maximum(squares, data.features.rounding(spec, at))
+    squares = jnp.maximum(squares, engine.features.rounding(engine, at))
     statistics = {
         "noise": Tally(at.count, squares),
         "inclusion": Tally(jnp.ones_like(weights.probs), weights.probs),
         "slab": Tally(*weights.slab_moments),
     }
-    roles = spec.form.roles_with_mode
-    return {role.site: role.tally(data.indices[role.site], statistics) for role in roles}
+    roles = engine.form.roles_with_mode
+    return {role.site: role.tally(engine.indices[role.site], statistics) for role in roles}
 
 
 def modes_of(
-    spec: Spec, at: View, values: dict[str, Any], tallies: dict[str, Tally]
+    engine: Engine, at: View, values: dict[str, Any], tallies: dict[str, Tally]
 ) -> dict[str, Any]:
     """Return the values with each site of the tallies at its mode."""
     values = dict(values)
-    for role in spec.form.roles_with_mode:
+    for role in engine.form.roles_with_mode:
         if role.site in tallies:
             value, prior = values[role.site], at.priors.get(role.site)
             new = role.mode(tallies[role.site], prior, value)
@@ -233,47 +206,43 @@ def modes_of(
     return values
 
 
-def function_prior(spec: Spec, data: Data, at: View) -> FunctionPrior:
-    """Return the prior of the latent functions at a view."""
-    assert spec.parameters is not None
-    return FunctionPrior(data.kernel, data.mean, spec.parameters, at.priors)
-
-
-def log_prior(spec: Spec, at: View, values: dict[str, Any], without: Collection[str] = ()) -> Any:
+def log_prior(
+    engine: Engine, at: View, values: dict[str, Any], without: Collection[str] = ()
+) -> Any:
     """Log density of kernels' parameters and of sites with a role, but those in ``without``."""
     total = jnp.zeros(())
-    for name in (*spec.form.kernels, *(role.site for role in spec.form.roles_with_mode)):
+    for name in (*engine.form.kernels, *(role.site for role in engine.form.roles_with_mode)):
         if name in at.priors and name not in without:
             total += jnp.sum(at.priors[name].log_prob(values[name]))
     return total
 
 
-def bound_given(spec: Spec, at: View, posterior: Posterior, squares: Any) -> Float[Array, ""]:
+def bound_given(engine: Engine, at: View, posterior: Posterior, squares: Any) -> Float[Array, ""]:
     """Compute the exact evidence lower bound (supplement, eq. 2) from the expected squares."""
     prior = at.prior
-    if spec.form.kind == COLUMNS:
+    if engine.form.kind == COLUMNS:
         prior = Prior(*(x[0] for x in prior))
-    value = at.log_density + log_prior(spec, at, posterior.values)
+    value = at.log_density + log_prior(engine, at, posterior.values)
     value -= at.log_scale + 0.5 * jnp.sum(squares / at.sigma2)
     value -= posterior.weights.divergence(prior)
     if posterior.slopes:
-        value -= 0.5 * _cost_of_slopes(spec, at, posterior)
+        value -= 0.5 * _cost_of_slopes(engine, at, posterior)
     return value if posterior.functions is None else value - jnp.sum(posterior.functions.kl)
 
 
-def _cost_of_slopes(spec: Spec, at: View, posterior: Posterior) -> Float[Array, ""]:
+def _cost_of_slopes(engine: Engine, at: View, posterior: Posterior) -> Float[Array, ""]:
     """Expected squared deviations of coefficients that follow the weights, under their prior."""
-    sites = spec.form.coefficient_sites(posterior.slopes)
+    sites = engine.form.coefficient_sites(posterior.slopes)
     slopes = standardised(sites, at, posterior.values).unscaled(posterior.slopes)
-    if spec.form.kind == COLUMNS:
+    if engine.form.kind == COLUMNS:
         return posterior.weights.total_variance(Design(slopes[0].T[None], None))
     return jnp.sum(jnp.sum(slopes**2, axis=1) * posterior.weights.variance)
 
 
-def bound(spec: Spec, data: Data, posterior: Posterior) -> Float[Array, ""]:
+def bound(engine: Engine, posterior: Posterior) -> Float[Array, ""]:
     """Compute the exact evidence lower bound of a posterior."""
-    at = view_at(spec, data, posterior)
-    return bound_given(spec, at, posterior, data.features.squares(spec, data, at, posterior))
+    at = view_at(engine, posterior)
+    return bound_given(engine, at, posterior, engine.features.squares(engine, at, posterior))
 
 
 def strong(tree: Any) -> Any:

@@ -13,6 +13,7 @@ from jax.scipy.linalg import cho_factor, cho_solve
 
 from numpyro_spikeslab.algebra import gp
 from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.observations import Grid, Sparse
 from numpyro_spikeslab.algebra.sparse_sums import Entries, Side, at_entries, over_blocks, side_of
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.models.functions import checked_inputs
@@ -40,18 +41,17 @@ def predict(
             "PairedGuide.predict: the weights of the model mix no latent functions. Use "
             "numpyro.infer.Predictive."
         )
-    where = None if layout is None else layout.where
-    if entries is not None:
-        where = checked_entries(reading, entries)
+    where = layout.where if entries is None else checked_entries(reading, entries)
     if X_new is not None:
         X_new = _checked_points(reading.functions, X_new, where)
-    is_new = X_new is not None or (layout is not None and where is not layout.where)
+    of_entries = isinstance(layout, Sparse)
+    is_new = X_new is not None or (of_entries and where is not layout.where)
     offset = offset_of(reading, posterior, is_new)
     columns: Any = np.arange(reading.form.num_tasks)
     at_data = functions.mean, functions.var
     if where is not None:
         columns = where.columns
-        offset = offset[where.rows, columns] if layout is None else offset[:, 0]
+        offset = offset[:, 0] if of_entries else offset[where.rows, columns]
         moments = _at_entries(where, PairedMeanField.mixed, posterior.weights, *at_data)
     elif X_new is None:
         moments = _mixed(posterior.weights, *at_data)
@@ -145,7 +145,7 @@ def noise_of(reading: Reading, posterior: Posterior, columns: Any) -> Float[Arra
 
     sigma2, observed = compiled(of, values)
     scale = reading.problem.program.shapes.observed[form.likelihood].scale
-    has_noise = np.array(observed) | (reading.layout is None or scale.size == 1)
+    has_noise = np.array(observed) | (isinstance(reading.layout, Grid) or scale.size == 1)
     for role in form.roles_of(NoiseRole):
         index = reading.indices[role.site]
         sigma2 = index.take(values[role.site] ** 2, sigma2)

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.posterior import Posterior
-from numpyro_spikeslab.reading.form import ENTRIES, OTHER
-from numpyro_spikeslab.reading.predictor import AUGMENTED
+from numpyro_spikeslab.reading.checks import check_start, check_updates
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.support.messages import bad
@@ -37,17 +36,13 @@ def checked_params(
 ) -> dict[str, Any]:
     """Return the start values of a user as arrays, if they have the shapes and supports of
     ``start``, the start value and support of each parameter."""
-    if unknown := sorted(set(init_params) - set(start)):
-        raise bad("CAVI: init_params", f"unknown names {unknown}", f"some of {sorted(start)}")
-    params = {}
-    for name, value in init_params.items():
-        like, support = start[name]
-        what = f"CAVI: init_params[{name!r}]"
-        if jnp.shape(value) != jnp.shape(like):
-            raise bad(what, f"shape {jnp.shape(value)}", f"{jnp.shape(like)}")
-        params[name] = jnp.asarray(value, float)
-        if are_concrete(value) and not np.all(support(params[name])):
-            raise bad(what, "values that are not finite or not in the support", f"{support}")
+    check_start("CAVI", init_params, {name: jnp.shape(x) for name, (x, _) in start.items()})
+    params = {name: jnp.asarray(value, float) for name, value in init_params.items()}
+    for name, value in params.items():
+        support = start[name][1]
+        if are_concrete(value) and not np.all(support(value)):
+            got = "values that are not finite or not in the support"
+            raise bad(f"CAVI: init_params[{name!r}]", got, f"{support}")
     return params
 
 
@@ -66,13 +61,8 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
         if not jax.tree_util.all_leaves([value]):
             got = f"a {type(value).__name__} of arrays"
             raise bad(f"CAVI: the param {name!r}", got, "an array", "Make each array a param.")
-    if form.family == OTHER:
-        raise bad(
-            f"CAVI: the likelihood of {form.likelihood!r}",
-            "one without closed-form updates",
-            AUGMENTED,
-            "Draw with PairedGibbs, or fit the guide with numpyro.infer.SVI.",
-        )
+    remedy = "Draw with PairedGibbs, or fit the guide with numpyro.infer.SVI."
+    check_updates("CAVI", form, functions, remedy)
     if names := [name for name in guide.sites.functions if name in form.others]:
         (weights, shape), phi = form.pairs[0][:2], names[0]
         raise bad(
@@ -86,13 +76,6 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
     if plain and functions is None:
         got, remedy = "True for a model without latent functions", "Leave it out."
         raise bad("CAVI: plain", got, "False", remedy)
-    if form.kind == ENTRIES and not (functions and functions.is_white):
-        raise bad(
-            f"CAVI: {form.likelihood!r}",
-            f"entries of a table with the functions {form.functions!r}",
-            "functions that are 'white' with a mean of zero, as in models.factor_analysis",
-            "For others give the whole table, with NaN where entries are missing.",
-        )
     if functions is not None:
         functions.check("CAVI")
 

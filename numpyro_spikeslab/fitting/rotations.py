@@ -18,7 +18,6 @@ field loses, whose functions are independent. Disjoint pairs of functions are ro
 ``N`` points, ``Q`` tasks, ``M`` functions, ``P`` pairs at once, ``K`` trial angles.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
@@ -28,12 +27,11 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.sparse_sums import weighted_sums
+from numpyro_spikeslab.algebra.observations import Sparse
 from numpyro_spikeslab.fitting.function_sweeps import in_use
-from numpyro_spikeslab.fitting.function_updates import factors_of, white_factors
-from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, strong, view_at
-from numpyro_spikeslab.fitting.tasks import over_tasks, ridge_of_entries
-from numpyro_spikeslab.reading.likelihood import by_task
+from numpyro_spikeslab.fitting.function_updates import white_factors
+from numpyro_spikeslab.fitting.posterior import Engine, Posterior, strong, view_at
+from numpyro_spikeslab.fitting.tasks import ridge_of_entries
 from numpyro_spikeslab.reading.view import View
 
 # Cycles of varimax over all pairs.
@@ -52,9 +50,12 @@ def quarter_turn(number: int) -> Float[np.ndarray, " K"]:
     return (np.arange(number) / number - 0.5) * np.pi / 2
 
 
-def floored_eigh(C: Float[Array, "M M"]) -> tuple[Float[Array, " M"], Float[Array, "M M"]]:
-    """Return eigenvalues, at least 1e-10 of the largest, and eigenvectors of a covariance."""
-    E, U = jnp.linalg.eigh(C)
+def floored_eigh(
+    C: Float[Array, "M M"], used: Bool[Array, " M"]
+) -> tuple[Float[Array, " M"], Float[Array, "M M"]]:
+    """Return eigenvalues, at least 1e-10 of the largest, and eigenvectors of a covariance of the
+    used functions, which is 0 for others; these have the eigenvalue 1."""
+    E, U = jnp.linalg.eigh(C + jnp.diag(jnp.where(used, 0.0, 1.0)))
     return jnp.maximum(E, 1e-10 * jnp.max(E)), U
 
 
@@ -117,7 +118,7 @@ class Surrogate(NamedTuple):
 
     @classmethod
     def of(cls, at: View, num_points: int) -> "Surrogate":
-        precision = by_task(at.relative, at.sigma2.size, at.layout) / at.sigma2
+        precision = at.layout.by_task(at.relative) / at.sigma2
         v = 1 / jnp.maximum(precision, jnp.finfo(precision.dtype).tiny)
         variance = at.prior.variance.T
         odds = at.prior.log_odds.T - 0.5 * jnp.log1p(variance / v)
@@ -214,28 +215,25 @@ def climb(J: Surrogate, start: Rotated, used: Bool[Array, " M"]) -> Rotated:
     return jax.lax.while_loop(unfinished, cycle, (start, 0, jnp.ones_like(number)))[0]
 
 
-@partial(jax.jit, static_argnums=0)
-def rotate_white(
-    spec: Spec, data: Data, posterior: Posterior, whiten: Any, simplify: Any
-) -> Posterior:
+@jax.jit
+def rotate_white(engine: Engine, posterior: Posterior, whiten: Any, simplify: Any) -> Posterior:
     """Propose functions that are rotated towards a high ``J``, whitened and by varimax before."""
-    at, functions = view_at(spec, data, posterior), factors_of(posterior)
-    used = in_use(spec, data, posterior)
+    at, functions = view_at(engine, posterior), posterior.functions
+    used = in_use(engine, posterior)
     phi, var = (jnp.where(used[:, None], x, 0) for x in (functions.mean, functions.var))
     W, identity = ridge(at, phi, var), jnp.eye(len(phi), dtype=phi.dtype)
     root, inverse = (jnp.where(whiten, x, identity) for x in _roots(phi, var, used))
     W, phi = root @ W, inverse @ phi
     scaled, group = W / jnp.sqrt(at.sigma2), jnp.where(used, 0, -1)
     T = jax.lax.cond(simplify, lambda: varimax(scaled, group), lambda: identity)
-    J = Surrogate.of(at, spec.form.num_obs)
+    J = Surrogate.of(at, engine.form.num_obs)
     end = climb(J, Rotated(T @ W, T), used)
     return strong(posterior_of(at, J, posterior, end.W, end.T @ phi, used))
 
 
 def _roots(phi: Any, var: Any, used: Any) -> tuple[Any, Any]:
     """Return the symmetric root of the covariance of the used functions, and its inverse."""
-    S = (phi @ phi.T + jnp.diag(jnp.sum(var, axis=1))) / phi.shape[1]
-    E, U = floored_eigh(jnp.where(used[:, None] & used, S, jnp.diag(jnp.where(used, 0.0, 1.0))))
+    E, U = floored_eigh((phi @ phi.T + jnp.diag(jnp.sum(var, axis=1))) / phi.shape[1], used)
     return (U * jnp.sqrt(E)) @ U.T, (U / jnp.sqrt(E)) @ U.T
 
 
@@ -243,7 +241,7 @@ def ridge(at: View, phi: Float[Array, "M N"], var: Float[Array, "M N"]) -> Float
     r"""Solve :math:`(\Phi Z_q \Phi^\top + \mathrm{diag}(V z_q + \sigma_q^2 / \sigma_w^2)) w_q
     = \Phi Z_q y_q` for the weights of each task; :math:`V` are variances of functions.
     """
-    if at.layout is not None:
+    if isinstance(at.layout, Sparse):
         return ridge_of_entries(at, phi, var)
 
     def solve(task):
@@ -260,13 +258,8 @@ def posterior_of(
     at: View, J: Surrogate, posterior: Posterior, W: Any, phi: Any, used: Bool[Array, " M"]
 ) -> Posterior:
     """Build a posterior from point estimates of weights and functions."""
-    functions, weights = factors_of(posterior), J.conditional(W)
+    functions, weights = posterior.functions, J.conditional(W)
     weights = weights._replace(probs=jnp.where(used, weights.probs, 0))
     precise = weights.slab_moments[1] / at.sigma2[:, None]
-    N = functions.mean.shape[1]
-    if at.layout is None:
-        alpha = over_tasks(at, precise).T
-    else:
-        alpha = weighted_sums(at.layout.by_rows, N, precise, at.relative).T
-    alpha = jnp.where(used[:, None], jnp.broadcast_to(alpha, functions.mean.shape), 0)
+    alpha = jnp.where(used[:, None], at.over_tasks(precise).T, 0)
     return posterior._replace(weights=weights, functions=white_factors(functions, phi, alpha))

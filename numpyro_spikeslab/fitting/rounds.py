@@ -9,11 +9,11 @@ import numpy as np
 
 import jax.numpy as jnp
 
-from numpyro_spikeslab.fitting.ascent import CHUNK, Progress, advance, chunks
+from numpyro_spikeslab.fitting.ascent import Progress, chunks
 from numpyro_spikeslab.fitting.function_sweeps import gains_without, in_use
 from numpyro_spikeslab.fitting.function_updates import switch_off
 from numpyro_spikeslab.fitting.moves import Laplacian, drop, rotate
-from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec
+from numpyro_spikeslab.fitting.posterior import Engine, Posterior
 from numpyro_spikeslab.fitting.rotations import rotate_white
 
 # Sweeps in a stage, and after a proposal before it is judged; hopeless ones are dropped after HEAT.
@@ -63,22 +63,14 @@ class Fit(NamedTuple):
     - **moves** - rounds of moves from a state, `None` for a fit without moves.
     """
 
-    spec: Spec
-    data: Data
+    engine: Engine
     threshold: float
     moves: Callable[["Fit", Progress], Stages] | None
 
     def sweeps(self, progress: Progress, num_steps: int) -> Stage:
         """Take at most ``num_steps`` steps without moves, and without a test of convergence."""
-        stages = list(self._chunks(progress, num_steps, -1.0))
-        return Stage(stages[-1].progress, np.concatenate([stage.losses for stage in stages]))
-
-    def _chunks(self, progress: Progress, num_steps: int, threshold: float) -> Iterator[Stage]:
-        def run(progress, number):
-            return advance(self.spec, self.data, progress, number, threshold, CHUNK)
-
-        for chunk in chunks(run, self.data, progress, num_steps):
-            yield Stage(*chunk)
+        ends, losses = zip(*chunks(self.engine, progress, num_steps, -1.0), strict=True)
+        return Stage(ends[-1], np.concatenate(losses))
 
     def steps(self, progress: Progress, num_steps: int) -> Iterator[Stage]:
         """Take at most ``num_steps`` steps: rounds of moves if there are any, then sweeps."""
@@ -89,7 +81,8 @@ class Fit(NamedTuple):
                 yield stage
                 if num_steps < STAGE:
                     break
-        yield from self._chunks(progress, num_steps, self.threshold)
+        for chunk in chunks(self.engine, progress, num_steps, self.threshold):
+            yield Stage(*chunk)
 
     def settle(self, progress: Progress) -> Stages:
         """Sweep until the bound hardly rises."""
@@ -166,8 +159,8 @@ def function_moves(L: Laplacian, fit: Fit, progress: Progress) -> Stages:
     progress, settled = stage.progress, False
     for _ in range(MAX_ROUNDS):
         now = progress.posterior
-        fewer = drop(fit.spec, fit.data, now)
-        rotated, rotated_fewer = (rotate(fit.spec, fit.data, x, L) for x in (now, fewer))
+        fewer = drop(fit.engine, now)
+        rotated, rotated_fewer = (rotate(fit.engine, x, L) for x in (now, fewer))
         stage = fit.contest(progress, (rotated, fewer, rotated_fewer))
         yield stage._replace(comparable=stage.rejected)
         progress = stage.progress
@@ -195,7 +188,7 @@ def _warm_up(fit: Fit, progress: Progress) -> Stage:
     """Rotate and sweep several times; keep the end if its bound is higher than at the start."""
     end = progress
     for k, size in enumerate(WARM_UP):
-        rotated = rotate_white(fit.spec, fit.data, end.posterior, k % 2 == 0, k < 2)
+        rotated = rotate_white(fit.engine, end.posterior, k % 2 == 0, k < 2)
         end = fit.sweeps(end._replace(posterior=rotated), size).progress
     better = bool(end.loss < progress.loss)
     end = (end if better else progress)._replace(step=progress.step + 1)
@@ -206,8 +199,8 @@ def _drops(fit: Fit, progress: Progress) -> Stages:
     """Drop the least useful functions; double their number after a success, else halve it."""
     number = -1
     for _ in range(MAX_DROPS):
-        gains = np.asarray(gains_without(fit.spec, fit.data, progress.posterior))
-        used = np.asarray(in_use(fit.spec, fit.data, progress.posterior))
+        gains = np.asarray(gains_without(fit.engine, progress.posterior))
+        used = np.asarray(in_use(fit.engine, progress.posterior))
         gains = np.where(used, gains, np.inf)
         if number < 0:
             number = max(int(np.sum(gains[used] > -WEAK)), 1)
@@ -215,7 +208,7 @@ def _drops(fit: Fit, progress: Progress) -> Stages:
         if number < 1:
             break
         off = np.argsort(np.argsort(-gains)) < number + np.sum(~used)
-        fewer = switch_off(progress.posterior, off, fit.data.mean)
+        fewer = switch_off(progress.posterior, off, fit.engine.functions.mean)
         stage = fit.contest(progress, [fewer])
         yield stage
         progress = stage.progress
@@ -227,7 +220,7 @@ def _rotations(fit: Fit, progress: Progress) -> Stages:
     """Rotate functions, whitened and as they are in turn, until both are rejected."""
     num_rejected = 0
     for k in range(MAX_TURNS):
-        rotated = rotate_white(fit.spec, fit.data, progress.posterior, k % 2 == 0, False)
+        rotated = rotate_white(fit.engine, progress.posterior, k % 2 == 0, False)
         stage = fit.contest(progress, [rotated])
         yield stage
         progress = stage.progress

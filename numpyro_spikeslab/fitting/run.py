@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from numpyro.infer.svi import SVIState
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.fitting.ascent import CHUNK, Progress, advance, begin, chunks, trimmed
+from numpyro_spikeslab.fitting.ascent import Progress, begin, chunks, trimmed
 from numpyro_spikeslab.fitting.moves import laplacian_of
-from numpyro_spikeslab.fitting.posterior import Data, Posterior, Spec, bound, view_at
+from numpyro_spikeslab.fitting.posterior import Engine, Posterior, bound, view_at
 from numpyro_spikeslab.fitting.rounds import (
     Fit,
     Stage,
@@ -49,8 +49,7 @@ class Call(NamedTuple):
     """The model and the data of one call, and the shapes of its posterior; `None` with batches."""
 
     reading: Reading
-    spec: Spec
-    data: Data
+    engine: Engine
     like: Posterior | None
 
 
@@ -112,22 +111,21 @@ def run_stages(
 def _stages(call: Call, key: Array, progress: Progress, plan: Plan, bar: tqdm) -> Iterator[Stage]:
     """Yield the stages of a run: of all starts at once, or of the best of several in turn."""
     number, num_steps, threshold = plan
-    _, spec, data, _ = call
+    _, engine, _ = call
     if call.reading.functions is None:
         parts = _parts(call, key, progress, plan)
         yield from _watched((Stage(*part) for part in parts), bar)
         return
-    fit = Fit(spec, data, threshold, None if spec.plain else _moves(call))
-    # entries of a table have no singular vectors
-    num_first = 1 if call.reading.layout is not None else 2
+    fit = Fit(engine, threshold, None if engine.plain else _moves(call))
+    num_first = engine.features.num_starts
 
     def climb(k):
         begun = progress
         if k >= num_first:
             start_key = random.fold_in(key, k - num_first)
-            begun = begin(spec, data, start_random(spec, data, progress.posterior, start_key))
+            begun = begin(engine, start_random(engine, progress.posterior, start_key))
         elif k == 1:
-            begun = begin(spec, data, start_svd(spec, data, progress.posterior))
+            begun = begin(engine, start_svd(engine, progress.posterior))
         return _watched(fit.steps(begun._replace(step=progress.step), num_steps), bar)
 
     yield from best_of(map(climb, range(number))) if number > 1 else climb(0)
@@ -138,7 +136,7 @@ def run_traced(
 ) -> tuple[Progress, Any]:
     """Run a plan on traced data; return the best end and its losses, repeating the last."""
     if are_concrete(begun):
-        ends_hot(call.spec, int(begun) + plan.num_steps)
+        ends_hot(call.engine, int(begun) + plan.num_steps)
     parts = list(_parts(call, key, progress, plan))
     progress, joined = parts[-1][0], jnp.concatenate([losses for _, losses in parts], axis=-1)
     if plan.number > 1:
@@ -152,36 +150,30 @@ def random_starts(call: Call, key: Array, progress: Progress, plan: Plan) -> Pro
     They begin at temperature 1, if the schedule has it: hot ones forget where they began.
     """
     posterior, number = progress.posterior, plan.number
-    at = view_at(call.spec, call.data, posterior)
-    scale = jnp.broadcast_to(jnp.sqrt(at.prior.variance), call.spec.form.shape)
+    at = view_at(call.engine, posterior)
+    scale = jnp.broadcast_to(jnp.sqrt(at.prior.variance), call.engine.form.shape)
     scale = scale.reshape(posterior.weights.probs.shape)
 
     def start(key):
         weights = posterior.weights.random_start(key, scale)
-        return begin(call.spec, call.data, posterior._replace(weights=weights)).posterior
+        return begin(call.engine, posterior._replace(weights=weights)).posterior
 
     others = jax.vmap(start)(random.split(key, number - 1))
     progress = jax.tree.map(lambda x: jnp.broadcast_to(x, (number, *x.shape)), progress)
     posterior = jax.tree.map(lambda x, y: x.at[1:].set(y), progress.posterior, others)
     step = progress.step
-    if call.spec.temperature is not None:
+    if call.engine.temperature is not None:
         steps = step[0] + jnp.arange(plan.num_steps)
-        cold = jax.vmap(call.spec.temperature)(steps) <= 1
+        cold = jax.vmap(call.engine.temperature)(steps) <= 1
         step = step.at[1:].set(steps[jnp.argmax(cold)])
     return progress._replace(posterior=posterior, step=step)
 
 
 def _parts(call: Call, key: Array, progress: Progress, plan: Plan) -> Iterator[Any]:
     """Yield the progress of all starts of a plan and their losses, after each chunk of steps."""
-
-    def run(progress, num_steps):
-        size = max(CHUNK, num_steps)
-        return advance(call.spec, call.data, progress, num_steps, plan.threshold, size)
-
     if plan.number > 1:
         progress = random_starts(call, key, progress, plan)
-        run = jax.vmap(run, in_axes=(0, None))
-    return chunks(run, call.data, progress, plan.num_steps)
+    return chunks(call.engine, progress, plan.num_steps, plan.threshold)
 
 
 def _best(progress: Progress, losses: Any) -> tuple[Progress, Any]:
@@ -193,7 +185,7 @@ def _best(progress: Progress, losses: Any) -> tuple[Progress, Any]:
 
 def _moves(call: Call) -> Any:
     """Return the moves that suit the functions of a model."""
-    if call.spec.white:
+    if call.engine.white:
         return factor_moves
     assert call.reading.functions is not None
     functions = call.reading.functions.functions
@@ -213,14 +205,14 @@ def _watched(stages: Iterator[Stage], bar: tqdm) -> Iterator[Stage]:
         yield stage
 
 
-def ends_hot(spec: Spec, num_steps: int) -> bool:
+def ends_hot(engine: Engine, num_steps: int) -> bool:
     """Warn if a run ends before its schedule comes to temperature 1, where that is known."""
-    if spec.temperature is None:
+    if engine.temperature is None:
         return False
     try:
         # a schedule is known even where data are traced
         with jax.core.eval_context():
-            temperature = float(spec.temperature(num_steps - 1))
+            temperature = float(engine.temperature(num_steps - 1))
     except (jax.errors.UnexpectedTracerError, jax.errors.ConcretizationTypeError):
         # unless it depends on traced values
         return False
@@ -234,12 +226,12 @@ def ends_hot(spec: Spec, num_steps: int) -> bool:
 
 def check_slopes(call: Call, posterior: Posterior) -> None:
     """Raise if the slope of a bound that is finite is not, so that a free site would stay."""
-    spec, values = call.spec, posterior.values
+    engine, values = call.engine, posterior.values
 
     def reached(free):
-        return bound(spec, call.data, posterior.moved(values=values | free))
+        return bound(engine, posterior.moved(values=values | free))
 
-    start = {name: values[name] for name in spec.form.free}
+    start = {name: values[name] for name in engine.form.free}
     value, slopes = jax.value_and_grad(reached)(start)
     names = [name for name, x in slopes.items() if not bool(jnp.all(jnp.isfinite(x)))]
     if names and bool(jnp.isfinite(value)):
@@ -258,7 +250,7 @@ def check_end(call: Call, progress: Progress, losses: Any, from_params: bool) ->
             "a noise scale without a prior; give it one, rescale the data, or call "
             "`numpyro.enable_x64()`."
         )
-    if ends_hot(call.spec, step):
+    if ends_hot(call.engine, step):
         return
     check_counts(call.reading, posterior.values)
     off = from_params and posterior.functions is not None and not include(weights)
@@ -267,8 +259,10 @@ def check_end(call: Call, progress: Progress, losses: Any, from_params: bool) ->
         remedy = "Give a noise scale well below the spread of the tasks, or none."
         warnings.warn(f"CAVI.run: {text}. {remedy}", stacklevel=4)
     # a fit whose functions are all off has its own warning
-    for role in () if off else call.spec.form.roles_of(SlabRole):
-        scale, places = fetched((posterior.values[role.site], call.data.indices[role.site].entries))
+    for role in () if off else call.engine.form.roles_of(SlabRole):
+        scale, places = fetched(
+            (posterior.values[role.site], call.engine.indices[role.site].entries)
+        )
         # weights that it does not scale take the 0
         prior = scale.ravel()[0] if places is None else np.append(scale, 0)[places]
         if isinstance(weights, PairedMeanField) and np.all(fetched(weights.scale) > UNTOLD * prior):

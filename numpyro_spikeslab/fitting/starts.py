@@ -11,65 +11,62 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.observations import Sparse
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.fitting.function_sweeps import visit_functions
 from numpyro_spikeslab.fitting.function_updates import (
     Terms,
-    factors_of,
     first_step,
     update_plain,
     with_kernels,
 )
 from numpyro_spikeslab.fitting.posterior import (
-    Data,
+    Engine,
     FunctionFactors,
     Posterior,
-    Spec,
-    function_prior,
     modes_of,
     strong,
     tallies_of,
     view_at,
     with_roles,
 )
-from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reading.view import View
 
 
 def start_at_prior(
-    spec: Spec, data: Data, posterior: Posterior, W: Float[Array, "Q M"], sigma2: Float[Array, " Q"]
+    engine: Engine, posterior: Posterior, W: Float[Array, "Q M"], sigma2: Float[Array, " Q"]
 ) -> tuple[View, Posterior]:
     """Start from weights, with functions at their prior and sites with a role at their modes.
 
     A zero column of ``W`` is switched off; all else is that of ``posterior``.
     """
-    at = view_at(spec, data, posterior)
-    prior, theta = function_prior(spec, data, at), factors_of(posterior).theta
+    at = view_at(engine, posterior)
+    prior, theta = engine.prior(at), posterior.functions.theta
     probs = jnp.where(jnp.any(W != 0, axis=0), 0.9, 0.0) * jnp.ones_like(W)
-    scale = jnp.sqrt(sigma2 / spec.form.num_obs)[:, None] * jnp.ones_like(W)
+    scale = jnp.sqrt(sigma2 / engine.form.num_obs)[:, None] * jnp.ones_like(W)
     weights = PairedMeanField(probs, W / 0.9, scale)
     zero, var = jnp.zeros_like(prior.mean), prior.variances(theta)
     step = first_step(prior.parameters, theta)
     functions = FunctionFactors(zero, zero, prior.mean, var, zero[:, 0], var, theta, step)
-    tallies = tallies_of(spec, data, at, weights, at.count * sigma2)
-    values = modes_of(spec, at, posterior.values, tallies)
-    return with_roles(spec, data, at, values), Posterior(weights, functions, values, None)
+    tallies = tallies_of(engine, at, weights, at.count * sigma2)
+    values = modes_of(engine, at, posterior.values, tallies)
+    return with_roles(engine, at, values), Posterior(weights, functions, values, None)
 
 
-@partial(jax.jit, static_argnums=0)
+@jax.jit
 def _start(
-    spec: Spec, data: Data, posterior: Posterior, W: Any, sigma2: Any, phi: Any, from_tasks: Any
+    engine: Engine, posterior: Posterior, W: Any, sigma2: Any, phi: Any, from_tasks: Any
 ) -> Posterior:
     """Start with functions that fit the tasks, or ``phi`` with noise of 1/100 of its power."""
-    at, posterior = start_at_prior(spec, data, posterior, W, sigma2)
-    prior, step = function_prior(spec, data, at), factors_of(posterior).step
+    at, posterior = start_at_prior(engine, posterior, W, sigma2)
+    prior, step = engine.prior(at), posterior.functions.step
     power = jnp.mean((phi - prior.mean) ** 2, axis=1)
     used = jnp.any(posterior.weights.probs > 0, axis=0) & (from_tasks | (power > 0))
     alpha = (100 / jnp.where(power > 0, power, 1))[:, None] * jnp.ones_like(phi)
 
     def with_step(posterior, step):
-        return posterior._replace(functions=factors_of(posterior)._replace(step=step))
+        return posterior._replace(functions=posterior.functions._replace(step=step))
 
     def update(posterior, terms):
         m = terms.m
@@ -80,70 +77,68 @@ def _start(
     # values determine a kernel better than tasks with random weights: longer and more steps
     posterior = with_step(posterior, jnp.where(from_tasks, step, jnp.sign(step)))
     posterior = visit_functions(update, at, posterior)
-    step = jnp.where(from_tasks, factors_of(posterior).step, step)
-    return strong(with_kernels(spec, with_step(posterior, step)))
+    step = jnp.where(from_tasks, posterior.functions.step, step)
+    return strong(with_kernels(engine, with_step(posterior, step)))
 
 
-def start_at(
-    spec: Spec, data: Data, posterior: Posterior, W: Any, phi: Any, sigma2: Any
-) -> Posterior:
+def start_at(engine: Engine, posterior: Posterior, W: Any, phi: Any, sigma2: Any) -> Posterior:
     """Start from weights, and values of the functions to which the kernels are fitted."""
-    return _start(spec, data, posterior, W, sigma2, phi, jnp.array(False))
+    return _start(engine, posterior, W, sigma2, phi, jnp.array(False))
 
 
 def power(at: View) -> Float[Array, " Q"]:
     """Return the mean square of each task; without observations or with zeros alone, of all."""
-    Q = at.sigma2.size
-    num = by_task(at.relative, Q, at.layout)
-    squares = at.squares(at.Y)
+    num, squares = at.layout.by_task(at.relative), at.squares(at.Y)
     mean = jnp.sum(squares) / jnp.maximum(jnp.sum(num), 1)
     means = squares / jnp.where(num > 0, num, 1)
     return jnp.where(squares > 0, means, jnp.where(mean > 0, mean, 1))
 
 
-@partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def start_alone(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
+@partial(jax.jit, compiler_options=RUN_ONCE)
+def start_alone(engine: Engine, posterior: Posterior) -> Posterior:
     """Start with all functions switched off."""
-    variances = power(view_at(spec, data, posterior))
+    variances = power(view_at(engine, posterior))
     W = jnp.zeros_like(posterior.weights.probs)
-    return strong(start_at_prior(spec, data, posterior, W, variances)[1])
+    return strong(start_at_prior(engine, posterior, W, variances)[1])
 
 
-def start_random(spec: Spec, data: Data, posterior: Posterior, key: Array) -> Posterior:
+def start_random(engine: Engine, posterior: Posterior, key: Array) -> Posterior:
     """Start from random weights, with the functions that fit the tasks; of entries, at the prior.
 
     The noise starts small, since a large one would switch off most functions at once.
     """
-    W, sigma2 = _random_weights(spec, data, posterior, key)
-    if data.layout is not None:
-        return _at_prior(spec, data, posterior, W, sigma2)
-    return _start(spec, data, posterior, W, sigma2, jnp.zeros_like(data.mean), jnp.array(True))
+    W, sigma2 = _random_weights(engine, posterior, key)
+    if isinstance(engine.layout, Sparse):
+        return _at_prior(engine, posterior, W, sigma2)
+    return _start(
+        engine, posterior, W, sigma2, jnp.zeros_like(engine.functions.mean), jnp.array(True)
+    )
 
 
-@partial(jax.jit, static_argnums=0)
-def _at_prior(spec: Spec, data: Data, posterior: Posterior, W: Any, sigma2: Any) -> Posterior:
-    return strong(start_at_prior(spec, data, posterior, W, sigma2)[1])
+@jax.jit
+def _at_prior(engine: Engine, posterior: Posterior, W: Any, sigma2: Any) -> Posterior:
+    return strong(start_at_prior(engine, posterior, W, sigma2)[1])
 
 
-@partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def _random_weights(spec: Spec, data: Data, posterior: Posterior, key: Array) -> tuple[Any, Any]:
-    variances = power(view_at(spec, data, posterior))
-    Q, M = spec.form.shape
+@partial(jax.jit, compiler_options=RUN_ONCE)
+def _random_weights(engine: Engine, posterior: Posterior, key: Array) -> tuple[Any, Any]:
+    variances = power(view_at(engine, posterior))
+    Q, M = engine.form.shape
     W = jnp.sqrt(variances / M)[:, None] * random.normal(key, (Q, M), variances.dtype)
     return W, 0.1 * variances
 
 
-def start_svd(spec: Spec, data: Data, posterior: Posterior) -> Posterior:
+def start_svd(engine: Engine, posterior: Posterior) -> Posterior:
     """Start from the leading singular vectors of the tasks, scaled to unit power."""
-    W, phi, sigma2 = _singular_vectors(spec, data, posterior)
-    return start_at(spec, data, posterior, W, phi, sigma2)
+    W, phi, sigma2 = _singular_vectors(engine, posterior)
+    return start_at(engine, posterior, W, phi, sigma2)
 
 
-@partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def _singular_vectors(spec: Spec, data: Data, posterior: Posterior) -> tuple[Any, Any, Any]:
+@partial(jax.jit, compiler_options=RUN_ONCE)
+def _singular_vectors(engine: Engine, posterior: Posterior) -> tuple[Any, Any, Any]:
     """Return weights, functions and noise variances; missing entries count as zero."""
-    at = view_at(spec, data, posterior)
-    M, N = data.mean.shape
+    at = view_at(engine, posterior)
+    M, N = engine.functions.mean.shape
     variances = power(at)
     sd = jnp.sqrt(variances)
     observed = jnp.where(at.relative > 0, at.Y, 0)
@@ -151,4 +146,4 @@ def _singular_vectors(spec: Spec, data: Data, posterior: Posterior) -> tuple[Any
     rank = min(M, S.size)
     phi = jnp.zeros((M, N)).at[:rank].set(U[:, :rank].T * jnp.sqrt(N))
     W = jnp.zeros((sd.size, M)).at[:, :rank].set(sd[:, None] * V[:rank].T * S[:rank] / jnp.sqrt(N))
-    return W, phi + data.mean, 0.1 * variances
+    return W, phi + engine.functions.mean, 0.1 * variances

@@ -31,17 +31,14 @@ from numpyro_spikeslab.fitting.function_sweeps import sweep_plain
 from numpyro_spikeslab.fitting.function_updates import (
     Terms,
     condition,
-    factors_of,
     update_plain,
     with_kernels,
 )
 from numpyro_spikeslab.fitting.posterior import (
     Batches,
-    Data,
+    Engine,
     Posterior,
-    Spec,
     bound_given,
-    function_prior,
     held,
     log_prior,
     modes_of,
@@ -82,17 +79,17 @@ class Stream(NamedTuple):
         if number > self.num_tasks:
             got = f"{self.num_tasks} and a fit of {number} tasks"
             raise bad("CAVI: num_tasks", got, "the number of all tasks")
-        per_fit, per_batch = (self.num_tasks / n for n in (number, call.spec.form.num_tasks))
+        per_fit, per_batch = (self.num_tasks / n for n in (number, call.engine.form.num_tasks))
         fit = jnp.mean(posterior.weights.probs, axis=0), per_fit, per_batch
         posterior = _resized(call, local, posterior)
-        posterior, tallies = _start(call.spec, local, call.data, posterior, fit)
+        posterior, tallies = _start(call.engine, local, posterior, fit)
         zero, before = strong((jnp.zeros((), int), step))
         return zero, posterior._replace(batches=Batches(tallies, before))
 
     def step(self, call: Call, state: tuple[Any, Posterior], rho: Any = None) -> Any:
         """Take one step on a batch, by default at the learning rate of the step."""
         step, posterior = self.start(call, *state)
-        spec, local = call.spec, self.check(call)
+        engine, local = call.engine, self.check(call)
         if rho is None and are_concrete(step):
             rho = float(self.learning_rate(int(step)))
             if not 0 <= rho <= 1:
@@ -100,12 +97,12 @@ class Stream(NamedTuple):
                 raise bad(what, f"{rho} at step {step}", "a rate in [0, 1]", remedy)
         elif rho is None:
             rho = jnp.clip(self.learning_rate(step), 0, 1)
-        rate = rho, self.num_tasks / spec.form.num_tasks
-        return advance(spec, local, call.data, step, _resized(call, local, posterior), rate)
+        rate = rho, self.num_tasks / engine.form.num_tasks
+        return advance(engine, local, step, _resized(call, local, posterior), rate)
 
     def check(self, call: Call) -> tuple[str, ...]:
         """Return the names of local sites, or raise if there are no steps on this batch."""
-        form, what = call.spec.form, "CAVI: num_tasks"
+        form, what = call.engine.form, "CAVI: num_tasks"
         if form.kind != FUNCTIONS:
             got = f"features of {form.likelihood!r} of the kind {form.kind!r}"
             remedy = "Leave it out, or write `W @ phi` of a whole table, NaN where entries miss."
@@ -136,7 +133,7 @@ def stream_of(num_tasks: Any, learning_rate: Any) -> Stream | None:
 
 def _resized(call: Call, local: tuple[str, ...], posterior: Posterior) -> Posterior:
     """Reset the weights, and set local sites to their mean, for the tasks of another batch."""
-    form, functions = call.spec.form, factors_of(posterior)
+    form, functions = call.engine.form, posterior.functions
     shape, before = (form.num_features, form.num_obs), functions.mean.shape
     if before != shape:
         remedy = "All batches must have the same points; begin anew with `init` for others."
@@ -159,62 +156,62 @@ def _resized(call: Call, local: tuple[str, ...], posterior: Posterior) -> Poster
     return posterior._replace(weights=weights, functions=functions, values=values)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=1)
 def _start(
-    spec: Spec, local: tuple[str, ...], data: Data, posterior: Posterior, fit: tuple[Any, Any, Any]
+    engine: Engine, local: tuple[str, ...], posterior: Posterior, fit: tuple[Any, Any, Any]
 ) -> tuple[Posterior, dict[str, Tally]]:
     """Scale the terms of functions and the tallies of a fit of some tasks to all tasks.
 
     Counts are from the batch, and sums follow from the values of the sites.
     """
     probs, per_fit, per_batch = fit
-    at = view_at(spec, data, posterior)
-    prior = function_prior(spec, data, at)
+    at = view_at(engine, posterior)
+    prior = engine.prior(at)
 
     def visit(m, posterior):
-        functions = factors_of(posterior)
+        functions = posterior.functions
         terms = Terms(m, per_fit * functions.alpha[m], per_fit * functions.h[m])
         return condition(prior, posterior, terms, functions.theta[m], functions.step[m])
 
-    posterior = jax.lax.fori_loop(0, spec.form.num_features, visit, strong(posterior))
+    posterior = jax.lax.fori_loop(0, engine.form.num_features, visit, strong(posterior))
     weights = posterior.weights
     alike = weights._replace(probs=probs * jnp.ones_like(weights.probs))
-    of_batch, tallies = tallies_of(spec, data, at, alike, jnp.zeros_like(at.sigma2)), {}
-    for role in spec.form.roles_with_mode:
+    of_batch, tallies = tallies_of(engine, at, alike, jnp.zeros_like(at.sigma2)), {}
+    for role in engine.form.roles_with_mode:
         if role.site not in local:
             count = per_batch * of_batch[role.site].count
             tallies[role.site] = Tally(count, count * role.expected(posterior.values[role.site]))
-    values = modes_of(spec, at, posterior.values, tallies)
+    values = modes_of(engine, at, posterior.values, tallies)
     return strong((posterior._replace(values=values), tallies))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=1)
 def advance(
-    spec: Spec, local: tuple[str, ...], data: Data, step: Any, posterior: Posterior, rate: Rate
+    engine: Engine, local: tuple[str, ...], step: Any, posterior: Posterior, rate: Rate
 ) -> tuple[Any, Posterior, Float[Array, ""]]:
     """Update weights of a batch, from zero, functions, weights again, and sites with a role."""
     step, posterior, rate = strong((step, posterior, rate))
     assert posterior.batches is not None
     tallies, before = posterior.batches
-    temperature = 1.0 if spec.temperature is None else spec.temperature(before + step)
-    posterior = _settled(spec, local, data, posterior, temperature)
-    at = view_at(spec, data, posterior)
-    update = partial(_update_blended, function_prior(spec, data, at), rate)
-    posterior, squares = sweep_plain(spec, data, at, posterior, temperature, update)
-    posterior = with_kernels(spec, posterior)
-    of_batch = tallies_of(spec, data, at, posterior.weights, squares)
+    temperature = 1.0 if engine.temperature is None else engine.temperature(before + step)
+    posterior = _settled(engine, local, posterior, temperature)
+    at = view_at(engine, posterior)
+    update = partial(_update_blended, engine.prior(at), rate)
+    posterior, squares = sweep_plain(engine, at, posterior, temperature, update)
+    posterior = with_kernels(engine, posterior)
+    of_batch = tallies_of(engine, at, posterior.weights, squares)
     shared = jax.tree.map(partial(_blend, rate), tallies, {x: of_batch[x] for x in tallies})
-    values = modes_of(spec, at, posterior.values, of_batch | shared)
-    values = held(spec, temperature, posterior.values, values)
+    values = modes_of(engine, at, posterior.values, of_batch | shared)
+    values = held(engine, temperature, posterior.values, values)
     posterior = posterior._replace(values=values, batches=Batches(shared, before))
-    at = view_at(spec, data, posterior)
-    if not spec.form.is_normal:
+    at = view_at(engine, posterior)
+    if not engine.form.is_normal:
         # the squares are those of the old stand-in
-        squares = data.features.squares(spec, data, at, posterior)
+        squares = engine.features.squares(engine, at, posterior)
     # as if all tasks were like this batch
-    of_all = at.log_density + log_prior(spec, at, values, local)
-    of_all -= jnp.sum(factors_of(posterior).kl)
-    loss = -(of_all + rate[1] * (bound_given(spec, at, posterior, squares) - of_all))
+    of_all = at.log_density + log_prior(engine, at, values, local)
+    of_all -= jnp.sum(posterior.functions.kl)
+    loss = -(of_all + rate[1] * (bound_given(engine, at, posterior, squares) - of_all))
     return *strong((step + 1, posterior)), loss
 
 
@@ -226,34 +223,34 @@ def _blend(rate: Rate, current: Any, of_batch: Any) -> Any:
 
 def _update_blended(prior: Any, rate: Rate, posterior: Posterior, terms: Terms) -> Posterior:
     """Take the update of the paper with terms averaged over batches."""
-    functions, m = factors_of(posterior), terms.m
+    functions, m = posterior.functions, terms.m
     alpha = _blend(rate, functions.alpha[m], terms.alpha)
     h = _blend(rate, functions.h[m], terms.h)
     # at rate 0 the search over kernels rests, too
     due = jnp.where(rate[0] > 0, functions.step, 0)
     start = posterior._replace(functions=functions._replace(step=due))
-    new: Any = update_plain(prior, start, Terms(m, alpha, h)).functions
+    new = update_plain(prior, start, Terms(m, alpha, h)).functions
     step = jnp.where(rate[0] > 0, new.step, functions.step)
     return posterior._replace(functions=new._replace(step=step))
 
 
 def _settled(
-    spec: Spec, local: tuple[str, ...], data: Data, posterior: Posterior, temperature: Any
+    engine: Engine, local: tuple[str, ...], posterior: Posterior, temperature: Any
 ) -> Posterior:
     """Make some passes over the weights of a batch and its local sites."""
-    functions, is_normal = factors_of(posterior), spec.form.is_normal
+    functions, is_normal = posterior.functions, engine.form.is_normal
     moments = functions.mean, functions.var
     stats = None
-    if is_normal and keeps_products(spec.form):
-        stats = gram(view_at(spec, data, posterior), *moments)
+    if is_normal and keeps_products(engine.form):
+        stats = gram(view_at(engine, posterior), *moments)
 
     def one(_, posterior):
         # with another stand-in in each pass
-        at = view_at(spec, data, posterior)
+        at = view_at(engine, posterior)
         weights, squares = sweep_weights(at, *moments, stats, posterior.weights, temperature)
-        tallies = tallies_of(spec, data, at, weights, squares)
-        values = modes_of(spec, at, posterior.values, {site: tallies[site] for site in local})
-        values = held(spec, temperature, posterior.values, values)
+        tallies = tallies_of(engine, at, weights, squares)
+        values = modes_of(engine, at, posterior.values, {site: tallies[site] for site in local})
+        values = held(engine, temperature, posterior.values, values)
         return strong(posterior._replace(weights=weights, values=values))
 
     return jax.lax.fori_loop(0, LOCAL_PASSES, one, strong(posterior))

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.observations import Grid, Sparse
 from numpyro_spikeslab.algebra.pairs import Prior, expectation
-from numpyro_spikeslab.algebra.sparse_sums import over_blocks, weighted_sums
+from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.algebra.task_sweeps import (
     TaskProducts,
     masked_task_sweep,
@@ -94,28 +95,10 @@ def explained(at: View, squares: Float[Array, "#Q M"], weights: Any) -> Float[Ar
     return jnp.sum(weights.mean**2 * squares / at.sigma2[:, None], axis=0)
 
 
-def over_tasks(at: View, x: Float[Array, " Q *K"]) -> Float[Array, " N *K"]:
-    """Compute ``sum_q z_nq x_q``."""
-    shared = at.relative.shape[1] == 1
-    return at.relative @ (jnp.sum(x, axis=0, keepdims=True) if shared else x)
-
-
-def over_points(at: View, x: Float[Array, "*K N"]) -> Float[Array, "*K #Q"]:
-    """Compute ``sum_n z_nq x_n``; one column where all tasks weigh alike."""
-    if at.layout is not None:
-        return weighted_sums(at.layout.by_columns, at.sigma2.size, x.T, at.relative).T
-    return x @ at.relative
-
-
-def left_of(at: View, mean: Rows, weights: Any) -> Float[Array, "N Q"]:
-    """Compute the weighted residual, ``z_nq (y_nq - sum_m <w_qm> <phi_nm>)``."""
-    return at.relative * (at.Y - mean.T @ weights.mean.T)
-
-
 def squares_left(at: View, mean: Rows, var: Rows, weights: Any) -> Float[Array, " Q"]:
     """Compute :func:`squared_errors` in O(NQM), where a :class:`Gram` takes O(NQM^2)."""
-    spread = weights.product_variance(*(over_points(at, x).T for x in (mean**2, var)))
-    return at.squares(at.Y - mean.T @ weights.mean.T) + jnp.sum(spread, axis=1)
+    spread = weights.product_variance(*(at.over_points(x).T for x in (mean**2, var)))
+    return at.squares(at.residual(weights.mean, mean)) + jnp.sum(spread, axis=1)
 
 
 # Entries of a table that is never made dense
@@ -126,7 +109,7 @@ PASSES = 3
 
 def update_functions(at: View, mean: Rows, weights: Any) -> tuple[Rows, Rows]:
     """Update white functions row by row (supplement, 1.3); return means, likelihood precisions."""
-    assert at.layout is not None
+    assert isinstance(at.layout, Sparse)
     M, N = mean.shape
     features = weights.mean, weights.variance, 1 / at.sigma2
 
@@ -147,7 +130,7 @@ def update_functions(at: View, mean: Rows, weights: Any) -> tuple[Rows, Rows]:
 
 def over_columns(at: View, mean: Rows, var: Rows, of: Any) -> Any:
     """Apply ``of`` to the view, the statistics and the numbers of each block of columns."""
-    assert at.layout is not None
+    assert isinstance(at.layout, Sparse)
     features = mean.T, var.T, jnp.ones_like(mean[0])
 
     def block(sums, columns):
@@ -190,8 +173,8 @@ def ridge_of_entries(at: View, mean: Rows, var: Rows) -> Float[Array, "M Q"]:
 
 def left_with(at: View, mean: Rows, weights: Any) -> Float[Array, "M Q"]:
     """Compute products of each function with the weighted residuals of the tasks."""
-    if at.layout is None:
-        return mean @ left_of(at, mean, weights)
+    if isinstance(at.layout, Grid):
+        return mean @ (at.relative * at.residual(weights.mean, mean))
 
     def of(_, stats, columns):
         return stats.b - jnp.einsum("qmk,qk->qm", stats.G, weights.mean[columns])

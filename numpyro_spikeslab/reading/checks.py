@@ -10,7 +10,9 @@ import jax.numpy as jnp
 
 from numpyro.infer.gibbs import subsample_plate_sizes
 
+from numpyro_spikeslab.reading.form import ENTRIES, OTHER, Form
 from numpyro_spikeslab.reading.model_run import Problem
+from numpyro_spikeslab.reading.predictor import AUGMENTED
 from numpyro_spikeslab.reading.probe import Verdict
 from numpyro_spikeslab.support.messages import bad
 
@@ -77,6 +79,30 @@ def check_verdict(user: str, problem: Problem, verdict: Verdict) -> None:
         what = f"{user}: the prior mean of the slabs of {names}"
         remedy = "Leave the prior to spike_slab, and put a known mean into an offset."
         raise bad(what, verdict.slab_locs, "0", remedy)
+
+
+def check_updates(user: str, form: Form, functions: Any, remedy: str) -> None:
+    """Refuse models whose pairs or functions are not Gaussian given all else."""
+    if form.family == OTHER:
+        what = f"{user}: the likelihood of {form.likelihood!r}"
+        raise bad(what, "one without closed-form updates", AUGMENTED, remedy)
+    if form.kind == ENTRIES and not functions.is_white:
+        raise bad(
+            f"{user}: {form.likelihood!r}",
+            f"entries of a table with the functions {form.functions!r}",
+            "functions that are 'white' with a mean of zero, as in models.factor_analysis",
+            "For others give the whole table, with NaN where entries are missing.",
+        )
+
+
+def check_start(user: str, given: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+    """Refuse start values of unknown names, or of other shapes."""
+    for name, value in given.items():
+        what = f"{user}: init_params[{name!r}]"
+        if name not in shapes:
+            raise bad(what, "an unknown name", f"one of {sorted(shapes)}")
+        if jnp.shape(value) != shapes[name]:
+            raise bad(what, f"shape {jnp.shape(value)}", f"{shapes[name]}")
 
 
 def _place(first: Any, shape: tuple[int, ...]) -> str:

@@ -2,6 +2,7 @@
 """The prior of latent functions, with the parameters of their kernels as an array."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int
@@ -22,12 +23,14 @@ Kernels = tuple[tuple[Kernel, ...], Int[Array, " M"]]
 """The distinct kernels of functions, which are compiled once each, and which one each has."""
 
 
-class FunctionPrior(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class FunctionPrior:
     """Prior of M latent functions; theta are the logs of their kernels' parameters."""
 
     kernel: Kernels
     mean: Float[Array, "M N"]
-    parameters: Parameters
+    parameters: Parameters = field(metadata={"static": True})
     priors: dict[str, Any]
 
     def covariance(self, m: Any, theta: Float[Array, " P"]) -> Any:

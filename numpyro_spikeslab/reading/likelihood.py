@@ -7,7 +7,7 @@ For others a Gaussian stands in; see :class:`~numpyro_spikeslab.algebra.augmenta
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
@@ -15,7 +15,8 @@ from jax.scipy.linalg import solve_triangular
 import numpyro.distributions as dist
 
 from numpyro_spikeslab.algebra.augmentation import StandIn
-from numpyro_spikeslab.algebra.sparse_sums import Entries, Layout
+from numpyro_spikeslab.algebra.observations import Observations
+from numpyro_spikeslab.algebra.sparse_sums import Entries
 from numpyro_spikeslab.models.primitives import ENTRIES_MARK
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.support.priors import WRAPPERS, base_of
@@ -86,7 +87,7 @@ class Gaussian(NamedTuple):
         return cls(value, loc, scale, count, entries)
 
     def in_tasks(
-        self, form: Form, layout: Layout | None, stand_in: StandIn | None = None
+        self, form: Form, layout: Observations, stand_in: StandIn | None = None
     ) -> dict[str, Any]:
         """Return the fields of a view that describe the observations.
 
@@ -96,17 +97,16 @@ class Gaussian(NamedTuple):
             likelihood = self._replace(value=stand_in.target, scale=stand_in.precision**-0.5)
             log_norm = jnp.sum(jnp.where(self.count > 0, self.count * stand_in.log_norm, 0))
             return likelihood.in_tasks(form, layout) | {"log_scale": -log_norm}
-        shape = form.table if layout is None else (jnp.size(self.value), 1)
         full = jnp.shape(self.value)
 
         def tasks_last(x):
             # broadcast before columns are flattened
             return form.tasks_last(jnp.broadcast_to(x, full) if form.kind == COLUMNS else x)
 
-        counts = jnp.broadcast_to(tasks_last(self.count), shape)
-        scales = tasks_last(self.scale) if form.varying_noise else form.tasks_last(self.scale)
         residual = jnp.where(self.count > 0, self.value - self.predictor, 0)
         Y = form.tasks_last(jnp.broadcast_to(residual, full))
+        counts = jnp.broadcast_to(tasks_last(self.count), Y.shape)
+        scales = tasks_last(self.scale) if form.varying_noise else form.tasks_last(self.scale)
         relative = counts / scales**2 if form.varying_noise else counts
         info = jnp.finfo(relative.dtype)
         # the precision of observations that are all zero stays a number
@@ -114,21 +114,13 @@ class Gaussian(NamedTuple):
         values = form.tasks_last(jnp.where(self.count > 0, self.value, 0))
         rounding = relative * ((info.eps * values) ** 2 + smallest)
         weights = relative[:, :1] if form.complete else relative
-        if form.varying_noise:
-            sigma2 = jnp.ones(form.num_tasks, scales.dtype)
-        elif layout is None:
-            sigma2 = jnp.broadcast_to(scales[0] ** 2, form.num_tasks)
-        else:
-            by_entry = jnp.broadcast_to(scales**2, shape)[:, 0]
-            # the noise of a task without entries is known only if all tasks share it
-            shared = jnp.ones(()) if scales.size > 1 else by_entry[0]
-            sigma2 = jnp.full(form.num_tasks, shared).at[layout.where.columns].set(by_entry)
+        one = jnp.ones((1, 1), scales.dtype)
         return {
-            "Y": Y if layout is None else Y[:, 0],
-            "relative": weights if layout is None else weights[:, 0],
-            "sigma2": sigma2,
-            "count": by_task(counts, form.num_tasks, layout),
-            "rounding": by_task(rounding, form.num_tasks, layout),
+            "Y": layout.flat(Y),
+            "relative": layout.flat(weights),
+            "sigma2": layout.first(one if form.varying_noise else scales**2),
+            "count": layout.by_task(counts),
+            "rounding": layout.by_task(rounding),
             "log_scale": jnp.sum(counts * (jnp.log(scales) + 0.5 * jnp.log(2 * jnp.pi))),
         }
 
@@ -143,10 +135,3 @@ def _independent(fn: dist.MultivariateNormal, value: Any) -> tuple[Any, Any]:
     root = jnp.broadcast_to(fn.scale_tril, shape)
     scale = jnp.diagonal(fn.scale_tril, axis1=-2, axis2=-1)
     return value - scale * solve_triangular(root, residual[..., None], lower=True)[..., 0], scale
-
-
-def by_task(x: Array, num_tasks: int, layout: Layout | None) -> Float[Array, " Q"]:
-    """Sum over the observations of each task; ``x`` has one column where all tasks agree."""
-    if layout is None:
-        return jnp.broadcast_to(jnp.sum(x, axis=0), num_tasks)
-    return jnp.zeros(num_tasks, x.dtype).at[layout.where.columns].add(jnp.ravel(x))

@@ -17,8 +17,8 @@ import numpyro.distributions as dist
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, split, whitened
 from numpyro_spikeslab.algebra.flips import Sweeps
+from numpyro_spikeslab.algebra.observations import Grid, Observations, Sparse
 from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
-from numpyro_spikeslab.algebra.sparse_sums import Layout, layout_of
 from numpyro_spikeslab.models.distributions import GaussianFunctions
 from numpyro_spikeslab.reading.candidates import candidates, only_known, settle
 from numpyro_spikeslab.reading.checks import check_trace, check_verdict
@@ -75,7 +75,7 @@ class Reading:
     - **functions** - the latent functions that weights mix, or `None`.
     - **generic** - generic values of the other sites.
     - **params** - start values of the model's params; unlike generic ones they may be traced.
-    - **layout** - of the observations, if they are entries of a table.
+    - **layout** - of the observations: a table, or entries of one.
     - **block_size** - columns per block of the design.
     """
 
@@ -84,7 +84,7 @@ class Reading:
     functions: KnownFunctions | None
     generic: dict[str, Any]
     params: dict[str, Any]
-    layout: Layout | None
+    layout: Observations
     block_size: int
 
     @property
@@ -306,13 +306,14 @@ class Reader:
         """Read a model, given the proof and the program of generic values with its constants."""
         forms = candidates(problem, proof, trace, self.joint)
         form, values, entries, where = self._judge(problem, forms, *starts)
-        problem, layout, functions = replace(problem, form=form), None, None
+        problem, functions = replace(problem, form=form), None
+        layout: Observations = Grid(form.table)
         generic, generic_data = starts
         if where is not None:
             # a device may read any entry; the layout, which is larger, is split
             constants = problem.constants
             mesh = mesh_of_several(constants) if are_concrete(constants) else None
-            layout = layout_of(fetched(where), form.table, form.num_features, mesh)
+            layout = Sparse.of(fetched(where), form.table, form.num_features, mesh)
             problem = replace(problem, constants=on_every_device(constants, mesh))
         if form.functions is not None:
             functions = _functions(problem, proof, trace, values)

@@ -11,15 +11,14 @@ from jax.extend.core import Literal
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.augmentation import StandIn
+from numpyro_spikeslab.algebra.observations import Grid, Observations
 from numpyro_spikeslab.algebra.pairs import (
     CHANGING_BLOCK_SIZE,
     Design,
     Prior,
     block_design,
 )
-from numpyro_spikeslab.algebra.sparse_sums import Layout
 from numpyro_spikeslab.reading.form import Form
-from numpyro_spikeslab.reading.likelihood import by_task
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.provenance import called
 
@@ -40,7 +39,7 @@ class View(NamedTuple):
     - **priors** - distributions of the other latent sites.
     - **log_density** - of all sites but the likelihood, the pairs, the functions they mix and those
       that have a role or belong to kernels, whose densities ``priors`` has.
-    - **layout** - of L entries of a table, `None` where all of it is observed.
+    - **layout** - of the observations: a table, or L entries of one.
     - **links** - derivatives of prior means in coefficients, `None` if all are zero.
     """
 
@@ -53,7 +52,7 @@ class View(NamedTuple):
     prior: Prior
     priors: dict[str, Any]
     log_density: Float[Array, ""]
-    layout: Layout | None = None
+    layout: Observations
     links: dict[str, dict[str, Any]] | None = None
 
     @property
@@ -62,25 +61,37 @@ class View(NamedTuple):
 
     def squares(self, residual: Any, variance: Any = 0.0) -> Float[Array, " Q"]:
         """Sum the expected squares of each task's residuals, by their relative precisions."""
-        x = self.relative * (residual**2 + variance)
-        return by_task(x, self.sigma2.size, self.layout)
+        return self.layout.by_task(self.relative * (residual**2 + variance))
+
+    def over_points(self, x: Float[Array, "*K N"]) -> Float[Array, "*K #Q"]:
+        """Compute ``sum_n z_nq x_n``; one column where all tasks weigh alike."""
+        return self.layout.over_points(self.relative, x)
+
+    def over_tasks(self, x: Float[Array, " Q *K"]) -> Float[Array, " N *K"]:
+        """Compute ``sum_q z_nq x_q``."""
+        return self.layout.over_tasks(self.relative, x)
+
+    def residual(self, w: Float[Array, "Q M"], phi: Float[Array, "M N"]) -> Any:
+        """Subtract the functions ``phi`` that weights mix from the observations."""
+        return self.Y - self.layout.mix(w, phi)
 
 
 def view(
     problem: Problem,
     values: dict[str, Any],
     weights: dict[str, Any] | None = None,
-    layout: Layout | None = None,
+    layout: Observations | None = None,
     stand_in: StandIn | None = None,
     predictor: Any = None,
 ) -> View:
     """Run the model at given values.
 
-    :param layout: of the entries of a table.
+    :param layout: of the observations, by default a whole table.
     :param stand_in: for the density of observations that are not Normal.
     :param predictor: of the observations, where it is known.
     """
     form, run = problem.form, problem.run(values, weights)
+    layout = layout or Grid(form.table)
     likelihood = problem.likelihood(run)
     if predictor is not None:
         likelihood = likelihood._replace(predictor=predictor)

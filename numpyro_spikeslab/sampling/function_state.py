@@ -6,7 +6,6 @@ Given the weights, the tasks' likelihood of function m is that of N independent 
 densities come from :math:`I + \mathrm{diag}(a) K \mathrm{diag}(a) = L L^\top`.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
@@ -14,6 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 import jax.numpy as jnp
 
 from numpyro_spikeslab.reading.function_prior import FunctionPrior
+from numpyro_spikeslab.reading.roles import SlabRole, Tally
+from numpyro_spikeslab.sampling.scale_draws import Current
 
 
 class State(NamedTuple):
@@ -41,32 +42,38 @@ class State(NamedTuple):
         return jnp.any(self.weights != 0, axis=0)
 
 
-class Moves(NamedTuple):
-    """Moves along with the functions, for a kernel that owns the weights.
+class Fixed(NamedTuple):
+    """What stays fixed while functions are drawn.
 
-    - **log_odds** - prior log odds of the weights.
-    - **draw_slabs** - ``(key, slab_scales, weights) -> slab_scales, variances of the slabs``.
-    - **rescale** - whether the length of each function's weights moves.
-    - **flip** - whether their sign moves; the prior means must be zero.
+    - **now** - the model at the values of the start.
+    - **precision** - precisions of the observations.
+    - **functions** - prior of the functions; only parameters that may move are latent in it.
+    - **with_weights** - whether weights move with the functions, for a kernel that owns them.
+    - **rescale** - whether then the length of each function's weights moves.
+    - **flip** - whether then their sign moves; the prior means must be zero.
     """
 
-    log_odds: Float[Array, "Q M"]
-    draw_slabs: Callable[[Array, dict[str, Any], Any], tuple[dict[str, Any], Any]]
+    now: Current
+    precision: Float[Array, "N Q"]
+    functions: FunctionPrior
+    with_weights: bool
     rescale: bool
     flip: bool
 
+    @property
+    def log_odds(self) -> Float[Array, "Q M"]:
+        """The prior log odds of the weights."""
+        return self.now.at.prior.log_odds
 
-class Fixed(NamedTuple):
-    """Priors and precisions that stay fixed while functions are drawn.
-
-    - **precision** - precisions of the observations.
-    - **functions** - prior of the functions; only parameters that may move are latent in it.
-    - **moves** - what may move with the functions; `None` if only functions and kernels do.
-    """
-
-    precision: Float[Array, "N Q"]
-    functions: FunctionPrior
-    moves: Moves | None
+    def draw_slabs(self, key: Array, state: State) -> State:
+        """Draw the slab scales, where lengths move, with the excluded slabs integrated out."""
+        if not self.rescale:
+            return state
+        w = state.weights
+        statistics = {"slab": Tally((w != 0) * jnp.ones_like(w), w**2)}
+        scales = self.now.draw_roles(key, SlabRole, state.slab_scales, statistics)
+        variance = self.now.slab_variance(scales)
+        return state._replace(slab_scales=scales, slab_variance=variance)
 
 
 class Function(NamedTuple):

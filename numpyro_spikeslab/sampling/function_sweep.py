@@ -75,15 +75,14 @@ def draw_function(
 
     :return: the state, and draws of the function's prior for :func:`draw_two`.
     """
-    moves, old = fixed.moves, state
+    old = state
     key_slabs, key_kernel, key_columns, key_stretch, key_phi = random.split(key, 5)
-    if moves is not None:
-        scales, variance = moves.draw_slabs(key_slabs, state.slab_scales, state.weights)
-        state = state._replace(slab_scales=scales, slab_variance=variance)
+    if fixed.with_weights:
+        state = fixed.draw_slabs(key_slabs, state)
     contribution = jnp.outer(state.phi[m], state.weights[:, m])
     state = state._replace(residual=state.residual + contribution)
     state, function = draw_kernel(key_kernel, fixed, state, m)
-    if moves is not None:
+    if fixed.with_weights:
         others = state.used.at[m].set(False) & state.used[m]
         system = Integrated.of(fixed, state, m[None]), function.solve_lower
         state = draw_columns(key_columns, others, fixed, state, system)
@@ -110,7 +109,7 @@ def draw_kernel(
     def draw_used():
         key_k, key_tasks, key_kernel, key_slabs = random.split(key, 4)
         start, column = state, None
-        if fixed.moves is None or len(state.phi) == 1:
+        if not fixed.with_weights or len(state.phi) == 1:
             columns = (integrated.observations(fixed, state) - integrated.mean)[:, None]
         else:
             # if no other function is in use, an idle one is drawn, whose zeros change nothing
@@ -178,8 +177,7 @@ def stretch(key: Array, fixed: Fixed, state: State, function: Function) -> tuple
     In polar coordinates, the log of the length has the density of the weights times the length to
     the power of the number of nonzero weights. The sign leaves the factor as it is.
     """
-    m, moves = function.m, fixed.moves
-    assert moves is not None
+    m = function.m
     key_length, key_sign = random.split(key)
     integrated, w = Integrated.of(fixed, state, m[None]), state.weights[:, m]
     y, a = integrated.observations(fixed, state), integrated.root.diagonal[0]
@@ -202,9 +200,9 @@ def stretch(key: Array, fixed: Fixed, state: State, function: Function) -> tuple
         return jnp.exp(log_t), new
 
     t, new = jnp.ones((), w.dtype), function
-    if moves.rescale:
+    if fixed.rescale:
         t, new = jax.lax.cond(state.used[m], draw_length, lambda: (t, function))
-    if moves.flip:
+    if fixed.flip:
         t *= random.rademacher(key_sign, (), t.dtype)
     return state._replace(weights=state.weights.at[:, m].set(t * w)), new
 
@@ -216,8 +214,8 @@ def draw_values(
     key_prior, key_noise = random.split(key)
     mu, covariance = fixed.functions.mean[function.m], function.covariance
     num_pairs = 0
-    if fixed.moves is not None and isinstance(covariance, Dense):
-        Q, M = fixed.moves.log_odds.shape
+    if fixed.with_weights and isinstance(covariance, Dense):
+        Q, M = fixed.log_odds.shape
         # M - 1 pairs in place of two made the effective sample size four times as large
         num_pairs = M - 1 if M > 2 and Q > 1 else 0
     keys = random.split(key_prior, 1 + num_pairs)
@@ -243,11 +241,9 @@ def draw_two(key: Array, fixed: Fixed, state: State, prior_draws: Float[Array, "
 
     With only one integrated out, two exclusions of a weight can block each other.
     """
-    moves, functions, used = fixed.moves, fixed.functions, state.used
-    assert moves is not None
+    functions, used = fixed.functions, state.used
     key_slabs, key_pair, key_columns, key_noise = random.split(key, 4)
-    scales, variance = moves.draw_slabs(key_slabs, state.slab_scales, state.weights)
-    state = state._replace(slab_scales=scales, slab_variance=variance)
+    state = fixed.draw_slabs(key_slabs, state)
     pair = jnp.argsort(jnp.where(used, random.uniform(key_pair, used.shape), 2))[:2]
 
     def move():

@@ -20,6 +20,7 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity, is_prng_key
 
+from numpyro_spikeslab.reading.checks import check_start
 from numpyro_spikeslab.reading.coefficient_proof import depend_on
 from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
 from numpyro_spikeslab.reading.program import are_concrete, compiled
@@ -84,7 +85,8 @@ class BlockKernel(MCMCKernel):
         sites = self._own_sites(reading, model_args, kwargs, values)
         self._sample_fn = self.sample
         single = is_prng_key(rng_key)
-        _check_init_params(self._user, init_params, sites, () if single else rng_key.shape[:1])
+        batch = () if single else rng_key.shape[:1]
+        check_start(self._user, init_params or {}, {k: batch + x for k, x in sites.items()})
         # within a compiled function a part must not have compiler options of its own
         once = are_concrete((rng_key, jnp.zeros(())))
 
@@ -264,20 +266,3 @@ def start_inclusion(z: dict[str, Any]) -> dict[str, Any]:
             start = spike if spike.shape == slab.shape else jnp.zeros(slab.shape)
             inclusion[pair] = jnp.asarray(start, float)
     return inclusion
-
-
-def _check_init_params(
-    user: str,
-    init_params: dict[str, Any] | None,
-    sites: dict[str, tuple[int, ...]],
-    batch: tuple[int, ...],
-) -> None:
-    for name, value in (init_params or {}).items():
-        what = f"{user}: init_params[{name!r}]"
-        if name not in sites:
-            raise bad(what, "a name that is not a site of the kernel", f"one of {sorted(sites)}")
-        if jnp.shape(value) != (shape := batch + sites[name]):
-            raise bad(what, f"shape {jnp.shape(value)}", f"{shape}")
-        if are_concrete(value) and not np.all(np.isfinite(value)):
-            remedy = "Leave the site out to start it at a draw from its prior."
-            raise bad(what, "values that are not finite", "finite ones", remedy)

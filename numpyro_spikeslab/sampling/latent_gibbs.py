@@ -10,10 +10,11 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.observations import Sparse
 from numpyro_spikeslab.models.primitives import weights
-from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS, OTHER
+from numpyro_spikeslab.reading.checks import check_updates
+from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS
 from numpyro_spikeslab.reading.model_run import abstract_trace
-from numpyro_spikeslab.reading.predictor import AUGMENTED
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.sites import find_function_sites, functions_of, is_latent
 from numpyro_spikeslab.sampling.density_step import with_auxiliaries
@@ -165,15 +166,11 @@ class LatentGibbs(BlockKernel):
         # as latent sites, whichever block draws the weights
         reading = super()._read(args, kwargs, {})
         form = reading.form
-        if form.family == OTHER:
-            raise bad(
-                f"LatentGibbs: the likelihood of {form.likelihood!r}",
-                "one without auxiliary variables, given which functions are Gaussian",
-                AUGMENTED,
-                "Counts may be NegativeBinomial2. Or draw with "
-                "Gibbs([(PairedGibbs(model), paired_sites), (NUTS(model), None)]), which mixes "
-                "slowly.",
-            )
+        remedy = (
+            "Counts may be NegativeBinomial2. Or draw with "
+            "Gibbs([(PairedGibbs(model), paired_sites), (NUTS(model), None)]), which mixes slowly."
+        )
+        check_updates("LatentGibbs", form, reading.functions, remedy)
         if form.kind not in (FUNCTIONS, ENTRIES):
             raise ValueError(
                 "LatentGibbs: the location of the observations is not affine in latent functions, "
@@ -181,12 +178,6 @@ class LatentGibbs(BlockKernel):
                 "with one set of weights W of shape (Q, M) from spike_slab, without `groups`, and "
                 "one set of M functions phi from latent_functions. For other models use NUTS."
                 f"{reading.if_traced}"
-            )
-        if form.kind == ENTRIES and not (reading.functions and reading.functions.is_white):
-            raise ValueError(
-                f"LatentGibbs: the observations {form.likelihood!r} are entries of a table, for "
-                f"which the functions {form.functions!r} must be 'white' with a mean of zero. For "
-                "others give the whole table, with NaN where entries are missing."
             )
         return reading
 
@@ -220,10 +211,10 @@ class LatentGibbs(BlockKernel):
                     lambda: (spikes, slabs),
                 )
         draw = step.start(weights(spikes, slabs))
-        if step.at.layout is None:
-            draw = draw_functions(key_functions, step.fixed(self._rescale), draw)
-        else:
+        if isinstance(step.at.layout, Sparse):
             draw = draw._replace(phi=draw_rows(key_functions, step.at, draw.phi, draw.weights))
+        else:
+            draw = draw_functions(key_functions, step.fixed(self._rescale), draw)
         new = step.finish(key_numbers, (spikes, slabs), draw)
         z = {name: new[name].reshape(x.shape).astype(x.dtype) for name, x in state.z.items()}
         num_accelerated = jnp.maximum(state.num_accelerated - 1, 0)

@@ -10,14 +10,15 @@ from jax import random
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
+from numpyro_spikeslab.algebra.observations import Sparse
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.models.primitives import weights
 from numpyro_spikeslab.reading.function_prior import KnownFunctions
-from numpyro_spikeslab.reading.roles import SlabRole, Tally
+from numpyro_spikeslab.reading.roles import SlabRole
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.sampling.function_state import Fixed, Moves, State
+from numpyro_spikeslab.sampling.function_state import Fixed, State
 from numpyro_spikeslab.sampling.pair_draws import draw_tasks
-from numpyro_spikeslab.sampling.scale_draws import Current, squares_given
+from numpyro_spikeslab.sampling.scale_draws import Current
 
 
 @dataclass(frozen=True)
@@ -52,30 +53,17 @@ class LatentStep(Current):
         at, functions = self.at, self.functions
         drawn = tuple(name for name in self.reading.form.kernels if name in self.own)
         parameters = replace(functions.parameters, latent=drawn)
-        prior = functions.prior(at.priors)._replace(parameters=parameters)
-        moves = self.moves(rescale) if self.owns_weights else None
-        return Fixed(jnp.broadcast_to(at.relative, at.Y.shape) / at.sigma2, prior, moves)
-
-    def moves(self, rescale: bool) -> Moves:
-        """Collect what may move with the functions."""
-        at = self.at
-
-        def draw_slabs(key, scales, w):
-            if not rescale:
-                return scales, at.prior.variance
-            statistics = {"slab": Tally((w != 0) * jnp.ones_like(w), w**2)}
-            scales = self.draw_roles(key, SlabRole, scales, statistics)
-            return scales, self.slab_variance(scales)
-
-        flip = rescale and self.functions.functions.mean is None
-        return Moves(at.prior.log_odds, draw_slabs, rescale, flip)
+        prior = replace(functions.prior(at.priors), parameters=parameters)
+        precision = jnp.broadcast_to(at.relative, at.Y.shape) / at.sigma2
+        flip = rescale and functions.functions.mean is None
+        return Fixed(self, precision, prior, self.owns_weights, rescale, flip)
 
     def start(self, w: Float[Array, "Q M"]) -> State:
         """Make the state of the function sampler from the current weights."""
         scales = {role.site: self.values[role.site] for role in self.roles(SlabRole)}
         phi, variance = self.phi, self.at.prior.variance
-        residual = self.at.Y - phi.T @ w.T if self.at.layout is None else self.at.Y
-        return State(phi, self.functions.theta(self.values), w, scales, variance, residual)
+        theta, residual = self.functions.theta(self.values), self.at.residual(w, phi)
+        return State(phi, theta, w, scales, variance, residual)
 
     def finish(self, key: Array, now: tuple[Any, Any], draw: State) -> dict[str, Any]:
         """Draw scales and probabilities, and return values of all sites the kernel may have."""
@@ -85,7 +73,7 @@ class LatentStep(Current):
         slabs = jnp.where(spikes > 0, draw.weights, slabs)
         # scales are drawn without the excluded slabs, which are then drawn from their prior
         counted = spikes > 0 if self.owns_weights else jnp.ones_like(spikes)
-        squares = squares_given(self.at, draw.phi, draw.weights)
+        squares = self.at.squares(self.at.residual(draw.weights, draw.phi))
         values = self.values | draw.slab_scales
         new, slabs = self.draw(random.split(key), values, (spikes, slabs), squares, counted)
         new = self.functions.parameters.scatter(draw.theta) | new
@@ -95,7 +83,7 @@ class LatentStep(Current):
 
 def draw_rows(key: Array, at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Any:
     """Draw white functions of a sparse table, jointly at each row, given the weights."""
-    assert at.layout is not None
+    assert isinstance(at.layout, Sparse)
     side, (M, N) = at.layout.by_rows, phi.shape
     features = w, jnp.zeros((len(w), 0), w.dtype), 1 / at.sigma2
     noise = random.normal(key, (N, M), phi.dtype)
@@ -122,8 +110,8 @@ def recruit(
     """
     idle = jnp.sum(spikes, axis=0) == 0
     m = jnp.argmax(idle)
-    total = squares_given(at, phi, jnp.zeros_like(slabs))
-    unexplained = squares_given(at, phi, jnp.where(spikes > 0, slabs, 0))
+    total = at.squares(at.Y)
+    unexplained = at.squares(at.residual(jnp.where(spikes > 0, slabs, 0), phi))
     q = random.categorical(key, jnp.log(unexplained / jnp.where(total > 0, total, 1)))
     slab = jnp.where(idle[m], jnp.sqrt(at.prior.variance[q, m]), slabs[q, m])
     spike = jnp.where(idle[m], 1, spikes[q, m])

@@ -16,6 +16,7 @@ from numpyro_spikeslab.algebra import flips, pattern_sweeps
 from numpyro_spikeslab.algebra.active_set import CollapsedRegression
 from numpyro_spikeslab.algebra.coefficients import split, whitened
 from numpyro_spikeslab.algebra.heredity import HereditaryPrior
+from numpyro_spikeslab.algebra.observations import Grid
 from numpyro_spikeslab.algebra.pairs import (
     MAX_ALL,
     Design,
@@ -45,7 +46,7 @@ from numpyro_spikeslab.reading.coefficient_rows import (
 )
 from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.sampling.scale_draws import Current, squares_given
+from numpyro_spikeslab.sampling.scale_draws import Current
 
 DrawCoefficients = Callable[[Array, Array], tuple[dict[str, Any], Float[Array, " Q"]]]
 """``(key, weights) ->`` draws of the coefficients, and each task's sum of squared residuals."""
@@ -186,17 +187,18 @@ def _draw_table(key: Array, now: Current) -> tuple[Draws, DrawCoefficients]:
 
     def draw_coefficients(key, w):
         if not sites:
-            return {}, squares_given(at, phi, w)
+            return {}, at.squares(at.residual(w, phi))
         value = joined(sites, now.values)
         noise = random.normal(key, value.shape, value.dtype)
         if tasks is None:
-            residual = at.Y - phi.T @ w.T
+            residual = at.residual(w, phi)
             new, residual = given_residual(reading.problem, at, now.values, sites, residual, noise)
             return new, at.squares(residual)
         _, new = tasks.given(w, noise)
         rows = jnp.concatenate([reading.covariates[each.site] for each in sites])
         change = ((joined(sites, new) - value) @ rows).T
-        return new, squares_given(at._replace(Y=at.Y - change), phi, w)
+        without = at._replace(Y=at.Y - change)
+        return new, without.squares(without.residual(w, phi))
 
     return drawn, draw_coefficients
 
@@ -210,9 +212,9 @@ def draw_tasks(
     tasks, or to a block of the columns of a sparse table.
     """
     noise, precision, prior = logistic_and_normal(key, current), 1 / at.sigma2, at.prior
-    if at.layout is None and at.relative.shape[1] > 1:
+    if isinstance(at.layout, Grid) and at.relative.shape[1] > 1:
         return gibbs_masked_sweep(noise, phi, (at.Y, at.relative), current, precision, prior)
-    if at.layout is None:
+    if isinstance(at.layout, Grid):
         gram, linear = task_products(phi, phi, at.relative), (at.relative * at.Y).T @ phi.T
         return gibbs_task_sweep(noise, TaskProducts(gram, linear), current, precision, prior)
 

@@ -10,7 +10,6 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.augmentation import StandIn
-from numpyro_spikeslab.algebra.sparse_sums import at_entries
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.roles import Index, Role, SlabRole, Tally, draw_sites
 from numpyro_spikeslab.reading.view import View
@@ -100,10 +99,3 @@ class Current:
         excluded = jnp.sqrt(self.slab_variance(new))
         excluded *= random.normal(keys[1], slabs.shape, slabs.dtype)
         return new, jnp.where(spikes > 0, slabs, excluded)
-
-
-def squares_given(at: View, phi: Float[Array, "M N"], w: Float[Array, "Q M"]) -> Float[Array, " Q"]:
-    """Compute the weighted sum of squared residuals of each task."""
-    if at.layout is None:
-        return at.squares(at.Y - phi.T @ w.T)
-    return at.squares(at.Y - at_entries(at.layout.where, jnp.dot, w, phi))

@@ -115,8 +115,7 @@ def take_column(
     key: Array, k: Any, fixed: Fixed, state: State, integrated: Integrated
 ) -> tuple[Column, State]:
     """Take function k out of a few tasks, chosen at random; return its column and that state."""
-    phi_k, moves = state.phi[k], fixed.moves
-    assert moves is not None
+    phi_k = state.phi[k]
     tasks = random.permutation(key, len(state.weights))[:NUM_TASKS]
     old = state.weights[tasks, k]
     residual = state.residual.at[:, tasks].add(jnp.outer(phi_k, old))
@@ -125,7 +124,7 @@ def take_column(
     column = Column(
         tasks=tasks,
         spikes=(old != 0).astype(old.dtype),
-        prior=Prior(moves.log_odds[tasks, k], state.slab_variance[tasks, k]),
+        prior=Prior(fixed.log_odds[tasks, k], state.slab_variance[tasks, k]),
         squares=phi_k**2 @ precision,
         linear=phi_k @ (precision * residual[:, tasks]),
         features=integrated.root.whiten(w.T[:, None] * (precision * phi_k[:, None])[None]),

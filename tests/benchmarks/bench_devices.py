@@ -35,8 +35,8 @@ def step(Y: Any, M: int) -> float:
     model = nss.models.factor_analysis(M)
     svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
     call = svi._call((Y,), {})
-    progress = begin(call.spec, call.data, svi.init(jax.random.key(0), Y).optim_state[1])
-    return best_time(advance, call.spec, call.data, progress, 3, -1.0, repeats=5) / 3
+    progress = begin(call.engine, svi.init(jax.random.key(0), Y).optim_state[1])
+    return best_time(advance, call.engine, progress, 3, -1.0, repeats=5) / 3
 
 
 def tasks(Q: int, N: int, M: int, missing: float) -> float:

@@ -18,19 +18,10 @@ import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.fitting.ascent import CHUNK, advance, begin, chunks
-from numpyro_spikeslab.fitting.features import data_of
+from numpyro_spikeslab.fitting.ascent import begin, chunks
+from numpyro_spikeslab.fitting.features import engine_of
 from numpyro_spikeslab.fitting.function_updates import Terms, condition, with_kernels
-from numpyro_spikeslab.fitting.posterior import (
-    Data,
-    FunctionFactors,
-    Posterior,
-    Spec,
-    bound,
-    function_prior,
-    spec_of,
-    view_at,
-)
+from numpyro_spikeslab.fitting.posterior import Engine, FunctionFactors, Posterior, bound, view_at
 from numpyro_spikeslab.fitting.starts import start_random
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.view import View
@@ -81,13 +72,12 @@ class Problem(NamedTuple):
     """A model as it was read, what its code is compiled for and takes, and a posterior."""
 
     reading: Reading
-    spec: Spec
-    data: Data
+    engine: Engine
     posterior: Posterior
 
     @property
     def at(self) -> View:
-        return view_at(self.spec, self.data, self.posterior)
+        return view_at(self.engine, self.posterior)
 
     @property
     def functions(self) -> FunctionFactors:
@@ -96,19 +86,16 @@ class Problem(NamedTuple):
 
     @property
     def prior(self) -> Any:
-        return function_prior(self.spec, self.data, self.at)
+        return self.engine.prior(self.at)
 
     def bound(self, posterior: Posterior) -> Any:
-        return _bound(self.spec, self.data, posterior)
+        return _bound(self.engine, posterior)
 
     def run(self, num_steps: int) -> tuple["Problem", np.ndarray]:
         """After some sweeps, and the bounds."""
 
-        def take(progress, number):
-            return advance(self.spec, self.data, progress, number, -1.0, CHUNK)
-
-        start = begin(self.spec, self.data, self.posterior)
-        ends, losses = zip(*chunks(take, self.data, start, num_steps), strict=True)
+        start = begin(self.engine, self.posterior)
+        ends, losses = zip(*chunks(self.engine, start, num_steps, -1.0), strict=True)
         return self._replace(posterior=ends[-1].posterior), -np.concatenate(losses)
 
     def with_function(
@@ -116,30 +103,30 @@ class Problem(NamedTuple):
     ) -> Posterior:
         """The posterior with another ``q(phi_m)``."""
         posterior = posterior or self.posterior
-        prior = function_prior(self.spec, self.data, view_at(self.spec, self.data, posterior))
+        prior = self.engine.prior(view_at(self.engine, posterior))
         new = condition(prior, posterior, Terms(m, alpha, h), theta, self.functions.step[m])
-        return with_kernels(self.spec, new)
+        return with_kernels(self.engine, new)
 
     def covariance(self, m: int) -> np.ndarray:
         return np.asarray(self.prior.covariance(m, self.functions.theta[m]).to_dense())
 
 
-_bound = jax.jit(bound, static_argnums=0)
+_bound = jax.jit(bound)
 
 
 def problem(model: Any, args: tuple, plain: bool = False, start: Any = None) -> Problem:
     """A model at a random start, or at what ``start`` makes of a blank posterior."""
     reading = Reader(model, "test")(args, {})
-    spec, data = spec_of(reading, plain, None), data_of(reading)
+    engine = engine_of(reading, plain, None)
     values = {name: jnp.ones_like(x) for name, x in reading.generic.items()}
     read: Any = reading.functions
     zero, theta = jnp.zeros_like(read.mean), read.theta(values)
-    weights = PairedMeanField(*jnp.zeros((3, *spec.form.shape)))
+    weights = PairedMeanField(*jnp.zeros((3, *engine.form.shape)))
     functions = FunctionFactors(zero, zero, zero, zero, zero[:, 0], zero, theta, theta)
     blank = Posterior(weights, functions, values, None)
     if start is None:
-        return Problem(reading, spec, data, start_random(spec, data, blank, random.key(0)))
-    return Problem(reading, spec, data, start(spec, data, blank))
+        return Problem(reading, engine, start_random(engine, blank, random.key(0)))
+    return Problem(reading, engine, start(engine, blank))
 
 
 @cache

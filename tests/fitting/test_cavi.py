@@ -219,7 +219,7 @@ REFUSED = [
     (lambda c: run(cavi(c), c, 0), "num_steps: got 0, expected a positive integer"),
     (lambda c: run(cavi(c), c, 1.5), r"num_steps: got 1\.5"),
     (lambda _: init(regression(moving_level)), "'level': got a support"),
-    (lambda _: init(w_loc=0.0), r"unknown names \['w_loc'\]"),
+    (lambda _: init(w_loc=0.0), r"\['w_loc'\]: got an unknown name"),
     (lambda _: init(w_auto_loc=np.zeros(3)), r"shape \(3,\), expected \(4,\)"),
     (lambda _: init(w_auto_probs=np.full(4, 1.5)), r"w_auto_probs'\]: got .* not in the support"),
     (lambda _: init(w_auto_scale=-np.ones(4)), "not in the support"),

@@ -79,8 +79,8 @@ def exchanged(model, Y) -> list[str]:
     """The collective operations of a step."""
     svi = nss.CAVI(model, nss.PairedGuide(model), plain=True)
     call = svi._call((Y,), {})
-    progress = begin(call.spec, call.data, svi.init(random.key(0), Y).optim_state[1])
-    text = advance.lower(call.spec, call.data, progress, 1, -1.0).compile().as_text()
+    progress = begin(call.engine, svi.init(random.key(0), Y).optim_state[1])
+    text = advance.lower(call.engine, progress, 1, -1.0).compile().as_text()
     return re.findall(r" (all-reduce|all-gather|all-to-all|collective-permute)\(", text)
 
 

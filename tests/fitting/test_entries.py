@@ -249,8 +249,8 @@ def test_nothing_of_the_size_of_the_table_is_made(x64):
     model = nss.models.factor_analysis(2)
     svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=1)
     call = svi._call((Y,), {})
-    progress = begin(call.spec, call.data, svi.init(KEY, Y).optim_state[1])
-    model, true = (call.spec, call.data), jnp.array(True)
+    progress = begin(call.engine, svi.init(KEY, Y).optim_state[1])
+    model, true = (call.engine), jnp.array(True)
     for of in (
         lambda p: advance(*model, p, 1, -1.0, 1),
         lambda p: rotate_white(*model, p.posterior, true, true),
@@ -317,7 +317,7 @@ REFUSED = [
     (lambda *args: fitted(ORDERED, TIMES, args[-1]), "functions that are 'white'"),
     (
         lambda *args: nss.LatentGibbs(ORDERED).init(KEY, 1, None, (TIMES, args[-1]), {}),
-        r"LatentGibbs: .* must be 'white'",
+        r"LatentGibbs: .* that are 'white'",
     ),
     (lambda *_: fitted(FACTORS, coo_array(np.ones(3))), r"ed \(N, Q\)"),
 ]

@@ -26,7 +26,6 @@ import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting import rounds
 from numpyro_spikeslab.fitting.posterior import view_at
 from numpyro_spikeslab.fitting.run import CAVIRunResult
-from numpyro_spikeslab.reading.likelihood import by_task
 
 OBSERVED = ("y", "Y")
 # parameters of sets of two weights
@@ -293,14 +292,12 @@ def test_no_hyperparameter_can_be_improved_at_the_end(x64, name):
 def test_squares_are_those_of_the_moments_of_each_observation(x64, name):
     fit = fitted(name)
     call, state = fit.svi._call(fit.args, {}), fit.result.state
-    spec, data, posterior = call.spec, call.data, state.optim_state[1]
-    at = view_at(spec, data, posterior)
-    mean, variance = data.features.moments(spec, data, at, posterior)
+    engine, posterior = call.engine, state.optim_state[1]
+    at = view_at(engine, posterior)
+    mean, variance = engine.features.moments(engine, at, posterior)
     each = jnp.broadcast_to(at.relative, at.Y.shape) * ((at.Y - mean) ** 2 + variance)
-    expected = data.features.squares(spec, data, at, posterior)
-    np.testing.assert_allclose(
-        by_task(each, spec.form.num_tasks, at.layout), expected, rtol=1e-8, atol=1e-8
-    )
+    expected = engine.features.squares(engine, at, posterior)
+    np.testing.assert_allclose(at.layout.by_task(each), expected, rtol=1e-8, atol=1e-8)
 
 
 # a product may differ in its last bit

@@ -31,7 +31,7 @@ from numpyro_spikeslab.fitting.function_sweeps import (
 )
 from numpyro_spikeslab.fitting.function_updates import switch_off, update_plain, update_with_scale
 from numpyro_spikeslab.fitting.posterior import with_roles
-from numpyro_spikeslab.fitting.tasks import gram, left_of, squared_errors, update_weights
+from numpyro_spikeslab.fitting.tasks import gram, squared_errors, update_weights
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 def terms_of(at, posterior, m):
     """Terms of one function, from the residual of all."""
     mean, weights = posterior.functions.mean, posterior.weights
-    return block_terms(at, weights, left_of(at, mean, weights), mean)(mean, m)
+    return block_terms(at, weights, at.relative * at.residual(weights.mean, mean), mean)(mean, m)
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_terms_are_the_conditional_of_the_joint_gaussian():
         P, linear = dense_moments(fit, at)
         # functions may have moved since the residual was computed
         for before in (jnp.zeros_like(mean), 0.5 * mean, mean):
-            residual = left_of(at, before, fit.posterior.weights)
+            residual = at.relative * at.residual(fit.posterior.weights.mean, before)
             terms = block_terms(at, fit.posterior.weights, residual, before)
             for m in range(M):
                 block = slice(m * N, (m + 1) * N)
@@ -81,17 +81,17 @@ def one_by_one(fit: Problem):
     base, order = fit.at, jnp.arange(len(fit.functions.kl))
 
     def pass_weights(posterior, order):
-        at = with_roles(fit.spec, fit.data, base, posterior.values)
+        at = with_roles(fit.engine, base, posterior.values)
         sums = gram(at, posterior.functions.mean[order], posterior.functions.var[order])
         prior, weights = jax.tree.map(lambda x: x[:, order], (at.prior, posterior.weights))
         return update_weights(at._replace(prior=prior), sums, weights)
 
     @jax.jit
     def visit(posterior, m):
-        at = with_roles(fit.spec, fit.data, base, posterior.values)
+        at = with_roles(fit.engine, base, posterior.values)
         terms = terms_of(at, posterior, m)
-        posterior = update_with_scale(fit.spec, fit.prior, at, posterior, terms)
-        if not fit.spec.white:
+        posterior = update_with_scale(fit.engine, fit.prior, at, posterior, terms)
+        if not fit.engine.white:
             return posterior._replace(weights=pass_weights(posterior, order))
         # a pass in which this function is the first
         new = pass_weights(posterior, jnp.roll(order, -m))
@@ -101,7 +101,7 @@ def one_by_one(fit: Problem):
     posterior = fit.posterior
     for m in order:
         posterior = visit(posterior, m)
-    for _ in range(0 if fit.spec.white else LAST_PASSES):
+    for _ in range(0 if fit.engine.white else LAST_PASSES):
         posterior = posterior._replace(weights=pass_weights(posterior, order))
     return posterior
 
@@ -118,11 +118,11 @@ def one_by_one(fit: Problem):
 def test_sweeps_with_scales_visit_functions_and_their_weights_in_turn(start, prior):
     fit = start(prior)
     sweep = jax.jit(function_sweeps.sweep, static_argnums=0)
-    swept, squares = sweep(fit.spec, fit.data, fit.at, fit.posterior, 1.0)
+    swept, squares = sweep(fit.engine, fit.at, fit.posterior, 1.0)
     expected = one_by_one(fit)
     for x, y in zip(jax.tree.leaves(swept), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-7, atol=1e-9)
-    at = with_roles(fit.spec, fit.data, fit.at, swept.values)
+    at = with_roles(fit.engine, fit.at, swept.values)
     sums = gram(at, swept.functions.mean, swept.functions.var)
     np.testing.assert_allclose(squares, squared_errors(sums, swept.weights), rtol=1e-9)
 
@@ -130,14 +130,14 @@ def test_sweeps_with_scales_visit_functions_and_their_weights_in_turn(start, pri
 @pytest.mark.slow
 def test_a_white_function_at_rest_stays_and_its_weights_follow_the_prior():
     fit = white(2)
-    off = switch_off(fit.posterior, jnp.array([False, True, False]), fit.data.mean)
+    off = switch_off(fit.posterior, jnp.array([False, True, False]), fit.engine.functions.mean)
     sweep = jax.jit(function_sweeps.sweep, static_argnums=0)
-    swept, _ = sweep(fit.spec, fit.data, fit.at, off, 1.0)
+    swept, _ = sweep(fit.engine, fit.at, off, 1.0)
     np.testing.assert_array_equal(swept.functions.mean[1], 0)
     np.testing.assert_array_equal(swept.functions.kl[1], 0)
     assert not np.any(swept.weights.loc[:, 1])
     # a pass over all weights leaves these as they are
-    at = with_roles(fit.spec, fit.data, fit.at, swept.values)
+    at = with_roles(fit.engine, fit.at, swept.values)
     passed = update_weights(at, gram(at, swept.functions.mean, swept.functions.var), swept.weights)
     for x, y in zip(passed, swept.weights, strict=True):
         np.testing.assert_allclose(x[:, 1], y[:, 1], rtol=1e-10)
@@ -147,7 +147,7 @@ def test_a_white_function_at_rest_stays_and_its_weights_follow_the_prior():
 def test_a_function_without_weights_has_the_most_probable_length_scale():
     """Else fits that have dropped functions of other length scales would be compared by these."""
     fit = problem(model_of("weak", [SMOOTH] * M), observations())
-    off = switch_off(fit.posterior, jnp.array([False, True]), fit.data.mean)
+    off = switch_off(fit.posterior, jnp.array([False, True]), fit.engine.functions.mean)
     fit, bounds = fit._replace(posterior=off).run(30)
     assert not np.any(fit.functions.mean[1]) and np.min(np.diff(bounds)) > -1e-8
     below, at, above = (
@@ -175,7 +175,7 @@ def test_the_bound_never_falls_and_its_limit_is_stationary(plain):
         posterior = fit.posterior._replace(weights=scaled)
         return fit.bound(fit.with_function(m, functions.theta[m] + theta, alpha, h, posterior))
 
-    active = np.flatnonzero(in_use(fit.spec, fit.data, fit.posterior))
+    active = np.flatnonzero(in_use(fit.engine, fit.posterior))
     assert active.size
     for m in active:
         for path in (lambda e, m=m: along(m, e, 0.0), lambda e, m=m: along(m, 0.0, e)):

@@ -67,14 +67,14 @@ def test_unmixing_orders_functions_by_smoothness():
 @pytest.mark.slow
 def test_the_function_that_is_dropped_is_missed_least():
     problem, _ = started("weak", False).run(20)
-    assert np.all(in_use(problem.spec, problem.data, problem.posterior))
+    assert np.all(in_use(problem.engine, problem.posterior))
     bounds = []
     for m in range(M):
-        off = switch_off(problem.posterior, jnp.arange(M) == m, problem.data.mean)
-        refitted, bound = refit_weights(problem.spec, problem.data, problem.at, off, 2)
+        off = switch_off(problem.posterior, jnp.arange(M) == m, problem.engine.functions.mean)
+        refitted, bound = refit_weights(problem.engine, problem.at, off, 2)
         np.testing.assert_allclose(problem.bound(refitted), bound, rtol=1e-9)
         bounds.append(float(bound))
-    dropped = drop(problem.spec, problem.data, problem.posterior)
+    dropped = drop(problem.engine, problem.posterior)
     gone = ~np.any(dropped.weights.probs > 0, axis=0)
     np.testing.assert_array_equal(np.flatnonzero(gone), [np.argmax(bounds)])
 
@@ -82,14 +82,14 @@ def test_the_function_that_is_dropped_is_missed_least():
 @pytest.mark.slow
 def test_sharpening_finds_a_better_turn():
     problem, _ = started("weak", False).run(20)
-    W, phi = problem.posterior.weights.mean, problem.functions.mean - problem.data.mean
+    W, phi = problem.posterior.weights.mean, problem.functions.mean - problem.engine.functions.mean
     turn = jnp.array([[np.cos(0.6), -np.sin(0.6)], [np.sin(0.6), np.cos(0.6)]])
-    args = W @ turn, problem.data.mean + turn.T @ phi, problem.at.sigma2
-    turned = start_at(problem.spec, problem.data, problem.posterior, *args)
-    before = refit_weights(problem.spec, problem.data, problem.at, turned, 3)[1]
-    W, phi = sharpen(problem.spec, problem.data, turned, np.zeros(M, int))
-    better = start_at(problem.spec, problem.data, turned, W, phi, problem.at.sigma2)
-    assert refit_weights(problem.spec, problem.data, problem.at, better, 3)[1] > before + 0.5
+    args = W @ turn, problem.engine.functions.mean + turn.T @ phi, problem.at.sigma2
+    turned = start_at(problem.engine, problem.posterior, *args)
+    before = refit_weights(problem.engine, problem.at, turned, 3)[1]
+    W, phi = sharpen(problem.engine, turned, np.zeros(M, int))
+    better = start_at(problem.engine, turned, W, phi, problem.at.sigma2)
+    assert refit_weights(problem.engine, problem.at, better, 3)[1] > before + 0.5
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def test_the_bound_agrees_with_dense_expectations():
         B = np.eye(N) + a[:, None] * K * a
         S = K - (K * a) @ np.linalg.solve(B, a[:, None] * K)
         second[block, block] += S
-        d = mean[block] - np.asarray(tasks.data.mean[m])
+        d = mean[block] - np.asarray(tasks.engine.functions.mean[m])
         kl += 0.5 * (np.trace(np.linalg.solve(K, S)) + d @ np.linalg.solve(K, d) - N)
         kl += 0.5 * np.linalg.slogdet(B)[1]
     Y, Z = np.asarray(at.Y), np.broadcast_to(at.relative, at.Y.shape)
@@ -71,9 +71,9 @@ OTHERS = [
 @pytest.mark.parametrize("prior", ["weak", *OTHERS])
 def test_sites_with_a_role_are_stationary(prior):
     tasks = small(prior)
-    squares = tasks.data.features.squares(tasks.spec, tasks.data, tasks.at, tasks.posterior)
-    posterior = with_modes(tasks.spec, tasks.data, tasks.at, tasks.posterior, squares)
-    sites = {role.site for role in tasks.spec.form.roles}
+    squares = tasks.engine.features.squares(tasks.engine, tasks.at, tasks.posterior)
+    posterior = with_modes(tasks.engine, tasks.at, tasks.posterior, squares)
+    sites = {role.site for role in tasks.engine.form.roles}
     assert sites == {"noise", "inclusion", "slab_scale"}
     for site in sites:
         value = posterior.values[site]
@@ -91,11 +91,11 @@ def test_sites_with_a_role_are_stationary(prior):
 def test_a_view_at_other_values_of_roles_is_that_of_the_model():
     tasks = small()
     values = {k: 0.5 * x for k, x in tasks.posterior.values.items()}
-    new = with_roles(tasks.spec, tasks.data, tasks.at, values)
+    new = with_roles(tasks.engine, tasks.at, values)
     expected = tasks.reading.view(values)
     # all tasks have the same prior, of which a fit keeps one row
-    assert new.prior.log_odds.shape == (1, tasks.spec.form.num_features)
-    prior = jax.tree.map(lambda x: np.broadcast_to(x, tasks.spec.form.shape), new.prior)
+    assert new.prior.log_odds.shape == (1, tasks.engine.form.num_features)
+    prior = jax.tree.map(lambda x: np.broadcast_to(x, tasks.engine.form.shape), new.prior)
     same(new._replace(prior=prior, priors={}), expected._replace(priors={}))
 
 
@@ -147,5 +147,5 @@ def test_tasks_that_weigh_alike_share_a_matrix_however_large(monkeypatch):
         results.append((weights, squared_errors(sums, weights)))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9), *results)
     monkeypatch.setattr("numpyro_spikeslab.fitting.tasks.GRAM_LIMIT", 0)
-    form = tasks.spec.form
+    form = tasks.engine.form
     assert not keeps_products(form) and keeps_products(replace(form, complete=True))

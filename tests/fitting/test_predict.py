@@ -19,8 +19,8 @@ import numpyro.distributions as dist
 from numpyro.infer import Predictive
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.fitting.features import data_of
-from numpyro_spikeslab.fitting.posterior import spec_of, view_at
+from numpyro_spikeslab.fitting.features import engine_of
+from numpyro_spikeslab.fitting.posterior import view_at
 from numpyro_spikeslab.reading.reader import Reader
 
 pytestmark = [pytest.mark.usefixtures("x64"), pytest.mark.slow]
@@ -217,12 +217,12 @@ def at_large_means(what, x64):
             return guide.predict(params, Y, entries=(np.arange(3), np.arange(3)))[1]
         reading = Reader(guide.model, "test")((Y,), {})
         first_params(guide, Y)
-        spec, data, q = spec_of(reading, False, None), data_of(reading), guide.pack(reading, params)
-        at = view_at(spec, data, q)
+        engine, q = engine_of(reading, False, None), guide.pack(reading, params)
+        at = view_at(engine, q)
         if what == "moments":
-            return data.features.moments(spec, data, at, q)[1]
+            return engine.features.moments(engine, at, q)[1]
         # what the functions leave is nearly nothing beside their spread
-        return data.features.squares(spec, data, at, q)
+        return engine.features.squares(engine, at, q)
 
 
 @pytest.mark.parametrize("what", ["predict", "entries", "moments", "squares"])

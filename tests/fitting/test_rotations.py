@@ -56,10 +56,10 @@ def test_varimax_finds_sparse_loadings_within_groups():
 @pytest.mark.slow
 def test_the_gain_without_a_function_is_that_of_the_exact_bound():
     fit = white(10)
-    gains = gains_without(fit.spec, fit.data, fit.posterior)
+    gains = gains_without(fit.engine, fit.posterior)
     now = fit.bound(fit.posterior)
     for m in range(NUM_FUNCTIONS):
-        off = switch_off(fit.posterior, jnp.arange(NUM_FUNCTIONS) == m, fit.data.mean)
+        off = switch_off(fit.posterior, jnp.arange(NUM_FUNCTIONS) == m, fit.engine.functions.mean)
         np.testing.assert_allclose(gains[m], fit.bound(off) - now, rtol=1e-9)
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 def begun(start, *args) -> Problem:
     problem = started("weak", True)
-    return problem._replace(posterior=start(problem.spec, problem.data, problem.posterior, *args))
+    return problem._replace(posterior=start(problem.engine, problem.posterior, *args))
 
 
 def assert_noise_is_the_mode(problem, variance):
@@ -34,7 +34,7 @@ def assert_noise_is_the_mode(problem, variance):
 def test_a_start_alone_has_no_functions():
     problem = begun(start_alone)
     assert not np.any(problem.posterior.weights.probs)
-    np.testing.assert_array_equal(problem.functions.mean, problem.data.mean)
+    np.testing.assert_array_equal(problem.functions.mean, problem.engine.functions.mean)
     np.testing.assert_allclose(problem.functions.var[0], np.diag(problem.covariance(0)))
     assert not np.any(problem.functions.kl)
     _, Y = observations()
@@ -61,7 +61,7 @@ def test_singular_vectors_start_with_the_best_approximation_of_their_rank():
     W = np.asarray(problem.posterior.weights.mean)
     np.testing.assert_allclose(W @ W.T, (sd[:, None] * V[:M].T * S[:M] ** 2 / N) @ (V[:M] * sd))
     # the functions follow from the vectors, observed with some noise
-    deviation = np.asarray(problem.functions.mean - problem.data.mean)
+    deviation = np.asarray(problem.functions.mean - problem.engine.functions.mean)
     assert np.corrcoef((W @ deviation).T.ravel(), expected.ravel())[0, 1] > 0.98
 
 
@@ -73,7 +73,7 @@ def test_a_zero_column_is_switched_off():
     assert not np.any(problem.posterior.weights.probs[:, 0])
     np.testing.assert_allclose(problem.posterior.weights.mean, W)
     assert not np.any(problem.functions.alpha[0]) and np.any(problem.functions.alpha[1])
-    np.testing.assert_array_equal(problem.functions.mean[0], problem.data.mean[0])
+    np.testing.assert_array_equal(problem.functions.mean[0], problem.engine.functions.mean[0])
     np.testing.assert_allclose(problem.functions.var[0], np.diag(problem.covariance(0)))
     assert problem.functions.kl[0] == 0.0 and problem.functions.kl[1] > 0.0
     # scales and probabilities follow from what is on

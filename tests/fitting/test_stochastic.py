@@ -143,8 +143,8 @@ def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
         model = nss.models.mtmkl(["white"] * 2, shared_noise=prior == "shared noise")
         Y = np.nan_to_num(Y)
     all_tasks = problem(model, (x, Y), plain=True).run(3)[0]
-    spec, data = all_tasks.spec, all_tasks.data
-    call = Call(all_tasks.reading, spec, data, all_tasks.posterior)
+    engine = all_tasks.engine
+    call = Call(all_tasks.reading, engine, all_tasks.posterior)
     stream = Stream(Y.shape[1], lambda step: 1.0)
     step, start = stream.start(call, 3, all_tasks.posterior)
     # the functions do not change, for these tasks are all
@@ -153,13 +153,13 @@ def test_all_tasks_at_a_rate_of_one_are_a_step_of_the_paper(prior):
     local = stream.check(call)
     assert ("noise" in local) == (prior in ("weak", "own noise"))
     start = _resized(call, local, start)
-    settled = _settled(spec, local, data, start, 1.0)
-    again = _settled(spec, local, data, settled, 1.0)
+    settled = _settled(engine, local, start, 1.0)
+    again = _settled(engine, local, settled, 1.0)
     for site in local:
         # what is local has moved, and another pass would not move it further
         assert np.max(abs(settled.values[site] - start.values[site])) > 0.1
         np.testing.assert_allclose(again.values[site], settled.values[site], atol=1e-6)
-    expected, bound = ascent.step(spec, data, settled, 1.0)
+    expected, bound = ascent.step(engine, settled, 1.0)
     np.testing.assert_allclose(-loss, bound, rtol=1e-9)
     close(new._replace(batches=None), expected._replace(batches=None), rtol=1e-7, atol=1e-9)
     # it is a step: something has moved

@@ -15,7 +15,6 @@ from numpyro.infer import MCMC
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.reading.reader import Reader
 from numpyro_spikeslab.sampling.pair_draws import draw_tasks
-from numpyro_spikeslab.sampling.scale_draws import squares_given
 
 KEY = random.key(0)
 N, Q, M = 30, 8, 2
@@ -50,7 +49,7 @@ def test_draws_of_the_weights_are_those_of_the_table(x64):
     of_entries, of_table = (draw_tasks(KEY, at, phi, W) for at in views(values))
     for one, other in zip(of_entries, of_table, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-10)
-    squares = [squares_given(at, phi, W) for at in views(values)]
+    squares = [at.squares(at.residual(W, phi)) for at in views(values)]
     np.testing.assert_allclose(*squares, rtol=1e-10)
 
 

@@ -23,6 +23,7 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.reparam import TransformReparam
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.algebra.observations import Grid
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.sampling.latent_step import recruit
@@ -232,8 +233,9 @@ def test_acceleration_gives_an_idle_function_to_a_badly_explained_task():
     # the first task is explained, a quarter of the second's power is left, all of the third's
     Y = jnp.stack([2 * phi[0], 4 * phi[0], phi[1]], axis=1)
     prior = Prior(jnp.zeros((3, 2)), jnp.full((3, 2), 9.0))
-    zero = jnp.zeros(())
-    at = View(Y, ones, jnp.ones(3), jnp.full(3, 5.0), jnp.zeros(3), zero, prior, {}, zero)
+    zero, table = jnp.zeros(()), Grid((5, 3))
+    count = jnp.full(3, 5.0)
+    at = View(Y, ones, jnp.ones(3), count, jnp.zeros(3), zero, prior, {}, zero, table)
     keys = random.split(KEY, 1000)
     new, slabs_now = jax.vmap(lambda key: recruit(key, at, phi, spikes, slabs))(keys)
     np.testing.assert_array_equal(new[:, :, 0], np.broadcast_to(spikes[:, 0], (1000, 3)))

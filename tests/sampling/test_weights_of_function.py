@@ -2,6 +2,7 @@
 """Weights drawn while functions are integrated out, against dense Gaussians and all models."""
 
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.covariance import Dense
+from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.reading.function_prior import FunctionPrior
-from numpyro_spikeslab.sampling.function_state import Fixed, Function, Integrated, Moves, State
+from numpyro_spikeslab.sampling.function_state import Fixed, Function, Integrated, State
 from numpyro_spikeslab.sampling.weights_of_function import gibbs_block, take_column
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -42,8 +44,8 @@ def integrated(members):
     """The last function's column, with these functions integrated out."""
     residual = jnp.asarray(Y - PHI.T @ W.T + PHI[members].T @ W[:, members].T)
     prior = FunctionPrior(None, jnp.asarray(MU), None, {})
-    moves = Moves(jnp.full((Q, M), -0.4), None, True, True)
-    fixed = Fixed(jnp.asarray(SEEN / NOISE**2), prior, moves)
+    now = SimpleNamespace(at=SimpleNamespace(prior=Prior(jnp.full((Q, M), -0.4), None)))
+    fixed = Fixed(now, jnp.asarray(SEEN / NOISE**2), prior, True, True, True)
     arrays = map(jnp.asarray, (VARIANCE, residual))
     state = State(jnp.asarray(PHI), jnp.zeros((M, 0)), jnp.asarray(W), {}, *arrays)
     integrated = Integrated.of(fixed, state, np.array(members))

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Observations of Q tasks at N points, as a whole table or as some of its entries."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxtyping import Array, Float
+import numpy as np
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from numpyro_spikeslab.algebra.sparse_sums import Entries, Side, at_entries, side_of, weighted_sums
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Grid:
+    """A whole table, whose missing entries have no precision. Relative precisions ``z`` have one
+    column where all tasks agree. Its arrays have L entries if it is :class:`Sparse`."""
+
+    shape: tuple[int, int] = field(metadata={"static": True})
+
+    where = None
+
+    @property
+    def size(self) -> int:
+        """The number of observations."""
+        return self.shape[0] * self.shape[1]
+
+    def flat(self, x: Float[Array, "N #Q"]) -> Array:
+        """Return numbers of all observations as they are kept."""
+        return x
+
+    def first(self, x: Float[Array, "#N #Q"]) -> Float[Array, " Q"]:
+        """Return numbers of the tasks that are the same at all points."""
+        return jnp.broadcast_to(x[0], self.shape[1])
+
+    def by_task(self, x: Float[Array, "N #Q"]) -> Float[Array, " Q"]:
+        """Sum over the observations of each task."""
+        return jnp.broadcast_to(jnp.sum(x, axis=0), self.shape[1])
+
+    def over_points(self, z: Any, x: Float[Array, "*K N"]) -> Float[Array, "*K #Q"]:
+        """Compute ``sum_n z_nq x_n``; one column where all tasks weigh alike."""
+        return x @ z
+
+    def over_tasks(self, z: Any, x: Float[Array, " Q *K"]) -> Float[Array, " N *K"]:
+        """Compute ``sum_q z_nq x_q``."""
+        return z @ (jnp.sum(x, axis=0, keepdims=True) if z.shape[1] == 1 else x)
+
+    def mix(self, w: Float[Array, "Q M"], phi: Float[Array, "M N"]) -> Array:
+        """Compute the functions that weights mix, at each observation."""
+        return phi.T @ w.T
+
+    def moments(self, weights: Any, *moments: Float[Array, "M N"]) -> tuple[Any, Any]:
+        """Compute mean and variance of what they mix, from means and variances of functions."""
+        mean, variance = weights.mixed(*moments)
+        return mean.T, variance.T
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Sparse:
+    """L observed entries of a table, and the same by row and by column, with the methods of
+    :class:`Grid`."""
+
+    where: Entries
+    by_rows: Side
+    by_columns: Side
+    shape: tuple[int, int] = field(metadata={"static": True})
+
+    @classmethod
+    def of(
+        cls, where: Any, shape: tuple[int, int], num_features: int, mesh: Mesh | None = None
+    ) -> "Sparse":
+        """Group the entries of a table, (N, Q), which the devices of a mesh share."""
+        rows, columns = (np.asarray(x) for x in where)
+        devices = 1 if mesh is None else mesh.size
+        by_rows = side_of(rows, columns, shape[0], num_features, devices)
+        by_columns = side_of(columns, rows, shape[1], num_features, devices)
+        entries = Entries(jnp.asarray(rows), jnp.asarray(columns))
+        grouped = cls(entries, by_rows, by_columns, shape)
+        if mesh is None:
+            return grouped
+
+        def place(x):
+            shared = PartitionSpec(None, mesh.axis_names) if x.ndim > 1 else PartitionSpec()
+            return jax.device_put(np.asarray(x), NamedSharding(mesh, shared))
+
+        return jax.tree.map(place, grouped)
+
+    @property
+    def size(self) -> int:
+        return len(self.where.rows)
+
+    def flat(self, x: Float[Array, "L 1"]) -> Array:
+        return x[:, 0]
+
+    def first(self, x: Float[Array, "#L 1"]) -> Float[Array, " Q"]:
+        # what a task without entries has is known only if all tasks share it
+        shared = jnp.ones(()) if x.size > 1 else x[0, 0]
+        return jnp.full(self.shape[1], shared).at[self.where.columns].set(x[:, 0])
+
+    def by_task(self, x: Float[Array, " L ..."]) -> Float[Array, " Q"]:
+        return jnp.zeros(self.shape[1], x.dtype).at[self.where.columns].add(jnp.ravel(x))
+
+    def over_points(self, z: Any, x: Float[Array, "*K N"]) -> Float[Array, "*K Q"]:
+        return weighted_sums(self.by_columns, self.shape[1], x.T, z).T
+
+    def over_tasks(self, z: Any, x: Float[Array, " Q *K"]) -> Float[Array, " N *K"]:
+        return weighted_sums(self.by_rows, self.shape[0], x, z)
+
+    def mix(self, w: Float[Array, "Q M"], phi: Float[Array, "M N"]) -> Array:
+        return at_entries(self.where, jnp.dot, w, phi)
+
+    def moments(self, weights: Any, *moments: Float[Array, "M N"]) -> tuple[Any, Any]:
+        return at_entries(self.where, type(weights).mixed, weights, *moments)
+
+
+Observations = Grid | Sparse
