@@ -29,7 +29,7 @@ from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.fitting.slopes import Followed, Slopes, find_slopes
 from numpyro_spikeslab.fitting.tasks import keeps_products
 from numpyro_spikeslab.models.primitives import weights
-from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Form
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reader, Reading
@@ -189,7 +189,7 @@ class SpikeSlabGuide(AutoGuide):
         values = {site: others[site] for site in form.others}
         if form.functions is not None:
             functions = function_sites.pack(reading, [params[x] for x in terms], values)
-        size = form.size if form.kind == COLUMNS else form.num_features
+        size = form.size if form.is_design else form.num_features
         slopes = {
             site: self._slopes[site].laid_out(params[self._slope_name(site)], size)
             for site in self._followers(form)
@@ -199,9 +199,9 @@ class SpikeSlabGuide(AutoGuide):
     def _followers(self, form: Form) -> list[str]:
         """Coefficients that follow the weights in a fit: of tasks all or none."""
         names = [site for site in form.coefficients if site in self._slopes]
-        if form.kind == COLUMNS:
+        if form.is_design:
             return names
-        all_follow = form.kind == SHARED and form.of_tasks and len(names) == len(form.of_tasks)
+        all_follow = form.shares_features and form.of_tasks and len(names) == len(form.of_tasks)
         return names if all_follow and keeps_products(form) else []
 
     def unpack(self, posterior: Posterior) -> dict[str, Any]:

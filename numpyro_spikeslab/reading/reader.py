@@ -27,7 +27,7 @@ from numpyro_spikeslab.reading.coefficient_rows import (
     shared_covariates,
     statistics_at,
 )
-from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Form
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.function_prior import KnownFunctions, kernel_of
 from numpyro_spikeslab.reading.model_run import Problem, program_of, trace_generic
 from numpyro_spikeslab.reading.probe import directions, probe
@@ -153,7 +153,7 @@ class Reading:
         """The whitened design, `None` if it depends on other sites, on a stand-in for the
         likelihood, or features are shared."""
         form = self.form
-        if form.kind != COLUMNS or not (form.constant_design and form.is_normal):
+        if not form.is_design or not (form.constant_design and form.is_normal):
             return None
         return _design(self.problem, self.generic, self.block_size)
 
@@ -184,7 +184,7 @@ class Reading:
     @from_data
     def features(self) -> Any:
         """Features that are known and the same for all tasks, (M, N); else `None`."""
-        return _features(self.problem, self.generic) if self.form.kind == SHARED else None
+        return _features(self.problem, self.generic) if self.form.shares_features else None
 
     @from_data
     def covariates(self) -> dict[str, Any]:
@@ -196,14 +196,14 @@ class Reading:
         """Statistics of tasks with coefficients of their own, where no other site changes them."""
         form, sites = self.form, {each.site for each in self.form.of_tasks}
         constant = form.is_normal and sites.issuperset(form.free)
-        if form.kind != SHARED or not sites or not constant:
+        if not form.shares_features or not sites or not constant:
             return None
         return _statistics(self.problem, self.generic, self.features, self.covariates)
 
     @from_data
     def rows(self) -> Any:
         """The design before whitening, `None` if it depends on other sites."""
-        columns = self.form.kind == COLUMNS and self.form.constant_rows
+        columns = self.form.is_design and self.form.constant_rows
         return _rows(self.problem, self.generic) if columns else None
 
     @from_data

@@ -11,7 +11,7 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.models.primitives import weights
-from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS, OTHER
+from numpyro_spikeslab.reading.form import OTHER
 from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.predictor import AUGMENTED
 from numpyro_spikeslab.reading.reader import Reading
@@ -174,7 +174,7 @@ class LatentGibbs(BlockKernel):
                 "Gibbs([(PairedGibbs(model), paired_sites), (NUTS(model), None)]), which mixes "
                 "slowly.",
             )
-        if form.kind not in (FUNCTIONS, ENTRIES):
+        if form.functions is None:
             raise ValueError(
                 "LatentGibbs: the location of the observations is not affine in latent functions, "
                 "or their noise depends on these. It must be `offset + W @ phi` or its transpose "
@@ -182,7 +182,7 @@ class LatentGibbs(BlockKernel):
                 "one set of M functions phi from latent_functions. For other models use NUTS."
                 f"{reading.if_traced}"
             )
-        if form.kind == ENTRIES and not (reading.functions and reading.functions.is_white):
+        if form.sparse and not (reading.functions and reading.functions.is_white):
             raise ValueError(
                 f"LatentGibbs: the observations {form.likelihood!r} are entries of a table, for "
                 f"which the functions {form.functions!r} must be 'white' with a mean of zero. For "
