@@ -29,7 +29,7 @@ from numpyro_spikeslab.reading.coefficient_rows import (
 )
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.function_prior import KnownFunctions, kernel_of
-from numpyro_spikeslab.reading.model_run import Problem, program_of, trace_generic
+from numpyro_spikeslab.reading.model_run import ModelTrace, Problem, trace_model
 from numpyro_spikeslab.reading.probe import directions, probe
 from numpyro_spikeslab.reading.program import (
     Fingerprint,
@@ -71,6 +71,7 @@ def from_data(function: Callable[[Any], Any]) -> Any:
 class Reading:
     """A model with its data, the problem, as it was read, and what depends on data alone.
 
+    - **trace** - the run of the model.
     - **indices** - which entry of each site with a role each weight or task takes.
     - **functions** - the latent functions that weights mix, or `None`.
     - **generic** - generic values of the other sites.
@@ -80,6 +81,7 @@ class Reading:
     """
 
     problem: Problem
+    trace: ModelTrace
     indices: dict[str, Index]
     functions: KnownFunctions | None
     generic: dict[str, Any]
@@ -274,40 +276,41 @@ class Reader:
         :return: the last reading, if the model is the same program of the same data.
         :raises ValueError: if the model does not fit; the message names the site and the remedy.
         """
+
+        def pairs_of(sites):
+            check_trace(sites, self.user)
+            return find_pairs(sites, self.user, fixed)
+
         with outside_transformations((args, kwargs)):
-            trace, generic, generic_data = trace_generic(self.model, args, kwargs, self.user)
-            check_trace(trace, self.user)
-            pairs = find_pairs(trace, self.user, fixed)
-            program, constants = program_of(self.model, args, kwargs, pairs, generic.shapes)
-            key = (program, generic, pairs)
+            trace = trace_model(self.model, args, kwargs, self.user, pairs_of)
+            key = (trace.run, trace.generic, trace.pairs)
             # of the generic run, starts of params alone are used again
-            params = [name for name, site in trace.items() if site["type"] == "param"]
-            starts = generic.inputs_of(lambda values: [values[name] for name in params])
-            data = Fingerprint((*constants, *(generic_data[k] for k in starts)))
+            params = [name for name, site in trace.sites.items() if site["type"] == "param"]
+            starts = trace.generic.inputs_of(lambda values: [values[name] for name in params])
+            data = Fingerprint((*trace.constants, *(trace.starts[k] for k in starts)))
             last_key, last_data, reading, proof = self._last
             if last_key != key:
                 proof = None
             elif last_data == data:
                 return reading
-            form = Form(pairs, tuple(program.arguments[0]))
-            problem = Problem(form, program, on_device(constants))
+            form = Form(trace.pairs, tuple(trace.run.arguments[0]))
+            problem = Problem(form, trace.run, on_device(trace.constants))
             # the proof depends on the program only
-            proof = proof or prove(problem, trace, self.user)
+            proof = proof or prove(problem, trace.sites, self.user)
             problem = replace(problem, program=proof.program, density=proof.density)
-            reading = self._read(problem, proof, trace, (generic, generic_data))
-            if are_concrete((constants, generic_data)):
+            reading = self._read(problem, proof, trace)
+            if are_concrete((trace.constants, trace.starts)):
                 self._last = key, data, reading, proof
             return reading
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": _NOTHING}
 
-    def _read(self, problem: Problem, proof: Proof, trace: dict[str, Any], starts: Any) -> Reading:
-        """Read a model, given the proof and the program of generic values with its constants."""
-        forms = candidates(problem, proof, trace, self.joint)
-        form, values, entries, where = self._judge(problem, forms, *starts)
+    def _read(self, problem: Problem, proof: Proof, trace: ModelTrace) -> Reading:
+        """Read a model, given the proof."""
+        forms, sites = candidates(problem, proof, trace.sites, self.joint), trace.sites
+        form, values, entries, where = self._judge(problem, forms, trace.generic, trace.starts)
         problem, layout, functions = replace(problem, form=form), None, None
-        generic, generic_data = starts
         if where is not None:
             # a device may read any entry; the layout, which is larger, is split
             constants = problem.constants
@@ -315,14 +318,15 @@ class Reader:
             layout = layout_of(fetched(where), form.table, form.num_features, mesh)
             problem = replace(problem, constants=on_every_device(constants, mesh))
         if form.functions is not None:
-            functions = _functions(problem, proof, trace, values)
-        params = {name: x for name, x in values.items() if trace[name]["type"] == "param"}
-        if not are_concrete(generic_data):
+            functions = _functions(problem, proof, sites, values)
+        params = {name: x for name, x in values.items() if sites[name]["type"] == "param"}
+        if not are_concrete(trace.starts):
             # the probe has seen stand-ins for traced data
-            params = generic.part(lambda x: {name: x[name] for name in params})(generic_data)
+            params = trace.generic.part(lambda x: {k: x[k] for k in params})(trace.starts)
         by_site = dict(zip((role.site for role in forms[-1].roles), entries, strict=True))
         return Reading(
             problem,
+            trace,
             {r.site: _index(problem, r, by_site[r.site]) for r in form.roles},
             functions,
             values,

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.models.primitives import weights
 from numpyro_spikeslab.reading.form import OTHER
-from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.predictor import AUGMENTED
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.sites import find_function_sites, functions_of, is_latent
@@ -139,11 +138,9 @@ class LatentGibbs(BlockKernel):
         self._rescale = rescale
         self._accelerate = accelerate
 
-    def _own_sites(
-        self, reading: Reading, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]
-    ) -> dict[str, tuple[int, ...]]:
-        check_functions(reading, abstract_trace(self._model, args, kwargs), self._user)
-        sites = super()._own_sites(reading, args, kwargs, values)
+    def _own_sites(self, reading: Reading, values: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+        check_functions(reading, self._user)
+        sites = super()._own_sites(reading, values)
         form, who, names = reading.form, "LatentGibbs: sites", list(sites)
         (pair,) = form.pairs
         if form.functions not in sites:
@@ -230,9 +227,9 @@ class LatentGibbs(BlockKernel):
         return LatentGibbsState(z, inclusion, num_accelerated, rng_key)
 
 
-def check_functions(reading: Reading, trace: dict[str, Any], user: str) -> None:
+def check_functions(reading: Reading, user: str) -> None:
     """Check that the functions and the parameters of their kernels can be drawn."""
-    functions, form = reading.functions, reading.form
+    functions, form, trace = reading.functions, reading.form, reading.trace.sites
     assert functions is not None
     functions.check_parameters(user)
     for name in functions.parameters.sites:
