@@ -9,7 +9,8 @@ from tinygp import kernels
 from numpyro import handlers
 
 from numpyro_spikeslab.models.factors import UNITS, factor_analysis, mtmkl
-from numpyro_spikeslab.reading.model_run import trace_generic
+from numpyro_spikeslab.reading.model_run import abstract_trace, trace_model
+from numpyro_spikeslab.reading.sites import find_pairs
 from numpyro_spikeslab.support.tabular import as_numbers
 
 ROWS = ["a", "b", "c", "d"]
@@ -98,15 +99,16 @@ def test_tables_of_pandas_are_those_of_numpy(case):
     traced = [handlers.trace(handlers.seed(model, 0)).get_trace(*x) for x in (tables, arrays)]
     np.testing.assert_array_equal(*(trace["Y"]["value"] for trace in traced))
     np.testing.assert_array_equal(*(trace["phi"]["value"] for trace in traced))
-    programs = [trace_generic(model, args, {})[1] for args in (tables, arrays)]
+    pairs_of = partial(find_pairs, user="test")
+    programs = [trace_model(model, x, {}, "test", pairs_of).run for x in (tables, arrays)]
     assert programs[0] == programs[1]
 
 
 def test_entries_of_tasks_are_named():
     with pytest.raises(ValueError, match=r"Y: got the str '\?' in row 'c', column 'dose'"):
-        trace_generic(FACTORS, (X.assign(dose=[1, 2, "?", 4]),), {})
+        abstract_trace(FACTORS, (X.assign(dose=[1, 2, "?", 4]),), {})
     with pytest.raises(ValueError, match=r"inputs: got nan in row 'b', column 'dose'"):
-        trace_generic(SMOOTH, (X.assign(dose=HALVES), X), {})
+        abstract_trace(SMOOTH, (X.assign(dose=HALVES), X), {})
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
@@ -114,7 +116,7 @@ def test_columns_of_other_units_are_named(factor):
     spread = X["age"].std(ddof=0) / X["dose"].std(ddof=0)
     table = X.assign(dose=X["dose"] * spread * UNITS * factor)
     if factor < 1.0:
-        trace_generic(FACTORS, (table,), {})
+        abstract_trace(FACTORS, (table,), {})
         return
     with pytest.warns(UserWarning, match="column 'dose' of Y is 2e[+]03 times that of 'age'"):
-        trace_generic(FACTORS, (table,), {})
+        abstract_trace(FACTORS, (table,), {})

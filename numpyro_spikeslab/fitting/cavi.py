@@ -162,7 +162,7 @@ class CAVI(SVI):
             all_kwargs.pop(name, None)
         # the errors of the reader are more precise than those of the guide
         reading = self._read(args, all_kwargs)
-        self.guide.set_up(args, all_kwargs)
+        self.guide.set_up(args, all_kwargs, reading.trace)
         if self._last is not None and self._last.reading is reading:
             return self._last
         refuse(self.guide, self.plain, reading)

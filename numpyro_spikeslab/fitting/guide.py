@@ -29,11 +29,11 @@ from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.fitting.slopes import Followed, Slopes, find_slopes
 from numpyro_spikeslab.fitting.tasks import keeps_products
 from numpyro_spikeslab.models.primitives import weights
-from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Form
-from numpyro_spikeslab.reading.model_run import abstract_trace
+from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.reading.model_run import ModelTrace, abstract_trace, trace_model
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reader, Reading
-from numpyro_spikeslab.reading.sites import Pair, observed_sites
+from numpyro_spikeslab.reading.sites import Pair, find_pairs, observed_sites
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import full_precision
 from numpyro_spikeslab.support.priors import base_of
@@ -78,12 +78,17 @@ class SpikeSlabGuide(AutoGuide):
             )
         return self._sites
 
-    def set_up(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Note the sites of the model and where they start, if this is the first call."""
+    def set_up(self, args: tuple, kwargs: dict[str, Any], traced: ModelTrace | None = None) -> None:
+        """Note the sites of the model and where they start, if this is the first call.
+
+        :param traced: the model at these arguments, where it has been read.
+        """
         if self._sites is not None:
             return
-        call, trace = (args, kwargs), abstract_trace(self.model, args, kwargs)
-        sites = sites_of(self.user, self.model, trace, call)
+        if traced is None:
+            pairs_of = partial(find_pairs, user=self.user)
+            traced = trace_model(self.model, args, kwargs, self.user, pairs_of)
+        call, trace, sites = (args, kwargs), traced.sites, sites_of(self.user, traced)
         self._check_model(sites, trace, call)
         self.points, self._slab_scales = points_of(self, sites, trace, call)
         self._slopes: dict[str, Slopes] = {}
@@ -189,7 +194,7 @@ class SpikeSlabGuide(AutoGuide):
         values = {site: others[site] for site in form.others}
         if form.functions is not None:
             functions = function_sites.pack(reading, [params[x] for x in terms], values)
-        size = form.size if form.kind == COLUMNS else form.num_features
+        size = form.size if form.is_design else form.num_features
         slopes = {
             site: self._slopes[site].laid_out(params[self._slope_name(site)], size)
             for site in self._followers(form)
@@ -199,9 +204,9 @@ class SpikeSlabGuide(AutoGuide):
     def _followers(self, form: Form) -> list[str]:
         """Coefficients that follow the weights in a fit: of tasks all or none."""
         names = [site for site in form.coefficients if site in self._slopes]
-        if form.kind == COLUMNS:
+        if form.is_design:
             return names
-        all_follow = form.kind == SHARED and form.of_tasks and len(names) == len(form.of_tasks)
+        all_follow = form.shares_features and form.of_tasks and len(names) == len(form.of_tasks)
         return names if all_follow and keeps_products(form) else []
 
     def unpack(self, posterior: Posterior) -> dict[str, Any]:
@@ -269,7 +274,7 @@ class SpikeSlabGuide(AutoGuide):
 
     def _read(self, args: tuple, kwargs: dict[str, Any]) -> Reading:
         reading = Reader(self.model, self.user)(args, kwargs)
-        self.set_up(args, kwargs)
+        self.set_up(args, kwargs, reading.trace)
         if reading.functions is None:
             self.sites.check_reading(self.user, reading)
         return reading

@@ -15,7 +15,7 @@ from numpyro.distributions import constraints
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.quantiles import SlabMixtures, single
-from numpyro_spikeslab.reading.form import COLUMNS, Form
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.sites import Pair
 from numpyro_spikeslab.support.messages import bad
 
@@ -71,7 +71,7 @@ class PairFactors:
 
     def pack(self, form: Form, params: dict[str, Any]) -> Any:
         """Make the family of all weights from the parameters."""
-        if form.kind == COLUMNS:
+        if form.is_design:
             return PairedMeanField(*(form.join(params, name) for name in self.names("{}")))
         # tasks may have millions of weights, so these are not copied
         values = self.values(form.pairs[0].name, params)

@@ -2,6 +2,7 @@
 """The sites of a model at the first call of its guide, and the check of later calls."""
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,8 +10,8 @@ import jax.numpy as jnp
 
 from numpyro.distributions import constraints
 
-from numpyro_spikeslab.reading.model_run import abstract_trace, run_model, site_log_prob
-from numpyro_spikeslab.reading.provenance import provenance
+from numpyro_spikeslab.reading.model_run import ModelTrace, abstract_trace, trace_model
+from numpyro_spikeslab.reading.provenance import Step, provenance, union
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.sites import (
     Pair,
@@ -77,17 +78,18 @@ class ModelSites(NamedTuple):
         if not observed_sites(trace):
             shapes = {name: shapes.get(name, shape) for name, shape in self.shapes.items()}
         elif shapes.keys() - self.shapes.keys():
-            predicted = predicted_sites(model, trace, self.sampled, call)
+            traced = trace_model(model, call[0], call[1], user, partial(find_pairs, user=user))
+            predicted = predicted_sites(traced, self.sampled)
             shapes = {name: shape for name, shape in shapes.items() if name not in predicted}
         self._check(user, shapes, find_pairs(trace, user))
 
 
-def sites_of(user: str, model: Callable, trace: dict[str, Any], call: Any) -> ModelSites:
-    """Find the sites of a model; refuse broken pairs and other discrete sites."""
-    pairs = find_pairs(trace, user)
+def sites_of(user: str, traced: ModelTrace) -> ModelSites:
+    """Find the sites of a model; refuse other discrete sites."""
+    trace, pairs = traced.sites, traced.pairs
     functions = tuple(name for name in find_function_sites(trace) if is_latent(trace, name))
     sampled = [*(name for pair in pairs for name in pair.shapes), *functions]
-    predicted = predicted_sites(model, trace, sampled, call)
+    predicted = predicted_sites(traced, sampled)
     shapes = {name: shape for name, shape in shapes_of(trace).items() if name not in predicted}
     params = {
         name: trace[name]["kwargs"].get("constraint", constraints.real)
@@ -120,26 +122,28 @@ def deterministics(trace: dict[str, Any]) -> list[str]:
     return [name for name, site in trace.items() if site["type"] == "deterministic"]
 
 
-def predicted_sites(
-    model: Callable, trace: dict[str, Any], sampled: Collection[str], call: Any
-) -> frozenset[str]:
+def predicted_sites(traced: ModelTrace, sampled: Collection[str]) -> frozenset[str]:
     """Find latent sites that depend on weights or functions (``sampled``), and no observed site on
     them, such as responses to new inputs."""
-    latent, order = shapes_of(trace), list(trace)
+    latent, order = shapes_of(traced.sites), list(traced.sites)
     first = min(map(order.index, sampled))
     if not any(name in latent for name in order[first:] if name not in sampled):
         return frozenset()
 
-    def log_probs(**values):
-        run = run_model(model, call[0], call[1], values)
-        return {k: jnp.sum(site_log_prob(x)) for k, x in run.items() if x["type"] == "sample"}
+    def densities(**arguments):
+        of = traced.run.part(lambda run: (run.log_probs, run.pairs))
+        return of(traced.constants, *arguments.values())
 
-    values = {name: trace[name]["value"] for name in latent}
-    values = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), values)
-    sources = provenance(log_probs, **values)
-    parents = {name: others - {name} for name, others in sources.items()}
+    names = ("values", "weights", "parts")
+    arguments = dict(zip(names, traced.run.arguments, strict=True))
+    log_probs, pairs = provenance(densities, **arguments)
+    parents = {
+        name: {x[1] for x in union(sources) if not isinstance(x, Step)} - {name}
+        for name, sources in (log_probs | pairs).items()
+    }
     # a trace has parents before their children
-    below, above = set(sampled), {name for name in parents if name not in latent}
+    weights = {pair.name for pair in traced.pairs}
+    below, above = {*sampled, *weights}, {name for name in log_probs if name not in latent}
     for name in order:
         if parents.get(name, set()) & below:
             below.add(name)
@@ -148,4 +152,4 @@ def predicted_sites(
             above |= parents.get(name, set())
     # those of `obs_mask` are missing responses of a fit
     missing = {name for name in below if name.endswith("_unobserved")}
-    return frozenset(below - set(sampled) - above - missing)
+    return frozenset(below - weights - set(sampled) - above - missing)

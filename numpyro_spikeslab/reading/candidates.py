@@ -8,10 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.reading.form import (
-    ENTRIES,
-    FUNCTIONS,
     OTHER,
-    SHARED,
     CoefficientSite,
     Form,
     task_axis,
@@ -35,7 +32,7 @@ def candidates(problem: Problem, proof: Proof, trace: dict[str, Any], joint: boo
     form = _of_features(problem, plain, proof, parts.value.shape)
     if form is None:
         return [plain]
-    entries = replace(form, kind=ENTRIES, complete=False, coefficients=(), links=())
+    entries = replace(form, sparse=True, complete=False, coefficients=(), links=())
     if sites := _own_coefficients(form, proof, trace):
         names = tuple(each.site for each in sites)
         form = replace(form, of_tasks=sites, coefficients=names, links=())
@@ -57,12 +54,12 @@ def _of_features(
         N = problem.inputs["values"][proof.mixed].shape[1]
         others = tuple(name for name in form.others if name != proof.mixed)
         form = replace(form, functions=proof.mixed, kernels=proof.kernels, others=others)
-        return replace(form, kind=FUNCTIONS, num_obs=N)
+        return replace(form, num_obs=N)
     N = plain.num_obs // Q
     # with more features the Gram matrix costs more than the design of all tasks
     if Q == 1 or len(shape) != 2 or plain.num_obs != Q * N or M > Q * Q * N:
         return None
-    return replace(form, kind=SHARED, num_obs=N) if plain.constant_rows else None
+    return replace(form, num_obs=N) if plain.constant_rows else None
 
 
 def _layouts(form: Form, proof: Proof, parts: Any) -> list[Form]:
@@ -105,7 +102,7 @@ def _own_coefficients(
 
 def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
     """Drop what the probe has not confirmed from a form that fits; ``plain`` is a plain design."""
-    if form.kind == ENTRIES and verdict.noise_of_tasks:
+    if form.sparse and verdict.noise_of_tasks:
         form = replace(form, varying_noise=False)
     if form.of_tasks and not verdict.of_tasks:
         form = replace(form, of_tasks=(), coefficients=plain.coefficients, links=plain.links)

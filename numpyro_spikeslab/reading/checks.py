@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from numpyro.infer.gibbs import subsample_plate_sizes
 
-from numpyro_spikeslab.reading.form import ENTRIES, OTHER, Form
+from numpyro_spikeslab.reading.form import OTHER, Form
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.predictor import AUGMENTED
 from numpyro_spikeslab.reading.probe import Verdict
@@ -86,7 +86,7 @@ def check_updates(user: str, form: Form, functions: Any, remedy: str) -> None:
     if form.family == OTHER:
         what = f"{user}: the likelihood of {form.likelihood!r}"
         raise bad(what, "one without closed-form updates", AUGMENTED, remedy)
-    if form.kind == ENTRIES and not functions.is_white:
+    if form.sparse and not functions.is_white:
         raise bad(
             f"{user}: {form.likelihood!r}",
             f"entries of a table with the functions {form.functions!r}",

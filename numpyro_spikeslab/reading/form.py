@@ -67,11 +67,10 @@ class Form:
     - **others** - all other latent sites and the params, without the functions that weights mix.
     - **likelihood** - the observed site.
     - **family** - :data:`NORMAL`, the name of an augmentation, or :data:`OTHER`.
-    - **kind** - :data:`COLUMNS`, :data:`SHARED`, :data:`FUNCTIONS` or :data:`ENTRIES`.
     - **functions** - the latent functions that the weights mix, or `None`.
+    - **sparse** - whether the observations are the entries of a sparse table.
     - **kernels** - the ``others`` that are parameters of the kernels, and only that.
-    - **num_tasks**, **num_features**, **num_obs** - Q, M, N; 1, P, N where the kind is
-      :data:`COLUMNS`.
+    - **num_tasks**, **num_features**, **num_obs** - Q, M, N; 1, P, N of a design.
     - **tasks_first** - whether the observations are (Q, N), not (N, Q).
     - **roles** - the ``others`` that are noise scales, inclusion probabilities or slab scales.
     - **shaping** - the ``others`` on which the prior of the weights depends.
@@ -92,8 +91,8 @@ class Form:
     others: tuple[str, ...]
     likelihood: str = ""
     family: str = NORMAL
-    kind: str = COLUMNS
     functions: str | None = None
+    sparse: bool = False
     kernels: tuple[str, ...] = ()
     num_tasks: int = 1
     num_features: int = 0
@@ -114,6 +113,22 @@ class Form:
     def is_normal(self) -> bool:
         """Whether the likelihood is Normal, and needs no stand-in."""
         return self.family == NORMAL
+
+    @property
+    def is_design(self) -> bool:
+        """Whether each weight has a column of its own, in one design."""
+        return self.functions is None and self.num_tasks == 1
+
+    @property
+    def shares_features(self) -> bool:
+        """Whether all tasks have weights of the same known features."""
+        return self.functions is None and self.num_tasks > 1
+
+    @property
+    def kind(self) -> str:
+        if self.functions is None:
+            return COLUMNS if self.is_design else SHARED
+        return ENTRIES if self.sparse else FUNCTIONS
 
     @property
     def size(self) -> int:
@@ -186,7 +201,7 @@ class Form:
 
     def tasks_last(self, x: Any) -> Any:
         """Reshape what broadcasts to the observations to (N or 1, Q or 1), or to (L or 1, 1)."""
-        if self.kind in (COLUMNS, ENTRIES) or (jnp.ndim(x) == 1 and self.num_tasks == 1):
+        if self.is_design or self.sparse or (jnp.ndim(x) == 1 and self.num_tasks == 1):
             return jnp.reshape(x, (-1, 1))
         x = jnp.reshape(x, (1,) * (2 - jnp.ndim(x)) + jnp.shape(x))
         return x.T if self.tasks_first else x

@@ -12,6 +12,7 @@ import numpy as np
 
 import jax
 from jax import random
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from numpyro import handlers
@@ -19,13 +20,19 @@ import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.constraints import Constraint
 from numpyro.infer.util import helpful_support_errors
+from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.models.primitives import MARK, Functions
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.likelihood import Gaussian, has_density, is_normal
-from numpyro_spikeslab.reading.program import Program, trace_program
-from numpyro_spikeslab.reading.sites import SET, Pair, find_function_sites, functions_of
+from numpyro_spikeslab.reading.program import Program, cut_program, trace_program
+from numpyro_spikeslab.reading.sites import (
+    SET,
+    Pair,
+    find_function_sites,
+    functions_of,
+)
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.priors import base_of
 
@@ -68,11 +75,8 @@ class Run(NamedTuple):
 def run_model(model: Any, args: tuple, kwargs: dict, data: dict[str, Any]) -> dict[str, Any]:
     """Trace the model with its sites set to ``data``."""
     model = handlers.substitute(model, substitute_fn=_concrete_rows)
-    return _seeded_trace(handlers.substitute(model, data=data), args, kwargs)
-
-
-def _seeded_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """Trace a model. Sites with values draw no random numbers, which take long to compile."""
+    model = handlers.substitute(model, data=data)
+    # sites with values draw no random numbers, which take long to compile
     with handlers.block():
         return handlers.trace(handlers.seed(model, random.key(0))).get_trace(*args, **kwargs)
 
@@ -87,25 +91,109 @@ def _concrete_rows(site: dict[str, Any]) -> Any:
         return jnp.asarray(np.arange(size if subsample_size is None else subsample_size))
 
 
-def trace_generic(
-    model: Any, args: tuple, kwargs: dict, user: str = "NumPyro"
-) -> tuple[dict[str, Any], Program, tuple]:
-    """Return a trace without values, and a program of generic values of latent sites and params.
-    Errors get a note that ``user`` could not run the model."""
-    trace: dict[str, Any] = {}
+class _Inputs(Messenger):
+    """Makes variables of the values of latent sites, params and weights, at which a program can be
+    cut; in loops and branches of NumPyro's own it cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, Any] = {}
+        self.weights: dict[str, Any] = {}
+        self.can_be_cut = True
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        """Replace the value of a message, before it is traced."""
+        products = msg.get("intermediates")
+        is_product = msg["type"] == "deterministic" and products and msg["value"] is products[0]
+        is_latent = msg["type"] == "sample" and not msg["is_observed"]
+        if not (is_latent or is_product or msg["type"] == "param"):
+            return
+        if "_control_flow_done" in msg:
+            self.can_be_cut = False
+        else:
+            msg["value"] = jax.tree.map(_variable, msg["value"])
+        if is_product:
+            msg["intermediates"] = [msg["value"]]
+        named = self.weights if is_product else self.values
+        named[msg["name"]] = jax.tree.map(jnp.asarray, msg["value"])
+
+
+def _variable(x: Any) -> Array:
+    """Return a variable of the same value, of a type that is not weak."""
+    x = jnp.asarray(x)
+    return checkpoint_name(jax.lax.convert_element_type(x, x.dtype), "input")
+
+
+class ModelTrace(NamedTuple):
+    """What one run of a model at generic values of its latent sites tells.
+
+    - **sites** - their types, shapes, names and plates, without values.
+    - **pairs** - the spike-and-slab weights among them.
+    - **generic**, **starts** - the program of the generic values of latent sites and of the first
+      values of params, and its constants.
+    - **run**, **constants** - the program of :meth:`Problem.run`, and its constants.
+    """
+
+    sites: dict[str, Any]
+    pairs: tuple[Pair, ...]
+    generic: Program
+    starts: tuple
+    run: Program
+    constants: tuple
+
+
+def trace_model(
+    model: Any,
+    args: tuple,
+    kwargs: dict,
+    user: str,
+    pairs_of: Callable[[dict[str, Any]], tuple[Pair, ...]],
+) -> ModelTrace:
+    """Run a model once, with the values of its latent sites and params as variables.
+
+    :param user: who reads, for the error messages.
+    :param pairs_of: finds the pairs among the sites, or says what is wrong with these.
+    """
+    seen: list[Any] = []
 
     def run():
-        generic = handlers.substitute(model, substitute_fn=_generic_if_unset)
-        sites = _seeded_trace(generic, args, kwargs)
-        trace.update(_without_values(sites))
-        return {
-            name: jax.tree.map(jnp.asarray, site["value"])
-            for name, site in sites.items()
-            if site["type"] == "param" or (site["type"] == "sample" and not site["is_observed"])
-        }
+        inputs = _Inputs()
+        trace = _generic_trace(model, args, kwargs, user, inputs)
+        sites = _without_values(trace)
+        pairs, values = pairs_of(sites), inputs.values
+        parts = {name: values.pop(name) for pair in pairs for name in pair.shapes}
+        weights = {k: inputs.weights.get(k, jnp.zeros(shape)) for k, shape, *_ in pairs}
+        seen.extend((sites, pairs, inputs.can_be_cut))
+        arguments = values, weights, parts
+        return _results_of(trace, pairs, arguments), arguments
 
+    closed, shapes = jax.make_jaxpr(run, return_shape=True)()
+    sites, pairs, can_be_cut = seen
+    out_tree, in_tree = (jax.tree.structure(x) for x in shapes)
+    outvars, split = closed.jaxpr.outvars, len(jax.tree.leaves(shapes[0]))
+    values, _, parts = jax.tree.unflatten(in_tree, outvars[split:])
+    first, tree = jax.tree.flatten(values | parts)
+    generic = cut_program(closed, [], first, jax.tree.structure(()), tree)
+    if can_be_cut:
+        cut = cut_program(closed, outvars[split:], outvars[:split], in_tree, out_tree)
+    else:
+
+        def again(*arguments):
+            data = dict(x for named in arguments for x in named.items())
+            return _results_of(run_model(model, args, kwargs, data), pairs, arguments)
+
+        cut = trace_program(again, *shapes[1])
+    return ModelTrace(sites, pairs, *generic, *cut)
+
+
+def _generic_trace(
+    model: Any, args: tuple, kwargs: dict, user: str, inputs: _Inputs
+) -> dict[str, Any]:
+    """Trace a model at generic values. Errors get a note that ``user`` could not run it."""
     try:
-        return (trace, *trace_program(run))
+        with handlers.block(), inputs:
+            model = handlers.substitute(model, substitute_fn=_generic_if_unset)
+            return handlers.trace(handlers.seed(model, random.key(0))).get_trace(*args, **kwargs)
     except (AssertionError, TypeError, ValueError) as error:
         arguments = dict(enumerate(args)) | kwargs
         tables = [name for name, x in arguments.items() if hasattr(x, "to_numpy")]
@@ -133,9 +221,15 @@ def _without_values(trace: dict[str, Any]) -> dict[str, Any]:
     return {name: {k: jax.tree.map(shape, x) for k, x in trace[name].items()} for name in trace}
 
 
-def abstract_trace(model: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
+def abstract_trace(model: Any, args: tuple, kwargs: dict, user: str = "NumPyro") -> dict[str, Any]:
     """Return the types, shapes, names and plates of the sites of a model, without values."""
-    return trace_generic(model, args, kwargs)[0]
+    sites: dict[str, Any] = {}
+
+    def run():
+        sites.update(_without_values(_generic_trace(model, args, kwargs, user, _Inputs())))
+
+    jax.make_jaxpr(run)()
+    return sites
 
 
 def _generic_if_unset(site: dict[str, Any]) -> Any:
@@ -158,36 +252,23 @@ def _generic_if_unset(site: dict[str, Any]) -> Any:
     return transform(jnp.asarray(rng.uniform(-2.0, 2.0, shape), float))
 
 
-def program_of(
-    model: Any, args: tuple, kwargs: dict, pairs: tuple[Pair, ...], shapes: dict[str, Any]
-) -> tuple[Program, tuple]:
-    """Trace the program of :meth:`Problem.run`, given shapes of all latent sites and params."""
-    of_pairs = {name for pair in pairs for name in (pair.spike, pair.slab)}
-
-    def run(values, weights, parts):
-        trace = run_model(model, args, kwargs, values | weights | parts)
-        sites = {k: x for k, x in trace.items() if x["type"] == "sample" and k not in parts}
-        params = {k: x["kwargs"] for k, x in trace.items() if x["type"] == "param"}
-        ranges = {k: x.get("constraint", constraints.real) for k, x in params.items()}
-        functions = {k: functions_of(trace[k]) for k in find_function_sites(trace)}
-        observed = {k: x for k, x in sites.items() if x["is_observed"] and has_density(x["fn"])}
-        no_tree = Constraint.tree_flatten
-        return Run(
-            observed={k: Gaussian.of(x, log_density) for k, x in observed.items()},
-            fns={k: base_of(x["fn"]) for k, x in observed.items() if not is_normal(x["fn"])},
-            pairs={pair.name: _pair_prior(trace, pair) for pair in pairs},
-            log_probs={k: jnp.sum(site_log_prob(x)) for k, x in sites.items()},
-            priors={k: x["fn"] for k, x in sites.items() if k in values and k not in functions},
-            constraints={k: x for k, x in ranges.items() if type(x).tree_flatten is not no_tree},
-            functions={k: _function_arrays(trace, f) for k, f in functions.items()},
-        )
-
-    dtype = jnp.result_type(float)
-    return trace_program(
-        run,
-        {name: x for name, x in shapes.items() if name not in of_pairs},
-        {pair.name: jax.ShapeDtypeStruct(pair.shape, dtype) for pair in pairs},
-        {name: shapes[name] for name in of_pairs},
+def _results_of(trace: dict[str, Any], pairs: tuple[Pair, ...], arguments: tuple) -> Run:
+    """Return the results of a trace, given the arguments of :meth:`Problem.run`."""
+    values, _, parts = arguments
+    sites = {k: x for k, x in trace.items() if x["type"] == "sample" and k not in parts}
+    params = {k: x["kwargs"] for k, x in trace.items() if x["type"] == "param"}
+    ranges = {k: x.get("constraint", constraints.real) for k, x in params.items()}
+    functions = {k: functions_of(trace[k]) for k in find_function_sites(trace)}
+    observed = {k: x for k, x in sites.items() if x["is_observed"] and has_density(x["fn"])}
+    no_tree = Constraint.tree_flatten
+    return Run(
+        observed={k: Gaussian.of(x, log_density) for k, x in observed.items()},
+        fns={k: base_of(x["fn"]) for k, x in observed.items() if not is_normal(x["fn"])},
+        pairs={pair.name: _pair_prior(trace, pair) for pair in pairs},
+        log_probs={k: jnp.sum(site_log_prob(x)) for k, x in sites.items()},
+        priors={k: x["fn"] for k, x in sites.items() if k in values and k not in functions},
+        constraints={k: x for k, x in ranges.items() if type(x).tree_flatten is not no_tree},
+        functions={k: _function_arrays(trace, f) for k, f in functions.items()},
     )
 
 

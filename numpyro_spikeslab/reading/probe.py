@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.sparse_sums import Entries, at_entries
 from numpyro_spikeslab.reading.coefficient_rows import affine_map, over_covariates
-from numpyro_spikeslab.reading.form import COLUMNS, ENTRIES, SHARED, Form
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.program import RUN_ONCE, Program
 from numpyro_spikeslab.reading.roles import NoiseRole, Role
@@ -90,7 +90,7 @@ def find_verdict(
     played = [_play(role, problem, values) for role in form.roles]
     indices, plays = [index for index, _ in played], tuple(plays for _, plays in played)
     where, noise_of_tasks, same_counts = None, jnp.array(False), jnp.array(False)
-    if form.kind == ENTRIES:
+    if form.sparse:
         where = parts.entries
         indices, noise_of_tasks = _noise_by_column(form, where, values, indices, plays)
     else:
@@ -198,12 +198,12 @@ def _slope(problem: Problem, values: dict[str, Any], weights: Any, phi: Any = No
 def _fits(problem: Problem, values: dict[str, Any], along: dict[str, Any], where: Any) -> Any:
     """Whether the predictor is ``offset + W phi`` in the form's layout, with its features."""
     form = problem.form
-    if form.kind == COLUMNS:
+    if form.is_design:
         return jnp.array(True)
     (pair,) = form.pairs
     # inside a transformation of the caller, the directions are numpy arrays
     W = jnp.asarray(along[pair.name].reshape(form.shape), float)
-    if form.kind == SHARED:
+    if form.shares_features:
         features, size, same = over_features(problem, values, _judge_feature)
         tangent = _slope(problem, values, W / jnp.where(size > 0, size, 1))
         return jnp.all(same) & agree(tangent, (W @ features).T, (abs(W) @ abs(features)).T)
@@ -212,7 +212,7 @@ def _fits(problem: Problem, values: dict[str, Any], along: dict[str, Any], where
 
     def is_mixture():
         slope = _slope(problem, values, W, phi)
-        if form.kind == ENTRIES:
+        if form.sparse:
             return _is_mixture_at(where, slope[:, 0], W, phi)
         return agree(slope, (W @ phi).T, (abs(W) @ abs(phi)).T)
 

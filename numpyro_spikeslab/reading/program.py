@@ -117,6 +117,25 @@ def trace_program(function: Callable, *args: Any) -> tuple[Program, tuple]:
     return program, tuple(closed.consts)
 
 
+def cut_program(
+    closed: ClosedJaxpr, inputs: list[Any], results: list[Any], in_tree: Any, out_tree: Any
+) -> tuple[Program, tuple]:
+    """Return the program from some variables of a trace to others, and its constants."""
+    jaxpr, constvars, given = closed.jaxpr, closed.jaxpr.constvars, set(inputs)
+    part = jaxpr.replace(
+        constvars=[],
+        invars=[*constvars, *inputs],
+        outvars=results,
+        eqns=[x for x in jaxpr.eqns if given.isdisjoint(x.outvars)],
+    )
+    keeps = [False] * len(constvars) + [True] * len(inputs)
+    part, used = dce_jaxpr(part, [True] * len(results), keeps)
+    constants = [x for x, is_used in zip(closed.consts, used, strict=False) if is_used]
+    split = len(constants)
+    part = part.replace(constvars=part.invars[:split], invars=part.invars[split:])
+    return Program(ClosedJaxpr(part, constants), in_tree, out_tree), tuple(constants)
+
+
 def _run(program: Program, constants: tuple, *args: Any) -> Any:
     return program(constants, *args)
 

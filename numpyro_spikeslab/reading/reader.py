@@ -27,9 +27,9 @@ from numpyro_spikeslab.reading.coefficient_rows import (
     shared_covariates,
     statistics_at,
 )
-from numpyro_spikeslab.reading.form import COLUMNS, SHARED, Form
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.function_prior import KnownFunctions, kernel_of
-from numpyro_spikeslab.reading.model_run import Problem, program_of, trace_generic
+from numpyro_spikeslab.reading.model_run import ModelTrace, Problem, trace_model
 from numpyro_spikeslab.reading.probe import directions, probe
 from numpyro_spikeslab.reading.program import (
     Fingerprint,
@@ -71,6 +71,7 @@ def from_data(function: Callable[[Any], Any]) -> Any:
 class Reading:
     """A model with its data, the problem, as it was read, and what depends on data alone.
 
+    - **trace** - the run of the model.
     - **indices** - which entry of each site with a role each weight or task takes.
     - **functions** - the latent functions that weights mix, or `None`.
     - **generic** - generic values of the other sites.
@@ -80,6 +81,7 @@ class Reading:
     """
 
     problem: Problem
+    trace: ModelTrace
     indices: dict[str, Index]
     functions: KnownFunctions | None
     generic: dict[str, Any]
@@ -153,7 +155,7 @@ class Reading:
         """The whitened design, `None` if it depends on other sites, on a stand-in for the
         likelihood, or features are shared."""
         form = self.form
-        if form.kind != COLUMNS or not (form.constant_design and form.is_normal):
+        if not form.is_design or not (form.constant_design and form.is_normal):
             return None
         return _design(self.problem, self.generic, self.block_size)
 
@@ -184,7 +186,7 @@ class Reading:
     @from_data
     def features(self) -> Any:
         """Features that are known and the same for all tasks, (M, N); else `None`."""
-        return _features(self.problem, self.generic) if self.form.kind == SHARED else None
+        return _features(self.problem, self.generic) if self.form.shares_features else None
 
     @from_data
     def covariates(self) -> dict[str, Any]:
@@ -196,14 +198,14 @@ class Reading:
         """Statistics of tasks with coefficients of their own, where no other site changes them."""
         form, sites = self.form, {each.site for each in self.form.of_tasks}
         constant = form.is_normal and sites.issuperset(form.free)
-        if form.kind != SHARED or not sites or not constant:
+        if not form.shares_features or not sites or not constant:
             return None
         return _statistics(self.problem, self.generic, self.features, self.covariates)
 
     @from_data
     def rows(self) -> Any:
         """The design before whitening, `None` if it depends on other sites."""
-        columns = self.form.kind == COLUMNS and self.form.constant_rows
+        columns = self.form.is_design and self.form.constant_rows
         return _rows(self.problem, self.generic) if columns else None
 
     @from_data
@@ -274,41 +276,42 @@ class Reader:
         :return: the last reading, if the model is the same program of the same data.
         :raises ValueError: if the model does not fit; the message names the site and the remedy.
         """
+
+        def pairs_of(sites):
+            check_trace(sites, self.user)
+            return find_pairs(sites, self.user, fixed)
+
         with outside_transformations((args, kwargs)):
-            trace, generic, generic_data = trace_generic(self.model, args, kwargs, self.user)
-            check_trace(trace, self.user)
-            pairs = find_pairs(trace, self.user, fixed)
-            program, constants = program_of(self.model, args, kwargs, pairs, generic.shapes)
-            key = (program, generic, pairs)
+            trace = trace_model(self.model, args, kwargs, self.user, pairs_of)
+            key = (trace.run, trace.generic, trace.pairs)
             # of the generic run, starts of params alone are used again
-            params = [name for name, site in trace.items() if site["type"] == "param"]
-            starts = generic.inputs_of(lambda values: [values[name] for name in params])
-            data = Fingerprint((*constants, *(generic_data[k] for k in starts)))
+            params = [name for name, site in trace.sites.items() if site["type"] == "param"]
+            starts = trace.generic.inputs_of(lambda values: [values[name] for name in params])
+            data = Fingerprint((*trace.constants, *(trace.starts[k] for k in starts)))
             last_key, last_data, reading, proof = self._last
             if last_key != key:
                 proof = None
             elif last_data == data:
                 return reading
-            form = Form(pairs, tuple(program.arguments[0]))
-            problem = Problem(form, program, on_device(constants))
+            form = Form(trace.pairs, tuple(trace.run.arguments[0]))
+            problem = Problem(form, trace.run, on_device(trace.constants))
             # the proof depends on the program only
-            proof = proof or prove(problem, trace, self.user)
+            proof = proof or prove(problem, trace.sites, self.user)
             problem = replace(problem, program=proof.program, density=proof.density)
-            reading = self._read(problem, proof, trace, (generic, generic_data))
-            if are_concrete((constants, generic_data)):
+            reading = self._read(problem, proof, trace)
+            if are_concrete((trace.constants, trace.starts)):
                 self._last = key, data, reading, proof
             return reading
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": _NOTHING}
 
-    def _read(self, problem: Problem, proof: Proof, trace: dict[str, Any], starts: Any) -> Reading:
-        """Read a model, given the proof and the program of generic values with its constants."""
-        forms = candidates(problem, proof, trace, self.joint)
-        form, values, entries, where = self._judge(problem, forms, *starts)
+    def _read(self, problem: Problem, proof: Proof, trace: ModelTrace) -> Reading:
+        """Read a model, given the proof."""
+        forms, sites = candidates(problem, proof, trace.sites, self.joint), trace.sites
+        form, values, entries, where = self._judge(problem, forms, trace.generic, trace.starts)
         problem, functions = replace(problem, form=form), None
         layout: Observations = Grid(form.table)
-        generic, generic_data = starts
         if where is not None:
             # a device may read any entry; the layout, which is larger, is split
             constants = problem.constants
@@ -316,14 +319,15 @@ class Reader:
             layout = Sparse.of(fetched(where), form.table, form.num_features, mesh)
             problem = replace(problem, constants=on_every_device(constants, mesh))
         if form.functions is not None:
-            functions = _functions(problem, proof, trace, values)
-        params = {name: x for name, x in values.items() if trace[name]["type"] == "param"}
-        if not are_concrete(generic_data):
+            functions = _functions(problem, proof, sites, values)
+        params = {name: x for name, x in values.items() if sites[name]["type"] == "param"}
+        if not are_concrete(trace.starts):
             # the probe has seen stand-ins for traced data
-            params = generic.part(lambda x: {name: x[name] for name in params})(generic_data)
+            params = trace.generic.part(lambda x: {k: x[k] for k in params})(trace.starts)
         by_site = dict(zip((role.site for role in forms[-1].roles), entries, strict=True))
         return Reading(
             problem,
+            trace,
             {r.site: _index(problem, r, by_site[r.site]) for r in form.roles},
             functions,
             values,

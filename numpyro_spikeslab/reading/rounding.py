@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.active_set import MAX_ROUNDING
 from numpyro_spikeslab.algebra.flips import Sweeps
 from numpyro_spikeslab.algebra.signal import signal_of
-from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.roles import NoiseRole, SlabRole
 
@@ -28,7 +27,7 @@ def sweeps_of(reading: Any) -> Sweeps:
     """
     form = reading.form
     is_double = jnp.result_type(float) == np.float64
-    if is_double or form.kind != COLUMNS or form.groups is not None or not form.is_normal:
+    if is_double or not form.is_design or form.groups is not None or not form.is_normal:
         return Sweeps.AS_PROGRAM
     if not are_concrete((reading.problem.constants, reading.params)):
         return Sweeps.AS_REQUIRED

@@ -22,7 +22,7 @@ from numpyro.util import identity, is_prng_key
 
 from numpyro_spikeslab.reading.checks import check_start
 from numpyro_spikeslab.reading.coefficient_proof import depend_on
-from numpyro_spikeslab.reading.model_run import abstract_trace, run_model
+from numpyro_spikeslab.reading.model_run import run_model
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.roles import NoiseRole
@@ -82,7 +82,7 @@ class BlockKernel(MCMCKernel):
         """
         kwargs, values = split(model_kwargs)
         reading = self._read(model_args, kwargs, values)
-        sites = self._own_sites(reading, model_args, kwargs, values)
+        sites = self._own_sites(reading, values)
         self._sample_fn = self.sample
         single = is_prng_key(rng_key)
         batch = () if single else rng_key.shape[:1]
@@ -124,18 +124,16 @@ class BlockKernel(MCMCKernel):
             # compiled, where distributions do not check their parameters
             is_inside = over_chains(partial(compiled, inside, once=once))(z)
             for name in (name for name, x in is_inside.items() if not np.all(x)):
-                support = abstract_trace(self._model, model_args, kwargs)[name]["fn"].support
+                support = reading.trace.sites[name]["fn"].support
                 what = f"{self._user}: init_params[{name!r}]"
                 raise bad(what, np.asarray(init_params[name]), f"values in {support}")
         state = over_chains(start)(rng_key, z)
         self._check(reading, state)
         return state
 
-    def _own_sites(
-        self, reading: Reading, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]
-    ) -> dict[str, tuple[int, ...]]:
+    def _own_sites(self, reading: Reading, values: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         """Return names and shapes of the sites that the kernel draws: all that no block holds."""
-        trace = abstract_trace(self._model, args, kwargs)
+        trace = reading.trace.sites
         names = [name for name in trace if is_latent(trace, name) and name not in values]
         for name in names:
             if isinstance(base_of(trace[name]["fn"]), dist.ImproperUniform):

@@ -13,8 +13,6 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.observations import Sparse
 from numpyro_spikeslab.models.primitives import weights
 from numpyro_spikeslab.reading.checks import check_updates
-from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS
-from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.sites import find_function_sites, functions_of, is_latent
 from numpyro_spikeslab.sampling.density_step import with_auxiliaries
@@ -140,11 +138,9 @@ class LatentGibbs(BlockKernel):
         self._rescale = rescale
         self._accelerate = accelerate
 
-    def _own_sites(
-        self, reading: Reading, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]
-    ) -> dict[str, tuple[int, ...]]:
-        check_functions(reading, abstract_trace(self._model, args, kwargs), self._user)
-        sites = super()._own_sites(reading, args, kwargs, values)
+    def _own_sites(self, reading: Reading, values: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+        check_functions(reading, self._user)
+        sites = super()._own_sites(reading, values)
         form, who, names = reading.form, "LatentGibbs: sites", list(sites)
         (pair,) = form.pairs
         if form.functions not in sites:
@@ -171,7 +167,7 @@ class LatentGibbs(BlockKernel):
             "Gibbs([(PairedGibbs(model), paired_sites), (NUTS(model), None)]), which mixes slowly."
         )
         check_updates("LatentGibbs", form, reading.functions, remedy)
-        if form.kind not in (FUNCTIONS, ENTRIES):
+        if form.functions is None:
             raise ValueError(
                 "LatentGibbs: the location of the observations is not affine in latent functions, "
                 "or their noise depends on these. It must be `offset + W @ phi` or its transpose "
@@ -221,9 +217,9 @@ class LatentGibbs(BlockKernel):
         return LatentGibbsState(z, inclusion, num_accelerated, rng_key)
 
 
-def check_functions(reading: Reading, trace: dict[str, Any], user: str) -> None:
+def check_functions(reading: Reading, user: str) -> None:
     """Check that the functions and the parameters of their kernels can be drawn."""
-    functions, form = reading.functions, reading.form
+    functions, form, trace = reading.functions, reading.form, reading.trace.sites
     assert functions is not None
     functions.check_parameters(user)
     for name in functions.parameters.sites:
