@@ -130,7 +130,7 @@ def step(
     elif set(spec.form.free) <= set(posterior.slopes):
         # the sweep has taken them to their maximum; the next one finds its residual itself
         posterior = data.features.begin(spec, data, posterior.moved())
-        if not spec.form.is_normal:
+        if not spec.form.likelihood.is_fixed:
             # the squares are those of the old stand-in
             return posterior, bound(spec, data, posterior)
         at = view_at(spec, data, posterior)

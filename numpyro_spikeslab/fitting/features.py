@@ -91,7 +91,7 @@ class Columns(Features):
     rows: Float[Array, "K B N"] | None
 
     def begin(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
-        if not spec.form.is_normal:
+        if not spec.form.likelihood.is_fixed:
             return _with_moments(spec, data, q)
         return q if data.view is None else _with_residual(spec, data, q)
 
@@ -105,7 +105,8 @@ class Columns(Features):
             return at, q, self._squares(spec, data, at, q, design)
         # coefficients are integrated out, then set given the weights
         sites = spec.form.coefficient_sites(q.slopes)
-        without = columns_without(problem_of(spec, data), at, q.values, sites, design, self.split)
+        rows = dense_rows(problem_of(spec, data), q.values, sites)
+        without = columns_without(rows, at, q.values, sites, design, self.split)
         weights, residual = q.weights.sweep(without.design, without.residual, *setting)
         values, residual = without.given(residual)
         slopes = without.standard.slopes(without.coefficients.slopes)
@@ -122,7 +123,7 @@ class Columns(Features):
         return mean[:, None], variance[:, None]
 
     def squares(self, spec: Spec, data: Data, at: View, q: Posterior) -> Float[Array, " Q"]:
-        if not spec.form.is_normal:
+        if not spec.form.likelihood.is_fixed:
             _, variance = q.moments or moments_at(spec, data, q)
             return at.squares(at.Y, spec.form.tasks_last(variance))
         q = q._replace(residual=self.whitened_residual(spec, data, at, q))
@@ -162,7 +163,7 @@ class Columns(Features):
         if self.design is not None:
             return self.design
         rows, whitening = self._blocks(spec, data, q), jnp.sqrt(at.relative[:, 0])
-        if spec.form.is_normal or not isinstance(q.weights, PairedMeanField):
+        if spec.form.likelihood.is_fixed or not isinstance(q.weights, PairedMeanField):
             return Design(rows * whitening, None)
         return ChangingDesign(rows, whitening, jnp.zeros((0, len(whitening))), jnp.zeros((0, 0)))
 
@@ -193,7 +194,8 @@ def _whitened_data(at: View) -> Float[Array, " N"]:
 def _with_coefficients(spec, data, at, q, residual) -> Posterior:
     """Set coefficients that are one dense vector to their mode."""
     sites = spec.form.coefficient_sites(spec.form.coefficients)
-    new, _ = given_residual(problem_of(spec, data), at, q.values, sites, residual)
+    rows = dense_rows(problem_of(spec, data), q.values, sites)
+    new, _ = given_residual(rows, at, q.values, sites, residual)
     return q.moved(values=q.values | new)
 
 

@@ -19,7 +19,6 @@ from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.roles import Index, SlabRole, Tally
-from numpyro_spikeslab.reading.stand_in import augmented
 from numpyro_spikeslab.reading.view import View, view
 
 
@@ -154,14 +153,11 @@ def view_at(spec: Spec, data: Data, posterior: Posterior) -> View:
     place of observations, if free sites can change the columns."""
     if data.view is not None:
         return with_roles(spec, data, data.view, posterior.values)
-    problem, values = problem_of(spec, data), posterior.values
-    stand_in = predictor = None
-    if not spec.form.is_normal:
-        # the best for the moments of the predictor
-        mean, variance = posterior.moments or moments_at(spec, data, posterior)
-        stand_in = augmented(problem, values, mean).expect(mean, variance)
-        predictor = mean if spec.form.kind == COLUMNS else None
-    return view(problem, values, _weights(spec, posterior), data.layout, stand_in, predictor)
+    moments = None
+    if not spec.form.likelihood.is_fixed:
+        moments = posterior.moments or moments_at(spec, data, posterior)
+    weights = _weights(spec, posterior)
+    return view(problem_of(spec, data), posterior.values, weights, data.layout, moments)
 
 
 def moments_at(spec: Spec, data: Data, posterior: Posterior) -> tuple[Any, Any]:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.posterior import Posterior
-from numpyro_spikeslab.reading.form import ENTRIES, OTHER
-from numpyro_spikeslab.reading.predictor import AUGMENTED
+from numpyro_spikeslab.reading.form import ENTRIES
+from numpyro_spikeslab.reading.likelihood import AUGMENTED
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.support.messages import bad
@@ -66,9 +66,9 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
         if not jax.tree_util.all_leaves([value]):
             got = f"a {type(value).__name__} of arrays"
             raise bad(f"CAVI: the param {name!r}", got, "an array", "Make each array a param.")
-    if form.family == OTHER:
+    if not form.likelihood.is_closed:
         raise bad(
-            f"CAVI: the likelihood of {form.likelihood!r}",
+            f"CAVI: the likelihood of {form.response!r}",
             "one without closed-form updates",
             AUGMENTED,
             "Draw with PairedGibbs, or fit the guide with numpyro.infer.SVI.",
@@ -76,7 +76,7 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
     if names := [name for name in guide.sites.functions if name in form.others]:
         (weights, shape), phi = form.pairs[0][:2], names[0]
         raise bad(
-            f"CAVI: {form.likelihood!r}",
+            f"CAVI: {form.response!r}",
             f"a location that does not mix the functions {phi!r} by the weights of shape {shape}",
             f"`offset + {weights} @ {phi}` or its transpose",
             "Write it with one set of weights of shape (Q, M), without `groups`, and M functions, "
@@ -88,7 +88,7 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
         raise bad("CAVI: plain", got, "False", remedy)
     if form.kind == ENTRIES and not (functions and functions.is_white):
         raise bad(
-            f"CAVI: {form.likelihood!r}",
+            f"CAVI: {form.response!r}",
             f"entries of a table with the functions {form.functions!r}",
             "functions that are 'white' with a mean of zero, as in models.factor_analysis",
             "For others give the whole table, with NaN where entries are missing.",

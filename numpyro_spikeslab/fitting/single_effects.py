@@ -21,7 +21,7 @@ from numpyro_spikeslab.algebra.correlation import (
 from numpyro_spikeslab.algebra.pairs import Coordinates, Design, Prior, coordinates
 from numpyro_spikeslab.fitting.features import data_of
 from numpyro_spikeslab.fitting.posterior import Posterior, spec_of, view_at
-from numpyro_spikeslab.reading.coefficient_rows import columns_without
+from numpyro_spikeslab.reading.coefficient_rows import columns_without, dense_rows
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import design_rows
@@ -51,11 +51,8 @@ class Effects(NamedTuple):
 def effects_of(reading: Reading, posterior: Posterior) -> Effects:
     """Collect the data of a fit."""
     form, values, mean = reading.form, posterior.values, posterior.weights.mean
-    if form.is_normal:
-        at = reading.view(values, form.split(mean, "{}"))
-    else:
-        # at the mean weights, too, with the Gaussian that stands in for the likelihood
-        at = view_at(spec_of(reading, False, None), data_of(reading), posterior)
+    # at the mean weights
+    at = view_at(spec_of(reading, False, None), data_of(reading)._replace(view=None), posterior)
     relative, noise = at.relative[:, 0], jnp.sqrt(at.sigma2[0])
     # missing observations may be NaN
     rows = jnp.where(relative > 0, design_rows(reading.problem, values), 0)
@@ -63,7 +60,8 @@ def effects_of(reading: Reading, posterior: Posterior) -> Effects:
     if form.coefficients:
         # an intercept at a fixed value would keep out all columns of another mean
         sites, block = form.coefficient_sites(form.coefficients), Design(design[None], None)
-        without = columns_without(reading.problem, at, values, sites, block, None)
+        covariates = dense_rows(reading.problem, values, sites)
+        without = columns_without(covariates, at, values, sites, block, None)
         design, residual = without.design.rows[0], without.residual
     design, residual = design / noise, residual / noise
     squares = jnp.sum(design**2, axis=1)

@@ -107,7 +107,7 @@ class Stream(NamedTuple):
         """Return the names of local sites, or raise if there are no steps on this batch."""
         form, what = call.spec.form, "CAVI: num_tasks"
         if form.kind != FUNCTIONS:
-            got = f"features of {form.likelihood!r} of the kind {form.kind!r}"
+            got = f"features of {form.response!r} of the kind {form.kind!r}"
             remedy = "Leave it out, or write `W @ phi` of a whole table, NaN where entries miss."
             raise bad(what, got, "tasks that share latent functions", remedy)
         if form.free:
@@ -208,7 +208,7 @@ def advance(
     values = held(spec, temperature, posterior.values, values)
     posterior = posterior._replace(values=values, batches=Batches(shared, before))
     at = view_at(spec, data, posterior)
-    if not spec.form.is_normal:
+    if not spec.form.likelihood.is_fixed:
         # the squares are those of the old stand-in
         squares = data.features.squares(spec, data, at, posterior)
     # as if all tasks were like this batch
@@ -241,10 +241,10 @@ def _settled(
     spec: Spec, local: tuple[str, ...], data: Data, posterior: Posterior, temperature: Any
 ) -> Posterior:
     """Make some passes over the weights of a batch and its local sites."""
-    functions, is_normal = factors_of(posterior), spec.form.is_normal
+    functions = factors_of(posterior)
     moments = functions.mean, functions.var
     stats = None
-    if is_normal and keeps_products(spec.form):
+    if spec.form.likelihood.is_fixed and keeps_products(spec.form):
         stats = gram(view_at(spec, data, posterior), *moments)
 
     def one(_, posterior):

@@ -11,9 +11,9 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.models.primitives import weights
-from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS, OTHER
+from numpyro_spikeslab.reading.form import ENTRIES, FUNCTIONS
+from numpyro_spikeslab.reading.likelihood import AUGMENTED
 from numpyro_spikeslab.reading.model_run import abstract_trace
-from numpyro_spikeslab.reading.predictor import AUGMENTED
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.sites import find_function_sites, functions_of, is_latent
 from numpyro_spikeslab.sampling.density_step import with_auxiliaries
@@ -165,9 +165,9 @@ class LatentGibbs(BlockKernel):
         # as latent sites, whichever block draws the weights
         reading = super()._read(args, kwargs, {})
         form = reading.form
-        if form.family == OTHER:
+        if not form.likelihood.is_closed:
             raise bad(
-                f"LatentGibbs: the likelihood of {form.likelihood!r}",
+                f"LatentGibbs: the likelihood of {form.response!r}",
                 "one without auxiliary variables, given which functions are Gaussian",
                 AUGMENTED,
                 "Counts may be NegativeBinomial2. Or draw with "
@@ -184,7 +184,7 @@ class LatentGibbs(BlockKernel):
             )
         if form.kind == ENTRIES and not (reading.functions and reading.functions.is_white):
             raise ValueError(
-                f"LatentGibbs: the observations {form.likelihood!r} are entries of a table, for "
+                f"LatentGibbs: the observations {form.response!r} are entries of a table, for "
                 f"which the functions {form.functions!r} must be 'white' with a mean of zero. For "
                 "others give the whole table, with NaN where entries are missing."
             )
@@ -206,10 +206,8 @@ class LatentGibbs(BlockKernel):
     def _step(self, reading: Reading, values: dict[str, Any], state: Any) -> LatentGibbsState:
         keys = random.split(state.rng_key, 6)
         rng_key, key_weights, key_recruit, key_functions, key_numbers, key_auxiliaries = keys
-        step = LatentStep.of(reading, values, state.z)
-        if not reading.form.is_normal:
-            # drawn afresh in each step, and not seen by other blocks
-            step = with_auxiliaries(key_auxiliaries, step)
+        # auxiliary variables are drawn afresh in each step, and not seen by other blocks
+        step = with_auxiliaries(key_auxiliaries, LatentStep.of(reading, values, state.z))
         (spikes, slabs), inclusion = step.weights(), state.inclusion_probabilities
         if step.owns_weights:
             spikes, slabs, inclusion = step.draw_weights(key_weights, (spikes, slabs))

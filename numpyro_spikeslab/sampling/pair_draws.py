@@ -38,7 +38,6 @@ from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.models.primitives import weights
 from numpyro_spikeslab.reading.coefficient_rows import (
     columns_without,
-    dense_rows,
     given_residual,
     joined,
     tasks_without,
@@ -97,9 +96,8 @@ def gram_at(now: Current) -> Float[Array, "P P"]:
     """Compute the products of the whitened columns outside of the span of the covariates."""
     reading, relative = now.reading, now.at.relative[:, 0]
     rows = reading.design_at(now.values, relative).rows
-    if sites := reading.form.coefficient_sites(now.own):
-        covariates = dense_rows(reading.problem, now.values, sites)
-        rows = split(rows, whitened(covariates, relative)).outside
+    if now.covariates is not None:
+        rows = split(rows, whitened(now.covariates, relative)).outside
     rows = rows.reshape(-1, rows.shape[-1])[: reading.form.size]
     return rows @ rows.T
 
@@ -132,7 +130,7 @@ def _draw_columns(
         gram = reading.gram_outside if sites else reading.gram
     if sites:
         # integrated out, for given them a column that is far from centred hardly ever gets in
-        columns = columns_without(reading.problem, at, now.values, sites, design, reading.split)
+        columns = columns_without(now.covariates, at, now.values, sites, design, reading.split)
         design, target = columns.design, columns.residual
         assert isinstance(design, Design)
         if gram is not None:
@@ -191,7 +189,7 @@ def _draw_table(key: Array, now: Current) -> tuple[Draws, DrawCoefficients]:
         noise = random.normal(key, value.shape, value.dtype)
         if tasks is None:
             residual = at.Y - phi.T @ w.T
-            new, residual = given_residual(reading.problem, at, now.values, sites, residual, noise)
+            new, residual = given_residual(now.covariates, at, now.values, sites, residual, noise)
             return new, at.squares(residual)
         _, new = tasks.given(w, noise)
         rows = jnp.concatenate([reading.covariates[each.site] for each in sites])

@@ -90,7 +90,7 @@ def test_the_design_is_what_multiplies_the_weights(name):
     model, expected = DESIGNS[name]
     reading = read(model, X, Y)
     assert reading.form.kind == COLUMNS and reading.form.constant_design
-    assert reading.form.likelihood == "y" and reading.form.size == expected.shape[1]
+    assert reading.form.response == "y" and reading.form.size == expected.shape[1]
     design = rows(reading.design, reading.form.size)
     # a design that is an argument is copied, without rounding
     rtol, atol = (0.0, 0.0) if name == "matrix product" else (1e-12, 1e-14)
